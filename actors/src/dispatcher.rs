@@ -1,0 +1,262 @@
+//! FrontierDispatcher: the only owner of the Engine. Two matches: messages become engine Events, engine Commands become
+//! work for the lanes and updates for the streams. It decides nothing.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix::{Actor, ActorContext, Addr, Context, Handler};
+use faser_engine::{
+    Admission, Command, DraftResult, Engine, Event, FinishReason, Refusal, SeqId, VerifyResult,
+};
+use faser_kernels::Sampling;
+
+use crate::error::SubmitError;
+use crate::faults::{Fault, Faults};
+use crate::gpu_actor::Device;
+use crate::latency::{Latencies, RequestClock};
+use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
+use crate::message::{Message, Submit};
+use crate::registry::Registry;
+use crate::runner::{DraftWork, VerifyWork};
+use crate::stream::{CancelSet, Update};
+
+/// Messages that may wait. Handling one takes microseconds, so a burst of clients fits; a mailbox that is full all the
+/// same means the dispatcher cannot keep up, and the next client is told to come back later.
+pub(crate) const MAILBOX_CAPACITY: usize = 256;
+
+enum DeviceState {
+    Up(Device),
+    Lost,
+    GivenUp { reason: String },
+}
+
+/// What the dispatcher itself remembers of a sequence the engine has.
+struct Live {
+    sampling: Arc<Sampling>,
+    clock: RequestClock,
+}
+
+/// What the dispatcher shares with the other actors.
+pub(crate) struct Links {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) cancels: Arc<CancelSet>,
+    pub(crate) board: Arc<LoadBoard>,
+    pub(crate) monitor: Addr<LoadMonitor>,
+    pub(crate) faults: Faults,
+}
+
+/// The actor.
+pub(crate) struct FrontierDispatcher {
+    engine: Engine,
+    device: DeviceState,
+    live: HashMap<SeqId, Live>,
+    links: Links,
+    latencies: Latencies,
+    origin: Instant,
+    commands: Vec<Command>,
+    cancelled: Vec<SeqId>,
+}
+
+impl FrontierDispatcher {
+    /// A dispatcher that waits for its first device.
+    pub(crate) fn new(mut engine: Engine, links: Links) -> FrontierDispatcher {
+        let mut commands = Vec::new();
+        engine.handle(std::time::Duration::ZERO, Event::DeviceLost, &mut commands);
+        links.board.put(engine.view());
+        FrontierDispatcher {
+            engine,
+            device: DeviceState::Lost,
+            live: HashMap::new(),
+            links,
+            latencies: Latencies::new(),
+            origin: Instant::now(),
+            commands,
+            cancelled: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, submit: Submit) {
+        let Submit { request, sampling, submitted, verdict } = submit;
+        let seq = request.seq;
+        if self.links.registry.abandoned(seq) {
+            self.links.registry.close(seq);
+            return;
+        }
+        if let DeviceState::GivenUp { reason } = &self.device {
+            let refusal = SubmitError::NotReady(reason.clone());
+            self.links.registry.close(seq);
+            // The other end may have gone away: then nobody wants the verdict.
+            let _ = verdict.send(Err(refusal));
+            return;
+        }
+        self.live.insert(seq, Live { sampling, clock: RequestClock::new(submitted) });
+        let refused = self.tell(Event::Submit(request), None);
+        // As above. If it is gone, its stream is too, and the drop of that has asked for cancellation.
+        let _ = verdict.send(refused.map_or(Ok(()), Err));
+    }
+
+    fn draft_done(&mut self, generation: u64, result: DraftResult, ended: Instant) {
+        if self.is_current(generation) {
+            self.tell(Event::DraftDone(result), Some(ended));
+        }
+    }
+
+    fn verify_done(&mut self, generation: u64, result: VerifyResult, ended: Instant) {
+        if self.is_current(generation) {
+            self.tell(Event::VerifyDone(result), Some(ended));
+        }
+    }
+
+    fn device_ready(&mut self, device: Device) {
+        self.device = DeviceState::Up(device);
+        self.tell(Event::DeviceReady, None);
+    }
+
+    fn device_lost(&mut self) {
+        self.device = DeviceState::Lost;
+        self.tell(Event::DeviceLost, None);
+    }
+
+    fn device_given_up(&mut self, reason: String) {
+        self.device = DeviceState::GivenUp { reason };
+        let all: Vec<SeqId> = self.live.keys().copied().collect();
+        for seq in all {
+            self.tell(Event::Cancel(seq), None);
+        }
+    }
+
+    fn cancel_abandoned(&mut self) {
+        let mut cancelled = std::mem::take(&mut self.cancelled);
+        self.links.cancels.take(&mut cancelled);
+        for seq in cancelled.drain(..) {
+            self.tell(Event::Cancel(seq), None);
+        }
+        self.cancelled = cancelled;
+    }
+
+    /// A result of another generation comes from a device that was lost: the engine has forgotten its plan.
+    fn is_current(&self, generation: u64) -> bool {
+        matches!(&self.device, DeviceState::Up(device) if device.generation == generation)
+    }
+
+    /// Hands an event to the engine and carries out what it asks for. `ended` is when the pass ended that this event is
+    /// about. The answer is the refusal of a `Submit`, if it was refused.
+    fn tell(&mut self, event: Event, ended: Option<Instant>) -> Option<SubmitError> {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.engine.handle(self.origin.elapsed(), event, &mut commands);
+        // Before anyone hears of it: who has seen a stream end finds it in the figures.
+        self.publish_load();
+        let mut refused = None;
+        for command in commands.drain(..) {
+            match command {
+                Command::Draft(plan) => {
+                    let sampling = self.sampling_of(&plan.admit);
+                    self.to_lane(|device| {
+                        let lane =
+                            device.draft.as_ref().ok_or("there is no draft model, but a draft plan")?;
+                        lane.send(DraftWork { plan, sampling: sampling? }, ended)
+                    });
+                }
+                Command::Verify(plan) => {
+                    let sampling = self.sampling_of(&plan.admit);
+                    self.to_lane(|device| {
+                        device.verify.send(VerifyWork { plan, sampling: sampling? }, ended)
+                    });
+                }
+                Command::Emit { seq, tokens } => {
+                    if let Some(live) = self.live.get_mut(&seq) {
+                        self.latencies.emitted(&mut live.clock, Instant::now(), tokens.len());
+                    }
+                    self.links.registry.send(seq, Update::Tokens(tokens));
+                }
+                Command::Finish { seq, reason, usage } => {
+                    let reason = self.reason_for_client(reason);
+                    if let Some(live) = self.live.remove(&seq)
+                        && reason != FinishReason::Cancelled
+                    {
+                        self.latencies.finished(&live.clock, Instant::now());
+                    }
+                    self.links.registry.end(seq, Update::Finished { reason, usage });
+                }
+                Command::Reject { seq, why } => {
+                    self.live.remove(&seq);
+                    self.links.registry.close(seq);
+                    refused = Some(match why {
+                        Refusal::QueueFull { capacity, .. } => SubmitError::Full { capacity },
+                        why => SubmitError::Refused(why),
+                    });
+                }
+            }
+        }
+        self.commands = commands;
+        refused
+    }
+
+    fn publish_load(&mut self) {
+        let view = self.engine.view();
+        let quiet = view.running == 0 && view.waiting == 0;
+        self.links.board.put(view);
+        // `idle` also checks that both pools are whole.
+        if quiet && self.engine.idle() {
+            // Refused only if the monitor has such a message already, or has stopped.
+            let _ = self.links.monitor.try_send(LookNow);
+        }
+    }
+
+    /// The engine knows no given-up device: the dispatcher cancels everything, and the clients are told why.
+    fn reason_for_client(&self, reason: FinishReason) -> FinishReason {
+        match (&self.device, reason) {
+            (DeviceState::GivenUp { .. }, FinishReason::Cancelled) => FinishReason::DeviceFailed,
+            (_, reason) => reason,
+        }
+    }
+
+    fn sampling_of(&self, admissions: &[Admission]) -> Result<Vec<Arc<Sampling>>, String> {
+        let sampling = |admission: &Admission| {
+            let live = self.live.get(&admission.seq);
+            live.map(|live| live.sampling.clone())
+                .ok_or_else(|| format!("{} is admitted but unknown", admission.seq))
+        };
+        admissions.iter().map(sampling).collect()
+    }
+
+    /// Gives a plan to the device. A device that does not take it has failed, as far as the engine is concerned.
+    fn to_lane(&self, send: impl FnOnce(&Device) -> Result<(), String>) {
+        if let DeviceState::Up(device) = &self.device
+            && let Err(reason) = send(device)
+        {
+            self.links.faults.report(Fault { generation: device.generation, reason });
+        }
+    }
+}
+
+impl Actor for FrontierDispatcher {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX_CAPACITY);
+    }
+}
+
+impl Handler<Message> for FrontierDispatcher {
+    type Result = ();
+
+    fn handle(&mut self, message: Message, ctx: &mut Self::Context) {
+        match message {
+            Message::Submit(submit) => self.submit(*submit),
+            Message::CancelsWaiting => {} // taken below, as after every message
+            Message::DraftDone { generation, result, ended } => self.draft_done(generation, result, ended),
+            Message::VerifyDone { generation, result, ended } => self.verify_done(generation, result, ended),
+            Message::DeviceLost => self.device_lost(),
+            Message::DeviceReady(device) => self.device_ready(device),
+            Message::DeviceGivenUp { reason } => self.device_given_up(reason),
+            Message::Stop => {
+                self.device = DeviceState::Lost;
+                self.links.registry.close_all();
+                ctx.stop();
+            }
+        }
+        self.cancel_abandoned();
+    }
+}

@@ -1,0 +1,63 @@
+//! What can go wrong: when the service starts, and when a request is handed in.
+
+use faser_engine::{EngineError, Refusal};
+use faser_kernels::KernelError;
+
+/// Why a service, or one of its lanes, cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The engine refuses its bounds.
+    #[error("the engine cannot be built: {0}")]
+    Engine(#[from] EngineError),
+    /// A lane or its KV memory cannot be had.
+    #[error("the device cannot be built: {0}")]
+    Kernel(#[from] KernelError),
+    /// The parts of the specification contradict each other.
+    #[error("the service specification contradicts itself: {0}")]
+    Contradiction(String),
+    /// A lane could not be brought up.
+    #[error("the {lane} lane did not come up: {reason}")]
+    Lane {
+        /// `draft` or `verify`.
+        lane: &'static str,
+        /// What it died of.
+        reason: String,
+    },
+    /// The operating system gave no thread.
+    #[error("no thread for {name}: {source}; raise the limit on threads (ulimit -u)")]
+    Thread {
+        /// What the thread was for.
+        name: &'static str,
+        /// The system's word.
+        source: std::io::Error,
+    },
+    /// There is no actix System on this thread, or it is stopping.
+    #[error("the service needs a running actix System on the calling thread; start it inside one")]
+    NoSystem,
+}
+
+/// Why a request was not taken. Nothing is left behind by a request that was not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The waiting queue, or the dispatcher's mailbox before it, is at its bound.
+    #[error("the queue is full ({capacity} requests): try again later")]
+    Full {
+        /// The bound that was hit.
+        capacity: usize,
+    },
+    /// The engine refuses the request as it stands.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// A value of the request is out of range; the text says which and what would be in range.
+    #[error("{0}")]
+    Invalid(String),
+    /// The device is being rebuilt or was given up.
+    #[error("the device is not ready: {0}")]
+    NotReady(String),
+    /// The service is finishing what it has and takes nothing new.
+    #[error("the service is draining and takes no new requests: send it elsewhere")]
+    Draining,
+    /// The service has stopped.
+    #[error("the service has stopped")]
+    Stopped,
+}

@@ -1,0 +1,80 @@
+//! What the service says of its device: written by the watchdog, read by `Service::ready` and `Service::status`.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use metrics::{Gauge, describe_gauge, gauge};
+
+/// The state of the device behind a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceStatus {
+    /// Up and answering.
+    Serving,
+    /// Up, but a lane has owed a result for longer than `WatchdogConfig::lane_deadline`. It may still come back.
+    Stalled {
+        /// `draft` or `verify`.
+        lane: &'static str,
+        /// How long it has been silent.
+        seconds: u64,
+    },
+    /// Being built: for the first time, or after a failure.
+    Rebuilding {
+        /// What felled the one before.
+        reason: String,
+    },
+    /// It failed too often; a person has to look.
+    GivenUp {
+        /// What felled it last.
+        reason: String,
+    },
+}
+
+impl fmt::Display for DeviceStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceStatus::Serving => f.write_str("serving"),
+            DeviceStatus::Stalled { lane, seconds } => {
+                write!(f, "stalled: the {lane} lane has brought no result for {seconds} s")
+            }
+            DeviceStatus::Rebuilding { reason } => write!(f, "being rebuilt: {reason}"),
+            DeviceStatus::GivenUp { reason } => write!(f, "given up after repeated failures: {reason}"),
+        }
+    }
+}
+
+/// The latest status.
+pub(crate) struct Health {
+    status: Mutex<DeviceStatus>,
+    ready: Gauge,
+}
+
+impl Health {
+    pub(crate) fn new() -> Health {
+        describe_gauge!(
+            "faser_ready",
+            "1 while the device serves, 0 while it is stalled, being rebuilt or given up"
+        );
+        Health {
+            status: Mutex::new(DeviceStatus::Rebuilding { reason: "it has just been started".to_owned() }),
+            ready: gauge!("faser_ready"),
+        }
+    }
+
+    pub(crate) fn set(&self, status: DeviceStatus) {
+        self.ready.set(f64::from(u8::from(status == DeviceStatus::Serving)));
+        *self.lock() = status;
+    }
+
+    pub(crate) fn get(&self) -> DeviceStatus {
+        self.lock().clone()
+    }
+
+    pub(crate) fn serving(&self) -> bool {
+        *self.lock() == DeviceStatus::Serving
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DeviceStatus> {
+        // Replaced as a whole: nothing can be half written.
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,248 @@
+//! One lane of a device as a thread: it takes work from its queue, runs it, and sends the result to the dispatcher.
+//!
+//! ```text
+//!   dispatcher --LaneQueue--> [ wait ] -> [ run ] -> result to the dispatcher -> [ wait ] ...
+//!                                           | panic
+//!                                           v
+//!                                   fault to the watchdog, thread ends
+//! ```
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use actix::Recipient;
+use actix::dev::SendError;
+use metrics::{Histogram, Unit, describe_histogram, histogram};
+
+use crate::error::ServiceError;
+use crate::faults::{Fault, Faults};
+use crate::message::Message;
+use crate::pulse::Pulse;
+
+/// Upper bounds of histogram buckets for passes and gaps of a lane, in seconds.
+pub const LANE_BUCKETS: &[f64] = &[
+    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+    0.5, 1.0, 2.5, 10.0,
+];
+
+/// Plans a lane's queue holds: the engine has at most one out per lane today; a second place lets it hand over the
+/// next plan while one runs. More would only be plans made too early.
+const QUEUE_CAPACITY: usize = 2;
+
+/// How long a lane waits before it offers a result again to a full mailbox. Each lane has a place of its own there,
+/// so this happens only if the dispatcher is more than a whole pass behind.
+const OFFER_AGAIN_AFTER: Duration = Duration::from_micros(50);
+
+/// What a lane does: plans of one kind, which bring results of one kind.
+pub(crate) trait Work: Send + 'static {
+    /// `draft` or `verify`.
+    const LANE: &'static str;
+    /// The lane's thread.
+    const THREAD: &'static str;
+    type Outcome: Send;
+    /// The news for the dispatcher.
+    fn done(generation: u64, outcome: Self::Outcome, ended: Instant) -> Message;
+}
+
+/// What carries out a lane's work. Made and used on the lane's thread alone.
+pub(crate) type Run<W> = Box<dyn FnMut(&W) -> <W as Work>::Outcome>;
+/// Makes a `Run` with fresh KV memory; called on the lane's thread.
+pub(crate) type Build<W> = Arc<dyn Fn() -> Result<Run<W>, ServiceError> + Send + Sync>;
+
+struct Order<W> {
+    work: W,
+    /// End of the pass whose result brought this order about; none if a client did.
+    after: Option<Instant>,
+    queued: Instant,
+}
+
+/// The way to a lane. Work is not sent through the GpuActor's mailbox: that would cost a change of threads per pass.
+pub(crate) struct LaneQueue<W> {
+    orders: SyncSender<Order<W>>,
+    pulse: Arc<Pulse>,
+}
+
+impl<W> Clone for LaneQueue<W> {
+    fn clone(&self) -> LaneQueue<W> {
+        LaneQueue { orders: self.orders.clone(), pulse: self.pulse.clone() }
+    }
+}
+
+impl<W: Work> LaneQueue<W> {
+    /// Queues work; never waits. An error says that the lane is gone or was given more than the engine may have out.
+    pub(crate) fn send(&self, work: W, after: Option<Instant>) -> Result<(), String> {
+        let queued = Instant::now();
+        self.pulse.ordered(queued);
+        self.orders
+            .try_send(Order { work, after, queued })
+            .map_err(|refused| format!("the {} lane takes no work: {refused}", W::LANE))
+    }
+}
+
+/// A running lane; it ends when the last `LaneQueue` is dropped and what is queued is done.
+pub(crate) struct LaneThread<W> {
+    pub(crate) queue: LaneQueue<W>,
+    pub(crate) thread: JoinHandle<()>,
+    built: Receiver<Result<(), ServiceError>>,
+}
+
+impl<W: Work> LaneThread<W> {
+    /// Starts the thread, which begins to build its `Run`.
+    pub(crate) fn spawn(
+        generation: u64,
+        build: Build<W>,
+        results: Recipient<Message>,
+        faults: Faults,
+    ) -> Result<LaneThread<W>, ServiceError> {
+        let (orders, queue) = sync_channel(QUEUE_CAPACITY);
+        let (tell_built, built) = sync_channel(1);
+        let pulse = Arc::new(Pulse::default());
+        let lane = LaneLoop { generation, results, faults, pulse: pulse.clone(), times: Times::new(W::LANE) };
+        let thread = thread::Builder::new()
+            .name(W::THREAD.to_owned())
+            .spawn(move || {
+                let run = catch_unwind(AssertUnwindSafe(|| build())).unwrap_or_else(|panic| {
+                    Err(ServiceError::Lane { lane: W::LANE, reason: words_of(&*panic) })
+                });
+                // A builder that went away needs no answer, and drops the queue too.
+                match run {
+                    Ok(run) if tell_built.send(Ok(())).is_ok() => lane.serve(&queue, run),
+                    Ok(_) => {}
+                    Err(error) => drop(tell_built.send(Err(error))),
+                }
+            })
+            .map_err(|source| ServiceError::Thread { name: W::THREAD, source })?;
+        Ok(LaneThread { queue: LaneQueue { orders, pulse }, thread, built })
+    }
+
+    /// Waits until the lane can take work.
+    pub(crate) fn wait_until_built(&self) -> Result<(), ServiceError> {
+        self.built.recv().unwrap_or_else(|_| {
+            Err(ServiceError::Lane {
+                lane: W::LANE,
+                reason: "its thread ended while it was being built".to_owned(),
+            })
+        })
+    }
+
+    pub(crate) fn pulse(&self) -> Arc<Pulse> {
+        self.queue.pulse.clone()
+    }
+}
+
+struct LaneLoop {
+    generation: u64,
+    results: Recipient<Message>,
+    faults: Faults,
+    pulse: Arc<Pulse>,
+    times: Times,
+}
+
+impl LaneLoop {
+    fn serve<W: Work>(self, queue: &Receiver<Order<W>>, mut run: Run<W>) {
+        let mut ended = None;
+        while let Ok(Order { work, after, queued }) = queue.recv() {
+            let started = Instant::now();
+            self.times.gap(started, waiting_since(after, queued, ended));
+            // After a panic `run` is dropped unused, so no one sees what it left half done.
+            let outcome = match catch_unwind(AssertUnwindSafe(|| run(&work))) {
+                Ok(outcome) => outcome,
+                Err(panic) => {
+                    let reason = format!("the {} lane panicked: {}", W::LANE, words_of(&*panic));
+                    self.faults.report(Fault { generation: self.generation, reason });
+                    return;
+                }
+            };
+            let now = Instant::now();
+            ended = Some(now);
+            self.times.pass.record(now.duration_since(started));
+            self.pulse.done(now);
+            if !self.offer(W::done(self.generation, outcome, now)) {
+                return;
+            }
+        }
+    }
+
+    /// Hands a result over, however long that takes; false if the dispatcher is gone.
+    fn offer(&self, mut message: Message) -> bool {
+        loop {
+            match self.results.try_send(message) {
+                Ok(()) => return true,
+                Err(SendError::Closed(_)) => return false,
+                Err(SendError::Full(again)) => message = again,
+            }
+            thread::sleep(OFFER_AGAIN_AFTER);
+        }
+    }
+}
+
+struct Times {
+    gap: Histogram,
+    pass: Histogram,
+}
+
+impl Times {
+    fn new(lane: &'static str) -> Times {
+        describe_histogram!(
+            "faser_lane_gap_seconds",
+            Unit::Seconds,
+            "time between the end of a pass and the start of the next in which the lane waited for the host"
+        );
+        describe_histogram!("faser_pass_seconds", Unit::Seconds, "time a lane worked on one plan");
+        Times {
+            gap: histogram!("faser_lane_gap_seconds", "lane" => lane),
+            pass: histogram!("faser_pass_seconds", "lane" => lane),
+        }
+    }
+
+    fn gap(&self, started: Instant, waiting_since: Option<Instant>) {
+        if let Some(since) = waiting_since {
+            self.gap.record(started.saturating_duration_since(since));
+        }
+    }
+}
+
+/// When a lane began to wait for the host before a pass: at the end of the pass that brought the order about, or of
+/// this lane's previous one if the order was waiting by then. A lane that had nothing to do did not wait.
+fn waiting_since(after: Option<Instant>, queued: Instant, ended: Option<Instant>) -> Option<Instant> {
+    after.max(ended.filter(|&ended| queued <= ended))
+}
+
+/// The message of a panic.
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_what_the_host_cost_and_not_idle_time() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        // A client's request, nothing before: no gap, however long the lane was idle.
+        assert_eq!(waiting_since(None, at(900), Some(at(5))), None);
+        assert_eq!(waiting_since(None, at(900), None), None);
+        // The other lane's result at 40 brought the order: the lane waited since then, not since its own last pass.
+        assert_eq!(waiting_since(Some(at(40)), at(41), Some(at(20))), Some(at(40)));
+        // The order lay in the queue when the pass before it ended at 60.
+        assert_eq!(waiting_since(Some(at(40)), at(41), Some(at(60))), Some(at(60)));
+    }
+
+    #[test]
+    fn the_words_of_a_panic_are_kept() {
+        let panic = catch_unwind(|| panic!("row {} of {}", 3, 2)).expect_err("it panics");
+        assert_eq!(words_of(&*panic), "row 3 of 2");
+        let panic = catch_unwind(|| std::panic::panic_any(5_u8)).expect_err("it panics");
+        assert_eq!(words_of(&*panic), "no message");
+    }
+}

@@ -1,0 +1,47 @@
+//! The parts that live in time: mailboxes, threads, supervision. They decide nothing: the engine decides, the models
+//! compute, and this crate carries plans, results and tokens between them and the clients.
+//!
+//! ```text
+//!   Service::submit --mailbox--> FrontierDispatcher (owns the Engine) --queue--> lane threads of the GpuActor
+//!   TokenStream <---registry----        |      ^                                    |  DraftRunner, VerifyRunner
+//!                                       |      +------------- results --------------+
+//!                       load board, LoadMonitor --> metrics          Watchdog <-- faults, pulses
+//! ```
+//! Absent here: tensors in messages, decisions, text, unbounded queues. Start reading at `dispatcher.rs`.
+
+#![forbid(unsafe_code)]
+
+mod dispatcher;
+mod error;
+mod failures;
+mod faults;
+mod gpu_actor;
+mod health;
+mod lane;
+mod latency;
+mod load_metrics;
+mod load_monitor;
+mod message;
+mod pulse;
+mod registry;
+mod runner;
+mod service;
+mod spec;
+mod stream;
+mod watchdog;
+
+#[cfg(test)]
+mod ledger;
+#[cfg(test)]
+mod service_tests;
+
+pub use error::{ServiceError, SubmitError};
+pub use failures::WatchdogConfig;
+pub use faser_kernels::{Dtype, Isa, Sampling};
+pub use health::DeviceStatus;
+pub use lane::LANE_BUCKETS;
+pub use latency::LATENCY_BUCKETS;
+pub use runner::{DraftRunner, DraftWork, RunnerSpec, VerifyRunner, VerifyWork};
+pub use service::{Service, Submission};
+pub use spec::{PassLimits, ServiceSpec};
+pub use stream::{TokenStream, Update};

@@ -1,0 +1,217 @@
+//! The engine's load view in the words of the metrics: names, units, descriptions.
+
+use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
+
+use faser_engine::{K_LIMIT, LoadView, PoolView};
+
+/// Handles of all metrics that follow from a `LoadView`. Publishing the same view twice changes nothing, so anyone may
+/// do it at any time.
+pub(crate) struct LoadMetrics {
+    running: Gauge,
+    waiting: Gauge,
+    target_pool: PoolGauges,
+    draft_pool: PoolGauges,
+    submitted: Counter,
+    refused: Counter,
+    finished: Counter,
+    cancelled: Counter,
+    failed: Counter,
+    preemptions: Counter,
+    prompt_tokens: Counter,
+    prefix_hits: Counter,
+    output_tokens: Counter,
+    draft_passes: Counter,
+    target_passes: Counter,
+    target_rows: Counter,
+    drafts: Counter,
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
+    accepted_per_position: [Counter; K_LIMIT],
+    proposed_per_position: [Counter; K_LIMIT],
+}
+
+struct PoolGauges {
+    total: Gauge,
+    free: Gauge,
+    cached: Gauge,
+}
+
+impl LoadMetrics {
+    /// Describes and registers everything with the recorder that is installed now.
+    pub(crate) fn new() -> LoadMetrics {
+        describe_pools();
+        describe_passes();
+        LoadMetrics {
+            running: count_now("faser_requests_running", "sequences that hold KV and are being decoded"),
+            waiting: count_now(
+                "faser_requests_waiting",
+                "sequences that wait for admission, preempted ones included",
+            ),
+            target_pool: PoolGauges::new("target"),
+            draft_pool: PoolGauges::new("draft"),
+            submitted: total("faser_requests_submitted", Unit::Count, "requests taken"),
+            refused: total("faser_requests_refused", Unit::Count, "requests refused by the engine"),
+            finished: total(
+                "faser_requests_finished",
+                Unit::Count,
+                "requests ended by a stop token or their length",
+            ),
+            cancelled: total(
+                "faser_requests_cancelled",
+                Unit::Count,
+                "requests cancelled, most often by a disconnect",
+            ),
+            failed: total(
+                "faser_requests_failed",
+                Unit::Count,
+                "requests given up because the device failed under them",
+            ),
+            preemptions: total(
+                "faser_preemptions",
+                Unit::Count,
+                "times a sequence lost its KV to others, to be recomputed",
+            ),
+            prompt_tokens: total("faser_prompt_tokens", Unit::Count, "prompt tokens of admitted requests"),
+            prefix_hits: total(
+                "faser_prefix_cache_hit_tokens",
+                Unit::Count,
+                "prompt tokens whose target KV came from the prefix cache",
+            ),
+            output_tokens: total("faser_output_tokens", Unit::Count, "tokens emitted"),
+            draft_passes: counter!("faser_passes", "lane" => "draft"),
+            target_passes: counter!("faser_passes", "lane" => "verify"),
+            target_rows: total("faser_target_rows", Unit::Count, "rows of all verify passes"),
+            drafts: total(
+                "faser_spec_decode_num_drafts",
+                Unit::Count,
+                "verified chunks with at least one proposal",
+            ),
+            draft_tokens: total("faser_spec_decode_num_draft_tokens", Unit::Count, "proposals verified"),
+            accepted_tokens: total(
+                "faser_spec_decode_num_accepted_tokens",
+                Unit::Count,
+                "proposals accepted",
+            ),
+            accepted_per_position: per_position(
+                "faser_spec_decode_num_accepted_tokens_per_pos",
+                "proposals accepted, by their place in the chunk, counted from 0",
+            ),
+            proposed_per_position: per_position(
+                "faser_spec_decode_num_draft_tokens_per_pos",
+                "proposals verified, by their place in the chunk, counted from 0",
+            ),
+        }
+    }
+
+    /// Sets every gauge and brings every counter to the view's totals.
+    pub(crate) fn publish(&self, view: &LoadView) {
+        self.running.set(view.running as f64);
+        self.waiting.set(view.waiting as f64);
+        self.target_pool.publish(view.target_pool);
+        self.draft_pool.publish(view.draft_pool);
+        let totals = &view.totals;
+        for (counter, value) in [
+            (&self.submitted, totals.submitted),
+            (&self.refused, totals.refused),
+            (&self.finished, totals.finished),
+            (&self.cancelled, totals.cancelled),
+            (&self.failed, totals.failed),
+            (&self.preemptions, totals.preemptions),
+            (&self.prompt_tokens, totals.prompt_tokens),
+            (&self.prefix_hits, totals.cached_prompt_tokens),
+            (&self.output_tokens, totals.output_tokens),
+            (&self.draft_passes, totals.draft_passes),
+            (&self.target_passes, totals.target_passes),
+            (&self.target_rows, totals.target_rows),
+            (&self.drafts, totals.drafts),
+            (&self.draft_tokens, totals.draft_tokens),
+            (&self.accepted_tokens, totals.accepted_tokens),
+        ] {
+            counter.absolute(value);
+        }
+        let accepted = self.accepted_per_position.iter().zip(totals.accepted_per_position);
+        let proposed = self.proposed_per_position.iter().zip(totals.proposed_per_position);
+        accepted.chain(proposed).for_each(|(counter, value)| counter.absolute(value));
+    }
+}
+
+impl PoolGauges {
+    fn new(model: &'static str) -> PoolGauges {
+        PoolGauges {
+            total: gauge!("faser_kv_blocks_total", "model" => model),
+            free: gauge!("faser_kv_blocks_free", "model" => model),
+            cached: gauge!("faser_kv_blocks_cached", "model" => model),
+        }
+    }
+
+    fn publish(&self, pool: PoolView) {
+        self.total.set(pool.total as f64);
+        self.free.set(pool.free as f64);
+        self.cached.set(pool.cached as f64);
+    }
+}
+
+fn describe_pools() {
+    describe_gauge!("faser_kv_blocks_total", Unit::Count, "KV blocks of the pool");
+    describe_gauge!("faser_kv_blocks_free", Unit::Count, "KV blocks no sequence holds, cached ones included");
+    describe_gauge!("faser_kv_blocks_cached", Unit::Count, "KV blocks that hold a prefix for later requests");
+}
+
+fn describe_passes() {
+    describe_counter!("faser_passes", Unit::Count, "plans a lane has finished");
+}
+
+fn count_now(name: &'static str, text: &'static str) -> Gauge {
+    describe_gauge!(name, Unit::Count, text);
+    gauge!(name)
+}
+
+fn total(name: &'static str, unit: Unit, text: &'static str) -> Counter {
+    describe_counter!(name, unit, text);
+    counter!(name)
+}
+
+fn per_position(name: &'static str, text: &'static str) -> [Counter; K_LIMIT] {
+    describe_counter!(name, Unit::Count, text);
+    std::array::from_fn(|position| counter!(name, "position" => position.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Ledger;
+
+    #[test]
+    fn a_view_is_published_exactly_and_any_number_of_times() {
+        let ledger = Ledger::default();
+        let mut view = LoadView {
+            running: 3,
+            target_pool: PoolView { total: 10, free: 4, cached: 2 },
+            ..LoadView::default()
+        };
+        view.totals.accepted_tokens = 41;
+        view.totals.accepted_per_position[2] = 7;
+        view.totals.target_passes = 5;
+        metrics::with_local_recorder(&ledger, || {
+            let metrics = LoadMetrics::new();
+            metrics.publish(&view);
+            metrics.publish(&view);
+            view.totals.accepted_tokens = 42;
+            view.running = 0;
+            metrics.publish(&view);
+        });
+        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens"), 42);
+        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos{position=2}"), 7);
+        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos{position=15}"), 0);
+        assert_eq!(ledger.counted("faser_passes{lane=verify}"), 5);
+        assert_eq!(ledger.gauged("faser_kv_blocks_free{model=target}"), 4.0);
+        assert_eq!(ledger.gauged("faser_requests_running"), 0.0);
+    }
+
+    #[test]
+    fn every_metric_is_described() {
+        let ledger = Ledger::default();
+        metrics::with_local_recorder(&ledger, LoadMetrics::new);
+        assert_eq!(ledger.undescribed(), [""; 0]);
+    }
+}

@@ -1,0 +1,66 @@
+//! What the dispatcher is told, by clients, lanes and the watchdog: its whole mailbox.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+use faser_engine::{DraftResult, Request, VerifyResult};
+use faser_kernels::Sampling;
+
+use crate::error::SubmitError;
+use crate::gpu_actor::Device;
+use crate::lane::Work;
+use crate::runner::{DraftWork, VerifyWork};
+
+/// Everything the dispatcher is told.
+pub(crate) enum Message {
+    /// A client wants tokens; its stream is in the registry already.
+    Submit(Box<Submit>),
+    /// A client is gone: its id is in the `CancelSet`.
+    CancelsWaiting,
+    /// The draft lane of this generation finished a plan.
+    DraftDone { generation: u64, result: DraftResult, ended: Instant },
+    /// The verify lane of this generation finished a plan.
+    VerifyDone { generation: u64, result: VerifyResult, ended: Instant },
+    /// The device is gone: from now on its results are late.
+    DeviceLost,
+    /// A fresh device is there.
+    DeviceReady(Device),
+    /// There will be no device any more.
+    DeviceGivenUp { reason: String },
+    /// The service ends.
+    Stop,
+}
+
+impl actix::Message for Message {
+    type Result = ();
+}
+
+/// A request on its way to the engine.
+pub(crate) struct Submit {
+    pub(crate) request: Request,
+    pub(crate) sampling: Arc<Sampling>,
+    pub(crate) submitted: Instant,
+    pub(crate) verdict: oneshot::Sender<Result<(), SubmitError>>,
+}
+
+impl Work for DraftWork {
+    const LANE: &'static str = "draft";
+    const THREAD: &'static str = "faser-draft";
+    type Outcome = DraftResult;
+
+    fn done(generation: u64, result: DraftResult, ended: Instant) -> Message {
+        Message::DraftDone { generation, result, ended }
+    }
+}
+
+impl Work for VerifyWork {
+    const LANE: &'static str = "verify";
+    const THREAD: &'static str = "faser-verify";
+    type Outcome = VerifyResult;
+
+    fn done(generation: u64, result: VerifyResult, ended: Instant) -> Message {
+        Message::VerifyDone { generation, result, ended }
+    }
+}

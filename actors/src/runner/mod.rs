@@ -1,0 +1,30 @@
+//! The lanes' executors: they join the engine's plans and a model. No threads but the `Lane`'s workers, no actors, no
+//! clock in any decision; GpuActor's lanes call them, and so do the tests that need no actors.
+
+mod draft;
+mod passes;
+mod sequences;
+mod verify;
+
+use faser_kernels::Isa;
+use faser_topology::Partition;
+
+pub use draft::{DraftRunner, DraftWork};
+pub use verify::{VerifyRunner, VerifyWork};
+
+/// What a runner is made for, beside its model.
+#[derive(Clone, Debug)]
+pub struct RunnerSpec {
+    /// The cores of its lane.
+    pub partition: Partition,
+    /// The instruction set of its kernels.
+    pub isa: Isa,
+    /// KV blocks of its pool.
+    pub blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Rows of its largest pass; more work than that is done in several passes.
+    pub max_rows: usize,
+    /// Rows of its largest pass whose logits are wanted.
+    pub max_logit_rows: usize,
+}

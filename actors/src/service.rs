@@ -1,0 +1,288 @@
+//! The service: what the daemon holds. It starts the actors, takes requests, and ends it all.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use actix::dev::SendError;
+use actix::{Actor, Addr, Arbiter, System};
+use tokio::sync::oneshot;
+
+use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, TokenId};
+use faser_kernels::Sampling;
+
+use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
+use crate::error::{ServiceError, SubmitError};
+use crate::faults::Faults;
+use crate::gpu_actor::DeviceBuild;
+use crate::health::{DeviceStatus, Health};
+use crate::load_metrics::LoadMetrics;
+use crate::load_monitor::{LoadBoard, LoadMonitor};
+use crate::message::{Message, Submit};
+use crate::registry::Registry;
+use crate::spec::ServiceSpec;
+use crate::stream::{CancelSet, Canceller, TokenStream};
+use crate::watchdog::Watchdog;
+
+/// What a client wants.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// Prompt tokens, at least one.
+    pub prompt: Vec<TokenId>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens to generate at most, at least one.
+    pub max_new_tokens: usize,
+    /// Tokens that end the sequence; the one that does is not emitted.
+    pub stop_tokens: Vec<TokenId>,
+    /// Cap on the speculative length; 0 switches speculation off for this request.
+    pub k_max: Option<usize>,
+}
+
+/// A running service. Clones are handles on the same one.
+#[derive(Clone)]
+pub struct Service(Arc<Inner>);
+
+struct Inner {
+    dispatcher: Addr<FrontierDispatcher>,
+    registry: Arc<Registry>,
+    canceller: Arc<Canceller>,
+    board: Arc<LoadBoard>,
+    metrics: Arc<LoadMetrics>,
+    health: Arc<Health>,
+    draining: AtomicBool,
+    next_seq: AtomicU64,
+    vocab: usize,
+    max_context: usize,
+    running: Mutex<Option<Running>>,
+}
+
+/// What `stop` takes down.
+struct Running {
+    stop_watchdog: oneshot::Sender<()>,
+    watchdog_ended: oneshot::Receiver<()>,
+    /// The dispatcher's thread, and the one LoadMonitor and watchdog share.
+    arbiters: [Arbiter; 2],
+}
+
+impl Service {
+    /// Starts the actors and waits until the device is built. Metrics go to the recorder that is installed by now.
+    ///
+    /// # Errors
+    /// The specification contradicts itself, a lane cannot be built, or there is no actix System on this thread.
+    pub async fn start(spec: ServiceSpec) -> Result<Service, ServiceError> {
+        spec.check()?;
+        let build = spec.device_build();
+        Service::start_with(spec, build).await
+    }
+
+    /// `start` with a device of the caller's making.
+    pub(crate) async fn start_with(spec: ServiceSpec, build: DeviceBuild) -> Result<Service, ServiceError> {
+        System::try_current().ok_or(ServiceError::NoSystem)?;
+        let vocab = spec.target.config().vocab;
+        let max_context = spec.engine.max_context;
+        spec.engine.validate()?;
+        let arbiter = |name| Arbiter::try_new().map_err(|source| ServiceError::Thread { name, source });
+        // The dispatcher alone on its thread: whatever else is going on, a lane that waits is answered at once.
+        let arbiters = [arbiter("the dispatcher")?, arbiter("the watchdog")?];
+        let board = Arc::new(LoadBoard::default());
+        let metrics = Arc::new(LoadMetrics::new());
+        let health = Arc::new(Health::new());
+        let registry = Arc::new(Registry::default());
+        let cancels = Arc::new(CancelSet::default());
+        let (faults, reported) = Faults::channel();
+        let monitor = LoadMonitor::start_in_arbiter(&arbiters[1].handle(), {
+            let (board, metrics) = (board.clone(), metrics.clone());
+            move |_| LoadMonitor::new(board, metrics)
+        });
+        let links = Links {
+            registry: registry.clone(),
+            cancels: cancels.clone(),
+            board: board.clone(),
+            monitor,
+            faults: faults.clone(),
+        };
+        let dispatcher = start_dispatcher(&arbiters[0], spec.engine, links).await?;
+        let (stop_watchdog, stop) = oneshot::channel();
+        let (started, first_build) = oneshot::channel();
+        let (ended, watchdog_ended) = oneshot::channel();
+        let watchdog = Watchdog {
+            config: spec.watchdog,
+            build,
+            dispatcher: dispatcher.clone(),
+            health: health.clone(),
+            registry: registry.clone(),
+            faults,
+            reported,
+            stop,
+        };
+        arbiters[1].spawn(async move {
+            watchdog.run(started).await;
+            // Nobody may be waiting for it.
+            let _ = ended.send(());
+        });
+        let canceller = Arc::new(Canceller { set: cancels, dispatcher: dispatcher.clone().recipient() });
+        let service = Service(Arc::new(Inner {
+            dispatcher,
+            registry,
+            canceller,
+            board,
+            metrics,
+            health,
+            draining: AtomicBool::new(false),
+            next_seq: AtomicU64::new(1),
+            vocab,
+            max_context,
+            running: Mutex::new(Some(Running { stop_watchdog, watchdog_ended, arbiters })),
+        }));
+        if let Err(error) = first_build.await.unwrap_or(Err(ServiceError::NoSystem)) {
+            service.stop().await;
+            return Err(error);
+        }
+        Ok(service)
+    }
+
+    /// Hands a request in. Dropping the future, like dropping the stream, cancels the request.
+    ///
+    /// # Errors
+    /// Why the request was not taken; nothing is left behind then.
+    pub async fn submit(&self, submission: Submission) -> Result<TokenStream, SubmitError> {
+        let submitted = Instant::now();
+        let inner = &*self.0;
+        inner.check(&submission)?;
+        let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
+        // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
+        let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
+        let stream = TokenStream::new(seq, updates, inner.canceller.clone());
+        let (verdict, decided) = oneshot::channel();
+        let Submission { prompt, sampling, max_new_tokens, stop_tokens, k_max } = submission;
+        let request =
+            Request { seq, prompt: prompt.into(), max_new_tokens, stop_tokens: stop_tokens.into(), k_max };
+        let submit = Submit { request, sampling: Arc::new(sampling), submitted, verdict };
+        let sent = inner.open_for_requests().and_then(|()| {
+            inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
+                SendError::Full(_) => SubmitError::Full { capacity: MAILBOX_CAPACITY },
+                SendError::Closed(_) => SubmitError::Stopped,
+            })
+        });
+        if let Err(refused) = sent {
+            inner.registry.close(seq);
+            stream.disarm();
+            return Err(refused);
+        }
+        match decided.await {
+            Ok(Ok(())) => Ok(stream),
+            Ok(Err(refused)) => {
+                stream.disarm();
+                Err(refused)
+            }
+            Err(_) => Err(SubmitError::Stopped),
+        }
+    }
+
+    /// The device serves and new requests are taken.
+    pub fn ready(&self) -> bool {
+        self.0.open_for_requests().is_ok()
+    }
+
+    /// What the device is doing.
+    pub fn status(&self) -> DeviceStatus {
+        self.0.health.get()
+    }
+
+    /// The engine's load, as of the last event it handled.
+    pub fn view(&self) -> LoadView {
+        self.0.board.get()
+    }
+
+    /// Brings all metrics that follow from `view` up to date: for the moment before they are read.
+    pub fn publish_metrics(&self) {
+        self.0.metrics.publish(&self.view());
+    }
+
+    /// Streams that have not ended.
+    pub fn active(&self) -> usize {
+        self.0.registry.len()
+    }
+
+    /// Takes no new requests from now on and waits, at most for `timeout`, until those it has are finished. Returns how
+    /// many are left unfinished.
+    pub async fn drain(&self, timeout: Duration) -> usize {
+        self.0.draining.store(true, Ordering::SeqCst);
+        // Late: the count below says so.
+        let _ = tokio::time::timeout(timeout, self.0.registry.emptied()).await;
+        self.active()
+    }
+
+    /// Ends all actors and threads. Streams that are still open end without `Update::Finished`; `drain` first if that
+    /// matters. Stopping twice does nothing.
+    pub async fn stop(self) {
+        let running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Running { stop_watchdog, watchdog_ended, arbiters }) = running else { return };
+        self.0.draining.store(true, Ordering::SeqCst);
+        // First the dispatcher, which lets go of the lanes' queues; then the watchdog, which waits for the lanes. Either
+        // may have ended before.
+        let _ = self.0.dispatcher.send(Message::Stop).await;
+        let _ = stop_watchdog.send(());
+        let _ = watchdog_ended.await;
+        for arbiter in &arbiters {
+            arbiter.stop();
+        }
+        // Both have nothing left to do: they end at once.
+        for arbiter in arbiters {
+            if arbiter.join().is_err() {
+                tracing::error!("an actor thread panicked");
+            }
+        }
+    }
+}
+
+/// Starts the dispatcher on its thread. The engine is made there too: it never changes threads.
+async fn start_dispatcher(
+    arbiter: &Arbiter,
+    engine: EngineConfig,
+    links: Links,
+) -> Result<Addr<FrontierDispatcher>, ServiceError> {
+    let (tell_started, started) = oneshot::channel();
+    arbiter.spawn_fn(move || {
+        let dispatcher = Engine::new(engine).map(|engine| FrontierDispatcher::new(engine, links).start());
+        // Nobody waits for it only if the start was abandoned; with the address the actor ends too.
+        let _ = tell_started.send(dispatcher);
+    });
+    Ok(started.await.map_err(|_| ServiceError::NoSystem)??)
+}
+
+impl Inner {
+    /// What only this crate can check before a request may touch a lane.
+    fn check(&self, submission: &Submission) -> Result<(), SubmitError> {
+        let invalid = |text: String| Err(SubmitError::Invalid(text));
+        if let Err(error) = submission.sampling.validate() {
+            return invalid(error.to_string());
+        }
+        let unknown = |&&token: &&TokenId| token as usize >= self.vocab;
+        if let Some(token) = submission.prompt.iter().find(unknown) {
+            return invalid(format!(
+                "prompt token {token} is not in the vocabulary of {} entries",
+                self.vocab
+            ));
+        }
+        let mut biased = submission.sampling.logit_bias.iter().map(|(token, _)| token);
+        if let Some(token) = biased.find(unknown) {
+            return invalid(format!(
+                "logit_bias token {token} is not in the vocabulary of {} entries",
+                self.vocab
+            ));
+        }
+        Ok(())
+    }
+
+    fn open_for_requests(&self) -> Result<(), SubmitError> {
+        if self.draining.load(Ordering::SeqCst) {
+            return Err(SubmitError::Draining);
+        }
+        if !self.health.serving() {
+            return Err(SubmitError::NotReady(self.health.get().to_string()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Devices that fail on demand: streams go on, or end with a word.
+
+use super::*;
+
+/// Panics at the plans of these numbers, counted over all devices.
+fn panic_at(plans: &'static [usize]) -> impl Fn() + Clone + Send + Sync + 'static {
+    let count = Arc::new(AtomicUsize::new(0));
+    move || {
+        let plan = count.fetch_add(1, Ordering::Relaxed);
+        assert!(!plans.contains(&plan), "injected fault at plan {plan}");
+    }
+}
+
+#[test]
+fn streams_go_on_with_the_same_tokens_after_a_lane_panics() {
+    in_system(async {
+        let expected = undisturbed(3).await;
+        for lane in ["draft", "verify"] {
+            let spec = spec();
+            let build = spec.device_build();
+            let build = match lane {
+                "draft" => DeviceBuild {
+                    draft: build.draft.as_ref().map(|draft| before_each(draft, panic_at(&[2, 5]))),
+                    ..build
+                },
+                _ => DeviceBuild { verify: before_each(&build.verify, panic_at(&[2, 5])), ..build },
+            };
+            let gate = Gate::default();
+            let service = Service::start_with(spec, gated(build, &gate)).await.expect("a service");
+            let mut streams = Vec::new();
+            for seed in 0..3 {
+                streams.push(service.submit(submission(seed, 24)).await.expect("it is taken"));
+            }
+            gate.open();
+            for (stream, expected) in streams.into_iter().zip(&expected) {
+                assert_eq!(read(stream).await, (expected.clone(), Some(FinishReason::Length)), "{lane}");
+            }
+            assert_whole(&service).await;
+            until("the device serves", || service.ready()).await;
+            service.stop().await;
+        }
+    });
+}
+
+#[test]
+fn a_request_that_fells_every_device_is_given_up_and_the_service_is_not() {
+    in_system(async {
+        let spec = spec();
+        let build = spec.device_build();
+        let build = DeviceBuild { verify: before_each(&build.verify, panic_at(&[0, 1, 2])), ..build };
+        let service = Service::start_with(spec, build).await.expect("a service");
+        let stream = service.submit(submission(1, 8)).await.expect("it is taken");
+        assert_eq!(read(stream).await, (vec![], Some(FinishReason::DeviceFailed)));
+        until("the device serves again", || service.ready()).await;
+        let stream = service.submit(submission(2, 8)).await.expect("it is taken");
+        assert_eq!(read(stream).await.1, Some(FinishReason::Length));
+        assert_whole(&service).await;
+        assert_eq!(service.view().totals.failed, 1);
+        service.stop().await;
+    });
+}
+
+#[test]
+fn a_device_that_cannot_be_rebuilt_is_given_up_and_every_request_is_told() {
+    in_system(async {
+        let mut spec = spec();
+        spec.watchdog.max_failures = 3;
+        let build = spec.device_build();
+        let builds = Arc::new(AtomicUsize::new(0));
+        let whole = before_each(&build.verify, panic_at(&[1]));
+        let once: Build<_> = Arc::new(move || match builds.fetch_add(1, Ordering::Relaxed) {
+            0 => whole(),
+            nth => Err(ServiceError::Lane { lane: "verify", reason: format!("build {nth} fails") }),
+        });
+        let gate = Gate::default();
+        let build = gated(DeviceBuild { verify: once, ..build }, &gate);
+        let service = Service::start_with(spec, build).await.expect("a service");
+        let mut streams = Vec::new();
+        for seed in 0..6 {
+            streams.push(service.submit(submission(seed, 24)).await.expect("it is taken"));
+        }
+        gate.open();
+        for stream in streams {
+            assert_eq!(read(stream).await.1, Some(FinishReason::DeviceFailed));
+        }
+        until("it is given up", || matches!(service.status(), DeviceStatus::GivenUp { .. })).await;
+        assert!(!service.ready());
+        assert!(service.status().to_string().contains("build 3 fails"), "{}", service.status());
+        let refused = service.submit(submission(1, 4)).await.expect_err("there is no device");
+        assert!(matches!(refused, SubmitError::NotReady(_)), "{refused}");
+        assert_whole(&service).await;
+        service.stop().await;
+    });
+}
+
+#[test]
+fn a_stalled_lane_is_reported_and_may_come_back() {
+    in_system(async {
+        let gate = Gate::default();
+        let mut spec = spec();
+        spec.watchdog.lane_deadline = Duration::from_millis(30);
+        let service = start_gated(spec, &gate).await;
+        assert!(service.ready());
+        let stream = service.submit(submission(1, 8)).await.expect("it is taken");
+        until("it is stalled", || matches!(service.status(), DeviceStatus::Stalled { lane: "verify", .. }))
+            .await;
+        assert!(!service.ready());
+        gate.open();
+        assert_eq!(read(stream).await.1, Some(FinishReason::Length));
+        until("it is ready again", || service.ready()).await;
+        assert_whole(&service).await;
+        service.stop().await;
+    });
+}
+
+#[test]
+fn a_device_that_cannot_be_built_at_all_is_the_starts_error() {
+    in_system(async {
+        let spec = spec();
+        let build = spec.device_build();
+        let broken: Build<_> = Arc::new(|| panic!("no such device"));
+        let error = Service::start_with(spec, DeviceBuild { draft: Some(broken), ..build }).await.err();
+        let text = error.expect("it cannot start").to_string();
+        assert!(text.contains("draft lane") && text.contains("no such device"), "{text}");
+    });
+}

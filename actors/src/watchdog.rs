@@ -1,0 +1,218 @@
+//! The watchdog: builds the device, notices when it fails, and builds it again.
+//!
+//! ```text
+//!              built                     fault (panic in a lane, plan not taken)
+//!   [building] -----> [serving] <--> [stalled] ------------------------+
+//!       ^                                                              v
+//!       +---- back-off <---- [lost] <----------------------------------+
+//!                               | more than max_failures in failure_window
+//!                               v
+//!                           [given up]
+//! ```
+//! Every device is a new generation; what a lost one still sends is told apart by that and dropped. A lane that merely
+//! brings no result is reported and makes the service unready, but is not replaced: a thread cannot be killed safely,
+//! and a second device beside it would want the same cores and as much memory again. If it comes back, all goes on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::{Actor, Addr, Arbiter};
+use metrics::{Unit, counter, describe_counter};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::dispatcher::FrontierDispatcher;
+use crate::error::ServiceError;
+use crate::failures::{Failures, WatchdogConfig};
+use crate::faults::{Fault, Faults};
+use crate::gpu_actor::{Attach, Device, DeviceBuild, GpuActor, Release};
+use crate::health::{DeviceStatus, Health};
+use crate::message::Message;
+use crate::pulse::Pulse;
+use crate::registry::Registry;
+
+/// How often the lanes' pulses are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long a failed device may take to end its other lane's pass before the next device is built beside it.
+const RELEASE_WITHIN: Duration = Duration::from_secs(10);
+
+/// A built device and its actor.
+struct Charge {
+    generation: u64,
+    actor: Addr<GpuActor>,
+    pulses: Vec<(&'static str, Arc<Pulse>)>,
+    /// The actor's thread.
+    arbiter: Arbiter,
+}
+
+/// Why a watch over a device ended.
+enum Ended {
+    Fault(String),
+    DispatcherGone,
+    Stop,
+}
+
+/// All the watchdog needs.
+pub(crate) struct Watchdog {
+    pub(crate) config: WatchdogConfig,
+    pub(crate) build: DeviceBuild,
+    pub(crate) dispatcher: Addr<FrontierDispatcher>,
+    pub(crate) health: Arc<Health>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) faults: Faults,
+    pub(crate) reported: mpsc::Receiver<Fault>,
+    pub(crate) stop: oneshot::Receiver<()>,
+}
+
+impl Watchdog {
+    /// Runs until the service stops or the device is given up. The outcome of the first build goes to `started`; if it
+    /// failed, that was all.
+    pub(crate) async fn run(mut self, started: oneshot::Sender<Result<(), ServiceError>>) {
+        describe_counter!(
+            "faser_device_failures",
+            Unit::Count,
+            "devices that failed and were replaced or given up"
+        );
+        let mut failures = Failures::new(self.config.clone());
+        let mut charge = match self.raise(0).await {
+            Ok(charge) => {
+                // Nobody waits for it only if the start was abandoned; then `stop` ends the watch.
+                let _ = started.send(Ok(()));
+                charge
+            }
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return;
+            }
+        };
+        loop {
+            let reason = match self.watch(&charge).await {
+                Ended::Fault(reason) => reason,
+                Ended::DispatcherGone => {
+                    let reason = "the dispatcher has stopped; restart the daemon".to_owned();
+                    tracing::error!(reason);
+                    self.health.set(DeviceStatus::GivenUp { reason });
+                    self.registry.close_all();
+                    return;
+                }
+                Ended::Stop => return release(charge).await,
+            };
+            self.health.set(DeviceStatus::Rebuilding { reason: reason.clone() });
+            self.tell(Message::DeviceLost).await;
+            let generation = charge.generation;
+            release(charge).await;
+            let Some(next) = self.replace(generation, reason, &mut failures).await else { return };
+            charge = next;
+        }
+    }
+
+    /// Builds the device after `generation`, again and again; none if it is given up or the service stops.
+    async fn replace(
+        &mut self,
+        mut generation: u64,
+        mut reason: String,
+        failures: &mut Failures,
+    ) -> Option<Charge> {
+        loop {
+            counter!("faser_device_failures").increment(1);
+            let Some(back_off) = failures.note(Instant::now()) else {
+                tracing::error!(reason, "the device is given up");
+                self.health.set(DeviceStatus::GivenUp { reason: reason.clone() });
+                self.tell(Message::DeviceGivenUp { reason }).await;
+                return None;
+            };
+            tracing::warn!(reason, back_off_ms = back_off.as_millis() as u64, "the device is being rebuilt");
+            tokio::select! {
+                () = tokio::time::sleep(back_off) => {}
+                _ = &mut self.stop => return None,
+            }
+            generation += 1;
+            match self.raise(generation).await {
+                Ok(charge) => return Some(charge),
+                Err(error) => reason = error.to_string(),
+            }
+        }
+    }
+
+    /// Builds a device and puts it to work.
+    async fn raise(&self, generation: u64) -> Result<Charge, ServiceError> {
+        let (build, results, faults) =
+            (self.build.clone(), self.dispatcher.clone().recipient(), self.faults.clone());
+        let built =
+            tokio::task::spawn_blocking(move || GpuActor::build(&build, generation, &results, &faults));
+        let device_died = |reason: String| ServiceError::Lane { lane: "device's", reason };
+        let actor = built.await.map_err(|panic| device_died(panic.to_string()))??;
+        let pulses = actor.pulses();
+        let arbiter =
+            Arbiter::try_new().map_err(|source| ServiceError::Thread { name: "the GpuActor", source })?;
+        let actor = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);
+        let device: Option<Device> =
+            actor.send(Attach).await.map_err(|error| device_died(error.to_string()))?;
+        let device = device.ok_or_else(|| device_died("its queues were taken".to_owned()))?;
+        self.tell(Message::DeviceReady(device)).await;
+        self.health.set(DeviceStatus::Serving);
+        tracing::info!(generation, "the device serves");
+        Ok(Charge { generation, actor, pulses, arbiter })
+    }
+
+    /// Watches over a device until something ends that.
+    async fn watch(&mut self, charge: &Charge) -> Ended {
+        let mut look = tokio::time::interval(LOOK_EVERY.min(self.config.lane_deadline));
+        loop {
+            tokio::select! {
+                fault = self.reported.recv() => match fault {
+                    Some(fault) if fault.generation == charge.generation => return Ended::Fault(fault.reason),
+                    Some(_) => {} // a late word on a device that is gone
+                    None => return Ended::Stop,
+                },
+                _ = look.tick() => {
+                    if !self.dispatcher.connected() {
+                        return Ended::DispatcherGone;
+                    }
+                    self.look_at(charge);
+                }
+                _ = &mut self.stop => return Ended::Stop,
+            }
+        }
+    }
+
+    fn look_at(&self, charge: &Charge) {
+        let now = Instant::now();
+        let stalled = charge.pulses.iter().find_map(|(lane, pulse)| {
+            let silent = pulse.silent_for(now).filter(|silent| *silent > self.config.lane_deadline)?;
+            Some(DeviceStatus::Stalled { lane, seconds: silent.as_secs() })
+        });
+        let was_serving = self.health.serving();
+        match stalled {
+            Some(status) => {
+                if was_serving {
+                    tracing::warn!(%status, "the device is unready until the lane moves again");
+                }
+                self.health.set(status);
+            }
+            None if !was_serving => {
+                tracing::info!("the stalled lane moves again");
+                self.health.set(DeviceStatus::Serving);
+            }
+            None => {}
+        }
+    }
+
+    /// Waits for a place in the mailbox: these messages must not be lost. A dispatcher that is gone is noticed by
+    /// `watch`.
+    async fn tell(&self, message: Message) {
+        let _ = self.dispatcher.send(message).await;
+    }
+}
+
+/// Waits for a device's lanes to end and ends its actor.
+async fn release(charge: Charge) {
+    match charge.actor.send(Release { within: RELEASE_WITHIN }).await {
+        Ok(true) => {}
+        Ok(false) => tracing::warn!(
+            generation = charge.generation,
+            "a lane did not end: its thread and its KV memory are left behind"
+        ),
+        Err(error) => tracing::error!(%error, "the GpuActor ended before its lanes"),
+    }
+    charge.arbiter.stop();
+}

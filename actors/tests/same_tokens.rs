@@ -1,0 +1,335 @@
+//! Invariant 1: what is emitted for a request depends on (prompt, parameters, seed) alone. Random requests in random
+//! batches on random engines, with arrivals, cancellations, preemptions and lost devices in between: each must get,
+//! bit for bit, the tokens of its solo run without speculation.
+//!
+//! `FASER_CASES` sets the number of cases (500), `FASER_SEED` the first case's seed (1; case i has seed + i).
+
+mod rig;
+
+use std::sync::Arc;
+
+use faser_actors::{Dtype, Sampling};
+use faser_engine::{EngineConfig, Event, FinishReason, Policy, Request, SeqId, TokenId};
+use faser_models::synthetic::{self, SyntheticSpec};
+use rig::{Pair, Plan, Random, Rig};
+
+const VOCAB: usize = 256;
+const MAX_CONTEXT: usize = 96;
+const LONGEST_PROMPT: u64 = 60;
+const BLOCK: usize = 16;
+/// From this many cases on, everything that is meant to happen must have happened.
+const ENOUGH_CASES: u64 = 100;
+
+#[derive(Clone)]
+struct Case {
+    request: Request,
+    sampling: Sampling,
+}
+
+/// What happened over all cases.
+#[derive(Debug, Default)]
+struct Tally {
+    requests: u64,
+    tokens: u64,
+    accepted: u64,
+    rejected: u64,
+    preemptions: u64,
+    cancellations: u64,
+    devices_lost: u64,
+    prefix_hits: u64,
+    chunked_prefills: u64,
+    stopped: u64,
+}
+
+#[test]
+fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
+    let cases = env_or("FASER_CASES", 500);
+    let first_seed = env_or("FASER_SEED", 1);
+    let pairs = [Dtype::F32, Dtype::Bf16].map(pair);
+    let mut tally = Tally::default();
+    for seed in first_seed..first_seed + cases {
+        let _replay = Replay { seed };
+        run_case(&pairs, &mut Random(seed), &mut tally);
+    }
+    println!("{cases} cases, seeds from {first_seed}: {tally:?}");
+    if cases >= ENOUGH_CASES {
+        tally.assert_everything_happened();
+    }
+}
+
+/// The other half of the story: with the target as its own draft every proposal is right, so that one rejection shows
+/// a draft lane with the wrong history, position or KV.
+#[test]
+fn a_draft_that_is_the_target_is_never_rejected() {
+    let cases = env_or("FASER_CASES", 500).div_ceil(4);
+    let first_seed = env_or("FASER_SEED", 1);
+    let target = pair(Dtype::Bf16).target;
+    let pair = Pair { target: target.clone(), draft: Some(target) };
+    let mut tally = Tally::default();
+    for seed in first_seed..first_seed + cases {
+        let _replay = Replay { seed };
+        let random = &mut Random(seed);
+        let (config, cases) = (random.config(), random.cases());
+        in_a_batch(&pair, &config, &cases, random, &mut tally);
+        assert_eq!(tally.rejected, 0);
+    }
+    println!("{cases} cases, seeds from {first_seed}: {} proposals accepted, none rejected", tally.accepted);
+    assert!(tally.accepted > 0 || cases < ENOUGH_CASES);
+}
+
+/// Names the case when it fails.
+struct Replay {
+    seed: u64,
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!(
+                "replay with FASER_CASES=1 FASER_SEED={} cargo test -p faser-actors --test same_tokens",
+                self.seed
+            );
+        }
+    }
+}
+
+fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
+    let pair = random.one_of(pairs);
+    let config = random.config();
+    let cases = random.cases();
+    let solo: Vec<_> = cases.iter().map(|case| solo(&pair, case)).collect();
+    let cancelled = in_a_batch(&pair, &config, &cases, random, tally);
+    for ((case, solo), (rig_tokens, reason)) in cases.iter().zip(&solo).zip(&cancelled) {
+        let seq = case.request.seq;
+        match reason {
+            FinishReason::Cancelled => {
+                assert!(solo.0.starts_with(rig_tokens), "{seq}: {rig_tokens:?} does not begin {:?}", solo.0);
+            }
+            reason => assert_eq!((rig_tokens, reason), (&solo.0, &solo.1), "{seq} {case}"),
+        }
+        tally.tokens += rig_tokens.len() as u64;
+        tally.stopped += u64::from(matches!(reason, FinishReason::StopToken(_)));
+    }
+    tally.requests += cases.len() as u64;
+}
+
+/// The reference: alone, on an engine of its own, without speculation.
+fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
+    let config = EngineConfig {
+        block_size: BLOCK,
+        target_blocks: MAX_CONTEXT / BLOCK,
+        draft_blocks: 0,
+        max_running: 1,
+        max_waiting: 1,
+        max_pass_rows: MAX_CONTEXT,
+        max_context: MAX_CONTEXT,
+        policy: Policy::Off,
+        prefix_cache: false,
+    };
+    let mut rig = Rig::new(&Pair { target: pair.target.clone(), draft: None }, &config);
+    rig.submit(case.request.clone(), &case.sampling);
+    rig.finish();
+    outcome(&mut rig, case.request.seq)
+}
+
+/// All requests on one engine, with whatever comes in between.
+fn in_a_batch(
+    pair: &Pair,
+    config: &EngineConfig,
+    cases: &[Case],
+    random: &mut Random,
+    tally: &mut Tally,
+) -> Vec<(Vec<TokenId>, FinishReason)> {
+    let mut rig = Rig::new(pair, config);
+    let mut to_come = cases.iter();
+    let disturbed = random.chance(40);
+    let mut device_may_fail = random.chance(20);
+    loop {
+        let waiting = to_come.len() > 0;
+        if waiting && (rig.plans.is_empty() || random.chance(30)) {
+            let case = to_come.next().expect("one is to come");
+            rig.submit(case.request.clone(), &case.sampling);
+        } else if disturbed && random.chance(4) {
+            let seq = random.one_of(cases).request.seq;
+            rig.tell(Event::Cancel(seq));
+        } else if device_may_fail && random.chance(4) {
+            device_may_fail = false;
+            tally.devices_lost += 1;
+            rig.tell(Event::DeviceLost);
+            rig.tell(Event::DeviceReady);
+        } else {
+            tally.chunked_prefills += rig.plans.front().map_or(0, prefill_chunks);
+            if !rig.work() && !waiting {
+                break;
+            }
+        }
+    }
+    rig.finish();
+    let totals = rig.engine.view().totals;
+    tally.accepted += totals.accepted_tokens;
+    tally.rejected += totals.draft_tokens - totals.accepted_tokens;
+    tally.preemptions += totals.preemptions;
+    tally.cancellations += totals.cancelled;
+    tally.prefix_hits += totals.cached_prompt_tokens;
+    cases.iter().map(|case| outcome(&mut rig, case.request.seq)).collect()
+}
+
+/// Chunks that bring the target's KV of a prompt forward without reaching its end.
+fn prefill_chunks(plan: &Plan) -> u64 {
+    match plan {
+        Plan::Draft(_) => 0,
+        Plan::Verify(work) => work.plan.chunks.iter().filter(|chunk| !chunk.sample).count() as u64,
+    }
+}
+
+fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, FinishReason) {
+    let stream = rig.streams.remove(&seq).expect("a stream for every request");
+    (stream.tokens, stream.ended.expect("every stream ends").0)
+}
+
+fn pair(dtype: Dtype) -> Pair {
+    let spec = SyntheticSpec {
+        layers: 3,
+        draft_layers: 1,
+        hidden: 32,
+        intermediate: 48,
+        heads: 4,
+        kv_heads: 2,
+        vocab: VOCAB,
+        max_context: MAX_CONTEXT,
+        seed: 7,
+        residual_scale: 0.3,
+    };
+    let (target, draft) = synthetic::pair(&spec, dtype, &mut |_| {}).expect("a synthetic pair");
+    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)) }
+}
+
+fn env_or(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+impl Tally {
+    fn assert_everything_happened(&self) {
+        for (what, count) in [
+            ("acceptances", self.accepted),
+            ("rejections", self.rejected),
+            ("preemptions", self.preemptions),
+            ("cancellations", self.cancellations),
+            ("lost devices", self.devices_lost),
+            ("prefix cache hits", self.prefix_hits),
+            ("chunked prefills", self.chunked_prefills),
+            ("stop tokens", self.stopped),
+        ] {
+            assert!(count > 0, "no {what} in any case: the test shows less than it says");
+        }
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {:?}", self.request, self.sampling)
+    }
+}
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below((high - low + 1) as u64) as usize
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    fn fraction(&mut self, low: f32, high: f32) -> f32 {
+        low + (high - low) * self.below(1 << 20) as f32 / (1 << 20) as f32
+    }
+
+    fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize].clone()
+    }
+
+    fn token(&mut self) -> TokenId {
+        self.below(VOCAB as u64) as TokenId
+    }
+
+    /// Small pools force preemptions, small passes chunked prefill.
+    fn config(&mut self) -> EngineConfig {
+        let max_running = self.between(1, 5);
+        let least_blocks = MAX_CONTEXT / BLOCK;
+        EngineConfig {
+            block_size: BLOCK,
+            target_blocks: self.between(least_blocks, least_blocks + 4),
+            draft_blocks: self.between(least_blocks, 2 * least_blocks),
+            max_running,
+            max_waiting: 16,
+            max_pass_rows: self.between(max_running, 40),
+            max_context: MAX_CONTEXT,
+            policy: self.one_of(&[
+                Policy::Off,
+                Policy::Fixed { k: 1 },
+                Policy::Fixed { k: 2 },
+                Policy::Fixed { k: 4 },
+                Policy::Fixed { k: 8 },
+            ]),
+            prefix_cache: self.chance(50),
+        }
+    }
+
+    /// One request alone, or several.
+    fn cases(&mut self) -> Vec<Case> {
+        let count = if self.chance(20) { 1 } else { self.between(2, 7) };
+        let shared: Vec<TokenId> = (0..LONGEST_PROMPT).map(|_| self.token()).collect();
+        (0..count as u64).map(|seq| self.case(SeqId(seq), &shared)).collect()
+    }
+
+    fn case(&mut self, seq: SeqId, shared: &[TokenId]) -> Case {
+        let length = 1 + self.below(LONGEST_PROMPT) as usize;
+        let mut prompt: Vec<TokenId> = (0..length).map(|_| self.token()).collect();
+        if self.chance(50) {
+            let common = self.between(0, length);
+            prompt[..common].copy_from_slice(&shared[..common]);
+        }
+        let stops = if self.chance(30) { self.between(1, 40) } else { 0 };
+        let request = Request {
+            seq,
+            prompt: prompt.into(),
+            max_new_tokens: self.between(1, 30),
+            stop_tokens: (0..stops).map(|_| self.token()).collect(),
+            k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
+        };
+        Case { request, sampling: self.sampling() }
+    }
+
+    fn sampling(&mut self) -> Sampling {
+        let mut sampling = Sampling { seed: self.next(), ..Sampling::default() };
+        sampling.temperature = if self.chance(35) { 0.0 } else { self.fraction(0.2, 1.5) };
+        if self.chance(25) {
+            sampling.top_k = self.between(1, 20) as u32;
+        }
+        if self.chance(25) {
+            sampling.top_p = self.fraction(0.5, 1.0);
+        }
+        if self.chance(20) {
+            sampling.min_p = self.fraction(0.0, 0.2);
+        }
+        if self.chance(25) {
+            sampling.repetition_penalty = self.fraction(0.8, 1.6);
+        }
+        if self.chance(25) {
+            sampling.presence_penalty = self.fraction(-1.0, 2.0);
+        }
+        if self.chance(25) {
+            sampling.frequency_penalty = self.fraction(-0.5, 1.5);
+        }
+        if self.chance(20) {
+            let biases = self.between(1, 20);
+            sampling.logit_bias = (0..biases).map(|_| (self.token(), self.fraction(-4.0, 4.0))).collect();
+        }
+        sampling
+    }
+}

@@ -1,0 +1,20 @@
+//! Workloads and a closed-loop load generator for any server that speaks the OpenAI completions API over HTTP.
+//!
+//! [`run`] keeps a fixed number of requests in flight for every combination of concurrency and speculative length,
+//! interleaved so that ratios come from one run, and returns a [`Report`]: JSON by serde, a table by `Display`.
+//! It measures what a client sees and never looks inside the server.
+
+mod error;
+mod load;
+mod prompts;
+mod report;
+mod spec;
+mod stats;
+mod stream;
+
+pub use error::BenchError;
+pub use load::{Progress, run};
+pub use prompts::{Prompt, Prompts};
+pub use report::{Cell, Report, Run};
+pub use spec::{BenchSpec, KMax};
+pub use stats::Quantiles;

@@ -1,0 +1,145 @@
+//! What the HTTP handlers share: the model pair being served, and how far the daemon is with its life.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use faser_actors::{Service, Submission, SubmitError};
+use faser_engine::TokenId;
+use faser_models::{ChatTemplate, ModelError, Tokenizer};
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use crate::config::ServerConfig;
+use crate::http::errors::ApiError;
+use crate::http::params::Parameters;
+use crate::sequence::TextSequence;
+
+/// A model pair, ready to take prompts.
+pub struct Served {
+    /// What clients call it.
+    pub name: String,
+    /// Unix time at which it was loaded, in seconds.
+    pub created: u64,
+    /// Its engine and device.
+    pub service: Service,
+    /// Its tokenizer, the same for target and draft.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template, or why chats cannot be had.
+    pub template: Result<ChatTemplate, ModelError>,
+    /// The tokens by which it ends a text.
+    pub eos: Vec<TokenId>,
+    /// Token ids are below this.
+    pub vocab: usize,
+    /// Tokens of a sequence, prompt and output together.
+    pub max_context: usize,
+}
+
+impl Served {
+    /// Opens a sequence. When the request does not say how many tokens it wants, it gets `max_new_tokens`, but no more than
+    /// the context has left; `None` is all of that.
+    ///
+    /// # Errors
+    /// The service refuses it.
+    pub async fn open(
+        &self,
+        prompt: Vec<TokenId>,
+        parameters: &Parameters,
+        max_new_tokens: Option<usize>,
+    ) -> Result<TextSequence, SubmitError> {
+        let rest = self.max_context.saturating_sub(prompt.len()).max(1);
+        let mut stop_tokens = parameters.stop_tokens.clone();
+        if !parameters.ignore_eos {
+            stop_tokens.extend(&self.eos);
+        }
+        let submission = Submission {
+            prompt,
+            sampling: parameters.sampling.clone(),
+            max_new_tokens: parameters
+                .max_new_tokens
+                .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest))),
+            stop_tokens,
+            k_max: parameters.k_max,
+        };
+        let tokens = self.service.submit(submission).await?;
+        Ok(TextSequence::new(tokens, &self.tokenizer, &parameters.stop))
+    }
+}
+
+/// The daemon as its handlers see it.
+pub struct App {
+    /// The limits of the HTTP side.
+    pub limits: ServerConfig,
+    metrics: PrometheusHandle,
+    served: OnceLock<Arc<Served>>,
+    loading: RwLock<String>,
+    draining: AtomicBool,
+}
+
+impl App {
+    /// A daemon that has yet to load its models.
+    pub fn new(limits: ServerConfig, metrics: PrometheusHandle) -> App {
+        App {
+            limits,
+            metrics,
+            served: OnceLock::new(),
+            loading: RwLock::new("starting".to_owned()),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Says how far loading is; shown by /ready.
+    pub fn set_loading(&self, progress: String) {
+        *self.loading.write().unwrap_or_else(PoisonError::into_inner) = progress;
+    }
+
+    /// From now on prompts are taken. Only the first call counts.
+    pub fn serve(&self, served: Arc<Served>) {
+        self.served.get_or_init(|| served);
+    }
+
+    /// From now on nothing new is taken.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// The model pair, for a request that wants tokens from it.
+    ///
+    /// # Errors
+    /// 503: it is not loaded yet, or the daemon is on its way down.
+    pub fn served(&self) -> Result<&Arc<Served>, ApiError> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Err(ApiError::unavailable(
+                "the server is shutting down and takes no new requests",
+                "draining",
+            ));
+        }
+        self.served.get().ok_or_else(|| ApiError::unavailable(self.loading(), "loading"))
+    }
+
+    /// Whether a request would be taken now.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn readiness(&self) -> Result<(), String> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Err("draining".to_owned());
+        }
+        match self.served.get() {
+            None => Err(self.loading()),
+            Some(served) if served.service.ready() => Ok(()),
+            Some(served) => Err(served.service.status().to_string()),
+        }
+    }
+
+    /// All metrics in Prometheus' text format, with counters as of this moment.
+    pub fn render_metrics(&self) -> String {
+        if let Some(served) = self.served.get() {
+            served.service.publish_metrics();
+        }
+        self.metrics.run_upkeep();
+        self.metrics.render()
+    }
+
+    fn loading(&self) -> String {
+        self.loading.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

@@ -1,0 +1,94 @@
+//! `faser check`: loads what the config names and says how it would be placed.
+
+use std::fmt::Write;
+
+use faser_models::Model;
+
+use crate::config::{Config, sizes};
+use crate::error::DaemonError;
+use crate::load::{Loaded, load};
+use crate::progress::Display;
+
+/// Loads everything `serve` would load and returns the summary; nothing is started.
+///
+/// # Errors
+/// What `serve` would fail with.
+pub fn check(config: &Config) -> Result<String, DaemonError> {
+    let mut display = Display::new();
+    let loaded = load(config, &mut |what, progress| display.show(what, progress))?;
+    display.finish();
+    Ok(summary(config, &loaded))
+}
+
+fn summary(config: &Config, loaded: &Loaded) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<8} {value}");
+    };
+    line("model", format!("{} on http://{}", loaded.name, config.server.listen));
+    line("target", described(&loaded.target));
+    line("draft", loaded.draft.as_deref().map_or_else(|| "none".to_owned(), described));
+    let chat = match &loaded.template {
+        Ok(_) => "yes".to_owned(),
+        Err(err) => format!("no: {err}"),
+    };
+    line("chat", chat);
+    let device = &loaded.device;
+    line(
+        "device",
+        format!(
+            "{}, {} cores, {} free, {}",
+            device.name,
+            device.cores.len(),
+            sizes::written(device.memory_bytes),
+            loaded.isa
+        ),
+    );
+    let placement = &loaded.placement;
+    line(
+        "lanes",
+        format!(
+            "draft on cores {:?}, verify on cores {:?}",
+            placement.draft_lane.cores, placement.verify_lane.cores
+        ),
+    );
+    let engine = &loaded.engine;
+    line(
+        "kv",
+        format!(
+            "{}: {} target and {} draft blocks of {} tokens, room for {} sequences of {} tokens",
+            sizes::written(placement.kv_bytes),
+            placement.target_blocks,
+            placement.draft_blocks,
+            engine.block_size,
+            placement.target_blocks / engine.max_context.div_ceil(engine.block_size).max(1),
+            engine.max_context,
+        ),
+    );
+    line(
+        "bounds",
+        format!(
+            "{} running, {} waiting, {} rows per pass",
+            engine.max_running, engine.max_waiting, engine.max_pass_rows
+        ),
+    );
+    line("policy", engine.policy.to_string());
+    text.push_str("ok");
+    text
+}
+
+fn described(model: &Model) -> String {
+    let config = model.config();
+    format!(
+        "{:?}, {} layers, hidden {}, {} heads ({} kv), vocabulary {}, context {}, weights {}",
+        config.architecture,
+        config.layers,
+        config.hidden,
+        config.heads,
+        config.kv_heads,
+        config.vocab,
+        config.max_context,
+        sizes::written(model.weight_bytes()),
+    )
+}

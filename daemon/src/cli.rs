@@ -1,0 +1,261 @@
+//! The command line: what can be asked, and what `--help` teaches.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use faser_bench::KMax;
+use serde_json::Value;
+
+use crate::config::raw::Document;
+use crate::config::{Config, ConfigError};
+
+const EXAMPLES: &str = "\
+Examples:
+  faser serve                                     the demo pair on http://127.0.0.1:8000
+  faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
+  faser check -c my.yaml                          is this config right, and does it fit this machine?
+  faser generate \"Returns the number of\"          see which tokens the draft model got right
+  faser bench --concurrency 1,4,16 --k 0,4        what speculation brings on this machine";
+
+/// Serves large language models with speculative decoding: a draft model proposes, the target model verifies.
+///
+/// The text of a request depends on its prompt, parameters and seed alone; speculation changes nothing but speed.
+#[derive(Debug, Parser)]
+#[command(name = "faser", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the binary does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer the OpenAI HTTP API until SIGTERM.
+    Serve(ServeArgs),
+    /// Check a config: its keys, the models it names, and how they fit this machine.
+    Check(CheckArgs),
+    /// Continue a prompt in this terminal; tokens that the draft model proposed are green.
+    Generate(GenerateArgs),
+    /// Measure a running server, faser or any other that speaks the OpenAI API.
+    Bench(BenchArgs),
+}
+
+/// `faser serve`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Without -c the demo pair is served. configs/laptop.yaml has every key with its default.
+
+Examples:
+  faser serve
+  faser serve --policy off                        plain decoding, to compare
+  faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines")]
+pub struct ServeArgs {
+    /// Config file (YAML).
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address and port instead of server.listen; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<String>,
+    /// How speculative lengths are chosen, instead of speculation.policy: off, or fixed:1 to fixed:16.
+    #[arg(long)]
+    pub policy: Option<String>,
+}
+
+/// `faser check`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It loads the models, so a file that is missing, cut off or of the wrong shape is found here.
+
+Example:
+  faser check -c configs/laptop.yaml")]
+pub struct CheckArgs {
+    /// Config file (YAML); without it every default is checked.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// `faser generate`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Text goes to standard output, figures to standard error (with --json everything to standard output).
+
+Examples:
+  faser generate \"impl Iterator for\" --max-tokens 200
+  faser generate --chat \"What does Vec::drain do?\" --temperature 0.7 --seed 1
+  faser generate --k 0 \"fn main() {\"               without speculation: the same text, slower
+  faser generate --prompts models/rustdoc/heldout_prompts.json --json")]
+pub struct GenerateArgs {
+    /// The text to continue.
+    #[arg(required_unless_present = "prompts", conflicts_with = "prompts")]
+    pub prompt: Option<String>,
+    /// Config file (YAML); without it the demo pair is used.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Continue each prompt of a JSON file, one after the other: a list of strings, or of objects with a `prompt`.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Tokens to generate at most.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_tokens: usize,
+    /// 0 takes the likeliest token always.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Sample from the likeliest tokens that together have this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// The same seed gives the same text; without one it is random.
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Speculative length: fixed:K as policy, 0 for none. Without it the config decides.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(0..=16))]
+    pub k: Option<u64>,
+    /// Treat the prompt as a user's message, through the model's chat template.
+    #[arg(long)]
+    pub chat: bool,
+    /// No colours, also on a terminal.
+    #[arg(long)]
+    pub no_color: bool,
+    /// Print one JSON object with every run and the averages.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `faser bench`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Every concurrency with every k, interleaved, so that ratios come from one session of the machine. The table goes to standard output.
+
+Examples:
+  faser bench --concurrency 1,4,16 --k 0,4 --repeats 3
+  faser bench --url http://127.0.0.1:8001 --prompts my.json --json run.json")]
+pub struct BenchArgs {
+    /// Where the server listens, without a path.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// The model to ask for; without it the first of /v1/models.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Numbers of requests kept in flight.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16")]
+    pub concurrency: Vec<usize>,
+    /// Speculative lengths to compare, the first is what others are set against: 0 to 16, or `default` for the server's own.
+    #[arg(long, value_name = "K,..", value_delimiter = ',', default_value = "default")]
+    pub k: Vec<KMax>,
+    /// Requests per run.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub requests: usize,
+    /// Tokens asked for per request.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_tokens: usize,
+    /// 0 takes the likeliest token always.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Runs of each combination; the table shows medians.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub repeats: usize,
+    /// Prompts from a JSON file: a list of strings, token ids, or objects with a `prompt`. Without it, openings of Rust documentation.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Write every run as JSON too.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// What the report says of the machine; without it, this one's processor.
+    #[arg(long, value_name = "TEXT")]
+    pub machine: Option<String>,
+}
+
+impl ServeArgs {
+    /// The config with this command's flags laid over it.
+    ///
+    /// # Errors
+    /// The file or a flag is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        let mut document = document(self.config.as_ref())?;
+        if let Some(listen) = &self.listen {
+            document.lay_over("server.listen", "--listen", Value::from(listen.as_str()));
+        }
+        if let Some(policy) = &self.policy {
+            document.lay_over("speculation.policy", "--policy", Value::from(policy.as_str()));
+        }
+        Config::from_document(&document)
+    }
+}
+
+impl CheckArgs {
+    /// The config.
+    ///
+    /// # Errors
+    /// The file is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        Config::from_document(&document(self.config.as_ref())?)
+    }
+}
+
+impl GenerateArgs {
+    /// The config with this command's flags laid over it.
+    ///
+    /// # Errors
+    /// The file or a flag is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        let mut document = document(self.config.as_ref())?;
+        if let Some(k) = self.k {
+            let policy = if k == 0 { "off".to_owned() } else { format!("fixed:{k}") };
+            document.lay_over("speculation.policy", "--k", Value::from(policy));
+        }
+        Config::from_document(&document)
+    }
+}
+
+fn document(file: Option<&PathBuf>) -> Result<Document, ConfigError> {
+    file.map_or_else(|| Ok(Document::empty()), |file| Document::read(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_definition_holds_together_and_help_has_examples() {
+        let mut command = Cli::command();
+        command.clone().debug_assert();
+        assert!(command.render_help().to_string().contains("faser serve -c configs/laptop.yaml"));
+    }
+
+    #[test]
+    fn flags_are_laid_over_the_config_and_named_in_errors() {
+        let Command::Serve(args) =
+            parse("faser serve --listen 127.0.0.1:9 --policy fixed:2").unwrap().command
+        else {
+            panic!("another command");
+        };
+        let config = args.load_config().unwrap();
+        assert_eq!(config.server.listen.port(), 9);
+        assert_eq!(config.policy.to_string(), "fixed:2");
+        let Command::Serve(args) = parse("faser serve --policy fixed:99").unwrap().command else {
+            panic!("another command");
+        };
+        assert_eq!(
+            args.load_config().unwrap_err().to_string(),
+            "--policy: `speculation.policy` must be `off`, or `fixed:K` with K from 1 to 16, but it is the string \"fixed:99\""
+        );
+    }
+
+    #[test]
+    fn impossible_command_lines_are_refused() {
+        for line in [
+            "faser",
+            "faser generate",
+            "faser generate --k 17 x",
+            "faser generate --prompts a.json b",
+            "faser serve x",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

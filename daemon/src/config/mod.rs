@@ -1,0 +1,149 @@
+//! Configuration: one YAML file, read once into one validated `Config`. Every key has a default.
+
+pub mod raw;
+pub mod sizes;
+mod synthetic;
+mod validated;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use faser_actors::{Dtype, Isa};
+use faser_engine::Policy;
+use faser_models::synthetic::SyntheticSpec;
+
+/// Why a configuration cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{message}", .place.as_ref().map_or_else(String::new, |place| format!("{place}: ")))]
+pub struct ConfigError {
+    /// `FILE:LINE`, or the flag of the command line; nothing for a default.
+    pub place: Option<String>,
+    /// What is wrong and what to write instead.
+    pub message: String,
+}
+
+/// Everything the daemon was told. It does not change while it runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The HTTP side.
+    pub server: ServerConfig,
+    /// The model pair.
+    pub model: ModelConfig,
+    /// Where it runs.
+    pub device: DeviceConfig,
+    /// KV memory.
+    pub kv: KvConfig,
+    /// Bounds of the batch and the queue.
+    pub scheduler: SchedulerConfig,
+    /// How speculative lengths are chosen.
+    pub policy: Policy,
+    /// What is logged.
+    pub log: LogConfig,
+    /// How long SIGTERM waits for sequences in flight.
+    pub drain_timeout: Duration,
+}
+
+/// The HTTP side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Address and port; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Threads that read requests and write responses.
+    pub workers: usize,
+    /// Larger request bodies are refused.
+    pub max_body_bytes: usize,
+    /// Larger lists of prompts are refused.
+    pub max_prompts_per_request: usize,
+    /// How long an idle connection is kept.
+    pub keep_alive: Duration,
+}
+
+/// The model pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// What clients call it; `None` names it after its source.
+    pub name: Option<String>,
+    /// Where the weights come from.
+    pub source: ModelSource,
+    /// In which type weights and KV are held.
+    pub dtype: Dtype,
+}
+
+/// Where weights come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// The pair that ships with faser.
+    Demo {
+        /// Whether the draft model is used.
+        draft: bool,
+    },
+    /// Directories in Hugging Face's format.
+    Directories {
+        /// The target model's.
+        target: PathBuf,
+        /// The draft model's, if there is one.
+        draft: Option<PathBuf>,
+    },
+    /// A pair made up in memory from a seed.
+    Synthetic {
+        /// Its shape.
+        spec: SyntheticSpec,
+        /// Whether the draft model is used.
+        draft: bool,
+    },
+}
+
+/// Where the pair runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Threads of a lane; `None` takes every core this process may use.
+    pub threads: Option<usize>,
+    /// The instruction set; `None` takes the best one this CPU has.
+    pub isa: Option<Isa>,
+}
+
+/// KV memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvConfig {
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// Bytes for both pools together; `None` sizes them from the scheduler's bounds and the memory there is.
+    pub memory_bytes: Option<u64>,
+    /// Whether the KV of finished prompts is kept for later requests with the same beginning.
+    pub prefix_cache: bool,
+}
+
+/// Bounds of the batch and the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Sequences that run at once.
+    pub max_running: usize,
+    /// Sequences that wait; one more is answered with 429.
+    pub max_waiting: usize,
+    /// Rows of one pass: the token budget.
+    pub max_pass_rows: usize,
+    /// Tokens of a sequence, prompt and output together; `None` takes what the models can.
+    pub max_context: Option<usize>,
+}
+
+/// What is logged, to standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogConfig {
+    /// The least important level that is written.
+    pub level: tracing::Level,
+    /// How a line looks.
+    pub format: LogFormat,
+}
+
+/// How a line of the log looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}

@@ -1,0 +1,150 @@
+//! Whole configs: defaults, and the exact words of refusals.
+
+use std::path::Path;
+
+use super::raw::Document;
+use super::*;
+
+fn read(text: &str) -> Result<Config, ConfigError> {
+    Config::from_document(&Document::parse(Path::new("etc/x.yaml"), text.to_owned())?)
+}
+
+fn refusal(text: &str) -> String {
+    read(text).expect_err("this has to be refused").to_string()
+}
+
+#[test]
+fn the_teaching_file_says_every_default() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/laptop.yaml");
+    let document = Document::read(&file).unwrap();
+    let defaults = Config::from_document(&Document::empty()).unwrap();
+    assert_eq!(Config::from_document(&document).unwrap(), defaults);
+    // Each key stands there: taking one out of the schema, or forgetting one in the file, shows here.
+    let keys = |section: &str| {
+        let section = document.root()[section].as_object().unwrap();
+        let mut keys: Vec<&str> = section.keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys.join(" ")
+    };
+    assert_eq!(keys("server"), "keep_alive_s listen max_body_bytes max_prompts_per_request workers");
+    assert_eq!(keys("model"), "draft dtype name target");
+    assert_eq!(keys("device"), "isa kind threads");
+    assert_eq!(keys("kv"), "block_size memory prefix_cache");
+    assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
+    assert_eq!(keys("speculation"), "policy");
+    assert_eq!(keys("log"), "format level");
+}
+
+#[test]
+fn values_replace_defaults() {
+    let config = read(
+        "server: {listen: '0.0.0.0:9', keep_alive_s: 5}\nmodel: {target: big, draft: none, dtype: f32}\n\
+         kv: {memory: 2GiB, prefix_cache: false}\nscheduler: {max_running: 700}\ndrain_timeout_s: 0\n",
+    )
+    .unwrap();
+    assert_eq!(config.server.listen.to_string(), "0.0.0.0:9");
+    assert_eq!(config.server.keep_alive, Duration::from_secs(5));
+    assert_eq!(config.model.source, ModelSource::Directories { target: "etc/big".into(), draft: None });
+    assert_eq!(config.model.dtype, Dtype::F32);
+    assert_eq!(config.kv.memory_bytes, Some(2 << 30));
+    assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
+    assert_eq!(config.policy, Policy::Off, "there is no draft model");
+    assert_eq!(config.drain_timeout, Duration::ZERO);
+}
+
+#[test]
+fn a_synthetic_pair_is_a_preset_with_changes() {
+    let config =
+        read("model:\n  synthetic: {preset: tiny, layers: 5, residual_scale: 0.25, seed: 9}\n").unwrap();
+    let ModelSource::Synthetic { spec, draft: true } = config.model.source else {
+        panic!("{:?}", config.model)
+    };
+    let preset = SyntheticSpec::preset("tiny").unwrap();
+    assert_eq!(spec, SyntheticSpec { layers: 5, residual_scale: 0.25, seed: 9, ..preset });
+    let text = refusal("model:\n  synthetic:\n    preset: huge\n");
+    assert!(text.starts_with("etc/x.yaml:3: `model.synthetic.preset` cannot be used: "), "{text}");
+}
+
+#[test]
+fn unknown_keys_are_refused_with_file_line_and_a_suggestion() {
+    assert_eq!(refusal("serve:\n  listen: x\n"), "etc/x.yaml:1: `serve` is unknown; did you mean `server`?");
+    assert_eq!(
+        refusal("server:\n  workers: 1\n  max_body_byte: 9\n"),
+        "etc/x.yaml:3: `server.max_body_byte` is unknown; did you mean `max_body_bytes`?"
+    );
+    assert_eq!(
+        refusal("kv:\n  zzz: 9\n"),
+        "etc/x.yaml:2: `kv.zzz` is unknown; known here: block_size, memory, prefix_cache"
+    );
+}
+
+#[test]
+fn wrong_types_and_impossible_values_say_what_to_write() {
+    for (text, message) in [
+        ("server: 3", "`server` must be an object, but it is 3"),
+        ("server: {listen: 8000}", "`server.listen` must be a string, but it is 8000"),
+        (
+            "server: {listen: here}",
+            "`server.listen` must be an address and a port, such as 127.0.0.1:8000, but it is the string \"here\"",
+        ),
+        ("server: {workers: 0}", "`server.workers` must be a whole number from 1 to 256, but it is 0"),
+        (
+            "server: {workers: two}",
+            "`server.workers` must be a whole number from 1 to 256, but it is the string \"two\"",
+        ),
+        ("server: {workers: 1.5}", "`server.workers` must be a whole number from 1 to 256, but it is 1.5"),
+        (
+            "kv: {memory: 2GB}",
+            "`kv.memory` must be a size from 1MiB to 1024TiB, such as \"512MiB\" or \"2GiB\", but it is the string \"2GB\"",
+        ),
+        ("kv: {prefix_cache: yes}", "`kv.prefix_cache` must be true or false, but it is the string \"yes\""),
+        ("device: {kind: cuda}", "`device.kind` must be one of `cpu`, but it is the string \"cuda\""),
+        (
+            "log: {level: inf}",
+            "`log.level` must be one of `error`, `warn`, `info`, `debug`, `trace`, but it is the string \"inf\"; \
+             did you mean `info`?",
+        ),
+        (
+            "scheduler: {max_running: 64, max_pass_rows: 32}",
+            "`scheduler.max_pass_rows` must be at least `scheduler.max_running` (64), a row per sequence, but it is 32",
+        ),
+        (
+            "speculation: {policy: 'fixed:17'}",
+            "`speculation.policy` must be `off`, or `fixed:K` with K from 1 to 16, but it is the string \"fixed:17\"",
+        ),
+        (
+            "model: {draft: none}\nspeculation: {policy: 'fixed:2'}",
+            "`speculation.policy` must be `off` when there is no draft model (`model.draft: none`), \
+             but it is the string \"fixed:2\"",
+        ),
+        (
+            "model: {target: some/dir}",
+            "`model.draft` is missing: name the draft model's directory, or write `draft: none`",
+        ),
+        (
+            "model: {draft: some/dir}",
+            "`model.draft` must be `demo` or `none` beside the demo target; give a directory as `model.target` too, \
+             but it is the string \"some/dir\"",
+        ),
+        (
+            "model: {target: a, draft: b, synthetic: {}}",
+            "`model.target` stands beside `model.synthetic`: keep one of the two",
+        ),
+        (
+            "model: {name: 'a b'}",
+            "`model.name` must be 1 to 128 letters, digits and signs without spaces, but it is the string \"a b\"",
+        ),
+        ("drain_timeout_s: -1", "`drain_timeout_s` must be a whole number from 0 to 86400, but it is -1"),
+    ] {
+        let line = if message.starts_with("`speculation") && text.contains('\n') { 2 } else { 1 };
+        assert_eq!(refusal(text), format!("etc/x.yaml:{line}: {message}"), "{text}");
+    }
+    let isa = refusal("device: {isa: sse9}");
+    assert!(isa.contains("one of what this CPU has, `auto`") && isa.contains("`portable`"), "{isa}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let text = Document::read(Path::new("nowhere.yaml")).unwrap_err().to_string();
+    assert!(text.starts_with("nowhere.yaml: cannot read the config file: "), "{text}");
+}

@@ -1,0 +1,197 @@
+//! From the document to the `Config`: defaults, ranges, and what must fit together.
+
+use std::path::Path;
+use std::time::Duration;
+
+use faser_actors::{Dtype, Isa};
+use faser_engine::{K_LIMIT, Policy};
+use serde_json::Value;
+
+use super::raw::Document;
+use super::synthetic::synthetic;
+use super::{
+    Config, ConfigError, DeviceConfig, KvConfig, LogConfig, LogFormat, ModelConfig, ModelSource,
+    SchedulerConfig, ServerConfig, sizes,
+};
+use crate::fields::{Fault, FieldError, Fields, wrong_value};
+
+const MIB: u64 = 1 << 20;
+
+impl Config {
+    /// Reads a document; every key that is absent or null takes its default.
+    ///
+    /// # Errors
+    /// The first key that is unknown, of the wrong type, impossible, or at odds with another.
+    pub fn from_document(document: &Document) -> Result<Config, ConfigError> {
+        read(document.root(), document.folder()).map_err(|err| document.error(&err))
+    }
+}
+
+fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
+    let mut root = Fields::new("", root)?;
+    let nothing = Value::Object(Default::default());
+    let mut section = |name: &'static str| {
+        let value = root.value(name).unwrap_or(&nothing);
+        Fields::new(name, value)
+    };
+    let server = server(section("server")?)?;
+    let model = model(section("model")?, folder)?;
+    let device = device(section("device")?)?;
+    let kv = kv(section("kv")?)?;
+    let scheduler = scheduler(section("scheduler")?)?;
+    let policy = policy(section("speculation")?, &model)?;
+    let log = log(section("log")?)?;
+    let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
+    root.finish()?;
+    Ok(Config { server, model, device, kv, scheduler, policy, log, drain_timeout })
+}
+
+fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
+    let listen = fields.text("listen")?.unwrap_or("127.0.0.1:8000");
+    let listen = listen.parse().map_err(|_| {
+        wrong_value(&fields.path("listen"), "an address and a port, such as 127.0.0.1:8000", &listen.into())
+    })?;
+    let workers = fields.size("workers", 1..=256)?.unwrap_or(2);
+    let max_body_bytes = sizes::bytes(&mut fields, "max_body_bytes", 1 << 10, 1 << 30)?.unwrap_or(4 * MIB);
+    let max_prompts_per_request = fields.size("max_prompts_per_request", 1..=4096)?.unwrap_or(64);
+    let keep_alive = seconds(&mut fields, "keep_alive_s", 1..=3600, 75)?;
+    fields.finish()?;
+    Ok(ServerConfig {
+        listen,
+        workers,
+        max_body_bytes: max_body_bytes as usize,
+        max_prompts_per_request,
+        keep_alive,
+    })
+}
+
+fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldError> {
+    let name = fields.text("name")?;
+    if let Some(name) = name
+        && (name.is_empty() || name.len() > 128 || !name.bytes().all(|byte| byte.is_ascii_graphic()))
+    {
+        let wanted = "1 to 128 letters, digits and signs without spaces";
+        return Err(wrong_value(&fields.path("name"), wanted, &name.into()));
+    }
+    let spec = fields.object("synthetic")?.map(synthetic).transpose()?;
+    let target = fields.text("target")?;
+    let draft = fields.text("draft")?;
+    let source = match (spec, target, draft) {
+        (Some(_), Some(_), _) => {
+            let problem = "stands beside `model.synthetic`: keep one of the two";
+            return Err(FieldError::new(fields.path("target"), Fault::Value, problem));
+        }
+        (Some(spec), None, None) => ModelSource::Synthetic { spec, draft: true },
+        (Some(spec), None, Some("none")) => ModelSource::Synthetic { spec, draft: false },
+        (Some(_), None, Some(other)) => {
+            let wanted = "left out, or `none`, beside `model.synthetic`";
+            return Err(wrong_value(&fields.path("draft"), wanted, &other.into()));
+        }
+        (None, None | Some("demo"), None | Some("demo")) => ModelSource::Demo { draft: true },
+        (None, None | Some("demo"), Some("none")) => ModelSource::Demo { draft: false },
+        (None, None | Some("demo"), Some(other)) => {
+            let wanted = "`demo` or `none` beside the demo target; give a directory as `model.target` too";
+            return Err(wrong_value(&fields.path("draft"), wanted, &other.into()));
+        }
+        (None, Some(target), draft) => {
+            let Some(draft) = draft else {
+                let problem = "is missing: name the draft model's directory, or write `draft: none`";
+                return Err(FieldError::new(fields.path("draft"), Fault::Missing, problem));
+            };
+            let draft = (draft != "none").then(|| folder.join(draft));
+            ModelSource::Directories { target: folder.join(target), draft }
+        }
+    };
+    let dtype = match fields.word("dtype", &["bf16", "f32"])? {
+        Some("f32") => Dtype::F32,
+        _ => Dtype::Bf16,
+    };
+    fields.finish()?;
+    Ok(ModelConfig { name: name.map(str::to_owned), source, dtype })
+}
+
+fn device(mut fields: Fields<'_>) -> Result<DeviceConfig, FieldError> {
+    fields.word("kind", &["cpu"])?;
+    let threads = fields.size("threads", 1..=4096)?;
+    let isa = match fields.text("isa")? {
+        None | Some("auto") => None,
+        Some(text) => {
+            let isa = text.parse().ok().filter(|isa| Isa::available().contains(isa));
+            Some(isa.ok_or_else(|| {
+                let names = Isa::available().iter().map(|isa| format!(", `{isa}`")).collect::<String>();
+                let wanted = format!("one of what this CPU has, `auto`{names}");
+                wrong_value(&fields.path("isa"), &wanted, &text.into())
+            })?)
+        }
+    };
+    fields.finish()?;
+    Ok(DeviceConfig { threads, isa })
+}
+
+fn kv(mut fields: Fields<'_>) -> Result<KvConfig, FieldError> {
+    let block_size = fields.size("block_size", 1..=256)?.unwrap_or(16);
+    let memory_bytes = sizes::bytes(&mut fields, "memory", MIB, 1 << 50)?;
+    let prefix_cache = fields.flag("prefix_cache")?.unwrap_or(true);
+    fields.finish()?;
+    Ok(KvConfig { block_size, memory_bytes, prefix_cache })
+}
+
+fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
+    let max_running = fields.size("max_running", 1..=4096)?.unwrap_or(64);
+    let max_waiting = fields.size("max_waiting", 1..=65_536)?.unwrap_or(256);
+    let rows = fields.size("max_pass_rows", 1..=65_536)?;
+    let max_pass_rows = rows.unwrap_or(max_running.max(512));
+    if max_pass_rows < max_running {
+        let wanted = format!("at least `scheduler.max_running` ({max_running}), a row per sequence");
+        return Err(wrong_value(&fields.path("max_pass_rows"), &wanted, &max_pass_rows.into()));
+    }
+    let max_context = fields.size("max_context", 2..=(1 << 24))?;
+    fields.finish()?;
+    Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context })
+}
+
+fn policy(mut fields: Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
+    let draft = match &model.source {
+        ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
+        ModelSource::Directories { draft, .. } => draft.is_some(),
+    };
+    let policy = match fields.text("policy")? {
+        None if draft => Policy::Fixed { k: 4 },
+        None => Policy::Off,
+        Some(text) => text.parse().map_err(|_| {
+            let wanted = format!("`off`, or `fixed:K` with K from 1 to {K_LIMIT}");
+            wrong_value(&fields.path("policy"), &wanted, &text.into())
+        })?,
+    };
+    if policy != Policy::Off && !draft {
+        let wanted = "`off` when there is no draft model (`model.draft: none`)";
+        return Err(wrong_value(&fields.path("policy"), wanted, &policy.to_string().into()));
+    }
+    fields.finish()?;
+    Ok(policy)
+}
+
+fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
+    let level = match fields.word("level", &["error", "warn", "info", "debug", "trace"])? {
+        Some("error") => tracing::Level::ERROR,
+        Some("warn") => tracing::Level::WARN,
+        Some("debug") => tracing::Level::DEBUG,
+        Some("trace") => tracing::Level::TRACE,
+        _ => tracing::Level::INFO,
+    };
+    let format = match fields.word("format", &["text", "json"])? {
+        Some("json") => LogFormat::Json,
+        _ => LogFormat::Text,
+    };
+    fields.finish()?;
+    Ok(LogConfig { level, format })
+}
+
+fn seconds(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    range: std::ops::RangeInclusive<u64>,
+    default: u64,
+) -> Result<Duration, FieldError> {
+    Ok(Duration::from_secs(fields.whole(name, range)?.unwrap_or(default)))
+}

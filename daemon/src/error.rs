@@ -1,0 +1,104 @@
+//! Why a command of the daemon fails.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use faser_actors::{ServiceError, SubmitError};
+use faser_bench::BenchError;
+use faser_engine::EngineError;
+use faser_models::ModelError;
+use faser_topology::TopologyError;
+
+use crate::config::ConfigError;
+use crate::sequence::SequenceError;
+
+/// The error of every command; the message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The configuration, or a flag that overrides it.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The demo pair is nowhere.
+    #[error(
+        "the demo pair, a folder with `target` and `draft` in it, is at none of: {}. Run faser from its repository, \
+         or name your own models by `model.target` and `model.draft` in a config file (see configs/laptop.yaml)",
+        looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoDemoPair {
+        /// Where it was looked for.
+        looked: Vec<PathBuf>,
+    },
+    /// A model cannot be used.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A model cannot hold the contexts asked for.
+    #[error(
+        "`scheduler.max_context` is {asked}, but the {model} model holds {limit} tokens: lower it, or leave it out"
+    )]
+    Context {
+        /// What the config asks for.
+        asked: usize,
+        /// `target` or `draft`.
+        model: &'static str,
+        /// What the model holds.
+        limit: usize,
+    },
+    /// The models do not fit the device.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The bounds do not go together.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The service did not start.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// A prompt was not taken.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// A sequence broke off.
+    #[error(transparent)]
+    Sequence(#[from] SequenceError),
+    /// The port cannot be had.
+    #[error(
+        "cannot listen on {address}: {source}. Is another server running there? Choose a port with --listen ADDR:PORT or server.listen"
+    )]
+    Bind {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The prompts of `faser generate` cannot be read.
+    #[error("{}: {problem}", path.display())]
+    Prompts {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
+    /// The model has no chat template.
+    #[error("--chat cannot be had: {0}")]
+    NoChat(String),
+    /// A benchmark could not be run.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The operating system refused something else.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The metrics recorder cannot be installed.
+    #[error("cannot set up metrics: {0}")]
+    Metrics(String),
+}

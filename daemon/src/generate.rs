@@ -1,0 +1,129 @@
+//! `faser generate`: prompts through the same service as the daemon's, in this process, to the terminal.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use faser_actors::Sampling;
+use faser_engine::Origin;
+use serde_json::{Value, json};
+
+use crate::app::Served;
+use crate::cli::GenerateArgs;
+use crate::config::Config;
+use crate::error::DaemonError;
+use crate::figures::{Figures, Run};
+use crate::http::params::Parameters;
+use crate::load::load;
+use crate::progress::Display;
+use crate::random;
+use crate::sequence::{Piece, Span};
+
+/// Runs every prompt, one after the other. Needs a running actix System.
+///
+/// # Errors
+/// The pair cannot be loaded, or a prompt cannot be read or served.
+pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<(), DaemonError> {
+    let prompts = match (&args.prompts, &args.prompt) {
+        (Some(file), _) => read_prompts(file)?,
+        (None, prompt) => vec![prompt.clone().unwrap_or_default()],
+    };
+    let mut display = Display::new();
+    let loaded = load(config, &mut |what, progress| display.show(what, progress))?;
+    display.finish();
+    let served = loaded.start().await?;
+    // Passes of the warm-up do not count.
+    let before = served.service.view().totals;
+    let mut runs = Vec::with_capacity(prompts.len());
+    for prompt in &prompts {
+        if !args.json && prompts.len() > 1 {
+            println!("\n> {prompt}");
+        }
+        runs.push(run(&served, args, prompt).await?);
+    }
+    let figures = Figures::new(&runs, &before, &served.service.view().totals);
+    if args.json {
+        let runs: Vec<Value> = runs.iter().map(Run::to_json).collect();
+        println!("{}", json!({"model": served.name, "runs": runs, "average": figures.to_json()}));
+    } else {
+        eprintln!("{figures}");
+    }
+    served.service.clone().stop().await;
+    Ok(())
+}
+
+/// One prompt, shown as it comes unless everything is printed as JSON at the end.
+async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, DaemonError> {
+    let ids = if args.chat {
+        let messages = json!([{"role": "user", "content": prompt}]);
+        let text = match &served.template {
+            Ok(template) => template.render(&messages, true)?,
+            Err(err) => return Err(DaemonError::NoChat(err.to_string())),
+        };
+        served.tokenizer.encode(&text, false)?
+    } else {
+        served.tokenizer.encode(prompt, true)?
+    };
+    let parameters = Parameters {
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_p: args.top_p,
+            seed: args.seed.unwrap_or_else(random::number),
+            ..Sampling::default()
+        },
+        max_new_tokens: Some(args.max_tokens),
+        ..Parameters::default()
+    };
+    let colour = !args.no_color && std::io::stdout().is_terminal();
+    let started = Instant::now();
+    let mut sequence = served.open(ids, &parameters, None).await?;
+    let mut text = String::new();
+    loop {
+        match sequence.next().await? {
+            Some(Piece::Text(spans)) => {
+                if !args.json {
+                    show(&spans, colour)?;
+                }
+                text.extend(spans.into_iter().map(|span| span.text));
+            }
+            Some(Piece::End(ending)) => {
+                if !args.json {
+                    println!();
+                }
+                return Ok(Run { prompt: prompt.to_owned(), text, ending, took: started.elapsed() });
+            }
+            None => return Err(crate::sequence::SequenceError::Ended.into()),
+        }
+    }
+}
+
+/// Accepted proposals are green.
+fn show(spans: &[Span], colour: bool) -> Result<(), DaemonError> {
+    let mut out = std::io::stdout().lock();
+    let write = |out: &mut std::io::StdoutLock<'_>| {
+        for Span { text, origin } in spans {
+            if colour && *origin == Origin::Draft {
+                write!(out, "\x1b[32m{text}\x1b[0m")?;
+            } else {
+                write!(out, "{text}")?;
+            }
+        }
+        out.flush()
+    };
+    write(&mut out).map_err(|source| DaemonError::System { what: "write to standard output", source })
+}
+
+/// A JSON list of strings, or of objects with a `prompt`.
+fn read_prompts(file: &Path) -> Result<Vec<String>, DaemonError> {
+    let refuse = |problem: String| DaemonError::Prompts { path: file.to_owned(), problem };
+    let text = std::fs::read_to_string(file).map_err(|err| refuse(err.to_string()))?;
+    let value: Value = serde_json::from_str(&text).map_err(|err| refuse(format!("not valid JSON: {err}")))?;
+    let wanted = "expected a JSON list of strings, or of objects such as {\"prompt\": \"…\"}";
+    let items =
+        value.as_array().filter(|items| !items.is_empty()).ok_or_else(|| refuse(wanted.to_owned()))?;
+    let prompt = |(i, item): (usize, &Value)| {
+        let text = item.as_str().or_else(|| item.get("prompt")?.as_str());
+        text.map(str::to_owned).ok_or_else(|| refuse(format!("entry {i}: {wanted}")))
+    };
+    items.iter().enumerate().map(prompt).collect()
+}

@@ -1,0 +1,144 @@
+//! Errors as clients of the OpenAI API know them: `{"error": {"message", "type", "param", "code"}}`.
+
+use actix_web::http::{StatusCode, header};
+use actix_web::{HttpResponse, ResponseError};
+use faser_actors::SubmitError;
+use faser_models::ModelError;
+use serde_json::{Value, json};
+
+use crate::fields::{Fault, FieldError};
+use crate::sequence::SequenceError;
+
+/// A refusal or failure of one request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    retry_after_s: Option<u32>,
+}
+
+impl ApiError {
+    /// 400: the request is wrong, in the field `param` if one can be named.
+    pub fn bad_request(message: impl Into<String>, param: Option<&str>, code: &'static str) -> ApiError {
+        ApiError {
+            status: StatusCode::BAD_REQUEST,
+            kind: "invalid_request_error",
+            code: Some(code),
+            param: param.map(str::to_owned),
+            message: message.into(),
+            retry_after_s: None,
+        }
+    }
+
+    /// Another refusal of the request itself: 404, 405, 413.
+    pub fn refused(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, ..ApiError::bad_request(message, None, code) }
+    }
+
+    /// 404 for a model that is not served.
+    pub fn unknown_model(asked: &str, served: &str) -> ApiError {
+        let message =
+            format!("the model `{}` is not served here; this server has `{served}`", asked.escape_debug());
+        ApiError {
+            param: Some("model".into()),
+            ..ApiError::refused(StatusCode::NOT_FOUND, "model_not_found", message)
+        }
+    }
+
+    /// 503: try again in a moment.
+    pub fn unavailable(message: impl Into<String>, code: &'static str) -> ApiError {
+        ApiError {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            kind: "service_unavailable_error",
+            retry_after_s: Some(1),
+            ..ApiError::bad_request(message, None, code)
+        }
+    }
+
+    /// 500: nothing the client did.
+    pub fn internal(message: impl Into<String>, code: &'static str) -> ApiError {
+        ApiError {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            kind: "server_error",
+            ..ApiError::bad_request(message, None, code)
+        }
+    }
+
+    /// The JSON body; also what a stream sends when it breaks after its first byte.
+    pub fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message, "type": self.kind, "param": self.param, "code": self.code,
+        }})
+    }
+}
+
+impl ResponseError for ApiError {
+    fn status_code(&self) -> StatusCode {
+        self.status
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let mut response = HttpResponse::build(self.status);
+        if let Some(seconds) = self.retry_after_s {
+            response.insert_header((header::RETRY_AFTER, seconds.to_string()));
+        }
+        response.json(self.body())
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(err: FieldError) -> ApiError {
+        let code = match err.fault {
+            Fault::Unknown => "unknown_parameter",
+            Fault::Missing => "missing_required_parameter",
+            Fault::Type => "invalid_type",
+            Fault::Value => "invalid_value",
+            Fault::Unsupported => "unsupported_parameter",
+        };
+        let param = Some(err.path.as_str()).filter(|path| !path.is_empty());
+        ApiError::bad_request(err.message.clone(), param, code)
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(err: SubmitError) -> ApiError {
+        let message = err.to_string();
+        match err {
+            SubmitError::Full { .. } => ApiError {
+                status: StatusCode::TOO_MANY_REQUESTS,
+                kind: "rate_limit_error",
+                ..ApiError::unavailable(message, "queue_full")
+            },
+            SubmitError::Refused(_) => {
+                ApiError::bad_request(message, Some("prompt"), "context_length_exceeded")
+            }
+            SubmitError::Invalid(_) => ApiError::bad_request(message, None, "invalid_value"),
+            SubmitError::NotReady(_) => ApiError::unavailable(message, "not_ready"),
+            SubmitError::Draining => ApiError::unavailable(message, "draining"),
+            SubmitError::Stopped => ApiError::unavailable(message, "stopped"),
+        }
+    }
+}
+
+impl From<ModelError> for ApiError {
+    fn from(err: ModelError) -> ApiError {
+        let param = match err {
+            ModelError::Tokenize(_) => "prompt",
+            _ => "messages",
+        };
+        ApiError::bad_request(err.to_string(), Some(param), "invalid_value")
+    }
+}
+
+impl From<SequenceError> for ApiError {
+    fn from(err: SequenceError) -> ApiError {
+        match err {
+            SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
+            SequenceError::Ended => ApiError::unavailable(err.to_string(), "shutting_down"),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! From checked requests to answers: opens the sequences, then collects or streams their text.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actix_web::http::header;
+use actix_web::{HttpResponse, web};
+use faser_engine::TokenId;
+use futures_util::stream::{self, SelectAll, Stream, StreamExt};
+use serde_json::Value;
+
+use super::errors::ApiError;
+use super::params::Parameters;
+use super::shapes::{Answer, Choice, Shape, usage};
+use crate::app::Served;
+use crate::sequence::{Ending, Piece, SequenceError, TextSequence};
+
+/// Longer texts are tokenized off the thread that serves everybody's streams.
+const LONG_TEXT_BYTES: usize = 16 << 10;
+
+/// Everything a request asks for.
+pub(super) struct Generation {
+    pub(super) shape: Shape,
+    pub(super) prompts: Vec<Vec<TokenId>>,
+    pub(super) parameters: Parameters,
+    /// Tokens per sequence when the request does not say; `None` is the rest of the context.
+    pub(super) max_new_tokens: Option<usize>,
+}
+
+impl Generation {
+    /// Answers the request. Dropping the future, or the body of the answer, cancels its sequences.
+    pub(super) async fn respond(self, served: &Served) -> Result<HttpResponse, ApiError> {
+        let mut sequences = Vec::with_capacity(self.prompts.len());
+        let mut prompt_tokens = 0;
+        for prompt in self.prompts {
+            prompt_tokens += prompt.len();
+            sequences.push(served.open(prompt, &self.parameters, self.max_new_tokens).await?);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let answer = Answer::new(self.shape, &served.name, now.as_secs());
+        if self.parameters.stream {
+            return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens));
+        }
+        let choices = futures_util::future::try_join_all(sequences.into_iter().map(collected)).await?;
+        let usage = usage(prompt_tokens, choices.iter().map(|choice| &choice.ending));
+        Ok(HttpResponse::Ok().json(answer.whole(&choices, &usage)))
+    }
+}
+
+/// Token ids of a text.
+pub(super) async fn encode(
+    served: &Arc<Served>,
+    text: String,
+    add_special: bool,
+) -> Result<Vec<TokenId>, ApiError> {
+    if text.len() <= LONG_TEXT_BYTES {
+        return Ok(served.tokenizer.encode(&text, add_special)?);
+    }
+    let tokenizer = Arc::clone(&served.tokenizer);
+    let ids = web::block(move || tokenizer.encode(&text, add_special)).await;
+    Ok(ids.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))??)
+}
+
+async fn collected(mut sequence: TextSequence) -> Result<Choice, SequenceError> {
+    let mut text = String::new();
+    loop {
+        match sequence.next().await? {
+            Some(Piece::Text(spans)) => text.extend(spans.into_iter().map(|span| span.text)),
+            Some(Piece::End(ending)) => return Ok(Choice { text, ending }),
+            None => return Err(SequenceError::Ended),
+        }
+    }
+}
+
+type Pieces = Pin<Box<dyn Stream<Item = (usize, Result<Piece, SequenceError>)>>>;
+
+/// One sequence's pieces, with its place in the request.
+fn pieces(index: usize, sequence: TextSequence) -> Pieces {
+    Box::pin(stream::unfold(Some(sequence), move |sequence| async move {
+        let mut sequence = sequence?;
+        match sequence.next().await {
+            Ok(Some(piece)) => Some(((index, Ok(piece)), Some(sequence))),
+            Ok(None) => None,
+            Err(err) => Some(((index, Err(err)), None)),
+        }
+    }))
+}
+
+/// A stream of server-sent events. A failure is its last event, and then there is no `[DONE]`.
+fn streamed(
+    answer: Answer,
+    sequences: Vec<TextSequence>,
+    with_usage: bool,
+    prompt_tokens: usize,
+) -> HttpResponse {
+    let openings: Vec<Value> = (0..sequences.len()).filter_map(|index| answer.opening(index)).collect();
+    let pieces: SelectAll<Pieces> =
+        sequences.into_iter().enumerate().map(|(index, sequence)| pieces(index, sequence)).collect();
+    let events = Events { answer, pieces, endings: Vec::new(), with_usage, prompt_tokens };
+    let rest = stream::unfold(Some(events), |events| async move { events?.next().await });
+    let body = stream::iter(openings).map(|opening| event(&opening)).chain(rest);
+    HttpResponse::Ok()
+        .insert_header((header::CONTENT_TYPE, "text/event-stream"))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .streaming(body.map(Ok::<_, ApiError>))
+}
+
+/// What is left of a stream.
+struct Events {
+    answer: Answer,
+    pieces: SelectAll<Pieces>,
+    endings: Vec<Ending>,
+    with_usage: bool,
+    prompt_tokens: usize,
+}
+
+impl Events {
+    /// The next bytes, and what is left after them.
+    async fn next(mut self) -> Option<(web::Bytes, Option<Events>)> {
+        let bytes = match self.pieces.next().await {
+            Some((index, Ok(Piece::Text(spans)))) => {
+                let text: String = spans.into_iter().map(|span| span.text).collect();
+                event(&self.answer.text(index, &text))
+            }
+            Some((index, Ok(Piece::End(ending)))) => {
+                let bytes = event(&self.answer.end(index, ending.finish));
+                self.endings.push(ending);
+                bytes
+            }
+            Some((_, Err(err))) => return Some((event(&ApiError::from(err).body()), None)),
+            None => return Some((self.last(), None)),
+        };
+        Some((bytes, Some(self)))
+    }
+
+    fn last(&self) -> web::Bytes {
+        let usage = self.with_usage.then(|| {
+            let usage = usage(self.prompt_tokens, self.endings.iter());
+            event(&self.answer.usage(usage))
+        });
+        let mut bytes = usage.map_or_else(Vec::new, |bytes| bytes.to_vec());
+        bytes.extend_from_slice(b"data: [DONE]\n\n");
+        bytes.into()
+    }
+}
+
+/// One server-sent event. JSON has no line breaks of its own, so it is one line.
+fn event(data: &Value) -> web::Bytes {
+    format!("data: {data}\n\n").into()
+}

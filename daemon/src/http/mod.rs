@@ -1,0 +1,62 @@
+//! The HTTP API: OpenAI's routes, and those that operators and load balancers ask.
+
+mod body;
+mod chat;
+mod completions;
+pub mod errors;
+mod generation;
+mod health;
+mod models;
+mod observe;
+pub mod params;
+mod shapes;
+mod tokenize;
+
+#[cfg(test)]
+mod tests;
+
+use actix_web::http::{Method, StatusCode, header};
+use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
+
+use errors::ApiError;
+
+/// Every route of the API. The caller adds `web::Data<App>` and wraps `observe::observe` around it.
+pub fn routes(config: &mut web::ServiceConfig) {
+    config
+        .service(resource("/v1/completions", Method::POST, web::route().to(completions::completions)))
+        .service(resource("/v1/chat/completions", Method::POST, web::route().to(chat::chat)))
+        .service(resource("/v1/models", Method::GET, web::route().to(models::list)))
+        .service(resource("/v1/models/{id:.*}", Method::GET, web::route().to(models::one)))
+        .service(resource("/tokenize", Method::POST, web::route().to(tokenize::tokenize)))
+        .service(resource("/detokenize", Method::POST, web::route().to(tokenize::detokenize)))
+        .service(resource("/health", Method::GET, web::route().to(health::health)))
+        .service(resource("/ready", Method::GET, web::route().to(health::ready)))
+        .service(resource("/metrics", Method::GET, web::route().to(health::metrics)))
+        .default_service(web::to(no_route));
+}
+
+pub use observe::observe;
+
+/// A path with its one method; others are answered with 405.
+fn resource(path: &'static str, method: Method, route: Route) -> Resource {
+    let allowed = method.clone();
+    let other = move |request: HttpRequest| {
+        let message = format!("{} is not for {}; use {allowed}", request.path(), request.method());
+        let error = ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
+        let mut response = error.error_response();
+        if let Ok(allowed) = header::HeaderValue::from_str(allowed.as_str()) {
+            response.headers_mut().insert(header::ALLOW, allowed);
+        }
+        async { response }
+    };
+    web::resource(path).route(route.method(method)).default_service(web::to(other))
+}
+
+async fn no_route(request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let path: String = request.path().chars().take(128).collect();
+    let message = format!(
+        "there is nothing at {}; see /v1/models, /v1/completions, /v1/chat/completions",
+        path.escape_debug()
+    );
+    Err(ApiError::refused(StatusCode::NOT_FOUND, "not_found", message))
+}

@@ -1,0 +1,129 @@
+//! The JSON of answers: whole ones and the chunks of streams, for completions and for chats.
+
+use serde_json::{Value, json};
+
+use crate::random;
+use crate::sequence::{Ending, Finish};
+
+/// Which of the two shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Completion,
+    Chat,
+}
+
+/// One finished choice.
+pub(super) struct Choice {
+    pub(super) text: String,
+    pub(super) ending: Ending,
+}
+
+/// What all parts of one answer have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    shape: Shape,
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Answer {
+    pub(super) fn new(shape: Shape, model: &str, created: u64) -> Answer {
+        let prefix = match shape {
+            Shape::Completion => "cmpl",
+            Shape::Chat => "chatcmpl",
+        };
+        Answer { shape, id: format!("{prefix}-{}", random::id()), created, model: model.to_owned() }
+    }
+
+    /// The answer to a request that does not stream.
+    pub(super) fn whole(&self, choices: &[Choice], usage: &Value) -> Value {
+        let choice = |(index, choice): (usize, &Choice)| {
+            let finish = choice.ending.finish.name();
+            match self.shape {
+                Shape::Completion => {
+                    json!({"index": index, "text": choice.text, "logprobs": null, "finish_reason": finish})
+                }
+                Shape::Chat => json!({
+                    "index": index, "logprobs": null, "finish_reason": finish,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": null},
+                }),
+            }
+        };
+        let object = match self.shape {
+            Shape::Completion => "text_completion",
+            Shape::Chat => "chat.completion",
+        };
+        let choices: Vec<Value> = choices.iter().enumerate().map(choice).collect();
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "choices": choices, "usage": usage,
+        })
+    }
+
+    /// What a stream begins with, before there is any text.
+    pub(super) fn opening(&self, index: usize) -> Option<Value> {
+        let delta = json!({"role": "assistant", "content": "", "refusal": null});
+        (self.shape == Shape::Chat).then(|| {
+            self.chunk(&json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]))
+        })
+    }
+
+    /// More text of one choice.
+    pub(super) fn text(&self, index: usize, text: &str) -> Value {
+        self.chunk(&match self.shape {
+            Shape::Completion => {
+                json!([{"index": index, "text": text, "logprobs": null, "finish_reason": null}])
+            }
+            Shape::Chat => {
+                json!([{"index": index, "delta": {"content": text}, "logprobs": null, "finish_reason": null}])
+            }
+        })
+    }
+
+    /// The end of one choice.
+    pub(super) fn end(&self, index: usize, finish: Finish) -> Value {
+        let finish = finish.name();
+        self.chunk(&match self.shape {
+            Shape::Completion => {
+                json!([{"index": index, "text": "", "logprobs": null, "finish_reason": finish}])
+            }
+            Shape::Chat => json!([{"index": index, "delta": {}, "logprobs": null, "finish_reason": finish}]),
+        })
+    }
+
+    /// The last chunk of a stream that asked for its usage.
+    pub(super) fn usage(&self, usage: Value) -> Value {
+        let mut chunk = self.chunk(&json!([]));
+        if let Value::Object(map) = &mut chunk {
+            map.insert("usage".to_owned(), usage);
+        }
+        chunk
+    }
+
+    fn chunk(&self, choices: &Value) -> Value {
+        let object = match self.shape {
+            Shape::Completion => "text_completion",
+            Shape::Chat => "chat.completion.chunk",
+        };
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "choices": choices, "usage": null,
+        })
+    }
+}
+
+/// `usage` of a request: the sum over its sequences. Cached tokens are told when they are known of all.
+pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e Ending> + Clone) -> Value {
+    let completion_tokens: usize = endings.clone().map(|ending| ending.output.len()).sum();
+    let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
+    let mut usage = json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    });
+    if let (Some(cached), Value::Object(map)) = (cached, &mut usage) {
+        map.insert("prompt_tokens_details".to_owned(), json!({"cached_tokens": cached}));
+    }
+    usage
+}

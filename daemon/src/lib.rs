@@ -1,0 +1,23 @@
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `generate` and `bench`. Everything it decides about tokens is
+//! decided below, in `faser_actors` and `faser_engine`.
+
+pub mod app;
+pub mod bench;
+pub mod check;
+pub mod cli;
+pub mod config;
+pub mod error;
+pub mod fields;
+pub mod figures;
+pub mod generate;
+pub mod http;
+pub mod load;
+mod locate;
+pub mod log;
+pub mod metrics;
+pub mod progress;
+mod random;
+pub mod sequence;
+pub mod serve;
+pub mod signals;
+pub mod stop;

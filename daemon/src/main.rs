@@ -1,0 +1,52 @@
+//! The binary: reads the command line, runs one command, turns its end into an exit status.
+
+use anyhow::Result;
+use clap::Parser;
+use faser::cli::{Cli, Command};
+use faser::config::LogConfig;
+use faser::{bench, check, generate, log, serve};
+
+fn main() {
+    match run(Cli::parse()) {
+        // Not by return: a thread that is still loading weights must not hold up the end.
+        Ok(status) => std::process::exit(status),
+        Err(err) => {
+            // Each message names its cause already.
+            eprintln!("error: {err}");
+            std::process::exit(1);
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<i32> {
+    let system = actix_web::rt::System::new();
+    match cli.command {
+        Command::Serve(args) => {
+            let config = args.load_config()?;
+            log::start(config.log);
+            Ok(system.block_on(serve::serve(config))?)
+        }
+        Command::Check(args) => {
+            let config = args.load_config()?;
+            log::start(quiet(config.log));
+            println!("{}", check::check(&config)?);
+            Ok(0)
+        }
+        Command::Generate(args) => {
+            let config = args.load_config()?;
+            log::start(quiet(config.log));
+            system.block_on(generate::generate(&args, &config))?;
+            Ok(0)
+        }
+        Command::Bench(args) => {
+            system.block_on(bench::bench(&args))?;
+            Ok(0)
+        }
+    }
+}
+
+/// One-shot commands say what they have to say themselves: of the log only what is worse than `info`.
+fn quiet(config: LogConfig) -> LogConfig {
+    let level = if config.level == tracing::Level::INFO { tracing::Level::WARN } else { config.level };
+    LogConfig { level, ..config }
+}

@@ -1,0 +1,50 @@
+//! Shows how far loading is: a bar on a terminal, a line per model in a log.
+
+use std::io::IsTerminal;
+
+use faser_models::Progress;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::config::sizes;
+
+/// The display of one start.
+pub struct Display {
+    bar: Option<ProgressBar>,
+    what: &'static str,
+}
+
+impl Display {
+    /// A bar if standard error is a terminal.
+    pub fn new() -> Display {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{msg:16} {bar:40} {percent:>3} %");
+            ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        Display { bar, what: "" }
+    }
+
+    /// Shows that `what` has come so far.
+    pub fn show(&mut self, what: &'static str, progress: Progress) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(what);
+            bar.set_length(progress.total_bytes);
+            bar.set_position(progress.done_bytes);
+        } else if self.what != what {
+            tracing::info!(what, size = sizes::written(progress.total_bytes), "loading");
+        }
+        self.what = what;
+    }
+
+    /// Everything is loaded.
+    pub fn finish(self) {
+        if let Some(bar) = self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Default for Display {
+    fn default() -> Self {
+        Self::new()
+    }
+}

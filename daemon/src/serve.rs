@@ -1,0 +1,143 @@
+//! `faser serve`: binds, loads, serves, drains.
+//!
+//! ```text
+//! bound ──► loading ──► serving ──signal──► draining ──► ended
+//!              └────────────signal─────────────────────────┘        a second signal ends any of them at once
+//! ```
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::dev::ServerHandle;
+use actix_web::middleware::from_fn;
+use actix_web::{HttpServer, web};
+
+use crate::app::{App, Served};
+use crate::config::{Config, sizes};
+use crate::error::DaemonError;
+use crate::load::load;
+use crate::progress::Display;
+use crate::signals::Signals;
+use crate::{http, metrics};
+
+/// Connections get this long to take the last bytes once every sequence has ended.
+const FLUSH_TIMEOUT_S: u64 = 2;
+/// Histograms collect samples until somebody folds them into buckets.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Serves until a signal ends it; returns the exit status. Needs a running actix System.
+///
+/// # Errors
+/// The port cannot be had, or the models cannot be served.
+pub async fn serve(config: Config) -> Result<i32, DaemonError> {
+    let mut signals = Signals::take_over()?;
+    let recorder = metrics::install()?;
+    let app = web::Data::new(App::new(config.server.clone(), recorder.clone()));
+    let (address, http) = bind(&config, &app)?;
+    actix_web::rt::spawn(async move {
+        loop {
+            actix_web::rt::time::sleep(UPKEEP_INTERVAL).await;
+            recorder.run_upkeep();
+        }
+    });
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
+    }
+    let drain_timeout = config.drain_timeout;
+    let served = tokio::select! {
+        served = start(config, app.clone()) => served?,
+        signal = signals.next() => {
+            tracing::info!(signal = signal.name, "ended while loading");
+            return Ok(0);
+        }
+    };
+    app.serve(Arc::clone(&served));
+    announce(&served.name, address);
+    let signal = signals.next().await;
+    tracing::info!(signal = signal.name, active = served.service.active(), ?drain_timeout, "draining");
+    app.start_draining();
+    tokio::select! {
+        () = drain(&served, http, drain_timeout) => Ok(0),
+        signal = signals.next() => {
+            tracing::warn!(signal = signal.name, "ended at once, with sequences in flight");
+            Ok(signal.exit_status())
+        }
+    }
+}
+
+/// Binds and begins to answer: /health at once, everything else with 503 until `App::serve`.
+fn bind(config: &Config, app: &web::Data<App>) -> Result<(SocketAddr, ServerHandle), DaemonError> {
+    let asked = config.server.listen;
+    let shared = app.clone();
+    let server = HttpServer::new(move || {
+        actix_web::App::new().app_data(shared.clone()).wrap(from_fn(http::observe)).configure(http::routes)
+    })
+    .workers(config.server.workers)
+    .keep_alive(config.server.keep_alive)
+    // A client that closes its side is gone: its sequences are cancelled, also before their first byte.
+    .h1_allow_half_closed(false)
+    .shutdown_timeout(FLUSH_TIMEOUT_S)
+    .disable_signals()
+    .bind(asked)
+    .map_err(|source| DaemonError::Bind { address: asked, source })?;
+    let address = server.addrs().first().copied().unwrap_or(asked);
+    let server = server.run();
+    let handle = server.handle();
+    actix_web::rt::spawn(async move {
+        if let Err(err) = server.await {
+            tracing::error!(%err, "the HTTP server ended");
+        }
+    });
+    Ok((address, handle))
+}
+
+async fn start(config: Config, app: web::Data<App>) -> Result<Arc<Served>, DaemonError> {
+    let loaded = actix_web::rt::task::spawn_blocking(move || {
+        let mut display = Display::new();
+        let loaded = load(&config, &mut |what, progress| {
+            display.show(what, progress);
+            let percent = progress.done_bytes * 100 / progress.total_bytes.max(1);
+            app.set_loading(format!("loading {what}: {percent} %"));
+        });
+        display.finish();
+        loaded
+    });
+    let loaded = loaded.await.map_err(|err| DaemonError::System { what: "load", source: err.into() })??;
+    tracing::info!(
+        model = loaded.name,
+        isa = %loaded.isa,
+        threads = loaded.placement.verify_lane.cores.len(),
+        kv = sizes::written(loaded.placement.kv_bytes),
+        policy = %loaded.engine.policy,
+        "loaded"
+    );
+    loaded.start().await.map(Arc::new)
+}
+
+/// The lines a person, or a script, waits for.
+fn announce(name: &str, mut address: SocketAddr) {
+    if address.ip().is_unspecified() {
+        address.set_ip(Ipv4Addr::LOCALHOST.into());
+    }
+    let body = format!(
+        r#"{{"model": "{name}", "prompt": "Returns the number of elements in the", "max_tokens": 64, "temperature": 0, "stream": true}}"#
+    );
+    let mut out = std::io::stdout().lock();
+    // Nobody may be reading; that is no reason to end.
+    let _ = writeln!(out, "ready: serving {name} on http://{address}")
+        .and_then(|()| writeln!(out, "try: curl -N http://{address}/v1/completions -d '{body}'"))
+        .and_then(|()| out.flush());
+}
+
+/// Lets sequences in flight end, then the connections.
+async fn drain(served: &Served, http: ServerHandle, timeout: Duration) {
+    let left = served.service.drain(timeout).await;
+    if left > 0 {
+        tracing::warn!(left, "the drain timeout is over: sequences are broken off");
+    }
+    served.service.clone().stop().await;
+    http.stop(true).await;
+    tracing::info!("ended");
+}

@@ -1,0 +1,114 @@
+//! What an engine is built from: bounds, pool sizes, policy.
+
+use crate::api::{K_LIMIT, Refusal};
+use crate::policy::Policy;
+
+/// The engine's bounds and sizes; nothing in it changes while it runs.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Tokens per KV block, in both pools.
+    pub block_size: usize,
+    /// Blocks of the target's pool.
+    pub target_blocks: usize,
+    /// Blocks of the draft's pool; 0 if there is no draft model.
+    pub draft_blocks: usize,
+    /// Sequences that may hold KV at once.
+    pub max_running: usize,
+    /// Requests that may wait; one more is refused.
+    pub max_waiting: usize,
+    /// Rows of one pass, on either lane: the token budget.
+    pub max_pass_rows: usize,
+    /// Tokens a sequence may have, prompt and output together.
+    pub max_context: usize,
+    /// How speculative lengths are chosen.
+    pub policy: Policy,
+    /// Keep the KV of finished prompts for later requests with the same beginning.
+    pub prefix_cache: bool,
+}
+
+/// Why an engine cannot be built.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// A size that has to be at least one is zero.
+    #[error("{0} is 0; it must be at least 1")]
+    Zero(&'static str),
+    /// More rows are needed for one row per running sequence.
+    #[error(
+        "max_pass_rows ({rows}) must be at least max_running ({running}), so that every sequence gets its row"
+    )]
+    PassTooSmall {
+        /// `max_pass_rows`.
+        rows: usize,
+        /// `max_running`.
+        running: usize,
+    },
+    /// One sequence of `max_context` tokens does not fit.
+    #[error(
+        "the {pool} pool holds {tokens} tokens, but one sequence may have {context}: enlarge the KV memory or lower max_context"
+    )]
+    PoolTooSmall {
+        /// `target` or `draft`.
+        pool: &'static str,
+        /// Tokens the pool holds.
+        tokens: usize,
+        /// `max_context`.
+        context: usize,
+    },
+    /// The policy cannot be honoured.
+    #[error("{0}")]
+    Policy(String),
+}
+
+impl EngineConfig {
+    /// Checks everything that `Engine::new` relies on.
+    ///
+    /// # Errors
+    /// The first bound that cannot be honoured.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        for (value, name) in [
+            (self.block_size, "block_size"),
+            (self.max_running, "max_running"),
+            (self.max_waiting, "max_waiting"),
+            (self.max_context, "max_context"),
+        ] {
+            if value == 0 {
+                return Err(EngineError::Zero(name));
+            }
+        }
+        if self.max_pass_rows < self.max_running {
+            return Err(EngineError::PassTooSmall { rows: self.max_pass_rows, running: self.max_running });
+        }
+        self.pool_holds_a_sequence("target", self.target_blocks)?;
+        if self.draft_blocks > 0 {
+            self.pool_holds_a_sequence("draft", self.draft_blocks)?;
+        }
+        match self.policy {
+            Policy::Fixed { k } if k == 0 || k > K_LIMIT => Err(EngineError::Policy(format!(
+                "fixed:{k} is out of range; write fixed:1 to fixed:{K_LIMIT}, or off"
+            ))),
+            Policy::Fixed { .. } | Policy::Off => Ok(()),
+        }
+    }
+
+    fn pool_holds_a_sequence(&self, pool: &'static str, blocks: usize) -> Result<(), EngineError> {
+        let tokens = blocks.saturating_mul(self.block_size);
+        if tokens < self.max_context {
+            return Err(EngineError::PoolTooSmall { pool, tokens, context: self.max_context });
+        }
+        Ok(())
+    }
+
+    /// Whether a request of these lengths can be served at all.
+    pub(crate) fn admits(&self, prompt_tokens: usize, max_new_tokens: usize) -> Result<(), Refusal> {
+        if prompt_tokens == 0 {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if max_new_tokens == 0 {
+            return Err(Refusal::NothingToGenerate);
+        }
+        if prompt_tokens.saturating_add(max_new_tokens) > self.max_context {
+            return Err(Refusal::TooLong { prompt_tokens, max_new_tokens, max_context: self.max_context });
+        }
+        Ok(())
+    }
+}

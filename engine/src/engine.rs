@@ -1,0 +1,226 @@
+//! The engine: one `handle`, which takes an event and says what to do next.
+//!
+//! Execution is serial: draft steps for all that speculate, then one verify pass for everyone, then again. A round
+//! stands at one of two stages, and a plan may be out on the stage's lane:
+//!
+//! ```text
+//!   Stage::Draft --plan--> (draft lane busy) --DraftDone--> Stage::Verify --plan--> (verify lane busy) --VerifyDone--+
+//!        ^  nobody speculates: straight on to Verify                                                                 |
+//!        +-----------------------------------------------------------------------------------------------------------+
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId};
+use crate::blocks::BlockPool;
+use crate::config::{EngineConfig, EngineError};
+use crate::lane::LaneBook;
+use crate::policy::Planner;
+use crate::sequence::Sequence;
+use crate::view::{LoadView, Totals};
+
+/// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
+const DEVICE_LOSSES_FORGIVEN: u32 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Draft,
+    Verify,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    Up,
+    /// Lost, to be rebuilt.
+    Away,
+    GivenUp,
+}
+
+/// All decisions of one replica. Deterministic: the same events in the same order bring the same commands.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) config: EngineConfig,
+    pub(crate) planner: Planner,
+    pub(crate) sequences: HashMap<SeqId, Sequence>,
+    /// Sequences that hold target KV, the longest admitted first.
+    pub(crate) running: Vec<SeqId>,
+    /// Sequences that hold nothing, the next to be admitted first.
+    pub(crate) waiting: VecDeque<SeqId>,
+    pub(crate) target_pool: BlockPool,
+    pub(crate) draft_pool: BlockPool,
+    pub(crate) draft_lane: LaneBook,
+    pub(crate) verify_lane: LaneBook,
+    pub(crate) totals: Totals,
+    stage: Stage,
+    device: Device,
+}
+
+impl Engine {
+    /// An engine with empty pools and a device that is ready.
+    ///
+    /// # Errors
+    /// A bound or a size in `config` that cannot be honoured.
+    pub fn new(config: EngineConfig) -> Result<Engine, EngineError> {
+        config.validate()?;
+        let (target_pool, draft_pool) = pools(&config);
+        Ok(Engine {
+            planner: Planner::new(config.policy),
+            sequences: HashMap::new(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            target_pool,
+            draft_pool,
+            draft_lane: LaneBook::default(),
+            verify_lane: LaneBook::default(),
+            totals: Totals::default(),
+            stage: Stage::Draft,
+            device: Device::Up,
+            config,
+        })
+    }
+
+    /// Takes one event; appends what is to be done to `out`, in order. `now` is time since any fixed moment.
+    pub fn handle(&mut self, _now: Duration, event: Event, out: &mut Vec<Command>) {
+        match event {
+            Event::Submit(request) => self.submit(request, out),
+            Event::Cancel(seq) => self.cancel(seq, out),
+            Event::DraftDone(result) => self.drafted(result),
+            Event::VerifyDone(result) => self.verified(result, out),
+            Event::DeviceLost => self.device_lost(out),
+            Event::DeviceReady => self.device = Device::Up,
+            Event::DeviceGivenUp => self.device_given_up(out),
+        }
+        self.advance(out);
+        if self.idle() {
+            self.assert_pools_whole();
+        }
+    }
+
+    /// Gauges of this moment and totals since the start.
+    pub fn view(&self) -> LoadView {
+        LoadView {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            target_pool: self.target_pool.view(),
+            draft_pool: self.draft_pool.view(),
+            totals: self.totals.clone(),
+        }
+    }
+
+    /// No sequence is there and no plan is out. Both pools are whole then, whatever happened before.
+    pub fn idle(&self) -> bool {
+        self.sequences.is_empty() && !self.draft_lane.busy() && !self.verify_lane.busy()
+    }
+
+    /// Checked in every build whenever the engine falls idle: a leak would starve a server slowly and in silence.
+    fn assert_pools_whole(&self) {
+        let (target, draft) = (self.target_pool.view(), self.draft_pool.view());
+        assert!(target.whole() && draft.whole(), "KV blocks leaked: target {target:?}, draft {draft:?}");
+    }
+
+    fn submit(&mut self, request: Request, out: &mut Vec<Command>) {
+        let seq = request.seq;
+        if let Err(why) = self.admissible(&request) {
+            self.totals.refused += 1;
+            out.push(Command::Reject { seq, why });
+            return;
+        }
+        self.totals.submitted += 1;
+        let k_limit = if self.config.draft_blocks > 0 { K_LIMIT } else { 0 };
+        let sequence = Sequence::new(request, k_limit, (&self.target_pool, &self.draft_pool));
+        self.sequences.insert(seq, sequence);
+        self.waiting.push_back(seq);
+    }
+
+    fn admissible(&self, request: &Request) -> Result<(), Refusal> {
+        if self.device == Device::GivenUp {
+            return Err(Refusal::NoDevice);
+        }
+        if self.sequences.contains_key(&request.seq) {
+            return Err(Refusal::DuplicateId(request.seq.0));
+        }
+        let (waiting, capacity) = (self.waiting.len(), self.config.max_waiting);
+        if waiting >= capacity {
+            return Err(Refusal::QueueFull { waiting, capacity });
+        }
+        self.config.admits(request.prompt.len(), request.max_new_tokens)
+    }
+
+    fn cancel(&mut self, seq: SeqId, out: &mut Vec<Command>) {
+        if self.sequences.contains_key(&seq) {
+            self.totals.cancelled += 1;
+            self.finish(seq, FinishReason::Cancelled, out);
+        }
+    }
+
+    /// Drops a sequence. Its blocks are free at once, even under a plan that is out: each pool belongs to one lane,
+    /// and whoever gets the blocks next writes them later on that same lane.
+    pub(crate) fn finish(&mut self, seq: SeqId, reason: FinishReason, out: &mut Vec<Command>) {
+        let Some(sequence) = self.sequences.remove(&seq) else { return };
+        self.running.retain(|&id| id != seq);
+        self.waiting.retain(|&id| id != seq);
+        self.draft_lane.retire(seq);
+        self.verify_lane.retire(seq);
+        out.push(Command::Finish { seq, reason, usage: sequence.usage });
+    }
+
+    fn device_lost(&mut self, out: &mut Vec<Command>) {
+        self.device = Device::Away;
+        self.stage = Stage::Draft;
+        self.draft_lane.forget();
+        self.verify_lane.forget();
+        while let Some(&youngest) = self.running.last() {
+            self.put_back(youngest);
+            let Some(sequence) = self.sequences.get_mut(&youngest) else { continue };
+            sequence.device_losses += 1;
+            if sequence.device_losses > DEVICE_LOSSES_FORGIVEN {
+                self.totals.failed += 1;
+                self.finish(youngest, FinishReason::DeviceFailed, out);
+            }
+        }
+        // Cached prefixes are gone with the memory.
+        (self.target_pool, self.draft_pool) = pools(&self.config);
+        let pools = (&self.target_pool, &self.draft_pool);
+        for sequence in self.sequences.values_mut() {
+            sequence.evict(pools);
+        }
+    }
+
+    fn device_given_up(&mut self, out: &mut Vec<Command>) {
+        self.device_lost(out);
+        self.device = Device::GivenUp;
+        while let Some(&seq) = self.waiting.front() {
+            self.totals.failed += 1;
+            self.finish(seq, FinishReason::DeviceFailed, out);
+        }
+    }
+
+    /// Sends the next plan if a lane is free for it.
+    fn advance(&mut self, out: &mut Vec<Command>) {
+        if self.device != Device::Up || self.draft_lane.busy() || self.verify_lane.busy() {
+            return;
+        }
+        if self.stage == Stage::Draft {
+            self.admit_waiting();
+            self.stage = Stage::Verify;
+            if let Some(plan) = self.plan_draft() {
+                out.push(Command::Draft(plan));
+                return;
+            }
+        }
+        // Cancellations may have emptied the batch since its drafts were planned: then look at the queue again.
+        if self.running.is_empty() {
+            self.admit_waiting();
+        }
+        self.stage = Stage::Draft;
+        if let Some(plan) = self.plan_verify() {
+            out.push(Command::Verify(plan));
+        }
+    }
+}
+
+fn pools(config: &EngineConfig) -> (BlockPool, BlockPool) {
+    let pool = |blocks| BlockPool::new(blocks, config.block_size, config.prefix_cache);
+    (pool(config.target_blocks), pool(config.draft_blocks))
+}

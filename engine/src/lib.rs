@@ -1,0 +1,24 @@
+//! Every decision of faser, pure: no clock, no IO, no threads, no text, no tensors.
+//!
+//! [`Engine::handle`] takes an [`Event`] and appends [`Command`]s; `actors` carries them between devices and clients,
+//! [sim] between a virtual clock and a model of a device. Start reading at `engine.rs`.
+
+mod admission;
+mod api;
+mod blocks;
+mod config;
+mod drafting;
+mod engine;
+mod lane;
+mod policy;
+mod sequence;
+pub mod sim;
+
+mod verifying;
+mod view;
+
+pub use api::*;
+pub use config::{EngineConfig, EngineError};
+pub use engine::Engine;
+pub use policy::Policy;
+pub use view::{LoadView, PoolView, Totals};

@@ -1,0 +1,71 @@
+//! What a simulation brought: per sequence and in all.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::api::{Emitted, FinishReason, Refusal, SeqId, TokenId, Usage};
+use crate::view::LoadView;
+
+/// The outcome of one request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Everything emitted.
+    pub tokens: Vec<TokenId>,
+    /// Time from arrival to the first token.
+    pub first_token_after: Option<Duration>,
+    /// Time from arrival to the end.
+    pub ended_after: Option<Duration>,
+    /// Why it ended; none if it was refused.
+    pub finish: Option<FinishReason>,
+    /// What it took.
+    pub usage: Usage,
+    /// Why it was refused.
+    pub refusal: Option<Refusal>,
+}
+
+/// The outcome of a simulation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Per request.
+    pub outcomes: BTreeMap<SeqId, Outcome>,
+    /// Virtual time at which the last sequence ended.
+    pub makespan: Duration,
+    /// The engine's own view at the end.
+    pub view: LoadView,
+    /// Commands the engine gave.
+    pub commands: u64,
+}
+
+impl Report {
+    /// Output tokens per virtual second, over all sequences.
+    pub fn tokens_per_second(&self) -> f64 {
+        let tokens: usize = self.outcomes.values().map(|outcome| outcome.tokens.len()).sum();
+        tokens as f64 / self.makespan.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    pub(super) fn emitted(&mut self, seq: SeqId, after: Duration, tokens: &[Emitted]) {
+        let outcome = self.outcomes.entry(seq).or_default();
+        outcome.first_token_after.get_or_insert(after);
+        outcome.tokens.extend(tokens.iter().map(|emitted| emitted.token));
+    }
+
+    pub(super) fn finished(
+        &mut self,
+        seq: SeqId,
+        now: Duration,
+        after: Duration,
+        reason: FinishReason,
+        usage: Usage,
+    ) {
+        self.makespan = self.makespan.max(now);
+        let outcome = self.outcomes.entry(seq).or_default();
+        assert!(outcome.finish.is_none(), "{seq} ended twice");
+        outcome.ended_after = Some(after);
+        outcome.finish = Some(reason);
+        outcome.usage = usage;
+    }
+
+    pub(super) fn rejected(&mut self, seq: SeqId, why: Refusal) {
+        self.outcomes.entry(seq).or_default().refusal = Some(why);
+    }
+}

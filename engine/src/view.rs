@@ -1,0 +1,92 @@
+//! What can be seen of the engine from outside: gauges and running totals.
+
+use std::time::Duration;
+
+use crate::api::K_LIMIT;
+
+/// A snapshot: gauges of this moment and totals since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadView {
+    /// Sequences that hold KV.
+    pub running: usize,
+    /// Sequences that wait for admission, preempted ones included.
+    pub waiting: usize,
+    /// The target's pool.
+    pub target_pool: PoolView,
+    /// The draft's pool.
+    pub draft_pool: PoolView,
+    /// Totals since the start.
+    pub totals: Totals,
+}
+
+/// Gauges of one block pool, in blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolView {
+    /// Blocks of the pool.
+    pub total: usize,
+    /// Blocks no sequence holds: empty ones, and cached ones that may be evicted at any time.
+    pub free: usize,
+    /// Blocks that hold the KV of a cached prefix, whether a sequence uses them or not.
+    pub cached: usize,
+}
+
+impl PoolView {
+    /// Nothing is held by any sequence.
+    pub fn whole(&self) -> bool {
+        self.free == self.total
+    }
+}
+
+/// Running totals; none ever goes down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Requests taken.
+    pub submitted: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Sequences that ended by a stop token or by length.
+    pub finished: u64,
+    /// Sequences that were cancelled.
+    pub cancelled: u64,
+    /// Sequences that were given up because the device failed under them.
+    pub failed: u64,
+    /// Sequences that lost their KV to others and were put back to wait.
+    pub preemptions: u64,
+    /// Prompt tokens of admitted requests.
+    pub prompt_tokens: u64,
+    /// Those of them whose target KV came from the prefix cache.
+    pub cached_prompt_tokens: u64,
+    /// Tokens emitted.
+    pub output_tokens: u64,
+    /// Draft plans done.
+    pub draft_passes: u64,
+    /// Verify passes done.
+    pub target_passes: u64,
+    /// Rows of those verify passes.
+    pub target_rows: u64,
+    /// Verified chunks with at least one proposal.
+    pub drafts: u64,
+    /// Proposals verified.
+    pub draft_tokens: u64,
+    /// Proposals accepted.
+    pub accepted_tokens: u64,
+    /// Proposals accepted, by their place in the chunk.
+    pub accepted_per_position: [u64; K_LIMIT],
+    /// Proposals verified, by their place in the chunk.
+    pub proposed_per_position: [u64; K_LIMIT],
+    /// Time the draft lane worked.
+    pub draft_time: Duration,
+    /// Time the verify lane worked.
+    pub verify_time: Duration,
+}
+
+impl Totals {
+    /// Counts one verified chunk of `proposed` proposals.
+    pub(crate) fn count_draft(&mut self, proposed: usize, accepted: usize) {
+        self.drafts += u64::from(proposed > 0);
+        self.draft_tokens += proposed as u64;
+        self.accepted_tokens += accepted as u64;
+        self.proposed_per_position.iter_mut().take(proposed).for_each(|count| *count += 1);
+        self.accepted_per_position.iter_mut().take(accepted).for_each(|count| *count += 1);
+    }
+}

@@ -1,0 +1,258 @@
+//! The engine in the simulator: whatever happens, every sequence gets the one right text, and nothing leaks.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use faser_engine::sim::{Costs, Happening, Report, SimDevice, Simulation};
+use faser_engine::{EngineConfig, FinishReason, Policy, Refusal, Request, SeqId, TokenId};
+use proptest::prelude::*;
+
+const COSTS: Costs = Costs {
+    draft_step: Duration::from_micros(100),
+    draft_row: Duration::from_micros(1),
+    verify_pass: Duration::from_micros(1000),
+    verify_row: Duration::from_micros(5),
+};
+const VOCABULARY: u32 = 50;
+
+fn config(policy: Policy) -> EngineConfig {
+    EngineConfig {
+        block_size: 4,
+        target_blocks: 200,
+        draft_blocks: 200,
+        max_running: 8,
+        max_waiting: 100,
+        max_pass_rows: 64,
+        max_context: 128,
+        policy,
+        prefix_cache: true,
+    }
+}
+
+fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
+    Request { seq: SeqId(seq), prompt: prompt.into(), max_new_tokens, stop_tokens: [].into(), k_max: None }
+}
+
+fn device(acceptance: f64, block_size: usize) -> SimDevice {
+    SimDevice::new(7, VOCABULARY, acceptance, block_size, COSTS)
+}
+
+fn run(config: &EngineConfig, acceptance: f64, happenings: Vec<(Duration, Happening)>) -> Report {
+    let device = device(acceptance, config.block_size);
+    Simulation::new(config.clone(), device).expect("the configuration is sound").run(happenings)
+}
+
+#[test]
+fn one_sequence_takes_the_passes_it_should() {
+    let arrivals = || vec![(Duration::ZERO, Happening::Arrival(request(1, vec![3; 10], 40)))];
+    let plain = run(&config(Policy::Off), 1.0, arrivals());
+    let usage = plain.outcomes[&SeqId(1)].usage;
+    assert_eq!((usage.target_passes, usage.proposed), (40, 0));
+    // Always right with k = 4: the prefill brings one token, then five a pass, and no draft for a last single token.
+    let drafted = run(&config(Policy::Fixed { k: 4 }), 1.0, arrivals());
+    let usage = drafted.outcomes[&SeqId(1)].usage;
+    assert_eq!((usage.target_passes, usage.proposed, usage.accepted), (1 + 8, 31, 31));
+    assert_eq!(drafted.outcomes[&SeqId(1)].tokens, plain.outcomes[&SeqId(1)].tokens);
+    assert!(drafted.makespan < plain.makespan);
+    // Never right: as many passes as without speculation.
+    let rejected = run(&config(Policy::Fixed { k: 4 }), 0.0, arrivals());
+    assert_eq!(rejected.outcomes[&SeqId(1)].usage.target_passes, 40);
+    assert_eq!(rejected.outcomes[&SeqId(1)].tokens, plain.outcomes[&SeqId(1)].tokens);
+}
+
+#[test]
+fn acceptance_is_what_the_device_was_given() {
+    let arrivals =
+        (0..200).map(|i| (Duration::ZERO, Happening::Arrival(request(i, vec![i as u32; 8], 100)))).collect();
+    let config = EngineConfig { max_waiting: 200, ..config(Policy::Fixed { k: 1 }) };
+    let totals = run(&config, 0.7, arrivals).view.totals;
+    let rate = totals.accepted_tokens as f64 / totals.draft_tokens as f64;
+    assert!((rate - 0.7).abs() < 0.02, "acceptance is {rate}");
+}
+
+#[test]
+fn a_prefix_is_computed_once() {
+    let shared: Vec<TokenId> = (0..40).collect();
+    let with = |tail: u32| [shared.clone(), vec![tail; 5]].concat();
+    let later = Duration::from_secs(1);
+    let report = run(
+        &config(Policy::Fixed { k: 2 }),
+        0.8,
+        vec![
+            (Duration::ZERO, Happening::Arrival(request(1, with(1), 5))),
+            (later, Happening::Arrival(request(2, with(2), 5))),
+        ],
+    );
+    assert_eq!(report.outcomes[&SeqId(1)].usage.cached_tokens, 0);
+    assert_eq!(report.outcomes[&SeqId(2)].usage.cached_tokens, 40);
+    assert_eq!(report.view.totals.cached_prompt_tokens, 40);
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
+    let config = EngineConfig { max_waiting: 2, max_running: 1, max_pass_rows: 8, ..config(Policy::Off) };
+    let at = Duration::ZERO;
+    let report = run(
+        &config,
+        1.0,
+        vec![
+            (at, Happening::Arrival(request(1, vec![1; 4], 8))),
+            (at, Happening::Arrival(request(2, vec![], 8))),
+            (at, Happening::Arrival(request(3, vec![1], 0))),
+            (at, Happening::Arrival(request(4, vec![1; 100], 29))),
+            (at, Happening::Arrival(request(1, vec![1], 1))),
+            (at, Happening::Arrival(request(5, vec![2; 4], 8))),
+            (at, Happening::Arrival(request(6, vec![3; 4], 8))),
+            (at, Happening::Arrival(request(7, vec![4; 4], 8))),
+        ],
+    );
+    let refusals: BTreeMap<u64, Refusal> =
+        report.outcomes.iter().filter_map(|(seq, o)| Some((seq.0, o.refusal.clone()?))).collect();
+    assert_eq!(
+        refusals,
+        BTreeMap::from([
+            (1, Refusal::DuplicateId(1)),
+            (2, Refusal::EmptyPrompt),
+            (3, Refusal::NothingToGenerate),
+            (4, Refusal::TooLong { prompt_tokens: 100, max_new_tokens: 29, max_context: 128 }),
+            (7, Refusal::QueueFull { waiting: 2, capacity: 2 }),
+        ])
+    );
+    for seq in [1, 5, 6] {
+        assert_eq!(report.outcomes[&SeqId(seq)].tokens.len(), 8);
+    }
+}
+
+#[test]
+fn a_sequence_under_which_every_device_fails_is_given_up() {
+    let rebuild = Duration::from_millis(1);
+    let mut happenings = vec![(Duration::ZERO, Happening::Arrival(request(1, vec![1; 4], 100)))];
+    happenings.extend((1..4).map(|i| (Duration::from_millis(10 * i), Happening::DeviceLost { rebuild })));
+    let report = run(&config(Policy::Off), 1.0, happenings);
+    let outcome = &report.outcomes[&SeqId(1)];
+    assert_eq!(outcome.finish, Some(FinishReason::DeviceFailed));
+    let right = device(1.0, 4).continuation(&[1; 4], 100, &[]);
+    assert_eq!(outcome.tokens, right[..outcome.tokens.len()]);
+    assert_eq!(report.view.totals.failed, 1);
+}
+
+/// A client: when it comes, what it wants, and when it goes if it does not wait.
+#[derive(Clone, Debug)]
+struct Client {
+    at: Duration,
+    prompt: Vec<TokenId>,
+    max_new_tokens: usize,
+    stop_tokens: Vec<TokenId>,
+    k_max: Option<usize>,
+    leaves_after: Option<Duration>,
+}
+
+fn clients() -> impl Strategy<Value = Vec<Client>> {
+    // Three possible beginnings, so that prefixes are shared.
+    let prompt = (0..3u32, 0..30usize, prop::collection::vec(0..VOCABULARY, 1..20))
+        .prop_map(|(beginning, n, tail)| [vec![beginning; n], tail].concat());
+    let stop_tokens = prop::collection::vec(0..VOCABULARY, 0..2);
+    let k_max = prop::option::of(0..6usize);
+    let leaves_after = prop::option::weighted(0.3, 0..60u64);
+    let client = (0..80u64, prompt, 1..40usize, stop_tokens, k_max, leaves_after).prop_map(
+        |(at, prompt, max_new_tokens, stop_tokens, k_max, leaves_after)| Client {
+            at: Duration::from_millis(at),
+            prompt,
+            max_new_tokens,
+            stop_tokens,
+            k_max,
+            leaves_after: leaves_after.map(Duration::from_millis),
+        },
+    );
+    prop::collection::vec(client, 1..25)
+}
+
+fn configs() -> impl Strategy<Value = EngineConfig> {
+    let policy = prop_oneof![Just(Policy::Off), (1..=8usize).prop_map(|k| Policy::Fixed { k })];
+    (1..6usize, 90..140usize, 0..140usize, 1..9usize, 0..40usize, policy, any::<bool>()).prop_map(
+        |(block_size, target_tokens, draft_tokens, max_running, more_rows, policy, prefix_cache)| {
+            EngineConfig {
+                block_size,
+                target_blocks: target_tokens.div_ceil(block_size),
+                draft_blocks: if draft_tokens < 90 { 0 } else { draft_tokens.div_ceil(block_size) },
+                max_running,
+                max_waiting: 100,
+                max_pass_rows: max_running + more_rows,
+                max_context: 90,
+                policy,
+                prefix_cache,
+            }
+        },
+    )
+}
+
+fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)> {
+    let mut all = Vec::new();
+    for (seq, client) in (0..).zip(clients) {
+        let request = Request {
+            seq: SeqId(seq),
+            prompt: client.prompt.clone().into(),
+            max_new_tokens: client.max_new_tokens,
+            stop_tokens: client.stop_tokens.clone().into(),
+            k_max: client.k_max,
+        };
+        all.push((client.at, Happening::Arrival(request)));
+        all.extend(client.leaves_after.map(|after| (client.at + after, Happening::Cancel(SeqId(seq)))));
+    }
+    let rebuild = Duration::from_micros(1500);
+    all.extend(failures.iter().map(|&at| (Duration::from_micros(at), Happening::DeviceLost { rebuild })));
+    all
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Invariants 1 to 3: under any load, in any configuration, with cancellations, preemptions and lost devices, what
+    /// is emitted is the one right text or, for who left early, its beginning; and both pools are whole afterwards.
+    #[test]
+    fn everyone_gets_the_right_text(
+        clients in clients(),
+        config in configs(),
+        acceptance in 0.0..=1.0f64,
+        failures in prop::collection::btree_set(0..200_000u64, 0..2),
+    ) {
+        let failures: Vec<u64> = failures.into_iter().collect();
+        let report = run(&config, acceptance, happenings(&clients, &failures));
+        let device = device(acceptance, config.block_size);
+        prop_assert!(report.view.target_pool.whole() && report.view.draft_pool.whole());
+        for (seq, client) in (0..).zip(&clients) {
+            let outcome = &report.outcomes[&SeqId(seq)];
+            let right = device.continuation(&client.prompt, client.max_new_tokens, &client.stop_tokens);
+            match outcome.finish {
+                Some(FinishReason::Cancelled) => prop_assert!(right.starts_with(&outcome.tokens)),
+                Some(FinishReason::Length) => {
+                    prop_assert_eq!(&outcome.tokens, &right);
+                    prop_assert_eq!(right.len(), client.max_new_tokens);
+                }
+                Some(FinishReason::StopToken(token)) => {
+                    prop_assert_eq!(&outcome.tokens, &right);
+                    prop_assert!(client.stop_tokens.contains(&token));
+                }
+                Some(FinishReason::DeviceFailed) | None => prop_assert!(false, "{:?}", outcome),
+            }
+            let k_max = client.k_max.unwrap_or(usize::MAX);
+            prop_assert!(k_max > 0 || outcome.usage.proposed == 0);
+        }
+        // The same events bring the same commands.
+        prop_assert_eq!(run(&config, acceptance, happenings(&clients, &failures)), report);
+    }
+}
+
+/// The property above would be empty if the loads it draws never pushed anyone out.
+#[test]
+fn small_pools_do_preempt() {
+    let config = EngineConfig { target_blocks: 32, max_running: 8, ..config(Policy::Fixed { k: 4 }) };
+    let arrivals =
+        (0..8).map(|i| (Duration::ZERO, Happening::Arrival(request(i, vec![i as u32; 12], 60)))).collect();
+    let report = run(&config, 0.8, arrivals);
+    assert!(report.view.totals.preemptions > 0);
+    for seq in 0..8 {
+        let right = device(0.8, 4).continuation(&[seq as u32; 12], 60, &[]);
+        assert_eq!(report.outcomes[&SeqId(seq)].tokens, right);
+    }
+}

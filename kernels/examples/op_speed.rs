@@ -1,0 +1,128 @@
+//! Microseconds of the ops beside matmul, in the shape of a 1.1B Llama (22 layers, 2048 wide, 32 heads of 64 over 4, 32,000 tokens).
+//!
+//! `cargo run --release -p faser-kernels --example op_speed -- [THREADS]`
+
+use faser_kernels::ops::{AttentionShape, attention, rms_norm, rope, sample, silu_mul, store_kv};
+use faser_kernels::{
+    Dtype, History, Isa, KvCache, KvShape, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, SampleRow,
+    Sampling, Source, Tensor, Vector,
+};
+use faser_topology::CpuDevice;
+use std::time::{Duration, Instant};
+
+const HEADS: usize = 32;
+const KV: KvShape = KvShape { layers: 1, blocks: 160, block_size: 16, kv_heads: 4, head_dim: 64 };
+const VOCABULARY: usize = 32_000;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = CpuDevice::discover()?;
+    let threads = std::env::args().nth(1).map_or(Ok(device.cores.len()), |text| text.parse())?;
+    let lane = Lane::new(&device.first(threads)?, Isa::detect())?;
+    let pinned = lane.pin_current_thread();
+    println!(
+        "{}, {threads} threads, {}{}",
+        device.name,
+        lane.isa(),
+        if pinned { "" } else { " (not pinned)" }
+    );
+
+    let values: Vec<f32> = (0..2048 * 2048).map(noise).collect();
+    let seconds = best(|| drop(Matrix::pack(2048, &[Source::F32(&values)], Dtype::Bf16)));
+    println!("pack 2048 x 2048 to bf16: {:.1} ns per row of 16", seconds * 1e9 / (2048.0 * 128.0));
+
+    let table = RopeTable::new(&RopeSpec {
+        head_dim: 64,
+        theta: 1e4,
+        scaling: RopeScaling::None,
+        max_positions: 4096,
+    })?;
+    let weight = Vector::new(Source::F32(&values[..2048]));
+    println!("\n{:>5} {:>10} {:>10} {:>10}", "rows", "rms_norm", "rope", "silu_mul");
+    for rows in [1, 8, 64] {
+        let (x, wide) = (
+            Tensor::from_rows(2048, &values[..rows * 2048]),
+            Tensor::from_rows(11_264, &values[..rows * 11_264]),
+        );
+        let (mut out, mut narrow) = (Tensor::zeros(rows, 2048), Tensor::zeros(rows, 5632));
+        let positions: Vec<u32> = (0..rows as u32).collect();
+        let norm = best(|| rms_norm(&lane, x.view(rows), &weight, 1e-5, out.view_mut(rows)));
+        let rotate = best(|| rope(&lane, out.view_mut(rows), &positions, &table));
+        let gate = best(|| silu_mul(&lane, wide.view(rows), narrow.view_mut(rows)));
+        println!("{rows:>5} {:>10.2} {:>10.2} {:>10.2}", norm * 1e6, rotate * 1e6, gate * 1e6);
+    }
+
+    println!(
+        "\n{:>8} {:>5} {:>10} {:>10} {:>8} {:>8}",
+        "context", "rows", "store_kv", "attention", "GFLOP/s", "GB/s"
+    );
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        for (context, rows) in [(128, 1), (128, 8), (2048, 1), (2048, 8), (2048, 64), (2048, 256)] {
+            one_sequence(&lane, dtype, context, rows, &values)?;
+        }
+    }
+
+    println!("\n{:>20} {:>10}", "sampling", "us per row");
+    let logits: Vec<f32> = values[..VOCABULARY].iter().map(|x| x * 10.0).collect();
+    for (name, sampling) in [
+        ("greedy", Sampling { temperature: 0.0, ..Sampling::default() }),
+        ("temperature 1", Sampling::default()),
+        ("top-p 0.9", Sampling { top_p: 0.9, ..Sampling::default() }),
+        ("top-k 40", Sampling { top_k: 40, ..Sampling::default() }),
+        ("penalty", Sampling { presence_penalty: 0.5, ..Sampling::default() }),
+    ] {
+        let history = History::new(500, &(0..1000).collect::<Vec<_>>(), &sampling);
+        let logits = Tensor::from_rows(VOCABULARY, &logits);
+        let row = SampleRow { row: 0, position: 1000, sampling: &sampling, history: &history, since: &[] };
+        let mut out = [0];
+        let seconds = best(|| sample(&lane, logits.view(1), &[row], &mut out));
+        println!("{name:>20} {:>10.1}", seconds * 1e6);
+    }
+    Ok(())
+}
+
+fn noise(i: usize) -> f32 {
+    (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// The last `rows` rows of a sequence of `context`.
+fn one_sequence(
+    lane: &Lane,
+    dtype: Dtype,
+    context: usize,
+    rows: usize,
+    values: &[f32],
+) -> Result<(), Box<dyn std::error::Error>> {
+    let mut kv = KvCache::new(KV, dtype)?;
+    let blocks: Vec<u32> = (0..KV.blocks as u32).collect();
+    let positions: Vec<u32> = (context - rows..context).map(|position| position as u32).collect();
+    let table_of = vec![0; rows];
+    let pass = Rows { positions: &positions, table_of: &table_of, tables: &[&blocks] };
+    let (q, k) =
+        (Tensor::from_rows(2048, &values[..rows * 2048]), Tensor::from_rows(256, &values[..rows * 256]));
+    let mut out = Tensor::zeros(rows, 2048);
+    let stored = best(|| store_kv(lane, k.view(rows), k.view(rows), &mut kv, 0, pass));
+    let shape = AttentionShape { heads: HEADS, scale: 0.125, window: None };
+    let seconds = best(|| attention(lane, q.view(rows), &kv, 0, pass, shape, out.view_mut(rows)));
+    let seen: usize = positions.iter().map(|position| *position as usize + 1).sum();
+    let flop = (4 * seen * HEADS * KV.head_dim) as f64;
+    let bytes = (2 * context * KV.kv_heads * KV.head_dim * dtype.bytes()) as f64;
+    println!(
+        "{context:>8} {rows:>5} {:>10.2} {:>10.2} {:>8.1} {:>8.1}  {dtype}",
+        stored * 1e6,
+        seconds * 1e6,
+        flop / seconds / 1e9,
+        bytes / seconds / 1e9
+    );
+    Ok(())
+}
+
+/// Seconds of the fastest call in a tenth of a second: what the machine can do when nobody disturbs it.
+fn best(mut call: impl FnMut()) -> f64 {
+    let (begin, mut best) = (Instant::now(), f64::INFINITY);
+    while best.is_infinite() || begin.elapsed() < Duration::from_millis(100) {
+        let start = Instant::now();
+        call();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    best
+}

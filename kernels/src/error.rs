@@ -1,0 +1,75 @@
+//! The errors of this crate.
+
+use crate::Isa;
+
+/// Why a lane, memory or weights could not be made, or parameters are refused.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The instruction set is not on this machine.
+    #[error("this machine has no {isa}: choose one of {}", available())]
+    IsaUnavailable {
+        /// The one asked for.
+        isa: Isa,
+    },
+    /// No such instruction set.
+    #[error("unknown instruction set `{name}`: choose one of avx512-bf16, avx512, avx2, portable")]
+    UnknownIsa {
+        /// The name given.
+        name: String,
+    },
+    /// No such weight type.
+    #[error("unknown dtype `{name}`: choose bf16 or f32")]
+    UnknownDtype {
+        /// The name given.
+        name: String,
+    },
+    /// A partition with no core.
+    #[error("a lane needs at least one core")]
+    EmptyPartition,
+    /// A helper thread could not be started.
+    #[error("cannot start a lane's worker thread: {source} (raise the limit on threads, or use fewer)")]
+    Thread {
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// Elements that do not make whole rows.
+    #[error("{elements} elements do not make whole rows of {columns}")]
+    NotWholeRows {
+        /// Elements given.
+        elements: usize,
+        /// Elements of a row.
+        columns: usize,
+    },
+    /// A size that cannot be.
+    #[error("{what} cannot be {value}: it must be {must}")]
+    Size {
+        /// Which size.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// What it must be.
+        must: &'static str,
+    },
+    /// A sampling parameter out of range.
+    #[error("`{field}` cannot be {value}: it must be {must}")]
+    Sampling {
+        /// Which parameter.
+        field: &'static str,
+        /// Its value.
+        value: f32,
+        /// What it must be.
+        must: &'static str,
+    },
+    /// No memory.
+    #[error("cannot get {bytes} bytes of memory for {what}: use fewer KV blocks or a smaller model")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// For what.
+        what: &'static str,
+    },
+}
+
+fn available() -> String {
+    Isa::available().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

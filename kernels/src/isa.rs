@@ -1,0 +1,110 @@
+//! Instruction sets, found at run time.
+
+use crate::KernelError;
+use std::{fmt, str::FromStr};
+
+/// The instruction set a lane's kernels use. Results are bit for bit reproducible on one; they differ between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// AVX-512 with `vdpbf16ps`: products of bf16 weights take bf16 activations.
+    Avx512Bf16,
+    /// AVX-512 F, BW, DQ, VL.
+    Avx512,
+    /// AVX2 and FMA.
+    Avx2,
+    /// Any machine.
+    Portable,
+}
+
+impl Isa {
+    /// All there are, best first.
+    pub const ALL: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+
+    /// The best this machine has.
+    #[must_use]
+    pub fn detect() -> Isa {
+        Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// All this machine has, best first.
+    #[must_use]
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// Whether this machine has it.
+    #[must_use]
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        let avx2 = || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx512 = || {
+            avx2()
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+        };
+        match self {
+            Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512 => avx512(),
+            Isa::Avx2 => avx2(),
+            Isa::Portable => true,
+        }
+    }
+
+    /// Whether this machine has it.
+    #[must_use]
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        self == Isa::Portable
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable => "portable",
+        })
+    }
+}
+
+impl FromStr for Isa {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Isa, KernelError> {
+        let found = Isa::ALL.into_iter().find(|isa| isa.to_string() == name);
+        found.ok_or_else(|| KernelError::UnknownIsa { name: name.to_owned() })
+    }
+}
+
+/// An instruction set that this machine is known to have: what [`crate::simd::dispatch`] relies on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Supported(Isa);
+
+impl Supported {
+    pub(crate) fn new(isa: Isa) -> Result<Supported, KernelError> {
+        if isa.is_available() { Ok(Supported(isa)) } else { Err(KernelError::IsaUnavailable { isa }) }
+    }
+
+    pub(crate) fn isa(self) -> Isa {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_both_ways_and_portable_is_everywhere() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
+        }
+        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx2"));
+        assert_eq!(Isa::available().last(), Some(&Isa::Portable));
+        assert_eq!(Isa::available().first(), Some(&Isa::detect()));
+    }
+}

@@ -1,0 +1,187 @@
+//! The helpers of a lane: threads that wait for a job, join it while it is open, and leave.
+//!
+//! `state` says which job there is and who joined it: `epoch << 32 | OPEN | joined`. The owner publishes a job by storing a new
+//! epoch with `OPEN`; a helper joins by adding one while it is open; the owner closes it when nothing is left to
+//! claim and waits for those who joined. Waiting spins briefly, then sleeps: lanes share cores, so idling must be cheap.
+//!
+//! ```text
+//! owner:   publish ── work ── close ── wait for joined ── (job is gone)
+//! helper:  see epoch ── join (or too late: never mind) ── work ── finished += 1
+//! ```
+
+use super::Scratch;
+use crate::KernelError;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a worker spins before it sleeps: longer than the pause between two ops of a pass, shorter than a time slice.
+const SPIN: Duration = Duration::from_micros(30);
+const OPEN: u64 = 1 << 31;
+const JOINED: u64 = OPEN - 1;
+
+type Job<'a> = &'a (dyn Fn(&mut Scratch) + Sync);
+type Panic = Box<dyn Any + Send>;
+
+/// The helpers, and what they share with the owner.
+pub(super) struct Crew {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: AtomicU64,
+    /// The job of the open epoch, its lifetime erased: see [`Crew::run`].
+    job: Mutex<Option<Job<'static>>>,
+    finished: AtomicUsize,
+    stop: AtomicBool,
+    unpinned: AtomicUsize,
+    panic: Mutex<Option<Panic>>,
+    sleep: Mutex<()>,
+    /// Threads asleep on `wake`, owner included: nobody is notified where nobody sleeps.
+    sleepers: AtomicUsize,
+    wake: Condvar,
+}
+
+impl Crew {
+    /// One helper for each core, pinned to it.
+    pub(super) fn start(cores: &[usize]) -> Result<Crew, KernelError> {
+        let mut crew = Crew { shared: Arc::default(), threads: Vec::new() };
+        for &core in cores {
+            let shared = Arc::clone(&crew.shared);
+            let helper = move || {
+                if !pin(core) {
+                    shared.unpinned.fetch_add(1, SeqCst);
+                }
+                shared.help();
+            };
+            let builder = std::thread::Builder::new().name(format!("faser-lane-{core}"));
+            crew.threads.push(builder.spawn(helper).map_err(|source| KernelError::Thread { source })?);
+        }
+        Ok(crew)
+    }
+
+    pub(super) fn helpers(&self) -> usize {
+        self.threads.len()
+    }
+
+    pub(super) fn unpinned(&self) -> usize {
+        self.shared.unpinned.load(SeqCst)
+    }
+
+    /// Runs `job` here and on every helper that joins before this thread's own share is done.
+    pub(super) fn run(&self, job: Job<'_>, scratch: &mut Scratch) {
+        let shared = &*self.shared;
+        // SAFETY: helpers call the job only between joining and finishing an open epoch. This function closes the epoch
+        // and waits for all who joined before it returns or unwinds (nothing between can panic: the
+        // job runs under `catch_unwind`), so the job is never used after its lifetime.
+        let erased = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        *lock(&shared.job) = Some(erased);
+        shared.finished.store(0, SeqCst);
+        let epoch = (shared.state.load(SeqCst) >> 32) + 1;
+        shared.state.store(epoch << 32 | OPEN, SeqCst);
+        shared.notify();
+
+        let own = catch_unwind(AssertUnwindSafe(|| job(scratch)));
+
+        let joined = (shared.state.fetch_and(!OPEN, SeqCst) & JOINED) as usize;
+        shared.wait_until(|| shared.finished.load(SeqCst) == joined);
+        *lock(&shared.job) = None;
+        let helpers_panic = lock(&shared.panic).take();
+        if let Some(payload) = own.err().or(helpers_panic) {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.notify();
+        for thread in self.threads.drain(..) {
+            // A helper catches its jobs' panics, so it ends cleanly.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A helper's life.
+    fn help(&self) {
+        let mut scratch = Scratch::default();
+        let mut seen = 0;
+        loop {
+            self.wait_until(|| self.stop.load(SeqCst) || self.open_after(seen).is_some());
+            if self.stop.load(SeqCst) {
+                return;
+            }
+            let Some(state) = self.open_after(seen) else { continue };
+            if self.state.compare_exchange(state, state + 1, SeqCst, SeqCst).is_err() {
+                continue; // another helper joined, or the owner closed it: look again
+            }
+            seen = state >> 32;
+            let job = *lock(&self.job);
+            if let Some(job) = job
+                && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&mut scratch)))
+            {
+                *lock(&self.panic) = Some(payload);
+            }
+            self.finished.fetch_add(1, SeqCst);
+            self.notify();
+        }
+    }
+
+    /// The state, if a job newer than `seen` is open.
+    fn open_after(&self, seen: u64) -> Option<u64> {
+        let state = self.state.load(SeqCst);
+        (state & OPEN != 0 && state >> 32 != seen).then_some(state)
+    }
+
+    fn wait_until(&self, ready: impl Fn() -> bool) {
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            for _ in 0..32 {
+                if ready() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        // Registered before the last look: whoever changes what we wait for afterwards sees a sleeper.
+        let mut guard = lock(&self.sleep);
+        self.sleepers.fetch_add(1, SeqCst);
+        while !ready() {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, SeqCst);
+    }
+
+    fn notify(&self) {
+        if self.sleepers.load(SeqCst) > 0 {
+            let _guard = lock(&self.sleep);
+            self.wake.notify_all();
+        }
+    }
+}
+
+/// Nothing here panics while it holds a lock, and what they guard is valid at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Pins the calling thread to a core; false if the system refuses.
+pub(super) fn pin(core: usize) -> bool {
+    // SAFETY: an all-zero set is a valid, empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    if core >= 8 * size_of::<libc::cpu_set_t>() {
+        return false;
+    }
+    // SAFETY: the core is within the set by the check above.
+    unsafe { libc::CPU_SET(core, &mut set) };
+    // SAFETY: thread 0 is the calling one; the set lives through the call.
+    unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0 }
+}

@@ -1,0 +1,183 @@
+//! A lane: an ordered stream of work on a partition's cores.
+//!
+//! The thread that owns the lane is worker 0. Helpers join a job while it is open and leave when nothing is left to
+//! claim: a helper that wakes late costs nothing. Which worker does what never matters to the result.
+
+mod claims;
+mod crew;
+mod scratch;
+
+use crate::isa::Supported;
+use crate::{Isa, KernelError};
+pub(crate) use claims::Claims;
+use crew::Crew;
+use faser_topology::Partition;
+pub(crate) use scratch::Scratch;
+use std::cell::RefCell;
+
+/// Work a job must have before helpers are called: less is done sooner alone. In elements touched.
+const WORTH_SHARING: usize = 16 * 1024;
+
+/// A lane and its workers. It may move to another thread, but only one thread at a time uses it.
+pub struct Lane {
+    isa: Supported,
+    first_core: usize,
+    /// The owner's own scratch; the `RefCell` also keeps the lane from being shared between threads.
+    scratch: RefCell<Scratch>,
+    crew: Crew,
+}
+
+impl Lane {
+    /// Starts the helpers, pinned to the partition's cores after the first.
+    ///
+    /// The calling thread is not pinned: see [`Lane::pin_current_thread`].
+    ///
+    /// # Errors
+    /// If the machine lacks the instruction set, the partition is empty, or a thread cannot be started.
+    pub fn new(partition: &Partition, isa: Isa) -> Result<Lane, KernelError> {
+        let isa = Supported::new(isa)?;
+        let (first_core, helpers) = partition.cores.split_first().ok_or(KernelError::EmptyPartition)?;
+        let crew = Crew::start(helpers)?;
+        Ok(Lane { isa, first_core: *first_core, scratch: RefCell::default(), crew })
+    }
+
+    /// Workers, the owner included.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.crew.helpers() + 1
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa.isa()
+    }
+
+    /// Pins the calling thread, worker 0, to the partition's first core. False if the system refuses
+    /// (some containers do): the lane works all the same.
+    #[must_use]
+    pub fn pin_current_thread(&self) -> bool {
+        crew::pin(self.first_core)
+    }
+
+    /// Helpers the system did not let pin; known once they have started.
+    #[must_use]
+    pub fn unpinned_helpers(&self) -> usize {
+        self.crew.unpinned()
+    }
+
+    pub(crate) fn supported(&self) -> Supported {
+        self.isa
+    }
+
+    /// Runs `job` on the owner and on the helpers that come in time, until all `items` are claimed and done.
+    /// `item_cost` is about how many elements an item touches.
+    ///
+    /// # Panics
+    /// If a worker's job panics, with its payload; the lane stays usable.
+    pub(crate) fn run(&self, items: usize, item_cost: usize, job: &(dyn Fn(&Claims, &mut Scratch) + Sync)) {
+        let mut scratch = self.scratch.borrow_mut();
+        let helpers = self.crew.helpers();
+        if items < 2 || helpers == 0 || items.saturating_mul(item_cost) < WORTH_SHARING {
+            return job(&Claims::whole(items), &mut scratch);
+        }
+        // Small portions even out workers that were late or disturbed; each is still worth a claim.
+        let portion = (items / ((helpers + 1) * 8)).max((WORTH_SHARING / 8).div_ceil(item_cost.max(1)));
+        let claims = Claims::new(items, portion);
+        self.crew.run(&|scratch| job(&claims, scratch), &mut scratch);
+    }
+
+    /// [`Lane::run`] where items need no preparation: `each` gets one item after the other.
+    pub(crate) fn for_each(&self, items: usize, item_cost: usize, each: impl Fn(usize, &mut Scratch) + Sync) {
+        self.run(items, item_cost, &|claims, scratch| {
+            while let Some(range) = claims.next() {
+                range.for_each(|item| each(item, scratch));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn lane(workers: usize) -> Lane {
+        // Core 0 for everyone: whether pinning is granted must not matter.
+        Lane::new(&Partition { cores: vec![0; workers] }, Isa::Portable).unwrap()
+    }
+
+    #[test]
+    fn every_item_is_done_once_job_after_job() {
+        for workers in [1, 2, 3, 5] {
+            let lane = lane(workers);
+            assert_eq!(lane.workers(), workers);
+            for round in 0..300 {
+                let done: Vec<AtomicUsize> = (0..round).map(|_| AtomicUsize::new(0)).collect();
+                lane.for_each(round, WORTH_SHARING, |item, _| {
+                    done[item].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    done.iter().all(|count| count.load(Ordering::Relaxed) == 1),
+                    "{workers} workers, {round}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn helpers_do_help() {
+        let lane = lane(2);
+        let threads = std::sync::Mutex::new(std::collections::HashSet::new());
+        for _ in 0..50 {
+            lane.for_each(8, WORTH_SHARING, |_, _| {
+                threads.lock().unwrap().insert(std::thread::current().id());
+                std::thread::sleep(std::time::Duration::from_micros(200));
+            });
+        }
+        assert_eq!(threads.lock().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_owner_and_the_lane_lives_on() {
+        let lane = lane(3);
+        for round in 0..20 {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                lane.for_each(64, WORTH_SHARING, |item, _| assert!(item != round * 3, "item {item} is bad"));
+            }));
+            let message = *caught.unwrap_err().downcast::<String>().unwrap();
+            assert!(message.contains("is bad"), "{message}");
+            let sum = AtomicUsize::new(0);
+            lane.for_each(100, WORTH_SHARING, |item, _| {
+                sum.fetch_add(item, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 4950);
+        }
+    }
+
+    #[test]
+    fn a_lane_moves_to_another_thread_and_sleeps_between_jobs() {
+        let lane = lane(2);
+        std::thread::spawn(move || {
+            for _ in 0..5 {
+                std::thread::sleep(std::time::Duration::from_millis(3));
+                let sum = AtomicUsize::new(0);
+                lane.for_each(100, WORTH_SHARING, |item, _| {
+                    sum.fetch_add(item, Ordering::Relaxed);
+                });
+                assert_eq!(sum.load(Ordering::Relaxed), 4950);
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn an_empty_partition_is_refused() {
+        assert!(matches!(
+            Lane::new(&Partition { cores: vec![] }, Isa::Portable),
+            Err(KernelError::EmptyPartition)
+        ));
+    }
+}

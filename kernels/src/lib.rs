@@ -1,0 +1,25 @@
+//! Devices' work: lanes, memory, ops and the sampler, on CPU.
+//!
+//! Every op is one file in [`ops`]; its contract stands at the top in words. Results are batch invariant: each output
+//! element is computed in an order that depends on nothing but its own inputs, never on how many rows a pass has, how
+//! they are blocked, or how many workers share them.
+
+mod dtype;
+mod error;
+mod isa;
+mod lane;
+mod memory;
+pub mod ops;
+pub mod sampling;
+mod simd;
+
+pub use dtype::Dtype;
+pub use error::KernelError;
+pub use faser_topology::Partition;
+pub use isa::Isa;
+pub use lane::Lane;
+pub use memory::{
+    BlockId, KvCache, KvShape, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Source, Table,
+    Tensor, Vector, View, ViewMut,
+};
+pub use sampling::{History, SampleRow, Sampling};

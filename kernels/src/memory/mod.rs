@@ -1,0 +1,25 @@
+//! What a lane works on: activations, packed weights, paged KV memory.
+
+mod buffer;
+mod kv;
+mod mapped;
+mod matrix;
+mod rope;
+mod share;
+mod source;
+mod table;
+mod tensor;
+
+pub(crate) use buffer::Buffer;
+pub use kv::{BlockId, KvCache, KvShape, Rows};
+pub(crate) use kv::{POSITIONS, Pages};
+pub use mapped::MappedFile;
+pub use matrix::Matrix;
+pub(crate) use matrix::{PANEL, Panels};
+pub use rope::{RopeScaling, RopeSpec, RopeTable};
+pub(crate) use share::SharedMut;
+pub use source::Source;
+pub(crate) use table::TableRows;
+pub use table::{Table, Vector};
+pub(crate) use tensor::SharedRows;
+pub use tensor::{Tensor, View, ViewMut};

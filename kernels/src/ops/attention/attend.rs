@@ -1,0 +1,403 @@
+//! One item of attention: some rows of a sequence, one key head, its group of query heads.
+//!
+//! A query is one head of one row. Tile by tile: scores of all queries (keys are read once), softmax, values.
+
+use super::{AttentionShape, TILE};
+use crate::lane::Scratch;
+use crate::memory::{KvCache, POSITIONS, Rows, SharedRows, View};
+use crate::simd::{Product, Simd, exp, multiply};
+use half::bf16;
+use std::ops::Range;
+
+/// The item.
+pub(super) struct Item<'a> {
+    pub(super) q: View<'a>,
+    pub(super) kv: &'a KvCache,
+    pub(super) layer: usize,
+    pub(super) rows: Rows<'a>,
+    pub(super) shape: AttentionShape,
+    pub(super) out: SharedRows<'a>,
+    /// Key head.
+    pub(super) head: usize,
+    /// First row, and how many: all of one sequence.
+    pub(super) first: usize,
+    pub(super) count: usize,
+}
+
+/// Stored values, widened when read.
+pub(super) trait Stored: Copy {
+    /// # Safety
+    /// `at` is valid for reading a vector.
+    unsafe fn load<S: Simd>(s: S, at: *const Self) -> S::F;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, at: *const f32) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { s.load(at) }
+    }
+}
+
+impl Stored for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, at: *const bf16) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_bf16(at) }
+    }
+}
+
+/// State of the online softmax of all queries, in scratch.
+struct State<'a> {
+    queries: usize,
+    /// Packed for the product: `[steps * words][queries]`.
+    q: &'a mut [f32],
+    /// `[queries][TILE]`: scores, then their exponentials.
+    scores: &'a mut [f32],
+    /// `[queries][value_dim]`: weighted sums of values.
+    sums: &'a mut [f32],
+    /// Largest score so far.
+    largest: &'a mut [f32],
+    /// Sum of exponentials so far.
+    total: &'a mut [f32],
+}
+
+/// Attends.
+///
+/// # Safety
+/// `keys` are packed for `Q`, both are pages of `item.kv`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the item.
+#[inline(always)]
+pub(super) unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
+    s: S,
+    item: &Item<'_>,
+    keys: &[Q::Weight],
+    values: &[Q::Weight],
+    scratch: &mut Scratch,
+) {
+    let kv = item.kv.shape();
+    let (steps, value_dim) = (kv.head_dim / Q::INPUTS, kv.value_dim());
+    let queries = item.count * item.group();
+    let [q, scores, sums, largest, total] =
+        scratch.floats([steps * Q::WORDS * queries, queries * TILE, queries * value_dim, queries, queries]);
+    let mut state = State { queries, q, scores, sums, largest, total };
+    state.sums.fill(0.0);
+    state.total.fill(0.0);
+    state.largest.fill(f32::NEG_INFINITY);
+    item.pack_queries::<S, Q>(s, state.q);
+
+    let spans = (0..item.count).map(|row| item.span(row));
+    let begin = spans.clone().map(|span| span.start).min().unwrap_or(0);
+    let end = spans.map(|span| span.end).max().unwrap_or(0);
+    for tile in (begin / TILE * TILE..end).step_by(TILE) {
+        let tile = tile..end.min(tile + TILE);
+        // SAFETY: the caller's promises.
+        unsafe {
+            item.score::<S, Q>(s, keys, &tile, &mut state);
+            item.soften(s, &tile, &mut state);
+            item.add_values(s, values, &tile, &mut state);
+        }
+    }
+    for query in 0..queries {
+        let (row, head) = item.row_and_head(query);
+        // SAFETY: rows and heads of this item are this worker's.
+        let out = unsafe { item.out.part(row, head * kv.head_dim, kv.head_dim) };
+        let sums = &state.sums[query * value_dim..][..kv.head_dim];
+        let inverse = s.splat(1.0 / state.total[query]);
+        for (out, sums) in out.chunks_mut(S::LANES).zip(sums.chunks(S::LANES)) {
+            s.store_some(out, s.mul(s.load_some(sums), inverse));
+        }
+    }
+}
+
+impl Item<'_> {
+    /// Query heads of the key head.
+    #[inline(always)]
+    fn group(&self) -> usize {
+        self.shape.heads / self.kv.shape().kv_heads
+    }
+
+    /// Row of the pass, and query head, of a query.
+    #[inline(always)]
+    fn row_and_head(&self, query: usize) -> (usize, usize) {
+        let group = self.group();
+        (self.first + query / group, self.head * group + query % group)
+    }
+
+    /// Positions that a row of the item sees.
+    #[inline(always)]
+    fn span(&self, row: usize) -> Range<usize> {
+        let end = self.rows.positions[self.first + row] as usize + 1;
+        end - self.shape.window.map_or(end, |window| window.min(end))..end
+    }
+
+    /// What a query sees of a tile, counted from the tile's start.
+    #[inline(always)]
+    fn seen(&self, query: usize, tile: &Range<usize>) -> Range<usize> {
+        let span = self.span(query / self.group());
+        let start = span.start.max(tile.start);
+        start - tile.start..span.end.min(tile.end).max(start) - tile.start
+    }
+
+    /// Page of a position's block, and offset in it.
+    #[inline(always)]
+    fn page(&self, position: usize) -> (usize, usize) {
+        let kv = self.kv.shape();
+        let table = self.rows.tables[self.rows.table_of[self.first] as usize];
+        (kv.page(self.layer, table[position / kv.block_size], self.head), position % kv.block_size)
+    }
+
+    /// Lays the queries side by side, as pairs of bf16 where the product takes them.
+    #[inline(always)]
+    fn pack_queries<S: Simd, Q: Product<S>>(&self, s: S, packed: &mut [f32]) {
+        let head_dim = self.kv.shape().head_dim;
+        let queries = self.count * self.group();
+        for query in 0..queries {
+            let (row, head) = self.row_and_head(query);
+            let q = &self.q.row(row)[head * head_dim..(head + 1) * head_dim];
+            let mut words = packed.iter_mut().skip(query).step_by(queries);
+            if Q::INPUTS > Q::WORDS {
+                for chunk in q.chunks(S::LANES) {
+                    let mut rounded = [bf16::ZERO; 16];
+                    // SAFETY: the array holds 16, a vector at most that.
+                    unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
+                    for (pair, word) in rounded.chunks_exact(2).take(chunk.len() / 2).zip(&mut words) {
+                        *word =
+                            f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
+                    }
+                }
+            } else {
+                words.zip(q).for_each(|(word, x)| *word = *x);
+            }
+        }
+    }
+
+    /// Scores of all queries with the tile's keys, those beyond a row's position too: [`Item::soften`] drops them.
+    ///
+    /// # Safety
+    /// As for [`attend`].
+    #[inline(always)]
+    unsafe fn score<S: Simd, Q: Product<S>>(
+        &self,
+        s: S,
+        keys: &[Q::Weight],
+        tile: &Range<usize>,
+        state: &mut State<'_>,
+    ) {
+        let kv = self.kv.shape();
+        let (steps, page_len) = (kv.head_dim / Q::INPUTS, kv.head_dim * kv.block_size);
+        for position in tile.clone().step_by(POSITIONS) {
+            let (page, offset) = self.page(position);
+            let keys = keys[page * page_len..(page + 1) * page_len][offset * Q::INPUTS..].as_ptr();
+            let at = position - tile.start;
+            let mut query = 0;
+            while query < state.queries {
+                // SAFETY: the page holds `steps` steps of `POSITIONS` keys from `offset`; the block size is a multiple of it.
+                query += unsafe {
+                    match state.queries - query {
+                        8.. if S::REGISTERS >= 32 => {
+                            self.score_some::<S, Q, 8>(s, steps, keys, at, query, state)
+                        }
+                        4.. => self.score_some::<S, Q, 4>(s, steps, keys, at, query, state),
+                        2.. => self.score_some::<S, Q, 2>(s, steps, keys, at, query, state),
+                        _ => self.score_some::<S, Q, 1>(s, steps, keys, at, query, state),
+                    }
+                };
+            }
+        }
+    }
+
+    /// `R` queries with [`POSITIONS`] keys; returns `R`.
+    ///
+    /// # Safety
+    /// As for [`attend`]; `keys` is valid for `steps` steps.
+    #[inline(always)]
+    unsafe fn score_some<S: Simd, Q: Product<S>, const R: usize>(
+        &self,
+        s: S,
+        steps: usize,
+        keys: *const Q::Weight,
+        at: usize,
+        query: usize,
+        state: &mut State<'_>,
+    ) -> usize {
+        let scale = s.splat(self.shape.scale);
+        let (packed, stride) = (state.q[query..].as_ptr(), state.queries);
+        let panel_stride = self.kv.shape().block_size * Q::INPUTS;
+        let mut first = 0;
+        while first < POSITIONS {
+            let keys = keys.wrapping_add(first * Q::INPUTS);
+            // SAFETY: the caller's promise.
+            let scores = unsafe { multiply::<S, Q, R, 1, 1>(s, steps, packed, stride, [keys], panel_stride) };
+            for (r, [[scores]]) in scores.into_iter().enumerate() {
+                let to = &mut state.scores[(query + r) * TILE + at + first..][..S::LANES];
+                s.store_some(to, s.mul(scores, scale));
+            }
+            first += S::LANES;
+        }
+        R
+    }
+
+    /// Scores to exponentials, with what was summed before brought to the new largest score.
+    #[inline(always)]
+    fn soften<S: Simd>(&self, s: S, tile: &Range<usize>, state: &mut State<'_>) {
+        let value_dim = self.kv.shape().value_dim();
+        for query in 0..state.queries {
+            let seen = self.seen(query, tile);
+            if seen.is_empty() {
+                continue;
+            }
+            let scores = &mut state.scores[query * TILE..(query + 1) * TILE];
+            scores[..seen.start].fill(f32::NEG_INFINITY);
+            scores[seen.end..].fill(f32::NEG_INFINITY);
+            let mut largest = s.splat(state.largest[query]);
+            for scores in scores.chunks_exact(S::LANES) {
+                largest = s.max(s.load_some(scores), largest);
+            }
+            let before = state.largest[query];
+            let largest = s.largest(largest);
+            let (zero, lowest, subtrahend) = (s.splat(0.0), s.splat(f32::NEG_INFINITY), s.splat(largest));
+            let mut total = zero;
+            for scores in scores.chunks_exact_mut(S::LANES) {
+                let score = s.load_some(scores);
+                let power = s.select(s.less(lowest, score), exp(s, s.sub(score, subtrahend)), zero);
+                s.store_some(scores, power);
+                total = s.add(total, power);
+            }
+            let mut factor = [0.0; 16];
+            s.store_some(&mut factor, exp(s, s.splat(before - largest)));
+            let factor = if before == largest { 1.0 } else { factor[0] };
+            state.total[query] = state.total[query] * factor + s.sum(total);
+            state.largest[query] = largest;
+            if factor != 1.0 {
+                for sums in state.sums[query * value_dim..(query + 1) * value_dim].chunks_exact_mut(S::LANES)
+                {
+                    s.store_some(sums, s.mul(s.load_some(sums), s.splat(factor)));
+                }
+            }
+        }
+    }
+
+    /// Adds the tile's values, weighted by the exponentials, position after position.
+    ///
+    /// # Safety
+    /// As for [`attend`].
+    #[inline(always)]
+    unsafe fn add_values<S: Simd, T: Stored>(
+        &self,
+        s: S,
+        values: &[T],
+        tile: &Range<usize>,
+        state: &mut State<'_>,
+    ) {
+        let mut query = 0;
+        while query < state.queries {
+            let count = if state.queries - query >= 4 { 4 } else { 1 };
+            let seen = |i| self.seen(query + i, tile);
+            let start = (0..count).map(|i| seen(i).start).max().unwrap_or(0);
+            let end = (0..count).map(|i| seen(i).end).min().unwrap_or(0);
+            // SAFETY: the caller's promises.
+            unsafe {
+                if count == 1 || start >= end {
+                    for i in 0..count {
+                        self.add_range::<S, T, 1>(s, values, tile, seen(i), query + i, state);
+                    }
+                } else {
+                    // What all four see together; before and after it each alone, so that every query's order stays.
+                    for i in 0..count {
+                        self.add_range::<S, T, 1>(s, values, tile, seen(i).start..start, query + i, state);
+                    }
+                    self.add_range::<S, T, 4>(s, values, tile, start..end, query, state);
+                    for i in 0..count {
+                        self.add_range::<S, T, 1>(s, values, tile, end..seen(i).end, query + i, state);
+                    }
+                }
+            }
+            query += count;
+        }
+    }
+
+    /// `R` queries, positions `range` of the tile.
+    ///
+    /// # Safety
+    /// As for [`attend`].
+    #[inline(always)]
+    unsafe fn add_range<S: Simd, T: Stored, const R: usize>(
+        &self,
+        s: S,
+        values: &[T],
+        tile: &Range<usize>,
+        range: Range<usize>,
+        query: usize,
+        state: &mut State<'_>,
+    ) {
+        let kv = self.kv.shape();
+        let value_dim = kv.value_dim();
+        let mut at = range.start;
+        while at < range.end {
+            let (page, offset) = self.page(tile.start + at);
+            let run = (kv.block_size - offset).min(range.end - at);
+            let values = &values[(page * kv.block_size + offset) * value_dim..][..run * value_dim];
+            let powers = &state.scores[query * TILE + at..];
+            let mut dim = 0;
+            while dim < value_dim {
+                let sums = &mut state.sums[query * value_dim + dim..];
+                let values = &values[dim..];
+                // SAFETY: `run` values of `value_dim`, from `dim`, with a vector or four left of it.
+                dim += unsafe {
+                    if S::REGISTERS >= 32 && value_dim - dim >= 4 * S::LANES {
+                        add_some::<S, T, R, 4>(s, values, value_dim, powers, run, sums)
+                    } else if value_dim - dim >= 2 * S::LANES {
+                        add_some::<S, T, R, 2>(s, values, value_dim, powers, run, sums)
+                    } else {
+                        add_some::<S, T, R, 1>(s, values, value_dim, powers, run, sums)
+                    }
+                };
+            }
+            at += run;
+        }
+    }
+}
+
+/// Adds `run` values, `V` vectors of each, to the sums of `R` queries. Returns the elements done of each value.
+///
+/// # Safety
+/// `values` and each query's `sums` hold that much at a stride of `value_dim`, `powers` at a stride of [`TILE`].
+#[inline(always)]
+unsafe fn add_some<S: Simd, T: Stored, const R: usize, const V: usize>(
+    s: S,
+    values: &[T],
+    value_dim: usize,
+    powers: &[f32],
+    run: usize,
+    sums: &mut [f32],
+) -> usize {
+    debug_assert!(values.len() >= (run - 1) * value_dim + V * S::LANES);
+    debug_assert!(sums.len() >= (R - 1) * value_dim + V * S::LANES && powers.len() >= (R - 1) * TILE + run);
+    let mut totals = [[s.splat(0.0); V]; R];
+    // SAFETY: the caller's promise, for all pointers.
+    unsafe {
+        for (r, totals) in totals.iter_mut().enumerate() {
+            for (v, total) in totals.iter_mut().enumerate() {
+                *total = s.load(sums.as_ptr().add(r * value_dim + v * S::LANES));
+            }
+        }
+        for i in 0..run {
+            let mut value = [s.splat(0.0); V];
+            for (v, value) in value.iter_mut().enumerate() {
+                *value = T::load(s, values.as_ptr().add(i * value_dim + v * S::LANES));
+            }
+            for (r, totals) in totals.iter_mut().enumerate() {
+                let power = s.splat(*powers.as_ptr().add(r * TILE + i));
+                for (total, value) in totals.iter_mut().zip(value) {
+                    *total = s.mul_add(power, value, *total);
+                }
+            }
+        }
+        for (r, totals) in totals.iter().enumerate() {
+            for (v, total) in totals.iter().enumerate() {
+                s.store(sums.as_mut_ptr().add(r * value_dim + v * S::LANES), *total);
+            }
+        }
+    }
+    V * S::LANES
+}

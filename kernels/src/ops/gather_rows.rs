@@ -1,0 +1,17 @@
+//! gather_rows: row `r` of `out` becomes row `indices[r]` of `x`. Row compaction, for the LM head and for pruning.
+
+use crate::Lane;
+use crate::memory::{View, ViewMut};
+
+/// Copies the rows named by `indices`.
+///
+/// # Panics
+/// If an index is not a row of `x`, or `out` is not `indices.len()` rows of the width of `x`.
+pub fn gather_rows(lane: &Lane, x: View<'_>, indices: &[u32], out: ViewMut<'_>) {
+    assert_eq!((out.rows(), out.cols()), (indices.len(), x.cols()), "gather_rows: shape of out");
+    let out = out.share();
+    lane.for_each(indices.len(), x.cols(), |r, _| {
+        // SAFETY: each row is one item, done once.
+        unsafe { out.row(r) }.copy_from_slice(x.row(indices[r] as usize));
+    });
+}

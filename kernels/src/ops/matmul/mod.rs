@@ -1,0 +1,90 @@
+//! matmul: `out = x w^T + bias`, added to what `out` holds if asked (the residual of a transformer layer).
+//!
+//! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
+//! AVX-512 BF16 the activations are rounded to bf16 where the weights are bf16. Workers share out strips of 64 outputs; each packs
+//! the activations it needs for itself: that is cheaper than a barrier.
+
+mod activations;
+mod strip;
+
+use crate::Lane;
+use crate::memory::{Matrix, PANEL, Panels, Vector, View, ViewMut};
+use crate::simd::{DotBf16, FmaBf16, FmaF32, Kernel, Simd, dispatch};
+use strip::{Job, strips};
+
+/// What becomes of the old content of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Overwritten.
+    Replace,
+    /// Added to.
+    Add,
+}
+
+/// Outputs of a strip, what one worker does at a time: two panels.
+const STRIP: usize = 2 * PANEL;
+/// Most rows whose packed activations stay in a core's cache while it goes through its strips.
+const SLAB: usize = 56;
+
+/// Multiplies each row of `x` by the matrix.
+///
+/// # Panics
+/// If the columns of `x` are not the matrix's inputs, those of `out` not its outputs, rows differ, or the
+/// bias has another length.
+pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: ViewMut<'_>, write: Write) {
+    let (rows, inputs, outputs) = (x.rows(), w.in_features(), w.out_features());
+    assert_eq!(x.cols(), inputs, "matmul: columns of x and inputs of w");
+    assert_eq!((out.rows(), out.cols()), (rows, outputs), "matmul: shape of out");
+    let bias = bias.map(Vector::as_slice);
+    assert!(bias.is_none_or(|bias| bias.len() == outputs), "matmul: length of the bias");
+    let job = Job { x, w, bias, out: out.share(), write };
+    // Items go slab by slab, each through all strips.
+    let slabs = rows.div_ceil(SLAB);
+    let slab_rows = rows.div_ceil(slabs.max(1));
+    let strips = outputs.div_ceil(STRIP);
+    let isa = lane.supported();
+    lane.run(slabs * strips, STRIP * inputs * slab_rows, &|claims, scratch| {
+        let mut packed = None;
+        while let Some(range) = claims.next() {
+            for item in range {
+                let (slab, strip) = (item / strips, item % strips);
+                let rows = slab * slab_rows..rows.min((slab + 1) * slab_rows);
+                let fresh = packed.replace(slab) != Some(slab);
+                dispatch(isa, Strip { job: &job, rows, strip, fresh, scratch });
+            }
+        }
+    });
+}
+
+/// One strip for one slab of rows.
+struct Strip<'a> {
+    job: &'a Job<'a>,
+    rows: std::ops::Range<usize>,
+    strip: usize,
+    /// Whether the activations of these rows must be packed first.
+    fresh: bool,
+    scratch: &'a mut crate::lane::Scratch,
+}
+
+impl Kernel for Strip<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Strip { job, rows, strip, fresh, scratch } = self;
+        // SAFETY: `DotBf16` only where `DOTS` is true.
+        match job.w.panels() {
+            Panels::Bf16(weights) if S::DOTS => unsafe {
+                strips::<S, DotBf16>(s, job, weights, rows, strip, fresh, scratch);
+            },
+            // SAFETY: as above.
+            Panels::Bf16(weights) => unsafe {
+                strips::<S, FmaBf16>(s, job, weights, rows, strip, fresh, scratch)
+            },
+            // SAFETY: as above.
+            Panels::F32(weights) => unsafe {
+                strips::<S, FmaF32>(s, job, weights, rows, strip, fresh, scratch)
+            },
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! A strip of outputs for a block of rows: chooses kernels by the number of rows, and writes the results.
+
+use super::activations::{block_size, pack, packed_len};
+use super::{STRIP, Write};
+use crate::lane::Scratch;
+use crate::memory::{Matrix, PANEL, SharedRows, View};
+use crate::simd::{Product, Simd, multiply};
+use std::ops::Range;
+
+/// A matmul.
+pub(super) struct Job<'a> {
+    pub(super) x: View<'a>,
+    pub(super) w: &'a Matrix,
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) out: SharedRows<'a>,
+    pub(super) write: Write,
+}
+
+/// Computes `rows` of one strip; `fresh` packs their activations into `scratch` first.
+///
+/// # Safety
+/// `weights` are those of `job.w`, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strip.
+#[inline(always)]
+pub(super) unsafe fn strips<S: Simd, Q: Product<S>>(
+    s: S,
+    job: &Job<'_>,
+    weights: &[Q::Weight],
+    rows: Range<usize>,
+    strip: usize,
+    fresh: bool,
+    scratch: &mut Scratch,
+) {
+    let steps = job.w.in_features().div_ceil(Q::INPUTS);
+    let words_per_row = steps * Q::WORDS;
+    let [packed] = scratch.floats([packed_len::<S, Q>(rows.len(), words_per_row)]);
+    if fresh {
+        pack::<S, Q>(s, job.x, rows.clone(), words_per_row, packed);
+    }
+    let tile = Tiles { s, job, weights, steps, strip };
+    let (mut row, mut start) = (rows.start, 0);
+    while row < rows.end {
+        let size = block_size::<S, Q>(rows.end - row);
+        let rows = row..rows.end.min(row + size);
+        let block = &packed[start..start + size * words_per_row];
+        // SAFETY: `block` is `steps` steps of `size` rows; the strip is this worker's.
+        unsafe {
+            if S::REGISTERS >= 32 {
+                match size {
+                    1 => tile.strip::<Q, 1, 2, 2>(block, rows),
+                    2 => tile.strip::<Q, 2, 2, 2>(block, rows),
+                    4 => tile.strip::<Q, 4, 2, 2>(block, rows),
+                    6 => tile.strip::<Q, 6, 1, 2>(block, rows),
+                    8 => tile.strip::<Q, 8, 1, 2>(block, rows),
+                    12 => tile.strip::<Q, 12, 1, 2>(block, rows),
+                    _ => tile.strip::<Q, 14, 1, 2>(block, rows),
+                }
+            } else {
+                match size {
+                    1 => tile.strip::<Q, 1, 1, 4>(block, rows),
+                    2 => tile.strip::<Q, 2, 1, 4>(block, rows),
+                    4 => tile.strip::<Q, 4, 1, 2>(block, rows),
+                    _ => tile.strip::<Q, 6, 1, 2>(block, rows),
+                }
+            }
+        }
+        (row, start) = (row + size, start + size * words_per_row);
+    }
+}
+
+/// The tiles of a strip: as many outputs as fit in registers together.
+struct Tiles<'a, S, W> {
+    s: S,
+    job: &'a Job<'a>,
+    weights: &'a [W],
+    steps: usize,
+    strip: usize,
+}
+
+impl<S: Simd, W: Copy> Tiles<'_, S, W> {
+    /// All tiles of `P` panels by `V` vectors, for a block of `R` packed rows of which `rows` are real.
+    ///
+    /// # Safety
+    /// `packed` is `steps` steps of `R` rows; `weights` are packed for `Q`; the strip is this worker's alone.
+    #[inline(always)]
+    unsafe fn strip<Q: Product<S, Weight = W>, const R: usize, const P: usize, const V: usize>(
+        &self,
+        packed: &[f32],
+        rows: Range<usize>,
+    ) {
+        let outputs = self.job.w.out_features();
+        let panel_len = self.steps * Q::INPUTS * PANEL;
+        let last_panel = outputs.div_ceil(PANEL) - 1;
+        let end = outputs.min((self.strip + 1) * STRIP);
+        let tile_outputs = if P == 1 { V * S::LANES } else { P * PANEL };
+        let mut first = self.strip * STRIP;
+        while first < end {
+            let mut starts = [self.weights.as_ptr(); P];
+            for (p, start) in starts.iter_mut().enumerate() {
+                // Beyond the last panel the last one is computed again, and not written.
+                let panel = (first / PANEL + p).min(last_panel);
+                let weights = &self.weights[panel * panel_len..(panel + 1) * panel_len];
+                *start = weights[first % PANEL * Q::INPUTS..].as_ptr();
+            }
+            // SAFETY: the panels hold `steps` steps (sliced above), `packed` too (the caller's promise).
+            let sums = unsafe {
+                multiply::<S, Q, R, P, V>(self.s, self.steps, packed.as_ptr(), R, starts, PANEL * Q::INPUTS)
+            };
+            for (sums, row) in sums.iter().zip(rows.clone()) {
+                for (p, sums) in sums.iter().enumerate() {
+                    for (v, sum) in sums.iter().enumerate() {
+                        let output = first + p * PANEL + v * S::LANES;
+                        if output < end {
+                            // SAFETY: this strip's outputs are this worker's.
+                            unsafe { self.finish(row, output, S::LANES.min(end - output), *sum) };
+                        }
+                    }
+                }
+            }
+            first += tile_outputs;
+        }
+    }
+
+    /// Adds bias and old value to `len` sums and stores them.
+    ///
+    /// # Safety
+    /// No other worker has these outputs.
+    #[inline(always)]
+    unsafe fn finish(&self, row: usize, output: usize, len: usize, mut sum: S::F) {
+        let s = self.s;
+        // SAFETY: the caller's promise.
+        let out = unsafe { self.job.out.part(row, output, len) };
+        if let Some(bias) = self.job.bias {
+            sum = s.add(sum, s.load_some(&bias[output..output + len]));
+        }
+        if self.job.write == Write::Add {
+            sum = s.add(sum, s.load_some(out));
+        }
+        s.store_some(out, sum);
+    }
+}

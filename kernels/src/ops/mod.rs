@@ -1,0 +1,22 @@
+//! The ops of a transformer pass, one file each: the contract in words, then the CPU version.
+//!
+//! The number of rows is that of the views. Shapes that do not fit are a mistake of the caller's code and panic with both shapes.
+
+mod attention;
+mod embed;
+mod gather_rows;
+mod matmul;
+mod rms_norm;
+mod rope;
+mod silu_mul;
+mod store_kv;
+
+pub use crate::sampling::sample;
+pub use attention::{AttentionShape, attention};
+pub use embed::embed;
+pub use gather_rows::gather_rows;
+pub use matmul::{Write, matmul};
+pub use rms_norm::{rms_norm, rms_norm_heads};
+pub use rope::rope;
+pub use silu_mul::silu_mul;
+pub use store_kv::store_kv;

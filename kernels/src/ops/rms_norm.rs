@@ -1,0 +1,72 @@
+//! rms_norm: `out = x / sqrt(mean(x^2) + eps) * weight`, row by row (Zhang and Sennrich 2019); and the same for each head of a
+//! row, in place (the QK norm of Qwen3).
+
+use crate::Lane;
+use crate::memory::{Vector, View, ViewMut};
+use crate::simd::{Kernel, Simd, dispatch};
+
+/// Normalises each row of `x`.
+///
+/// # Panics
+/// If `out` has another shape than `x`, or `weight` is not one row.
+pub fn rms_norm(lane: &Lane, x: View<'_>, weight: &Vector, eps: f32, out: ViewMut<'_>) {
+    assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()), "rms_norm: shape of out");
+    assert_eq!(weight.len(), x.cols(), "rms_norm: length of weight");
+    let out = out.share();
+    let isa = lane.supported();
+    lane.for_each(x.rows(), x.cols(), |r, _| {
+        // SAFETY: each row is one item, done once.
+        let out = unsafe { out.row(r) };
+        out.copy_from_slice(x.row(r));
+        dispatch(isa, Normalise { x: out, weight: weight.as_slice(), eps });
+    });
+}
+
+/// Normalises each head of each row of `x`, in place; a head is as long as `weight`.
+///
+/// # Panics
+/// If a row of `x` is not whole heads.
+pub fn rms_norm_heads(lane: &Lane, x: ViewMut<'_>, weight: &Vector, eps: f32) {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert!(
+        cols.is_multiple_of(weight.len()),
+        "rms_norm_heads: {cols} columns are not heads of {}",
+        weight.len()
+    );
+    let x = x.share();
+    let isa = lane.supported();
+    lane.for_each(rows, cols, |r, _| {
+        // SAFETY: each row is one item, done once.
+        for head in unsafe { x.row(r) }.chunks_exact_mut(weight.len()) {
+            dispatch(isa, Normalise { x: head, weight: weight.as_slice(), eps });
+        }
+    });
+}
+
+struct Normalise<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for Normalise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // Two chains hide the latency of the additions.
+        let mut sums = [s.splat(0.0); 2];
+        for pair in self.x.chunks(2 * S::LANES) {
+            for (sum, x) in sums.iter_mut().zip(pair.chunks(S::LANES)) {
+                let x = s.load_some(x);
+                *sum = s.mul_add(x, x, *sum);
+            }
+        }
+        let mean = s.sum(s.add(sums[0], sums[1])) / self.x.len() as f32;
+        let inverse = s.splat(1.0 / (mean + self.eps).sqrt());
+        for (x, weight) in self.x.chunks_mut(S::LANES).zip(self.weight.chunks(S::LANES)) {
+            let normal = s.mul(s.load_some(x), inverse);
+            s.store_some(x, s.mul(normal, s.load_some(weight)));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The sampler: noise shared by draft and target, so that a token depends on (logits, parameters, seed, position) alone.
+//!
+//! The token at position `j` is `argmax_v (z[v] + G(seed, j, v))` over processed logits `z` (Gumbel-max trick), where
+//! `G` is a counter-based Gumbel variate (see [`noise`]). A draft model that draws with the same noise proposes the same token
+//! whenever its distribution is close (Daliri, Musco, Suresh 2024), and what is emitted is always the target's own.
+//! Logits are processed as vLLM does: logit bias, penalties, temperature, top-k, top-p, min-p. Greedy is temperature 0: no noise.
+
+mod choose;
+mod history;
+mod noise;
+mod nucleus;
+
+use crate::isa::Supported;
+use crate::lane::Scratch;
+use crate::memory::View;
+use crate::simd::dispatch;
+use crate::{KernelError, Lane};
+use choose::{Greedy, Noisy};
+pub use history::History;
+use noise::Noise;
+use nucleus::Nucleus;
+
+/// Temperatures below this are greedy: scaled logits would leave the range in which the noise still counts.
+const GREEDY_BELOW: f32 = 1e-5;
+
+/// How the tokens of one request are drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 (and what is below 1e-5) takes the likeliest token.
+    pub temperature: f32,
+    /// Only this many likeliest tokens; 0 is all.
+    pub top_k: u32,
+    /// Only the likeliest tokens that together have this probability; 1 is all.
+    pub top_p: f32,
+    /// Only tokens at least this times as probable as the likeliest; 0 is all.
+    pub min_p: f32,
+    /// Above 1, tokens of prompt and output lose: positive logits are divided, negative ones multiplied; 1 is off.
+    pub repetition_penalty: f32,
+    /// Taken once from the logit of each token of the output.
+    pub presence_penalty: f32,
+    /// Taken from the logit of each token of the output as often as it is there.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens. Tokens beyond the vocabulary are ignored: check before.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The request's seed: same seed, same tokens.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// Temperature 1, all else off, seed 0.
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Whether all parameters are in their range.
+    ///
+    /// # Errors
+    /// Names the first parameter that is not, and its range.
+    pub fn validate(&self) -> Result<(), KernelError> {
+        let finite = "a finite number";
+        let bias = self.logit_bias.iter().map(|(_, bias)| *bias).find(|bias| !bias.is_finite());
+        let checks = [
+            (
+                "temperature",
+                self.temperature,
+                (0.0..=f32::MAX).contains(&self.temperature),
+                "0 or a positive number",
+            ),
+            ("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
+                "a positive number",
+            ),
+            ("presence_penalty", self.presence_penalty, self.presence_penalty.is_finite(), finite),
+            ("frequency_penalty", self.frequency_penalty, self.frequency_penalty.is_finite(), finite),
+            ("logit_bias", bias.unwrap_or(0.0), bias.is_none(), finite),
+        ];
+        match checks.into_iter().find(|(_, _, fine, _)| !fine) {
+            Some((field, value, _, must)) => Err(KernelError::Sampling { field, value, must }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the history matters.
+    pub(crate) fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    fn restricts(&self, vocabulary: usize) -> bool {
+        self.top_p < 1.0 || (self.top_k > 0 && (self.top_k as usize) < vocabulary)
+    }
+}
+
+/// A row of logits to draw a token from.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleRow<'a> {
+    /// Row of the logits.
+    pub row: usize,
+    /// Position of the token in prompt and output: the same for draft and target, it selects the noise.
+    pub position: u32,
+    /// The request's parameters.
+    pub sampling: &'a Sampling,
+    /// Tokens of the sequence, up to some position.
+    pub history: &'a History,
+    /// The tokens after those and before `position`: proposals of the same chunk.
+    pub since: &'a [u32],
+}
+
+/// Draws one token for each of `rows`. Logits that are not finite are never drawn; token 0 if none is finite.
+///
+/// # Panics
+/// If `out` is not as long as `rows`, a row does not exist, or `history` and `since` do not reach exactly to `position`.
+pub fn sample(lane: &Lane, logits: View<'_>, rows: &[SampleRow<'_>], out: &mut [u32]) {
+    assert_eq!(out.len(), rows.len(), "sample: length of out");
+    let out = crate::memory::SharedMut::new(out);
+    let isa = lane.supported();
+    lane.for_each(rows.len(), 4 * logits.cols(), |i, scratch| {
+        // SAFETY: each row is one item, done once.
+        let token = unsafe { out.part(i, 1) };
+        token[0] = draw(isa, logits.row(rows[i].row), &rows[i], scratch);
+    });
+}
+
+fn draw(isa: Supported, logits: &[f32], row: &SampleRow<'_>, scratch: &mut Scratch) -> u32 {
+    let SampleRow { position, sampling, history, since, .. } = *row;
+    assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
+    let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
+    let logits = if sampling.has_penalties() || !sampling.logit_bias.is_empty() {
+        buffer.copy_from_slice(logits);
+        history.adjust(sampling, since, buffer);
+        &*buffer
+    } else {
+        logits
+    };
+    let greedy = dispatch(isa, Greedy { logits });
+    if sampling.temperature < GREEDY_BELOW {
+        return greedy.token;
+    }
+    let noise = Noise::new(sampling.seed, position);
+    let inverse = 1.0 / sampling.temperature;
+    // The logit below which `min_p` cuts off: relative to the likeliest token, so it needs no sum.
+    let floor = greedy.logit + sampling.temperature * sampling.min_p.ln();
+    let floor = if sampling.min_p > 0.0 { floor } else { f32::MIN };
+    if sampling.restricts(logits.len()) {
+        let nucleus = Nucleus { logits, largest: greedy.logit, inverse, floor, sampling };
+        nucleus.collect(isa, candidates);
+        return dispatch(isa, choose::Among { candidates, inverse, noise });
+    }
+    dispatch(isa, Noisy { logits, inverse, floor, noise, likeliest: greedy.token })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_out_of_range_are_named() {
+        assert!(Sampling::default().validate().is_ok());
+        let bad = [
+            (Sampling { temperature: -1.0, ..Sampling::default() }, "temperature"),
+            (Sampling { temperature: f32::NAN, ..Sampling::default() }, "temperature"),
+            (Sampling { top_p: 0.0, ..Sampling::default() }, "top_p"),
+            (Sampling { min_p: 1.5, ..Sampling::default() }, "min_p"),
+            (Sampling { repetition_penalty: 0.0, ..Sampling::default() }, "repetition_penalty"),
+            (Sampling { frequency_penalty: f32::INFINITY, ..Sampling::default() }, "frequency_penalty"),
+            (Sampling { logit_bias: vec![(1, 2.0), (2, f32::NAN)], ..Sampling::default() }, "logit_bias"),
+        ];
+        for (sampling, field) in bad {
+            let refusal = sampling.validate().unwrap_err().to_string();
+            assert!(refusal.contains(field), "{refusal}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! AVX2 and FMA: vectors of eight.
+
+use super::{Kernel, Simd};
+use half::bf16;
+use std::arch::x86_64::*;
+
+/// AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+/// # Safety
+/// The machine has AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2(()))
+}
+
+// Every `unsafe` below: the token's existence proves the features (see `super::dispatch`), pointers are the caller's promise.
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    const REGISTERS: usize = 16;
+    const DOTS: bool = false;
+    type F = __m256;
+    type I = __m256i;
+    type M = __m256;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, at: *const f32) -> __m256 {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm256_loadu_ps(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut f32, x: __m256) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm256_storeu_ps(at, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, at: *const bf16) -> __m256 {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, at: *mut bf16, x: __m256) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe {
+            let bits = _mm256_castps_si256(x);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let up = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+            let high = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(up, quiet, nan));
+            // Packing works within 128-bit halves: the wanted words are in the first and third quarter.
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(high, high));
+            _mm_storeu_si128(at.cast(), _mm256_castsi256_si128(packed));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, _: __m256, _: __m256i, _: __m256i) -> __m256 {
+        unreachable!("DOTS is false")
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: the token proves the features.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn less(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn both(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_and_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn either(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_or_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn not(self, m: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_xor_ps(m, _mm256_castsi256_ps(_mm256_set1_epi32(-1))) }
+    }
+
+    #[inline(always)]
+    fn any(self, m: __m256) -> bool {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_movemask_ps(m) != 0 }
+    }
+
+    #[inline(always)]
+    fn select(self, m: __m256, yes: __m256, no: __m256) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_blendv_ps(no, yes, m) }
+    }
+
+    #[inline(always)]
+    fn splat_u32(self, x: u32) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_set1_epi32(x.cast_signed()) }
+    }
+
+    #[inline(always)]
+    fn count_from(self, first: u32) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            _mm256_add_epi32(_mm256_set1_epi32(first.cast_signed()), steps)
+        }
+    }
+
+    #[inline(always)]
+    fn add_u32(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_u32(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_mullo_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn and_u32(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_and_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn xor_u32(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_xor_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, a: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_srl_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn select_u32(self, m: __m256, yes: __m256i, no: __m256i) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u32(self, at: *const u32) -> __m256i {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm256_loadu_si256(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_u32(self, at: *mut u32, x: __m256i) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm256_storeu_si256(at.cast(), x) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, x: __m256i) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_cvtepi32_ps(x) }
+    }
+
+    #[inline(always)]
+    fn bits(self, x: __m256) -> __m256i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_castps_si256(x) }
+    }
+
+    #[inline(always)]
+    fn from_bits(self, x: __m256i) -> __m256 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm256_castsi256_ps(x) }
+    }
+}

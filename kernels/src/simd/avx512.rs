@@ -1,0 +1,261 @@
+//! AVX-512: vectors of sixteen; with `DOTS` also `vdpbf16ps`.
+
+use super::{Kernel, Simd};
+use half::bf16;
+use std::arch::x86_64::*;
+use std::mem::transmute;
+
+/// AVX-512 F, BW, DQ, VL; BF16 too if `DOTS`.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512<const DOTS: bool>(());
+
+/// # Safety
+/// The machine has AVX-512 F, BW, DQ, VL, and FMA.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<false>(()))
+}
+
+/// # Safety
+/// The machine has what [`run`] needs, and AVX-512 BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<true>(()))
+}
+
+// Every `unsafe` below: the token's existence proves the features (see `super::dispatch`), pointers are the caller's promise.
+impl<const DOTS: bool> Simd for Avx512<DOTS> {
+    const LANES: usize = 16;
+    const REGISTERS: usize = 32;
+    const DOTS: bool = DOTS;
+    type F = __m512;
+    type I = __m512i;
+    type M = __mmask16;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, at: *const f32) -> __m512 {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut f32, x: __m512) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm512_storeu_ps(at, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, at: *const bf16) -> __m512 {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { widen(_mm256_loadu_si256(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, at: *mut bf16, x: __m512) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe {
+            let rounded = if DOTS {
+                transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
+            } else {
+                let bits = _mm512_castps_si512(x);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let up = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+                let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+                let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, up, quiet)))
+            };
+            _mm256_storeu_si256(at.cast(), rounded);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, sum: __m512, a: __m512i, b: __m512i) -> __m512 {
+        // SAFETY: `DOTS` is true by the caller's promise, so the token proves BF16 too.
+        unsafe { _mm512_dpbf16_ps(sum, transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b)) }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: the token proves the features.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn less(self, a: __m512, b: __m512) -> __mmask16 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn both(self, a: __mmask16, b: __mmask16) -> __mmask16 {
+        a & b
+    }
+
+    #[inline(always)]
+    fn either(self, a: __mmask16, b: __mmask16) -> __mmask16 {
+        a | b
+    }
+
+    #[inline(always)]
+    fn not(self, m: __mmask16) -> __mmask16 {
+        !m
+    }
+
+    #[inline(always)]
+    fn any(self, m: __mmask16) -> bool {
+        m != 0
+    }
+
+    #[inline(always)]
+    fn select(self, m: __mmask16, yes: __m512, no: __m512) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_mask_blend_ps(m, no, yes) }
+    }
+
+    #[inline(always)]
+    fn splat_u32(self, x: u32) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_set1_epi32(x.cast_signed()) }
+    }
+
+    #[inline(always)]
+    fn count_from(self, first: u32) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe {
+            let steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            _mm512_add_epi32(_mm512_set1_epi32(first.cast_signed()), steps)
+        }
+    }
+
+    #[inline(always)]
+    fn add_u32(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_u32(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_mullo_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn and_u32(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn xor_u32(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn shift_right<const BITS: u32>(self, a: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn select_u32(self, m: __mmask16, yes: __m512i, no: __m512i) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_mask_blend_epi32(m, no, yes) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u32(self, at: *const u32) -> __m512i {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm512_loadu_si512(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_u32(self, at: *mut u32, x: __m512i) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm512_storeu_si512(at.cast(), x) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, x: __m512i) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+
+    #[inline(always)]
+    fn bits(self, x: __m512) -> __m512i {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_castps_si512(x) }
+    }
+
+    #[inline(always)]
+    fn from_bits(self, x: __m512i) -> __m512 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_castsi512_ps(x) }
+    }
+}
+
+/// Sixteen bf16 to f32.
+///
+/// # Safety
+/// The machine has AVX-512 F.
+#[inline(always)]
+unsafe fn widen(x: __m256i) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x))) }
+}

@@ -1,0 +1,179 @@
+//! One vector language for all instruction sets: ops are written once over [`Simd`], and [`dispatch`] compiles them for each.
+//!
+//! A token of a type that implements [`Simd`] proves that the machine has its instructions: only `dispatch` makes one.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod math;
+mod panel;
+mod portable;
+
+use crate::isa::Supported;
+use half::bf16;
+pub(crate) use math::{exp, ln, minus_ln_one_minus};
+pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, multiply};
+
+/// `LANES` f32 or u32 at once. Methods are inlined into the function that [`dispatch`] compiled for the instruction set.
+///
+/// Arithmetic is IEEE: `add`, `sub`, `mul`, `div` round once each and agree on all sets; `mul_add` is fused
+/// where the set has it.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// f32 in a vector; divides 16.
+    const LANES: usize;
+    /// Vectors the machine holds at once.
+    const REGISTERS: usize;
+    /// Whether [`Simd::dot_pairs`] exists.
+    const DOTS: bool;
+    /// A vector of f32.
+    type F: Copy;
+    /// A vector of u32.
+    type I: Copy;
+    /// A truth value per lane.
+    type M: Copy;
+
+    fn splat(self, x: f32) -> Self::F;
+    /// # Safety
+    /// `at` is valid for reading `LANES` numbers.
+    unsafe fn load(self, at: *const f32) -> Self::F;
+    /// # Safety
+    /// `at` is valid for writing `LANES` numbers.
+    unsafe fn store(self, at: *mut f32, x: Self::F);
+    /// # Safety
+    /// `at` is valid for reading `LANES` numbers.
+    unsafe fn load_bf16(self, at: *const bf16) -> Self::F;
+    /// Rounded to nearest even.
+    ///
+    /// # Safety
+    /// `at` is valid for writing `LANES` numbers.
+    unsafe fn store_bf16(self, at: *mut bf16, x: Self::F);
+    /// Adds to each lane of `sum` the two products of the lane's pair of bf16 in `a` with that in `b`.
+    ///
+    /// # Safety
+    /// `DOTS` is true.
+    unsafe fn dot_pairs(self, sum: Self::F, a: Self::I, b: Self::I) -> Self::F;
+
+    /// Asks for a cache line that will be read soon; any address will do.
+    fn prefetch<T>(self, at: *const T);
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `b` where either is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `b` where either is NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// False where either is NaN.
+    fn less(self, a: Self::F, b: Self::F) -> Self::M;
+    fn both(self, a: Self::M, b: Self::M) -> Self::M;
+    fn either(self, a: Self::M, b: Self::M) -> Self::M;
+    fn not(self, m: Self::M) -> Self::M;
+    fn any(self, m: Self::M) -> bool;
+    fn select(self, m: Self::M, yes: Self::F, no: Self::F) -> Self::F;
+
+    fn splat_u32(self, x: u32) -> Self::I;
+    /// `first, first + 1, ..`
+    fn count_from(self, first: u32) -> Self::I;
+    fn add_u32(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The low 32 bits.
+    fn mul_u32(self, a: Self::I, b: Self::I) -> Self::I;
+    fn and_u32(self, a: Self::I, b: Self::I) -> Self::I;
+    fn xor_u32(self, a: Self::I, b: Self::I) -> Self::I;
+    fn shift_left<const N: u32>(self, a: Self::I) -> Self::I;
+    fn shift_right<const N: u32>(self, a: Self::I) -> Self::I;
+    fn select_u32(self, m: Self::M, yes: Self::I, no: Self::I) -> Self::I;
+    /// # Safety
+    /// `at` is valid for reading `LANES` numbers, aligned or not.
+    unsafe fn load_u32(self, at: *const u32) -> Self::I;
+    /// # Safety
+    /// `at` is valid for writing `LANES` numbers.
+    unsafe fn store_u32(self, at: *mut u32, x: Self::I);
+    /// As a signed number.
+    fn to_f32(self, x: Self::I) -> Self::F;
+    fn bits(self, x: Self::F) -> Self::I;
+    fn from_bits(self, x: Self::I) -> Self::F;
+
+    /// Sum of all lanes, in a fixed order.
+    #[inline(always)]
+    fn sum(self, x: Self::F) -> f32 {
+        self.fold(x, |a, b| a + b)
+    }
+
+    /// Largest of all lanes.
+    #[inline(always)]
+    fn largest(self, x: Self::F) -> f32 {
+        self.fold(x, |a, b| if a > b { a } else { b })
+    }
+
+    /// Folds halves onto each other.
+    #[inline(always)]
+    fn fold(self, x: Self::F, op: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut lanes = [0.0; 16];
+        // SAFETY: the array holds 16, a vector at most that.
+        unsafe { self.store(lanes.as_mut_ptr(), x) };
+        let mut width = Self::LANES;
+        while width > 1 {
+            width /= 2;
+            for i in 0..width {
+                lanes[i] = op(lanes[i], lanes[i + width]);
+            }
+        }
+        lanes[0]
+    }
+
+    /// The first numbers of `from`, at most `LANES`; zeros after.
+    #[inline(always)]
+    fn load_some(self, from: &[f32]) -> Self::F {
+        if from.len() >= Self::LANES {
+            // SAFETY: there are enough.
+            return unsafe { self.load(from.as_ptr()) };
+        }
+        let mut lanes = [0.0; 16];
+        lanes[..from.len()].copy_from_slice(from);
+        // SAFETY: the array holds 16, a vector at most that.
+        unsafe { self.load(lanes.as_ptr()) }
+    }
+
+    /// As many of the first lanes as `to` takes, at most `LANES`.
+    #[inline(always)]
+    fn store_some(self, to: &mut [f32], x: Self::F) {
+        if to.len() >= Self::LANES {
+            // SAFETY: there is room.
+            return unsafe { self.store(to.as_mut_ptr(), x) };
+        }
+        let mut lanes = [0.0; 16];
+        // SAFETY: the array holds 16, a vector at most that.
+        unsafe { self.store(lanes.as_mut_ptr(), x) };
+        to.copy_from_slice(&lanes[..to.len()]);
+    }
+}
+
+/// Work written over [`Simd`]. Implementations mark `run` `#[inline(always)]`, or it is compiled for the least machine.
+pub(crate) trait Kernel {
+    /// What it computes.
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Runs a kernel compiled for the instruction set.
+pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use crate::Isa;
+        match isa.isa() {
+            // SAFETY: `Supported` says that the machine has these features.
+            Isa::Avx512Bf16 => return unsafe { avx512::run_bf16(kernel) },
+            // SAFETY: as above.
+            Isa::Avx512 => return unsafe { avx512::run(kernel) },
+            // SAFETY: as above.
+            Isa::Avx2 => return unsafe { avx2::run(kernel) },
+            Isa::Portable => {}
+        }
+    }
+    let _ = isa;
+    kernel.run(portable::Portable)
+}

@@ -1,0 +1,221 @@
+//! attention over paged KV against f64, and the same bits whatever the batch, blocks and workers.
+
+mod reference;
+
+use faser_kernels::ops::{AttentionShape, attention, store_kv};
+use faser_kernels::{BlockId, Dtype, Isa, KvCache, KvShape, Lane, Rows, Tensor};
+use proptest::prelude::*;
+use reference::{Random, bf16, bits, close, lane, on_each_isa};
+
+/// Sizes of one test.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    kv_heads: usize,
+    group: usize,
+    head_dim: usize,
+    block_size: usize,
+    window: Option<usize>,
+    dtype: Dtype,
+}
+
+impl Sizes {
+    fn shape(&self) -> AttentionShape {
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        AttentionShape { heads: self.kv_heads * self.group, scale, window: self.window }
+    }
+
+    fn stored(&self, x: f32) -> f64 {
+        f64::from(if self.dtype == Dtype::Bf16 { bf16(x) } else { x })
+    }
+}
+
+/// A sequence with all its queries, keys and values.
+struct Sequence {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    len: usize,
+}
+
+impl Sequence {
+    fn random(random: &mut Random, sizes: &Sizes, len: usize) -> Sequence {
+        let width = sizes.kv_heads * sizes.head_dim;
+        let mut tensor = |width: usize, factor: f32| {
+            Tensor::from_rows(
+                width,
+                &random.numbers(len * width).iter().map(|x| x * factor).collect::<Vec<_>>(),
+            )
+        };
+        // Large queries make the softmax sharp, so that a wrong weight shows.
+        Sequence { q: tensor(width * sizes.group, 6.0), k: tensor(width, 1.0), v: tensor(width, 1.0), len }
+    }
+
+    /// The f64 answer for a position and head.
+    fn expected(&self, isa: Isa, sizes: &Sizes, position: usize, head: usize) -> Vec<f64> {
+        let dim = sizes.head_dim;
+        let columns = head / sizes.group * dim..(head / sizes.group + 1) * dim;
+        let rounds = isa == Isa::Avx512Bf16 && sizes.dtype == Dtype::Bf16;
+        let q = self.q.row(position)[head * dim..(head + 1) * dim].iter();
+        let q: Vec<f64> = q.map(|x| f64::from(if rounds { bf16(*x) } else { *x })).collect();
+        let first = sizes.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let scores = (first..=position).map(|p| {
+            let k = &self.k.row(p)[columns.clone()];
+            q.iter().zip(k).map(|(q, k)| q * sizes.stored(*k)).sum::<f64>() * f64::from(sizes.shape().scale)
+        });
+        let powers: Vec<f64> = scores.map(f64::exp).collect();
+        let total: f64 = powers.iter().sum();
+        let mut out = vec![0.0; dim];
+        for (p, power) in (first..).zip(&powers) {
+            let v = &self.v.row(p)[columns.clone()];
+            out.iter_mut().zip(v).for_each(|(out, v)| *out += power / total * sizes.stored(*v));
+        }
+        out
+    }
+}
+
+/// Block tables for some sequences out of a shuffled pool: blocks of a sequence are neither adjacent nor in order.
+fn tables(random: &mut Random, sizes: &Sizes, sequences: &[Sequence]) -> (usize, Vec<Vec<BlockId>>) {
+    let counts: Vec<usize> = sequences.iter().map(|s| s.len.div_ceil(sizes.block_size)).collect();
+    let blocks = counts.iter().sum::<usize>() + 2;
+    let mut pool = random.shuffled(blocks).into_iter();
+    (blocks, counts.iter().map(|count| pool.by_ref().take(*count).collect()).collect())
+}
+
+/// Stores all sequences and attends with the rows `(sequence, position)`, all in one pass.
+fn run(
+    lane: &Lane,
+    sizes: &Sizes,
+    sequences: &[Sequence],
+    rows: &[(usize, usize)],
+    random: &mut Random,
+) -> Tensor {
+    let (blocks, tables) = tables(random, sizes, sequences);
+    let Sizes { kv_heads, head_dim, block_size, .. } = *sizes;
+    let mut kv =
+        KvCache::new(KvShape { layers: 2, blocks, block_size, kv_heads, head_dim }, sizes.dtype).unwrap();
+    poison(lane, &mut kv);
+    let tables: Vec<&[BlockId]> = tables.iter().map(Vec::as_slice).collect();
+    for (index, sequence) in sequences.iter().enumerate() {
+        let positions: Vec<u32> = (0..sequence.len as u32).collect();
+        let table_of = vec![index as u32; sequence.len];
+        let all = Rows { positions: &positions, table_of: &table_of, tables: &tables };
+        store_kv(lane, sequence.k.view(sequence.len), sequence.v.view(sequence.len), &mut kv, 1, all);
+    }
+    let width = kv_heads * sizes.group * head_dim;
+    let queries: Vec<f32> = rows.iter().flat_map(|(s, p)| sequences[*s].q.row(*p).to_vec()).collect();
+    let (q, mut out) = (Tensor::from_rows(width, &queries), Tensor::zeros(rows.len(), width));
+    let positions: Vec<u32> = rows.iter().map(|(_, p)| *p as u32).collect();
+    let table_of: Vec<u32> = rows.iter().map(|(s, _)| *s as u32).collect();
+    let rows_of = Rows { positions: &positions, table_of: &table_of, tables: &tables };
+    attention(lane, q.view(rows.len()), &kv, 1, rows_of, sizes.shape(), out.view_mut(rows.len()));
+    out
+}
+
+/// Slots that were never written hold NaN: reading one shows.
+fn poison(lane: &Lane, kv: &mut KvCache) {
+    let shape = *kv.shape();
+    let tables: Vec<Vec<BlockId>> = (0..shape.blocks as u32).map(|block| vec![block]).collect();
+    let tables: Vec<&[BlockId]> = tables.iter().map(Vec::as_slice).collect();
+    let rows = shape.blocks * shape.block_size;
+    let width = shape.kv_heads * shape.head_dim;
+    let nan = Tensor::from_rows(width, &vec![f32::NAN; rows * width]);
+    let positions: Vec<u32> = (0..rows).map(|r| (r % shape.block_size) as u32).collect();
+    let table_of: Vec<u32> = (0..rows).map(|r| (r / shape.block_size) as u32).collect();
+    let all = Rows { positions: &positions, table_of: &table_of, tables: &tables };
+    for layer in 0..shape.layers {
+        store_kv(lane, nan.view(rows), nan.view(rows), kv, layer, all);
+    }
+}
+
+fn sizes() -> impl Strategy<Value = Sizes> {
+    let dims = prop::sample::select(vec![2usize, 16, 20, 32, 64, 80, 128]);
+    let window = prop::option::of(1usize..150);
+    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::Bf16]);
+    (1usize..4, 1usize..9, dims, 1usize..4, window, dtype).prop_map(
+        |(kv_heads, group, head_dim, blocks, window, dtype)| Sizes {
+            kv_heads,
+            group,
+            head_dim,
+            block_size: 16 * blocks,
+            window,
+            dtype,
+        },
+    )
+}
+
+#[test]
+fn it_agrees_with_f64() {
+    let base = Sizes { kv_heads: 2, group: 4, head_dim: 64, block_size: 16, window: None, dtype: Dtype::F32 };
+    let variants = [
+        base,
+        Sizes { dtype: Dtype::Bf16, ..base },
+        Sizes { group: 1, kv_heads: 3, head_dim: 80, block_size: 32, ..base },
+        Sizes { group: 8, kv_heads: 1, head_dim: 20, window: Some(50), dtype: Dtype::Bf16, ..base },
+        Sizes { window: Some(1), ..base },
+        Sizes { group: 3, head_dim: 128, window: Some(130), ..base },
+    ];
+    on_each_isa(|isa| {
+        for sizes in variants {
+            let mut random = Random::new(4);
+            let sequences: Vec<Sequence> =
+                [1, 16, 200, 65].map(|len| Sequence::random(&mut random, &sizes, len)).into();
+            let mut rows = vec![(0, 0), (1, 3), (1, 15)];
+            rows.extend((50..80).chain(190..200).map(|p| (2, p)));
+            rows.push((3, 64));
+            let out = run(&lane(isa, 2), &sizes, &sequences, &rows, &mut random);
+            for (r, (sequence, position)) in rows.iter().enumerate() {
+                for head in 0..sizes.kv_heads * sizes.group {
+                    let expected = sequences[*sequence].expected(isa, &sizes, *position, head);
+                    for (i, expected) in expected.into_iter().enumerate() {
+                        let actual = out.row(r)[head * sizes.head_dim + i];
+                        close(
+                            actual,
+                            expected,
+                            1.0,
+                            1e-5,
+                            &format!("{isa} {sizes:?} row {r} head {head} element {i}"),
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn a_row_has_the_same_bits_alone_and_in_any_batch(
+        sizes in sizes(), lens in prop::collection::vec(1usize..220, 1..5), workers in 1usize..=4, seed in any::<u64>(),
+    ) {
+        let mut random = Random::new(seed);
+        let sequences: Vec<Sequence> = lens.iter().map(|len| Sequence::random(&mut random, &sizes, *len)).collect();
+        // Of each sequence a run of rows, as in a pass with chunks.
+        let rows: Vec<(usize, usize)> = lens.iter().enumerate().flat_map(|(s, len)| {
+            let start = random.below(*len);
+            let count = 1 + random.below(20).min(len - start - 1);
+            (start..start + count).map(move |p| (s, p))
+        }).take(64).collect();
+        for isa in Isa::available() {
+            let batch = run(&lane(isa, workers), &sizes, &sequences, &rows, &mut random);
+            let batch = bits(&batch, rows.len());
+            let alone = lane(isa, 1);
+            for (r, (sequence, position)) in rows.iter().enumerate() {
+                let one = run(&alone, &sizes, &sequences[*sequence..=*sequence], &[(0, *position)], &mut random);
+                prop_assert_eq!(&bits(&one, 1)[0], &batch[r], "{} row {:?}", isa, (sequence, position));
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "heads over 3 kv heads")]
+fn heads_that_do_not_divide_are_refused() {
+    let kv =
+        KvCache::new(KvShape { layers: 1, blocks: 1, block_size: 16, kv_heads: 3, head_dim: 4 }, Dtype::F32)
+            .unwrap();
+    let (q, mut out) = (Tensor::zeros(1, 16), Tensor::zeros(1, 16));
+    let rows = Rows { positions: &[0], table_of: &[0], tables: &[&[0]] };
+    let shape = AttentionShape { heads: 4, scale: 1.0, window: None };
+    attention(&lane(Isa::Portable, 1), q.view(1), &kv, 0, rows, shape, out.view_mut(1));
+}

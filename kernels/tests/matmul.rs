@@ -1,0 +1,166 @@
+//! matmul against f64, and the same bits whatever the rows, workers and strides.
+
+mod reference;
+
+use faser_kernels::ops::{Write, matmul};
+use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use reference::{Random, bits, close, lane, on_each_isa};
+
+/// bf16 weights are rounded at packing; activations only where the instruction needs it.
+fn rounded(isa: Isa, dtype: Dtype, x: f32, weight: bool) -> f64 {
+    let round = dtype == Dtype::Bf16 && (weight || isa == Isa::Avx512Bf16);
+    f64::from(if round { reference::bf16(x) } else { x })
+}
+
+#[test]
+fn it_agrees_with_f64() {
+    let shapes = [
+        (1, 1, 1),
+        (3, 5, 7),
+        (2, 64, 64),
+        (5, 33, 31),
+        (13, 100, 47),
+        (17, 96, 200),
+        (50, 40, 65),
+        (7, 513, 129),
+    ];
+    on_each_isa(|isa| {
+        for (rows, inputs, outputs) in shapes {
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                for (with_bias, write) in
+                    [(false, Write::Replace), (true, Write::Replace), (true, Write::Add)]
+                {
+                    let mut random = Random::new((rows * inputs * outputs) as u64);
+                    let x = random.tensor(rows, inputs);
+                    let w = random.numbers(outputs * inputs);
+                    let bias = random.numbers(outputs);
+                    let old = random.tensor(rows, outputs);
+                    let mut out = Tensor::zeros(rows, outputs);
+                    (0..rows).for_each(|r| out.row_mut(r).copy_from_slice(old.row(r)));
+                    let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
+                    let vector = Vector::new(Source::F32(&bias));
+                    let vector = with_bias.then_some(&vector);
+                    matmul(&lane(isa, 2), x.view(rows), &matrix, vector, out.view_mut(rows), write);
+                    for r in 0..rows {
+                        for o in 0..outputs {
+                            let products = (0..inputs).map(|k| {
+                                rounded(isa, dtype, x.row(r)[k], false)
+                                    * rounded(isa, dtype, w[o * inputs + k], true)
+                            });
+                            let scale: f64 = products.clone().map(f64::abs).sum::<f64>() + 1.0;
+                            let mut expected: f64 = products.sum();
+                            expected += if with_bias { f64::from(bias[o]) } else { 0.0 };
+                            expected += if write == Write::Add { f64::from(old.row(r)[o]) } else { 0.0 };
+                            let what = format!("{isa} {dtype} {rows}x{inputs}x{outputs} row {r} output {o}");
+                            close(out.row(r)[o], expected, scale, 2e-6, &what);
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn sources_of_all_types_can_be_fused_and_written_to_columns_of_a_wider_tensor() {
+    let mut random = Random::new(5);
+    let (a, b, c) = (random.numbers(40 * 6), random.numbers(3 * 6), random.numbers(50 * 6));
+    let (b16, c16): (Vec<bf16>, Vec<f16>) =
+        (b.iter().map(|x| bf16::from_f32(*x)).collect(), c.iter().map(|x| f16::from_f32(*x)).collect());
+    let sources = [Source::F32(&a), Source::Bf16(&b16), Source::F16(&c16)];
+    let fused = Matrix::pack(6, &sources, Dtype::F32).unwrap();
+    let wide = random.tensor(9, 20);
+    let mut out = Tensor::zeros(9, 200);
+    on_each_isa(|isa| {
+        let lane = lane(isa, 2);
+        matmul(
+            &lane,
+            wide.view(9).columns(4..10),
+            &fused,
+            None,
+            out.view_mut(9).columns(100..193),
+            Write::Replace,
+        );
+        let mut first_output = 100;
+        for source in sources {
+            let alone = Matrix::pack(6, &[source], Dtype::F32).unwrap();
+            let mut apart = Tensor::zeros(9, alone.out_features());
+            matmul(&lane, wide.view(9).columns(4..10), &alone, None, apart.view_mut(9), Write::Replace);
+            for r in 0..9 {
+                assert_eq!(out.row(r)[first_output..][..alone.out_features()], *apart.row(r), "{isa}");
+                assert!(out.row(r)[..100].iter().chain(&out.row(r)[193..]).all(|x| *x == 0.0));
+            }
+            first_output += alone.out_features();
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "columns of x and inputs of w")]
+fn a_wrong_shape_is_refused() {
+    let matrix = Matrix::pack(4, &[Source::F32(&[0.0; 8])], Dtype::F32).unwrap();
+    let (x, mut out) = (Tensor::zeros(1, 5), Tensor::zeros(1, 2));
+    matmul(&lane(Isa::Portable, 1), x.view(1), &matrix, None, out.view_mut(1), Write::Replace);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_row_has_the_same_bits_alone_and_in_any_batch(
+        rows in 1usize..=64, inputs in 1usize..150, outputs in 1usize..300, bf16 in any::<bool>(), workers in 1usize..=4,
+        seed in any::<u64>(), add in any::<bool>(),
+    ) {
+        let mut random = Random::new(seed);
+        let x = random.tensor(rows, inputs);
+        let w = random.numbers(outputs * inputs);
+        let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
+        let write = if add { Write::Add } else { Write::Replace };
+        for isa in Isa::available() {
+            let mut batch = Tensor::zeros(rows, outputs);
+            matmul(&lane(isa, workers), x.view(rows), &matrix, None, batch.view_mut(rows), write);
+            let alone = lane(isa, 1);
+            for (r, batched) in bits(&batch, rows).into_iter().enumerate() {
+                let mut out = Tensor::zeros(1, outputs);
+                let row = Tensor::from_rows(inputs, x.row(r));
+                matmul(&alone, row.view(1), &matrix, None, out.view_mut(1), write);
+                prop_assert_eq!(&bits(&out, 1)[0], &batched, "{} row {} of {}", isa, r, rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_of_rows_gives_the_same_bits_with_enough_work_to_share() {
+    // Large enough that helpers join: several strips, and more than one block of rows.
+    let (inputs, outputs) = (301, 650);
+    let mut random = Random::new(77);
+    let x = random.tensor(130, inputs);
+    let w = random.numbers(outputs * inputs);
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
+        on_each_isa(|isa| {
+            let mut expected = Tensor::zeros(130, outputs);
+            for r in 0..130 {
+                let row = Tensor::from_rows(inputs, x.row(r));
+                let mut out = Tensor::zeros(1, outputs);
+                matmul(&lane(isa, 1), row.view(1), &matrix, None, out.view_mut(1), Write::Replace);
+                expected.row_mut(r).copy_from_slice(out.row(0));
+            }
+            for workers in [1, 2, 3] {
+                let lane = lane(isa, workers);
+                for rows in (1..=64).chain([97, 130]) {
+                    let mut out = Tensor::zeros(rows, outputs);
+                    matmul(&lane, x.view(rows), &matrix, None, out.view_mut(rows), Write::Replace);
+                    assert_eq!(
+                        bits(&out, rows),
+                        bits(&expected, rows),
+                        "{isa} {dtype} {rows} rows, {workers} workers"
+                    );
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,161 @@
+//! The ops that go row by row, against f64: embed, gather_rows, rms_norm, rope, silu_mul.
+
+mod reference;
+
+use faser_kernels::ops::{embed, gather_rows, rms_norm, rms_norm_heads, rope, silu_mul};
+use faser_kernels::{Dtype, Isa, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
+use reference::{Random, bits, close, lane, on_each_isa};
+
+/// Shapes around the widths of vectors, and one that helpers share.
+const SHAPES: [(usize, usize); 6] = [(1, 1), (2, 15), (3, 16), (5, 37), (9, 128), (64, 1000)];
+
+#[test]
+fn embed_looks_up_rows_in_both_types() {
+    let mut random = Random::new(1);
+    let values = random.numbers(50 * 21);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let table = Table::new(21, Source::F32(&values), dtype).unwrap();
+        assert_eq!((table.rows(), table.cols(), table.bytes()), (50, 21, (50 * 21 * dtype.bytes()) as u64));
+        let mut out = Tensor::zeros(3, 21);
+        embed(&lane(Isa::Portable, 1), &table, &[7, 49, 7], out.view_mut(3));
+        for (r, token) in [7, 49, 7].into_iter().enumerate() {
+            let row = values[token * 21..(token + 1) * 21].iter();
+            let expected: Vec<f32> =
+                row.map(|x| if dtype == Dtype::F32 { *x } else { reference::bf16(*x) }).collect();
+            assert_eq!(out.row(r), expected);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "token 50 of a vocabulary of 50")]
+fn embed_refuses_a_token_beyond_the_vocabulary() {
+    let table = Table::new(2, Source::F32(&[0.0; 100]), Dtype::F32).unwrap();
+    embed(&lane(Isa::Portable, 1), &table, &[50], Tensor::zeros(1, 2).view_mut(1));
+}
+
+#[test]
+fn gather_compacts_rows() {
+    let x = Random::new(2).tensor(40, 1000);
+    let indices: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
+    let mut out = Tensor::zeros(30, 1000);
+    gather_rows(&lane(Isa::Portable, 2), x.view(40), &indices, out.view_mut(30));
+    for (r, index) in indices.iter().enumerate() {
+        assert_eq!(out.row(r), x.row(*index as usize));
+    }
+}
+
+#[test]
+fn rms_norm_agrees_with_f64() {
+    on_each_isa(|isa| {
+        for (rows, cols) in SHAPES {
+            let mut random = Random::new(cols as u64);
+            let (x, weight) = (random.tensor(rows, cols), random.numbers(cols));
+            let mut out = Tensor::zeros(rows, cols);
+            let weights = Vector::new(Source::F32(&weight));
+            rms_norm(&lane(isa, 2), x.view(rows), &weights, 1e-5, out.view_mut(rows));
+            for r in 0..rows {
+                let mean = x.row(r).iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / cols as f64;
+                for i in 0..cols {
+                    let expected = f64::from(x.row(r)[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i]);
+                    close(out.row(r)[i], expected, expected.abs(), 1e-6, &format!("{isa} {rows}x{cols}"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn rms_norm_heads_is_rms_norm_of_each_head() {
+    on_each_isa(|isa| {
+        let mut random = Random::new(9);
+        let (x, weight) = (random.tensor(7, 5 * 24), Vector::new(Source::F32(&random.numbers(24))));
+        let mut heads =
+            Tensor::from_rows(5 * 24, &(0..7).flat_map(|r| x.row(r).to_vec()).collect::<Vec<_>>());
+        let lane = lane(isa, 2);
+        rms_norm_heads(&lane, heads.view_mut(7), &weight, 1e-6);
+        for head in 0..5 {
+            let mut alone = Tensor::zeros(7, 24);
+            rms_norm(&lane, x.view(7).columns(head * 24..(head + 1) * 24), &weight, 1e-6, alone.view_mut(7));
+            for r in 0..7 {
+                assert_eq!(heads.row(r)[head * 24..(head + 1) * 24], *alone.row(r), "{isa}");
+            }
+        }
+    });
+}
+
+#[test]
+fn rope_rotates_each_head_and_leaves_other_columns_alone() {
+    let spec = RopeSpec { head_dim: 36, theta: 10_000.0, scaling: RopeScaling::None, max_positions: 3000 };
+    let table = RopeTable::new(&spec).unwrap();
+    on_each_isa(|isa| {
+        let x = Random::new(3).tensor(40, 3 * 36 + 10);
+        let mut out = Tensor::from_rows(118, &(0..40).flat_map(|r| x.row(r).to_vec()).collect::<Vec<_>>());
+        let positions: Vec<u32> = (0..40).map(|r| r * 73).collect();
+        rope(&lane(isa, 2), out.view_mut(40).columns(0..108), &positions, &table);
+        for (r, position) in positions.iter().enumerate() {
+            assert_eq!(out.row(r)[108..], x.row(r)[108..]);
+            for i in 0..108 {
+                let (head, j) = (i / 36 * 36, i % 18);
+                let frequency = 1.0 / 10_000f64.powf(2.0 * j as f64 / 36.0);
+                let (sin, cos) = (f64::from(*position) * frequency).sin_cos();
+                let (a, b) = (f64::from(x.row(r)[head + j]), f64::from(x.row(r)[head + j + 18]));
+                let expected = if i % 36 < 18 { a * cos - b * sin } else { b * cos + a * sin };
+                // Angles are f32 products, as in the reference implementations: their error grows with the position.
+                close(out.row(r)[i], expected, 1.0, 4e-4, &format!("{isa} row {r} column {i}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn silu_mul_agrees_with_f64() {
+    on_each_isa(|isa| {
+        for (rows, cols) in SHAPES {
+            let mut random = Random::new(cols as u64 + 1);
+            let values: Vec<f32> = random.numbers(rows * 2 * cols).iter().map(|x| x * 30.0).collect();
+            let x = Tensor::from_rows(2 * cols, &values);
+            let mut out = Tensor::zeros(rows, cols);
+            silu_mul(&lane(isa, 2), x.view(rows), out.view_mut(rows));
+            for r in 0..rows {
+                for i in 0..cols {
+                    let (gate, up) = (f64::from(x.row(r)[i]), f64::from(x.row(r)[cols + i]));
+                    let expected = gate / (1.0 + (-gate).exp()) * up;
+                    close(out.row(r)[i], expected, expected.abs(), 1e-6, &format!("{isa} {rows}x{cols}"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn silu_mul_is_finite_at_the_ends() {
+    let x = Tensor::from_rows(8, &[-1e30, -200.0, 200.0, 1e30, 1.0, 1.0, 1.0, 1.0]);
+    on_each_isa(|isa| {
+        let mut out = Tensor::zeros(1, 4);
+        silu_mul(&lane(isa, 1), x.view(1), out.view_mut(1));
+        assert_eq!(out.row(0)[2..], [200.0, 1e30], "{isa}");
+        assert!(out.row(0)[1].abs() < 1e-30 && out.row(0)[0].is_finite(), "{isa} {:?}", out.row(0));
+    });
+}
+
+#[test]
+fn rows_have_the_same_bits_alone_and_together() {
+    on_each_isa(|isa| {
+        let mut random = Random::new(12);
+        let (x, weight) = (random.tensor(64, 1000), Vector::new(Source::F32(&random.numbers(1000))));
+        let gates = random.tensor(64, 2000);
+        let (mut norms, mut silus) = (Tensor::zeros(64, 1000), Tensor::zeros(64, 1000));
+        let several = lane(isa, 3);
+        rms_norm(&several, x.view(64), &weight, 1e-5, norms.view_mut(64));
+        silu_mul(&several, gates.view(64), silus.view_mut(64));
+        let one = lane(isa, 1);
+        for r in 0..64 {
+            let mut out = Tensor::zeros(1, 1000);
+            rms_norm(&one, Tensor::from_rows(1000, x.row(r)).view(1), &weight, 1e-5, out.view_mut(1));
+            assert_eq!(bits(&out, 1)[0], bits(&norms, 64)[r], "{isa}");
+            silu_mul(&one, Tensor::from_rows(2000, gates.row(r)).view(1), out.view_mut(1));
+            assert_eq!(bits(&out, 1)[0], bits(&silus, 64)[r], "{isa}");
+        }
+    });
+}

@@ -1,0 +1,190 @@
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+
+use candle_core::{DType, Device, Tensor};
+use faser_kernels::Dtype;
+
+use crate::{Model, ModelError};
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+
+/// A copy of a golden model that a test may damage; removed when dropped.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn of(model: &str, test: &str) -> Copy {
+        let dir = std::env::temp_dir().join(format!("faser-models-{}-{test}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for file in fs::read_dir(PathBuf::from(GOLDEN).join(model)).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), dir.join(file.file_name())).unwrap();
+        }
+        Copy(dir)
+    }
+
+    fn load(&self) -> Result<Model, ModelError> {
+        Model::load(&self.0, Dtype::F32, &mut |_| {})
+    }
+
+    fn refusal(&self) -> String {
+        self.load().unwrap_err().to_string()
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.0.join(file)
+    }
+
+    fn change_key(&self, from: &str, to: &str) {
+        let path = self.path("config.json");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from));
+        fs::write(path, text.replace(from, to)).unwrap();
+    }
+
+    fn change_tensors(&self, change: impl FnOnce(&mut HashMap<String, Tensor>)) {
+        let path = self.path("model.safetensors");
+        let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+        change(&mut tensors);
+        candle_core::safetensors::save(&tensors, path).unwrap();
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+#[test]
+fn progress_counts_every_byte_once() {
+    let copy = Copy::of("qwen3-sharded", "progress");
+    let mut seen = Vec::new();
+    Model::load(&copy.0, Dtype::F32, &mut |progress| seen.push(progress)).unwrap();
+    assert_eq!(seen[0].done_bytes, 0);
+    assert!(seen.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
+    let last = seen.last().unwrap();
+    assert_eq!(last.done_bytes, last.total_bytes);
+}
+
+#[test]
+fn a_missing_weight_file_is_named() {
+    let copy = Copy::of("llama", "missing");
+    fs::remove_file(copy.path("model.safetensors")).unwrap();
+    let message = copy.refusal();
+    assert!(
+        message.contains("model.safetensors") && message.contains("model.safetensors.index.json"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_missing_config_is_named() {
+    let copy = Copy::of("llama", "no-config");
+    fs::remove_file(copy.path("config.json")).unwrap();
+    assert!(copy.refusal().contains("config.json"));
+    fs::write(copy.path("config.json"), "{\"hidden_size\": 3,").unwrap();
+    let message = copy.refusal();
+    assert!(message.contains("config.json is not valid") && message.contains("line 1"), "{message}");
+}
+
+#[test]
+fn a_truncated_file_is_named_wherever_it_was_cut() {
+    let copy = Copy::of("llama", "truncated");
+    let path = copy.path("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    for length in [0, 5, 8, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let message = copy.refusal();
+        assert!(
+            message.contains("model.safetensors") && message.contains("truncated"),
+            "{length}: {message}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_or_truncated_shard_is_named() {
+    let copy = Copy::of("qwen3-sharded", "shard");
+    let shard = copy.path("model-00002-of-00003.safetensors");
+    let whole = fs::read(&shard).unwrap();
+    fs::write(&shard, &whole[..whole.len() - 10]).unwrap();
+    let message = copy.refusal();
+    assert!(
+        message.contains("model-00002-of-00003.safetensors") && message.contains("truncated"),
+        "{message}"
+    );
+    fs::remove_file(&shard).unwrap();
+    assert!(copy.refusal().contains("cannot read") && copy.refusal().contains("model-00002-of-00003"));
+}
+
+#[test]
+fn an_index_that_leaves_its_folder_is_refused() {
+    let copy = Copy::of("qwen3-sharded", "outside");
+    fs::write(copy.path("model.safetensors.index.json"), r#"{"weight_map": {"x": "../other.safetensors"}}"#)
+        .unwrap();
+    let message = copy.refusal();
+    assert!(
+        message.contains("index.json: `weight_map.x`") && message.contains("../other.safetensors"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_shape_that_does_not_fit_names_tensor_and_keys() {
+    let copy = Copy::of("llama", "shape");
+    copy.change_key("\"intermediate_size\": 56", "\"intermediate_size\": 64");
+    let message = copy.refusal();
+    for part in ["model.safetensors", "mlp.gate_proj.weight", "[56, 32]", "[64, 32]", "intermediate_size"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn a_missing_tensor_names_the_keys_that_ask_for_it() {
+    let copy = Copy::of("llama", "tensor");
+    copy.change_key("\"attention_bias\": false", "\"attention_bias\": true");
+    let message = copy.refusal();
+    assert!(message.contains("self_attn.q_proj.bias") && message.contains("attention_bias"), "{message}");
+    let copy = Copy::of("llama", "head");
+    copy.change_tensors(|tensors| drop(tensors.remove("lm_head.weight")));
+    let message = copy.refusal();
+    assert!(message.contains("`lm_head.weight`") && message.contains("tie_word_embeddings"), "{message}");
+}
+
+#[test]
+fn a_tensor_without_a_place_is_not_ignored() {
+    let copy = Copy::of("llama", "layers");
+    copy.change_key("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    let message = copy.refusal();
+    assert!(message.contains("model.layers.1.") && message.contains("num_hidden_layers"), "{message}");
+    let copy = Copy::of("qwen2-tied", "bias");
+    copy.change_key("Qwen2ForCausalLM", "LlamaForCausalLM");
+    let message = copy.refusal();
+    assert!(message.contains("k_proj.bias") && message.contains("attention_bias"), "{message}");
+}
+
+#[test]
+fn copies_that_follow_from_the_rest_are_harmless() {
+    let copy = Copy::of("qwen2-tied", "harmless");
+    copy.change_tensors(|tensors| {
+        tensors.insert("lm_head.weight".to_owned(), tensors["model.embed_tokens.weight"].clone());
+        let frequencies = Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap();
+        tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(), frequencies);
+    });
+    copy.load().unwrap();
+}
+
+#[test]
+fn an_unsupported_number_format_is_named() {
+    let copy = Copy::of("llama", "format");
+    copy.change_tensors(|tensors| {
+        let norm = tensors["model.norm.weight"].to_dtype(DType::I64).unwrap();
+        tensors.insert("model.norm.weight".to_owned(), norm);
+    });
+    let message = copy.refusal();
+    assert!(
+        message.contains("model.norm.weight") && message.contains("I64") && message.contains("BF16"),
+        "{message}"
+    );
+}

@@ -1,0 +1,187 @@
+use std::path::Path;
+
+use faser_kernels::RopeScaling;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn llama() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 1000, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "eos_token_id": 2, "bos_token_id": 1,
+    })
+}
+
+/// The base with some keys changed; null takes a key away.
+fn with(mut base: Value, changes: &Value) -> Value {
+    for (key, value) in changes.as_object().unwrap() {
+        base[key] = value.clone();
+    }
+    base
+}
+
+fn keys(json: Value, name: &str) -> Keys {
+    Keys::of(Path::new(name), json).unwrap()
+}
+
+fn parse(json: Value) -> Result<ModelConfig, ModelError> {
+    ModelConfig::from_keys(&keys(json, "m/config.json"), None)
+}
+
+fn refusal(changes: &Value) -> String {
+    parse(with(llama(), changes)).unwrap_err().to_string()
+}
+
+#[test]
+fn a_plain_llama() {
+    let config = parse(llama()).unwrap();
+    assert_eq!((config.head_dim, config.q_width(), config.kv_width()), (16, 64, 32));
+    assert_eq!((config.bos, config.eos.as_slice()), (Some(1), &[2][..]));
+    assert_eq!(config.rope, RopeConfig { theta: 10_000.0, scaling: RopeScaling::None });
+    assert_eq!(config.windows, [None, None]);
+    assert!(!config.tie_embeddings && !config.qkv_bias && !config.o_bias && !config.qk_norm);
+    let mha = parse(with(llama(), &json!({"num_key_value_heads": null}))).unwrap();
+    assert_eq!(mha.kv_heads, 4);
+}
+
+#[test]
+fn end_tokens_of_both_files_are_joined() {
+    let generation = keys(json!({"eos_token_id": [2, 7, 9]}), "m/generation_config.json");
+    let config = ModelConfig::from_keys(&keys(llama(), "m/config.json"), Some(&generation)).unwrap();
+    assert_eq!(config.eos, [2, 7, 9]);
+    let generation = keys(json!({"eos_token_id": [5000]}), "m/generation_config.json");
+    let error =
+        ModelConfig::from_keys(&keys(llama(), "m/config.json"), Some(&generation)).unwrap_err().to_string();
+    assert!(error.contains("generation_config.json: `eos_token_id` has 5000"), "{error}");
+}
+
+#[test]
+fn families_differ_in_their_switches() {
+    let family = |name: &str, changes: &Value| {
+        parse(with(with(llama(), &json!({"architectures": [name]})), changes)).unwrap()
+    };
+    let mistral = family("MistralForCausalLM", &json!({"sliding_window": 100, "head_dim": 32}));
+    assert_eq!((mistral.windows.as_slice(), mistral.head_dim), (&[Some(100), Some(100)][..], 32));
+    let qwen2 = family("Qwen2ForCausalLM", &json!({"sliding_window": 100, "use_sliding_window": false}));
+    assert!(qwen2.qkv_bias && !qwen2.o_bias && qwen2.windows == [None, None]);
+    let slides = json!({"sliding_window": 100, "use_sliding_window": true, "max_window_layers": 1});
+    assert_eq!(family("Qwen2ForCausalLM", &slides).windows, [None, Some(100)]);
+    let types = json!({"sliding_window": 9, "use_sliding_window": true,
+        "layer_types": ["sliding_attention", "full_attention"]});
+    assert_eq!(family("Qwen3ForCausalLM", &types).windows, [Some(9), None]);
+    let qwen3 = family("Qwen3ForCausalLM", &json!({}));
+    assert!(qwen3.qk_norm && !qwen3.qkv_bias && qwen3.head_dim == 128);
+    let biased = family("LlamaForCausalLM", &json!({"attention_bias": true, "mlp_bias": true}));
+    assert!(biased.qkv_bias && biased.o_bias && biased.mlp_bias);
+}
+
+#[test]
+fn old_and_new_rope_keys_say_the_same() {
+    let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192});
+    let old = parse(with(llama(), &json!({"rope_theta": 500_000.0, "rope_scaling": scaling}))).unwrap();
+    let new = with(scaling, &json!({"rope_theta": 500_000.0}));
+    assert_eq!(old.rope, parse(with(llama(), &json!({"rope_parameters": new}))).unwrap().rope);
+    let expected = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_positions: 8192,
+    };
+    assert_eq!(old.rope, RopeConfig { theta: 500_000.0, scaling: expected });
+    let linear = parse(with(llama(), &json!({"rope_scaling": {"type": "linear", "factor": 2}}))).unwrap();
+    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_by_name() {
+    let cases = [
+        (json!({"architectures": ["GPT2LMHeadModel"]}), "`architectures`", "Qwen3ForCausalLM"),
+        (json!({"architectures": null}), "`architectures`", "LlamaForCausalLM"),
+        (json!({"hidden_act": "gelu"}), "`hidden_act`", "silu"),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type`", "llama3"),
+        (json!({"rope_parameters": {"rope_type": "dynamic"}}), "`rope_parameters.rope_type`", "linear"),
+        (json!({"rope_parameters": {"full_attention": {}}}), "`rope_parameters`", "layer type"),
+        (json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor`", "missing"),
+        (json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor`", "1.0"),
+        (json!({"quantization_config": {"bits": 4}}), "`quantization_config`", "bf16"),
+        (json!({"sliding_window": 64}), "`sliding_window`", "Mistral"),
+        (json!({"architectures": ["Qwen2ForCausalLM"], "mlp_bias": true}), "`mlp_bias`", "Qwen2"),
+        (
+            json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true}),
+            "`sliding_window`",
+            "missing",
+        ),
+        (
+            json!({"architectures": ["MistralForCausalLM"], "attention_bias": true}),
+            "`attention_bias`",
+            "Mistral",
+        ),
+    ];
+    for (changes, key, hint) in cases {
+        let message = refusal(&changes);
+        assert!(
+            message.starts_with("m/config.json: ") && message.contains(key) && message.contains(hint),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn impossible_values_are_refused_by_name() {
+    let cases = [
+        (json!({"hidden_size": null}), "`hidden_size`"),
+        (json!({"hidden_size": 0}), "`hidden_size`"),
+        (json!({"hidden_size": "64"}), "`hidden_size`"),
+        (json!({"hidden_size": 66}), "`head_dim`"),
+        (json!({"head_dim": 15}), "`head_dim`"),
+        (json!({"head_dim": 4096, "num_attention_heads": 1024, "num_key_value_heads": 1}), "`head_dim`"),
+        (json!({"num_key_value_heads": 3}), "`num_key_value_heads`"),
+        (json!({"num_hidden_layers": 1e9}), "`num_hidden_layers`"),
+        (json!({"vocab_size": -1}), "`vocab_size`"),
+        (json!({"vocab_size": 18_446_744_073_709_551_615_u64}), "`vocab_size`"),
+        (json!({"rms_norm_eps": 0}), "`rms_norm_eps`"),
+        (json!({"rope_theta": -1.0}), "`rope_theta`"),
+        (json!({"eos_token_id": "</s>"}), "`eos_token_id`"),
+        (json!({"bos_token_id": 1000}), "`bos_token_id`"),
+        (json!({"tie_word_embeddings": "yes"}), "`tie_word_embeddings`"),
+        (json!({"max_position_embeddings": null}), "`max_position_embeddings`"),
+    ];
+    for (changes, key) in cases {
+        let message = refusal(&changes);
+        assert!(message.contains(key), "{key}: {message}");
+    }
+}
+
+#[test]
+fn a_pair_needs_one_vocabulary() {
+    let target = parse(llama()).unwrap();
+    let draft = parse(with(llama(), &json!({"vocab_size": 1024}))).unwrap();
+    assert!(check_pair(&target, &target).is_ok());
+    let message = check_pair(&target, &draft).unwrap_err().to_string();
+    assert!(
+        message.contains("1000") && message.contains("1024") && message.contains("vocab_size"),
+        "{message}"
+    );
+}
+
+proptest! {
+    /// Whatever numbers stand there: an error, or a config that keeps its promises.
+    #[test]
+    fn any_sizes_are_refused_or_sound(
+        hidden in prop_oneof![0..300_u64, any::<u64>()], heads in prop_oneof![0..40_u64, any::<u64>()],
+        kv_heads in prop_oneof![0..40_u64, any::<u64>()], head_dim in prop_oneof![0..300_u64, any::<u64>()],
+        vocab in any::<u64>(), layers in 0..100_u64,
+    ) {
+        let changes = json!({"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": head_dim, "vocab_size": vocab, "num_hidden_layers": layers});
+        if let Ok(config) = parse(with(llama(), &changes)) {
+            prop_assert_eq!(config.heads % config.kv_heads, 0);
+            prop_assert_eq!(config.head_dim % 2, 0);
+            prop_assert!(config.vocab.checked_mul(config.hidden).is_some());
+            prop_assert_eq!(config.windows.len() as u64, layers);
+        }
+    }
+}

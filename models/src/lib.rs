@@ -1,0 +1,22 @@
+//! Language models over the kernels' ops: configuration, weights, the forward pass, and the text on both sides of it.
+//!
+//! The Llama family (Llama 2 and 3, Mistral, Qwen2, Qwen3) is written once: see [`Model::forward`]. Models come
+//! from Hugging Face directories ([`Model::load`]) or from a seed ([`synthetic::pair`]). This crate knows no
+//! requests, no scheduling and no threads but the lane's.
+
+mod checkpoint;
+mod config;
+mod error;
+mod layer;
+mod load;
+mod model;
+mod scratch;
+pub mod synthetic;
+mod text;
+
+pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
+pub use error::ModelError;
+pub use load::Progress;
+pub use model::{Model, Pass};
+pub use scratch::Scratch;
+pub use text::{ChatTemplate, Detokenizer, Tokenizer};

@@ -1,0 +1,134 @@
+//! A model and its forward pass.
+
+use std::sync::Arc;
+
+use faser_kernels::ops::{self, Write};
+use faser_kernels::{Dtype, KvCache, KvShape, Lane, Matrix, RopeSpec, RopeTable, Rows, Table, Vector};
+
+use crate::layer::{At, Layer};
+use crate::{ModelConfig, ModelError, Scratch};
+
+/// Weights and shape of one model, never changed after loading. Share it in an `Arc`.
+pub struct Model {
+    config: ModelConfig,
+    dtype: Dtype,
+    pub(crate) parts: Parts,
+    rope: Arc<RopeTable>,
+}
+
+/// The weights. They are counted, so that a draft model can be the first layers of its target without a copy.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) embedding: Arc<Table>,
+    pub(crate) layers: Vec<Arc<Layer>>,
+    pub(crate) norm: Arc<Vector>,
+    pub(crate) head: Arc<Matrix>,
+}
+
+/// One pass over the model: row `r` is `tokens[r]` at the position that `rows` gives it.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass<'a> {
+    /// One token per row; each below the model's `vocab`.
+    pub tokens: &'a [u32],
+    /// Positions and block tables of the rows; positions are below the model's `max_context`.
+    pub rows: Rows<'a>,
+    /// Rows whose logits are wanted: the LM head runs on those alone.
+    pub logits: &'a [u32],
+}
+
+impl Model {
+    pub(crate) fn new(config: ModelConfig, dtype: Dtype, parts: Parts) -> Result<Model, ModelError> {
+        let rope = Arc::new(rope_table(&config)?);
+        Ok(Model { config, dtype, parts, rope })
+    }
+
+    /// The shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// In what the matrices are held.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// In what keys and values are to be held: as the weights.
+    pub fn kv_dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Bytes of all weights; weights shared with another model are counted in both.
+    pub fn weight_bytes(&self) -> u64 {
+        let Parts { embedding, layers, norm, head } = &self.parts;
+        let layers: u64 = layers.iter().map(|layer| layer.bytes()).sum();
+        embedding.bytes() + layers + norm.bytes() + head.bytes()
+    }
+
+    /// Bytes of keys and values per token, all layers together.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        2 * (self.config.layers * self.config.kv_width() * self.kv_dtype().bytes()) as u64
+    }
+
+    /// The shape of this model's KV memory.
+    pub fn kv_shape(&self, blocks: usize, block_size: usize) -> KvShape {
+        let ModelConfig { layers, kv_heads, head_dim, .. } = self.config;
+        KvShape { layers, blocks, block_size, kv_heads, head_dim }
+    }
+
+    /// Runs the rows of `pass` through all layers: their keys and values are in `kv` afterwards, the logits of
+    /// the wanted rows in [`Scratch::logits`]. Keys and values of all earlier positions must be there. What a
+    /// row computes depends on its token, its position and the positions before it alone: not on the other rows
+    /// of the pass, nor on the lane's number of workers. Nothing is allocated.
+    ///
+    /// # Panics
+    /// If the pass does not fit `scratch` or `kv`, or a token is not below `vocab`: a programmer's error.
+    pub fn forward(&self, lane: &Lane, kv: &mut KvCache, scratch: &mut Scratch, pass: &Pass<'_>) {
+        let n = pass.tokens.len();
+        if n == 0 {
+            return;
+        }
+        ops::embed(lane, &self.parts.embedding, pass.tokens, scratch.x.view_mut(n));
+        for index in 0..self.parts.layers.len() {
+            self.layer(lane, index, kv, scratch, pass.rows);
+        }
+        self.head(lane, scratch, n, pass.logits);
+    }
+
+    /// One layer. Rows may change between two layers, as long as `scratch.x` holds the rows given here.
+    fn layer(&self, lane: &Lane, index: usize, kv: &mut KvCache, scratch: &mut Scratch, rows: Rows<'_>) {
+        let at = At { config: &self.config, rope: &self.rope, lane, index, rows };
+        self.parts.layers[index].forward(&at, kv, scratch);
+    }
+
+    /// Final norm and LM head of the wanted rows among the first `n`.
+    fn head(&self, lane: &Lane, scratch: &mut Scratch, n: usize, wanted: &[u32]) {
+        let m = wanted.len();
+        if m == 0 {
+            return;
+        }
+        ops::gather_rows(lane, scratch.x.view(n), wanted, scratch.gathered.view_mut(m));
+        let (gathered, normed) = (scratch.gathered.view(m), scratch.final_normed.view_mut(m));
+        ops::rms_norm(lane, gathered, &self.parts.norm, self.config.rms_eps, normed);
+        let (normed, logits) = (scratch.final_normed.view(m), scratch.logits.view_mut(m));
+        ops::matmul(lane, normed, &self.parts.head, None, logits, Write::Replace);
+    }
+}
+
+/// Cosines and sines of all positions of a model.
+pub(crate) fn rope_table(config: &ModelConfig) -> Result<RopeTable, ModelError> {
+    Ok(RopeTable::new(&RopeSpec {
+        head_dim: config.head_dim,
+        theta: config.rope.theta,
+        scaling: config.rope.scaling,
+        max_positions: config.max_context,
+    })?)
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model")
+            .field("config", &self.config)
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
+}

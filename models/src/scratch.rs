@@ -1,0 +1,65 @@
+//! The activations of one lane's passes, allocated once.
+
+use faser_kernels::Tensor;
+
+use crate::ModelConfig;
+
+/// Room for the activations of passes up to a number of rows. A pass allocates nothing.
+pub struct Scratch {
+    /// The residual stream: `hidden` columns.
+    pub(crate) x: Tensor,
+    /// A norm's output: `hidden` columns.
+    pub(crate) normed: Tensor,
+    /// Queries, keys and values side by side.
+    pub(crate) qkv: Tensor,
+    /// The attention's output, all heads side by side.
+    pub(crate) attended: Tensor,
+    /// The MLP's gate and up projections side by side.
+    pub(crate) gate_up: Tensor,
+    /// The MLP's activations: `intermediate` columns.
+    pub(crate) activated: Tensor,
+    /// The rows that need logits, gathered; then the same, normalised.
+    pub(crate) gathered: Tensor,
+    pub(crate) final_normed: Tensor,
+    pub(crate) logits: Tensor,
+}
+
+impl Scratch {
+    /// Room for passes of up to `max_rows` rows, of which up to `max_logit_rows` need logits.
+    pub fn new(config: &ModelConfig, max_rows: usize, max_logit_rows: usize) -> Scratch {
+        Scratch {
+            x: Tensor::zeros(max_rows, config.hidden),
+            normed: Tensor::zeros(max_rows, config.hidden),
+            qkv: Tensor::zeros(max_rows, config.q_width() + 2 * config.kv_width()),
+            attended: Tensor::zeros(max_rows, config.q_width()),
+            gate_up: Tensor::zeros(max_rows, 2 * config.intermediate),
+            activated: Tensor::zeros(max_rows, config.intermediate),
+            gathered: Tensor::zeros(max_logit_rows, config.hidden),
+            final_normed: Tensor::zeros(max_logit_rows, config.hidden),
+            logits: Tensor::zeros(max_logit_rows, config.vocab),
+        }
+    }
+
+    /// Bytes that [`Scratch::new`] will allocate, for planning.
+    pub fn bytes(config: &ModelConfig, max_rows: usize, max_logit_rows: usize) -> u64 {
+        let row = 2 * config.hidden + 2 * config.q_width() + 2 * config.kv_width() + 3 * config.intermediate;
+        let logit_row = 2 * config.hidden + config.vocab;
+        let columns = (max_rows as u64) * (row as u64) + (max_logit_rows as u64) * (logit_row as u64);
+        columns * size_of::<f32>() as u64
+    }
+
+    /// The logits of the last pass: row `i` belongs to `pass.logits[i]`, `vocab` columns.
+    pub fn logits(&self) -> &Tensor {
+        &self.logits
+    }
+
+    /// Most rows of a pass.
+    pub fn max_rows(&self) -> usize {
+        self.x.capacity()
+    }
+
+    /// Most rows with logits of a pass.
+    pub fn max_logit_rows(&self) -> usize {
+        self.logits.capacity()
+    }
+}

@@ -1,0 +1,90 @@
+//! Text of a token stream, piece by piece: what it has shown is always a prefix of [`Tokenizer::decode`] of all
+//! tokens so far and to come.
+//!
+//! Three kinds of token: some are bytes wherever they stand (byte-level BPE, synthetic models), then only an
+//! unfinished UTF-8 character is held back. With others the text depends on the neighbours (SentencePiece: a
+//! space in front, runs of `<0xE2>` bytes): these are decoded together with the last shown ones as context, and
+//! a run of byte tokens is held back until it ends.
+
+use std::sync::Arc;
+
+use super::tokenizer::{Piece, Tokenizer};
+
+/// The state of one stream.
+pub struct Detokenizer {
+    tokenizer: Arc<Tokenizer>,
+    /// Bytes of a character that is not complete.
+    partial: Vec<u8>,
+    /// Tokens shown last, then tokens not shown.
+    window: Vec<u32>,
+    /// How many of `window` are shown.
+    shown: usize,
+}
+
+impl Detokenizer {
+    /// A stream without tokens.
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Detokenizer {
+        Detokenizer { tokenizer, partial: Vec::new(), window: Vec::new(), shown: 0 }
+    }
+
+    /// Takes the next token; returns text that is ready to be shown, if there is any.
+    pub fn push(&mut self, id: u32) -> Option<String> {
+        let text = match self.tokenizer.piece(id) {
+            Piece::Nothing => String::new(),
+            Piece::Bytes(bytes) => self.push_bytes(&bytes),
+            Piece::FallbackByte => {
+                self.window.push(id);
+                String::new()
+            }
+            Piece::Contextual => {
+                self.window.push(id);
+                self.show_window()
+            }
+        };
+        Some(text).filter(|text| !text.is_empty())
+    }
+
+    /// The rest, when no token follows: what was held back, with U+FFFD for what is not UTF-8.
+    pub fn finish(&mut self) -> String {
+        let mut text = String::from_utf8_lossy(&std::mem::take(&mut self.partial)).into_owned();
+        text.push_str(&self.show_window());
+        text
+    }
+
+    fn push_bytes(&mut self, bytes: &[u8]) -> String {
+        self.partial.extend_from_slice(bytes);
+        let mut text = String::new();
+        let mut done = 0;
+        while done < self.partial.len() {
+            let rest = &self.partial[done..];
+            match std::str::from_utf8(rest) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    done = self.partial.len();
+                }
+                Err(error) => {
+                    text.push_str(&String::from_utf8_lossy(&rest[..error.valid_up_to()]));
+                    done += error.valid_up_to();
+                    // No length: the bytes may still become a character.
+                    let Some(wrong) = error.error_len() else { break };
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    done += wrong;
+                }
+            }
+        }
+        self.partial.drain(..done);
+        text
+    }
+
+    fn show_window(&mut self) -> String {
+        let before = self.tokenizer.decode(&self.window[..self.shown]);
+        let after = self.tokenizer.decode(&self.window);
+        let text = after.get(before.len()..).unwrap_or_default().to_owned();
+        // A context that shows nothing would be taken for the start of the text, where a space is dropped.
+        if true {
+            self.window.drain(..self.shown);
+        }
+        self.shown = self.window.len();
+        text
+    }
+}

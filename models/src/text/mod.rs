@@ -1,0 +1,14 @@
+//! Text on both sides of the model: tokenizer, incremental detokenizer, chat template.
+
+mod bytes;
+mod chat_template;
+mod clock;
+mod detokenizer;
+mod python_json;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+pub use self::chat_template::ChatTemplate;
+pub use self::detokenizer::Detokenizer;
+pub use self::tokenizer::Tokenizer;

@@ -1,0 +1,160 @@
+//! Text to token ids and back: a model directory's `tokenizer.json`, or plain bytes for synthetic models.
+
+use std::path::Path;
+
+use tokenizers::DecoderWrapper;
+
+use super::bytes;
+use crate::{ModelConfig, ModelError};
+
+/// Turns text into token ids and back. Share it in an `Arc`; streams of tokens go through a [`crate::Detokenizer`].
+pub struct Tokenizer {
+    kind: Kind,
+    vocab: usize,
+}
+
+enum Kind {
+    Hf {
+        inner: Box<tokenizers::Tokenizer>,
+        byte_level: bool,
+    },
+    /// Token ids 0 to 255 are bytes; there is no tokenizer file.
+    Synthetic,
+}
+
+/// What one token adds to a text.
+pub(super) enum Piece {
+    /// Nothing: a special token, or an id without a token.
+    Nothing,
+    /// These bytes, whatever stands around it.
+    Bytes(Vec<u8>),
+    /// A byte of the `<0xE2>` kind: what it shows depends on the run of such bytes it stands in.
+    FallbackByte,
+    /// Something that only the whole tokenizer can say.
+    Contextual,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` of a model directory.
+    ///
+    /// # Errors
+    /// The file is missing or not a tokenizer, or it has token ids that the model (`vocab_size` in
+    /// config.json) has not.
+    pub fn load(dir: &Path, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
+        let path = dir.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(|e| ModelError::read(&path, e))?;
+        let tokenizer = Tokenizer::from_json(&bytes, &path)?;
+        if tokenizer.vocab > config.vocab {
+            let problem = format!(
+                "has token ids up to {}, but `vocab_size` in config.json is {}: the two files are not of the same model",
+                tokenizer.vocab - 1,
+                config.vocab
+            );
+            return Err(ModelError::Format { path, problem });
+        }
+        Ok(tokenizer)
+    }
+
+    pub(super) fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| ModelError::format(path, &e))?;
+        // A prompt must never be cut or filled up silently.
+        inner.with_truncation(None).map_err(|e| ModelError::format(path, &e))?;
+        inner.with_padding(None);
+        let Some(highest) = inner.get_vocab(true).into_values().max() else {
+            return Err(ModelError::format(path, &"the vocabulary is empty"));
+        };
+        // What these make of a token depends on the tokens after it, so that no text could be shown before the
+        // last one.
+        if matches!(inner.get_decoder(), Some(DecoderWrapper::BPE(_) | DecoderWrapper::CTC(_))) {
+            let problem = "its decoder (BPEDecoder or CTC) cannot be streamed; convert it to ByteLevel";
+            return Err(ModelError::format(path, &problem));
+        }
+        let byte_level = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+        Ok(Tokenizer { kind: Kind::Hf { inner: Box::new(inner), byte_level }, vocab: highest as usize + 1 })
+    }
+
+    /// The tokenizer of synthetic models, which have no file: each byte of a text is the token id 0 to 255, and
+    /// an id from 256 on is shown as a short word such as `⟨1234⟩ `.
+    ///
+    /// # Errors
+    /// `vocab` is below 256.
+    pub fn synthetic(vocab: usize) -> Result<Tokenizer, ModelError> {
+        if vocab < 256 {
+            let problem = format!("is {vocab}; at least 256 are needed, one for each byte");
+            return Err(ModelError::Synthetic { field: "vocab", problem });
+        }
+        Ok(Tokenizer { kind: Kind::Synthetic, vocab })
+    }
+
+    /// The token ids of a text; `add_special` lets the tokenizer put its own start token (and the like) around
+    /// it. Chat templates write these tokens themselves: encode their output without.
+    ///
+    /// # Errors
+    /// The tokenizer cannot express the text.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
+        match &self.kind {
+            Kind::Hf { inner, .. } => inner
+                .encode_fast(text, add_special)
+                .map(|encoding| encoding.get_ids().to_vec())
+                .map_err(|e| ModelError::Tokenize(e.to_string())),
+            Kind::Synthetic => Ok(text.bytes().map(u32::from).collect()),
+        }
+    }
+
+    /// The text of token ids. Special tokens and ids without a token add nothing; bytes that are not UTF-8
+    /// become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.kind {
+            // No decoder of the supported kinds can fail; if one does, there is nothing to show.
+            Kind::Hf { inner, .. } => inner.decode(ids, true).unwrap_or_default(),
+            Kind::Synthetic => {
+                let bytes: Vec<u8> = ids.iter().flat_map(|id| self.synthetic_bytes(*id)).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+        }
+    }
+
+    /// Highest token id + 1. The model's own `vocab` may be padded beyond it.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab
+    }
+
+    /// The id of a token by its name, e.g. `</s>`.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        match &self.kind {
+            Kind::Hf { inner, .. } => inner.token_to_id(token),
+            Kind::Synthetic => None,
+        }
+    }
+
+    pub(super) fn piece(&self, id: u32) -> Piece {
+        let (inner, byte_level) = match &self.kind {
+            Kind::Synthetic => return Piece::Bytes(self.synthetic_bytes(id)),
+            Kind::Hf { inner, byte_level } => (inner, *byte_level),
+        };
+        let Some(token) = inner.id_to_token(id) else { return Piece::Nothing };
+        if inner.get_added_vocabulary().is_special_token(&token) {
+            Piece::Nothing
+        } else if byte_level {
+            Piece::Bytes(bytes::of_byte_level_token(&token))
+        } else if bytes::is_fallback_byte(&token) {
+            Piece::FallbackByte
+        } else {
+            Piece::Contextual
+        }
+    }
+
+    fn synthetic_bytes(&self, id: u32) -> Vec<u8> {
+        match u8::try_from(id) {
+            Ok(byte) => vec![byte],
+            Err(_) if (id as usize) < self.vocab => format!("⟨{id}⟩ ").into_bytes(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab", &self.vocab).finish_non_exhaustive()
+    }
+}

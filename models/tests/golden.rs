@@ -1,0 +1,129 @@
+//! Logits against Hugging Face transformers in float32, on tiny random checkpoints of each family (see
+//! golden/README.md).
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod session;
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device};
+use faser_kernels::{Dtype, Isa};
+use faser_models::Model;
+
+use session::Session;
+
+const TOLERANCE: f32 = 1e-4;
+const CASES: [&str; 10] = [
+    "llama",
+    "llama-gqa8-llama3-rope-tied",
+    "llama-llama3-rope-old-keys",
+    "llama-linear-rope-biases",
+    "mistral-sliding",
+    "mistral",
+    "qwen2-tied",
+    "qwen2-some-layers-sliding",
+    "qwen3-sharded",
+    "qwen3-tied",
+];
+
+fn folder(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+}
+
+fn load(case: &str) -> Model {
+    Model::load(&folder(case), Dtype::F32, &mut |_| {}).unwrap()
+}
+
+/// The prompt, and the logits after each of its tokens.
+fn expected(case: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
+    let tensors =
+        candle_core::safetensors::load(folder(case).join("expected.safetensors"), &Device::Cpu).unwrap();
+    let tokens = tensors["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();
+    (tokens, tensors["logits"].to_vec2().unwrap())
+}
+
+/// The largest difference anywhere, as a share of the largest logit.
+fn relative_error(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let largest = |values: &mut dyn Iterator<Item = f32>| values.map(f32::abs).fold(0.0, f32::max);
+    let difference = largest(&mut found.iter().flatten().zip(expected.iter().flatten()).map(|(a, b)| a - b));
+    // NaN compares as small: refuse it here.
+    assert!(found.iter().flatten().all(|logit| logit.is_finite()));
+    difference / largest(&mut expected.iter().flatten().copied())
+}
+
+fn in_chunks(model: &Model, isa: Isa, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    let mut session = Session::new(model, isa, tokens.len(), chunk);
+    let starts = (0..).step_by(chunk);
+    tokens.chunks(chunk).zip(starts).flat_map(|(tokens, start)| session.feed(start, tokens)).collect()
+}
+
+#[test]
+fn logits_agree_with_transformers() {
+    for isa in Isa::available() {
+        for case in CASES {
+            let model = load(case);
+            let (tokens, expected) = expected(case);
+            let found = in_chunks(&model, isa, &tokens, tokens.len());
+            let error = relative_error(&found, &expected);
+            println!("{isa:?} {case}: {error:.2e}");
+            assert!(error < TOLERANCE, "{isa:?} {case}: {error:.2e}");
+        }
+    }
+}
+
+#[test]
+fn chunks_and_single_tokens_give_the_same_bits_as_one_prefill() {
+    for isa in Isa::available() {
+        for case in CASES {
+            let model = load(case);
+            let (tokens, _) = expected(case);
+            let whole = in_chunks(&model, isa, &tokens, tokens.len());
+            for chunk in [1, 2, 5, 16] {
+                assert!(
+                    in_chunks(&model, isa, &tokens, chunk) == whole,
+                    "{isa:?} {case}: chunks of {chunk} differ"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn only_wanted_rows_get_logits_and_in_the_order_asked() {
+    let model = load("qwen2-tied");
+    let (tokens, _) = expected("qwen2-tied");
+    let isa = Isa::detect();
+    let whole = in_chunks(&model, isa, &tokens, tokens.len());
+    let mut session = Session::new(&model, isa, tokens.len(), tokens.len());
+    let found = session.feed_for(0, &tokens, &[28, 3, 3]);
+    assert!(found == [whole[28].clone(), whole[3].clone(), whole[3].clone()]);
+    assert!(session.feed_for(0, &tokens, &[]).is_empty());
+}
+
+#[test]
+fn rows_written_again_leave_no_trace() {
+    let model = load("mistral-sliding");
+    let (tokens, _) = expected("mistral-sliding");
+    let isa = Isa::detect();
+    let whole = in_chunks(&model, isa, &tokens, tokens.len());
+    let mut session = Session::new(&model, isa, tokens.len(), tokens.len());
+    session.feed(0, &tokens[..10]);
+    // Proposals that are rejected: wrong tokens at the positions from 10 on, then the right ones.
+    session.feed(10, &[7, 7, 7, 7, 7]);
+    assert!(session.feed(10, &tokens[10..]) == whole[10..]);
+}
+
+#[test]
+fn bf16_weights_stay_near_the_f32_ones() {
+    for case in ["llama-llama3-rope-old-keys", "qwen3-sharded"] {
+        let model = Model::load(&folder(case), Dtype::Bf16, &mut |_| {}).unwrap();
+        let (tokens, expected) = expected(case);
+        let error = relative_error(&in_chunks(&model, Isa::detect(), &tokens, tokens.len()), &expected);
+        println!("{case} in bf16: {error:.2e}");
+        // These checkpoints are bf16 already; what differs is the KV cache and, with some instruction sets, the
+        // activations.
+        assert!(error < 0.05, "{case}: {error:.2e}");
+    }
+}

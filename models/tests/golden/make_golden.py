@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Make the golden files: a tiny random checkpoint of each family, with the logits that Hugging Face transformers computes from it
+in float32, and two small tokenizers with what the tokenizers library makes of some texts.
+
+    pip install torch transformers safetensors tokenizers
+    python make_golden.py            # writes the folders beside this file
+
+Everything is seeded; the same library versions write the same files.
+"""
+import json
+import pathlib
+import shutil
+
+import jinja2
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers.utils.chat_template_utils import render_jinja_template
+
+HERE = pathlib.Path(__file__).parent
+PROMPT_LENGTH = 29
+VOCAB = 131  # not a multiple of any vector width
+
+LLAMA3 = dict(rope_type="llama3", rope_theta=5000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+
+# name: (class, config, dtype of the file, old rope keys, most bytes of a shard)
+CASES = {
+    "llama": ("Llama", dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=4, intermediate_size=56), "float32", True, None),
+    "llama-gqa8-llama3-rope-tied": ("Llama", dict(
+        hidden_size=64, num_attention_heads=8, num_key_value_heads=1, intermediate_size=48, tie_word_embeddings=True,
+        rope_parameters=LLAMA3), "float32", False, None),
+    "llama-llama3-rope-old-keys": ("Llama", dict(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48, rope_parameters=LLAMA3), "bfloat16", True, None),
+    "llama-linear-rope-biases": ("Llama", dict(
+        hidden_size=40, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, attention_bias=True, mlp_bias=True,
+        rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.5)), "float32", True, None),
+    "mistral-sliding": ("Mistral", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=48, sliding_window=7), "float16", False, None),
+    "mistral": ("Mistral", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, sliding_window=None), "float32", True, None),
+    "qwen2-tied": ("Qwen2", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, tie_word_embeddings=True), "float32", True, None),
+    "qwen2-some-layers-sliding": ("Qwen2", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=1, intermediate_size=40, use_sliding_window=True, sliding_window=5,
+        max_window_layers=1), "bfloat16", False, None),
+    "qwen3-sharded": ("Qwen3", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=48), "bfloat16", False, 24_000),
+    "qwen3-tied": ("Qwen3", dict(
+        hidden_size=48, num_attention_heads=4, num_key_value_heads=4, head_dim=8, intermediate_size=40, tie_word_embeddings=True), "float32", False, None),
+}
+
+
+def randomize(model, generator):
+    """Weights that make every part count: unit gain, norm weights away from 1, biases away from 0."""
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            parameter.data = 1.0 + 0.3 * noise
+        elif name.endswith("bias"):
+            parameter.data = 0.5 * noise
+        elif "embed_tokens" in name or "lm_head" in name:
+            parameter.data = noise * 0.5
+        else:
+            parameter.data = noise * (1.5 / parameter.shape[1] ** 0.5)
+
+
+def old_rope_keys(path):
+    """config.json as transformers 4 wrote it."""
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def make_checkpoint(seed, name, family, options, dtype, old_keys, shard_bytes):
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    generator = torch.Generator().manual_seed(seed)
+    options = {"num_hidden_layers": 2, "tie_word_embeddings": False, **options}
+    config = getattr(transformers, family + "Config")(
+        vocab_size=VOCAB, max_position_embeddings=64, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2,
+        pad_token_id=None, attn_implementation="eager", **options)
+    model = getattr(transformers, family + "ForCausalLM")(config).eval()
+    randomize(model, generator)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **(dict(max_shard_size=shard_bytes) if shard_bytes else {}))
+    if old_keys:
+        old_rope_keys(folder / "config.json")
+    # What is stored is the model: read it back, and compute in float32.
+    model = getattr(transformers, family + "ForCausalLM").from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
+    with torch.inference_mode():
+        logits = model(tokens).logits[0]
+    save_file({"tokens": tokens[0].to(torch.int64), "logits": logits.contiguous()}, folder / "expected.safetensors")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{name:32} {size:8} bytes, logits {logits.min():.2f} to {logits.max():.2f}, eager {model.config._attn_implementation}")
+
+
+TEXTS = [
+    "Hello, world!",
+    " two  spaces, a tab\tand\nlines\r\n",
+    "naïve café, straße, 3.14159",
+    "日本語のテキスト、中文 and 한국어",
+    "emoji 🦀🔥👩‍👩‍👧 done",
+    "fn main() { println!(\"{}\", 1 << 4); }",
+    "",
+]
+CORPUS = ["The quick brown fox jumps over the lazy dog. " * 4, "fn main() { println!(\"Hello, world!\"); }\n" * 4, "naïve café 日本 and more text"] * 3
+
+
+def byte_level():
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer.add_tokens(["<tool é>"])  # an added token outside of the byte alphabet
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+def sentencepiece():
+    """The Llama 2 kind: spaces are written as U+2581, unknown characters fall back to bytes."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)], show_progress=False))
+    spec = json.loads(tokenizer.to_str())
+    for token in spec["added_tokens"]:  # byte tokens are ordinary ones
+        token["special"] = not token["content"].startswith("<0x")
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["special"]]
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def make_tokenizer(name, tokenizer):
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    texts = [dict(text=text, ids=tokenizer.encode(text).ids, decoded=tokenizer.decode(tokenizer.encode(text).ids)) for text in TEXTS]
+    (folder / "expected.json").write_text(json.dumps(texts, ensure_ascii=False, indent=1) + "\n")
+    print(f"{name:32} {tokenizer.get_vocab_size()} tokens, {(folder / 'tokenizer.json').stat().st_size} bytes")
+
+
+# Templates in the manner of the families, with what they use of Jinja and of Python's methods.
+TEMPLATES = {
+    "chatml": """{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+""",
+    "headers": """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if messages[0].role == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|head|>system<|end|>\\n\\nToday: " + date_string + "\\n" + system_message }}
+{% for message in messages %}
+    {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|head|>' + message['role'] + '<|end|>\\n\\n'+ message['content'] | trim + '<|eot|>' }}
+    {%- endif %}
+{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|head|>assistant<|end|>\\n\\n' }}
+{%- endif %}
+""",
+    "alternating": """{{ bos_token }}{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('roles must alternate user/assistant') }}
+{% endif %}
+{% if message['role'] == 'user' %}
+{{ '[INST] ' + message['content'].strip() + ' [/INST]' }}
+{% else %}
+{{ ' ' + message['content'] + eos_token }}
+{% endif %}
+{% endfor %}
+""",
+    "python": """{% set ns = namespace(count=0, last=none) %}
+{% for message in messages %}
+    {% if message.content is string and message.content.startswith('  ') %}{% continue %}{% endif %}
+    {% set ns.count = ns.count + 1 %}
+    {% set ns.last = message.role.upper() ~ message.content.split(' ')[-1] %}
+{{ loop.index }}/{{ loop.length }} {{ message.content.replace('a', 'A') }} {{ message | tojson }}
+{% endfor %}
+{{ ns.count }} {{ ns.last }} {{ messages[::-1][0].content[:3] }} {{ {'k': ['<é>', 1.5, none, true]} | tojson }}
+{{ messages | length }} {{ (messages | last).items() | list | length }}{{ messages[0] | tojson(indent=2) }}
+""",
+}
+CONVERSATIONS = [
+    [dict(role="user", content="  What is a trait?\n")],
+    [dict(role="system", content=" Be brief. "), dict(role="user", content="naïve <b>&amp;</b> 'quoted'"),
+     dict(role="assistant", content="An answer."), dict(role="user", content="and then 🦀?")],
+    [dict(role="user", content="one"), dict(role="assistant", content="two a"), dict(role="user", content="three")],
+    [dict(role="assistant", content="first")],
+]
+
+
+def make_chats():
+    folder = HERE / "chat"
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, template in TEMPLATES.items():
+        cases = []
+        for messages in CONVERSATIONS:
+            for prompt in (False, True):
+                try:
+                    text = render_jinja_template([messages], chat_template=template, add_generation_prompt=prompt,
+                                                 bos_token="<s>", eos_token="</s>")[0][0]
+                    cases.append(dict(messages=messages, add_generation_prompt=prompt, text=text))
+                except jinja2.TemplateError as error:
+                    cases.append(dict(messages=messages, add_generation_prompt=prompt, error=str(error)))
+        (folder / name).mkdir(parents=True)
+        (folder / name / "tokenizer_config.json").write_text(json.dumps(
+            dict(bos_token="<s>", eos_token=dict(content="</s>", lstrip=False), chat_template=template), indent=1) + "\n")
+        (folder / name / "expected.json").write_text(json.dumps(cases, ensure_ascii=False, indent=1) + "\n")
+        print(f"chat/{name:27} {sum('error' in case for case in cases)} of {len(cases)} refused")
+
+
+if __name__ == "__main__":
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, tokenizers {tokenizers.__version__}")
+    for seed, (name, case) in enumerate(CASES.items()):
+        make_checkpoint(seed, name, *case)
+    make_tokenizer("tokenizer-byte-level", byte_level())
+    make_tokenizer("tokenizer-sentencepiece", sentencepiece())
+    make_chats()

@@ -1,0 +1,46 @@
+//! One sequence on one lane: what the tests and the acceptance example need of a lane's executor.
+
+use faser_kernels::{BlockId, Isa, KvCache, Lane, Partition, Rows};
+use faser_models::{Model, Pass, Scratch};
+
+const BLOCK_SIZE: usize = 16;
+
+/// A sequence with its KV memory.
+pub(crate) struct Session<'m> {
+    model: &'m Model,
+    lane: Lane,
+    kv: KvCache,
+    scratch: Scratch,
+    table: Vec<BlockId>,
+}
+
+impl<'m> Session<'m> {
+    /// Room for `max_context` positions; passes of up to `max_rows` rows.
+    pub(crate) fn new(model: &'m Model, isa: Isa, max_context: usize, max_rows: usize) -> Session<'m> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let blocks = max_context.div_ceil(BLOCK_SIZE);
+        Session {
+            model,
+            lane: Lane::new(&Partition { cores: (0..cores).collect() }, isa).expect("a lane"),
+            kv: KvCache::new(model.kv_shape(blocks, BLOCK_SIZE), model.kv_dtype()).expect("memory"),
+            scratch: Scratch::new(model.config(), max_rows, max_rows),
+            // Backwards, so that a block is not where its position is.
+            table: (0..blocks as BlockId).rev().collect(),
+        }
+    }
+
+    /// Runs `tokens` at the positions from `start` on as one pass; the logits of every row.
+    pub(crate) fn feed(&mut self, start: usize, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let wanted: Vec<u32> = (0..tokens.len() as u32).collect();
+        self.feed_for(start, tokens, &wanted)
+    }
+
+    /// The same with the logits of the rows `wanted` alone.
+    pub(crate) fn feed_for(&mut self, start: usize, tokens: &[u32], wanted: &[u32]) -> Vec<Vec<f32>> {
+        let positions: Vec<u32> = (start as u32..).take(tokens.len()).collect();
+        let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[&self.table] };
+        let pass = Pass { tokens, rows, logits: wanted };
+        self.model.forward(&self.lane, &mut self.kv, &mut self.scratch, &pass);
+        (0..wanted.len()).map(|row| self.scratch.logits().row(row).to_vec()).collect()
+    }
+}

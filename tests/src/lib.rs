@@ -1,0 +1,13 @@
+//! What crosses crates: the repository's rules as code, and a harness that starts the real binary and talks to it.
+//!
+//! The tests themselves are in tests/tests: the rules in `layering`, the daemon from outside in all others.
+
+mod binary;
+pub mod client;
+pub mod metrics;
+pub mod rules;
+mod server;
+pub mod stream;
+
+pub use binary::faser;
+pub use server::{Config, Server};

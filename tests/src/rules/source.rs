@@ -1,0 +1,118 @@
+//! What may stand in which Rust file.
+
+use super::code::{code_only, has_word};
+
+/// A file over this many lines is split.
+pub const MOST_LINES: usize = 400;
+
+/// Crates (folders) where `unsafe` may stand.
+const UNSAFE: &[&str] = &["kernels", "topology"];
+/// Calls and macros that are banned everywhere, with what to do instead.
+const BANNED: &[(&str, &str)] = &[
+    ("do_send", "it ignores a full mailbox: use try_send or send"),
+    ("todo!", "finish it or leave it out"),
+    ("unimplemented!", "finish it or leave it out"),
+];
+/// What the engine must not know: time other than it is told, IO, threads, actors.
+const IMPURE: &[&str] =
+    &["Instant", "SystemTime", "std::fs", "std::net", "std::io", "std::env", "std::thread", "tokio", "actix"];
+
+/// Faults of one file; `path` from the root, with `/`.
+pub fn faults(path: &str, source: &str) -> Vec<String> {
+    let code = code_only(source);
+    let folder = path.split('/').next().unwrap_or_default();
+    let mut faults = Vec::new();
+    let lines = source.lines().count();
+    if lines > MOST_LINES {
+        faults.push(format!("{path}: {lines} lines, split it below {MOST_LINES}"));
+    }
+    if !source.starts_with("//!") && path.contains("/src/") {
+        faults.push(format!("{path}: its first line must say what it is for (`//! ...`)"));
+    }
+    for (number, line) in code.lines().enumerate() {
+        let mut fault = |what: &str| faults.push(format!("{path}:{}: {what}", number + 1));
+        if has_word(line, "unsafe") && !UNSAFE.contains(&folder) {
+            fault("`unsafe` belongs in kernels and topology alone");
+        }
+        for (banned, instead) in BANNED {
+            if line.contains(banned) && has_word(line, banned.trim_end_matches('!')) {
+                fault(&format!("`{banned}`: {instead}"));
+            }
+        }
+        if path.starts_with("engine/src/") {
+            for impure in IMPURE.iter().filter(|impure| has_word(line, impure)) {
+                fault(&format!("`{impure}`: the engine is pure"));
+            }
+        }
+    }
+    faults
+}
+
+/// A fault when more than one of the files names `serde_yaml`; `files` are (path, source).
+pub fn yaml_in_one_file(files: &[(String, String)]) -> Vec<String> {
+    let named = |(_, source): &&(String, String)| has_word(&code_only(source), "serde_yaml");
+    let users: Vec<&str> = files.iter().filter(named).map(|(path, _)| path.as_str()).collect();
+    match users.as_slice() {
+        [one] if one.starts_with("daemon/") => Vec::new(),
+        users => vec![format!("serde_yaml is named in {users:?}: it belongs in one file of daemon")],
+    }
+}
+
+/// A fault when a crate's manifest does not take the workspace's lints.
+pub fn manifest_faults(path: &str, manifest: &str) -> Vec<String> {
+    let mut lines = manifest.lines().map(str::trim).skip_while(|line| *line != "[lints]");
+    let takes = lines.next().is_some() && lines.next() == Some("workspace = true");
+    if takes { Vec::new() } else { vec![format!("{path}: add `[lints]` with `workspace = true`")] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one_fault(path: &str, body: &str, part: &str) {
+        let faults = faults(path, &format!("//! A module.\n{body}"));
+        assert_eq!(faults.len(), 1, "{path} {body:?}: {faults:?}");
+        assert!(faults[0].contains(part) && faults[0].contains(path), "{faults:?}");
+    }
+
+    #[test]
+    fn each_rule_finds_its_bad_example() {
+        one_fault("models/src/a.rs", "fn f() { unsafe { g() } }", "unsafe");
+        one_fault("actors/src/a.rs", "fn f() { addr.do_send(x); }", "do_send");
+        one_fault("daemon/src/a.rs", "fn f() { todo!() }", "todo!");
+        one_fault("daemon/tests/a.rs", "fn f() { unimplemented!(\"x\") }", "unimplemented!");
+        one_fault("engine/src/a.rs", "let now = Instant::now();", "pure");
+        one_fault("engine/src/a.rs", "use std::thread;", "pure");
+        one_fault("bench/src/a.rs", &"\n".repeat(MOST_LINES), "401 lines");
+        assert!(faults("bench/src/a.rs", "fn f() {}\n")[0].contains("first line"));
+    }
+
+    #[test]
+    fn what_is_allowed_passes() {
+        for (path, body) in [
+            ("kernels/src/a.rs", "fn f() { unsafe { g() } }"),
+            ("topology/src/a.rs", "unsafe fn g() {}"),
+            ("models/src/a.rs", "// unsafe, todo!() and do_send( in a comment\nlet s = \"unsafe todo!()\";"),
+            ("actors/src/a.rs", "let undo_send = 1; let now = Instant::now();"),
+            ("engine/tests/a.rs", "use std::fs;"),
+        ] {
+            assert_eq!(faults(path, &format!("//! A module.\n{body}")), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn yaml_has_one_home() {
+        let file = |path: &str, source: &str| (path.to_owned(), source.to_owned());
+        let home = file("daemon/src/config/raw.rs", "use serde_yaml::Value;");
+        assert!(yaml_in_one_file(&[home.clone(), file("models/src/a.rs", "// serde_yaml")]).is_empty());
+        let second = file("daemon/src/other.rs", "serde_yaml::from_str(x)");
+        assert!(yaml_in_one_file(&[home, second])[0].contains("daemon/src/other.rs"));
+        assert!(!yaml_in_one_file(&[file("models/src/a.rs", "use serde_yaml;")]).is_empty());
+    }
+
+    #[test]
+    fn manifests_take_the_workspace_lints() {
+        assert!(manifest_faults("a/Cargo.toml", "[package]\n\n[lints]\nworkspace = true\n").is_empty());
+        assert_eq!(manifest_faults("a/Cargo.toml", "[package]\nworkspace = true\n").len(), 1);
+    }
+}

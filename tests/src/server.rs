@@ -1,0 +1,180 @@
+//! `faser serve` as a child process: started on a free loopback port with a config of the test's own, killed on drop.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::{client::Client, faser};
+
+/// Longest wait for the ready line.
+const START_PATIENCE: Duration = Duration::from_secs(120);
+
+/// A config file in a folder of its own that goes with it.
+#[derive(Debug)]
+pub struct Config {
+    folder: PathBuf,
+}
+
+impl Config {
+    /// Writes `yaml` as `faser.yaml` into a new temporary folder.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    pub fn new(yaml: &str) -> Config {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("faser-tests-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("a temporary folder can be made");
+        std::fs::write(folder.join("faser.yaml"), yaml).expect("a temporary file can be written");
+        Config { folder }
+    }
+
+    /// The file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join("faser.yaml")
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Config {
+    fn drop(&mut self) {
+        // A folder left behind in the temporary folder does no harm.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Server {
+    child: Mutex<Child>,
+    client: Client,
+    output: Arc<Mutex<String>>,
+    _config: Config,
+}
+
+impl Server {
+    /// Starts a daemon with that config and waits until it says that it is ready.
+    ///
+    /// # Panics
+    /// It ends or is not ready in time; the message has its output.
+    pub fn start(yaml: &str) -> Server {
+        let config = Config::new(yaml);
+        let mut child = Command::new(faser())
+            .args(["serve", "--listen", "127.0.0.1:0", "-c"])
+            .arg(config.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary can be started");
+        let output = Arc::new(Mutex::new(String::new()));
+        collect(child.stdout.take(), &output);
+        collect(child.stderr.take(), &output);
+        let address = wait_for_ready_line(&mut child, &output);
+        Server { child: Mutex::new(child), client: Client { address }, output, _config: config }
+    }
+
+    /// A daemon shared by all tests of a program that run at the same time; `shared` is their static.
+    pub fn shared(shared: &Mutex<Weak<Server>>, yaml: &str) -> Arc<Server> {
+        let mut shared = lock(shared);
+        shared.upgrade().unwrap_or_else(|| {
+            let server = Arc::new(Server::start(yaml));
+            *shared = Arc::downgrade(&server);
+            server
+        })
+    }
+
+    /// A client of it.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// What it has written so far, results and log mixed.
+    pub fn output(&self) -> String {
+        lock(&self.output).clone()
+    }
+
+    /// Sends SIGTERM.
+    ///
+    /// # Panics
+    /// `kill` cannot be run.
+    pub fn terminate(&self) {
+        let id = lock(&self.child).id().to_string();
+        let killed = Command::new("kill").args(["-TERM", &id]).status().expect("kill can be run");
+        assert!(killed.success(), "kill -TERM {id}: {killed}");
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It does not end in time.
+    pub fn wait(&self, patience: Duration) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = lock(&self.child).try_wait().expect("a child can be waited for") {
+                return status;
+            }
+            assert!(started.elapsed() < patience, "still running after {patience:?}:\n{}", self.output());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // It may have ended by itself; either way nothing is left to do.
+        let _ = child.kill();
+        let _ = child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- output of the daemon ---\n{}----------------------------", self.output());
+        }
+    }
+}
+
+/// A panicked test leaves the data usable.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>, output: &Arc<Mutex<String>>) {
+    let output = Arc::clone(output);
+    let Some(pipe) = pipe else { return };
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let mut output = lock(&output);
+            output.push_str(&line);
+            output.push('\n');
+        }
+    });
+}
+
+fn wait_for_ready_line(child: &mut Child, output: &Mutex<String>) -> String {
+    let started = Instant::now();
+    loop {
+        let ended = child.try_wait().expect("a child can be waited for");
+        let so_far = lock(output).clone();
+        let ready = so_far.lines().find(|line| line.starts_with("ready: "));
+        if let Some((_, address)) = ready.and_then(|line| line.split_once("http://")) {
+            return address.trim().to_owned();
+        }
+        assert!(ended.is_none(), "faser serve ended with {ended:?}:\n{so_far}");
+        if started.elapsed() > START_PATIENCE {
+            // The panic drops no Server yet, so the child is ended here.
+            let _ = child.kill();
+            panic!("faser serve is not ready after {START_PATIENCE:?}:\n{so_far}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,68 @@
+//! The repository's rules, checked on the repository: dependency edges, where `unsafe` may stand, banned calls, file sizes,
+//! and that the architecture page names files that exist. The rules are in tests/src/rules, each tested on a bad example.
+
+use std::process::Command;
+
+use faser_tests::rules::{docs, edges, files, root, source};
+
+const CRATES: &[&str] = &["topology", "kernels", "models", "engine", "actors", "bench", "daemon", "tests"];
+
+fn assert_none(faults: &[String]) {
+    assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn rust_files() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for folder in CRATES {
+        let found = files(&root(), folder, "rs").unwrap_or_else(|error| panic!("{folder}: {error}"));
+        assert!(!found.is_empty(), "{folder} has no Rust file");
+        all.extend(found.into_iter().map(|path| (path.clone(), read(&path))));
+    }
+    all
+}
+
+#[test]
+fn crates_use_only_whom_they_may() {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    let packages = metadata["packages"].as_array().map_or(0, Vec::len);
+    assert_eq!(packages, CRATES.len(), "tests/tests/layering.rs names every crate");
+    assert_none(&edges::faults(&metadata));
+}
+
+#[test]
+fn source_files_keep_the_rules() {
+    let faults: Vec<String> =
+        rust_files().iter().flat_map(|(path, source)| source::faults(path, source)).collect();
+    assert_none(&faults);
+}
+
+#[test]
+fn yaml_is_read_in_one_file() {
+    assert_none(&source::yaml_in_one_file(&rust_files()));
+}
+
+#[test]
+fn every_crate_takes_the_workspace_lints() {
+    let manifests = CRATES.iter().map(|folder| format!("{folder}/Cargo.toml"));
+    let faults: Vec<String> =
+        manifests.flat_map(|path| source::manifest_faults(&path, &read(&path))).collect();
+    assert_none(&faults);
+}
+
+#[test]
+fn documents_name_files_that_exist() {
+    for document in ["docs/ARCHITECTURE.md", "README.md"] {
+        assert_none(&docs::faults(&root(), document, &read(document)));
+    }
+}

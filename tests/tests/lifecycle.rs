@@ -1,0 +1,89 @@
+//! A daemon's life from outside: a full queue, a drain on SIGTERM, a client that goes away.
+
+use std::time::Duration;
+
+use faser_tests::{
+    Server,
+    metrics::{Metrics, wait_until},
+};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// One sequence runs and one waits.
+const NARROW: &str = "\
+model:
+  synthetic: {preset: tiny}
+scheduler: {max_running: 1, max_waiting: 1}
+log: {level: info}
+";
+
+fn long_stream(tokens: usize) -> Value {
+    json!({"prompt": "a long stream", "max_tokens": tokens, "temperature": 0.9, "seed": 1, "stream": true})
+}
+
+fn is_idle(metrics: &Metrics) -> bool {
+    metrics.value("faser_requests_running") + metrics.value("faser_requests_waiting") == 0.0
+        && metrics.blocks_in_use() == 0.0
+}
+
+#[test]
+fn a_full_queue_answers_429_and_a_disconnect_makes_room() {
+    let server = Server::start(NARROW);
+    let client = server.client();
+    let mut running = client.stream("/v1/completions", &long_stream(4000));
+    assert!(running.next().is_some());
+    let waiting = std::thread::spawn({
+        let client = client.clone();
+        move || client.stream("/v1/completions", &long_stream(20)).transcript()
+    });
+    wait_until(client, "one request waits", PATIENCE, |metrics| {
+        metrics.value("faser_requests_waiting") == 1.0
+    });
+    let refused = client.post("/v1/completions", &json!({"prompt": "x"}));
+    assert_eq!(refused.status, 429, "{refused:?}");
+    let seconds = refused.header("retry-after").and_then(|seconds| seconds.parse::<u32>().ok());
+    assert!(seconds.is_some_and(|seconds| seconds >= 1), "{refused:?}");
+    assert_eq!(refused.error()["type"], "rate_limit_error");
+    assert_eq!(client.get("/ready").status, 200, "a full queue is no fault");
+    // The client of the running stream goes away: the one that waits gets its place.
+    drop(running);
+    assert!(waiting.join().expect("the waiting stream is read").complete());
+    let metrics = wait_until(client, "the daemon is idle", PATIENCE, is_idle);
+    assert_eq!(metrics.value("faser_requests_cancelled"), 1.0);
+}
+
+#[test]
+fn sigterm_drains() {
+    let server = Server::start(NARROW);
+    let client = server.client();
+    let alone = client.stream("/v1/completions", &long_stream(2000)).transcript();
+    assert!(alone.complete());
+    let mut stream = client.stream("/v1/completions", &long_stream(2000));
+    let first = stream.next().expect("a first event");
+    server.terminate();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while client.get("/ready").status != 503 {
+        assert!(std::time::Instant::now() < deadline, "still ready after SIGTERM");
+    }
+    let refused = client.post("/v1/completions", &json!({"prompt": "too late"}));
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert!(refused.error()["message"].as_str().is_some_and(|message| message.contains("shutting down")));
+    assert_eq!(client.get("/health").status, 200, "a draining daemon lives");
+    let rest = stream.transcript();
+    assert!(rest.complete(), "the stream in flight is finished: {:?}", rest.finish_reason);
+    let first = first["choices"][0]["text"].as_str().unwrap_or_default();
+    assert_eq!(format!("{first}{}", rest.text), alone.text);
+    let status = server.wait(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{status}\n{}", server.output());
+}
+
+#[test]
+fn a_drain_that_takes_too_long_ends_its_streams_cleanly() {
+    let server = Server::start(&format!("{NARROW}drain_timeout_s: 0\n"));
+    let mut stream = server.client().stream("/v1/completions", &long_stream(4000));
+    assert!(stream.next().is_some());
+    server.terminate();
+    let rest = stream.transcript();
+    assert!(rest.error.is_some() && !rest.done, "an error event ends it: {:?} {}", rest.error, rest.done);
+    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+}

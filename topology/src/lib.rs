@@ -1,0 +1,14 @@
+//! What this host has (cores, memory) and where a draft and a target model go on it.
+//!
+//! [`CpuDevice::discover`] reads the operating system; [`place`] is pure: from sizes to a [`Placement`], or a
+//! refusal that says what would fit.
+#![forbid(unsafe_code)]
+
+mod cpu;
+mod error;
+mod place;
+mod proc;
+
+pub use cpu::{CpuDevice, Partition};
+pub use error::TopologyError;
+pub use place::{KvRequest, ModelFootprint, Placement, place};

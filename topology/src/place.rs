@@ -1,0 +1,123 @@
+//! The planner: from the sizes of models and device to KV pools and lanes. Pure.
+
+use crate::{CpuDevice, Partition, TopologyError};
+use serde::Serialize;
+
+/// What the planner must know of one model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFootprint {
+    /// All weights, packed.
+    pub weight_bytes: u64,
+    /// K and V of one token, all layers.
+    pub kv_bytes_per_token: u64,
+    /// Longest context the model was made for, in tokens.
+    pub max_context: usize,
+    /// Activations and scratch of a pass.
+    pub workspace_bytes: u64,
+}
+
+/// What the configuration asks of the KV pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvRequest {
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// KV memory of target and draft together; `None`: see [`place`].
+    pub memory_bytes: Option<u64>,
+    /// Sequences that should be able to run at once.
+    pub max_running: usize,
+    /// Longest sequence, prompt and output, in tokens.
+    pub max_context: usize,
+}
+
+/// Where everything goes. Both pools hold the same number of tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Placement {
+    /// KV blocks of the target.
+    pub target_blocks: usize,
+    /// KV blocks of the draft; 0 without a draft.
+    pub draft_blocks: usize,
+    /// KV memory of both pools.
+    pub kv_bytes: u64,
+    /// Cores of the draft lane.
+    pub draft_lane: Partition,
+    /// Cores of the verify lane.
+    pub verify_lane: Partition,
+}
+
+/// Plans one target, and maybe a draft, on one CPU device. Both lanes have all `threads` cores (default: every core).
+///
+/// Without `kv.memory_bytes` the pools hold `max_running` sequences of `max_context` tokens, or what half of the
+/// memory left beside weights and workspaces holds, whichever is less. With it they hold as much as it says.
+///
+/// # Errors
+/// A refusal with numbers and what would fit: too many threads, a context no model was made for, weights larger
+/// than the memory, or pools in which not even one sequence of `max_context` tokens fits.
+pub fn place(
+    device: &CpuDevice,
+    threads: Option<usize>,
+    target: &ModelFootprint,
+    draft: Option<&ModelFootprint>,
+    kv: &KvRequest,
+) -> Result<Placement, TopologyError> {
+    let lane = device.first(threads.unwrap_or(device.cores.len()))?;
+    check(target, draft, kv)?;
+    let models = || std::iter::once(target).chain(draft);
+    let fixed_bytes =
+        models().fold(0u64, |sum, m| sum.saturating_add(m.weight_bytes).saturating_add(m.workspace_bytes));
+    let left_bytes = device.memory_bytes.checked_sub(fixed_bytes).ok_or(TopologyError::WeightsDoNotFit {
+        needed_bytes: fixed_bytes,
+        memory_bytes: device.memory_bytes,
+    })?;
+
+    // One block of each model: a token takes a slot in both pools.
+    let token_bytes = models().fold(0u64, |sum, m| sum.saturating_add(m.kv_bytes_per_token));
+    let block_bytes = token_bytes.saturating_mul(kv.block_size as u64);
+    let blocks_per_sequence = kv.max_context.div_ceil(kv.block_size) as u64;
+    let wanted_blocks = blocks_per_sequence.saturating_mul(kv.max_running as u64);
+    let blocks = match kv.memory_bytes {
+        Some(asked_bytes) if asked_bytes > left_bytes => {
+            return Err(TopologyError::KvMemory { asked_bytes, left_bytes });
+        }
+        Some(asked_bytes) => asked_bytes / block_bytes,
+        None => (left_bytes / 2 / block_bytes).min(wanted_blocks),
+    };
+    if blocks < blocks_per_sequence {
+        return Err(TopologyError::DoesNotFit {
+            max_context: kv.max_context,
+            needed_bytes: blocks_per_sequence.saturating_mul(block_bytes),
+            kv_bytes: blocks * block_bytes,
+            left_bytes,
+            fitting_context: blocks as usize * kv.block_size,
+        });
+    }
+    Ok(Placement {
+        target_blocks: blocks as usize,
+        draft_blocks: if draft.is_some() { blocks as usize } else { 0 },
+        kv_bytes: blocks * block_bytes,
+        draft_lane: lane.clone(),
+        verify_lane: lane,
+    })
+}
+
+fn check(
+    target: &ModelFootprint,
+    draft: Option<&ModelFootprint>,
+    kv: &KvRequest,
+) -> Result<(), TopologyError> {
+    let positive = [
+        ("block_size", kv.block_size as u64),
+        ("max_running", kv.max_running as u64),
+        ("max_context", kv.max_context as u64),
+        ("kv_bytes_per_token of the target", target.kv_bytes_per_token),
+        ("kv_bytes_per_token of the draft", draft.map_or(1, |model| model.kv_bytes_per_token)),
+    ];
+    if let Some((field, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
+        return Err(TopologyError::Zero { field });
+    }
+    for (model, footprint) in [("target", Some(target)), ("draft", draft)] {
+        if let Some(limit) = footprint.map(|f| f.max_context).filter(|limit| kv.max_context > *limit) {
+            return Err(TopologyError::Context { model, asked: kv.max_context, limit });
+        }
+    }
+    Ok(())
+}

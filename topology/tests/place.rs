@@ -1,0 +1,113 @@
+//! The planner's promises: every plan fits, every refusal names what would.
+
+use faser_topology::{CpuDevice, KvRequest, ModelFootprint, Placement, TopologyError, place};
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+
+fn device(memory_bytes: u64) -> CpuDevice {
+    CpuDevice { name: "test".into(), cores: vec![0, 1, 2, 3], memory_bytes }
+}
+
+fn model(weight_bytes: u64, kv_bytes_per_token: u64) -> ModelFootprint {
+    ModelFootprint { weight_bytes, kv_bytes_per_token, max_context: 4096, workspace_bytes: MIB }
+}
+
+fn request(max_running: usize, max_context: usize) -> KvRequest {
+    KvRequest { block_size: 16, memory_bytes: None, max_running, max_context }
+}
+
+#[test]
+fn with_room_the_pools_hold_all_that_may_run() {
+    let (target, draft) = (model(100 * MIB, 1000), model(10 * MIB, 100));
+    let plan = place(&device(4096 * MIB), Some(2), &target, Some(&draft), &request(8, 100)).unwrap();
+    let lane = device(0).first(2).unwrap();
+    let blocks = 8 * 7; // 100 tokens take 7 blocks of 16
+    let expected = Placement {
+        target_blocks: blocks,
+        draft_blocks: blocks,
+        kv_bytes: blocks as u64 * 16 * 1100,
+        draft_lane: lane.clone(),
+        verify_lane: lane,
+    };
+    assert_eq!(plan, expected);
+}
+
+#[test]
+fn without_a_draft_its_pool_is_empty_and_all_cores_are_used() {
+    let plan = place(&device(512 * MIB), None, &model(MIB, 10), None, &request(1, 16)).unwrap();
+    assert_eq!((plan.draft_blocks, plan.target_blocks), (0, 1));
+    assert_eq!(plan.verify_lane.cores, [0, 1, 2, 3]);
+}
+
+#[test]
+fn refusals_say_what_would_fit() {
+    let target = model(100 * MIB, MIB);
+    let say = |memory, threads, kv: &KvRequest| {
+        place(&device(memory), threads, &target, None, kv).unwrap_err().to_string()
+    };
+    assert!(say(50 * MIB, None, &request(1, 16)).contains("need 101.00 MiB of the 50.00 MiB"));
+    assert!(say(4096 * MIB, Some(5), &request(1, 16)).contains("choose 1 to 4"));
+    assert!(say(4096 * MIB, None, &request(1, 5000)).contains("at most 4096"));
+    assert!(say(4096 * MIB, None, &request(0, 16)).contains("max_running"));
+    let asked = KvRequest { memory_bytes: Some(5000 * MIB), ..request(1, 16) };
+    assert!(say(4197 * MIB, None, &asked).contains("at most 4.00 GiB"));
+    // 199 MiB are left, half of it holds 6 blocks of 16 MiB; 7 would need 112 MiB.
+    let tight = say(300 * MIB, None, &request(1, 112));
+    assert!(
+        tight.contains("max_context to at most 96") && tight.contains("kv.memory to 117440512"),
+        "{tight}"
+    );
+}
+
+#[test]
+fn following_the_advice_of_a_refusal_works() {
+    let target = model(100 * MIB, MIB);
+    let refusal = place(&device(300 * MIB), None, &target, None, &request(1, 112)).unwrap_err();
+    let TopologyError::DoesNotFit { needed_bytes, fitting_context, .. } = refusal else {
+        panic!("{refusal}")
+    };
+    place(&device(300 * MIB), None, &target, None, &request(1, fitting_context)).unwrap();
+    let explicit = KvRequest { memory_bytes: Some(needed_bytes), ..request(1, 112) };
+    place(&device(300 * MIB), None, &target, None, &explicit).unwrap();
+}
+
+proptest! {
+    #[test]
+    fn every_plan_fits_and_every_refusal_has_a_reason(
+        memory in 0u64..8192, target_mib in 0u64..4096, draft_mib in proptest::option::of(0u64..512),
+        target_kv in 1u64..200_000, draft_kv in 1u64..20_000, block_size in 1usize..64, max_running in 1usize..64,
+        max_context in 1usize..4097, kv_mib in proptest::option::of(0u64..4096), threads in proptest::option::of(1usize..5),
+    ) {
+        let device = device(memory * MIB);
+        let target = model(target_mib * MIB, target_kv);
+        let draft = draft_mib.map(|mib| model(mib * MIB, draft_kv));
+        let kv = KvRequest { block_size, memory_bytes: kv_mib.map(|mib| mib * MIB), max_running, max_context };
+        let fixed = target.weight_bytes + target.workspace_bytes + draft.as_ref().map_or(0, |d| d.weight_bytes + d.workspace_bytes);
+        let token_bytes = target_kv + draft.as_ref().map_or(0, |_| draft_kv);
+        let sequence_blocks = max_context.div_ceil(block_size);
+        let sequence_bytes = (sequence_blocks * block_size) as u64 * token_bytes;
+        match place(&device, threads, &target, draft.as_ref(), &kv) {
+            Ok(plan) => {
+                prop_assert!(plan.target_blocks >= sequence_blocks);
+                prop_assert_eq!(plan.draft_blocks, if draft.is_some() { plan.target_blocks } else { 0 });
+                prop_assert_eq!(plan.kv_bytes, (plan.target_blocks * block_size) as u64 * token_bytes);
+                prop_assert!(fixed + plan.kv_bytes <= device.memory_bytes);
+                prop_assert!(plan.kv_bytes <= kv.memory_bytes.unwrap_or((device.memory_bytes - fixed) / 2));
+                prop_assert_eq!(plan.verify_lane.cores.len(), threads.unwrap_or(4));
+            }
+            Err(TopologyError::WeightsDoNotFit { .. }) => prop_assert!(fixed > device.memory_bytes),
+            Err(TopologyError::KvMemory { left_bytes, .. }) => prop_assert!(kv.memory_bytes.unwrap() > left_bytes),
+            Err(TopologyError::DoesNotFit { needed_bytes, fitting_context, .. }) => {
+                prop_assert_eq!(needed_bytes, sequence_bytes);
+                prop_assert!(sequence_bytes > kv.memory_bytes.unwrap_or((device.memory_bytes - fixed) / 2));
+                prop_assert!(fitting_context < max_context);
+                if fitting_context > 0 {
+                    let shorter = KvRequest { max_context: fitting_context, ..kv };
+                    prop_assert!(place(&device, threads, &target, draft.as_ref(), &shorter).is_ok());
+                }
+            }
+            Err(other) => prop_assert!(false, "{}", other),
+        }
+    }
+}
