@@ -39,7 +39,7 @@ pub struct Submission {
     pub k_max: Option<usize>,
 }
 
-/// A running service. Clones are handles on the same one.
+/// A running service. Clones are handles on the same one; without `stop` it lives as long as the actix System.
 #[derive(Clone)]
 pub struct Service(Arc<Inner>);
 
@@ -140,6 +140,12 @@ impl Service {
             return Err(error);
         }
         Ok(service)
+    }
+
+    /// For tests that speak to the dispatcher as a lane would.
+    #[cfg(test)]
+    pub(crate) fn dispatcher(&self) -> &Addr<FrontierDispatcher> {
+        &self.0.dispatcher
     }
 
     /// Hands a request in. Dropping the future, like dropping the stream, cancels the request.

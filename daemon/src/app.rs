@@ -81,7 +81,7 @@ impl App {
             limits,
             metrics,
             served: OnceLock::new(),
-            loading: RwLock::new("starting".to_owned()),
+            loading: RwLock::new("loading models".to_owned()),
             draining: AtomicBool::new(false),
         }
     }

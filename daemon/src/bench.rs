@@ -27,7 +27,7 @@ pub async fn bench(args: &BenchArgs) -> Result<(), DaemonError> {
         machine,
         ..BenchSpec::new(&args.url)
     };
-    let report = faser_bench::run(&spec, &mut show).await?;
+    let report = faser_bench::run(&spec, &mut |progress| show(&progress)).await?;
     println!("{report}");
     if let Some(file) = &args.json {
         let written =
@@ -37,7 +37,7 @@ pub async fn bench(args: &BenchArgs) -> Result<(), DaemonError> {
     Ok(())
 }
 
-fn show(progress: Progress<'_>) {
+fn show(progress: &Progress<'_>) {
     match progress {
         Progress::WarmUp { prompts } => eprintln!("warming up with {prompts} prompts"),
         Progress::RunStarted { index, of, concurrency, k } => {

@@ -127,3 +127,36 @@ fn read_prompts(file: &Path) -> Result<Vec<String>, DaemonError> {
     };
     items.iter().enumerate().map(prompt).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, text: &str) -> Result<Vec<String>, DaemonError> {
+        let file = std::env::temp_dir().join(format!("faser-prompts-{}-{name}.json", std::process::id()));
+        std::fs::write(&file, text).unwrap();
+        let prompts = read_prompts(&file);
+        std::fs::remove_file(&file).unwrap();
+        prompts
+    }
+
+    #[test]
+    fn prompts_are_strings_or_objects() {
+        let prompts = read("good", r#"["a", {"prompt": "b", "source": "elsewhere"}]"#).unwrap();
+        assert_eq!(prompts, ["a", "b"]);
+    }
+
+    #[test]
+    fn other_files_are_refused_by_name_and_entry() {
+        for (name, text, problem) in [
+            ("syntax", "[", "not valid JSON"),
+            ("empty", "[]", "expected a JSON list"),
+            ("entry", r#"["a", 3]"#, "entry 1: expected a JSON list of strings"),
+        ] {
+            let error = read(name, text).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(problem), "{error}");
+        }
+        let error = read_prompts(Path::new("nowhere.json")).unwrap_err().to_string();
+        assert!(error.starts_with("nowhere.json: "), "{error}");
+    }
+}

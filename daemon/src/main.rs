@@ -1,5 +1,6 @@
 //! The binary: reads the command line, runs one command, turns its end into an exit status.
 
+use actix_web::rt::SystemRunner;
 use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
@@ -7,8 +8,9 @@ use faser::config::LogConfig;
 use faser::{bench, check, generate, log, serve};
 
 fn main() {
-    match run(Cli::parse()) {
-        // Not by return: a thread that is still loading weights must not hold up the end.
+    let system = actix_web::rt::System::new();
+    match run(&system, Cli::parse()) {
+        // Before the system is dropped: that waits for threads, also for one that is still loading weights.
         Ok(status) => std::process::exit(status),
         Err(err) => {
             // Each message names its cause already.
@@ -18,8 +20,7 @@ fn main() {
     }
 }
 
-fn run(cli: Cli) -> Result<i32> {
-    let system = actix_web::rt::System::new();
+fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
     match cli.command {
         Command::Serve(args) => {
             let config = args.load_config()?;

@@ -18,7 +18,7 @@ impl Display {
     pub fn new() -> Display {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg:16} {bar:40} {percent:>3} %");
-            ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+            ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
         Display { bar, what: "" }
     }
@@ -26,9 +26,11 @@ impl Display {
     /// Shows that `what` has come so far.
     pub fn show(&mut self, what: &'static str, progress: Progress) {
         if let Some(bar) = &self.bar {
-            bar.set_message(what);
             bar.set_length(progress.total_bytes);
             bar.set_position(progress.done_bytes);
+            if self.what != what {
+                bar.set_message(what);
+            }
         } else if self.what != what {
             tracing::info!(what, size = sizes::written(progress.total_bytes), "loading");
         }

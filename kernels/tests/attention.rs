@@ -91,8 +91,8 @@ fn run(
 ) -> Tensor {
     let (blocks, tables) = tables(random, sizes, sequences);
     let Sizes { kv_heads, head_dim, block_size, .. } = *sizes;
-    let mut kv =
-        KvCache::new(KvShape { layers: 2, blocks, block_size, kv_heads, head_dim }, sizes.dtype).unwrap();
+    let mut kv = KvCache::new(KvShape { layers: 2, blocks, block_size, kv_heads, head_dim }, sizes.dtype)
+        .expect("sizes are possible");
     poison(lane, &mut kv);
     let tables: Vec<&[BlockId]> = tables.iter().map(Vec::as_slice).collect();
     for (index, sequence) in sequences.iter().enumerate() {

@@ -56,8 +56,8 @@ fn rms_norm_agrees_with_f64() {
             rms_norm(&lane(isa, 2), x.view(rows), &weights, 1e-5, out.view_mut(rows));
             for r in 0..rows {
                 let mean = x.row(r).iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / cols as f64;
-                for i in 0..cols {
-                    let expected = f64::from(x.row(r)[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i]);
+                for (i, weight) in weight.iter().enumerate() {
+                    let expected = f64::from(x.row(r)[i]) / (mean + 1e-5).sqrt() * f64::from(*weight);
                     close(out.row(r)[i], expected, expected.abs(), 1e-6, &format!("{isa} {rows}x{cols}"));
                 }
             }

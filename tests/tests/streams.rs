@@ -58,7 +58,7 @@ fn plans() -> Vec<Plan> {
                 body["top_p"] = json!(0.9);
             }
             let cut_after = (below(3) == 0).then(|| below(12) as usize);
-            Plan { body, cut_after, delay: Duration::from_millis(below(200)) }
+            Plan { body, cut_after, delay: Duration::from_millis(below(50)) }
         })
         .collect()
 }

@@ -2,6 +2,12 @@
 
 use super::*;
 
+use std::time::Instant;
+
+use faser_engine::{VerifiedChunk, VerifyResult};
+
+use crate::message::Message;
+
 /// Panics at the plans of these numbers, counted over all devices.
 fn panic_at(plans: &'static [usize]) -> impl Fn() + Clone + Send + Sync + 'static {
     let count = Arc::new(AtomicUsize::new(0));
@@ -122,5 +128,38 @@ fn a_device_that_cannot_be_built_at_all_is_the_starts_error() {
         let error = Service::start_with(spec, DeviceBuild { draft: Some(broken), ..build }).await.err();
         let text = error.expect("it cannot start").to_string();
         assert!(text.contains("draft lane") && text.contains("no such device"), "{text}");
+    });
+}
+
+#[test]
+fn late_results_of_another_device_change_nothing() {
+    in_system(async {
+        let expected = undisturbed(2).await;
+        let gate = Gate::default();
+        let service = start_gated(spec(), &gate).await;
+        let stream = service.submit(submission(1, 24)).await.expect("it is taken");
+        until("the first verify plan is out", || service.view().totals.draft_passes == 1).await;
+        // What a lost device would bring: the number of the plan that is out, and tokens nobody chose.
+        let chunk =
+            VerifiedChunk { seq: stream.seq(), epoch: 0, accepted: 0, next: Some(expected[1][0] ^ 1) };
+        let result = VerifyResult { step: 1, chunks: vec![chunk], ..VerifyResult::default() };
+        let late = Message::VerifyDone { generation: 99, result, ended: Instant::now() };
+        service.dispatcher().send(late).await.expect("the dispatcher is there");
+        gate.open();
+        assert_eq!(read(stream).await, (expected[1].clone(), Some(FinishReason::Length)));
+        assert_whole(&service).await;
+        service.stop().await;
+    });
+}
+
+#[test]
+fn a_dispatcher_that_is_gone_is_noticed() {
+    in_system(async {
+        let service = Service::start(spec()).await.expect("a service");
+        service.dispatcher().send(Message::Stop).await.expect("the dispatcher is there");
+        until("it is noticed", || !service.ready()).await;
+        assert!(service.status().to_string().contains("dispatcher"), "{}", service.status());
+        assert!(matches!(service.submit(submission(1, 4)).await, Err(SubmitError::NotReady(_))));
+        service.stop().await;
     });
 }

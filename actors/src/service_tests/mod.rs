@@ -331,3 +331,34 @@ fn contradictory_specifications_are_refused() {
     contradicts(|spec| spec.placement.target_blocks += 1);
     contradicts(|spec| spec.engine.max_context = 1 << 20);
 }
+
+#[test]
+fn the_counters_are_exact_when_all_is_quiet() {
+    let ledger = crate::ledger::Ledger::default();
+    let _recorder = metrics::set_default_local_recorder(&ledger);
+    in_system(async {
+        let service = Service::start(spec()).await.expect("a service");
+        for seed in 0..3 {
+            let stream = service.submit(submission(seed, 24)).await.expect("it is taken");
+            read(stream).await;
+        }
+        // Nobody publishes by hand: the monitor is told when the engine becomes idle.
+        until("the last token is counted", || ledger.counted("faser_output_tokens") == 3 * 24).await;
+        let totals = service.view().totals;
+        for (name, total) in [
+            ("faser_requests_finished", 3),
+            ("faser_prompt_tokens", 5 + 6 + 7),
+            ("faser_passes{lane=verify}", totals.target_passes),
+            ("faser_passes{lane=draft}", totals.draft_passes),
+            ("faser_spec_decode_num_drafts", totals.drafts),
+            ("faser_spec_decode_num_draft_tokens", totals.draft_tokens),
+            ("faser_spec_decode_num_accepted_tokens", totals.accepted_tokens),
+        ] {
+            assert_eq!(ledger.counted(name), total, "{name}");
+        }
+        assert!(totals.draft_passes > 0 && totals.accepted_tokens > 0);
+        assert_eq!(ledger.gauged("faser_kv_blocks_free{model=draft}"), BLOCKS as f64);
+        assert_eq!(ledger.gauged("faser_requests_running"), 0.0);
+        service.stop().await;
+    });
+}

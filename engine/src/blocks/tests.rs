@@ -1,3 +1,5 @@
+//! What holds of pools and tables.
+
 use super::*;
 use proptest::prelude::*;
 

@@ -15,8 +15,10 @@ use faser_topology::Partition;
 pub(crate) use scratch::Scratch;
 use std::cell::RefCell;
 
-/// Work a job must have before helpers are called: less is done sooner alone. In elements touched.
-const WORTH_SHARING: usize = 16 * 1024;
+/// Work a job must have before helpers are called: less is done sooner alone.
+const WORTH_SHARING_NS: usize = 4000;
+/// Least work of a claim.
+const PORTION_NS: usize = 1000;
 
 /// A lane and its workers. It may move to another thread, but only one thread at a time uses it.
 pub struct Lane {
@@ -71,25 +73,25 @@ impl Lane {
     }
 
     /// Runs `job` on the owner and on the helpers that come in time, until all `items` are claimed and done.
-    /// `item_cost` is about how many elements an item touches.
+    /// `item_ns` is about how long an item takes, on a fast core: it decides on helpers and the size of claims, nothing else.
     ///
     /// # Panics
     /// If a worker's job panics, with its payload; the lane stays usable.
-    pub(crate) fn run(&self, items: usize, item_cost: usize, job: &(dyn Fn(&Claims, &mut Scratch) + Sync)) {
+    pub(crate) fn run(&self, items: usize, item_ns: usize, job: &(dyn Fn(&Claims, &mut Scratch) + Sync)) {
         let mut scratch = self.scratch.borrow_mut();
         let helpers = self.crew.helpers();
-        if items < 2 || helpers == 0 || items.saturating_mul(item_cost) < WORTH_SHARING {
+        if items < 2 || helpers == 0 || items.saturating_mul(item_ns) < WORTH_SHARING_NS {
             return job(&Claims::whole(items), &mut scratch);
         }
         // Small portions even out workers that were late or disturbed; each is still worth a claim.
-        let portion = (items / ((helpers + 1) * 8)).max((WORTH_SHARING / 8).div_ceil(item_cost.max(1)));
+        let portion = (items / ((helpers + 1) * 8)).max(PORTION_NS / item_ns.max(1));
         let claims = Claims::new(items, portion);
         self.crew.run(&|scratch| job(&claims, scratch), &mut scratch);
     }
 
     /// [`Lane::run`] where items need no preparation: `each` gets one item after the other.
-    pub(crate) fn for_each(&self, items: usize, item_cost: usize, each: impl Fn(usize, &mut Scratch) + Sync) {
-        self.run(items, item_cost, &|claims, scratch| {
+    pub(crate) fn for_each(&self, items: usize, item_ns: usize, each: impl Fn(usize, &mut Scratch) + Sync) {
+        self.run(items, item_ns, &|claims, scratch| {
             while let Some(range) = claims.next() {
                 range.for_each(|item| each(item, scratch));
             }
@@ -115,7 +117,7 @@ mod tests {
             assert_eq!(lane.workers(), workers);
             for round in 0..300 {
                 let done: Vec<AtomicUsize> = (0..round).map(|_| AtomicUsize::new(0)).collect();
-                lane.for_each(round, WORTH_SHARING, |item, _| {
+                lane.for_each(round, WORTH_SHARING_NS, |item, _| {
                     done[item].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(
@@ -131,7 +133,7 @@ mod tests {
         let lane = lane(2);
         let threads = std::sync::Mutex::new(std::collections::HashSet::new());
         for _ in 0..50 {
-            lane.for_each(8, WORTH_SHARING, |_, _| {
+            lane.for_each(8, WORTH_SHARING_NS, |_, _| {
                 threads.lock().unwrap().insert(std::thread::current().id());
                 std::thread::sleep(std::time::Duration::from_micros(200));
             });
@@ -144,12 +146,14 @@ mod tests {
         let lane = lane(3);
         for round in 0..20 {
             let caught = catch_unwind(AssertUnwindSafe(|| {
-                lane.for_each(64, WORTH_SHARING, |item, _| assert!(item != round * 3, "item {item} is bad"));
+                lane.for_each(64, WORTH_SHARING_NS, |item, _| {
+                    assert!(item != round * 3, "item {item} is bad");
+                });
             }));
             let message = *caught.unwrap_err().downcast::<String>().unwrap();
             assert!(message.contains("is bad"), "{message}");
             let sum = AtomicUsize::new(0);
-            lane.for_each(100, WORTH_SHARING, |item, _| {
+            lane.for_each(100, WORTH_SHARING_NS, |item, _| {
                 sum.fetch_add(item, Ordering::Relaxed);
             });
             assert_eq!(sum.load(Ordering::Relaxed), 4950);
@@ -163,7 +167,7 @@ mod tests {
             for _ in 0..5 {
                 std::thread::sleep(std::time::Duration::from_millis(3));
                 let sum = AtomicUsize::new(0);
-                lane.for_each(100, WORTH_SHARING, |item, _| {
+                lane.for_each(100, WORTH_SHARING_NS, |item, _| {
                     sum.fetch_add(item, Ordering::Relaxed);
                 });
                 assert_eq!(sum.load(Ordering::Relaxed), 4950);

@@ -11,7 +11,7 @@ pub fn embed(lane: &Lane, table: &Table, tokens: &[u32], out: ViewMut<'_>) {
     let cols = table.cols();
     assert_eq!((out.rows(), out.cols()), (tokens.len(), cols), "embed: shape of out");
     let out = out.share();
-    lane.for_each(tokens.len(), cols, |r, _| {
+    lane.for_each(tokens.len(), cols / 4, |r, _| {
         let token = tokens[r] as usize;
         assert!(token < table.rows(), "embed: token {token} of a vocabulary of {}", table.rows());
         let range = token * cols..(token + 1) * cols;

@@ -10,7 +10,7 @@ use crate::memory::{View, ViewMut};
 pub fn gather_rows(lane: &Lane, x: View<'_>, indices: &[u32], out: ViewMut<'_>) {
     assert_eq!((out.rows(), out.cols()), (indices.len(), x.cols()), "gather_rows: shape of out");
     let out = out.share();
-    lane.for_each(indices.len(), x.cols(), |r, _| {
+    lane.for_each(indices.len(), x.cols() / 8, |r, _| {
         // SAFETY: each row is one item, done once.
         unsafe { out.row(r) }.copy_from_slice(x.row(indices[r] as usize));
     });

@@ -14,7 +14,7 @@ pub fn rms_norm(lane: &Lane, x: View<'_>, weight: &Vector, eps: f32, out: ViewMu
     assert_eq!(weight.len(), x.cols(), "rms_norm: length of weight");
     let out = out.share();
     let isa = lane.supported();
-    lane.for_each(x.rows(), x.cols(), |r, _| {
+    lane.for_each(x.rows(), x.cols() / 4, |r, _| {
         // SAFETY: each row is one item, done once.
         let out = unsafe { out.row(r) };
         out.copy_from_slice(x.row(r));
@@ -35,7 +35,7 @@ pub fn rms_norm_heads(lane: &Lane, x: ViewMut<'_>, weight: &Vector, eps: f32) {
     );
     let x = x.share();
     let isa = lane.supported();
-    lane.for_each(rows, cols, |r, _| {
+    lane.for_each(rows, cols / 4, |r, _| {
         // SAFETY: each row is one item, done once.
         for head in unsafe { x.row(r) }.chunks_exact_mut(weight.len()) {
             dispatch(isa, Normalise { x: head, weight: weight.as_slice(), eps });

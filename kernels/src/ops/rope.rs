@@ -15,7 +15,7 @@ pub fn rope(lane: &Lane, x: ViewMut<'_>, positions: &[u32], table: &RopeTable) {
     assert_eq!(positions.len(), rows, "rope: number of positions");
     let x = x.share();
     let isa = lane.supported();
-    lane.for_each(rows, cols, |r, _| {
+    lane.for_each(rows, cols / 8, |r, _| {
         let (cos, sin) = table.at(positions[r]);
         // SAFETY: each row is one item, done once.
         dispatch(isa, Rotate { heads: unsafe { x.row(r) }, cos, sin });

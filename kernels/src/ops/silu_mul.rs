@@ -13,7 +13,7 @@ pub fn silu_mul(lane: &Lane, gate_up: View<'_>, out: ViewMut<'_>) {
     assert_eq!((gate_up.rows(), gate_up.cols()), (rows, 2 * cols), "silu_mul: shape of gate_up");
     let out = out.share();
     let isa = lane.supported();
-    lane.for_each(rows, 2 * cols, |r, _| {
+    lane.for_each(rows, cols / 4, |r, _| {
         let (gate, up) = gate_up.row(r).split_at(cols);
         // SAFETY: each row is one item, done once.
         dispatch(isa, SiluMul { gate, up, out: unsafe { out.row(r) } });

@@ -19,7 +19,7 @@ pub fn store_kv(lane: &Lane, k: View<'_>, v: View<'_>, kv: &mut KvCache, layer: 
         Pages::F32 { k, v } => SharedPages::F32(SharedMut::new(k), SharedMut::new(v)),
         Pages::Bf16 { k, v } => SharedPages::Bf16(SharedMut::new(k), SharedMut::new(v)),
     };
-    lane.for_each(shape.kv_heads, 2 * expected.0 * shape.head_dim, |head, _| {
+    lane.for_each(shape.kv_heads, expected.0 * shape.head_dim, |head, _| {
         let columns = head * shape.head_dim..(head + 1) * shape.head_dim;
         for r in 0..expected.0 {
             let (block, slot) = rows.slot(r, shape.block_size);

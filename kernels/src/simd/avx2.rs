@@ -239,7 +239,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn from_bits(self, x: __m256i) -> __m256 {
+    fn of_bits(self, x: __m256i) -> __m256 {
         // SAFETY: the token proves the features.
         unsafe { _mm256_castsi256_ps(x) }
     }

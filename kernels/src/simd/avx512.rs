@@ -244,7 +244,7 @@ impl<const DOTS: bool> Simd for Avx512<DOTS> {
     }
 
     #[inline(always)]
-    fn from_bits(self, x: __m512i) -> __m512 {
+    fn of_bits(self, x: __m512i) -> __m512 {
         // SAFETY: the token proves the features.
         unsafe { _mm512_castsi512_ps(x) }
     }

@@ -13,7 +13,7 @@ mod portable;
 use crate::isa::Supported;
 use half::bf16;
 pub(crate) use math::{exp, ln, minus_ln_one_minus};
-pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, multiply};
+pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, lay, multiply};
 
 /// `LANES` f32 or u32 at once. Methods are inlined into the function that [`dispatch`] compiled for the instruction set.
 ///
@@ -95,7 +95,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// As a signed number.
     fn to_f32(self, x: Self::I) -> Self::F;
     fn bits(self, x: Self::F) -> Self::I;
-    fn from_bits(self, x: Self::I) -> Self::F;
+    fn of_bits(self, x: Self::I) -> Self::F;
 
     /// Sum of all lanes, in a fixed order.
     #[inline(always)]

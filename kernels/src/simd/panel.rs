@@ -84,13 +84,13 @@ impl<S: Simd> Product<S> for FmaBf16 {
             let mut widened = [[s.splat(0.0); V]; P];
             for (widened, pairs) in widened.iter_mut().zip(&pairs) {
                 for (widened, pair) in widened.iter_mut().zip(pairs) {
-                    *widened = s.from_bits(s.shift_left::<16>(*pair));
+                    *widened = s.of_bits(s.shift_left::<16>(*pair));
                 }
             }
             multiply_add(s, sums, activations, &widened);
             for (widened, pairs) in widened.iter_mut().zip(&pairs) {
                 for (widened, pair) in widened.iter_mut().zip(pairs) {
-                    *widened = s.from_bits(s.and_u32(*pair, high));
+                    *widened = s.of_bits(s.and_u32(*pair, high));
                 }
             }
             multiply_add(s, sums, activations.add(stride), &widened);
@@ -157,6 +157,26 @@ unsafe fn multiply_add<S: Simd, const R: usize, const P: usize, const V: usize>(
             for (sum, weight) in sums.iter_mut().zip(weights) {
                 *sum = s.mul_add(x, *weight, *sum);
             }
+        }
+    }
+}
+
+/// Lays a row of activations out for `Q`: every `stride`th word from `slot`, as pairs of bf16 or as f32; an odd last input gets
+/// a zero beside it.
+#[inline(always)]
+pub(crate) fn lay<S: Simd, Q: Product<S>>(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
+    let mut words = packed.iter_mut().skip(slot).step_by(stride);
+    if Q::INPUTS == Q::WORDS {
+        words.zip(row.iter().copied().chain(std::iter::once(0.0))).for_each(|(word, x)| *word = x);
+        return;
+    }
+    for chunk in row.chunks(S::LANES) {
+        let mut rounded = [bf16::ZERO; 16];
+        // SAFETY: the array holds 16, a vector at most that.
+        unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
+        let pairs = rounded.chunks_exact(2).take(chunk.len().div_ceil(2));
+        for (pair, word) in pairs.zip(&mut words) {
+            *word = f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
         }
     }
 }

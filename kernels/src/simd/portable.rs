@@ -160,7 +160,7 @@ impl Simd for Portable {
         x.map(f32::to_bits)
     }
     #[inline(always)]
-    fn from_bits(self, x: [u32; N]) -> [f32; N] {
+    fn of_bits(self, x: [u32; N]) -> [f32; N] {
         x.map(f32::from_bits)
     }
 }

@@ -49,7 +49,7 @@ impl Random {
 /// A lane of `workers`.
 pub fn lane(isa: Isa, workers: usize) -> Lane {
     let cores = (0..workers).map(|worker| worker % 2).collect();
-    Lane::new(&Partition { cores }, isa).unwrap()
+    Lane::new(&Partition { cores }, isa).expect("the instruction set is available")
 }
 
 /// Calls `test` for each instruction set of this machine, and says which ones it has not.

@@ -1,3 +1,5 @@
+//! Damaged and mismatching checkpoints: every refusal names the file and what to look at.
+
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;

@@ -1,3 +1,5 @@
+//! What a config.json is read as, and what is refused.
+
 use std::path::Path;
 
 use faser_kernels::RopeScaling;

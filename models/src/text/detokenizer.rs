@@ -81,7 +81,7 @@ impl Detokenizer {
         let after = self.tokenizer.decode(&self.window);
         let text = after.get(before.len()..).unwrap_or_default().to_owned();
         // A context that shows nothing would be taken for the start of the text, where a space is dropped.
-        if true {
+        if !text.is_empty() {
             self.window.drain(..self.shown);
         }
         self.shown = self.window.len();

@@ -1,3 +1,5 @@
+//! Tokenizers, streams and chat templates against the golden files, and the bad input around them.
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -2,11 +2,11 @@
 //!
 //! A query is one head of one row. Tile by tile: scores of all queries (keys are read once), softmax, values.
 
+use super::values::Stored;
 use super::{AttentionShape, TILE};
 use crate::lane::Scratch;
 use crate::memory::{KvCache, POSITIONS, Rows, SharedRows, View};
-use crate::simd::{Product, Simd, exp, multiply};
-use half::bf16;
+use crate::simd::{Product, Simd, exp, lay, multiply};
 use std::ops::Range;
 
 /// The item.
@@ -24,38 +24,15 @@ pub(super) struct Item<'a> {
     pub(super) count: usize,
 }
 
-/// Stored values, widened when read.
-pub(super) trait Stored: Copy {
-    /// # Safety
-    /// `at` is valid for reading a vector.
-    unsafe fn load<S: Simd>(s: S, at: *const Self) -> S::F;
-}
-
-impl Stored for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: *const f32) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { s.load(at) }
-    }
-}
-
-impl Stored for bf16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: *const bf16) -> S::F {
-        // SAFETY: the caller's promise.
-        unsafe { s.load_bf16(at) }
-    }
-}
-
 /// State of the online softmax of all queries, in scratch.
-struct State<'a> {
-    queries: usize,
+pub(super) struct State<'a> {
+    pub(super) queries: usize,
     /// Packed for the product: `[steps * words][queries]`.
     q: &'a mut [f32],
     /// `[queries][TILE]`: scores, then their exponentials.
-    scores: &'a mut [f32],
+    pub(super) scores: &'a mut [f32],
     /// `[queries][value_dim]`: weighted sums of values.
-    sums: &'a mut [f32],
+    pub(super) sums: &'a mut [f32],
     /// Largest score so far.
     largest: &'a mut [f32],
     /// Sum of exponentials so far.
@@ -132,7 +109,7 @@ impl Item<'_> {
 
     /// What a query sees of a tile, counted from the tile's start.
     #[inline(always)]
-    fn seen(&self, query: usize, tile: &Range<usize>) -> Range<usize> {
+    pub(super) fn seen(&self, query: usize, tile: &Range<usize>) -> Range<usize> {
         let span = self.span(query / self.group());
         let start = span.start.max(tile.start);
         start - tile.start..span.end.min(tile.end).max(start) - tile.start
@@ -140,7 +117,7 @@ impl Item<'_> {
 
     /// Page of a position's block, and offset in it.
     #[inline(always)]
-    fn page(&self, position: usize) -> (usize, usize) {
+    pub(super) fn page(&self, position: usize) -> (usize, usize) {
         let kv = self.kv.shape();
         let table = self.rows.tables[self.rows.table_of[self.first] as usize];
         (kv.page(self.layer, table[position / kv.block_size], self.head), position % kv.block_size)
@@ -154,20 +131,7 @@ impl Item<'_> {
         for query in 0..queries {
             let (row, head) = self.row_and_head(query);
             let q = &self.q.row(row)[head * head_dim..(head + 1) * head_dim];
-            let mut words = packed.iter_mut().skip(query).step_by(queries);
-            if Q::INPUTS > Q::WORDS {
-                for chunk in q.chunks(S::LANES) {
-                    let mut rounded = [bf16::ZERO; 16];
-                    // SAFETY: the array holds 16, a vector at most that.
-                    unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
-                    for (pair, word) in rounded.chunks_exact(2).take(chunk.len() / 2).zip(&mut words) {
-                        *word =
-                            f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
-                    }
-                }
-            } else {
-                words.zip(q).for_each(|(word, x)| *word = *x);
-            }
+            lay::<S, Q>(s, q, packed, query, queries);
         }
     }
 
@@ -276,128 +240,4 @@ impl Item<'_> {
             }
         }
     }
-
-    /// Adds the tile's values, weighted by the exponentials, position after position.
-    ///
-    /// # Safety
-    /// As for [`attend`].
-    #[inline(always)]
-    unsafe fn add_values<S: Simd, T: Stored>(
-        &self,
-        s: S,
-        values: &[T],
-        tile: &Range<usize>,
-        state: &mut State<'_>,
-    ) {
-        let mut query = 0;
-        while query < state.queries {
-            let count = if state.queries - query >= 4 { 4 } else { 1 };
-            let seen = |i| self.seen(query + i, tile);
-            let start = (0..count).map(|i| seen(i).start).max().unwrap_or(0);
-            let end = (0..count).map(|i| seen(i).end).min().unwrap_or(0);
-            // SAFETY: the caller's promises.
-            unsafe {
-                if count == 1 || start >= end {
-                    for i in 0..count {
-                        self.add_range::<S, T, 1>(s, values, tile, seen(i), query + i, state);
-                    }
-                } else {
-                    // What all four see together; before and after it each alone, so that every query's order stays.
-                    for i in 0..count {
-                        self.add_range::<S, T, 1>(s, values, tile, seen(i).start..start, query + i, state);
-                    }
-                    self.add_range::<S, T, 4>(s, values, tile, start..end, query, state);
-                    for i in 0..count {
-                        self.add_range::<S, T, 1>(s, values, tile, end..seen(i).end, query + i, state);
-                    }
-                }
-            }
-            query += count;
-        }
-    }
-
-    /// `R` queries, positions `range` of the tile.
-    ///
-    /// # Safety
-    /// As for [`attend`].
-    #[inline(always)]
-    unsafe fn add_range<S: Simd, T: Stored, const R: usize>(
-        &self,
-        s: S,
-        values: &[T],
-        tile: &Range<usize>,
-        range: Range<usize>,
-        query: usize,
-        state: &mut State<'_>,
-    ) {
-        let kv = self.kv.shape();
-        let value_dim = kv.value_dim();
-        let mut at = range.start;
-        while at < range.end {
-            let (page, offset) = self.page(tile.start + at);
-            let run = (kv.block_size - offset).min(range.end - at);
-            let values = &values[(page * kv.block_size + offset) * value_dim..][..run * value_dim];
-            let powers = &state.scores[query * TILE + at..];
-            let mut dim = 0;
-            while dim < value_dim {
-                let sums = &mut state.sums[query * value_dim + dim..];
-                let values = &values[dim..];
-                // SAFETY: `run` values of `value_dim`, from `dim`, with a vector or four left of it.
-                dim += unsafe {
-                    if S::REGISTERS >= 32 && value_dim - dim >= 4 * S::LANES {
-                        add_some::<S, T, R, 4>(s, values, value_dim, powers, run, sums)
-                    } else if value_dim - dim >= 2 * S::LANES {
-                        add_some::<S, T, R, 2>(s, values, value_dim, powers, run, sums)
-                    } else {
-                        add_some::<S, T, R, 1>(s, values, value_dim, powers, run, sums)
-                    }
-                };
-            }
-            at += run;
-        }
-    }
-}
-
-/// Adds `run` values, `V` vectors of each, to the sums of `R` queries. Returns the elements done of each value.
-///
-/// # Safety
-/// `values` and each query's `sums` hold that much at a stride of `value_dim`, `powers` at a stride of [`TILE`].
-#[inline(always)]
-unsafe fn add_some<S: Simd, T: Stored, const R: usize, const V: usize>(
-    s: S,
-    values: &[T],
-    value_dim: usize,
-    powers: &[f32],
-    run: usize,
-    sums: &mut [f32],
-) -> usize {
-    debug_assert!(values.len() >= (run - 1) * value_dim + V * S::LANES);
-    debug_assert!(sums.len() >= (R - 1) * value_dim + V * S::LANES && powers.len() >= (R - 1) * TILE + run);
-    let mut totals = [[s.splat(0.0); V]; R];
-    // SAFETY: the caller's promise, for all pointers.
-    unsafe {
-        for (r, totals) in totals.iter_mut().enumerate() {
-            for (v, total) in totals.iter_mut().enumerate() {
-                *total = s.load(sums.as_ptr().add(r * value_dim + v * S::LANES));
-            }
-        }
-        for i in 0..run {
-            let mut value = [s.splat(0.0); V];
-            for (v, value) in value.iter_mut().enumerate() {
-                *value = T::load(s, values.as_ptr().add(i * value_dim + v * S::LANES));
-            }
-            for (r, totals) in totals.iter_mut().enumerate() {
-                let power = s.splat(*powers.as_ptr().add(r * TILE + i));
-                for (total, value) in totals.iter_mut().zip(value) {
-                    *total = s.mul_add(power, value, *total);
-                }
-            }
-        }
-        for (r, totals) in totals.iter().enumerate() {
-            for (v, total) in totals.iter().enumerate() {
-                s.store(sums.as_mut_ptr().add(r * value_dim + v * S::LANES), *total);
-            }
-        }
-    }
-    V * S::LANES
 }

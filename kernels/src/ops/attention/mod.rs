@@ -5,6 +5,7 @@
 //! alone. An item of work is one key head for a few rows of one sequence: they read the keys once.
 
 mod attend;
+mod values;
 
 use crate::Lane;
 use crate::memory::{KvCache, KvShape, Pages, Rows, View, ViewMut};
@@ -55,10 +56,11 @@ pub fn attention(
     // Fewer rows per item when there are too few items for the workers.
     let rows_per_item = (count * kv_heads / (4 * lane.workers())).clamp(1, ROWS);
     let chunks = count.div_ceil(rows_per_item);
-    let cost = 2 * context * shape.heads * head_dim / (chunks * kv_heads).max(1);
+    // At some 150 GFLOP/s: products with keys and with values.
+    let item_ns = 4 * context * shape.heads * head_dim / 150 / (chunks * kv_heads).max(1);
     let out = out.share();
     let isa = lane.supported();
-    lane.for_each(chunks * kv_heads, cost, |item, scratch| {
+    lane.for_each(chunks * kv_heads, item_ns, |item, scratch| {
         let (chunk, head) = (item / kv_heads, item % kv_heads);
         let mut first = chunk * rows_per_item;
         let end = count.min(first + rows_per_item);

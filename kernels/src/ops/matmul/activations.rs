@@ -1,8 +1,7 @@
 //! Packing activations for the kernels: row blocks of up to 14 rows, and inside a block the rows' words for one input side by side.
 
 use crate::memory::View;
-use crate::simd::{Product, Simd};
-use half::bf16;
+use crate::simd::{Product, Simd, lay};
 use std::ops::Range;
 
 /// Sizes of row blocks there are kernels for: as many as the machine has registers for.
@@ -53,28 +52,10 @@ pub(super) fn pack<S: Simd, Q: Product<S>>(
         for slot in 0..size {
             if row + slot >= rows.end {
                 block.iter_mut().skip(slot).step_by(size).for_each(|word| *word = 0.0);
-            } else if Q::INPUTS > Q::WORDS {
-                pack_pairs(s, x.row(row + slot), slot, size, block);
             } else {
-                let values = x.row(row + slot).iter().copied().chain(std::iter::once(0.0));
-                block.iter_mut().skip(slot).step_by(size).zip(values).for_each(|(word, x)| *word = x);
+                lay::<S, Q>(s, x.row(row + slot), block, slot, size);
             }
         }
         (row, rest) = (row + size, tail);
-    }
-}
-
-/// One row as pairs of bf16, every `size`th word from `slot`.
-#[inline(always)]
-fn pack_pairs<S: Simd>(s: S, x: &[f32], slot: usize, size: usize, block: &mut [f32]) {
-    let mut words = block.iter_mut().skip(slot).step_by(size);
-    for chunk in x.chunks(S::LANES) {
-        let mut rounded = [bf16::ZERO; 16];
-        // SAFETY: the array holds 16, a vector at most that.
-        unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
-        let pairs = rounded.chunks_exact(2).take(chunk.len().div_ceil(2));
-        for (pair, word) in pairs.zip(&mut words) {
-            *word = f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
-        }
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct Job<'a> {
 /// # Safety
 /// `weights` are those of `job.w`, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strip.
 #[inline(always)]
-pub(super) unsafe fn strips<S: Simd, Q: Product<S>>(
+pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(
     s: S,
     job: &Job<'_>,
     weights: &[Q::Weight],

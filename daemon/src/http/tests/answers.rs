@@ -1,0 +1,181 @@
+//! What is answered: completions, chats, streams, and the small routes.
+
+use super::*;
+
+#[actix_web::test]
+async fn a_completion_is_the_same_whole_streamed_and_without_speculation() {
+    let (app, served) = daemon("").await;
+    let client = client!(app);
+    let body = json!({"model": "pair", "prompt": "hello", "max_tokens": 40, "seed": 7, "temperature": 0.8});
+    let with = |key: &str, value: Value| {
+        let mut body = body.clone();
+        body[key] = value;
+        body
+    };
+    let (status, whole) = post!(client, "/v1/completions", body);
+    assert_eq!(status, StatusCode::OK, "{whole}");
+    assert_eq!(whole["object"], "text_completion");
+    assert_eq!(whole["model"], "pair");
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    assert_eq!(whole["usage"]["prompt_tokens"], 5);
+    assert_eq!(whole["usage"]["completion_tokens"], 40);
+    assert_eq!(whole["usage"]["total_tokens"], 45);
+    assert!(!text_of(&whole).is_empty());
+
+    let (_, plain) = post!(client, "/v1/completions", with("speculation", json!({"k_max": 0})));
+    assert_eq!(text_of(&plain), text_of(&whole));
+
+    let mut streaming = with("stream", json!(true));
+    streaming["stream_options"] = json!({"include_usage": true});
+    let (status, streamed) = post!(client, "/v1/completions", streaming);
+    assert_eq!(status, StatusCode::OK);
+    let events = events(&streamed);
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, text_of(&whole));
+    let [.., end, usage] = events.as_slice() else { panic!("{streamed}") };
+    assert_eq!(end["choices"][0]["finish_reason"], "length");
+    assert_eq!(usage["choices"], json!([]));
+    assert_eq!(usage["usage"]["total_tokens"], 45);
+    idle(&served).await;
+    served.service.clone().stop().await;
+}
+
+#[actix_web::test]
+async fn text_ends_before_a_stop_string_wherever_tokens_break() {
+    let (app, served) = daemon("").await;
+    let client = client!(app);
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": [1, 2, 3], "max_tokens": 60, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let (_, free) = post!(client, "/v1/completions", ask(json!({})));
+    let free = text_of(&free).to_owned();
+    let characters: Vec<char> = free.chars().collect();
+    for start in [5, 17, 30] {
+        let stop: String = characters[start..start + 3].iter().collect();
+        let wanted = &free[..free.find(&stop).unwrap()];
+        let (_, whole) = post!(client, "/v1/completions", ask(json!({"stop": stop})));
+        assert_eq!(text_of(&whole), wanted);
+        assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+        let (_, streamed) =
+            post!(client, "/v1/completions", ask(json!({"stop": [stop, "never"], "stream": true})));
+        let text: String =
+            events(&streamed).iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+        assert_eq!(text, wanted);
+    }
+    idle(&served).await;
+    served.service.clone().stop().await;
+}
+
+#[actix_web::test]
+async fn several_prompts_are_several_choices_in_their_order() {
+    let (app, served) = daemon("").await;
+    let client = client!(app);
+    let prompts = [json!([4, 5]), json!([6]), json!([7, 8, 9])];
+    let ask = |prompt: Value, stream: bool| json!({"prompt": prompt, "max_tokens": 12, "seed": 1, "stream": stream});
+    let mut alone = Vec::new();
+    for prompt in &prompts {
+        let (_, answer) = post!(client, "/v1/completions", ask(prompt.clone(), false));
+        alone.push(text_of(&answer).to_owned());
+    }
+    let (status, together) = post!(client, "/v1/completions", ask(json!(prompts), false));
+    assert_eq!(status, StatusCode::OK, "{together}");
+    let (_, streamed) = post!(client, "/v1/completions", ask(json!(prompts), true));
+    let events = events(&streamed);
+    for (index, wanted) in alone.iter().enumerate() {
+        assert_eq!(together["choices"][index]["text"], json!(wanted));
+        assert_eq!(together["choices"][index]["index"], json!(index));
+        let of_index =
+            events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == json!(index));
+        let text: String = of_index.filter_map(|choice| choice["text"].as_str()).collect();
+        assert_eq!(text, *wanted);
+    }
+    assert_eq!(together["usage"]["prompt_tokens"], 6);
+    assert_eq!(together["usage"]["completion_tokens"], 36);
+    served.service.clone().stop().await;
+}
+
+#[actix_web::test]
+async fn models_tokens_ids_and_metrics_can_be_asked_for() {
+    let (app, served) = daemon("").await;
+    let client = client!(app);
+    let (_, list) = get!(client, "/v1/models");
+    let list: Value = serde_json::from_slice(&list).unwrap();
+    assert_eq!((&list["object"], &list["data"][0]["id"]), (&json!("list"), &json!("pair")));
+    assert_eq!(get!(client, "/v1/models/pair").0, StatusCode::OK);
+    assert_eq!(get!(client, "/v1/models/some/other").0, StatusCode::NOT_FOUND);
+
+    let (_, tokens) = post!(client, "/tokenize", json!({"prompt": "héllo"}));
+    assert_eq!(tokens["count"], 6);
+    let (_, text) = post!(client, "/detokenize", json!({"tokens": tokens["tokens"]}));
+    assert_eq!(text, json!({"prompt": "héllo"}));
+
+    let request = TestRequest::get().uri("/health").insert_header(("x-request-id", "abc-1")).to_request();
+    assert_eq!(call_service(&client, request).await.headers().get("x-request-id").unwrap(), "abc-1");
+    let request =
+        TestRequest::get().uri("/health").insert_header(("x-request-id", "with space")).to_request();
+    let response = call_service(&client, request).await;
+    assert_eq!(response.headers().get("x-request-id").unwrap().len(), 32);
+
+    let (_, answer) = post!(client, "/v1/completions", json!({"prompt": "x"}));
+    assert_eq!(answer["usage"]["completion_tokens"], 16);
+    let (_, metrics) = get!(client, "/metrics");
+    let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+    for name in [
+        "faser_http_requests{route=\"/v1/completions\",code=\"200\"}",
+        "faser_kv_blocks_total{model=\"target\"}",
+        "faser_spec_decode_num_drafts",
+        "faser_spec_decode_num_draft_tokens",
+        "faser_spec_decode_num_accepted_tokens",
+        "faser_spec_decode_num_accepted_tokens_per_pos{position=\"0\"}",
+        "faser_time_to_first_token_seconds_bucket",
+    ] {
+        assert!(metrics.contains(name), "{name} is missing in\n{metrics}");
+    }
+    served.service.clone().stop().await;
+}
+
+#[actix_web::test]
+async fn chats_go_through_the_models_template() {
+    let folder = std::env::temp_dir().join(format!("faser-template-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    std::fs::write(folder.join("chat_template.jinja"), source).unwrap();
+    let template = ChatTemplate::load(&folder).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let (app, served) = daemon_with("scheduler: {max_context: 128}\n", Some(template)).await;
+    let client = client!(app);
+    let parts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]);
+    let messages = json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]);
+    let prompt = "<system>be brief<user>one\ntwo<assistant>";
+
+    let (_, tokens) = post!(client, "/tokenize", json!({"messages": messages}));
+    assert_eq!(tokens["count"], prompt.len());
+    let (status, chat) =
+        post!(client, "/v1/chat/completions", json!({"messages": messages, "temperature": 0}));
+    assert_eq!(status, StatusCode::OK, "{chat}");
+    // Without max_tokens a chat may fill the context.
+    assert_eq!(chat["usage"]["total_tokens"], 128);
+    assert_eq!(chat["choices"][0]["finish_reason"], "length");
+    assert_eq!(chat["choices"][0]["message"]["role"], "assistant");
+    let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
+    let rest = 128 - prompt.len();
+    let (_, plain) =
+        post!(client, "/v1/completions", json!({"prompt": prompt, "temperature": 0, "max_tokens": rest}));
+    assert_eq!(text_of(&plain), text);
+
+    let (_, streamed) = post!(
+        client,
+        "/v1/chat/completions",
+        json!({"messages": messages, "temperature": 0, "stream": true})
+    );
+    let events = events(&streamed);
+    assert_eq!(events[0]["object"], "chat.completion.chunk");
+    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+    let streamed: String =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, text);
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+    served.service.clone().stop().await;
+}

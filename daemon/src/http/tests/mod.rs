@@ -1,0 +1,115 @@
+//! The API in process: real handlers over a small synthetic pair.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{Service as _, ServiceResponse};
+use actix_web::http::StatusCode;
+use actix_web::middleware::from_fn;
+use actix_web::test::{TestRequest, call_service, init_service, read_body};
+use actix_web::{Error, web};
+use faser_models::ChatTemplate;
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+
+use crate::app::{App, Served};
+use crate::config::Config;
+use crate::config::raw::Document;
+
+/// The synthetic pair, with what `more` adds to its config.
+async fn daemon(more: &str) -> (web::Data<App>, Arc<Served>) {
+    daemon_with(more, None).await
+}
+
+async fn daemon_with(more: &str, template: Option<ChatTemplate>) -> (web::Data<App>, Arc<Served>) {
+    let text = format!(
+        "model: {{name: pair, synthetic: {{preset: tiny}}}}\nserver: {{max_body_bytes: 64KiB}}\n{more}"
+    );
+    let document = Document::parse(Path::new("test.yaml"), text).unwrap();
+    let config = Config::from_document(&document).unwrap();
+    let mut loaded = crate::load::load(&config, &mut |_, _| {}).unwrap();
+    if let Some(template) = template {
+        loaded.template = Ok(template);
+    }
+    let served = Arc::new(loaded.start().await.unwrap());
+    let app = web::Data::new(App::new(config.server, crate::metrics::install().unwrap()));
+    app.serve(Arc::clone(&served));
+    (app, served)
+}
+
+/// The handlers with everything that stands around them.
+macro_rules! client {
+    ($app:expr) => {
+        init_service(
+            actix_web::App::new()
+                .app_data($app.clone())
+                .wrap(from_fn(crate::http::observe))
+                .configure(crate::http::routes),
+        )
+        .await
+    };
+}
+
+/// One POST: status and body.
+macro_rules! post {
+    ($client:expr, $path:expr, $body:expr) => {{
+        let request = TestRequest::post().uri($path).set_payload($body.to_string()).to_request();
+        let response = call_service(&$client, request).await;
+        let status = response.status();
+        let body = read_body(response).await;
+        (
+            status,
+            serde_json::from_slice::<Value>(&body).unwrap_or_else(|_| json!(String::from_utf8_lossy(&body))),
+        )
+    }};
+}
+
+macro_rules! get {
+    ($client:expr, $path:expr) => {{
+        let response = call_service(&$client, TestRequest::get().uri($path).to_request()).await;
+        (response.status(), read_body(response).await)
+    }};
+}
+
+/// The events of a stream; the last must be `[DONE]`, which is left out.
+fn events(body: &Value) -> Vec<Value> {
+    let text = body.as_str().unwrap();
+    let mut lines: Vec<&str> =
+        text.split_terminator("\n\n").map(|line| line.strip_prefix("data: ").unwrap()).collect();
+    assert_eq!(lines.pop(), Some("[DONE]"), "{text}");
+    lines.into_iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn text_of(answer: &Value) -> &str {
+    answer["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// Waits until no sequence holds a block.
+async fn idle(served: &Served) {
+    for _ in 0..500 {
+        let view = served.service.view();
+        if served.service.active() == 0 && view.running + view.waiting == 0 {
+            assert!(view.target_pool.whole() && view.draft_pool.whole(), "{view:?}");
+            return;
+        }
+        actix_web::rt::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("sequences are left: {:?}", served.service.view());
+}
+
+/// The chunks of a response's body.
+fn body_chunks<B: MessageBody + 'static>(
+    response: ServiceResponse<B>,
+) -> impl futures_util::Stream<Item = Result<web::Bytes, Error>> {
+    let body = Box::pin(response.into_body());
+    futures_util::stream::unfold(body, |mut body| async move {
+        let chunk = std::future::poll_fn(|context| body.as_mut().poll_next(context)).await?;
+        Some((chunk.map_err(|err| actix_web::error::ErrorInternalServerError(err.into())), body))
+    })
+}
+
+mod answers;
+mod life;
+mod refusals;
