@@ -5,6 +5,7 @@ use faser_topology::CpuDevice;
 
 use crate::cli::BenchArgs;
 use crate::error::DaemonError;
+use crate::output;
 
 /// Runs the benchmark. Needs a running actix System.
 ///
@@ -28,7 +29,7 @@ pub async fn bench(args: &BenchArgs) -> Result<(), DaemonError> {
         ..BenchSpec::new(&args.url)
     };
     let report = faser_bench::run(&spec, &mut |progress| show(&progress)).await?;
-    println!("{report}");
+    output::line(&report.to_string())?;
     if let Some(file) = &args.json {
         let written =
             std::fs::File::create(file).and_then(|out| Ok(serde_json::to_writer_pretty(out, &report)?));

@@ -99,7 +99,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_tokens: usize,
     /// 0 takes the likeliest token always.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
     /// Sample from the likeliest tokens that together have this probability.
     #[arg(long, value_name = "P", default_value_t = 1.0)]
@@ -149,7 +149,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_tokens: usize,
     /// 0 takes the likeliest token always.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
     /// Runs of each combination; the table shows medians.
     #[arg(long, value_name = "N", default_value_t = 1)]

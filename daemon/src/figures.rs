@@ -6,7 +6,7 @@ use std::time::Duration;
 use faser_engine::{Totals, Usage};
 use serde_json::{Value, json};
 
-use crate::sequence::Ending;
+use crate::sequence::{Ending, Finish};
 
 /// One prompt that has been continued.
 #[derive(Debug)]
@@ -34,10 +34,16 @@ impl Run {
             "target_passes": usage.target_passes,
             "proposed": usage.proposed,
             "accepted": usage.accepted,
-            "tokens_per_pass": ratio(usage.output_tokens, usage.target_passes),
+            "tokens_per_pass": ratio(self.decided_tokens(), usage.target_passes),
             "acceptance": ratio(usage.accepted, usage.proposed),
             "seconds": self.took.as_secs_f64(),
         })
+    }
+
+    /// Tokens that target passes decided on: the output, and the stop token if one ended it.
+    fn decided_tokens(&self) -> usize {
+        let usage = self.ending.usage.unwrap_or_default();
+        usage.output_tokens + usize::from(self.ending.finish == Finish::Stop)
     }
 }
 
@@ -45,6 +51,7 @@ impl Run {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
     output_tokens: usize,
+    decided_tokens: usize,
     took: Duration,
     target_passes: usize,
     proposed: usize,
@@ -66,6 +73,7 @@ impl Figures {
         let positions = accepted.iter().zip(&proposed).take_while(|(_, proposed)| **proposed > 0);
         Figures {
             output_tokens: sum(|usage| usage.output_tokens),
+            decided_tokens: runs.iter().map(Run::decided_tokens).sum(),
             took: runs.iter().map(|run| run.took).sum(),
             target_passes: sum(|usage| usage.target_passes),
             proposed: sum(|usage| usage.proposed),
@@ -80,7 +88,7 @@ impl Figures {
             "output_tokens": self.output_tokens,
             "target_passes": self.target_passes,
             "tokens_per_s": self.tokens_per_s(),
-            "tokens_per_pass": ratio(self.output_tokens, self.target_passes),
+            "tokens_per_pass": ratio(self.decided_tokens, self.target_passes),
             "acceptance": ratio(self.accepted, self.proposed),
             "acceptance_per_position": self.per_position,
         })
@@ -100,7 +108,7 @@ impl fmt::Display for Figures {
             self.output_tokens,
             self.took.as_secs_f64(),
             self.tokens_per_s(),
-            ratio(self.output_tokens, self.target_passes).unwrap_or(0.0),
+            ratio(self.decided_tokens, self.target_passes).unwrap_or(0.0),
         )?;
         let Some(acceptance) = ratio(self.accepted, self.proposed) else {
             return f.write_str(", no speculation");
@@ -120,7 +128,6 @@ fn ratio(of: usize, by: usize) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sequence::Finish;
 
     fn run(output: usize, passes: usize, proposed: usize, accepted: usize) -> Run {
         let usage =
@@ -141,6 +148,15 @@ mod tests {
              (by position: 90 30 %)"
         );
         assert_eq!(figures.to_json()["acceptance_per_position"], json!([0.9, 0.3]));
+    }
+
+    #[test]
+    fn the_stop_token_counts_for_the_pass_that_found_it() {
+        let mut stopped = run(9, 5, 20, 5);
+        stopped.ending.finish = Finish::Stop;
+        assert_eq!(stopped.to_json()["tokens_per_pass"], json!(2.0));
+        let figures = Figures::new(&[stopped], &Totals::default(), &Totals::default());
+        assert_eq!(figures.to_json()["tokens_per_pass"], json!(2.0));
     }
 
     #[test]

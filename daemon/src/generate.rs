@@ -1,6 +1,6 @@
 //! `faser generate`: prompts through the same service as the daemon's, in this process, to the terminal.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use crate::error::DaemonError;
 use crate::figures::{Figures, Run};
 use crate::http::params::Parameters;
 use crate::load::load;
+use crate::output;
 use crate::progress::Display;
 use crate::random;
 use crate::sequence::{Piece, Span};
@@ -37,14 +38,15 @@ pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<(), Daemon
     let mut runs = Vec::with_capacity(prompts.len());
     for prompt in &prompts {
         if !args.json && prompts.len() > 1 {
-            println!("\n> {prompt}");
+            output::line(&format!("\n> {prompt}"))?;
         }
         runs.push(run(&served, args, prompt).await?);
     }
     let figures = Figures::new(&runs, &before, &served.service.view().totals);
     if args.json {
         let runs: Vec<Value> = runs.iter().map(Run::to_json).collect();
-        println!("{}", json!({"model": served.name, "runs": runs, "average": figures.to_json()}));
+        let all = json!({"model": served.name, "runs": runs, "average": figures.to_json()});
+        output::line(&all.to_string())?;
     } else {
         eprintln!("{figures}");
     }
@@ -88,7 +90,7 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
             }
             Some(Piece::End(ending)) => {
                 if !args.json {
-                    println!();
+                    output::line("")?;
                 }
                 return Ok(Run { prompt: prompt.to_owned(), text, ending, took: started.elapsed() });
             }
@@ -99,18 +101,11 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
 
 /// Accepted proposals are green.
 fn show(spans: &[Span], colour: bool) -> Result<(), DaemonError> {
-    let mut out = std::io::stdout().lock();
-    let write = |out: &mut std::io::StdoutLock<'_>| {
-        for Span { text, origin } in spans {
-            if colour && *origin == Origin::Draft {
-                write!(out, "\x1b[32m{text}\x1b[0m")?;
-            } else {
-                write!(out, "{text}")?;
-            }
-        }
-        out.flush()
+    let span = |span: &Span| match span {
+        Span { text, origin: Origin::Draft } if colour => format!("\x1b[32m{text}\x1b[0m"),
+        Span { text, .. } => text.clone(),
     };
-    write(&mut out).map_err(|source| DaemonError::System { what: "write to standard output", source })
+    output::piece(&spans.iter().map(span).collect::<String>())
 }
 
 /// A JSON list of strings, or of objects with a `prompt`.

@@ -15,6 +15,7 @@ pub mod load;
 mod locate;
 pub mod log;
 pub mod metrics;
+pub mod output;
 pub mod progress;
 mod random;
 pub mod sequence;

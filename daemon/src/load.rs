@@ -135,10 +135,30 @@ fn from_directories(
     watch: Watch<'_>,
 ) -> Result<Pair, ModelError> {
     let target = Model::load(target_dir, dtype, &mut |progress| watch("target model", progress))?;
-    let draft = draft_dir.map(|dir| Model::load(dir, dtype, &mut |progress| watch("draft model", progress)));
-    let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
     let tokenizer = Tokenizer::load(target_dir, target.config())?;
-    Ok(Pair { name, draft: draft.transpose()?, tokenizer, template: ChatTemplate::load(target_dir), target })
+    let draft = match draft_dir {
+        None => None,
+        Some(dir) => {
+            let draft = Model::load(dir, dtype, &mut |progress| watch("draft model", progress))?;
+            if dir.join("tokenizer.json").is_file() {
+                same_tokens(&tokenizer, &Tokenizer::load(dir, draft.config())?)?;
+            }
+            Some(draft)
+        }
+    };
+    let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
+    Ok(Pair { name, target, draft, tokenizer, template: ChatTemplate::load(target_dir) })
+}
+
+/// A draft model that reads other tokens than the target would be right by chance alone.
+fn same_tokens(target: &Tokenizer, draft: &Tokenizer) -> Result<(), ModelError> {
+    const PROBE: &str =
+        "The quick brown fox, naïve in 1984: `fn main() { println!(\"{:?}\", x += 3.14); }`\n\t→ 你好 🦊";
+    if target.encode(PROBE, false)? == draft.encode(PROBE, false)? {
+        return Ok(());
+    }
+    let problem = "their tokenizer.json files turn the same text into different tokens";
+    Err(ModelError::Pair(problem.to_owned()))
 }
 
 /// What both models hold, or less if the config says so.

@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
-use faser::{bench, check, generate, log, serve};
+use faser::{bench, check, generate, log, output, serve};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -30,7 +30,7 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         Command::Check(args) => {
             let config = args.load_config()?;
             log::start(quiet(config.log));
-            println!("{}", check::check(&config)?);
+            output::line(&check::check(&config)?)?;
             Ok(0)
         }
         Command::Generate(args) => {

@@ -5,7 +5,6 @@
 //!              └────────────signal─────────────────────────┘        a second signal ends any of them at once
 //! ```
 
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +19,7 @@ use crate::error::DaemonError;
 use crate::load::load;
 use crate::progress::Display;
 use crate::signals::Signals;
-use crate::{http, metrics};
+use crate::{http, metrics, output};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
 const FLUSH_TIMEOUT_S: u64 = 2;
@@ -113,6 +112,9 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Arc<Served>, Daemo
         policy = %loaded.engine.policy,
         "loaded"
     );
+    if let Err(why) = &loaded.template {
+        tracing::info!(%why, "chats are refused");
+    }
     loaded.start().await.map(Arc::new)
 }
 
@@ -124,11 +126,13 @@ fn announce(name: &str, mut address: SocketAddr) {
     let body = format!(
         r#"{{"model": "{name}", "prompt": "Returns the number of elements in the", "max_tokens": 64, "temperature": 0, "stream": true}}"#
     );
-    let mut out = std::io::stdout().lock();
+    let lines = format!(
+        "ready: serving {name} on http://{address}\ntry: curl -N http://{address}/v1/completions -d '{body}'"
+    );
     // Nobody may be reading; that is no reason to end.
-    let _ = writeln!(out, "ready: serving {name} on http://{address}")
-        .and_then(|()| writeln!(out, "try: curl -N http://{address}/v1/completions -d '{body}'"))
-        .and_then(|()| out.flush());
+    if let Err(err) = output::line(&lines) {
+        tracing::warn!(%err, "ready, but nobody was told");
+    }
 }
 
 /// Lets sequences in flight end, then the connections.

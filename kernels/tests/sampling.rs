@@ -170,11 +170,12 @@ fn greedy_takes_the_largest_lowest_finite_logit_after_bias_and_penalties() {
         let off = Sampling::default;
         let mut logits = vec![0.5; 100];
         assert_eq!(greedy(&logits, off(), &[]), 0, "{isa}");
-        (logits[37], logits[53], logits[99]) = (3.0, 3.0, 2.9);
-        assert_eq!(greedy(&logits, off(), &[]), 37, "{isa}");
+        // A tie whose lower token is in a later lane of every vector width.
+        (logits[38], logits[53], logits[99]) = (3.0, 3.0, 2.9);
+        assert_eq!(greedy(&logits, off(), &[]), 38, "{isa}");
         assert_eq!(greedy(&logits, Sampling { logit_bias: vec![(99, 0.2)], ..off() }, &[]), 99, "{isa}");
-        assert_eq!(greedy(&logits, Sampling { presence_penalty: 0.05, ..off() }, &[37]), 53, "{isa}");
-        (logits[1], logits[2], logits[37]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+        assert_eq!(greedy(&logits, Sampling { presence_penalty: 0.05, ..off() }, &[38]), 53, "{isa}");
+        (logits[1], logits[2], logits[38]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
         assert_eq!(greedy(&logits, off(), &[]), 53, "{isa}");
         assert_eq!(greedy(&[f32::NAN; 20], off(), &[]), 0, "{isa}");
     });
