@@ -98,6 +98,26 @@ fn sources_of_all_types_can_be_fused_and_written_to_columns_of_a_wider_tensor() 
 }
 
 #[test]
+fn what_was_computed_before_leaves_no_trace() {
+    let mut random = Random::new(6);
+    let (x, w) = (random.tensor(3, 33), random.numbers(40 * 33));
+    let (nan, old) = (Tensor::from_rows(64, &[f32::NAN; 14 * 64]), random.numbers(40 * 64));
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let matrix = Matrix::pack(33, &[Source::F32(&w)], dtype).unwrap();
+        let before = Matrix::pack(64, &[Source::F32(&old)], dtype).unwrap();
+        on_each_isa(|isa| {
+            let (fresh, used) = (lane(isa, 1), lane(isa, 1));
+            let [mut expected, mut actual] = [(); 2].map(|()| Tensor::zeros(3, 40));
+            matmul(&fresh, x.view(3), &matrix, None, expected.view_mut(3), Write::Replace);
+            // NaN in all of the scratch: an odd last input and padded rows must not meet them.
+            matmul(&used, nan.view(14), &before, None, Tensor::zeros(14, 40).view_mut(14), Write::Replace);
+            matmul(&used, x.view(3), &matrix, None, actual.view_mut(3), Write::Replace);
+            assert_eq!(bits(&actual, 3), bits(&expected, 3), "{isa} {dtype}");
+        });
+    }
+}
+
+#[test]
 #[should_panic(expected = "columns of x and inputs of w")]
 fn a_wrong_shape_is_refused() {
     let matrix = Matrix::pack(4, &[Source::F32(&[0.0; 8])], Dtype::F32).unwrap();

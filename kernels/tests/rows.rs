@@ -2,8 +2,10 @@
 
 mod reference;
 
-use faser_kernels::ops::{embed, gather_rows, rms_norm, rms_norm_heads, rope, silu_mul};
-use faser_kernels::{Dtype, Isa, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
+use faser_kernels::ops::{
+    Write, embed, gather_rows, matmul, rms_norm, rms_norm_heads, rope, sample, silu_mul,
+};
+use faser_kernels::{Dtype, Isa, Matrix, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
 use reference::{Random, bits, close, lane, on_each_isa};
 
 /// Shapes around the widths of vectors, and one that helpers share.
@@ -136,6 +138,20 @@ fn silu_mul_is_finite_at_the_ends() {
         silu_mul(&lane(isa, 1), x.view(1), out.view_mut(1));
         assert_eq!(out.row(0)[2..], [200.0, 1e30], "{isa}");
         assert!(out.row(0)[1].abs() < 1e-30 && out.row(0)[0].is_finite(), "{isa} {:?}", out.row(0));
+    });
+}
+
+#[test]
+fn a_pass_may_want_no_rows_of_an_op() {
+    // The LM head of a pass that only fills KV.
+    let (x, mut out) = (Tensor::zeros(4, 8), Tensor::zeros(4, 8));
+    let matrix = Matrix::pack(8, &[Source::F32(&[1.0; 64])], Dtype::F32).unwrap();
+    on_each_isa(|isa| {
+        let lane = lane(isa, 2);
+        gather_rows(&lane, x.view(4), &[], out.view_mut(0));
+        matmul(&lane, x.view(0), &matrix, None, out.view_mut(0), Write::Replace);
+        rms_norm(&lane, x.view(0), &Vector::new(Source::F32(&[1.0; 8])), 1e-5, out.view_mut(0));
+        sample(&lane, out.view(0), &[], &mut []);
     });
 }
 
