@@ -1,7 +1,7 @@
 //! The sampler: noise shared by draft and target, so that a token depends on (logits, parameters, seed, position) alone.
 //!
 //! The token at position `j` is `argmax_v (z[v] + G(seed, j, v))` over processed logits `z` (Gumbel-max trick), where
-//! `G` is a counter-based Gumbel variate (see [`noise`]). A draft model that draws with the same noise proposes the same token
+//! `G` is a counter-based Gumbel variate (see `noise.rs`). A draft model that draws with the same noise proposes the same token
 //! whenever its distribution is close (Daliri, Musco, Suresh 2024), and what is emitted is always the target's own.
 //! Logits are processed as vLLM does: logit bias, penalties, temperature, top-k, top-p, min-p. Greedy is temperature 0: no noise.
 
