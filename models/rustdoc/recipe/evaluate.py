@@ -1,0 +1,167 @@
+"""Measure a pair: held-out loss, acceptance by position, tokens a target pass, sample texts.
+
+    python evaluate.py --target DIR --draft DIR --data DIR --prompts FILE --out FILE [--check-hf]
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+import model as models
+from train import heldout_loss
+
+SAMPLES = ["A `Vec<T>` is", "The `Option` type", "```rust\nfn main() {", "# Ownership"]
+
+
+class Decoder:
+    """A model with its key-value cache; `feed` brings it up to a text and returns the last logits."""
+
+    def __init__(self, net, length):
+        self.net, self.cache, self.known = net, net.new_cache(1, length), 0
+
+    def feed(self, text, wanted=1):
+        """Logits after each of the last `wanted` tokens of `text`, a text that only its end has changed in."""
+        start = min(self.known, len(text) - wanted)
+        logits = self.net(torch.tensor([text[start:]]), self.cache, start)[0, -wanted:]
+        self.known = len(text)
+        return logits
+
+
+def pick(logits, temperature):
+    """A token and the distribution it comes from (none when greedy)."""
+    if temperature == 0:
+        return int(logits.argmax()), None
+    p = F.softmax(logits / temperature, -1)
+    return int(torch.multinomial(p, 1)), p
+
+
+@torch.no_grad()
+def generate(net, prompt, count, temperature):
+    decoder, text = Decoder(net, len(prompt) + count), list(prompt)
+    while len(text) < len(prompt) + count and (len(text) == len(prompt) or text[-1] != 1):
+        text.append(pick(decoder.feed(text)[0], temperature)[0])
+    return text[len(prompt) :]
+
+
+@torch.no_grad()
+def speculate(target, draft, prompt, count, k, temperature, tally):
+    """Speculative decoding; `tally` counts passes, tokens, and by position proposals and acceptances."""
+    room = len(prompt) + count + k + 1
+    target, draft, text = Decoder(target, room), Decoder(draft, room), list(prompt)
+    while len(text) < len(prompt) + count and (len(text) == len(prompt) or text[-1] != 1):
+        base, proposals = len(text), []
+        for _ in range(k):
+            token, q = pick(draft.feed(text)[0], temperature)
+            proposals.append((token, q))
+            text.append(token)
+        logits = target.feed(text, k + 1)
+        del text[base:]
+        tally["passes"] += 1
+        for i, (token, q) in enumerate(proposals):
+            tally["proposed"][i] += 1
+            if temperature == 0:
+                choice = int(logits[i].argmax())
+                accepted = choice == token
+            else:
+                p = F.softmax(logits[i] / temperature, -1)
+                accepted = torch.rand(()) * q[token] < p[token]
+                choice = token if accepted else int(torch.multinomial((p - q).clamp_min(0), 1))
+            text.append(choice)
+            tally["tokens"] += 1
+            if not accepted or choice == 1:
+                tally["accepted"][i] += int(accepted)
+                break
+            tally["accepted"][i] += 1
+        else:
+            text.append(pick(logits[k], temperature)[0])
+            tally["tokens"] += 1
+        target.known, draft.known = min(target.known, len(text) - 1), min(draft.known, len(text) - 1)
+    return text[len(prompt) :]
+
+
+def measure(target, draft, prompts, count, k, temperature):
+    tally = {"passes": 0, "tokens": 0, "proposed": [0] * k, "accepted": [0] * k}
+    same = 0
+    for prompt in prompts:
+        text = speculate(target, draft, prompt, count, k, temperature, tally)
+        if temperature == 0:
+            same += generate(target, prompt, count, 0)[:count] == text[:count]
+    result = {
+        "k": k,
+        "temperature": temperature,
+        "prompts": len(prompts),
+        "new_tokens": count,
+        "tokens_per_pass": round(tally["tokens"] / tally["passes"], 3),
+        "acceptance_by_position": [round(a / max(p, 1), 3) for a, p in zip(tally["accepted"], tally["proposed"])],
+        "reached_and_accepted": [round(a / tally["passes"], 3) for a in tally["accepted"]],
+    }
+    if temperature == 0:
+        result["same_as_greedy"] = f"{same}/{len(prompts)}"
+    return result
+
+
+def check_hf(directory, net, prompts):
+    """Largest difference of the logits from transformers', which reads the same directory."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    worst = 0.0
+    with torch.no_grad():
+        for prompt, ids in prompts:
+            assert tokenizer(prompt)["input_ids"] == ids, prompt
+            x = torch.tensor([ids])
+            worst = max(worst, (theirs(x).logits - net(x)).abs().max().item())
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is ownership?"}], add_generation_prompt=True, tokenize=False
+    )
+    return {"largest_logit_difference": worst, "chat": chat, "vocabulary": len(tokenizer)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--prompts", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--count", type=int, default=96)
+    parser.add_argument("--limit", type=int, default=None, help="measure on the first so many prompts")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--check-hf", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.from_file(str(Path(args.target) / "tokenizer.json"))
+    target, draft = models.load(args.target), models.load(args.draft)
+    texts = [p["prompt"] for p in json.loads(args.prompts.read_text())][: args.limit]
+    prompts = [tokenizer.encode(t).ids for t in texts]
+
+    report = {"acceptance": [], "samples": []}
+    heldout = np.load(args.data / "heldout.npy")
+    for name, net in (("target", target), ("draft", draft)):
+        report[name] = {"parameters": net.parameter_count(), "heldout_loss": round(heldout_loss(net, heldout), 4)}
+    if args.check_hf:
+        for name, net in (("target", target), ("draft", draft)):
+            report[name]["transformers"] = check_hf(getattr(args, name), net, list(zip(texts, prompts))[:8])
+    for temperature in (0, 1):
+        report["acceptance"].append(measure(target, draft, prompts, args.count, args.k, temperature))
+        print(report["acceptance"][-1], flush=True)
+    for text in SAMPLES:
+        for temperature in (0, 0.7):
+            ids = generate(target, tokenizer.encode(text).ids, 128, temperature)
+            report["samples"].append({"prompt": text, "temperature": temperature, "text": tokenizer.decode(ids)})
+    args.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    print(json.dumps({k: v for k, v in report.items() if k not in ("samples", "acceptance")}, indent=2))
+    for sample in report["samples"]:
+        print(f"\n===== {sample['prompt']!r} at {sample['temperature']}\n{sample['text']}")
+
+
+if __name__ == "__main__":
+    main()
