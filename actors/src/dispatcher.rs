@@ -120,10 +120,7 @@ impl FrontierDispatcher {
 
     fn device_given_up(&mut self, reason: String) {
         self.device = DeviceState::GivenUp { reason };
-        let all: Vec<SeqId> = self.live.keys().copied().collect();
-        for seq in all {
-            self.tell(Event::Cancel(seq), None);
-        }
+        self.tell(Event::DeviceGivenUp, None);
     }
 
     fn cancel_abandoned(&mut self) {
@@ -171,7 +168,6 @@ impl FrontierDispatcher {
                     self.links.registry.send(seq, Update::Tokens(tokens));
                 }
                 Command::Finish { seq, reason, usage } => {
-                    let reason = self.reason_for_client(reason);
                     if let Some(live) = self.live.remove(&seq)
                         && reason != FinishReason::Cancelled
                     {
@@ -201,14 +197,6 @@ impl FrontierDispatcher {
         if quiet && self.engine.idle() {
             // Refused only if the monitor has such a message already, or has stopped.
             let _ = self.links.monitor.try_send(LookNow);
-        }
-    }
-
-    /// The engine knows no given-up device: the dispatcher cancels everything, and the clients are told why.
-    fn reason_for_client(&self, reason: FinishReason) -> FinishReason {
-        match (&self.device, reason) {
-            (DeviceState::GivenUp { .. }, FinishReason::Cancelled) => FinishReason::DeviceFailed,
-            (_, reason) => reason,
         }
     }
 

@@ -26,6 +26,10 @@ pub(crate) struct LoadMetrics {
     drafts: Counter,
     draft_tokens: Counter,
     accepted_tokens: Counter,
+    late_drafts: Counter,
+    chunks_cancelled: Counter,
+    overlapped_passes: Counter,
+    chunks_by_length: [Counter; K_LIMIT + 1],
     accepted_per_position: [Counter; K_LIMIT],
     proposed_per_position: [Counter; K_LIMIT],
 }
@@ -92,6 +96,22 @@ impl LoadMetrics {
                 Unit::Count,
                 "proposals accepted",
             ),
+            late_drafts: total(
+                "faser_spec_decode_num_late_draft_tokens",
+                Unit::Count,
+                "proposals that came when their sequence had moved on or ended",
+            ),
+            chunks_cancelled: total(
+                "faser_chunks_cancelled",
+                Unit::Count,
+                "chunks drafted past the frontier that fell with a rejection in front of them",
+            ),
+            overlapped_passes: total(
+                "faser_overlapped_passes",
+                Unit::Count,
+                "verify passes beside which the draft lane drafted on",
+            ),
+            chunks_by_length: by_length(),
             accepted_per_position: per_position(
                 "faser_spec_decode_num_accepted_tokens_per_pos",
                 "proposals accepted, by their place in the chunk, counted from 0",
@@ -126,12 +146,16 @@ impl LoadMetrics {
             (&self.drafts, totals.drafts),
             (&self.draft_tokens, totals.draft_tokens),
             (&self.accepted_tokens, totals.accepted_tokens),
+            (&self.late_drafts, totals.late_drafts),
+            (&self.chunks_cancelled, totals.chunks_cancelled),
+            (&self.overlapped_passes, totals.overlapped_passes),
         ] {
             counter.absolute(value);
         }
         let accepted = self.accepted_per_position.iter().zip(totals.accepted_per_position);
         let proposed = self.proposed_per_position.iter().zip(totals.proposed_per_position);
-        accepted.chain(proposed).for_each(|(counter, value)| counter.absolute(value));
+        let lengths = self.chunks_by_length.iter().zip(totals.chunks_by_length);
+        accepted.chain(proposed).chain(lengths).for_each(|(counter, value)| counter.absolute(value));
     }
 }
 
@@ -174,6 +198,12 @@ fn total(name: &'static str, unit: Unit, text: &'static str) -> Counter {
 fn per_position(name: &'static str, text: &'static str) -> [Counter; K_LIMIT] {
     describe_counter!(name, Unit::Count, text);
     std::array::from_fn(|position| counter!(name, "position" => position.to_string()))
+}
+
+fn by_length() -> [Counter; K_LIMIT + 1] {
+    const NAME: &str = "faser_chunks_by_length";
+    describe_counter!(NAME, Unit::Count, "verified chunks, by their number of proposals k");
+    std::array::from_fn(|k| counter!(NAME, "k" => k.to_string()))
 }
 
 #[cfg(test)]

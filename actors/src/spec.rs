@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use faser_engine::{EngineConfig, K_LIMIT, Policy};
+use faser_engine::EngineConfig;
 use faser_kernels::Isa;
 use faser_models::Model;
-use faser_topology::{Partition, Placement};
+use faser_topology::{LanePair, Partition, Placement};
 
 use crate::error::ServiceError;
 use crate::failures::WatchdogConfig;
@@ -43,10 +43,7 @@ pub struct PassLimits {
 impl PassLimits {
     /// The limits that follow from an engine's bounds.
     pub fn of(engine: &EngineConfig) -> PassLimits {
-        let k = match engine.policy {
-            Policy::Off => 0,
-            Policy::Fixed { k } => k.min(K_LIMIT),
-        };
+        let k = engine.policy.k_max();
         let rows = engine.max_pass_rows;
         PassLimits {
             rows,
@@ -88,19 +85,17 @@ impl ServiceSpec {
     /// How to make this service's device.
     pub(crate) fn device_build(&self) -> DeviceBuild {
         let limits = PassLimits::of(&self.engine);
-        let runner_spec = |partition: &Partition, blocks, logit_rows| RunnerSpec {
-            partition: partition.clone(),
+        let runner_spec = |lane: fn(&LanePair) -> &Partition, blocks, logit_rows| RunnerSpec {
+            partitions: self.placement.partitions.iter().map(|pair| lane(pair).clone()).collect(),
             isa: self.isa,
             blocks,
             block_size: self.engine.block_size,
             max_rows: limits.rows,
             max_logit_rows: logit_rows,
         };
-        let verify =
-            runner_spec(&self.placement.verify_lane, self.engine.target_blocks, limits.verify_logit_rows);
+        let verify = runner_spec(|pair| &pair.verify, self.engine.target_blocks, limits.verify_logit_rows);
         let target = self.target.clone();
-        let draft_spec =
-            runner_spec(&self.placement.draft_lane, self.engine.draft_blocks, limits.draft_logit_rows);
+        let draft_spec = runner_spec(|pair| &pair.draft, self.engine.draft_blocks, limits.draft_logit_rows);
         DeviceBuild {
             draft: self.draft.clone().map(|model| {
                 Arc::new(move || {

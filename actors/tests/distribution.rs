@@ -120,6 +120,7 @@ impl Draws {
             max_pass_rows: 8 * AT_ONCE as usize,
             max_context: MAX_CONTEXT,
             policy: Policy::Fixed { k: K },
+            partitions: Vec::new(),
             prefix_cache: false,
         };
         let mut rig = Rig::new(pair, &config);

@@ -7,8 +7,10 @@
 mod rig;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use faser_actors::{Dtype, Sampling};
+use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{EngineConfig, Event, FinishReason, Policy, Request, SeqId, TokenId};
 use faser_models::synthetic::{self, SyntheticSpec};
 use rig::{Pair, Plan, Random, Rig};
@@ -39,6 +41,10 @@ struct Tally {
     prefix_hits: u64,
     chunked_prefills: u64,
     stopped: u64,
+    /// Times at which both lanes had a plan.
+    overlapped: u64,
+    chunks_cancelled: u64,
+    late_drafts: u64,
 }
 
 #[test]
@@ -124,6 +130,7 @@ fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
         max_pass_rows: MAX_CONTEXT,
         max_context: MAX_CONTEXT,
         policy: Policy::Off,
+        partitions: Vec::new(),
         prefix_cache: false,
     };
     let mut rig = Rig::new(&Pair { target: pair.target.clone(), draft: None }, &config);
@@ -158,8 +165,11 @@ fn in_a_batch(
             rig.tell(Event::DeviceLost);
             rig.tell(Event::DeviceReady);
         } else {
-            tally.chunked_prefills += rig.plans.front().map_or(0, prefill_chunks);
-            if !rig.work() && !waiting {
+            tally.overlapped += u64::from(rig.plans.len() == 2);
+            let next = random.between(0, rig.plans.len().saturating_sub(1));
+            tally.chunked_prefills += rig.plans.get(next).map_or(0, prefill_chunks);
+            let took = Duration::from_micros(random.below(3000));
+            if !rig.work(next, took) && !waiting {
                 break;
             }
         }
@@ -169,6 +179,8 @@ fn in_a_batch(
     tally.accepted += totals.accepted_tokens;
     tally.rejected += totals.draft_tokens - totals.accepted_tokens;
     tally.preemptions += totals.preemptions;
+    tally.chunks_cancelled += totals.chunks_cancelled;
+    tally.late_drafts += totals.late_drafts;
     tally.cancellations += totals.cancelled;
     tally.prefix_hits += totals.cached_prompt_tokens;
     cases.iter().map(|case| outcome(&mut rig, case.request.seq)).collect()
@@ -220,6 +232,9 @@ impl Tally {
             ("prefix cache hits", self.prefix_hits),
             ("chunked prefills", self.chunked_prefills),
             ("stop tokens", self.stopped),
+            ("overlapped plans", self.overlapped),
+            ("cancelled chunks", self.chunks_cancelled),
+            ("late drafts", self.late_drafts),
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");
         }
@@ -275,9 +290,25 @@ impl Random {
                 Policy::Fixed { k: 2 },
                 Policy::Fixed { k: 4 },
                 Policy::Fixed { k: 8 },
+                Policy::BatchTable { steps: vec![(1, 8), (3, 2)] },
+                Policy::Budget,
+                Policy::Faser,
+                Policy::Faser,
+                Policy::Faser,
             ]),
+            partitions: (0..self.between(1, rig::PARTITIONS)).map(|_| self.costs()).collect(),
             prefix_cache: self.chance(50),
         }
+    }
+
+    /// Costs of any shape: what they make the planner do must not show in any text.
+    fn costs(&mut self) -> PartitionCosts {
+        let mut cost = || {
+            let (pass, row) = (self.between(1, 3000), self.between(0, 200));
+            let times = ROW_GRID.map(|rows| Duration::from_micros((pass + row * rows) as u64));
+            PassCost::new(times, Duration::from_nanos(self.below(100)))
+        };
+        PartitionCosts { draft: cost(), verify: cost() }
     }
 
     /// One request alone, or several.

@@ -34,4 +34,10 @@ pub enum BenchError {
         /// The first failure.
         why: String,
     },
+    /// The bounds of a simulated engine do not go together.
+    #[error(transparent)]
+    Engine(#[from] faser_engine::EngineError),
+    /// A picture cannot be made.
+    #[error("cannot encode the plot: {0}")]
+    Plot(#[from] png::EncodingError),
 }

@@ -2,12 +2,14 @@
 //!
 //! [`run`] keeps a fixed number of requests in flight for every combination of concurrency and speculative length,
 //! interleaved so that ratios come from one run, and returns a [`Report`]: JSON by serde, a table by `Display`.
-//! It measures what a client sees and never looks inside the server.
+//! It measures what a client sees and never looks inside the server. [sim] compares policies without a server, in the engine's
+//! simulator.
 
 mod error;
 mod load;
 mod prompts;
 mod report;
+pub mod sim;
 mod spec;
 mod stats;
 mod stream;

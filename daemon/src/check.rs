@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use faser_models::Model;
 
+use faser_engine::cost::PassCost;
+
 use crate::config::{Config, sizes};
 use crate::error::DaemonError;
 use crate::load::{Loaded, load};
@@ -46,13 +48,12 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         ),
     );
     let placement = &loaded.placement;
-    line(
-        "lanes",
-        format!(
-            "draft on cores {:?}, verify on cores {:?}",
-            placement.draft_lane.cores, placement.verify_lane.cores
-        ),
-    );
+    for pair in &placement.partitions {
+        line(
+            "lanes",
+            format!("draft on cores {:?}, verify on cores {:?}", pair.draft.cores, pair.verify.cores),
+        );
+    }
     let engine = &loaded.engine;
     line(
         "kv",
@@ -74,6 +75,19 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         ),
     );
     line("policy", engine.policy.to_string());
+    for (pair, costs) in placement.partitions.iter().zip(&engine.partitions) {
+        let ms = |cost: &PassCost, rows| format!("{:.2}", cost.seconds(rows, 0) * 1e3);
+        let [one, eight, many] = [1, 8, 64].map(|rows| ms(&costs.verify, rows));
+        let (step, steps) = (ms(&costs.draft, 1), ms(&costs.draft, 16));
+        let cores = (pair.verify.cores.len(), pair.draft.cores.len());
+        line(
+            "costs",
+            format!(
+                "on {} + {} cores: verify pass of 1, 8, 64 rows {one}, {eight}, {many} ms; draft step of 1, 16 sequences {step}, {steps} ms",
+                cores.0, cores.1
+            ),
+        );
+    }
     text.push_str("ok");
     text
 }

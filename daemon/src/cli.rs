@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
+use crate::sim::SimArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -15,7 +16,8 @@ Examples:
   faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
   faser check -c my.yaml                          is this config right, and does it fit this machine?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
-  faser bench --concurrency 1,4,16 --k 0,4        what speculation brings on this machine";
+  faser bench --concurrency 1,4,16 --k 0,4        what speculation brings on this machine
+  faser sim --rates 0.5,2,8                       what it would bring on an H100";
 
 /// Serves large language models with speculative decoding: a draft model proposes, the target model verifies.
 ///
@@ -39,6 +41,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Measure a running server, faser or any other that speaks the OpenAI API.
     Bench(BenchArgs),
+    /// Compare policies in the simulator: the real engine on a model of a device.
+    Sim(Box<SimArgs>),
 }
 
 /// `faser serve`.
@@ -242,7 +246,7 @@ mod tests {
         };
         assert_eq!(
             args.load_config().unwrap_err().to_string(),
-            "--policy: `speculation.policy` must be `off`, or `fixed:K` with K from 1 to 16, but it is the string \"fixed:99\""
+            "--policy: `speculation.policy` must be `off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`, but it is the string \"fixed:99\""
         );
     }
 

@@ -1,4 +1,4 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `generate` and `bench`. Everything it decides about tokens is
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `generate`, `bench` and `sim`. Everything it decides about tokens is
 //! decided below, in `faser_actors` and `faser_engine`.
 
 pub mod app;
@@ -21,4 +21,5 @@ mod random;
 pub mod sequence;
 pub mod serve;
 pub mod signals;
+pub mod sim;
 pub mod stop;

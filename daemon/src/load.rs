@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    Dtype, Isa, PassLimits, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
+    Dtype, Isa, PassLimits, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
+    profile,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
 use faser_models::{ChatTemplate, Model, ModelError, Progress, Scratch, Tokenizer, check_pair, synthetic};
@@ -70,7 +71,8 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         max_waiting: config.scheduler.max_waiting,
         max_pass_rows: config.scheduler.max_pass_rows,
         max_context,
-        policy: config.policy,
+        policy: config.policy.clone(),
+        partitions: Vec::new(),
         prefix_cache: config.kv.prefix_cache,
     };
     let limits = PassLimits::of(&bounds);
@@ -88,16 +90,36 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         draft_blocks: placement.draft_blocks,
         ..bounds
     };
+    let isa = config.device.isa.unwrap_or_else(Isa::detect);
+    let (target, draft) = (Arc::new(pair.target), pair.draft.map(Arc::new));
+    let partitions = match &draft {
+        Some(draft) if engine.policy.needs_costs() => {
+            let spec = ProfileSpec {
+                target: &target,
+                draft,
+                partitions: &placement.partitions,
+                isa,
+                block_size: engine.block_size,
+                max_rows: engine.max_pass_rows,
+                max_context,
+            };
+            profile(&spec, &mut |done, all| {
+                watch("cost tables", Progress { done_bytes: done as u64, total_bytes: all as u64 });
+            })?
+        }
+        _ => Vec::new(),
+    };
+    let engine = EngineConfig { partitions, ..engine };
     engine.validate()?;
     Ok(Loaded {
         name: config.model.name.clone().unwrap_or(pair.name),
-        target: Arc::new(pair.target),
-        draft: pair.draft.map(Arc::new),
+        target,
+        draft,
         tokenizer: Arc::new(pair.tokenizer),
         template: pair.template,
         device,
         placement,
-        isa: config.device.isa.unwrap_or_else(Isa::detect),
+        isa,
         engine,
     })
 }

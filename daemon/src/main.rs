@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
-use faser::{bench, check, generate, log, output, serve};
+use faser::{bench, check, generate, log, output, serve, sim};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -41,6 +41,10 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         }
         Command::Bench(args) => {
             system.block_on(bench::bench(&args))?;
+            Ok(0)
+        }
+        Command::Sim(args) => {
+            sim::sim(&args)?;
             Ok(0)
         }
     }

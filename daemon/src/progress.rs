@@ -5,8 +5,6 @@ use std::io::IsTerminal;
 use faser_models::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::config::sizes;
-
 /// The display of one start.
 pub struct Display {
     bar: Option<ProgressBar>,
@@ -32,7 +30,7 @@ impl Display {
                 bar.set_message(what);
             }
         } else if self.what != what {
-            tracing::info!(what, size = sizes::written(progress.total_bytes), "loading");
+            tracing::info!("preparing {what}");
         }
         self.what = what;
     }

@@ -107,7 +107,7 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Arc<Served>, Daemo
     tracing::info!(
         model = loaded.name,
         isa = %loaded.isa,
-        threads = loaded.placement.verify_lane.cores.len(),
+        threads = loaded.placement.partitions[0].verify.cores.len(),
         kv = sizes::written(loaded.placement.kv_bytes),
         policy = %loaded.engine.policy,
         "loaded"

@@ -3,6 +3,7 @@
 use crate::api::SeqId;
 use crate::engine::Engine;
 use crate::sequence::SequenceKv;
+use crate::survival::Level;
 
 impl Engine {
     /// Admits waiting sequences, first come first served, while there is room for their whole prompts and a block to
@@ -26,6 +27,7 @@ impl Engine {
             return false;
         }
         if !std::mem::replace(&mut sequence.admitted, true) {
+            sequence.level = Level::new(self.calibration.typical());
             sequence.usage.cached_tokens = target.computed;
             self.totals.prompt_tokens += sequence.usage.prompt_tokens as u64;
             self.totals.cached_prompt_tokens += target.computed as u64;

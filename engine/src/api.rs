@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::survival::{AcceptanceTable, confidence_bin};
+
 /// An entry of the models' common vocabulary.
 pub type TokenId = u32;
 /// A block of KV memory: an index into a pool, the same number in the device's `KvCache`.
@@ -97,11 +99,18 @@ pub struct Admission {
     pub tokens: Arc<[TokenId]>,
 }
 
+/// One of a device's prebuilt partitions, by its place in [`EngineConfig::partitions`](crate::EngineConfig).
+/// The first is the whole device for both lanes, for serial execution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PartitionId(pub usize);
+
 /// Work for the draft lane. `retire` is carried out first, then `admit`, then the chunks together.
 #[derive(Clone, Debug, Default)]
 pub struct DraftPlan {
     /// Number of the plan on this lane, increasing; the result carries it back.
     pub step: u64,
+    /// Where to run it.
+    pub partition: PartitionId,
     /// Sequences the lane has not seen, or has forgotten by `retire`.
     pub admit: Vec<Admission>,
     /// Sequences to forget.
@@ -110,7 +119,8 @@ pub struct DraftPlan {
     pub chunks: Vec<DraftChunk>,
 }
 
-/// One sequence's part of a draft plan: rows to catch up with, then proposals to draft.
+/// One sequence's part of a draft plan: rows to catch up with, then proposals to draft. The rows may be earlier proposals:
+/// drafting goes on past the frontier.
 ///
 /// Proposal `i` stands at position `start + tokens.len() + i`; the KV of the last one is not computed.
 #[derive(Clone, Debug)]
@@ -121,12 +131,32 @@ pub struct DraftChunk {
     pub epoch: u32,
     /// Position of `tokens[0]`.
     pub start: usize,
-    /// Committed tokens whose draft KV is missing, at least one; the anchor is the last if `steps > 0`.
+    /// Tokens whose draft KV is missing, at least one; the last known token is the last of them if `steps > 0`.
     pub tokens: Vec<TokenId>,
     /// Proposals to draft; 0 for prefill alone.
     pub steps: usize,
+    /// When to stop before that.
+    pub stop: StopRule,
     /// Block table over all positions this chunk writes or reads.
     pub blocks: Vec<BlockId>,
+}
+
+/// Lets a lane end a sequence's drafting by itself, as soon as its next proposal cannot pay.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StopRule {
+    /// Probability of acceptance by confidence; see [`StopRule::acceptance`].
+    pub acceptance: AcceptanceTable,
+    /// Survival of what stands before the first proposal of the chunk.
+    pub survival: f32,
+    /// Stop after the first proposal whose survival is below; 0 never stops.
+    pub below: f32,
+}
+
+impl StopRule {
+    /// Survival after one more proposal of this confidence.
+    pub fn after(&self, survival: f32, confidence: f32) -> f32 {
+        survival * self.acceptance[confidence_bin(confidence)]
+    }
 }
 
 /// What a draft plan brought.
@@ -148,7 +178,16 @@ pub struct DraftedChunk {
     /// The chunk's epoch; the engine drops the result if the sequence has moved on.
     pub epoch: u32,
     /// As many proposals as steps were asked for, or fewer.
-    pub proposals: Vec<TokenId>,
+    pub proposals: Vec<Drafted>,
+}
+
+/// A proposal as it comes from the draft model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drafted {
+    /// The token.
+    pub token: TokenId,
+    /// The probability the draft model itself gave it, 0 to 1.
+    pub confidence: f32,
 }
 
 /// Work for the verify lane: one pass of the target model. Order as in `DraftPlan`.
@@ -156,6 +195,8 @@ pub struct DraftedChunk {
 pub struct VerifyPlan {
     /// Number of the plan on this lane, increasing; the result carries it back.
     pub step: u64,
+    /// Where to run it.
+    pub partition: PartitionId,
     /// Sequences the lane has not seen, or has forgotten by `retire`.
     pub admit: Vec<Admission>,
     /// Sequences to forget.

@@ -1,6 +1,7 @@
 //! What an engine is built from: bounds, pool sizes, policy.
 
-use crate::api::{K_LIMIT, Refusal};
+use crate::api::Refusal;
+use crate::cost::PartitionCosts;
 use crate::policy::Policy;
 
 /// The engine's bounds and sizes; nothing in it changes while it runs.
@@ -22,6 +23,9 @@ pub struct EngineConfig {
     pub max_context: usize,
     /// How speculative lengths are chosen.
     pub policy: Policy,
+    /// What passes cost on each of the device's partitions, the whole device first. Policies that predict need at least that
+    /// one; overlapped execution needs a second.
+    pub partitions: Vec<PartitionCosts>,
     /// Keep the KV of finished prompts for later requests with the same beginning.
     pub prefix_cache: bool,
 }
@@ -54,6 +58,9 @@ pub enum EngineError {
         /// `max_context`.
         context: usize,
     },
+    /// A policy that predicts has nothing to predict from.
+    #[error("policy {0} needs the cost tables of the device")]
+    NoCosts(String),
     /// The policy cannot be honoured.
     #[error("{0}")]
     Policy(String),
@@ -82,12 +89,12 @@ impl EngineConfig {
         if self.draft_blocks > 0 {
             self.pool_holds_a_sequence("draft", self.draft_blocks)?;
         }
-        match self.policy {
-            Policy::Fixed { k } if k == 0 || k > K_LIMIT => Err(EngineError::Policy(format!(
-                "fixed:{k} is out of range; write fixed:1 to fixed:{K_LIMIT}, or off"
-            ))),
-            Policy::Fixed { .. } | Policy::Off => Ok(()),
+        // A policy made by hand is held to what its text form allows.
+        self.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
+        if self.policy.needs_costs() && self.partitions.is_empty() {
+            return Err(EngineError::NoCosts(self.policy.to_string()));
         }
+        Ok(())
     }
 
     fn pool_holds_a_sequence(&self, pool: &'static str, blocks: usize) -> Result<(), EngineError> {

@@ -1,13 +1,16 @@
 //! The engine: one `handle`, which takes an event and says what to do next.
 //!
-//! Execution is serial: draft steps for all that speculate, then one verify pass for everyone, then again. A round
-//! stands at one of two stages, and a plan may be out on the stage's lane:
+//! Serial execution: draft steps for all that speculate, then one verify pass for everyone, then again. A round stands at
+//! one of two stages, and a plan may be out on the stage's lane:
 //!
 //! ```text
 //!   Stage::Draft --plan--> (draft lane busy) --DraftDone--> Stage::Verify --plan--> (verify lane busy) --VerifyDone--+
 //!        ^  nobody speculates: straight on to Verify                                                                 |
 //!        +-----------------------------------------------------------------------------------------------------------+
 //! ```
+//!
+//! Overlapped execution: each lane gets its next plan as soon as it is free. A verify pass takes whatever is ready; the
+//! draft lane drafts on past the frontier. Which of the two it is, is decided anew whenever the verify lane is free.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -16,8 +19,9 @@ use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId}
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
-use crate::policy::Planner;
+use crate::planner::{Candidate, Execution, PassShape, Planner};
 use crate::sequence::Sequence;
+use crate::survival::Calibration;
 use crate::view::{LoadView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
@@ -51,7 +55,15 @@ pub struct Engine {
     pub(crate) draft_pool: BlockPool,
     pub(crate) draft_lane: LaneBook,
     pub(crate) verify_lane: LaneBook,
+    pub(crate) calibration: Calibration,
     pub(crate) totals: Totals,
+    /// The plans that are out, as the cost tables see them.
+    pub(crate) draft_shape: PassShape,
+    pub(crate) verify_shape: PassShape,
+    // Buffers of planning, kept from round to round.
+    pub(crate) candidates: Vec<Candidate>,
+    pub(crate) acceptances: Vec<f32>,
+    pub(crate) lengths: Vec<usize>,
     stage: Stage,
     device: Device,
 }
@@ -65,7 +77,7 @@ impl Engine {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
         Ok(Engine {
-            planner: Planner::new(config.policy),
+            planner: Planner::new(config.policy.clone(), config.partitions.clone()),
             sequences: HashMap::new(),
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -73,7 +85,13 @@ impl Engine {
             draft_pool,
             draft_lane: LaneBook::default(),
             verify_lane: LaneBook::default(),
+            calibration: Calibration::default(),
             totals: Totals::default(),
+            draft_shape: PassShape::default(),
+            verify_shape: PassShape::default(),
+            candidates: Vec::new(),
+            acceptances: Vec::new(),
+            lengths: Vec::new(),
             stage: Stage::Draft,
             device: Device::Up,
             config,
@@ -85,8 +103,8 @@ impl Engine {
         match event {
             Event::Submit(request) => self.submit(request, out),
             Event::Cancel(seq) => self.cancel(seq, out),
-            Event::DraftDone(result) => self.drafted(result),
-            Event::VerifyDone(result) => self.verified(result, out),
+            Event::DraftDone(result) => self.drafted(&result),
+            Event::VerifyDone(result) => self.verified(&result, out),
             Event::DeviceLost => self.device_lost(out),
             Event::DeviceReady => self.device = Device::Up,
             Event::DeviceGivenUp => self.device_given_up(out),
@@ -196,17 +214,30 @@ impl Engine {
         }
     }
 
-    /// Sends the next plan if a lane is free for it.
+    /// Sends the next plans to the lanes that are free for them.
     fn advance(&mut self, out: &mut Vec<Command>) {
-        if self.device != Device::Up || self.draft_lane.busy() || self.verify_lane.busy() {
+        if self.device != Device::Up {
+            return;
+        }
+        match self.planner.execution() {
+            Execution::Serial => self.advance_serial(out),
+            Execution::Overlapped(_) => self.advance_overlapped(out),
+        }
+    }
+
+    fn advance_serial(&mut self, out: &mut Vec<Command>) {
+        if self.draft_lane.busy() || self.verify_lane.busy() {
             return;
         }
         if self.stage == Stage::Draft {
             self.admit_waiting();
+            self.plan_round();
+            if self.planner.execution() != Execution::Serial {
+                return self.send_both(out);
+            }
             self.stage = Stage::Verify;
             if let Some(plan) = self.plan_draft() {
-                out.push(Command::Draft(plan));
-                return;
+                return out.push(Command::Draft(plan));
             }
         }
         // Cancellations may have emptied the batch since its drafts were planned: then look at the queue again.
@@ -214,8 +245,28 @@ impl Engine {
             self.admit_waiting();
         }
         self.stage = Stage::Draft;
-        if let Some(plan) = self.plan_verify() {
-            out.push(Command::Verify(plan));
+        out.extend(self.plan_verify().map(Command::Verify));
+    }
+
+    fn advance_overlapped(&mut self, out: &mut Vec<Command>) {
+        if !self.verify_lane.busy() {
+            self.admit_waiting();
+            self.plan_round();
+            if self.planner.execution() == Execution::Serial {
+                // A draft plan that is still out ends first.
+                self.stage = Stage::Draft;
+                return self.advance_serial(out);
+            }
+        }
+        self.send_both(out);
+    }
+
+    fn send_both(&mut self, out: &mut Vec<Command>) {
+        if !self.verify_lane.busy() {
+            out.extend(self.plan_verify().map(Command::Verify));
+        }
+        if !self.draft_lane.busy() {
+            out.extend(self.plan_draft().map(Command::Draft));
         }
     }
 }

@@ -1,37 +1,82 @@
-//! The planner's interface: how many proposals each sequence gets. Later policies join the enum and `Planner`.
+//! Policies: how speculative lengths are chosen, as written in config.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::api::K_LIMIT;
 
-/// How speculative lengths are chosen; written `off` or `fixed:4` in config.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How speculative lengths are chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Plain decoding: no sequence speculates.
+    /// `off`: plain decoding, no sequence speculates.
     Off,
-    /// The same speculative length for everyone, always.
+    /// `fixed:4`: the same speculative length for everyone, always.
     Fixed {
-        /// Proposals per sequence and pass, 1 to `K_LIMIT`.
+        /// Proposals per sequence and pass, 1 to [`K_LIMIT`].
         k: usize,
     },
+    /// `batch-table:4=6,16=2,64=0`: up to 4 sequences 6 proposals each, up to 16 two, more than that none.
+    BatchTable {
+        /// (largest batch, k), batches increasing.
+        steps: Vec<(usize, usize)>,
+    },
+    /// `budget`: proposals with the highest survival across the batch as long as predicted goodput grows; serial.
+    Budget,
+    /// `faser`: budget, and drafting overlapped with verification on partitions where that is predicted to pay.
+    Faser,
+}
+
+impl Policy {
+    /// The most proposals it ever gives a sequence.
+    pub fn k_max(&self) -> usize {
+        match self {
+            Policy::Off => 0,
+            Policy::Fixed { k } => (*k).min(K_LIMIT),
+            Policy::BatchTable { steps } => steps.iter().map(|&(_, k)| k).max().unwrap_or(0).min(K_LIMIT),
+            Policy::Budget | Policy::Faser => K_LIMIT,
+        }
+    }
+
+    /// Does it decide by predicted goodput, so that it needs cost tables?
+    pub fn needs_costs(&self) -> bool {
+        matches!(self, Policy::Budget | Policy::Faser)
+    }
 }
 
 impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Policy, String> {
-        if text == "off" {
-            return Ok(Policy::Off);
+        let unknown = || {
+            format!(
+                "unknown policy `{text}`: write `off`, `fixed:K` with K from 1 to {K_LIMIT}, `batch-table:B=K,B=K` with \
+                 batches increasing, `budget` or `faser`"
+            )
+        };
+        match text.split_once(':') {
+            None => match text {
+                "off" => Ok(Policy::Off),
+                "budget" => Ok(Policy::Budget),
+                "faser" => Ok(Policy::Faser),
+                _ => Err(unknown()),
+            },
+            Some(("fixed", k)) => {
+                let k = k.parse().ok().filter(|k| (1..=K_LIMIT).contains(k)).ok_or_else(unknown)?;
+                Ok(Policy::Fixed { k })
+            }
+            Some(("batch-table", steps)) => batch_table(steps).ok_or_else(unknown),
+            Some(_) => Err(unknown()),
         }
-        text.strip_prefix("fixed:")
-            .and_then(|k| k.parse().ok())
-            .filter(|k| (1..=K_LIMIT).contains(k))
-            .map(|k| Policy::Fixed { k })
-            .ok_or_else(|| {
-                format!("unknown policy `{text}`: write `off`, or `fixed:K` with K from 1 to {K_LIMIT}")
-            })
     }
+}
+
+fn batch_table(text: &str) -> Option<Policy> {
+    let step = |step: &str| -> Option<(usize, usize)> {
+        let (batch, k) = step.split_once('=')?;
+        Some((batch.parse().ok()?, k.parse().ok().filter(|&k| k <= K_LIMIT)?))
+    };
+    let steps = text.split(',').map(step).collect::<Option<Vec<_>>>()?;
+    steps.is_sorted_by(|a, b| a.0 < b.0).then_some(Policy::BatchTable { steps })
 }
 
 impl fmt::Display for Policy {
@@ -39,43 +84,16 @@ impl fmt::Display for Policy {
         match self {
             Policy::Off => f.write_str("off"),
             Policy::Fixed { k } => write!(f, "fixed:{k}"),
+            Policy::BatchTable { steps } => {
+                f.write_str("batch-table:")?;
+                for (i, (batch, k)) in steps.iter().enumerate() {
+                    write!(f, "{}{batch}={k}", if i > 0 { "," } else { "" })?;
+                }
+                Ok(())
+            }
+            Policy::Budget => f.write_str("budget"),
+            Policy::Faser => f.write_str("faser"),
         }
-    }
-}
-
-/// What the planner knows of a sequence that could be given proposals.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    /// Proposals that could still be used: bounded by the request's `k_max`, its tokens to come and its context.
-    pub(crate) useful: usize,
-}
-
-/// Chooses the speculative length of every sequence of a batch.
-#[derive(Debug)]
-pub(crate) struct Planner {
-    policy: Policy,
-}
-
-impl Planner {
-    /// A planner that follows `policy`.
-    pub(crate) fn new(policy: Policy) -> Planner {
-        Planner { policy }
-    }
-
-    /// Fills `lengths` with one speculative length per candidate, never above its `useful`; `rows` is what the pass
-    /// has left for proposals, shared out in order.
-    pub(crate) fn plan(&mut self, candidates: &[Candidate], rows: usize, lengths: &mut Vec<usize>) {
-        lengths.clear();
-        let wanted = match self.policy {
-            Policy::Off => 0,
-            Policy::Fixed { k } => k,
-        };
-        let mut left = rows;
-        lengths.extend(candidates.iter().map(|candidate| {
-            let k = wanted.min(candidate.useful).min(left);
-            left -= k;
-            k
-        }));
     }
 }
 
@@ -85,21 +103,12 @@ mod tests {
 
     #[test]
     fn policies_are_read_and_written_alike() {
-        for text in ["off", "fixed:1", "fixed:16"] {
+        for text in ["off", "fixed:1", "fixed:16", "batch-table:4=6,16=2,64=0", "budget", "faser"] {
             assert_eq!(text.parse::<Policy>().map(|p| p.to_string()), Ok(text.to_owned()));
         }
-        for text in ["fixed:0", "fixed:17", "fixed:", "fixed", "faser", ""] {
+        for text in ["fixed:0", "fixed:17", "fixed:", "fixed", "batch-table:", "batch-table:4=1,4=2", "x", ""]
+        {
             assert!(text.parse::<Policy>().is_err(), "{text} was taken");
         }
-    }
-
-    #[test]
-    fn lengths_keep_within_what_is_useful_and_what_the_pass_has_left() {
-        let mut lengths = Vec::new();
-        let candidates = [4, 1, 9, 9].map(|useful| Candidate { useful });
-        Planner::new(Policy::Fixed { k: 4 }).plan(&candidates, 7, &mut lengths);
-        assert_eq!(lengths, [4, 1, 2, 0]);
-        Planner::new(Policy::Off).plan(&candidates, 7, &mut lengths);
-        assert_eq!(lengths, [0, 0, 0, 0]);
     }
 }

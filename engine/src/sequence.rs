@@ -11,40 +11,76 @@
 //!                                                                 finished
 //! ```
 //! Prefill and decode differ only in how many committed tokens await their target KV: in decode it is one, the anchor.
+//!
+//! Positions of a sequence that decodes, while both lanes work on it:
+//!
+//! ```text
+//!   | committed ......... anchor | proposals: sent to verification | not sent | being drafted |
+//!   0                     L-1    L                                 frontier   L+n
+//! ```
+//! A verdict commits the accepted prefix and the next token. If the next token is also what was proposed in its place,
+//! the proposals behind it stand; otherwise they fall, and the epoch moves on.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::api::{Admission, Emitted, FinishReason, Origin, Request, SeqId, TokenId, Usage};
+use crate::api::{Admission, Drafted, Emitted, FinishReason, Origin, Request, SeqId, TokenId, Usage};
 use crate::blocks::{BlockPool, BlockTable};
+use crate::survival::{AcceptanceTable, Calibration, Level, confidence_bin};
 
 /// The KV of one sequence in one pool.
 #[derive(Debug)]
 pub(crate) struct SequenceKv {
     /// Blocks held.
     pub(crate) table: BlockTable,
-    /// Leading committed tokens whose KV is there.
+    /// Leading tokens, committed or (in the draft's pool) proposed, whose KV is there.
     pub(crate) computed: usize,
-    /// What `computed` will be when the plan that is out is done, proposals aside.
-    pub(crate) planned: usize,
 }
 
 impl SequenceKv {
     /// Nothing held.
     pub(crate) fn empty(pool: &BlockPool) -> SequenceKv {
-        SequenceKv { table: pool.table(), computed: 0, planned: 0 }
+        SequenceKv { table: pool.table(), computed: 0 }
     }
 
     /// The cached beginning of `tokens`.
     pub(crate) fn from_cache(pool: &BlockPool, tokens: &[TokenId]) -> SequenceKv {
         let table = pool.table_for_prefix(tokens);
-        SequenceKv { computed: table.cached_tokens(), planned: 0, table }
+        SequenceKv { computed: table.cached_tokens(), table }
     }
 
-    /// Notes that the first `computed` of `tokens`, all committed, have their KV.
-    pub(crate) fn advance(&mut self, tokens: &[TokenId], computed: usize) {
+    /// Notes that the KV of `computed` tokens is there; full blocks of committed ones enter the prefix cache.
+    pub(crate) fn advance(&mut self, committed: &[TokenId], computed: usize) {
         self.computed = computed;
-        self.table.register(tokens, computed);
+        self.table.register(committed, computed.min(committed.len()));
     }
+}
+
+/// A drafted token that is not verified yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proposal {
+    pub(crate) token: TokenId,
+    confidence: f32,
+    /// What confidence alone says of its acceptance.
+    calibrated: f32,
+    /// Probability of acceptance, given that all before it is accepted.
+    pub(crate) acceptance: f32,
+}
+
+/// A draft chunk that is out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DraftOut {
+    /// Position of its first proposal; the end of its rows.
+    pub(crate) end: usize,
+}
+
+/// A verify chunk that is out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VerifyOut {
+    /// Committed tokens that have target KV once it is done.
+    pub(crate) end: usize,
+    /// Proposals sent with it.
+    pub(crate) proposals: usize,
 }
 
 #[derive(Debug)]
@@ -54,10 +90,15 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) target: SequenceKv,
     pub(crate) draft: SequenceKv,
-    /// Drafted and not yet verified; they follow `tokens`.
-    pub(crate) proposals: Vec<TokenId>,
+    /// Drafted and not verified; they follow `tokens`.
+    pub(crate) proposals: VecDeque<Proposal>,
+    pub(crate) draft_out: Option<DraftOut>,
+    pub(crate) verify_out: Option<VerifyOut>,
     /// Generation of `proposals`: a result with another one is late and dropped.
     pub(crate) epoch: u32,
+    pub(crate) level: Level,
+    /// Proposals the round wants it to have.
+    pub(crate) wanted: usize,
     pub(crate) usage: Usage,
     /// Devices that failed while this sequence ran on them.
     pub(crate) device_losses: u32,
@@ -66,6 +107,18 @@ pub(crate) struct Sequence {
     max_new_tokens: usize,
     stop_tokens: Arc<[TokenId]>,
     k_max: usize,
+}
+
+/// What a verdict did to a sequence.
+#[derive(Debug, Default)]
+pub(crate) struct Committed {
+    pub(crate) emitted: Vec<Emitted>,
+    /// Proposals that were sent.
+    pub(crate) proposed: usize,
+    pub(crate) accepted: usize,
+    /// Unsent proposals and drafts in flight that fell with a rejection.
+    pub(crate) cancelled: bool,
+    pub(crate) ended: Option<FinishReason>,
 }
 
 impl Sequence {
@@ -77,8 +130,12 @@ impl Sequence {
             tokens: request.prompt.to_vec(),
             target: SequenceKv::empty(pools.0),
             draft: SequenceKv::empty(pools.1),
-            proposals: Vec::new(),
+            proposals: VecDeque::new(),
+            draft_out: None,
+            verify_out: None,
             epoch: 0,
+            level: Level::default(),
+            wanted: 0,
             device_losses: 0,
             admitted: false,
             max_new_tokens: request.max_new_tokens,
@@ -101,10 +158,31 @@ impl Sequence {
         self.k_max > 0
     }
 
-    /// Proposals that could still be used: the last token to come is always the target's own.
+    /// Committed tokens and proposals.
+    pub(crate) fn known(&self) -> usize {
+        self.tokens.len() + self.proposals.len()
+    }
+
+    /// Proposals that could be used in all: the last token to come is always the target's own.
     pub(crate) fn useful_proposals(&self) -> usize {
         let to_come = self.max_new_tokens - self.usage.output_tokens;
         if self.decoding() { self.k_max.min(to_come.saturating_sub(1)) } else { 0 }
+    }
+
+    /// The known tokens from position `from` on, `n` of them.
+    pub(crate) fn known_tokens(&self, from: usize, n: usize) -> Vec<TokenId> {
+        let proposed = self.proposals.iter().map(|proposal| proposal.token);
+        self.tokens.iter().copied().chain(proposed).skip(from).take(n).collect()
+    }
+
+    /// Survival of all proposals there are.
+    pub(crate) fn survival(&self) -> f32 {
+        self.proposals.iter().map(|proposal| proposal.acceptance).product()
+    }
+
+    /// Acceptance by confidence, for this request.
+    pub(crate) fn acceptance_table(&self, table: &AcceptanceTable) -> AcceptanceTable {
+        table.map(|calibrated| self.level.acceptance(calibrated))
     }
 
     /// What a lane must know before the first chunk.
@@ -116,38 +194,97 @@ impl Sequence {
         }
     }
 
-    /// Takes the accepted prefix of the proposals and the next token, up to a stop token or the length limit; what was
-    /// emitted is appended to `emitted`. Says why the sequence ends, if it does.
-    pub(crate) fn commit(
+    /// Takes in what came of the draft chunk that is out. Verdicts may have come in between: proposals for positions that
+    /// are committed by now must equal what is there, or all that follows is worthless.
+    pub(crate) fn drafted(&mut self, drafted: &[Drafted], table: &AcceptanceTable) {
+        let Some(DraftOut { end }) = self.draft_out.take() else { return };
+        let overtaken = self.known() - end;
+        let agreed = drafted
+            .iter()
+            .zip(self.tokens.get(end..).unwrap_or_default())
+            .take_while(|(drafted, committed)| drafted.token == **committed)
+            .count();
+        // The KV of the last proposal is not computed.
+        let right = if agreed < overtaken { agreed } else { drafted.len() };
+        let computed = end + right.min(drafted.len().saturating_sub(1));
+        if agreed == overtaken {
+            self.proposals.extend(drafted.iter().skip(overtaken).map(|&Drafted { token, confidence }| {
+                let calibrated = table[confidence_bin(confidence)];
+                Proposal { token, confidence, calibrated, acceptance: self.level.acceptance(calibrated) }
+            }));
+        }
+        self.draft.advance(&self.tokens, computed);
+    }
+
+    /// Commits a verdict on the verify chunk that is out: the accepted prefix of its proposals and the next token, up to a
+    /// stop token or the length limit.
+    pub(crate) fn verified(
         &mut self,
         accepted: usize,
         next: TokenId,
-        emitted: &mut Vec<Emitted>,
-    ) -> Option<FinishReason> {
-        let anchored = self.tokens.len();
-        let proposals = std::mem::take(&mut self.proposals);
+        calibration: &mut Calibration,
+    ) -> Committed {
+        let mut done = Committed::default();
+        let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
+        (done.proposed, done.accepted) = (sent, accepted.min(sent));
+        self.learn(sent, done.accepted, calibration);
+        self.usage.target_passes += 1;
+        self.usage.proposed += sent;
+        self.usage.accepted += done.accepted;
+        for _ in 0..done.accepted {
+            let Some(proposal) = self.proposals.pop_front() else { break };
+            if self.take(proposal.token, Origin::Draft, &mut done) {
+                return done;
+            }
+        }
+        let behind_frontier = self.proposals.len() > sent - done.accepted || self.draft_out.is_some();
+        let foreseen = self.proposals.pop_front().map(|proposal| proposal.token);
+        if self.take(next, Origin::Target, &mut done) {
+            return done;
+        }
+        self.target.advance(&self.tokens, end + done.accepted);
+        if foreseen.is_some_and(|token| token != next) {
+            done.cancelled = behind_frontier;
+            self.reject();
+        }
+        self.draft.advance(&self.tokens, self.draft.computed);
+        // The provisional KV of what was rejected goes back to the pool; what the draft holds it may still need.
+        self.target.table.shrink(self.known());
+        done
+    }
+
+    /// Proposals behind the frontier are on a path the target did not take.
+    fn reject(&mut self) {
+        self.proposals.clear();
+        self.draft_out = None;
         self.epoch += 1;
-        let verified = proposals[..accepted].iter().map(|&token| (token, Origin::Draft));
-        for (token, origin) in verified.chain([(next, Origin::Target)]) {
-            if self.stop_tokens.contains(&token) {
-                return Some(FinishReason::StopToken(token));
-            }
-            self.tokens.push(token);
-            self.usage.output_tokens += 1;
-            emitted.push(Emitted { token, origin });
-            if self.usage.output_tokens == self.max_new_tokens {
-                return Some(FinishReason::Length);
-            }
-        }
-        self.target.advance(&self.tokens, anchored + accepted);
-        if !proposals.is_empty() {
-            // The draft has the KV of all its proposals but the last.
-            self.draft.advance(&self.tokens, anchored + accepted.min(proposals.len() - 1));
-        }
-        // The provisional KV of what was rejected goes back to the pools.
-        self.target.table.shrink(self.tokens.len());
+        // The next token, committed last, took the place of what the draft has there.
+        self.draft.computed = self.draft.computed.min(self.tokens.len() - 1);
         self.draft.table.shrink(self.tokens.len());
-        None
+    }
+
+    /// One token more; true if it ends the sequence.
+    fn take(&mut self, token: TokenId, origin: Origin, done: &mut Committed) -> bool {
+        if self.stop_tokens.contains(&token) {
+            done.ended = Some(FinishReason::StopToken(token));
+            return true;
+        }
+        self.tokens.push(token);
+        self.usage.output_tokens += 1;
+        done.emitted.push(Emitted { token, origin });
+        if self.usage.output_tokens == self.max_new_tokens {
+            done.ended = Some(FinishReason::Length);
+        }
+        done.ended.is_some()
+    }
+
+    /// What the verdict says of the draft: of every accepted proposal, and of the one that was not.
+    fn learn(&mut self, sent: usize, accepted: usize, calibration: &mut Calibration) {
+        self.level.fade(calibration.typical());
+        for (i, proposal) in self.proposals.iter().take(sent.min(accepted + 1)).enumerate() {
+            calibration.observe(proposal.confidence, proposal.acceptance, i < accepted);
+            self.level.observe(proposal.calibrated, i < accepted);
+        }
     }
 
     /// Gives back all KV, to be recomputed after the next admission. Committed tokens stay.
@@ -155,6 +292,8 @@ impl Sequence {
         self.target = SequenceKv::empty(pools.0);
         self.draft = SequenceKv::empty(pools.1);
         self.proposals.clear();
+        self.draft_out = None;
+        self.verify_out = None;
         self.epoch += 1;
     }
 }

@@ -68,12 +68,24 @@ pub struct Totals {
     pub drafts: u64,
     /// Proposals verified.
     pub draft_tokens: u64,
+    /// Proposals that came too late: their sequence had moved on or ended.
+    pub late_drafts: u64,
+    /// Chunks not sent yet, or being drafted, that fell with a rejection in front of them.
+    pub chunks_cancelled: u64,
     /// Proposals accepted.
     pub accepted_tokens: u64,
     /// Proposals accepted, by their place in the chunk.
     pub accepted_per_position: [u64; K_LIMIT],
     /// Proposals verified, by their place in the chunk.
     pub proposed_per_position: [u64; K_LIMIT],
+    /// Verified chunks by their number of proposals.
+    pub chunks_by_length: [u64; K_LIMIT + 1],
+    /// Verify passes planned while the draft lane was to work beside them.
+    pub overlapped_passes: u64,
+    /// What the cost tables said of the verify passes done, before each.
+    pub predicted_verify_time: Duration,
+    /// Sum of the differences between that and the time each took, either way.
+    pub verify_time_error: Duration,
     /// Time the draft lane worked.
     pub draft_time: Duration,
     /// Time the verify lane worked.
@@ -84,6 +96,7 @@ impl Totals {
     /// Counts one verified chunk of `proposed` proposals.
     pub(crate) fn count_draft(&mut self, proposed: usize, accepted: usize) {
         self.drafts += u64::from(proposed > 0);
+        self.chunks_by_length[proposed.min(K_LIMIT)] += 1;
         self.draft_tokens += proposed as u64;
         self.accepted_tokens += accepted as u64;
         self.proposed_per_position.iter_mut().take(proposed).for_each(|count| *count += 1);

@@ -3,17 +3,26 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use faser_engine::sim::{Costs, Happening, Report, SimDevice, Simulation};
+use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
 use faser_engine::{EngineConfig, FinishReason, Policy, Refusal, Request, SeqId, TokenId};
 use proptest::prelude::*;
 
-const COSTS: Costs = Costs {
-    draft_step: Duration::from_micros(100),
-    draft_row: Duration::from_micros(1),
-    verify_pass: Duration::from_micros(1000),
-    verify_row: Duration::from_micros(5),
-};
 const VOCABULARY: u32 = 50;
+
+/// The whole device, and a partition on which both lanes are slower.
+fn partitions() -> Vec<PartitionCosts> {
+    let cost = |pass: u64, row: u64| {
+        PassCost::new(
+            ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
+            Duration::from_nanos(10),
+        )
+    };
+    vec![
+        PartitionCosts { draft: cost(100, 1), verify: cost(1000, 5) },
+        PartitionCosts { draft: cost(150, 2), verify: cost(1100, 8) },
+    ]
+}
 
 fn config(policy: Policy) -> EngineConfig {
     EngineConfig {
@@ -25,6 +34,7 @@ fn config(policy: Policy) -> EngineConfig {
         max_pass_rows: 64,
         max_context: 128,
         policy,
+        partitions: partitions(),
         prefix_cache: true,
     }
 }
@@ -34,7 +44,7 @@ fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
 }
 
 fn device(acceptance: f64, block_size: usize) -> SimDevice {
-    SimDevice::new(7, VOCABULARY, acceptance, block_size, COSTS)
+    SimDevice::new(7, VOCABULARY, acceptance, block_size, partitions())
 }
 
 fn run(config: &EngineConfig, acceptance: f64, happenings: Vec<(Duration, Happening)>) -> Report {
@@ -168,7 +178,14 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
 }
 
 fn configs() -> impl Strategy<Value = EngineConfig> {
-    let policy = prop_oneof![Just(Policy::Off), (1..=8usize).prop_map(|k| Policy::Fixed { k })];
+    let policy = prop_oneof![
+        Just(Policy::Off),
+        (1..=8usize).prop_map(|k| Policy::Fixed { k }),
+        Just(Policy::BatchTable { steps: vec![(2, 6), (4, 3), (6, 0)] }),
+        Just(Policy::Budget),
+        Just(Policy::Faser),
+        Just(Policy::Faser),
+    ];
     (1..6usize, 90..140usize, 0..140usize, 1..9usize, 0..40usize, policy, any::<bool>()).prop_map(
         |(block_size, target_tokens, draft_tokens, max_running, more_rows, policy, prefix_cache)| {
             EngineConfig {
@@ -180,6 +197,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 max_pass_rows: max_running + more_rows,
                 max_context: 90,
                 policy,
+                partitions: partitions(),
                 prefix_cache,
             }
         },

@@ -11,4 +11,4 @@ mod proc;
 
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
-pub use place::{KvRequest, ModelFootprint, Placement, place};
+pub use place::{KvRequest, LanePair, ModelFootprint, Placement, place};

@@ -38,13 +38,21 @@ pub struct Placement {
     pub draft_blocks: usize,
     /// KV memory of both pools.
     pub kv_bytes: u64,
-    /// Cores of the draft lane.
-    pub draft_lane: Partition,
-    /// Cores of the verify lane.
-    pub verify_lane: Partition,
+    /// How the cores can be shared out between the lanes. The first is all of them for both, to be used in turns; the others
+    /// are disjoint, to be used at the same time.
+    pub partitions: Vec<LanePair>,
 }
 
-/// Plans one target, and maybe a draft, on one CPU device. Both lanes have all `threads` cores (default: every core).
+/// The cores of both lanes on one partition of the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LanePair {
+    /// Cores of the draft lane.
+    pub draft: Partition,
+    /// Cores of the verify lane.
+    pub verify: Partition,
+}
+
+/// Plans one target, and maybe a draft, on one CPU device. The lanes share `threads` cores (default: every core).
 ///
 /// Without `kv.memory_bytes` the pools hold `max_running` sequences of `max_context` tokens, or what half of the
 /// memory left beside weights and workspaces holds, whichever is less. With it they hold as much as it says.
@@ -94,9 +102,26 @@ pub fn place(
         target_blocks: blocks as usize,
         draft_blocks: if draft.is_some() { blocks as usize } else { 0 },
         kv_bytes: blocks * block_bytes,
-        draft_lane: lane.clone(),
-        verify_lane: lane,
+        partitions: partitions(&lane, draft.is_some()),
     })
+}
+
+/// All cores for both lanes; and, if there is anything to draft, a few ways to give the draft lane the last cores: one, a
+/// quarter, half of them. Few, because each costs its own threads and its own cost table.
+fn partitions(lane: &Partition, drafts: bool) -> Vec<LanePair> {
+    let mut pairs = vec![LanePair { draft: lane.clone(), verify: lane.clone() }];
+    let cores = lane.cores.len();
+    let mut shares = [1, cores / 4, cores / 2]
+        .into_iter()
+        .filter(|&share| drafts && share > 0 && share < cores)
+        .collect::<Vec<_>>();
+    shares.sort_unstable();
+    shares.dedup();
+    pairs.extend(shares.into_iter().map(|share| {
+        let (verify, draft) = lane.cores.split_at(cores - share);
+        LanePair { draft: Partition { cores: draft.to_vec() }, verify: Partition { cores: verify.to_vec() } }
+    }));
+    pairs
 }
 
 fn check(

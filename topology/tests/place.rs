@@ -1,6 +1,8 @@
 //! The planner's promises: every plan fits, every refusal names what would.
 
-use faser_topology::{CpuDevice, KvRequest, ModelFootprint, Placement, TopologyError, place};
+use faser_topology::{
+    CpuDevice, KvRequest, LanePair, ModelFootprint, Partition, Placement, TopologyError, place,
+};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -27,8 +29,10 @@ fn with_room_the_pools_hold_all_that_may_run() {
         target_blocks: blocks,
         draft_blocks: blocks,
         kv_bytes: blocks as u64 * 16 * 1100,
-        draft_lane: lane.clone(),
-        verify_lane: lane,
+        partitions: vec![
+            LanePair { draft: lane.clone(), verify: lane },
+            LanePair { draft: Partition { cores: vec![1] }, verify: Partition { cores: vec![0] } },
+        ],
     };
     assert_eq!(plan, expected);
 }
@@ -37,7 +41,8 @@ fn with_room_the_pools_hold_all_that_may_run() {
 fn without_a_draft_its_pool_is_empty_and_all_cores_are_used() {
     let plan = place(&device(512 * MIB), None, &model(MIB, 10), None, &request(1, 16)).unwrap();
     assert_eq!((plan.draft_blocks, plan.target_blocks), (0, 1));
-    assert_eq!(plan.verify_lane.cores, [0, 1, 2, 3]);
+    assert_eq!(plan.partitions.len(), 1);
+    assert_eq!(plan.partitions[0].verify.cores, [0, 1, 2, 3]);
 }
 
 #[test]
@@ -94,7 +99,13 @@ proptest! {
                 prop_assert_eq!(plan.kv_bytes, (plan.target_blocks * block_size) as u64 * token_bytes);
                 prop_assert!(fixed + plan.kv_bytes <= device.memory_bytes);
                 prop_assert!(plan.kv_bytes <= kv.memory_bytes.unwrap_or((device.memory_bytes - fixed) / 2));
-                prop_assert_eq!(plan.verify_lane.cores.len(), threads.unwrap_or(4));
+                let whole = &plan.partitions[0];
+                prop_assert_eq!(whole.verify.cores.len(), threads.unwrap_or(4));
+                for pair in &plan.partitions[1..] {
+                    let cores = [&pair.verify.cores[..], &pair.draft.cores].concat();
+                    prop_assert!(!pair.draft.cores.is_empty() && !pair.verify.cores.is_empty());
+                    prop_assert_eq!(&cores, &whole.verify.cores);
+                }
             }
             Err(TopologyError::WeightsDoNotFit { .. }) => prop_assert!(fixed > device.memory_bytes),
             Err(TopologyError::KvMemory { left_bytes, .. }) => prop_assert!(kv.memory_bytes.unwrap() > left_bytes),

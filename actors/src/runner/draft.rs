@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, DraftChunk, DraftPlan, DraftResult, DraftedChunk, TokenId};
+use faser_engine::{BlockId, DraftChunk, DraftPlan, DraftResult, Drafted, DraftedChunk, TokenId};
 use faser_kernels::{SampleRow, Sampling, ops};
 use faser_models::Model;
 
@@ -28,6 +28,8 @@ pub struct DraftRunner {
     /// Chunks whose next proposal the pass in the making brings, in the order of its logits.
     awaited: Vec<usize>,
     sampled: Vec<TokenId>,
+    /// The draft's confidence in each of `sampled`.
+    confidence: Vec<f32>,
 }
 
 impl DraftRunner {
@@ -37,12 +39,18 @@ impl DraftRunner {
     /// The lane's threads or its memory cannot be had.
     pub fn new(model: Arc<Model>, spec: &RunnerSpec) -> Result<DraftRunner, ServiceError> {
         let passes = Passes::new(model, spec)?;
-        Ok(DraftRunner { passes, sequences: Sequences::default(), awaited: Vec::new(), sampled: Vec::new() })
+        Ok(DraftRunner {
+            passes,
+            sequences: Sequences::default(),
+            awaited: Vec::new(),
+            sampled: Vec::new(),
+            confidence: Vec::new(),
+        })
     }
 
-    /// Pins the calling thread to the lane's first core; false if the system does not allow it.
-    pub fn pin_current_thread(&self) -> bool {
-        self.passes.lane().pin_current_thread()
+    /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
+    pub fn pin_current_thread(&mut self) -> bool {
+        self.passes.pin_current_thread()
     }
 
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together.
@@ -52,16 +60,20 @@ impl DraftRunner {
     pub fn run(&mut self, work: &DraftWork) -> DraftResult {
         let started = Instant::now();
         let plan = &work.plan;
+        self.passes.work_on(plan.partition);
         self.sequences.update(&plan.retire, &plan.admit, &work.sampling);
         let mut job = Job {
             chunks: &plan.chunks,
             tables: plan.chunks.iter().map(|chunk| chunk.blocks.as_slice()).collect(),
             drafted: plan.chunks.iter().map(nothing_drafted).collect(),
+            survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
         };
         self.catch_up(&mut job);
         let most = plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0);
         for step in 1..most {
-            self.step(step, &mut job);
+            if !self.step(step, &mut job) {
+                break;
+            }
         }
         DraftResult { step: plan.step, took: started.elapsed(), chunks: job.drafted }
     }
@@ -79,13 +91,18 @@ impl DraftRunner {
         self.forward(job);
     }
 
-    /// One more proposal for every chunk that wants one: the row of its latest proposal.
-    fn step(&mut self, step: usize, job: &mut Job<'_>) {
-        for (index, chunk) in job.chunks.iter().enumerate().filter(|(_, chunk)| chunk.steps > step) {
-            let latest = job.drafted[index].proposals[step - 1];
-            self.push(latest, chunk.start + chunk.tokens.len() + step - 1, index, true, job);
+    /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
+    fn step(&mut self, step: usize, job: &mut Job<'_>) -> bool {
+        let mut wanted = false;
+        for (index, chunk) in job.chunks.iter().enumerate() {
+            if chunk.steps > step && job.survival[index] >= chunk.stop.below {
+                let latest = job.drafted[index].proposals[step - 1].token;
+                self.push(latest, chunk.start + chunk.tokens.len() + step - 1, index, true, job);
+                wanted = true;
+            }
         }
         self.forward(job);
+        wanted
     }
 
     /// Adds a row to the pass; one that is full runs before.
@@ -116,11 +133,18 @@ impl DraftRunner {
         let rows: Vec<SampleRow<'_>> = self.awaited.iter().enumerate().map(sample_row).collect();
         self.sampled.clear();
         self.sampled.resize(rows.len(), 0);
+        self.confidence.clear();
+        self.confidence.resize(rows.len(), 0.0);
         ops::sample(lane, logits, &rows, &mut self.sampled);
-        for (index, proposal) in self.awaited.drain(..).zip(&self.sampled) {
-            let history = &mut self.sequences.of_mut(job.chunks[index].seq).history;
-            history.rewind_and_extend(history.len(), std::slice::from_ref(proposal));
-            job.drafted[index].proposals.push(*proposal);
+        ops::confidence(lane, logits, &self.sampled, &mut self.confidence);
+        for (index, (&token, &confidence)) in
+            self.awaited.drain(..).zip(self.sampled.iter().zip(&self.confidence))
+        {
+            let chunk = &job.chunks[index];
+            let history = &mut self.sequences.of_mut(chunk.seq).history;
+            history.rewind_and_extend(history.len(), &[token]);
+            job.survival[index] = chunk.stop.after(job.survival[index], confidence);
+            job.drafted[index].proposals.push(Drafted { token, confidence });
         }
     }
 }
@@ -132,6 +156,8 @@ struct Job<'a> {
     tables: Vec<&'a [BlockId]>,
     /// Proposals of each chunk so far.
     drafted: Vec<DraftedChunk>,
+    /// Survival of each chunk's last proposal.
+    survival: Vec<f32>,
 }
 
 fn nothing_drafted(chunk: &DraftChunk) -> DraftedChunk {

@@ -9,14 +9,16 @@ mod verify;
 use faser_kernels::Isa;
 use faser_topology::Partition;
 
+pub(crate) use passes::Passes;
+
 pub use draft::{DraftRunner, DraftWork};
 pub use verify::{VerifyRunner, VerifyWork};
 
 /// What a runner is made for, beside its model.
 #[derive(Clone, Debug)]
 pub struct RunnerSpec {
-    /// The cores of its lane.
-    pub partition: Partition,
+    /// The cores of its lane, on each of the device's partitions.
+    pub partitions: Vec<Partition>,
     /// The instruction set of its kernels.
     pub isa: Isa,
     /// KV blocks of its pool.

@@ -42,9 +42,9 @@ impl VerifyRunner {
         Ok(VerifyRunner { passes, sequences: Sequences::default(), awaited: Vec::new(), sampled: Vec::new() })
     }
 
-    /// Pins the calling thread to the lane's first core; false if the system does not allow it.
-    pub fn pin_current_thread(&self) -> bool {
-        self.passes.lane().pin_current_thread()
+    /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
+    pub fn pin_current_thread(&mut self) -> bool {
+        self.passes.pin_current_thread()
     }
 
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. A plan of more rows than the runner
@@ -55,6 +55,7 @@ impl VerifyRunner {
     pub fn run(&mut self, work: &VerifyWork) -> VerifyResult {
         let started = Instant::now();
         let plan = &work.plan;
+        self.passes.work_on(plan.partition);
         self.sequences.update(&plan.retire, &plan.admit, &work.sampling);
         let chunks = &plan.chunks;
         let tables: Vec<&[BlockId]> = chunks.iter().map(|chunk| chunk.blocks.as_slice()).collect();

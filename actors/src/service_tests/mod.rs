@@ -12,7 +12,7 @@ use faser_engine::{EngineConfig, FinishReason, Policy, Refusal, TokenId};
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_topology::{Partition, Placement};
+use faser_topology::{LanePair, Partition, Placement};
 
 use crate::gpu_actor::DeviceBuild;
 use crate::lane::{Build, Run, Work};
@@ -57,8 +57,7 @@ fn spec() -> ServiceSpec {
             target_blocks: BLOCKS,
             draft_blocks: BLOCKS,
             kv_bytes: 0,
-            draft_lane: lane.clone(),
-            verify_lane: lane,
+            partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
         },
         isa: Isa::detect(),
         engine: EngineConfig {
@@ -70,6 +69,7 @@ fn spec() -> ServiceSpec {
             max_pass_rows: 64,
             max_context: 128,
             policy: Policy::Fixed { k: 3 },
+            partitions: Vec::new(),
             prefix_cache: true,
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },

@@ -6,10 +6,14 @@ use std::time::Duration;
 
 use faser_actors::{DraftRunner, DraftWork, Isa, PassLimits, RunnerSpec, Sampling, VerifyRunner, VerifyWork};
 use faser_engine::{
-    Admission, Command, Engine, EngineConfig, Event, FinishReason, Request, SeqId, TokenId, Usage,
+    Admission, Command, DraftResult, Engine, EngineConfig, Event, FinishReason, Request, SeqId, TokenId,
+    Usage, VerifyResult,
 };
 use faser_models::Model;
 use faser_topology::Partition;
+
+/// Partitions of the rig's device, all alike.
+pub(crate) const PARTITIONS: usize = 3;
 
 /// A target, and its draft if anyone speculates.
 #[derive(Clone)]
@@ -99,14 +103,16 @@ impl Rig {
         }
     }
 
-    /// Carries out the oldest plan; false if there is none.
-    pub(crate) fn work(&mut self) -> bool {
-        let done = match self.plans.pop_front() {
+    /// Carries out one of the plans that are out, each on a lane of its own; false if it is not there. What the engine
+    /// is told of its time is `took`, so that a case can be replayed.
+    pub(crate) fn work(&mut self, plan: usize, took: Duration) -> bool {
+        let done = match self.plans.remove(plan) {
             None => return false,
             Some(Plan::Draft(work)) => {
-                Event::DraftDone(self.draft.as_mut().expect("a draft model").run(&work))
+                let result = self.draft.as_mut().expect("a draft model").run(&work);
+                Event::DraftDone(DraftResult { took, ..result })
             }
-            Some(Plan::Verify(work)) => Event::VerifyDone(self.verify.run(&work)),
+            Some(Plan::Verify(work)) => Event::VerifyDone(VerifyResult { took, ..self.verify.run(&work) }),
         };
         self.tell(done);
         true
@@ -114,7 +120,7 @@ impl Rig {
 
     /// Works until nothing is left to do; all streams must have ended then, and both pools be whole.
     pub(crate) fn finish(&mut self) {
-        while self.work() {}
+        while self.work(0, Duration::from_micros(100)) {}
         assert!(self.engine.idle(), "no plan is out, yet the engine is not idle: {:?}", self.engine.view());
         let view = self.engine.view();
         assert!(view.target_pool.whole() && view.draft_pool.whole(), "{view:?}");
@@ -129,7 +135,7 @@ impl Rig {
 fn runners(pair: &Pair, config: &EngineConfig) -> (Option<DraftRunner>, VerifyRunner) {
     let limits = PassLimits::of(config);
     let spec = |blocks, max_logit_rows| RunnerSpec {
-        partition: Partition { cores: vec![0] },
+        partitions: vec![Partition { cores: vec![0] }; PARTITIONS],
         isa: Isa::detect(),
         blocks,
         block_size: config.block_size,

@@ -159,7 +159,9 @@ fn policy(mut fields: Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldEr
         None if draft => Policy::Fixed { k: 4 },
         None => Policy::Off,
         Some(text) => text.parse().map_err(|_| {
-            let wanted = format!("`off`, or `fixed:K` with K from 1 to {K_LIMIT}");
+            let wanted = format!(
+                "`off`, `fixed:K` with K from 1 to {K_LIMIT}, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`"
+            );
             wrong_value(&fields.path("policy"), &wanted, &text.into())
         })?,
     };

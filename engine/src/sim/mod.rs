@@ -2,21 +2,48 @@
 //!
 //! Everything is seeded and exactly repeatable. The device is strict: it refuses (by panic, since that is a bug of the
 //! engine) any plan that reads KV nobody wrote, so that every simulation is a test of the block accounting as well.
+//!
+//! ```text
+//!   Workload --Happenings--> Simulation { Engine <--Event / Command--> SimDevice, lanes' clock } --> Report
+//! ```
 
+mod acceptance;
+mod arrivals;
 mod clock;
+mod costs;
 mod device;
+mod hardware;
+mod kv;
+mod lanes;
+mod lengths;
+mod pair;
+mod random;
+mod record;
 mod report;
+mod roofline;
+mod workload;
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-pub use device::{Costs, SimDevice};
+pub use acceptance::{Acceptance, TextClass};
+pub use arrivals::Arrivals;
+pub use costs::{Deviation, DeviceCosts};
+pub use device::SimDevice;
+pub use hardware::Hardware;
+pub use lanes::Lane;
+pub use lengths::Lengths;
+pub use pair::{ModelShape, Pair};
+pub use record::{ChunkRecord, Mark, PassRecord};
 pub use report::{Outcome, Report};
+pub use roofline::Roofline;
+pub use workload::{Faults, Workload};
 
 use crate::api::{Command, Event, Request, SeqId};
 use crate::config::{EngineConfig, EngineError};
 use crate::engine::Engine;
 use clock::EventQueue;
+use lanes::{LaneResult, Lanes};
+use record::Recorder;
 
 /// What happens to a simulated server from outside.
 #[derive(Clone, Debug)]
@@ -30,6 +57,22 @@ pub enum Happening {
         /// Time until the fresh device is ready.
         rebuild: Duration,
     },
+    /// A lane becomes slow, for a while.
+    SlowLane {
+        /// Which.
+        lane: Lane,
+        /// It takes so many times as long.
+        factor: f64,
+        /// Until it is itself again.
+        lasts: Duration,
+    },
+}
+
+/// What is due at some time.
+#[derive(Debug)]
+enum Due {
+    Engine(Event),
+    Speed(Lane, f64),
 }
 
 /// One engine, one simulated device, one virtual clock.
@@ -37,9 +80,10 @@ pub enum Happening {
 pub struct Simulation {
     engine: Engine,
     device: SimDevice,
-    queue: EventQueue,
+    queue: EventQueue<Due>,
+    lanes: Lanes,
+    recorder: Recorder,
     report: Report,
-    arrived_at: HashMap<SeqId, Duration>,
 }
 
 impl Simulation {
@@ -52,33 +96,42 @@ impl Simulation {
             engine: Engine::new(config)?,
             device,
             queue: EventQueue::default(),
+            lanes: Lanes::default(),
+            recorder: Recorder::default(),
             report: Report::default(),
-            arrived_at: HashMap::new(),
         })
+    }
+
+    /// Keeps every pass with its chunks, for a trace. Without it, passes are kept without their chunks.
+    #[must_use]
+    pub fn in_detail(mut self) -> Simulation {
+        self.recorder.in_detail = true;
+        self
+    }
+
+    /// Counts the tokens emitted before this time separately: a rate under load, without the drain at the end.
+    #[must_use]
+    pub fn counting_until(mut self, end: Duration) -> Simulation {
+        self.report.counted_until = end;
+        self
     }
 
     /// Plays `happenings` (times need not be in order) until nothing is left to do.
     pub fn run(mut self, happenings: impl IntoIterator<Item = (Duration, Happening)>) -> Report {
-        for (at, happening) in happenings {
-            match happening {
-                Happening::Arrival(request) => self.queue.push(at, Event::Submit(request)),
-                Happening::Cancel(seq) => self.queue.push(at, Event::Cancel(seq)),
-                Happening::DeviceLost { rebuild } => {
-                    self.queue.push(at, Event::DeviceLost);
-                    self.queue.push(at + rebuild, Event::DeviceReady);
-                }
-            }
-        }
+        happenings.into_iter().for_each(|(at, happening)| self.schedule(at, happening));
         let mut commands = Vec::new();
-        while let Some((now, event)) = self.queue.pop() {
-            match &event {
-                Event::Submit(request) => {
-                    self.arrived_at.entry(request.seq).or_insert(now);
+        while let Some((now, event)) = self.next() {
+            if let Event::Submit(request) = &event {
+                self.report.arrived(request.seq, now);
+            }
+            if matches!(event, Event::DeviceLost) {
+                self.device.lose();
+                for (at, late) in self.lanes.lose(now) {
+                    self.queue.push(at, Due::Engine(late));
                 }
-                Event::DeviceLost => self.device.lose(),
-                _ => {}
             }
             self.engine.handle(now, event, &mut commands);
+            self.recorder.after(now, &self.engine);
             for command in commands.drain(..) {
                 self.report.commands += 1;
                 self.carry_out(now, command);
@@ -90,27 +143,57 @@ impl Simulation {
             self.engine.view()
         );
         self.report.view = self.engine.view();
+        self.report.any_lane_busy = self.lanes.any_busy;
+        self.report.both_lanes_busy = self.lanes.both_busy;
+        (self.report.passes, self.report.marks) = self.recorder.finish();
         self.report
+    }
+
+    fn schedule(&mut self, at: Duration, happening: Happening) {
+        match happening {
+            Happening::Arrival(request) => self.queue.push(at, Due::Engine(Event::Submit(request))),
+            Happening::Cancel(seq) => self.queue.push(at, Due::Engine(Event::Cancel(seq))),
+            Happening::DeviceLost { rebuild } => {
+                self.queue.push(at, Due::Engine(Event::DeviceLost));
+                self.queue.push(at + rebuild, Due::Engine(Event::DeviceReady));
+            }
+            Happening::SlowLane { lane, factor, lasts } => {
+                self.queue.push(at, Due::Speed(lane, factor));
+                self.queue.push(at + lasts, Due::Speed(lane, 1.0));
+            }
+        }
+    }
+
+    /// Whatever comes first; of what comes at the same time, news from outside.
+    fn next(&mut self) -> Option<(Duration, Event)> {
+        loop {
+            let outside = self.queue.next();
+            if self.lanes.next().is_some_and(|end| outside.is_none_or(|at| end < at)) {
+                let (at, started, event) = self.lanes.finish()?;
+                self.recorder.ended(started, at, &event);
+                return Some((at, event));
+            }
+            match self.queue.pop()? {
+                (at, Due::Engine(event)) => return Some((at, event)),
+                (at, Due::Speed(lane, factor)) => self.lanes.slow(at, lane, factor),
+            }
+        }
     }
 
     fn carry_out(&mut self, now: Duration, command: Command) {
         match command {
             Command::Draft(plan) => {
-                let result = self.device.draft(&plan);
-                self.queue.push(now + result.took, Event::DraftDone(result));
+                self.recorder.draft_began(&plan);
+                let (result, work) = self.device.draft(&plan);
+                self.lanes.start(now, work, LaneResult::Draft(result));
             }
             Command::Verify(plan) => {
-                let result = self.device.verify(&plan);
-                self.queue.push(now + result.took, Event::VerifyDone(result));
+                self.recorder.verify_began(&plan);
+                let (result, work) = self.device.verify(&plan);
+                self.lanes.start(now, work, LaneResult::Verify(result));
             }
-            Command::Emit { seq, tokens } => {
-                let arrived = self.arrived_at.get(&seq).copied().unwrap_or(now);
-                self.report.emitted(seq, now - arrived, &tokens);
-            }
-            Command::Finish { seq, reason, usage } => {
-                let arrived = self.arrived_at.get(&seq).copied().unwrap_or(now);
-                self.report.finished(seq, now, now - arrived, reason, usage);
-            }
+            Command::Emit { seq, tokens } => self.report.emitted(seq, now, &tokens),
+            Command::Finish { seq, reason, usage } => self.report.finished(seq, now, reason, usage),
             Command::Reject { seq, why } => self.report.rejected(seq, why),
         }
     }

@@ -11,7 +11,7 @@ mod rope;
 mod silu_mul;
 mod store_kv;
 
-pub use crate::sampling::sample;
+pub use crate::sampling::{confidence, sample};
 pub use attention::{AttentionShape, attention};
 pub use embed::embed;
 pub use gather_rows::gather_rows;

@@ -6,6 +6,7 @@
 //! Logits are processed as vLLM does: logit bias, penalties, temperature, top-k, top-p, min-p. Greedy is temperature 0: no noise.
 
 mod choose;
+mod confidence;
 mod history;
 mod noise;
 mod nucleus;
@@ -16,6 +17,7 @@ use crate::memory::View;
 use crate::simd::dispatch;
 use crate::{KernelError, Lane};
 use choose::{Greedy, Noisy};
+pub use confidence::confidence;
 pub use history::History;
 use noise::Noise;
 use nucleus::Nucleus;

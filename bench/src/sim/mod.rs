@@ -1,0 +1,257 @@
+//! Policies compared in the simulator: the same loads, the same texts, the same device, one policy after the other.
+
+mod canvas;
+mod figures;
+mod plot;
+mod table;
+mod trace;
+mod tune;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use faser_engine::cost::PartitionCosts;
+use faser_engine::sim::{
+    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
+};
+use faser_engine::{EngineConfig, Policy};
+use serde::{Serialize, Serializer};
+
+pub use figures::{Figures, Moment};
+pub use trace::chrome_trace;
+
+use crate::BenchError;
+
+/// Tokens of a KV block.
+const BLOCK_TOKENS: usize = 16;
+
+/// A policy to simulate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// This one.
+    Policy(Policy),
+    /// Of all fixed lengths the one with the lowest mean latency, under each load anew.
+    BestFixed,
+    /// A batch table made from runs of all fixed lengths with the very same texts, at every size of batch.
+    TunedTable,
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Contender, String> {
+        match text {
+            "best-fixed" => Ok(Contender::BestFixed),
+            "batch-table" => Ok(Contender::TunedTable),
+            policy => policy.parse().map(Contender::Policy).map_err(|unknown: String| {
+                format!("{unknown}; for the simulator also `best-fixed`, or `batch-table` to have it tuned")
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Contender::Policy(policy) => policy.fmt(f),
+            Contender::BestFixed => f.write_str("best-fixed"),
+            Contender::TunedTable => f.write_str("batch-table"),
+        }
+    }
+}
+
+/// What to simulate.
+#[derive(Clone, Debug)]
+pub struct SimSpec {
+    /// The GPU.
+    pub hardware: Hardware,
+    /// The models on it.
+    pub pair: Pair,
+    /// SMs of the draft lane in each partition.
+    pub draft_sms: Vec<usize>,
+    /// Tokens whose KV fits.
+    pub kv_tokens: usize,
+    /// Sequences that may run at once; a backlog fills it.
+    pub max_running: usize,
+    /// Rows of a pass.
+    pub max_pass_rows: usize,
+    /// Tokens of a sequence.
+    pub max_context: usize,
+    /// Lengths of prompts and outputs.
+    pub lengths: Lengths,
+    /// When the draft is right.
+    pub acceptance: Acceptance,
+    /// How the device's times deviate from the tables the engine is given.
+    pub deviation: Deviation,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// How long requests come.
+    pub duration: Duration,
+    /// The same seed gives the same figures.
+    pub seed: u64,
+}
+
+/// A load to run under: arrivals, by a name and the number that plots have on their axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// When requests come.
+    pub arrivals: Arrivals,
+    /// Requests per second, or of a backlog the batch.
+    pub level: f64,
+}
+
+/// One policy under one load.
+#[derive(Clone, Debug, Serialize)]
+pub struct SimRun {
+    /// Requests per second, or of a backlog the batch.
+    pub level: f64,
+    /// What was asked for.
+    #[serde(serialize_with = "as_text")]
+    pub contender: Contender,
+    /// What it came down to.
+    #[serde(serialize_with = "as_text")]
+    pub policy: Policy,
+    /// What it brought.
+    pub figures: Figures,
+}
+
+/// A whole comparison.
+#[derive(Clone, Debug, Serialize)]
+pub struct SimReport {
+    /// What was simulated, in words.
+    pub title: String,
+    /// Whether loads are batches, not rates.
+    pub backlog: bool,
+    /// Every run, load after load.
+    pub runs: Vec<SimRun>,
+}
+
+fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+impl SimSpec {
+    /// Simulates every contender under every load; `done` hears of each run as it ends.
+    ///
+    /// # Errors
+    /// Bounds that do not go together.
+    pub fn compare(
+        &self,
+        contenders: &[Contender],
+        loads: &[Load],
+        done: &mut dyn FnMut(&SimRun),
+    ) -> Result<SimReport, BenchError> {
+        let mut report = SimReport {
+            title: self.to_string(),
+            backlog: loads.iter().any(|load| matches!(load.arrivals, Arrivals::Backlog { .. })),
+            runs: Vec::new(),
+        };
+        let table =
+            contenders.contains(&Contender::TunedTable).then(|| tune::batch_table(self)).transpose()?;
+        for load in loads {
+            let best_fixed = contenders.contains(&Contender::BestFixed);
+            let fixed = if best_fixed { self.fixed_lengths(load)? } else { Vec::new() };
+            for contender in contenders {
+                let (policy, brought) = match contender {
+                    Contender::Policy(policy) => {
+                        (policy.clone(), self.simulate(policy.clone(), load, false)?)
+                    }
+                    Contender::TunedTable => {
+                        let Some(table) = table.clone() else { continue };
+                        (table.clone(), self.simulate(table, load, false)?)
+                    }
+                    Contender::BestFixed => {
+                        let latency = |report: &Report| Figures::of(report, load.until(self)).latency_mean_s;
+                        let best = fixed.iter().min_by(|a, b| latency(&a.1).total_cmp(&latency(&b.1)));
+                        let Some((k, report)) = best else { continue };
+                        (tune::fixed(*k), report.clone())
+                    }
+                };
+                let figures = Figures::of(&brought, load.until(self));
+                let run = SimRun { level: load.level, contender: contender.clone(), policy, figures };
+                done(&run);
+                report.runs.push(run);
+            }
+        }
+        Ok(report)
+    }
+
+    fn fixed_lengths(&self, load: &Load) -> Result<Vec<(usize, Report)>, BenchError> {
+        let run = |&k: &usize| Ok((k, self.simulate(tune::fixed(k), load, false)?));
+        tune::LENGTHS.iter().map(run).collect()
+    }
+
+    /// One policy under one load; in detail for a trace.
+    ///
+    /// # Errors
+    /// Bounds that do not go together.
+    pub fn simulate(&self, policy: Policy, load: &Load, in_detail: bool) -> Result<Report, BenchError> {
+        let workload = Workload {
+            arrivals: load.arrivals,
+            duration: self.duration,
+            lengths: self.lengths,
+            acceptance: self.acceptance.clone(),
+            max_context: self.max_context,
+            faults: self.faults,
+            seed: self.seed,
+        };
+        let roofline = Roofline::new(self.hardware, self.pair, &self.draft_sms);
+        let config = self.config(policy, load, roofline.tables());
+        let device = workload.device(BLOCK_TOKENS, roofline).deviating(self.deviation);
+        let simulation = Simulation::new(config, device)?.counting_until(self.duration);
+        let simulation = if in_detail { simulation.in_detail() } else { simulation };
+        Ok(simulation.run(workload.happenings()))
+    }
+
+    fn config(&self, policy: Policy, load: &Load, partitions: Vec<PartitionCosts>) -> EngineConfig {
+        let max_running = match load.arrivals {
+            Arrivals::Backlog { .. } => (load.level as usize).min(self.max_running),
+            _ => self.max_running,
+        };
+        EngineConfig {
+            block_size: BLOCK_TOKENS,
+            target_blocks: self.kv_tokens / BLOCK_TOKENS,
+            draft_blocks: self.kv_tokens / BLOCK_TOKENS,
+            max_running,
+            max_waiting: 1_000_000,
+            max_pass_rows: self.max_pass_rows,
+            max_context: self.max_context,
+            policy,
+            partitions,
+            // Simulated prompts share nothing.
+            prefix_cache: false,
+        }
+    }
+}
+
+impl fmt::Display for SimSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SimSpec { hardware, pair, lengths, kv_tokens, duration, seed, .. } = self;
+        write!(
+            f,
+            "{} for {} on {} x {}, {} lengths, KV for {kv_tokens} tokens, {} s, seed {seed}",
+            pair.draft.name,
+            pair.target.name,
+            pair.gpus,
+            hardware.name,
+            lengths.name,
+            duration.as_secs()
+        )
+    }
+}
+
+impl Load {
+    /// A server at a constant batch: enough requests that most of the run is at the full one.
+    pub fn backlog(batch: usize) -> Load {
+        Load { arrivals: Arrivals::Backlog { requests: 6 * batch + 4 }, level: batch as f64 }
+    }
+
+    /// When its arrivals end; a backlog has none.
+    fn until(&self, spec: &SimSpec) -> Option<Duration> {
+        match self.arrivals {
+            Arrivals::Backlog { .. } => None,
+            _ => Some(spec.duration),
+        }
+    }
+}

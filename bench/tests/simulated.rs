@@ -1,0 +1,114 @@
+//! The comparison of policies in the simulator: repeatable, sensible, and readable by others.
+
+use std::time::Duration;
+
+use faser_bench::sim::{Contender, Load, SimReport, SimSpec, chrome_trace};
+use faser_engine::Policy;
+use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
+
+fn spec() -> SimSpec {
+    SimSpec {
+        hardware: Hardware::H100,
+        pair: Pair::QWEN3,
+        draft_sms: vec![16],
+        kv_tokens: 32_768,
+        max_running: 32,
+        max_pass_rows: 512,
+        max_context: 1024,
+        lengths: Lengths::exactly(20, 40),
+        acceptance: Acceptance::mixed(),
+        deviation: Deviation { noise: 0.02, ..Deviation::default() },
+        faults: Faults::default(),
+        duration: Duration::from_secs(10),
+        seed: 1,
+    }
+}
+
+fn compare(spec: &SimSpec, contenders: &[&str], loads: &[Load]) -> SimReport {
+    let contenders: Vec<Contender> =
+        contenders.iter().map(|text| text.parse().expect("a contender")).collect();
+    spec.compare(&contenders, loads, &mut |_| {}).expect("a comparison")
+}
+
+fn poisson(per_s: f64) -> Load {
+    Load { arrivals: Arrivals::Poisson { per_s }, level: per_s }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_report() {
+    let report = |seed| {
+        let report = compare(&SimSpec { seed, ..spec() }, &["fixed:3", "faser"], &[poisson(3.0)]);
+        serde_json::to_string(&report.runs).unwrap()
+    };
+    assert_eq!(report(1), report(1));
+    assert_ne!(report(1), report(2));
+}
+
+#[test]
+fn at_a_batch_of_one_speculation_pays_as_a_pen_and_paper_says() {
+    let even = SimSpec { acceptance: Acceptance::from(0.8), lengths: Lengths::exactly(20, 400), ..spec() };
+    let report = compare(&even, &["off", "fixed:4", "best-fixed", "batch-table"], &[Load::backlog(1)]);
+    let figures: Vec<_> = report.runs.iter().map(|run| &run.figures).collect();
+    // (1 + 0.8 + 0.64 + 0.51 + 0.41) tokens for a pass of 24 ms and four draft steps of 1.2 ms.
+    let gain = figures[1].tokens_per_s / figures[0].tokens_per_s;
+    assert!((2.4..2.9).contains(&gain), "{gain}");
+    assert!((figures[1].tokens_per_verdict - 3.36).abs() < 0.25, "{}", figures[1].tokens_per_verdict);
+    assert!((figures[1].draft_steps - 4.0).abs() < 0.2 && figures[1].k_mean > 3.5);
+    // Whoever may choose does not choose worse.
+    assert!(figures[2].latency_mean_s <= figures[1].latency_mean_s);
+    assert!(figures[3].tokens_per_s >= figures[1].tokens_per_s * 0.99);
+    assert!(matches!(&report.runs[3].policy, Policy::BatchTable { steps } if steps[0].1 >= 4));
+    for text in ["best fixed:", "batch-table", "tokens/s", "the table, tuned"] {
+        assert!(report.to_string().contains(text), "{report}");
+    }
+    assert_eq!(&report.png().unwrap()[1..4], b"PNG");
+}
+
+#[test]
+fn a_server_that_others_wait_for_commits_more_with_more_of_them() {
+    let report = compare(&spec(), &["off"], &[poisson(0.5), poisson(4.0)]);
+    let [idle, busy] = [&report.runs[0].figures, &report.runs[1].figures];
+    assert!(busy.tokens_per_s > 4.0 * idle.tokens_per_s && busy.batch_mean > idle.batch_mean);
+    assert!(busy.latency_mean_s >= idle.latency_mean_s && busy.latency.p99_ms >= busy.latency.median_ms);
+    // What is served is what was asked for: 40 tokens each.
+    let asked = 40.0 * (busy.finished as f64) / 10.0;
+    assert!((busy.tokens_per_s / asked - 1.0).abs() < 0.2, "{} of {asked}", busy.tokens_per_s);
+}
+
+#[test]
+fn faults_are_survived_and_counted() {
+    let faults = Faults {
+        cancelled: 0.3,
+        device_lost_every: Some(Duration::from_secs(3)),
+        slow_lane_every: Some(Duration::from_secs(3)),
+    };
+    let report = compare(
+        &SimSpec { faults, lengths: Lengths::exactly(20, 400), ..spec() },
+        &["faser"],
+        &[poisson(4.0)],
+    );
+    let figures = &report.runs[0].figures;
+    assert!(figures.others > 0 && figures.finished > 0, "{figures:?}");
+}
+
+#[test]
+fn a_trace_has_both_lanes_with_slices_in_order() {
+    let report = spec().simulate(Policy::Fixed { k: 4 }, &poisson(4.0), true).unwrap();
+    let second = Duration::from_secs(1);
+    let trace = chrome_trace(&report, second, 2 * second);
+    let events = trace["traceEvents"].as_array().unwrap();
+    for lane in [0, 1] {
+        let slices: Vec<(f64, f64)> = events
+            .iter()
+            .filter(|event| event["ph"] == "X" && event["pid"] == 1 && event["tid"] == lane)
+            .map(|event| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap()))
+            .collect();
+        assert!(slices.len() > 10);
+        assert!(slices.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0 + 1e-3), "slices overlap");
+        assert!(slices.iter().all(|(ts, _)| (1e6..2e6).contains(ts)));
+    }
+    let verify =
+        events.iter().find(|event| event["name"].as_str().is_some_and(|name| name.starts_with("verify")));
+    assert!(verify.unwrap()["args"]["chunks"][0].as_str().unwrap().contains("accepted"));
+    assert!(events.iter().any(|event| event["ph"] == "C" && event["name"] == "mean k"));
+}

@@ -1,0 +1,269 @@
+//! `faser sim`: compares policies in the simulator and prints the table.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use faser_bench::BenchError;
+use faser_bench::sim::{Contender, Load, SimRun, SimSpec, chrome_trace};
+use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
+
+use crate::error::DaemonError;
+use crate::output;
+
+/// `faser sim`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The engine is the real one, and the clock and the device are models: no GPU is needed. The same seed gives the same figures.
+Policies are those of a config, and `best-fixed` (the fixed k of lowest mean latency, found for each load), and
+`batch-table` (k by batch size, tuned on the very load). The table goes to standard output.
+
+Examples:
+  faser sim --rates 0.5,1,2,4,8                             the paper's Qwen3 pair on an H100, ShareGPT lengths
+  faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.png
+  faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
+  faser sim --device a100 --pair llama3 --rates 2 --trace trace.json")]
+pub struct SimArgs {
+    /// The GPU: h100, h200 or a100.
+    #[arg(long, default_value = "h100", value_parser = device)]
+    pub device: Hardware,
+    /// The models: qwen3 (0.6B for 32B, one GPU) or llama3 (1B for 70B, two).
+    #[arg(long, default_value = "qwen3", value_parser = pair)]
+    pub pair: Pair,
+    /// SMs of the draft lane in each partition.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
+    pub draft_sms: Vec<usize>,
+    /// Tokens whose KV fits; without it, what the device has beside the weights.
+    #[arg(long, value_name = "N")]
+    pub kv_tokens: Option<usize>,
+    /// Sequences that may run at once.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_running: usize,
+    /// Rows of a pass.
+    #[arg(long, value_name = "N", default_value_t = 2048)]
+    pub max_pass_rows: usize,
+    /// Tokens of a sequence; without it 8192, or what the KV holds.
+    #[arg(long, value_name = "N")]
+    pub max_context: Option<usize>,
+    /// Lengths: sharegpt, longbench, humaneval, azure-code, azure-conversation or mooncake-conversation.
+    #[arg(long, default_value = "sharegpt", value_parser = lengths)]
+    pub lengths: Lengths,
+    /// Probability that the draft is right, the same for all; without it a mix of classes.
+    #[arg(long, value_name = "P")]
+    pub acceptance: Option<f64>,
+    /// How requests come: poisson, swing or bursts.
+    #[arg(long, default_value = "poisson", value_parser = ["poisson", "swing", "bursts"])]
+    pub arrivals: String,
+    /// Requests per second, one load each.
+    #[arg(long, value_name = "R,..", value_delimiter = ',', default_value = "0.5,1,2,4,8")]
+    pub rates: Vec<f64>,
+    /// Constant batches instead of arrivals, one load each.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with_all = ["rates", "arrivals"])]
+    pub batches: Vec<usize>,
+    /// Highest over lowest rate of `--arrivals swing`, one swing over the duration.
+    #[arg(long, value_name = "X", default_value_t = 35.0)]
+    pub swing: f64,
+    /// Seconds over which requests come.
+    #[arg(long, value_name = "S", default_value_t = 120)]
+    pub duration: u64,
+    /// A policy; repeat it for several.
+    #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "fixed:6", "best-fixed", "batch-table", "budget", "faser"])]
+    pub policies: Vec<Contender>,
+    /// The same seed gives the same figures.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// The device takes so many times what the engine's tables say.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub error: f64,
+    /// Deviation of a pass's time, as a share of it.
+    #[arg(long, value_name = "X", default_value_t = 0.02)]
+    pub noise: f64,
+    /// Share of the clients that leave early.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub cancelled: f64,
+    /// Mean seconds between losses of the device.
+    #[arg(long, value_name = "S")]
+    pub device_lost_every: Option<u64>,
+    /// Mean seconds between slow spells of a lane.
+    #[arg(long, value_name = "S")]
+    pub slow_lane_every: Option<u64>,
+    /// Write every run as JSON too.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a picture of the comparison (PNG).
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Write a Chrome trace of the last policy under the last load, for ui.perfetto.dev.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Second from which the trace is kept.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub trace_from: u64,
+    /// Seconds that the trace holds.
+    #[arg(long, value_name = "S", default_value_t = 5)]
+    pub trace_for: u64,
+}
+
+/// Runs the comparison.
+///
+/// # Errors
+/// The figures asked for do not go together, or a file cannot be written.
+pub fn sim(args: &SimArgs) -> Result<(), DaemonError> {
+    let spec = args.spec()?;
+    let loads = args.loads();
+    let report = spec.compare(&args.policies, &loads, &mut show)?;
+    output::line(report.to_string().trim_end())?;
+    if let Some(file) = &args.json {
+        write(file, serde_json::to_vec_pretty(&report).map_err(std::io::Error::from))?;
+    }
+    if let Some(file) = &args.plot {
+        write(file, Ok(report.png()?))?;
+    }
+    if let (Some(file), Some(last), Some(load)) = (&args.trace, report.runs.last(), loads.last()) {
+        let detailed = spec.simulate(last.policy.clone(), load, true)?;
+        let from = Duration::from_secs(args.trace_from);
+        let trace = chrome_trace(&detailed, from, from + Duration::from_secs(args.trace_for));
+        write(file, serde_json::to_vec(&trace).map_err(std::io::Error::from))?;
+    }
+    Ok(())
+}
+
+impl SimArgs {
+    fn spec(&self) -> Result<SimSpec, DaemonError> {
+        let wrong = |why: &str| Err(BenchError::Spec(why.to_owned()).into());
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        if !self.rates.iter().all(|&rate| positive(rate)) || self.batches.contains(&0) {
+            return wrong("--rates and --batches must be above 0");
+        }
+        if !(positive(self.error) && self.noise.is_finite() && self.noise >= 0.0) {
+            return wrong("--error must be above 0, and --noise at least 0");
+        }
+        if !(self.swing.is_finite() && self.swing >= 1.0) || self.duration == 0 {
+            return wrong("--swing and --duration must be at least 1");
+        }
+        if ![self.cancelled, self.acceptance.unwrap_or(0.0)].iter().all(|p| (0.0..=1.0).contains(p)) {
+            return wrong("--cancelled and --acceptance are probabilities, 0 to 1");
+        }
+        if self.draft_sms.iter().any(|&sms| sms == 0 || sms >= self.device.sms) {
+            return wrong(&format!("--draft-sms must be above 0 and below the device's {}", self.device.sms));
+        }
+        let kv_tokens = self.kv_tokens.unwrap_or_else(|| self.pair.kv_tokens(self.device.memory_bytes));
+        if kv_tokens < 1024 {
+            return wrong(&format!(
+                "{} on {} leaves KV for {kv_tokens} tokens: choose another --device, or say --kv-tokens",
+                self.pair.name, self.device.name
+            ));
+        }
+        Ok(SimSpec {
+            hardware: self.device,
+            pair: self.pair,
+            draft_sms: self.draft_sms.clone(),
+            kv_tokens,
+            max_running: self.max_running,
+            max_pass_rows: self.max_pass_rows,
+            max_context: self.max_context.unwrap_or(kv_tokens.next_multiple_of(16).min(8192)),
+            lengths: self.lengths,
+            acceptance: self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from),
+            deviation: Deviation { draft: self.error, verify: self.error, noise: self.noise },
+            faults: Faults {
+                cancelled: self.cancelled,
+                device_lost_every: self.device_lost_every.map(Duration::from_secs),
+                slow_lane_every: self.slow_lane_every.map(Duration::from_secs),
+            },
+            duration: Duration::from_secs(self.duration),
+            seed: self.seed,
+        })
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        if !self.batches.is_empty() {
+            return self.batches.iter().map(|&batch| Load::backlog(batch)).collect();
+        }
+        let arrivals = |per_s: f64| match self.arrivals.as_str() {
+            "swing" => {
+                Arrivals::Swinging { per_s, swing: self.swing, period: Duration::from_secs(self.duration) }
+            }
+            // As in the Azure code trace.
+            "bursts" => {
+                Arrivals::Bursts { per_s, on: Duration::from_millis(7800), off: Duration::from_secs(38) }
+            }
+            _ => Arrivals::Poisson { per_s },
+        };
+        self.rates.iter().map(|&rate| Load { arrivals: arrivals(rate), level: rate }).collect()
+    }
+}
+
+fn show(run: &SimRun) {
+    eprintln!("{} at {}: {:.1} tokens/s", run.contender, run.level, run.figures.tokens_per_s);
+}
+
+fn write(file: &Path, content: Result<Vec<u8>, std::io::Error>) -> Result<(), DaemonError> {
+    let written = content.and_then(|content| fs::write(file, content));
+    written.map_err(|source| DaemonError::Write { path: file.to_owned(), source })
+}
+
+fn device(name: &str) -> Result<Hardware, String> {
+    Hardware::named(name).ok_or_else(|| "choose h100, h200 or a100".to_owned())
+}
+
+fn pair(name: &str) -> Result<Pair, String> {
+    Pair::named(name).ok_or_else(|| "choose qwen3 or llama3".to_owned())
+}
+
+fn lengths(name: &str) -> Result<Lengths, String> {
+    Lengths::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Lengths::ALL.iter().map(|lengths| lengths.name).collect();
+        format!("choose one of {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn args(line: &str) -> Result<SimArgs, clap::Error> {
+        match Cli::try_parse_from(line.split_whitespace())?.command {
+            Command::Sim(args) => Ok(*args),
+            other => panic!("another command: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_default_is_the_papers_setting() {
+        let args = args("faser sim").unwrap();
+        assert_eq!((args.device, args.pair, args.policies.len()), (Hardware::H100, Pair::QWEN3, 6));
+        let spec = args.spec().unwrap();
+        assert!(spec.to_string().starts_with("Qwen3-0.6B for Qwen3-32B on 1 x h100, sharegpt lengths"));
+        assert_eq!(args.loads().len(), 5);
+    }
+
+    #[test]
+    fn policies_may_have_commas_and_batches_replace_rates() {
+        let args =
+            args("faser sim --policy batch-table:4=6,16=2 --policy best-fixed --batches 1,64").unwrap();
+        let policies: Vec<String> = args.policies.iter().map(ToString::to_string).collect();
+        assert_eq!(policies, ["batch-table:4=6,16=2", "best-fixed"]);
+        assert!(args.loads().iter().all(|load| matches!(load.arrivals, Arrivals::Backlog { .. })));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_advice() {
+        for line in ["--device b900", "--policy fixed:99", "--lengths x", "--batches 1 --rates 2"] {
+            assert!(args(&format!("faser sim {line}")).is_err(), "{line}");
+        }
+        for (line, advice) in [
+            ("--rates 0", "--rates"),
+            ("--swing 0.5", "--swing"),
+            ("--noise NaN", "--noise"),
+            ("--acceptance 2", "--acceptance"),
+            ("--draft-sms 132", "132"),
+            ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),
+        ] {
+            let refused = args(&format!("faser sim {line}")).unwrap().spec();
+            assert!(refused.is_err_and(|why| why.to_string().contains(advice)), "{line}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The survival budget: who drafts how far, and what of it is verified.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use super::Batch;
+use crate::api::K_LIMIT;
+use crate::cost::PartitionCosts;
+
+/// Survival below which nothing is considered.
+const NEGLIGIBLE: f32 = 0.02;
+
+/// Gain below which drafting is not begun: estimates are off by about as much, and not to draft is certain.
+const WORTH_A_DRAFT: f64 = 0.03;
+
+/// Gain below which nothing is trimmed: what is not verified is not learned from either.
+const WORTH_A_TRIM: f64 = 0.02;
+
+/// Takes proposals in the order of survival, over all sequences together. Its buffers are kept from round to round.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    /// Survival of each sequence at the depth that is looked at; 0 for those that draft no further.
+    survivals: Vec<f32>,
+    open: BinaryHeap<Next>,
+    /// Proposals taken of each sequence.
+    taken: Vec<usize>,
+    /// Sequences in the order in which their proposals were taken.
+    order: Vec<usize>,
+}
+
+/// A round as it could be: what it commits, how long it takes, and how many draft steps it has.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    committed: f64,
+    seconds: f64,
+    depth: usize,
+}
+
+/// The next proposal of one sequence.
+#[derive(Debug)]
+struct Next {
+    survival: f32,
+    sequence: usize,
+}
+
+impl PartialEq for Next {
+    fn eq(&self, other: &Next) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Next {}
+
+impl PartialOrd for Next {
+    fn partial_cmp(&self, other: &Next) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Next {
+    /// By survival; among equals the older sequence first, so that plans are repeatable.
+    fn cmp(&self, other: &Next) -> Ordering {
+        self.survival.total_cmp(&other.survival).then(other.sequence.cmp(&self.sequence))
+    }
+}
+
+impl Budget {
+    /// Speculative lengths before drafting, from what is typical of each sequence; what is ready already is not drafted
+    /// again.
+    ///
+    /// A draft step costs nearly the same for one sequence as for all, so lengths are searched by depth: at each, everyone
+    /// whose survival is worth a row drafts on, and the best depth is taken. `worth` is what a second is worth in tokens;
+    /// since cost is a staircase, a round in which rows are free is tried as well.
+    pub(super) fn plan(
+        &mut self,
+        batch: &Batch<'_>,
+        worth: f64,
+        costs: &PartitionCosts,
+        lengths: &mut Vec<usize>,
+    ) {
+        let value = |choice: &Choice| choice.committed - worth * choice.seconds;
+        let without = self.sweep(batch, f32::INFINITY, costs, value);
+        let least_gain = WORTH_A_DRAFT * without.committed;
+        let (mut best, mut floor) = (without, f32::INFINITY);
+        for its_floor in [worthwhile(batch.candidates.len(), worth, costs), NEGLIGIBLE] {
+            let choice = self.sweep(batch, its_floor, costs, value);
+            if value(&choice) > value(&best).max(value(&without) + least_gain) {
+                (best, floor) = (choice, its_floor);
+            }
+        }
+        lengths.clear();
+        lengths.extend(batch.candidates.iter().map(|candidate| {
+            let survivals = std::iter::successors(Some(candidate.survival * candidate.typical), |survival| {
+                Some(survival * candidate.typical)
+            });
+            let most = best.depth.min(candidate.useful.saturating_sub(candidate.ready));
+            candidate.ready + survivals.take(most).take_while(|&survival| survival >= floor).count()
+        }));
+    }
+
+    /// The highest goodput that a round of this batch can be predicted to have. The time that prefill takes of the pass is not
+    /// counted: it brings tokens of its own, later, and would make those of this round look dear and their rows cheap.
+    pub(super) fn goodput(&mut self, batch: &Batch<'_>, costs: &PartitionCosts) -> f64 {
+        let rows = batch.candidates.len();
+        let prefill_s = costs.verify.seconds(rows + batch.prefill_rows, 0) - costs.verify.seconds(rows, 0);
+        let rate = |choice: &Choice| choice.committed / (choice.seconds - prefill_s).max(f64::MIN_POSITIVE);
+        rate(&self.sweep(batch, NEGLIGIBLE, costs, rate))
+    }
+
+    /// The depth of the highest `value`, if everyone drafts as long as its survival is at least `floor`.
+    fn sweep(
+        &mut self,
+        batch: &Batch<'_>,
+        floor: f32,
+        costs: &PartitionCosts,
+        value: impl Fn(&Choice) -> f64,
+    ) -> Choice {
+        let ready = batch.candidates.iter().map(|candidate| candidate.ready).sum();
+        let expected: f64 = batch.candidates.iter().map(|candidate| f64::from(candidate.expected)).sum();
+        let mut pass = Pass::new(batch, costs, ready, expected);
+        let mut draft_seconds = 0.0;
+        self.survivals.clear();
+        self.survivals.extend(batch.candidates.iter().map(|candidate| candidate.survival));
+        let mut best = pass.choice(0.0, 0);
+        for depth in 0..K_LIMIT {
+            let (mut drafting, mut context) = (0, 0);
+            for (candidate, survival) in batch.candidates.iter().zip(&mut self.survivals) {
+                *survival *= candidate.typical;
+                if candidate.ready + depth < candidate.useful
+                    && *survival >= floor
+                    && pass.proposals < batch.rows
+                {
+                    pass.add(*survival, candidate.context);
+                    drafting += 1;
+                    context += candidate.context;
+                } else {
+                    *survival = 0.0;
+                }
+            }
+            if drafting == 0 {
+                break;
+            }
+            draft_seconds += costs.draft.seconds(drafting, context);
+            let choice = pass.choice(draft_seconds, depth + 1);
+            if value(&choice) > value(&best) {
+                best = choice;
+            }
+        }
+        best
+    }
+
+    /// What to verify of what is ready: only rows cost now, the draft steps are gone whatever is taken.
+    /// `acceptances` are those of the ready proposals, sequence after sequence.
+    pub(super) fn trim(
+        &mut self,
+        batch: &Batch<'_>,
+        acceptances: &[f32],
+        worth: f64,
+        costs: &PartitionCosts,
+        lengths: &mut Vec<usize>,
+    ) {
+        let mut pass = Pass::new(batch, costs, 0, 0.0);
+        self.reset(batch);
+        let mut first = Vec::with_capacity(batch.candidates.len());
+        let mut offset = 0;
+        for (sequence, candidate) in batch.candidates.iter().enumerate() {
+            first.push(offset);
+            if candidate.ready > 0 {
+                self.open.push(Next { survival: acceptances[offset], sequence });
+            }
+            offset += candidate.ready;
+        }
+        let mut best = (pass.value(worth), 0);
+        while let Some(Next { survival, sequence }) = self.open.pop() {
+            if pass.proposals >= batch.rows {
+                break;
+            }
+            let candidate = &batch.candidates[sequence];
+            self.order.push(sequence);
+            self.taken[sequence] += 1;
+            let taken = self.taken[sequence];
+            pass.add(survival, candidate.context);
+            if taken < candidate.ready {
+                self.open.push(Next { survival: survival * acceptances[first[sequence] + taken], sequence });
+            }
+            let goodput = pass.value(worth);
+            if goodput >= best.0 {
+                best = (goodput, self.order.len());
+            }
+        }
+        if pass.value(worth) + WORTH_A_TRIM * pass.committed > best.0 {
+            best.1 = self.order.len();
+        }
+        lengths.clear();
+        lengths.resize(batch.candidates.len(), 0);
+        self.order[..best.1].iter().for_each(|&sequence| lengths[sequence] += 1);
+    }
+
+    fn reset(&mut self, batch: &Batch<'_>) {
+        self.open.clear();
+        self.order.clear();
+        self.taken.clear();
+        self.taken.resize(batch.candidates.len(), 0);
+    }
+}
+
+/// The verify pass in the making.
+struct Pass<'a> {
+    costs: &'a PartitionCosts,
+    /// Rows that are not proposals.
+    rows: usize,
+    context: usize,
+    proposals: usize,
+    /// Tokens it will commit, as far as is known.
+    committed: f64,
+}
+
+impl<'a> Pass<'a> {
+    fn new(batch: &Batch<'_>, costs: &'a PartitionCosts, proposals: usize, expected: f64) -> Pass<'a> {
+        Pass {
+            costs,
+            rows: batch.candidates.len() + batch.prefill_rows,
+            context: batch.candidates.iter().map(|candidate| candidate.context).sum(),
+            proposals,
+            committed: batch.candidates.len() as f64 + expected,
+        }
+    }
+
+    fn add(&mut self, survival: f32, context: usize) {
+        self.proposals += 1;
+        self.committed += f64::from(survival);
+        self.context += context;
+    }
+
+    fn seconds(&self) -> f64 {
+        self.costs.verify.seconds(self.rows + self.proposals, self.context)
+    }
+
+    fn choice(&self, draft_seconds: f64, depth: usize) -> Choice {
+        Choice { committed: self.committed, seconds: draft_seconds + self.seconds(), depth }
+    }
+
+    /// Tokens, less what the pass's time is worth in tokens.
+    fn value(&self, worth: f64) -> f64 {
+        self.committed - worth * self.seconds()
+    }
+}
+
+/// Survival that pays a further row of a pass of about `rows` rows, when a second is worth so many tokens.
+pub(super) fn worthwhile(rows: usize, worth: f64, costs: &PartitionCosts) -> f32 {
+    /// A row's cost is looked at over this many rows: the staircase is not followed step by step.
+    const OVER_ROWS: usize = 8;
+    let row_seconds =
+        (costs.verify.seconds(rows + OVER_ROWS, 0) - costs.verify.seconds(rows, 0)) / OVER_ROWS as f64;
+    ((worth * row_seconds) as f32).clamp(NEGLIGIBLE, 1.0)
+}

@@ -1,0 +1,175 @@
+//! Time of a pass by roofline: bytes over bandwidth, operations over rate, and what launching costs.
+//!
+//! ```text
+//!   pass = launch + layers x gap  +  products: max(weights / bandwidth, 2 x parameters x rows / rate)
+//!                                 +  attention: max(KV read / bandwidth, operations / rate)
+//!                                 +  all-reduces, two a layer, if sharded
+//! ```
+//! The max of the products is softened (a p-norm with p = 4), since real kernels overlap the two imperfectly, and rows
+//! count in tiles of 64 against the rate. The KV of a chunk is read once, however many rows the chunk has.
+//!
+//! A partition gets its share of the SMs' rate, and of the bandwidth what `Hardware::bandwidth_share` says. When both
+//! lanes run they share one memory: see [`contention`].
+
+use std::time::Duration;
+
+use super::hardware::Hardware;
+use super::pair::{ModelShape, Pair};
+use crate::cost::{PartitionCosts, PassCost, ROW_GRID};
+
+/// What a pass has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) rows: usize,
+    /// Positions whose KV is read, once per chunk.
+    pub(super) kv_tokens: usize,
+    /// Sum of all rows' positions.
+    pub(super) row_context: usize,
+}
+
+/// What a pass takes when the other lane is idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Work {
+    pub(super) seconds: f64,
+    /// Share of the device's memory bandwidth it draws in the mean.
+    pub(super) bandwidth: f64,
+}
+
+/// What running at the same time costs both lanes beyond bandwidth: caches, power, clocks. Assumed.
+const INTERFERENCE: f64 = 0.03;
+/// Rows of a tile of a matrix product.
+const TILE_ROWS: usize = 64;
+/// What of the rate of matrix products attention reaches.
+const ATTENTION_RATE: f64 = 0.5;
+
+/// A replica's device: its GPUs, the pair on them, and its partitions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Roofline {
+    hardware: Hardware,
+    pair: Pair,
+    /// Share of the SMs of the draft and of the verify lane; the whole device for both first.
+    shares: Vec<(f64, f64)>,
+}
+
+impl Roofline {
+    /// `draft_sms` are the SMs of the draft lane in each partition after the first, which is the whole device.
+    pub fn new(hardware: Hardware, pair: Pair, draft_sms: &[usize]) -> Roofline {
+        let split = |&sms: &usize| {
+            let share = sms as f64 / hardware.sms as f64;
+            (share, 1.0 - share)
+        };
+        let shares = [(1.0, 1.0)].into_iter().chain(draft_sms.iter().map(split)).collect();
+        Roofline { hardware, pair, shares }
+    }
+
+    pub(super) fn draft(&self, partition: usize, load: Load) -> Work {
+        self.pass(&self.pair.draft, self.shares[partition].0, load)
+    }
+
+    pub(super) fn verify(&self, partition: usize, load: Load) -> Work {
+        self.pass(&self.pair.target, self.shares[partition].1, load)
+    }
+
+    fn pass(&self, model: &ModelShape, share: f64, load: Load) -> Work {
+        if load.rows == 0 {
+            return Work::default();
+        }
+        let (hardware, tp) = (&self.hardware, model.tp as f64);
+        let bandwidth = hardware.bandwidth * Hardware::bandwidth_share(share) * tp;
+        let rate = hardware.flops * share * tp;
+        let tiled_rows =
+            if load.rows < TILE_ROWS { load.rows } else { load.rows.next_multiple_of(TILE_ROWS) };
+        let weight_bytes = 2.0 * model.read_parameters;
+        let products = softened_max(weight_bytes / bandwidth, weight_bytes * tiled_rows as f64 / rate);
+        let kv_bytes = model.kv_bytes_per_token() * load.kv_tokens as f64;
+        let operations = (4 * model.layers * model.heads * model.head_dim) as f64 * load.row_context as f64;
+        let attention = (kv_bytes / bandwidth).max(operations / (ATTENTION_RATE * rate));
+        let all_reduces = if model.tp > 1 {
+            let bytes = (2 * load.rows * model.hidden) as f64;
+            2.0 * model.layers as f64 * (hardware.link_s + bytes / hardware.link_bandwidth)
+        } else {
+            0.0
+        };
+        let launches = hardware.step_s + hardware.layer_s * model.layers as f64;
+        let seconds = launches + products + attention + all_reduces;
+        Work { seconds, bandwidth: (weight_bytes + kv_bytes) / (seconds * hardware.bandwidth * tp) }
+    }
+
+    /// What profiling at start-up would find: every partition's tables, both lanes of a split at work.
+    pub fn tables(&self) -> Vec<PartitionCosts> {
+        (0..self.shares.len()).map(|partition| self.table(partition)).collect()
+    }
+
+    fn table(&self, partition: usize) -> PartitionCosts {
+        /// The load of the other lane while one is profiled.
+        const OTHER: Load = Load { rows: 16, kv_tokens: 16 * 512, row_context: 16 * 512 };
+        let other = |work: Work| if partition == 0 { Work::default() } else { work };
+        let other_draft = other(self.draft(partition, OTHER));
+        let other_verify = other(self.verify(partition, OTHER));
+        let profiled = |pass: &dyn Fn(Load) -> Work, other: Work| {
+            let time = |load| {
+                let work = pass(load);
+                work.seconds * contention(work.bandwidth, other.bandwidth)
+            };
+            let rows = |rows| Load { rows, ..Load::default() };
+            let context = 1024;
+            let with = Load { rows: 1, kv_tokens: context, row_context: context };
+            let per_context = (time(with) - time(rows(1))).max(0.0) / context as f64;
+            (ROW_GRID.map(|n| Duration::from_secs_f64(time(rows(n)))), per_context)
+        };
+        let (draft, draft_context) = profiled(&|load| self.draft(partition, load), other_verify);
+        let (verify, verify_context) = profiled(&|load| self.verify(partition, load), other_draft);
+        PartitionCosts {
+            draft: PassCost::new(draft, Duration::from_secs_f64(draft_context)),
+            verify: PassCost::new(verify, Duration::from_secs_f64(verify_context)),
+        }
+    }
+}
+
+/// How much slower a lane runs while the other does too: what both want of the memory beyond all of it, and a little.
+pub(super) fn contention(mine: f64, other: f64) -> f64 {
+    if other == 0.0 { 1.0 } else { (mine + other).max(1.0) * (1.0 + INTERFERENCE) }
+}
+
+fn softened_max(a: f64, b: f64) -> f64 {
+    (a.powi(4) + b.powi(4)).powf(0.25)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(rows: usize) -> Load {
+        Load { rows, ..Load::default() }
+    }
+
+    #[test]
+    fn a_few_rows_are_free_and_many_are_not() {
+        let device = Roofline::new(Hardware::H100, Pair::QWEN3, &[]);
+        let time = |n| device.verify(0, rows(n)).seconds;
+        // 64 GB of weights at 2.85 TB/s, and launches.
+        assert!((0.022..0.026).contains(&time(1)), "{}", time(1));
+        assert!(time(64) < 1.01 * time(1));
+        assert!((1.9..2.1).contains(&(time(2048) / time(1024))));
+        // A draft step is a tenth of that or less, its launches the larger part.
+        assert!((0.0010..0.0016).contains(&device.draft(0, rows(1)).seconds));
+    }
+
+    #[test]
+    fn sharding_halves_what_is_read_and_pays_for_talking() {
+        let time = |pair| Roofline::new(Hardware::H100, pair, &[]).verify(0, rows(1)).seconds;
+        let alone = Pair { target: ModelShape { tp: 1, ..Pair::LLAMA3.target }, ..Pair::LLAMA3 };
+        assert!(time(Pair::LLAMA3) > 0.5 * time(alone) && time(Pair::LLAMA3) < 0.6 * time(alone));
+    }
+
+    #[test]
+    fn a_split_slows_drafts_more_than_it_slows_memory_bound_verification() {
+        let device = Roofline::new(Hardware::H100, Pair::QWEN3, &[16]);
+        let [whole, split] =
+            [0, 1].map(|p| (device.draft(p, rows(8)).seconds, device.verify(p, rows(64)).seconds));
+        assert!(split.0 > 1.4 * whole.0 && split.1 < 1.02 * whole.1);
+        let tables = device.tables();
+        // Profiled together, each pays for the other.
+        assert!(tables[1].verify.seconds(64, 0) > 1.1 * tables[0].verify.seconds(64, 0));
+    }
+}

@@ -1,0 +1,197 @@
+//! Survival: the probability that a proposal and all before it are accepted.
+//!
+//! What is known of a proposal before the target has seen it is the draft's own confidence in it. Confidence is
+//! calibrated online, per model pair, into a probability of acceptance ([`Calibration`]); a factor per request, learned
+//! from its own history and decaying towards one, corrects for texts that are easier or harder than most ([`Level`]).
+
+/// Bins of confidence. Their borders are even in probability.
+pub const CONFIDENCE_BINS: usize = 16;
+
+/// Acceptances that a fresh bin is believed to have seen.
+const PRIOR_WEIGHT: f64 = 8.0;
+/// What an observation still counts after one more in the same bin: the memory is about 2,000 proposals.
+const BIN_MEMORY: f64 = 0.9995;
+/// Acceptance expected before anything is known.
+const TYPICAL_AT_FIRST: f64 = 0.7;
+/// No probability of acceptance is taken for certain.
+const CERTAIN: f32 = 0.995;
+/// None is taken for impossible, so that a draft that has become good again is noticed.
+const HOPELESS: f32 = 0.02;
+
+/// What the lanes need of the calibration to stop drafting by themselves: one probability per bin.
+pub type AcceptanceTable = [f32; CONFIDENCE_BINS];
+
+/// From the draft's confidence to the probability of acceptance, given that all before was accepted.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    bins: [Bin; CONFIDENCE_BINS],
+    /// All bins together.
+    all: Bin,
+    observed: u64,
+    log_loss_sum: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bin {
+    accepted: f64,
+    seen: f64,
+}
+
+impl Default for Calibration {
+    /// Trusts the draft, weakly: a bin's prior is its own middle.
+    fn default() -> Calibration {
+        let bins = std::array::from_fn(|bin| {
+            let middle = (bin as f64 + 0.5) / CONFIDENCE_BINS as f64;
+            Bin { accepted: middle * PRIOR_WEIGHT, seen: PRIOR_WEIGHT }
+        });
+        let all = Bin { accepted: TYPICAL_AT_FIRST * PRIOR_WEIGHT, seen: PRIOR_WEIGHT };
+        Calibration { bins, all, observed: 0, log_loss_sum: 0.0 }
+    }
+}
+
+/// The bin of a confidence; out of range and NaN go to the nearest end.
+pub fn confidence_bin(confidence: f32) -> usize {
+    // A float cast saturates, and takes NaN to 0.
+    ((confidence * CONFIDENCE_BINS as f32) as usize).min(CONFIDENCE_BINS - 1)
+}
+
+impl Calibration {
+    /// Learns from one verified proposal, all before which were accepted. `predicted` is what was believed of it.
+    pub fn observe(&mut self, confidence: f32, predicted: f32, accepted: bool) {
+        for bin in [&mut self.bins[confidence_bin(confidence)], &mut self.all] {
+            bin.seen = bin.seen * BIN_MEMORY + 1.0;
+            bin.accepted = bin.accepted * BIN_MEMORY + f64::from(u8::from(accepted));
+        }
+        self.observed += 1;
+        let right = if accepted { predicted } else { 1.0 - predicted };
+        self.log_loss_sum -= f64::from(right.max(1e-6)).ln();
+    }
+
+    /// Acceptance over all requests and confidences, per proposal.
+    pub fn typical(&self) -> f32 {
+        bounded((self.all.accepted / self.all.seen) as f32)
+    }
+
+    /// The probability of acceptance per bin.
+    pub fn table(&self) -> AcceptanceTable {
+        std::array::from_fn(|bin| bounded((self.bins[bin].accepted / self.bins[bin].seen) as f32))
+    }
+
+    /// Proposals learned from, and the mean log-loss of what was predicted of them, in nats.
+    pub fn quality(&self) -> (u64, f64) {
+        (self.observed, self.log_loss_sum / self.observed.max(1) as f64)
+    }
+}
+
+/// How much easier or harder one request is than its draft's confidence says, and how far its proposals go.
+///
+/// What was seen fades by the verdict, not by the proposal: a verdict's last proposal is mostly the rejected one, and an
+/// estimate that forgets by the proposal would be read just after it, too low.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Level {
+    seen: f32,
+    accepted: f32,
+    /// Sum of what the calibration expected of those seen.
+    expected: f32,
+}
+
+/// Proposals a fresh request is believed to have behind it, with the acceptance of all requests together.
+const LEVEL_PRIOR: f32 = 8.0;
+/// What a verdict's proposals still count after one more verdict.
+const LEVEL_MEMORY: f32 = 0.95;
+
+impl Level {
+    /// Nothing known of the request; `typical` is the acceptance of all requests together.
+    pub fn new(typical: f32) -> Level {
+        let expected = LEVEL_PRIOR * typical;
+        Level { seen: LEVEL_PRIOR, accepted: expected, expected }
+    }
+
+    /// Makes way for a new verdict. Called once per verdict, with or without proposals, so that after a long spell without
+    /// speculation a request is given another chance.
+    pub fn fade(&mut self, typical: f32) {
+        let prior = Level::new(typical);
+        let towards = |value: f32, prior: f32| prior + LEVEL_MEMORY * (value - prior);
+        self.seen = towards(self.seen, prior.seen);
+        self.accepted = towards(self.accepted, prior.accepted);
+        self.expected = towards(self.expected, prior.expected);
+    }
+
+    /// Learns from one verified proposal, all before which were accepted; `calibrated` was expected of it.
+    pub fn observe(&mut self, calibrated: f32, accepted: bool) {
+        self.seen += 1.0;
+        self.accepted += f32::from(u8::from(accepted));
+        self.expected += calibrated;
+    }
+
+    /// The probability of acceptance of a proposal with this calibrated probability.
+    pub fn acceptance(&self, calibrated: f32) -> f32 {
+        bounded(calibrated * self.accepted / self.expected)
+    }
+
+    /// The probability of acceptance of a proposal that is not drafted yet.
+    pub fn typical(&self) -> f32 {
+        bounded(self.accepted / self.seen)
+    }
+}
+
+fn bounded(probability: f32) -> f32 {
+    probability.clamp(HOPELESS, CERTAIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small generator, enough to flip coins.
+    fn coins(mut state: u64) -> impl FnMut() -> f32 {
+        move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1u64 << 24) as f32
+        }
+    }
+
+    #[test]
+    fn an_overconfident_draft_is_found_out() {
+        let (mut calibration, mut coin) = (Calibration::default(), coins(1));
+        for _ in 0..20_000 {
+            let confidence = coin();
+            let predicted = calibration.table()[confidence_bin(confidence)];
+            calibration.observe(confidence, predicted, coin() < confidence * confidence);
+        }
+        for (bin, &p) in calibration.table().iter().enumerate() {
+            let middle = (bin as f32 + 0.5) / CONFIDENCE_BINS as f32;
+            assert!((p - (middle * middle).clamp(HOPELESS, CERTAIN)).abs() < 0.07, "bin {bin}: {p}");
+        }
+        // Better than knowing only the mean acceptance, a third: its entropy is 0.64 nats.
+        assert!(calibration.quality().1 < 0.55, "{:?}", calibration.quality());
+    }
+
+    #[test]
+    fn a_hard_request_is_told_from_an_easy_one_and_forgiven_in_time() {
+        let (mut easy, mut hard, mut coin) = (Level::new(0.7), Level::new(0.7), coins(2));
+        for _ in 0..100 {
+            for (level, p) in [(&mut easy, 0.9), (&mut hard, 0.2)] {
+                level.fade(0.7);
+                (0..4).all(|_| {
+                    let accepted = coin() < p;
+                    level.observe(0.7, accepted);
+                    accepted
+                });
+            }
+        }
+        assert!(easy.acceptance(0.7) > 0.8 && easy.typical() > 0.8, "{easy:?}");
+        assert!(hard.acceptance(0.7) < 0.45 && hard.typical() < 0.45, "{hard:?}");
+        for _ in 0..100 {
+            hard.fade(0.7);
+        }
+        assert!((hard.acceptance(0.7) - 0.7).abs() < 0.05 && hard.typical() > 0.6, "{hard:?}");
+    }
+
+    #[test]
+    fn no_confidence_is_out_of_range() {
+        for (confidence, bin) in [(-1.0, 0), (0.0, 0), (0.999, 15), (1.0, 15), (7.0, 15), (f32::NAN, 0)] {
+            assert_eq!(confidence_bin(confidence), bin);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The engine on modelled devices: whatever the device's times do, and whatever the draft is good at, texts are the same.
+
+use std::time::Duration;
+
+use faser_engine::sim::{
+    Acceptance, Arrivals, Deviation, Faults, Happening, Hardware, Lengths, Pair, Report, Roofline,
+    Simulation, Workload,
+};
+use faser_engine::{EngineConfig, FinishReason, Policy};
+use proptest::prelude::*;
+
+fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
+    Workload {
+        arrivals: Arrivals::Poisson { per_s },
+        duration: Duration::from_secs(2),
+        lengths: Lengths::exactly(30, 50),
+        acceptance: Acceptance::mixed(),
+        max_context: 128,
+        faults,
+        seed,
+    }
+}
+
+fn config(policy: Policy, device: &Roofline) -> EngineConfig {
+    EngineConfig {
+        block_size: 16,
+        target_blocks: 200,
+        draft_blocks: 200,
+        max_running: 24,
+        max_waiting: 1000,
+        max_pass_rows: 256,
+        max_context: 128,
+        policy,
+        partitions: device.tables(),
+        prefix_cache: false,
+    }
+}
+
+fn device() -> Roofline {
+    Roofline::new(Hardware::H100, Pair::QWEN3, &[8, 16, 32])
+}
+
+fn run(workload: &Workload, policy: Policy, deviation: Deviation) -> Report {
+    let roofline = device();
+    let config = config(policy, &roofline);
+    let device = workload.device(16, roofline).deviating(deviation);
+    Simulation::new(config, device).expect("the configuration is sound").run(workload.happenings())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    /// Invariant 1, where times are noisy and not what the engine was told, lanes become slow and the device is lost.
+    #[test]
+    fn times_never_change_a_text(
+        policy in prop_oneof![Just("fixed:5"), Just("budget"), Just("faser"), Just("faser")],
+        (draft, verify, noise) in (0.5..3.0f64, 0.5..3.0f64, 0.0..0.3f64),
+        per_s in 1.0..12.0f64,
+        faulty in any::<bool>(),
+        seed in 0..1000u64,
+    ) {
+        let every = |faulty: bool, ms| faulty.then(|| Duration::from_millis(ms));
+        let faults = Faults {
+            cancelled: if faulty { 0.2 } else { 0.0 },
+            device_lost_every: every(faulty, 2500),
+            slow_lane_every: every(faulty, 700),
+        };
+        let workload = workload(per_s, faults, seed);
+        let report = run(&workload, policy.parse().expect("a policy"), Deviation { draft, verify, noise });
+        let device = workload.device(16, device());
+        for (_, happening) in workload.happenings() {
+            let Happening::Arrival(request) = happening else { continue };
+            let outcome = &report.outcomes[&request.seq];
+            let right = device.continuation(&request.prompt, request.max_new_tokens, &[]);
+            match outcome.finish {
+                Some(FinishReason::Cancelled) => prop_assert!(right.starts_with(&outcome.tokens)),
+                Some(FinishReason::Length) => prop_assert_eq!(&outcome.tokens, &right),
+                _ => prop_assert!(false, "{:?}", outcome),
+            }
+        }
+        prop_assert!(report.view.target_pool.whole() && report.view.draft_pool.whole());
+    }
+}
+
+#[test]
+fn a_device_slower_than_its_tables_takes_as_much_longer() {
+    let workload = workload(4.0, Faults::default(), 1);
+    let off = |verify| run(&workload, Policy::Off, Deviation { verify, ..Deviation::default() });
+    let (told, slower) = (off(1.0).any_lane_busy, off(2.0).any_lane_busy);
+    let ratio = slower.as_secs_f64() / told.as_secs_f64();
+    // Larger batches win some of it back.
+    assert!((1.3..2.05).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_slow_spell_costs_time_and_nothing_else() {
+    let calm = workload(4.0, Faults::default(), 3);
+    let faults = Faults { slow_lane_every: Some(Duration::from_millis(200)), ..Faults::default() };
+    let policy = Policy::Fixed { k: 3 };
+    let calm = run(&calm, policy.clone(), Deviation::default());
+    let slow = run(&workload(4.0, faults, 3), policy, Deviation::default());
+    assert!(slow.any_lane_busy > calm.any_lane_busy);
+    assert_eq!(slow.view.totals.output_tokens, calm.view.totals.output_tokens);
+    assert_eq!(slow.view.totals.preemptions, calm.view.totals.preemptions);
+}
