@@ -2,7 +2,7 @@
 //! batches on random engines, with arrivals, cancellations, preemptions and lost devices in between: each must get,
 //! bit for bit, the tokens of its solo run without speculation.
 //!
-//! `FASER_CASES` sets the number of cases (500), `FASER_SEED` the first case's seed (1; case i has seed + i).
+//! `FASER_CASES` sets the number of cases (1000), `FASER_SEED` the first case's seed (1; case i has seed + i).
 
 mod rig;
 
@@ -49,7 +49,7 @@ struct Tally {
 
 #[test]
 fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
-    let cases = env_or("FASER_CASES", 500);
+    let cases = env_or("FASER_CASES", 1000);
     let first_seed = env_or("FASER_SEED", 1);
     let pairs = [Dtype::F32, Dtype::Bf16].map(pair);
     let mut tally = Tally::default();
@@ -67,7 +67,7 @@ fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
 /// a draft lane with the wrong history, position or KV.
 #[test]
 fn a_draft_that_is_the_target_is_never_rejected() {
-    let cases = env_or("FASER_CASES", 500).div_ceil(4);
+    let cases = env_or("FASER_CASES", 1000).div_ceil(4);
     let first_seed = env_or("FASER_SEED", 1);
     let target = pair(Dtype::Bf16).target;
     let pair = Pair { target: target.clone(), draft: Some(target) };
