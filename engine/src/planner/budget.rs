@@ -22,6 +22,8 @@ pub(crate) struct Budget {
     /// Survival of each sequence at the depth that is looked at; 0 for those that draft no further.
     survivals: Vec<f32>,
     open: BinaryHeap<Next>,
+    /// Where each sequence's acceptances begin.
+    first: Vec<usize>,
     /// Proposals taken of each sequence.
     taken: Vec<usize>,
     /// Sequences in the order in which their proposals were taken.
@@ -161,10 +163,9 @@ impl Budget {
     ) {
         let mut pass = Pass::new(batch, costs, 0, 0.0);
         self.reset(batch);
-        let mut first = Vec::with_capacity(batch.candidates.len());
         let mut offset = 0;
         for (sequence, candidate) in batch.candidates.iter().enumerate() {
-            first.push(offset);
+            self.first.push(offset);
             if candidate.ready > 0 {
                 self.open.push(Next { survival: acceptances[offset], sequence });
             }
@@ -181,11 +182,12 @@ impl Budget {
             let taken = self.taken[sequence];
             pass.add(survival, candidate.context);
             if taken < candidate.ready {
-                self.open.push(Next { survival: survival * acceptances[first[sequence] + taken], sequence });
+                self.open
+                    .push(Next { survival: survival * acceptances[self.first[sequence] + taken], sequence });
             }
-            let goodput = pass.value(worth);
-            if goodput >= best.0 {
-                best = (goodput, self.order.len());
+            let value = pass.value(worth);
+            if value >= best.0 {
+                best = (value, self.order.len());
             }
         }
         if pass.value(worth) + WORTH_A_TRIM * pass.committed > best.0 {
@@ -199,6 +201,7 @@ impl Budget {
     fn reset(&mut self, batch: &Batch<'_>) {
         self.open.clear();
         self.order.clear();
+        self.first.clear();
         self.taken.clear();
         self.taken.resize(batch.candidates.len(), 0);
     }
