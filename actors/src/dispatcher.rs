@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use actix::{Actor, ActorContext, Addr, Context, Handler};
 use faser_engine::{
-    Admission, Command, DraftResult, Engine, Event, FinishReason, Refusal, SeqId, VerifyResult,
+    Admission, Command, DraftPlan, Engine, Event, FinishReason, LaneKind, Refusal, SeqId, Shed, VerifyPlan,
 };
 use faser_kernels::Sampling;
 
@@ -96,15 +96,15 @@ impl FrontierDispatcher {
         let _ = verdict.send(refused.map_or(Ok(()), Err));
     }
 
-    fn draft_done(&mut self, generation: u64, result: DraftResult, ended: Instant) {
+    fn draft_done(&mut self, generation: u64, plan: DraftPlan, ended: Instant) {
         if self.is_current(generation) {
-            self.tell(Event::DraftDone(result), Some(ended));
+            self.tell(Event::DraftDone(plan), Some(ended));
         }
     }
 
-    fn verify_done(&mut self, generation: u64, result: VerifyResult, ended: Instant) {
+    fn verify_done(&mut self, generation: u64, plan: VerifyPlan, ended: Instant) {
         if self.is_current(generation) {
-            self.tell(Event::VerifyDone(result), Some(ended));
+            self.tell(Event::VerifyDone(plan), Some(ended));
         }
     }
 
@@ -161,6 +161,7 @@ impl FrontierDispatcher {
                         device.verify.send(VerifyWork { plan, sampling: sampling? }, ended)
                     });
                 }
+                Command::Shed(shed) => self.shed(shed),
                 Command::Emit { seq, tokens } => {
                     if let Some(live) = self.live.get_mut(&seq) {
                         self.latencies.emitted(&mut live.clock, Instant::now(), tokens.len());
@@ -187,6 +188,15 @@ impl FrontierDispatcher {
         }
         self.commands = commands;
         refused
+    }
+
+    /// Tells a lane in the middle of its work.
+    fn shed(&self, Shed { lane, step, seq }: Shed) {
+        let DeviceState::Up(device) = &self.device else { return };
+        match lane {
+            LaneKind::Draft => device.draft.iter().for_each(|lane| lane.shed(step, seq)),
+            LaneKind::Verify => device.verify.shed(step, seq),
+        }
     }
 
     fn publish_load(&mut self) {
@@ -234,8 +244,8 @@ impl Handler<Message> for FrontierDispatcher {
         match message {
             Message::Submit(submit) => self.submit(*submit),
             Message::CancelsWaiting => {} // taken below, as after every message
-            Message::DraftDone { generation, result, ended } => self.draft_done(generation, result, ended),
-            Message::VerifyDone { generation, result, ended } => self.verify_done(generation, result, ended),
+            Message::DraftDone { generation, plan, ended } => self.draft_done(generation, plan, ended),
+            Message::VerifyDone { generation, plan, ended } => self.verify_done(generation, plan, ended),
             Message::DeviceLost => self.device_lost(),
             Message::DeviceReady(device) => self.device_ready(device),
             Message::DeviceGivenUp { reason } => self.device_given_up(reason),

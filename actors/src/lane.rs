@@ -16,12 +16,14 @@ use std::time::{Duration, Instant};
 
 use actix::Recipient;
 use actix::dev::SendError;
+use faser_engine::SeqId;
 use metrics::{Histogram, Unit, describe_histogram, histogram};
 
 use crate::error::ServiceError;
 use crate::faults::{Fault, Faults};
 use crate::message::Message;
 use crate::pulse::Pulse;
+use crate::shed::ShedList;
 
 /// Upper bounds of histogram buckets for passes and gaps of a lane, in seconds.
 pub const LANE_BUCKETS: &[f64] = &[
@@ -49,9 +51,9 @@ pub(crate) trait Work: Send + 'static {
 }
 
 /// What carries out a lane's work. Made and used on the lane's thread alone.
-pub(crate) type Run<W> = Box<dyn FnMut(&W) -> <W as Work>::Outcome>;
-/// Makes a `Run` with fresh KV memory; called on the lane's thread.
-pub(crate) type Build<W> = Arc<dyn Fn() -> Result<Run<W>, ServiceError> + Send + Sync>;
+pub(crate) type Run<W> = Box<dyn FnMut(W) -> <W as Work>::Outcome>;
+/// Makes a `Run` with fresh KV memory, which looks at the list for what it need not finish; called on the lane's thread.
+pub(crate) type Build<W> = Arc<dyn Fn(Arc<ShedList>) -> Result<Run<W>, ServiceError> + Send + Sync>;
 
 struct Order<W> {
     work: W,
@@ -64,11 +66,12 @@ struct Order<W> {
 pub(crate) struct LaneQueue<W> {
     orders: SyncSender<Order<W>>,
     pulse: Arc<Pulse>,
+    shed: Arc<ShedList>,
 }
 
 impl<W> Clone for LaneQueue<W> {
     fn clone(&self) -> LaneQueue<W> {
-        LaneQueue { orders: self.orders.clone(), pulse: self.pulse.clone() }
+        LaneQueue { orders: self.orders.clone(), pulse: self.pulse.clone(), shed: self.shed.clone() }
     }
 }
 
@@ -80,6 +83,11 @@ impl<W: Work> LaneQueue<W> {
         self.orders
             .try_send(Order { work, after, queued })
             .map_err(|refused| format!("the {} lane takes no work: {refused}", W::LANE))
+    }
+
+    /// Nobody waits any more for what plan `step` brings for `seq`.
+    pub(crate) fn shed(&self, step: u64, seq: SeqId) {
+        self.shed.add(step, seq);
     }
 }
 
@@ -101,11 +109,13 @@ impl<W: Work> LaneThread<W> {
         let (orders, queue) = sync_channel(QUEUE_CAPACITY);
         let (tell_built, built) = sync_channel(1);
         let pulse = Arc::new(Pulse::default());
+        let shed = Arc::new(ShedList::default());
+        let list = shed.clone();
         let lane = LaneLoop { generation, results, faults, pulse: pulse.clone(), times: Times::new(W::LANE) };
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
             .spawn(move || {
-                let run = catch_unwind(AssertUnwindSafe(|| build())).unwrap_or_else(|panic| {
+                let run = catch_unwind(AssertUnwindSafe(|| build(list))).unwrap_or_else(|panic| {
                     Err(ServiceError::Lane { lane: W::LANE, reason: words_of(&*panic) })
                 });
                 // A builder that went away needs no answer, and drops the queue too.
@@ -116,7 +126,7 @@ impl<W: Work> LaneThread<W> {
                 }
             })
             .map_err(|source| ServiceError::Thread { name: W::THREAD, source })?;
-        Ok(LaneThread { queue: LaneQueue { orders, pulse }, thread, built })
+        Ok(LaneThread { queue: LaneQueue { orders, pulse, shed }, thread, built })
     }
 
     /// Waits until the lane can take work.
@@ -149,7 +159,7 @@ impl LaneLoop {
             let started = Instant::now();
             self.times.gap(started, waiting_since(after, queued, ended));
             // After a panic `run` is dropped unused, so no one sees what it left half done.
-            let outcome = match catch_unwind(AssertUnwindSafe(|| run(&work))) {
+            let outcome = match catch_unwind(AssertUnwindSafe(|| run(work))) {
                 Ok(outcome) => outcome,
                 Err(panic) => {
                     let reason = format!("the {} lane panicked: {}", W::LANE, words_of(&*panic));

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use faser_engine::{DraftResult, Request, VerifyResult};
+use faser_engine::{DraftPlan, Request, VerifyPlan};
 use faser_kernels::Sampling;
 
 use crate::error::SubmitError;
@@ -20,9 +20,9 @@ pub(crate) enum Message {
     /// A client is gone: its id is in the `CancelSet`.
     CancelsWaiting,
     /// The draft lane of this generation finished a plan.
-    DraftDone { generation: u64, result: DraftResult, ended: Instant },
+    DraftDone { generation: u64, plan: DraftPlan, ended: Instant },
     /// The verify lane of this generation finished a plan.
-    VerifyDone { generation: u64, result: VerifyResult, ended: Instant },
+    VerifyDone { generation: u64, plan: VerifyPlan, ended: Instant },
     /// The device is gone: from now on its results are late.
     DeviceLost,
     /// A fresh device is there.
@@ -48,19 +48,19 @@ pub(crate) struct Submit {
 impl Work for DraftWork {
     const LANE: &'static str = "draft";
     const THREAD: &'static str = "faser-draft";
-    type Outcome = DraftResult;
+    type Outcome = DraftPlan;
 
-    fn done(generation: u64, result: DraftResult, ended: Instant) -> Message {
-        Message::DraftDone { generation, result, ended }
+    fn done(generation: u64, plan: DraftPlan, ended: Instant) -> Message {
+        Message::DraftDone { generation, plan, ended }
     }
 }
 
 impl Work for VerifyWork {
     const LANE: &'static str = "verify";
     const THREAD: &'static str = "faser-verify";
-    type Outcome = VerifyResult;
+    type Outcome = VerifyPlan;
 
-    fn done(generation: u64, result: VerifyResult, ended: Instant) -> Message {
-        Message::VerifyDone { generation, result, ended }
+    fn done(generation: u64, plan: VerifyPlan, ended: Instant) -> Message {
+        Message::VerifyDone { generation, plan, ended }
     }
 }

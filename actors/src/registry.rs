@@ -96,7 +96,7 @@ mod tests {
     use faser_engine::{Emitted, Origin};
 
     fn token(token: u32) -> Update {
-        Update::Tokens(vec![Emitted { token, origin: Origin::Target }])
+        Update::Tokens([Emitted { token, origin: Origin::Target }].into_iter().collect())
     }
 
     #[test]

@@ -8,7 +8,7 @@ use actix::dev::SendError;
 use actix::{Actor, Addr, Arbiter, System};
 use tokio::sync::oneshot;
 
-use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, TokenId};
+use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, Slo, TokenId};
 use faser_kernels::Sampling;
 
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
@@ -162,8 +162,14 @@ impl Service {
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
         let Submission { prompt, sampling, max_new_tokens, stop_tokens, k_max } = submission;
-        let request =
-            Request { seq, prompt: prompt.into(), max_new_tokens, stop_tokens: stop_tokens.into(), k_max };
+        let request = Request {
+            seq,
+            prompt: prompt.into(),
+            max_new_tokens,
+            stop_tokens: stop_tokens.into(),
+            k_max,
+            slo: Slo::default(),
+        };
         let submit = Submit { request, sampling: Arc::new(sampling), submitted, verdict };
         let sent = inner.open_for_requests().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {

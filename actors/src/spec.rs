@@ -12,6 +12,7 @@ use crate::failures::WatchdogConfig;
 use crate::gpu_actor::DeviceBuild;
 use crate::lane::Run;
 use crate::runner::{DraftRunner, DraftWork, RunnerSpec, VerifyRunner, VerifyWork};
+use crate::shed::ShedReader;
 
 /// Everything a service is built from.
 pub struct ServiceSpec {
@@ -98,16 +99,18 @@ impl ServiceSpec {
         let draft_spec = runner_spec(|pair| &pair.draft, self.engine.draft_blocks, limits.draft_logit_rows);
         DeviceBuild {
             draft: self.draft.clone().map(|model| {
-                Arc::new(move || {
+                Arc::new(move |shed| {
                     let mut runner = DraftRunner::new(model.clone(), &draft_spec)?;
+                    runner.shedding(Box::new(ShedReader::new(shed)));
                     say_if_unpinned("draft", runner.pin_current_thread());
-                    Ok(Box::new(move |work: &DraftWork| runner.run(work)) as Run<DraftWork>)
+                    Ok(Box::new(move |work: DraftWork| runner.run(work)) as Run<DraftWork>)
                 }) as _
             }),
-            verify: Arc::new(move || {
+            verify: Arc::new(move |shed| {
                 let mut runner = VerifyRunner::new(target.clone(), &verify)?;
+                runner.shedding(Box::new(ShedReader::new(shed)));
                 say_if_unpinned("verify", runner.pin_current_thread());
-                Ok(Box::new(move |work: &VerifyWork| runner.run(work)) as Run<VerifyWork>)
+                Ok(Box::new(move |work: VerifyWork| runner.run(work)) as Run<VerifyWork>)
             }),
         }
     }

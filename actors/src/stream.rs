@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use actix::Recipient;
 use tokio::sync::mpsc;
 
-use faser_engine::{Emitted, FinishReason, SeqId, Usage};
+use faser_engine::{EmittedTokens, FinishReason, SeqId, Usage};
 
 use crate::message::Message;
 
@@ -19,7 +19,7 @@ use crate::message::Message;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
     /// Committed tokens, at least one, in order; they never change.
-    Tokens(Vec<Emitted>),
+    Tokens(EmittedTokens),
     /// The end; nothing follows.
     Finished {
         /// Why the sequence ended.

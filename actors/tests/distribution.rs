@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use faser_actors::{Dtype, Isa, Sampling};
-use faser_engine::{EngineConfig, Policy, Request, SeqId, TokenId};
+use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Pass, Scratch};
@@ -121,9 +121,13 @@ impl Draws {
             max_context: MAX_CONTEXT,
             policy: Policy::Fixed { k: K },
             partitions: Vec::new(),
+            target_layers: 0,
+            mechanisms: Mechanisms::default(),
+            slo: Slo::default(),
             prefix_cache: false,
         };
         let mut rig = Rig::new(pair, &config);
+        rig.disturb(Some(seed), None);
         let mut seeds = Random(seed);
         let mut counts = HashMap::new();
         for batch in 0..SEQUENCES / AT_ONCE {
@@ -135,6 +139,7 @@ impl Draws {
                     max_new_tokens: K + 2,
                     stop_tokens: [].into(),
                     k_max: None,
+                    slo: Slo::default(),
                 };
                 rig.submit(request, &Sampling { seed: seeds.next(), ..sampling.clone() });
             }

@@ -1,6 +1,7 @@
 //! Invariant 1: what is emitted for a request depends on (prompt, parameters, seed) alone. Random requests in random
-//! batches on random engines, with arrivals, cancellations, preemptions and lost devices in between: each must get,
-//! bit for bit, the tokens of its solo run without speculation.
+//! batches on random engines, with arrivals, cancellations, preemptions and lost devices in between, with rows pruned at
+//! random between any two layers and clients that go in the middle of a pass: each must get, bit for bit, the tokens of its
+//! solo run without speculation.
 //!
 //! `FASER_CASES` sets the number of cases (1000), `FASER_SEED` the first case's seed (1; case i has seed + i).
 
@@ -11,11 +12,12 @@ use std::time::Duration;
 
 use faser_actors::{Dtype, Sampling};
 use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
-use faser_engine::{EngineConfig, Event, FinishReason, Policy, Request, SeqId, TokenId};
+use faser_engine::{EngineConfig, Event, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
 use faser_models::synthetic::{self, SyntheticSpec};
 use rig::{Pair, Plan, Random, Rig};
 
 const VOCAB: usize = 256;
+const LAYERS: usize = 3;
 const MAX_CONTEXT: usize = 96;
 const LONGEST_PROMPT: u64 = 60;
 const BLOCK: usize = 16;
@@ -45,6 +47,9 @@ struct Tally {
     overlapped: u64,
     chunks_cancelled: u64,
     late_drafts: u64,
+    pruned: u64,
+    pruned_in_vain: u64,
+    gone_inside: u64,
 }
 
 #[test]
@@ -131,6 +136,9 @@ fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
         max_context: MAX_CONTEXT,
         policy: Policy::Off,
         partitions: Vec::new(),
+        target_layers: 0,
+        mechanisms: Mechanisms::default(),
+        slo: Slo::default(),
         prefix_cache: false,
     };
     let mut rig = Rig::new(&Pair { target: pair.target.clone(), draft: None }, &config);
@@ -148,6 +156,8 @@ fn in_a_batch(
     tally: &mut Tally,
 ) -> Vec<(Vec<TokenId>, FinishReason)> {
     let mut rig = Rig::new(pair, config);
+    let seed = random.next();
+    rig.disturb(random.chance(50).then_some(seed), random.chance(30).then_some(!seed));
     let mut to_come = cases.iter();
     let disturbed = random.chance(40);
     let mut device_may_fail = random.chance(20);
@@ -181,6 +191,9 @@ fn in_a_batch(
     tally.preemptions += totals.preemptions;
     tally.chunks_cancelled += totals.chunks_cancelled;
     tally.late_drafts += totals.late_drafts;
+    tally.pruned += totals.rows_pruned;
+    tally.pruned_in_vain += totals.pruned_in_vain;
+    tally.gone_inside += rig.gone_inside;
     tally.cancellations += totals.cancelled;
     tally.prefix_hits += totals.cached_prompt_tokens;
     cases.iter().map(|case| outcome(&mut rig, case.request.seq)).collect()
@@ -201,7 +214,7 @@ fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, FinishReason) {
 
 fn pair(dtype: Dtype) -> Pair {
     let spec = SyntheticSpec {
-        layers: 3,
+        layers: LAYERS,
         draft_layers: 1,
         hidden: 32,
         intermediate: 48,
@@ -235,6 +248,9 @@ impl Tally {
             ("overlapped plans", self.overlapped),
             ("cancelled chunks", self.chunks_cancelled),
             ("late drafts", self.late_drafts),
+            ("pruned rows", self.pruned),
+            ("rows pruned in vain", self.pruned_in_vain),
+            ("clients that go inside a plan", self.gone_inside),
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");
         }
@@ -297,6 +313,13 @@ impl Random {
                 Policy::Faser,
             ]),
             partitions: (0..self.between(1, rig::PARTITIONS)).map(|_| self.costs()).collect(),
+            target_layers: LAYERS,
+            mechanisms: Mechanisms {
+                trim: self.chance(80),
+                overlap: self.chance(80),
+                prune: self.chance(80),
+            },
+            slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
             prefix_cache: self.chance(50),
         }
     }
@@ -332,6 +355,7 @@ impl Random {
             max_new_tokens: self.between(1, 30),
             stop_tokens: (0..stops).map(|_| self.token()).collect(),
             k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
+            slo: Slo::default(),
         };
         Case { request, sampling: self.sampling() }
     }

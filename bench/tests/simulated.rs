@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use faser_bench::sim::{Contender, Load, SimReport, SimSpec, chrome_trace};
-use faser_engine::Policy;
+use faser_engine::{Mechanisms, Policy};
 use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
 
 fn spec() -> SimSpec {
     SimSpec {
         hardware: Hardware::H100,
         pair: Pair::QWEN3,
+        mechanisms: Mechanisms::default(),
         draft_sms: vec![16],
         kv_tokens: 32_768,
         max_running: 32,

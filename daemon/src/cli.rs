@@ -240,7 +240,7 @@ mod tests {
         };
         let config = args.load_config().unwrap();
         assert_eq!(config.server.listen.port(), 9);
-        assert_eq!(config.policy.to_string(), "fixed:2");
+        assert_eq!(config.speculation.policy.to_string(), "fixed:2");
         let Command::Serve(args) = parse("faser serve --policy fixed:99").unwrap().command else {
             panic!("another command");
         };

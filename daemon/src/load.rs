@@ -71,8 +71,11 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         max_waiting: config.scheduler.max_waiting,
         max_pass_rows: config.scheduler.max_pass_rows,
         max_context,
-        policy: config.policy.clone(),
+        policy: config.speculation.policy.clone(),
         partitions: Vec::new(),
+        target_layers: pair.target.config().layers,
+        mechanisms: config.speculation.mechanisms,
+        slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
     };
     let limits = PassLimits::of(&bounds);

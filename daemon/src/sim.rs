@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use faser_bench::BenchError;
 use faser_bench::sim::{Contender, Load, SimRun, SimSpec, chrome_trace};
+use faser_engine::Mechanisms;
 use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
 
 use crate::error::DaemonError;
@@ -17,12 +18,14 @@ use crate::output;
 #[command(after_help = "\
 The engine is the real one, and the clock and the device are models: no GPU is needed. The same seed gives the same figures.
 Policies are those of a config, and `best-fixed` (the fixed k of lowest mean latency, found for each load), and
-`batch-table` (k by batch size, tuned on the very load). The table goes to standard output.
+`batch-table` (k by batch size, tuned on the very load). Ablations of `faser` are policies too: length, +trim, +overlap,
++partition, +prune, each with what those before it have, and length+prune. The table goes to standard output.
 
 Examples:
   faser sim --rates 0.5,1,2,4,8                             the paper's Qwen3 pair on an H100, ShareGPT lengths
   faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.png
   faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
+  faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
   faser sim --device a100 --pair llama3 --rates 2 --trace trace.json")]
 pub struct SimArgs {
     /// The GPU: h100, h200 or a100.
@@ -159,6 +162,7 @@ impl SimArgs {
             hardware: self.device,
             pair: self.pair,
             draft_sms: self.draft_sms.clone(),
+            mechanisms: Mechanisms::default(),
             kv_tokens,
             max_running: self.max_running,
             max_pass_rows: self.max_pass_rows,

@@ -1,6 +1,6 @@
 //! Who runs: admission in order of arrival as KV allows, and preemption by recompute when it runs short.
 
-use crate::api::SeqId;
+use crate::api::{K_LIMIT, SeqId};
 use crate::engine::Engine;
 use crate::sequence::SequenceKv;
 use crate::survival::Level;
@@ -33,9 +33,11 @@ impl Engine {
             self.totals.cached_prompt_tokens += target.computed as u64;
         }
         sequence.target = target;
+        sequence.target.table.reserve(sequence.tokens.capacity() + K_LIMIT);
         self.verify_lane.admit(seq, || sequence.admission());
         if sequence.speculates() {
             sequence.draft = SequenceKv::from_cache(&self.draft_pool, &sequence.tokens);
+            sequence.draft.table.reserve(sequence.tokens.capacity() + 2 * K_LIMIT);
         }
         true
     }
@@ -48,6 +50,9 @@ impl Engine {
             if sequence.target.table.grow(tokens) {
                 return true;
             }
+            if self.release_provisional() {
+                continue;
+            }
             let Some(&youngest) = self.running.last() else { return false };
             self.totals.preemptions += 1;
             self.put_back(youngest);
@@ -57,9 +62,39 @@ impl Engine {
         }
     }
 
+    /// Gives back the target KV of everyone's proposals: speculation is cut before anyone is put back. False if there was none.
+    /// To be called while no verify pass is out.
+    fn release_provisional(&mut self) -> bool {
+        let before = self.target_pool.free();
+        for seq in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.target.table.shrink(sequence.tokens.len());
+            }
+        }
+        self.target_pool.free() > before
+    }
+
+    /// Takes all draft KV from the youngest sequence that is not to speculate now, for one that is. It can catch up when its
+    /// turn comes. False if there is none.
+    pub(crate) fn evict_idle_draft(&mut self, other_than: SeqId) -> bool {
+        let idle = |seq: &&SeqId| {
+            let sequence = self.sequences.get(seq).filter(|_| **seq != other_than);
+            sequence.is_some_and(|s| s.wanted == 0 && s.draft_out.is_none() && s.draft.computed > 0)
+        };
+        let Some(&youngest) = self.running.iter().rev().find(idle) else { return false };
+        if let Some(sequence) = self.sequences.get_mut(&youngest) {
+            sequence.evict_draft(&self.draft_pool);
+        }
+        true
+    }
+
     /// Takes all KV from a running sequence and puts it at the head of the queue, to be recomputed.
     pub(crate) fn put_back(&mut self, seq: SeqId) {
         self.running.retain(|&id| id != seq);
+        if let Some(sequence) = self.sequences.remove(&seq) {
+            self.shed(&sequence);
+            self.sequences.insert(seq, sequence);
+        }
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         sequence.evict((&self.target_pool, &self.draft_pool));
         self.draft_lane.retire(seq);

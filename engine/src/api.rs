@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::survival::{AcceptanceTable, confidence_bin};
+use arrayvec::ArrayVec;
+
+use crate::plan::{DraftPlan, Shed, VerifyPlan};
 
 /// An entry of the models' common vocabulary.
 pub type TokenId = u32;
@@ -35,6 +37,17 @@ pub struct Request {
     pub stop_tokens: Arc<[TokenId]>,
     /// Cap on the speculative length of this request; 0 switches speculation off for it.
     pub k_max: Option<usize>,
+    /// What the client hopes for; speculation is shared out by it where it is scarce.
+    pub slo: Slo,
+}
+
+/// Latency targets of a request. Nothing is refused or cancelled for their sake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slo {
+    /// From submission to the first token.
+    pub ttft: Option<Duration>,
+    /// Between tokens, in the mean over the request.
+    pub tpot: Option<Duration>,
 }
 
 /// Everything that can happen to the engine.
@@ -44,10 +57,10 @@ pub enum Event {
     Submit(Request),
     /// The client is gone or has enough. Answered by `Finish`, unless the sequence has ended already.
     Cancel(SeqId),
-    /// The draft lane finished a plan.
-    DraftDone(DraftResult),
-    /// The verify lane finished a plan.
-    VerifyDone(VerifyResult),
+    /// The draft lane finished a plan, and has filled in its outcome.
+    DraftDone(DraftPlan),
+    /// The verify lane finished a plan, and has filled in its outcome.
+    VerifyDone(VerifyPlan),
     /// The device is gone, with its KV memory and all plans on it. Sequences wait, to be recomputed.
     DeviceLost,
     /// A fresh device with empty KV memory is there.
@@ -63,12 +76,14 @@ pub enum Command {
     Draft(DraftPlan),
     /// Run a verify pass on the verify lane; answer with `Event::VerifyDone`.
     Verify(VerifyPlan),
+    /// Nobody waits any more for what a sequence's chunk of a plan that is out will bring: the lane may leave it.
+    Shed(Shed),
     /// Committed tokens of a sequence, in order. They never change afterwards.
     Emit {
         /// The stream they belong to.
         seq: SeqId,
         /// At least one token.
-        tokens: Vec<Emitted>,
+        tokens: EmittedTokens,
     },
     /// The sequence has ended and holds nothing any more.
     Finish {
@@ -88,165 +103,8 @@ pub enum Command {
     },
 }
 
-/// A lane's word on a sequence it is about to see: its whole history, from which samplers take penalties.
-#[derive(Clone, Debug)]
-pub struct Admission {
-    /// The sequence.
-    pub seq: SeqId,
-    /// How many of `tokens` are the prompt.
-    pub prompt_len: usize,
-    /// Prompt and committed output.
-    pub tokens: Arc<[TokenId]>,
-}
-
-/// One of a device's prebuilt partitions, by its place in [`EngineConfig::partitions`](crate::EngineConfig).
-/// The first is the whole device for both lanes, for serial execution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PartitionId(pub usize);
-
-/// Work for the draft lane. `retire` is carried out first, then `admit`, then the chunks together.
-#[derive(Clone, Debug, Default)]
-pub struct DraftPlan {
-    /// Number of the plan on this lane, increasing; the result carries it back.
-    pub step: u64,
-    /// Where to run it.
-    pub partition: PartitionId,
-    /// Sequences the lane has not seen, or has forgotten by `retire`.
-    pub admit: Vec<Admission>,
-    /// Sequences to forget.
-    pub retire: Vec<SeqId>,
-    /// At most one chunk per sequence.
-    pub chunks: Vec<DraftChunk>,
-}
-
-/// One sequence's part of a draft plan: rows to catch up with, then proposals to draft. The rows may be earlier proposals:
-/// drafting goes on past the frontier.
-///
-/// Proposal `i` stands at position `start + tokens.len() + i`; the KV of the last one is not computed.
-#[derive(Clone, Debug)]
-pub struct DraftChunk {
-    /// The sequence.
-    pub seq: SeqId,
-    /// Generation of its proposals.
-    pub epoch: u32,
-    /// Position of `tokens[0]`.
-    pub start: usize,
-    /// Tokens whose draft KV is missing, at least one; the last known token is the last of them if `steps > 0`.
-    pub tokens: Vec<TokenId>,
-    /// Proposals to draft; 0 for prefill alone.
-    pub steps: usize,
-    /// When to stop before that.
-    pub stop: StopRule,
-    /// Block table over all positions this chunk writes or reads.
-    pub blocks: Vec<BlockId>,
-}
-
-/// Lets a lane end a sequence's drafting by itself, as soon as its next proposal cannot pay.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StopRule {
-    /// Probability of acceptance by confidence; see [`StopRule::acceptance`].
-    pub acceptance: AcceptanceTable,
-    /// Survival of what stands before the first proposal of the chunk.
-    pub survival: f32,
-    /// Stop after the first proposal whose survival is below; 0 never stops.
-    pub below: f32,
-}
-
-impl StopRule {
-    /// Survival after one more proposal of this confidence.
-    pub fn after(&self, survival: f32, confidence: f32) -> f32 {
-        survival * self.acceptance[confidence_bin(confidence)]
-    }
-}
-
-/// What a draft plan brought.
-#[derive(Clone, Debug, Default)]
-pub struct DraftResult {
-    /// The plan's number.
-    pub step: u64,
-    /// Time the lane worked on it.
-    pub took: Duration,
-    /// One entry per chunk, in the plan's order.
-    pub chunks: Vec<DraftedChunk>,
-}
-
-/// One sequence's proposals.
-#[derive(Clone, Debug)]
-pub struct DraftedChunk {
-    /// The sequence.
-    pub seq: SeqId,
-    /// The chunk's epoch; the engine drops the result if the sequence has moved on.
-    pub epoch: u32,
-    /// As many proposals as steps were asked for, or fewer.
-    pub proposals: Vec<Drafted>,
-}
-
-/// A proposal as it comes from the draft model.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drafted {
-    /// The token.
-    pub token: TokenId,
-    /// The probability the draft model itself gave it, 0 to 1.
-    pub confidence: f32,
-}
-
-/// Work for the verify lane: one pass of the target model. Order as in `DraftPlan`.
-#[derive(Clone, Debug, Default)]
-pub struct VerifyPlan {
-    /// Number of the plan on this lane, increasing; the result carries it back.
-    pub step: u64,
-    /// Where to run it.
-    pub partition: PartitionId,
-    /// Sequences the lane has not seen, or has forgotten by `retire`.
-    pub admit: Vec<Admission>,
-    /// Sequences to forget.
-    pub retire: Vec<SeqId>,
-    /// At most one chunk per sequence.
-    pub chunks: Vec<VerifyChunk>,
-}
-
-/// The rows of one sequence in a verify pass: committed tokens, then proposals.
-#[derive(Clone, Debug)]
-pub struct VerifyChunk {
-    /// The sequence.
-    pub seq: SeqId,
-    /// Generation of its proposals.
-    pub epoch: u32,
-    /// Position of `tokens[0]`.
-    pub start: usize,
-    /// One token per row, at least one.
-    pub tokens: Vec<TokenId>,
-    /// How many of the last tokens are proposals; the token before them is the anchor.
-    pub proposals: usize,
-    /// False for prefill rows that do not reach the anchor: nothing is sampled.
-    pub sample: bool,
-    /// Block table over positions `0 .. start + tokens.len()`.
-    pub blocks: Vec<BlockId>,
-}
-
-/// What a verify pass brought.
-#[derive(Clone, Debug, Default)]
-pub struct VerifyResult {
-    /// The plan's number.
-    pub step: u64,
-    /// Time the lane worked on it.
-    pub took: Duration,
-    /// One entry per chunk, in the plan's order.
-    pub chunks: Vec<VerifiedChunk>,
-}
-
-/// One sequence's verdict: the accepted prefix, and the target's own token after it.
-#[derive(Clone, Debug)]
-pub struct VerifiedChunk {
-    /// The sequence.
-    pub seq: SeqId,
-    /// The chunk's epoch.
-    pub epoch: u32,
-    /// Length of the accepted prefix of the chunk's proposals.
-    pub accepted: usize,
-    /// The next token; `None` exactly when the chunk did not sample.
-    pub next: Option<TokenId>,
-}
+/// Tokens that one pass commits for one sequence.
+pub type EmittedTokens = ArrayVec<Emitted, { K_LIMIT + 1 }>;
 
 /// A committed token and who found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

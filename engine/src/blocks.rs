@@ -11,6 +11,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::rc::Rc;
 
 use crate::api::{BlockId, TokenId};
@@ -202,6 +203,12 @@ impl BlockTable {
         self.registered * self.pool.block_size
     }
 
+    /// Has the table itself not grow again before it covers `tokens` tokens.
+    pub(crate) fn reserve(&mut self, tokens: usize) {
+        let blocks = tokens.div_ceil(self.pool.block_size);
+        self.blocks.reserve(blocks.saturating_sub(self.blocks.len()));
+    }
+
     /// Blocks `grow(tokens)` would have to take.
     pub(crate) fn missing(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.pool.block_size).saturating_sub(self.blocks.len())
@@ -263,8 +270,18 @@ impl BlockTable {
     }
 
     /// The block numbers that cover the first `tokens` positions.
+    #[cfg(test)]
     pub(crate) fn ids(&self, tokens: usize) -> Vec<BlockId> {
-        self.blocks.iter().take(tokens.div_ceil(self.pool.block_size)).map(|block| block.id).collect()
+        let mut ids = Vec::new();
+        self.append_ids(tokens, &mut ids);
+        ids
+    }
+
+    /// Appends the block numbers that cover the first `tokens` positions; the part of `out` they are.
+    pub(crate) fn append_ids(&self, tokens: usize, out: &mut Vec<BlockId>) -> Range<usize> {
+        let begin = out.len();
+        out.extend(self.blocks.iter().take(tokens.div_ceil(self.pool.block_size)).map(|block| block.id));
+        begin..out.len()
     }
 }
 

@@ -1,8 +1,8 @@
 //! What an engine is built from: bounds, pool sizes, policy.
 
-use crate::api::Refusal;
+use crate::api::{Refusal, Slo};
 use crate::cost::PartitionCosts;
-use crate::policy::Policy;
+use crate::policy::{Mechanisms, Policy};
 
 /// The engine's bounds and sizes; nothing in it changes while it runs.
 #[derive(Clone, Debug)]
@@ -26,6 +26,12 @@ pub struct EngineConfig {
     /// What passes cost on each of the device's partitions, the whole device first. Policies that predict need at least that
     /// one; overlapped execution needs a second.
     pub partitions: Vec<PartitionCosts>,
+    /// Layers of the target, which a verify pass can be divided at for pruning.
+    pub target_layers: usize,
+    /// What policies that predict may use.
+    pub mechanisms: Mechanisms,
+    /// Targets of requests that bring none of their own.
+    pub slo: Slo,
     /// Keep the KV of finished prompts for later requests with the same beginning.
     pub prefix_cache: bool,
 }

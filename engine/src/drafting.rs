@@ -1,75 +1,94 @@
 //! The draft stage: who drafts how far, and which draft KV has to be caught up with first.
 
-use crate::api::{DraftChunk, DraftPlan, DraftResult, SeqId, StopRule};
+use crate::api::SeqId;
 use crate::engine::Engine;
-use crate::planner::{Batch, Candidate, Execution, PassShape};
+use crate::plan::{DraftChunk, DraftPlan, StopRule};
+use crate::planner::{Batch, Candidate, Execution, PassShape, WORTH_AHEAD};
 use crate::policy::Policy;
 use crate::sequence::{DraftOut, Sequence};
 use crate::survival::AcceptanceTable;
 
 /// Draft steps per plan while a verify pass runs: few, so that what is ready is at hand whenever the pass ends.
-const STEPS_AHEAD: usize = 2;
+const STEPS_AHEAD: usize = 1;
+/// Rows that such a plan may catch up with, for the same reason.
+const ROWS_AHEAD: usize = 64;
 
 impl Engine {
-    /// Decides on the round that begins: execution, and how many proposals every running sequence should have.
+    /// Decides on the round that begins: how many proposals every running sequence should have.
     pub(crate) fn plan_round(&mut self) {
-        self.candidates.clear();
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.candidates.clear();
         let mut prefill_rows = 0;
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             prefill_rows += sequence.uncomputed() - 1;
-            self.candidates.push(candidate(sequence));
+            scratch.candidates.push(candidate(sequence, sequence.weight(self.now)));
         }
         // Proposals may take what the verify pass has beside one row per sequence, and leave half of that to prefill.
-        let spare = self.config.max_pass_rows.saturating_sub(self.candidates.len());
+        let spare = self.config.max_pass_rows.saturating_sub(scratch.candidates.len());
         let prefill_rows = prefill_rows.min(spare / 2);
-        let batch = Batch { candidates: &self.candidates, rows: spare - prefill_rows, prefill_rows };
-        self.planner.plan(&batch, &mut self.lengths);
-        for (seq, &k) in self.running.iter().zip(&self.lengths) {
+        let batch = Batch { candidates: &scratch.candidates, rows: spare - prefill_rows, prefill_rows };
+        self.planner.plan(&batch, &mut scratch.lengths);
+        for (seq, &k) in self.running.iter().zip(&scratch.lengths) {
             if let Some(sequence) = self.sequences.get_mut(seq) {
                 sequence.wanted = k;
             }
         }
+        self.scratch = scratch;
+    }
+
+    /// Does the round want proposals that are not there?
+    pub(crate) fn wants_drafts(&self) -> bool {
+        let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        sequences.into_iter().any(|s| s.wanted.min(s.useful_proposals()) > s.proposals.len())
     }
 
     /// The next draft plan, or none if nobody has anything to draft.
-    pub(crate) fn plan_draft(&mut self) -> Option<DraftPlan> {
+    pub(crate) fn plan_draft(&mut self, execution: Execution) -> Option<DraftPlan> {
         if self.config.draft_blocks == 0 || *self.planner.policy() == Policy::Off {
             return None;
         }
-        let execution = self.planner.execution();
-        let worthwhile = self.planner.worthwhile(self.running.len());
-        let table = self.calibration.table();
-        let wish = Wish { execution, worthwhile, table: &table };
+        let wish = Wish {
+            execution,
+            worthwhile: self.planner.worthwhile(self.running.len()),
+            table: self.calibration.table(),
+        };
+        let mut plan = std::mem::take(&mut self.spent.0);
+        plan.clear();
         let running = std::mem::take(&mut self.running);
-        let mut rows_left = self.config.max_pass_rows;
-        let mut chunks = Vec::with_capacity(running.len());
+        let mut rows_left = wish.rows(self.config.max_pass_rows);
         // Those that draft now go first; what is left of the pass goes to draft prefill.
         for drafting in [true, false] {
             for &seq in &running {
                 // While nobody speculates, a draft prefill would be for nothing; whoever drafts later catches up then.
                 let due = drafting || self.planner.speculating();
                 if due && self.sequences.get(&seq).is_some_and(|sequence| sequence.decoding() == drafting) {
-                    chunks.extend(self.draft_chunk(seq, &wish, &mut rows_left));
+                    self.add_draft_chunk(seq, &wish, &mut rows_left, &mut plan);
                 }
             }
         }
         self.running = running;
-        if chunks.is_empty() {
+        if plan.chunks.is_empty() {
+            self.spent.0 = plan;
             return None;
         }
-        self.draft_shape = shape_of(&chunks, execution);
-        let (step, admit, retire) = self.draft_lane.begin();
-        Some(DraftPlan { step, partition: execution.partition(), admit, retire, chunks })
+        self.draft_shape = shape_of(&plan.chunks, execution);
+        plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
+        plan.partition = execution.partition();
+        plan.rivals = self.pruning.wants_rivals();
+        Some(plan)
     }
 
-    /// The chunk of one sequence, if it has anything to draft or to catch up with, and rows and blocks for it. Without
+    /// Adds the chunk of one sequence, if it has anything to draft or to catch up with, and rows and blocks for it. Without
     /// blocks the sequence goes on without proposals: speculation never pushes anyone out.
-    fn draft_chunk(&mut self, seq: SeqId, wish: &Wish<'_>, rows_left: &mut usize) -> Option<DraftChunk> {
-        let sequence = self.sequences.get_mut(&seq).filter(|s| s.speculates() && s.draft_out.is_none())?;
+    fn add_draft_chunk(&mut self, seq: SeqId, wish: &Wish, rows_left: &mut usize, plan: &mut DraftPlan) {
+        let Some(sequence) = self.sequences.get(&seq) else { return };
+        if !sequence.speculates() || sequence.draft_out.is_some() {
+            return;
+        }
         let k = wish.steps(sequence);
         if k == 0 && sequence.decoding() {
             // It can catch up in one pass when its turn to speculate comes.
-            return None;
+            return;
         }
         let start = sequence.draft.computed;
         let missing = sequence.known() - start;
@@ -77,70 +96,104 @@ impl Engine {
         let rows = if k > 0 { missing } else { missing - 1 }.min(*rows_left);
         let steps = if rows == missing { k } else { 0 };
         let covered = (start + rows + steps).saturating_sub(usize::from(steps > 0));
-        if rows == 0 || !sequence.draft.table.grow(covered) {
-            return None;
+        if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
+            return;
         }
         *rows_left -= rows;
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         sequence.draft_out = Some(DraftOut { end: start + rows });
         self.draft_lane.admit(seq, || sequence.admission());
-        Some(DraftChunk {
+        plan.chunks.push(DraftChunk {
             seq,
             epoch: sequence.epoch,
             start,
-            tokens: sequence.known_tokens(start, rows),
+            rows: sequence.append_known(start, rows, &mut plan.tokens),
             steps,
             stop: StopRule {
-                acceptance: sequence.acceptance_table(wish.table),
+                acceptance: sequence.acceptance_table(&wish.table),
                 survival: sequence.survival(),
-                below: wish.worthwhile,
+                below: wish.floor(),
             },
-            blocks: sequence.draft.table.ids(covered),
-        })
+            table: sequence.draft.table.append_ids(covered, &mut plan.blocks),
+        });
+    }
+
+    /// Makes room in the draft's pool; for who drafts now at the cost of those that are not to.
+    fn make_draft_room(&mut self, seq: SeqId, tokens: usize, drafts: bool) -> bool {
+        loop {
+            let Some(sequence) = self.sequences.get_mut(&seq) else { return false };
+            if sequence.draft.table.grow(tokens) {
+                return true;
+            }
+            if !drafts || !self.evict_idle_draft(seq) {
+                return false;
+            }
+        }
     }
 
     /// Takes in the proposals of a finished plan.
-    pub(crate) fn drafted(&mut self, result: &DraftResult) {
-        if !self.draft_lane.finish(result.step) {
+    pub(crate) fn drafted(&mut self, plan: DraftPlan) {
+        if !self.draft_lane.finish(plan.step) {
             return;
         }
+        let outcome = &plan.outcome;
         self.totals.draft_passes += 1;
-        self.totals.draft_time += result.took;
+        self.totals.draft_time += outcome.took;
         // The lane may have stopped early: what was timed is what came back.
-        let steps = result.chunks.iter().map(|chunk| chunk.proposals.len()).max().unwrap_or(0);
-        let proposals: usize = result.chunks.iter().map(|chunk| chunk.proposals.len()).sum();
+        let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         if steps > 0 {
-            let sequences = proposals.div_ceil(steps);
+            let sequences = outcome.proposals.len().div_ceil(steps);
             let context = self.draft_shape.context * sequences / self.draft_shape.sequences.max(1);
             let shape = PassShape { steps, sequences, context, ..self.draft_shape };
-            self.planner.timed_draft(&shape, result.took);
+            self.planner.timed_draft(&shape, outcome.took);
         }
         let table = self.calibration.table();
-        for chunk in &result.chunks {
+        let mut proposals = outcome.proposals.as_slice();
+        for (chunk, &count) in plan.chunks.iter().zip(&outcome.counts) {
+            let (own, rest) = proposals.split_at(count.min(proposals.len()));
+            proposals = rest;
             match self.sequences.get_mut(&chunk.seq).filter(|s| s.epoch == chunk.epoch) {
-                Some(sequence) => sequence.drafted(&chunk.proposals, &table),
-                None => self.totals.late_drafts += chunk.proposals.len() as u64,
+                Some(sequence) => sequence.drafted(own, &table),
+                None => self.totals.late_drafts += own.len() as u64,
             }
         }
+        self.spent.0 = plan;
     }
 }
 
 /// What a draft plan goes by.
-struct Wish<'a> {
+struct Wish {
     execution: Execution,
     worthwhile: f32,
-    table: &'a AcceptanceTable,
+    table: AcceptanceTable,
 }
 
-impl Wish<'_> {
+impl Wish {
     /// Draft steps to ask for now.
     fn steps(&self, sequence: &Sequence) -> usize {
-        let missing =
-            sequence.wanted.min(sequence.useful_proposals()).saturating_sub(sequence.proposals.len());
         match self.execution {
-            Execution::Serial => missing,
-            // Past the frontier, only as long as it is worth it.
-            Execution::Overlapped(_) if sequence.survival() < self.worthwhile => 0,
-            Execution::Overlapped(_) => missing.min(STEPS_AHEAD),
+            Execution::Serial => {
+                let wanted = sequence.wanted.min(sequence.useful_proposals());
+                wanted.saturating_sub(sequence.proposals.len())
+            }
+            Execution::Overlapped(_) if sequence.survival() < self.floor() => 0,
+            Execution::Overlapped(_) => sequence.room_ahead().min(STEPS_AHEAD),
+        }
+    }
+
+    /// Rows to catch up with at most.
+    fn rows(&self, most: usize) -> usize {
+        match self.execution {
+            Execution::Serial => most,
+            Execution::Overlapped(_) => most.min(ROWS_AHEAD),
+        }
+    }
+
+    /// Survival below which nothing further is drafted.
+    fn floor(&self) -> f32 {
+        match self.execution {
+            Execution::Serial => self.worthwhile,
+            Execution::Overlapped(_) => self.worthwhile.max(WORTH_AHEAD),
         }
     }
 }
@@ -148,15 +201,15 @@ impl Wish<'_> {
 fn shape_of(chunks: &[DraftChunk], execution: Execution) -> PassShape {
     PassShape {
         partition: execution.partition(),
-        rows: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
-        context: chunks.iter().map(|chunk| chunk.start + chunk.tokens.len()).sum(),
+        rows: chunks.iter().map(|chunk| chunk.rows.len()).sum(),
+        context: chunks.iter().map(|chunk| chunk.start + chunk.rows.len()).sum(),
         steps: chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0),
         sequences: chunks.len(),
     }
 }
 
 /// What the planner is told of a sequence.
-pub(crate) fn candidate(sequence: &Sequence) -> Candidate {
+pub(crate) fn candidate(sequence: &Sequence, weight: f32) -> Candidate {
     let useful = sequence.useful_proposals();
     let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
     for proposal in sequence.proposals.iter().take(useful) {
@@ -171,5 +224,6 @@ pub(crate) fn candidate(sequence: &Sequence) -> Candidate {
         survival,
         typical: sequence.level.typical(),
         context: sequence.tokens.len(),
+        weight,
     }
 }

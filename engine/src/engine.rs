@@ -9,17 +9,23 @@
 //!        +-----------------------------------------------------------------------------------------------------------+
 //! ```
 //!
-//! Overlapped execution: each lane gets its next plan as soon as it is free. A verify pass takes whatever is ready; the
-//! draft lane drafts on past the frontier. Which of the two it is, is decided anew whenever the verify lane is free.
+//! Overlapped execution: while the verify lane is busy, the draft lane drafts on past the frontier, few steps at a time.
+//! When the pass ends, the round may find all the proposals it wants; then it verifies them at once, and only what is
+//! missing is drafted before. Which of the two it is, is decided anew for every verify pass.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
+
+use rustc_hash::FxHashMap;
 
 use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId};
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
+use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
+use crate::policy::Policy;
+use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
 use crate::survival::Calibration;
 use crate::view::{LoadView, Totals};
@@ -28,9 +34,23 @@ use crate::view::{LoadView, Totals};
 const DEVICE_LOSSES_FORGIVEN: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+enum Stage {
     Draft,
     Verify,
+}
+
+/// Buffers of planning, kept from round to round.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    pub(crate) candidates: Vec<Candidate>,
+    pub(crate) acceptances: Vec<f32>,
+    pub(crate) chances: Vec<f32>,
+    pub(crate) lengths: Vec<usize>,
+    pub(crate) prospects: Vec<Prospect>,
+    /// Rows of a pass that proposals may take, and that prefill takes.
+    pub(crate) rows: (usize, usize),
+    /// Sequences to go through while others may be put back.
+    pub(crate) ids: Vec<SeqId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +66,7 @@ enum Device {
 pub struct Engine {
     pub(crate) config: EngineConfig,
     pub(crate) planner: Planner,
-    pub(crate) sequences: HashMap<SeqId, Sequence>,
+    pub(crate) sequences: FxHashMap<SeqId, Sequence>,
     /// Sequences that hold target KV, the longest admitted first.
     pub(crate) running: Vec<SeqId>,
     /// Sequences that hold nothing, the next to be admitted first.
@@ -60,10 +80,13 @@ pub struct Engine {
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
-    // Buffers of planning, kept from round to round.
-    pub(crate) candidates: Vec<Candidate>,
-    pub(crate) acceptances: Vec<f32>,
-    pub(crate) lengths: Vec<usize>,
+    pub(crate) pruning: Pruning,
+    pub(crate) scratch: Scratch,
+    /// Plans that came back, to be used again.
+    pub(crate) spent: (DraftPlan, VerifyPlan),
+    /// Chunks that fell since the event came.
+    pub(crate) fallen: Vec<Shed>,
+    pub(crate) now: Duration,
     stage: Stage,
     device: Device,
 }
@@ -77,8 +100,8 @@ impl Engine {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
         Ok(Engine {
-            planner: Planner::new(config.policy.clone(), config.partitions.clone()),
-            sequences: HashMap::new(),
+            planner: Planner::new(config.policy.clone(), config.mechanisms, config.partitions.clone()),
+            sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
             target_pool,
@@ -89,9 +112,14 @@ impl Engine {
             totals: Totals::default(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
-            candidates: Vec::new(),
-            acceptances: Vec::new(),
-            lengths: Vec::new(),
+            pruning: Pruning::new(
+                config.target_layers,
+                config.mechanisms.prune && config.policy == Policy::Faser,
+            ),
+            scratch: Scratch::default(),
+            spent: plans(&config),
+            fallen: Vec::new(),
+            now: Duration::ZERO,
             stage: Stage::Draft,
             device: Device::Up,
             config,
@@ -99,17 +127,19 @@ impl Engine {
     }
 
     /// Takes one event; appends what is to be done to `out`, in order. `now` is time since any fixed moment.
-    pub fn handle(&mut self, _now: Duration, event: Event, out: &mut Vec<Command>) {
+    pub fn handle(&mut self, now: Duration, event: Event, out: &mut Vec<Command>) {
+        self.now = now;
         match event {
             Event::Submit(request) => self.submit(request, out),
             Event::Cancel(seq) => self.cancel(seq, out),
-            Event::DraftDone(result) => self.drafted(&result),
-            Event::VerifyDone(result) => self.verified(&result, out),
+            Event::DraftDone(plan) => self.drafted(plan),
+            Event::VerifyDone(plan) => self.verified(plan, out),
             Event::DeviceLost => self.device_lost(out),
             Event::DeviceReady => self.device = Device::Up,
             Event::DeviceGivenUp => self.device_given_up(out),
         }
         self.advance(out);
+        out.extend(self.fallen.drain(..).map(Command::Shed));
         if self.idle() {
             self.assert_pools_whole();
         }
@@ -137,8 +167,10 @@ impl Engine {
         assert!(target.whole() && draft.whole(), "KV blocks leaked: target {target:?}, draft {draft:?}");
     }
 
-    fn submit(&mut self, request: Request, out: &mut Vec<Command>) {
+    fn submit(&mut self, mut request: Request, out: &mut Vec<Command>) {
         let seq = request.seq;
+        request.slo.ttft = request.slo.ttft.or(self.config.slo.ttft);
+        request.slo.tpot = request.slo.tpot.or(self.config.slo.tpot);
         if let Err(why) = self.admissible(&request) {
             self.totals.refused += 1;
             out.push(Command::Reject { seq, why });
@@ -146,7 +178,7 @@ impl Engine {
         }
         self.totals.submitted += 1;
         let k_limit = if self.config.draft_blocks > 0 { K_LIMIT } else { 0 };
-        let sequence = Sequence::new(request, k_limit, (&self.target_pool, &self.draft_pool));
+        let sequence = Sequence::new(request, k_limit, (&self.target_pool, &self.draft_pool), self.now);
         self.sequences.insert(seq, sequence);
         self.waiting.push_back(seq);
     }
@@ -176,6 +208,7 @@ impl Engine {
     /// and whoever gets the blocks next writes them later on that same lane.
     pub(crate) fn finish(&mut self, seq: SeqId, reason: FinishReason, out: &mut Vec<Command>) {
         let Some(sequence) = self.sequences.remove(&seq) else { return };
+        self.shed(&sequence);
         self.running.retain(|&id| id != seq);
         self.waiting.retain(|&id| id != seq);
         self.draft_lane.retire(seq);
@@ -183,9 +216,21 @@ impl Engine {
         out.push(Command::Finish { seq, reason, usage: sequence.usage });
     }
 
+    /// Tells the lanes that nobody waits for a sequence's chunks any more.
+    pub(crate) fn shed(&mut self, sequence: &Sequence) {
+        let seq = sequence.id;
+        if let (Some(step), Some(_)) = (self.draft_lane.outstanding(), sequence.draft_out) {
+            self.fallen.push(Shed { lane: LaneKind::Draft, step, seq });
+        }
+        if let (Some(step), Some(_)) = (self.verify_lane.outstanding(), sequence.verify_out) {
+            self.fallen.push(Shed { lane: LaneKind::Verify, step, seq });
+        }
+    }
+
     fn device_lost(&mut self, out: &mut Vec<Command>) {
         self.device = Device::Away;
         self.stage = Stage::Draft;
+        self.fallen.clear();
         self.draft_lane.forget();
         self.verify_lane.forget();
         while let Some(&youngest) = self.running.last() {
@@ -219,26 +264,25 @@ impl Engine {
         if self.device != Device::Up {
             return;
         }
-        match self.planner.execution() {
-            Execution::Serial => self.advance_serial(out),
-            Execution::Overlapped(_) => self.advance_overlapped(out),
-        }
-    }
-
-    fn advance_serial(&mut self, out: &mut Vec<Command>) {
-        if self.draft_lane.busy() || self.verify_lane.busy() {
-            return;
+        if self.verify_lane.busy() {
+            return self.draft_ahead(out);
         }
         if self.stage == Stage::Draft {
             self.admit_waiting();
             self.plan_round();
-            if self.planner.execution() != Execution::Serial {
-                return self.send_both(out);
+            if self.draft_lane.busy() {
+                // What was begun under the last pass: worth waiting for only if someone wants more than is there.
+                if self.wants_drafts() {
+                    return;
+                }
+            } else {
+                self.stage = Stage::Verify;
+                if let Some(plan) = self.plan_draft(Execution::Serial) {
+                    return out.push(Command::Draft(plan));
+                }
             }
-            self.stage = Stage::Verify;
-            if let Some(plan) = self.plan_draft() {
-                return out.push(Command::Draft(plan));
-            }
+        } else if self.draft_lane.busy() {
+            return;
         }
         // Cancellations may have emptied the batch since its drafts were planned: then look at the queue again.
         if self.running.is_empty() {
@@ -246,29 +290,36 @@ impl Engine {
         }
         self.stage = Stage::Draft;
         out.extend(self.plan_verify().map(Command::Verify));
+        self.draft_ahead(out);
     }
 
-    fn advance_overlapped(&mut self, out: &mut Vec<Command>) {
-        if !self.verify_lane.busy() {
-            self.admit_waiting();
-            self.plan_round();
-            if self.planner.execution() == Execution::Serial {
-                // A draft plan that is still out ends first.
-                self.stage = Stage::Draft;
-                return self.advance_serial(out);
-            }
+    /// Has the draft lane go on past the frontier, if that was decided on for the pass that is out.
+    fn draft_ahead(&mut self, out: &mut Vec<Command>) {
+        let execution = self.planner.execution();
+        if execution != Execution::Serial && self.verify_lane.busy() && !self.draft_lane.busy() {
+            out.extend(self.plan_draft(execution).map(Command::Draft));
         }
-        self.send_both(out);
     }
+}
 
-    fn send_both(&mut self, out: &mut Vec<Command>) {
-        if !self.verify_lane.busy() {
-            out.extend(self.plan_verify().map(Command::Verify));
-        }
-        if !self.draft_lane.busy() {
-            out.extend(self.plan_draft().map(Command::Draft));
-        }
-    }
+/// Empty plans, with room for the largest.
+fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
+    let (rows, chunks) = (config.max_pass_rows, config.max_running);
+    let proposals = chunks * config.policy.k_max();
+    let draft = DraftPlan {
+        chunks: Vec::with_capacity(chunks),
+        tokens: Vec::with_capacity(rows),
+        blocks: Vec::with_capacity(config.draft_blocks),
+        ..DraftPlan::default()
+    };
+    let verify = VerifyPlan {
+        chunks: Vec::with_capacity(chunks),
+        tokens: Vec::with_capacity(rows),
+        blocks: Vec::with_capacity(config.target_blocks),
+        tests: Vec::with_capacity(proposals.min(rows)),
+        ..VerifyPlan::default()
+    };
+    (draft, verify)
 }
 
 fn pools(config: &EngineConfig) -> (BlockPool, BlockPool) {

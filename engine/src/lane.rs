@@ -1,14 +1,15 @@
 //! What the engine knows of a lane: the plan it works on, and which sequences it has been told of.
 
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
-use crate::api::{Admission, SeqId};
+use crate::api::SeqId;
+use crate::plan::Admission;
 
 #[derive(Debug, Default)]
 pub(crate) struct LaneBook {
     steps: u64,
     outstanding: Option<u64>,
-    known: HashSet<SeqId>,
+    known: FxHashSet<SeqId>,
     admit: Vec<Admission>,
     retire: Vec<SeqId>,
 }
@@ -39,11 +40,18 @@ impl LaneBook {
         }
     }
 
-    /// Opens the next plan: its number, and the news for the lane.
-    pub(crate) fn begin(&mut self) -> (u64, Vec<Admission>, Vec<SeqId>) {
+    /// Opens the next plan: puts the news for the lane into it, and returns its number.
+    pub(crate) fn begin(&mut self, admit: &mut Vec<Admission>, retire: &mut Vec<SeqId>) -> u64 {
         self.steps += 1;
         self.outstanding = Some(self.steps);
-        (self.steps, std::mem::take(&mut self.admit), std::mem::take(&mut self.retire))
+        admit.append(&mut self.admit);
+        retire.append(&mut self.retire);
+        self.steps
+    }
+
+    /// The plan that is out.
+    pub(crate) fn outstanding(&self) -> Option<u64> {
+        self.outstanding
     }
 
     /// Closes plan `step`. False if that is not the plan the lane works on: the result is from a lost device.
@@ -70,8 +78,11 @@ mod tests {
         Admission { seq: SeqId(seq), prompt_len: 1, tokens: [0].into() }
     }
 
-    fn ids(plan: &(u64, Vec<Admission>, Vec<SeqId>)) -> (Vec<u64>, Vec<u64>) {
-        (plan.1.iter().map(|a| a.seq.0).collect(), plan.2.iter().map(|s| s.0).collect())
+    /// What the next plan brings.
+    fn begin(lane: &mut LaneBook) -> (Vec<u64>, Vec<u64>) {
+        let (mut admit, mut retire) = (Vec::new(), Vec::new());
+        lane.begin(&mut admit, &mut retire);
+        (admit.iter().map(|a| a.seq.0).collect(), retire.iter().map(|s| s.0).collect())
     }
 
     #[test]
@@ -79,8 +90,8 @@ mod tests {
         let mut lane = LaneBook::default();
         lane.admit(SeqId(1), || news(1));
         lane.admit(SeqId(1), || news(1));
-        assert_eq!(ids(&lane.begin()), (vec![1], vec![]));
-        assert_eq!(ids(&lane.begin()), (vec![], vec![]));
+        assert_eq!(begin(&mut lane), (vec![1], vec![]));
+        assert_eq!(begin(&mut lane), (vec![], vec![]));
     }
 
     #[test]
@@ -89,28 +100,30 @@ mod tests {
         lane.admit(SeqId(1), || news(1));
         lane.retire(SeqId(1));
         lane.retire(SeqId(2));
-        assert_eq!(ids(&lane.begin()), (vec![], vec![]));
+        assert_eq!(begin(&mut lane), (vec![], vec![]));
     }
 
     #[test]
     fn a_preempted_sequence_is_retired_and_admitted_again() {
         let mut lane = LaneBook::default();
         lane.admit(SeqId(1), || news(1));
-        lane.begin();
+        begin(&mut lane);
         lane.retire(SeqId(1));
         lane.admit(SeqId(1), || news(1));
         lane.retire(SeqId(1));
         lane.admit(SeqId(1), || news(1));
-        assert_eq!(ids(&lane.begin()), (vec![1], vec![1]));
+        assert_eq!(begin(&mut lane), (vec![1], vec![1]));
     }
 
     #[test]
     fn results_of_a_lost_device_are_late() {
         let mut lane = LaneBook::default();
-        let (lost, ..) = lane.begin();
+        begin(&mut lane);
+        let lost = lane.outstanding().expect("a plan is out");
         lane.forget();
         assert!(!lane.finish(lost));
-        let (step, ..) = lane.begin();
+        begin(&mut lane);
+        let step = lane.outstanding().expect("a plan is out");
         assert!(!lane.finish(lost));
         assert!(lane.finish(step));
     }

@@ -5,18 +5,19 @@
 //! cost tables. Proposals are added in the order of survival, over all sequences together, and the best sum over cost
 //! met on the way is taken: cost is a staircase, so the first one that does not pay is not the end.
 
+mod ahead;
 mod budget;
-mod overlap;
 
 use std::time::Duration;
 
-use crate::api::{K_LIMIT, PartitionId};
+use crate::api::K_LIMIT;
 use crate::cost::PartitionCosts;
-use crate::policy::Policy;
+use crate::plan::PartitionId;
+use crate::policy::{Mechanisms, Policy};
+use ahead::Ahead;
 use budget::Budget;
 
-/// Overlapped and serial execution change places only for a gain above this share.
-const HYSTERESIS: f64 = 0.05;
+pub(crate) use ahead::{Leaving, WORTH_AHEAD};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
@@ -36,6 +37,8 @@ pub(crate) struct Candidate {
     pub(crate) typical: f32,
     /// Tokens of its context.
     pub(crate) context: usize,
+    /// What one of its tokens is worth, in those of a sequence without latency targets.
+    pub(crate) weight: f32,
 }
 
 /// The sequences of a round, and what their verify pass has room for.
@@ -62,13 +65,13 @@ pub(crate) struct PassShape {
     pub(crate) sequences: usize,
 }
 
-/// How both lanes work.
+/// How the lanes work while a verify pass runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Execution {
-    /// In turns, each on the whole device.
+    /// The pass has the whole device.
     #[default]
     Serial,
-    /// At the same time, on this partition.
+    /// The draft lane works past the frontier at the same time; each has its part of this partition.
     Overlapped(PartitionId),
 }
 
@@ -86,6 +89,7 @@ impl Execution {
 #[derive(Debug)]
 pub(crate) struct Planner {
     policy: Policy,
+    mechanisms: Mechanisms,
     /// The whole device first.
     pub(crate) partitions: Vec<PartitionCosts>,
     execution: Execution,
@@ -96,18 +100,21 @@ pub(crate) struct Planner {
     /// This round's proposals are there to be learned from.
     probing: bool,
     budget: Budget,
+    ahead: Ahead,
 }
 
 impl Planner {
-    pub(crate) fn new(policy: Policy, partitions: Vec<PartitionCosts>) -> Planner {
+    pub(crate) fn new(policy: Policy, mechanisms: Mechanisms, partitions: Vec<PartitionCosts>) -> Planner {
         Planner {
             policy,
+            mechanisms,
             partitions,
             execution: Execution::Serial,
             worth: 0.0,
             quiet_rounds: 0,
             probing: false,
             budget: Budget::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -115,12 +122,12 @@ impl Planner {
         &self.policy
     }
 
-    /// The execution that the last `plan` decided on.
+    /// The execution of the last verify pass.
     pub(crate) fn execution(&self) -> Execution {
         self.execution
     }
 
-    /// Decides on execution, and on how many proposals each candidate should have, those that are ready included.
+    /// Decides how many proposals each candidate should have, those that are ready included.
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
         match &self.policy {
@@ -131,11 +138,10 @@ impl Planner {
                 let step = steps.iter().find(|&&(largest, _)| sequences <= largest);
                 share_out(step.map_or(0, |&(_, k)| k), batch, lengths);
             }
-            Policy::Budget => {
+            Policy::Budget | Policy::Faser => {
                 self.value_time(batch);
                 self.budget.plan(batch, self.worth, &self.partitions[0], lengths);
             }
-            Policy::Faser => self.choose_execution(batch, lengths),
         }
         self.probe(batch, lengths);
     }
@@ -156,30 +162,31 @@ impl Planner {
         }
     }
 
-    fn choose_execution(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
-        let serial = self.value_time(batch);
-        self.budget.plan(batch, self.worth, &self.partitions[0], lengths);
-        let bar = match self.execution {
-            Execution::Serial => serial * (1.0 + HYSTERESIS),
-            Execution::Overlapped(_) => serial * (1.0 - HYSTERESIS),
-        };
-        match overlap::best(batch, &self.partitions[1..]).filter(|&(_, goodput)| goodput > bar) {
-            Some((place, _)) => {
-                self.execution = Execution::Overlapped(PartitionId(place + 1));
-                // Drafting goes on as long as it is worthwhile; its own stop rule ends it.
-                lengths.clear();
-                lengths.extend(batch.candidates.iter().map(|candidate| candidate.useful));
-            }
-            None => {
-                self.execution = Execution::Serial;
-            }
+    /// Decides on the execution of a verify pass that is about to leave. While the draft lane works on what was begun under
+    /// the pass before, no other partition than that one's is looked at.
+    pub(crate) fn execute(&mut self, batch: &Batch<'_>, leaving: &Leaving<'_>) -> Execution {
+        if self.policy != Policy::Faser || !self.mechanisms.overlap {
+            return self.execution;
         }
+        let now = match self.execution {
+            Execution::Serial => None,
+            Execution::Overlapped(partition) => Some(partition.0),
+        };
+        let place = self.ahead.partition(batch, leaving, &self.partitions, now, &mut self.budget);
+        self.execution = place.map_or(Execution::Serial, |place| Execution::Overlapped(PartitionId(place)));
+        self.execution
+    }
+
+    /// Tokens that a further row costs in a verify pass of about `rows` rows.
+    pub(crate) fn row_worth(&self, rows: usize) -> f64 {
+        let Some(costs) = self.partitions.first().filter(|_| self.policy.needs_costs()) else { return 0.0 };
+        budget::row_worth(rows, self.worth, costs)
     }
 
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, sequence after
     /// sequence.
     pub(crate) fn trim(&mut self, batch: &Batch<'_>, acceptances: &[f32], lengths: &mut Vec<usize>) {
-        if !self.policy.needs_costs() || self.probing {
+        if !self.policy.needs_costs() || !self.mechanisms.trim || self.probing {
             let mut left = batch.rows;
             lengths.clear();
             lengths.extend(batch.candidates.iter().map(|candidate| {
@@ -189,8 +196,7 @@ impl Planner {
             }));
             return;
         }
-        let costs = &self.partitions[self.execution.partition().0];
-        self.budget.trim(batch, acceptances, self.worth, costs, lengths);
+        self.budget.trim(batch, acceptances, self.worth, &self.partitions[0], lengths);
     }
 
     /// A verify pass was timed: the tables learn. What they said before, if there are any.
@@ -214,14 +220,13 @@ impl Planner {
         if !self.policy.needs_costs() {
             return 0.0;
         }
-        budget::worthwhile(rows, self.worth, &self.partitions[self.execution.partition().0])
+        budget::worthwhile(rows, self.worth, &self.partitions[0])
     }
 
     /// Sets what a second is worth: the highest goodput this round can have. What maximises tokens less that price of
-    /// their time also maximises tokens per second (Dinkelbach 1967). Returns the goodput.
-    fn value_time(&mut self, batch: &Batch<'_>) -> f64 {
-        self.worth = self.budget.goodput(batch, &self.partitions[0]);
-        self.worth
+    /// their time also maximises tokens per second (Dinkelbach 1967).
+    fn value_time(&mut self, batch: &Batch<'_>) {
+        self.worth = self.budget.goodput(batch, &self.partitions[0]).0;
     }
 }
 

@@ -26,6 +26,24 @@ pub enum Policy {
     Faser,
 }
 
+/// What policies that predict may use; each can be switched off, and so be judged by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mechanisms {
+    /// Leave proposals that do not pay out of a verify pass (`budget` and `faser`).
+    pub trim: bool,
+    /// Draft past the frontier while a verify pass runs (`faser`).
+    pub overlap: bool,
+    /// Test proposals between layers of a verify pass, and take out the rows of those that fail (`faser`).
+    pub prune: bool,
+}
+
+impl Default for Mechanisms {
+    /// All of them.
+    fn default() -> Mechanisms {
+        Mechanisms { trim: true, overlap: true, prune: true }
+    }
+}
+
 impl Policy {
     /// The most proposals it ever gives a sequence.
     pub fn k_max(&self) -> usize {

@@ -22,10 +22,13 @@
 //! the proposals behind it stand; otherwise they fall, and the epoch moves on.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::api::{Admission, Drafted, Emitted, FinishReason, Origin, Request, SeqId, TokenId, Usage};
+use crate::api::{Emitted, EmittedTokens, FinishReason, Origin, Request, SeqId, Slo, TokenId, Usage};
 use crate::blocks::{BlockPool, BlockTable};
+use crate::plan::{Admission, Drafted, Rivals, Verdict};
 use crate::survival::{AcceptanceTable, Calibration, Level, confidence_bin};
 
 /// The KV of one sequence in one pool.
@@ -57,9 +60,10 @@ impl SequenceKv {
 }
 
 /// A drafted token that is not verified yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Proposal {
     pub(crate) token: TokenId,
+    pub(crate) rivals: Rivals,
     confidence: f32,
     /// What confidence alone says of its acceptance.
     calibrated: f32,
@@ -104,18 +108,27 @@ pub(crate) struct Sequence {
     pub(crate) device_losses: u32,
     /// Has it ever been admitted?
     pub(crate) admitted: bool,
+    slo: Slo,
+    submitted: Duration,
+    first_token: Option<Duration>,
     max_new_tokens: usize,
     stop_tokens: Arc<[TokenId]>,
     k_max: usize,
 }
 
+/// Bounds of what a token of one sequence may be worth, in those of a sequence without a target.
+const LEAST_WEIGHT: f32 = 0.25;
+const MOST_WEIGHT: f32 = 4.0;
+
 /// What a verdict did to a sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
-    pub(crate) emitted: Vec<Emitted>,
-    /// Proposals that were sent.
+    pub(crate) emitted: EmittedTokens,
+    /// Proposals that were verified: those sent, without those that left the pass.
     pub(crate) proposed: usize,
     pub(crate) accepted: usize,
+    /// Proposals left the pass, and the first of them would have been accepted.
+    pub(crate) pruned_in_vain: bool,
     /// Unsent proposals and drafts in flight that fell with a rejection.
     pub(crate) cancelled: bool,
     pub(crate) ended: Option<FinishReason>,
@@ -123,11 +136,21 @@ pub(crate) struct Committed {
 
 impl Sequence {
     /// A waiting sequence; `k_limit` is the most proposals it may ever get.
-    pub(crate) fn new(request: Request, k_limit: usize, pools: (&BlockPool, &BlockPool)) -> Sequence {
+    pub(crate) fn new(
+        request: Request,
+        k_limit: usize,
+        pools: (&BlockPool, &BlockPool),
+        now: Duration,
+    ) -> Sequence {
+        let mut tokens = Vec::with_capacity(request.prompt.len() + request.max_new_tokens);
+        tokens.extend_from_slice(&request.prompt);
         Sequence {
             id: request.seq,
             usage: Usage { prompt_tokens: request.prompt.len(), ..Usage::default() },
-            tokens: request.prompt.to_vec(),
+            tokens,
+            slo: request.slo,
+            submitted: now,
+            first_token: None,
             target: SequenceKv::empty(pools.0),
             draft: SequenceKv::empty(pools.1),
             proposals: VecDeque::new(),
@@ -169,10 +192,37 @@ impl Sequence {
         if self.decoding() { self.k_max.min(to_come.saturating_sub(1)) } else { 0 }
     }
 
-    /// The known tokens from position `from` on, `n` of them.
-    pub(crate) fn known_tokens(&self, from: usize, n: usize) -> Vec<TokenId> {
-        let proposed = self.proposals.iter().map(|proposal| proposal.token);
-        self.tokens.iter().copied().chain(proposed).skip(from).take(n).collect()
+    /// Proposals that may still be drafted while a verify pass runs: of those sent one more than all could be committed.
+    pub(crate) fn room_ahead(&self) -> usize {
+        let to_come = self.max_new_tokens - self.usage.output_tokens;
+        let sent = self.verify_out.map_or(0, |out| out.proposals);
+        let most = (sent + 1 + self.k_max).min(to_come.saturating_sub(1));
+        if self.decoding() { most.saturating_sub(self.proposals.len()) } else { 0 }
+    }
+
+    /// Appends the known tokens from position `from` on, `n` of them; the part of `out` they are.
+    pub(crate) fn append_known(&self, from: usize, n: usize, out: &mut Vec<TokenId>) -> Range<usize> {
+        let begin = out.len();
+        let committed = self.tokens.get(from..).unwrap_or_default();
+        out.extend(committed.iter().take(n));
+        let more = n.saturating_sub(committed.len());
+        let proposed = self.proposals.iter().skip(from.saturating_sub(self.tokens.len()));
+        out.extend(proposed.map(|proposal| proposal.token).take(more));
+        begin..out.len()
+    }
+
+    /// What one of its tokens is worth now, in those of a sequence without a target: more if it is behind its target time
+    /// per token, less if it is ahead.
+    pub(crate) fn weight(&self, now: Duration) -> f32 {
+        let (Some(tpot), Some(first)) = (self.slo.tpot, self.first_token) else { return 1.0 };
+        let target = tpot.as_secs_f32() * self.usage.output_tokens as f32;
+        (now.saturating_sub(first).as_secs_f32() / target.max(f32::MIN_POSITIVE))
+            .clamp(LEAST_WEIGHT, MOST_WEIGHT)
+    }
+
+    /// When its first token is due, for a sequence that has a target and no token yet.
+    pub(crate) fn first_token_due(&self) -> Option<Duration> {
+        if self.first_token.is_some() { None } else { self.slo.ttft.map(|ttft| self.submitted + ttft) }
     }
 
     /// Survival of all proposals there are.
@@ -208,9 +258,15 @@ impl Sequence {
         let right = if agreed < overtaken { agreed } else { drafted.len() };
         let computed = end + right.min(drafted.len().saturating_sub(1));
         if agreed == overtaken {
-            self.proposals.extend(drafted.iter().skip(overtaken).map(|&Drafted { token, confidence }| {
-                let calibrated = table[confidence_bin(confidence)];
-                Proposal { token, confidence, calibrated, acceptance: self.level.acceptance(calibrated) }
+            self.proposals.extend(drafted.iter().skip(overtaken).map(|drafted| {
+                let calibrated = table[confidence_bin(drafted.confidence)];
+                Proposal {
+                    token: drafted.token,
+                    rivals: drafted.rivals.clone(),
+                    confidence: drafted.confidence,
+                    calibrated,
+                    acceptance: self.level.acceptance(calibrated),
+                }
             }));
         }
         self.draft.advance(&self.tokens, computed);
@@ -220,29 +276,37 @@ impl Sequence {
     /// stop token or the length limit.
     pub(crate) fn verified(
         &mut self,
-        accepted: usize,
+        verdict: &Verdict,
         next: TokenId,
+        now: Duration,
         calibration: &mut Calibration,
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
-        (done.proposed, done.accepted) = (sent, accepted.min(sent));
-        self.learn(sent, done.accepted, calibration);
+        // What left the pass counts as not sent (D2).
+        let verified = sent - verdict.pruned.min(sent);
+        let accepted = verdict.accepted.min(verified);
+        (done.proposed, done.accepted) = (verified, accepted);
+        let foretold = self.proposals.get(accepted).is_some_and(|proposal| proposal.token == next);
+        done.pruned_in_vain = verified < sent && accepted == verified && foretold;
+        // The row in front of a pruned proposal was computed: its verdict is known too.
+        self.learn(sent.min(accepted + 1), accepted + usize::from(done.pruned_in_vain), calibration);
         self.usage.target_passes += 1;
-        self.usage.proposed += sent;
-        self.usage.accepted += done.accepted;
-        for _ in 0..done.accepted {
+        self.usage.proposed += verified;
+        self.usage.accepted += accepted;
+        self.first_token.get_or_insert(now);
+        for _ in 0..accepted {
             let Some(proposal) = self.proposals.pop_front() else { break };
             if self.take(proposal.token, Origin::Draft, &mut done) {
                 return done;
             }
         }
-        let behind_frontier = self.proposals.len() > sent - done.accepted || self.draft_out.is_some();
+        let behind_frontier = self.proposals.len() > sent - accepted || self.draft_out.is_some();
         let foreseen = self.proposals.pop_front().map(|proposal| proposal.token);
         if self.take(next, Origin::Target, &mut done) {
             return done;
         }
-        self.target.advance(&self.tokens, end + done.accepted);
+        self.target.advance(&self.tokens, end + accepted);
         if foreseen.is_some_and(|token| token != next) {
             done.cancelled = behind_frontier;
             self.reject();
@@ -278,13 +342,18 @@ impl Sequence {
         done.ended.is_some()
     }
 
-    /// What the verdict says of the draft: of every accepted proposal, and of the one that was not.
-    fn learn(&mut self, sent: usize, accepted: usize, calibration: &mut Calibration) {
+    /// What the verdict says of the draft: of the first `known` proposals, the first `accepted` of which were right.
+    fn learn(&mut self, known: usize, accepted: usize, calibration: &mut Calibration) {
         self.level.fade(calibration.typical());
-        for (i, proposal) in self.proposals.iter().take(sent.min(accepted + 1)).enumerate() {
+        for (i, proposal) in self.proposals.iter().take(known).enumerate() {
             calibration.observe(proposal.confidence, proposal.acceptance, i < accepted);
             self.level.observe(proposal.calibrated, i < accepted);
         }
+    }
+
+    /// Gives back all draft KV; what is drafted stands.
+    pub(crate) fn evict_draft(&mut self, pool: &BlockPool) {
+        self.draft = SequenceKv::empty(pool);
     }
 
     /// Gives back all KV, to be recomputed after the next admission. Committed tokens stay.

@@ -1,128 +1,237 @@
 //! The verify stage: one pass with everyone's rows, and what its verdicts commit.
 
-use crate::api::{Command, PartitionId, SeqId, VerifiedChunk, VerifyChunk, VerifyPlan, VerifyResult};
+use crate::api::{Command, SeqId};
 use crate::drafting::candidate;
-use crate::engine::Engine;
-use crate::planner::{Batch, Execution, PassShape};
+use crate::engine::{Engine, Scratch};
+use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
+use crate::planner::{Batch, Leaving, PassShape};
+use crate::pruning::Prospect;
 use crate::sequence::{Sequence, VerifyOut};
 
 impl Engine {
     /// The next verify pass: a row for each sequence that decodes, the proposals that pay, prefill with the rest.
     pub(crate) fn plan_verify(&mut self) -> Option<VerifyPlan> {
         self.make_room_for_anchors();
-        self.choose_proposals();
-        let running = std::mem::take(&mut self.running);
-        let decoding_rows: usize = self.lengths.iter().map(|k| k + 1).sum::<usize>();
-        let mut prefill_left = self.config.max_pass_rows.saturating_sub(decoding_rows);
-        let chosen = std::mem::take(&mut self.lengths);
-        let mut lengths = chosen.iter();
-        let mut chunks = Vec::with_capacity(running.len());
-        for &seq in &running {
-            let decoding = self.sequences.get(&seq).is_some_and(Sequence::decoding);
-            let k = if decoding { lengths.next().copied().unwrap_or(0) } else { 0 };
-            chunks.extend(self.verify_chunk(seq, k, &mut prefill_left));
+        let mut scratch = std::mem::take(&mut self.scratch);
+        self.choose_proposals(&mut scratch);
+        let mut plan = std::mem::take(&mut self.spent.1);
+        plan.clear();
+        let decoding_rows: usize = scratch.lengths.iter().map(|k| k + 1).sum::<usize>();
+        let prefill_rows = self.config.max_pass_rows.saturating_sub(decoding_rows);
+        let mut lengths = scratch.lengths.iter_mut();
+        for i in 0..self.running.len() {
+            let seq = self.running[i];
+            if self.sequences.get(&seq).is_some_and(Sequence::decoding)
+                && let Some(k) = lengths.next()
+            {
+                *k = self.add_chunk(seq, 1, *k, &mut plan);
+            }
         }
-        self.lengths = chosen;
-        self.running = running;
-        if chunks.is_empty() {
+        self.add_prefill(prefill_rows, &mut scratch, &mut plan);
+        if plan.chunks.is_empty() {
+            (self.spent.1, self.scratch) = (plan, scratch);
             return None;
         }
-        self.verify_shape = shape_of(&chunks, self.planner.execution());
+        self.verify_shape = shape_of(&plan.chunks);
+        self.add_tests(&mut scratch, &mut plan);
+        self.execute(&mut scratch);
+        self.scratch = scratch;
         self.totals.target_rows += self.verify_shape.rows as u64;
-        let (step, admit, retire) = self.verify_lane.begin();
-        Some(VerifyPlan { step, partition: self.planner.execution().partition(), admit, retire, chunks })
-    }
-
-    fn decoding(&self) -> impl Iterator<Item = SeqId> {
-        self.running.iter().copied().filter(|seq| self.sequences[seq].decoding())
+        plan.step = self.verify_lane.begin(&mut plan.admit, &mut plan.retire);
+        plan.partition = self.verify_shape.partition;
+        Some(plan)
     }
 
     /// Every sequence that decodes gets a block for its anchor before any proposal does; the oldest first.
     fn make_room_for_anchors(&mut self) {
-        for seq in self.decoding().collect::<Vec<_>>() {
-            // A sequence that an older one pushed out is gone from `running` by its turn.
-            if self.running.contains(&seq) {
-                let tokens = self.sequences[&seq].tokens.len();
+        let mut ids = std::mem::take(&mut self.scratch.ids);
+        ids.clear();
+        ids.extend(self.running.iter().filter(|seq| self.sequences[seq].decoding()));
+        for &seq in &ids {
+            // A sequence that an older one pushed out has nothing to decode by its turn.
+            if let Some(sequence) = self.sequences.get(&seq).filter(|sequence| sequence.decoding()) {
+                let tokens = sequence.tokens.len();
                 self.make_room(seq, tokens);
             }
         }
+        self.scratch.ids = ids;
     }
 
-    /// Fills `self.lengths` with the proposals to verify of each sequence that decodes.
-    fn choose_proposals(&mut self) {
-        self.candidates.clear();
-        self.acceptances.clear();
+    /// Fills `lengths` with the proposals to verify of each sequence that decodes.
+    fn choose_proposals(&mut self, scratch: &mut Scratch) {
+        scratch.candidates.clear();
+        scratch.acceptances.clear();
         let mut prefill_rows = 0;
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
-                let candidate = candidate(sequence);
+                let candidate = candidate(sequence, sequence.weight(self.now));
                 let ready = sequence.proposals.iter().take(candidate.ready);
-                self.acceptances.extend(ready.map(|proposal| proposal.acceptance));
-                self.candidates.push(candidate);
+                scratch.acceptances.extend(ready.map(|proposal| proposal.acceptance));
+                scratch.candidates.push(candidate);
             } else {
                 prefill_rows += sequence.uncomputed();
             }
         }
-        let spare = self.config.max_pass_rows.saturating_sub(self.candidates.len());
+        let spare = self.config.max_pass_rows.saturating_sub(scratch.candidates.len());
         let prefill_rows = prefill_rows.min(spare / 2);
-        let batch = Batch { candidates: &self.candidates, rows: spare - prefill_rows, prefill_rows };
-        self.planner.trim(&batch, &self.acceptances, &mut self.lengths);
+        scratch.rows = (spare - prefill_rows, prefill_rows);
+        let batch = Batch { candidates: &scratch.candidates, rows: spare - prefill_rows, prefill_rows };
+        self.planner.trim(&batch, &scratch.acceptances, &mut scratch.lengths);
     }
 
-    fn verify_chunk(&mut self, seq: SeqId, k: usize, prefill_left: &mut usize) -> Option<VerifyChunk> {
-        let sequence = self.sequences.get_mut(&seq)?;
+    /// Prefill, up to `rows_left` rows: who is awaited with a target first, by when it is due, then in order of admission.
+    fn add_prefill(&mut self, mut rows_left: usize, scratch: &mut Scratch, plan: &mut VerifyPlan) {
+        scratch.ids.clear();
+        scratch.ids.extend(self.running.iter().filter(|seq| !self.sequences[seq].decoding()));
+        let due = |seq: &SeqId| self.sequences.get(seq).and_then(Sequence::first_token_due);
+        scratch.ids.sort_by_key(|seq| due(seq).map_or((1, self.now), |due| (0, due)));
+        for &seq in &scratch.ids {
+            let rows = self.sequences.get(&seq).map_or(0, Sequence::uncomputed).min(rows_left);
+            if rows > 0 {
+                rows_left -= rows;
+                self.add_chunk(seq, rows, 0, plan);
+            }
+        }
+    }
+
+    /// Adds `committed` rows of a sequence and as many of `k` proposals as get a block: they push nobody out. How many those
+    /// are.
+    fn add_chunk(&mut self, seq: SeqId, committed: usize, k: usize, plan: &mut VerifyPlan) -> usize {
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return 0 };
         let start = sequence.target.computed;
-        let committed = if sequence.decoding() { 1 } else { sequence.uncomputed().min(*prefill_left) };
-        if committed == 0 {
-            return None;
-        }
-        if !sequence.decoding() {
-            *prefill_left -= committed;
-        }
-        // Proposals get what blocks are left, and push nobody out.
         let k = if sequence.target.table.grow(sequence.tokens.len() + k) { k } else { 0 };
         let end = start + committed;
         sequence.verify_out = Some(VerifyOut { end, proposals: k });
-        Some(VerifyChunk {
+        plan.chunks.push(VerifyChunk {
             seq,
             epoch: sequence.epoch,
             start,
-            tokens: sequence.known_tokens(start, committed + k),
+            rows: sequence.append_known(start, committed + k, &mut plan.tokens),
             proposals: k,
             sample: end == sequence.tokens.len(),
-            blocks: sequence.target.table.ids(end + k),
-        })
+            table: sequence.target.table.append_ids(end + k, &mut plan.blocks),
+            tests: 0..0,
+        });
+        k
+    }
+
+    /// Decides where in the pass proposals are tested, and adds the tests.
+    fn add_tests(&mut self, scratch: &mut Scratch, plan: &mut VerifyPlan) {
+        let row_worth = self.planner.row_worth(self.verify_shape.rows);
+        scratch.prospects.clear();
+        let mut tokens = 0.0;
+        for chunk in &plan.chunks {
+            let Some(sequence) = self.sequences.get(&chunk.seq) else { continue };
+            tokens += f64::from(u8::from(chunk.sample));
+            let first = scratch.prospects.len();
+            let mut survival = sequence.weight(self.now);
+            for (i, proposal) in sequence.proposals.iter().take(chunk.proposals).enumerate() {
+                let (acceptance, rows) = (proposal.acceptance, chunk.proposals - i);
+                // What stands before it; what it and those behind it bring is known from the last one on.
+                scratch.prospects.push(Prospect { acceptance, at_stake: survival, rows });
+                survival *= acceptance;
+                tokens += f64::from(survival);
+            }
+            let mut behind = 0.0;
+            for prospect in scratch.prospects[first..].iter_mut().rev() {
+                prospect.at_stake *= 1.0 + behind;
+                behind = prospect.acceptance * (1.0 + behind);
+            }
+        }
+        let gating = self.pruning.decide(&scratch.prospects, row_worth, tokens);
+        plan.gates.extend(self.pruning.layers(gating));
+        if plan.gates.is_empty() {
+            return;
+        }
+        let mut prospects = scratch.prospects.iter();
+        for chunk in &mut plan.chunks {
+            let Some(sequence) = self.sequences.get(&chunk.seq) else { continue };
+            let begin = plan.tests.len();
+            for (proposal, prospect) in sequence.proposals.iter().take(chunk.proposals).zip(&mut prospects) {
+                let max_gap = self.pruning.max_gap(gating, prospect, row_worth);
+                plan.tests.push(Test { rivals: proposal.rivals.clone(), max_gap });
+            }
+            chunk.tests = begin..plan.tests.len();
+        }
+    }
+
+    /// Decides on the execution of the pass in the making.
+    fn execute(&mut self, scratch: &mut Scratch) {
+        scratch.chances.clear();
+        let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
+        for (sequence, &k) in decoding.zip(&scratch.lengths) {
+            let sent: f32 = sequence.proposals.iter().take(k).map(|proposal| proposal.acceptance).product();
+            let next = sequence.proposals.get(k).map_or(sequence.level.typical(), |next| next.acceptance);
+            scratch.chances.push(if sequence.room_ahead() > 0 { sent * next } else { 0.0 });
+        }
+        // The next round is taken to have as much prefill as this one.
+        let (rows, prefill_rows) = scratch.rows;
+        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows };
+        let PassShape { rows, context, .. } = self.verify_shape;
+        let leaving =
+            Leaving { chances: &scratch.chances, rows, context, draft_busy: self.draft_lane.busy() };
+        let execution = self.planner.execute(&batch, &leaving);
+        self.verify_shape.partition = execution.partition();
     }
 
     /// Commits the accepted prefixes and next tokens of a finished pass.
-    pub(crate) fn verified(&mut self, result: &VerifyResult, out: &mut Vec<Command>) {
-        if !self.verify_lane.finish(result.step) {
+    pub(crate) fn verified(&mut self, plan: VerifyPlan, out: &mut Vec<Command>) {
+        if !self.verify_lane.finish(plan.step) {
             return;
         }
+        let took = plan.outcome.took;
         self.totals.target_passes += 1;
-        self.totals.verify_time += result.took;
+        self.totals.verify_time += took;
         self.totals.overlapped_passes += u64::from(self.verify_shape.partition != PartitionId(0));
-        if let Some(predicted) = self.planner.timed_verify(&self.verify_shape, result.took) {
+        self.totals.gated_passes += u64::from(!plan.gates.is_empty());
+        // Rows that left cost what they took part in.
+        let saved: f64 = plan.outcome.verdicts.iter().map(|verdict| self.share_left(&plan, verdict)).sum();
+        let shape = PassShape { rows: self.verify_shape.rows - saved as usize, ..self.verify_shape };
+        if let Some(predicted) = self.planner.timed_verify(&shape, took) {
             self.totals.predicted_verify_time += predicted;
-            self.totals.verify_time_error += predicted.abs_diff(result.took);
+            self.totals.verify_time_error += predicted.abs_diff(took);
         }
-        for chunk in &result.chunks {
-            self.verdict(chunk, out);
+        for index in 0..plan.chunks.len().min(plan.outcome.verdicts.len()) {
+            self.verdict(&plan, index, out);
         }
+        self.spent.1 = plan;
     }
 
-    fn verdict(&mut self, chunk: &VerifiedChunk, out: &mut Vec<Command>) {
+    /// Rows' worth of the pass that the rows of a chunk were not in.
+    fn share_left(&self, plan: &VerifyPlan, verdict: &Verdict) -> f64 {
+        let layers = self.config.target_layers.max(1) as f64;
+        let done = plan.gates.get(verdict.pruned_at).map_or(layers, |&gate| gate as f64);
+        verdict.pruned as f64 * (1.0 - done / layers)
+    }
+
+    fn verdict(&mut self, plan: &VerifyPlan, index: usize, out: &mut Vec<Command>) {
+        let (chunk, verdict) = (&plan.chunks[index], &plan.outcome.verdicts[index]);
         let Some(sequence) = self.sequences.get_mut(&chunk.seq).filter(|s| s.epoch == chunk.epoch) else {
             return;
         };
-        let Some(next) = chunk.next else {
+        let Some(next) = verdict.next else {
             if let Some(VerifyOut { end, .. }) = sequence.verify_out.take() {
                 sequence.target.advance(&sequence.tokens, end);
             }
             return;
         };
-        let done = sequence.verified(chunk.accepted, next, &mut self.calibration);
+        let drafting = sequence.draft_out.is_some();
+        let done = sequence.verified(verdict, next, self.now, &mut self.calibration);
+        if let (true, None, Some(step)) = (drafting, sequence.draft_out, self.draft_lane.outstanding()) {
+            self.fallen.push(Shed { lane: LaneKind::Draft, step, seq: chunk.seq });
+        }
+        let right = done.accepted + usize::from(done.pruned_in_vain);
+        let known = chunk.proposals.min(done.accepted + 1);
+        for (gate, &layers) in plan.gates.iter().enumerate().filter(|_| !chunk.tests.is_empty()) {
+            let gaps =
+                plan.outcome.gaps.get(gate * plan.tests.len() + chunk.tests.start..).unwrap_or_default();
+            for (i, &gap) in gaps.iter().take(known).enumerate() {
+                self.pruning.observe(layers, gap, i < right);
+            }
+        }
         self.totals.count_draft(done.proposed, done.accepted);
+        self.totals.rows_pruned += verdict.pruned as u64;
+        self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
         self.totals.chunks_cancelled += u64::from(done.cancelled);
         self.totals.output_tokens += done.emitted.len() as u64;
         if !done.emitted.is_empty() {
@@ -135,11 +244,11 @@ impl Engine {
     }
 }
 
-fn shape_of(chunks: &[VerifyChunk], execution: Execution) -> PassShape {
+fn shape_of(chunks: &[VerifyChunk]) -> PassShape {
     PassShape {
-        partition: execution.partition(),
-        rows: chunks.iter().map(|chunk| chunk.tokens.len()).sum(),
-        context: chunks.iter().map(|chunk| chunk.tokens.len() * (chunk.start + chunk.tokens.len() / 2)).sum(),
+        partition: PartitionId(0),
+        rows: chunks.iter().map(|chunk| chunk.rows.len()).sum(),
+        context: chunks.iter().map(|chunk| chunk.rows.len() * (chunk.start + chunk.rows.len() / 2)).sum(),
         steps: 1,
         sequences: chunks.len(),
     }

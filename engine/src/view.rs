@@ -72,6 +72,12 @@ pub struct Totals {
     pub late_drafts: u64,
     /// Chunks not sent yet, or being drafted, that fell with a rejection in front of them.
     pub chunks_cancelled: u64,
+    /// Proposals whose rows left a verify pass before its end.
+    pub rows_pruned: u64,
+    /// Chunks that lost such rows although the first of them would have been accepted.
+    pub pruned_in_vain: u64,
+    /// Verify passes with at least one gate.
+    pub gated_passes: u64,
     /// Proposals accepted.
     pub accepted_tokens: u64,
     /// Proposals accepted, by their place in the chunk.

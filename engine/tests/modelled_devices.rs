@@ -6,7 +6,7 @@ use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Happening, Hardware, Lengths, Pair, Report, Roofline,
     Simulation, Workload,
 };
-use faser_engine::{EngineConfig, FinishReason, Policy};
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo};
 use proptest::prelude::*;
 
 fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
@@ -32,6 +32,9 @@ fn config(policy: Policy, device: &Roofline) -> EngineConfig {
         max_context: 128,
         policy,
         partitions: device.tables(),
+        target_layers: 64,
+        mechanisms: Mechanisms::default(),
+        slo: Slo::default(),
         prefix_cache: false,
     }
 }

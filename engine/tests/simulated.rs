@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
-use faser_engine::{EngineConfig, FinishReason, Policy, Refusal, Request, SeqId, TokenId};
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Request, SeqId, Slo, TokenId};
 use proptest::prelude::*;
 
 const VOCABULARY: u32 = 50;
@@ -35,12 +35,22 @@ fn config(policy: Policy) -> EngineConfig {
         max_context: 128,
         policy,
         partitions: partitions(),
+        target_layers: 32,
+        mechanisms: Mechanisms::default(),
+        slo: Slo::default(),
         prefix_cache: true,
     }
 }
 
 fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
-    Request { seq: SeqId(seq), prompt: prompt.into(), max_new_tokens, stop_tokens: [].into(), k_max: None }
+    Request {
+        seq: SeqId(seq),
+        prompt: prompt.into(),
+        max_new_tokens,
+        stop_tokens: [].into(),
+        k_max: None,
+        slo: Slo::default(),
+    }
 }
 
 fn device(acceptance: f64, block_size: usize) -> SimDevice {
@@ -186,8 +196,9 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         Just(Policy::Faser),
         Just(Policy::Faser),
     ];
-    (1..6usize, 90..140usize, 0..140usize, 1..9usize, 0..40usize, policy, any::<bool>()).prop_map(
-        |(block_size, target_tokens, draft_tokens, max_running, more_rows, policy, prefix_cache)| {
+    let slo = prop::option::of(1..2000u64);
+    (1..6usize, 90..140usize, 0..140usize, 1..9usize, 0..40usize, policy, any::<bool>(), slo).prop_map(
+        |(block_size, target_tokens, draft_tokens, max_running, more_rows, policy, prefix_cache, slo)| {
             EngineConfig {
                 block_size,
                 target_blocks: target_tokens.div_ceil(block_size),
@@ -198,6 +209,9 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 max_context: 90,
                 policy,
                 partitions: partitions(),
+                target_layers: 32,
+                mechanisms: Mechanisms::default(),
+                slo: Slo { tpot: slo.map(Duration::from_micros), ttft: slo.map(Duration::from_millis) },
                 prefix_cache,
             }
         },
@@ -213,6 +227,7 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
             max_new_tokens: client.max_new_tokens,
             stop_tokens: client.stop_tokens.clone().into(),
             k_max: client.k_max,
+            slo: Slo::default(),
         };
         all.push((client.at, Happening::Arrival(request)));
         all.extend(client.leaves_after.map(|after| (client.at + after, Happening::Cancel(SeqId(seq)))));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, DraftChunk, DraftPlan, DraftResult, Drafted, DraftedChunk, TokenId};
+use faser_engine::{BlockId, DraftPlan, Drafted, Rivals, SeqId, TokenId};
 use faser_kernels::{SampleRow, Sampling, ops};
 use faser_models::Model;
 
@@ -11,6 +11,7 @@ use super::RunnerSpec;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
+use crate::shed::Fallen;
 
 /// A draft plan, with what the engine does not know: how its sequences are sampled.
 #[derive(Clone, Debug)]
@@ -25,11 +26,16 @@ pub struct DraftWork {
 pub struct DraftRunner {
     passes: Passes,
     sequences: Sequences,
+    fallen: Option<Box<dyn Fallen>>,
+    /// Sequences that fell under the plan.
+    gone: Vec<SeqId>,
     /// Chunks whose next proposal the pass in the making brings, in the order of its logits.
     awaited: Vec<usize>,
     sampled: Vec<TokenId>,
     /// The draft's confidence in each of `sampled`.
     confidence: Vec<f32>,
+    /// The draft's likeliest tokens in each place.
+    top: Vec<[TokenId; ops::TOP_TOKENS]>,
 }
 
 impl DraftRunner {
@@ -42,10 +48,18 @@ impl DraftRunner {
         Ok(DraftRunner {
             passes,
             sequences: Sequences::default(),
+            fallen: None,
+            gone: Vec::new(),
             awaited: Vec::new(),
             sampled: Vec::new(),
             confidence: Vec::new(),
+            top: Vec::new(),
         })
+    }
+
+    /// From now on asks between two steps which sequences fell.
+    pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
+        self.fallen = Some(fallen);
     }
 
     /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
@@ -53,38 +67,48 @@ impl DraftRunner {
         self.passes.pin_current_thread()
     }
 
-    /// Carries out a plan: first `retire`, then `admit`, then the chunks together.
+    /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
     /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens.
-    pub fn run(&mut self, work: &DraftWork) -> DraftResult {
+    pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
-        let plan = &work.plan;
+        let DraftWork { mut plan, sampling } = work;
         self.passes.work_on(plan.partition);
-        self.sequences.update(&plan.retire, &plan.admit, &work.sampling);
+        self.sequences.update(&plan.retire, &plan.admit, &sampling);
+        self.gone.clear();
         let mut job = Job {
-            chunks: &plan.chunks,
-            tables: plan.chunks.iter().map(|chunk| chunk.blocks.as_slice()).collect(),
-            drafted: plan.chunks.iter().map(nothing_drafted).collect(),
+            plan: &plan,
+            tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
+            drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
             survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
         };
         self.catch_up(&mut job);
         let most = plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0);
         for step in 1..most {
+            if let Some(fallen) = &mut self.fallen {
+                fallen.fallen(plan.step, self.passes.layer_count() * step, &mut self.gone);
+            }
             if !self.step(step, &mut job) {
                 break;
             }
         }
-        DraftResult { step: plan.step, took: started.elapsed(), chunks: job.drafted }
+        let drafted = job.drafted;
+        plan.outcome.counts.extend(drafted.iter().map(Vec::len));
+        plan.outcome.proposals.extend(drafted.into_iter().flatten());
+        plan.outcome.took = started.elapsed();
+        plan
     }
 
     /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal.
     fn catch_up(&mut self, job: &mut Job<'_>) {
-        for (index, chunk) in job.chunks.iter().enumerate() {
-            assert!(!chunk.tokens.is_empty(), "{} has a chunk without tokens", chunk.seq);
-            self.sequences.of_mut(chunk.seq).history.rewind_and_extend(chunk.start, &chunk.tokens);
-            for (offset, &token) in chunk.tokens.iter().enumerate() {
-                let drafts = chunk.steps > 0 && offset + 1 == chunk.tokens.len();
+        let plan = job.plan;
+        for (index, chunk) in plan.chunks.iter().enumerate() {
+            let tokens = plan.rows(chunk);
+            assert!(!tokens.is_empty(), "{} has a chunk without tokens", chunk.seq);
+            self.sequences.of_mut(chunk.seq).history.rewind_and_extend(chunk.start, tokens);
+            for (offset, &token) in tokens.iter().enumerate() {
+                let drafts = chunk.steps > 0 && offset + 1 == tokens.len();
                 self.push(token, chunk.start + offset, index, drafts, job);
             }
         }
@@ -94,10 +118,11 @@ impl DraftRunner {
     /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
     fn step(&mut self, step: usize, job: &mut Job<'_>) -> bool {
         let mut wanted = false;
-        for (index, chunk) in job.chunks.iter().enumerate() {
-            if chunk.steps > step && job.survival[index] >= chunk.stop.below {
-                let latest = job.drafted[index].proposals[step - 1].token;
-                self.push(latest, chunk.start + chunk.tokens.len() + step - 1, index, true, job);
+        for (index, chunk) in job.plan.chunks.iter().enumerate() {
+            let goes_on = job.drafted[index].len() == step && job.survival[index] >= chunk.stop.below;
+            if chunk.steps > step && goes_on && !self.gone.contains(&chunk.seq) {
+                let latest = job.drafted[index][step - 1].token;
+                self.push(latest, chunk.start + chunk.rows.len() + step - 1, index, true, job);
                 wanted = true;
             }
         }
@@ -121,7 +146,7 @@ impl DraftRunner {
         let (lane, logits) = self.passes.forward(&job.tables);
         let sequences = &self.sequences;
         let sample_row = |(row, &index): (usize, &usize)| {
-            let sequence = sequences.of(job.chunks[index].seq);
+            let sequence = sequences.of(job.plan.chunks[index].seq);
             SampleRow {
                 row,
                 position: sequence.history.len() as u32,
@@ -137,29 +162,30 @@ impl DraftRunner {
         self.confidence.resize(rows.len(), 0.0);
         ops::sample(lane, logits, &rows, &mut self.sampled);
         ops::confidence(lane, logits, &self.sampled, &mut self.confidence);
-        for (index, (&token, &confidence)) in
-            self.awaited.drain(..).zip(self.sampled.iter().zip(&self.confidence))
-        {
-            let chunk = &job.chunks[index];
+        self.top.clear();
+        if job.plan.rivals {
+            self.top.resize(rows.len(), [0; ops::TOP_TOKENS]);
+            ops::top_tokens(lane, logits, &mut self.top);
+        }
+        for (place, index) in self.awaited.drain(..).enumerate() {
+            let (token, confidence) = (self.sampled[place], self.confidence[place]);
+            let chunk = &job.plan.chunks[index];
             let history = &mut self.sequences.of_mut(chunk.seq).history;
             history.rewind_and_extend(history.len(), &[token]);
             job.survival[index] = chunk.stop.after(job.survival[index], confidence);
-            job.drafted[index].proposals.push(Drafted { token, confidence });
+            let rivals = self.top.get(place).map_or_else(Rivals::new, |top| Rivals::from(*top));
+            job.drafted[index].push(Drafted { token, confidence, rivals });
         }
     }
 }
 
 /// A plan being carried out.
 struct Job<'a> {
-    chunks: &'a [DraftChunk],
+    plan: &'a DraftPlan,
     /// Block table of each chunk.
     tables: Vec<&'a [BlockId]>,
     /// Proposals of each chunk so far.
-    drafted: Vec<DraftedChunk>,
+    drafted: Vec<Vec<Drafted>>,
     /// Survival of each chunk's last proposal.
     survival: Vec<f32>,
-}
-
-fn nothing_drafted(chunk: &DraftChunk) -> DraftedChunk {
-    DraftedChunk { seq: chunk.seq, epoch: chunk.epoch, proposals: Vec::with_capacity(chunk.steps) }
 }

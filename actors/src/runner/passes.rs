@@ -1,10 +1,11 @@
 //! One lane's model with its KV memory and buffers, fed row by row.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use faser_engine::{BlockId, PartitionId};
 use faser_kernels::{KvCache, Lane, Rows, View};
-use faser_models::{Model, Pass, Scratch};
+use faser_models::{Model, Scratch};
 
 use super::RunnerSpec;
 use crate::error::ServiceError;
@@ -102,12 +103,67 @@ impl Passes {
     /// Runs the pass and starts an empty one. The rows' KV is stored; the logits that were wanted come back in the order
     /// of their rows. An empty pass does nothing.
     pub(crate) fn forward(&mut self, tables: &[&[BlockId]]) -> (&Lane, View<'_>) {
+        self.begin();
+        self.layers(0..self.layer_count(), tables);
+        self.finish()
+    }
+
+    /// Layers of the model.
+    pub(crate) fn layer_count(&self) -> usize {
+        self.model.config().layers
+    }
+
+    /// Begins the pass: `layers` from the first to the last follow, then `finish`.
+    pub(crate) fn begin(&mut self) {
         if !self.tokens.is_empty() {
-            let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables };
-            let pass = Pass { tokens: &self.tokens, rows, logits: &self.logits };
-            self.model.forward(&self.lanes[self.current], &mut self.kv, &mut self.scratch, &pass);
+            self.model.begin(&self.lanes[self.current], &mut self.scratch, &self.tokens);
         }
+    }
+
+    /// Runs these layers.
+    pub(crate) fn layers(&mut self, layers: Range<usize>, tables: &[&[BlockId]]) {
+        if !self.positions.is_empty() {
+            let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables };
+            self.model.layers(&self.lanes[self.current], layers, &mut self.kv, &mut self.scratch, rows);
+        }
+    }
+
+    /// Between two calls of `layers`: the model's logits so far, of some rows and for some tokens of each, row after row.
+    pub(crate) fn score(&mut self, rows: &[u32], tokens: &[u32], out: &mut [f32]) {
+        let n = self.positions.len();
+        self.model.score(&self.lanes[self.current], &mut self.scratch, n, rows, tokens, out);
+    }
+
+    /// Between two calls of `layers`: only these rows, in increasing order, go on.
+    pub(crate) fn keep(&mut self, keep: &[u32]) {
+        self.model.keep(&mut self.scratch, self.positions.len(), keep);
+        for (new, &old) in keep.iter().enumerate() {
+            self.positions[new] = self.positions[old as usize];
+            self.table_of[new] = self.table_of[old as usize];
+        }
+        self.positions.truncate(keep.len());
+        self.table_of.truncate(keep.len());
+        // Both are in increasing order.
+        let mut kept = keep.iter().enumerate().peekable();
+        self.logits.retain_mut(|wanted| {
+            while kept.next_if(|(_, old)| **old < *wanted).is_some() {}
+            let Some((new, _)) = kept.next_if(|(_, old)| **old == *wanted) else { return false };
+            *wanted = index(new);
+            true
+        });
+    }
+
+    /// Ends the pass and starts an empty one.
+    pub(crate) fn finish(&mut self) -> (&Lane, View<'_>) {
         let wanted = self.logits.len();
+        if wanted > 0 {
+            self.model.finish(
+                &self.lanes[self.current],
+                &mut self.scratch,
+                self.positions.len(),
+                &self.logits,
+            );
+        }
         self.tokens.clear();
         self.positions.clear();
         self.table_of.clear();

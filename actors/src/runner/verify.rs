@@ -1,17 +1,21 @@
 //! The verify lane's executor: one pass of the target over all rows, its own sample at every row from the anchor on,
 //! and the verdict. A proposal is accepted exactly if it equals the target's sample in its place (FASER.md, D1).
+//!
+//! Between two layers rows may leave the pass: those of sequences that fell, and at the plan's gates those behind a
+//! proposal that fails its test. What leaves counts as not sent.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, TokenId, VerifiedChunk, VerifyChunk, VerifyPlan, VerifyResult};
-use faser_kernels::{SampleRow, Sampling, ops};
+use faser_engine::{BlockId, RIVALS, SeqId, TokenId, Verdict, VerifyChunk, VerifyPlan};
+use faser_kernels::{SampleRow, Sampling, ops, sampling};
 use faser_models::Model;
 
 use super::RunnerSpec;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
+use crate::shed::Fallen;
 
 /// A verify plan, with what the engine does not know: how its sequences are sampled.
 #[derive(Clone, Debug)]
@@ -26,11 +30,42 @@ pub struct VerifyWork {
 pub struct VerifyRunner {
     passes: Passes,
     sequences: Sequences,
-    /// Rows the pass in the making samples: chunk, and how many of its proposals come before.
+    fallen: Option<Box<dyn Fallen>>,
+    gone: Vec<SeqId>,
+    /// Chunk, and place in it, of each row of the pass in the making.
+    rows: Vec<(usize, usize)>,
+    /// Rows of the pass in the making that are sampled.
     awaited: Vec<(usize, usize)>,
     /// The target's samples of the whole plan, in the order of its rows.
     sampled: Vec<TokenId>,
+    chunks: Vec<Progress>,
+    gating: Gating,
 }
+
+/// How far a chunk has come.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    /// Rows of it that are still wanted.
+    rows: usize,
+    /// The gate at which it lost rows.
+    pruned_at: usize,
+    samples: usize,
+}
+
+/// Buffers of a gate.
+#[derive(Default)]
+struct Gating {
+    /// Rows of the pass that are tested, and the number of their test.
+    rows: Vec<u32>,
+    tests: Vec<usize>,
+    /// Rivals and proposal of each.
+    tokens: Vec<TokenId>,
+    scores: Vec<f32>,
+    keep: Vec<u32>,
+}
+
+/// Tokens scored per test: the rivals, and the proposal itself.
+const SCORED: usize = RIVALS + 1;
 
 impl VerifyRunner {
     /// A runner with empty KV memory.
@@ -38,8 +73,22 @@ impl VerifyRunner {
     /// # Errors
     /// The lane's threads or its memory cannot be had.
     pub fn new(model: Arc<Model>, spec: &RunnerSpec) -> Result<VerifyRunner, ServiceError> {
-        let passes = Passes::new(model, spec)?;
-        Ok(VerifyRunner { passes, sequences: Sequences::default(), awaited: Vec::new(), sampled: Vec::new() })
+        Ok(VerifyRunner {
+            passes: Passes::new(model, spec)?,
+            sequences: Sequences::default(),
+            fallen: None,
+            gone: Vec::new(),
+            rows: Vec::new(),
+            awaited: Vec::new(),
+            sampled: Vec::new(),
+            chunks: Vec::new(),
+            gating: Gating::default(),
+        })
+    }
+
+    /// From now on asks between two layers which sequences fell.
+    pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
+        self.fallen = Some(fallen);
     }
 
     /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
@@ -47,129 +96,244 @@ impl VerifyRunner {
         self.passes.pin_current_thread()
     }
 
-    /// Carries out a plan: first `retire`, then `admit`, then the chunks together. A plan of more rows than the runner
-    /// was made for takes several passes, with the same outcome.
+    /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
     /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without an anchor.
-    pub fn run(&mut self, work: &VerifyWork) -> VerifyResult {
+    pub fn run(&mut self, work: VerifyWork) -> VerifyPlan {
         let started = Instant::now();
-        let plan = &work.plan;
+        let VerifyWork { mut plan, sampling } = work;
         self.passes.work_on(plan.partition);
-        self.sequences.update(&plan.retire, &plan.admit, &work.sampling);
-        let chunks = &plan.chunks;
-        let tables: Vec<&[BlockId]> = chunks.iter().map(|chunk| chunk.blocks.as_slice()).collect();
+        self.sequences.update(&plan.retire, &plan.admit, &sampling);
         self.sampled.clear();
-        for (index, chunk) in chunks.iter().enumerate() {
-            let anchored = committed(chunk);
-            self.sequences
-                .of_mut(chunk.seq)
-                .history
-                .rewind_and_extend(chunk.start, &chunk.tokens[..anchored]);
-            for (offset, &token) in chunk.tokens.iter().enumerate() {
+        self.chunks.clear();
+        self.chunks.extend(plan.chunks.iter().map(|chunk| Progress {
+            rows: chunk.rows.len(),
+            pruned_at: 0,
+            samples: 0,
+        }));
+        let mut gaps = std::mem::take(&mut plan.outcome.gaps);
+        gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
+        let tables: Vec<&[BlockId]> = plan.chunks.iter().map(|chunk| plan.table(chunk)).collect();
+        for (index, chunk) in plan.chunks.iter().enumerate() {
+            let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
+            self.sequences.of_mut(chunk.seq).history.rewind_and_extend(chunk.start, &tokens[..anchored]);
+            for (offset, &token) in tokens.iter().enumerate() {
                 let samples = chunk.sample && offset + 1 >= anchored;
                 if !self.passes.fits(samples) {
-                    self.forward(chunks, &tables);
+                    self.forward(&plan, &tables, &mut gaps);
+                }
+                if offset >= self.chunks[index].rows {
+                    break;
                 }
                 self.passes.push(token, chunk.start + offset, index, samples);
+                self.rows.push((index, offset));
                 if samples {
-                    self.awaited.push((index, offset + 1 - anchored));
+                    self.awaited.push((index, offset));
                 }
             }
         }
-        self.forward(chunks, &tables);
+        self.forward(&plan, &tables, &mut gaps);
         let mut samples = self.sampled.as_slice();
-        let verdicts: Vec<_> = chunks.iter().map(|chunk| judge(chunk, &mut samples)).collect();
-        for (chunk, verdict) in chunks.iter().zip(&verdicts) {
+        for (chunk, progress) in plan.chunks.iter().zip(&self.chunks) {
+            let (own, rest) = samples.split_at(progress.samples);
+            samples = rest;
+            let verdict = judge(chunk, plan.proposals(chunk), progress, own);
             // The next chunk starts after the accepted prefix; its own tokens bring the rest.
-            let (after_anchor, proposals) = (committed(chunk), &chunk.tokens[committed(chunk)..]);
             let history = &mut self.sequences.of_mut(chunk.seq).history;
-            history.rewind_and_extend(chunk.start + after_anchor, &proposals[..verdict.accepted]);
+            history.rewind_and_extend(
+                chunk.start + committed(chunk),
+                &plan.proposals(chunk)[..verdict.accepted],
+            );
+            plan.outcome.verdicts.push(verdict);
         }
-        VerifyResult { step: plan.step, took: started.elapsed(), chunks: verdicts }
+        plan.outcome.gaps = gaps;
+        plan.outcome.took = started.elapsed();
+        plan
     }
 
     /// Runs the pass and appends what it samples.
-    fn forward(&mut self, chunks: &[VerifyChunk], tables: &[&[BlockId]]) {
-        let (lane, logits) = self.passes.forward(tables);
+    fn forward(&mut self, plan: &VerifyPlan, tables: &[&[BlockId]], gaps: &mut [f32]) {
+        self.passes.begin();
+        for layer in 0..self.passes.layer_count() {
+            if layer > 0 {
+                self.between(layer, plan, gaps);
+            }
+            self.passes.layers(layer..layer + 1, tables);
+        }
+        let (lane, logits) = self.passes.finish();
         let sequences = &self.sequences;
-        let sample_row = |(row, &(index, since)): (usize, &(usize, usize))| {
-            let chunk = &chunks[index];
+        let sample_row = |(row, &(index, offset)): (usize, &(usize, usize))| {
+            let chunk = &plan.chunks[index];
             let sequence = sequences.of(chunk.seq);
+            let since = offset + 1 - committed(chunk);
             SampleRow {
                 row,
                 position: (sequence.history.len() + since) as u32,
                 sampling: &sequence.sampling,
                 history: &sequence.history,
-                since: &chunk.tokens[committed(chunk)..][..since],
+                since: &plan.proposals(chunk)[..since],
             }
         };
         let rows: Vec<SampleRow<'_>> = self.awaited.iter().enumerate().map(sample_row).collect();
         let before = self.sampled.len();
         self.sampled.resize(before + rows.len(), 0);
         ops::sample(lane, logits, &rows, &mut self.sampled[before..]);
-        self.awaited.clear();
+        self.awaited.drain(..).for_each(|(index, _)| self.chunks[index].samples += 1);
+        self.rows.clear();
+    }
+
+    /// Between two layers: who fell leaves, and at a gate what fails its test.
+    fn between(&mut self, layers: usize, plan: &VerifyPlan, gaps: &mut [f32]) {
+        let mut fewer = false;
+        if let Some(fallen) = &mut self.fallen {
+            self.gone.clear();
+            fallen.fallen(plan.step, layers, &mut self.gone);
+            for (chunk, progress) in plan.chunks.iter().zip(&mut self.chunks) {
+                if self.gone.contains(&chunk.seq) {
+                    progress.rows = 0;
+                    fewer = true;
+                }
+            }
+        }
+        if let Some(gate) = plan.gates.iter().position(|&gate| gate == layers) {
+            fewer |= self.test(gate, plan, gaps);
+        }
+        if !fewer {
+            return;
+        }
+        let Gating { keep, .. } = &mut self.gating;
+        keep.clear();
+        let chunks = &self.chunks;
+        let stays = |&(index, offset): &(usize, usize)| offset < chunks[index].rows;
+        keep.extend((0..).zip(&self.rows).filter(|(_, row)| stays(row)).map(|(place, _)| place));
+        if keep.len() < self.rows.len() {
+            self.passes.keep(keep);
+            self.rows.retain(stays);
+            self.awaited.retain(stays);
+        }
+    }
+
+    /// Tests what is to be tested at a gate; true if something failed.
+    fn test(&mut self, gate: usize, plan: &VerifyPlan, gaps: &mut [f32]) -> bool {
+        let Gating { rows, tests, tokens, scores, .. } = &mut self.gating;
+        rows.clear();
+        tests.clear();
+        tokens.clear();
+        for (place, &(index, offset)) in (0..).zip(&self.rows) {
+            let chunk = &plan.chunks[index];
+            // The row predicts the proposal behind it, if that is still wanted.
+            let Some(proposal) = (offset + 1).checked_sub(committed(chunk)) else { continue };
+            if chunk.tests.is_empty() || offset + 1 >= self.chunks[index].rows {
+                continue;
+            }
+            let test = chunk.tests.start + proposal;
+            if plan.tests[test].rivals.is_empty() {
+                continue;
+            }
+            let own = plan.proposals(chunk)[proposal];
+            rows.push(place);
+            tests.push(test);
+            let rivals = plan.tests[test].rivals.iter().copied();
+            tokens.extend(rivals.chain(std::iter::repeat(own)).take(RIVALS).chain([own]));
+        }
+        if rows.is_empty() {
+            return false;
+        }
+        scores.clear();
+        scores.resize(tokens.len(), 0.0);
+        self.passes.score(rows, tokens, scores);
+        let mut failed = false;
+        let scored = tokens.chunks_exact(SCORED).zip(scores.chunks_exact(SCORED));
+        for ((&row, &test), (tokens, scores)) in rows.iter().zip(tests.iter()).zip(scored) {
+            let (index, offset) = self.rows[row as usize];
+            let chunk = &plan.chunks[index];
+            let sequence = self.sequences.of(chunk.seq);
+            let position = (sequence.history.len() + offset + 1 - committed(chunk)) as u32;
+            let (own, own_score) = (tokens[RIVALS], scores[RIVALS]);
+            let gap = sampling::gap(
+                &sequence.sampling,
+                position,
+                own,
+                &tokens[..RIVALS],
+                &scores[..RIVALS],
+                own_score,
+            );
+            gaps[gate * plan.tests.len() + test] = gap;
+            let progress = &mut self.chunks[index];
+            if gap > plan.tests[test].max_gap && offset + 1 < progress.rows {
+                progress.rows = offset + 1;
+                progress.pruned_at = gate;
+                failed = true;
+            }
+        }
+        failed
     }
 }
 
 /// Rows of committed tokens; the anchor is the last of them if the chunk samples.
 fn committed(chunk: &VerifyChunk) -> usize {
-    let committed = chunk.tokens.len().checked_sub(chunk.proposals).filter(|&rows| rows > 0);
+    let committed = chunk.rows.len().checked_sub(chunk.proposals).filter(|&rows| rows > 0);
     committed.unwrap_or_else(|| panic!("{} has a chunk without an anchor", chunk.seq))
 }
 
-/// The verdict on a chunk; takes the chunk's own samples from the front of `samples`.
-fn judge(chunk: &VerifyChunk, samples: &mut &[TokenId]) -> VerifiedChunk {
-    let (own, rest) = samples.split_at(if chunk.sample { chunk.proposals + 1 } else { 0 });
-    *samples = rest;
-    let proposals = &chunk.tokens[committed(chunk)..];
-    let accepted = proposals.iter().zip(own).take_while(|(proposal, sample)| proposal == sample).count();
-    VerifiedChunk { seq: chunk.seq, epoch: chunk.epoch, accepted, next: own.get(accepted).copied() }
+/// The verdict on a chunk whose proposals, and the place behind them, have these samples.
+fn judge(chunk: &VerifyChunk, proposals: &[TokenId], progress: &Progress, samples: &[TokenId]) -> Verdict {
+    if progress.rows == 0 {
+        // It fell.
+        return Verdict::default();
+    }
+    let accepted = proposals.iter().zip(samples).take_while(|(proposal, sample)| proposal == sample).count();
+    // Behind the last row there is no proposal to compare with, whatever has left the pass.
+    let accepted = accepted.min(samples.len().saturating_sub(1));
+    Verdict {
+        accepted,
+        next: samples.get(accepted).copied(),
+        pruned: chunk.rows.len() - progress.rows,
+        pruned_at: progress.pruned_at,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use faser_engine::SeqId;
 
-    fn chunk(tokens: &[TokenId], proposals: usize, sample: bool) -> VerifyChunk {
-        VerifyChunk {
+    fn verdict(proposals: &[TokenId], rows: usize, samples: &[TokenId]) -> Verdict {
+        let chunk = VerifyChunk {
             seq: SeqId(1),
             epoch: 0,
             start: 5,
-            tokens: tokens.to_vec(),
-            proposals,
-            sample,
-            blocks: vec![0],
-        }
+            rows: 0..proposals.len() + 1,
+            proposals: proposals.len(),
+            sample: true,
+            table: 0..1,
+            tests: 0..0,
+        };
+        judge(&chunk, proposals, &Progress { rows, pruned_at: 0, samples: samples.len() }, samples)
     }
 
-    fn verdict(chunk: &VerifyChunk, samples: &[TokenId]) -> (usize, Option<TokenId>) {
-        let verdict = judge(chunk, &mut &*samples);
+    fn whole(proposals: &[TokenId], samples: &[TokenId]) -> (usize, Option<TokenId>) {
+        let verdict = verdict(proposals, proposals.len() + 1, samples);
+        assert_eq!(verdict.pruned, 0);
         (verdict.accepted, verdict.next)
     }
 
     #[test]
     fn the_accepted_prefix_ends_at_the_first_difference_and_the_targets_token_follows() {
-        let proposed = chunk(&[9, 1, 2, 3], 3, true);
-        assert_eq!(verdict(&proposed, &[1, 2, 3, 4]), (3, Some(4)));
-        assert_eq!(verdict(&proposed, &[1, 2, 7, 4]), (2, Some(7)));
-        assert_eq!(verdict(&proposed, &[1, 7, 3, 4]), (1, Some(7)));
-        assert_eq!(verdict(&proposed, &[7, 2, 3, 4]), (0, Some(7)));
+        assert_eq!(whole(&[1, 2, 3], &[1, 2, 3, 4]), (3, Some(4)));
+        assert_eq!(whole(&[1, 2, 3], &[1, 2, 7, 4]), (2, Some(7)));
+        assert_eq!(whole(&[1, 2, 3], &[1, 7, 3, 4]), (1, Some(7)));
+        assert_eq!(whole(&[1, 2, 3], &[7, 2, 3, 4]), (0, Some(7)));
+        assert_eq!(whole(&[], &[4]), (0, Some(4)));
+        assert_eq!(whole(&[], &[]), (0, None));
     }
 
     #[test]
-    fn without_proposals_the_next_token_is_all_there_is() {
-        assert_eq!(verdict(&chunk(&[9], 0, true), &[4]), (0, Some(4)));
-        assert_eq!(verdict(&chunk(&[9, 8, 7], 0, false), &[]), (0, None));
-    }
-
-    #[test]
-    fn each_chunk_takes_its_own_samples() {
-        let chunks = [chunk(&[9, 1], 1, true), chunk(&[5, 6], 0, false), chunk(&[9, 2], 1, true)];
-        let mut samples: &[TokenId] = &[7, 8, 2, 3];
-        let verdicts: Vec<_> =
-            chunks.iter().map(|chunk| judge(chunk, &mut samples)).map(|v| (v.accepted, v.next)).collect();
-        assert_eq!(verdicts, [(0, Some(7)), (0, None), (1, Some(3))]);
+    fn what_left_the_pass_is_not_accepted_even_if_it_was_right() {
+        let pruned = |accepted, next, pruned| Verdict { accepted, next: Some(next), pruned, pruned_at: 0 };
+        assert_eq!(verdict(&[1, 2, 3], 2, &[1, 2]), pruned(1, 2, 2));
+        assert_eq!(verdict(&[1, 2, 3], 2, &[1, 9]), pruned(1, 9, 2));
+        assert_eq!(verdict(&[1, 2, 3], 2, &[9, 2]), pruned(0, 9, 2));
+        assert_eq!(verdict(&[1, 2, 3], 0, &[]), Verdict::default());
     }
 }

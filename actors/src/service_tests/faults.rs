@@ -4,7 +4,7 @@ use super::*;
 
 use std::time::Instant;
 
-use faser_engine::{VerifiedChunk, VerifyResult};
+use faser_engine::{Verdict, VerifyChunk, VerifyOutcome, VerifyPlan};
 
 use crate::message::Message;
 
@@ -74,8 +74,8 @@ fn a_device_that_cannot_be_rebuilt_is_given_up_and_every_request_is_told() {
         let build = spec.device_build();
         let builds = Arc::new(AtomicUsize::new(0));
         let whole = before_each(&build.verify, panic_at(&[1]));
-        let once: Build<_> = Arc::new(move || match builds.fetch_add(1, Ordering::Relaxed) {
-            0 => whole(),
+        let once: Build<_> = Arc::new(move |shed| match builds.fetch_add(1, Ordering::Relaxed) {
+            0 => whole(shed),
             nth => Err(ServiceError::Lane { lane: "verify", reason: format!("build {nth} fails") }),
         });
         let gate = Gate::default();
@@ -124,7 +124,7 @@ fn a_device_that_cannot_be_built_at_all_is_the_starts_error() {
     in_system(async {
         let spec = spec();
         let build = spec.device_build();
-        let broken: Build<_> = Arc::new(|| panic!("no such device"));
+        let broken: Build<_> = Arc::new(|_| panic!("no such device"));
         let error = Service::start_with(spec, DeviceBuild { draft: Some(broken), ..build }).await.err();
         let text = error.expect("it cannot start").to_string();
         assert!(text.contains("draft lane") && text.contains("no such device"), "{text}");
@@ -140,10 +140,20 @@ fn late_results_of_another_device_change_nothing() {
         let stream = service.submit(submission(1, 24)).await.expect("it is taken");
         until("the first verify plan is out", || service.view().totals.draft_passes == 1).await;
         // What a lost device would bring: the number of the plan that is out, and tokens nobody chose.
-        let chunk =
-            VerifiedChunk { seq: stream.seq(), epoch: 0, accepted: 0, next: Some(expected[1][0] ^ 1) };
-        let result = VerifyResult { step: 1, chunks: vec![chunk], ..VerifyResult::default() };
-        let late = Message::VerifyDone { generation: 99, result, ended: Instant::now() };
+        let chunk = VerifyChunk {
+            seq: stream.seq(),
+            epoch: 0,
+            start: 0,
+            rows: 0..0,
+            proposals: 0,
+            sample: true,
+            table: 0..0,
+            tests: 0..0,
+        };
+        let verdict = Verdict { next: Some(expected[1][0] ^ 1), ..Verdict::default() };
+        let outcome = VerifyOutcome { verdicts: vec![verdict], ..VerifyOutcome::default() };
+        let plan = VerifyPlan { step: 1, chunks: vec![chunk], outcome, ..VerifyPlan::default() };
+        let late = Message::VerifyDone { generation: 99, plan, ended: Instant::now() };
         service.dispatcher().send(late).await.expect("the dispatcher is there");
         gate.open();
         assert_eq!(read(stream).await, (expected[1].clone(), Some(FinishReason::Length)));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use actix::System;
-use faser_engine::{EngineConfig, FinishReason, Policy, Refusal, TokenId};
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, TokenId};
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -70,6 +70,9 @@ fn spec() -> ServiceSpec {
             max_context: 128,
             policy: Policy::Fixed { k: 3 },
             partitions: Vec::new(),
+            target_layers: 0,
+            mechanisms: Mechanisms::default(),
+            slo: Slo::default(),
             prefix_cache: true,
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
@@ -128,9 +131,9 @@ async fn assert_whole(service: &Service) {
 /// Does something before each plan of a lane.
 fn before_each<W: Work>(build: &Build<W>, hook: impl Fn() + Clone + Send + Sync + 'static) -> Build<W> {
     let build = build.clone();
-    Arc::new(move || {
-        let (mut run, hook) = (build()?, hook.clone());
-        Ok(Box::new(move |work: &W| {
+    Arc::new(move |shed| {
+        let (mut run, hook) = (build(shed)?, hook.clone());
+        Ok(Box::new(move |work: W| {
             hook();
             run(work)
         }) as Run<W>)

@@ -1,13 +1,17 @@
 //! Engine and runners without actors, threads or clock: plans are carried out one by one, whenever the test says so.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_actors::{DraftRunner, DraftWork, Isa, PassLimits, RunnerSpec, Sampling, VerifyRunner, VerifyWork};
+use faser_actors::{
+    DraftRunner, DraftWork, Fallen, Isa, PassLimits, RunnerSpec, Sampling, VerifyRunner, VerifyWork,
+};
 use faser_engine::{
-    Admission, Command, DraftResult, Engine, EngineConfig, Event, FinishReason, Request, SeqId, TokenId,
-    Usage, VerifyResult,
+    Admission, Command, Engine, EngineConfig, Event, FinishReason, LaneKind, Request, SeqId, Shed, Test,
+    TokenId, Usage, VerifyPlan,
 };
 use faser_models::Model;
 use faser_topology::Partition;
@@ -35,6 +39,36 @@ pub(crate) enum Plan {
     Verify(VerifyWork),
 }
 
+/// What falls in the middle of a plan: what the engine has said, and clients that go just then.
+#[derive(Default)]
+struct Falls {
+    told: Vec<Shed>,
+    /// Where coins come from, if clients are to go in the middle of plans.
+    random: Option<Random>,
+    /// Sequences of the plan that is being carried out.
+    of_plan: Vec<SeqId>,
+    gone: Vec<SeqId>,
+}
+
+struct LaneFalls {
+    lane: LaneKind,
+    falls: Rc<RefCell<Falls>>,
+}
+
+impl Fallen for LaneFalls {
+    fn fallen(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
+        let falls = &mut *self.falls.borrow_mut();
+        out.extend(falls.told.iter().filter(|s| (s.lane, s.step) == (self.lane, step)).map(|s| s.seq));
+        if let Some(random) = falls.random.as_mut().filter(|_| !falls.of_plan.is_empty())
+            && random.next() % 100 < 2
+        {
+            let seq = falls.of_plan[(random.next() % falls.of_plan.len() as u64) as usize];
+            falls.gone.push(seq);
+        }
+        out.extend(&falls.gone);
+    }
+}
+
 /// The engine, the lanes, and the clients.
 pub(crate) struct Rig {
     pub(crate) engine: Engine,
@@ -45,12 +79,18 @@ pub(crate) struct Rig {
     config: EngineConfig,
     draft: Option<DraftRunner>,
     verify: VerifyRunner,
+    falls: Rc<RefCell<Falls>>,
+    /// Puts gates of its own into verify plans.
+    gates: Option<Random>,
+    /// Clients that went in the middle of a plan.
+    pub(crate) gone_inside: u64,
 }
 
 impl Rig {
     /// A rig with empty pools. Lanes of one worker: the calling thread.
     pub(crate) fn new(pair: &Pair, config: &EngineConfig) -> Rig {
-        let (draft, verify) = runners(pair, config);
+        let falls = Rc::default();
+        let (draft, verify) = runners(pair, config, &falls);
         Rig {
             engine: Engine::new(config.clone()).expect("a valid config"),
             plans: VecDeque::new(),
@@ -60,7 +100,17 @@ impl Rig {
             config: config.clone(),
             draft,
             verify,
+            falls,
+            gates: None,
+            gone_inside: 0,
         }
+    }
+
+    /// From now on, where there is a seed: verify passes prune at random, with gates anywhere, any rivals, any gaps allowed;
+    /// and clients go in the middle of plans, between any two layers or steps.
+    pub(crate) fn disturb(&mut self, prune: Option<u64>, go: Option<u64>) {
+        self.gates = prune.map(Random);
+        self.falls.borrow_mut().random = go.map(Random);
     }
 
     /// Hands a request in.
@@ -74,7 +124,8 @@ impl Rig {
     pub(crate) fn tell(&mut self, event: Event) {
         if matches!(event, Event::DeviceLost) {
             self.plans.clear();
-            (self.draft, self.verify) = runners(&self.pair, &self.config);
+            self.falls.borrow_mut().told.clear();
+            (self.draft, self.verify) = runners(&self.pair, &self.config, &self.falls);
         }
         let mut commands = Vec::new();
         self.engine.handle(Duration::ZERO, event, &mut commands);
@@ -88,6 +139,7 @@ impl Rig {
                     let sampling = self.sampling_of(&plan.admit);
                     self.plans.push_back(Plan::Verify(VerifyWork { plan, sampling }));
                 }
+                Command::Shed(shed) => self.falls.borrow_mut().told.push(shed),
                 Command::Emit { seq, tokens } => {
                     let stream = self.streams.get_mut(&seq).expect("a stream for every emission");
                     assert!(stream.ended.is_none() && !tokens.is_empty());
@@ -109,11 +161,24 @@ impl Rig {
         let done = match self.plans.remove(plan) {
             None => return false,
             Some(Plan::Draft(work)) => {
-                let result = self.draft.as_mut().expect("a draft model").run(&work);
-                Event::DraftDone(DraftResult { took, ..result })
+                self.falls.borrow_mut().of_plan = work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
+                let mut plan = self.draft.as_mut().expect("a draft model").run(work);
+                plan.outcome.took = took;
+                Event::DraftDone(plan)
             }
-            Some(Plan::Verify(work)) => Event::VerifyDone(VerifyResult { took, ..self.verify.run(&work) }),
+            Some(Plan::Verify(mut work)) => {
+                self.falls.borrow_mut().of_plan = work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
+                if let Some(random) = &mut self.gates {
+                    add_gates(&mut work.plan, random, self.pair.target.config().layers);
+                }
+                let mut plan = self.verify.run(work);
+                plan.outcome.took = took;
+                Event::VerifyDone(plan)
+            }
         };
+        let gone = std::mem::take(&mut self.falls.borrow_mut().gone);
+        self.gone_inside += gone.len() as u64;
+        gone.into_iter().for_each(|seq| self.tell(Event::Cancel(seq)));
         self.tell(done);
         true
     }
@@ -132,7 +197,28 @@ impl Rig {
     }
 }
 
-fn runners(pair: &Pair, config: &EngineConfig) -> (Option<DraftRunner>, VerifyRunner) {
+/// Gates of the test's own, unless the engine has put some there.
+fn add_gates(plan: &mut VerifyPlan, random: &mut Random, layers: usize) {
+    if !plan.gates.is_empty() || random.next().is_multiple_of(2) {
+        return;
+    }
+    plan.gates.extend((1..layers).filter(|_| !random.next().is_multiple_of(3)));
+    for chunk in &mut plan.chunks {
+        let begin = plan.tests.len();
+        for _ in 0..chunk.proposals {
+            let rivals = (0..random.next() % 9).map(|_| (random.next() % 256) as TokenId).collect();
+            let max_gap = (random.next() % 64) as f32 / 8.0 - 4.0;
+            plan.tests.push(Test { rivals, max_gap });
+        }
+        chunk.tests = begin..plan.tests.len();
+    }
+}
+
+fn runners(
+    pair: &Pair,
+    config: &EngineConfig,
+    falls: &Rc<RefCell<Falls>>,
+) -> (Option<DraftRunner>, VerifyRunner) {
     let limits = PassLimits::of(config);
     let spec = |blocks, max_logit_rows| RunnerSpec {
         partitions: vec![Partition { cores: vec![0] }; PARTITIONS],
@@ -142,13 +228,17 @@ fn runners(pair: &Pair, config: &EngineConfig) -> (Option<DraftRunner>, VerifyRu
         max_rows: limits.rows,
         max_logit_rows,
     };
+    let falls = |lane| Box::new(LaneFalls { lane, falls: falls.clone() });
     let draft = pair.draft.as_ref().map(|model| {
-        DraftRunner::new(model.clone(), &spec(config.draft_blocks, limits.draft_logit_rows))
-            .expect("a draft lane")
+        let spec = spec(config.draft_blocks, limits.draft_logit_rows);
+        let mut runner = DraftRunner::new(model.clone(), &spec).expect("a draft lane");
+        runner.shedding(falls(LaneKind::Draft));
+        runner
     });
-    let verify =
-        VerifyRunner::new(pair.target.clone(), &spec(config.target_blocks, limits.verify_logit_rows));
-    (draft, verify.expect("a verify lane"))
+    let spec = spec(config.target_blocks, limits.verify_logit_rows);
+    let mut verify = VerifyRunner::new(pair.target.clone(), &spec).expect("a verify lane");
+    verify.shedding(falls(LaneKind::Verify));
+    (draft, verify)
 }
 
 /// A small generator of random numbers (splitmix64), so that a case is its seed on every machine.

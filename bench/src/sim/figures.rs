@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use faser_engine::FinishReason;
-use faser_engine::sim::{Lane, Outcome, PassRecord, Report};
+use faser_engine::sim::{Outcome, PassRecord, Report};
+use faser_engine::{FinishReason, LaneKind};
 use serde::Serialize;
 
 use crate::Quantiles;
@@ -37,6 +37,12 @@ pub struct Figures {
     pub tokens_per_verdict: f64,
     /// Rejected proposals, over all rows of verify passes.
     pub wasted_rows: f64,
+    /// Proposals whose rows left a verify pass before its end, over all that were sent.
+    pub pruned: f64,
+    /// Chunks that lost such rows although the first of them would have been accepted, over all sent proposals.
+    pub pruned_in_vain: f64,
+    /// How far the cost tables were off the times of verify passes, in the mean, as a share of them.
+    pub cost_error: f64,
     /// Proposals drafted and never verified, over all drafted.
     pub unused_drafts: f64,
     /// Share of the busy time in which both lanes worked.
@@ -86,12 +92,13 @@ impl Figures {
             .filter_map(|o| Some((o.ended_after? - o.first_token_after?) / (o.tokens.len() as u32 - 1)))
             .collect();
         let verify: Vec<&PassRecord> =
-            report.passes.iter().filter(|pass| pass.lane == Lane::Verify).collect();
+            report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify).collect();
         let sum = |of: fn(&PassRecord) -> usize| verify.iter().map(|pass| of(pass)).sum::<usize>() as f64;
         let verdicts: usize = report.outcomes.values().map(|o| o.usage.target_passes).sum();
         let drafted: usize =
-            report.passes.iter().filter(|pass| pass.lane == Lane::Draft).map(|pass| pass.proposals).sum();
-        let drafts = || report.passes.iter().filter(|pass| pass.lane == Lane::Draft && pass.proposals > 0);
+            report.passes.iter().filter(|pass| pass.lane == LaneKind::Draft).map(|pass| pass.proposals).sum();
+        let drafts =
+            || report.passes.iter().filter(|pass| pass.lane == LaneKind::Draft && pass.proposals > 0);
         let steps: usize = drafts().map(|pass| pass.steps).sum();
         let most = verify.iter().map(|pass| pass.partition).max().unwrap_or(0);
         let on = |partition| {
@@ -114,6 +121,9 @@ impl Figures {
                 (totals.draft_tokens - totals.accepted_tokens) as f64,
                 totals.target_rows as f64,
             ),
+            pruned: ratio(totals.rows_pruned as f64, sum(|pass| pass.proposals)),
+            pruned_in_vain: ratio(totals.pruned_in_vain as f64, sum(|pass| pass.proposals)),
+            cost_error: ratio(totals.verify_time_error.as_secs_f64(), totals.verify_time.as_secs_f64()),
             unused_drafts: ratio((drafted as f64 - totals.draft_tokens as f64).max(0.0), drafted as f64),
             overlap: ratio(report.both_lanes_busy.as_secs_f64(), report.any_lane_busy.as_secs_f64()),
             partitions: (0..=most).map(on).collect(),

@@ -15,7 +15,7 @@ use faser_engine::cost::PartitionCosts;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
 };
-use faser_engine::{EngineConfig, Policy};
+use faser_engine::{EngineConfig, Mechanisms, Policy, Slo};
 use serde::{Serialize, Serializer};
 
 pub use figures::{Figures, Moment};
@@ -33,8 +33,43 @@ pub enum Contender {
     Policy(Policy),
     /// Of all fixed lengths the one with the lowest mean latency, under each load anew.
     BestFixed,
+    /// `faser` with some of its mechanisms.
+    Ablation(Ablation),
     /// A batch table made from runs of all fixed lengths with the very same texts, at every size of batch.
     TunedTable,
+}
+
+/// `faser` with some of its mechanisms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ablation {
+    /// What it is called on a command line.
+    pub name: &'static str,
+    /// What it may use.
+    pub mechanisms: Mechanisms,
+    /// Whether it may choose among all partitions, or has the middle one alone.
+    pub all_partitions: bool,
+}
+
+impl Ablation {
+    /// A speculative length per request, then one mechanism more each; at the end pruning where nothing is trimmed.
+    pub const ALL: [Ablation; 6] = [
+        Ablation::of("length", false, false, false, false),
+        Ablation::of("+trim", true, false, false, false),
+        Ablation::of("+overlap", true, true, false, false),
+        Ablation::of("+partition", true, true, true, false),
+        Ablation::of("+prune", true, true, true, true),
+        Ablation::of("length+prune", false, false, false, true),
+    ];
+
+    const fn of(
+        name: &'static str,
+        trim: bool,
+        overlap: bool,
+        all_partitions: bool,
+        prune: bool,
+    ) -> Ablation {
+        Ablation { name, mechanisms: Mechanisms { trim, overlap, prune }, all_partitions }
+    }
 }
 
 impl FromStr for Contender {
@@ -44,9 +79,15 @@ impl FromStr for Contender {
         match text {
             "best-fixed" => Ok(Contender::BestFixed),
             "batch-table" => Ok(Contender::TunedTable),
-            policy => policy.parse().map(Contender::Policy).map_err(|unknown: String| {
-                format!("{unknown}; for the simulator also `best-fixed`, or `batch-table` to have it tuned")
-            }),
+            other => match Ablation::ALL.into_iter().find(|ablation| ablation.name == other) {
+                Some(ablation) => Ok(Contender::Ablation(ablation)),
+                None => other.parse().map(Contender::Policy).map_err(|unknown: String| {
+                    format!(
+                        "{unknown}; for the simulator also `best-fixed`, `batch-table` to have it tuned, or \
+                     an ablation: `length`, `+trim`, `+overlap`, `+partition`, `+prune`, `length+prune`"
+                    )
+                }),
+            },
         }
     }
 }
@@ -56,6 +97,7 @@ impl fmt::Display for Contender {
         match self {
             Contender::Policy(policy) => policy.fmt(f),
             Contender::BestFixed => f.write_str("best-fixed"),
+            Contender::Ablation(ablation) => f.write_str(ablation.name),
             Contender::TunedTable => f.write_str("batch-table"),
         }
     }
@@ -70,6 +112,8 @@ pub struct SimSpec {
     pub pair: Pair,
     /// SMs of the draft lane in each partition.
     pub draft_sms: Vec<usize>,
+    /// What policies that predict may use.
+    pub mechanisms: Mechanisms,
     /// Tokens whose KV fits.
     pub kv_tokens: usize,
     /// Sequences that may run at once; a backlog fills it.
@@ -157,6 +201,9 @@ impl SimSpec {
                     Contender::Policy(policy) => {
                         (policy.clone(), self.simulate(policy.clone(), load, false)?)
                     }
+                    Contender::Ablation(ablation) => {
+                        (Policy::Faser, self.with(ablation).simulate(Policy::Faser, load, false)?)
+                    }
                     Contender::TunedTable => {
                         let Some(table) = table.clone() else { continue };
                         (table.clone(), self.simulate(table, load, false)?)
@@ -175,6 +222,15 @@ impl SimSpec {
             }
         }
         Ok(report)
+    }
+
+    /// The same, with some mechanisms alone.
+    fn with(&self, ablation: &Ablation) -> SimSpec {
+        let draft_sms = match self.draft_sms.get(self.draft_sms.len() / 2) {
+            Some(&middle) if !ablation.all_partitions => vec![middle],
+            _ => self.draft_sms.clone(),
+        };
+        SimSpec { draft_sms, mechanisms: ablation.mechanisms, ..self.clone() }
     }
 
     fn fixed_lengths(&self, load: &Load) -> Result<Vec<(usize, Report)>, BenchError> {
@@ -219,6 +275,9 @@ impl SimSpec {
             max_context: self.max_context,
             policy,
             partitions,
+            target_layers: self.pair.target.layers,
+            mechanisms: self.mechanisms,
+            slo: Slo::default(),
             // Simulated prompts share nothing.
             prefix_cache: false,
         }

@@ -9,7 +9,7 @@ impl fmt::Display for SimReport {
         writeln!(f, "{}\n", self.title)?;
         writeln!(
             f,
-            "{:>6}  {:<14} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>5} {:>5} {:>6} {:>7} {:>7} {:>8}  partitions",
+            "{:>6}  {:<14} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>5} {:>5} {:>6} {:>7} {:>7} {:>7} {:>8}  partitions",
             if self.backlog { "batch" } else { "req/s" },
             "policy",
             "tokens/s",
@@ -22,6 +22,7 @@ impl fmt::Display for SimReport {
             "steps",
             "accept",
             "wasted",
+            "pruned",
             "overlap",
             "batch"
         )?;
@@ -38,7 +39,7 @@ impl fmt::Display for SimReport {
                 figures.partitions.iter().map(|share| format!("{share:.2}")).collect();
             writeln!(
                 f,
-                "{:>6}  {name:<14} {:>8.1} {:>9.2} {:>8.2} {:>8.0} {:>8.2} {:>8.2} {:>5.2} {:>5.1} {:>6.2} {:>7.2} {:>7.2} {:>8.1}  {}",
+                "{:>6}  {name:<14} {:>8.1} {:>9.2} {:>8.2} {:>8.0} {:>8.2} {:>8.2} {:>5.2} {:>5.1} {:>6.2} {:>7.2} {:>7.3} {:>7.2} {:>8.1}  {}",
                 run.level,
                 figures.tokens_per_s,
                 figures.latency_mean_s,
@@ -50,6 +51,7 @@ impl fmt::Display for SimReport {
                 figures.draft_steps,
                 figures.acceptance,
                 figures.wasted_rows,
+                figures.pruned,
                 figures.overlap,
                 figures.batch_mean,
                 partitions.join(" ")

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use faser_engine::sim::{Lane, Mark, PassRecord, Report};
+use faser_engine::LaneKind;
+use faser_engine::sim::{Mark, PassRecord, Report};
 use serde_json::{Value, json};
 
 /// Process ids of the trace: the lanes, and the requests.
@@ -25,7 +26,7 @@ pub fn chrome_trace(report: &Report, from: Duration, to: Duration) -> Value {
     ];
     for pass in report.passes.iter().filter(|pass| within(pass.began)) {
         events.push(slice(pass));
-        if pass.lane == Lane::Verify {
+        if pass.lane == LaneKind::Verify {
             let counters = json!({"running": pass.running, "waiting": pass.waiting});
             events.push(counter(LANES, "sequences", pass.began, &counters));
             let k = pass.proposals as f64 / pass.sequences.max(1) as f64;
@@ -53,9 +54,9 @@ pub fn chrome_trace(report: &Report, from: Duration, to: Duration) -> Value {
     }
     for (at, mark) in report.marks.iter().filter(|(at, _)| within(*at)) {
         let (name, lane, count) = match mark {
-            Mark::ChunksCancelled(n) => ("chunks cancelled", Lane::Draft, n),
-            Mark::LateDrafts(n) => ("late drafts", Lane::Draft, n),
-            Mark::Preemptions(n) => ("preemptions", Lane::Verify, n),
+            Mark::ChunksCancelled(n) => ("chunks cancelled", LaneKind::Draft, n),
+            Mark::LateDrafts(n) => ("late drafts", LaneKind::Draft, n),
+            Mark::Preemptions(n) => ("preemptions", LaneKind::Verify, n),
         };
         events.push(json!({
             "ph": "i", "s": "t", "pid": LANES, "tid": lane as u32, "name": name, "ts": micros(*at),
@@ -67,19 +68,19 @@ pub fn chrome_trace(report: &Report, from: Duration, to: Duration) -> Value {
 
 fn slice(pass: &PassRecord) -> Value {
     let name = match pass.lane {
-        Lane::Draft => format!("draft {} x {}", pass.sequences, pass.steps),
-        Lane::Verify => format!("verify {} + {}", pass.rows - pass.proposals, pass.proposals),
+        LaneKind::Draft => format!("draft {} x {}", pass.sequences, pass.steps),
+        LaneKind::Verify => format!("verify {} + {}", pass.rows - pass.proposals, pass.proposals),
     };
     let chunks: Vec<String> = pass
         .chunks
         .iter()
         .map(|chunk| match pass.lane {
-            Lane::Draft => {
+            LaneKind::Draft => {
                 format!("{} @{}: {} rows, {} proposals", chunk.seq, chunk.start, chunk.rows, chunk.proposals)
             }
-            Lane::Verify => format!(
-                "{} @{}: {} rows, {} of {} accepted",
-                chunk.seq, chunk.start, chunk.rows, chunk.accepted, chunk.proposals
+            LaneKind::Verify => format!(
+                "{} @{}: {} rows, {} of {} accepted, {} pruned",
+                chunk.seq, chunk.start, chunk.rows, chunk.accepted, chunk.proposals, chunk.pruned
             ),
         })
         .collect();
@@ -87,7 +88,7 @@ fn slice(pass: &PassRecord) -> Value {
         "ph": "X", "pid": LANES, "tid": pass.lane as u32, "name": name,
         "ts": micros(pass.began), "dur": micros(pass.ended - pass.began),
         "args": {"partition": pass.partition, "rows": pass.rows, "proposals": pass.proposals,
-                 "accepted": pass.accepted, "committed": pass.committed, "chunks": chunks},
+                 "accepted": pass.accepted, "pruned": pass.pruned, "committed": pass.committed, "chunks": chunks},
     })
 }
 

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use faser_actors::{Dtype, Isa};
-use faser_engine::Policy;
+use faser_engine::{Mechanisms, Policy, Slo};
 use faser_models::synthetic::SyntheticSpec;
 
 /// Why a configuration cannot be used.
@@ -40,11 +40,22 @@ pub struct Config {
     /// Bounds of the batch and the queue.
     pub scheduler: SchedulerConfig,
     /// How speculative lengths are chosen.
-    pub policy: Policy,
+    pub speculation: SpeculationConfig,
     /// What is logged.
     pub log: LogConfig,
     /// How long SIGTERM waits for sequences in flight.
     pub drain_timeout: Duration,
+}
+
+/// How speculative lengths are chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpeculationConfig {
+    /// The policy.
+    pub policy: Policy,
+    /// What policies that predict may use.
+    pub mechanisms: Mechanisms,
+    /// Latency targets of every request.
+    pub slo: Slo,
 }
 
 /// The HTTP side.

@@ -31,7 +31,7 @@ fn the_teaching_file_says_every_default() {
     assert_eq!(keys("device"), "isa kind threads");
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
-    assert_eq!(keys("speculation"), "policy");
+    assert_eq!(keys("speculation"), "overlap policy prune slo trim");
     assert_eq!(keys("log"), "format level");
 }
 
@@ -48,8 +48,17 @@ fn values_replace_defaults() {
     assert_eq!(config.model.dtype, Dtype::F32);
     assert_eq!(config.kv.memory_bytes, Some(2 << 30));
     assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
-    assert_eq!(config.policy, Policy::Off, "there is no draft model");
+    assert_eq!(config.speculation.policy, Policy::Off, "there is no draft model");
     assert_eq!(config.drain_timeout, Duration::ZERO);
+}
+
+#[test]
+fn mechanisms_can_be_switched_off_and_targets_set() {
+    let config = read("speculation: {policy: faser, overlap: false, slo: {tpot_ms: 50}}\n").unwrap();
+    let Mechanisms { trim, overlap, prune } = config.speculation.mechanisms;
+    assert_eq!((trim, overlap, prune), (true, false, true));
+    let tpot = Some(Duration::from_millis(50));
+    assert_eq!(config.speculation.slo, Slo { ttft: None, tpot });
 }
 
 #[test]

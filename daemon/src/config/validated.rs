@@ -4,14 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use faser_actors::{Dtype, Isa};
-use faser_engine::{K_LIMIT, Policy};
+use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
 use serde_json::Value;
 
 use super::raw::Document;
 use super::synthetic::synthetic;
 use super::{
     Config, ConfigError, DeviceConfig, KvConfig, LogConfig, LogFormat, ModelConfig, ModelSource,
-    SchedulerConfig, ServerConfig, sizes,
+    SchedulerConfig, ServerConfig, SpeculationConfig, sizes,
 };
 use crate::fields::{Fault, FieldError, Fields, wrong_value};
 
@@ -39,11 +39,11 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let device = device(section("device")?)?;
     let kv = kv(section("kv")?)?;
     let scheduler = scheduler(section("scheduler")?)?;
-    let policy = policy(section("speculation")?, &model)?;
+    let speculation = speculation(section("speculation")?, &model)?;
     let log = log(section("log")?)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     root.finish()?;
-    Ok(Config { server, model, device, kv, scheduler, policy, log, drain_timeout })
+    Ok(Config { server, model, device, kv, scheduler, speculation, log, drain_timeout })
 }
 
 fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
@@ -150,7 +150,7 @@ fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
     Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context })
 }
 
-fn policy(mut fields: Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
+fn speculation(mut fields: Fields<'_>, model: &ModelConfig) -> Result<SpeculationConfig, FieldError> {
     let draft = match &model.source {
         ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
         ModelSource::Directories { draft, .. } => draft.is_some(),
@@ -169,8 +169,25 @@ fn policy(mut fields: Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldEr
         let wanted = "`off` when there is no draft model (`model.draft: none`)";
         return Err(wrong_value(&fields.path("policy"), wanted, &policy.to_string().into()));
     }
+    let mechanisms = Mechanisms {
+        trim: fields.flag("trim")?.unwrap_or(true),
+        overlap: fields.flag("overlap")?.unwrap_or(true),
+        prune: fields.flag("prune")?.unwrap_or(true),
+    };
+    let slo = match fields.object("slo")? {
+        Some(mut targets) => {
+            let mut target = |name| {
+                let ms = targets.whole(name, 1..=3_600_000)?;
+                Ok::<_, FieldError>(ms.map(Duration::from_millis))
+            };
+            let slo = Slo { ttft: target("ttft_ms")?, tpot: target("tpot_ms")? };
+            targets.finish()?;
+            slo
+        }
+        None => Slo::default(),
+    };
     fields.finish()?;
-    Ok(policy)
+    Ok(SpeculationConfig { policy, mechanisms, slo })
 }
 
 fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {

@@ -96,17 +96,28 @@ impl Budget {
                 Some(survival * candidate.typical)
             });
             let most = best.depth.min(candidate.useful.saturating_sub(candidate.ready));
-            candidate.ready + survivals.take(most).take_while(|&survival| survival >= floor).count()
+            let worth_it = |survival: &f32| survival * candidate.weight >= floor;
+            candidate.ready + survivals.take(most).take_while(worth_it).count()
         }));
     }
 
-    /// The highest goodput that a round of this batch can be predicted to have. The time that prefill takes of the pass is not
+    /// The highest goodput that a round of this batch can be predicted to have, and its draft steps. The time that prefill takes of the pass is not
     /// counted: it brings tokens of its own, later, and would make those of this round look dear and their rows cheap.
-    pub(super) fn goodput(&mut self, batch: &Batch<'_>, costs: &PartitionCosts) -> f64 {
+    pub(super) fn goodput(&mut self, batch: &Batch<'_>, costs: &PartitionCosts) -> (f64, usize) {
         let rows = batch.candidates.len();
         let prefill_s = costs.verify.seconds(rows + batch.prefill_rows, 0) - costs.verify.seconds(rows, 0);
         let rate = |choice: &Choice| choice.committed / (choice.seconds - prefill_s).max(f64::MIN_POSITIVE);
-        rate(&self.sweep(batch, NEGLIGIBLE, costs, rate))
+        let best = self.sweep(batch, NEGLIGIBLE, costs, rate);
+        (rate(&best), best.depth)
+    }
+
+    /// The highest value of a round: its tokens, less what its time is worth in tokens. Time of prefill is not counted, as in
+    /// `goodput`.
+    pub(super) fn value(&mut self, batch: &Batch<'_>, worth: f64, costs: &PartitionCosts) -> f64 {
+        let rows = batch.candidates.len();
+        let prefill_s = costs.verify.seconds(rows + batch.prefill_rows, 0) - costs.verify.seconds(rows, 0);
+        let value = |choice: &Choice| choice.committed - worth * (choice.seconds - prefill_s);
+        value(&self.sweep(batch, NEGLIGIBLE, costs, value))
     }
 
     /// The depth of the highest `value`, if everyone drafts as long as its survival is at least `floor`.
@@ -118,7 +129,8 @@ impl Budget {
         value: impl Fn(&Choice) -> f64,
     ) -> Choice {
         let ready = batch.candidates.iter().map(|candidate| candidate.ready).sum();
-        let expected: f64 = batch.candidates.iter().map(|candidate| f64::from(candidate.expected)).sum();
+        let expected: f64 =
+            batch.candidates.iter().map(|candidate| f64::from(candidate.expected * candidate.weight)).sum();
         let mut pass = Pass::new(batch, costs, ready, expected);
         let mut draft_seconds = 0.0;
         self.survivals.clear();
@@ -129,10 +141,10 @@ impl Budget {
             for (candidate, survival) in batch.candidates.iter().zip(&mut self.survivals) {
                 *survival *= candidate.typical;
                 if candidate.ready + depth < candidate.useful
-                    && *survival >= floor
+                    && *survival * candidate.weight >= floor
                     && pass.proposals < batch.rows
                 {
-                    pass.add(*survival, candidate.context);
+                    pass.add(*survival * candidate.weight, candidate.context);
                     drafting += 1;
                     context += candidate.context;
                 } else {
@@ -167,7 +179,8 @@ impl Budget {
         for (sequence, candidate) in batch.candidates.iter().enumerate() {
             self.first.push(offset);
             if candidate.ready > 0 {
-                self.open.push(Next { survival: acceptances[offset], sequence });
+                let survival = acceptances[offset] * candidate.weight;
+                self.open.push(Next { survival, sequence });
             }
             offset += candidate.ready;
         }
@@ -225,7 +238,8 @@ impl<'a> Pass<'a> {
             rows: batch.candidates.len() + batch.prefill_rows,
             context: batch.candidates.iter().map(|candidate| candidate.context).sum(),
             proposals,
-            committed: batch.candidates.len() as f64 + expected,
+            committed: batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum::<f64>()
+                + expected,
         }
     }
 
@@ -251,9 +265,12 @@ impl<'a> Pass<'a> {
 
 /// Survival that pays a further row of a pass of about `rows` rows, when a second is worth so many tokens.
 pub(super) fn worthwhile(rows: usize, worth: f64, costs: &PartitionCosts) -> f32 {
+    (row_worth(rows, worth, costs) as f32).clamp(NEGLIGIBLE, 1.0)
+}
+
+/// Tokens that a further row of a pass of about `rows` rows costs.
+pub(super) fn row_worth(rows: usize, worth: f64, costs: &PartitionCosts) -> f64 {
     /// A row's cost is looked at over this many rows: the staircase is not followed step by step.
     const OVER_ROWS: usize = 8;
-    let row_seconds =
-        (costs.verify.seconds(rows + OVER_ROWS, 0) - costs.verify.seconds(rows, 0)) / OVER_ROWS as f64;
-    ((worth * row_seconds) as f32).clamp(NEGLIGIBLE, 1.0)
+    worth * (costs.verify.seconds(rows + OVER_ROWS, 0) - costs.verify.seconds(rows, 0)) / OVER_ROWS as f64
 }

@@ -108,6 +108,22 @@ impl Acceptance {
     }
 }
 
+/// Lead of the best rival at the end of the pass, for a wrong proposal, over that of the proposal for a right one, halved.
+const LEAD: f64 = 3.0;
+/// Deviation of the lead at a gate.
+const LEAD_BLUR: f64 = 1.2;
+
+impl Acceptance {
+    /// By how much the best rival leads at a gate, in logits. Assumed: what will be right leads, what will be wrong trails,
+    /// by an amount that grows with the square of the depth and is blurred. So a right proposal leads already in 56 % of
+    /// cases at a quarter of the layers, in 73 % at half and in 92 % at three quarters.
+    pub(super) fn gap(&self, seed: u64, prefix: u64, depth: f64, right: bool) -> f32 {
+        let lead = LEAD * depth * depth;
+        let blur = LEAD_BLUR * normal(prefix.rotate_left(29) ^ seed.rotate_left(5) ^ (depth * 64.0) as u64);
+        (if right { blur - lead } else { blur + lead }) as f32
+    }
+}
+
 fn log_odds(classes: &[TextClass], seed: u64, prefix: u64, origin: &Origin) -> f64 {
     let Some(class) = classes.get(origin.class as usize % classes.len().max(1)) else { return 0.0 };
     let middle = class.acceptance.clamp(0.001, 0.999);

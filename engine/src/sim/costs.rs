@@ -2,7 +2,9 @@
 
 use super::random::normal;
 use super::roofline::{Load, Roofline, Work};
+use crate::api::SeqId;
 use crate::cost::PartitionCosts;
+use crate::plan::{DraftPlan, VerifyPlan};
 
 /// Where a simulated device's times come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +52,57 @@ impl Deviation {
     }
 }
 
+/// Layers of a target whose costs are tables.
+const LAYERS: usize = 32;
+
 impl DeviceCosts {
+    /// Layers of the target, at which gates divide a pass.
+    pub(super) fn target_layers(&self) -> usize {
+        match self {
+            DeviceCosts::Tables(_) => LAYERS,
+            DeviceCosts::Roofline(roofline) => roofline.target_layers(),
+        }
+    }
+
+    /// The work of a plan that was drafted, of those chunks that are wanted.
+    pub(super) fn draft_plan(&self, plan: &DraftPlan, wanted: &dyn Fn(SeqId) -> bool) -> Work {
+        let chunks = || plan.chunks.iter().zip(&plan.outcome.counts).filter(|(chunk, _)| wanted(chunk.seq));
+        let mut first = Load::default();
+        chunks().for_each(|(chunk, _)| first.add(chunk.start, chunk.rows.len()));
+        let mut work = self.draft(plan.partition.0, first);
+        for step in 1..chunks().map(|(_, &count)| count).max().unwrap_or(0) {
+            let mut load = Load::default();
+            for (chunk, _) in chunks().filter(|(_, count)| **count > step) {
+                load.add(chunk.start + chunk.rows.len() + step - 1, 1);
+            }
+            work = work.then(self.draft(plan.partition.0, load));
+        }
+        work
+    }
+
+    /// The work of a pass that was verified, of those chunks that are wanted: from gate to gate fewer rows.
+    pub(super) fn verify_plan(&self, plan: &VerifyPlan, wanted: &dyn Fn(SeqId) -> bool) -> Work {
+        let layers = self.target_layers();
+        let mut work = Work::default();
+        let mut begin = 0;
+        for gate in 0..=plan.gates.len() {
+            let end = plan.gates.get(gate).copied().unwrap_or(layers).min(layers);
+            let mut load = Load::default();
+            for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
+                let gone = if verdict.pruned_at < gate { verdict.pruned } else { 0 };
+                if wanted(chunk.seq) {
+                    load.add(chunk.start, chunk.rows.len() - gone);
+                }
+            }
+            let share = (end - begin) as f64 / layers as f64;
+            work = work.then(self.verify(plan.partition.0, load).part(share));
+            begin = end;
+        }
+        match self {
+            DeviceCosts::Roofline(roofline) => work.then(alone(plan.gates.len() as f64 * roofline.gate_s())),
+            DeviceCosts::Tables(_) => work,
+        }
+    }
     pub(super) fn draft(&self, partition: usize, load: Load) -> Work {
         match self {
             DeviceCosts::Tables(tables) => {
@@ -67,6 +119,34 @@ impl DeviceCosts {
             }
             DeviceCosts::Roofline(roofline) => roofline.verify(partition, load),
         }
+    }
+}
+
+impl Load {
+    /// Adds a chunk of `rows` rows from position `start`.
+    fn add(&mut self, start: usize, rows: usize) {
+        self.rows += rows;
+        self.kv_tokens += start + rows;
+        self.row_context += rows * (start + rows / 2);
+    }
+}
+
+impl Work {
+    /// This and then that, on the same lane.
+    fn then(self, next: Work) -> Work {
+        let seconds = self.seconds + next.seconds;
+        let drawn = self.seconds * self.bandwidth + next.seconds * next.bandwidth;
+        Work { seconds, bandwidth: if seconds > 0.0 { drawn / seconds } else { 0.0 } }
+    }
+
+    /// A share of it.
+    fn part(self, share: f64) -> Work {
+        Work { seconds: self.seconds * share, ..self }
+    }
+
+    /// The same bytes in more or less time.
+    pub(super) fn times(self, factor: f64) -> Work {
+        Work { seconds: self.seconds * factor, bandwidth: self.bandwidth / factor }
     }
 }
 

@@ -7,12 +7,11 @@
 use super::acceptance::Acceptance;
 use super::costs::{Deviation, DeviceCosts};
 use super::kv::{Prefix, SimLane};
+use super::lanes::PlanOut;
 use super::random::mix;
-use super::roofline::{Load, Work};
-use crate::api::{
-    DraftPlan, DraftResult, Drafted, DraftedChunk, TokenId, VerifiedChunk, VerifyChunk, VerifyPlan,
-    VerifyResult,
-};
+use super::roofline::Work;
+use crate::api::{SeqId, TokenId};
+use crate::plan::{DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
 
 /// The simulated device.
 #[derive(Clone, Debug)]
@@ -79,74 +78,123 @@ impl SimDevice {
         self.target = SimLane::new(self.block_size);
     }
 
-    /// Carries out a plan: its result, whose time is yet to be known, and the work it was.
-    pub(super) fn draft(&mut self, plan: &DraftPlan) -> (DraftResult, Work) {
+    /// Carries out a plan: its outcome, whose time is yet to be known, and the work it was.
+    pub(super) fn draft(&mut self, plan: &mut DraftPlan) -> Work {
         self.draft.open(plan.step, &plan.retire, &plan.admit);
-        let mut chunks = Vec::with_capacity(plan.chunks.len());
         for chunk in &plan.chunks {
-            let mut prefix = self.draft.compute(chunk.seq, chunk.start, &chunk.tokens, &chunk.blocks);
-            self.draft.remember(chunk.seq, chunk.start + chunk.tokens.len() + chunk.steps);
-            let mut proposals = Vec::with_capacity(chunk.steps);
+            let (rows, table) = (&plan.tokens[chunk.rows.clone()], &plan.blocks[chunk.table.clone()]);
+            let mut prefix = self.draft.compute(chunk.seq, chunk.start, rows, table);
+            self.draft.remember(chunk.seq, chunk.start + rows.len() + chunk.steps);
+            let before = plan.outcome.proposals.len();
             let mut survival = chunk.stop.survival;
             for step in 0..chunk.steps {
                 let (token, confidence) = self.draft_token(&prefix);
-                proposals.push(Drafted { token, confidence });
+                let rivals =
+                    plan.rivals.then(|| [token, (token + 1) % self.vocabulary].into_iter().collect());
+                plan.outcome.proposals.push(Drafted {
+                    token,
+                    confidence,
+                    rivals: rivals.unwrap_or_default(),
+                });
                 survival = chunk.stop.after(survival, confidence);
                 if step + 1 == chunk.steps || survival < chunk.stop.below {
                     break;
                 }
-                let at = chunk.start + chunk.tokens.len() + step;
-                prefix = self.draft.write(at, prefix, token, &chunk.blocks);
+                prefix = self.draft.write(chunk.start + rows.len() + step, prefix, token, table);
             }
-            chunks.push(DraftedChunk { seq: chunk.seq, epoch: chunk.epoch, proposals });
+            plan.outcome.counts.push(plan.outcome.proposals.len() - before);
         }
-        let work = self.draft_work(plan, &chunks);
-        (DraftResult { step: plan.step, chunks, ..DraftResult::default() }, work)
-    }
-
-    fn draft_work(&self, plan: &DraftPlan, drafted: &[DraftedChunk]) -> Work {
-        let mut first = Load::default();
-        plan.chunks.iter().for_each(|chunk| first.add(chunk.start, chunk.tokens.len()));
-        let mut work = self.costs.draft(plan.partition.0, first);
-        for step in 1..drafted.iter().map(|chunk| chunk.proposals.len()).max().unwrap_or(0) {
-            let mut load = Load::default();
-            for (chunk, _) in
-                plan.chunks.iter().zip(drafted).filter(|(_, drafted)| drafted.proposals.len() > step)
-            {
-                load.add(chunk.start + chunk.tokens.len() + step - 1, 1);
-            }
-            work = work.then(self.costs.draft(plan.partition.0, load));
-        }
-        work.times(self.deviation.draft * self.deviation.noise(self.seed, plan.step))
+        let factor = self.deviation.draft * self.deviation.noise(self.seed, plan.step);
+        self.costs.draft_plan(plan, &|_| true).times(factor)
     }
 
     /// As `draft`.
-    pub(super) fn verify(&mut self, plan: &VerifyPlan) -> (VerifyResult, Work) {
+    pub(super) fn verify(&mut self, plan: &mut VerifyPlan) -> Work {
         self.target.open(plan.step, &plan.retire, &plan.admit);
-        let mut load = Load::default();
-        plan.chunks.iter().for_each(|chunk| load.add(chunk.start, chunk.tokens.len()));
-        let chunks = plan.chunks.iter().map(|chunk| self.verify_chunk(chunk)).collect();
+        plan.outcome.gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
+        for index in 0..plan.chunks.len() {
+            let verdict = self.verify_chunk(plan, index);
+            plan.outcome.verdicts.push(verdict);
+        }
         let factor = self.deviation.verify * self.deviation.noise(!self.seed, plan.step);
-        let work = self.costs.verify(plan.partition.0, load).times(factor);
-        (VerifyResult { step: plan.step, chunks, ..VerifyResult::default() }, work)
+        self.costs.verify_plan(plan, &|_| true).times(factor)
     }
 
-    fn verify_chunk(&mut self, chunk: &VerifyChunk) -> VerifiedChunk {
-        let committed = chunk.tokens.len() - chunk.proposals;
-        let (rows_before, proposals) = chunk.tokens.split_at(committed);
-        let mut prefix = self.target.compute(chunk.seq, chunk.start, rows_before, &chunk.blocks);
-        self.target.remember(chunk.seq, chunk.start + chunk.tokens.len());
-        let mut accepted = 0;
-        let mut next = chunk.sample.then(|| self.target_token(&prefix));
-        for (i, &proposal) in proposals.iter().enumerate() {
-            let accepts = accepted == i && next == Some(proposal);
-            prefix = self.target.write(chunk.start + committed + i, prefix, proposal, &chunk.blocks);
+    fn verify_chunk(&mut self, plan: &mut VerifyPlan, index: usize) -> Verdict {
+        let chunk = plan.chunks[index].clone();
+        let rows = &plan.tokens[chunk.rows.clone()];
+        let table = &plan.blocks[chunk.table.clone()];
+        let committed = rows.len() - chunk.proposals;
+        let (rows_before, proposals) = rows.split_at(committed);
+        let mut prefix = self.target.compute(chunk.seq, chunk.start, rows_before, table);
+        self.target.remember(chunk.seq, chunk.start + rows.len());
+        let (kept, pruned_at) =
+            self.gate(plan.gates.as_slice(), &plan.tests, &chunk, &prefix, proposals, &mut plan.outcome.gaps);
+        let mut verdict = Verdict {
+            accepted: 0,
+            next: chunk.sample.then(|| self.target_token(&prefix)),
+            pruned: chunk.proposals - kept,
+            pruned_at,
+        };
+        for (i, &proposal) in proposals[..kept].iter().enumerate() {
+            let accepts = verdict.accepted == i && verdict.next == Some(proposal);
+            prefix = self.target.write(chunk.start + committed + i, prefix, proposal, table);
             if accepts {
-                accepted += 1;
-                next = Some(self.target_token(&prefix));
+                verdict.accepted += 1;
+                verdict.next = Some(self.target_token(&prefix));
             }
         }
-        VerifiedChunk { seq: chunk.seq, epoch: chunk.epoch, accepted, next }
+        for position in kept..chunk.proposals {
+            self.target.spoil(chunk.start + committed + position, table);
+        }
+        verdict
+    }
+
+    /// The gates of a pass for one chunk: how many of its proposals are left, and the last gate that took some.
+    fn gate(
+        &self,
+        gates: &[usize],
+        tests: &[Test],
+        chunk: &VerifyChunk,
+        anchor: &Prefix,
+        proposals: &[TokenId],
+        gaps: &mut [f32],
+    ) -> (usize, usize) {
+        let (mut kept, mut pruned_at) = (proposals.len(), 0);
+        for (gate, &layers) in gates.iter().enumerate().filter(|_| !chunk.tests.is_empty()) {
+            let depth = layers as f64 / self.costs.target_layers() as f64;
+            let mut prefix = *anchor;
+            for (i, (&proposal, test)) in
+                proposals[..kept].iter().zip(&tests[chunk.tests.clone()]).enumerate()
+            {
+                if test.rivals.is_empty() {
+                    break;
+                }
+                let right = self.target_token(&prefix) == proposal;
+                let gap = self.acceptance.gap(self.seed, prefix.fingerprint, depth, right);
+                gaps[gate * tests.len() + chunk.tests.start + i] = gap;
+                if gap > test.max_gap {
+                    (kept, pruned_at) = (i, gate);
+                    break;
+                }
+                prefix = prefix.then(proposal);
+            }
+        }
+        (kept, pruned_at)
+    }
+
+    /// Share of the work of a plan that is left when some of its chunks need not be finished.
+    pub(super) fn without(&self, plan: &PlanOut, shed: &[SeqId]) -> f64 {
+        let wanted = |seq: SeqId| !shed.contains(&seq);
+        let (all, left) = match plan {
+            PlanOut::Draft(plan) => {
+                (self.costs.draft_plan(plan, &|_| true), self.costs.draft_plan(plan, &wanted))
+            }
+            PlanOut::Verify(plan) => {
+                (self.costs.verify_plan(plan, &|_| true), self.costs.verify_plan(plan, &wanted))
+            }
+        };
+        if all.seconds > 0.0 { left.seconds / all.seconds } else { 1.0 }
     }
 
     fn target_token(&self, prefix: &Prefix) -> TokenId {
@@ -158,28 +206,5 @@ impl SimDevice {
         let token = self.target_token(prefix);
         let (right, confidence) = self.acceptance.draw(self.seed, prefix.fingerprint, &prefix.origin);
         (if right { token } else { (token + 1) % self.vocabulary }, confidence)
-    }
-}
-
-impl Load {
-    /// Adds a chunk of `rows` rows from position `start`.
-    fn add(&mut self, start: usize, rows: usize) {
-        self.rows += rows;
-        self.kv_tokens += start + rows;
-        self.row_context += rows * (start + rows / 2);
-    }
-}
-
-impl Work {
-    /// This and then that, on the same lane.
-    fn then(self, next: Work) -> Work {
-        let seconds = self.seconds + next.seconds;
-        let drawn = self.seconds * self.bandwidth + next.seconds * next.bandwidth;
-        Work { seconds, bandwidth: if seconds > 0.0 { drawn / seconds } else { 0.0 } }
-    }
-
-    /// The same bytes in more or less time.
-    fn times(self, factor: f64) -> Work {
-        Work { seconds: self.seconds * factor, bandwidth: self.bandwidth / factor }
     }
 }

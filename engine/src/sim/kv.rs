@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use super::acceptance::Origin;
 use super::random::mix;
-use crate::api::{Admission, BlockId, SeqId, TokenId};
+use crate::api::{BlockId, SeqId, TokenId};
+use crate::plan::Admission;
 
 /// A prefix of a sequence, as far as the simulated models look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +113,14 @@ impl SimLane {
         }
         self.kv[slot] = Some(KvSlot { before: before.fingerprint, after });
         after
+    }
+
+    /// A slot whose KV is not to be read again before it is written: its row left the pass.
+    pub(super) fn spoil(&mut self, position: usize, blocks: &[BlockId]) {
+        let slot = self.slot(position, blocks);
+        if let Some(kv) = self.kv.get_mut(slot) {
+            *kv = None;
+        }
     }
 
     /// The prefix that ends before `start`. Debug builds follow the chain through every position, as attention would.

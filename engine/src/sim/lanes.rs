@@ -6,32 +6,24 @@
 use std::time::Duration;
 
 use super::roofline::{Work, contention};
-use crate::api::{DraftResult, Event, VerifyResult};
-
-/// One of the lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
-    /// The draft lane.
-    Draft,
-    /// The verify lane.
-    Verify,
-}
+use crate::api::Event;
+use crate::plan::{DraftPlan, LaneKind, VerifyPlan};
 
 /// A plan that is out.
 #[derive(Debug)]
 struct Job {
-    result: LaneResult,
+    plan: PlanOut,
     started: Duration,
     /// Seconds it would still take alone.
     left_s: f64,
     bandwidth: f64,
 }
 
-/// What a plan brings.
+/// A plan with its outcome, which nobody knows before its time.
 #[derive(Debug)]
-pub(super) enum LaneResult {
-    Draft(DraftResult),
-    Verify(VerifyResult),
+pub(super) enum PlanOut {
+    Draft(DraftPlan),
+    Verify(VerifyPlan),
 }
 
 /// Both lanes.
@@ -59,19 +51,19 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    pub(super) fn start(&mut self, now: Duration, work: Work, result: LaneResult) {
+    pub(super) fn start(&mut self, now: Duration, work: Work, plan: PlanOut) {
         self.advance(now);
-        let lane = result.lane() as usize;
+        let lane = plan.lane() as usize;
         assert!(
             self.jobs[lane].is_none(),
             "the {:?} lane gets a plan while it works on another",
-            result.lane()
+            plan.lane()
         );
-        self.jobs[lane] = Some(Job { result, started: now, left_s: work.seconds, bandwidth: work.bandwidth });
+        self.jobs[lane] = Some(Job { plan, started: now, left_s: work.seconds, bandwidth: work.bandwidth });
     }
 
     /// From now on the lane takes `factor` times as long.
-    pub(super) fn slow(&mut self, now: Duration, lane: Lane, factor: f64) {
+    pub(super) fn slow(&mut self, now: Duration, lane: LaneKind, factor: f64) {
         self.advance(now);
         self.slowed[lane as usize] = factor;
     }
@@ -87,7 +79,7 @@ impl Lanes {
         let lane = (0..2).find(|&lane| self.end(lane) == Some(at))?;
         self.advance(at);
         let job = self.jobs[lane].take()?;
-        Some((at, job.started, job.result.after(at - job.started)))
+        Some((at, job.started, job.plan.after(at - job.started)))
     }
 
     /// Gives up on everything; what was out still comes, too late, when it would have come.
@@ -98,9 +90,22 @@ impl Lanes {
         jobs.filter_map(|(job, end)| Some((end?, job?)))
             .map(|(end, job)| {
                 let took = end - job.started;
-                (end, job.result.after(took))
+                (end, job.plan.after(took))
             })
             .collect()
+    }
+
+    /// The plan that is out on a lane.
+    pub(super) fn out(&self, lane: LaneKind) -> Option<&PlanOut> {
+        self.jobs[lane as usize].as_ref().map(|job| &job.plan)
+    }
+
+    /// From now on only this share of what is left has to be done.
+    pub(super) fn shorten(&mut self, now: Duration, lane: LaneKind, share: f64) {
+        self.advance(now);
+        if let Some(job) = &mut self.jobs[lane as usize] {
+            job.left_s *= share;
+        }
     }
 
     fn slowdown(&self, lane: usize) -> f64 {
@@ -129,18 +134,32 @@ impl Lanes {
     }
 }
 
-impl LaneResult {
-    fn lane(&self) -> Lane {
+impl PlanOut {
+    fn lane(&self) -> LaneKind {
         match self {
-            LaneResult::Draft(_) => Lane::Draft,
-            LaneResult::Verify(_) => Lane::Verify,
+            PlanOut::Draft(_) => LaneKind::Draft,
+            PlanOut::Verify(_) => LaneKind::Verify,
+        }
+    }
+
+    /// The plan's step.
+    pub(super) fn step(&self) -> u64 {
+        match self {
+            PlanOut::Draft(plan) => plan.step,
+            PlanOut::Verify(plan) => plan.step,
         }
     }
 
     fn after(self, took: Duration) -> Event {
         match self {
-            LaneResult::Draft(result) => Event::DraftDone(DraftResult { took, ..result }),
-            LaneResult::Verify(result) => Event::VerifyDone(VerifyResult { took, ..result }),
+            PlanOut::Draft(mut plan) => {
+                plan.outcome.took = took;
+                Event::DraftDone(plan)
+            }
+            PlanOut::Verify(mut plan) => {
+                plan.outcome.took = took;
+                Event::VerifyDone(plan)
+            }
         }
     }
 }
@@ -149,19 +168,19 @@ impl LaneResult {
 mod tests {
     use super::*;
 
-    fn start(lanes: &mut Lanes, at_s: f64, seconds: f64, bandwidth: f64, lane: Lane) {
-        let result = match lane {
-            Lane::Draft => LaneResult::Draft(DraftResult::default()),
-            Lane::Verify => LaneResult::Verify(VerifyResult::default()),
+    fn start(lanes: &mut Lanes, at_s: f64, seconds: f64, bandwidth: f64, lane: LaneKind) {
+        let plan = match lane {
+            LaneKind::Draft => PlanOut::Draft(DraftPlan::default()),
+            LaneKind::Verify => PlanOut::Verify(VerifyPlan::default()),
         };
-        lanes.start(Duration::from_secs_f64(at_s), Work { seconds, bandwidth }, result);
+        lanes.start(Duration::from_secs_f64(at_s), Work { seconds, bandwidth }, plan);
     }
 
     #[test]
     fn lanes_slow_each_other_only_while_both_work_and_by_what_memory_lacks() {
         let mut lanes = Lanes::default();
-        start(&mut lanes, 0.0, 10.0, 0.9, Lane::Verify);
-        start(&mut lanes, 2.0, 1.0, 0.5, Lane::Draft);
+        start(&mut lanes, 0.0, 10.0, 0.9, LaneKind::Verify);
+        start(&mut lanes, 2.0, 1.0, 0.5, LaneKind::Draft);
         let slow = 1.4 * 1.03;
         let (at, started, event) = lanes.finish().expect("a draft is out");
         assert!(matches!(event, Event::DraftDone(_)) && started == Duration::from_secs(2));
@@ -175,8 +194,8 @@ mod tests {
     #[test]
     fn a_lane_slowed_down_half_way_takes_half_as_long_again() {
         let mut lanes = Lanes::default();
-        start(&mut lanes, 0.0, 2.0, 0.5, Lane::Draft);
-        lanes.slow(Duration::from_secs(1), Lane::Draft, 2.0);
+        start(&mut lanes, 0.0, 2.0, 0.5, LaneKind::Draft);
+        lanes.slow(Duration::from_secs(1), LaneKind::Draft, 2.0);
         assert_eq!(lanes.next(), Some(Duration::from_secs(3)));
     }
 }

@@ -30,7 +30,6 @@ pub use arrivals::Arrivals;
 pub use costs::{Deviation, DeviceCosts};
 pub use device::SimDevice;
 pub use hardware::Hardware;
-pub use lanes::Lane;
 pub use lengths::Lengths;
 pub use pair::{ModelShape, Pair};
 pub use record::{ChunkRecord, Mark, PassRecord};
@@ -41,8 +40,9 @@ pub use workload::{Faults, Workload};
 use crate::api::{Command, Event, Request, SeqId};
 use crate::config::{EngineConfig, EngineError};
 use crate::engine::Engine;
+use crate::plan::{LaneKind, Shed};
 use clock::EventQueue;
-use lanes::{LaneResult, Lanes};
+use lanes::{Lanes, PlanOut};
 use record::Recorder;
 
 /// What happens to a simulated server from outside.
@@ -60,7 +60,7 @@ pub enum Happening {
     /// A lane becomes slow, for a while.
     SlowLane {
         /// Which.
-        lane: Lane,
+        lane: LaneKind,
         /// It takes so many times as long.
         factor: f64,
         /// Until it is itself again.
@@ -71,8 +71,8 @@ pub enum Happening {
 /// What is due at some time.
 #[derive(Debug)]
 enum Due {
-    Engine(Event),
-    Speed(Lane, f64),
+    Engine(Box<Event>),
+    Speed(LaneKind, f64),
 }
 
 /// One engine, one simulated device, one virtual clock.
@@ -82,6 +82,8 @@ pub struct Simulation {
     device: SimDevice,
     queue: EventQueue<Due>,
     lanes: Lanes,
+    /// Sequences whose chunks of the plans that are out fell, by lane.
+    shed: [Vec<SeqId>; 2],
     recorder: Recorder,
     report: Report,
 }
@@ -97,6 +99,7 @@ impl Simulation {
             device,
             queue: EventQueue::default(),
             lanes: Lanes::default(),
+            shed: [Vec::new(), Vec::new()],
             recorder: Recorder::default(),
             report: Report::default(),
         })
@@ -127,7 +130,7 @@ impl Simulation {
             if matches!(event, Event::DeviceLost) {
                 self.device.lose();
                 for (at, late) in self.lanes.lose(now) {
-                    self.queue.push(at, Due::Engine(late));
+                    self.queue.push(at, Due::Engine(Box::new(late)));
                 }
             }
             self.engine.handle(now, event, &mut commands);
@@ -151,11 +154,11 @@ impl Simulation {
 
     fn schedule(&mut self, at: Duration, happening: Happening) {
         match happening {
-            Happening::Arrival(request) => self.queue.push(at, Due::Engine(Event::Submit(request))),
-            Happening::Cancel(seq) => self.queue.push(at, Due::Engine(Event::Cancel(seq))),
+            Happening::Arrival(request) => self.queue.push(at, Due::Engine(Box::new(Event::Submit(request)))),
+            Happening::Cancel(seq) => self.queue.push(at, Due::Engine(Box::new(Event::Cancel(seq)))),
             Happening::DeviceLost { rebuild } => {
-                self.queue.push(at, Due::Engine(Event::DeviceLost));
-                self.queue.push(at + rebuild, Due::Engine(Event::DeviceReady));
+                self.queue.push(at, Due::Engine(Box::new(Event::DeviceLost)));
+                self.queue.push(at + rebuild, Due::Engine(Box::new(Event::DeviceReady)));
             }
             Happening::SlowLane { lane, factor, lasts } => {
                 self.queue.push(at, Due::Speed(lane, factor));
@@ -174,24 +177,37 @@ impl Simulation {
                 return Some((at, event));
             }
             match self.queue.pop()? {
-                (at, Due::Engine(event)) => return Some((at, event)),
+                (at, Due::Engine(event)) => return Some((at, *event)),
                 (at, Due::Speed(lane, factor)) => self.lanes.slow(at, lane, factor),
             }
         }
     }
 
+    /// What of a lane's work is left without the chunks that fell since it began.
+    fn shed(&mut self, now: Duration, shed: Shed) {
+        let Some(plan) = self.lanes.out(shed.lane).filter(|plan| plan.step() == shed.step) else { return };
+        let gone = &mut self.shed[shed.lane as usize];
+        let before = self.device.without(plan, gone);
+        gone.push(shed.seq);
+        let after = self.device.without(plan, gone);
+        self.lanes.shorten(now, shed.lane, if before > 0.0 { after / before } else { 1.0 });
+    }
+
     fn carry_out(&mut self, now: Duration, command: Command) {
         match command {
-            Command::Draft(plan) => {
+            Command::Draft(mut plan) => {
+                self.shed[LaneKind::Draft as usize].clear();
                 self.recorder.draft_began(&plan);
-                let (result, work) = self.device.draft(&plan);
-                self.lanes.start(now, work, LaneResult::Draft(result));
+                let work = self.device.draft(&mut plan);
+                self.lanes.start(now, work, PlanOut::Draft(plan));
             }
-            Command::Verify(plan) => {
+            Command::Verify(mut plan) => {
+                self.shed[LaneKind::Verify as usize].clear();
                 self.recorder.verify_began(&plan);
-                let (result, work) = self.device.verify(&plan);
-                self.lanes.start(now, work, LaneResult::Verify(result));
+                let work = self.device.verify(&mut plan);
+                self.lanes.start(now, work, PlanOut::Verify(plan));
             }
+            Command::Shed(shed) => self.shed(now, shed),
             Command::Emit { seq, tokens } => self.report.emitted(seq, now, &tokens),
             Command::Finish { seq, reason, usage } => self.report.finished(seq, now, reason, usage),
             Command::Reject { seq, why } => self.report.rejected(seq, why),

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use super::lanes::Lane;
-use crate::api::{DraftPlan, Event, SeqId, VerifyPlan};
+use crate::api::{Event, SeqId};
 use crate::engine::Engine;
+use crate::plan::{DraftPlan, LaneKind, VerifyPlan};
 
 /// One pass of a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassRecord {
     /// The lane.
-    pub lane: Lane,
+    pub lane: LaneKind,
     /// When it began.
     pub began: Duration,
     /// When it ended.
@@ -27,6 +27,8 @@ pub struct PassRecord {
     pub proposals: usize,
     /// Proposals accepted; 0 for drafts.
     pub accepted: usize,
+    /// Proposals whose rows left it before its end; 0 for drafts.
+    pub pruned: usize,
     /// Tokens it committed; 0 for drafts.
     pub committed: usize,
     /// Sequences running when it began.
@@ -50,6 +52,8 @@ pub struct ChunkRecord {
     pub proposals: usize,
     /// Proposals accepted; 0 for drafts.
     pub accepted: usize,
+    /// Proposals whose rows left the pass before its end; 0 for drafts.
+    pub pruned: usize,
 }
 
 /// A moment.
@@ -95,25 +99,27 @@ impl Recorder {
         let chunks = plan.chunks.iter().map(|chunk| ChunkRecord {
             seq: chunk.seq,
             start: chunk.start,
-            rows: chunk.tokens.len(),
+            rows: chunk.rows.len(),
             proposals: 0,
             accepted: 0,
+            pruned: 0,
         });
-        self.began(Lane::Draft, plan.partition.0, chunks.collect());
+        self.began(LaneKind::Draft, plan.partition.0, chunks.collect());
     }
 
     pub(super) fn verify_began(&mut self, plan: &VerifyPlan) {
         let chunks = plan.chunks.iter().map(|chunk| ChunkRecord {
             seq: chunk.seq,
             start: chunk.start,
-            rows: chunk.tokens.len(),
+            rows: chunk.rows.len(),
             proposals: chunk.proposals,
             accepted: 0,
+            pruned: 0,
         });
-        self.began(Lane::Verify, plan.partition.0, chunks.collect());
+        self.began(LaneKind::Verify, plan.partition.0, chunks.collect());
     }
 
-    fn began(&mut self, lane: Lane, partition: usize, chunks: Vec<ChunkRecord>) {
+    fn began(&mut self, lane: LaneKind, partition: usize, chunks: Vec<ChunkRecord>) {
         self.out[lane as usize] = Some(PassRecord {
             lane,
             began: Duration::ZERO,
@@ -124,6 +130,7 @@ impl Recorder {
             steps: 1,
             proposals: chunks.iter().map(|chunk| chunk.proposals).sum(),
             accepted: 0,
+            pruned: 0,
             committed: 0,
             running: self.running,
             waiting: self.waiting,
@@ -133,22 +140,23 @@ impl Recorder {
 
     /// A pass came to its end. Those of a lost device never do.
     pub(super) fn ended(&mut self, began: Duration, ended: Duration, event: &Event) {
-        let lane = if matches!(event, Event::DraftDone(_)) { Lane::Draft } else { Lane::Verify };
+        let lane = if matches!(event, Event::DraftDone(_)) { LaneKind::Draft } else { LaneKind::Verify };
         let Some(mut pass) = self.out[lane as usize].take() else { return };
         (pass.began, pass.ended) = (began, ended);
         match event {
-            Event::DraftDone(result) => {
-                for (record, chunk) in pass.chunks.iter_mut().zip(&result.chunks) {
-                    record.proposals = chunk.proposals.len();
+            Event::DraftDone(plan) => {
+                for (record, &count) in pass.chunks.iter_mut().zip(&plan.outcome.counts) {
+                    record.proposals = count;
                     pass.proposals += record.proposals;
                     pass.steps = pass.steps.max(record.proposals);
                 }
             }
-            Event::VerifyDone(result) => {
-                for (record, chunk) in pass.chunks.iter_mut().zip(&result.chunks) {
-                    record.accepted = chunk.accepted;
-                    pass.accepted += chunk.accepted;
-                    pass.committed += chunk.accepted + usize::from(chunk.next.is_some());
+            Event::VerifyDone(plan) => {
+                for (record, verdict) in pass.chunks.iter_mut().zip(&plan.outcome.verdicts) {
+                    (record.accepted, record.pruned) = (verdict.accepted, verdict.pruned);
+                    pass.accepted += verdict.accepted;
+                    pass.pruned += verdict.pruned;
+                    pass.committed += verdict.accepted + usize::from(verdict.next.is_some());
                 }
             }
             _ => {}

@@ -37,6 +37,8 @@ pub(super) struct Work {
 
 /// What running at the same time costs both lanes beyond bandwidth: caches, power, clocks. Assumed.
 const INTERFERENCE: f64 = 0.03;
+/// Launches of a gate, in those of a layer. Assumed.
+const GATE_LAUNCHES: f64 = 2.0;
 /// Rows of a tile of a matrix product.
 const TILE_ROWS: usize = 64;
 /// What of the rate of matrix products attention reaches.
@@ -68,6 +70,15 @@ impl Roofline {
 
     pub(super) fn verify(&self, partition: usize, load: Load) -> Work {
         self.pass(&self.pair.target, self.shares[partition].1, load)
+    }
+
+    pub(super) fn target_layers(&self) -> usize {
+        self.pair.target.layers
+    }
+
+    /// Seconds a gate costs beside the rows it takes out: scoring, compaction, and a graph that ends there.
+    pub(super) fn gate_s(&self) -> f64 {
+        GATE_LAUNCHES * self.hardware.layer_s
     }
 
     fn pass(&self, model: &ModelShape, share: f64, load: Load) -> Work {

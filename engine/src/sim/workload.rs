@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::acceptance::Acceptance;
 use super::arrivals::Arrivals;
-use super::lanes::Lane;
 use super::lengths::Lengths;
 use super::random::Random;
 use super::{Happening, SimDevice};
-use crate::api::{Request, SeqId, TokenId};
+use crate::api::{Request, SeqId, Slo, TokenId};
+use crate::plan::LaneKind;
 
 /// Tokens of the simulated vocabulary.
 const VOCABULARY: u32 = 32_000;
@@ -59,7 +59,9 @@ impl Workload {
             let class = class.unwrap_or(0) as TokenId;
             let tokens = (1..prompt).map(|_| random.below(u64::from(VOCABULARY)) as TokenId);
             let prompt = [class].into_iter().chain(tokens).collect();
-            let request = Request { seq, prompt, max_new_tokens, stop_tokens: [].into(), k_max: None };
+            let stop_tokens = [].into();
+            let request =
+                Request { seq, prompt, max_new_tokens, stop_tokens, k_max: None, slo: Slo::default() };
             happenings.push((at, Happening::Arrival(request)));
             if random.uniform() < self.faults.cancelled {
                 happenings
@@ -82,7 +84,7 @@ impl Workload {
         };
         every(self.faults.device_lost_every, &|_| Happening::DeviceLost { rebuild: Duration::from_secs(2) });
         every(self.faults.slow_lane_every, &|coin| Happening::SlowLane {
-            lane: if coin % 2 == 0 { Lane::Draft } else { Lane::Verify },
+            lane: if coin % 2 == 0 { LaneKind::Draft } else { LaneKind::Verify },
             factor: 3.0,
             lasts: Duration::from_secs(5),
         });

@@ -1,0 +1,118 @@
+//! An engine under full load, driven by results made up on the spot.
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::{
+    Command, DraftPlan, Drafted, Engine, EngineConfig, Event, Mechanisms, Policy, Request, Rivals, SeqId,
+    Slo, Verdict, VerifyPlan,
+};
+
+/// An engine under full load: whoever ends is followed by another.
+pub(crate) struct Load {
+    engine: Engine,
+    commands: Vec<Command>,
+    next_seq: u64,
+    results: VecDeque<Event>,
+}
+
+impl Load {
+    /// With so many sequences running, past their prefill.
+    pub(crate) fn new(sequences: usize, policy: Policy) -> Load {
+        let cost = |pass: u64, row: u64| {
+            PassCost::new(
+                ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
+                Duration::ZERO,
+            )
+        };
+        let engine = Engine::new(EngineConfig {
+            block_size: 16,
+            target_blocks: sequences * 512,
+            draft_blocks: sequences * 512,
+            max_running: sequences,
+            max_waiting: sequences,
+            max_pass_rows: 2048,
+            max_context: 8192,
+            policy,
+            partitions: vec![
+                PartitionCosts { draft: cost(1500, 2), verify: cost(20_000, 20) },
+                PartitionCosts { draft: cost(1800, 4), verify: cost(21_000, 25) },
+            ],
+            target_layers: 64,
+            mechanisms: Mechanisms::default(),
+            slo: Slo::default(),
+            prefix_cache: false,
+        });
+        let mut load = Load {
+            engine: engine.expect("a sound config"),
+            commands: Vec::new(),
+            next_seq: 0,
+            results: VecDeque::new(),
+        };
+        for _ in 0..sequences {
+            load.submit();
+        }
+        // Past prefill, into the steady state.
+        for _ in 0..64 {
+            load.step();
+        }
+        load
+    }
+
+    fn submit(&mut self) {
+        self.next_seq += 1;
+        let seq = SeqId(self.next_seq);
+        let prompt = vec![self.next_seq as u32; 32].into();
+        let (stop_tokens, slo) = ([].into(), Slo::default());
+        let request = Request { seq, prompt, max_new_tokens: 8000, stop_tokens, k_max: None, slo };
+        self.handle(Event::Submit(request));
+    }
+
+    /// Handles one result; the time that took.
+    pub(crate) fn step(&mut self) -> Duration {
+        let event = self.results.pop_front().expect("a plan is out");
+        let begin = Instant::now();
+        self.handle(event);
+        begin.elapsed()
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.engine.handle(Duration::ZERO, black_box(event), &mut self.commands);
+        let mut ended = 0;
+        for command in self.commands.drain(..) {
+            match command {
+                Command::Draft(plan) => self.results.push_back(drafted(plan)),
+                Command::Verify(plan) => self.results.push_back(verified(plan)),
+                Command::Finish { .. } => ended += 1,
+                Command::Emit { .. } | Command::Reject { .. } | Command::Shed(_) => {}
+            }
+        }
+        for _ in 0..ended {
+            self.submit();
+        }
+    }
+}
+
+fn drafted(mut plan: DraftPlan) -> Event {
+    let rivals: Rivals = if plan.rivals { (0..8).collect() } else { Rivals::new() };
+    for chunk in &plan.chunks {
+        let proposal = |i| Drafted { token: (i % 7) as u32, confidence: 0.8, rivals: rivals.clone() };
+        plan.outcome.proposals.extend((0..chunk.steps).map(proposal));
+        plan.outcome.counts.push(chunk.steps);
+    }
+    plan.outcome.took = Duration::from_millis(2);
+    Event::DraftDone(plan)
+}
+
+/// Two of three proposals are accepted.
+fn verified(mut plan: VerifyPlan) -> Event {
+    for chunk in &plan.chunks {
+        let (accepted, next) = (chunk.proposals * 2 / 3, chunk.sample.then_some(9));
+        plan.outcome.verdicts.push(Verdict { accepted, next, ..Verdict::default() });
+    }
+    plan.outcome.gaps.resize(plan.gates.len() * plan.tests.len(), 1.0);
+    plan.outcome.took = Duration::from_millis(21);
+    Event::VerifyDone(plan)
+}

@@ -1,0 +1,276 @@
+//! Plans: what a lane is to do, and the room for what came of it. A plan goes to its lane and comes back.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+
+use crate::api::{BlockId, SeqId, TokenId};
+use crate::survival::{AcceptanceTable, confidence_bin};
+
+/// Candidates of the draft that a proposal is compared with inside a verify pass, itself mostly among them.
+pub const RIVALS: usize = 8;
+
+/// A lane's word on a sequence it is about to see: its whole history, from which samplers take penalties.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// The sequence.
+    pub seq: SeqId,
+    /// How many of `tokens` are the prompt.
+    pub prompt_len: usize,
+    /// Prompt and committed output.
+    pub tokens: Arc<[TokenId]>,
+}
+
+/// One of a device's prebuilt partitions, by its place in [`EngineConfig::partitions`](crate::EngineConfig).
+/// The first is the whole device for both lanes, for serial execution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PartitionId(pub usize);
+
+/// One of a device's two lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneKind {
+    /// Drafts.
+    Draft,
+    /// Verifies.
+    Verify,
+}
+
+/// A chunk that need not be finished. What the lane says of it is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shed {
+    /// The lane it is on.
+    pub lane: LaneKind,
+    /// The plan it is part of.
+    pub step: u64,
+    /// Its sequence.
+    pub seq: SeqId,
+}
+
+/// Work for the draft lane. `retire` is carried out first, then `admit`, then the chunks together.
+///
+/// A plan comes back with its outcome filled in, and its buffers are used again.
+#[derive(Clone, Debug, Default)]
+pub struct DraftPlan {
+    /// Number of the plan on this lane, increasing.
+    pub step: u64,
+    /// Where to run it.
+    pub partition: PartitionId,
+    /// Sequences the lane has not seen, or has forgotten by `retire`.
+    pub admit: Vec<Admission>,
+    /// Sequences to forget.
+    pub retire: Vec<SeqId>,
+    /// At most one chunk per sequence.
+    pub chunks: Vec<DraftChunk>,
+    /// Rows of all chunks, one chunk after the other.
+    pub tokens: Vec<TokenId>,
+    /// Block tables of all chunks, one after the other.
+    pub blocks: Vec<BlockId>,
+    /// Whether proposals are to come with their rivals.
+    pub rivals: bool,
+    /// What came of it.
+    pub outcome: DraftOutcome,
+}
+
+/// What a draft plan brought.
+#[derive(Clone, Debug, Default)]
+pub struct DraftOutcome {
+    /// Time the lane worked on it.
+    pub took: Duration,
+    /// Proposals of all chunks, one chunk after the other.
+    pub proposals: Vec<Drafted>,
+    /// Proposals of each chunk: as many as steps were asked for, or fewer.
+    pub counts: Vec<usize>,
+}
+
+/// One sequence's part of a draft plan: rows to catch up with, then proposals to draft. The rows may be earlier proposals:
+/// drafting goes on past the frontier.
+///
+/// Proposal `i` stands at position `start + rows.len() + i`; the KV of the last one is not computed.
+#[derive(Clone, Debug)]
+pub struct DraftChunk {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Generation of its proposals; the engine drops what comes if the sequence has moved on.
+    pub epoch: u32,
+    /// Position of the first row.
+    pub start: usize,
+    /// Its part of the plan's tokens, whose draft KV is missing: at least one; the last known token is the last of them if
+    /// `steps > 0`.
+    pub rows: Range<usize>,
+    /// Proposals to draft; 0 for prefill alone.
+    pub steps: usize,
+    /// When to stop before that.
+    pub stop: StopRule,
+    /// Its part of the plan's blocks: the table over all positions it writes or reads.
+    pub table: Range<usize>,
+}
+
+/// Lets a lane end a sequence's drafting by itself, as soon as its next proposal cannot pay.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StopRule {
+    /// Probability of acceptance by confidence; see [`StopRule::acceptance`].
+    pub acceptance: AcceptanceTable,
+    /// Survival of what stands before the first proposal of the chunk.
+    pub survival: f32,
+    /// Stop after the first proposal whose survival is below; 0 never stops.
+    pub below: f32,
+}
+
+impl StopRule {
+    /// Survival after one more proposal of this confidence.
+    pub fn after(&self, survival: f32, confidence: f32) -> f32 {
+        survival * self.acceptance[confidence_bin(confidence)]
+    }
+}
+
+/// A proposal as it comes from the draft model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drafted {
+    /// The token.
+    pub token: TokenId,
+    /// The probability the draft model itself gave it, 0 to 1.
+    pub confidence: f32,
+    /// The draft's likeliest tokens in this place; none if they were not asked for.
+    pub rivals: Rivals,
+}
+
+/// What else the draft could have proposed in some place.
+pub type Rivals = ArrayVec<TokenId, RIVALS>;
+
+/// Work for the verify lane: one pass of the target model. Order and buffers as in `DraftPlan`.
+#[derive(Clone, Debug, Default)]
+pub struct VerifyPlan {
+    /// Number of the plan on this lane, increasing.
+    pub step: u64,
+    /// Where to run it.
+    pub partition: PartitionId,
+    /// Sequences the lane has not seen, or has forgotten by `retire`.
+    pub admit: Vec<Admission>,
+    /// Sequences to forget.
+    pub retire: Vec<SeqId>,
+    /// At most one chunk per sequence.
+    pub chunks: Vec<VerifyChunk>,
+    /// Rows of all chunks, one chunk after the other.
+    pub tokens: Vec<TokenId>,
+    /// Block tables of all chunks, one after the other.
+    pub blocks: Vec<BlockId>,
+    /// Places inside the pass, as numbers of layers done, increasing: there every proposal with a test is tested.
+    pub gates: Vec<usize>,
+    /// Tests of all chunks, one chunk after the other.
+    pub tests: Vec<Test>,
+    /// What came of it.
+    pub outcome: VerifyOutcome,
+}
+
+/// What a verify pass brought.
+#[derive(Clone, Debug, Default)]
+pub struct VerifyOutcome {
+    /// Time the lane worked on it.
+    pub took: Duration,
+    /// One entry per chunk, in the plan's order.
+    pub verdicts: Vec<Verdict>,
+    /// Gap of each test at each gate, gate after gate; NaN where it was not made.
+    pub gaps: Vec<f32>,
+}
+
+/// The rows of one sequence in a verify pass: committed tokens, then proposals.
+#[derive(Clone, Debug)]
+pub struct VerifyChunk {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Generation of its proposals.
+    pub epoch: u32,
+    /// Position of the first row.
+    pub start: usize,
+    /// Its part of the plan's tokens, one per row, at least one.
+    pub rows: Range<usize>,
+    /// How many of the last rows are proposals; the row before them is the anchor's.
+    pub proposals: usize,
+    /// False for prefill rows that do not reach the anchor: nothing is sampled.
+    pub sample: bool,
+    /// Its part of the plan's blocks: the table over positions `0 .. start + rows.len()`.
+    pub table: Range<usize>,
+    /// Its part of the plan's tests: one per proposal, or none.
+    pub tests: Range<usize>,
+}
+
+/// The test of a proposal inside the pass: the state of the row before it, normalised as for the LM head, scores the
+/// proposal and its rivals. Whatever comes of it costs or saves time and changes no text: a proposal that left counts as
+/// not sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Test {
+    /// What it is compared with.
+    pub rivals: Rivals,
+    /// If the best rival leads by more, in logits, the proposal's row and those behind it leave the pass.
+    pub max_gap: f32,
+}
+
+/// The verdict on a chunk: the accepted prefix, and the target's own token after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Length of the accepted prefix of the chunk's proposals.
+    pub accepted: usize,
+    /// The next token; `None` exactly when the chunk did not sample or was shed.
+    pub next: Option<TokenId>,
+    /// Proposals, the last ones, whose rows left the pass before its end.
+    pub pruned: usize,
+    /// Gates such a row passed before it left.
+    pub pruned_at: usize,
+}
+
+impl DraftPlan {
+    /// The rows of one of its chunks.
+    pub fn rows(&self, chunk: &DraftChunk) -> &[TokenId] {
+        &self.tokens[chunk.rows.clone()]
+    }
+
+    /// The block table of one of its chunks.
+    pub fn table(&self, chunk: &DraftChunk) -> &[BlockId] {
+        &self.blocks[chunk.table.clone()]
+    }
+
+    /// Makes it empty; the buffers stay.
+    pub(crate) fn clear(&mut self) {
+        let DraftPlan { admit, retire, chunks, tokens, blocks, outcome, .. } = self;
+        admit.clear();
+        retire.clear();
+        chunks.clear();
+        tokens.clear();
+        blocks.clear();
+        outcome.proposals.clear();
+        outcome.counts.clear();
+    }
+}
+
+impl VerifyPlan {
+    /// The rows of one of its chunks.
+    pub fn rows(&self, chunk: &VerifyChunk) -> &[TokenId] {
+        &self.tokens[chunk.rows.clone()]
+    }
+
+    /// The proposals of one of its chunks.
+    pub fn proposals(&self, chunk: &VerifyChunk) -> &[TokenId] {
+        &self.tokens[chunk.rows.end - chunk.proposals..chunk.rows.end]
+    }
+
+    /// The block table of one of its chunks.
+    pub fn table(&self, chunk: &VerifyChunk) -> &[BlockId] {
+        &self.blocks[chunk.table.clone()]
+    }
+
+    /// Makes it empty; the buffers stay.
+    pub(crate) fn clear(&mut self) {
+        let VerifyPlan { admit, retire, chunks, tokens, blocks, gates, tests, outcome, .. } = self;
+        admit.clear();
+        retire.clear();
+        chunks.clear();
+        tokens.clear();
+        blocks.clear();
+        gates.clear();
+        tests.clear();
+        outcome.verdicts.clear();
+        outcome.gaps.clear();
+    }
+}
