@@ -25,4 +25,4 @@ pub use config::{EngineConfig, EngineError};
 pub use engine::Engine;
 pub use planner::Execution;
 pub use policy::Policy;
-pub use view::{LoadView, PoolView, Totals};
+pub use view::{CalibrationView, LoadView, PoolView, Totals};
