@@ -14,6 +14,7 @@ mod scratch;
 pub mod synthetic;
 mod text;
 
+pub use checkpoint::weight_files;
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
 pub use load::Progress;
