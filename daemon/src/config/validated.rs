@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::raw::Document;
 use super::synthetic::synthetic;
 use super::{
-    Config, ConfigError, DeviceConfig, KvConfig, LogConfig, LogFormat, ModelConfig, ModelSource,
+    Config, ConfigError, CostCache, DeviceConfig, KvConfig, LogConfig, LogFormat, ModelConfig, ModelSource,
     SchedulerConfig, ServerConfig, sizes,
 };
 use crate::fields::{Fault, FieldError, Fields, wrong_value};
@@ -39,11 +39,22 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let device = device(section("device")?)?;
     let kv = kv(section("kv")?)?;
     let scheduler = scheduler(section("scheduler")?)?;
-    let policy = policy(section("speculation")?, &model)?;
+    let (policy, cost_cache) = speculation(section("speculation")?, &model, folder)?;
     let log = log(section("log")?)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     root.finish()?;
-    Ok(Config { server, model, device, kv, scheduler, policy, log, drain_timeout })
+    Ok(Config {
+        server,
+        model,
+        device,
+        kv,
+        scheduler,
+        policy,
+        cost_cache,
+        profile: false,
+        log,
+        drain_timeout,
+    })
 }
 
 fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
@@ -150,7 +161,23 @@ fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
     Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context })
 }
 
-fn policy(mut fields: Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
+fn speculation(
+    mut fields: Fields<'_>,
+    model: &ModelConfig,
+    folder: &Path,
+) -> Result<(Policy, CostCache), FieldError> {
+    let policy = policy(&mut fields, model)?;
+    let cost_cache = match fields.text("cost_cache")? {
+        None => CostCache::Standard,
+        Some("none") => CostCache::Off,
+        Some("") => return Err(wrong_value(&fields.path("cost_cache"), "a folder, or `none`", &"".into())),
+        Some(path) => CostCache::Folder(folder.join(path)),
+    };
+    fields.finish()?;
+    Ok((policy, cost_cache))
+}
+
+fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
     let draft = match &model.source {
         ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
         ModelSource::Directories { draft, .. } => draft.is_some(),
@@ -169,7 +196,6 @@ fn policy(mut fields: Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldEr
         let wanted = "`off` when there is no draft model (`model.draft: none`)";
         return Err(wrong_value(&fields.path("policy"), wanted, &policy.to_string().into()));
     }
-    fields.finish()?;
     Ok(policy)
 }
 
