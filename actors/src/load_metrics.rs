@@ -29,6 +29,10 @@ pub(crate) struct LoadMetrics {
     late_drafts: Counter,
     chunks_cancelled: Counter,
     overlapped_passes: Counter,
+    predicted_verify_time: Gauge,
+    verify_time_error: Gauge,
+    calibrated: Counter,
+    calibration_log_loss: Gauge,
     chunks_by_length: [Counter; K_LIMIT + 1],
     accepted_per_position: [Counter; K_LIMIT],
     proposed_per_position: [Counter; K_LIMIT],
@@ -111,6 +115,20 @@ impl LoadMetrics {
                 Unit::Count,
                 "verify passes beside which the draft lane drafted on",
             ),
+            predicted_verify_time: seconds_total(
+                "faser_verify_time_predicted_seconds_total",
+                "what the cost tables said of the verify passes done, before each",
+            ),
+            verify_time_error: seconds_total(
+                "faser_verify_time_error_seconds_total",
+                "differences between that and the time each pass took, either way",
+            ),
+            calibrated: total(
+                "faser_calibration_proposals",
+                Unit::Count,
+                "verified proposals whose predicted survival was put to the test",
+            ),
+            calibration_log_loss: calibration_log_loss(),
             chunks_by_length: by_length(),
             accepted_per_position: per_position(
                 "faser_spec_decode_num_accepted_tokens_per_pos",
@@ -129,7 +147,10 @@ impl LoadMetrics {
         self.waiting.set(view.waiting as f64);
         self.target_pool.publish(view.target_pool);
         self.draft_pool.publish(view.draft_pool);
+        self.calibration_log_loss.set(view.calibration.log_loss_nats);
         let totals = &view.totals;
+        self.predicted_verify_time.set(totals.predicted_verify_time.as_secs_f64());
+        self.verify_time_error.set(totals.verify_time_error.as_secs_f64());
         for (counter, value) in [
             (&self.submitted, totals.submitted),
             (&self.refused, totals.refused),
@@ -149,6 +170,7 @@ impl LoadMetrics {
             (&self.late_drafts, totals.late_drafts),
             (&self.chunks_cancelled, totals.chunks_cancelled),
             (&self.overlapped_passes, totals.overlapped_passes),
+            (&self.calibrated, view.calibration.observed),
         ] {
             counter.absolute(value);
         }
@@ -195,6 +217,18 @@ fn total(name: &'static str, unit: Unit, text: &'static str) -> Counter {
     counter!(name)
 }
 
+/// A sum of seconds. It never goes down, but counters here hold whole numbers only: so it is a gauge.
+fn seconds_total(name: &'static str, text: &'static str) -> Gauge {
+    describe_gauge!(name, Unit::Seconds, text);
+    gauge!(name)
+}
+
+fn calibration_log_loss() -> Gauge {
+    const NAME: &str = "faser_calibration_log_loss";
+    describe_gauge!(NAME, "mean log-loss of what was predicted of proposals, in nats; 0 before the first");
+    gauge!(NAME)
+}
+
 fn per_position(name: &'static str, text: &'static str) -> [Counter; K_LIMIT] {
     describe_counter!(name, Unit::Count, text);
     std::array::from_fn(|position| counter!(name, "position" => position.to_string()))
@@ -208,6 +242,10 @@ fn by_length() -> [Counter; K_LIMIT + 1] {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use faser_engine::CalibrationView;
+
     use super::*;
     use crate::ledger::Ledger;
 
@@ -217,11 +255,16 @@ mod tests {
         let mut view = LoadView {
             running: 3,
             target_pool: PoolView { total: 10, free: 4, cached: 2 },
+            calibration: CalibrationView { observed: 9, log_loss_nats: 0.625 },
             ..LoadView::default()
         };
         view.totals.accepted_tokens = 41;
         view.totals.accepted_per_position[2] = 7;
         view.totals.target_passes = 5;
+        view.totals.overlapped_passes = 4;
+        view.totals.chunks_by_length[3] = 6;
+        view.totals.predicted_verify_time = Duration::from_millis(1500);
+        view.totals.verify_time_error = Duration::from_millis(250);
         metrics::with_local_recorder(&ledger, || {
             let metrics = LoadMetrics::new();
             metrics.publish(&view);
@@ -234,6 +277,13 @@ mod tests {
         assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos{position=2}"), 7);
         assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos{position=15}"), 0);
         assert_eq!(ledger.counted("faser_passes{lane=verify}"), 5);
+        assert_eq!(ledger.counted("faser_overlapped_passes"), 4);
+        assert_eq!(ledger.counted("faser_chunks_by_length{k=3}"), 6);
+        assert_eq!(ledger.counted("faser_chunks_by_length{k=0}"), 0);
+        assert_eq!(ledger.gauged("faser_verify_time_predicted_seconds_total"), 1.5);
+        assert_eq!(ledger.gauged("faser_verify_time_error_seconds_total"), 0.25);
+        assert_eq!(ledger.counted("faser_calibration_proposals"), 9);
+        assert_eq!(ledger.gauged("faser_calibration_log_loss"), 0.625);
         assert_eq!(ledger.gauged("faser_kv_blocks_free{model=target}"), 4.0);
         assert_eq!(ledger.gauged("faser_requests_running"), 0.0);
     }

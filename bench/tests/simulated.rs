@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use faser_bench::sim::{Contender, Load, SimReport, SimSpec, chrome_trace};
-use faser_engine::{Mechanisms, Policy};
 use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
+use faser_engine::{Mechanisms, Policy};
 
 fn spec() -> SimSpec {
     SimSpec {

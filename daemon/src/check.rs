@@ -75,6 +75,9 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         ),
     );
     line("policy", engine.policy.to_string());
+    if let Some(source) = &loaded.cost_source {
+        line("tables", source.to_string());
+    }
     for (pair, costs) in placement.partitions.iter().zip(&engine.partitions) {
         let ms = |cost: &PassCost, rows| format!("{:.2}", cost.seconds(rows, 0) * 1e3);
         let [one, eight, many] = [1, 8, 64].map(|rows| ms(&costs.verify, rows));

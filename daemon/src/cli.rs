@@ -61,9 +61,12 @@ pub struct ServeArgs {
     /// Address and port instead of server.listen; port 0 takes a free one.
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<String>,
-    /// How speculative lengths are chosen, instead of speculation.policy: off, or fixed:1 to fixed:16.
+    /// How speculative lengths are chosen, instead of speculation.policy: off, fixed:1 to fixed:16, batch-table:…, budget or faser.
     #[arg(long)]
     pub policy: Option<String>,
+    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// `faser check`.
@@ -77,6 +80,9 @@ pub struct CheckArgs {
     /// Config file (YAML); without it every default is checked.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// `faser generate`.
@@ -123,6 +129,9 @@ pub struct GenerateArgs {
     /// Print one JSON object with every run and the averages.
     #[arg(long)]
     pub json: bool,
+    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    #[arg(long)]
+    pub profile: bool,
 }
 
 /// `faser bench`.
@@ -182,7 +191,7 @@ impl ServeArgs {
         if let Some(policy) = &self.policy {
             document.lay_over("speculation.policy", "--policy", Value::from(policy.as_str()));
         }
-        Config::from_document(&document)
+        profiled(Config::from_document(&document)?, self.profile)
     }
 }
 
@@ -192,7 +201,7 @@ impl CheckArgs {
     /// # Errors
     /// The file is wrong.
     pub fn load_config(&self) -> Result<Config, ConfigError> {
-        Config::from_document(&document(self.config.as_ref())?)
+        profiled(Config::from_document(&document(self.config.as_ref())?)?, self.profile)
     }
 }
 
@@ -207,12 +216,24 @@ impl GenerateArgs {
             let policy = if k == 0 { "off".to_owned() } else { format!("fixed:{k}") };
             document.lay_over("speculation.policy", "--k", Value::from(policy));
         }
-        Config::from_document(&document)
+        profiled(Config::from_document(&document)?, self.profile)
     }
 }
 
 fn document(file: Option<&PathBuf>) -> Result<Document, ConfigError> {
     file.map_or_else(|| Ok(Document::empty()), |file| Document::read(file))
+}
+
+/// The config, with `--profile` if it was given.
+fn profiled(config: Config, profile: bool) -> Result<Config, ConfigError> {
+    if profile && !config.speculation.policy.needs_costs() {
+        let message = format!(
+            "there is nothing to measure, for `speculation.policy` is `{}`: leave it out, or choose `budget` or `faser`",
+            config.speculation.policy
+        );
+        return Err(ConfigError { place: Some("--profile".to_owned()), message });
+    }
+    Ok(Config { profile, ..config })
 }
 
 #[cfg(test)]
@@ -248,6 +269,22 @@ mod tests {
             args.load_config().unwrap_err().to_string(),
             "--policy: `speculation.policy` must be `off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`, but it is the string \"fixed:99\""
         );
+    }
+
+    #[test]
+    fn profile_measures_for_policies_that_need_it_and_is_refused_for_others() {
+        let config = |line: &str| match parse(line).unwrap().command {
+            Command::Serve(args) => args.load_config(),
+            Command::Check(args) => args.load_config(),
+            Command::Generate(args) => args.load_config(),
+            other => panic!("{other:?}"),
+        };
+        assert!(config("faser serve --policy budget --profile").unwrap().profile);
+        assert!(!config("faser serve --policy budget").unwrap().profile);
+        for line in ["faser serve --profile", "faser check --profile", "faser generate --k 2 --profile x"] {
+            let refusal = config(line).unwrap_err().to_string();
+            assert!(refusal.starts_with("--profile: there is nothing to measure"), "{refusal}");
+        }
     }
 
     #[test]

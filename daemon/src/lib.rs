@@ -6,6 +6,7 @@ pub mod bench;
 pub mod check;
 pub mod cli;
 pub mod config;
+pub mod costs;
 pub mod error;
 pub mod fields;
 pub mod figures;

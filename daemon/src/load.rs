@@ -6,7 +6,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
     Dtype, Isa, PassLimits, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
-    profile,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
 use faser_models::{ChatTemplate, Model, ModelError, Progress, Scratch, Tokenizer, check_pair, synthetic};
@@ -14,6 +13,7 @@ use faser_topology::{CpuDevice, KvRequest, ModelFootprint, Placement, place};
 
 use crate::app::Served;
 use crate::config::{Config, ModelSource};
+use crate::costs::{CostSource, tables};
 use crate::error::DaemonError;
 use crate::locate;
 use crate::sequence::SequenceError;
@@ -36,8 +36,10 @@ pub struct Loaded {
     pub placement: Placement,
     /// The instruction set.
     pub isa: Isa,
-    /// The engine's bounds.
+    /// The engine's bounds, and its cost tables if its policy needs any.
     pub engine: EngineConfig,
+    /// Where those tables are from.
+    pub cost_source: Option<CostSource>,
 }
 
 /// How far loading is: which model, and its weights.
@@ -95,7 +97,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     };
     let isa = config.device.isa.unwrap_or_else(Isa::detect);
     let (target, draft) = (Arc::new(pair.target), pair.draft.map(Arc::new));
-    let partitions = match &draft {
+    let (partitions, cost_source) = match &draft {
         Some(draft) if engine.policy.needs_costs() => {
             let spec = ProfileSpec {
                 target: &target,
@@ -106,11 +108,12 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
                 max_rows: engine.max_pass_rows,
                 max_context,
             };
-            profile(&spec, &mut |done, all| {
+            let tables = tables(config, &device.name, &spec, &mut |done, all| {
                 watch("cost tables", Progress { done_bytes: done as u64, total_bytes: all as u64 });
-            })?
+            })?;
+            (tables.partitions, Some(tables.source))
         }
-        _ => Vec::new(),
+        _ => (Vec::new(), None),
     };
     let engine = EngineConfig { partitions, ..engine };
     engine.validate()?;
@@ -124,6 +127,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         placement,
         isa,
         engine,
+        cost_source,
     })
 }
 

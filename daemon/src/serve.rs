@@ -112,6 +112,9 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Arc<Served>, Daemo
         policy = %loaded.engine.policy,
         "loaded"
     );
+    if let Some(source) = &loaded.cost_source {
+        tracing::info!("cost tables {source}");
+    }
     if let Err(why) = &loaded.template {
         tracing::info!(%why, "chats are refused");
     }

@@ -30,6 +30,16 @@ impl PassCost {
         cost
     }
 
+    /// Times at [`ROW_GRID`], without context, to the nanosecond: with [`PassCost::per_context`] what [`PassCost::new`] takes.
+    pub fn points(&self) -> [Duration; ROW_GRID.len()] {
+        self.base_s.map(duration)
+    }
+
+    /// Time per row and token of its context, to the nanosecond.
+    pub fn per_context(&self) -> Duration {
+        duration(self.per_context_s)
+    }
+
     /// Seconds a pass of `rows` rows takes; `context` is the sum of all rows' positions.
     pub fn seconds(&self, rows: usize, context: usize) -> f64 {
         if rows == 0 {
@@ -76,6 +86,10 @@ pub struct PartitionCosts {
     pub draft: PassCost,
     /// One verify pass over so many rows.
     pub verify: PassCost,
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
 /// The grid cell of a row count, and where in it: 0 at its beginning, 1 at its end, more beyond the grid.
@@ -132,6 +146,17 @@ mod tests {
             for rows in 1..600 {
                 prop_assert!(cost.seconds(rows, 0) <= cost.seconds(rows + 1, 0) * (1.0 + 1e-12));
             }
+        }
+
+        #[test]
+        fn a_profiled_table_is_made_again_of_its_points(
+            profiled in prop::array::uniform12(0..1_000_000_000_000_000u64),
+            per_context in 0..1_000_000_000u64,
+        ) {
+            let cost = PassCost::new(profiled.map(Duration::from_nanos), Duration::from_nanos(per_context));
+            prop_assert!(cost.points().is_sorted());
+            prop_assert_eq!(cost.per_context(), Duration::from_nanos(per_context));
+            prop_assert_eq!(&PassCost::new(cost.points(), cost.per_context()), &cost);
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::policy::Policy;
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
 use crate::survival::Calibration;
-use crate::view::{LoadView, Totals};
+use crate::view::{CalibrationView, LoadView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
 const DEVICE_LOSSES_FORGIVEN: u32 = 2;
@@ -152,6 +152,7 @@ impl Engine {
             waiting: self.waiting.len(),
             target_pool: self.target_pool.view(),
             draft_pool: self.draft_pool.view(),
+            calibration: CalibrationView::new(self.calibration.quality()),
             totals: self.totals.clone(),
         }
     }

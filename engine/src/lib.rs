@@ -28,4 +28,4 @@ pub use engine::Engine;
 pub use plan::*;
 pub use planner::Execution;
 pub use policy::{Mechanisms, Policy};
-pub use view::{LoadView, PoolView, Totals};
+pub use view::{CalibrationView, LoadView, PoolView, Totals};

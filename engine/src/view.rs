@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::api::K_LIMIT;
 
 /// A snapshot: gauges of this moment and totals since the start.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadView {
     /// Sequences that hold KV.
     pub running: usize,
@@ -15,6 +15,8 @@ pub struct LoadView {
     pub target_pool: PoolView,
     /// The draft's pool.
     pub draft_pool: PoolView,
+    /// How well survival is predicted.
+    pub calibration: CalibrationView,
     /// Totals since the start.
     pub totals: Totals,
 }
@@ -34,6 +36,22 @@ impl PoolView {
     /// Nothing is held by any sequence.
     pub fn whole(&self) -> bool {
         self.free == self.total
+    }
+}
+
+/// What the predictions of survival were worth, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CalibrationView {
+    /// Verified proposals all before which were accepted: those whose prediction was put to the test.
+    pub observed: u64,
+    /// Mean log-loss of what was predicted of them, in nats; 0 before the first.
+    pub log_loss_nats: f64,
+}
+
+impl CalibrationView {
+    /// From [`Calibration::quality`](crate::survival::Calibration::quality).
+    pub(crate) fn new((observed, log_loss_nats): (u64, f64)) -> CalibrationView {
+        CalibrationView { observed, log_loss_nats }
     }
 }
 

@@ -89,8 +89,14 @@ proptest! {
 fn a_device_slower_than_its_tables_takes_as_much_longer() {
     let workload = workload(4.0, Faults::default(), 1);
     let off = |verify| run(&workload, Policy::Off, Deviation { verify, ..Deviation::default() });
-    let (told, slower) = (off(1.0).any_lane_busy, off(2.0).any_lane_busy);
-    let ratio = slower.as_secs_f64() / told.as_secs_f64();
+    let (told, slower) = (off(1.0), off(2.0));
+    let error = |report: &Report| {
+        let totals = &report.view.totals;
+        totals.verify_time_error.as_secs_f64() / totals.predicted_verify_time.as_secs_f64()
+    };
+    let errors = (error(&told), error(&slower));
+    assert!(errors.0 < errors.1 && errors.1 > 0.0, "{errors:?}");
+    let ratio = slower.any_lane_busy.as_secs_f64() / told.any_lane_busy.as_secs_f64();
     // Larger batches win some of it back.
     assert!((1.3..2.05).contains(&ratio), "{ratio}");
 }

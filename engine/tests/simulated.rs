@@ -85,9 +85,13 @@ fn acceptance_is_what_the_device_was_given() {
     let arrivals =
         (0..200).map(|i| (Duration::ZERO, Happening::Arrival(request(i, vec![i as u32; 8], 100)))).collect();
     let config = EngineConfig { max_waiting: 200, ..config(Policy::Fixed { k: 1 }) };
-    let totals = run(&config, 0.7, arrivals).view.totals;
-    let rate = totals.accepted_tokens as f64 / totals.draft_tokens as f64;
+    let view = run(&config, 0.7, arrivals).view;
+    let rate = view.totals.accepted_tokens as f64 / view.totals.draft_tokens as f64;
     assert!((rate - 0.7).abs() < 0.02, "acceptance is {rate}");
+    // Each proposal is the first of its chunk, so each prediction is put to the test.
+    assert_eq!(view.calibration.observed, view.totals.draft_tokens);
+    // Not worse than a coin's log-loss, 0.69, and no miracle.
+    assert!((0.01..0.69).contains(&view.calibration.log_loss_nats), "{:?}", view.calibration);
 }
 
 #[test]

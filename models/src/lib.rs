@@ -15,6 +15,7 @@ mod segments;
 pub mod synthetic;
 mod text;
 
+pub use checkpoint::weight_files;
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
 pub use load::Progress;

@@ -73,6 +73,8 @@ impl Server {
         let mut child = Command::new(faser())
             .args(["serve", "--listen", "127.0.0.1:0", "-c"])
             .arg(config.path())
+            // What an earlier run has kept must not decide what a test sees.
+            .env("CACHE_DIRECTORY", config.folder())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -60,6 +60,7 @@ fn bad_configs_are_refused_with_file_line_and_advice() {
             "model:\n  draft: none\nspeculation:\n  policy: fixed:4\n",
             &["faser.yaml:4", "`speculation.policy`", "off"],
         ),
+        ("speculation:\n  cost_cache: [here]\n", &["faser.yaml:2", "`speculation.cost_cache`", "a string"]),
         ("server:\n  listen: nowhere\n", &["faser.yaml:2", "`server.listen`", "127.0.0.1:8000"]),
         ("device:\n  kind: tpu\n", &["faser.yaml:2", "`device.kind`", "cpu"]),
         ("device:\n  isa: neon9\n", &["faser.yaml:2", "`device.isa`", "auto"]),
@@ -79,6 +80,7 @@ fn bad_configs_are_refused_with_file_line_and_advice() {
     }
     refused(&faser_with(&["check", "-c", "nowhere.yaml"]), "no file", &["nowhere.yaml"]);
     refused(&faser_with(&["serve", "--listen", "nowhere"]), "a bad flag", &["--listen", "127.0.0.1:8000"]);
+    refused(&faser_with(&["check", "--profile"]), "nothing to profile", &["--profile", "fixed:4", "budget"]);
     assert_eq!(faser_with(&["frobnicate"]).status.code(), Some(2));
 }
 

@@ -41,6 +41,10 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// How speculative lengths are chosen.
     pub speculation: SpeculationConfig,
+    /// Where what passes cost is kept between two starts.
+    pub cost_cache: CostCache,
+    /// Whether costs are measured even if they are kept. No key of the file says so, only `--profile`.
+    pub profile: bool,
     /// What is logged.
     pub log: LogConfig,
     /// How long SIGTERM waits for sequences in flight.
@@ -139,6 +143,17 @@ pub struct SchedulerConfig {
     pub max_pass_rows: usize,
     /// Tokens of a sequence, prompt and output together; `None` takes what the models can.
     pub max_context: Option<usize>,
+}
+
+/// Where what passes cost is kept between two starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CostCache {
+    /// Where the environment says.
+    Standard,
+    /// In this folder, which need not be there yet.
+    Folder(PathBuf),
+    /// Nowhere: every start measures.
+    Off,
 }
 
 /// What is logged, to standard error.

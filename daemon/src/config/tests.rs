@@ -31,7 +31,7 @@ fn the_teaching_file_says_every_default() {
     assert_eq!(keys("device"), "isa kind threads");
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
-    assert_eq!(keys("speculation"), "overlap policy prune slo trim");
+    assert_eq!(keys("speculation"), "cost_cache overlap policy prune slo trim");
     assert_eq!(keys("log"), "format level");
 }
 
@@ -59,6 +59,19 @@ fn mechanisms_can_be_switched_off_and_targets_set() {
     assert_eq!((trim, overlap, prune), (true, false, true));
     let tpot = Some(Duration::from_millis(50));
     assert_eq!(config.speculation.slo, Slo { ttft: None, tpot });
+}
+
+#[test]
+fn costs_are_kept_in_a_folder_from_the_files_on_or_not_at_all() {
+    for (text, cache) in [
+        ("", CostCache::Standard),
+        ("speculation: {cost_cache: null}", CostCache::Standard),
+        ("speculation: {cost_cache: none}", CostCache::Off),
+        ("speculation: {cost_cache: costs}", CostCache::Folder("etc/costs".into())),
+        ("speculation: {cost_cache: /var/cache/faser}", CostCache::Folder("/var/cache/faser".into())),
+    ] {
+        assert_eq!(read(text).unwrap().cost_cache, cache, "{text}");
+    }
 }
 
 #[test]
@@ -125,6 +138,11 @@ fn wrong_types_and_impossible_values_say_what_to_write() {
             "model: {draft: none}\nspeculation: {policy: 'fixed:2'}",
             "`speculation.policy` must be `off` when there is no draft model (`model.draft: none`), \
              but it is the string \"fixed:2\"",
+        ),
+        ("speculation: {cost_cache: 3}", "`speculation.cost_cache` must be a string, but it is 3"),
+        (
+            "speculation: {cost_cache: ''}",
+            "`speculation.cost_cache` must be a folder, or `none`, but it is the string \"\"",
         ),
         (
             "model: {target: some/dir}",

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::raw::Document;
 use super::synthetic::synthetic;
 use super::{
-    Config, ConfigError, DeviceConfig, KvConfig, LogConfig, LogFormat, ModelConfig, ModelSource,
+    Config, ConfigError, CostCache, DeviceConfig, KvConfig, LogConfig, LogFormat, ModelConfig, ModelSource,
     SchedulerConfig, ServerConfig, SpeculationConfig, sizes,
 };
 use crate::fields::{Fault, FieldError, Fields, wrong_value};
@@ -39,11 +39,22 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let device = device(section("device")?)?;
     let kv = kv(section("kv")?)?;
     let scheduler = scheduler(section("scheduler")?)?;
-    let speculation = speculation(section("speculation")?, &model)?;
+    let (speculation, cost_cache) = speculation(section("speculation")?, &model, folder)?;
     let log = log(section("log")?)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     root.finish()?;
-    Ok(Config { server, model, device, kv, scheduler, speculation, log, drain_timeout })
+    Ok(Config {
+        server,
+        model,
+        device,
+        kv,
+        scheduler,
+        speculation,
+        cost_cache,
+        profile: false,
+        log,
+        drain_timeout,
+    })
 }
 
 fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
@@ -150,7 +161,40 @@ fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
     Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context })
 }
 
-fn speculation(mut fields: Fields<'_>, model: &ModelConfig) -> Result<SpeculationConfig, FieldError> {
+fn speculation(
+    mut fields: Fields<'_>,
+    model: &ModelConfig,
+    folder: &Path,
+) -> Result<(SpeculationConfig, CostCache), FieldError> {
+    let policy = policy(&mut fields, model)?;
+    let mechanisms = Mechanisms {
+        trim: fields.flag("trim")?.unwrap_or(true),
+        overlap: fields.flag("overlap")?.unwrap_or(true),
+        prune: fields.flag("prune")?.unwrap_or(true),
+    };
+    let slo = match fields.object("slo")? {
+        Some(targets) => slo(targets)?,
+        None => Slo::default(),
+    };
+    let cost_cache = match fields.text("cost_cache")? {
+        None => CostCache::Standard,
+        Some("none") => CostCache::Off,
+        Some("") => return Err(wrong_value(&fields.path("cost_cache"), "a folder, or `none`", &"".into())),
+        Some(path) => CostCache::Folder(folder.join(path)),
+    };
+    fields.finish()?;
+    Ok((SpeculationConfig { policy, mechanisms, slo }, cost_cache))
+}
+
+fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
+    let mut target =
+        |name| Ok::<_, FieldError>(fields.whole(name, 1..=3_600_000)?.map(Duration::from_millis));
+    let slo = Slo { ttft: target("ttft_ms")?, tpot: target("tpot_ms")? };
+    fields.finish()?;
+    Ok(slo)
+}
+
+fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
     let draft = match &model.source {
         ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
         ModelSource::Directories { draft, .. } => draft.is_some(),
@@ -169,25 +213,7 @@ fn speculation(mut fields: Fields<'_>, model: &ModelConfig) -> Result<Speculatio
         let wanted = "`off` when there is no draft model (`model.draft: none`)";
         return Err(wrong_value(&fields.path("policy"), wanted, &policy.to_string().into()));
     }
-    let mechanisms = Mechanisms {
-        trim: fields.flag("trim")?.unwrap_or(true),
-        overlap: fields.flag("overlap")?.unwrap_or(true),
-        prune: fields.flag("prune")?.unwrap_or(true),
-    };
-    let slo = match fields.object("slo")? {
-        Some(mut targets) => {
-            let mut target = |name| {
-                let ms = targets.whole(name, 1..=3_600_000)?;
-                Ok::<_, FieldError>(ms.map(Duration::from_millis))
-            };
-            let slo = Slo { ttft: target("ttft_ms")?, tpot: target("tpot_ms")? };
-            targets.finish()?;
-            slo
-        }
-        None => Slo::default(),
-    };
-    fields.finish()?;
-    Ok(SpeculationConfig { policy, mechanisms, slo })
+    Ok(policy)
 }
 
 fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {

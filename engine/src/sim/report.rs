@@ -27,7 +27,7 @@ pub struct Outcome {
 }
 
 /// The outcome of a simulation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Per request.
     pub outcomes: BTreeMap<SeqId, Outcome>,

@@ -38,6 +38,14 @@ impl Files {
     }
 }
 
+/// The safetensors files of a model directory, in a fixed order.
+///
+/// # Errors
+/// There are none, or the index that should name them is damaged.
+pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    Ok(find(dir)?.0)
+}
+
 /// The paths, and the catalogue. transformers, too, prefers the single file if there is an index as well.
 fn find(dir: &Path) -> Result<(Vec<PathBuf>, PathBuf), ModelError> {
     let single = dir.join(SINGLE);

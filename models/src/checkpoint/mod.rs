@@ -13,6 +13,7 @@ use faser_kernels::Source;
 use half::{bf16, f16};
 
 pub(crate) use self::files::Files;
+pub use self::files::weight_files;
 use crate::{ModelError, Progress};
 
 /// One tensor's numbers as they were stored.

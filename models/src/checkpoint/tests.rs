@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use candle_core::{DType, Device, Tensor};
 use faser_kernels::Dtype;
 
+use super::weight_files;
 use crate::{Model, ModelError};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
@@ -67,6 +68,18 @@ fn progress_counts_every_byte_once() {
     assert!(seen.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
     let last = seen.last().unwrap();
     assert_eq!(last.done_bytes, last.total_bytes);
+}
+
+#[test]
+fn the_weight_files_are_those_of_the_index_or_the_single_one() {
+    let names = |model: &str| -> Vec<String> {
+        let files = weight_files(&PathBuf::from(GOLDEN).join(model)).unwrap();
+        files.iter().map(|file| file.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(names("llama"), ["model.safetensors"]);
+    let shards = names("qwen3-sharded");
+    assert!(shards.len() > 1 && shards.is_sorted(), "{shards:?}");
+    assert!(weight_files(&PathBuf::from(GOLDEN)).is_err());
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! What passes cost on this machine: read from an earlier start where that is possible, else measured and kept.
+
+mod file;
+mod folder;
+mod key;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use faser_actors::{ProfileSpec, profile};
+use faser_engine::cost::PartitionCosts;
+use serde_json::{Value, json};
+
+use self::file::{CostFile, Kept};
+use self::key::{Key, Weights};
+use crate::config::{Config, CostCache, ModelSource};
+use crate::error::DaemonError;
+use crate::locate;
+
+/// Cost tables of all partitions, and where they are from.
+#[derive(Debug)]
+pub struct CostTables {
+    /// In the order of the partitions.
+    pub partitions: Vec<PartitionCosts>,
+    /// Where they are from.
+    pub source: CostSource,
+}
+
+/// Where cost tables are from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CostSource {
+    /// From this start.
+    Measured {
+        /// The file they are kept in for the next one.
+        kept: Option<PathBuf>,
+    },
+    /// From an earlier start.
+    Read {
+        /// The file they were kept in.
+        file: PathBuf,
+        /// Time since they were measured.
+        age: Duration,
+    },
+}
+
+impl fmt::Display for CostSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CostSource::Measured { kept: Some(file) } => {
+                write!(f, "measured now, kept in {}", file.display())
+            }
+            CostSource::Measured { kept: None } => f.write_str("measured now, not kept"),
+            CostSource::Read { file, age } => {
+                write!(f, "measured {} ago, read from {}", spoken(*age), file.display())
+            }
+        }
+    }
+}
+
+fn spoken(age: Duration) -> String {
+    match age.as_secs() / 60 {
+        0 => "less than a minute".to_owned(),
+        minutes @ 1..120 => format!("{minutes} min"),
+        minutes if minutes < 48 * 60 => format!("{} h", minutes / 60),
+        minutes => format!("{} days", minutes / (24 * 60)),
+    }
+}
+
+/// The tables of what `spec` describes, on the processor `cpu`. `progress` hears of measuring: lanes done, and all.
+///
+/// # Errors
+/// A lane or its memory cannot be had, or the weights have gone since they were loaded. Never for the sake of a kept file.
+pub(crate) fn tables(
+    config: &Config,
+    cpu: &str,
+    spec: &ProfileSpec<'_>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<CostTables, DaemonError> {
+    let mut measure = || Ok(profile(spec, progress)?);
+    let folder = match &config.cost_cache {
+        CostCache::Off => None,
+        CostCache::Folder(folder) => Some(folder.clone()),
+        CostCache::Standard => {
+            let standard = folder::standard();
+            if standard.is_none() {
+                tracing::warn!(
+                    "measured costs are not kept: neither CACHE_DIRECTORY nor XDG_CACHE_HOME nor HOME names a folder; \
+                     name one by `speculation.cost_cache`"
+                );
+            }
+            standard
+        }
+    };
+    let Some(folder) = folder else {
+        return Ok(CostTables { partitions: measure()?, source: CostSource::Measured { kept: None } });
+    };
+    let key = Key::new(spec, cpu, weights(&config.model.source)?);
+    let key = json!(key);
+    let cache =
+        Cache { folder: &folder, key: &key, partitions: spec.partitions.len(), again: config.profile };
+    cache.read_or_measure(SystemTime::now(), measure)
+}
+
+/// The weights of target and draft.
+fn weights(source: &ModelSource) -> Result<[Weights; 2], DaemonError> {
+    let (target, draft) = match source {
+        ModelSource::Synthetic { spec, .. } => {
+            return Ok([Weights::of_synthetic(spec), Weights::of_synthetic(spec)]);
+        }
+        ModelSource::Demo { .. } => {
+            let folder = locate::demo_pair()?;
+            (folder.join("target"), folder.join("draft"))
+        }
+        // Without a draft nothing is measured; the target stands in for it.
+        ModelSource::Directories { target, draft } => {
+            (target.clone(), draft.clone().unwrap_or_else(|| target.clone()))
+        }
+    };
+    Ok([Weights::of_folder(&target)?, Weights::of_folder(&draft)?])
+}
+
+struct Cache<'a> {
+    folder: &'a Path,
+    key: &'a Value,
+    partitions: usize,
+    /// Measure even if tables are kept.
+    again: bool,
+}
+
+impl Cache<'_> {
+    fn read_or_measure(
+        &self,
+        now: SystemTime,
+        measure: impl FnOnce() -> Result<Vec<PartitionCosts>, DaemonError>,
+    ) -> Result<CostTables, DaemonError> {
+        let file = CostFile::new(self.folder, self.key);
+        let kept = if self.again { Ok(None) } else { file.read(self.partitions) };
+        match kept {
+            Ok(Some(Kept { partitions, measured })) => {
+                // A clock that was set back makes no table younger than new.
+                let age = now.duration_since(measured).unwrap_or_default();
+                return Ok(CostTables { partitions, source: CostSource::Read { file: file.path, age } });
+            }
+            Ok(None) => {}
+            Err(why) => {
+                tracing::warn!(file = %file.path.display(), %why, "kept costs cannot be used: measuring anew");
+            }
+        }
+        let kept = Kept { partitions: measure()?, measured: now };
+        let written = file.write(&kept);
+        if let Err(err) = &written {
+            tracing::warn!(
+                file = %file.path.display(), %err,
+                "measured costs cannot be kept: the next start measures again; see `speculation.cost_cache`"
+            );
+        }
+        let source = CostSource::Measured { kept: written.is_ok().then_some(file.path) };
+        Ok(CostTables { partitions: kept.partitions, source })
+    }
+}
+
+#[cfg(test)]
+mod tests;

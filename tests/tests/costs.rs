@@ -1,0 +1,143 @@
+//! Cost tables between two starts: measured once, kept, read, and measured again when they cannot be used or it is asked for.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+    time::{Duration, Instant},
+};
+
+use faser_tests::{Config, Server, faser};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAIR: &str = "\
+model:
+  synthetic: {preset: tiny, layers: 2, hidden: 64, intermediate: 64, heads: 2, kv_heads: 1, vocab: 512, max_context: 256}
+scheduler: {max_running: 8, max_pass_rows: 32}
+";
+
+fn yaml(speculation: &str) -> String {
+    format!("{PAIR}speculation: {{policy: budget{speculation}}}\n")
+}
+
+/// `faser check` with a config; costs are kept in `cache` below its folder unless the config says otherwise.
+fn check(config: &Config, flags: &[&str]) -> (String, String) {
+    let output = Command::new(faser())
+        .arg("check")
+        .args(flags)
+        .arg("-c")
+        .arg(config.path())
+        .env("CACHE_DIRECTORY", config.folder().join("cache"))
+        .output()
+        .expect("the binary can be started");
+    let Output { status, stdout, stderr } = output;
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{stdout}{stderr}");
+    let tables = stdout.lines().find(|line| line.starts_with("tables "));
+    (tables.unwrap_or_else(|| panic!("no tables in {stdout}")).to_owned(), stderr.into_owned())
+}
+
+/// Waits until the log, which is read on a thread of its own, says so.
+fn wait_for_line(server: &Server, text: &str) {
+    let started = Instant::now();
+    while !server.output().contains(text) {
+        assert!(started.elapsed() < PATIENCE, "no {text:?} in\n{}", server.output());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The files in a folder, which may be absent.
+fn files(folder: PathBuf) -> Vec<PathBuf> {
+    fs::read_dir(folder)
+        .map(|entries| entries.map(|entry| entry.expect("an entry").path()).collect())
+        .unwrap_or_default()
+}
+
+fn costs(file: &PathBuf) -> Value {
+    let text = fs::read_to_string(file).expect("the file is there");
+    serde_json::from_str(&text).expect("the file is JSON")
+}
+
+#[test]
+fn a_second_start_reads_what_the_first_measured() {
+    let config = Config::new("");
+    let folder = config.folder().join("costs");
+    let yaml = yaml(&format!(", cost_cache: \"{}\"", folder.display()));
+    let first = Server::start(&yaml);
+    wait_for_line(&first, "cost tables measured now, kept in");
+    assert!(first.output().contains("preparing cost tables"), "{}", first.output());
+    drop(first);
+    let [file] = &files(folder.clone())[..] else { panic!("one file is expected in {folder:?}") };
+    let kept = costs(file);
+    assert_eq!(kept["key"]["target"]["hidden"], 64);
+    assert_eq!(kept["key"]["max_rows"], 32);
+    let second = Server::start(&yaml);
+    wait_for_line(&second, &format!(" ago, read from {}", file.display()));
+    assert!(!second.output().contains("preparing cost tables"), "{}", second.output());
+    assert_eq!(costs(file), kept);
+    let answer = second.client().post("/v1/completions", &json!({"prompt": "kept", "max_tokens": 20}));
+    assert_eq!(answer.status, 200, "{answer:?}");
+}
+
+#[test]
+fn check_keeps_costs_where_the_environment_says_and_profile_measures_them_anew() {
+    let config = Config::new(&yaml(""));
+    let cache = config.folder().join("cache");
+    let (first, _) = check(&config, &[]);
+    assert!(first.contains("measured now, kept in"), "{first}");
+    let [file] = &files(cache)[..] else { panic!("one file is expected") };
+    let (second, _) = check(&config, &[]);
+    assert!(second.contains(" ago, read from"), "{second}");
+    // A time nobody measured, to see whether it is replaced.
+    let mut kept = costs(file);
+    kept["measured_unix_s"] = json!(0);
+    fs::write(file, kept.to_string()).expect("the file can be written");
+    let (old, _) = check(&config, &[]);
+    assert!(old.contains(" days ago, read from"), "{old}");
+    let (profiled, stderr) = check(&config, &["--profile"]);
+    assert!(profiled.contains("measured now, kept in"), "{profiled}");
+    assert!(!stderr.contains("WARN"), "{stderr}");
+    assert_ne!(costs(file)["measured_unix_s"], 0);
+}
+
+#[test]
+fn a_file_that_cannot_be_used_or_kept_is_a_warning() {
+    let config = Config::new(&yaml(""));
+    check(&config, &[]);
+    let [file] = &files(config.folder().join("cache"))[..] else { panic!("one file is expected") };
+    let whole = fs::read_to_string(file).expect("the file is there");
+    let other_cpu = {
+        let mut kept = costs(file);
+        kept["key"]["device"]["cpu"] = json!("another");
+        kept.to_string()
+    };
+    for (text, why) in [(&whole[..100], "it is damaged"), (&other_cpu, "its key differs in `key.device.cpu`")]
+    {
+        fs::write(file, text).expect("the file can be written");
+        let (tables, stderr) = check(&config, &[]);
+        assert!(tables.contains("measured now, kept in"), "{tables}");
+        assert!(
+            stderr.contains("kept costs cannot be used: measuring anew") && stderr.contains(why),
+            "{stderr}"
+        );
+        let (tables, stderr) = check(&config, &[]);
+        assert!(tables.contains("read from") && !stderr.contains("WARN"), "{tables}\n{stderr}");
+    }
+    // A file stands where the folder should be: nobody can write there, not even root.
+    fs::remove_dir_all(config.folder().join("cache")).expect("the folder can be removed");
+    fs::write(config.folder().join("cache"), "").expect("a file can be written");
+    let (tables, stderr) = check(&config, &[]);
+    assert!(tables.contains("measured now, not kept"), "{tables}");
+    assert!(stderr.contains("measured costs cannot be kept"), "{stderr}");
+}
+
+#[test]
+fn nothing_is_kept_if_the_config_says_so() {
+    let config = Config::new(&yaml(", cost_cache: none"));
+    for _ in 0..2 {
+        let (tables, stderr) = check(&config, &[]);
+        assert!(tables.contains("measured now, not kept") && !stderr.contains("WARN"), "{tables}\n{stderr}");
+    }
+    assert!(files(config.folder().join("cache")).is_empty());
+}
