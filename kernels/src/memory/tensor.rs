@@ -164,6 +164,12 @@ impl<'a> ViewMut<'a> {
         &mut self.data[start..start + self.cols]
     }
 
+    /// Row `to` becomes row `from`; panics beyond the rows of the view.
+    pub(crate) fn copy_row(&mut self, from: usize, to: usize) {
+        let [from, to] = [from, to].map(|r| r * self.stride + self.first);
+        self.data.copy_within(from..from + self.cols, to);
+    }
+
     /// The same rows, these columns of them.
     ///
     /// # Panics

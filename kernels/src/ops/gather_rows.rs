@@ -1,4 +1,4 @@
-//! gather_rows: row `r` of `out` becomes row `indices[r]` of `x`. Row compaction, for the LM head and for pruning.
+//! gather_rows: row `r` of `out` becomes row `indices[r]` of `x`. What the LM head and scores of a few tokens begin with.
 
 use crate::Lane;
 use crate::memory::{View, ViewMut};

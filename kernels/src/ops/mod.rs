@@ -3,20 +3,24 @@
 //! The number of rows is that of the views. Shapes that do not fit are a mistake of the caller's code and panic with both shapes.
 
 mod attention;
+mod compact_rows;
 mod embed;
 mod gather_rows;
 mod matmul;
 mod rms_norm;
 mod rope;
+mod score_tokens;
 mod silu_mul;
 mod store_kv;
 
-pub use crate::sampling::{confidence, sample};
+pub use crate::sampling::{TOP_TOKENS, confidence, sample, top_tokens};
 pub use attention::{AttentionShape, attention};
+pub use compact_rows::compact_rows;
 pub use embed::embed;
 pub use gather_rows::gather_rows;
 pub use matmul::{Write, matmul};
 pub use rms_norm::{rms_norm, rms_norm_heads};
 pub use rope::rope;
+pub use score_tokens::score_tokens;
 pub use silu_mul::silu_mul;
 pub use store_kv::store_kv;

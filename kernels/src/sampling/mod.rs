@@ -7,9 +7,11 @@
 
 mod choose;
 mod confidence;
+mod gap;
 mod history;
 mod noise;
 mod nucleus;
+mod top_tokens;
 
 use crate::isa::Supported;
 use crate::lane::Scratch;
@@ -18,9 +20,11 @@ use crate::simd::dispatch;
 use crate::{KernelError, Lane};
 use choose::{Greedy, Noisy};
 pub use confidence::confidence;
+pub use gap::gap;
 pub use history::History;
 use noise::Noise;
 use nucleus::Nucleus;
+pub use top_tokens::{TOP_TOKENS, top_tokens};
 
 /// Temperatures below this are greedy: scaled logits would leave the range in which the noise still counts.
 const GREEDY_BELOW: f32 = 1e-5;

@@ -5,7 +5,7 @@
 //! full precision near 0, then `E = -ln(1 - x)` is exponential and `G = -ln E`. Integer operations and single-rounding
 //! `+ - *` only: CUDA computes the same bits.
 
-use crate::simd::{Simd, ln, minus_ln_one_minus};
+use crate::simd::{Kernel, Simd, ln, minus_ln_one_minus, portably};
 
 /// No variate is larger: `x` is at least 2^-33, so `G` is below 22.9.
 pub(super) const LARGEST: f32 = 23.0;
@@ -20,6 +20,11 @@ impl Noise {
     pub(super) fn new(seed: u64, position: u32) -> Noise {
         let key = mix(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)).wrapping_add(u64::from(position)));
         Noise { keys: [key as u32, (key >> 32) as u32] }
+    }
+
+    /// The variate of one token.
+    pub(super) fn of(self, token: u32) -> f32 {
+        portably(Of { noise: self, token })
     }
 
     /// The variates of `tokens`.
@@ -53,6 +58,20 @@ pub(super) fn gumbel<S: Simd>(s: S, x: S::F) -> S::F {
     s.sub(s.splat(0.0), ln(s, minus_ln_one_minus(s, x)))
 }
 
+struct Of {
+    noise: Noise,
+    token: u32,
+}
+
+impl Kernel for Of {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        s.largest(self.noise.gumbel(s, s.splat_u32(self.token)))
+    }
+}
+
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -63,7 +82,7 @@ fn mix(mut z: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::isa::Supported;
-    use crate::simd::{Kernel, dispatch};
+    use crate::simd::dispatch;
 
     struct Fill<'a>(Noise, &'a mut [f32]);
     impl Kernel for Fill<'_> {
@@ -93,6 +112,8 @@ mod tests {
                 );
             }
         }
+        let one_by_one: Vec<f32> = (0..1000).map(|token| Noise::new(7, 49).of(token)).collect();
+        assert_eq!(one_by_one, noise(crate::Isa::Portable, 7, 49, 1000));
         // Pinned: the text of a seed must not change with a release.
         assert_eq!(noise(crate::Isa::Portable, 1, 2, 3), [3.372_484_7, 3.598_653_8, 0.417_324_24]);
     }

@@ -175,5 +175,10 @@ pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
         }
     }
     let _ = isa;
+    portably(kernel)
+}
+
+/// Runs a kernel compiled for any machine: for what is too little to choose.
+pub(crate) fn portably<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(portable::Portable)
 }

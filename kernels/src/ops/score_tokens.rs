@@ -1,0 +1,119 @@
+//! score_tokens: the dot products of each row of `x` with a few outputs of a matrix: the LM head's logits of a few tokens.
+//!
+//! Each is the chain of additions that [`matmul`](super::matmul) does for that output, so the bits are the same. A vector of a panel is
+//! read for one of its lanes: the others are in the same cache line, which memory gives whole. Several tokens go together, as
+//! one chain alone would wait for its own additions.
+
+use crate::Lane;
+use crate::lane::Scratch;
+use crate::memory::{Matrix, PANEL, Panels, View};
+use crate::simd::{DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, lay, multiply};
+
+/// `out[r * c + i]` becomes row `r` of `x` times output `tokens[r * c + i]` of `w`, `c` tokens per row. The columns of `x` are the
+/// matrix's inputs.
+///
+/// # Panics
+/// If shapes do not fit, `tokens` are not the same number for each row, or one is no output.
+pub fn score_tokens(lane: &Lane, x: View<'_>, w: &Matrix, tokens: &[u32], out: &mut [f32]) {
+    let (rows, outputs) = (x.rows(), w.out_features());
+    assert_eq!(x.cols(), w.in_features(), "score_tokens: columns of x and inputs of w");
+    assert_eq!(tokens.len(), out.len(), "score_tokens: one place per token");
+    assert!(tokens.len().is_multiple_of(rows), "score_tokens: {} tokens for {rows} rows", tokens.len());
+    if let Some(token) = tokens.iter().find(|token| **token as usize >= outputs) {
+        panic!("score_tokens: token {token} of {outputs}");
+    }
+    if tokens.is_empty() {
+        return;
+    }
+    let each = tokens.len() / rows;
+    let out = crate::memory::SharedMut::new(out);
+    let isa = lane.supported();
+    // A cache line of 64 bytes for each step of each token.
+    let line_ns = 4;
+    lane.for_each(rows, each * w.in_features() * w.dtype().bytes() / 4 * line_ns, |r, scratch| {
+        // SAFETY: each row is one item, done once.
+        let out = unsafe { out.part(r * each, each) };
+        dispatch(isa, Score { x: x.row(r), w, tokens: &tokens[r * each..(r + 1) * each], out, scratch });
+    });
+}
+
+/// One row.
+struct Score<'a> {
+    x: &'a [f32],
+    w: &'a Matrix,
+    tokens: &'a [u32],
+    out: &'a mut [f32],
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for Score<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.w.panels() {
+            // SAFETY: the weights are packed as bf16, and `DOTS` is true.
+            Panels::Bf16(weights) if S::DOTS => unsafe { self.all::<S, DotBf16>(s, weights) },
+            // SAFETY: the weights are packed as bf16.
+            Panels::Bf16(weights) => unsafe { self.all::<S, FmaBf16>(s, weights) },
+            // SAFETY: the weights are packed as f32.
+            Panels::F32(weights) => unsafe { self.all::<S, FmaF32>(s, weights) },
+        }
+    }
+}
+
+impl Score<'_> {
+    /// # Safety
+    /// `weights` are those of `w`, packed for `Q`; [`DotBf16`] needs `S::DOTS`.
+    #[inline(always)]
+    unsafe fn all<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
+        let steps = self.w.in_features().div_ceil(Q::INPUTS);
+        let [packed] = self.scratch.floats([steps * Q::WORDS]);
+        lay::<S, Q>(s, self.x, packed, 0, 1);
+        let (mut tokens, mut out) = (self.tokens, self.out);
+        while !tokens.is_empty() {
+            // SAFETY: `packed` is a row laid out for `Q`; the rest is the caller's promise.
+            let done = unsafe {
+                match tokens.len() {
+                    8.. if S::REGISTERS >= 32 => together::<S, Q, 8>(s, packed, weights, tokens, out),
+                    4.. => together::<S, Q, 4>(s, packed, weights, tokens, out),
+                    _ => together::<S, Q, 1>(s, packed, weights, tokens, out),
+                }
+            };
+            tokens = &tokens[done..];
+            out = &mut out[done..];
+        }
+    }
+}
+
+/// The first `P` of `tokens`; `P`, for the caller to go on.
+///
+/// # Safety
+/// `packed` is a row and `weights` are a matrix laid out for `Q`, with all tokens in it; [`DotBf16`] needs `S::DOTS`.
+#[inline(always)]
+unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
+    s: S,
+    packed: &[f32],
+    weights: &[Q::Weight],
+    tokens: &[u32],
+    out: &mut [f32],
+) -> usize {
+    let steps = packed.len() / Q::WORDS;
+    let panel_len = steps * Q::INPUTS * PANEL;
+    let mut starts = [weights.as_ptr(); P];
+    for (start, token) in starts.iter_mut().zip(tokens) {
+        let token = *token as usize;
+        let panel = &weights[token / PANEL * panel_len..][..panel_len];
+        *start = panel[token % PANEL / S::LANES * S::LANES * Q::INPUTS..].as_ptr();
+    }
+    // SAFETY: `packed` is `steps` steps of one row; so are the panels (sliced above), and vectors divide a panel.
+    let [sums] =
+        unsafe { multiply::<S, Q, 1, P, 1>(s, steps, packed.as_ptr(), 1, starts, PANEL * Q::INPUTS) };
+    for ((out, [sum]), token) in out.iter_mut().zip(sums).zip(tokens) {
+        let mut lanes = [0.0; 16];
+        // SAFETY: the array holds 16, a vector at most that.
+        unsafe { s.store(lanes.as_mut_ptr(), sum) };
+        *out = lanes[*token as usize % S::LANES];
+    }
+    P
+}
