@@ -2,7 +2,10 @@
 //!
 //! `cargo run --release -p faser-kernels --example op_speed -- [THREADS]`
 
-use faser_kernels::ops::{AttentionShape, attention, rms_norm, rope, sample, silu_mul, store_kv};
+use faser_kernels::ops::{
+    AttentionShape, TOP_TOKENS, attention, confidence, rms_norm, rope, sample, score_tokens, silu_mul,
+    store_kv, top_tokens,
+};
 use faser_kernels::{
     Dtype, History, Isa, KvCache, KvShape, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, SampleRow,
     Sampling, Source, Tensor, Vector,
@@ -76,6 +79,40 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut out = [0];
         let seconds = best(|| sample(&lane, logits.view(1), &[row], &mut out));
         println!("{name:>20} {:>10.1}", seconds * 1e6);
+    }
+    rivals(&lane, &values)
+}
+
+/// What pruning inside a pass adds: the draft's top tokens, and their scores halfway through the target.
+fn rivals(lane: &Lane, values: &[f32]) -> Result<(), Box<dyn std::error::Error>> {
+    println!("\n{:>10} {:>5} {:>12} {:>12}", "vocabulary", "rows", "confidence", "top_tokens");
+    for vocabulary in [VOCABULARY, 128_256] {
+        for rows in [1, 16] {
+            let logits = Tensor::from_rows(vocabulary, &values[..rows * vocabulary]);
+            let (tokens, mut sure, mut top) = (vec![7; rows], vec![0.0; rows], vec![[0; TOP_TOKENS]; rows]);
+            let confidence = best(|| confidence(lane, logits.view(rows), &tokens, &mut sure));
+            let top_tokens = best(|| top_tokens(lane, logits.view(rows), &mut top));
+            println!("{vocabulary:>10} {rows:>5} {:>12.1} {:>12.1}", confidence * 1e6, top_tokens * 1e6);
+        }
+    }
+
+    println!("\n{:>5} {:>12}  us, {TOP_TOKENS} tokens per row", "rows", "score_tokens");
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let sources = vec![Source::F32(values); VOCABULARY / 2048 + 1];
+        let head = Matrix::pack(2048, &sources, dtype)?;
+        for rows in [1, 8, 64] {
+            let x = Tensor::from_rows(2048, &values[..rows * 2048]);
+            let mut out = vec![0.0; rows * TOP_TOKENS];
+            // Other tokens at every call: the head is not in the cache when a pass comes to it.
+            let mut call = 0;
+            let seconds = best(|| {
+                call += 1;
+                let token = |i: usize| ((call * out.len() + i).wrapping_mul(0x9e37_79b9) >> 7) % VOCABULARY;
+                let tokens: Vec<u32> = (0..out.len()).map(|i| token(i) as u32).collect();
+                score_tokens(lane, x.view(rows), &head, &tokens, &mut out);
+            });
+            println!("{rows:>5} {:>12.1}  {dtype}", seconds * 1e6);
+        }
     }
     Ok(())
 }
