@@ -11,6 +11,7 @@ mod layer;
 mod load;
 mod model;
 mod scratch;
+mod segments;
 pub mod synthetic;
 mod text;
 

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use faser_kernels::ops::{self, Write};
 use faser_kernels::{Dtype, KvCache, KvShape, Lane, Matrix, RopeSpec, RopeTable, Rows, Table, Vector};
 
-use crate::layer::{At, Layer};
+use crate::layer::Layer;
 use crate::{ModelConfig, ModelError, Scratch};
 
 /// Weights and shape of one model, never changed after loading. Share it in an `Arc`.
@@ -13,7 +12,7 @@ pub struct Model {
     config: ModelConfig,
     dtype: Dtype,
     pub(crate) parts: Parts,
-    rope: Arc<RopeTable>,
+    pub(crate) rope: Arc<RopeTable>,
 }
 
 /// The weights. They are counted, so that a draft model can be the first layers of its target without a copy.
@@ -80,37 +79,14 @@ impl Model {
     /// row computes depends on its token, its position and the positions before it alone: not on the other rows
     /// of the pass, nor on the lane's number of workers. Nothing is allocated.
     ///
+    /// It is [`Model::begin`], all [`Model::layers`], [`Model::finish`].
+    ///
     /// # Panics
     /// If the pass does not fit `scratch` or `kv`, or a token is not below `vocab`: a programmer's error.
     pub fn forward(&self, lane: &Lane, kv: &mut KvCache, scratch: &mut Scratch, pass: &Pass<'_>) {
-        let n = pass.tokens.len();
-        if n == 0 {
-            return;
-        }
-        ops::embed(lane, &self.parts.embedding, pass.tokens, scratch.x.view_mut(n));
-        for index in 0..self.parts.layers.len() {
-            self.layer(lane, index, kv, scratch, pass.rows);
-        }
-        self.head(lane, scratch, n, pass.logits);
-    }
-
-    /// One layer. Rows may change between two layers, as long as `scratch.x` holds the rows given here.
-    fn layer(&self, lane: &Lane, index: usize, kv: &mut KvCache, scratch: &mut Scratch, rows: Rows<'_>) {
-        let at = At { config: &self.config, rope: &self.rope, lane, index, rows };
-        self.parts.layers[index].forward(&at, kv, scratch);
-    }
-
-    /// Final norm and LM head of the wanted rows among the first `n`.
-    fn head(&self, lane: &Lane, scratch: &mut Scratch, n: usize, wanted: &[u32]) {
-        let m = wanted.len();
-        if m == 0 {
-            return;
-        }
-        ops::gather_rows(lane, scratch.x.view(n), wanted, scratch.gathered.view_mut(m));
-        let (gathered, normed) = (scratch.gathered.view(m), scratch.final_normed.view_mut(m));
-        ops::rms_norm(lane, gathered, &self.parts.norm, self.config.rms_eps, normed);
-        let (normed, logits) = (scratch.final_normed.view(m), scratch.logits.view_mut(m));
-        ops::matmul(lane, normed, &self.parts.head, None, logits, Write::Replace);
+        self.begin(lane, scratch, pass.tokens);
+        self.layers(lane, 0..self.parts.layers.len(), kv, scratch, pass.rows);
+        self.finish(lane, scratch, pass.tokens.len(), pass.logits);
     }
 }
 

@@ -1,0 +1,101 @@
+//! A forward pass in segments, for a caller that lets rows leave it between two layers: proposals that already look rejected, or
+//! whose sequence was cancelled.
+//!
+//! ```text
+//! begin(tokens) ── layers(a..b) ──┬───────────────────────────────┬── layers(b..c) ── .. ── finish(wanted)
+//!                                 └─ score(rows, rivals) ─ keep ──┘
+//! ```
+//!
+//! Between two segments the first `n` rows of the residual stream in [`Scratch`] are the pass, and `n` is the caller's to know. Rows that
+//! stay compute the same bits whatever leaves, as long as none of them attends to a row that left: only the last rows of a sequence
+//! may go. The keys and values of rows that left are missing from later layers: their positions count as never computed.
+//!
+//! Nothing here allocates.
+
+use std::ops::Range;
+
+use faser_kernels::ops::{self, Write};
+use faser_kernels::{KvCache, Lane, Rows};
+
+use crate::layer::At;
+use crate::{Model, Scratch};
+
+impl Model {
+    /// Begins a pass: the residual stream `[tokens.len(), hidden]` becomes the tokens' embeddings.
+    ///
+    /// # Panics
+    /// If there are more than [`Scratch::max_rows`], or a token is not below `vocab`.
+    pub fn begin(&self, lane: &Lane, scratch: &mut Scratch, tokens: &[u32]) {
+        ops::embed(lane, &self.parts.embedding, tokens, scratch.x.view_mut(tokens.len()));
+    }
+
+    /// Runs the pass, one row for each of `rows.positions`, through the layers of `range` (the first is 0): the residual stream
+    /// `[rows, hidden]` goes on, keys and values of these layers are in `kv` afterwards. `rows` are the rows that are in the
+    /// pass now: whoever calls [`Model::keep`] shortens positions and tables in the same way.
+    ///
+    /// # Panics
+    /// If the model has no such layers, or the rows do not fit `scratch` or `kv`.
+    pub fn layers(
+        &self,
+        lane: &Lane,
+        range: Range<usize>,
+        kv: &mut KvCache,
+        scratch: &mut Scratch,
+        rows: Rows<'_>,
+    ) {
+        for (layer, index) in self.parts.layers[range.clone()].iter().zip(range) {
+            layer.forward(&At { config: self.config(), rope: &self.rope, lane, index, rows }, kv, scratch);
+        }
+    }
+
+    /// Of the `n` rows of the pass only those named by `keep`, strictly ascending, stay: row `i` is what was row `keep[i]`, and
+    /// `n` is `keep.len()` from here on.
+    ///
+    /// # Panics
+    /// If `keep` does not ascend, or names a row that is not below `n`.
+    pub fn keep(&self, scratch: &mut Scratch, n: usize, keep: &[u32]) {
+        assert_eq!(scratch.x.cols(), self.config().hidden, "the scratch of another model");
+        ops::compact_rows(scratch.x.view_mut(n), keep);
+    }
+
+    /// The logits that `rows`, of the `n` in the pass, would give to `tokens` if the layers ended here: `c` tokens for each row, row by row,
+    /// and `out` as long as `tokens`. After the last layer they are, bit for bit, the logits that [`Model::finish`] computes. The
+    /// pass goes on as if nothing had been asked; the logits of a pass that is finished stay too.
+    ///
+    /// # Panics
+    /// If there are more rows than [`Scratch::max_logit_rows`], one is not below `n`, a token is not below `vocab`, or `tokens` are not the
+    /// same number for each row.
+    pub fn score(
+        &self,
+        lane: &Lane,
+        scratch: &mut Scratch,
+        n: usize,
+        rows: &[u32],
+        tokens: &[u32],
+        out: &mut [f32],
+    ) {
+        self.normalise(lane, scratch, n, rows);
+        ops::score_tokens(lane, scratch.final_normed.view(rows.len()), &self.parts.head, tokens, out);
+    }
+
+    /// Ends a pass of `n` rows: final norm and LM head of the rows in `wanted`, whose logits are in [`Scratch::logits`] afterwards,
+    /// `[wanted.len(), vocab]`, in that order.
+    ///
+    /// # Panics
+    /// If there are more than [`Scratch::max_logit_rows`], or one is not below `n`.
+    pub fn finish(&self, lane: &Lane, scratch: &mut Scratch, n: usize, wanted: &[u32]) {
+        self.normalise(lane, scratch, n, wanted);
+        let (normed, logits) =
+            (scratch.final_normed.view(wanted.len()), scratch.logits.view_mut(wanted.len()));
+        ops::matmul(lane, normed, &self.parts.head, None, logits, Write::Replace);
+    }
+
+    /// The final norm of some of the `n` rows, into `scratch.final_normed`; the residual stream stays.
+    fn normalise(&self, lane: &Lane, scratch: &mut Scratch, n: usize, rows: &[u32]) {
+        let (m, most) = (rows.len(), scratch.max_logit_rows());
+        assert!(m <= most, "{m} rows with logits in a scratch for {most}");
+        ops::gather_rows(lane, scratch.x.view(n), rows, scratch.gathered.view_mut(m));
+        let (gathered, normed) = (scratch.gathered.view(m), scratch.final_normed.view_mut(m));
+        ops::rms_norm(lane, gathered, &self.parts.norm, self.config().rms_eps, normed);
+    }
+}

@@ -1,0 +1,46 @@
+//! A pass allocates nothing, whole or in segments: after a first one of its shape, everything is there.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../kernels/tests/counting/mod.rs"]
+mod counting;
+
+use counting::allocations;
+use faser_kernels::{Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_models::synthetic::{SyntheticSpec, pair};
+use faser_models::{Pass, Scratch};
+
+const ROWS: usize = 24;
+
+#[test]
+fn a_second_pass_allocates_nothing() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let (model, _) = pair(&SyntheticSpec::preset("tiny").unwrap(), dtype, &mut |_| {}).unwrap();
+        // One worker: with helpers, which of them meets its first large op in the second pass is chance.
+        let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
+        let mut kv = KvCache::new(model.kv_shape(2, 16), model.kv_dtype()).unwrap();
+        let mut scratch = Scratch::new(model.config(), ROWS, ROWS);
+        let numbers: Vec<u32> = (0..ROWS as u32).collect();
+        let rows = |n| Rows { positions: &numbers[..n], table_of: &[0; ROWS][..n], tables: &[&[1, 0]] };
+        let mut scores = [0.0; 4 * ROWS];
+        let tokens: Vec<u32> = (0..4 * ROWS as u32).collect();
+        let mut pass = || {
+            model.forward(
+                &lane,
+                &mut kv,
+                &mut scratch,
+                &Pass { tokens: &numbers, rows: rows(ROWS), logits: &numbers },
+            );
+            model.begin(&lane, &mut scratch, &numbers);
+            model.layers(&lane, 0..2, &mut kv, &mut scratch, rows(ROWS));
+            model.score(&lane, &mut scratch, ROWS, &numbers, &tokens, &mut scores);
+            model.keep(&mut scratch, ROWS, &numbers[..10]);
+            model.layers(&lane, 2..4, &mut kv, &mut scratch, rows(10));
+            model.finish(&lane, &mut scratch, 10, &[0, 9]);
+        };
+        pass();
+        let before = allocations();
+        pass();
+        assert_eq!(allocations(), before, "{dtype}");
+    }
+}
