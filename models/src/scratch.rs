@@ -25,7 +25,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Room for passes of up to `max_rows` rows, of which up to `max_logit_rows` need logits.
+    /// Room for passes of up to `max_rows` rows, of which up to `max_logit_rows` need logits (or, on the way, scores).
     pub fn new(config: &ModelConfig, max_rows: usize, max_logit_rows: usize) -> Scratch {
         Scratch {
             x: Tensor::zeros(max_rows, config.hidden),

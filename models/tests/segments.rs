@@ -255,6 +255,22 @@ fn scores_on_the_way_come_near_the_logits() {
 }
 
 #[test]
+fn all_rows_may_leave() {
+    let model = models().remove(0);
+    let (mut batch, mut device) = (verify_pass(&model), Device::new(&model, Isa::detect()));
+    let expected = device.forward(&batch, &batch.all());
+    device.begin(&batch);
+    device.layer(&batch, 0);
+    device.model.keep(&mut device.scratch, batch.tokens.len(), &[]);
+    batch.keep(&[]);
+    assert!(device.score(0, &[], &[]).is_empty());
+    device.layer(&batch, 1);
+    device.model.finish(&device.lane, &mut device.scratch, 0, &[]);
+    let batch = verify_pass(&model);
+    assert!(device.forward(&batch, &batch.all()) == expected);
+}
+
+#[test]
 #[should_panic(expected = "28 rows with logits in a scratch for 22")]
 fn more_rows_than_may_have_logits_are_not_scored() {
     let model = models().remove(0);
