@@ -1,13 +1,13 @@
 //! Measures what passes cost on this device: the planner's cost tables at start-up.
 //!
-//! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and one pass with
-//! context to tell what attention adds. The median of a few runs counts; a large model is run less often.
+//! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and passes with context
+//! to tell what attention adds. The median of a few runs counts; a large model is run less often.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use faser_engine::BlockId;
-use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_kernels::Isa;
 use faser_models::Model;
 use faser_topology::{LanePair, Partition};
@@ -118,8 +118,9 @@ impl Bench {
             }
         });
         let rows = CONTEXT_ROWS.min(most_rows);
-        let attention = self.median(rows, context).saturating_sub(self.median(rows, 0));
-        PassCost::new(times, attention / (rows * context).max(1) as u32)
+        let mut longer = |rows| self.median(rows, context).saturating_sub(self.median(rows, 0));
+        let (one, many) = (longer(1), longer(rows));
+        PassCost::new(times, AttentionCost::fitted(context, rows, one, many))
     }
 
     /// Median time of a pass of `rows` rows, each at position `context`. Rows without context have a block of their own,
@@ -146,6 +147,7 @@ impl Bench {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use faser_engine::cost::Reach;
     use faser_kernels::Dtype;
     use faser_models::synthetic::{self, SyntheticSpec};
 
@@ -181,7 +183,13 @@ mod tests {
         let costs = costs.unwrap();
         assert_eq!(heard, [(1, 2), (2, 2)]);
         // Far enough apart to be true on any machine: eight layers against one, 64 rows against one.
-        assert!(costs[0].verify.seconds(1, 0) > costs[0].draft.seconds(1, 0), "{costs:?}");
-        assert!(costs[0].verify.seconds(64, 0) > 2.0 * costs[0].verify.seconds(1, 0), "{costs:?}");
+        assert!(
+            costs[0].verify.seconds(1, Reach::NONE) > costs[0].draft.seconds(1, Reach::NONE),
+            "{costs:?}"
+        );
+        assert!(
+            costs[0].verify.seconds(64, Reach::NONE) > 2.0 * costs[0].verify.seconds(1, Reach::NONE),
+            "{costs:?}"
+        );
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{Dtype, Sampling};
-use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{EngineConfig, Event, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
 use faser_models::synthetic::{self, SyntheticSpec};
 use rig::{Pair, Plan, Random, Rig};
@@ -329,7 +329,9 @@ impl Random {
         let mut cost = || {
             let (pass, row) = (self.between(1, 3000), self.between(0, 200));
             let times = ROW_GRID.map(|rows| Duration::from_micros((pass + row * rows) as u64));
-            PassCost::new(times, Duration::from_nanos(self.below(100)))
+            let attention =
+                AttentionCost { per_kv_fs: self.below(100_000_000), per_row_fs: self.below(100_000_000) };
+            PassCost::new(times, attention)
         };
         PartitionCosts { draft: cost(), verify: cost() }
     }

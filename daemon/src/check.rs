@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use faser_models::Model;
 
-use faser_engine::cost::PassCost;
+use faser_engine::cost::{PassCost, Reach};
 
 use crate::config::{Config, sizes};
 use crate::error::DaemonError;
@@ -79,7 +79,7 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         line("tables", source.to_string());
     }
     for (pair, costs) in placement.partitions.iter().zip(&engine.partitions) {
-        let ms = |cost: &PassCost, rows| format!("{:.2}", cost.seconds(rows, 0) * 1e3);
+        let ms = |cost: &PassCost, rows| format!("{:.2}", cost.seconds(rows, Reach::NONE) * 1e3);
         let [one, eight, many] = [1, 8, 64].map(|rows| ms(&costs.verify, rows));
         let (step, steps) = (ms(&costs.draft, 1), ms(&costs.draft, 16));
         let cores = (pair.verify.cores.len(), pair.draft.cores.len());

@@ -10,56 +10,93 @@ const LEARNING_RATE: f64 = 0.08;
 /// A single pass is believed to be off by no more than this factor: the rest is the machine doing something else.
 const BELIEVED: f64 = 2.0;
 
+/// What the attention of a pass goes over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Positions whose KV is read: those of a chunk once, however many rows it has.
+    pub kv: usize,
+    /// Sum of the rows' positions.
+    pub rows: usize,
+}
+
+impl Reach {
+    /// Rows at position 0.
+    pub const NONE: Reach = Reach { kv: 0, rows: 0 };
+
+    /// One row per chunk, at positions whose sum is `context`.
+    pub fn single(context: usize) -> Reach {
+        Reach { kv: context, rows: context }
+    }
+}
+
+/// What attention costs, in femtoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttentionCost {
+    /// Per position whose KV is read.
+    pub per_kv_fs: u64,
+    /// Per row and position that it attends to.
+    pub per_row_fs: u64,
+}
+
+impl AttentionCost {
+    /// From what a pass of one row at position `context` takes longer than at position 0, and a pass of `rows` rows of one
+    /// chunk, each at `context`.
+    pub fn fitted(context: usize, rows: usize, one: Duration, many: Duration) -> AttentionCost {
+        const FS_PER_S: f64 = 1e15;
+        let (one, many) = (one.as_secs_f64(), many.as_secs_f64());
+        let per_row =
+            if rows > 1 { (many - one).max(0.0) / ((rows - 1) * context.max(1)) as f64 } else { 0.0 };
+        let per_kv = (one / context.max(1) as f64 - per_row).max(0.0);
+        // A float cast saturates.
+        AttentionCost { per_kv_fs: (per_kv * FS_PER_S) as u64, per_row_fs: (per_row * FS_PER_S) as u64 }
+    }
+
+    fn seconds(self, reach: Reach) -> f64 {
+        (self.per_kv_fs as f64 * reach.kv as f64 + self.per_row_fs as f64 * reach.rows as f64) * 1e-15
+    }
+}
+
 /// Cost of passes of one model on one partition: a monotone function of rows, plus a part for attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassCost {
-    /// Seconds at each row count of [`ROW_GRID`], without context.
+    /// Seconds at each row count of [`ROW_GRID`], at position 0.
     base_s: [f64; ROW_GRID.len()],
-    /// Seconds per row and token of its context.
-    per_context_s: f64,
+    attention: AttentionCost,
 }
 
 impl PassCost {
-    /// From profiled times at [`ROW_GRID`], without context; and seconds per row and context token.
-    pub fn new(profiled: [Duration; ROW_GRID.len()], per_context: Duration) -> PassCost {
-        let mut cost = PassCost {
-            base_s: profiled.map(|time| time.as_secs_f64().max(1e-9)),
-            per_context_s: per_context.as_secs_f64(),
-        };
+    /// From profiled times at [`ROW_GRID`], of rows at position 0, and what attention adds.
+    pub fn new(profiled: [Duration; ROW_GRID.len()], attention: AttentionCost) -> PassCost {
+        let mut cost = PassCost { base_s: profiled.map(|time| time.as_secs_f64().max(1e-9)), attention };
         cost.make_monotone(0);
         cost
     }
 
-    /// Times at [`ROW_GRID`], without context, to the nanosecond: with [`PassCost::per_context`] what [`PassCost::new`] takes.
+    /// Times at [`ROW_GRID`], to the nanosecond: with [`PassCost::attention`] what [`PassCost::new`] takes.
     pub fn points(&self) -> [Duration; ROW_GRID.len()] {
         self.base_s.map(duration)
     }
 
-    /// Time per row and token of its context, to the nanosecond.
-    pub fn per_context(&self) -> Duration {
-        duration(self.per_context_s)
+    /// What attention adds.
+    pub fn attention(&self) -> AttentionCost {
+        self.attention
     }
 
-    /// Seconds a pass of `rows` rows takes; `context` is the sum of all rows' positions.
-    pub fn seconds(&self, rows: usize, context: usize) -> f64 {
+    /// Seconds a pass of `rows` rows takes.
+    pub fn seconds(&self, rows: usize, reach: Reach) -> f64 {
         if rows == 0 {
             return 0.0;
         }
         let (low, share) = place(rows);
-        self.base_s[low] + share * (self.base_s[low + 1] - self.base_s[low]) + self.attention(context)
-    }
-
-    /// Seconds that attention over `context` tokens adds.
-    pub fn attention(&self, context: usize) -> f64 {
-        self.per_context_s * context as f64
+        self.base_s[low] + share * (self.base_s[low + 1] - self.base_s[low]) + self.attention.seconds(reach)
     }
 
     /// Corrects the table by a pass that was timed.
-    pub fn observe(&mut self, rows: usize, context: usize, took: Duration) {
+    pub fn observe(&mut self, rows: usize, reach: Reach, took: Duration) {
         if rows == 0 {
             return;
         }
-        let predicted = self.seconds(rows, context);
+        let predicted = self.seconds(rows, reach);
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
         let (low, share) = place(rows);
         let share = share.clamp(0.0, 1.0);
@@ -107,7 +144,7 @@ mod tests {
     fn staircase() -> PassCost {
         PassCost::new(
             ROW_GRID.map(|rows| Duration::from_micros(1000 + 10 * rows as u64)),
-            Duration::from_nanos(5),
+            AttentionCost { per_kv_fs: 3_000_000, per_row_fs: 2_000_000 },
         )
     }
 
@@ -115,22 +152,33 @@ mod tests {
     fn between_and_beyond_the_grid_cost_is_linear() {
         let cost = staircase();
         for (rows, expected) in [(1, 1010), (3, 1030), (12, 1120), (512, 6120), (4096, 41960)] {
-            assert!((cost.seconds(rows, 0) * 1e6 - f64::from(expected)).abs() < 1e-6, "{rows}");
+            assert!((cost.seconds(rows, Reach::NONE) * 1e6 - f64::from(expected)).abs() < 1e-6, "{rows}");
         }
-        assert!((cost.seconds(1, 1000) - cost.seconds(1, 0) - 5e-6).abs() < 1e-12);
-        assert_eq!(cost.seconds(0, 0), 0.0);
+        assert!((cost.seconds(1, Reach::single(1000)) - cost.seconds(1, Reach::NONE) - 5e-6).abs() < 1e-12);
+        assert_eq!(cost.seconds(0, Reach::NONE), 0.0);
+    }
+
+    #[test]
+    fn attention_is_told_apart_into_reading_and_computing() {
+        let micros = |us| Duration::from_micros(us);
+        // 1,000 positions: 5 us to read and 1 us per row to compute.
+        let attention = AttentionCost::fitted(1000, 8, micros(6), micros(13));
+        assert_eq!((attention.per_kv_fs / 100, attention.per_row_fs / 100), (50_000, 10_000));
+        // A machine that says more rows cost less is not believed.
+        let odd = AttentionCost::fitted(1000, 8, micros(6), micros(5));
+        assert_eq!((odd.per_kv_fs / 100, odd.per_row_fs), (60_000, 0));
     }
 
     #[test]
     fn a_machine_that_slows_down_is_believed_after_a_while() {
         let mut cost = staircase();
         for _ in 0..200 {
-            cost.observe(8, 0, Duration::from_micros(3000));
+            cost.observe(8, Reach::NONE, Duration::from_micros(3000));
         }
-        assert!((cost.seconds(8, 0) * 1e3 - 3.0).abs() < 0.1, "{}", cost.seconds(8, 0));
+        assert!((cost.seconds(8, Reach::NONE) * 1e3 - 3.0).abs() < 0.1, "{}", cost.seconds(8, Reach::NONE));
         // One hiccup is not.
-        cost.observe(8, 0, Duration::from_secs(1));
-        assert!(cost.seconds(8, 0) < 3.3e-3);
+        cost.observe(8, Reach::NONE, Duration::from_secs(1));
+        assert!(cost.seconds(8, Reach::NONE) < 3.3e-3);
     }
 
     proptest! {
@@ -139,24 +187,25 @@ mod tests {
             profiled in prop::array::uniform12(1..10_000u64),
             passes in prop::collection::vec((1..600usize, 0..10_000usize, 1..100_000u64), 0..50),
         ) {
-            let mut cost = PassCost::new(profiled.map(Duration::from_micros), Duration::from_nanos(3));
+            let mut cost = PassCost::new(profiled.map(Duration::from_micros), AttentionCost { per_kv_fs: 1, per_row_fs: 3_000_000 });
             for (rows, context, took) in passes {
-                cost.observe(rows, context, Duration::from_micros(took));
+                cost.observe(rows, Reach::single(context), Duration::from_micros(took));
             }
             for rows in 1..600 {
-                prop_assert!(cost.seconds(rows, 0) <= cost.seconds(rows + 1, 0) * (1.0 + 1e-12));
+                prop_assert!(cost.seconds(rows, Reach::NONE) <= cost.seconds(rows + 1, Reach::NONE) * (1.0 + 1e-12));
             }
         }
 
         #[test]
         fn a_profiled_table_is_made_again_of_its_points(
             profiled in prop::array::uniform12(0..1_000_000_000_000_000u64),
-            per_context in 0..1_000_000_000u64,
+            (per_kv_fs, per_row_fs) in (0..u64::from(u32::MAX), 0..u64::from(u32::MAX)),
         ) {
-            let cost = PassCost::new(profiled.map(Duration::from_nanos), Duration::from_nanos(per_context));
+            let attention = AttentionCost { per_kv_fs, per_row_fs };
+            let cost = PassCost::new(profiled.map(Duration::from_nanos), attention);
             prop_assert!(cost.points().is_sorted());
-            prop_assert_eq!(cost.per_context(), Duration::from_nanos(per_context));
-            prop_assert_eq!(&PassCost::new(cost.points(), cost.per_context()), &cost);
+            prop_assert_eq!(cost.attention(), attention);
+            prop_assert_eq!(&PassCost::new(cost.points(), cost.attention()), &cost);
         }
     }
 }

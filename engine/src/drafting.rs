@@ -1,6 +1,7 @@
 //! The draft stage: who drafts how far, and which draft KV has to be caught up with first.
 
 use crate::api::SeqId;
+use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Batch, Candidate, Execution, PassShape, WORTH_AHEAD};
@@ -143,8 +144,9 @@ impl Engine {
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         if steps > 0 {
             let sequences = outcome.proposals.len().div_ceil(steps);
-            let context = self.draft_shape.context * sequences / self.draft_shape.sequences.max(1);
-            let shape = PassShape { steps, sequences, context, ..self.draft_shape };
+            let context = self.draft_shape.reach.kv * sequences / self.draft_shape.sequences.max(1);
+            let reach = Reach::single(context);
+            let shape = PassShape { steps, sequences, reach, ..self.draft_shape };
             self.planner.timed_draft(&shape, outcome.took);
         }
         let table = self.calibration.table();
@@ -202,7 +204,7 @@ fn shape_of(chunks: &[DraftChunk], execution: Execution) -> PassShape {
     PassShape {
         partition: execution.partition(),
         rows: chunks.iter().map(|chunk| chunk.rows.len()).sum(),
-        context: chunks.iter().map(|chunk| chunk.start + chunk.rows.len()).sum(),
+        reach: Reach::single(chunks.iter().map(|chunk| chunk.start + chunk.rows.len()).sum()),
         steps: chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0),
         sequences: chunks.len(),
     }

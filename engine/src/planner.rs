@@ -11,7 +11,7 @@ mod budget;
 use std::time::Duration;
 
 use crate::api::K_LIMIT;
-use crate::cost::PartitionCosts;
+use crate::cost::{PartitionCosts, Reach};
 use crate::plan::PartitionId;
 use crate::policy::{Mechanisms, Policy};
 use ahead::Ahead;
@@ -57,8 +57,7 @@ pub(crate) struct PassShape {
     pub(crate) partition: PartitionId,
     /// Rows of the pass; of a draft plan, of its first step.
     pub(crate) rows: usize,
-    /// Sum of the rows' positions.
-    pub(crate) context: usize,
+    pub(crate) reach: Reach,
     /// Draft steps; a verify pass is one.
     pub(crate) steps: usize,
     /// Sequences that draft, in the mean of its steps.
@@ -202,8 +201,8 @@ impl Planner {
     /// A verify pass was timed: the tables learn. What they said before, if there are any.
     pub(crate) fn timed_verify(&mut self, shape: &PassShape, took: Duration) -> Option<Duration> {
         let costs = self.partitions.get_mut(shape.partition.0)?;
-        let predicted = Duration::from_secs_f64(costs.verify.seconds(shape.rows, shape.context));
-        costs.verify.observe(shape.rows, shape.context, took);
+        let predicted = Duration::from_secs_f64(costs.verify.seconds(shape.rows, shape.reach));
+        costs.verify.observe(shape.rows, shape.reach, took);
         Some(predicted)
     }
 
@@ -211,7 +210,7 @@ impl Planner {
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
         if let Some(costs) = self.partitions.get_mut(shape.partition.0).filter(|_| rows <= 3 * sequences) {
-            costs.draft.observe(sequences, shape.context, took / steps as u32);
+            costs.draft.observe(sequences, shape.reach, took / steps as u32);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The verify stage: one pass with everyone's rows, and what its verdicts commit.
 
 use crate::api::{Command, SeqId};
+use crate::cost::Reach;
 use crate::drafting::candidate;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
@@ -167,9 +168,8 @@ impl Engine {
         // The next round is taken to have as much prefill as this one.
         let (rows, prefill_rows) = scratch.rows;
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows };
-        let PassShape { rows, context, .. } = self.verify_shape;
-        let leaving =
-            Leaving { chances: &scratch.chances, rows, context, draft_busy: self.draft_lane.busy() };
+        let PassShape { rows, reach, .. } = self.verify_shape;
+        let leaving = Leaving { chances: &scratch.chances, rows, reach, draft_busy: self.draft_lane.busy() };
         let execution = self.planner.execute(&batch, &leaving);
         self.verify_shape.partition = execution.partition();
     }
@@ -245,10 +245,15 @@ impl Engine {
 }
 
 fn shape_of(chunks: &[VerifyChunk]) -> PassShape {
+    let mut reach = Reach::NONE;
+    for VerifyChunk { start, rows, .. } in chunks {
+        reach.kv += start + rows.len();
+        reach.rows += rows.len() * (start + rows.len() / 2);
+    }
     PassShape {
         partition: PartitionId(0),
         rows: chunks.iter().map(|chunk| chunk.rows.len()).sum(),
-        context: chunks.iter().map(|chunk| chunk.rows.len() * (chunk.start + chunk.rows.len() / 2)).sum(),
+        reach,
         steps: 1,
         sequences: chunks.len(),
     }

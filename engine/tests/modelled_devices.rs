@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use faser_engine::sim::{
-    Acceptance, Arrivals, Deviation, Faults, Happening, Hardware, Lengths, Pair, Report, Roofline,
+    Acceptance, Arrivals, Deviation, Faults, Happening, Hardware, Lengths, Pair, Report, Roofline, SimDevice,
     Simulation, Workload,
 };
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo};
+use faser_engine::{EngineConfig, FinishReason, LaneKind, Mechanisms, Policy, Request, SeqId, Slo};
 use proptest::prelude::*;
 
 fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
@@ -111,4 +111,45 @@ fn a_slow_spell_costs_time_and_nothing_else() {
     assert!(slow.any_lane_busy > calm.any_lane_busy);
     assert_eq!(slow.view.totals.output_tokens, calm.view.totals.output_tokens);
     assert_eq!(slow.view.totals.preemptions, calm.view.totals.preemptions);
+}
+
+/// Speculative lengths of the verify passes of one request alone, pass after pass, from its second token on.
+fn lengths_alone(acceptance: f64, policy: Policy) -> Vec<usize> {
+    let roofline = device();
+    let config = EngineConfig { max_context: 1024, ..config(policy, &roofline) };
+    let device = SimDevice::new(3, 1000, acceptance, 16, roofline);
+    let request = Request {
+        seq: SeqId(1),
+        prompt: vec![5; 20].into(),
+        max_new_tokens: 400,
+        stop_tokens: [].into(),
+        k_max: None,
+        slo: Slo::default(),
+    };
+    let simulation = Simulation::new(config, device).expect("the configuration is sound");
+    let report = simulation.run([(Duration::ZERO, Happening::Arrival(request))]);
+    let verify = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+    verify.skip(1).map(|pass| pass.proposals).collect()
+}
+
+#[test]
+fn an_easy_text_is_found_out_within_twenty_passes() {
+    for policy in [Policy::Budget, Policy::Faser] {
+        let lengths = lengths_alone(0.95, policy.clone());
+        let settled = &lengths[20..lengths.len() - 2];
+        let mean = settled.iter().sum::<usize>() as f64 / settled.len() as f64;
+        assert!(mean > 10.0, "{policy}: {lengths:?}");
+        let found = lengths.iter().position(|&k| k >= 10).unwrap_or(lengths.len());
+        assert!(found < 20, "{policy}: {lengths:?}");
+    }
+}
+
+#[test]
+fn a_hopeless_draft_is_given_up_and_looked_at_now_and_then() {
+    for policy in [Policy::Budget, Policy::Faser] {
+        let lengths = lengths_alone(0.0, policy.clone());
+        let late = &lengths[40..];
+        let speculated = late.iter().filter(|&&k| k > 0).count();
+        assert!(speculated > 0 && speculated < late.len() / 10, "{policy}: {lengths:?}");
+    }
 }

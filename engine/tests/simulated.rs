@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
 use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Request, SeqId, Slo, TokenId};
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn partitions() -> Vec<PartitionCosts> {
     let cost = |pass: u64, row: u64| {
         PassCost::new(
             ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
-            Duration::from_nanos(10),
+            AttentionCost { per_kv_fs: 1_000_000, per_row_fs: 9_000_000 },
         )
     };
     vec![

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -13,15 +13,15 @@ use super::key::Fnv;
 use crate::random;
 
 /// Number of the format; another number, another meaning of the fields.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 /// A file of ours is far smaller.
 const MOST_BYTES: u64 = 4 << 20;
 /// Files kept in one folder; the oldest make way.
 const MOST_FILES: usize = 64;
 const PREFIX: &str = "cost-";
-/// No pass takes longer, and no token of context costs a row more.
+/// No pass takes longer, and no position costs attention more.
 const LONGEST_PASS: Duration = Duration::from_secs(30 * 86_400);
-const MOST_PER_CONTEXT: Duration = Duration::from_secs(1);
+const MOST_PER_POSITION_FS: u64 = 1_000_000_000_000_000;
 
 /// Why a file is not believed.
 #[derive(Debug, thiserror::Error)]
@@ -55,13 +55,14 @@ struct Table {
     verify: LaneTable,
 }
 
-/// Whole nanoseconds, as they were measured: they come back exactly, and can be neither negative nor infinite.
+/// Whole numbers, as they were measured: they come back exactly, and can be neither negative nor infinite.
 #[derive(Deserialize, Serialize)]
 struct LaneTable {
     /// A pass without context, at each row count of the key's grid.
     pass_ns: [u64; ROW_GRID.len()],
-    /// What a row's pass takes longer per token of context.
-    per_context_ns: u64,
+    /// What attention costs per position whose KV is read, and per row and position.
+    per_kv_fs: u64,
+    per_row_fs: u64,
 }
 
 /// The file of one key in a folder.
@@ -122,7 +123,8 @@ impl<'a> CostFile<'a> {
         let measured = kept.measured.duration_since(UNIX_EPOCH).unwrap_or_default();
         let lane = |cost: &PassCost| LaneTable {
             pass_ns: cost.points().map(nanos),
-            per_context_ns: nanos(cost.per_context()),
+            per_kv_fs: cost.attention().per_kv_fs,
+            per_row_fs: cost.attention().per_row_fs,
         };
         let table = |costs: &PartitionCosts| Table { draft: lane(&costs.draft), verify: lane(&costs.verify) };
         let value = serde_json::json!({
@@ -151,7 +153,7 @@ impl<'a> CostFile<'a> {
 
 impl LaneTable {
     fn cost(&self) -> Result<PassCost, &'static str> {
-        let per_context = Duration::from_nanos(self.per_context_ns);
+        let LaneTable { per_kv_fs, per_row_fs, .. } = *self;
         if self.pass_ns[0] == 0 {
             return Err("a pass that takes no time");
         }
@@ -159,11 +161,12 @@ impl LaneTable {
             return Err("a pass of more rows that takes less time");
         }
         if self.pass_ns.iter().any(|pass| Duration::from_nanos(*pass) > LONGEST_PASS)
-            || per_context > MOST_PER_CONTEXT
+            || per_kv_fs.max(per_row_fs) > MOST_PER_POSITION_FS
         {
             return Err("times longer than any");
         }
-        Ok(PassCost::new(self.pass_ns.map(Duration::from_nanos), per_context))
+        let attention = AttentionCost { per_kv_fs, per_row_fs };
+        Ok(PassCost::new(self.pass_ns.map(Duration::from_nanos), attention))
     }
 }
 
@@ -243,8 +246,8 @@ mod tests {
 
     #[test]
     fn another_key_or_format_is_named() {
-        assert_eq!(refused(|file| file["format"] = json!(2)), "it is of format 2, not 1");
-        assert_eq!(refused(|file| *file = json!([])), "it is of format null, not 1");
+        assert_eq!(refused(|file| file["format"] = json!(9)), "it is of format 9, not 2");
+        assert_eq!(refused(|file| *file = json!([])), "it is of format null, not 2");
         let hidden = refused(|file| file["key"]["models"]["hidden"] = json!(65));
         assert_eq!(hidden, "it is of something else: its key differs in `key.models.hidden`");
         assert_eq!(
@@ -271,7 +274,7 @@ mod tests {
             |table: &mut Value| table["pass_ns"][3] = json!(1.5),
             |table: &mut Value| table["pass_ns"][3] = Value::Null,
             |table: &mut Value| table["pass_ns"] = json!([1, 2, 3]),
-            |table: &mut Value| table["per_context_ns"] = json!("much"),
+            |table: &mut Value| table["per_kv_fs"] = json!("much"),
             |table: &mut Value| *table = json!({}),
         ] {
             let why = times(change);
@@ -281,7 +284,7 @@ mod tests {
             ((|table| table["pass_ns"][0] = json!(0)) as fn(&mut Value), "takes no time"),
             (|table| table["pass_ns"][11] = json!(7), "takes less time"),
             (|table| table["pass_ns"][11] = json!(u64::MAX), "longer than any"),
-            (|table| table["per_context_ns"] = json!(1_000_000_001), "longer than any"),
+            (|table| table["per_row_fs"] = json!(1_000_000_000_000_001_u64), "longer than any"),
         ] {
             let why = times(change);
             assert!(why.starts_with("its table 1 is implausible: ") && why.contains(problem), "{why}");

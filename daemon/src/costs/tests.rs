@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use faser_engine::cost::{PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PassCost, ROW_GRID};
 
 use super::*;
 
@@ -30,7 +30,7 @@ pub(super) fn costs(ns: u64) -> PartitionCosts {
     let cost = |ns: u64| {
         PassCost::new(
             ROW_GRID.map(|rows| Duration::from_nanos(ns + 17 * rows as u64)),
-            Duration::from_nanos(ns / 1000),
+            AttentionCost { per_kv_fs: ns, per_row_fs: ns / 3 },
         )
     };
     PartitionCosts { draft: cost(ns / 10), verify: cost(ns) }

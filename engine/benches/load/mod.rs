@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use faser_engine::cost::{PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
     Command, DraftPlan, Drafted, Engine, EngineConfig, Event, Mechanisms, Policy, Request, Rivals, SeqId,
     Slo, Verdict, VerifyPlan,
@@ -24,7 +24,7 @@ impl Load {
         let cost = |pass: u64, row: u64| {
             PassCost::new(
                 ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
-                Duration::ZERO,
+                AttentionCost::default(),
             )
         };
         let engine = Engine::new(EngineConfig {

@@ -8,14 +8,14 @@
 use super::budget::Budget;
 use super::{Batch, Candidate};
 use crate::api::K_LIMIT;
-use crate::cost::PartitionCosts;
+use crate::cost::{PartitionCosts, Reach};
 
 /// A chance of success below which a sequence does not draft ahead.
 pub(crate) const WORTH_AHEAD: f32 = 0.1;
 
 /// Gain, as a share of a round's tokens, above which drafting ahead is begun, and below which it is given up.
-const BEGIN_ABOVE: f64 = 0.02;
-const END_BELOW: f64 = 0.005;
+const BEGIN_ABOVE: f64 = 0.03;
+const END_BELOW: f64 = 0.015;
 
 /// Where drafting ahead could not win more than this share of a round it is not looked at.
 const LEAST_DRAFT_SHARE: f64 = 0.02;
@@ -39,8 +39,7 @@ pub(crate) struct Leaving<'a> {
     pub(crate) chances: &'a [f32],
     /// Rows of the pass.
     pub(crate) rows: usize,
-    /// Sum of their positions.
-    pub(crate) context: usize,
+    pub(crate) reach: Reach,
     /// The draft lane is at work on what was begun under the pass before.
     pub(crate) draft_busy: bool,
 }
@@ -66,9 +65,9 @@ impl Ahead {
         }));
         let bare = Batch { candidates: &self.bare, ..*batch };
         let (worth, depth) = budget.goodput(&bare, whole);
-        let pass_s = whole.verify.seconds(leaving.rows, leaving.context);
+        let pass_s = whole.verify.seconds(leaving.rows, leaving.reach);
         let context: usize = batch.candidates.iter().map(|candidate| candidate.context).sum();
-        let draft_s = depth as f64 * whole.draft.seconds(sequences, context);
+        let draft_s = depth as f64 * whole.draft.seconds(sequences, Reach::single(context));
         let seconds = draft_s + pass_s;
         if draft_s < LEAST_DRAFT_SHARE * seconds {
             return None;
@@ -103,9 +102,9 @@ impl Ahead {
             return 0.0;
         }
         let context: usize = batch.candidates.iter().map(|candidate| candidate.context).sum();
-        let pass_s = whole.verify.seconds(leaving.rows, leaving.context);
-        let longer_s = costs.verify.seconds(leaving.rows, leaving.context);
-        let step_s = costs.draft.seconds(drafting, context);
+        let pass_s = whole.verify.seconds(leaving.rows, leaving.reach);
+        let longer_s = costs.verify.seconds(leaving.rows, leaving.reach);
+        let step_s = costs.draft.seconds(drafting, Reach::single(context));
         let steps = (longer_s / step_s) as usize;
         let next = if steps > 1 {
             self.next_round(batch, leaving, steps.min(K_LIMIT), worth, whole, budget)

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use super::Batch;
 use crate::api::K_LIMIT;
-use crate::cost::PartitionCosts;
+use crate::cost::{PartitionCosts, Reach};
 
 /// Survival below which nothing is considered.
 const NEGLIGIBLE: f32 = 0.02;
@@ -104,8 +104,7 @@ impl Budget {
     /// The highest goodput that a round of this batch can be predicted to have, and its draft steps. The time that prefill takes of the pass is not
     /// counted: it brings tokens of its own, later, and would make those of this round look dear and their rows cheap.
     pub(super) fn goodput(&mut self, batch: &Batch<'_>, costs: &PartitionCosts) -> (f64, usize) {
-        let rows = batch.candidates.len();
-        let prefill_s = costs.verify.seconds(rows + batch.prefill_rows, 0) - costs.verify.seconds(rows, 0);
+        let prefill_s = prefill_seconds(batch, costs);
         let rate = |choice: &Choice| choice.committed / (choice.seconds - prefill_s).max(f64::MIN_POSITIVE);
         let best = self.sweep(batch, NEGLIGIBLE, costs, rate);
         (rate(&best), best.depth)
@@ -114,8 +113,7 @@ impl Budget {
     /// The highest value of a round: its tokens, less what its time is worth in tokens. Time of prefill is not counted, as in
     /// `goodput`.
     pub(super) fn value(&mut self, batch: &Batch<'_>, worth: f64, costs: &PartitionCosts) -> f64 {
-        let rows = batch.candidates.len();
-        let prefill_s = costs.verify.seconds(rows + batch.prefill_rows, 0) - costs.verify.seconds(rows, 0);
+        let prefill_s = prefill_seconds(batch, costs);
         let value = |choice: &Choice| choice.committed - worth * (choice.seconds - prefill_s);
         value(&self.sweep(batch, NEGLIGIBLE, costs, value))
     }
@@ -154,7 +152,7 @@ impl Budget {
             if drafting == 0 {
                 break;
             }
-            draft_seconds += costs.draft.seconds(drafting, context);
+            draft_seconds += costs.draft.seconds(drafting, Reach::single(context));
             let choice = pass.choice(draft_seconds, depth + 1);
             if value(&choice) > value(&best) {
                 best = choice;
@@ -225,7 +223,7 @@ struct Pass<'a> {
     costs: &'a PartitionCosts,
     /// Rows that are not proposals.
     rows: usize,
-    context: usize,
+    reach: Reach,
     proposals: usize,
     /// Tokens it will commit, as far as is known.
     committed: f64,
@@ -236,7 +234,7 @@ impl<'a> Pass<'a> {
         Pass {
             costs,
             rows: batch.candidates.len() + batch.prefill_rows,
-            context: batch.candidates.iter().map(|candidate| candidate.context).sum(),
+            reach: Reach::single(batch.candidates.iter().map(|candidate| candidate.context).sum()),
             proposals,
             committed: batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum::<f64>()
                 + expected,
@@ -246,11 +244,12 @@ impl<'a> Pass<'a> {
     fn add(&mut self, survival: f32, context: usize) {
         self.proposals += 1;
         self.committed += f64::from(survival);
-        self.context += context;
+        // It reads what its chunk reads anyway.
+        self.reach.rows += context;
     }
 
     fn seconds(&self) -> f64 {
-        self.costs.verify.seconds(self.rows + self.proposals, self.context)
+        self.costs.verify.seconds(self.rows + self.proposals, self.reach)
     }
 
     fn choice(&self, draft_seconds: f64, depth: usize) -> Choice {
@@ -272,5 +271,12 @@ pub(super) fn worthwhile(rows: usize, worth: f64, costs: &PartitionCosts) -> f32
 pub(super) fn row_worth(rows: usize, worth: f64, costs: &PartitionCosts) -> f64 {
     /// A row's cost is looked at over this many rows: the staircase is not followed step by step.
     const OVER_ROWS: usize = 8;
-    worth * (costs.verify.seconds(rows + OVER_ROWS, 0) - costs.verify.seconds(rows, 0)) / OVER_ROWS as f64
+    worth * (costs.verify.seconds(rows + OVER_ROWS, Reach::NONE) - costs.verify.seconds(rows, Reach::NONE))
+        / OVER_ROWS as f64
+}
+
+/// Time that prefill takes of the pass.
+fn prefill_seconds(batch: &Batch<'_>, costs: &PartitionCosts) -> f64 {
+    let rows = batch.candidates.len();
+    costs.verify.seconds(rows + batch.prefill_rows, Reach::NONE) - costs.verify.seconds(rows, Reach::NONE)
 }

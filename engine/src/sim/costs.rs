@@ -3,7 +3,7 @@
 use super::random::normal;
 use super::roofline::{Load, Roofline, Work};
 use crate::api::SeqId;
-use crate::cost::PartitionCosts;
+use crate::cost::{PartitionCosts, Reach};
 use crate::plan::{DraftPlan, VerifyPlan};
 
 /// Where a simulated device's times come from.
@@ -105,24 +105,24 @@ impl DeviceCosts {
     }
     pub(super) fn draft(&self, partition: usize, load: Load) -> Work {
         match self {
-            DeviceCosts::Tables(tables) => {
-                alone(tables[partition].draft.seconds(load.rows, load.row_context))
-            }
+            DeviceCosts::Tables(tables) => alone(tables[partition].draft.seconds(load.rows, load.reach())),
             DeviceCosts::Roofline(roofline) => roofline.draft(partition, load),
         }
     }
 
     pub(super) fn verify(&self, partition: usize, load: Load) -> Work {
         match self {
-            DeviceCosts::Tables(tables) => {
-                alone(tables[partition].verify.seconds(load.rows, load.row_context))
-            }
+            DeviceCosts::Tables(tables) => alone(tables[partition].verify.seconds(load.rows, load.reach())),
             DeviceCosts::Roofline(roofline) => roofline.verify(partition, load),
         }
     }
 }
 
 impl Load {
+    fn reach(&self) -> Reach {
+        Reach { kv: self.kv_tokens, rows: self.row_context }
+    }
+
     /// Adds a chunk of `rows` rows from position `start`.
     fn add(&mut self, start: usize, rows: usize) {
         self.rows += rows;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::hardware::Hardware;
 use super::pair::{ModelShape, Pair};
-use crate::cost::{PartitionCosts, PassCost, ROW_GRID};
+use crate::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 
 /// What a pass has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,6 +112,8 @@ impl Roofline {
     }
 
     fn table(&self, partition: usize) -> PartitionCosts {
+        /// Rows of the chunk that tells what attention costs.
+        const CHUNK_ROWS: usize = 8;
         /// The load of the other lane while one is profiled.
         const OTHER: Load = Load { rows: 16, kv_tokens: 16 * 512, row_context: 16 * 512 };
         let other = |work: Work| if partition == 0 { Work::default() } else { work };
@@ -124,15 +126,16 @@ impl Roofline {
             };
             let rows = |rows| Load { rows, ..Load::default() };
             let context = 1024;
-            let with = Load { rows: 1, kv_tokens: context, row_context: context };
-            let per_context = (time(with) - time(rows(1))).max(0.0) / context as f64;
-            (ROW_GRID.map(|n| Duration::from_secs_f64(time(rows(n)))), per_context)
+            let longer = |n| {
+                let with = Load { rows: n, kv_tokens: context, row_context: n * context };
+                Duration::from_secs_f64((time(with) - time(rows(n))).max(0.0))
+            };
+            let attention = AttentionCost::fitted(context, CHUNK_ROWS, longer(1), longer(CHUNK_ROWS));
+            PassCost::new(ROW_GRID.map(|n| Duration::from_secs_f64(time(rows(n)))), attention)
         };
-        let (draft, draft_context) = profiled(&|load| self.draft(partition, load), other_verify);
-        let (verify, verify_context) = profiled(&|load| self.verify(partition, load), other_draft);
         PartitionCosts {
-            draft: PassCost::new(draft, Duration::from_secs_f64(draft_context)),
-            verify: PassCost::new(verify, Duration::from_secs_f64(verify_context)),
+            draft: profiled(&|load| self.draft(partition, load), other_verify),
+            verify: profiled(&|load| self.verify(partition, load), other_draft),
         }
     }
 }
@@ -149,6 +152,7 @@ fn softened_max(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::Reach;
 
     fn rows(rows: usize) -> Load {
         Load { rows, ..Load::default() }
@@ -181,6 +185,6 @@ mod tests {
         assert!(split.0 > 1.4 * whole.0 && split.1 < 1.02 * whole.1);
         let tables = device.tables();
         // Profiled together, each pays for the other.
-        assert!(tables[1].verify.seconds(64, 0) > 1.1 * tables[0].verify.seconds(64, 0));
+        assert!(tables[1].verify.seconds(64, Reach::NONE) > 1.1 * tables[0].verify.seconds(64, Reach::NONE));
     }
 }
