@@ -34,6 +34,9 @@ pub struct SimArgs {
     /// The models: qwen3 (0.6B for 32B, one GPU) or llama3 (1B for 70B, two).
     #[arg(long, default_value = "qwen3", value_parser = pair)]
     pub pair: Pair,
+    /// Costs of launches, in those of captured graphs: about 6 for kernels that are launched one by one.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub launches: f64,
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
@@ -142,6 +145,9 @@ impl SimArgs {
         if !(positive(self.error) && self.noise.is_finite() && self.noise >= 0.0) {
             return wrong("--error must be above 0, and --noise at least 0");
         }
+        if !positive(self.launches) {
+            return wrong("--launches must be above 0");
+        }
         if !(self.swing.is_finite() && self.swing >= 1.0) || self.duration == 0 {
             return wrong("--swing and --duration must be at least 1");
         }
@@ -159,7 +165,11 @@ impl SimArgs {
             ));
         }
         Ok(SimSpec {
-            hardware: self.device,
+            hardware: Hardware {
+                step_s: self.launches * self.device.step_s,
+                layer_s: self.launches * self.device.layer_s,
+                ..self.device
+            },
             pair: self.pair,
             draft_sms: self.draft_sms.clone(),
             mechanisms: Mechanisms::default(),
@@ -262,6 +272,7 @@ mod tests {
             ("--rates 0", "--rates"),
             ("--swing 0.5", "--swing"),
             ("--noise NaN", "--noise"),
+            ("--launches 0", "--launches"),
             ("--acceptance 2", "--acceptance"),
             ("--draft-sms 132", "132"),
             ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),
