@@ -11,6 +11,8 @@ pub struct LoadView {
     pub running: usize,
     /// Sequences that wait for admission, preempted ones included.
     pub waiting: usize,
+    /// The partition of the last verify pass, 0 for the whole device.
+    pub partition: usize,
     /// The target's pool.
     pub target_pool: PoolView,
     /// The draft's pool.
