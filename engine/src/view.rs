@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::api::K_LIMIT;
+use crate::histogram::ErrorHistogram;
 
 /// A snapshot: gauges of this moment and totals since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -112,6 +113,8 @@ pub struct Totals {
     pub predicted_verify_time: Duration,
     /// Sum of the differences between that and the time each took, either way.
     pub verify_time_error: Duration,
+    /// The same pass by pass, relative to the time it took.
+    pub verify_errors: ErrorHistogram,
     /// Time the draft lane worked.
     pub draft_time: Duration,
     /// Time the verify lane worked.
