@@ -286,7 +286,7 @@ mod tests {
         };
         assert!(config("faser serve --policy budget --profile").unwrap().profile);
         assert!(!config("faser serve --policy budget").unwrap().profile);
-        for line in ["faser serve --profile", "faser check --profile", "faser generate --k 2 --profile x"] {
+        for line in ["faser serve --policy off --profile", "faser generate --k 2 --profile x"] {
             let refusal = config(line).unwrap_err().to_string();
             assert!(refusal.starts_with("--profile: there is nothing to measure"), "{refusal}");
         }

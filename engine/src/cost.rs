@@ -48,7 +48,10 @@ impl AttentionCost {
             if rows > 1 { (many - one).max(0.0) / ((rows - 1) * context.max(1)) as f64 } else { 0.0 };
         let per_kv = (one / context.max(1) as f64 - per_row).max(0.0);
         // A float cast saturates.
-        AttentionCost { per_kv_fs: (per_kv * FS_PER_S) as u64, per_row_fs: (per_row * FS_PER_S) as u64 }
+        AttentionCost {
+            per_kv_fs: (per_kv * FS_PER_S).round() as u64,
+            per_row_fs: (per_row * FS_PER_S).round() as u64,
+        }
     }
 
     fn seconds(self, reach: Reach) -> f64 {

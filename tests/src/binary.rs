@@ -20,6 +20,12 @@ pub fn faser() -> &'static Path {
     BINARY.get_or_init(build)
 }
 
+/// Where daemons under test keep what passes cost: what this test program has measured saves it time, and what an earlier
+/// one has kept must not decide what it sees.
+pub fn cost_cache() -> PathBuf {
+    faser().with_file_name(format!("test-costs-{}", std::process::id()))
+}
+
 fn build() -> PathBuf {
     let test = std::env::current_exe().expect("a test program knows its path");
     // target/PROFILE/deps/test-0123

@@ -9,5 +9,5 @@ pub mod rules;
 mod server;
 pub mod stream;
 
-pub use binary::faser;
+pub use binary::{cost_cache, faser};
 pub use server::{Config, Server};

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{client::Client, faser};
+use crate::{client::Client, cost_cache, faser};
 
 /// Longest wait for the ready line.
 const START_PATIENCE: Duration = Duration::from_secs(120);
@@ -73,8 +73,7 @@ impl Server {
         let mut child = Command::new(faser())
             .args(["serve", "--listen", "127.0.0.1:0", "-c"])
             .arg(config.path())
-            // What an earlier run has kept must not decide what a test sees.
-            .env("CACHE_DIRECTORY", config.folder())
+            .env("CACHE_DIRECTORY", cost_cache())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

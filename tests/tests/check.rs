@@ -6,13 +6,15 @@ use std::{
 };
 
 use faser_tests::{
-    Config, faser,
+    Config, cost_cache, faser,
     rules::{files, root},
 };
 use serde_json::{Value, json};
 
 fn faser_with(arguments: &[&str]) -> Output {
-    Command::new(faser()).args(arguments).current_dir(root()).output().expect("the binary can be started")
+    let mut command = Command::new(faser());
+    command.args(arguments).current_dir(root()).env("CACHE_DIRECTORY", cost_cache());
+    command.output().expect("the binary can be started")
 }
 
 fn check(config: &Config) -> Output {
@@ -80,7 +82,12 @@ fn bad_configs_are_refused_with_file_line_and_advice() {
     }
     refused(&faser_with(&["check", "-c", "nowhere.yaml"]), "no file", &["nowhere.yaml"]);
     refused(&faser_with(&["serve", "--listen", "nowhere"]), "a bad flag", &["--listen", "127.0.0.1:8000"]);
-    refused(&faser_with(&["check", "--profile"]), "nothing to profile", &["--profile", "fixed:4", "budget"]);
+    let plain = Config::new("speculation:\n  policy: fixed:4\n");
+    refused(
+        &faser_with(&["check", "--profile", "-c", &plain.path().to_string_lossy()]),
+        "nothing to profile",
+        &["--profile", "fixed:4", "budget"],
+    );
     assert_eq!(faser_with(&["frobnicate"]).status.code(), Some(2));
 }
 

@@ -197,7 +197,7 @@ fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
 fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
     let draft = model.source.has_draft();
     let policy = match fields.text("policy")? {
-        None if draft => Policy::Fixed { k: 4 },
+        None if draft => Policy::Faser,
         None => Policy::Off,
         Some(text) => text.parse().map_err(|_| {
             let wanted = format!(
