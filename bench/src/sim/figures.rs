@@ -96,13 +96,8 @@ impl Figures {
             report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify).collect();
         let sum = |of: fn(&PassRecord) -> usize| verify.iter().map(|pass| of(pass)).sum::<usize>() as f64;
         let verdicts: usize = report.outcomes.values().map(|o| o.usage.target_passes).sum();
-        let drafted: usize = report
-            .record
-            .passes
-            .iter()
-            .filter(|pass| pass.lane == LaneKind::Draft)
-            .map(|pass| pass.proposals)
-            .sum();
+        let drafted: usize =
+            report.passes.iter().filter(|pass| pass.lane == LaneKind::Draft).map(|pass| pass.proposals).sum();
         let drafts =
             || report.passes.iter().filter(|pass| pass.lane == LaneKind::Draft && pass.proposals > 0);
         let steps: usize = drafts().map(|pass| pass.steps).sum();
