@@ -3,8 +3,9 @@
 //! [`run`] keeps a fixed number of requests in flight for every combination of concurrency and speculative length,
 //! interleaved so that ratios come from one run, and returns a [`Report`]: JSON by serde, a table by `Display`.
 //! It measures what a client sees and never looks inside the server. [sim] compares policies without a server, in the engine's
-//! simulator.
+//! simulator; [trace] shows what the lanes did.
 
+mod canvas;
 mod error;
 mod load;
 mod prompts;
@@ -13,6 +14,7 @@ pub mod sim;
 mod spec;
 mod stats;
 mod stream;
+pub mod trace;
 
 pub use error::BenchError;
 pub use load::{Progress, run};
