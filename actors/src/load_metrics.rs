@@ -29,6 +29,10 @@ pub(crate) struct LoadMetrics {
     late_drafts: Counter,
     chunks_cancelled: Counter,
     overlapped_passes: Counter,
+    gated_passes: Counter,
+    rows_pruned: Counter,
+    pruned_in_vain: Counter,
+    partition: Gauge,
     predicted_verify_time: Gauge,
     verify_time_error: Gauge,
     calibrated: Counter,
@@ -115,6 +119,25 @@ impl LoadMetrics {
                 Unit::Count,
                 "verify passes beside which the draft lane drafted on",
             ),
+            gated_passes: total(
+                "faser_gated_passes",
+                Unit::Count,
+                "verify passes in which proposals were tested between layers",
+            ),
+            rows_pruned: total(
+                "faser_rows_pruned",
+                Unit::Count,
+                "proposals whose rows left a verify pass before its end",
+            ),
+            pruned_in_vain: total(
+                "faser_chunks_pruned_in_vain",
+                Unit::Count,
+                "chunks that lost rows although the first of them would have been accepted",
+            ),
+            partition: count_now(
+                "faser_partition",
+                "partition of the last verify pass, 0 for the whole device",
+            ),
             predicted_verify_time: seconds_total(
                 "faser_verify_time_predicted_seconds_total",
                 "what the cost tables said of the verify passes done, before each",
@@ -145,6 +168,7 @@ impl LoadMetrics {
     pub(crate) fn publish(&self, view: &LoadView) {
         self.running.set(view.running as f64);
         self.waiting.set(view.waiting as f64);
+        self.partition.set(view.partition as f64);
         self.target_pool.publish(view.target_pool);
         self.draft_pool.publish(view.draft_pool);
         self.calibration_log_loss.set(view.calibration.log_loss_nats);
@@ -170,6 +194,9 @@ impl LoadMetrics {
             (&self.late_drafts, totals.late_drafts),
             (&self.chunks_cancelled, totals.chunks_cancelled),
             (&self.overlapped_passes, totals.overlapped_passes),
+            (&self.gated_passes, totals.gated_passes),
+            (&self.rows_pruned, totals.rows_pruned),
+            (&self.pruned_in_vain, totals.pruned_in_vain),
             (&self.calibrated, view.calibration.observed),
         ] {
             counter.absolute(value);
@@ -254,6 +281,7 @@ mod tests {
         let ledger = Ledger::default();
         let mut view = LoadView {
             running: 3,
+            partition: 2,
             target_pool: PoolView { total: 10, free: 4, cached: 2 },
             calibration: CalibrationView { observed: 9, log_loss_nats: 0.625 },
             ..LoadView::default()
@@ -262,6 +290,7 @@ mod tests {
         view.totals.accepted_per_position[2] = 7;
         view.totals.target_passes = 5;
         view.totals.overlapped_passes = 4;
+        view.totals.rows_pruned = 8;
         view.totals.chunks_by_length[3] = 6;
         view.totals.predicted_verify_time = Duration::from_millis(1500);
         view.totals.verify_time_error = Duration::from_millis(250);
@@ -278,6 +307,7 @@ mod tests {
         assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos{position=15}"), 0);
         assert_eq!(ledger.counted("faser_passes{lane=verify}"), 5);
         assert_eq!(ledger.counted("faser_overlapped_passes"), 4);
+        assert_eq!(ledger.counted("faser_rows_pruned"), 8);
         assert_eq!(ledger.counted("faser_chunks_by_length{k=3}"), 6);
         assert_eq!(ledger.counted("faser_chunks_by_length{k=0}"), 0);
         assert_eq!(ledger.gauged("faser_verify_time_predicted_seconds_total"), 1.5);

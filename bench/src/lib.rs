@@ -3,9 +3,10 @@
 //! [`run`] keeps a fixed number of requests in flight for every combination of concurrency and speculative length,
 //! interleaved so that ratios come from one run, and returns a [`Report`]: JSON by serde, a table by `Display`.
 //! It measures what a client sees and never looks inside the server. [sim] compares policies without a server, in the engine's
-//! simulator; [trace] shows what the lanes did.
+//! simulator; [compare] holds what a comparison on this machine found, whoever ran it; [trace] shows what lanes did.
 
 mod canvas;
+pub mod compare;
 mod error;
 mod load;
 mod prompts;

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use faser_bench::KMax;
 use serde_json::Value;
 
+use crate::compare::CompareArgs;
 use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
 use crate::sim::SimArgs;
@@ -17,6 +18,7 @@ Examples:
   faser check -c my.yaml                          is this config right, and does it fit this machine?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
   faser bench --concurrency 1,4,16 --k 0,4        what speculation brings on this machine
+  faser compare --policy off --policy budget      what policies bring against each other
   faser sim --rates 0.5,2,8                       what it would bring on an H100";
 
 /// Serves large language models with speculative decoding: a draft model proposes, the target model verifies.
@@ -41,6 +43,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Measure a running server, faser or any other that speaks the OpenAI API.
     Bench(BenchArgs),
+    /// Compare policies on this machine, in turns: one pair, the same requests, ratios within each repeat.
+    Compare(Box<CompareArgs>),
     /// Compare policies in the simulator: the real engine on a model of a device.
     Sim(Box<SimArgs>),
 }
@@ -220,7 +224,8 @@ impl GenerateArgs {
     }
 }
 
-fn document(file: Option<&PathBuf>) -> Result<Document, ConfigError> {
+/// The config file, or an empty one.
+pub(crate) fn document(file: Option<&PathBuf>) -> Result<Document, ConfigError> {
     file.map_or_else(|| Ok(Document::empty()), |file| Document::read(file))
 }
 

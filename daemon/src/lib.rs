@@ -1,10 +1,11 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `generate`, `bench` and `sim`. Everything it decides about tokens is
-//! decided below, in `faser_actors` and `faser_engine`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `generate`, `bench`, `compare` and `sim`.
+//! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod app;
 pub mod bench;
 pub mod check;
 pub mod cli;
+pub mod compare;
 pub mod config;
 pub mod costs;
 pub mod error;

@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
-use faser::{bench, check, generate, log, output, serve, sim};
+use faser::{bench, check, compare, generate, log, output, serve, sim};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -41,6 +41,12 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         }
         Command::Bench(args) => {
             system.block_on(bench::bench(&args))?;
+            Ok(0)
+        }
+        Command::Compare(args) => {
+            let config = args.load_config()?;
+            log::start(quiet(config.log));
+            system.block_on(compare::compare(&args, &config))?;
             Ok(0)
         }
         Command::Sim(args) => {

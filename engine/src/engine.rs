@@ -154,6 +154,7 @@ impl Engine {
         LoadView {
             running: self.running.len(),
             waiting: self.waiting.len(),
+            partition: self.planner.execution().partition().0,
             target_pool: self.target_pool.view(),
             draft_pool: self.draft_pool.view(),
             calibration: CalibrationView::new(self.calibration.quality()),

@@ -191,6 +191,7 @@ impl Engine {
         if let Some(predicted) = self.planner.timed_verify(&shape, took) {
             self.totals.predicted_verify_time += predicted;
             self.totals.verify_time_error += predicted.abs_diff(took);
+            self.totals.verify_errors.count(predicted, took);
         }
         for index in 0..plan.chunks.len().min(plan.outcome.verdicts.len()) {
             self.verdict(&plan, index, out);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::api::{K_LIMIT, SeqId};
+use crate::histogram::ErrorHistogram;
 
 /// A snapshot: gauges of this moment and totals since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -11,6 +12,8 @@ pub struct LoadView {
     pub running: usize,
     /// Sequences that wait for admission, preempted ones included.
     pub waiting: usize,
+    /// The partition of the last verify pass, 0 for the whole device.
+    pub partition: usize,
     /// The target's pool.
     pub target_pool: PoolView,
     /// The draft's pool.
@@ -73,7 +76,7 @@ pub struct EpochMove {
 }
 
 impl EpochMove {
-    /// A rejection made something fall that had been drafted, or was being drafted, past the frontier.
+    /// A rejection made something fall that had not been sent: drafted, or being drafted.
     pub fn cancelled(&self) -> bool {
         self.rejected && (self.unsent > 0 || self.drafting.is_some())
     }
@@ -134,6 +137,8 @@ pub struct Totals {
     pub predicted_verify_time: Duration,
     /// Sum of the differences between that and the time each took, either way.
     pub verify_time_error: Duration,
+    /// The same pass by pass, relative to the time it took.
+    pub verify_errors: ErrorHistogram,
     /// Time the draft lane worked.
     pub draft_time: Duration,
     /// Time the verify lane worked.

@@ -92,8 +92,11 @@ fn a_device_slower_than_its_tables_takes_as_much_longer() {
     let (told, slower) = (off(1.0), off(2.0));
     let error = |report: &Report| {
         let totals = &report.view.totals;
+        assert_eq!(totals.verify_errors.passes(), totals.target_passes);
         totals.verify_time_error.as_secs_f64() / totals.predicted_verify_time.as_secs_f64()
     };
+    let median = |report: &Report| report.view.totals.verify_errors.median();
+    assert!(median(&told) < median(&slower), "{:?} {:?}", median(&told), median(&slower));
     let errors = (error(&told), error(&slower));
     assert!(errors.0 < errors.1 && errors.1 > 0.0, "{errors:?}");
     let ratio = slower.any_lane_busy.as_secs_f64() / told.any_lane_busy.as_secs_f64();

@@ -293,3 +293,62 @@ fn small_pools_do_preempt() {
         assert_eq!(report.outcomes[&SeqId(seq)].tokens, right);
     }
 }
+
+/// Proposals verified per pass of two requests alike, of which the first has latency targets.
+fn proposals_per_pass(slo: Slo) -> [f64; 2] {
+    // Rows are dear, so that not everyone gets what it could use.
+    let cost = |pass: u64, row: u64| {
+        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
+        PassCost::new(times, AttentionCost::default())
+    };
+    let partitions = vec![PartitionCosts { draft: cost(20, 1), verify: cost(500, 250) }];
+    let config = EngineConfig { partitions: partitions.clone(), max_running: 2, ..config(Policy::Budget) };
+    let device = SimDevice::new(7, VOCABULARY, 0.7, config.block_size, partitions);
+    let happenings = (0..2).map(|seq| {
+        let slo = if seq == 0 { slo } else { Slo::default() };
+        let request = Request { slo, ..request(seq, vec![seq as u32; 10], 100) };
+        (Duration::ZERO, Happening::Arrival(request))
+    });
+    let report = Simulation::new(config, device).expect("the configuration is sound").run(happenings);
+    [0, 1].map(|seq| {
+        let usage = report.outcomes[&SeqId(seq)].usage;
+        usage.proposed as f64 / usage.target_passes as f64
+    })
+}
+
+#[test]
+fn who_is_behind_its_target_gets_more_and_who_is_ahead_less() {
+    let with = |micros| proposals_per_pass(Slo { tpot: Some(Duration::from_micros(micros)), ttft: None });
+    let [plain, _] = proposals_per_pass(Slo::default());
+    let [behind, beside] = with(1);
+    assert!(behind > plain && behind > beside + 0.3, "{behind} {beside} {plain}");
+    let [ahead, beside] = with(1_000_000);
+    assert!(ahead < plain && ahead < beside - 0.3, "{ahead} {beside} {plain}");
+}
+
+#[test]
+fn prefill_goes_first_to_whose_first_token_is_due_first() {
+    let config = EngineConfig { max_running: 4, max_pass_rows: 10, ..config(Policy::Off) };
+    let happenings = (0..4).map(|seq| {
+        let ttft = (seq == 3).then_some(Duration::from_millis(1));
+        let request = Request { slo: Slo { ttft, tpot: None }, ..request(seq, vec![seq as u32; 40], 5) };
+        (Duration::ZERO, Happening::Arrival(request))
+    });
+    let report = run(&config, 0.5, happenings.collect());
+    let first = |seq| report.outcomes[&SeqId(seq)].first_token_after;
+    assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..4).map(first).collect::<Vec<_>>());
+}
+
+/// Both sequences fit exactly; a proposal's block would be one too many.
+#[test]
+fn speculation_pushes_nobody_out() {
+    for policy in [Policy::Fixed { k: 8 }, Policy::Faser] {
+        let config = EngineConfig { target_blocks: 40, max_context: 80, ..config(policy.clone()) };
+        let arrivals = (0..2)
+            .map(|seq| (Duration::ZERO, Happening::Arrival(request(seq, vec![seq as u32; 20], 60))))
+            .collect();
+        let totals = run(&config, 0.9, arrivals).view.totals;
+        assert!(totals.draft_tokens > 0);
+        assert_eq!(totals.preemptions, 0, "{policy}");
+    }
+}

@@ -17,16 +17,21 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All there are, best first.
+    /// All there are, widest first.
     pub const ALL: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
-    /// The best this machine has.
+    /// The fastest this machine has; always the same on the same machine.
+    ///
+    /// Intel's cores carry out `vdpbf16ps` at half the rate at which AMD's do, and no faster than two f32 multiply-adds: there the
+    /// widened weights win (16 rows of a 110M model by a fifth, measured on a Xeon with AMX).
     #[must_use]
     pub fn detect() -> Isa {
-        Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+        let slow = |isa: Isa| isa == Isa::Avx512Bf16 && is_intel();
+        let fastest = Isa::ALL.into_iter().find(|&isa| isa.is_available() && !slow(isa));
+        fastest.unwrap_or(Isa::Portable)
     }
 
-    /// All this machine has, best first.
+    /// All this machine has, widest first.
     #[must_use]
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
@@ -58,6 +63,20 @@ impl Isa {
     pub fn is_available(self) -> bool {
         self == Isa::Portable
     }
+}
+
+/// Whether the processor says it is Intel's.
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    // Leaf 0 is there on every x86-64 processor; the name is in these three registers.
+    let leaf = std::arch::x86_64::__cpuid(0);
+    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
+}
+
+/// Whether the processor says it is Intel's.
+#[cfg(not(target_arch = "x86_64"))]
+fn is_intel() -> bool {
+    false
 }
 
 impl fmt::Display for Isa {
@@ -105,6 +124,6 @@ mod tests {
         }
         assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx2"));
         assert_eq!(Isa::available().last(), Some(&Isa::Portable));
-        assert_eq!(Isa::available().first(), Some(&Isa::detect()));
+        assert!(Isa::available().contains(&Isa::detect()));
     }
 }

@@ -207,7 +207,7 @@ fn add_gates(plan: &mut VerifyPlan, random: &mut Random, layers: usize) {
         let begin = plan.tests.len();
         for _ in 0..chunk.proposals {
             let rivals = (0..random.next() % 9).map(|_| (random.next() % 256) as TokenId).collect();
-            let max_gap = (random.next() % 64) as f32 / 8.0 - 4.0;
+            let max_gap = (random.next() % 64) as f32 / 2.0 - 28.0;
             plan.tests.push(Test { rivals, max_gap });
         }
         chunk.tests = begin..plan.tests.len();

@@ -67,6 +67,26 @@ impl Ablation {
     ) -> Ablation {
         Ablation { name, mechanisms: Mechanisms { trim, overlap, prune }, all_partitions }
     }
+
+    /// Of the ways to split a device between the lanes, those it may choose among.
+    pub fn splits<T: Clone>(&self, all: &[T]) -> Vec<T> {
+        match all.get(all.len() / 2) {
+            Some(middle) if !self.all_partitions => vec![middle.clone()],
+            _ => all.to_vec(),
+        }
+    }
+}
+
+impl FromStr for Ablation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ablation, String> {
+        Ablation::ALL.into_iter().find(|ablation| ablation.name == text).ok_or_else(|| {
+            let names: Vec<String> =
+                Ablation::ALL.iter().map(|ablation| format!("`{}`", ablation.name)).collect();
+            format!("unknown ablation `{text}`: write one of {}", names.join(", "))
+        })
+    }
 }
 
 impl FromStr for Contender {
@@ -76,9 +96,9 @@ impl FromStr for Contender {
         match text {
             "best-fixed" => Ok(Contender::BestFixed),
             "batch-table" => Ok(Contender::TunedTable),
-            other => match Ablation::ALL.into_iter().find(|ablation| ablation.name == other) {
-                Some(ablation) => Ok(Contender::Ablation(ablation)),
-                None => other.parse().map(Contender::Policy).map_err(|unknown: String| {
+            other => match other.parse() {
+                Ok(ablation) => Ok(Contender::Ablation(ablation)),
+                Err(_) => other.parse().map(Contender::Policy).map_err(|unknown: String| {
                     format!(
                         "{unknown}; for the simulator also `best-fixed`, `batch-table` to have it tuned, or \
                      an ablation: `length`, `+trim`, `+overlap`, `+partition`, `+prune`, `length+prune`"
@@ -223,11 +243,11 @@ impl SimSpec {
 
     /// The same, with some mechanisms alone.
     fn with(&self, ablation: &Ablation) -> SimSpec {
-        let draft_sms = match self.draft_sms.get(self.draft_sms.len() / 2) {
-            Some(&middle) if !ablation.all_partitions => vec![middle],
-            _ => self.draft_sms.clone(),
-        };
-        SimSpec { draft_sms, mechanisms: ablation.mechanisms, ..self.clone() }
+        SimSpec {
+            draft_sms: ablation.splits(&self.draft_sms),
+            mechanisms: ablation.mechanisms,
+            ..self.clone()
+        }
     }
 
     fn fixed_lengths(&self, load: &Load) -> Result<Vec<(usize, Report)>, BenchError> {

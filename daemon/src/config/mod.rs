@@ -114,6 +114,16 @@ pub enum ModelSource {
     },
 }
 
+impl ModelSource {
+    /// Whether there is a draft model.
+    pub fn has_draft(&self) -> bool {
+        match self {
+            ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
+            ModelSource::Directories { draft, .. } => draft.is_some(),
+        }
+    }
+}
+
 /// Where the pair runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {

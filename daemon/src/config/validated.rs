@@ -197,10 +197,7 @@ fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
 }
 
 fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
-    let draft = match &model.source {
-        ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
-        ModelSource::Directories { draft, .. } => draft.is_some(),
-    };
+    let draft = model.source.has_draft();
     let policy = match fields.text("policy")? {
         None if draft => Policy::Fixed { k: 4 },
         None => Policy::Off,

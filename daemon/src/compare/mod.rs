@@ -1,0 +1,275 @@
+//! `faser compare`: policies against each other on this machine, in one process and in turns, so that its drift favours none.
+
+mod drive;
+mod entrant;
+mod requests;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use faser_actors::Service;
+use faser_bench::compare::{Comparison, Load, PassFigures, Run};
+use faser_bench::{BenchError, Quantiles};
+use faser_engine::Policy;
+
+use crate::cli::document;
+use crate::config::{Config, ConfigError};
+use crate::error::DaemonError;
+use crate::load::{Loaded, load};
+use crate::output;
+use crate::progress::Display;
+use drive::Answer;
+pub use entrant::Entrant;
+use requests::{Requests, arrivals, closed_requests, warm_up};
+
+/// `faser compare`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Models are loaded and costs measured once. Then for every repeat, load and policy a fresh service is started over them,
+warmed up and driven in this process; every second repeat takes the policies in reverse order. Each policy is set against
+the first one within each repeat. All get the same requests, greedy and without stop tokens. Policies are those of a config;
+ablations of `faser` are policies too: length, +trim, +overlap, +partition, +prune, each with what those before it have, and
+length+prune. A policy named twice shows how much two runs of the same thing differ. The tables go to standard output.
+
+Examples:
+  faser compare -c my.yaml --streams 1,4,16
+  faser compare -c my.yaml --policy off --policy fixed:2 --policy fixed:4 --policy budget --policy off
+  faser compare -c my.yaml --policy off --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
+  faser compare -c my.yaml --bursts 20 --burst-seconds 12 --repeats 3 --json run.json")]
+pub struct CompareArgs {
+    /// Config file (YAML); without it the demo pair is used. Its policy does not count.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A policy; repeat it for several. The first is what others are set against.
+    #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "fixed:4", "budget", "faser"])]
+    pub policies: Vec<Entrant>,
+    /// Numbers of requests kept in flight; without it and without --bursts: 1,4,16.
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    pub streams: Vec<usize>,
+    /// Requests per second while a burst lasts, 2 s in the mean, with 4 s in the mean between two; each repeat has other times.
+    #[arg(long, value_name = "R,..", value_delimiter = ',')]
+    pub bursts: Vec<f64>,
+    /// Seconds over which requests come in bursts.
+    #[arg(long, value_name = "S", default_value_t = 10)]
+    pub burst_seconds: u64,
+    /// Runs of each policy under each load.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub repeats: usize,
+    /// Requests of a run with streams; two for each stream at least.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub requests: usize,
+    /// Tokens each request gets.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_tokens: usize,
+    /// Prompts of so many random tokens. Without it: 32 for a synthetic pair, else openings of Rust documentation.
+    #[arg(long, value_name = "N", conflicts_with = "prompts")]
+    pub prompt_tokens: Option<usize>,
+    /// Prompts from a JSON file: a list of strings, token ids, or objects with a `prompt`.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// The same seed gives the same prompts, and the same times of bursts.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// Write every run as JSON too.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Measure what passes cost anew, also if an earlier start has kept it.
+    #[arg(long)]
+    pub profile: bool,
+}
+
+/// Runs the comparison. Needs a running actix System.
+///
+/// # Errors
+/// The flags do not go together or with the config, the pair cannot be loaded, a request fails, or a file cannot be written.
+pub async fn compare(args: &CompareArgs, config: &Config) -> Result<(), DaemonError> {
+    args.check(config)?;
+    let mut display = Display::new();
+    let pair = load(config, &mut |what, progress| display.show(what, progress))?;
+    display.finish();
+    let requests = Requests::new(args, config, &pair)?;
+    let loads = args.loads();
+    let mut runs = Vec::new();
+    for repeat in 0..args.repeats {
+        for &load in &loads {
+            let mut order: Vec<usize> = (0..args.policies.len()).collect();
+            if repeat % 2 == 1 {
+                order.reverse();
+            }
+            for policy in order {
+                let run = args.run(&pair, &requests, repeat, load, policy).await?;
+                let (of, name) = (args.repeats, &args.policies[policy]);
+                eprintln!("repeat {} of {of}, {load}, {name}: {:.1} tokens/s", repeat + 1, run.tokens_per_s);
+                runs.push(run);
+            }
+        }
+    }
+    let names = args.policies.iter().map(ToString::to_string).collect();
+    let comparison = Comparison::new(args.title(&pair, &requests), names, loads, runs);
+    output::line(&comparison.to_string())?;
+    if let Some(file) = &args.json {
+        let written =
+            std::fs::File::create(file).and_then(|out| Ok(serde_json::to_writer_pretty(out, &comparison)?));
+        written.map_err(|source| DaemonError::Write { path: file.clone(), source })?;
+    }
+    Ok(())
+}
+
+impl CompareArgs {
+    /// The config for loading: with a policy for which costs are measured, whoever takes part, so that the times of all passes
+    /// can be set against what was predicted.
+    ///
+    /// # Errors
+    /// The file is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        let mut config = Config::from_document(&document(self.config.as_ref())?)?;
+        if config.model.source.has_draft() {
+            config.speculation.policy = Policy::Faser;
+        }
+        Ok(Config { profile: self.profile, ..config })
+    }
+
+    /// The loads, in the order they are run.
+    fn loads(&self) -> Vec<Load> {
+        let standard: &[usize] =
+            if self.streams.is_empty() && self.bursts.is_empty() { &[1, 4, 16] } else { &self.streams };
+        let streams = standard.iter().map(|&streams| Load::Streams(streams));
+        streams.chain(self.bursts.iter().map(|&per_s| Load::Bursts(per_s))).collect()
+    }
+
+    /// What can be known to be wrong before anything is loaded.
+    fn check(&self, config: &Config) -> Result<(), DaemonError> {
+        let refuse = |why: String| Err(BenchError::Spec(why).into());
+        let at_least_one = [
+            ("--repeats", self.repeats),
+            ("--requests", self.requests),
+            ("--max-tokens", self.max_tokens),
+            ("--prompt-tokens", self.prompt_tokens.unwrap_or(1)),
+            ("--burst-seconds", self.burst_seconds as usize),
+            ("--streams", self.streams.iter().copied().min().unwrap_or(1)),
+        ];
+        if let Some((flag, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
+            return refuse(format!("{flag} must be at least 1"));
+        }
+        if !self.bursts.iter().all(|&per_s| per_s.is_finite() && per_s > 0.0) {
+            return refuse("--bursts must be above 0".to_owned());
+        }
+        let most = config.scheduler.max_running;
+        if let Some(streams) = self.streams.iter().find(|streams| **streams > most) {
+            return refuse(format!(
+                "--streams {streams} is more than the {most} sequences that may run at once: raise `scheduler.max_running`"
+            ));
+        }
+        if let Some(entrant) = self.policies.iter().find(|entrant| entrant.policy != Policy::Off)
+            && !config.model.source.has_draft()
+        {
+            return refuse(format!(
+                "--policy {entrant} needs a draft model, and the config has none (`model.draft: none`)"
+            ));
+        }
+        Ok(())
+    }
+
+    fn arrivals(&self, per_s: f64, repeat: usize) -> Vec<Duration> {
+        arrivals(per_s, Duration::from_secs(self.burst_seconds), self.seed.wrapping_add(repeat as u64))
+    }
+
+    /// Requests of the largest run under a load, those before it included.
+    fn most_requests(&self, load: Load) -> usize {
+        let counted = match load {
+            Load::Streams(streams) => closed_requests(self.requests, streams),
+            Load::Bursts(per_s) => {
+                (0..self.repeats).map(|repeat| self.arrivals(per_s, repeat).len()).max().unwrap_or(0)
+            }
+        };
+        counted + warm_up(load).0
+    }
+
+    /// One policy under one load, on a service of its own.
+    async fn run(
+        &self,
+        pair: &Loaded,
+        requests: &Requests,
+        repeat: usize,
+        load: Load,
+        policy: usize,
+    ) -> Result<Run, DaemonError> {
+        let times = match load {
+            Load::Streams(_) => Vec::new(),
+            Load::Bursts(per_s) => self.arrivals(per_s, repeat),
+        };
+        let service = Service::start(self.policies[policy].service(pair, times.len())).await?;
+        let answered = self.answers(&service, requests, load, &times).await;
+        let after = service.view().totals;
+        service.stop().await;
+        let (before, wall, answers) = answered?;
+        let latencies: Vec<Duration> = answers.iter().map(|answer| answer.latency).collect();
+        let ttft: Vec<Duration> = answers.iter().map(|answer| answer.ttft).collect();
+        let output_tokens = answers.iter().map(|answer| answer.tokens.len()).sum();
+        let mean = latencies.iter().sum::<Duration>().as_secs_f64() / latencies.len().max(1) as f64;
+        Ok(Run {
+            repeat,
+            load,
+            policy,
+            requests: answers.len(),
+            output_tokens,
+            wall_s: wall.as_secs_f64(),
+            tokens_per_s: output_tokens as f64 / wall.as_secs_f64().max(1e-9),
+            latency_mean_ms: 1e3 * mean,
+            latency: Quantiles::of(&latencies),
+            ttft: Quantiles::of(&ttft),
+            passes: PassFigures::between(&before, &after),
+            texts: answers.iter().map(|answer| hash(&answer.tokens)).collect(),
+        })
+    }
+
+    /// Warms a service up, then drives it: the totals before what counts, how long that took, and the answers.
+    async fn answers(
+        &self,
+        service: &Service,
+        requests: &Requests,
+        load: Load,
+        times: &[Duration],
+    ) -> Result<(faser_engine::Totals, Duration, Vec<Answer>), DaemonError> {
+        let (warming, at_once) = warm_up(load);
+        drive::closed(service, requests, self.most_requests(load) - warming, warming, at_once).await?;
+        let before = service.view().totals;
+        let started = Instant::now();
+        let answers = match load {
+            Load::Streams(streams) => {
+                drive::closed(service, requests, 0, closed_requests(self.requests, streams), streams).await?
+            }
+            Load::Bursts(_) => drive::open(service, requests, times).await?,
+        };
+        Ok((before, started.elapsed(), answers))
+    }
+
+    fn title(&self, pair: &Loaded, requests: &Requests) -> String {
+        let splits = pair.placement.partitions.iter().skip(1);
+        let splits: Vec<String> = splits
+            .map(|lanes| format!("{} + {}", lanes.draft.cores.len(), lanes.verify.cores.len()))
+            .collect();
+        let cores = pair.placement.partitions.first().map_or(0, |lanes| lanes.verify.cores.len());
+        let costs = pair.cost_source.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
+        format!(
+            "{} on {}, {cores} cores, draft + verify on {}; cost tables: {costs}; {}, {} tokens each, greedy, seed {}",
+            pair.name,
+            pair.device.name,
+            if splits.is_empty() { "all of them".to_owned() } else { splits.join(", ") },
+            requests.spoken,
+            self.max_tokens,
+            self.seed
+        )
+    }
+}
+
+fn hash(tokens: &[faser_engine::TokenId]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    tokens.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests;

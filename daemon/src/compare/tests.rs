@@ -1,0 +1,67 @@
+//! What `faser compare` takes and what it refuses.
+
+use clap::Parser;
+
+use super::*;
+use crate::cli::{Cli, Command};
+use crate::config::raw::Document;
+
+fn args(line: &str) -> Result<CompareArgs, clap::Error> {
+    match Cli::try_parse_from(format!("faser compare {line}").split_whitespace())?.command {
+        Command::Compare(args) => Ok(*args),
+        other => panic!("another command: {other:?}"),
+    }
+}
+
+#[test]
+fn loads_are_streams_unless_only_bursts_are_asked_for() {
+    let loads = |line: &str| args(line).unwrap().loads();
+    assert_eq!(loads(""), [1, 4, 16].map(Load::Streams));
+    assert_eq!(loads("--streams 2 --bursts 3,4"), [Load::Streams(2), Load::Bursts(3.0), Load::Bursts(4.0)]);
+    assert_eq!(loads("--bursts 3"), [Load::Bursts(3.0)]);
+}
+
+#[test]
+fn policies_may_be_ablations_and_may_be_named_twice() {
+    let policies = args("--policy off --policy +trim --policy off").unwrap().policies;
+    assert_eq!(policies.iter().map(ToString::to_string).collect::<Vec<_>>(), ["off", "+trim", "off"]);
+}
+
+#[test]
+fn costs_are_read_or_measured_whoever_takes_part() {
+    let config = args("--policy off --profile").unwrap().load_config().unwrap();
+    assert_eq!((config.speculation.policy, config.profile), (Policy::Faser, true));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_its_flag() {
+    for line in ["--policy best-fixed", "--policy fixed:99", "--streams x", "--prompts a --prompt-tokens 1"] {
+        assert!(args(line).is_err(), "{line}");
+    }
+    let config = Config::from_document(&Document::empty()).unwrap();
+    for (line, advice) in [
+        ("--streams 4,0", "--streams must be at least 1"),
+        ("--streams 65", "raise `scheduler.max_running`"),
+        ("--bursts 0", "--bursts must be above 0"),
+        ("--bursts NaN", "--bursts must be above 0"),
+        ("--burst-seconds 0", "--burst-seconds must be at least 1"),
+        ("--repeats 0", "--repeats must be at least 1"),
+        ("--requests 0", "--requests must be at least 1"),
+        ("--max-tokens 0", "--max-tokens must be at least 1"),
+        ("--prompt-tokens 0", "--prompt-tokens must be at least 1"),
+    ] {
+        let refused = args(line).unwrap().check(&config).unwrap_err().to_string();
+        assert!(refused.contains(advice), "{line}: {refused}");
+    }
+    args("").unwrap().check(&config).unwrap();
+}
+
+#[test]
+fn without_a_draft_model_only_off_can_take_part() {
+    let mut document = Document::empty();
+    document.lay_over("model.draft", "test", "none".into());
+    let config = Config::from_document(&document).unwrap();
+    args("--policy off").unwrap().check(&config).unwrap();
+    let refused = args("--policy off --policy +trim").unwrap().check(&config).unwrap_err().to_string();
+    assert!(refused.starts_with("--policy +trim needs a draft model"), "{refused}");
+}
