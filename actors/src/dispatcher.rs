@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use actix::{Actor, ActorContext, Addr, Context, Handler};
+use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler};
 use faser_engine::{
     Admission, Command, DraftPlan, Engine, Event, FinishReason, LaneKind, Refusal, SeqId, Shed, VerifyPlan,
 };
@@ -17,6 +17,7 @@ use crate::gpu_actor::Device;
 use crate::latency::{Latencies, RequestClock};
 use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
 use crate::message::{Message, Submit};
+use crate::recording::{RecordAnswer, Recording, RecordingError};
 use crate::registry::Registry;
 use crate::runner::{DraftWork, VerifyWork};
 use crate::stream::{CancelSet, Update};
@@ -53,6 +54,9 @@ pub(crate) struct FrontierDispatcher {
     live: HashMap<SeqId, Live>,
     links: Links,
     latencies: Latencies,
+    /// Kept only while somebody waits for it.
+    recording: Option<Box<Recording>>,
+    recordings: u64,
     origin: Instant,
     commands: Vec<Command>,
     cancelled: Vec<SeqId>,
@@ -62,7 +66,7 @@ impl FrontierDispatcher {
     /// A dispatcher that waits for its first device.
     pub(crate) fn new(mut engine: Engine, links: Links) -> FrontierDispatcher {
         let mut commands = Vec::new();
-        engine.handle(std::time::Duration::ZERO, Event::DeviceLost, &mut commands);
+        engine.handle(Duration::ZERO, Event::DeviceLost, &mut commands);
         links.board.put(engine.view());
         FrontierDispatcher {
             engine,
@@ -70,6 +74,8 @@ impl FrontierDispatcher {
             live: HashMap::new(),
             links,
             latencies: Latencies::new(),
+            recording: None,
+            recordings: 0,
             origin: Instant::now(),
             commands,
             cancelled: Vec::new(),
@@ -141,7 +147,17 @@ impl FrontierDispatcher {
     /// about. The answer is the refusal of a `Submit`, if it was refused.
     fn tell(&mut self, event: Event, ended: Option<Instant>) -> Option<SubmitError> {
         let mut commands = std::mem::take(&mut self.commands);
-        self.engine.handle(self.origin.elapsed(), event, &mut commands);
+        let now = self.origin.elapsed();
+        if let Some(recording) = &mut self.recording {
+            recording.before(ended.map_or(now, |ended| ended.saturating_duration_since(self.origin)), &event);
+        }
+        self.engine.handle(now, event, &mut commands);
+        if let Some(recording) = &mut self.recording {
+            recording.after(now, &self.engine, &commands);
+            if recording.over() {
+                self.end_recording();
+            }
+        }
         // Before anyone hears of it: who has seen a stream end finds it in the figures.
         self.publish_load();
         let mut refused = None;
@@ -188,6 +204,31 @@ impl FrontierDispatcher {
         }
         self.commands = commands;
         refused
+    }
+
+    /// Begins a recording, which ends by itself.
+    fn record(&mut self, length: Duration, answer: RecordAnswer, ctx: &mut Context<Self>) {
+        if let Some(recording) = self.recording.as_ref().filter(|recording| !recording.over()) {
+            // The other end may have gone away: then nobody wants to know.
+            let _ = answer.send(Err(RecordingError::Busy(recording.length())));
+            return;
+        }
+        let recording = Recording::new(length, answer, self.origin.elapsed(), &self.engine);
+        self.recording = Some(Box::new(recording));
+        self.recordings += 1;
+        let number = self.recordings;
+        ctx.run_later(length, move |dispatcher, _| {
+            // It may have ended before its time, and another begun.
+            if dispatcher.recordings == number {
+                dispatcher.end_recording();
+            }
+        });
+    }
+
+    fn end_recording(&mut self) {
+        if let Some(recording) = self.recording.take() {
+            recording.finish(self.origin.elapsed());
+        }
     }
 
     /// Tells a lane in the middle of its work.
@@ -249,6 +290,7 @@ impl Handler<Message> for FrontierDispatcher {
             Message::DeviceLost => self.device_lost(),
             Message::DeviceReady(device) => self.device_ready(device),
             Message::DeviceGivenUp { reason } => self.device_given_up(reason),
+            Message::Record { length, answer } => self.record(length, answer, ctx),
             Message::Stop => {
                 self.device = DeviceState::Lost;
                 self.links.registry.close_all();

@@ -1,7 +1,7 @@
 //! What the dispatcher is told, by clients, lanes and the watchdog: its whole mailbox.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -11,6 +11,7 @@ use faser_kernels::Sampling;
 use crate::error::SubmitError;
 use crate::gpu_actor::Device;
 use crate::lane::Work;
+use crate::recording::RecordAnswer;
 use crate::runner::{DraftWork, VerifyWork};
 
 /// Everything the dispatcher is told.
@@ -29,6 +30,8 @@ pub(crate) enum Message {
     DeviceReady(Device),
     /// There will be no device any more.
     DeviceGivenUp { reason: String },
+    /// Somebody wants to know what the lanes do for so long, from now on.
+    Record { length: Duration, answer: RecordAnswer },
     /// The service ends.
     Stop,
 }

@@ -8,6 +8,7 @@ use actix::dev::SendError;
 use actix::{Actor, Addr, Arbiter, System};
 use tokio::sync::oneshot;
 
+use faser_engine::record::Record;
 use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, Slo, TokenId};
 use faser_kernels::Sampling;
 
@@ -19,6 +20,7 @@ use crate::health::{DeviceStatus, Health};
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
+use crate::recording::{LONGEST_RECORDING, RecordingError};
 use crate::registry::Registry;
 use crate::spec::ServiceSpec;
 use crate::stream::{CancelSet, Canceller, TokenStream};
@@ -210,6 +212,21 @@ impl Service {
     /// Brings all metrics that follow from `view` up to date: for the moment before they are read.
     pub fn publish_metrics(&self) {
         self.0.metrics.publish(&self.view());
+    }
+
+    /// Waits for `length`, up to [`LONGEST_RECORDING`], and says what the lanes did in that time; in less, if there was more than a record
+    /// holds. Times in it are since the service started. Dropping the future ends the recording.
+    ///
+    /// # Errors
+    /// The length cannot be had, somebody else is recording, or the service has stopped.
+    pub async fn record(&self, length: Duration) -> Result<Record, RecordingError> {
+        if length.is_zero() || length > LONGEST_RECORDING {
+            return Err(RecordingError::Length);
+        }
+        let (answer, recorded) = oneshot::channel();
+        let asked = self.0.dispatcher.send(Message::Record { length, answer }).await;
+        asked.map_err(|_| RecordingError::Stopped)?;
+        recorded.await.unwrap_or(Err(RecordingError::Stopped))
     }
 
     /// Streams that have not ended.

@@ -3,8 +3,9 @@
 //! [`run`] keeps a fixed number of requests in flight for every combination of concurrency and speculative length,
 //! interleaved so that ratios come from one run, and returns a [`Report`]: JSON by serde, a table by `Display`.
 //! It measures what a client sees and never looks inside the server. [sim] compares policies without a server, in the engine's
-//! simulator; [compare] holds what a comparison on this machine found, whoever ran it.
+//! simulator; [compare] holds what a comparison on this machine found, whoever ran it; [trace] shows what lanes did.
 
+mod canvas;
 pub mod compare;
 mod error;
 mod load;
@@ -14,6 +15,7 @@ pub mod sim;
 mod spec;
 mod stats;
 mod stream;
+pub mod trace;
 
 pub use error::BenchError;
 pub use load::{Progress, run};

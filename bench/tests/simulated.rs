@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use faser_bench::sim::{Contender, Load, SimReport, SimSpec, chrome_trace};
+use faser_bench::sim::{Contender, Load, SimReport, SimSpec};
+use faser_bench::trace::{picture, telling_window, write_chrome_trace};
+use faser_engine::record::Mark;
 use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
 use faser_engine::{Mechanisms, Policy};
+use serde_json::Value;
 
 fn spec() -> SimSpec {
     SimSpec {
@@ -96,7 +99,10 @@ fn faults_are_survived_and_counted() {
 fn a_trace_has_both_lanes_with_slices_in_order() {
     let report = spec().simulate(Policy::Fixed { k: 4 }, &poisson(4.0), true).unwrap();
     let second = Duration::from_secs(1);
-    let trace = chrome_trace(&report, second, 2 * second);
+    let record = report.into_record();
+    let mut trace = Vec::new();
+    write_chrome_trace(&record, second..2 * second, &mut trace).unwrap();
+    let trace: Value = serde_json::from_slice(&trace).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     for lane in [0, 1] {
         let slices: Vec<(f64, f64)> = events
@@ -112,4 +118,85 @@ fn a_trace_has_both_lanes_with_slices_in_order() {
         events.iter().find(|event| event["name"].as_str().is_some_and(|name| name.starts_with("verify")));
     assert!(verify.unwrap()["args"]["chunks"][0].as_str().unwrap().contains("accepted"));
     assert!(events.iter().any(|event| event["ph"] == "C" && event["name"] == "mean k"));
+}
+
+/// The draft is right so often that drafting under verification pays, and now and then it is wrong.
+fn overlapping() -> faser_engine::record::Record {
+    let sure = SimSpec { acceptance: Acceptance::from(0.97), lengths: Lengths::exactly(20, 400), ..spec() };
+    sure.simulate(Policy::Faser, &Load::backlog(1), true).expect("a sound spec").into_record()
+}
+
+#[test]
+fn a_rejection_that_cancels_is_an_instant_that_names_the_pass_and_has_an_arrow() {
+    let record = overlapping();
+    let cancelled = record.marks.iter().filter(|(_, mark)| match mark {
+        Mark::EpochMoved { moved, .. } => moved.cancelled(),
+        _ => false,
+    });
+    let mut trace = Vec::new();
+    write_chrome_trace(&record, record.from..record.until, &mut trace).unwrap();
+    let trace: Value = serde_json::from_slice(&trace).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    for event in events {
+        assert!(
+            ["ph", "ts", "pid", "tid"]
+                .iter()
+                .all(|key| event[key].is_u64() || event[key].is_f64() || *key == "ph")
+        );
+        assert!(event["ph"].is_string() && event["ts"].as_f64().is_some_and(|ts| ts >= 0.0));
+    }
+    let named = |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
+    let instants = named("chunk cancelled");
+    assert_eq!(instants.len(), cancelled.count());
+    assert!(instants.len() > 3, "too few to say anything");
+    for instant in &instants {
+        // On the draft lane, at the end of the verify pass it names.
+        assert_eq!((instant["ph"].as_str(), instant["tid"].as_u64()), (Some("i"), Some(0)));
+        let step = &instant["args"]["verify_step"];
+        let pass = events.iter().find(|event| {
+            event["ph"] == "X" && event["pid"] == 1 && event["tid"] == 1 && event["args"]["step"] == *step
+        });
+        let pass = pass.expect("the pass that it names");
+        let end = pass["ts"].as_f64().unwrap() + pass["dur"].as_f64().unwrap();
+        assert!((instant["ts"].as_f64().unwrap() - end).abs() < 1e-3);
+        let fell = events.iter().filter(|event| {
+            event["args"]["cancelled_by_verify_steps"].as_array().is_some_and(|steps| steps.contains(step))
+        });
+        assert!(fell.count() >= 1, "{instant}");
+    }
+    // Arrows: a beginning for each end.
+    let arrows = named("cancels");
+    let count = |ph: &str| arrows.iter().filter(|event| event["ph"] == ph).count();
+    assert!(count("s") > 0);
+    assert_eq!((count("s"), arrows.len()), (count("f"), 2 * count("f")));
+}
+
+#[test]
+fn a_picture_of_a_record_is_a_png_of_what_was_cancelled() {
+    let record = overlapping();
+    let window = telling_window(&record, Duration::from_millis(150));
+    let cancels = record.marks.iter().any(|(at, mark)| match mark {
+        Mark::EpochMoved { moved, .. } => moved.cancelled() && window.contains(at),
+        _ => false,
+    });
+    assert!(cancels, "the window was to show a cancelled chunk");
+    let decoded = |window| {
+        let file = picture(&record, window, "a title").unwrap();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().unwrap();
+        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+        let info = reader.next_frame(&mut pixels).unwrap();
+        assert_eq!((info.width, info.height), (1600, 590));
+        pixels
+    };
+    let has =
+        |pixels: &[u8], colour: [u8; 3]| pixels.as_chunks::<3>().0.iter().filter(|p| **p == colour).count();
+    // The mark of what was cancelled; the legend has some of it always.
+    let cancel = [190, 0, 60];
+    let shown = decoded(window.clone());
+    let before = decoded(Duration::ZERO..Duration::from_millis(1));
+    assert!(has(&shown, cancel) > has(&before, cancel) + 100);
+    // Accepted proposals, rejected ones, and both lanes at work.
+    for colour in [[0, 158, 115], [225, 105, 45], [230, 159, 0]] {
+        assert!(has(&shown, colour) > has(&before, colour), "{colour:?}");
+    }
 }

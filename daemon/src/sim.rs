@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use faser_bench::BenchError;
-use faser_bench::sim::{Contender, Load, SimRun, SimSpec, chrome_trace};
+use faser_bench::sim::{Contender, Load, SimReport, SimRun, SimSpec};
+use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::Mechanisms;
 use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
 
@@ -26,7 +27,8 @@ Examples:
   faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.png
   faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
   faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
-  faser sim --device a100 --pair llama3 --rates 2 --trace trace.json")]
+  faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
+  faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.png      what both lanes did, as a picture")]
 pub struct SimArgs {
     /// The GPU: h100, h200 or a100.
     #[arg(long, default_value = "h100", value_parser = device)]
@@ -103,13 +105,20 @@ pub struct SimArgs {
     /// Write a Chrome trace of the last policy under the last load, for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Second from which the trace is kept.
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub trace_from: u64,
-    /// Seconds that the trace holds.
-    #[arg(long, value_name = "S", default_value_t = 5)]
-    pub trace_for: u64,
+    /// Write a picture (PNG) of a stretch of it: what each lane did when.
+    #[arg(long, value_name = "FILE")]
+    pub trace_picture: Option<PathBuf>,
+    /// Second from which trace and picture are; without it 0, and for the picture around the rejection that cancelled the most.
+    #[arg(long, value_name = "S")]
+    pub trace_from: Option<f64>,
+    /// Seconds they hold; without it 5, and 0.16 for the picture.
+    #[arg(long, value_name = "S")]
+    pub trace_for: Option<f64>,
 }
+
+/// Seconds that a trace and a picture hold unless one says otherwise: a picture holds some passes of a large model.
+const TRACE_S: f64 = 5.0;
+const PICTURE_S: f64 = 0.16;
 
 /// Runs the comparison.
 ///
@@ -126,16 +135,40 @@ pub fn sim(args: &SimArgs) -> Result<(), DaemonError> {
     if let Some(file) = &args.plot {
         write(file, Ok(report.png()?))?;
     }
-    if let (Some(file), Some(last), Some(load)) = (&args.trace, report.runs.last(), loads.last()) {
-        let detailed = spec.simulate(last.policy.clone(), load, true)?;
-        let from = Duration::from_secs(args.trace_from);
-        let trace = chrome_trace(&detailed, from, from + Duration::from_secs(args.trace_for));
-        write(file, serde_json::to_vec(&trace).map_err(std::io::Error::from))?;
+    if args.trace.is_some() || args.trace_picture.is_some() {
+        args.trace(&spec, &report, &loads)?;
     }
     Ok(())
 }
 
 impl SimArgs {
+    /// The last run once more, in detail: as a trace, as a picture, or both.
+    fn trace(&self, spec: &SimSpec, report: &SimReport, loads: &[Load]) -> Result<(), DaemonError> {
+        let (Some(last), Some(load)) = (report.runs.last(), loads.last()) else { return Ok(()) };
+        let record = spec.simulate(last.policy.clone(), load, true)?.into_record();
+        let from = self.trace_from.map(Duration::from_secs_f64);
+        let length = |default| Duration::from_secs_f64(self.trace_for.unwrap_or(default));
+        if let Some(file) = &self.trace {
+            let from = from.unwrap_or_default();
+            let mut trace = Vec::new();
+            let written = write_chrome_trace(&record, from..from + length(TRACE_S), &mut trace);
+            write(file, written.map(|()| trace))?;
+        }
+        if let Some(file) = &self.trace_picture {
+            let length = length(PICTURE_S);
+            let window = from.map_or_else(|| telling_window(&record, length), |from| from..from + length);
+            let title =
+                format!("simulated: {}, policy {}, {} {}", spec, last.contender, self.axis(), last.level);
+            write(file, Ok(picture(&record, window, &title)?))?;
+        }
+        Ok(())
+    }
+
+    /// What a load is measured in.
+    fn axis(&self) -> &'static str {
+        if self.batches.is_empty() { "requests per second" } else { "batch" }
+    }
+
     fn spec(&self) -> Result<SimSpec, DaemonError> {
         let wrong = |why: &str| Err(BenchError::Spec(why.to_owned()).into());
         let positive = |x: f64| x.is_finite() && x > 0.0;
@@ -153,6 +186,11 @@ impl SimArgs {
         }
         if ![self.cancelled, self.acceptance.unwrap_or(0.0)].iter().all(|p| (0.0..=1.0).contains(p)) {
             return wrong("--cancelled and --acceptance are probabilities, 0 to 1");
+        }
+        // Years are enough, and fit.
+        let seconds = |s: Option<f64>| s.is_none_or(|s| (0.0..=1e9).contains(&s));
+        if !seconds(self.trace_from) || !seconds(self.trace_for) || self.trace_for == Some(0.0) {
+            return wrong("--trace-from and --trace-for are seconds, and --trace-for is above 0");
         }
         if self.draft_sms.iter().any(|&sms| sms == 0 || sms >= self.device.sms) {
             return wrong(&format!("--draft-sms must be above 0 and below the device's {}", self.device.sms));
@@ -264,6 +302,29 @@ mod tests {
     }
 
     #[test]
+    fn a_trace_and_a_picture_are_written_of_the_last_run() {
+        let folder = std::env::temp_dir().join(format!("faser-sim-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let line = format!(
+            "faser sim --batches 1 --lengths humaneval --acceptance 0.97 --policy off --policy faser \
+             --trace-for 0.5 --trace {0}/lanes.json --trace-picture {0}/lanes.png",
+            folder.display()
+        );
+        sim(&args(&line).unwrap()).unwrap();
+        let trace: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(folder.join("lanes.json")).unwrap()).unwrap();
+        let picture = std::fs::read(folder.join("lanes.png")).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        // Of `faser`, which drafts: half a second from the beginning on.
+        let drafts = trace["traceEvents"].as_array().unwrap().iter().filter(|event| {
+            event["name"].as_str().is_some_and(|name| name.starts_with("draft 1 x"))
+                && event["ts"].as_f64().is_some_and(|ts| ts < 5e5)
+        });
+        assert!(drafts.count() > 0);
+        assert!(picture.starts_with(b"\x89PNG"));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_advice() {
         for line in ["--device b900", "--policy fixed:99", "--lengths x", "--batches 1 --rates 2"] {
             assert!(args(&format!("faser sim {line}")).is_err(), "{line}");
@@ -272,6 +333,8 @@ mod tests {
             ("--rates 0", "--rates"),
             ("--swing 0.5", "--swing"),
             ("--noise NaN", "--noise"),
+            ("--trace-for 0", "--trace-for"),
+            ("--trace-from NaN", "--trace-from"),
             ("--launches 0", "--launches"),
             ("--acceptance 2", "--acceptance"),
             ("--draft-sms 132", "132"),

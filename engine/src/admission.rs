@@ -4,6 +4,7 @@ use crate::api::{K_LIMIT, SeqId};
 use crate::engine::Engine;
 use crate::sequence::SequenceKv;
 use crate::survival::Level;
+use crate::view::EpochMove;
 
 impl Engine {
     /// Admits waiting sequences, first come first served, while there is room for their whole prompts and a block to
@@ -95,7 +96,16 @@ impl Engine {
             self.shed(&sequence);
             self.sequences.insert(seq, sequence);
         }
+        let drafting = self.draft_lane.outstanding();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
+        self.moves.push(EpochMove {
+            seq,
+            epoch: sequence.epoch,
+            frontier: sequence.tokens.len(),
+            unsent: sequence.proposals.len(),
+            drafting: drafting.filter(|_| sequence.draft_out.is_some()),
+            rejected: false,
+        });
         sequence.evict((&self.target_pool, &self.draft_pool));
         self.draft_lane.retire(seq);
         self.verify_lane.retire(seq);

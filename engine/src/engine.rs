@@ -28,7 +28,7 @@ use crate::policy::Policy;
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
 use crate::survival::Calibration;
-use crate::view::{CalibrationView, LoadView, Totals};
+use crate::view::{CalibrationView, EpochMove, LoadView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
 const DEVICE_LOSSES_FORGIVEN: u32 = 2;
@@ -86,6 +86,8 @@ pub struct Engine {
     pub(crate) spent: (DraftPlan, VerifyPlan),
     /// Chunks that fell since the event came.
     pub(crate) fallen: Vec<Shed>,
+    /// Epochs that ended since the event came.
+    pub(crate) moves: Vec<EpochMove>,
     pub(crate) now: Duration,
     stage: Stage,
     device: Device,
@@ -119,6 +121,7 @@ impl Engine {
             scratch: Scratch::default(),
             spent: plans(&config),
             fallen: Vec::new(),
+            moves: Vec::with_capacity(config.max_running),
             now: Duration::ZERO,
             stage: Stage::Draft,
             device: Device::Up,
@@ -129,6 +132,7 @@ impl Engine {
     /// Takes one event; appends what is to be done to `out`, in order. `now` is time since any fixed moment.
     pub fn handle(&mut self, now: Duration, event: Event, out: &mut Vec<Command>) {
         self.now = now;
+        self.moves.clear();
         match event {
             Event::Submit(request) => self.submit(request, out),
             Event::Cancel(seq) => self.cancel(seq, out),
@@ -155,6 +159,19 @@ impl Engine {
             draft_pool: self.draft_pool.view(),
             calibration: CalibrationView::new(self.calibration.quality()),
             totals: self.totals.clone(),
+        }
+    }
+
+    /// Epochs that the last event ended, in order.
+    pub fn epoch_moves(&self) -> &[EpochMove] {
+        &self.moves
+    }
+
+    /// What the cost tables say of the plan that left last on a lane; none if there are no tables.
+    pub fn predicted(&self, lane: LaneKind) -> Option<Duration> {
+        match lane {
+            LaneKind::Draft => self.planner.predicted_draft(&self.draft_shape),
+            LaneKind::Verify => self.planner.predicted_verify(&self.verify_shape),
         }
     }
 

@@ -200,10 +200,23 @@ impl Planner {
 
     /// A verify pass was timed: the tables learn. What they said before, if there are any.
     pub(crate) fn timed_verify(&mut self, shape: &PassShape, took: Duration) -> Option<Duration> {
+        let predicted = self.predicted_verify(shape)?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
-        let predicted = Duration::from_secs_f64(costs.verify.seconds(shape.rows, shape.reach));
         costs.verify.observe(shape.rows, shape.reach, took);
         Some(predicted)
+    }
+
+    /// What the tables say of a verify pass.
+    pub(crate) fn predicted_verify(&self, shape: &PassShape) -> Option<Duration> {
+        let costs = self.partitions.get(shape.partition.0)?;
+        Some(Duration::from_secs_f64(costs.verify.seconds(shape.rows, shape.reach)))
+    }
+
+    /// What the tables say of a draft plan: a first step with all its rows, then one row per sequence.
+    pub(crate) fn predicted_draft(&self, shape: &PassShape) -> Option<Duration> {
+        let draft = &self.partitions.get(shape.partition.0)?.draft;
+        let further = shape.steps.saturating_sub(1) as f64 * draft.seconds(shape.sequences, shape.reach);
+        Some(Duration::from_secs_f64(draft.seconds(shape.rows, shape.reach) + further))
     }
 
     /// A draft plan was timed: the tables learn, unless catching up dominated it.

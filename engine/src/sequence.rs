@@ -129,9 +129,20 @@ pub(crate) struct Committed {
     pub(crate) accepted: usize,
     /// Proposals left the pass, and the first of them would have been accepted.
     pub(crate) pruned_in_vain: bool,
-    /// Unsent proposals and drafts in flight that fell with a rejection.
-    pub(crate) cancelled: bool,
+    /// The epoch that a rejection ended.
+    pub(crate) fell: Option<Fell>,
     pub(crate) ended: Option<FinishReason>,
+}
+
+/// What fell with a rejection, beyond what had been sent.
+#[derive(Debug)]
+pub(crate) struct Fell {
+    pub(crate) epoch: u32,
+    /// Position of the first of them.
+    pub(crate) frontier: usize,
+    pub(crate) unsent: usize,
+    /// A draft chunk was out.
+    pub(crate) drafting: bool,
 }
 
 impl Sequence {
@@ -301,14 +312,15 @@ impl Sequence {
                 return done;
             }
         }
-        let behind_frontier = self.proposals.len() > sent - accepted || self.draft_out.is_some();
+        let unsent = self.proposals.len().saturating_sub(sent - accepted);
         let foreseen = self.proposals.pop_front().map(|proposal| proposal.token);
         if self.take(next, Origin::Target, &mut done) {
             return done;
         }
         self.target.advance(&self.tokens, end + accepted);
         if foreseen.is_some_and(|token| token != next) {
-            done.cancelled = behind_frontier;
+            let (epoch, drafting) = (self.epoch, self.draft_out.is_some());
+            done.fell = Some(Fell { epoch, frontier: end + sent, unsent, drafting });
             self.reject();
         }
         self.draft.advance(&self.tokens, self.draft.computed);

@@ -7,7 +7,8 @@ use crate::engine::{Engine, Scratch};
 use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::planner::{Batch, Leaving, PassShape};
 use crate::pruning::Prospect;
-use crate::sequence::{Sequence, VerifyOut};
+use crate::sequence::{Fell, Sequence, VerifyOut};
+use crate::view::EpochMove;
 
 impl Engine {
     /// The next verify pass: a row for each sequence that decodes, the proposals that pay, prefill with the rest.
@@ -216,10 +217,14 @@ impl Engine {
             }
             return;
         };
-        let drafting = sequence.draft_out.is_some();
         let done = sequence.verified(verdict, next, self.now, &mut self.calibration);
-        if let (true, None, Some(step)) = (drafting, sequence.draft_out, self.draft_lane.outstanding()) {
-            self.fallen.push(Shed { lane: LaneKind::Draft, step, seq: chunk.seq });
+        if let Some(Fell { epoch, frontier, unsent, drafting }) = done.fell {
+            let seq = chunk.seq;
+            let drafting = self.draft_lane.outstanding().filter(|_| drafting);
+            let moved = EpochMove { seq, epoch, frontier, unsent, drafting, rejected: true };
+            self.moves.push(moved);
+            self.totals.chunks_cancelled += u64::from(moved.cancelled());
+            self.fallen.extend(drafting.map(|step| Shed { lane: LaneKind::Draft, step, seq }));
         }
         let right = done.accepted + usize::from(done.pruned_in_vain);
         let known = chunk.proposals.min(done.accepted + 1);
@@ -233,7 +238,6 @@ impl Engine {
         self.totals.count_draft(done.proposed, done.accepted);
         self.totals.rows_pruned += verdict.pruned as u64;
         self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
-        self.totals.chunks_cancelled += u64::from(done.cancelled);
         self.totals.output_tokens += done.emitted.len() as u64;
         if !done.emitted.is_empty() {
             out.push(Command::Emit { seq: chunk.seq, tokens: done.emitted });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::api::K_LIMIT;
+use crate::api::{K_LIMIT, SeqId};
 use crate::histogram::ErrorHistogram;
 
 /// A snapshot: gauges of this moment and totals since the start.
@@ -55,6 +55,30 @@ impl CalibrationView {
     /// From [`Calibration::quality`](crate::survival::Calibration::quality).
     pub(crate) fn new((observed, log_loss_nats): (u64, f64)) -> CalibrationView {
         CalibrationView { observed, log_loss_nats }
+    }
+}
+
+/// A sequence's epoch moved on: proposals fell before anybody verified them, or at least may not be built on any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpochMove {
+    /// The sequence.
+    pub seq: SeqId,
+    /// The epoch that is over.
+    pub epoch: u32,
+    /// Position from which on proposals fell unverified.
+    pub frontier: usize,
+    /// How many stood there.
+    pub unsent: usize,
+    /// The draft plan that was working on more, if one was.
+    pub drafting: Option<u64>,
+    /// A verdict rejected what was proposed before them. Otherwise the sequence lost its KV.
+    pub rejected: bool,
+}
+
+impl EpochMove {
+    /// A rejection made something fall that had not been sent: drafted, or being drafted.
+    pub fn cancelled(&self) -> bool {
+        self.rejected && (self.unsent > 0 || self.drafting.is_some())
     }
 }
 

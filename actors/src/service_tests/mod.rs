@@ -1,6 +1,7 @@
 //! The service as a client sees it, with a tiny synthetic pair on real lanes, and with devices that fail on demand.
 
 mod faults;
+mod recording;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use faser_engine::sim::{Outcome, PassRecord, Report};
+use faser_engine::record::PassRecord;
+use faser_engine::sim::{Outcome, Report};
 use faser_engine::{FinishReason, LaneKind};
 use serde::Serialize;
 

@@ -1,10 +1,8 @@
 //! Policies compared in the simulator: the same loads, the same texts, the same device, one policy after the other.
 
-mod canvas;
 mod figures;
 mod plot;
 mod table;
-mod trace;
 mod tune;
 
 use std::fmt;
@@ -19,7 +17,6 @@ use faser_engine::{EngineConfig, Mechanisms, Policy, Slo};
 use serde::{Serialize, Serializer};
 
 pub use figures::{Figures, Moment};
-pub use trace::chrome_trace;
 
 use crate::BenchError;
 

@@ -1,8 +1,8 @@
 //! The comparison as a picture: latency and throughput against the load, and speculative length and partition over time.
 
-use super::canvas::{Canvas, Colour, LETTER};
 use super::{Moment, SimReport, SimRun};
 use crate::BenchError;
+use crate::canvas::{Canvas, Colour, LETTER, round_step};
 
 const WIDTH: usize = 1200;
 const HEIGHT: usize = 900;
@@ -192,10 +192,7 @@ impl Axis {
             let ticks = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(decade)));
             return ticks.filter(|tick| (self.from..=self.to).contains(tick)).collect();
         }
-        let rough = (self.to - self.from) / 6.0;
-        let decade = 10f64.powf(rough.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * decade).into_iter().find(|step| *step >= rough);
-        let step = step.unwrap_or(rough);
+        let step = round_step((self.to - self.from) / 6.0);
         let last = ((self.to - self.from) / step) as usize;
         (0..=last).map(|i| self.from + step * i as f64).collect()
     }

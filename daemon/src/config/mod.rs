@@ -75,6 +75,8 @@ pub struct ServerConfig {
     pub max_prompts_per_request: usize,
     /// How long an idle connection is kept.
     pub keep_alive: Duration,
+    /// Whether /debug answers.
+    pub debug: bool,
 }
 
 /// The model pair.

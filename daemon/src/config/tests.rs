@@ -26,7 +26,7 @@ fn the_teaching_file_says_every_default() {
         keys.sort_unstable();
         keys.join(" ")
     };
-    assert_eq!(keys("server"), "keep_alive_s listen max_body_bytes max_prompts_per_request workers");
+    assert_eq!(keys("server"), "debug keep_alive_s listen max_body_bytes max_prompts_per_request workers");
     assert_eq!(keys("model"), "draft dtype name target");
     assert_eq!(keys("device"), "isa kind threads");
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
@@ -38,12 +38,12 @@ fn the_teaching_file_says_every_default() {
 #[test]
 fn values_replace_defaults() {
     let config = read(
-        "server: {listen: '0.0.0.0:9', keep_alive_s: 5}\nmodel: {target: big, draft: none, dtype: f32}\n\
+        "server: {listen: '0.0.0.0:9', keep_alive_s: 5, debug: true}\nmodel: {target: big, draft: none, dtype: f32}\n\
          kv: {memory: 2GiB, prefix_cache: false}\nscheduler: {max_running: 700}\ndrain_timeout_s: 0\n",
     )
     .unwrap();
     assert_eq!(config.server.listen.to_string(), "0.0.0.0:9");
-    assert_eq!(config.server.keep_alive, Duration::from_secs(5));
+    assert_eq!((config.server.keep_alive, config.server.debug), (Duration::from_secs(5), true));
     assert_eq!(config.model.source, ModelSource::Directories { target: "etc/big".into(), draft: None });
     assert_eq!(config.model.dtype, Dtype::F32);
     assert_eq!(config.kv.memory_bytes, Some(2 << 30));

@@ -66,6 +66,7 @@ fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
     let max_body_bytes = sizes::bytes(&mut fields, "max_body_bytes", 1 << 10, 1 << 30)?.unwrap_or(4 * MIB);
     let max_prompts_per_request = fields.size("max_prompts_per_request", 1..=4096)?.unwrap_or(64);
     let keep_alive = seconds(&mut fields, "keep_alive_s", 1..=3600, 75)?;
+    let debug = fields.flag("debug")?.unwrap_or(false);
     fields.finish()?;
     Ok(ServerConfig {
         listen,
@@ -73,6 +74,7 @@ fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
         max_body_bytes: max_body_bytes as usize,
         max_prompts_per_request,
         keep_alive,
+        debug,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
-use faser_actors::SubmitError;
+use faser_actors::{RecordingError, SubmitError};
 use faser_models::ModelError;
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ impl ApiError {
         }
     }
 
-    /// Another refusal of the request itself: 404, 405, 413.
+    /// Another refusal of the request itself: 404, 405, 409, 413.
     pub fn refused(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError { status, ..ApiError::bad_request(message, None, code) }
     }
@@ -120,6 +120,17 @@ impl From<SubmitError> for ApiError {
             SubmitError::NotReady(_) => ApiError::unavailable(message, "not_ready"),
             SubmitError::Draining => ApiError::unavailable(message, "draining"),
             SubmitError::Stopped => ApiError::unavailable(message, "stopped"),
+        }
+    }
+}
+
+impl From<RecordingError> for ApiError {
+    fn from(err: RecordingError) -> ApiError {
+        let message = err.to_string();
+        match err {
+            RecordingError::Length => ApiError::bad_request(message, Some("seconds"), "invalid_value"),
+            RecordingError::Busy(_) => ApiError::refused(StatusCode::CONFLICT, "recording", message),
+            RecordingError::Stopped => ApiError::unavailable(message, "stopped"),
         }
     }
 }

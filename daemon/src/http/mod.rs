@@ -3,6 +3,7 @@
 mod body;
 mod chat;
 mod completions;
+mod debug;
 pub mod errors;
 mod generation;
 mod health;
@@ -32,6 +33,7 @@ pub fn routes(config: &mut web::ServiceConfig) {
         .service(resource("/health", Method::GET, web::route().to(health::health)))
         .service(resource("/ready", Method::GET, web::route().to(health::ready)))
         .service(resource("/metrics", Method::GET, web::route().to(health::metrics)))
+        .service(resource("/debug/trace", Method::GET, web::route().to(debug::trace)))
         .default_service(web::to(no_route));
 }
 

@@ -18,7 +18,6 @@ mod lanes;
 mod lengths;
 mod pair;
 mod random;
-mod record;
 mod report;
 mod roofline;
 mod workload;
@@ -32,7 +31,6 @@ pub use device::SimDevice;
 pub use hardware::Hardware;
 pub use lengths::Lengths;
 pub use pair::{ModelShape, Pair};
-pub use record::{ChunkRecord, Mark, PassRecord};
 pub use report::{Outcome, Report};
 pub use roofline::Roofline;
 pub use workload::{Faults, Workload};
@@ -41,9 +39,9 @@ use crate::api::{Command, Event, Request, SeqId};
 use crate::config::{EngineConfig, EngineError};
 use crate::engine::Engine;
 use crate::plan::{LaneKind, Shed};
+use crate::record::{Bounds, Record, Recorder};
 use clock::EventQueue;
 use lanes::{Lanes, PlanOut};
-use record::Recorder;
 
 /// What happens to a simulated server from outside.
 #[derive(Clone, Debug)]
@@ -94,21 +92,24 @@ impl Simulation {
     /// # Errors
     /// What `Engine::new` refuses.
     pub fn new(config: EngineConfig, device: SimDevice) -> Result<Simulation, EngineError> {
+        let engine = Engine::new(config)?;
         Ok(Simulation {
-            engine: Engine::new(config)?,
+            recorder: Recorder::of_passes(&engine),
+            engine,
             device,
             queue: EventQueue::default(),
             lanes: Lanes::default(),
             shed: [Vec::new(), Vec::new()],
-            recorder: Recorder::default(),
             report: Report::default(),
         })
     }
 
-    /// Keeps every pass with its chunks, for a trace. Without it, passes are kept without their chunks.
+    /// Keeps every pass with its chunks, and the marks, for a trace. Without it, passes are kept alone.
     #[must_use]
     pub fn in_detail(mut self) -> Simulation {
-        self.recorder.in_detail = true;
+        // The arrivals are the bound.
+        let all = Bounds { passes: usize::MAX, chunks: usize::MAX, marks: usize::MAX };
+        self.recorder = Recorder::in_detail(all, Duration::ZERO, &self.engine);
         self
     }
 
@@ -133,8 +134,9 @@ impl Simulation {
                     self.queue.push(at, Due::Engine(Box::new(late)));
                 }
             }
+            self.recorder.before(now, &event);
             self.engine.handle(now, event, &mut commands);
-            self.recorder.after(now, &self.engine);
+            self.recorder.after(now, &self.engine, &commands);
             for command in commands.drain(..) {
                 self.report.commands += 1;
                 self.carry_out(now, command);
@@ -148,8 +150,8 @@ impl Simulation {
         self.report.view = self.engine.view();
         self.report.any_lane_busy = self.lanes.any_busy;
         self.report.both_lanes_busy = self.lanes.both_busy;
-        (self.report.passes, self.report.marks) = self.recorder.finish();
-        self.report
+        let Record { passes, marks, target_layers, .. } = self.recorder.finish(self.report.makespan);
+        Report { passes, marks, target_layers, ..self.report }
     }
 
     fn schedule(&mut self, at: Duration, happening: Happening) {
@@ -172,9 +174,7 @@ impl Simulation {
         loop {
             let outside = self.queue.next();
             if self.lanes.next().is_some_and(|end| outside.is_none_or(|at| end < at)) {
-                let (at, started, event) = self.lanes.finish()?;
-                self.recorder.ended(started, at, &event);
-                return Some((at, event));
+                return self.lanes.finish().map(|(at, _, event)| (at, event));
             }
             match self.queue.pop()? {
                 (at, Due::Engine(event)) => return Some((at, *event)),
@@ -197,13 +197,11 @@ impl Simulation {
         match command {
             Command::Draft(mut plan) => {
                 self.shed[LaneKind::Draft as usize].clear();
-                self.recorder.draft_began(&plan);
                 let work = self.device.draft(&mut plan);
                 self.lanes.start(now, work, PlanOut::Draft(plan));
             }
             Command::Verify(mut plan) => {
                 self.shed[LaneKind::Verify as usize].clear();
-                self.recorder.verify_began(&plan);
                 let work = self.device.verify(&mut plan);
                 self.lanes.start(now, work, PlanOut::Verify(plan));
             }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::record::{Mark, PassRecord};
 use crate::api::{Emitted, FinishReason, Refusal, SeqId, TokenId, Usage};
+use crate::record::{Mark, PassRecord, Record};
 use crate::view::LoadView;
 
 /// The outcome of one request.
@@ -49,6 +49,8 @@ pub struct Report {
     pub passes: Vec<PassRecord>,
     /// Moments worth a mark, where the simulation was in detail.
     pub marks: Vec<(Duration, Mark)>,
+    /// Layers of the target.
+    pub target_layers: usize,
 }
 
 impl Report {
@@ -56,6 +58,13 @@ impl Report {
     pub fn tokens_per_second(&self) -> f64 {
         let tokens: usize = self.outcomes.values().map(|outcome| outcome.tokens.len()).sum();
         tokens as f64 / self.makespan.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    /// What the lanes did, from the beginning to the end.
+    pub fn into_record(self) -> Record {
+        let Report { passes, marks, target_layers, makespan, .. } = self;
+        let until = passes.last().map_or(makespan, |pass| pass.ended.max(makespan));
+        Record { from: Duration::ZERO, until, cut_short: false, target_layers, passes, marks }
     }
 
     pub(super) fn arrived(&mut self, seq: SeqId, now: Duration) {

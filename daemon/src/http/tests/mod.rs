@@ -113,3 +113,4 @@ fn body_chunks<B: MessageBody + 'static>(
 mod answers;
 mod life;
 mod refusals;
+mod trace;
