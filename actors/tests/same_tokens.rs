@@ -56,7 +56,7 @@ struct Tally {
 fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
     let cases = env_or("FASER_CASES", 1000);
     let first_seed = env_or("FASER_SEED", 1);
-    let pairs = [Dtype::F32, Dtype::Bf16].map(pair);
+    let pairs = [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair);
     let mut tally = Tally::default();
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };

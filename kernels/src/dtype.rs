@@ -3,22 +3,35 @@
 use crate::KernelError;
 use std::{fmt, str::FromStr};
 
-/// Type of the numbers of weights and KV memory. Activations and accumulators are always f32.
+/// Type of the numbers of weights and KV memory. Activations between ops and accumulators are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// IEEE 754 single precision.
     F32,
     /// The upper half of an f32.
     Bf16,
+    /// Whole numbers from -127 to 127 with a scale for each output and 32 inputs: weight matrices alone can be held so, see
+    /// [`Matrix`](crate::Matrix). Activations are quantised in the same way on their way into a product.
+    Int8,
 }
 
 impl Dtype {
-    /// Bytes of one number.
+    /// Bytes of one number; of int8 without its share of a scale.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
             Dtype::Bf16 => 2,
+            Dtype::Int8 => 1,
+        }
+    }
+
+    /// In what the embedding and KV memory of a model are held whose matrices are held in this: bf16 beside int8, else the same.
+    #[must_use]
+    pub fn beside(self) -> Dtype {
+        match self {
+            Dtype::F32 => Dtype::F32,
+            Dtype::Bf16 | Dtype::Int8 => Dtype::Bf16,
         }
     }
 }
@@ -28,6 +41,7 @@ impl fmt::Display for Dtype {
         f.write_str(match self {
             Dtype::F32 => "f32",
             Dtype::Bf16 => "bf16",
+            Dtype::Int8 => "int8",
         })
     }
 }
@@ -39,6 +53,7 @@ impl FromStr for Dtype {
         match name {
             "f32" => Ok(Dtype::F32),
             "bf16" => Ok(Dtype::Bf16),
+            "int8" => Ok(Dtype::Int8),
             _ => Err(KernelError::UnknownDtype { name: name.to_owned() }),
         }
     }

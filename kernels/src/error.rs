@@ -18,10 +18,24 @@ pub enum KernelError {
         name: String,
     },
     /// No such weight type.
-    #[error("unknown dtype `{name}`: choose bf16 or f32")]
+    #[error("unknown dtype `{name}`: choose bf16, f32 or int8")]
     UnknownDtype {
         /// The name given.
         name: String,
+    },
+    /// int8 where it cannot be.
+    #[error("{what} cannot be held in int8, weight matrices alone can: choose bf16 or f32 for it")]
+    Int8 {
+        /// What was to be held.
+        what: &'static str,
+    },
+    /// A weight that int8 cannot stand for.
+    #[error(
+        "a weight is {value}, which int8 cannot hold (at most 8 million, and finite): choose bf16 or f32"
+    )]
+    Weight {
+        /// The weight.
+        value: f32,
     },
     /// A partition with no core.
     #[error("a lane needs at least one core")]

@@ -102,7 +102,7 @@ fn what_was_computed_before_leaves_no_trace() {
     let mut random = Random::new(6);
     let (x, w) = (random.tensor(3, 33), random.numbers(40 * 33));
     let (nan, old) = (Tensor::from_rows(64, &[f32::NAN; 14 * 64]), random.numbers(40 * 64));
-    for dtype in [Dtype::F32, Dtype::Bf16] {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8] {
         let matrix = Matrix::pack(33, &[Source::F32(&w)], dtype).unwrap();
         let before = Matrix::pack(64, &[Source::F32(&old)], dtype).unwrap();
         on_each_isa(|isa| {
@@ -129,13 +129,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn a_row_has_the_same_bits_alone_and_in_any_batch(
-        rows in 1usize..=64, inputs in 1usize..150, outputs in 1usize..300, bf16 in any::<bool>(), workers in 1usize..=4,
-        seed in any::<u64>(), add in any::<bool>(),
+        rows in 1usize..=64, inputs in 1usize..150, outputs in 1usize..300, workers in 1usize..=4, seed in any::<u64>(),
+        dtype in prop::sample::select(vec![Dtype::F32, Dtype::Bf16, Dtype::Int8]), add in any::<bool>(),
     ) {
         let mut random = Random::new(seed);
         let x = random.tensor(rows, inputs);
         let w = random.numbers(outputs * inputs);
-        let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
         let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
         let write = if add { Write::Add } else { Write::Replace };
         for isa in Isa::available() {
@@ -159,7 +158,7 @@ fn every_number_of_rows_gives_the_same_bits_with_enough_work_to_share() {
     let mut random = Random::new(77);
     let x = random.tensor(130, inputs);
     let w = random.numbers(outputs * inputs);
-    for dtype in [Dtype::Bf16, Dtype::F32] {
+    for dtype in [Dtype::Bf16, Dtype::F32, Dtype::Int8] {
         let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
         on_each_isa(|isa| {
             let mut expected = Tensor::zeros(130, outputs);

@@ -47,15 +47,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn scores_are_the_bits_of_matmul(
-        rows in 1usize..20, inputs in 1usize..300, outputs in 1usize..300, each in 0usize..20, bf16 in any::<bool>(),
-        workers in 1usize..=3, seed in any::<u64>(),
+        rows in 1usize..20, inputs in 1usize..300, outputs in 1usize..300, each in 0usize..20, workers in 1usize..=3,
+        dtype in prop::sample::select(vec![Dtype::F32, Dtype::Bf16, Dtype::Int8]), seed in any::<u64>(),
     ) {
         let mut random = Random::new(seed);
         // A view of some columns of a wider tensor.
         let x = random.tensor(rows, inputs + 5);
         let x = x.view(rows).columns(2..inputs + 2);
         let w = random.numbers(outputs * inputs);
-        let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
         let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
         let tokens: Vec<u32> = (0..rows * each).map(|_| random.below(outputs) as u32).collect();
         for isa in Isa::available() {

@@ -108,6 +108,14 @@ pub enum ModelError {
         /// The template's own words, or the line that is wrong.
         problem: String,
     },
+    /// A matrix cannot be packed.
+    #[error("cannot pack `{tensor}`: {source}")]
+    Pack {
+        /// The tensor, or the first of those that are fused.
+        tensor: String,
+        /// Why.
+        source: KernelError,
+    },
     /// The device refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),

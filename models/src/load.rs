@@ -21,8 +21,8 @@ pub struct Progress {
 
 impl Model {
     /// Loads `config.json` and the safetensors weights (`model.safetensors`, or the shards of
-    /// `model.safetensors.index.json`) of a directory, and packs the matrices in `dtype`. `progress` is called
-    /// after each tensor.
+    /// `model.safetensors.index.json`) of a directory, and packs the matrices in `dtype`, the LM head too; the
+    /// embedding is held in [`Dtype::beside`] it, a tied one in both forms. `progress` is called after each tensor.
     ///
     /// # Errors
     /// A file is missing or damaged, a tensor is missing, too much, or of another shape than
@@ -45,19 +45,20 @@ struct Loader<'a> {
 }
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 
 impl Loader<'_> {
     fn parts(&mut self) -> Result<Parts, ModelError> {
         let ModelConfig { hidden, vocab, layers, tie_embeddings, .. } = *self.config;
         let embedding = self.checkpoint.take(EMBEDDING, &[vocab, hidden], "vocab_size, hidden_size")?;
         let head = if tie_embeddings {
-            self.pack(hidden, &[embedding.source()])?
+            self.pack(EMBEDDING, hidden, &[embedding.source()])?
         } else {
             let reason = "tie_word_embeddings is false; vocab_size, hidden_size";
-            let head = self.checkpoint.take("lm_head.weight", &[vocab, hidden], reason)?;
-            self.pack(hidden, &[head.source()])?
+            let head = self.checkpoint.take(HEAD, &[vocab, hidden], reason)?;
+            self.pack(HEAD, hidden, &[head.source()])?
         };
-        let embedding = Table::new(hidden, embedding.source(), self.dtype)?;
+        let embedding = Table::new(hidden, embedding.source(), self.dtype.beside())?;
         let layers = (0..layers).map(|index| self.layer(index).map(Arc::new)).collect::<Result<_, _>>()?;
         let norm = self.norm("model.norm.weight", hidden, "hidden_size")?;
         Ok(Parts { embedding: Arc::new(embedding), layers, norm: Arc::new(norm), head: Arc::new(head) })
@@ -115,11 +116,13 @@ impl Loader<'_> {
             })
             .collect::<Result<Vec<Values>, _>>()?;
         let sources: Vec<Source<'_>> = values.iter().map(Values::source).collect();
-        self.pack(inputs, &sources)
+        let first = parts.first().map_or("", |(name, _)| name);
+        self.pack(&format!("{first}.weight"), inputs, &sources)
     }
 
-    fn pack(&self, inputs: usize, sources: &[Source<'_>]) -> Result<Matrix, ModelError> {
-        Ok(Matrix::pack(inputs, sources, self.dtype)?)
+    fn pack(&self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<Matrix, ModelError> {
+        let packed = Matrix::pack(inputs, sources, self.dtype);
+        packed.map_err(|source| ModelError::Pack { tensor: tensor.to_owned(), source })
     }
 
     fn bias(

@@ -51,9 +51,9 @@ impl Model {
         self.dtype
     }
 
-    /// In what keys and values are to be held: as the weights.
+    /// In what keys and values are to be held: as the matrices, but bf16 beside int8.
     pub fn kv_dtype(&self) -> Dtype {
-        self.dtype
+        self.dtype.beside()
     }
 
     /// Bytes of all weights; weights shared with another model are counted in both.

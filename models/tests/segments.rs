@@ -23,8 +23,9 @@ fn models() -> Vec<Model> {
         Model::load(&folder, Dtype::F32, &mut |_| {}).unwrap()
     };
     let spec = SyntheticSpec { residual_scale: 1.0, ..SyntheticSpec::preset("tiny").unwrap() };
-    let synthetic = [Dtype::F32, Dtype::Bf16].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
-    synthetic.into_iter().chain([golden("qwen2-some-layers-sliding"), golden("qwen3-tied")]).collect()
+    let [f32, bf16, int8] =
+        [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
+    vec![f32, bf16, golden("qwen2-some-layers-sliding"), golden("qwen3-tied"), int8]
 }
 
 /// Small numbers that look random.

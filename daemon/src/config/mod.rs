@@ -86,7 +86,7 @@ pub struct ModelConfig {
     pub name: Option<String>,
     /// Where the weights come from.
     pub source: ModelSource,
-    /// In which type weights and KV are held.
+    /// In which type weight matrices are held, and KV too unless it is int8.
     pub dtype: Dtype,
 }
 

@@ -53,6 +53,14 @@ fn values_replace_defaults() {
 }
 
 #[test]
+fn int8_is_chosen_by_name_alone() {
+    let dtype = |text| read(text).unwrap().model.dtype;
+    assert_eq!(dtype("model: {dtype: int8}\n"), Dtype::Int8);
+    assert_eq!([dtype(""), dtype("model: {dtype: null}\n")], [Dtype::Bf16; 2]);
+    assert!(refusal("model: {dtype: int4}\n").contains("`int8`"));
+}
+
+#[test]
 fn mechanisms_can_be_switched_off_and_targets_set() {
     let config = read("speculation: {policy: faser, overlap: false, slo: {tpot_ms: 50}}\n").unwrap();
     let Mechanisms { trim, overlap, prune } = config.speculation.mechanisms;

@@ -115,8 +115,9 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
             ModelSource::Directories { target: folder.join(target), draft }
         }
     };
-    let dtype = match fields.word("dtype", &["bf16", "f32"])? {
+    let dtype = match fields.word("dtype", &["bf16", "f32", "int8"])? {
         Some("f32") => Dtype::F32,
+        Some("int8") => Dtype::Int8,
         _ => Dtype::Bf16,
     };
     fields.finish()?;

@@ -12,8 +12,10 @@ use std::{
 /// # Safety
 /// Only for types without padding or invalid bit patterns, and without drop glue.
 pub(crate) unsafe trait Element: Copy + Send + Sync + 'static {}
-// SAFETY: plain numbers.
+// SAFETY: a plain number.
 unsafe impl Element for f32 {}
+// SAFETY: a plain number.
+unsafe impl Element for u32 {}
 // SAFETY: a `u16` inside.
 unsafe impl Element for bf16 {}
 

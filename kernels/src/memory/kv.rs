@@ -93,7 +93,7 @@ impl KvCache {
     /// Zeroed memory of that shape.
     ///
     /// # Errors
-    /// If a size is impossible, or there is no memory.
+    /// If a size is impossible, `dtype` is int8, or there is no memory.
     pub fn new(shape: KvShape, dtype: Dtype) -> Result<KvCache, KernelError> {
         shape.check()?;
         let heads = shape.layers.saturating_mul(shape.blocks).saturating_mul(shape.kv_heads);
@@ -103,6 +103,7 @@ impl KvCache {
         let pages = match dtype {
             Dtype::F32 => Pages::F32 { k: Buffer::zeroed(k, what)?, v: Buffer::zeroed(v, what)? },
             Dtype::Bf16 => Pages::Bf16 { k: Buffer::zeroed(k, what)?, v: Buffer::zeroed(v, what)? },
+            Dtype::Int8 => return Err(KernelError::Int8 { what }),
         };
         Ok(KvCache { shape, pages })
     }
@@ -176,6 +177,8 @@ mod tests {
             let refusal = KvCache::new(shape, Dtype::F32).err().unwrap().to_string();
             assert!(refusal.contains(what), "{refusal}");
         }
+        let int8 = KvCache::new(SHAPE, Dtype::Int8).err().unwrap().to_string();
+        assert!(int8.contains("the KV cache") && int8.contains("bf16"), "{int8}");
         let huge = KvShape { blocks: 1 << 31, block_size: 1 << 20, ..SHAPE };
         assert!(KvCache::new(huge, Dtype::F32).is_err());
     }

@@ -2,8 +2,9 @@
 //!
 //! A panel is [`PANEL`] outputs. Inside a panel the numbers lie in the order the kernels read them, so that a pass
 //! streams through memory once: bf16 as `[panel][in / 2][PANEL][2]` (pairs of inputs, what `vdpbf16ps` takes), f32 as
-//! `[panel][in][PANEL]`. Missing outputs and an odd last input are zero.
+//! `[panel][in][PANEL]`. Missing outputs and an odd last input are zero. int8 has its own file, `int8.rs`.
 
+use super::int8::{int8_words, pack_int8};
 use super::{Buffer, Source, source::FromSource};
 use crate::{Dtype, KernelError};
 use half::bf16;
@@ -22,6 +23,7 @@ pub struct Matrix {
 pub(crate) enum Panels {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
+    Int8(Buffer<u32>),
 }
 
 impl Matrix {
@@ -29,7 +31,7 @@ impl Matrix {
     /// Each is row-major `[its out_features, in_features]`.
     ///
     /// # Errors
-    /// If a source is not whole rows, or there is no memory.
+    /// If a source is not whole rows, `dtype` is int8 and a weight is not finite or enormous, or there is no memory.
     pub fn pack(in_features: usize, sources: &[Source<'_>], dtype: Dtype) -> Result<Matrix, KernelError> {
         let mut out_features = 0;
         for source in sources {
@@ -42,10 +44,10 @@ impl Matrix {
         let rows = sources
             .iter()
             .flat_map(|source| (0..source.len()).step_by(in_features).map(move |at| (source, at)));
-        let elements = padded_elements(out_features, in_features, dtype);
         let panels = match dtype {
-            Dtype::F32 => Panels::F32(pack_panels::<f32, 1>(elements, in_features, rows)?),
-            Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2>(elements, in_features, rows)?),
+            Dtype::F32 => Panels::F32(pack_panels::<f32, 1>(out_features, in_features, rows)?),
+            Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2>(out_features, in_features, rows)?),
+            Dtype::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
         };
         Ok(Matrix { out_features, in_features, panels })
     }
@@ -53,7 +55,12 @@ impl Matrix {
     /// Memory a packed matrix takes, in bytes.
     #[must_use]
     pub fn packed_bytes(out_features: usize, in_features: usize, dtype: Dtype) -> u64 {
-        (padded_elements(out_features, in_features, dtype) * dtype.bytes()) as u64
+        let words = match dtype {
+            Dtype::F32 => in_features,
+            Dtype::Bf16 => in_features.div_ceil(2),
+            Dtype::Int8 => int8_words(in_features),
+        };
+        (out_features.next_multiple_of(PANEL) * words * size_of::<u32>()) as u64
     }
 
     /// Number of outputs.
@@ -74,6 +81,7 @@ impl Matrix {
         match self.panels {
             Panels::F32(_) => Dtype::F32,
             Panels::Bf16(_) => Dtype::Bf16,
+            Panels::Int8(_) => Dtype::Int8,
         }
     }
 
@@ -88,22 +96,18 @@ impl Matrix {
     }
 }
 
-fn padded_elements(out_features: usize, in_features: usize, dtype: Dtype) -> usize {
-    let pair = if dtype == Dtype::Bf16 { 2 } else { 1 };
-    out_features.next_multiple_of(PANEL) * in_features.next_multiple_of(pair)
-}
-
 /// Inputs of a row that are read at a time: what they become stays in the first cache.
 const RUN: usize = 64;
 
 /// `PAIR` consecutive inputs of an output lie together.
 fn pack_panels<'a, T: FromSource, const PAIR: usize>(
-    elements: usize,
+    out_features: usize,
     in_features: usize,
     mut rows: impl Iterator<Item = (&'a Source<'a>, usize)>,
 ) -> Result<Buffer<T>, KernelError> {
-    let mut packed = Buffer::zeroed(elements, "weights")?;
-    for panel in packed.chunks_exact_mut(PANEL * in_features.next_multiple_of(PAIR)) {
+    let row = in_features.next_multiple_of(PAIR);
+    let mut packed = Buffer::zeroed(out_features.next_multiple_of(PANEL) * row, "weights")?;
+    for panel in packed.chunks_exact_mut(PANEL * row) {
         let outputs: Vec<_> = rows.by_ref().take(PANEL).collect();
         for (run, packed) in panel.chunks_mut(RUN * PANEL).enumerate() {
             let inputs = RUN.min(in_features - run * RUN);

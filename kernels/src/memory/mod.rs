@@ -1,6 +1,7 @@
 //! What a lane works on: activations, packed weights, paged KV memory.
 
 mod buffer;
+mod int8;
 mod kv;
 mod mapped;
 mod matrix;
@@ -11,6 +12,7 @@ mod table;
 mod tensor;
 
 pub(crate) use buffer::Buffer;
+pub(crate) use int8::{BLOCK, BLOCKS, SCALE_UNIT};
 pub use kv::{BlockId, KvCache, KvShape, Rows};
 pub(crate) use kv::{POSITIONS, Pages};
 pub use mapped::MappedFile;

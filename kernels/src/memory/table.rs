@@ -21,7 +21,7 @@ impl Table {
     /// As many rows of `cols` as `source` has.
     ///
     /// # Errors
-    /// If `source` is not whole rows, or there is no memory.
+    /// If `source` is not whole rows, `dtype` is int8, or there is no memory.
     pub fn new(cols: usize, source: Source<'_>, dtype: Dtype) -> Result<Table, KernelError> {
         if cols == 0 || !source.len().is_multiple_of(cols) {
             return Err(KernelError::NotWholeRows { elements: source.len(), columns: cols });
@@ -29,6 +29,7 @@ impl Table {
         let data = match dtype {
             Dtype::F32 => TableRows::F32(stored(source)?),
             Dtype::Bf16 => TableRows::Bf16(stored(source)?),
+            Dtype::Int8 => return Err(KernelError::Int8 { what: "the embedding" }),
         };
         Ok(Table { rows: source.len() / cols, cols, data })
     }

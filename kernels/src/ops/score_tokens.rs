@@ -7,7 +7,10 @@
 use crate::Lane;
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, Panels, View};
-use crate::simd::{DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, lay, multiply};
+use crate::simd::{
+    DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes, multiply,
+};
+use half::bf16;
 
 /// `out[r * c + i]` becomes row `r` of `x` times output `tokens[r * c + i]` of `w`, `c` tokens per row. The columns of `x` are the
 /// matrix's inputs.
@@ -33,43 +36,73 @@ pub fn score_tokens(lane: &Lane, x: View<'_>, w: &Matrix, tokens: &[u32], out: &
     lane.for_each(rows, each * w.in_features() * w.dtype().bytes() / 4 * line_ns, |r, scratch| {
         // SAFETY: each row is one item, done once.
         let out = unsafe { out.part(r * each, each) };
-        dispatch(isa, Score { x: x.row(r), w, tokens: &tokens[r * each..(r + 1) * each], out, scratch });
+        let score = Score { x: x.row(r), tokens: &tokens[r * each..(r + 1) * each], out, scratch };
+        match w.panels() {
+            Panels::F32(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
+            Panels::Bf16(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
+            Panels::Int8(weights) => dispatch_bytes(isa, Of { score, weights: &weights[..] }),
+        }
     });
 }
 
 /// One row.
 struct Score<'a> {
     x: &'a [f32],
-    w: &'a Matrix,
     tokens: &'a [u32],
     out: &'a mut [f32],
     scratch: &'a mut Scratch,
 }
 
-impl Kernel for Score<'_> {
+/// One row and a matrix with these weights, all of them.
+struct Of<'a, W> {
+    score: Score<'a>,
+    weights: &'a [W],
+}
+
+impl Kernel for Of<'_, f32> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.w.panels() {
-            // SAFETY: the weights are packed as bf16, and `DOTS` is true.
-            Panels::Bf16(weights) if S::DOTS => unsafe { self.all::<S, DotBf16>(s, weights) },
-            // SAFETY: the weights are packed as bf16.
-            Panels::Bf16(weights) => unsafe { self.all::<S, FmaBf16>(s, weights) },
-            // SAFETY: the weights are packed as f32.
-            Panels::F32(weights) => unsafe { self.all::<S, FmaF32>(s, weights) },
+        // SAFETY: the weights are packed as f32.
+        unsafe { self.score.all::<S, FmaF32>(s, self.weights) }
+    }
+}
+
+impl Kernel for Of<'_, bf16> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be.
+        unsafe {
+            if S::DOTS {
+                self.score.all::<S, DotBf16>(s, self.weights);
+            } else {
+                self.score.all::<S, FmaBf16>(s, self.weights);
+            }
         }
+    }
+}
+
+impl Kernel for Of<'_, u32> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: words are the weights of int8, packed for it.
+        unsafe { self.score.all::<S, DotInt8>(s, self.weights) }
     }
 }
 
 impl Score<'_> {
     /// # Safety
-    /// `weights` are those of `w`, packed for `Q`; [`DotBf16`] needs `S::DOTS`.
+    /// `weights` are those of a matrix with the inputs of `x`, packed for `Q`; [`DotBf16`] needs `S::DOTS`.
     #[inline(always)]
     unsafe fn all<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
-        let steps = self.w.in_features().div_ceil(Q::INPUTS);
+        let steps = self.x.len().div_ceil(Q::INPUTS);
         let [packed] = self.scratch.floats([steps * Q::WORDS]);
-        lay::<S, Q>(s, self.x, packed, 0, 1);
+        Q::lay(s, self.x, packed, 0, 1);
         let (mut tokens, mut out) = (self.tokens, self.out);
         while !tokens.is_empty() {
             // SAFETY: `packed` is a row laid out for `Q`; the rest is the caller's promise.
@@ -99,16 +132,17 @@ unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
     out: &mut [f32],
 ) -> usize {
     let steps = packed.len() / Q::WORDS;
-    let panel_len = steps * Q::INPUTS * PANEL;
+    let panel_len = steps * Q::WEIGHTS * PANEL;
+    let weights_per_word = size_of::<u32>() / size_of::<Q::Weight>();
     let mut starts = [weights.as_ptr(); P];
     for (start, token) in starts.iter_mut().zip(tokens) {
         let token = *token as usize;
         let panel = &weights[token / PANEL * panel_len..][..panel_len];
-        *start = panel[token % PANEL / S::LANES * S::LANES * Q::INPUTS..].as_ptr();
+        *start = panel[token % PANEL / S::LANES * S::LANES * weights_per_word..].as_ptr();
     }
     // SAFETY: `packed` is `steps` steps of one row; so are the panels (sliced above), and vectors divide a panel.
     let [sums] =
-        unsafe { multiply::<S, Q, 1, P, 1>(s, steps, packed.as_ptr(), 1, starts, PANEL * Q::INPUTS) };
+        unsafe { multiply::<S, Q, 1, P, 1>(s, steps, packed.as_ptr(), 1, starts, PANEL * Q::WEIGHTS) };
     for ((out, [sum]), token) in out.iter_mut().zip(sums).zip(tokens) {
         let mut lanes = [0.0; 16];
         // SAFETY: the array holds 16, a vector at most that.

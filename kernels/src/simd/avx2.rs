@@ -1,22 +1,29 @@
-//! AVX2 and FMA: vectors of eight.
+//! AVX2 and FMA: vectors of eight; with `VNNI` also `vpdpbusd`.
 
 use super::{Kernel, Simd};
 use half::bf16;
 use std::arch::x86_64::*;
 
-/// AVX2 and FMA.
+/// AVX2 and FMA; AVX-VNNI too if so named.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(());
+pub(super) struct Avx2<const VNNI: bool>(());
 
 /// # Safety
 /// The machine has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(()))
+    kernel.run(Avx2::<false>(()))
+}
+
+/// # Safety
+/// The machine has AVX2, FMA and AVX-VNNI.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+pub(super) unsafe fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<true>(()))
 }
 
 // Every `unsafe` below: the token's existence proves the features (see `super::dispatch`), pointers are the caller's promise.
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
     const DOTS: bool = false;
@@ -122,6 +129,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn fused(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        self.mul_add(a, b, c)
+    }
+
+    #[inline(always)]
     fn less(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: the token proves the features.
         unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) }
@@ -197,6 +209,22 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn dot_bytes(self, sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the token proves the features, AVX-VNNI too where it is used.
+        unsafe {
+            if VNNI {
+                return _mm256_dpbusd_avx_epi32(sum, a, b);
+            }
+            // Even bytes and odd ones, as words of 16 bits.
+            let (even_a, odd_a) = (_mm256_and_si256(a, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(a));
+            let (even_b, odd_b) =
+                (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)), _mm256_srai_epi16::<8>(b));
+            let sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even_a, even_b));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(odd_a, odd_b))
+        }
+    }
+
+    #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: __m256i) -> __m256i {
         // SAFETY: the token proves the features.
         unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }
@@ -224,6 +252,20 @@ impl Simd for Avx2 {
     unsafe fn store_u32(self, at: *mut u32, x: __m256i) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe { _mm256_storeu_si256(at.cast(), x) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(self, at: *mut u8, x: __m256i) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe {
+            let low = _mm256_and_si256(x, _mm256_set1_epi32(0xff));
+            let words = _mm256_packus_epi32(low, low);
+            let bytes = _mm256_packus_epi16(words, words);
+            // Packing works within 128-bit halves: four bytes are in the low word of each.
+            let halves = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
+            let halves = [_mm_cvtsi128_si32(halves[0]), _mm_cvtsi128_si32(halves[1])];
+            at.cast::<[i32; 2]>().write_unaligned(halves);
+        }
     }
 
     #[inline(always)]

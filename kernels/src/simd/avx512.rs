@@ -1,33 +1,40 @@
-//! AVX-512: vectors of sixteen; with `DOTS` also `vdpbf16ps`.
+//! AVX-512: vectors of sixteen; with `BF16` also `vdpbf16ps`, with `VNNI` also `vpdpbusd`.
 
 use super::{Kernel, Simd};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// AVX-512 F, BW, DQ, VL; BF16 too if `DOTS`.
+/// AVX-512 F, BW, DQ, VL; BF16 and VNNI too if so named.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512<const DOTS: bool>(());
+pub(super) struct Avx512<const BF16: bool, const VNNI: bool>(());
 
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ, VL, and FMA.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<false>(()))
+    kernel.run(Avx512::<false, false>(()))
 }
 
 /// # Safety
 /// The machine has what [`run`] needs, and AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<true>(()))
+    kernel.run(Avx512::<true, false>(()))
+}
+
+/// # Safety
+/// The machine has what [`run`] needs, and AVX-512 VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
+pub(super) unsafe fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<false, true>(()))
 }
 
 // Every `unsafe` below: the token's existence proves the features (see `super::dispatch`), pointers are the caller's promise.
-impl<const DOTS: bool> Simd for Avx512<DOTS> {
+impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
-    const DOTS: bool = DOTS;
+    const DOTS: bool = BF16;
     type F = __m512;
     type I = __m512i;
     type M = __mmask16;
@@ -60,7 +67,7 @@ impl<const DOTS: bool> Simd for Avx512<DOTS> {
     unsafe fn store_bf16(self, at: *mut bf16, x: __m512) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe {
-            let rounded = if DOTS {
+            let rounded = if BF16 {
                 transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
             } else {
                 let bits = _mm512_castps_si512(x);
@@ -128,6 +135,11 @@ impl<const DOTS: bool> Simd for Avx512<DOTS> {
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: the token proves the features.
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn fused(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        self.mul_add(a, b, c)
     }
 
     #[inline(always)]
@@ -202,6 +214,22 @@ impl<const DOTS: bool> Simd for Avx512<DOTS> {
     }
 
     #[inline(always)]
+    fn dot_bytes(self, sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: the token proves the features, VNNI too where it is used.
+        unsafe {
+            if VNNI {
+                return _mm512_dpbusd_epi32(sum, a, b);
+            }
+            // Even bytes and odd ones, as words of 16 bits.
+            let (even_a, odd_a) = (_mm512_and_si512(a, _mm512_set1_epi16(0xff)), _mm512_srli_epi16::<8>(a));
+            let (even_b, odd_b) =
+                (_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(b)), _mm512_srai_epi16::<8>(b));
+            let sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even_a, even_b));
+            _mm512_add_epi32(sum, _mm512_madd_epi16(odd_a, odd_b))
+        }
+    }
+
+    #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: __m512i) -> __m512i {
         // SAFETY: the token proves the features.
         unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }
@@ -229,6 +257,12 @@ impl<const DOTS: bool> Simd for Avx512<DOTS> {
     unsafe fn store_u32(self, at: *mut u32, x: __m512i) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe { _mm512_storeu_si512(at.cast(), x) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes(self, at: *mut u8, x: __m512i) {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(x)) }
     }
 
     #[inline(always)]

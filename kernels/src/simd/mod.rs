@@ -6,14 +6,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod int8;
 mod math;
 mod panel;
 mod portable;
 
 use crate::isa::Supported;
 use half::bf16;
+pub(crate) use int8::DotInt8;
 pub(crate) use math::{exp, ln, minus_ln_one_minus};
-pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, lay, multiply};
+pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, multiply};
 
 /// `LANES` f32 or u32 at once. Methods are inlined into the function that [`dispatch`] compiled for the instruction set.
 ///
@@ -63,6 +65,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`
     fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once on all sets: slow where there is no instruction for it.
+    fn fused(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `b` where either is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `b` where either is NaN.
@@ -83,6 +87,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn mul_u32(self, a: Self::I, b: Self::I) -> Self::I;
     fn and_u32(self, a: Self::I, b: Self::I) -> Self::I;
     fn xor_u32(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Adds to each lane of `sum` the products of the lane's four bytes of `a`, unsigned, with those of `b`, signed. Exact.
+    fn dot_bytes(self, sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
     fn shift_left<const N: u32>(self, a: Self::I) -> Self::I;
     fn shift_right<const N: u32>(self, a: Self::I) -> Self::I;
     fn select_u32(self, m: Self::M, yes: Self::I, no: Self::I) -> Self::I;
@@ -92,6 +98,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `at` is valid for writing `LANES` numbers.
     unsafe fn store_u32(self, at: *mut u32, x: Self::I);
+    /// The low byte of each lane.
+    ///
+    /// # Safety
+    /// `at` is valid for writing `LANES` bytes.
+    unsafe fn store_bytes(self, at: *mut u8, x: Self::I);
     /// As a signed number.
     fn to_f32(self, x: Self::I) -> Self::F;
     fn bits(self, x: Self::F) -> Self::I;
@@ -176,6 +187,27 @@ pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
     }
     let _ = isa;
     portably(kernel)
+}
+
+/// [`dispatch`] for kernels of [`Simd::dot_bytes`]: where the machine has VNNI, which is apart from the sets of
+/// [`Isa`](crate::Isa), they are compiled for that too. The results are the same.
+pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use crate::Isa;
+        match isa.isa() {
+            Isa::Avx512Bf16 | Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
+                // SAFETY: `Supported` says that the machine has the set, and VNNI was found.
+                return unsafe { avx512::run_vnni(kernel) };
+            }
+            Isa::Avx2 if is_x86_feature_detected!("avxvnni") => {
+                // SAFETY: as above.
+                return unsafe { avx2::run_vnni(kernel) };
+            }
+            _ => {}
+        }
+    }
+    dispatch(isa, kernel)
 }
 
 /// Runs a kernel compiled for any machine: for what is too little to choose.

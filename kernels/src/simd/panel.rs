@@ -12,8 +12,15 @@ pub(crate) trait Product<S: Simd> {
     type Weight: Copy;
     /// Inputs of a step, which lie together in the weights.
     const INPUTS: usize;
+    /// Weights that an output has in a step: more than inputs where scales are among them.
+    const WEIGHTS: usize = Self::INPUTS;
     /// Words of a row's packed activations in a step.
     const WORDS: usize;
+    /// Most rows to do at once on a machine with 32 registers.
+    const MOST_ROWS: usize;
+
+    /// Lays a row of activations out: every `stride`th word from `slot`. What a last step lacks is zero.
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize);
 
     /// Adds a step. Word `w` of row `r` is at `activations[w * stride + r]`.
     ///
@@ -39,6 +46,21 @@ impl<S: Simd> Product<S> for DotBf16 {
     type Weight = bf16;
     const INPUTS: usize = 2;
     const WORDS: usize = 1;
+    const MOST_ROWS: usize = 14;
+
+    #[inline(always)]
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
+        let mut words = packed.iter_mut().skip(slot).step_by(stride);
+        for chunk in row.chunks(S::LANES) {
+            let mut rounded = [bf16::ZERO; 16];
+            // SAFETY: the array holds 16, a vector at most that.
+            unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
+            let pairs = rounded.chunks_exact(2).take(chunk.len().div_ceil(2));
+            for (pair, word) in pairs.zip(&mut words) {
+                *word = f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn step<const R: usize, const P: usize, const V: usize>(
@@ -50,7 +72,7 @@ impl<S: Simd> Product<S> for DotBf16 {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let weights = load_pairs::<S, P, V>(s, weights);
+            let weights = load_words::<S, _, P, V>(s, weights, 0);
             for (r, sums) in sums.iter_mut().enumerate() {
                 let pair = s.splat_u32((*activations.add(r)).to_bits());
                 for (sums, weights) in sums.iter_mut().zip(&weights) {
@@ -67,6 +89,12 @@ impl<S: Simd> Product<S> for FmaBf16 {
     type Weight = bf16;
     const INPUTS: usize = 2;
     const WORDS: usize = 2;
+    const MOST_ROWS: usize = 12; // widened weights take registers too
+
+    #[inline(always)]
+    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
+        lay_f32(row, packed, slot, stride);
+    }
 
     #[inline(always)]
     unsafe fn step<const R: usize, const P: usize, const V: usize>(
@@ -78,7 +106,7 @@ impl<S: Simd> Product<S> for FmaBf16 {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let pairs = load_pairs::<S, P, V>(s, weights);
+            let pairs = load_words::<S, _, P, V>(s, weights, 0);
             let high = s.splat_u32(0xffff_0000);
             // Loops, not `map`: a closure would be compiled without the instruction set.
             let mut widened = [[s.splat(0.0); V]; P];
@@ -102,6 +130,12 @@ impl<S: Simd> Product<S> for FmaF32 {
     type Weight = f32;
     const INPUTS: usize = 1;
     const WORDS: usize = 1;
+    const MOST_ROWS: usize = 14;
+
+    #[inline(always)]
+    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
+        lay_f32(row, packed, slot, stride);
+    }
 
     #[inline(always)]
     unsafe fn step<const R: usize, const P: usize, const V: usize>(
@@ -114,9 +148,10 @@ impl<S: Simd> Product<S> for FmaF32 {
         let mut loaded = [[s.splat(0.0); V]; P];
         // SAFETY: the caller's promise.
         unsafe {
-            for (loaded, panel) in loaded.iter_mut().zip(weights) {
-                for (v, vector) in loaded.iter_mut().enumerate() {
-                    *vector = s.load(panel.add(v * S::LANES));
+            let words = load_words::<S, _, P, V>(s, weights, 0);
+            for (loaded, words) in loaded.iter_mut().zip(&words) {
+                for (loaded, word) in loaded.iter_mut().zip(words) {
+                    *loaded = s.of_bits(*word);
                 }
             }
             multiply_add(s, sums, activations, &loaded);
@@ -124,21 +159,31 @@ impl<S: Simd> Product<S> for FmaF32 {
     }
 }
 
+/// Bytes that weights are asked for ahead of their use.
+const AHEAD: usize = 12 * 1024;
+
+/// `V` vectors of words of each panel, `skip` words on; asks for those to come.
+///
 /// # Safety
-/// As for [`Product::step`].
+/// Pointers are valid for reading that.
 #[inline(always)]
-unsafe fn load_pairs<S: Simd, const P: usize, const V: usize>(
+pub(super) unsafe fn load_words<S: Simd, W, const P: usize, const V: usize>(
     s: S,
-    weights: [*const bf16; P],
+    panels: [*const W; P],
+    skip: usize,
 ) -> [[S::I; V]; P] {
-    let mut pairs = [[s.splat_u32(0); V]; P];
-    for (pairs, panel) in pairs.iter_mut().zip(weights) {
-        for (v, pair) in pairs.iter_mut().enumerate() {
+    let mut words = [[s.splat_u32(0); V]; P];
+    for (words, panel) in words.iter_mut().zip(panels) {
+        let panel = panel.cast::<u32>().wrapping_add(skip);
+        for line in 0..(V * S::LANES * size_of::<u32>()).div_ceil(64) {
+            s.prefetch(panel.cast::<u8>().wrapping_add(AHEAD + 64 * line));
+        }
+        for (v, word) in words.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
-            *pair = unsafe { s.load_u32(panel.cast::<u32>().add(v * S::LANES)) };
+            *word = unsafe { s.load_u32(panel.add(v * S::LANES)) };
         }
     }
-    pairs
+    words
 }
 
 /// # Safety
@@ -161,28 +206,12 @@ unsafe fn multiply_add<S: Simd, const R: usize, const P: usize, const V: usize>(
     }
 }
 
-/// Lays a row of activations out for `Q`: every `stride`th word from `slot`, as pairs of bf16 or as f32; an odd last input gets
-/// a zero beside it.
+/// As they are; an odd last input gets a zero beside it.
 #[inline(always)]
-pub(crate) fn lay<S: Simd, Q: Product<S>>(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-    let mut words = packed.iter_mut().skip(slot).step_by(stride);
-    if Q::INPUTS == Q::WORDS {
-        words.zip(row.iter().copied().chain(std::iter::once(0.0))).for_each(|(word, x)| *word = x);
-        return;
-    }
-    for chunk in row.chunks(S::LANES) {
-        let mut rounded = [bf16::ZERO; 16];
-        // SAFETY: the array holds 16, a vector at most that.
-        unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
-        let pairs = rounded.chunks_exact(2).take(chunk.len().div_ceil(2));
-        for (pair, word) in pairs.zip(&mut words) {
-            *word = f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
-        }
-    }
+fn lay_f32(row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
+    let words = packed.iter_mut().skip(slot).step_by(stride);
+    words.zip(row.iter().copied().chain(std::iter::once(0.0))).for_each(|(word, x)| *word = x);
 }
-
-/// Bytes that weights are asked for ahead of their use.
-const AHEAD: usize = 12 * 1024;
 
 /// `R` rows of packed activations (`stride` words apart from step's word to word) times `V` vectors of each of `P` panels,
 /// whose steps are `panel_stride` weights apart.
@@ -200,11 +229,6 @@ pub(crate) unsafe fn multiply<S: Simd, Q: Product<S>, const R: usize, const P: u
 ) -> [[[S::F; V]; P]; R] {
     let mut sums = [[[s.splat(0.0); V]; P]; R];
     for _ in 0..steps {
-        for panel in weights {
-            for line in 0..(V * S::LANES * size_of::<f32>()).div_ceil(64) {
-                s.prefetch(panel.cast::<u8>().wrapping_add(AHEAD + 64 * line));
-            }
-        }
         // SAFETY: the caller's promise; wrapping arithmetic, so that the last step may point past the end.
         unsafe { Q::step(s, &mut sums, activations, stride, weights) };
         activations = activations.wrapping_add(Q::WORDS * stride);

@@ -73,6 +73,10 @@ impl Simd for Portable {
         from_fn(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]
+    fn fused(self, a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
+        from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
     fn max(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
         from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
@@ -130,6 +134,14 @@ impl Simd for Portable {
         from_fn(|i| a[i] ^ b[i])
     }
     #[inline(always)]
+    fn dot_bytes(self, sum: [u32; N], a: [u32; N], b: [u32; N]) -> [u32; N] {
+        from_fn(|i| {
+            let products = a[i].to_le_bytes().into_iter().zip(b[i].to_le_bytes());
+            let dot: i32 = products.map(|(a, b)| i32::from(a) * i32::from(b.cast_signed())).sum();
+            sum[i].wrapping_add_signed(dot)
+        })
+    }
+    #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: [u32; N]) -> [u32; N] {
         a.map(|x| x << BITS)
     }
@@ -150,6 +162,11 @@ impl Simd for Portable {
     unsafe fn store_u32(self, at: *mut u32, x: [u32; N]) {
         // SAFETY: the caller's promise.
         unsafe { at.cast::<[u32; N]>().write(x) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, at: *mut u8, x: [u32; N]) {
+        // SAFETY: the caller's promise.
+        unsafe { at.cast::<[u8; N]>().write(x.map(|x| x as u8)) }
     }
     #[inline(always)]
     fn to_f32(self, x: [u32; N]) -> [f32; N] {

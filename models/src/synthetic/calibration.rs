@@ -50,7 +50,7 @@ impl Calibration {
         Ok(Calibration {
             lane: Lane::new(&Partition { cores: (0..cores).collect() }, Isa::detect())?,
             rope: rope_table(&ModelConfig { max_context: length, ..config.clone() })?,
-            kv: KvCache::new(shape, dtype)?,
+            kv: KvCache::new(shape, dtype.beside())?,
             scratch,
             positions: (0..SEQUENCES).flat_map(|_| 0..length as u32).collect(),
             table_of: (0..SEQUENCES as u32)

@@ -51,17 +51,14 @@ pub fn pair(
     spec.check()?;
     let config = spec.config(spec.layers);
     let builder = Builder { spec, config: &config, dtype };
-    let outside = 2 * spec.vocab * spec.hidden;
-    let total = outside + spec.layers * builder.layer_weights();
-    let mut report = |weights: usize| {
-        let bytes = |weights: usize| (weights * dtype.bytes()) as u64;
-        progress(Progress { done_bytes: bytes(weights), total_bytes: bytes(total) });
-    };
+    let outside = builder.embedding_and_head_bytes();
+    let total_bytes = outside + spec.layers as u64 * builder.layer_bytes();
+    let mut report = |done_bytes| progress(Progress { done_bytes, total_bytes });
 
     let embedding = builder.embedding();
     let mut calibration = Calibration::new(&config, dtype, spec.seed, &embedding)?;
     let mut parts = Parts {
-        embedding: Arc::new(Table::new(spec.hidden, Source::F32(&embedding), dtype)?),
+        embedding: Arc::new(Table::new(spec.hidden, Source::F32(&embedding), dtype.beside())?),
         layers: Vec::with_capacity(spec.layers),
         norm: Arc::new(ones(spec.hidden)),
         head: Arc::new(
@@ -72,7 +69,7 @@ pub fn pair(
     report(outside);
     for index in 0..spec.layers {
         parts.layers.push(Arc::new(builder.layer(index, &mut calibration)?));
-        report(outside + parts.layers.len() * builder.layer_weights());
+        report(outside + parts.layers.len() as u64 * builder.layer_bytes());
     }
 
     let mut first = parts.clone();
@@ -88,10 +85,19 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Number of weights of a layer, norms left out.
-    fn layer_weights(&self) -> usize {
-        self.config.hidden
-            * (2 * self.config.q_width() + 2 * self.config.kv_width() + 3 * self.config.intermediate)
+    fn embedding_and_head_bytes(&self) -> u64 {
+        let SyntheticSpec { vocab, hidden, .. } = *self.spec;
+        let embedding = vocab * hidden * self.dtype.beside().bytes();
+        embedding as u64 + Matrix::packed_bytes(vocab, hidden, self.dtype)
+    }
+
+    /// Of the matrices of a layer.
+    fn layer_bytes(&self) -> u64 {
+        let ModelConfig { hidden, intermediate, .. } = *self.config;
+        let (q, kv) = (self.config.q_width(), self.config.kv_width());
+        let matrices =
+            [(q + 2 * kv, hidden), (hidden, q), (2 * intermediate, hidden), (hidden, intermediate)];
+        matrices.iter().map(|(outputs, inputs)| Matrix::packed_bytes(*outputs, *inputs, self.dtype)).sum()
     }
 
     /// Rows of RMS about 1, some larger, some smaller.

@@ -1,4 +1,5 @@
 //! How often a draft model is right about its target's greedy text, and what kind of text that is.
+#![allow(dead_code, reason = "a module of several tests and examples, each uses a part")]
 
 use std::collections::HashSet;
 
@@ -56,7 +57,7 @@ pub(crate) fn measure(
 }
 
 /// The greedy text after a prompt, and the logits each of its tokens was chosen from.
-fn write(model: &Model, isa: Isa, prompt: &[u32], length: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
+pub(crate) fn write(model: &Model, isa: Isa, prompt: &[u32], length: usize) -> (Vec<u32>, Vec<Vec<f32>>) {
     let mut session = Session::new(model, isa, prompt.len() + length, prompt.len());
     let mut logits = session.feed_for(0, prompt, &[prompt.len() as u32 - 1]);
     let mut text = vec![arg_max(&logits[0])];
@@ -69,13 +70,13 @@ fn write(model: &Model, isa: Isa, prompt: &[u32], length: usize) -> (Vec<u32>, V
 }
 
 /// The logits that a model would choose each token of a given text from.
-fn follow(model: &Model, isa: Isa, prompt: &[u32], text: &[u32]) -> Vec<Vec<f32>> {
+pub(crate) fn follow(model: &Model, isa: Isa, prompt: &[u32], text: &[u32]) -> Vec<Vec<f32>> {
     let all: Vec<u32> = prompt.iter().chain(&text[..text.len() - 1]).copied().collect();
     let wanted: Vec<u32> = (prompt.len() as u32 - 1..all.len() as u32).collect();
     Session::new(model, isa, all.len(), all.len()).feed_for(0, &all, &wanted)
 }
 
-fn arg_max(logits: &[f32]) -> u32 {
+pub(crate) fn arg_max(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, logit) in logits.iter().enumerate() {
         if *logit > logits[best] {

@@ -6,7 +6,7 @@ use super::values::Stored;
 use super::{AttentionShape, TILE};
 use crate::lane::Scratch;
 use crate::memory::{KvCache, POSITIONS, Rows, SharedRows, View};
-use crate::simd::{Product, Simd, exp, lay, multiply};
+use crate::simd::{Product, Simd, exp, multiply};
 use std::ops::Range;
 
 /// The item.
@@ -131,7 +131,7 @@ impl Item<'_> {
         for query in 0..queries {
             let (row, head) = self.row_and_head(query);
             let q = &self.q.row(row)[head * head_dim..(head + 1) * head_dim];
-            lay::<S, Q>(s, q, packed, query, queries);
+            Q::lay(s, q, packed, query, queries);
         }
     }
 

@@ -1,18 +1,14 @@
 //! Packing activations for the kernels: row blocks of up to 14 rows, and inside a block the rows' words for one input side by side.
 
 use crate::memory::View;
-use crate::simd::{Product, Simd, lay};
+use crate::simd::{Product, Simd};
 use std::ops::Range;
 
 /// Sizes of row blocks there are kernels for: as many as the machine has registers for.
 fn block_sizes<S: Simd, Q: Product<S>>() -> &'static [usize] {
-    if S::REGISTERS < 32 {
-        &[1, 2, 4, 6]
-    } else if Q::WORDS == 2 {
-        &[1, 2, 4, 6, 8, 12] // widened weights take registers too
-    } else {
-        &[1, 2, 4, 6, 8, 12, 14]
-    }
+    let all: &[usize] = if S::REGISTERS < 32 { &[1, 2, 4, 6] } else { &[1, 2, 4, 6, 8, 12, 14] };
+    let most = if S::REGISTERS < 32 { 6 } else { Q::MOST_ROWS };
+    &all[..all.iter().filter(|size| **size <= most).count()]
 }
 
 /// Size of the next block when `rows` are left: even parts of as few blocks as there must be, the size rounded up to one
@@ -36,7 +32,7 @@ pub(super) fn packed_len<S: Simd, Q: Product<S>>(rows: usize, words_per_row: usi
     len
 }
 
-/// Packs `rows` of `x` for `Q`, block after block: as pairs of bf16 or as f32; an odd last input gets a zero beside it.
+/// Packs `rows` of `x` for `Q`, block after block.
 #[inline(always)]
 pub(super) fn pack<S: Simd, Q: Product<S>>(
     s: S,
@@ -53,7 +49,7 @@ pub(super) fn pack<S: Simd, Q: Product<S>>(
             if row + slot >= rows.end {
                 block.iter_mut().skip(slot).step_by(size).for_each(|word| *word = 0.0);
             } else {
-                lay::<S, Q>(s, x.row(row + slot), block, slot, size);
+                Q::lay(s, x.row(row + slot), block, slot, size);
             }
         }
         (row, rest) = (row + size, tail);

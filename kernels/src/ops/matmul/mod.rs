@@ -1,15 +1,17 @@
 //! matmul: `out = x w^T + bias`, added to what `out` holds if asked (the residual of a transformer layer).
 //!
 //! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
-//! AVX-512 BF16 the activations are rounded to bf16 where the weights are bf16. Workers share out strips of 64 outputs; each packs
-//! the activations it needs for itself: that is cheaper than a barrier.
+//! AVX-512 BF16 the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
+//! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits. Workers share out
+//! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 mod activations;
 mod strip;
 
 use crate::Lane;
 use crate::memory::{Matrix, PANEL, Panels, Vector, View, ViewMut};
-use crate::simd::{DotBf16, FmaBf16, FmaF32, Kernel, Simd, dispatch};
+use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Simd, dispatch, dispatch_bytes};
+use half::bf16;
 use strip::{Job, compute};
 
 /// What becomes of the old content of an output.
@@ -53,7 +55,12 @@ pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: 
                 let (slab, strip) = (item / strips, item % strips);
                 let rows = slab * slab_rows..rows.min((slab + 1) * slab_rows);
                 let fresh = packed.replace(slab) != Some(slab);
-                dispatch(isa, Strip { job: &job, rows, strip, fresh, scratch });
+                let strip = Strip { job: &job, rows, strip, fresh, scratch };
+                match w.panels() {
+                    Panels::F32(weights) => dispatch(isa, Of { strip, weights: &weights[..] }),
+                    Panels::Bf16(weights) => dispatch(isa, Of { strip, weights: &weights[..] }),
+                    Panels::Int8(weights) => dispatch_bytes(isa, Of { strip, weights: &weights[..] }),
+                }
             }
         }
     });
@@ -69,25 +76,44 @@ struct Strip<'a> {
     scratch: &'a mut crate::lane::Scratch,
 }
 
-impl Kernel for Strip<'_> {
+/// A strip of a matrix with these weights, all of them.
+struct Of<'a, W> {
+    strip: Strip<'a>,
+    weights: &'a [W],
+}
+
+impl Kernel for Of<'_, f32> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Strip { job, rows, strip, fresh, scratch } = self;
-        match job.w.panels() {
-            // SAFETY: the weights are packed as bf16, and `DOTS` is true; a strip is one item, done once.
-            Panels::Bf16(weights) if S::DOTS => unsafe {
-                compute::<S, DotBf16>(s, job, weights, rows, strip, fresh, scratch);
-            },
-            // SAFETY: the weights are packed as bf16; a strip is one item, done once.
-            Panels::Bf16(weights) => unsafe {
-                compute::<S, FmaBf16>(s, job, weights, rows, strip, fresh, scratch);
-            },
-            // SAFETY: the weights are packed as f32; a strip is one item, done once.
-            Panels::F32(weights) => unsafe {
-                compute::<S, FmaF32>(s, job, weights, rows, strip, fresh, scratch);
-            },
+        // SAFETY: the weights are packed as f32; a strip is one item, done once.
+        unsafe { compute::<S, FmaF32>(s, self.strip, self.weights) }
+    }
+}
+
+impl Kernel for Of<'_, bf16> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be; a strip is one item, done once.
+        unsafe {
+            if S::DOTS {
+                compute::<S, DotBf16>(s, self.strip, self.weights);
+            } else {
+                compute::<S, FmaBf16>(s, self.strip, self.weights);
+            }
         }
+    }
+}
+
+impl Kernel for Of<'_, u32> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: words are the weights of int8, packed for it; a strip is one item, done once.
+        unsafe { compute::<S, DotInt8>(s, self.strip, self.weights) }
     }
 }

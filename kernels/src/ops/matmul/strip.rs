@@ -1,8 +1,7 @@
 //! A strip of outputs for a block of rows: chooses kernels by the number of rows, and writes the results.
 
 use super::activations::{block_size, pack, packed_len};
-use super::{STRIP, Write};
-use crate::lane::Scratch;
+use super::{STRIP, Strip, Write};
 use crate::memory::{Matrix, PANEL, SharedRows, View};
 use crate::simd::{Product, Simd, multiply};
 use std::ops::Range;
@@ -16,20 +15,13 @@ pub(super) struct Job<'a> {
     pub(super) write: Write,
 }
 
-/// Computes `rows` of one strip; `fresh` packs their activations into `scratch` first.
+/// Computes a strip for some rows; packs their activations first if they are `fresh`.
 ///
 /// # Safety
-/// `weights` are those of `job.w`, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strip.
+/// `weights` are those of the job's matrix, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strip.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(
-    s: S,
-    job: &Job<'_>,
-    weights: &[Q::Weight],
-    rows: Range<usize>,
-    strip: usize,
-    fresh: bool,
-    scratch: &mut Scratch,
-) {
+pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strip: Strip<'_>, weights: &[Q::Weight]) {
+    let Strip { job, rows, strip, fresh, scratch } = strip;
     let steps = job.w.in_features().div_ceil(Q::INPUTS);
     let words_per_row = steps * Q::WORDS;
     let [packed] = scratch.floats([packed_len::<S, Q>(rows.len(), words_per_row)]);
@@ -88,10 +80,11 @@ impl<S: Simd, W: Copy> Tiles<'_, S, W> {
         rows: Range<usize>,
     ) {
         let outputs = self.job.w.out_features();
-        let panel_len = self.steps * Q::INPUTS * PANEL;
+        let panel_len = self.steps * Q::WEIGHTS * PANEL;
         let last_panel = outputs.div_ceil(PANEL) - 1;
         let end = outputs.min((self.strip + 1) * STRIP);
         let tile_outputs = if P == 1 { V * S::LANES } else { P * PANEL };
+        let weights_per_word = size_of::<u32>() / size_of::<W>();
         let mut first = self.strip * STRIP;
         while first < end {
             let mut starts = [self.weights.as_ptr(); P];
@@ -99,11 +92,11 @@ impl<S: Simd, W: Copy> Tiles<'_, S, W> {
                 // Beyond the last panel the last one is computed again, and not written.
                 let panel = (first / PANEL + p).min(last_panel);
                 let weights = &self.weights[panel * panel_len..(panel + 1) * panel_len];
-                *start = weights[first % PANEL * Q::INPUTS..].as_ptr();
+                *start = weights[first % PANEL * weights_per_word..].as_ptr();
             }
             // SAFETY: the panels hold `steps` steps (sliced above), `packed` too (the caller's promise).
             let sums = unsafe {
-                multiply::<S, Q, R, P, V>(self.s, self.steps, packed.as_ptr(), R, starts, PANEL * Q::INPUTS)
+                multiply::<S, Q, R, P, V>(self.s, self.steps, packed.as_ptr(), R, starts, PANEL * Q::WEIGHTS)
             };
             for (sums, row) in sums.iter().zip(rows.clone()) {
                 for (p, sums) in sums.iter().enumerate() {

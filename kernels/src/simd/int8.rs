@@ -1,0 +1,226 @@
+//! int8 weights times int8 activations, exact in whole numbers within a block; see `memory/int8.rs` for how weights lie.
+//!
+//! A row of activations is quantised block by block as weights are: scale largest / 127, rounded to nearest, ties to even. For each
+//! block the dot product of whole numbers becomes an f32, exactly (it is below 2^19), and `fused(dot, weight scale * activation
+//! scale, sum)` goes on with the output's chain. Every operation here is the same on all sets, so the bits are.
+
+use super::panel::load_words;
+use super::{Product, Simd};
+use crate::memory::{BLOCK, BLOCKS, PANEL, SCALE_UNIT};
+
+/// int8 weights times int8 activations.
+pub(crate) struct DotInt8;
+
+/// Words of a block: four weights or activations each.
+const WORDS: usize = BLOCK / 4;
+/// Where a step's activations have their scales, and after them what the weights' offset added, to be taken off.
+const SCALES: usize = BLOCKS * WORDS;
+const OFFSETS: usize = SCALES + BLOCKS;
+
+impl<S: Simd> Product<S> for DotInt8 {
+    type Weight = u32;
+    const INPUTS: usize = BLOCKS * BLOCK;
+    const WEIGHTS: usize = SCALES + 1;
+    const WORDS: usize = OFFSETS + BLOCKS;
+    const MOST_ROWS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn step<const R: usize, const P: usize, const V: usize>(
+        s: S,
+        sums: &mut [[[S::F; V]; P]; R],
+        activations: *const f32,
+        stride: usize,
+        weights: [*const u32; P],
+    ) {
+        for block in 0..BLOCKS {
+            let mut dots = [[[s.splat_u32(0); V]; P]; R];
+            // SAFETY: the caller's promise: all words below are of this step.
+            unsafe {
+                let word = |w: usize, r: usize| *activations.add(w * stride + r);
+                for (r, dots) in dots.iter_mut().enumerate() {
+                    *dots = [[s.splat_u32(word(OFFSETS + block, r).to_bits()); V]; P];
+                }
+                for w in block * WORDS..(block + 1) * WORDS {
+                    let four = load_words::<S, _, P, V>(s, weights, w * PANEL);
+                    for (r, dots) in dots.iter_mut().enumerate() {
+                        let x = s.splat_u32(word(w, r).to_bits());
+                        for (dots, four) in dots.iter_mut().zip(&four) {
+                            for (dot, four) in dots.iter_mut().zip(four) {
+                                *dot = s.dot_bytes(*dot, *four, x);
+                            }
+                        }
+                    }
+                }
+                let pairs = load_words::<S, _, P, V>(s, weights, SCALES * PANEL);
+                let mut scales = [[s.splat(0.0); V]; P];
+                for (scales, pairs) in scales.iter_mut().zip(&pairs) {
+                    for (scale, pair) in scales.iter_mut().zip(pairs) {
+                        *scale = one_of(s, *pair, block);
+                    }
+                }
+                for (r, (sums, dots)) in sums.iter_mut().zip(&dots).enumerate() {
+                    let x = s.splat(word(SCALES + block, r));
+                    for ((sums, dots), scales) in sums.iter_mut().zip(dots).zip(&scales) {
+                        for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
+                            *sum = s.fused(s.to_f32(*dot), s.mul(*scale, x), *sum);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
+        let steps = packed.chunks_exact_mut(<Self as Product<S>>::WORDS * stride);
+        for (step, inputs) in steps.zip(row.chunks(<Self as Product<S>>::INPUTS)) {
+            for block in 0..BLOCKS {
+                let inputs = inputs.get(block * BLOCK..).unwrap_or_default();
+                let quantised = match inputs.first_chunk() {
+                    Some(whole) => quantise(s, whole),
+                    None => {
+                        let mut padded = [0.0; BLOCK];
+                        padded[..inputs.len()].copy_from_slice(inputs);
+                        quantise(s, &padded)
+                    }
+                };
+                for (w, four) in quantised.bytes.as_chunks::<4>().0.iter().enumerate() {
+                    step[(block * WORDS + w) * stride + slot] = f32::from_bits(u32::from_le_bytes(*four));
+                }
+                step[(SCALES + block) * stride + slot] = quantised.scale;
+                step[(OFFSETS + block) * stride + slot] = f32::from_bits(quantised.offset.cast_unsigned());
+            }
+        }
+    }
+}
+
+/// The scales of one block, of pairs of them.
+#[inline(always)]
+fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
+    let bits = if block == 0 {
+        s.shift_left::<13>(s.and_u32(pairs, s.splat_u32(0xffff)))
+    } else {
+        s.and_u32(s.shift_right::<3>(pairs), s.splat_u32(0xffff << 13))
+    };
+    s.mul(s.of_bits(bits), s.splat(SCALE_UNIT))
+}
+
+/// A block of activations.
+struct Quantised {
+    bytes: [u8; BLOCK],
+    scale: f32,
+    /// -128 times the sum of the bytes.
+    offset: i32,
+}
+
+/// Smaller activations are zero: their inverse would be none.
+const TINY: f32 = 1e-35;
+
+/// Quantises a block. If an input is not finite the scale is NaN.
+#[inline(always)]
+fn quantise<S: Simd>(s: S, inputs: &[f32; BLOCK]) -> Quantised {
+    let mut largest = s.splat(0.0);
+    let mut finite = s.less(largest, s.splat(1.0));
+    for vector in inputs.chunks_exact(S::LANES) {
+        // SAFETY: the chunk is as long as a vector.
+        let x = unsafe { s.load(vector.as_ptr()) };
+        let x = s.of_bits(s.and_u32(s.bits(x), s.splat_u32(0x7fff_ffff)));
+        finite = s.both(finite, s.less(x, s.splat(f32::INFINITY)));
+        largest = s.max(x, largest);
+    }
+    let largest = if s.any(s.not(finite)) { f32::NAN } else { s.largest(largest) };
+    let inverse = s.splat(if largest > TINY { 127.0 / largest } else { 0.0 });
+    let mut bytes = [0; BLOCK];
+    for (bytes, vector) in bytes.chunks_exact_mut(S::LANES).zip(inputs.chunks_exact(S::LANES)) {
+        // SAFETY: the chunks are as long as a vector.
+        unsafe {
+            // Adding 1.5 * 2^23 rounds to an integer, which stands in the low bits.
+            let x = s.add(s.mul(s.load(vector.as_ptr()), inverse), s.splat(12_582_912.0));
+            s.store_bytes(bytes.as_mut_ptr(), s.bits(x));
+        }
+    }
+    let sum: i32 = bytes.iter().map(|byte| i32::from(byte.cast_signed())).sum();
+    Quantised { bytes, scale: largest * (1.0 / 127.0), offset: -128 * sum }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Kernel, portably};
+    use super::*;
+
+    type Words = [u32; 16];
+
+    /// Sums, unsigned bytes and signed ones: what the sums become, and the low bytes of the signed ones.
+    struct Bytes([Words; 3]);
+
+    impl Kernel for Bytes {
+        type Output = (Words, [u8; 16]);
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Self::Output {
+            let (mut sums, mut bytes) = ([0; 16], [0; 16]);
+            for i in (0..16).step_by(S::LANES) {
+                // SAFETY: vectors divide 16.
+                unsafe {
+                    let [sum, a, b] = self.0.each_ref().map(|words| s.load_u32(words[i..].as_ptr()));
+                    s.store_u32(sums[i..].as_mut_ptr(), s.dot_bytes(sum, a, b));
+                    s.store_bytes(bytes[i..].as_mut_ptr(), b);
+                }
+            }
+            (sums, bytes)
+        }
+    }
+
+    /// With VNNI and without it, where the machine has it.
+    fn on_every_set(words: [Words; 3], check: impl Fn(&str, (Words, [u8; 16]))) {
+        check("portable", portably(Bytes(words)));
+        #[cfg(target_arch = "x86_64")]
+        {
+            use super::super::{avx2, avx512};
+            use crate::Isa;
+            let (has_avx2, has_avx512) = (Isa::Avx2.is_available(), Isa::Avx512.is_available());
+            if has_avx2 {
+                // SAFETY: it was found.
+                check("avx2", unsafe { avx2::run(Bytes(words)) });
+            }
+            if has_avx2 && is_x86_feature_detected!("avxvnni") {
+                // SAFETY: it was found.
+                check("avx2 with VNNI", unsafe { avx2::run_vnni(Bytes(words)) });
+            }
+            if has_avx512 {
+                // SAFETY: it was found.
+                check("avx512", unsafe { avx512::run(Bytes(words)) });
+            }
+            if has_avx512 && is_x86_feature_detected!("avx512vnni") {
+                // SAFETY: it was found.
+                check("avx512 with VNNI", unsafe { avx512::run_vnni(Bytes(words)) });
+            }
+        }
+    }
+
+    #[test]
+    fn products_of_bytes_are_exact_on_every_set() {
+        let mut state = 1_u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 32) as u32
+        };
+        let ends = [0, 0x7f7f_7f7f, 0x8080_8080, u32::MAX, 0x80ff_7f00];
+        for round in 0..2000 {
+            let mut words = [[0; 16]; 3];
+            words.as_flattened_mut().iter_mut().for_each(|word| *word = random());
+            if round % 2 == 0 {
+                words[1..].as_flattened_mut().iter_mut().for_each(|word| *word = ends[random() as usize % 5]);
+            }
+            let [sums, a, b] = words;
+            let expected: Words = std::array::from_fn(|i| {
+                let pairs = a[i].to_le_bytes().into_iter().zip(b[i].to_le_bytes());
+                let dot: i64 = pairs.map(|(a, b)| i64::from(a) * i64::from(b.cast_signed())).sum();
+                (i64::from(sums[i]) + dot) as u32
+            });
+            on_every_set(words, |set, found| {
+                assert_eq!(found, (expected, b.map(|word| word as u8)), "{set}");
+            });
+        }
+    }
+}
