@@ -1,12 +1,14 @@
 //! matmul: `out = x w^T + bias`, added to what `out` holds if asked (the residual of a transformer layer).
 //!
 //! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
-//! AVX-512 BF16 the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
+//! AVX-512 BF16 and AMX the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
 //! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits. Workers share out
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 mod activations;
 mod strip;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod tiles;
 
 use crate::Lane;
 use crate::memory::{Matrix, PANEL, Panels, Vector, View, ViewMut};
@@ -99,6 +101,10 @@ impl Kernel for Of<'_, bf16> {
     fn run<S: Simd>(self, s: S) {
         // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be; a strip is one item, done once.
         unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::TILES {
+                return tiles::compute(s, self.strip, self.weights);
+            }
             if S::DOTS {
                 compute::<S, DotBf16>(s, self.strip, self.weights);
             } else {
