@@ -52,7 +52,7 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
         };
         match self {
-            Isa::Amx => avx512() && crate::simd::tiles::granted(),
+            Isa::Amx => Isa::Avx512Bf16.is_available() && crate::simd::tiles::granted(),
             Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
             Isa::Avx512 => avx512(),
             Isa::Avx2 => avx2(),

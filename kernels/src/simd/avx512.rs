@@ -17,8 +17,8 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// # Safety
-/// The machine has what [`run`] needs, and AMX.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+/// The machine has what [`run_bf16`] needs, and AMX.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(super) unsafe fn run_tiles<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<false, false, true>(()))
 }
@@ -75,7 +75,7 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
     unsafe fn store_bf16(self, at: *mut bf16, x: __m512) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe {
-            let rounded = if BF16 {
+            let rounded = if BF16 || TILES {
                 transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
             } else {
                 let bits = _mm512_castps_si512(x);

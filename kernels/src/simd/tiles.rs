@@ -130,7 +130,8 @@ pub(crate) unsafe fn by_two_panels(
     }
 }
 
-/// Two blocks, a full one and one of `rows` rows, times one panel: two tiles of sums of the first block, then the second's.
+/// Adds to the sums of two blocks, a full one and one of `rows` rows, some steps of one panel: two tiles of the first block, then the
+/// second's.
 ///
 /// # Safety
 /// The machine [granted] it. `x` are `steps` steps of a block each; so is the panel; `rows` is 1 to [`TILE`].
@@ -146,10 +147,10 @@ pub(crate) unsafe fn two_blocks(
     unsafe {
         asm!(
             "ldtilecfg [{config}]",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
+            "tileloadd tmm0, [{sums} + {row}*1]",
+            "tileloadd tmm1, [{sums} + {row}*1 + 1024]",
+            "tileloadd tmm2, [{sums} + {row}*1 + 2048]",
+            "tileloadd tmm3, [{sums} + {row}*1 + 3072]",
             "2:",
             "tileloadd tmm4, [{first} + {row}*1]",
             "tileloadd tmm6, [{panel} + {row}*2]",

@@ -10,9 +10,9 @@ mod strip;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod tiles;
 
-use crate::Lane;
 use crate::memory::{Matrix, PANEL, Panels, Vector, View, ViewMut};
 use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Simd, dispatch, dispatch_bytes};
+use crate::{Isa, Lane};
 use half::bf16;
 use strip::{Job, compute};
 
@@ -28,7 +28,9 @@ pub enum Write {
 /// Outputs of a strip, what one worker does at a time: two panels.
 const STRIP: usize = 2 * PANEL;
 /// Most rows whose packed activations stay in a core's cache while it goes through its strips.
-const SLAB: usize = 56;
+fn slab(isa: Isa) -> usize {
+    if isa == Isa::Amx { 128 } else { 56 }
+}
 
 /// Multiplies each row of `x` by the matrix.
 ///
@@ -43,10 +45,10 @@ pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: 
     assert!(bias.is_none_or(|bias| bias.len() == outputs), "matmul: length of the bias");
     let job = Job { x, w, bias, out: out.share(), write };
     // Items go slab by slab, each through all strips.
-    let slabs = rows.div_ceil(SLAB);
+    let isa = lane.supported();
+    let slabs = rows.div_ceil(slab(isa.isa()));
     let slab_rows = rows.div_ceil(slabs.max(1));
     let strips = outputs.div_ceil(STRIP);
-    let isa = lane.supported();
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
     let weights = STRIP * inputs;
     let strip_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);

@@ -17,37 +17,42 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[bf16]) 
     let Strip { job, rows, strip, fresh, scratch } = strip;
     let steps = job.w.in_features().div_ceil(DEPTH);
     let block = steps * TILE * DEPTH;
-    let [packed, sums] = scratch.floats([rows.len().div_ceil(TILE) * block / 2, 4 * SUMS]);
+    let pairs = rows.len().saturating_sub(TILE).div_ceil(2 * TILE);
+    let [packed, sums] = scratch.floats([rows.len().div_ceil(TILE) * block / 2, pairs.max(1) * 4 * SUMS]);
     let packed = halves(packed);
     if fresh {
-        for (rows, packed) in blocks(rows.clone()).zip(packed.chunks_exact_mut(block)) {
+        for (rows, packed) in blocks(rows.clone(), TILE).zip(packed.chunks_exact_mut(block)) {
             for (slot, row) in rows.enumerate() {
                 lay(s, job.x.row(row), packed, slot);
             }
         }
     }
-    let Some(sums) = sums.first_chunk_mut() else { return };
+    let (sums, _) = sums.as_chunks_mut();
     let tiles = Tiles { s, job, weights, steps, end: job.w.out_features().min((strip + 1) * STRIP) };
-    let mut left = blocks(rows).zip(packed.chunks_exact(block));
-    while let Some((rows, packed)) = left.next() {
-        let next = if rows.len() == TILE { left.next() } else { None };
-        // SAFETY: blocks are packed above, for `steps`; the rest is the caller's promise.
-        unsafe {
-            match next {
-                Some((next, packed_next)) => {
-                    let x = [packed.as_ptr(), packed_next.as_ptr()];
-                    tiles.two_blocks(strip * STRIP, &[rows, next], x, sums);
-                }
-                None => tiles.one_block(strip * STRIP, rows, packed.as_ptr(), sums),
-            }
+    let alone = rows.start + pairs * 2 * TILE;
+    // SAFETY: blocks are packed above, for `steps`; the rest is the caller's promise.
+    unsafe {
+        for first in (strip * STRIP..tiles.end).step_by(PANEL) {
+            tiles.pairs(first, rows.start..rows.end.min(alone), packed, sums);
+        }
+        if alone < rows.end {
+            tiles.alone(
+                strip * STRIP,
+                &(alone..rows.end),
+                packed[pairs * 2 * block..].as_ptr(),
+                &mut sums[0],
+            );
         }
     }
 }
 
-/// Rows in blocks of a tile, the last one with what is left.
-fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+/// Steps of a panel that all rows go through before the next: they stay in the cache.
+const RUN: usize = 32;
+
+/// Rows in blocks, the last one with what is left.
+fn blocks(rows: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = rows.end;
-    rows.step_by(TILE).map(move |first| first..end.min(first + TILE))
+    rows.step_by(size).map(move |first| first..end.min(first + size))
 }
 
 /// Rounds a row to bf16 and lays it into its slot of a block; what a last step lacks is zero.
@@ -80,35 +85,58 @@ struct Tiles<'a, S> {
 }
 
 impl<S: Simd> Tiles<'_, S> {
+    /// One block of rows times the strip's panels.
+    ///
     /// # Safety
-    /// As for [`compute`]; `x` is the packed block of `rows`, the outputs from `first` on are a strip.
+    /// As for [`compute`]; `x` is the packed block, the outputs from `first` on are a strip.
     #[inline(always)]
-    unsafe fn one_block(&self, first: usize, rows: Range<usize>, x: *const bf16, sums: &mut [f32; 4 * SUMS]) {
+    unsafe fn alone(&self, first: usize, rows: &Range<usize>, x: *const bf16, sums: &mut [f32; 4 * SUMS]) {
+        self.soon_written(rows, first..self.end);
         // SAFETY: panels are slices of `steps` steps.
         unsafe {
             let panels = [self.panel(first), self.panel(first + PANEL)].map(<[bf16]>::as_ptr);
             by_two_panels(rows.len(), self.steps, x, panels, sums);
-            self.finish(&rows, first, &sums[..2 * SUMS]);
-            self.finish(&rows, first + PANEL, &sums[2 * SUMS..]);
+            self.finish(rows, first, &sums[..2 * SUMS]);
+            self.finish(rows, first + PANEL, &sums[2 * SUMS..]);
         }
     }
 
+    /// Rows in pairs of blocks times a panel, some steps of it at a time.
+    ///
     /// # Safety
-    /// As for [`compute`]; `x` are the packed blocks of `rows`, the outputs from `first` on are a strip.
+    /// As for [`compute`]; `x` are the packed blocks; the second of a pair has at least one row.
     #[inline(always)]
-    unsafe fn two_blocks(
-        &self,
-        first: usize,
-        [full, other]: &[Range<usize>; 2],
-        x: [*const bf16; 2],
-        sums: &mut [f32; 4 * SUMS],
-    ) {
-        for first in (first..self.end).step_by(PANEL) {
-            // SAFETY: the panel is a slice of `steps` steps.
+    unsafe fn pairs(&self, first: usize, rows: Range<usize>, x: &[bf16], sums: &mut [[f32; 4 * SUMS]]) {
+        let block = self.steps * TILE * DEPTH;
+        let panel = self.panel(first);
+        self.soon_written(&rows, first..self.end.min(first + PANEL));
+        let pairs = || blocks(rows.clone(), 2 * TILE);
+        sums.as_flattened_mut().fill(0.0);
+        for step in (0..self.steps).step_by(RUN) {
+            let steps = RUN.min(self.steps - step);
+            for ((rows, x), sums) in pairs().zip(x.chunks(2 * block)).zip(&mut *sums) {
+                let x = [&x[step * TILE * DEPTH..], &x[block + step * TILE * DEPTH..]].map(<[bf16]>::as_ptr);
+                // SAFETY: blocks and panel have so many steps left.
+                unsafe {
+                    two_blocks(rows.len() - TILE, steps, x, panel[step * PANEL * DEPTH..].as_ptr(), sums);
+                }
+            }
+        }
+        for (rows, sums) in pairs().zip(sums) {
+            // SAFETY: outputs are the caller's promise.
             unsafe {
-                two_blocks(other.len(), self.steps, x, self.panel(first).as_ptr(), sums);
-                self.finish(full, first, &sums[..2 * SUMS]);
-                self.finish(other, first, &sums[2 * SUMS..]);
+                self.finish(&(rows.start..rows.start + TILE), first, &sums[..2 * SUMS]);
+                self.finish(&(rows.start + TILE..rows.end), first, &sums[2 * SUMS..]);
+            }
+        }
+    }
+
+    /// Asks for the outputs' lines, so that they are here when the sums are.
+    #[inline(always)]
+    fn soon_written(&self, rows: &Range<usize>, outputs: Range<usize>) {
+        for row in rows.clone() {
+            for output in outputs.clone().step_by(TILE) {
+                self.s.prefetch(self.job.out.address(row, output));
             }
         }
     }
