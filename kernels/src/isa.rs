@@ -52,7 +52,11 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
         };
         match self {
-            Isa::Amx => Isa::Avx512Bf16.is_available() && crate::simd::tiles::granted(),
+            Isa::Amx => {
+                Isa::Avx512Bf16.is_available()
+                    && is_x86_feature_detected!("avx512vnni")
+                    && crate::simd::tiles::granted()
+            }
             Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
             Isa::Avx512 => avx512(),
             Isa::Avx2 => avx2(),

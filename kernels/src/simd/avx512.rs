@@ -17,10 +17,10 @@ pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// # Safety
-/// The machine has what [`run_bf16`] needs, and AMX.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+/// The machine has what [`run_bf16`] and [`run_vnni`] need, and AMX.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma")]
 pub(super) unsafe fn run_tiles<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<false, false, true>(()))
+    kernel.run(Avx512::<false, true, true>(()))
 }
 
 /// # Safety

@@ -75,15 +75,7 @@ impl<S: Simd> Product<S> for DotInt8 {
         let steps = packed.chunks_exact_mut(<Self as Product<S>>::WORDS * stride);
         for (step, inputs) in steps.zip(row.chunks(<Self as Product<S>>::INPUTS)) {
             for block in 0..BLOCKS {
-                let inputs = inputs.get(block * BLOCK..).unwrap_or_default();
-                let quantised = match inputs.first_chunk() {
-                    Some(whole) => quantise(s, whole),
-                    None => {
-                        let mut padded = [0.0; BLOCK];
-                        padded[..inputs.len()].copy_from_slice(inputs);
-                        quantise(s, &padded)
-                    }
-                };
+                let quantised = quantise(s, inputs.get(block * BLOCK..).unwrap_or_default());
                 for (w, four) in quantised.bytes.as_chunks::<4>().0.iter().enumerate() {
                     step[(block * WORDS + w) * stride + slot] = f32::from_bits(u32::from_le_bytes(*four));
                 }
@@ -96,7 +88,7 @@ impl<S: Simd> Product<S> for DotInt8 {
 
 /// The scales of one block, of pairs of them.
 #[inline(always)]
-fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
+pub(crate) fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
     let bits = if block == 0 {
         s.shift_left::<13>(s.and_u32(pairs, s.splat_u32(0xffff)))
     } else {
@@ -106,19 +98,24 @@ fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
 }
 
 /// A block of activations.
-struct Quantised {
-    bytes: [u8; BLOCK],
-    scale: f32,
+pub(crate) struct Quantised {
+    pub(crate) bytes: [u8; BLOCK],
+    pub(crate) scale: f32,
     /// -128 times the sum of the bytes.
-    offset: i32,
+    pub(crate) offset: i32,
 }
 
 /// Smaller activations are zero: their inverse would be none.
 const TINY: f32 = 1e-35;
 
-/// Quantises a block. If an input is not finite the scale is NaN.
+/// Quantises a block, the first of `inputs`; what it lacks is zero. If an input is not finite the scale is NaN.
 #[inline(always)]
-fn quantise<S: Simd>(s: S, inputs: &[f32; BLOCK]) -> Quantised {
+pub(crate) fn quantise<S: Simd>(s: S, inputs: &[f32]) -> Quantised {
+    let mut padded = [0.0; BLOCK];
+    let inputs = inputs.first_chunk().unwrap_or_else(|| {
+        padded[..inputs.len()].copy_from_slice(inputs);
+        &padded
+    });
     let mut largest = s.splat(0.0);
     let mut finite = s.less(largest, s.splat(1.0));
     for vector in inputs.chunks_exact(S::LANES) {

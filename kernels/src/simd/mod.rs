@@ -15,7 +15,7 @@ pub(crate) mod tiles;
 
 use crate::isa::Supported;
 use half::bf16;
-pub(crate) use int8::DotInt8;
+pub(crate) use int8::{DotInt8, one_of, quantise};
 pub(crate) use math::{exp, ln, minus_ln_one_minus};
 pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, multiply};
 
@@ -202,7 +202,7 @@ pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output 
     {
         use crate::Isa;
         match isa.isa() {
-            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
+            Isa::Avx512Bf16 | Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
                 // SAFETY: `Supported` says that the machine has the set, and VNNI was found.
                 return unsafe { avx512::run_vnni(kernel) };
             }

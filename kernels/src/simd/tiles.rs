@@ -1,11 +1,11 @@
-//! AMX: whole tiles of bf16 products in one instruction, for matmul.
+//! AMX: whole tiles of products in one instruction, for matmul.
 //!
-//! Rust's intrinsics for it are not stable, so the loops are assembly, each whole: nothing of the tile registers lives
-//! outside of one block. `tdpbf16ps` adds to each of 16 by 16 sums the products of 32 inputs, in an order of its own that
+//! Rust's intrinsics for it are not stable, so this is assembly: what tile registers hold does not live outside of a block.
+//! `tdpbf16ps` adds to each of 16 by 16 sums the products of 32 inputs, in an order of its own that
 //! does not depend on the other rows or outputs of the tile.
 //!
 //! Activations lie as blocks of [`TILE`] rows: `[step][TILE][32]` bf16. Weights lie as in `memory/matrix.rs`: there a step of a panel is
-//! two tiles side by side.
+//! two tiles side by side. For int8 both are as `ops/matmul/bytes_in_tiles.rs` and `memory/int8.rs` say.
 
 use half::bf16;
 use std::arch::asm;
@@ -16,14 +16,14 @@ pub(crate) const TILE: usize = 16;
 /// Sums of a tile.
 pub(crate) const SUMS: usize = TILE * TILE;
 
-/// Whether the machine has AMX with bf16, and the system lets this process use it; asked once.
+/// Whether the machine has AMX with bf16 and int8, and the system lets this process use it; asked once.
 pub(crate) fn granted() -> bool {
     static GRANTED: OnceLock<bool> = OnceLock::new();
     *GRANTED.get_or_init(|| {
-        const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
+        const ALL: u32 = 1 << 25 | 1 << 24 | 1 << 22; // int8, tiles, bf16
         // Leaf 7 is there wherever AVX2 is, which is asked for first.
-        let found = is_x86_feature_detected!("avx512f")
-            && std::arch::x86_64::__cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16;
+        let found =
+            is_x86_feature_detected!("avx512f") && std::arch::x86_64::__cpuid_count(7, 0).edx & ALL == ALL;
         found && permitted()
     })
 }
@@ -180,6 +180,62 @@ pub(crate) unsafe fn two_blocks(
             sums = in(reg) sums.as_mut_ptr(),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// The tiles of this thread are set up for [`products_of_bytes`] until this is dropped.
+pub(crate) struct ForBytes(());
+
+impl ForBytes {
+    /// # Safety
+    /// The machine [granted] it; no other function of this file is called before the drop.
+    pub(crate) unsafe fn set_up() -> ForBytes {
+        let (sums, activations, weights) = ((TILE, 64), (TILE, 32), (8, 64));
+        let mut config = config([TILE; 8]);
+        for (tile, (rows, bytes)) in
+            [sums, sums, activations, activations, weights, weights].into_iter().enumerate()
+        {
+            (config.rows[tile], config.row_bytes[tile]) = (rows as u8, bytes);
+        }
+        // SAFETY: reads the config.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack)) };
+        ForBytes(())
+    }
+}
+
+impl Drop for ForBytes {
+    fn drop(&mut self) {
+        // SAFETY: undoes what `set_up` did.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Whole-numbered dot products of one step: 16 rows by 16 outputs for each of its two blocks of 32 inputs.
+///
+/// # Safety
+/// Tiles are [`ForBytes`]. `x` is `[2][TILE][32]` signed bytes; `weights` are 16 rows of 16 words, four unsigned bytes each, 128 bytes apart.
+#[inline(always)]
+pub(crate) unsafe fn products_of_bytes(x: *const u8, weights: *const u32, dots: &mut [[u32; SUMS]; 2]) {
+    // SAFETY: reads what the caller promises, writes the dot products.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tileloadd tmm2, [{x} + {half}*1]",
+            "tileloadd tmm4, [{weights} + {half}*4]",
+            "tdpbsud tmm0, tmm2, tmm4",
+            "tileloadd tmm3, [{x} + {half}*1 + 512]",
+            "tileloadd tmm5, [{weights} + {half}*4 + 1024]",
+            "tdpbsud tmm1, tmm3, tmm5",
+            "tilestored [{dots} + {half}*2], tmm0",
+            "tilestored [{dots} + {half}*2 + 1024], tmm1",
+            x = in(reg) x,
+            weights = in(reg) weights,
+            half = in(reg) 32_usize,
+            dots = in(reg) dots.as_mut_ptr(),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
             options(nostack),
         );
     }

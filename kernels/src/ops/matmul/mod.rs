@@ -6,6 +6,8 @@
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod bytes_in_tiles;
 mod strip;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod tiles;
@@ -122,6 +124,12 @@ impl Kernel for Of<'_, u32> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: words are the weights of int8, packed for it; a strip is one item, done once.
-        unsafe { compute::<S, DotInt8>(s, self.strip, self.weights) }
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::TILES && self.strip.rows.len() >= bytes_in_tiles::LEAST_ROWS {
+                return bytes_in_tiles::compute(s, self.strip, self.weights);
+            }
+            compute::<S, DotInt8>(s, self.strip, self.weights);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A strip of outputs in AMX's tiles: blocks of 16 rows, two of them at a time where there are as many.
+//! A strip of outputs in AMX's tiles, and bf16 there: blocks of 16 rows, two of them at a time where there are as many.
 
 use super::strip::Job;
 use super::{STRIP, Strip};
@@ -28,7 +28,7 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[bf16]) 
         }
     }
     let (sums, _) = sums.as_chunks_mut();
-    let tiles = Tiles { s, job, weights, steps, end: job.w.out_features().min((strip + 1) * STRIP) };
+    let tiles = Tiles { s, job, weights, end: job.w.out_features().min((strip + 1) * STRIP) };
     let alone = rows.start + pairs * 2 * TILE;
     // SAFETY: blocks are packed above, for `steps`; the rest is the caller's promise.
     unsafe {
@@ -50,7 +50,7 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[bf16]) 
 const RUN: usize = 32;
 
 /// Rows in blocks, the last one with what is left.
-fn blocks(rows: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks(rows: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = rows.end;
     rows.step_by(size).map(move |first| first..end.min(first + size))
 }
@@ -75,16 +75,21 @@ pub(in crate::ops) fn halves(words: &mut [f32]) -> &mut [bf16] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
 }
 
-struct Tiles<'a, S> {
-    s: S,
-    job: &'a Job<'a>,
-    weights: &'a [bf16],
-    steps: usize,
+/// A strip of outputs, and the matrix's weights.
+pub(super) struct Tiles<'a, S, W> {
+    pub(super) s: S,
+    pub(super) job: &'a Job<'a>,
+    pub(super) weights: &'a [W],
     /// End of the strip's outputs.
-    end: usize,
+    pub(super) end: usize,
 }
 
-impl<S: Simd> Tiles<'_, S> {
+impl<S: Simd> Tiles<'_, S, bf16> {
+    /// Steps of a panel.
+    fn steps(&self) -> usize {
+        self.job.w.panel_len() / (PANEL * DEPTH)
+    }
+
     /// One block of rows times the strip's panels.
     ///
     /// # Safety
@@ -95,7 +100,7 @@ impl<S: Simd> Tiles<'_, S> {
         // SAFETY: panels are slices of `steps` steps.
         unsafe {
             let panels = [self.panel(first), self.panel(first + PANEL)].map(<[bf16]>::as_ptr);
-            by_two_panels(rows.len(), self.steps, x, panels, sums);
+            by_two_panels(rows.len(), self.steps(), x, panels, sums);
             self.finish(rows, first, &sums[..2 * SUMS]);
             self.finish(rows, first + PANEL, &sums[2 * SUMS..]);
         }
@@ -107,13 +112,14 @@ impl<S: Simd> Tiles<'_, S> {
     /// As for [`compute`]; `x` are the packed blocks; the second of a pair has at least one row.
     #[inline(always)]
     unsafe fn pairs(&self, first: usize, rows: Range<usize>, x: &[bf16], sums: &mut [[f32; 4 * SUMS]]) {
-        let block = self.steps * TILE * DEPTH;
+        let all_steps = self.steps();
+        let block = all_steps * TILE * DEPTH;
         let panel = self.panel(first);
         self.soon_written(&rows, first..self.end.min(first + PANEL));
         let pairs = || blocks(rows.clone(), 2 * TILE);
         sums.as_flattened_mut().fill(0.0);
-        for step in (0..self.steps).step_by(RUN) {
-            let steps = RUN.min(self.steps - step);
+        for step in (0..all_steps).step_by(RUN) {
+            let steps = RUN.min(all_steps - step);
             for ((rows, x), sums) in pairs().zip(x.chunks(2 * block)).zip(&mut *sums) {
                 let x = [&x[step * TILE * DEPTH..], &x[block + step * TILE * DEPTH..]].map(<[bf16]>::as_ptr);
                 // SAFETY: blocks and panel have so many steps left.
@@ -130,10 +136,12 @@ impl<S: Simd> Tiles<'_, S> {
             }
         }
     }
+}
 
+impl<S: Simd, W> Tiles<'_, S, W> {
     /// Asks for the outputs' lines, so that they are here when the sums are.
     #[inline(always)]
-    fn soon_written(&self, rows: &Range<usize>, outputs: Range<usize>) {
+    pub(super) fn soon_written(&self, rows: &Range<usize>, outputs: Range<usize>) {
         for row in rows.clone() {
             for output in outputs.clone().step_by(TILE) {
                 self.s.prefetch(self.job.out.address(row, output));
@@ -142,7 +150,7 @@ impl<S: Simd> Tiles<'_, S> {
     }
 
     /// The panel of an output; beyond the last one the last, whose sums are not written again.
-    fn panel(&self, output: usize) -> &[bf16] {
+    pub(super) fn panel(&self, output: usize) -> &[W] {
         let len = self.job.w.panel_len();
         let panel = (output / PANEL).min(self.weights.len() / len - 1);
         &self.weights[panel * len..(panel + 1) * len]
@@ -153,7 +161,7 @@ impl<S: Simd> Tiles<'_, S> {
     /// # Safety
     /// No other worker has these outputs.
     #[inline(always)]
-    unsafe fn finish(&self, rows: &Range<usize>, first: usize, tiles: &[f32]) {
+    pub(super) unsafe fn finish(&self, rows: &Range<usize>, first: usize, tiles: &[f32]) {
         for (tile, first) in tiles.chunks_exact(SUMS).zip([first, first + TILE]) {
             for (row, sums) in rows.clone().zip(tile.chunks_exact(TILE)) {
                 for (sums, output) in sums.chunks_exact(S::LANES).zip((first..self.end).step_by(S::LANES)) {
