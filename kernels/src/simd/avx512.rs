@@ -104,6 +104,18 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
     }
 
     #[inline(always)]
+    fn sum(self, x: __m512) -> f32 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_reduce_add_ps(x) }
+    }
+
+    #[inline(always)]
+    fn largest(self, x: __m512) -> f32 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_reduce_max_ps(x) }
+    }
+
+    #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: the token proves the features.
         unsafe { _mm512_add_ps(a, b) }

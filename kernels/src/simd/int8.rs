@@ -107,6 +107,8 @@ pub(crate) struct Quantised {
 
 /// Smaller activations are zero: their inverse would be none.
 const TINY: f32 = 1e-35;
+/// Adding it rounds a small number to an integer, which stands in the low bits.
+const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
 /// Quantises a block, the first of `inputs`; what it lacks is zero. If an input is not finite the scale is NaN.
 #[inline(always)]
@@ -128,16 +130,16 @@ pub(crate) fn quantise<S: Simd>(s: S, inputs: &[f32]) -> Quantised {
     let largest = if s.any(s.not(finite)) { f32::NAN } else { s.largest(largest) };
     let inverse = s.splat(if largest > TINY { 127.0 / largest } else { 0.0 });
     let mut bytes = [0; BLOCK];
+    let mut sums = s.splat(0.0); // whole numbers, so in any order
     for (bytes, vector) in bytes.chunks_exact_mut(S::LANES).zip(inputs.chunks_exact(S::LANES)) {
         // SAFETY: the chunks are as long as a vector.
         unsafe {
-            // Adding 1.5 * 2^23 rounds to an integer, which stands in the low bits.
-            let x = s.add(s.mul(s.load(vector.as_ptr()), inverse), s.splat(12_582_912.0));
+            let x = s.add(s.mul(s.load(vector.as_ptr()), inverse), s.splat(ROUND));
             s.store_bytes(bytes.as_mut_ptr(), s.bits(x));
+            sums = s.add(sums, s.sub(x, s.splat(ROUND)));
         }
     }
-    let sum: i32 = bytes.iter().map(|byte| i32::from(byte.cast_signed())).sum();
-    Quantised { bytes, scale: largest * (1.0 / 127.0), offset: -128 * sum }
+    Quantised { bytes, scale: largest * (1.0 / 127.0), offset: -128 * s.sum(sums) as i32 }
 }
 
 #[cfg(test)]

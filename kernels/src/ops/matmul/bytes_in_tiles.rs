@@ -87,18 +87,24 @@ unsafe fn add<S: Simd>(s: S, packed: &[f32], weights: &[u32], sums: &mut [f32]) 
     for (total, sums) in total.iter_mut().zip(sums.chunks_exact(TILE)) {
         *total = s.load_some(sums);
     }
-    for (i, (packed, weights)) in packed.chunks_exact(WORDS).zip(weights.chunks(ROWS * PANEL)).enumerate() {
-        // One step's dot products are made while those of the one before are used.
-        let dots = &mut dots[i % 2];
-        // SAFETY: a step of each, as laid out.
-        let pairs = unsafe {
-            products_of_bytes(packed.as_ptr().cast(), weights.as_ptr(), dots);
-            s.load_u32(weights[(ROWS - 1) * PANEL..].as_ptr())
-        };
-        for line in 0..ROWS {
-            s.prefetch(weights.as_ptr().wrapping_add(AHEAD + line * PANEL));
+    let steps = packed.len() / WORDS;
+    // A step's dot products are used while those of the next are made: what a tile has just stored is slow to load.
+    for i in 0..=steps {
+        if i < steps {
+            // SAFETY: a step of each, as laid out.
+            unsafe {
+                let weights = weights[i * ROWS * PANEL..].as_ptr();
+                products_of_bytes(packed[i * WORDS..].as_ptr().cast(), weights, &mut dots[i % 2]);
+                for line in 0..ROWS {
+                    s.prefetch(weights.wrapping_add(AHEAD + line * PANEL));
+                }
+            }
         }
-        for (block, dots) in dots.iter().enumerate() {
+        let Some(before) = i.checked_sub(1) else { continue };
+        let packed = &packed[before * WORDS..][..WORDS];
+        // SAFETY: the last row of words of that step.
+        let pairs = unsafe { s.load_u32(weights[(before * ROWS + ROWS - 1) * PANEL..].as_ptr()) };
+        for (block, dots) in dots[before % 2].iter().enumerate() {
             let scale = one_of(s, pairs, block);
             let scales = &packed[SCALES + block * TILE..][..TILE];
             let offsets = &packed[OFFSETS + block * TILE..][..TILE];
