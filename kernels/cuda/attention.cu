@@ -38,7 +38,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
         const u32 to = from + a.split < end ? from + a.split : end;
 
         const float *q = a.q + (size_t)r * a.q_stride + head * dim;
-        __syncwarp(); // the query before has been read
+        // The shuffles of the query before came after its last read of these.
         for (u32 i = lane(); i < dim; i += WARP) queries[warp()][i] = q[i];
         __syncwarp();
         float largest = -infinity(), total = 0.0f, sums[PER_LANE] = {};

@@ -168,8 +168,7 @@ template <u32 DIM, u32 QUERIES> struct Attention {
         float *parts = (float *)bytes; // [part][query][DIM + 4]
         float2 *stats = (float2 *)(parts + 64 * (DIM + 4)); // [part][query]
         const u32 g = lane() / 4, t = lane() % 4, part = warp() / OF_QUERIES, first_row = warp() % OF_QUERIES * 16;
-        copy_wait<0>();
-        __syncthreads(); // the stages are no longer needed
+        __syncthreads(); // all are done with the stages; no copy is under way: the last groups are empty
         for (u32 i = 0; i < 2; i++) {
             total[i] += __shfl_xor_sync(~0u, total[i], 1);
             total[i] += __shfl_xor_sync(~0u, total[i], 2);

@@ -87,6 +87,5 @@ KERNEL(1024) nucleus(NucleusArgs a) {
             }
         }
         if (threadIdx.x == 0) a.least[i] = least;
-        __syncthreads();
     }
 }

@@ -1,5 +1,5 @@
-// CUDA on fibers, for tests: each thread of a block is a fiber of one OS thread, run in a chosen order from barrier to barrier.
-// A kernel that lacks a barrier gives another result in at least one order. Copies in the background fill their target with
+// CUDA on fibers, for tests: each thread of a block is a fiber of one OS thread. In a chosen order, one warp after the other runs as far
+// as it can without the rest, its lanes from shuffle to shuffle: what can be ahead is ahead. A kernel that lacks a barrier gives another result in at least one order. Copies in the background fill their target with
 // poison when issued and happen only when waited for: a missing wait shows too, and a copy into what others still read.
 #pragma once
 #include <cmath>
@@ -87,27 +87,37 @@ inline unsigned turn(unsigned i, unsigned n) {
     if (order == 1) return n - 1 - i;
     return (i * (n % 7 ? 7 : 1) + 13) % n;
 }
-inline void run_block() {
-    const unsigned n = fibers.size();
-    for (auto &f : fibers) begin(f);
+// A warp runs as far as it can alone, up to a barrier of the block or its end; false if it could not move.
+inline bool run_warp(unsigned first) {
+    const unsigned n = fibers.size() - first < 32 ? fibers.size() - first : 32;
+    bool moved = false;
     for (;;) {
-        bool moved = false;
+        bool ran = false;
         for (unsigned i = 0; i < n; i++) {
-            Fiber &f = fibers[turn(i, n)];
+            Fiber &f = fibers[first + turn(i, n)];
             if (f.done || f.wait != RUNS) continue;
             current = &f;
             faser_fiber_switch(&scheduler, f.top);
-            if (fault) return;
-            moved = true;
+            if (fault) return false;
+            moved = ran = true;
         }
-        // A warp goes on when all of it that lives has come; so does the block.
-        for (unsigned w = 0; w < n; w += 32) {
-            unsigned live = 0, there = 0;
-            for (unsigned l = w; l < w + 32 && l < n; l++) live += !fibers[l].done, there += !fibers[l].done && fibers[l].wait == AT_WARP;
-            if (!live || there < live) continue;
-            for (unsigned l = w; l < w + 32 && l < n; l++) fibers[l].wait = RUNS;
-            moved = true;
+        // It goes on when all of it that lives has come.
+        unsigned live = 0, there = 0;
+        for (unsigned l = first; l < first + n; l++) live += !fibers[l].done, there += !fibers[l].done && fibers[l].wait == AT_WARP;
+        if (live && there == live) {
+            for (unsigned l = first; l < first + n; l++) fibers[l].wait = RUNS;
+        } else if (!ran) {
+            return moved;
         }
+    }
+}
+inline void run_block() {
+    const unsigned n = fibers.size(), warps = n / 32;
+    for (auto &f : fibers) begin(f);
+    for (;;) {
+        bool moved = false;
+        for (unsigned w = 0; w < warps; w++) moved |= run_warp(turn(w, warps) * 32);
+        if (fault) return;
         unsigned live = 0, there = 0;
         for (auto &f : fibers) live += !f.done, there += !f.done && f.wait == AT_BLOCK;
         if (!live) return;

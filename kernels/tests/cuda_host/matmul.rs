@@ -75,6 +75,8 @@ fn matmul_is_the_cpus() {
             (5, 16, 64, 5),
             (13, 16, 288, 33),
             (16, 16, 256, 48),
+            // More tiles than blocks.
+            (3, 8, 64, 300),
         ] {
             for (bias, add) in [(false, false), (true, false), (true, true)] {
                 let case = |element| Case { element, rows, bucket, inputs, outputs, bias, add };

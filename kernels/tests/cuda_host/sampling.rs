@@ -47,6 +47,12 @@ fn noise_is_the_cpus_bit_for_bit() {
     }
 }
 
+fn sampling_penalises(sampling: &Sampling) -> bool {
+    sampling.repetition_penalty != 1.0
+        || sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
+}
+
 /// Samples of one pass: for each chunk, its parameters, the tokens it has, and proposals.
 struct Pass {
     vocabulary: usize,
@@ -111,6 +117,36 @@ impl Pass {
         out
     }
 
+    /// Bias, then penalties, one operation after the other.
+    fn adjusted(&self) -> Vec<f32> {
+        let mut all = self.logits.clone();
+        let mut rows = all.chunks_mut(self.vocabulary);
+        for (sampling, prompt, tokens, proposals) in &self.chunks {
+            for since in 0..=proposals.len() {
+                let logits = rows.next().expect("a row for each");
+                for (token, bias) in &sampling.logit_bias {
+                    if let Some(logit) = logits.get_mut(*token as usize) {
+                        *logit += bias;
+                    }
+                }
+                let output = [&tokens[*prompt..], &proposals[..since]].concat();
+                for (token, logit) in (0u32..).zip(logits) {
+                    let count = output.iter().filter(|other| **other == token).count();
+                    if !sampling_penalises(sampling) || (count == 0 && !tokens[..*prompt].contains(&token)) {
+                        continue;
+                    }
+                    let penalty = sampling.repetition_penalty;
+                    *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+                    if count > 0 {
+                        *logit -= sampling.frequency_penalty * count as f32;
+                        *logit -= sampling.presence_penalty;
+                    }
+                }
+            }
+        }
+        all
+    }
+
     fn on_device(&self, host: &Host, order: i32) -> Vec<u32> {
         let vocabulary = self.vocabulary as u32;
         let (mut samples, mut samplers, mut proposals) = (vec![], vec![], vec![]);
@@ -152,6 +188,12 @@ impl Pass {
             proposal_stride: 4,
         };
         host.run(&adjust.launch(most, 1), order);
+        for (found, expected) in logits.read().iter().zip(self.adjusted()) {
+            assert!(
+                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+                "{found} {expected}"
+            );
+        }
         let found = LogitStatsArgs { logits: logits.ptr(), stats: stats.ptr(), rows: count, vocabulary };
         host.run(&found.launch(most), order);
         let nucleus = NucleusArgs {
