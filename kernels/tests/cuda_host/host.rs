@@ -1,7 +1,7 @@
 //! The library loaded, launches on it, and memory that notices writes beside it.
 
 use crate::build;
-use faser_kernels::cuda::{Launch, Ptr};
+use faser_kernels::cuda::{Launch, Ptr, file, kernel};
 use half::bf16;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::io::Write;
@@ -59,6 +59,12 @@ impl Host {
     pub(crate) fn try_run<A>(&self, launch: &Launch<A>, order: i32) -> Result<(), String> {
         if launch.grid.contains(&0) {
             return Ok(());
+        }
+        if let Some(kernel) = kernel(launch.kernel) {
+            // A device refuses more threads than the kernel was compiled for.
+            let text = file(kernel.file).expect("a kernel's file").text;
+            let written = format!("KERNEL({}) {}(", launch.block, launch.kernel);
+            assert!(text.contains(&written), "{} has not {} threads", launch.kernel, launch.block);
         }
         let name = CString::new(launch.kernel).expect("a name");
         let _one = self.busy.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
