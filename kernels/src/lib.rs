@@ -16,9 +16,9 @@ mod simd;
 
 pub use dtype::Dtype;
 pub use error::KernelError;
-pub use faser_topology::Partition;
+pub use faser_topology::{CpuDevice, Partition};
 pub use isa::Isa;
-pub use lane::Lane;
+pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
     BlockId, KvCache, KvShape, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Source, Table,
     Tensor, Vector, View, ViewMut,

@@ -73,8 +73,8 @@ impl Crew {
         self.shared.unpinned.load(SeqCst)
     }
 
-    /// Runs `job` here and on every helper that joins before this thread's own share is done.
-    pub(super) fn run(&self, job: Job<'_>, scratch: &mut Scratch) {
+    /// Runs `job` here and on every helper that joins before this thread's own share is done. How long that share took.
+    pub(super) fn run(&self, job: Job<'_>, scratch: &mut Scratch) -> Duration {
         let shared = &*self.shared;
         // SAFETY: helpers call the job only between joining and finishing an open epoch. This function closes the epoch
         // and waits for all who joined before it returns or unwinds (nothing between can panic: the
@@ -86,15 +86,18 @@ impl Crew {
         shared.state.store(epoch << 32 | OPEN, SeqCst);
         shared.notify();
 
+        let begin = Instant::now();
         let own = catch_unwind(AssertUnwindSafe(|| job(scratch)));
+        let end = Instant::now();
 
         let joined = (shared.state.fetch_and(!OPEN, SeqCst) & JOINED) as usize;
-        shared.wait_until(|| shared.finished.load(SeqCst) == joined);
+        shared.wait_until(end, || shared.finished.load(SeqCst) == joined);
         *lock(&shared.job) = None;
         let helpers_panic = lock(&shared.panic).take();
         if let Some(payload) = own.err().or(helpers_panic) {
             resume_unwind(payload);
         }
+        end - begin
     }
 }
 
@@ -115,7 +118,7 @@ impl Shared {
         let mut scratch = Scratch::default();
         let mut seen = 0;
         loop {
-            self.wait_until(|| self.stop.load(SeqCst) || self.open_after(seen).is_some());
+            self.wait_until(Instant::now(), || self.stop.load(SeqCst) || self.open_after(seen).is_some());
             if self.stop.load(SeqCst) {
                 return;
             }
@@ -141,8 +144,8 @@ impl Shared {
         (state & OPEN != 0 && state >> 32 != seen).then_some(state)
     }
 
-    fn wait_until(&self, ready: impl Fn() -> bool) {
-        let start = Instant::now();
+    /// `start` is now.
+    fn wait_until(&self, start: Instant, ready: impl Fn() -> bool) {
         while start.elapsed() < SPIN {
             for _ in 0..32 {
                 if ready() {

@@ -6,6 +6,7 @@
 mod claims;
 mod crew;
 mod scratch;
+mod times;
 
 use crate::isa::Supported;
 use crate::{Isa, KernelError};
@@ -14,6 +15,8 @@ use crew::Crew;
 use faser_topology::Partition;
 pub(crate) use scratch::Scratch;
 use std::cell::RefCell;
+use std::time::Instant;
+pub use times::{Op, OpTime, OpTimes};
 
 /// Work a job must have before helpers are called: less is done sooner alone.
 const WORTH_SHARING_NS: usize = 4000;
@@ -26,6 +29,7 @@ pub struct Lane {
     first_core: usize,
     /// The owner's own scratch; the `RefCell` also keeps the lane from being shared between threads.
     scratch: RefCell<Scratch>,
+    times: RefCell<OpTimes>,
     crew: Crew,
 }
 
@@ -40,7 +44,13 @@ impl Lane {
         let isa = Supported::new(isa)?;
         let (first_core, helpers) = partition.cores.split_first().ok_or(KernelError::EmptyPartition)?;
         let crew = Crew::start(helpers)?;
-        Ok(Lane { isa, first_core: *first_core, scratch: RefCell::default(), crew })
+        Ok(Lane {
+            isa,
+            first_core: *first_core,
+            scratch: RefCell::default(),
+            times: RefCell::default(),
+            crew,
+        })
     }
 
     /// Workers, the owner included.
@@ -68,30 +78,60 @@ impl Lane {
         self.crew.unpinned()
     }
 
+    /// The time spent in each op since the lane was made, or since [`Lane::reset_times`]. Ops that panicked are left out.
+    #[must_use]
+    pub fn times(&self) -> OpTimes {
+        *self.times.borrow()
+    }
+
+    /// Counts from zero again.
+    pub fn reset_times(&self) {
+        *self.times.borrow_mut() = OpTimes::default();
+    }
+
     pub(crate) fn supported(&self) -> Supported {
         self.isa
     }
 
-    /// Runs `job` on the owner and on the helpers that come in time, until all `items` are claimed and done.
+    /// Runs `job` on the owner and on the helpers that come in time, until all `items` are claimed and done; its time is that of `op`.
     /// `item_ns` is about how long an item takes, on a fast core: it decides on helpers and the size of claims, nothing else.
     ///
     /// # Panics
     /// If a worker's job panics, with its payload; the lane stays usable.
-    pub(crate) fn run(&self, items: usize, item_ns: usize, job: &(dyn Fn(&Claims, &mut Scratch) + Sync)) {
+    pub(crate) fn run(
+        &self,
+        op: Op,
+        items: usize,
+        item_ns: usize,
+        job: &(dyn Fn(&Claims, &mut Scratch) + Sync),
+    ) {
+        let begin = Instant::now();
         let mut scratch = self.scratch.borrow_mut();
         let helpers = self.crew.helpers();
-        if items < 2 || helpers == 0 || items.saturating_mul(item_ns) < WORTH_SHARING_NS {
-            return job(&Claims::whole(items), &mut scratch);
-        }
-        // Small portions even out workers that were late or disturbed; each is still worth a claim.
-        let portion = (items / ((helpers + 1) * 8)).max(PORTION_NS / item_ns.max(1));
-        let claims = Claims::new(items, portion);
-        self.crew.run(&|scratch| job(&claims, scratch), &mut scratch);
+        let alone = items < 2 || helpers == 0 || items.saturating_mul(item_ns) < WORTH_SHARING_NS;
+        let worked = if alone {
+            job(&Claims::whole(items), &mut scratch);
+            None
+        } else {
+            // Small portions even out workers that were late or disturbed; each is still worth a claim.
+            let portion = (items / ((helpers + 1) * 8)).max(PORTION_NS / item_ns.max(1));
+            let claims = Claims::new(items, portion);
+            Some(self.crew.run(&|scratch| job(&claims, scratch), &mut scratch))
+        };
+        let total = begin.elapsed();
+        let barrier = total.saturating_sub(worked.unwrap_or(total));
+        self.times.borrow_mut().count(op, total, barrier);
     }
 
     /// [`Lane::run`] where items need no preparation: `each` gets one item after the other.
-    pub(crate) fn for_each(&self, items: usize, item_ns: usize, each: impl Fn(usize, &mut Scratch) + Sync) {
-        self.run(items, item_ns, &|claims, scratch| {
+    pub(crate) fn for_each(
+        &self,
+        op: Op,
+        items: usize,
+        item_ns: usize,
+        each: impl Fn(usize, &mut Scratch) + Sync,
+    ) {
+        self.run(op, items, item_ns, &|claims, scratch| {
             while let Some(range) = claims.next() {
                 range.for_each(|item| each(item, scratch));
             }
@@ -117,7 +157,7 @@ mod tests {
             assert_eq!(lane.workers(), workers);
             for round in 0..300 {
                 let done: Vec<AtomicUsize> = (0..round).map(|_| AtomicUsize::new(0)).collect();
-                lane.for_each(round, WORTH_SHARING_NS, |item, _| {
+                lane.for_each(Op::Matmul, round, WORTH_SHARING_NS, |item, _| {
                     done[item].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(
@@ -133,7 +173,7 @@ mod tests {
         let lane = lane(2);
         let threads = std::sync::Mutex::new(std::collections::HashSet::new());
         for _ in 0..50 {
-            lane.for_each(8, WORTH_SHARING_NS, |_, _| {
+            lane.for_each(Op::Matmul, 8, WORTH_SHARING_NS, |_, _| {
                 threads.lock().unwrap().insert(std::thread::current().id());
                 std::thread::sleep(std::time::Duration::from_micros(200));
             });
@@ -146,14 +186,14 @@ mod tests {
         let lane = lane(3);
         for round in 0..20 {
             let caught = catch_unwind(AssertUnwindSafe(|| {
-                lane.for_each(64, WORTH_SHARING_NS, |item, _| {
+                lane.for_each(Op::Matmul, 64, WORTH_SHARING_NS, |item, _| {
                     assert!(item != round * 3, "item {item} is bad");
                 });
             }));
             let message = *caught.unwrap_err().downcast::<String>().unwrap();
             assert!(message.contains("is bad"), "{message}");
             let sum = AtomicUsize::new(0);
-            lane.for_each(100, WORTH_SHARING_NS, |item, _| {
+            lane.for_each(Op::Matmul, 100, WORTH_SHARING_NS, |item, _| {
                 sum.fetch_add(item, Ordering::Relaxed);
             });
             assert_eq!(sum.load(Ordering::Relaxed), 4950);
@@ -167,7 +207,7 @@ mod tests {
             for _ in 0..5 {
                 std::thread::sleep(std::time::Duration::from_millis(3));
                 let sum = AtomicUsize::new(0);
-                lane.for_each(100, WORTH_SHARING_NS, |item, _| {
+                lane.for_each(Op::Matmul, 100, WORTH_SHARING_NS, |item, _| {
                     sum.fetch_add(item, Ordering::Relaxed);
                 });
                 assert_eq!(sum.load(Ordering::Relaxed), 4950);
@@ -175,6 +215,59 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn times_of_ops_are_parts_of_the_whole() {
+        for workers in [1, 2, 3] {
+            let lane = lane(workers);
+            let begin = Instant::now();
+            for round in 1..=20 {
+                lane.for_each(Op::Matmul, 64, WORTH_SHARING_NS, |_, _| std::thread::yield_now());
+                lane.for_each(Op::Rope, 1, WORTH_SHARING_NS, |_, _| std::thread::yield_now());
+                let times = lane.times();
+                let (shared, alone) = (times.of(Op::Matmul), times.of(Op::Rope));
+                assert_eq!((shared.calls, alone.calls, times.sum().calls), (round, round, 2 * round));
+                assert!(shared.barrier_ns < shared.total_ns && alone.total_ns > 0, "{times:?}");
+                // One item is nobody's but the owner's, and one worker waits for nobody.
+                assert_eq!((alone.barrier_ns, shared.barrier_ns > 0), (0, workers > 1), "{times:?}");
+            }
+            let sum = lane.times().sum();
+            assert!(u128::from(sum.total_ns) <= begin.elapsed().as_nanos());
+            lane.reset_times();
+            assert_eq!(lane.times(), OpTimes::default());
+            lane.for_each(Op::Embed, 1, 1, |_, _| ());
+            assert_eq!((lane.times().sum().calls, lane.times().of(Op::Embed).calls), (1, 1));
+        }
+    }
+
+    #[test]
+    fn a_helper_that_works_on_alone_is_a_barrier() {
+        let lane = lane(2);
+        let owner = std::thread::current().id();
+        let rest = std::time::Duration::from_millis(1);
+        // The owner may itself lose its core for as long as the helper has left: not every time.
+        let seen = (0..100).any(|_| {
+            let (joined, left) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let wait_for = |flag: &AtomicUsize| {
+                while flag.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+            };
+            lane.reset_times();
+            lane.for_each(Op::Matmul, 2, WORTH_SHARING_NS, |_, _| {
+                if std::thread::current().id() == owner {
+                    wait_for(&joined);
+                    left.store(1, Ordering::SeqCst);
+                } else {
+                    joined.store(1, Ordering::SeqCst);
+                    wait_for(&left);
+                    std::thread::sleep(rest);
+                }
+            });
+            u128::from(lane.times().of(Op::Matmul).barrier_ns) >= rest.as_nanos() / 2
+        });
+        assert!(seen, "no barrier as long as what the helper had left");
     }
 
     #[test]

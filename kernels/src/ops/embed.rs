@@ -1,7 +1,7 @@
 //! embed: row `r` of `out` becomes the table's row of token `r`, in f32.
 
-use crate::Lane;
 use crate::memory::{Table, TableRows, ViewMut};
+use crate::{Lane, Op};
 
 /// Looks up `tokens`.
 ///
@@ -11,7 +11,7 @@ pub fn embed(lane: &Lane, table: &Table, tokens: &[u32], out: ViewMut<'_>) {
     let cols = table.cols();
     assert_eq!((out.rows(), out.cols()), (tokens.len(), cols), "embed: shape of out");
     let out = out.share();
-    lane.for_each(tokens.len(), cols / 4, |r, _| {
+    lane.for_each(Op::Embed, tokens.len(), cols / 4, |r, _| {
         let token = tokens[r] as usize;
         assert!(token < table.rows(), "embed: token {token} of a vocabulary of {}", table.rows());
         let range = token * cols..(token + 1) * cols;

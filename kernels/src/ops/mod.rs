@@ -12,6 +12,7 @@ mod rope;
 mod score_tokens;
 mod silu_mul;
 mod store_kv;
+mod sum_rows;
 
 pub use crate::sampling::{TOP_TOKENS, confidence, sample, top_tokens};
 pub use attention::{AttentionShape, attention};
@@ -24,3 +25,4 @@ pub use rope::rope;
 pub use score_tokens::score_tokens;
 pub use silu_mul::silu_mul;
 pub use store_kv::store_kv;
+pub use sum_rows::sum_rows;

@@ -1,9 +1,9 @@
 //! rms_norm: `out = x / sqrt(mean(x^2) + eps) * weight`, row by row (Zhang and Sennrich 2019); and the same for each head of a
 //! row, in place (the QK norm of Qwen3).
 
-use crate::Lane;
 use crate::memory::{Vector, View, ViewMut};
 use crate::simd::{Kernel, Simd, dispatch};
+use crate::{Lane, Op};
 
 /// Normalises each row of `x`.
 ///
@@ -14,7 +14,7 @@ pub fn rms_norm(lane: &Lane, x: View<'_>, weight: &Vector, eps: f32, out: ViewMu
     assert_eq!(weight.len(), x.cols(), "rms_norm: length of weight");
     let out = out.share();
     let isa = lane.supported();
-    lane.for_each(x.rows(), x.cols() / 4, |r, _| {
+    lane.for_each(Op::RmsNorm, x.rows(), x.cols() / 4, |r, _| {
         // SAFETY: each row is one item, done once.
         let out = unsafe { out.row(r) };
         out.copy_from_slice(x.row(r));
@@ -35,7 +35,7 @@ pub fn rms_norm_heads(lane: &Lane, x: ViewMut<'_>, weight: &Vector, eps: f32) {
     );
     let x = x.share();
     let isa = lane.supported();
-    lane.for_each(rows, cols / 4, |r, _| {
+    lane.for_each(Op::RmsNorm, rows, cols / 4, |r, _| {
         // SAFETY: each row is one item, done once.
         for head in unsafe { x.row(r) }.chunks_exact_mut(weight.len()) {
             dispatch(isa, Normalise { x: head, weight: weight.as_slice(), eps });

@@ -1,9 +1,9 @@
 //! rope: rotates each head of row `r` to position `positions[r]`, in place. The halves of a head are the two coordinates:
 //! `(a, b) -> (a cos - b sin, b cos + a sin)`, as Hugging Face checkpoints expect.
 
-use crate::Lane;
 use crate::memory::{RopeTable, ViewMut};
 use crate::simd::{Kernel, Simd, dispatch};
+use crate::{Lane, Op};
 
 /// Rotates all heads of `x`; queries and keys that lie side by side may go in one call.
 ///
@@ -15,7 +15,7 @@ pub fn rope(lane: &Lane, x: ViewMut<'_>, positions: &[u32], table: &RopeTable) {
     assert_eq!(positions.len(), rows, "rope: number of positions");
     let x = x.share();
     let isa = lane.supported();
-    lane.for_each(rows, cols / 8, |r, _| {
+    lane.for_each(Op::Rope, rows, cols / 8, |r, _| {
         let (cos, sin) = table.at(positions[r]);
         // SAFETY: each row is one item, done once.
         dispatch(isa, Rotate { heads: unsafe { x.row(r) }, cos, sin });

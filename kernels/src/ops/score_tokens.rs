@@ -4,12 +4,12 @@
 //! read for one of its lanes: the others are in the same cache line, which memory gives whole. Several tokens go together, as
 //! one chain alone would wait for its own additions.
 
-use crate::Lane;
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, Panels, View};
 use crate::simd::{
     DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes, multiply,
 };
+use crate::{Lane, Op};
 use half::bf16;
 
 /// `out[r * c + i]` becomes row `r` of `x` times output `tokens[r * c + i]` of `w`, `c` tokens per row. The columns of `x` are the
@@ -33,7 +33,8 @@ pub fn score_tokens(lane: &Lane, x: View<'_>, w: &Matrix, tokens: &[u32], out: &
     let isa = lane.supported();
     // A cache line of 64 bytes for each step of each token.
     let line_ns = 4;
-    lane.for_each(rows, each * w.in_features() * w.dtype().bytes() / 4 * line_ns, |r, scratch| {
+    let row_ns = each * w.in_features() * w.dtype().bytes() / 4 * line_ns;
+    lane.for_each(Op::ScoreTokens, rows, row_ns, |r, scratch| {
         // SAFETY: each row is one item, done once.
         let out = unsafe { out.part(r * each, each) };
         let (x, tokens, panel_len) = (x.row(r), &tokens[r * each..(r + 1) * each], w.panel_len());

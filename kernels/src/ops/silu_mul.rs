@@ -1,8 +1,8 @@
 //! silu_mul: `out = silu(gate) * up`, where the columns of `gate_up` are `gate | up` and `silu(x) = x / (1 + e^-x)`.
 
-use crate::Lane;
 use crate::memory::{View, ViewMut};
 use crate::simd::{Kernel, Simd, dispatch, exp};
+use crate::{Lane, Op};
 
 /// The gated activation of a Llama MLP.
 ///
@@ -13,7 +13,7 @@ pub fn silu_mul(lane: &Lane, gate_up: View<'_>, out: ViewMut<'_>) {
     assert_eq!((gate_up.rows(), gate_up.cols()), (rows, 2 * cols), "silu_mul: shape of gate_up");
     let out = out.share();
     let isa = lane.supported();
-    lane.for_each(rows, cols / 4, |r, _| {
+    lane.for_each(Op::SiluMul, rows, cols / 4, |r, _| {
         let (gate, up) = gate_up.row(r).split_at(cols);
         // SAFETY: each row is one item, done once.
         dispatch(isa, SiluMul { gate, up, out: unsafe { out.row(r) } });

@@ -1,7 +1,7 @@
 //! store_kv: writes the keys and values of each row into the slot of its own position, rounded to the cache's type.
 
-use crate::Lane;
 use crate::memory::{BlockId, KvCache, KvShape, Pages, Rows, SharedMut, View};
+use crate::{Lane, Op};
 use half::bf16;
 
 /// Stores the rows' `k` and `v` (`kv_heads * head_dim` columns each) in `layer`.
@@ -19,7 +19,7 @@ pub fn store_kv(lane: &Lane, k: View<'_>, v: View<'_>, kv: &mut KvCache, layer: 
         Pages::F32 { k, v } => SharedPages::F32(SharedMut::new(k), SharedMut::new(v)),
         Pages::Bf16 { k, v } => SharedPages::Bf16(SharedMut::new(k), SharedMut::new(v)),
     };
-    lane.for_each(shape.kv_heads, expected.0 * shape.head_dim, |head, _| {
+    lane.for_each(Op::StoreKv, shape.kv_heads, expected.0 * shape.head_dim, |head, _| {
         let columns = head * shape.head_dim..(head + 1) * shape.head_dim;
         for r in 0..expected.0 {
             let (block, slot) = rows.slot(r, shape.block_size);

@@ -1,9 +1,9 @@
 //! How sure a model is of a token: its probability under the softmax of the plain logits.
 
 use super::choose::Greedy;
-use crate::Lane;
 use crate::memory::View;
 use crate::simd::{Kernel, Simd, dispatch, exp};
+use crate::{Lane, Op};
 
 /// The probability each row's logits give to its token, 0 to 1; before bias, penalties and temperature. 0 for a token whose
 /// logit is not finite.
@@ -18,7 +18,7 @@ pub fn confidence(lane: &Lane, logits: View<'_>, tokens: &[u32], out: &mut [f32]
     );
     let out = crate::memory::SharedMut::new(out);
     let isa = lane.supported();
-    lane.for_each(tokens.len(), logits.cols(), |i, _| {
+    lane.for_each(Op::Confidence, tokens.len(), logits.cols(), |i, _| {
         let logits = logits.row(i);
         let largest = dispatch(isa, Greedy { logits }).logit;
         let sum = dispatch(isa, Exponentials { logits, largest });

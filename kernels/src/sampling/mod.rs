@@ -17,7 +17,7 @@ use crate::isa::Supported;
 use crate::lane::Scratch;
 use crate::memory::View;
 use crate::simd::dispatch;
-use crate::{KernelError, Lane};
+use crate::{KernelError, Lane, Op};
 use choose::{Greedy, Noisy};
 pub use confidence::confidence;
 pub use gap::gap;
@@ -135,7 +135,7 @@ pub fn sample(lane: &Lane, logits: View<'_>, rows: &[SampleRow<'_>], out: &mut [
     assert_eq!(out.len(), rows.len(), "sample: length of out");
     let out = crate::memory::SharedMut::new(out);
     let isa = lane.supported();
-    lane.for_each(rows.len(), logits.cols(), |i, scratch| {
+    lane.for_each(Op::Sample, rows.len(), logits.cols(), |i, scratch| {
         // SAFETY: each row is one item, done once.
         let token = unsafe { out.part(i, 1) };
         token[0] = draw(isa, logits.row(rows[i].row), &rows[i], scratch);

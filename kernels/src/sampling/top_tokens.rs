@@ -1,8 +1,8 @@
 //! The likeliest few tokens of a row, without sorting the vocabulary.
 
-use crate::Lane;
 use crate::memory::View;
 use crate::simd::{Kernel, Simd, dispatch};
+use crate::{Lane, Op};
 
 /// How many tokens [`top_tokens`] finds in each row.
 pub const TOP_TOKENS: usize = 8;
@@ -16,7 +16,7 @@ pub fn top_tokens(lane: &Lane, logits: View<'_>, out: &mut [[u32; TOP_TOKENS]]) 
     assert_eq!(out.len(), logits.rows(), "top_tokens: one place per row");
     let out = crate::memory::SharedMut::new(out);
     let isa = lane.supported();
-    lane.for_each(logits.rows(), logits.cols() / 16, |r, _| {
+    lane.for_each(Op::TopTokens, logits.rows(), logits.cols() / 16, |r, _| {
         // SAFETY: each row is one item, done once.
         let place = unsafe { out.part(r, 1) };
         place[0] = dispatch(isa, Top { logits: logits.row(r) });

@@ -7,9 +7,9 @@
 mod attend;
 mod values;
 
-use crate::Lane;
 use crate::memory::{KvCache, KvShape, Pages, Rows, View, ViewMut};
 use crate::simd::{DotBf16, FmaBf16, FmaF32, Kernel, Simd, dispatch};
+use crate::{Lane, Op};
 use attend::{Item, attend};
 
 /// Positions of a tile of the online softmax.
@@ -60,7 +60,7 @@ pub fn attention(
     let item_ns = 4 * context * shape.heads * head_dim / 150 / (chunks * kv_heads).max(1);
     let out = out.share();
     let isa = lane.supported();
-    lane.for_each(chunks * kv_heads, item_ns, |item, scratch| {
+    lane.for_each(Op::Attention, chunks * kv_heads, item_ns, |item, scratch| {
         let (chunk, head) = (item / kv_heads, item % kv_heads);
         let mut first = chunk * rows_per_item;
         let end = count.min(first + rows_per_item);

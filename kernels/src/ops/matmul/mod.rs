@@ -54,7 +54,7 @@ pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: 
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
     let weights = STRIP * inputs;
     let strip_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);
-    lane.run(slabs * strips, strip_ns, &|claims, scratch| {
+    lane.run(crate::Op::Matmul, slabs * strips, strip_ns, &|claims, scratch| {
         let mut packed = None;
         while let Some(range) = claims.next() {
             for item in range {

@@ -1,0 +1,149 @@
+//! From timings to figures.
+
+use faser_kernels::Op;
+use serde::Serialize;
+
+use crate::Measured;
+use crate::options::{Case, Options};
+use crate::workload::{Timing, Workload};
+
+#[derive(Serialize)]
+pub(crate) struct Report {
+    #[serde(flatten)]
+    pub(crate) machine: Machine,
+    pub(crate) isa: String,
+    pub(crate) threads: usize,
+    pub(crate) model: String,
+    pub(crate) dtype: String,
+    pub(crate) layout: String,
+    pub(crate) rounds: usize,
+    /// What a pass reads of the weights.
+    pub(crate) weight_bytes: u64,
+    pub(crate) gb_per_s: Spread,
+    /// The weights at that bandwidth.
+    pub(crate) floor_ms: Spread,
+    pub(crate) cases: Vec<Figures>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Machine {
+    pub(crate) device: String,
+    /// Whether every thread was given its own core.
+    pub(crate) pinned: bool,
+}
+
+/// Of all readings.
+#[derive(Serialize, Clone, Copy)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) best: f64,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Figures {
+    pub(crate) context: usize,
+    pub(crate) rows: usize,
+    /// What a pass reads of keys and values.
+    pub(crate) kv_bytes: u64,
+    pub(crate) pass_ms: Spread,
+    pub(crate) without_sampling_ms: Spread,
+    /// Multiplications and additions with the weights, by the median.
+    pub(crate) gflop_per_s: f64,
+    pub(crate) parts: Parts,
+}
+
+/// What the faster half of the passes took, op by op: the mean of a pass.
+#[derive(Serialize)]
+pub(crate) struct Parts {
+    pub(crate) pass_ms: f64,
+    pub(crate) ops: Vec<OpFigures>,
+    /// Between the ops.
+    pub(crate) unexplained_ms: f64,
+}
+
+#[derive(Serialize)]
+pub(crate) struct OpFigures {
+    #[serde(serialize_with = "by_name")]
+    pub(crate) op: Op,
+    pub(crate) calls: u64,
+    /// Without its barriers.
+    pub(crate) own_ms: f64,
+    pub(crate) barrier_ms: f64,
+}
+
+impl Report {
+    pub(crate) fn new(
+        options: &Options,
+        machine: Machine,
+        workload: &Workload,
+        weight_bytes: u64,
+        measured: &Measured,
+    ) -> Report {
+        let gb_per_s = spread(measured.bandwidths.iter().map(|rate| rate / 1e9), f64::max);
+        let floor = |gb_per_s: f64| weight_bytes as f64 / gb_per_s / 1e6;
+        Report {
+            machine,
+            isa: workload.lane().isa().to_string(),
+            threads: workload.lane().workers(),
+            model: options.model.clone(),
+            dtype: options.dtype.to_string(),
+            layout: format!("{:?}", options.layout).to_lowercase(),
+            rounds: options.rounds,
+            weight_bytes,
+            gb_per_s,
+            floor_ms: Spread { median: floor(gb_per_s.median), best: floor(gb_per_s.best) },
+            cases: measured.timings.iter().map(|(case, timings)| figures(workload, *case, timings)).collect(),
+        }
+    }
+}
+
+fn figures(workload: &Workload, case: Case, timings: &[Timing]) -> Figures {
+    let of = |part: fn(&Timing) -> f64| spread(timings.iter().map(part), f64::min);
+    let pass_ms = of(|timing| timing.whole.as_secs_f64() * 1e3);
+    let config = workload.model().config();
+    let (q, kv) = (config.q_width(), config.kv_width());
+    let layer = config.hidden * (2 * q + 2 * kv + 3 * config.intermediate);
+    let weights = config.layers * layer + config.hidden * config.vocab;
+    Figures {
+        context: case.context,
+        rows: case.rows,
+        kv_bytes: workload.kv_bytes(case),
+        pass_ms,
+        without_sampling_ms: of(|timing| timing.forward.as_secs_f64() * 1e3),
+        gflop_per_s: (2 * case.rows * weights) as f64 / pass_ms.median / 1e6,
+        parts: parts(timings),
+    }
+}
+
+/// Passes that were disturbed say little about shares.
+fn parts(timings: &[Timing]) -> Parts {
+    let mut timings: Vec<&Timing> = timings.iter().collect();
+    timings.sort_by_key(|timing| timing.whole);
+    timings.truncate(timings.len().div_ceil(2));
+    let mean = |part: &dyn Fn(&Timing) -> u64| {
+        timings.iter().map(|timing| part(timing) as f64).sum::<f64>() / timings.len() as f64 / 1e6
+    };
+    let pass_ms = mean(&|timing| timing.whole.as_nanos() as u64);
+    let figures = |op| OpFigures {
+        op,
+        calls: timings[0].ops.of(op).calls,
+        own_ms: mean(&|timing| timing.ops.of(op).total_ns - timing.ops.of(op).barrier_ns),
+        barrier_ms: mean(&|timing| timing.ops.of(op).barrier_ns),
+    };
+    Parts {
+        pass_ms,
+        ops: Op::ALL.into_iter().map(figures).filter(|figures| figures.calls > 0).collect(),
+        unexplained_ms: pass_ms - mean(&|timing| timing.ops.sum().total_ns),
+    }
+}
+
+fn spread(values: impl Iterator<Item = f64>, better: fn(f64, f64) -> f64) -> Spread {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+    Spread { median: (low + high) / 2.0, best: values.into_iter().reduce(better).unwrap_or(f64::NAN) }
+}
+
+fn by_name<S: serde::Serializer>(op: &Op, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(op)
+}
