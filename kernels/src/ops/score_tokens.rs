@@ -136,10 +136,10 @@ impl Score<'_> {
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
         use super::matmul::tiles::{halves, lay};
         use crate::memory::DEPTH;
-        use crate::simd::tiles::{SUMS, TILE, by_two_panels};
+        use crate::simd::tiles::{SUMS, TILE, one_block};
         let steps = self.x.len().div_ceil(DEPTH);
         let words = steps * DEPTH / 2;
-        let [packed, gathered, sums] = self.scratch.floats([words * TILE, words * PANEL, 4 * SUMS]);
+        let [packed, gathered, sums] = self.scratch.floats([words * TILE, words * PANEL, 2 * SUMS]);
         let Some(sums) = sums.first_chunk_mut() else { return };
         let (packed, gathered) = (halves(packed), halves(gathered));
         lay(s, self.x, packed, 0);
@@ -151,8 +151,8 @@ impl Score<'_> {
                 let to = gathered.chunks_exact_mut(2).skip(place).step_by(PANEL);
                 to.zip(from).for_each(|(to, from)| to.copy_from_slice(from));
             }
-            // SAFETY: one row of a block is packed, and one panel; the other one is the same.
-            unsafe { by_two_panels(1, steps, packed.as_ptr(), [gathered.as_ptr(); 2], sums) };
+            // SAFETY: one row of a block is packed, and one panel.
+            unsafe { one_block(1, steps, packed.as_ptr(), gathered.as_ptr(), sums) };
             // Sums of one row: 16 in the first tile, the others in the second.
             for (place, out) in out.iter_mut().enumerate() {
                 *out = sums[place / TILE * SUMS + place % TILE];

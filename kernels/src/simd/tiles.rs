@@ -74,53 +74,42 @@ macro_rules! ahead {
     };
 }
 
-/// One block of `rows` rows times two panels: four tiles of sums, those of the first panel first.
+/// One block of `rows` rows times a panel: two tiles of sums.
 ///
 /// # Safety
-/// The machine [granted] it. `x` is `steps` steps of a block; so are the panels; `rows` is 1 to [`TILE`].
-pub(crate) unsafe fn by_two_panels(
+/// The machine [granted] it. `x` is `steps` steps of a block; so is the panel; `rows` is 1 to [`TILE`].
+pub(crate) unsafe fn one_block(
     rows: usize,
     steps: usize,
     x: *const bf16,
-    panels: [*const bf16; 2],
-    sums: &mut [f32; 4 * SUMS],
+    panel: *const bf16,
+    sums: &mut [f32; 2 * SUMS],
 ) {
-    let config = config([rows, rows, rows, rows, rows, TILE, TILE, TILE]);
+    let config = config([rows, rows, rows, rows, TILE, TILE, TILE, TILE]);
     // SAFETY: reads what the caller promises and the config, writes the sums.
     unsafe {
         asm!(
             "ldtilecfg [{config}]",
             "tilezero tmm0",
             "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
             "2:",
-            "tileloadd tmm4, [{x} + {row}*1]",
-            "tileloadd tmm5, [{first} + {row}*2]",
-            "tdpbf16ps tmm0, tmm4, tmm5",
-            "tileloadd tmm6, [{first} + {row}*2 + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm6",
-            ahead!("first"),
-            "tileloadd tmm7, [{second} + {row}*2]",
-            "tdpbf16ps tmm2, tmm4, tmm7",
-            "tileloadd tmm5, [{second} + {row}*2 + 64]",
-            "tdpbf16ps tmm3, tmm4, tmm5",
-            ahead!("second"),
+            "tileloadd tmm2, [{x} + {row}*1]",
+            "tileloadd tmm4, [{panel} + {row}*2]",
+            "tdpbf16ps tmm0, tmm2, tmm4",
+            "tileloadd tmm5, [{panel} + {row}*2 + 64]",
+            "tdpbf16ps tmm1, tmm2, tmm5",
+            ahead!("panel"),
             "add {x}, 1024",
-            "add {first}, 2048",
-            "add {second}, 2048",
+            "add {panel}, 2048",
             "dec {steps}",
             "jnz 2b",
             "tilestored [{sums} + {row}*1], tmm0",
             "tilestored [{sums} + {row}*1 + 1024], tmm1",
-            "tilestored [{sums} + {row}*1 + 2048], tmm2",
-            "tilestored [{sums} + {row}*1 + 3072], tmm3",
             "tilerelease",
             config = in(reg) &raw const config,
             row = in(reg) 64_usize,
             x = inout(reg) x => _,
-            first = inout(reg) panels[0] => _,
-            second = inout(reg) panels[1] => _,
+            panel = inout(reg) panel => _,
             steps = inout(reg) steps => _,
             sums = in(reg) sums.as_mut_ptr(),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

@@ -4,7 +4,7 @@ use super::strip::Job;
 use super::{STRIP, Strip};
 use crate::memory::{DEPTH, PANEL};
 use crate::simd::Simd;
-use crate::simd::tiles::{SUMS, TILE, by_two_panels, two_blocks};
+use crate::simd::tiles::{SUMS, TILE, one_block, two_blocks};
 use half::bf16;
 use std::ops::Range;
 
@@ -34,14 +34,9 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[bf16]) 
     unsafe {
         for first in (strip * STRIP..tiles.end).step_by(PANEL) {
             tiles.pairs(first, rows.start..rows.end.min(alone), packed, sums);
-        }
-        if alone < rows.end {
-            tiles.alone(
-                strip * STRIP,
-                &(alone..rows.end),
-                packed[pairs * 2 * block..].as_ptr(),
-                &mut sums[0],
-            );
+            if alone < rows.end {
+                tiles.alone(first, &(alone..rows.end), packed[pairs * 2 * block..].as_ptr(), &mut sums[0]);
+            }
         }
     }
 }
@@ -90,19 +85,18 @@ impl<S: Simd> Tiles<'_, S, bf16> {
         self.job.w.panel_len() / (PANEL * DEPTH)
     }
 
-    /// One block of rows times the strip's panels.
+    /// One block of rows times a panel.
     ///
     /// # Safety
-    /// As for [`compute`]; `x` is the packed block, the outputs from `first` on are a strip.
+    /// As for [`compute`]; `x` is the packed block.
     #[inline(always)]
     unsafe fn alone(&self, first: usize, rows: &Range<usize>, x: *const bf16, sums: &mut [f32; 4 * SUMS]) {
-        self.soon_written(rows, first..self.end);
-        // SAFETY: panels are slices of `steps` steps.
+        self.soon_written(rows, first..self.end.min(first + PANEL));
+        let Some(sums) = sums.first_chunk_mut() else { return };
+        // SAFETY: the panel is a slice of `steps` steps.
         unsafe {
-            let panels = [self.panel(first), self.panel(first + PANEL)].map(<[bf16]>::as_ptr);
-            by_two_panels(rows.len(), self.steps(), x, panels, sums);
-            self.finish(rows, first, &sums[..2 * SUMS]);
-            self.finish(rows, first + PANEL, &sums[2 * SUMS..]);
+            one_block(rows.len(), self.steps(), x, self.panel(first).as_ptr(), sums);
+            self.finish(rows, first, sums);
         }
     }
 
@@ -149,10 +143,10 @@ impl<S: Simd, W> Tiles<'_, S, W> {
         }
     }
 
-    /// The panel of an output; beyond the last one the last, whose sums are not written again.
+    /// The panel of an output.
     pub(super) fn panel(&self, output: usize) -> &[W] {
         let len = self.job.w.panel_len();
-        let panel = (output / PANEL).min(self.weights.len() / len - 1);
+        let panel = output / PANEL;
         &self.weights[panel * len..(panel + 1) * len]
     }
 
