@@ -6,6 +6,8 @@ use std::{fmt, str::FromStr};
 /// The instruction set a lane's kernels use. Results are bit for bit reproducible on one; they differ between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
+    /// AMX beside AVX-512: bf16 matrices are multiplied in tiles, with bf16 activations.
+    Amx,
     /// AVX-512 with `vdpbf16ps`: products of bf16 weights take bf16 activations.
     Avx512Bf16,
     /// AVX-512 F, BW, DQ, VL.
@@ -18,7 +20,7 @@ pub enum Isa {
 
 impl Isa {
     /// All there are, widest first.
-    pub const ALL: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 5] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
     /// The fastest this machine has; always the same on the same machine.
     ///
@@ -50,6 +52,11 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
         };
         match self {
+            Isa::Amx => {
+                Isa::Avx512Bf16.is_available()
+                    && is_x86_feature_detected!("avx512vnni")
+                    && crate::simd::tiles::granted()
+            }
             Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
             Isa::Avx512 => avx512(),
             Isa::Avx2 => avx2(),
@@ -82,6 +89,7 @@ fn is_intel() -> bool {
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Isa::Amx => "amx",
             Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",

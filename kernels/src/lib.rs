@@ -4,6 +4,7 @@
 //! element is computed in an order that depends on nothing but its own inputs, never on how many rows a pass has, how
 //! they are blocked, or how many workers share them.
 
+pub mod cuda;
 mod dtype;
 mod error;
 mod isa;

@@ -10,7 +10,7 @@ use reference::{Random, bits, close, lane, on_each_isa};
 
 /// bf16 weights are rounded at packing; activations only where the instruction needs it.
 fn rounded(isa: Isa, dtype: Dtype, x: f32, weight: bool) -> f64 {
-    let round = dtype == Dtype::Bf16 && (weight || isa == Isa::Avx512Bf16);
+    let round = dtype == Dtype::Bf16 && (weight || matches!(isa, Isa::Amx | Isa::Avx512Bf16));
     f64::from(if round { reference::bf16(x) } else { x })
 }
 

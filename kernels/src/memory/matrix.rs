@@ -1,8 +1,9 @@
 //! Weight matrices, packed for the matmul.
 //!
 //! A panel is [`PANEL`] outputs. Inside a panel the numbers lie in the order the kernels read them, so that a pass
-//! streams through memory once: bf16 as `[panel][in / 2][PANEL][2]` (pairs of inputs, what `vdpbf16ps` takes), f32 as
-//! `[panel][in][PANEL]`. Missing outputs and an odd last input are zero. int8 has its own file, `int8.rs`.
+//! streams through memory once: bf16 as `[panel][in / 2][PANEL][2]` (pairs of inputs, what `vdpbf16ps` and AMX take), f32 as
+//! `[panel][in][PANEL]`. Missing outputs are zero, and so are inputs after the last, in bf16 up to a tile's depth. int8 has its own
+//! file, `int8.rs`.
 
 use super::int8::{int8_words, pack_int8};
 use super::{Buffer, Source, source::FromSource};
@@ -11,6 +12,8 @@ use half::bf16;
 
 /// Outputs of a panel.
 pub(crate) const PANEL: usize = 32;
+/// bf16 inputs come in multiples of this: what AMX takes at a time.
+pub(crate) const DEPTH: usize = 32;
 
 /// A weight matrix `[out_features, in_features]`, packed at load.
 pub struct Matrix {
@@ -45,8 +48,8 @@ impl Matrix {
             .iter()
             .flat_map(|source| (0..source.len()).step_by(in_features).map(move |at| (source, at)));
         let panels = match dtype {
-            Dtype::F32 => Panels::F32(pack_panels::<f32, 1>(out_features, in_features, rows)?),
-            Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2>(out_features, in_features, rows)?),
+            Dtype::F32 => Panels::F32(pack_panels::<f32, 1, 1>(out_features, in_features, rows)?),
+            Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2, DEPTH>(out_features, in_features, rows)?),
             Dtype::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
         };
         Ok(Matrix { out_features, in_features, panels })
@@ -57,7 +60,7 @@ impl Matrix {
     pub fn packed_bytes(out_features: usize, in_features: usize, dtype: Dtype) -> u64 {
         let words = match dtype {
             Dtype::F32 => in_features,
-            Dtype::Bf16 => in_features.div_ceil(2),
+            Dtype::Bf16 => in_features.next_multiple_of(DEPTH) / 2,
             Dtype::Int8 => int8_words(in_features),
         };
         (out_features.next_multiple_of(PANEL) * words * size_of::<u32>()) as u64
@@ -91,6 +94,16 @@ impl Matrix {
         Matrix::packed_bytes(self.out_features, self.in_features, self.dtype())
     }
 
+    /// Elements of a panel.
+    pub(crate) fn panel_len(&self) -> usize {
+        let len = match &self.panels {
+            Panels::F32(packed) => packed.len(),
+            Panels::Bf16(packed) => packed.len(),
+            Panels::Int8(packed) => packed.len(),
+        };
+        len / self.out_features.div_ceil(PANEL).max(1)
+    }
+
     pub(crate) fn panels(&self) -> &Panels {
         &self.panels
     }
@@ -99,13 +112,13 @@ impl Matrix {
 /// Inputs of a row that are read at a time: what they become stays in the first cache.
 const RUN: usize = 64;
 
-/// `PAIR` consecutive inputs of an output lie together.
-fn pack_panels<'a, T: FromSource, const PAIR: usize>(
+/// `PAIR` consecutive inputs of an output lie together; zeros make them whole multiples of `WHOLE`.
+fn pack_panels<'a, T: FromSource, const PAIR: usize, const WHOLE: usize>(
     out_features: usize,
     in_features: usize,
     mut rows: impl Iterator<Item = (&'a Source<'a>, usize)>,
 ) -> Result<Buffer<T>, KernelError> {
-    let row = in_features.next_multiple_of(PAIR);
+    let row = in_features.next_multiple_of(WHOLE);
     let mut packed = Buffer::zeroed(out_features.next_multiple_of(PANEL) * row, "weights")?;
     for panel in packed.chunks_exact_mut(PANEL * row) {
         let outputs: Vec<_> = rows.by_ref().take(PANEL).collect();
@@ -133,7 +146,7 @@ mod tests {
         let matrix = Matrix::pack(3, &[Source::F32(&first), Source::F32(&second)], Dtype::Bf16).unwrap();
         assert_eq!((matrix.out_features(), matrix.in_features()), (4, 3));
         let Panels::Bf16(packed) = matrix.panels() else { panic!("wrong dtype") };
-        assert_eq!(matrix.bytes(), 2 * 32 * 4);
+        assert_eq!(matrix.bytes(), 2 * 32 * 32);
         let at = |out: usize, k: usize| packed[(k / 2) * 2 * PANEL + out * 2 + k % 2].to_f32();
         assert_eq!([at(0, 0), at(0, 1), at(0, 2), at(0, 3)], [0., 1., 2., 0.]);
         assert_eq!([at(2, 0), at(3, 0), at(3, 2), at(4, 0)], [6., 20., 22., 0.]);

@@ -17,7 +17,7 @@ pub use kv::{BlockId, KvCache, KvShape, Rows};
 pub(crate) use kv::{POSITIONS, Pages};
 pub use mapped::MappedFile;
 pub use matrix::Matrix;
-pub(crate) use matrix::{PANEL, Panels};
+pub(crate) use matrix::{DEPTH, PANEL, Panels};
 pub use rope::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use share::SharedMut;
 pub use source::Source;

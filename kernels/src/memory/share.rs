@@ -20,6 +20,11 @@ impl<'a, T> SharedMut<'a, T> {
         SharedMut { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
     }
 
+    /// Where an element is, or would be.
+    pub(crate) fn address(self, at: usize) -> *const T {
+        self.start.wrapping_add(at)
+    }
+
     /// `len` elements from `from`; panics out of bounds.
     ///
     /// # Safety

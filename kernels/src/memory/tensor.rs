@@ -214,6 +214,11 @@ impl<'a> SharedRows<'a> {
         unsafe { self.data.part(r * self.stride + self.first + from, len) }
     }
 
+    /// Where an element is, to prefetch it.
+    pub(crate) fn address(self, r: usize, column: usize) -> *const f32 {
+        self.data.address(r * self.stride + self.first + column)
+    }
+
     /// Row `r`.
     ///
     /// # Safety

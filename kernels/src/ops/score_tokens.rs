@@ -33,21 +33,18 @@ pub fn score_tokens(lane: &Lane, x: View<'_>, w: &Matrix, tokens: &[u32], out: &
     let isa = lane.supported();
     // A cache line of 64 bytes for each step of each token.
     let line_ns = 4;
-    lane.for_each(
-        Op::ScoreTokens,
-        rows,
-        each * w.in_features() * w.dtype().bytes() / 4 * line_ns,
-        |r, scratch| {
-            // SAFETY: each row is one item, done once.
-            let out = unsafe { out.part(r * each, each) };
-            let score = Score { x: x.row(r), tokens: &tokens[r * each..(r + 1) * each], out, scratch };
-            match w.panels() {
-                Panels::F32(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
-                Panels::Bf16(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
-                Panels::Int8(weights) => dispatch_bytes(isa, Of { score, weights: &weights[..] }),
-            }
-        },
-    );
+    let row_ns = each * w.in_features() * w.dtype().bytes() / 4 * line_ns;
+    lane.for_each(Op::ScoreTokens, rows, row_ns, |r, scratch| {
+        // SAFETY: each row is one item, done once.
+        let out = unsafe { out.part(r * each, each) };
+        let (x, tokens, panel_len) = (x.row(r), &tokens[r * each..(r + 1) * each], w.panel_len());
+        let score = Score { x, tokens, out, panel_len, scratch };
+        match w.panels() {
+            Panels::F32(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
+            Panels::Bf16(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
+            Panels::Int8(weights) => dispatch_bytes(isa, Of { score, weights: &weights[..] }),
+        }
+    });
 }
 
 /// One row.
@@ -55,6 +52,8 @@ struct Score<'a> {
     x: &'a [f32],
     tokens: &'a [u32],
     out: &'a mut [f32],
+    /// Weights of a panel.
+    panel_len: usize,
     scratch: &'a mut Scratch,
 }
 
@@ -81,6 +80,10 @@ impl Kernel for Of<'_, bf16> {
     fn run<S: Simd>(self, s: S) {
         // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be.
         unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::TILES {
+                return self.score.in_tiles(s, self.weights);
+            }
             if S::DOTS {
                 self.score.all::<S, DotBf16>(s, self.weights);
             } else {
@@ -109,17 +112,51 @@ impl Score<'_> {
         let [packed] = self.scratch.floats([steps * Q::WORDS]);
         Q::lay(s, self.x, packed, 0, 1);
         let (mut tokens, mut out) = (self.tokens, self.out);
+        let panels = (weights, self.panel_len);
         while !tokens.is_empty() {
             // SAFETY: `packed` is a row laid out for `Q`; the rest is the caller's promise.
             let done = unsafe {
                 match tokens.len() {
-                    8.. if S::REGISTERS >= 32 => together::<S, Q, 8>(s, packed, weights, tokens, out),
-                    4.. => together::<S, Q, 4>(s, packed, weights, tokens, out),
-                    _ => together::<S, Q, 1>(s, packed, weights, tokens, out),
+                    8.. if S::REGISTERS >= 32 => together::<S, Q, 8>(s, packed, panels, tokens, out),
+                    4.. => together::<S, Q, 4>(s, packed, panels, tokens, out),
+                    _ => together::<S, Q, 1>(s, packed, panels, tokens, out),
                 }
             };
             tokens = &tokens[done..];
             out = &mut out[done..];
+        }
+    }
+
+    /// The weights of up to a panel's number of tokens are gathered to a panel.
+    ///
+    /// # Safety
+    /// `S::TILES` is true; `weights` are those of a matrix with the inputs of `x`.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
+        use super::matmul::tiles::{halves, lay};
+        use crate::memory::DEPTH;
+        use crate::simd::tiles::{SUMS, TILE, by_two_panels};
+        let steps = self.x.len().div_ceil(DEPTH);
+        let words = steps * DEPTH / 2;
+        let [packed, gathered, sums] = self.scratch.floats([words * TILE, words * PANEL, 4 * SUMS]);
+        let Some(sums) = sums.first_chunk_mut() else { return };
+        let (packed, gathered) = (halves(packed), halves(gathered));
+        lay(s, self.x, packed, 0);
+        for (tokens, out) in self.tokens.chunks(PANEL).zip(self.out.chunks_mut(PANEL)) {
+            for (place, token) in tokens.iter().enumerate() {
+                let token = *token as usize;
+                let panel = &weights[token / PANEL * self.panel_len..][..self.panel_len];
+                let from = panel.chunks_exact(2).skip(token % PANEL).step_by(PANEL);
+                let to = gathered.chunks_exact_mut(2).skip(place).step_by(PANEL);
+                to.zip(from).for_each(|(to, from)| to.copy_from_slice(from));
+            }
+            // SAFETY: one row of a block is packed, and one panel; the other one is the same.
+            unsafe { by_two_panels(1, steps, packed.as_ptr(), [gathered.as_ptr(); 2], sums) };
+            // Sums of one row: 16 in the first tile, the others in the second.
+            for (place, out) in out.iter_mut().enumerate() {
+                *out = sums[place / TILE * SUMS + place % TILE];
+            }
         }
     }
 }
@@ -132,12 +169,11 @@ impl Score<'_> {
 unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
     s: S,
     packed: &[f32],
-    weights: &[Q::Weight],
+    (weights, panel_len): (&[Q::Weight], usize),
     tokens: &[u32],
     out: &mut [f32],
 ) -> usize {
     let steps = packed.len() / Q::WORDS;
-    let panel_len = steps * Q::WEIGHTS * PANEL;
     let weights_per_word = size_of::<u32>() / size_of::<Q::Weight>();
     let mut starts = [weights.as_ptr(); P];
     for (start, token) in starts.iter_mut().zip(tokens) {

@@ -27,7 +27,7 @@ use nucleus::Nucleus;
 pub use top_tokens::{TOP_TOKENS, top_tokens};
 
 /// Temperatures below this are greedy: scaled logits would leave the range in which the noise still counts.
-const GREEDY_BELOW: f32 = 1e-5;
+pub(crate) const GREEDY_BELOW: f32 = 1e-5;
 
 /// How the tokens of one request are drawn.
 #[derive(Clone, Debug, PartialEq)]

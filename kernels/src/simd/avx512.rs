@@ -1,40 +1,48 @@
-//! AVX-512: vectors of sixteen; with `BF16` also `vdpbf16ps`, with `VNNI` also `vpdpbusd`.
+//! AVX-512: vectors of sixteen; with `BF16` also `vdpbf16ps`, with `VNNI` also `vpdpbusd`, with `TILES` also AMX.
 
 use super::{Kernel, Simd};
 use half::bf16;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// AVX-512 F, BW, DQ, VL; BF16 and VNNI too if so named.
+/// AVX-512 F, BW, DQ, VL; BF16, VNNI and AMX too if so named.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512<const BF16: bool, const VNNI: bool>(());
+pub(super) struct Avx512<const BF16: bool, const VNNI: bool, const TILES: bool>(());
 
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ, VL, and FMA.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<false, false>(()))
+    kernel.run(Avx512::<false, false, false>(()))
+}
+
+/// # Safety
+/// The machine has what [`run_bf16`] and [`run_vnni`] need, and AMX.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma")]
+pub(super) unsafe fn run_tiles<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<false, true, true>(()))
 }
 
 /// # Safety
 /// The machine has what [`run`] needs, and AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(super) unsafe fn run_bf16<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<true, false>(()))
+    kernel.run(Avx512::<true, false, false>(()))
 }
 
 /// # Safety
 /// The machine has what [`run`] needs, and AVX-512 VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 pub(super) unsafe fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512::<false, true>(()))
+    kernel.run(Avx512::<false, true, false>(()))
 }
 
 // Every `unsafe` below: the token's existence proves the features (see `super::dispatch`), pointers are the caller's promise.
-impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
+impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16, VNNI, TILES> {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
     const DOTS: bool = BF16;
+    const TILES: bool = TILES;
     type F = __m512;
     type I = __m512i;
     type M = __mmask16;
@@ -67,7 +75,7 @@ impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
     unsafe fn store_bf16(self, at: *mut bf16, x: __m512) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe {
-            let rounded = if BF16 {
+            let rounded = if BF16 || TILES {
                 transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
             } else {
                 let bits = _mm512_castps_si512(x);
@@ -93,6 +101,18 @@ impl<const BF16: bool, const VNNI: bool> Simd for Avx512<BF16, VNNI> {
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(at.cast());
         }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: __m512) -> f32 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_reduce_add_ps(x) }
+    }
+
+    #[inline(always)]
+    fn largest(self, x: __m512) -> f32 {
+        // SAFETY: the token proves the features.
+        unsafe { _mm512_reduce_max_ps(x) }
     }
 
     #[inline(always)]

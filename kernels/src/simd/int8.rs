@@ -75,15 +75,7 @@ impl<S: Simd> Product<S> for DotInt8 {
         let steps = packed.chunks_exact_mut(<Self as Product<S>>::WORDS * stride);
         for (step, inputs) in steps.zip(row.chunks(<Self as Product<S>>::INPUTS)) {
             for block in 0..BLOCKS {
-                let inputs = inputs.get(block * BLOCK..).unwrap_or_default();
-                let quantised = match inputs.first_chunk() {
-                    Some(whole) => quantise(s, whole),
-                    None => {
-                        let mut padded = [0.0; BLOCK];
-                        padded[..inputs.len()].copy_from_slice(inputs);
-                        quantise(s, &padded)
-                    }
-                };
+                let quantised = quantise(s, inputs.get(block * BLOCK..).unwrap_or_default());
                 for (w, four) in quantised.bytes.as_chunks::<4>().0.iter().enumerate() {
                     step[(block * WORDS + w) * stride + slot] = f32::from_bits(u32::from_le_bytes(*four));
                 }
@@ -96,7 +88,7 @@ impl<S: Simd> Product<S> for DotInt8 {
 
 /// The scales of one block, of pairs of them.
 #[inline(always)]
-fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
+pub(crate) fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
     let bits = if block == 0 {
         s.shift_left::<13>(s.and_u32(pairs, s.splat_u32(0xffff)))
     } else {
@@ -106,19 +98,26 @@ fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
 }
 
 /// A block of activations.
-struct Quantised {
-    bytes: [u8; BLOCK],
-    scale: f32,
+pub(crate) struct Quantised {
+    pub(crate) bytes: [u8; BLOCK],
+    pub(crate) scale: f32,
     /// -128 times the sum of the bytes.
-    offset: i32,
+    pub(crate) offset: i32,
 }
 
 /// Smaller activations are zero: their inverse would be none.
 const TINY: f32 = 1e-35;
+/// Adding it rounds a small number to an integer, which stands in the low bits.
+const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
-/// Quantises a block. If an input is not finite the scale is NaN.
+/// Quantises a block, the first of `inputs`; what it lacks is zero. If an input is not finite the scale is NaN.
 #[inline(always)]
-fn quantise<S: Simd>(s: S, inputs: &[f32; BLOCK]) -> Quantised {
+pub(crate) fn quantise<S: Simd>(s: S, inputs: &[f32]) -> Quantised {
+    let mut padded = [0.0; BLOCK];
+    let inputs = inputs.first_chunk().unwrap_or_else(|| {
+        padded[..inputs.len()].copy_from_slice(inputs);
+        &padded
+    });
     let mut largest = s.splat(0.0);
     let mut finite = s.less(largest, s.splat(1.0));
     for vector in inputs.chunks_exact(S::LANES) {
@@ -131,16 +130,16 @@ fn quantise<S: Simd>(s: S, inputs: &[f32; BLOCK]) -> Quantised {
     let largest = if s.any(s.not(finite)) { f32::NAN } else { s.largest(largest) };
     let inverse = s.splat(if largest > TINY { 127.0 / largest } else { 0.0 });
     let mut bytes = [0; BLOCK];
+    let mut sums = s.splat(0.0); // whole numbers, so in any order
     for (bytes, vector) in bytes.chunks_exact_mut(S::LANES).zip(inputs.chunks_exact(S::LANES)) {
         // SAFETY: the chunks are as long as a vector.
         unsafe {
-            // Adding 1.5 * 2^23 rounds to an integer, which stands in the low bits.
-            let x = s.add(s.mul(s.load(vector.as_ptr()), inverse), s.splat(12_582_912.0));
+            let x = s.add(s.mul(s.load(vector.as_ptr()), inverse), s.splat(ROUND));
             s.store_bytes(bytes.as_mut_ptr(), s.bits(x));
+            sums = s.add(sums, s.sub(x, s.splat(ROUND)));
         }
     }
-    let sum: i32 = bytes.iter().map(|byte| i32::from(byte.cast_signed())).sum();
-    Quantised { bytes, scale: largest * (1.0 / 127.0), offset: -128 * sum }
+    Quantised { bytes, scale: largest * (1.0 / 127.0), offset: -128 * s.sum(sums) as i32 }
 }
 
 #[cfg(test)]

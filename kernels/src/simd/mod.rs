@@ -10,10 +10,12 @@ mod int8;
 mod math;
 mod panel;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tiles;
 
 use crate::isa::Supported;
 use half::bf16;
-pub(crate) use int8::DotInt8;
+pub(crate) use int8::{DotInt8, one_of, quantise};
 pub(crate) use math::{exp, ln, minus_ln_one_minus};
 pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, multiply};
 
@@ -28,6 +30,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const REGISTERS: usize;
     /// Whether [`Simd::dot_pairs`] exists.
     const DOTS: bool;
+    /// Whether bf16 matrices are multiplied in `tiles.rs`.
+    const TILES: bool = false;
     /// A vector of f32.
     type F: Copy;
     /// A vector of u32.
@@ -177,6 +181,8 @@ pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
         use crate::Isa;
         match isa.isa() {
             // SAFETY: `Supported` says that the machine has these features.
+            Isa::Amx => return unsafe { avx512::run_tiles(kernel) },
+            // SAFETY: as above.
             Isa::Avx512Bf16 => return unsafe { avx512::run_bf16(kernel) },
             // SAFETY: as above.
             Isa::Avx512 => return unsafe { avx512::run(kernel) },

@@ -1,16 +1,20 @@
 //! matmul: `out = x w^T + bias`, added to what `out` holds if asked (the residual of a transformer layer).
 //!
 //! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
-//! AVX-512 BF16 the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
+//! AVX-512 BF16 and AMX the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
 //! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits. Workers share out
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod bytes_in_tiles;
 mod strip;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod tiles;
 
-use crate::Lane;
 use crate::memory::{Matrix, PANEL, Panels, Vector, View, ViewMut};
 use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Simd, dispatch, dispatch_bytes};
+use crate::{Isa, Lane};
 use half::bf16;
 use strip::{Job, compute};
 
@@ -26,7 +30,9 @@ pub enum Write {
 /// Outputs of a strip, what one worker does at a time: two panels.
 const STRIP: usize = 2 * PANEL;
 /// Most rows whose packed activations stay in a core's cache while it goes through its strips.
-const SLAB: usize = 56;
+fn slab(isa: Isa) -> usize {
+    if isa == Isa::Amx { 128 } else { 56 }
+}
 
 /// Multiplies each row of `x` by the matrix.
 ///
@@ -41,10 +47,10 @@ pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: 
     assert!(bias.is_none_or(|bias| bias.len() == outputs), "matmul: length of the bias");
     let job = Job { x, w, bias, out: out.share(), write };
     // Items go slab by slab, each through all strips.
-    let slabs = rows.div_ceil(SLAB);
+    let isa = lane.supported();
+    let slabs = rows.div_ceil(slab(isa.isa()));
     let slab_rows = rows.div_ceil(slabs.max(1));
     let strips = outputs.div_ceil(STRIP);
-    let isa = lane.supported();
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
     let weights = STRIP * inputs;
     let strip_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);
@@ -99,6 +105,10 @@ impl Kernel for Of<'_, bf16> {
     fn run<S: Simd>(self, s: S) {
         // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be; a strip is one item, done once.
         unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::TILES {
+                return tiles::compute(s, self.strip, self.weights);
+            }
             if S::DOTS {
                 compute::<S, DotBf16>(s, self.strip, self.weights);
             } else {
@@ -114,6 +124,12 @@ impl Kernel for Of<'_, u32> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: words are the weights of int8, packed for it; a strip is one item, done once.
-        unsafe { compute::<S, DotInt8>(s, self.strip, self.weights) }
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::TILES && self.strip.rows.len() >= bytes_in_tiles::LEAST_ROWS {
+                return bytes_in_tiles::compute(s, self.strip, self.weights);
+            }
+            compute::<S, DotInt8>(s, self.strip, self.weights);
+        }
     }
 }

@@ -15,6 +15,25 @@ pub(super) struct Job<'a> {
     pub(super) write: Write,
 }
 
+impl Job<'_> {
+    /// Adds bias and old value to `len` sums and stores them.
+    ///
+    /// # Safety
+    /// No other worker has these outputs.
+    #[inline(always)]
+    pub(super) unsafe fn finish<S: Simd>(&self, s: S, row: usize, output: usize, len: usize, mut sum: S::F) {
+        // SAFETY: the caller's promise.
+        let out = unsafe { self.out.part(row, output, len) };
+        if let Some(bias) = self.bias {
+            sum = s.add(sum, s.load_some(&bias[output..output + len]));
+        }
+        if self.write == Write::Add {
+            sum = s.add(sum, s.load_some(out));
+        }
+        s.store_some(out, sum);
+    }
+}
+
 /// Computes a strip for some rows; packs their activations first if they are `fresh`.
 ///
 /// # Safety
@@ -80,7 +99,7 @@ impl<S: Simd, W: Copy> Tiles<'_, S, W> {
         rows: Range<usize>,
     ) {
         let outputs = self.job.w.out_features();
-        let panel_len = self.steps * Q::WEIGHTS * PANEL;
+        let panel_len = self.job.w.panel_len();
         let last_panel = outputs.div_ceil(PANEL) - 1;
         let end = outputs.min((self.strip + 1) * STRIP);
         let tile_outputs = if P == 1 { V * S::LANES } else { P * PANEL };
@@ -104,30 +123,12 @@ impl<S: Simd, W: Copy> Tiles<'_, S, W> {
                         let output = first + p * PANEL + v * S::LANES;
                         if output < end {
                             // SAFETY: this strip's outputs are this worker's.
-                            unsafe { self.finish(row, output, S::LANES.min(end - output), *sum) };
+                            unsafe { self.job.finish(self.s, row, output, S::LANES.min(end - output), *sum) };
                         }
                     }
                 }
             }
             first += tile_outputs;
         }
-    }
-
-    /// Adds bias and old value to `len` sums and stores them.
-    ///
-    /// # Safety
-    /// No other worker has these outputs.
-    #[inline(always)]
-    unsafe fn finish(&self, row: usize, output: usize, len: usize, mut sum: S::F) {
-        let s = self.s;
-        // SAFETY: the caller's promise.
-        let out = unsafe { self.job.out.part(row, output, len) };
-        if let Some(bias) = self.job.bias {
-            sum = s.add(sum, s.load_some(&bias[output..output + len]));
-        }
-        if self.job.write == Write::Add {
-            sum = s.add(sum, s.load_some(out));
-        }
-        s.store_some(out, sum);
     }
 }

@@ -1,0 +1,229 @@
+// attention in bf16 on tensor cores, for decode and verify: as attention.cu, with the same arguments.
+//
+// A block has a tile of up to QUERIES queries of one chunk and key head (the rows of the chunk times the heads that share the key
+// head, so that keys are read once for all of them) and one split of the positions. Keys and values of 64 positions come
+// by cp.async, page by page, STAGES of them under way. Four warps: QUERIES / 16 share out the queries, the rest the positions of a
+// stage; at the end those of different positions are added in the order of their warps. Scores and sums are f32, the
+// exponentials go into the second product as bf16.
+struct Tile { u32 chunk, first_query; };
+struct AttentionArgs {
+    const float *q; // [rows][q_stride], heads side by side
+    const bf16 *keys, *values; // [block][kv_head][16][head_dim]
+    const u32 *tables;
+    const u32 *positions;
+    const Chunk *chunks;
+    const Tile *tiles;
+    bf16 *out; // [rows][heads * head_dim]
+    float *sums; // [row][head][split][head_dim]
+    float2 *stats; // [row][head][split]: largest score, sum of exponentials
+    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, split, splits;
+    float scale;
+};
+
+static constexpr u32 THREADS = 128, POSITIONS = 64, STAGES = 3;
+static constexpr float LOG2_E = 1.442695041f, LN_2 = 0.6931471806f;
+
+template <u32 DIM, u32 QUERIES> struct Attention {
+    static constexpr u32 ROW = DIM + 8; // padded: the eight rows of a matrix lie in different banks
+    static constexpr u32 TILE = POSITIONS * ROW; // keys of a stage; so many values follow
+    static constexpr u32 OF_QUERIES = QUERIES / 16, OF_POSITIONS = 4 / OF_QUERIES;
+    static constexpr u32 SPAN = POSITIONS / OF_POSITIONS; // positions of a warp in a stage
+
+    // Asks for the keys and values of 64 positions; zeros from `end` on, lest 0 times what was there be NaN.
+    static __device__ __forceinline__ void fetch(const AttentionArgs &a, const u32 *table, bf16 *stage, u32 start, u32 end) {
+        for (u32 i = threadIdx.x; i < POSITIONS * (DIM / 8); i += THREADS) {
+            const u32 row = i / (DIM / 8), column = i % (DIM / 8) * 8, position = start + row;
+            const bool wanted = position < end;
+            const size_t block = table[(wanted ? position : start) / BLOCK];
+            const size_t at = ((block * a.kv_heads + blockIdx.y) * BLOCK + position % BLOCK) * DIM + column;
+            copy_async(stage + row * ROW + column, a.keys + at, wanted);
+            copy_async(stage + TILE + row * ROW + column, a.values + at, wanted);
+        }
+    }
+
+    static __device__ __forceinline__ void run(const AttentionArgs &a) {
+        DYNAMIC_SHARED(bytes);
+        bf16 *stages = (bf16 *)bytes;
+        const Tile tile = a.tiles[blockIdx.z];
+        if (tile.chunk == NOTHING) return;
+        const Chunk chunk = a.chunks[tile.chunk];
+        const u32 group = a.heads / a.kv_heads, queries = chunk.rows * group;
+        if (tile.first_query >= queries) return;
+        const u32 *table = a.tables + (size_t)tile.chunk * a.table_stride;
+
+        // What any row of the tile sees of this split.
+        const u32 last_query = (tile.first_query + QUERIES < queries ? tile.first_query + QUERIES : queries) - 1;
+        const u32 first_end = a.positions[chunk.first + tile.first_query / group] + 1;
+        const u32 last_end = a.positions[chunk.first + last_query / group] + 1;
+        const u32 from = blockIdx.x * a.split, to = from + a.split < last_end ? from + a.split : last_end;
+        const u32 seen_from = a.window && first_end > a.window ? first_end - a.window : 0;
+        const u32 start = (from > seen_from ? from : seen_from) / POSITIONS * POSITIONS;
+        if (start >= to) return;
+
+        // The thread's two queries, eight apart, and its place in fragments.
+        const u32 g = lane() / 4, t = lane() % 4, part = warp() / OF_QUERIES, first_row = warp() % OF_QUERIES * 16;
+        u32 begins[2], ends[2], q[DIM / 16][4];
+        for (u32 i = 0; i < 2; i++) {
+            const u32 query = tile.first_query + first_row + g + 8 * i;
+            const bool real = query < queries;
+            const u32 r = chunk.first + (real ? query : last_query) / group, head = blockIdx.y * group + (real ? query : last_query) % group;
+            ends[i] = real ? a.positions[r] + 1 : 0;
+            begins[i] = a.window && ends[i] > a.window ? ends[i] - a.window : 0;
+            const float *from_q = a.q + (size_t)r * a.q_stride + (size_t)head * DIM + 2 * t;
+#pragma unroll
+            for (u32 k = 0; k < DIM / 16; k++) {
+                const float2 near = *(const float2 *)(from_q + 16 * k), far = *(const float2 *)(from_q + 16 * k + 8);
+                q[k][i] = pack(near.x, near.y);
+                q[k][2 + i] = pack(far.x, far.y);
+            }
+        }
+
+        float sums[DIM / 8][4], largest[2] = {-infinity(), -infinity()}, total[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (u32 n = 0; n < DIM / 8; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+        const float to_log2 = a.scale * LOG2_E;
+        const u32 count = (to - start + POSITIONS - 1) / POSITIONS;
+        for (u32 s = 0; s < STAGES - 1; s++) {
+            if (s < count) fetch(a, table, stages + s * 2 * TILE, start + s * POSITIONS, to);
+            copy_commit();
+        }
+        for (u32 s = 0; s < count; s++) {
+            copy_wait<STAGES - 2>();
+            __syncthreads(); // this stage is there for all, and all are done with the one before, whose place the next takes
+            if (s + STAGES - 1 < count) {
+                fetch(a, table, stages + (s + STAGES - 1) % STAGES * 2 * TILE, start + (s + STAGES - 1) * POSITIONS, to);
+            }
+            copy_commit();
+            const bf16 *keys = stages + s % STAGES * 2 * TILE + part * SPAN * ROW, *values = keys + TILE;
+
+            float scores[SPAN / 8][4];
+#pragma unroll
+            for (u32 n = 0; n < SPAN / 8; n++) {
+                scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+#pragma unroll
+                for (u32 k = 0; k < DIM / 32; k++) {
+                    u32 b[4];
+                    load_matrices(b, keys + (n * 8 + lane() % 8) * ROW + k * 32 + lane() / 8 * 8);
+                    multiply_add(scores[n], q[2 * k], b[0], b[1]);
+                    multiply_add(scores[n], q[2 * k + 1], b[2], b[3]);
+                }
+            }
+            // Scores to exponentials, with what was summed before brought to the new largest score.
+            const u32 first = start + s * POSITIONS + part * SPAN + 2 * t;
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                float highest = largest[i];
+#pragma unroll
+                for (u32 n = 0; n < SPAN / 8; n++) {
+#pragma unroll
+                    for (u32 c = 0; c < 2; c++) {
+                        const u32 position = first + n * 8 + c;
+                        float &score = scores[n][2 * i + c];
+                        score = position >= begins[i] && position >= from && position < ends[i] && position < to ? score * to_log2 : -infinity();
+                        highest = fmaxf(highest, score);
+                    }
+                }
+                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+                const float base = highest == -infinity() ? 0.0f : highest; // nothing seen yet: all exponentials are 0
+                const float factor = exp2_fast(largest[i] - base);
+                largest[i] = highest;
+                total[i] *= factor;
+#pragma unroll
+                for (u32 n = 0; n < SPAN / 8; n++) {
+#pragma unroll
+                    for (u32 c = 0; c < 2; c++) {
+                        const float power = exp2_fast(scores[n][2 * i + c] - base);
+                        scores[n][2 * i + c] = power;
+                        total[i] += power;
+                    }
+                }
+#pragma unroll
+                for (u32 n = 0; n < DIM / 8; n++) {
+                    sums[n][2 * i] *= factor;
+                    sums[n][2 * i + 1] *= factor;
+                }
+            }
+#pragma unroll
+            for (u32 k = 0; k < SPAN / 16; k++) {
+                const u32 powers[4] = {
+                    pack(scores[2 * k][0], scores[2 * k][1]), pack(scores[2 * k][2], scores[2 * k][3]),
+                    pack(scores[2 * k + 1][0], scores[2 * k + 1][1]), pack(scores[2 * k + 1][2], scores[2 * k + 1][3])};
+#pragma unroll
+                for (u32 n = 0; n < DIM / 16; n++) {
+                    u32 b[4];
+                    load_matrices_transposed(b, values + (k * 16 + lane() % 16) * ROW + n * 16 + lane() / 16 * 8);
+                    multiply_add(sums[2 * n], powers, b[0], b[1]);
+                    multiply_add(sums[2 * n + 1], powers, b[2], b[3]);
+                }
+            }
+        }
+        finish(a, chunk, tile, queries, group, sums, largest, total, begins, ends);
+    }
+
+    // Adds what the warps found for the same queries, and writes it.
+    static __device__ __forceinline__ void finish(const AttentionArgs &a, const Chunk &chunk, const Tile &tile, u32 queries, u32 group,
+                                                  float (&sums)[DIM / 8][4], float *largest, float *total, const u32 *begins, const u32 *ends) {
+        DYNAMIC_SHARED(bytes);
+        float *parts = (float *)bytes; // [part][query][DIM + 4]
+        float2 *stats = (float2 *)(parts + 64 * (DIM + 4)); // [part][query]
+        const u32 g = lane() / 4, t = lane() % 4, part = warp() / OF_QUERIES, first_row = warp() % OF_QUERIES * 16;
+        __syncthreads(); // all are done with the stages; no copy is under way: the last groups are empty
+        for (u32 i = 0; i < 2; i++) {
+            total[i] += __shfl_xor_sync(~0u, total[i], 1);
+            total[i] += __shfl_xor_sync(~0u, total[i], 2);
+            const u32 place = part * QUERIES + first_row + g + 8 * i;
+            if (t == 0) {
+                float2 found;
+                found.x = largest[i];
+                found.y = total[i];
+                stats[place] = found;
+            }
+#pragma unroll
+            for (u32 n = 0; n < DIM / 8; n++) {
+                float2 pair;
+                pair.x = sums[n][2 * i];
+                pair.y = sums[n][2 * i + 1];
+                *(float2 *)(parts + place * (DIM + 4) + n * 8 + 2 * t) = pair;
+            }
+        }
+        __syncthreads();
+        for (u32 row = warp(); row < QUERIES; row += THREADS / WARP) {
+            const u32 query = tile.first_query + row;
+            if (query >= queries) break;
+            const u32 r = chunk.first + query / group, head = blockIdx.y * group + query % group;
+            const u32 end = a.positions[r] + 1, begin = a.window && end > a.window ? end - a.window : 0;
+            if (blockIdx.x < begin / a.split || blockIdx.x > (end - 1) / a.split) continue; // not of this row
+            float top = -infinity(), sum = 0.0f, factors[OF_POSITIONS];
+            for (u32 p = 0; p < OF_POSITIONS; p++) top = fmaxf(top, stats[p * QUERIES + row].x);
+            for (u32 p = 0; p < OF_POSITIONS; p++) {
+                factors[p] = exp2_fast(stats[p * QUERIES + row].x - top);
+                sum += stats[p * QUERIES + row].y * factors[p];
+            }
+            const bool alone = begin / a.split == (end - 1) / a.split;
+            const size_t place = ((size_t)r * a.heads + head) * a.splits + blockIdx.x;
+            for (u32 i = lane(); i < DIM; i += WARP) {
+                float value = 0.0f;
+                for (u32 p = 0; p < OF_POSITIONS; p++) value += parts[(p * QUERIES + row) * (DIM + 4) + i] * factors[p];
+                if (alone) a.out[((size_t)r * a.heads + head) * DIM + i] = Of<bf16>::round(value / sum);
+                else a.sums[place * DIM + i] = value;
+            }
+            if (!alone && lane() == 0) {
+                float2 found;
+                found.x = top * LN_2; // merge_splits has natural exponents
+                found.y = sum;
+                a.stats[place] = found;
+            }
+        }
+    }
+};
+
+KERNEL(128) attention_mma_32_16(AttentionArgs a) { Attention<32, 16>::run(a); }
+KERNEL(128) attention_mma_32_32(AttentionArgs a) { Attention<32, 32>::run(a); }
+KERNEL(128) attention_mma_32_64(AttentionArgs a) { Attention<32, 64>::run(a); }
+KERNEL(128) attention_mma_64_16(AttentionArgs a) { Attention<64, 16>::run(a); }
+KERNEL(128) attention_mma_64_32(AttentionArgs a) { Attention<64, 32>::run(a); }
+KERNEL(128) attention_mma_64_64(AttentionArgs a) { Attention<64, 64>::run(a); }
+KERNEL(128) attention_mma_128_16(AttentionArgs a) { Attention<128, 16>::run(a); }
+KERNEL(128) attention_mma_128_32(AttentionArgs a) { Attention<128, 32>::run(a); }
+KERNEL(128) attention_mma_128_64(AttentionArgs a) { Attention<128, 64>::run(a); }

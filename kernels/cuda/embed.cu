@@ -1,0 +1,21 @@
+// embed: row r of `out` becomes the table's row of token r, in f32. A token beyond the vocabulary gives NaN, never another's row.
+struct EmbedArgs {
+    const void *table;
+    const u32 *tokens;
+    float *out;
+    const u32 *rows;
+    u32 cols, vocabulary;
+};
+
+template <typename T> DEVICE void embed(const EmbedArgs &a) {
+    const u32 rows = *a.rows;
+    for (u32 r = blockIdx.x; r < rows; r += gridDim.x) {
+        const u32 token = a.tokens[r];
+        const bool known = token < a.vocabulary;
+        const T *from = (const T *)a.table + (size_t)(known ? token : 0) * a.cols;
+        float *to = a.out + (size_t)r * a.cols;
+        for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) to[i] = known ? widen(from[i]) : infinity() - infinity();
+    }
+}
+KERNEL(256) embed_f32(EmbedArgs a) { embed<float>(a); }
+KERNEL(256) embed_bf16(EmbedArgs a) { embed<bf16>(a); }

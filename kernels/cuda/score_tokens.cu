@@ -1,0 +1,26 @@
+// score_tokens: the dot products of each row of `x` with a few outputs of a matrix [outputs][inputs]: the LM head's logits of a few
+// tokens. A warp for each; a token that is no output scores -infinity.
+struct ScoreTokensArgs {
+    const void *x; // [rows][inputs] of the type of w
+    const void *w;
+    const u32 *tokens; // [rows][each]
+    float *out; // [rows][each]
+    const u32 *rows;
+    u32 inputs, outputs, each;
+};
+
+template <typename T> DEVICE void score_tokens(const ScoreTokensArgs &a) {
+    const u32 items = *a.rows * a.each, warps = gridDim.x * (blockDim.x / WARP);
+    for (u32 item = blockIdx.x * (blockDim.x / WARP) + warp(); item < items; item += warps) {
+        const u32 token = a.tokens[item];
+        const bool known = token < a.outputs;
+        const T *x = (const T *)a.x + (size_t)(item / a.each) * a.inputs;
+        const T *w = (const T *)a.w + (size_t)(known ? token : 0) * a.inputs;
+        float sum = 0.0f;
+        for (u32 i = lane(); i < a.inputs; i += WARP) sum += widen(x[i]) * widen(w[i]);
+        sum = warp_sum(sum);
+        if (lane() == 0) a.out[item] = known ? sum : -infinity();
+    }
+}
+KERNEL(256) score_tokens_f32(ScoreTokensArgs a) { score_tokens<float>(a); }
+KERNEL(256) score_tokens_bf16(ScoreTokensArgs a) { score_tokens<bf16>(a); }

@@ -1,0 +1,226 @@
+//! Launches of attention, and how its work is cut into tiles of queries and splits of positions.
+
+use super::launch::{BLOCK_SIZE, Element, Launch, NOTHING, Ptr, strided};
+
+/// Most splits of a row's positions.
+pub const ATTENTION_SPLITS: u32 = 16;
+/// Shortest split, in positions.
+const SHORTEST: u32 = 256;
+/// Positions of a stage of the tensor-core kernel, and its stages.
+const POSITIONS: u32 = 64;
+const STAGES: u32 = 3;
+
+/// A tile of queries of one chunk, in device memory. A query is a head of a row: `row * group + head`, counted in the chunk and the
+/// heads of one key head.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// The chunk; [`NOTHING`] for padding.
+    pub chunk: u32,
+    /// Its first query.
+    pub first_query: u32,
+}
+
+impl Tile {
+    /// No tile: what a bucket is filled up with.
+    pub const PADDING: Tile = Tile { chunk: NOTHING, first_query: 0 };
+
+    /// Appends the tiles of chunks with these numbers of rows. Rows that leave later only leave tiles empty.
+    pub fn cover(rows: impl IntoIterator<Item = u32>, group: u32, queries: u32, out: &mut Vec<Tile>) {
+        for (chunk, rows) in (0..).zip(rows) {
+            let tiles = (rows * group).div_ceil(queries);
+            out.extend((0..tiles).map(|tile| Tile { chunk, first_query: tile * queries }));
+        }
+    }
+}
+
+/// How positions are split: it depends on the longest context of a pass alone, in powers of two, so that a row's sums seldom depend on
+/// who else is in the pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPlan {
+    /// Positions of a split; a multiple of 64.
+    pub split: u32,
+    /// Splits there are.
+    pub splits: u32,
+}
+
+impl AttentionPlan {
+    /// For passes whose rows see at most `longest` positions.
+    #[must_use]
+    pub fn new(longest: u32) -> AttentionPlan {
+        let mut split = SHORTEST;
+        while longest.div_ceil(split) > ATTENTION_SPLITS {
+            split *= 2;
+        }
+        AttentionPlan { split, splits: longest.div_ceil(split).max(1) }
+    }
+
+    /// f32 of [`AttentionArgs::sums`].
+    #[must_use]
+    pub fn sums_len(&self, rows: usize, heads: usize, head_dim: usize) -> usize {
+        rows * heads * self.splits as usize * head_dim
+    }
+
+    /// Pairs of f32 of [`AttentionArgs::stats`].
+    #[must_use]
+    pub fn stats_len(&self, rows: usize, heads: usize) -> usize {
+        rows * heads * self.splits as usize
+    }
+}
+
+/// Attention of all rows of a pass in one layer; [`AttentionArgs::merge`] follows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs {
+    /// f32 `[rows][q_stride]`, rotated, heads side by side.
+    pub q: Ptr,
+    /// The layer's keys, `[block][kv_head][16][head_dim]` of the element.
+    pub keys: Ptr,
+    /// The layer's values, likewise.
+    pub values: Ptr,
+    /// u32 `[chunk][table_stride]`: block ids.
+    pub tables: Ptr,
+    /// u32 per row.
+    pub positions: Ptr,
+    /// [`super::Chunk`]s.
+    pub chunks: Ptr,
+    /// [`Tile`]s.
+    pub tiles: Ptr,
+    /// The element's `[rows][heads * head_dim]`.
+    pub out: Ptr,
+    /// f32 `[rows][heads][splits][head_dim]`: workspace.
+    pub sums: Ptr,
+    /// f32 x 2 `[rows][heads][splits]`: workspace.
+    pub stats: Ptr,
+    /// f32 between rows of `q`.
+    pub q_stride: u32,
+    /// Blocks of a table.
+    pub table_stride: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Positions that a row sees, its own included; 0: all.
+    pub window: u32,
+    /// Positions of a split.
+    pub split: u32,
+    /// Splits there are.
+    pub splits: u32,
+    /// Factor of the scores.
+    pub scale: f32,
+}
+
+impl AttentionArgs {
+    /// Whether tensor cores have a kernel for it; the plain one, which takes any head of up to 256, is slow.
+    #[must_use]
+    pub fn on_tensor_cores(element: Element, head_dim: u32) -> bool {
+        element == Element::Bf16 && matches!(head_dim, 32 | 64 | 128)
+    }
+
+    /// Queries of a tile where the largest chunk has `most` queries for a key head: rows times heads that share it.
+    #[must_use]
+    pub fn tile_queries(element: Element, head_dim: u32, most: u32) -> u32 {
+        match most {
+            17..=32 if Self::on_tensor_cores(element, head_dim) => 32,
+            33.. if Self::on_tensor_cores(element, head_dim) => 64,
+            _ => 16,
+        }
+    }
+
+    /// A block for a split of a tile and key head. `queries` is that of [`AttentionArgs::tile_queries`].
+    ///
+    /// # Panics
+    /// If a size is none of what the kernels take.
+    #[must_use]
+    pub fn launch(self, element: Element, queries: u32, tiles: u32) -> Launch<AttentionArgs> {
+        let dim = self.head_dim;
+        assert!(self.split.is_multiple_of(POSITIONS), "attention: splits of {}", self.split);
+        assert!(dim <= 256, "attention: a head of {dim}");
+        assert!(self.heads.is_multiple_of(self.kv_heads), "attention: {} over {}", self.heads, self.kv_heads);
+        let tensor = Self::on_tensor_cores(element, dim);
+        let kernel = match (dim, queries) {
+            (32, 16) if tensor => "attention_mma_32_16",
+            (32, 32) if tensor => "attention_mma_32_32",
+            (32, 64) if tensor => "attention_mma_32_64",
+            (64, 16) if tensor => "attention_mma_64_16",
+            (64, 32) if tensor => "attention_mma_64_32",
+            (64, 64) if tensor => "attention_mma_64_64",
+            (128, 16) if tensor => "attention_mma_128_16",
+            (128, 32) if tensor => "attention_mma_128_32",
+            (128, 64) if tensor => "attention_mma_128_64",
+            (_, 16) if !tensor => element.choose("attention_f32", "attention_bf16"),
+            _ => panic!("attention: tiles of {queries} queries of {dim}"),
+        };
+        let mut launch = Launch::new(kernel, [self.splits, self.kv_heads, tiles], 128, self);
+        if tensor {
+            let stages = STAGES * 2 * POSITIONS * (dim + 8) * 2;
+            let parts = 64 * (dim + 4) * 4 + 64 * 8;
+            launch.shared_bytes = stages.max(parts);
+        }
+        launch
+    }
+
+    /// The merge of the splits, to be launched after it; nothing to do, and none, where there is one split alone.
+    #[must_use]
+    pub fn merge(&self, element: Element, rows: Ptr, most_rows: u32, sms: u32) -> Option<Launch<MergeArgs>> {
+        let args = MergeArgs {
+            sums: self.sums,
+            stats: self.stats,
+            positions: self.positions,
+            out: self.out,
+            rows,
+            heads: self.heads,
+            head_dim: self.head_dim,
+            window: self.window,
+            split: self.split,
+            splits: self.splits,
+        };
+        let blocks = strided((most_rows * self.heads).div_ceil(4), sms, 16);
+        let kernel = element.choose("merge_splits_f32", "merge_splits_bf16");
+        (self.splits > 1).then(|| Launch::new(kernel, [blocks, 1, 1], 128, args))
+    }
+}
+
+/// What [`AttentionArgs::merge`] launches with.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MergeArgs {
+    sums: Ptr,
+    stats: Ptr,
+    positions: Ptr,
+    out: Ptr,
+    rows: Ptr,
+    heads: u32,
+    head_dim: u32,
+    window: u32,
+    split: u32,
+    splits: u32,
+}
+
+// Tiles of the plain kernel walk blocks of positions, those of the other whole blocks.
+const _: () = assert!((POSITIONS as usize).is_multiple_of(BLOCK_SIZE));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_grow_with_the_context_and_never_exceed_their_number() {
+        for longest in [1, 64, 256, 257, 4096, 4097, 32_768, 131_072] {
+            let AttentionPlan { split, splits } = AttentionPlan::new(longest);
+            assert!((1..=ATTENTION_SPLITS).contains(&splits) && split * splits >= longest, "{longest}");
+            assert!((splits - 1) * split < longest && split.is_power_of_two());
+        }
+        assert_eq!(AttentionPlan::new(4000), AttentionPlan { split: 256, splits: 16 });
+    }
+
+    #[test]
+    fn tiles_cover_every_query_once() {
+        let mut tiles = Vec::new();
+        Tile::cover([1, 0, 9, 5], 4, 16, &mut tiles);
+        let found: Vec<(u32, u32)> = tiles.iter().map(|tile| (tile.chunk, tile.first_query)).collect();
+        assert_eq!(found, [(0, 0), (2, 0), (2, 16), (2, 32), (3, 0), (3, 16)]);
+    }
+}

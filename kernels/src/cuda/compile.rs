@@ -1,0 +1,182 @@
+//! Sources to cubins by NVRTC, which needs no GPU; kept on disk by what went in.
+
+use super::ptxas::{Usage, usages};
+use super::sources::File;
+use cudarc::nvrtc::{result, sys};
+use std::ffi::{CStr, CString, c_char};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why there is no cubin.
+#[derive(Debug, thiserror::Error)]
+pub enum NvrtcError {
+    /// The library is not there.
+    #[error(
+        "CUDA kernels cannot be compiled: libnvrtc is not found (install the CUDA 13 toolkit or `pip install \
+         nvidia-cuda-nvrtc`, and put its folder into LD_LIBRARY_PATH)"
+    )]
+    Missing,
+    /// The compiler refused a file.
+    #[error("{file}.cu does not compile for {arch}:\n{log}")]
+    Refused {
+        /// Which file.
+        file: &'static str,
+        /// For which architecture.
+        arch: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// A call of the library failed.
+    #[error("NVRTC failed in {call}: {source}")]
+    Call {
+        /// Which call.
+        call: &'static str,
+        /// What it returned.
+        source: result::NvrtcError,
+    },
+    /// The cache's folder could not be written.
+    #[error("compiled kernels cannot be kept in {path}: {source}")]
+    Cache {
+        /// What was to be written.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+/// A compiled file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cubin {
+    /// What the driver loads.
+    pub bytes: Vec<u8>,
+    /// What compiler and assembler said.
+    pub log: String,
+}
+
+impl Cubin {
+    /// Registers, shared memory and spills of its kernels.
+    #[must_use]
+    pub fn usages(&self) -> Vec<Usage> {
+        usages(&self.log)
+    }
+}
+
+/// Compiles for one architecture.
+pub struct Compiler {
+    arch: String,
+    version: (i32, i32),
+    cache: Option<PathBuf>,
+}
+
+impl Compiler {
+    /// For `arch` (such as `sm_90`); cubins are kept in the folder `cache`, if there is one.
+    ///
+    /// # Errors
+    /// If NVRTC is not on this machine.
+    pub fn new(arch: &str, cache: Option<&Path>) -> Result<Compiler, NvrtcError> {
+        // SAFETY: loading the library runs nothing but its initialisers. Without this probe a later call would panic.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(NvrtcError::Missing);
+        }
+        let mut version = (0, 0);
+        // SAFETY: two places for two numbers.
+        let status = unsafe { sys::nvrtcVersion(&raw mut version.0, &raw mut version.1) };
+        call("nvrtcVersion", status)?;
+        Ok(Compiler { arch: arch.into(), version, cache: cache.map(Path::to_path_buf) })
+    }
+
+    /// The file compiled, or as it was kept.
+    ///
+    /// # Errors
+    /// If it does not compile, or cannot be kept.
+    pub fn compile(&self, file: &File) -> Result<Cubin, NvrtcError> {
+        let source = file.source();
+        let options = [
+            format!("--gpu-architecture={}", self.arch),
+            "--std=c++17".into(),
+            // A file uses a part of the prelude.
+            "--diag-suppress=177".into(),
+            "--ptxas-options=-v".into(),
+        ];
+        let Some(folder) = &self.cache else { return self.build(file, &source, &options) };
+        let key = [1u8, 2].map(|salt| {
+            let mut hasher = DefaultHasher::new();
+            (salt, &source, &options, self.version).hash(&mut hasher);
+            hasher.finish()
+        });
+        let path = folder.join(format!("{}-{}-{:016x}{:016x}.cubin", file.name, self.arch, key[0], key[1]));
+        let log = path.with_extension("log");
+        if let (Ok(bytes), Ok(log)) = (std::fs::read(&path), std::fs::read_to_string(&log)) {
+            return Ok(Cubin { bytes, log });
+        }
+        let cubin = self.build(file, &source, &options)?;
+        keep(folder, &log, cubin.log.as_bytes())?;
+        keep(folder, &path, &cubin.bytes)?;
+        Ok(cubin)
+    }
+
+    fn build(&self, file: &File, source: &str, options: &[String]) -> Result<Cubin, NvrtcError> {
+        let text = CString::new(source).expect("sources have no NUL");
+        let program = result::create_program(&text, Some(c"prelude.cuh"))
+            .map_err(|source| NvrtcError::Call { call: "nvrtcCreateProgram", source })?;
+        let program = Program(program);
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        // SAFETY: the program was just created, and is destroyed when dropped, below.
+        let compiled = unsafe { result::compile_program(program.0, &options) };
+        let log = program.log()?;
+        match compiled {
+            Ok(()) => Ok(Cubin { bytes: program.cubin()?, log }),
+            Err(result::NvrtcError(sys::nvrtcResult::NVRTC_ERROR_COMPILATION)) => {
+                Err(NvrtcError::Refused { file: file.name, arch: self.arch.clone(), log })
+            }
+            Err(source) => Err(NvrtcError::Call { call: "nvrtcCompileProgram", source }),
+        }
+    }
+}
+
+/// Written beside, then renamed: who reads meanwhile sees all of it or nothing.
+fn keep(folder: &Path, path: &Path, bytes: &[u8]) -> Result<(), NvrtcError> {
+    let beside =
+        folder.join(format!(".{}-{}", std::process::id(), path.file_name().unwrap_or_default().display()));
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&beside, bytes))
+        .and_then(|()| std::fs::rename(&beside, path))
+        .map_err(|source| NvrtcError::Cache { path: path.into(), source })
+}
+
+fn call(call: &'static str, status: sys::nvrtcResult) -> Result<(), NvrtcError> {
+    status.result().map_err(|source| NvrtcError::Call { call, source })
+}
+
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn log(&self) -> Result<String, NvrtcError> {
+        // SAFETY: the program lives.
+        let log = unsafe { result::get_program_log(self.0) };
+        let log = log.map_err(|source| NvrtcError::Call { call: "nvrtcGetProgramLog", source })?;
+        if log.is_empty() {
+            return Ok(String::new());
+        }
+        // SAFETY: NVRTC ends the log with a NUL that it counts.
+        Ok(unsafe { CStr::from_ptr(log.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, NvrtcError> {
+        let mut size = 0;
+        // SAFETY: the program lives.
+        call("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut size) })?;
+        let mut bytes = vec![0u8; size];
+        // SAFETY: the buffer has the size that was asked for.
+        call("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(self.0, bytes.as_mut_ptr().cast::<c_char>()) })?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once. A failure leaks it, no more.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}

@@ -1,0 +1,26 @@
+//! CUDA kernels: their sources, how each is launched, and how they are compiled; nothing here needs a GPU or CUDA's libraries to build.
+//!
+//! The sources stand in kernels/cuda, whose README.md says what is held in which type. Each op has a struct of arguments, the
+//! same bytes on both sides, and a method that makes a [`Launch`] of it: kernel, grid, block, shared memory. Whoever
+//! launches it (a driver, or the tests on fibers) passes the address of [`Launch::args`] as the kernel's one parameter.
+
+mod attention;
+mod compile;
+mod gemm;
+mod launch;
+mod ptxas;
+mod rows;
+mod sampling;
+mod sources;
+
+pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
+pub use compile::{Compiler, Cubin, NvrtcError};
+pub use gemm::{MatmulArgs, ScoreTokensArgs};
+pub use launch::{BLOCK_SIZE, Chunk, Element, Launch, NOTHING, Ptr, Sample};
+pub use ptxas::{Usage, usages};
+pub use rows::{CompactRowsArgs, EmbedArgs, GatherRowsArgs, QkvArgs, RmsNormArgs, ShedRowsArgs, SiluMulArgs};
+pub use sampling::{
+    AcceptArgs, AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, GateArgs, LOGITS_CHUNK, LogitStats,
+    LogitStatsArgs, NucleusArgs, PickArgs, Sampler, Test, TopTokensArgs, Verdict,
+};
+pub use sources::{File, Kernel, PRELUDE, file, files, kernel, kernels};

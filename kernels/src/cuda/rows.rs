@@ -1,0 +1,224 @@
+//! Launches of the ops that go row by row. `most_rows` is the bucket: the number of rows itself is read on the device.
+
+use super::launch::{BLOCK_SIZE, Element, Launch, Ptr, strided};
+
+/// Threads of most blocks here.
+const THREADS: u32 = 256;
+
+/// Token ids to rows of the embedding.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EmbedArgs {
+    /// `[vocabulary][cols]` of the element.
+    pub table: Ptr,
+    /// u32 per row.
+    pub tokens: Ptr,
+    /// f32 `[rows][cols]`.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// The hidden size.
+    pub cols: u32,
+    /// Rows of the table; a token beyond them gives NaN.
+    pub vocabulary: u32,
+}
+
+impl EmbedArgs {
+    /// One block for a row.
+    #[must_use]
+    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<EmbedArgs> {
+        let kernel = element.choose("embed_f32", "embed_bf16");
+        Launch::new(kernel, [strided(most_rows, sms, 8), 1, 1], THREADS, self)
+    }
+}
+
+/// RMSNorm of each row, after adding `partial` to it if there is one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormArgs {
+    /// f32 `[rows][cols]`; written only with `partial`.
+    pub x: Ptr,
+    /// f32 `[rows][cols]`, or null.
+    pub partial: Ptr,
+    /// f32 `[cols]`.
+    pub weight: Ptr,
+    /// The element's `[rows][cols]`.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// The hidden size.
+    pub cols: u32,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl RmsNormArgs {
+    /// One block for a row; the element is that of `out`.
+    #[must_use]
+    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<RmsNormArgs> {
+        let kernel = element.choose("rms_norm_f32", "rms_norm_bf16");
+        Launch::new(kernel, [strided(most_rows, sms, 8), 1, 1], THREADS, self)
+    }
+}
+
+/// `silu(gate) * up`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SiluMulArgs {
+    /// f32 `[rows][gate | up]`.
+    pub gate_up: Ptr,
+    /// The element's `[rows][cols]`.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// The width of the MLP.
+    pub cols: u32,
+}
+
+impl SiluMulArgs {
+    /// Blocks over columns and rows; the element is that of `out`.
+    #[must_use]
+    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<SiluMulArgs> {
+        let kernel = element.choose("silu_mul_f32", "silu_mul_bf16");
+        let across = strided(self.cols.div_ceil(THREADS), sms, 8);
+        Launch::new(kernel, [across, strided(most_rows, sms, 8), 1], THREADS, self)
+    }
+}
+
+/// Bias, QK norm, rotation, and the write of keys and values.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct QkvArgs {
+    /// f32 `[rows][(heads + 2 * kv_heads) * head_dim]`, queries | keys | values; queries are written back.
+    pub qkv: Ptr,
+    /// f32, as long as a row of `qkv`, or null.
+    pub bias: Ptr,
+    /// f32 `[head_dim]`, or null.
+    pub q_norm: Ptr,
+    /// f32 `[head_dim]`, or null.
+    pub k_norm: Ptr,
+    /// f32 `[position][head_dim]`: cosines, then sines.
+    pub cos_sin: Ptr,
+    /// u32 per row: its position.
+    pub positions: Ptr,
+    /// u32 per row: its chunk, and so its block table.
+    pub chunk_of: Ptr,
+    /// u32 `[chunk][table_stride]`: block ids.
+    pub tables: Ptr,
+    /// The layer's keys, `[block][kv_head][16][head_dim]` of the element.
+    pub keys: Ptr,
+    /// The layer's values, likewise.
+    pub values: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a head: even, at most 256.
+    pub head_dim: u32,
+    /// Blocks of a table.
+    pub table_stride: u32,
+    /// Of the norms.
+    pub eps: f32,
+}
+
+impl QkvArgs {
+    /// One warp for a head of a row; the element is that of keys and values.
+    ///
+    /// # Panics
+    /// If the head is odd or larger than 256.
+    #[must_use]
+    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<QkvArgs> {
+        assert!(self.head_dim.is_multiple_of(2) && self.head_dim <= 256, "qkv: a head of {}", self.head_dim);
+        let kernel = element.choose("qkv_f32", "qkv_bf16");
+        let warps = most_rows * (self.heads + 2 * self.kv_heads);
+        Launch::new(kernel, [strided(warps.div_ceil(THREADS / 32), sms, 8), 1, 1], THREADS, self)
+    }
+
+    /// Elements of keys, or of values, of one layer.
+    #[must_use]
+    pub fn layer_elements(blocks: usize, kv_heads: usize, head_dim: usize) -> usize {
+        blocks * kv_heads * BLOCK_SIZE * head_dim
+    }
+}
+
+/// Rows by their indices.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GatherRowsArgs {
+    /// f32 `[..][cols]`.
+    pub x: Ptr,
+    /// u32: row `r` of `out` is row `indices[r * stride]`; [`super::NOTHING`] makes it zero.
+    pub indices: Ptr,
+    /// f32 `[rows][cols]`.
+    pub out: Ptr,
+    /// u32: how many rows there are of `out`.
+    pub rows: Ptr,
+    /// Columns.
+    pub cols: u32,
+    /// Distance of indices: 1, or 4 in an array of [`super::Sample`].
+    pub stride: u32,
+}
+
+impl GatherRowsArgs {
+    /// One block for a row.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<GatherRowsArgs> {
+        Launch::new("gather_rows", [strided(most_rows, sms, 8), 1, 1], THREADS, self)
+    }
+}
+
+/// Rows that stay, moved to the front.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CompactRowsArgs {
+    /// f32 `[rows][cols]`, in place.
+    pub x: Ptr,
+    /// u32 per row that stays: where it is, ascending.
+    pub keep: Ptr,
+    /// u32 x 2: rows that stay, and the first of them that moves.
+    pub counts: Ptr,
+    /// Columns.
+    pub cols: u32,
+}
+
+impl CompactRowsArgs {
+    /// One thread for a column.
+    #[must_use]
+    pub fn launch(self) -> Launch<CompactRowsArgs> {
+        Launch::new("compact_rows", [self.cols.div_ceil(128), 1, 1], 128, self)
+    }
+}
+
+/// Which rows stay of a pass under way; rewrites what is known of each.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ShedRowsArgs {
+    /// [`super::Chunk`]s, rewritten; they stand in the order of their rows.
+    pub chunks: Ptr,
+    /// u32 per chunk: not 0 if nobody wants it any more. The host may write it at any time.
+    pub cancelled: Ptr,
+    /// u32 per chunk: rows that are wanted, as many as the chunk has to begin with.
+    pub live: Ptr,
+    /// u32 per row, moved.
+    pub positions: Ptr,
+    /// u32 per row, moved.
+    pub chunk_of: Ptr,
+    /// u32 per row: where the rows that stay were, for [`CompactRowsArgs`].
+    pub keep: Ptr,
+    /// [`super::Sample`]s of the rows that stay.
+    pub samples: Ptr,
+    /// u32 x 3: rows (read, then written), the first that moves, samples.
+    pub counts: Ptr,
+    /// Chunks; more than 0.
+    pub chunk_count: u32,
+}
+
+impl ShedRowsArgs {
+    /// One block.
+    #[must_use]
+    pub fn launch(self) -> Launch<ShedRowsArgs> {
+        Launch::new("shed_rows", [1, 1, 1], 1024, self)
+    }
+}

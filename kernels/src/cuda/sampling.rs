@@ -1,0 +1,391 @@
+//! Launches of the sampler, of the test of proposals inside a pass, and of acceptance.
+
+use super::launch::{Launch, Ptr, strided};
+use crate::sampling::{GREEDY_BELOW, Sampling, TOP_TOKENS};
+
+/// Logits of a part: what one block looks at.
+pub const LOGITS_CHUNK: u32 = 4096;
+
+/// How the tokens of a sequence are drawn, in device memory: one for each chunk of a pass.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampler {
+    seed: u64,
+    bias_tokens: Ptr,
+    bias: Ptr,
+    counts: Ptr,
+    bias_len: u32,
+    top_k: u32,
+    greedy: u32,
+    reserved: u32,
+    temperature: f32,
+    inverse: f32,
+    floor_offset: f32,
+    top_p: f32,
+    repetition: f32,
+    presence: f32,
+    frequency: f32,
+    unused: f32,
+}
+
+impl Sampler {
+    /// `bias_tokens` (u32) and `bias` (f32) hold [`Sampling::logit_bias`]; `counts` is the table of [`CountArgs`]. What the parameters
+    /// do not use may be null.
+    ///
+    /// # Panics
+    /// If there are penalties but no `counts`.
+    #[must_use]
+    pub fn new(sampling: &Sampling, bias_tokens: Ptr, bias: Ptr, counts: Ptr) -> Sampler {
+        let penalties = sampling.has_penalties();
+        assert!(!penalties || counts != Ptr::NULL, "penalties need counts");
+        let greedy = sampling.temperature < GREEDY_BELOW;
+        let offset = sampling.temperature * sampling.min_p.ln();
+        Sampler {
+            seed: sampling.seed,
+            bias_tokens,
+            bias,
+            counts: if penalties { counts } else { Ptr::NULL },
+            bias_len: sampling.logit_bias.len() as u32,
+            top_k: sampling.top_k,
+            greedy: u32::from(greedy),
+            reserved: 0,
+            temperature: sampling.temperature,
+            inverse: if greedy { 0.0 } else { 1.0 / sampling.temperature },
+            floor_offset: if sampling.min_p > 0.0 { offset } else { f32::NEG_INFINITY },
+            top_p: sampling.top_p,
+            repetition: sampling.repetition_penalty,
+            presence: sampling.presence_penalty,
+            frequency: sampling.frequency_penalty,
+            unused: 0.0,
+        }
+    }
+}
+
+/// Committed tokens into a sequence's table of counts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CountArgs {
+    /// u32: the tokens.
+    pub tokens: Ptr,
+    /// u32 per token of the vocabulary, zero to begin with.
+    pub counts: Ptr,
+    /// How many tokens.
+    pub len: u32,
+    /// Position of the first.
+    pub first_position: u32,
+    /// Tokens before this position are the prompt's.
+    pub prompt_len: u32,
+    /// The vocabulary.
+    pub vocabulary: u32,
+}
+
+impl CountArgs {
+    /// One thread for a token.
+    #[must_use]
+    pub fn launch(self, sms: u32) -> Launch<CountArgs> {
+        Launch::new("count_tokens", [strided(self.len.div_ceil(256), sms, 8), 1, 1], 256, self)
+    }
+}
+
+/// Bias and penalties, in place.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AdjustArgs {
+    /// f32 `[samples][vocabulary]`.
+    pub logits: Ptr,
+    /// [`super::Sample`]s.
+    pub samples: Ptr,
+    /// [`Sampler`] of each chunk.
+    pub samplers: Ptr,
+    /// u32 `[chunk][proposal_stride]`.
+    pub proposals: Ptr,
+    /// u32: how many samples there are.
+    pub count: Ptr,
+    /// The vocabulary.
+    pub vocabulary: u32,
+    /// Places for proposals of a chunk.
+    pub proposal_stride: u32,
+}
+
+impl AdjustArgs {
+    /// One block for a sample.
+    #[must_use]
+    pub fn launch(self, most: u32, sms: u32) -> Launch<AdjustArgs> {
+        Launch::new("adjust_logits", [strided(most, sms, 4), 1, 1], 512, self)
+    }
+}
+
+/// What [`LogitStatsArgs`] finds of a part, in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LogitStats {
+    /// The best logit and its token, as one word; 0 if none is finite.
+    pub best: u64,
+    /// The sum of `e^(logit - best)`.
+    pub sum: f32,
+    unused: u32,
+}
+
+/// Best logit and sum of exponentials of each part of each row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LogitStatsArgs {
+    /// f32 `[rows][vocabulary]`.
+    pub logits: Ptr,
+    /// [`LogitStats`] `[rows][parts]`.
+    pub stats: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// The vocabulary.
+    pub vocabulary: u32,
+}
+
+impl LogitStatsArgs {
+    /// Parts of a row.
+    #[must_use]
+    pub fn parts(vocabulary: u32) -> u32 {
+        vocabulary.div_ceil(LOGITS_CHUNK)
+    }
+
+    /// One block for a part.
+    #[must_use]
+    pub fn launch(self, most_rows: u32) -> Launch<LogitStatsArgs> {
+        Launch::new("logit_stats", [Self::parts(self.vocabulary), most_rows.min(65_535), 1], 256, self)
+    }
+}
+
+/// The probability of a token in each row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ConfidenceArgs {
+    /// f32 `[rows][vocabulary]`, plain.
+    pub logits: Ptr,
+    /// [`LogitStats`] of them.
+    pub stats: Ptr,
+    /// u32 per row.
+    pub tokens: Ptr,
+    /// f32 per row.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// The vocabulary.
+    pub vocabulary: u32,
+    /// Parts of a row.
+    pub parts: u32,
+}
+
+impl ConfidenceArgs {
+    /// One warp for a row.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<ConfidenceArgs> {
+        Launch::new("confidence", [strided(most_rows.div_ceil(4), sms, 8), 1, 1], 128, self)
+    }
+}
+
+/// What top-k and top-p leave of each sample.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NucleusArgs {
+    /// f32 `[samples][vocabulary]`, processed.
+    pub logits: Ptr,
+    /// [`LogitStats`] of them.
+    pub stats: Ptr,
+    /// [`super::Sample`]s.
+    pub samples: Ptr,
+    /// [`Sampler`] of each chunk.
+    pub samplers: Ptr,
+    /// u64 per sample.
+    pub least: Ptr,
+    /// u32: how many samples there are.
+    pub count: Ptr,
+    /// The vocabulary; at most 2^19.
+    pub vocabulary: u32,
+    /// Parts of a row.
+    pub parts: u32,
+}
+
+impl NucleusArgs {
+    /// One block for a sample.
+    ///
+    /// # Panics
+    /// If the vocabulary is too large for sums in fixed point.
+    #[must_use]
+    pub fn launch(self, most: u32, sms: u32) -> Launch<NucleusArgs> {
+        assert!(self.vocabulary <= 1 << 19, "nucleus: a vocabulary of {}", self.vocabulary);
+        Launch::new("nucleus", [strided(most, sms, 2), 1, 1], 1024, self)
+    }
+}
+
+/// The best token of each part of each sample; [`PickArgs`] follows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DrawArgs {
+    /// f32 `[samples][vocabulary]`, processed.
+    pub logits: Ptr,
+    /// [`LogitStats`] of them.
+    pub stats: Ptr,
+    /// What [`NucleusArgs`] left; null where no sequence has top-k or top-p.
+    pub least: Ptr,
+    /// [`super::Sample`]s.
+    pub samples: Ptr,
+    /// [`Sampler`] of each chunk.
+    pub samplers: Ptr,
+    /// u64 `[samples][parts]`.
+    pub best: Ptr,
+    /// u32: how many samples there are.
+    pub count: Ptr,
+    /// The vocabulary.
+    pub vocabulary: u32,
+    /// Parts of a row.
+    pub parts: u32,
+}
+
+impl DrawArgs {
+    /// One block for a part.
+    #[must_use]
+    pub fn launch(self, most: u32) -> Launch<DrawArgs> {
+        Launch::new("draw_tokens", [self.parts, most.min(65_535), 1], 256, self)
+    }
+}
+
+/// The token of each sample.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PickArgs {
+    /// u64 `[samples][parts]`.
+    pub best: Ptr,
+    /// u32 per sample; 0 if no logit is finite.
+    pub tokens: Ptr,
+    /// u32: how many samples there are.
+    pub count: Ptr,
+    /// Parts of a row.
+    pub parts: u32,
+}
+
+impl PickArgs {
+    /// One warp for a sample.
+    #[must_use]
+    pub fn launch(self, most: u32, sms: u32) -> Launch<PickArgs> {
+        Launch::new("pick_tokens", [strided(most.div_ceil(4), sms, 8), 1, 1], 128, self)
+    }
+}
+
+/// The likeliest [`TOP_TOKENS`] of each row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TopTokensArgs {
+    /// f32 `[rows][vocabulary]`.
+    pub logits: Ptr,
+    /// u32 `[rows][TOP_TOKENS]`.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// The vocabulary.
+    pub vocabulary: u32,
+}
+
+impl TopTokensArgs {
+    /// One block for a row.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<TopTokensArgs> {
+        Launch::new("top_tokens", [strided(most_rows, sms, 4), 1, 1], 512, self)
+    }
+}
+
+/// A proposal to be tested inside a pass, in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// Its chunk.
+    pub chunk: u32,
+    /// The row that predicts it, counted in the chunk.
+    pub offset: u32,
+    /// The proposal's position.
+    pub position: u32,
+    /// The proposal.
+    pub proposal: u32,
+}
+
+/// The test of proposals: first their rows, then, with the scores of their rivals, the verdict.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GateArgs {
+    /// [`Test`]s.
+    pub tests: Ptr,
+    /// u32 `[test][TOP_TOKENS + 1]`: rivals, the proposal itself where there are fewer, then the proposal.
+    pub tokens: Ptr,
+    /// f32 `[test][TOP_TOKENS + 1]`: their logits.
+    pub scores: Ptr,
+    /// f32 per test: the largest gap that stays.
+    pub most: Ptr,
+    /// [`super::Chunk`]s.
+    pub chunks: Ptr,
+    /// [`Sampler`] of each chunk.
+    pub samplers: Ptr,
+    /// u32 per test: its row, or [`super::NOTHING`].
+    pub rows: Ptr,
+    /// f32 per test; NaN where there is no row.
+    pub gaps: Ptr,
+    /// u32 per chunk: rows that are wanted, lowered where a proposal fails.
+    pub live: Ptr,
+    /// u32: how many tests there are.
+    pub count: Ptr,
+}
+
+impl GateArgs {
+    /// Tokens scored for a test.
+    pub const SCORED: usize = TOP_TOKENS + 1;
+
+    /// Finds the rows.
+    #[must_use]
+    pub fn rows(self, most: u32) -> Launch<GateArgs> {
+        Launch::new("gate_rows", [most.div_ceil(128), 1, 1], 128, self)
+    }
+
+    /// Tests.
+    #[must_use]
+    pub fn test(self, most: u32) -> Launch<GateArgs> {
+        Launch::new("gate_test", [most.div_ceil(128), 1, 1], 128, self)
+    }
+}
+
+/// What a verify pass answers for a chunk, in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Proposals accepted.
+    pub accepted: u32,
+    /// The token after them; [`super::NOTHING`] if no row gave one.
+    pub next: u32,
+    /// Rows of the chunk that ran all layers.
+    pub rows: u32,
+    unused: u32,
+}
+
+/// Proposals against the target's own tokens.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AcceptArgs {
+    /// [`super::Chunk`]s.
+    pub chunks: Ptr,
+    /// u32 per sample.
+    pub tokens: Ptr,
+    /// u32 `[chunk][proposal_stride]`.
+    pub proposals: Ptr,
+    /// u32 per chunk.
+    pub proposal_counts: Ptr,
+    /// [`Verdict`] of each chunk.
+    pub verdicts: Ptr,
+    /// Chunks.
+    pub chunk_count: u32,
+    /// Places for proposals of a chunk.
+    pub proposal_stride: u32,
+}
+
+impl AcceptArgs {
+    /// One thread for a chunk.
+    #[must_use]
+    pub fn launch(self) -> Launch<AcceptArgs> {
+        Launch::new("accept_prefix", [self.chunk_count.div_ceil(128), 1, 1], 128, self)
+    }
+}

@@ -1,0 +1,177 @@
+//! A strip of outputs in AMX's tiles, and bf16 there: blocks of 16 rows, two of them at a time where there are as many.
+
+use super::strip::Job;
+use super::{STRIP, Strip};
+use crate::memory::{DEPTH, PANEL};
+use crate::simd::Simd;
+use crate::simd::tiles::{SUMS, TILE, by_two_panels, two_blocks};
+use half::bf16;
+use std::ops::Range;
+
+/// Computes a strip for some rows; packs their activations first if they are `fresh`.
+///
+/// # Safety
+/// `S::TILES` is true; `weights` are those of the job's matrix. No other worker has the strip.
+#[inline(always)]
+pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[bf16]) {
+    let Strip { job, rows, strip, fresh, scratch } = strip;
+    let steps = job.w.in_features().div_ceil(DEPTH);
+    let block = steps * TILE * DEPTH;
+    let pairs = rows.len().saturating_sub(TILE).div_ceil(2 * TILE);
+    let [packed, sums] = scratch.floats([rows.len().div_ceil(TILE) * block / 2, pairs.max(1) * 4 * SUMS]);
+    let packed = halves(packed);
+    if fresh {
+        for (rows, packed) in blocks(rows.clone(), TILE).zip(packed.chunks_exact_mut(block)) {
+            for (slot, row) in rows.enumerate() {
+                lay(s, job.x.row(row), packed, slot);
+            }
+        }
+    }
+    let (sums, _) = sums.as_chunks_mut();
+    let tiles = Tiles { s, job, weights, end: job.w.out_features().min((strip + 1) * STRIP) };
+    let alone = rows.start + pairs * 2 * TILE;
+    // SAFETY: blocks are packed above, for `steps`; the rest is the caller's promise.
+    unsafe {
+        for first in (strip * STRIP..tiles.end).step_by(PANEL) {
+            tiles.pairs(first, rows.start..rows.end.min(alone), packed, sums);
+        }
+        if alone < rows.end {
+            tiles.alone(
+                strip * STRIP,
+                &(alone..rows.end),
+                packed[pairs * 2 * block..].as_ptr(),
+                &mut sums[0],
+            );
+        }
+    }
+}
+
+/// Steps of a panel that all rows go through before the next: they stay in the cache.
+const RUN: usize = 32;
+
+/// Rows in blocks, the last one with what is left.
+pub(super) fn blocks(rows: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = rows.end;
+    rows.step_by(size).map(move |first| first..end.min(first + size))
+}
+
+/// Rounds a row to bf16 and lays it into its slot of a block; what a last step lacks is zero.
+#[inline(always)]
+pub(in crate::ops) fn lay<S: Simd>(s: S, row: &[f32], block: &mut [bf16], slot: usize) {
+    let steps = block.chunks_exact_mut(TILE * DEPTH);
+    for (step, inputs) in steps.zip(row.chunks(DEPTH)) {
+        let to = &mut step[slot * DEPTH..(slot + 1) * DEPTH];
+        for (i, to) in to.chunks_exact_mut(S::LANES).enumerate() {
+            let inputs = inputs.get(i * S::LANES..).unwrap_or_default();
+            // SAFETY: the chunk is as long as a vector.
+            unsafe { s.store_bf16(to.as_mut_ptr(), s.load_some(&inputs[..inputs.len().min(S::LANES)])) };
+        }
+    }
+}
+
+/// Twice as many bf16 in the place of f32.
+pub(in crate::ops) fn halves(words: &mut [f32]) -> &mut [bf16] {
+    // SAFETY: the same memory, with less alignment; any bits are a bf16, and any bits are an f32.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
+}
+
+/// A strip of outputs, and the matrix's weights.
+pub(super) struct Tiles<'a, S, W> {
+    pub(super) s: S,
+    pub(super) job: &'a Job<'a>,
+    pub(super) weights: &'a [W],
+    /// End of the strip's outputs.
+    pub(super) end: usize,
+}
+
+impl<S: Simd> Tiles<'_, S, bf16> {
+    /// Steps of a panel.
+    fn steps(&self) -> usize {
+        self.job.w.panel_len() / (PANEL * DEPTH)
+    }
+
+    /// One block of rows times the strip's panels.
+    ///
+    /// # Safety
+    /// As for [`compute`]; `x` is the packed block, the outputs from `first` on are a strip.
+    #[inline(always)]
+    unsafe fn alone(&self, first: usize, rows: &Range<usize>, x: *const bf16, sums: &mut [f32; 4 * SUMS]) {
+        self.soon_written(rows, first..self.end);
+        // SAFETY: panels are slices of `steps` steps.
+        unsafe {
+            let panels = [self.panel(first), self.panel(first + PANEL)].map(<[bf16]>::as_ptr);
+            by_two_panels(rows.len(), self.steps(), x, panels, sums);
+            self.finish(rows, first, &sums[..2 * SUMS]);
+            self.finish(rows, first + PANEL, &sums[2 * SUMS..]);
+        }
+    }
+
+    /// Rows in pairs of blocks times a panel, some steps of it at a time.
+    ///
+    /// # Safety
+    /// As for [`compute`]; `x` are the packed blocks; the second of a pair has at least one row.
+    #[inline(always)]
+    unsafe fn pairs(&self, first: usize, rows: Range<usize>, x: &[bf16], sums: &mut [[f32; 4 * SUMS]]) {
+        let all_steps = self.steps();
+        let block = all_steps * TILE * DEPTH;
+        let panel = self.panel(first);
+        self.soon_written(&rows, first..self.end.min(first + PANEL));
+        let pairs = || blocks(rows.clone(), 2 * TILE);
+        sums.as_flattened_mut().fill(0.0);
+        for step in (0..all_steps).step_by(RUN) {
+            let steps = RUN.min(all_steps - step);
+            for ((rows, x), sums) in pairs().zip(x.chunks(2 * block)).zip(&mut *sums) {
+                let x = [&x[step * TILE * DEPTH..], &x[block + step * TILE * DEPTH..]].map(<[bf16]>::as_ptr);
+                // SAFETY: blocks and panel have so many steps left.
+                unsafe {
+                    two_blocks(rows.len() - TILE, steps, x, panel[step * PANEL * DEPTH..].as_ptr(), sums);
+                }
+            }
+        }
+        for (rows, sums) in pairs().zip(sums) {
+            // SAFETY: outputs are the caller's promise.
+            unsafe {
+                self.finish(&(rows.start..rows.start + TILE), first, &sums[..2 * SUMS]);
+                self.finish(&(rows.start + TILE..rows.end), first, &sums[2 * SUMS..]);
+            }
+        }
+    }
+}
+
+impl<S: Simd, W> Tiles<'_, S, W> {
+    /// Asks for the outputs' lines, so that they are here when the sums are.
+    #[inline(always)]
+    pub(super) fn soon_written(&self, rows: &Range<usize>, outputs: Range<usize>) {
+        for row in rows.clone() {
+            for output in outputs.clone().step_by(TILE) {
+                self.s.prefetch(self.job.out.address(row, output));
+            }
+        }
+    }
+
+    /// The panel of an output; beyond the last one the last, whose sums are not written again.
+    pub(super) fn panel(&self, output: usize) -> &[W] {
+        let len = self.job.w.panel_len();
+        let panel = (output / PANEL).min(self.weights.len() / len - 1);
+        &self.weights[panel * len..(panel + 1) * len]
+    }
+
+    /// Writes the two tiles of a panel.
+    ///
+    /// # Safety
+    /// No other worker has these outputs.
+    #[inline(always)]
+    pub(super) unsafe fn finish(&self, rows: &Range<usize>, first: usize, tiles: &[f32]) {
+        for (tile, first) in tiles.chunks_exact(SUMS).zip([first, first + TILE]) {
+            for (row, sums) in rows.clone().zip(tile.chunks_exact(TILE)) {
+                for (sums, output) in sums.chunks_exact(S::LANES).zip((first..self.end).step_by(S::LANES)) {
+                    // SAFETY: a vector of sums; outputs are the caller's promise.
+                    unsafe {
+                        let len = S::LANES.min(self.end - output);
+                        self.job.finish(self.s, row, output, len, self.s.load(sums.as_ptr()));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! matmul and score_tokens.
+
+use crate::host::{Elements, Host, ORDERS, count, floats, host, lasting};
+use crate::reference::{Random, bf16, close, lane};
+use faser_kernels::cuda::{Element, MatmulArgs, Ptr, ScoreTokensArgs};
+use faser_kernels::ops::{Write, matmul, score_tokens};
+use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
+
+/// Numbers that an element holds exactly: what is left is the error of the sum.
+fn held(element: Element, numbers: &[f32]) -> Vec<f32> {
+    numbers.iter().map(|x| if element == Element::Bf16 { bf16(*x) } else { *x }).collect()
+}
+
+struct Case {
+    element: Element,
+    rows: usize,
+    bucket: usize,
+    inputs: usize,
+    outputs: usize,
+    bias: bool,
+    add: bool,
+}
+
+fn check(host: &Host, case: &Case, order: i32) {
+    let Case { element, rows, bucket, inputs, outputs, bias, add } = *case;
+    let mut random = Random::new((rows * inputs * outputs) as u64);
+    let x = held(element, &random.numbers(rows * inputs));
+    let w = held(element, &random.numbers(outputs * inputs));
+    let (offsets, before) = (random.numbers(outputs), random.numbers(rows * outputs));
+    // The numbers are the same in f32: the CPU's plain op is the judge of both.
+    let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::F32).expect("memory");
+    let mut expected = Tensor::from_rows(outputs, &before);
+    let vector = Vector::new(Source::F32(&offsets));
+    let write = if add { Write::Add } else { Write::Replace };
+    matmul(
+        &lane(Isa::Portable, 1),
+        Tensor::from_rows(inputs, &x).view(rows),
+        &matrix,
+        bias.then_some(&vector),
+        expected.view_mut(rows),
+        write,
+    );
+    // Rows beyond are the bucket's padding: they hold anything.
+    let mut padded = x.clone();
+    padded.resize(bucket * inputs, f32::NAN);
+    let (mut x, mut w, mut out) =
+        (Elements::new(element, &padded), Elements::new(element, &w), floats(&before));
+    let args = MatmulArgs {
+        x: x.ptr(),
+        w: w.ptr(),
+        bias: if bias { lasting(&offsets) } else { Ptr::NULL },
+        out: out.ptr(),
+        rows: count(rows),
+        inputs: inputs as u32,
+        outputs: outputs as u32,
+        add: u32::from(add),
+    };
+    host.run(&args.launch(element, bucket as u32, 1), order);
+    for r in 0..rows {
+        for (o, expected) in expected.row(r).iter().enumerate() {
+            let what = format!("{element:?} {rows} of {bucket} rows, {inputs} inputs: row {r} output {o}");
+            close(out.read()[r * outputs + o], f64::from(*expected), (inputs as f64).sqrt(), 1e-6, &what);
+        }
+    }
+}
+
+#[test]
+fn matmul_is_the_cpus() {
+    let Some(host) = host("matmul") else { return };
+    for order in ORDERS {
+        for (rows, bucket, inputs, outputs) in [
+            (1, 1, 32, 16),
+            (3, 4, 96, 40),
+            (8, 8, 320, 21),
+            (5, 16, 64, 5),
+            (13, 16, 288, 33),
+            (16, 16, 256, 48),
+            // More tiles than blocks.
+            (3, 8, 64, 300),
+        ] {
+            for (bias, add) in [(false, false), (true, false), (true, true)] {
+                let case = |element| Case { element, rows, bucket, inputs, outputs, bias, add };
+                check(host, &case(Element::Bf16), order);
+                check(host, &case(Element::F32), order);
+            }
+        }
+        // Any number of inputs in f32.
+        check(
+            host,
+            &Case {
+                element: Element::F32,
+                rows: 2,
+                bucket: 2,
+                inputs: 77,
+                outputs: 9,
+                bias: true,
+                add: false,
+            },
+            order,
+        );
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_any_bucket() {
+    let Some(host) = host("a_row_has_the_same_bits") else { return };
+    let (inputs, outputs) = (320, 24);
+    let mut random = Random::new(8);
+    let (x, w) = (random.numbers(16 * inputs), random.numbers(outputs * inputs));
+    let run = |rows: &[usize], bucket: u32| {
+        let values: Vec<f32> = rows.iter().flat_map(|r| x[r * inputs..(r + 1) * inputs].to_vec()).collect();
+        let (mut x, mut w) = (Elements::new(Element::Bf16, &values), Elements::new(Element::Bf16, &w));
+        let mut out = floats(&vec![0.0; rows.len() * outputs]);
+        let args = MatmulArgs {
+            x: x.ptr(),
+            w: w.ptr(),
+            bias: Ptr::NULL,
+            out: out.ptr(),
+            rows: count(rows.len()),
+            inputs: inputs as u32,
+            outputs: outputs as u32,
+            add: 0,
+        };
+        host.run(&args.launch(Element::Bf16, bucket, 3), 0);
+        out.read().to_vec()
+    };
+    let together = run(&(0..16).collect::<Vec<_>>(), 16);
+    for r in 0..16 {
+        assert_eq!(run(&[r], 1), together[r * outputs..(r + 1) * outputs], "row {r}");
+    }
+}
+
+#[test]
+fn score_tokens_is_the_cpus() {
+    let Some(host) = host("score_tokens") else { return };
+    for (case, element) in [Element::F32, Element::Bf16].into_iter().cycle().take(12).enumerate() {
+        let mut random = Random::new(case as u64);
+        let (rows, inputs, outputs, each) =
+            (1 + random.below(6), 1 + random.below(200), 1 + random.below(90), 9);
+        let x = held(element, &random.numbers(rows * inputs));
+        let w = held(element, &random.numbers(outputs * inputs));
+        let mut tokens: Vec<u32> = (0..rows * each).map(|_| random.below(outputs) as u32).collect();
+        let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::F32).unwrap();
+        let mut expected = vec![0.0; tokens.len()];
+        let tensor = Tensor::from_rows(inputs, &x);
+        score_tokens(&lane(Isa::Portable, 1), tensor.view(rows), &matrix, &tokens, &mut expected);
+        tokens[each - 1] = outputs as u32; // is none
+        let (mut x, mut w, mut out) =
+            (Elements::new(element, &x), Elements::new(element, &w), floats(&expected));
+        let args = ScoreTokensArgs {
+            x: x.ptr(),
+            w: w.ptr(),
+            tokens: lasting(&tokens),
+            out: out.ptr(),
+            rows: count(rows),
+            inputs: inputs as u32,
+            outputs: outputs as u32,
+            each: each as u32,
+        };
+        host.run(&args.launch(element, rows as u32, 1), ORDERS[case % 3]);
+        for (i, (found, expected)) in out.read().iter().zip(&expected).enumerate() {
+            if i == each - 1 {
+                assert_eq!(*found, f32::NEG_INFINITY);
+            } else {
+                close(*found, f64::from(*expected), (inputs as f64).sqrt(), 1e-6, "score_tokens");
+            }
+        }
+    }
+}

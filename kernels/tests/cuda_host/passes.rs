@@ -1,0 +1,230 @@
+//! What happens to the rows of a pass: proposals tested, rows shed, verdicts.
+
+use crate::host::{Memory, ORDERS, Plain, count, floats, host, lasting, words};
+use crate::reference::Random;
+use crate::sampling::sampler;
+use faser_kernels::cuda::{AcceptArgs, Chunk, GateArgs, NOTHING, Ptr, Sample, ShedRowsArgs, Test, Verdict};
+use faser_kernels::sampling::gap;
+use faser_kernels::{Sampling, ops::TOP_TOKENS};
+
+impl Plain for Chunk {}
+impl Plain for Verdict {}
+impl Plain for Test {}
+
+/// A pass: chunks in the order of their rows.
+fn pass(random: &mut Random, chunks: usize, most_rows: usize) -> Vec<Chunk> {
+    let (mut first, mut first_sample) = (0, 0);
+    (0..chunks)
+        .map(|_| {
+            let rows = 1 + random.below(most_rows) as u32;
+            let sampled_from =
+                if random.below(4) == 0 { NOTHING } else { random.below(rows as usize) as u32 };
+            let chunk = Chunk { first, rows, sampled_from, first_sample };
+            first += rows;
+            first_sample += rows.saturating_sub(sampled_from);
+            chunk
+        })
+        .collect()
+}
+
+#[test]
+fn cancelled_chunks_and_rows_behind_the_live_ones_leave() {
+    let Some(host) = host("shed_rows") else { return };
+    let mut random = Random::new(11);
+    for case in 0..24 {
+        // Some passes are larger than a block.
+        let chunks = 1 + random.below(30);
+        let before = pass(&mut random, chunks, if case % 4 == 0 { 90 } else { 6 });
+        let rows: usize = before.iter().map(|chunk| chunk.rows as usize).sum();
+        let cancelled: Vec<u32> = before.iter().map(|_| u32::from(random.below(5) == 0)).collect();
+        let live: Vec<u32> =
+            before
+                .iter()
+                .map(|chunk| {
+                    if random.below(2) == 0 {
+                        chunk.rows
+                    } else {
+                        random.below(chunk.rows as usize + 1) as u32
+                    }
+                })
+                .collect();
+        let chunk_of: Vec<u32> =
+            (0u32..).zip(&before).flat_map(|(c, chunk)| vec![c; chunk.rows as usize]).collect();
+        let positions: Vec<u32> = (0..rows).map(|_| random.below(5000) as u32).collect();
+
+        let stays = |r: &usize| {
+            let c = chunk_of[*r] as usize;
+            cancelled[c] == 0 && (*r as u32 - before[c].first) < live[c]
+        };
+        let keep: Vec<usize> = (0..rows).filter(stays).collect();
+        let (mut after, mut samples, mut first, mut first_sample) = (vec![], vec![], 0, 0);
+        for (c, chunk) in before.iter().enumerate() {
+            let rows = if cancelled[c] == 0 { live[c] } else { 0 };
+            after.push(Chunk { first, rows, sampled_from: chunk.sampled_from, first_sample });
+            for offset in chunk.sampled_from..rows.max(chunk.sampled_from) {
+                let position = positions[(chunk.first + offset) as usize] + 1;
+                let since = offset - chunk.sampled_from;
+                samples.push(Sample { row: first + offset, chunk: c as u32, position, since });
+            }
+            first += rows;
+            first_sample += rows.saturating_sub(chunk.sampled_from);
+        }
+
+        let empty = Sample { row: 7, chunk: 7, position: 7, since: 7 };
+        let mut chunks = Memory::new(&before, Chunk::default());
+        let (mut live, mut found_positions) = (words(&live), words(&positions));
+        let (mut found_chunk_of, mut found_keep) = (words(&chunk_of), words(&vec![0; rows]));
+        let mut found_samples = Memory::new(&vec![empty; rows], Sample::default());
+        let mut counts = words(&[rows as u32, 99, 99]);
+        let args = ShedRowsArgs {
+            chunks: chunks.ptr(),
+            cancelled: lasting(&cancelled),
+            live: live.ptr(),
+            positions: found_positions.ptr(),
+            chunk_of: found_chunk_of.ptr(),
+            keep: found_keep.ptr(),
+            samples: found_samples.ptr(),
+            counts: counts.ptr(),
+            chunk_count: before.len() as u32,
+        };
+        host.run(&args.launch(), ORDERS[case % 3]);
+
+        let moved = keep.iter().enumerate().take_while(|(to, from)| to == *from).count();
+        assert_eq!(counts.read(), [keep.len() as u32, moved as u32, samples.len() as u32], "case {case}");
+        assert_eq!(chunks.read(), after);
+        assert_eq!(found_samples.read()[..samples.len()], samples);
+        for (to, from) in keep.iter().enumerate() {
+            assert_eq!(found_keep.read()[to] as usize, *from);
+            assert_eq!(found_positions.read()[to], positions[*from]);
+            assert_eq!(found_chunk_of.read()[to], chunk_of[*from]);
+        }
+    }
+}
+
+#[test]
+fn gaps_are_the_cpus_and_end_chunks() {
+    let Some(host) = host("gaps") else { return };
+    let mut random = Random::new(12);
+    let (mut ended, mut ties, mut untested) = (0, 0, 0);
+    for case in 0..40 {
+        let temperature = [0.0, 0.7, 1.0][case % 3];
+        let chunks: Vec<Chunk> =
+            pass(&mut random, 5, 7).into_iter().map(|chunk| Chunk { sampled_from: 0, ..chunk }).collect();
+        let samplings: Vec<Sampling> = chunks
+            .iter()
+            .map(|_| {
+                let bias = if random.below(2) == 0 { vec![(3, 1.5), (5, -0.5), (3, 0.25)] } else { vec![] };
+                Sampling { temperature, seed: random.bits(), logit_bias: bias, ..Sampling::default() }
+            })
+            .collect();
+        let samplers: Vec<_> = samplings.iter().map(|sampling| sampler(sampling, Ptr::NULL)).collect();
+        let (mut tests, mut tokens, mut scores, mut most) = (vec![], vec![], vec![], vec![]);
+        for (c, chunk) in chunks.iter().enumerate() {
+            // The last row predicts what is not in the pass: a test of it is idle.
+            for offset in 0..chunk.rows {
+                let proposal = random.below(12) as u32;
+                tests.push(Test { chunk: c as u32, offset, position: random.below(900) as u32, proposal });
+                tokens.extend((0..TOP_TOKENS).map(|_| random.below(12) as u32));
+                tokens.push(proposal);
+                scores.extend((0..=TOP_TOKENS).map(|_| match random.below(12) {
+                    0 => f32::NAN,
+                    1 => f32::NEG_INFINITY,
+                    level => level as f32 / 2.0 - 3.0,
+                }));
+                most.push(random.number());
+            }
+        }
+        let n = tests.len();
+        let live: Vec<u32> =
+            chunks.iter().map(|chunk| chunk.rows - u32::from(random.below(3) == 0)).collect();
+        let (mut rows, mut gaps) = (words(&vec![0; n]), floats(&vec![9.0; n]));
+        let mut found_live = words(&live);
+        let args = GateArgs {
+            tests: lasting(&tests),
+            tokens: lasting(&tokens),
+            scores: lasting(&scores),
+            most: lasting(&most),
+            chunks: lasting(&chunks),
+            samplers: lasting(&samplers),
+            rows: rows.ptr(),
+            gaps: gaps.ptr(),
+            live: found_live.ptr(),
+            count: count(n),
+        };
+        host.run(&args.rows(n as u32 + 9), ORDERS[case % 3]);
+        host.run(&args.test(n as u32 + 9), ORDERS[case % 3]);
+        let mut expected_live = live.clone();
+        for (i, test) in tests.iter().enumerate() {
+            let c = test.chunk as usize;
+            if test.offset + 1 >= live[c] {
+                assert!(rows.read()[i] == NOTHING && gaps.read()[i].is_nan());
+                untested += 1;
+                continue;
+            }
+            assert_eq!(rows.read()[i], chunks[c].first + test.offset);
+            let at = i * GateArgs::SCORED;
+            let (rivals, own) = (at..at + TOP_TOKENS, scores[at + TOP_TOKENS]);
+            let expected = gap(
+                &samplings[c],
+                test.position,
+                test.proposal,
+                &tokens[rivals.clone()],
+                &scores[rivals],
+                own,
+            );
+            assert_eq!(gaps.read()[i].to_bits(), expected.to_bits(), "case {case} {test:?}: {expected}");
+            ties += usize::from(expected == f32::MIN_POSITIVE);
+            if expected > most[i] {
+                expected_live[c] = expected_live[c].min(test.offset + 1);
+                ended += 1;
+            }
+        }
+        assert_eq!(found_live.read(), expected_live);
+    }
+    assert!(ended > 20 && ties > 3 && untested > 20, "{ended} {ties} {untested}");
+}
+
+#[test]
+fn verdicts_are_the_accepted_prefix_and_the_token_after_it() {
+    let Some(host) = host("accept") else { return };
+    let (none, stride) = (NOTHING, 4);
+    // Rows, sampled_from, proposals, tokens of the rows sampled; accepted, next.
+    type Case<'a> = (u32, u32, &'a [u32], &'a [u32], u32, u32);
+    let cases: [Case<'_>; 9] = [
+        (1, 0, &[], &[5], 0, 5),
+        (4, 0, &[1, 2, 3], &[1, 2, 3, 9], 3, 9),
+        (4, 0, &[1, 2, 3], &[1, 7, 3, 9], 1, 7),
+        (4, 0, &[1, 2, 3], &[8, 2, 3, 9], 0, 8),
+        // Committed rows before the anchor.
+        (5, 2, &[4, 4], &[4, 4, 6], 2, 6),
+        // Two rows left: the last one's own token is the next, though it is the proposal.
+        (2, 0, &[1, 2, 3], &[1, 2], 1, 2),
+        (1, 0, &[1, 2, 3], &[1], 0, 1),
+        // Cancelled, and rows that only fill KV.
+        (0, 0, &[1, 2], &[], 0, none),
+        (6, none, &[], &[], 0, none),
+    ];
+    let (mut chunks, mut tokens, mut proposals, mut counts) = (vec![], Vec::<u32>::new(), vec![], vec![]);
+    for (rows, sampled_from, proposed, sampled, ..) in cases {
+        chunks.push(Chunk { first: 0, rows, sampled_from, first_sample: tokens.len() as u32 });
+        tokens.extend(sampled);
+        let mut row = proposed.to_vec();
+        row.resize(stride, 77);
+        proposals.extend(row);
+        counts.push(proposed.len() as u32);
+    }
+    let mut verdicts = Memory::new(&[Verdict::default(); 9], Verdict::default());
+    let args = AcceptArgs {
+        chunks: lasting(&chunks),
+        tokens: lasting(&tokens),
+        proposals: lasting(&proposals),
+        proposal_counts: lasting(&counts),
+        verdicts: verdicts.ptr(),
+        chunk_count: 9,
+        proposal_stride: stride as u32,
+    };
+    host.run(&args.launch(), 2);
+    for (verdict, (rows, .., accepted, next)) in verdicts.read().iter().zip(cases) {
+        assert_eq!((verdict.rows, verdict.accepted, verdict.next), (rows, accepted, next));
+    }
+}

@@ -1,0 +1,314 @@
+//! The ops that go row by row.
+
+use crate::host::{Elements, Host, ORDERS, count, floats, host, lasting, ptr, words};
+use crate::reference::{Random, close, lane};
+use faser_kernels::cuda::{
+    CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs, RmsNormArgs, SiluMulArgs,
+};
+use faser_kernels::ops::{self, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, silu_mul};
+use faser_kernels::{Dtype, Isa, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
+
+const ELEMENTS: [Element; 2] = [Element::F32, Element::Bf16];
+/// Rows, columns.
+const SHAPES: [(usize, usize); 6] = [(1, 1), (2, 15), (3, 64), (5, 259), (9, 128), (33, 300)];
+/// Values that a kernel must not leave.
+const UNSET: f32 = -1234.5;
+
+/// What an element makes of an f32, as a relative error.
+fn tolerance(element: Element) -> f64 {
+    match element {
+        Element::F32 => 1e-6,
+        Element::Bf16 => 1.0 / 256.0 + 1e-6,
+    }
+}
+
+/// Calls `test` for each element and order, with a lane of the CPU.
+fn each(name: &str, mut test: impl FnMut(&Host, Element, i32)) {
+    let Some(host) = host(name) else { return };
+    for element in ELEMENTS {
+        for order in ORDERS {
+            test(host, element, order);
+        }
+    }
+}
+
+#[test]
+fn embed_is_the_cpus() {
+    each("embed", |host, element, order| {
+        for (rows, cols) in SHAPES {
+            let mut random = Random::new(cols as u64);
+            let values = random.numbers(50 * cols);
+            let dtype = if element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
+            let table = Table::new(cols, Source::F32(&values), dtype).unwrap();
+            let tokens: Vec<u32> = (0..rows).map(|_| random.below(50) as u32).collect();
+            let mut expected = Tensor::zeros(rows, cols);
+            ops::embed(&lane(Isa::Portable, 1), &table, &tokens, expected.view_mut(rows));
+            let (mut stored, mut out) =
+                (Elements::new(element, &values), floats(&vec![UNSET; (rows + 1) * cols]));
+            let args = EmbedArgs {
+                table: stored.ptr(),
+                tokens: ptr(&tokens),
+                out: out.ptr(),
+                rows: count(rows),
+                cols: cols as u32,
+                vocabulary: 50,
+            };
+            host.run(&args.launch(element, rows as u32 + 1, 2), order);
+            for r in 0..rows {
+                assert_eq!(out.read()[r * cols..(r + 1) * cols], *expected.row(r), "{element:?}");
+            }
+            assert!(
+                out.read()[rows * cols..].iter().all(|x| *x == UNSET),
+                "padding of the bucket was written"
+            );
+        }
+    });
+}
+
+#[test]
+fn an_unknown_token_is_nan() {
+    let Some(host) = host("an_unknown_token") else { return };
+    let (table, mut out) = (floats(&[1.0; 6]), floats(&[0.0; 4]));
+    let args = EmbedArgs {
+        table: ptr(table.read()),
+        tokens: lasting(&[3u32, 2]),
+        out: out.ptr(),
+        rows: count(2),
+        cols: 2,
+        vocabulary: 3,
+    };
+    host.run(&args.launch(Element::F32, 2, 8), 0);
+    assert!(out.read()[..2].iter().all(|x| x.is_nan()));
+    assert_eq!(out.read()[2..], [1.0; 2]);
+}
+
+#[test]
+fn rms_norm_is_the_cpus_with_and_without_a_partial_sum() {
+    each("rms_norm", |host, element, order| {
+        for (rows, cols) in SHAPES {
+            for add in [false, true] {
+                let mut random = Random::new(cols as u64 + 5);
+                let (x, partial) = (random.numbers(rows * cols), random.numbers(rows * cols));
+                let weight = random.numbers(cols);
+                let sums: Vec<f32> =
+                    x.iter().zip(&partial).map(|(x, y)| if add { x + y } else { *x }).collect();
+                let mut expected = Tensor::zeros(rows, cols);
+                let weights = Vector::new(Source::F32(&weight));
+                rms_norm(
+                    &lane(Isa::Portable, 1),
+                    Tensor::from_rows(cols, &sums).view(rows),
+                    &weights,
+                    1e-5,
+                    expected.view_mut(rows),
+                );
+                let (mut stream, mut out) = (floats(&x), Elements::new(element, &vec![UNSET; rows * cols]));
+                let args = RmsNormArgs {
+                    x: stream.ptr(),
+                    partial: if add { ptr(&partial) } else { Ptr::NULL },
+                    weight: ptr(&weight),
+                    out: out.ptr(),
+                    rows: count(rows),
+                    cols: cols as u32,
+                    eps: 1e-5,
+                };
+                host.run(&args.launch(element, rows as u32, 1), order);
+                assert_eq!(stream.read(), sums, "the residual stream");
+                let found = out.read();
+                for r in 0..rows {
+                    for (i, expected) in expected.row(r).iter().enumerate() {
+                        let expected = f64::from(*expected);
+                        close(found[r * cols + i], expected, expected.abs(), tolerance(element), "rms_norm");
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn silu_mul_is_the_cpus() {
+    each("silu_mul", |host, element, order| {
+        for (rows, cols) in SHAPES {
+            let mut random = Random::new(cols as u64 + 1);
+            let mut values: Vec<f32> = random.numbers(rows * 2 * cols).iter().map(|x| x * 30.0).collect();
+            values[0] = -1e30;
+            let mut expected = Tensor::zeros(rows, cols);
+            let x = Tensor::from_rows(2 * cols, &values);
+            silu_mul(&lane(Isa::Portable, 1), x.view(rows), expected.view_mut(rows));
+            let mut out = Elements::new(element, &vec![UNSET; rows * cols]);
+            let args =
+                SiluMulArgs { gate_up: ptr(&values), out: out.ptr(), rows: count(rows), cols: cols as u32 };
+            host.run(&args.launch(element, rows as u32, 1), order);
+            let found = out.read();
+            for r in 0..rows {
+                for (i, expected) in expected.row(r).iter().enumerate() {
+                    let expected = f64::from(*expected);
+                    close(found[r * cols + i], expected, expected.abs(), tolerance(element), "silu_mul");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn gather_and_compact_are_the_cpus() {
+    let Some(host) = host("gather_and_compact") else { return };
+    let mut random = Random::new(3);
+    for case in 0..40 {
+        let (rows, cols) = (1 + random.below(40), 1 + random.below(200));
+        let x = random.tensor(rows, cols);
+        let values: Vec<f32> = (0..rows).flat_map(|r| x.row(r).to_vec()).collect();
+        let indices: Vec<u32> = (0..rows + 3).map(|_| random.below(rows) as u32).collect();
+        let mut expected = Tensor::zeros(rows + 3, cols);
+        gather_rows(&lane(Isa::Portable, 1), x.view(rows), &indices, expected.view_mut(rows + 3));
+        // Every second word is another's, and the last row is none.
+        let mut spread: Vec<u32> = indices.iter().flat_map(|index| [*index, 9999]).collect();
+        spread.extend([NOTHING, 0]);
+        let mut out = floats(&vec![UNSET; (rows + 4) * cols]);
+        let args = GatherRowsArgs {
+            x: ptr(&values),
+            indices: ptr(&spread),
+            out: out.ptr(),
+            rows: count(rows + 4),
+            cols: cols as u32,
+            stride: 2,
+        };
+        host.run(&args.launch(rows as u32 + 4, 2), ORDERS[case % 3]);
+        for r in 0..rows + 3 {
+            assert_eq!(out.read()[r * cols..(r + 1) * cols], *expected.row(r));
+        }
+        assert!(out.read()[(rows + 3) * cols..].iter().all(|x| *x == 0.0));
+
+        let one_in = 1 + random.below(4);
+        let keep: Vec<u32> = (0..rows as u32).filter(|_| random.below(one_in) == 0).collect();
+        let moves = keep.iter().zip(0u32..).take_while(|(from, to)| *from == to).count();
+        let mut expected = Tensor::from_rows(cols, &values);
+        compact_rows(expected.view_mut(rows), &keep);
+        let mut moved = floats(&values);
+        let args = CompactRowsArgs {
+            x: moved.ptr(),
+            keep: ptr(&keep),
+            counts: lasting(&[keep.len() as u32, moves as u32]),
+            cols: cols as u32,
+        };
+        host.run(&args.launch(), ORDERS[case % 3]);
+        for r in 0..keep.len() {
+            assert_eq!(moved.read()[r * cols..(r + 1) * cols], *expected.row(r), "{keep:?}");
+        }
+    }
+}
+
+/// One shape of the qkv op.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    bias: bool,
+    norm: bool,
+}
+
+#[test]
+fn qkv_is_bias_norm_rotation_and_store() {
+    let shapes = [
+        Heads { heads: 4, kv_heads: 2, head_dim: 64, bias: true, norm: true },
+        Heads { heads: 3, kv_heads: 3, head_dim: 36, bias: false, norm: true },
+        Heads { heads: 6, kv_heads: 1, head_dim: 128, bias: true, norm: false },
+        Heads { heads: 2, kv_heads: 1, head_dim: 256, bias: false, norm: false },
+    ];
+    each("qkv", |host, element, order| {
+        for (case, shape) in shapes.into_iter().enumerate() {
+            one_qkv(host, element, order, shape, 7 * case as u64 + 1);
+        }
+    });
+}
+
+fn one_qkv(host: &Host, element: Element, order: i32, shape: Heads, seed: u64) {
+    let Heads { heads, kv_heads, head_dim, .. } = shape;
+    let (rows, cpu) = (7, lane(Isa::Portable, 1));
+    let (q, kv, cols) = (heads * head_dim, kv_heads * head_dim, (heads + 2 * kv_heads) * head_dim);
+    let mut random = Random::new(seed);
+    let (values, bias) = (random.numbers(rows * cols), random.numbers(cols));
+    let norms = [random.numbers(head_dim), random.numbers(head_dim)];
+    let spec = RopeSpec { head_dim, theta: 10_000.0, scaling: RopeScaling::None, max_positions: 64 };
+    let table = RopeTable::new(&spec).expect("memory");
+    // Two sequences, blocks in any order; the positions are all different within each.
+    let (positions, chunk_of) = ([14u32, 15, 16, 17, 33, 0, 1], [0u32, 0, 0, 0, 0, 1, 1]);
+    let (tables, blocks, stride) = ([5u32, 2, 0, 3, NOTHING, NOTHING], 6, 3);
+
+    // The CPU's ops, one after the other.
+    let mut expected = Tensor::from_rows(cols, &values);
+    if shape.bias {
+        for r in 0..rows {
+            expected.row_mut(r).iter_mut().zip(&bias).for_each(|(x, b)| *x += b);
+        }
+    }
+    if shape.norm {
+        for (columns, norm) in [(0..q, &norms[0]), (q..q + kv, &norms[1])] {
+            let weight = Vector::new(Source::F32(norm));
+            rms_norm_heads(&cpu, expected.view_mut(rows).columns(columns), &weight, 1e-6);
+        }
+    }
+    rope(&cpu, expected.view_mut(rows).columns(0..q + kv), &positions, &table);
+
+    let cos_sin: Vec<f32> = (0..64).flat_map(|position| angles(&cpu, &table, position)).collect();
+    let cache = vec![UNSET; QkvArgs::layer_elements(blocks, kv_heads, head_dim)];
+    let (mut stored_k, mut stored_v) = (Elements::new(element, &cache), Elements::new(element, &cache));
+    let (mut found, mut tables) = (floats(&values), words(&tables));
+    let args = QkvArgs {
+        qkv: found.ptr(),
+        bias: if shape.bias { ptr(&bias) } else { Ptr::NULL },
+        q_norm: if shape.norm { ptr(&norms[0]) } else { Ptr::NULL },
+        k_norm: if shape.norm { ptr(&norms[1]) } else { Ptr::NULL },
+        cos_sin: ptr(&cos_sin),
+        positions: ptr(&positions),
+        chunk_of: ptr(&chunk_of),
+        tables: tables.ptr(),
+        keys: stored_k.ptr(),
+        values: stored_v.ptr(),
+        rows: count(rows),
+        heads: heads as u32,
+        kv_heads: kv_heads as u32,
+        head_dim: head_dim as u32,
+        table_stride: stride,
+        eps: 1e-6,
+    };
+    host.run(&args.launch(element, rows as u32, 2), order);
+    let what = format!("{shape:?} {element:?}");
+    let (found, found_k, found_v) = (found.read(), stored_k.read(), stored_v.read());
+    let mut written = 0;
+    for r in 0..rows {
+        let row = expected.row(r);
+        for i in 0..q {
+            close(found[r * cols + i], f64::from(row[i]), 2.0, 1e-6, &what);
+        }
+        let (position, chunk) = (positions[r] as usize, chunk_of[r] as usize);
+        let block = tables.read()[chunk * stride as usize + position / 16] as usize;
+        for head in 0..kv_heads {
+            let at = ((block * kv_heads + head) * 16 + position % 16) * head_dim;
+            for i in 0..head_dim {
+                let (k, v) = (row[q + head * head_dim + i], row[q + kv + head * head_dim + i]);
+                close(found_k[at + i], f64::from(k), f64::from(k.abs()).max(0.5), tolerance(element), &what);
+                close(found_v[at + i], f64::from(v), f64::from(v.abs()).max(0.5), tolerance(element), &what);
+                written += 1;
+            }
+        }
+    }
+    let unset = Elements::new(element, &[UNSET]).read()[0];
+    for cache in [&found_k, &found_v] {
+        assert_eq!(
+            cache.iter().filter(|x| **x != unset).count(),
+            written,
+            "{what}: another slot was written"
+        );
+    }
+}
+
+/// Cosines and sines of a position: what the rotation makes of (1, 0) in each pair.
+fn angles(cpu: &faser_kernels::Lane, table: &RopeTable, position: u32) -> Vec<f32> {
+    let half = table.head_dim() / 2;
+    let ones: Vec<f32> = (0..2 * half).map(|i| if i < half { 1.0 } else { 0.0 }).collect();
+    let mut x = Tensor::from_rows(2 * half, &ones);
+    rope(cpu, x.view_mut(1), &[position], table);
+    x.row(0).to_vec()
+}

@@ -1,0 +1,305 @@
+//! The sampler: the same tokens as on the CPU, the same noise bit for bit.
+
+use crate::host::{Host, Memory, ORDERS, Plain, count, floats, host, lasting, ptr, words};
+use crate::planted::{ProbeArgs, probe};
+use crate::reference::{Random, lane};
+use faser_kernels::cuda::{
+    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LogitStats, LogitStatsArgs, NucleusArgs, PickArgs, Ptr,
+    Sample, Sampler, TopTokensArgs,
+};
+use faser_kernels::ops::{self, TOP_TOKENS};
+use faser_kernels::{History, Isa, SampleRow, Sampling, Tensor};
+
+impl Plain for LogitStats {}
+impl Plain for Sample {}
+impl Plain for Sampler {}
+
+/// A sampler in memory that stays.
+pub(crate) fn sampler(sampling: &Sampling, counts: Ptr) -> Sampler {
+    let tokens: Vec<u32> = sampling.logit_bias.iter().map(|(token, _)| *token).collect();
+    let bias: Vec<f32> = sampling.logit_bias.iter().map(|(_, bias)| *bias).collect();
+    Sampler::new(sampling, lasting(&tokens), lasting(&bias), counts)
+}
+
+#[test]
+fn noise_is_the_cpus_bit_for_bit() {
+    let Some(host) = host("noise") else { return };
+    let on_device = |seed, position, tokens: usize| {
+        let mut out = words(&vec![0; tokens]);
+        let args = ProbeArgs { input: Ptr::NULL, out: out.ptr(), count: tokens as u32, position, seed };
+        host.run(&probe("noise_probe", 32, args), 0);
+        out.read().iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<f32>>()
+    };
+    // Pinned, as in the CPU's own test.
+    assert_eq!(on_device(1, 2, 3), [3.372_484_7, 3.598_653_8, 0.417_324_24]);
+    // The CPU shows its noise as the gap of two tokens of equal logits.
+    for (seed, position) in [(7, 0), (u64::MAX, 31), (0x1234_5678_9abc_def0, u32::MAX)] {
+        let found = on_device(seed, position, 5000);
+        let sampling = Sampling { seed, ..Sampling::default() };
+        for token in 1..5000u32 {
+            let gap = faser_kernels::sampling::gap(&sampling, position, 0, &[token], &[0.0], 0.0);
+            assert_eq!(
+                gap,
+                found[token as usize] - found[0],
+                "seed {seed} position {position} token {token}"
+            );
+        }
+    }
+}
+
+fn sampling_penalises(sampling: &Sampling) -> bool {
+    sampling.repetition_penalty != 1.0
+        || sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
+}
+
+/// Samples of one pass: for each chunk, its parameters, the tokens it has, and proposals.
+struct Pass {
+    vocabulary: usize,
+    chunks: Vec<(Sampling, usize, Vec<u32>, Vec<u32>)>,
+    logits: Vec<f32>,
+}
+
+impl Pass {
+    fn random(random: &mut Random, vocabulary: usize, chunks: usize) -> Pass {
+        let token = |random: &mut Random| random.below(vocabulary.min(40)) as u32;
+        let chunks: Vec<_> = (0..chunks)
+            .map(|_| {
+                let mut sampling = Sampling { seed: random.bits(), ..Sampling::default() };
+                sampling.temperature = [0.0, 0.3, 1.0, 1.6][random.below(4)];
+                sampling.top_k = [0, 0, 1, 3, 40, 100_000][random.below(6)];
+                sampling.top_p = [1.0, 0.95, 0.5, 0.05][random.below(4)];
+                sampling.min_p = [0.0, 0.0, 0.1, 1.0][random.below(4)];
+                if random.below(2) == 0 {
+                    sampling.repetition_penalty = 1.3;
+                    sampling.presence_penalty = 0.7;
+                    sampling.frequency_penalty = -0.4;
+                }
+                if random.below(2) == 0 {
+                    sampling.logit_bias = (0..5).map(|_| (token(random), 4.0 * random.number())).collect();
+                    sampling.logit_bias.push((u32::MAX, 1.0));
+                }
+                let (prompt, output) = (1 + random.below(20), random.below(20));
+                let tokens = (0..prompt + output).map(|_| token(random)).collect();
+                let proposals = (0..random.below(4)).map(|_| token(random)).collect();
+                (sampling, prompt, tokens, proposals)
+            })
+            .collect();
+        let samples: usize =
+            chunks.iter().map(|(_, _, _, proposals): &(_, _, _, Vec<u32>)| proposals.len() + 1).sum();
+        let mut logits: Vec<f32> =
+            random.numbers(samples * vocabulary).iter().map(|x| x * x * x * 12.0).collect();
+        // Ties, and what is not finite.
+        for _ in 0..logits.len() / 7 {
+            let at = random.below(logits.len());
+            logits[at] = [2.0, -0.0, 0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random.below(6)];
+        }
+        Pass { vocabulary, chunks, logits }
+    }
+
+    fn on_cpu(&self) -> Vec<u32> {
+        let histories: Vec<History> = self
+            .chunks
+            .iter()
+            .map(|(sampling, prompt, tokens, _)| History::new(*prompt, tokens, sampling))
+            .collect();
+        let mut rows = Vec::new();
+        for ((sampling, _, tokens, proposals), history) in self.chunks.iter().zip(&histories) {
+            for since in 0..=proposals.len() {
+                let position = (tokens.len() + since) as u32;
+                let since = &proposals[..since];
+                rows.push(SampleRow { row: rows.len(), position, sampling, history, since });
+            }
+        }
+        let mut out = vec![0; rows.len()];
+        let logits = Tensor::from_rows(self.vocabulary, &self.logits);
+        ops::sample(&lane(Isa::Portable, 1), logits.view(rows.len()), &rows, &mut out);
+        out
+    }
+
+    /// Bias, then penalties, one operation after the other.
+    fn adjusted(&self) -> Vec<f32> {
+        let mut all = self.logits.clone();
+        let mut rows = all.chunks_mut(self.vocabulary);
+        for (sampling, prompt, tokens, proposals) in &self.chunks {
+            for since in 0..=proposals.len() {
+                let logits = rows.next().expect("a row for each");
+                for (token, bias) in &sampling.logit_bias {
+                    if let Some(logit) = logits.get_mut(*token as usize) {
+                        *logit += bias;
+                    }
+                }
+                let output = [&tokens[*prompt..], &proposals[..since]].concat();
+                for (token, logit) in (0u32..).zip(logits) {
+                    let count = output.iter().filter(|other| **other == token).count();
+                    if !sampling_penalises(sampling) || (count == 0 && !tokens[..*prompt].contains(&token)) {
+                        continue;
+                    }
+                    let penalty = sampling.repetition_penalty;
+                    *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+                    if count > 0 {
+                        *logit -= sampling.frequency_penalty * count as f32;
+                        *logit -= sampling.presence_penalty;
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn on_device(&self, host: &Host, order: i32) -> Vec<u32> {
+        let vocabulary = self.vocabulary as u32;
+        let (mut samples, mut samplers, mut proposals) = (vec![], vec![], vec![]);
+        for (chunk, (sampling, prompt, tokens, proposed)) in self.chunks.iter().enumerate() {
+            let mut counts = vec![0u32; self.vocabulary];
+            let args = CountArgs {
+                tokens: ptr(tokens),
+                counts: Ptr(counts.as_mut_ptr() as u64),
+                len: tokens.len() as u32,
+                first_position: 0,
+                prompt_len: *prompt as u32,
+                vocabulary,
+            };
+            host.run(&args.launch(1), order);
+            samplers.push(sampler(sampling, lasting(&counts)));
+            for since in 0..=proposed.len() as u32 {
+                let position = tokens.len() as u32 + since;
+                samples.push(Sample { row: 0, chunk: chunk as u32, position, since });
+            }
+            let mut row = proposed.clone();
+            row.resize(4, u32::MAX);
+            proposals.extend(row);
+        }
+        let (n, parts) = (samples.len(), LogitStatsArgs::parts(vocabulary));
+        let most = n as u32 + 1;
+        let mut logits = floats(&self.logits);
+        let places = n * parts as usize;
+        let mut stats = Memory::new(&vec![LogitStats::default(); places], LogitStats::default());
+        let (mut least, mut best) = (Memory::new(&vec![0u64; n], 5), Memory::new(&vec![0u64; places], 5));
+        let mut tokens = words(&vec![0; n]);
+        let (samples, samplers, count) = (lasting(&samples), lasting(&samplers), count(n));
+        let adjust = AdjustArgs {
+            logits: logits.ptr(),
+            samples,
+            samplers,
+            proposals: lasting(&proposals),
+            count,
+            vocabulary,
+            proposal_stride: 4,
+        };
+        host.run(&adjust.launch(most, 1), order);
+        for (found, expected) in logits.read().iter().zip(self.adjusted()) {
+            assert!(
+                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+                "{found} {expected}"
+            );
+        }
+        let found = LogitStatsArgs { logits: logits.ptr(), stats: stats.ptr(), rows: count, vocabulary };
+        host.run(&found.launch(most), order);
+        let nucleus = NucleusArgs {
+            logits: logits.ptr(),
+            stats: stats.ptr(),
+            samples,
+            samplers,
+            least: least.ptr(),
+            count,
+            vocabulary,
+            parts,
+        };
+        host.run(&nucleus.launch(most, 1), order);
+        let draw = DrawArgs {
+            logits: logits.ptr(),
+            stats: stats.ptr(),
+            least: least.ptr(),
+            samples,
+            samplers,
+            best: best.ptr(),
+            count,
+            vocabulary,
+            parts,
+        };
+        host.run(&draw.launch(most), order);
+        let pick = PickArgs { best: best.ptr(), tokens: tokens.ptr(), count, parts };
+        host.run(&pick.launch(most, 1), order);
+        let _ = (stats.read(), least.read(), best.read(), logits.read());
+        tokens.read().to_vec()
+    }
+}
+
+#[test]
+fn tokens_are_the_cpus() {
+    let Some(host) = host("tokens") else { return };
+    let mut random = Random::new(2);
+    let mut drawn = 0;
+    for case in 0..60 {
+        let vocabulary = [5, 33, 300, 4096, 4100, 9000][case % 6];
+        let pass = Pass::random(&mut random, vocabulary, 1 + case % 3);
+        let expected = pass.on_cpu();
+        let found = pass.on_device(host, ORDERS[case % 3]);
+        // The nucleus sums in fixed point here and in f64 there: only a sum within 1e-6 of top_p may differ, and none of these is.
+        assert_eq!(found, expected, "case {case}, vocabulary {vocabulary}");
+        drawn += expected.len();
+    }
+    assert!(drawn > 100);
+}
+
+#[test]
+fn a_row_without_a_finite_logit_gives_token_0() {
+    let Some(host) = host("a_row_without") else { return };
+    for temperature in [0.0, 1.0] {
+        let sampling = Sampling { temperature, top_p: 0.9, ..Sampling::default() };
+        let pass = Pass {
+            vocabulary: 40,
+            chunks: vec![(sampling, 1, vec![1], vec![])],
+            logits: vec![f32::NEG_INFINITY; 40],
+        };
+        assert_eq!((pass.on_device(host, 0), pass.on_cpu()), (vec![0], vec![0]));
+    }
+}
+
+#[test]
+fn confidence_and_top_tokens_are_the_cpus() {
+    let Some(host) = host("confidence") else { return };
+    let mut random = Random::new(5);
+    for case in 0..30 {
+        let (rows, vocabulary) = (1 + random.below(4), [3, 50, 4096, 5000, 8200][case % 5]);
+        let mut logits: Vec<f32> =
+            random.numbers(rows * vocabulary).iter().map(|x| (x * 40.0).round() / 4.0).collect();
+        if case % 3 == 0 {
+            for _ in 0..rows * vocabulary / 3 {
+                let at = random.below(rows * vocabulary);
+                logits[at] = f32::NEG_INFINITY;
+            }
+        }
+        let tokens: Vec<u32> = (0..rows).map(|_| random.below(vocabulary) as u32).collect();
+        let (cpu, tensor) = (lane(Isa::Portable, 1), Tensor::from_rows(vocabulary, &logits));
+        let (mut confidences, mut tops) = (vec![0.0; rows], vec![[0; TOP_TOKENS]; rows]);
+        ops::confidence(&cpu, tensor.view(rows), &tokens, &mut confidences);
+        ops::top_tokens(&cpu, tensor.view(rows), &mut tops);
+
+        let (order, vocabulary) = (ORDERS[case % 3], vocabulary as u32);
+        let parts = LogitStatsArgs::parts(vocabulary);
+        let mut stats =
+            Memory::new(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
+        let (mut out, mut top) = (floats(&vec![9.0; rows]), words(&vec![9; rows * TOP_TOKENS]));
+        let (logits, most) = (lasting(&logits), rows as u32);
+        let found = LogitStatsArgs { logits, stats: stats.ptr(), rows: count(rows), vocabulary };
+        host.run(&found.launch(most), order);
+        let confidence = ConfidenceArgs {
+            logits,
+            stats: stats.ptr(),
+            tokens: lasting(&tokens),
+            out: out.ptr(),
+            rows: count(rows),
+            vocabulary,
+            parts,
+        };
+        host.run(&confidence.launch(most, 1), order);
+        for (found, expected) in out.read().iter().zip(&confidences) {
+            assert!((found - expected).abs() <= 1e-5 * expected + 1e-30, "case {case}: {found} {expected}");
+        }
+        let args = TopTokensArgs { logits, out: top.ptr(), rows: count(rows), vocabulary };
+        host.run(&args.launch(most, 1), order);
+        assert_eq!(top.read(), tops.concat(), "case {case}");
+    }
+}
