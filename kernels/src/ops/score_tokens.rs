@@ -7,7 +7,7 @@
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, Panels, View};
 use crate::simd::{
-    DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes, multiply,
+    AHEAD, DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes, multiply,
 };
 use crate::{Lane, Op};
 use half::bf16;
@@ -183,7 +183,7 @@ unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
     }
     // SAFETY: `packed` is `steps` steps of one row; so are the panels (sliced above), and vectors divide a panel.
     let [sums] =
-        unsafe { multiply::<S, Q, 1, P, 1>(s, steps, packed.as_ptr(), 1, starts, PANEL * Q::WEIGHTS) };
+        unsafe { multiply::<S, Q, 1, P, 1>(s, steps, packed.as_ptr(), 1, starts, PANEL * Q::WEIGHTS, AHEAD) };
     for ((out, [sum]), token) in out.iter_mut().zip(sums).zip(tokens) {
         let mut lanes = [0.0; 16];
         // SAFETY: the array holds 16, a vector at most that.

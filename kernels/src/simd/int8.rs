@@ -31,6 +31,7 @@ impl<S: Simd> Product<S> for DotInt8 {
         activations: *const f32,
         stride: usize,
         weights: [*const u32; P],
+        ahead: usize,
     ) {
         for block in 0..BLOCKS {
             let mut dots = [[[s.splat_u32(0); V]; P]; R];
@@ -41,7 +42,7 @@ impl<S: Simd> Product<S> for DotInt8 {
                     *dots = [[s.splat_u32(word(OFFSETS + block, r).to_bits()); V]; P];
                 }
                 for w in block * WORDS..(block + 1) * WORDS {
-                    let four = load_words::<S, _, P, V>(s, weights, w * PANEL);
+                    let four = load_words::<S, _, P, V>(s, weights, w * PANEL, ahead);
                     for (r, dots) in dots.iter_mut().enumerate() {
                         let x = s.splat_u32(word(w, r).to_bits());
                         for (dots, four) in dots.iter_mut().zip(&four) {
@@ -51,7 +52,7 @@ impl<S: Simd> Product<S> for DotInt8 {
                         }
                     }
                 }
-                let pairs = load_words::<S, _, P, V>(s, weights, SCALES * PANEL);
+                let pairs = load_words::<S, _, P, V>(s, weights, SCALES * PANEL, ahead);
                 let mut scales = [[s.splat(0.0); V]; P];
                 for (scales, pairs) in scales.iter_mut().zip(&pairs) {
                     for (scale, pair) in scales.iter_mut().zip(pairs) {

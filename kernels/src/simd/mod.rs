@@ -17,7 +17,7 @@ use crate::isa::Supported;
 use half::bf16;
 pub(crate) use int8::{DotInt8, one_of, quantise};
 pub(crate) use math::{exp, ln, minus_ln_one_minus};
-pub(crate) use panel::{DotBf16, FmaBf16, FmaF32, Product, multiply};
+pub(crate) use panel::{AHEAD, DotBf16, FmaBf16, FmaF32, Product, multiply};
 
 /// `LANES` f32 or u32 at once. Methods are inlined into the function that [`dispatch`] compiled for the instruction set.
 ///

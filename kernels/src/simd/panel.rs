@@ -22,7 +22,7 @@ pub(crate) trait Product<S: Simd> {
     /// Lays a row of activations out: every `stride`th word from `slot`. What a last step lacks is zero.
     fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize);
 
-    /// Adds a step. Word `w` of row `r` is at `activations[w * stride + r]`.
+    /// Adds a step. Word `w` of row `r` is at `activations[w * stride + r]`. Weights so many bytes `ahead` are asked for; 0: none.
     ///
     /// # Safety
     /// Pointers are valid for what `R` rows, and `V` vectors of each of `P` panels, read. [`DotBf16`] needs `S::DOTS`.
@@ -32,6 +32,7 @@ pub(crate) trait Product<S: Simd> {
         activations: *const f32,
         stride: usize,
         weights: [*const Self::Weight; P],
+        ahead: usize,
     );
 }
 
@@ -69,10 +70,11 @@ impl<S: Simd> Product<S> for DotBf16 {
         activations: *const f32,
         _: usize,
         weights: [*const bf16; P],
+        ahead: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let weights = load_words::<S, _, P, V>(s, weights, 0);
+            let weights = load_words::<S, _, P, V>(s, weights, 0, ahead);
             for (r, sums) in sums.iter_mut().enumerate() {
                 let pair = s.splat_u32((*activations.add(r)).to_bits());
                 for (sums, weights) in sums.iter_mut().zip(&weights) {
@@ -103,10 +105,11 @@ impl<S: Simd> Product<S> for FmaBf16 {
         activations: *const f32,
         stride: usize,
         weights: [*const bf16; P],
+        ahead: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let pairs = load_words::<S, _, P, V>(s, weights, 0);
+            let pairs = load_words::<S, _, P, V>(s, weights, 0, ahead);
             let high = s.splat_u32(0xffff_0000);
             // Loops, not `map`: a closure would be compiled without the instruction set.
             let mut widened = [[s.splat(0.0); V]; P];
@@ -144,11 +147,12 @@ impl<S: Simd> Product<S> for FmaF32 {
         activations: *const f32,
         _: usize,
         weights: [*const f32; P],
+        ahead: usize,
     ) {
         let mut loaded = [[s.splat(0.0); V]; P];
         // SAFETY: the caller's promise.
         unsafe {
-            let words = load_words::<S, _, P, V>(s, weights, 0);
+            let words = load_words::<S, _, P, V>(s, weights, 0, ahead);
             for (loaded, words) in loaded.iter_mut().zip(&words) {
                 for (loaded, word) in loaded.iter_mut().zip(words) {
                     *loaded = s.of_bits(*word);
@@ -159,10 +163,10 @@ impl<S: Simd> Product<S> for FmaF32 {
     }
 }
 
-/// Bytes that weights are asked for ahead of their use.
-const AHEAD: usize = 12 * 1024;
+/// Bytes that a matrix's weights are asked for ahead of their use.
+pub(crate) const AHEAD: usize = 12 * 1024;
 
-/// `V` vectors of words of each panel, `skip` words on; asks for those to come.
+/// `V` vectors of words of each panel, `skip` words on; asks for those `ahead` of them.
 ///
 /// # Safety
 /// Pointers are valid for reading that.
@@ -171,12 +175,15 @@ pub(super) unsafe fn load_words<S: Simd, W, const P: usize, const V: usize>(
     s: S,
     panels: [*const W; P],
     skip: usize,
+    ahead: usize,
 ) -> [[S::I; V]; P] {
     let mut words = [[s.splat_u32(0); V]; P];
     for (words, panel) in words.iter_mut().zip(panels) {
         let panel = panel.cast::<u32>().wrapping_add(skip);
-        for line in 0..(V * S::LANES * size_of::<u32>()).div_ceil(64) {
-            s.prefetch(panel.cast::<u8>().wrapping_add(AHEAD + 64 * line));
+        if ahead > 0 {
+            for line in 0..(V * S::LANES * size_of::<u32>()).div_ceil(64) {
+                s.prefetch(panel.cast::<u8>().wrapping_add(ahead + 64 * line));
+            }
         }
         for (v, word) in words.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
@@ -214,7 +221,7 @@ fn lay_f32(row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
 }
 
 /// `R` rows of packed activations (`stride` words apart from step's word to word) times `V` vectors of each of `P` panels,
-/// whose steps are `panel_stride` weights apart.
+/// whose steps are `panel_stride` weights apart; weights so many bytes `ahead` are asked for.
 ///
 /// # Safety
 /// Pointers are valid for `steps` steps of that; [`DotBf16`] needs `S::DOTS`.
@@ -226,11 +233,12 @@ pub(crate) unsafe fn multiply<S: Simd, Q: Product<S>, const R: usize, const P: u
     stride: usize,
     mut weights: [*const Q::Weight; P],
     panel_stride: usize,
+    ahead: usize,
 ) -> [[[S::F; V]; P]; R] {
     let mut sums = [[[s.splat(0.0); V]; P]; R];
     for _ in 0..steps {
         // SAFETY: the caller's promise; wrapping arithmetic, so that the last step may point past the end.
-        unsafe { Q::step(s, &mut sums, activations, stride, weights) };
+        unsafe { Q::step(s, &mut sums, activations, stride, weights, ahead) };
         activations = activations.wrapping_add(Q::WORDS * stride);
         weights = weights.map(|panel| panel.wrapping_add(panel_stride));
     }

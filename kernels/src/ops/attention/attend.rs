@@ -67,9 +67,11 @@ pub(super) unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
     let end = spans.map(|span| span.end).max().unwrap_or(0);
     for tile in (begin / TILE * TILE..end).step_by(TILE) {
         let tile = tile..end.min(tile + TILE);
+        item.ask_for_next(s, keys, &tile, end);
         // SAFETY: the caller's promises.
         unsafe {
             item.score::<S, Q>(s, keys, &tile, &mut state);
+            item.ask_for_next(s, values, &tile, end);
             item.soften(s, &tile, &mut state);
             item.add_values(s, values, &tile, &mut state);
         }
@@ -118,9 +120,36 @@ impl Item<'_> {
     /// Page of a position's block, and offset in it.
     #[inline(always)]
     pub(super) fn page(&self, position: usize) -> (usize, usize) {
-        let kv = self.kv.shape();
+        let block_size = self.kv.shape().block_size;
+        (self.page_of(self.head, position / block_size), position % block_size)
+    }
+
+    /// Page of a key head, in a block of the sequence.
+    #[inline(always)]
+    fn page_of(&self, head: usize, block: usize) -> usize {
         let table = self.rows.tables[self.rows.table_of[self.first] as usize];
-        (kv.page(self.layer, table[position / kv.block_size], self.head), position % kv.block_size)
+        self.kv.shape().page(self.layer, table[block], head)
+    }
+
+    /// Asks for the pages of the tile after this one; after the last, for the first of the next head, which the worker
+    /// will probably do next. They lie apart, so the machine does not see by itself which comes.
+    #[inline(always)]
+    fn ask_for_next<S: Simd, T>(&self, s: S, pages: &[T], tile: &Range<usize>, end: usize) {
+        let kv = self.kv.shape();
+        let (head, tile) = if tile.end < end {
+            (self.head, tile.end..end.min(tile.end + TILE))
+        } else if self.head + 1 < kv.kv_heads {
+            (self.head + 1, 0..end.min(TILE))
+        } else {
+            return;
+        };
+        let page_len = kv.block_size * kv.head_dim;
+        for block in tile.start / kv.block_size..tile.end.div_ceil(kv.block_size) {
+            let page = pages.as_ptr().wrapping_add(self.page_of(head, block) * page_len).cast::<u8>();
+            for line in (0..page_len * size_of::<T>()).step_by(64) {
+                s.prefetch(page.wrapping_add(line));
+            }
+        }
     }
 
     /// Lays the queries side by side, as pairs of bf16 where the product takes them.
@@ -149,37 +178,62 @@ impl Item<'_> {
     ) {
         let kv = self.kv.shape();
         let (steps, page_len) = (kv.head_dim / Q::INPUTS, kv.head_dim * kv.block_size);
-        for position in tile.clone().step_by(POSITIONS) {
+        let page = |position| {
             let (page, offset) = self.page(position);
-            let keys = keys[page * page_len..(page + 1) * page_len][offset * Q::INPUTS..].as_ptr();
-            let at = position - tile.start;
+            keys[page * page_len..(page + 1) * page_len][offset * Q::INPUTS..].as_ptr()
+        };
+        if tile.len() == TILE {
+            // Few queries are few chains of additions: more of them at once do not wait for each other.
+            let pages: [_; TILE / POSITIONS] = std::array::from_fn(|i| page(tile.start + i * POSITIONS));
             let mut query = 0;
             while query < state.queries {
-                // SAFETY: the page holds `steps` steps of `POSITIONS` keys from `offset`; the block size is a multiple of it.
+                // SAFETY: pages hold `steps` steps of `POSITIONS` keys from their offset; the block size is a multiple of it.
                 query += unsafe {
                     match state.queries - query {
                         8.. if S::REGISTERS >= 32 => {
-                            self.score_some::<S, Q, 8>(s, steps, keys, at, query, state)
+                            let [a, b, c, d] = pages;
+                            self.score_some::<S, Q, 8, 2>(s, steps, [a, b], 0, query, state);
+                            self.score_some::<S, Q, 8, 2>(s, steps, [c, d], 2 * POSITIONS, query, state)
                         }
-                        4.. => self.score_some::<S, Q, 4>(s, steps, keys, at, query, state),
-                        2.. => self.score_some::<S, Q, 2>(s, steps, keys, at, query, state),
-                        _ => self.score_some::<S, Q, 1>(s, steps, keys, at, query, state),
+                        4.. if S::REGISTERS >= 32 => {
+                            self.score_some::<S, Q, 4, 4>(s, steps, pages, 0, query, state)
+                        }
+                        2.. => self.score_some::<S, Q, 2, 4>(s, steps, pages, 0, query, state),
+                        _ => self.score_some::<S, Q, 1, 4>(s, steps, pages, 0, query, state),
+                    }
+                };
+            }
+            return;
+        }
+        for position in tile.clone().step_by(POSITIONS) {
+            let (keys, at) = ([page(position)], position - tile.start);
+            let mut query = 0;
+            while query < state.queries {
+                // SAFETY: as above.
+                query += unsafe {
+                    match state.queries - query {
+                        8.. if S::REGISTERS >= 32 => {
+                            self.score_some::<S, Q, 8, 1>(s, steps, keys, at, query, state)
+                        }
+                        4.. => self.score_some::<S, Q, 4, 1>(s, steps, keys, at, query, state),
+                        2.. => self.score_some::<S, Q, 2, 1>(s, steps, keys, at, query, state),
+                        _ => self.score_some::<S, Q, 1, 1>(s, steps, keys, at, query, state),
                     }
                 };
             }
         }
     }
 
-    /// `R` queries with [`POSITIONS`] keys; returns `R`.
+    /// `R` queries with [`POSITIONS`] keys of each of `P` pages, the first of them at `at` in the tile; returns `R`.
     ///
     /// # Safety
-    /// As for [`attend`]; `keys` is valid for `steps` steps.
+    /// As for [`attend`]; `keys` are valid for `steps` steps.
     #[inline(always)]
-    unsafe fn score_some<S: Simd, Q: Product<S>, const R: usize>(
+    unsafe fn score_some<S: Simd, Q: Product<S>, const R: usize, const P: usize>(
         &self,
         s: S,
         steps: usize,
-        keys: *const Q::Weight,
+        keys: [*const Q::Weight; P],
         at: usize,
         query: usize,
         state: &mut State<'_>,
@@ -189,12 +243,15 @@ impl Item<'_> {
         let panel_stride = self.kv.shape().block_size * Q::INPUTS;
         let mut first = 0;
         while first < POSITIONS {
-            let keys = keys.wrapping_add(first * Q::INPUTS);
+            let keys = keys.map(|keys| keys.wrapping_add(first * Q::INPUTS));
             // SAFETY: the caller's promise.
-            let scores = unsafe { multiply::<S, Q, R, 1, 1>(s, steps, packed, stride, [keys], panel_stride) };
-            for (r, [[scores]]) in scores.into_iter().enumerate() {
-                let to = &mut state.scores[(query + r) * TILE + at + first..][..S::LANES];
-                s.store_some(to, s.mul(scores, scale));
+            let scores =
+                unsafe { multiply::<S, Q, R, P, 1>(s, steps, packed, stride, keys, panel_stride, 0) };
+            for (r, scores) in scores.into_iter().enumerate() {
+                for (p, [scores]) in scores.into_iter().enumerate() {
+                    let to = (query + r) * TILE + at + p * POSITIONS + first;
+                    s.store_some(&mut state.scores[to..][..S::LANES], s.mul(scores, scale));
+                }
             }
             first += S::LANES;
         }

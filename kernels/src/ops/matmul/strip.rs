@@ -3,7 +3,7 @@
 use super::activations::{block_size, pack, packed_len};
 use super::{STRIP, Strip, Write};
 use crate::memory::{Matrix, PANEL, SharedRows, View};
-use crate::simd::{Product, Simd, multiply};
+use crate::simd::{AHEAD, Product, Simd, multiply};
 use std::ops::Range;
 
 /// A matmul.
@@ -115,7 +115,15 @@ impl<S: Simd, W: Copy> Tiles<'_, S, W> {
             }
             // SAFETY: the panels hold `steps` steps (sliced above), `packed` too (the caller's promise).
             let sums = unsafe {
-                multiply::<S, Q, R, P, V>(self.s, self.steps, packed.as_ptr(), R, starts, PANEL * Q::WEIGHTS)
+                multiply::<S, Q, R, P, V>(
+                    self.s,
+                    self.steps,
+                    packed.as_ptr(),
+                    R,
+                    starts,
+                    PANEL * Q::WEIGHTS,
+                    AHEAD,
+                )
             };
             for (sums, row) in sums.iter().zip(rows.clone()) {
                 for (p, sums) in sums.iter().enumerate() {
