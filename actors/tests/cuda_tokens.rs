@@ -87,7 +87,7 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
     let report = cuda_fake::inside("requests_get_the_cpus_tokens_on_a_gpu", &[], || {
         let pair = on_gpu();
         let mut tally = Tally::default();
-        for seed in 1..=12 {
+        for seed in 1..=16 {
             run(&pair, seed, &mut tally);
         }
         println!("{tally:?}");

@@ -13,8 +13,8 @@ use faser_actors::{
     RunnerSpec, Sampling, VerifyRunner, VerifyWork,
 };
 use faser_engine::{
-    Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, Request, SeqId, Shed,
-    Test, TokenId, Usage, VerifyPlan,
+    Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, PartitionId, Request,
+    SeqId, Shed, Test, TokenId, Usage, VerifyPlan,
 };
 use faser_kernels::cuda::{Share, SharePair};
 use faser_models::Model;
@@ -234,6 +234,10 @@ fn add_gates(plan: &mut VerifyPlan, random: &mut Random, layers: usize) {
     }
 }
 
+fn next_partition(step: u64) -> PartitionId {
+    PartitionId((step % PARTITIONS as u64) as usize)
+}
+
 fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (Option<Draft>, Verify) {
     let limits = PassLimits::of(config);
     let falls = |lane| Box::new(LaneFalls { lane, falls: falls.clone() });
@@ -253,12 +257,20 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
             let spec = spec(|pair| &pair.draft, config.draft_blocks, limits.draft_logit_rows);
             let mut runner = CudaDraftRunner::new(model.clone(), &spec).expect("a draft lane");
             runner.shedding(falls(LaneKind::Draft));
-            Box::new(move |work| runner.run(work)) as Draft
+            Box::new(move |mut work: DraftWork| {
+                // Each plan on the next partition, whatever the engine thinks of them: that must not show.
+                let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
+                DraftPlan { partition: planned, ..runner.run(work) }
+            }) as Draft
         });
         let spec = spec(|pair| &pair.verify, config.target_blocks, limits.verify_logit_rows);
         let mut verify = CudaVerifyRunner::new(gpu.target.clone(), &spec).expect("a verify lane");
         verify.shedding(falls(LaneKind::Verify));
-        return (draft, Box::new(move |work| verify.run(work)));
+        let verify = move |mut work: VerifyWork| {
+            let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
+            VerifyPlan { partition: planned, ..verify.run(work) }
+        };
+        return (draft, Box::new(verify));
     }
     let spec = |blocks, max_logit_rows| RunnerSpec {
         partitions: vec![Partition { cores: vec![0] }; PARTITIONS],
