@@ -1,6 +1,8 @@
 //! The CUDA runners over a fake driver: in f32 every request gets the tokens that it gets on the CPU, alone and without speculation,
 //! whatever is drafted, pruned, cancelled, preempted or lost around it, on partitions of green contexts.
 
+#[path = "rig/cases.rs"]
+mod cases;
 #[path = "../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
 mod rig;
@@ -8,11 +10,11 @@ mod rig;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cases::{Case, outcome, pair, solo};
 use faser_actors::Dtype;
 use faser_engine::{Event, FinishReason};
 use faser_kernels::cuda::{CudaError, Gpu, Share, SharePair};
 use faser_models::cuda::upload;
-use rig::cases::{Case, outcome, pair, solo};
 use rig::{OnGpu, PARTITIONS, Pair, Random, Rig};
 
 /// The pair with its weights on the fake GPU: the whole of it, and two splits.
@@ -114,7 +116,7 @@ fn weights_that_do_not_fit_are_refused_with_numbers() {
         let pair = pair(Dtype::F32);
         let refusal = upload(&gpu, &[&pair.target], &mut |_| {}).err().expect("there is no room").to_string();
         assert!(refusal.contains("weights takes") && refusal.contains("of 60000 are free"), "{refusal}");
-        let int8 = rig::cases::pair(Dtype::Int8);
+        let int8 = cases::pair(Dtype::Int8);
         let refusal = upload(&gpu, &[&int8.target], &mut |_| {}).err().expect("no kernels").to_string();
         assert!(refusal.contains("int8") && refusal.contains("bf16"), "{refusal}");
     });

@@ -5,13 +5,15 @@
 //!
 //! `FASER_CASES` sets the number of cases (1000), `FASER_SEED` the first case's seed (1; case i has seed + i).
 
+#[path = "rig/cases.rs"]
+mod cases;
 mod rig;
 
 use std::time::Duration;
 
+use cases::{Case, outcome, pair, solo};
 use faser_actors::Dtype;
 use faser_engine::{EngineConfig, Event, FinishReason, TokenId};
-use rig::cases::{Case, outcome, pair, solo};
 use rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.

@@ -1,6 +1,6 @@
 //! Random cases: requests, how they are sampled, and engines for them; and what each request gets when it is alone.
 
-use super::{PARTITIONS, Pair, Random, Rig};
+use crate::rig::{PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Dtype, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const VOCAB: usize = 256;
-pub(crate) const LAYERS: usize = 3;
+const LAYERS: usize = 3;
 const MAX_CONTEXT: usize = 96;
 const LONGEST_PROMPT: u64 = 60;
 const BLOCK: usize = 16;

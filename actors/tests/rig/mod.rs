@@ -1,7 +1,5 @@
 //! Engine and runners without actors, threads or clock: plans are carried out one by one, whenever the test says so.
 
-pub(crate) mod cases;
-
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
