@@ -2,6 +2,7 @@
 
 use faser_engine::{EngineError, Refusal};
 use faser_kernels::KernelError;
+use faser_kernels::cuda::CudaError;
 
 /// Why a service, or one of its lanes, cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +13,9 @@ pub enum ServiceError {
     /// A lane or its KV memory cannot be had.
     #[error("the device cannot be built: {0}")]
     Kernel(#[from] KernelError),
+    /// The GPU does not give what a lane needs.
+    #[error("the device cannot be built: {0}")]
+    Cuda(#[from] CudaError),
     /// The parts of the specification contradict each other.
     #[error("the service specification contradicts itself: {0}")]
     Contradiction(String),

@@ -40,13 +40,17 @@ mod service_tests;
 
 pub use error::{ServiceError, SubmitError};
 pub use failures::WatchdogConfig;
+pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, probe_one};
 pub use faser_kernels::{Dtype, Isa, Sampling};
 pub use health::DeviceStatus;
 pub use lane::LANE_BUCKETS;
 pub use latency::LATENCY_BUCKETS;
 pub use profile::{ProfileSpec, profile};
 pub use recording::{LONGEST_RECORDING, RecordingError};
-pub use runner::{DraftRunner, DraftWork, RunnerSpec, VerifyRunner, VerifyWork};
+pub use runner::{
+    CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, RunnerSpec, VerifyRunner,
+    VerifyWork,
+};
 pub use service::{Service, Submission};
 pub use shed::Fallen;
 pub use spec::{PassLimits, ServiceSpec};

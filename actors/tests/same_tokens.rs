@@ -5,30 +5,19 @@
 //!
 //! `FASER_CASES` sets the number of cases (1000), `FASER_SEED` the first case's seed (1; case i has seed + i).
 
+#[path = "rig/cases.rs"]
+mod cases;
 mod rig;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use faser_actors::{Dtype, Sampling};
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_engine::{EngineConfig, Event, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
-use faser_models::synthetic::{self, SyntheticSpec};
+use cases::{Case, outcome, pair, solo};
+use faser_actors::Dtype;
+use faser_engine::{EngineConfig, Event, FinishReason, TokenId};
 use rig::{Pair, Plan, Random, Rig};
 
-const VOCAB: usize = 256;
-const LAYERS: usize = 3;
-const MAX_CONTEXT: usize = 96;
-const LONGEST_PROMPT: u64 = 60;
-const BLOCK: usize = 16;
 /// From this many cases on, everything that is meant to happen must have happened.
 const ENOUGH_CASES: u64 = 100;
-
-#[derive(Clone)]
-struct Case {
-    request: Request,
-    sampling: Sampling,
-}
 
 /// What happened over all cases.
 #[derive(Debug, Default)]
@@ -75,7 +64,7 @@ fn a_draft_that_is_the_target_is_never_rejected() {
     let cases = env_or("FASER_CASES", 1000).div_ceil(4);
     let first_seed = env_or("FASER_SEED", 1);
     let target = pair(Dtype::Bf16).target;
-    let pair = Pair { target: target.clone(), draft: Some(target) };
+    let pair = Pair { target: target.clone(), draft: Some(target), cuda: None };
     let mut tally = Tally::default();
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };
@@ -122,29 +111,6 @@ fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
         tally.stopped += u64::from(matches!(reason, FinishReason::StopToken(_)));
     }
     tally.requests += cases.len() as u64;
-}
-
-/// The reference: alone, on an engine of its own, without speculation.
-fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
-    let config = EngineConfig {
-        block_size: BLOCK,
-        target_blocks: MAX_CONTEXT / BLOCK,
-        draft_blocks: 0,
-        max_running: 1,
-        max_waiting: 1,
-        max_pass_rows: MAX_CONTEXT,
-        max_context: MAX_CONTEXT,
-        policy: Policy::Off,
-        partitions: Vec::new(),
-        target_layers: 0,
-        mechanisms: Mechanisms::default(),
-        slo: Slo::default(),
-        prefix_cache: false,
-    };
-    let mut rig = Rig::new(&Pair { target: pair.target.clone(), draft: None }, &config);
-    rig.submit(case.request.clone(), &case.sampling);
-    rig.finish();
-    outcome(&mut rig, case.request.seq)
 }
 
 /// All requests on one engine, with whatever comes in between.
@@ -207,28 +173,6 @@ fn prefill_chunks(plan: &Plan) -> u64 {
     }
 }
 
-fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, FinishReason) {
-    let stream = rig.streams.remove(&seq).expect("a stream for every request");
-    (stream.tokens, stream.ended.expect("every stream ends").0)
-}
-
-fn pair(dtype: Dtype) -> Pair {
-    let spec = SyntheticSpec {
-        layers: LAYERS,
-        draft_layers: 1,
-        hidden: 32,
-        intermediate: 48,
-        heads: 4,
-        kv_heads: 2,
-        vocab: VOCAB,
-        max_context: MAX_CONTEXT,
-        seed: 7,
-        residual_scale: 0.3,
-    };
-    let (target, draft) = synthetic::pair(&spec, dtype, &mut |_| {}).expect("a synthetic pair");
-    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)) }
-}
-
 fn env_or(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
@@ -254,139 +198,5 @@ impl Tally {
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");
         }
-    }
-}
-
-impl std::fmt::Display for Case {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} {:?}", self.request, self.sampling)
-    }
-}
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn between(&mut self, low: usize, high: usize) -> usize {
-        low + self.below((high - low + 1) as u64) as usize
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    fn fraction(&mut self, low: f32, high: f32) -> f32 {
-        low + (high - low) * self.below(1 << 20) as f32 / (1 << 20) as f32
-    }
-
-    fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize].clone()
-    }
-
-    fn token(&mut self) -> TokenId {
-        self.below(VOCAB as u64) as TokenId
-    }
-
-    /// Small pools force preemptions, small passes chunked prefill.
-    fn config(&mut self) -> EngineConfig {
-        let max_running = self.between(1, 5);
-        let least_blocks = MAX_CONTEXT / BLOCK;
-        EngineConfig {
-            block_size: BLOCK,
-            target_blocks: self.between(least_blocks, least_blocks + 4),
-            draft_blocks: self.between(least_blocks, 2 * least_blocks),
-            max_running,
-            max_waiting: 16,
-            max_pass_rows: self.between(max_running, 40),
-            max_context: MAX_CONTEXT,
-            policy: self.one_of(&[
-                Policy::Off,
-                Policy::Fixed { k: 1 },
-                Policy::Fixed { k: 2 },
-                Policy::Fixed { k: 4 },
-                Policy::Fixed { k: 8 },
-                Policy::BatchTable { steps: vec![(1, 8), (3, 2)] },
-                Policy::Budget,
-                Policy::Faser,
-                Policy::Faser,
-                Policy::Faser,
-            ]),
-            partitions: (0..self.between(1, rig::PARTITIONS)).map(|_| self.costs()).collect(),
-            target_layers: LAYERS,
-            mechanisms: Mechanisms {
-                trim: self.chance(80),
-                overlap: self.chance(80),
-                prune: self.chance(80),
-            },
-            slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
-            prefix_cache: self.chance(50),
-        }
-    }
-
-    /// Costs of any shape: what they make the planner do must not show in any text.
-    fn costs(&mut self) -> PartitionCosts {
-        let mut cost = || {
-            let (pass, row) = (self.between(1, 3000), self.between(0, 200));
-            let times = ROW_GRID.map(|rows| Duration::from_micros((pass + row * rows) as u64));
-            let attention =
-                AttentionCost { per_kv_fs: self.below(100_000_000), per_row_fs: self.below(100_000_000) };
-            PassCost::new(times, attention)
-        };
-        PartitionCosts { draft: cost(), verify: cost() }
-    }
-
-    /// One request alone, or several.
-    fn cases(&mut self) -> Vec<Case> {
-        let count = if self.chance(20) { 1 } else { self.between(2, 7) };
-        let shared: Vec<TokenId> = (0..LONGEST_PROMPT).map(|_| self.token()).collect();
-        (0..count as u64).map(|seq| self.case(SeqId(seq), &shared)).collect()
-    }
-
-    fn case(&mut self, seq: SeqId, shared: &[TokenId]) -> Case {
-        let length = 1 + self.below(LONGEST_PROMPT) as usize;
-        let mut prompt: Vec<TokenId> = (0..length).map(|_| self.token()).collect();
-        if self.chance(50) {
-            let common = self.between(0, length);
-            prompt[..common].copy_from_slice(&shared[..common]);
-        }
-        let stops = if self.chance(30) { self.between(1, 40) } else { 0 };
-        let request = Request {
-            seq,
-            prompt: prompt.into(),
-            max_new_tokens: self.between(1, 30),
-            stop_tokens: (0..stops).map(|_| self.token()).collect(),
-            k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
-            slo: Slo::default(),
-        };
-        Case { request, sampling: self.sampling() }
-    }
-
-    fn sampling(&mut self) -> Sampling {
-        let mut sampling = Sampling { seed: self.next(), ..Sampling::default() };
-        sampling.temperature = if self.chance(35) { 0.0 } else { self.fraction(0.2, 1.5) };
-        if self.chance(25) {
-            sampling.top_k = self.between(1, 20) as u32;
-        }
-        if self.chance(25) {
-            sampling.top_p = self.fraction(0.5, 1.0);
-        }
-        if self.chance(20) {
-            sampling.min_p = self.fraction(0.0, 0.2);
-        }
-        if self.chance(25) {
-            sampling.repetition_penalty = self.fraction(0.8, 1.6);
-        }
-        if self.chance(25) {
-            sampling.presence_penalty = self.fraction(-1.0, 2.0);
-        }
-        if self.chance(25) {
-            sampling.frequency_penalty = self.fraction(-0.5, 1.5);
-        }
-        if self.chance(20) {
-            let biases = self.between(1, 20);
-            sampling.logit_bias = (0..biases).map(|_| (self.token(), self.fraction(-4.0, 4.0))).collect();
-        }
-        sampling
     }
 }

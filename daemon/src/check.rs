@@ -47,6 +47,9 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
             loaded.isa
         ),
     );
+    if let Some(why) = &loaded.why_cpu {
+        line("no gpu", why.clone());
+    }
     let placement = &loaded.placement;
     for pair in &placement.partitions {
         line(

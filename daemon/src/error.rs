@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use faser_actors::{ServiceError, SubmitError};
+use faser_actors::{CudaError, ServiceError, SubmitError};
 use faser_bench::BenchError;
 use faser_engine::EngineError;
 use faser_models::ModelError;
@@ -42,6 +42,14 @@ pub enum DaemonError {
         model: &'static str,
         /// What the model holds.
         limit: usize,
+    },
+    /// A GPU was asked for that cannot be used.
+    #[error("`device.kind` is cuda:{ordinal}, but {source}. To run without that GPU write `auto` or `cpu`")]
+    Gpu {
+        /// Its number.
+        ordinal: usize,
+        /// What is missing.
+        source: CudaError,
     },
     /// The models do not fit the device.
     #[error(transparent)]

@@ -8,6 +8,7 @@ pub mod cli;
 pub mod compare;
 pub mod config;
 pub mod costs;
+mod device;
 pub mod error;
 pub mod fields;
 pub mod figures;

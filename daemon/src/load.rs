@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    Dtype, Isa, PassLimits, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
+    CudaError, Dtype, Isa, PassLimits, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update,
+    WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
 use faser_models::{ChatTemplate, Model, ModelError, Progress, Scratch, Tokenizer, check_pair, synthetic};
 use faser_topology::{CpuDevice, KvRequest, ModelFootprint, Placement, place};
 
 use crate::app::Served;
-use crate::config::{Config, ModelSource};
+use crate::config::{Config, DeviceKind, ModelSource};
 use crate::costs::{CostSource, tables};
+use crate::device::{Chosen, choose};
 use crate::error::DaemonError;
 use crate::locate;
 use crate::sequence::SequenceError;
@@ -32,6 +34,8 @@ pub struct Loaded {
     pub template: Result<ChatTemplate, ModelError>,
     /// The device.
     pub device: CpuDevice,
+    /// Why that is not a GPU, if it was left open.
+    pub why_cpu: Option<String>,
     /// Where everything goes.
     pub placement: Placement,
     /// The instruction set.
@@ -59,6 +63,19 @@ struct Pair {
 /// # Errors
 /// A file that is missing or wrong, models that do not go together, or a device too small for them.
 pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
+    let why_cpu = match choose(config)? {
+        Chosen::Cpu { why } => why,
+        Chosen::Gpu(gpu) => {
+            let why = format!("this build does not serve on GPUs such as {}", gpu.name);
+            if let DeviceKind::Cuda(ordinal) = config.device.kind {
+                return Err(DaemonError::Gpu { ordinal, source: CudaError::Unfit(why) });
+            }
+            Some(why)
+        }
+    };
+    if let Some(why) = &why_cpu {
+        tracing::info!(%why, "running on the CPU");
+    }
     let device = CpuDevice::discover()?;
     let pair = pair(config, watch)?;
     if let Some(draft) = &pair.draft {
@@ -124,6 +141,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         tokenizer: Arc::new(pair.tokenizer),
         template: pair.template,
         device,
+        why_cpu,
         placement,
         isa,
         engine,

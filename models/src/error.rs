@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use faser_kernels::KernelError;
+use faser_kernels::cuda::CudaError;
 
 /// Why a model, a tokenizer or a chat template could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +120,9 @@ pub enum ModelError {
     /// The device refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The GPU refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
 }
 
 impl ModelError {

@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod config;
+pub mod cuda;
 mod error;
 mod layer;
 mod load;

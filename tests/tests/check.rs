@@ -44,6 +44,30 @@ fn every_config_that_ships_passes() {
     assert!(faser_with(&["check"]).status.success(), "no config at all is the demo pair");
 }
 
+/// `faser check` where no GPU is to be seen, whatever the machine has.
+fn without_gpu(config: &Config) -> Output {
+    let mut command = Command::new(faser());
+    command.args(["check", "-c"]).arg(config.path()).current_dir(root());
+    command.env("CACHE_DIRECTORY", cost_cache()).env("CUDA_VISIBLE_DEVICES", "");
+    command.output().expect("the binary can be started")
+}
+
+#[test]
+fn without_a_gpu_the_cpu_is_taken_and_the_reason_said() {
+    let output =
+        without_gpu(&Config::new("model: {synthetic: {preset: tiny}}\nspeculation: {policy: off}\n"));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let why = stdout.lines().find(|line| line.starts_with("no gpu ")).unwrap_or_else(|| panic!("{stdout}"));
+    assert!(why.contains("driver"), "{why}");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_with_what_is_missing() {
+    let output = without_gpu(&Config::new("device: {kind: 'cuda:0'}\n"));
+    refused(&output, "cuda:0", &["`device.kind` is cuda:0", "driver", "`auto` or `cpu`"]);
+}
+
 #[test]
 fn bad_configs_are_refused_with_file_line_and_advice() {
     let cases: &[(&str, &[&str])] = &[
@@ -65,6 +89,14 @@ fn bad_configs_are_refused_with_file_line_and_advice() {
         ("speculation:\n  cost_cache: [here]\n", &["faser.yaml:2", "`speculation.cost_cache`", "a string"]),
         ("server:\n  listen: nowhere\n", &["faser.yaml:2", "`server.listen`", "127.0.0.1:8000"]),
         ("device:\n  kind: tpu\n", &["faser.yaml:2", "`device.kind`", "cpu"]),
+        ("device:\n  kind: cuda:first\n", &["faser.yaml:2", "`device.kind`", "`cuda:0`"]),
+        ("device:\n  partitions: [64, 16]\n", &["faser.yaml:2", "`device.partitions`", "ascending"]),
+        ("device:\n  kind: cpu\n  partitions: [16]\n", &["faser.yaml:3", "`device.partitions`", "for a GPU"]),
+        ("device:\n  kind: cuda:0\n  threads: 2\n", &["faser.yaml:3", "`device.threads`", "for the CPU"]),
+        (
+            "device:\n  gpu_memory_utilization: 90\n",
+            &["faser.yaml:2", "`device.gpu_memory_utilization`", "1"],
+        ),
         ("device:\n  isa: neon9\n", &["faser.yaml:2", "`device.isa`", "auto"]),
         ("model:\n  dtype: int4\n", &["faser.yaml:2", "`model.dtype`", "bf16"]),
         ("model:\n  synthetic: {preset: huge}\n", &["faser.yaml:2", "preset", "tiny"]),

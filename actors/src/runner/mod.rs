@@ -1,6 +1,7 @@
 //! The lanes' executors: they join the engine's plans and a model. No threads but the `Lane`'s workers, no actors, no
 //! clock in any decision; GpuActor's lanes call them, and so do the tests that need no actors.
 
+mod cuda;
 mod draft;
 mod passes;
 mod sequences;
@@ -11,6 +12,7 @@ use faser_topology::Partition;
 
 pub(crate) use passes::Passes;
 
+pub use cuda::{CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner};
 pub use draft::{DraftRunner, DraftWork};
 pub use verify::{VerifyRunner, VerifyWork};
 

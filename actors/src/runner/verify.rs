@@ -272,7 +272,7 @@ impl VerifyRunner {
 }
 
 /// Rows of committed tokens; the anchor is the last of them if the chunk samples.
-fn committed(chunk: &VerifyChunk) -> usize {
+pub(super) fn committed(chunk: &VerifyChunk) -> usize {
     let committed = chunk.rows.len().checked_sub(chunk.proposals).filter(|&rows| rows > 0);
     committed.unwrap_or_else(|| panic!("{} has a chunk without an anchor", chunk.seq))
 }

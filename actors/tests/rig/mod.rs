@@ -7,13 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    DraftRunner, DraftWork, Fallen, Isa, PassLimits, RunnerSpec, Sampling, VerifyRunner, VerifyWork,
+    CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, Fallen, Isa, PassLimits,
+    RunnerSpec, Sampling, VerifyRunner, VerifyWork,
 };
 use faser_engine::{
-    Admission, Command, Engine, EngineConfig, Event, FinishReason, LaneKind, Request, SeqId, Shed, Test,
-    TokenId, Usage, VerifyPlan,
+    Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, PartitionId, Request,
+    SeqId, Shed, Test, TokenId, Usage, VerifyPlan,
 };
+use faser_kernels::cuda::{Share, SharePair};
 use faser_models::Model;
+use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_topology::Partition;
 
 /// Partitions of the rig's device, all alike.
@@ -24,7 +27,22 @@ pub(crate) const PARTITIONS: usize = 3;
 pub(crate) struct Pair {
     pub(crate) target: Arc<Model>,
     pub(crate) draft: Option<Arc<Model>>,
+    /// Where it runs, if not on the CPU.
+    pub(crate) cuda: Option<OnGpu>,
 }
+
+/// The pair on a GPU, and the shares of its partitions.
+#[derive(Clone)]
+pub(crate) struct OnGpu {
+    pub(crate) target: Arc<CudaModel>,
+    pub(crate) draft: Option<Arc<CudaModel>>,
+    pub(crate) shares: Vec<SharePair>,
+}
+
+/// What carries out draft plans.
+type Draft = Box<dyn FnMut(DraftWork) -> DraftPlan>;
+/// What carries out verify plans.
+type Verify = Box<dyn FnMut(VerifyWork) -> VerifyPlan>;
 
 /// What a client has seen of its request.
 #[derive(Debug, Default)]
@@ -77,8 +95,8 @@ pub(crate) struct Rig {
     sampling: HashMap<SeqId, Arc<Sampling>>,
     pair: Pair,
     config: EngineConfig,
-    draft: Option<DraftRunner>,
-    verify: VerifyRunner,
+    draft: Option<Draft>,
+    verify: Verify,
     falls: Rc<RefCell<Falls>>,
     /// Puts gates of its own into verify plans.
     gates: Option<Random>,
@@ -162,7 +180,7 @@ impl Rig {
             None => return false,
             Some(Plan::Draft(work)) => {
                 self.falls.borrow_mut().of_plan = work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
-                let mut plan = self.draft.as_mut().expect("a draft model").run(work);
+                let mut plan = self.draft.as_mut().expect("a draft model")(work);
                 plan.outcome.took = took;
                 Event::DraftDone(plan)
             }
@@ -171,7 +189,7 @@ impl Rig {
                 if let Some(random) = &mut self.gates {
                     add_gates(&mut work.plan, random, self.pair.target.config().layers);
                 }
-                let mut plan = self.verify.run(work);
+                let mut plan = (self.verify)(work);
                 plan.outcome.took = took;
                 Event::VerifyDone(plan)
             }
@@ -214,12 +232,44 @@ fn add_gates(plan: &mut VerifyPlan, random: &mut Random, layers: usize) {
     }
 }
 
-fn runners(
-    pair: &Pair,
-    config: &EngineConfig,
-    falls: &Rc<RefCell<Falls>>,
-) -> (Option<DraftRunner>, VerifyRunner) {
+fn next_partition(step: u64) -> PartitionId {
+    PartitionId((step % PARTITIONS as u64) as usize)
+}
+
+fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (Option<Draft>, Verify) {
     let limits = PassLimits::of(config);
+    let falls = |lane| Box::new(LaneFalls { lane, falls: falls.clone() });
+    if let Some(gpu) = &pair.cuda {
+        let spec = |lane: fn(&SharePair) -> &Arc<Share>, blocks, max_logit_rows| CudaRunnerSpec {
+            shares: gpu.shares.iter().map(|pair| lane(pair).clone()).collect(),
+            sizes: CudaSizes {
+                blocks,
+                max_rows: limits.rows,
+                max_logit_rows,
+                max_chunks: config.max_running,
+                max_context: config.max_context,
+                max_gates: config.target_layers,
+            },
+        };
+        let draft = gpu.draft.as_ref().map(|model| {
+            let spec = spec(|pair| &pair.draft, config.draft_blocks, limits.draft_logit_rows);
+            let mut runner = CudaDraftRunner::new(model.clone(), &spec).expect("a draft lane");
+            runner.shedding(falls(LaneKind::Draft));
+            Box::new(move |mut work: DraftWork| {
+                // Each plan on the next partition, whatever the engine thinks of them: that must not show.
+                let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
+                DraftPlan { partition: planned, ..runner.run(work) }
+            }) as Draft
+        });
+        let spec = spec(|pair| &pair.verify, config.target_blocks, limits.verify_logit_rows);
+        let mut verify = CudaVerifyRunner::new(gpu.target.clone(), &spec).expect("a verify lane");
+        verify.shedding(falls(LaneKind::Verify));
+        let verify = move |mut work: VerifyWork| {
+            let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
+            VerifyPlan { partition: planned, ..verify.run(work) }
+        };
+        return (draft, Box::new(verify));
+    }
     let spec = |blocks, max_logit_rows| RunnerSpec {
         partitions: vec![Partition { cores: vec![0] }; PARTITIONS],
         isa: Isa::detect(),
@@ -228,17 +278,16 @@ fn runners(
         max_rows: limits.rows,
         max_logit_rows,
     };
-    let falls = |lane| Box::new(LaneFalls { lane, falls: falls.clone() });
     let draft = pair.draft.as_ref().map(|model| {
         let spec = spec(config.draft_blocks, limits.draft_logit_rows);
         let mut runner = DraftRunner::new(model.clone(), &spec).expect("a draft lane");
         runner.shedding(falls(LaneKind::Draft));
-        runner
+        Box::new(move |work| runner.run(work)) as Draft
     });
     let spec = spec(config.target_blocks, limits.verify_logit_rows);
     let mut verify = VerifyRunner::new(pair.target.clone(), &spec).expect("a verify lane");
     verify.shedding(falls(LaneKind::Verify));
-    (draft, verify)
+    (draft, Box::new(move |work| verify.run(work)))
 }
 
 /// A small generator of random numbers (splitmix64), so that a case is its seed on every machine.

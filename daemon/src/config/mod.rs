@@ -124,13 +124,31 @@ impl ModelSource {
     }
 }
 
+/// Which device is to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The first GPU if it can be used, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU of this number, or nothing.
+    Cuda(usize),
+}
+
 /// Where the pair runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DeviceConfig {
+    /// On what.
+    pub kind: DeviceKind,
     /// Threads of a lane; `None` takes every core this process may use.
     pub threads: Option<usize>,
     /// The instruction set; `None` takes the best one this CPU has.
     pub isa: Option<Isa>,
+    /// SMs of the draft lane where both lanes work at a time, one number for each partition to be had; `None`: a few sensible
+    /// for the GPU.
+    pub partitions: Option<Vec<u32>>,
+    /// How much of a GPU's memory may be used, 0 to 1.
+    pub gpu_memory_utilization: f64,
 }
 
 /// KV memory.

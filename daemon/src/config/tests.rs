@@ -28,7 +28,7 @@ fn the_teaching_file_says_every_default() {
     };
     assert_eq!(keys("server"), "debug keep_alive_s listen max_body_bytes max_prompts_per_request workers");
     assert_eq!(keys("model"), "draft dtype name target");
-    assert_eq!(keys("device"), "isa kind threads");
+    assert_eq!(keys("device"), "gpu_memory_utilization isa kind partitions threads");
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
     assert_eq!(keys("speculation"), "cost_cache overlap policy prune slo trim");
@@ -128,7 +128,10 @@ fn wrong_types_and_impossible_values_say_what_to_write() {
             "`kv.memory` must be a size from 1MiB to 1024TiB, such as \"512MiB\" or \"2GiB\", but it is the string \"2GB\"",
         ),
         ("kv: {prefix_cache: yes}", "`kv.prefix_cache` must be true or false, but it is the string \"yes\""),
-        ("device: {kind: cuda}", "`device.kind` must be one of `cpu`, but it is the string \"cuda\""),
+        (
+            "device: {kind: cuda}",
+            "`device.kind` must be `auto`, `cpu`, or `cuda:N` with the number of a GPU, such as `cuda:0`, but it is the string \"cuda\"",
+        ),
         (
             "log: {level: inf}",
             "`log.level` must be one of `error`, `warn`, `info`, `debug`, `trace`, but it is the string \"inf\"; \

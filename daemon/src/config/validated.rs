@@ -10,10 +10,10 @@ use serde_json::Value;
 use super::raw::Document;
 use super::synthetic::synthetic;
 use super::{
-    Config, ConfigError, CostCache, DeviceConfig, KvConfig, LogConfig, LogFormat, ModelConfig, ModelSource,
-    SchedulerConfig, ServerConfig, SpeculationConfig, sizes,
+    Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, ModelConfig,
+    ModelSource, SchedulerConfig, ServerConfig, SpeculationConfig, sizes,
 };
-use crate::fields::{Fault, FieldError, Fields, wrong_value};
+use crate::fields::{Fault, FieldError, Fields, whole, wrong_value};
 
 const MIB: u64 = 1 << 20;
 
@@ -125,7 +125,16 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
 }
 
 fn device(mut fields: Fields<'_>) -> Result<DeviceConfig, FieldError> {
-    fields.word("kind", &["cpu"])?;
+    let kind = match fields.text("kind")? {
+        None | Some("auto") => DeviceKind::Auto,
+        Some("cpu") => DeviceKind::Cpu,
+        Some(text) => {
+            let ordinal = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+            let wanted = "`auto`, `cpu`, or `cuda:N` with the number of a GPU, such as `cuda:0`";
+            let wrong = || wrong_value(&fields.path("kind"), wanted, &text.into());
+            DeviceKind::Cuda(ordinal.ok_or_else(wrong)?)
+        }
+    };
     let threads = fields.size("threads", 1..=4096)?;
     let isa = match fields.text("isa")? {
         None | Some("auto") => None,
@@ -138,8 +147,36 @@ fn device(mut fields: Fields<'_>) -> Result<DeviceConfig, FieldError> {
             })?)
         }
     };
+    let partitions = partitions(&mut fields)?;
+    let gpu_memory_utilization = fields.number("gpu_memory_utilization", 0.05..=1.0)?.unwrap_or(0.9);
+    let path = |name| fields.path(name);
+    // What the device named would not look at is refused.
+    let idle = match kind {
+        DeviceKind::Auto => None,
+        DeviceKind::Cpu => partitions.is_some().then(|| path("partitions")),
+        DeviceKind::Cuda(_) => [("threads", threads.is_some()), ("isa", isa.is_some())]
+            .into_iter()
+            .find_map(|(name, given)| given.then(|| path(name))),
+    };
+    if let Some(idle) = idle {
+        let other = if kind == DeviceKind::Cpu { "a GPU" } else { "the CPU" };
+        let problem = format!("is for {other}: leave it out, or change `device.kind`");
+        return Err(FieldError::new(idle, Fault::Value, problem));
+    }
     fields.finish()?;
-    Ok(DeviceConfig { threads, isa })
+    Ok(DeviceConfig { kind, threads, isa, partitions, gpu_memory_utilization })
+}
+
+fn partitions(fields: &mut Fields<'_>) -> Result<Option<Vec<u32>>, FieldError> {
+    let path = fields.path("partitions");
+    let Some(items) = fields.list("partitions")? else { return Ok(None) };
+    let sms = |item| whole(&path, item, 1..=4096).map(|sms| sms as u32);
+    let partitions = items.iter().map(sms).collect::<Result<Vec<u32>, _>>()?;
+    if partitions.is_empty() || partitions.len() > 8 || !partitions.is_sorted_by(|a, b| a < b) {
+        let wanted = "1 to 8 numbers of SMs for drafting, ascending, such as [16, 32, 64]";
+        return Err(wrong_value(&path, wanted, &items.into()));
+    }
+    Ok(Some(partitions))
 }
 
 fn kv(mut fields: Fields<'_>) -> Result<KvConfig, FieldError> {

@@ -129,6 +129,16 @@ impl AttentionArgs {
         }
     }
 
+    /// Dynamic shared memory of a block, in bytes.
+    #[must_use]
+    pub fn shared_bytes(element: Element, head_dim: u32) -> u32 {
+        if !Self::on_tensor_cores(element, head_dim) {
+            return 0;
+        }
+        let stages = STAGES * 2 * POSITIONS * (head_dim + 8) * 2;
+        stages.max(64 * (head_dim + 4) * 4 + 64 * 8)
+    }
+
     /// A block for a split of a tile and key head. `queries` is that of [`AttentionArgs::tile_queries`].
     ///
     /// # Panics
@@ -154,11 +164,7 @@ impl AttentionArgs {
             _ => panic!("attention: tiles of {queries} queries of {dim}"),
         };
         let mut launch = Launch::new(kernel, [self.splits, self.kv_heads, tiles], 128, self);
-        if tensor {
-            let stages = STAGES * 2 * POSITIONS * (dim + 8) * 2;
-            let parts = 64 * (dim + 4) * 4 + 64 * 8;
-            launch.shared_bytes = stages.max(parts);
-        }
+        launch.shared_bytes = Self::shared_bytes(element, dim);
         launch
     }
 

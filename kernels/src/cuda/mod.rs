@@ -1,11 +1,13 @@
-//! CUDA kernels: their sources, how each is launched, and how they are compiled; nothing here needs a GPU or CUDA's libraries to build.
+//! CUDA: the kernels' sources, how each is launched and compiled, and the GPUs they run on; nothing here needs a GPU or CUDA's
+//! libraries to build, and a binary with it starts without them.
 //!
 //! The sources stand in kernels/cuda, whose README.md says what is held in which type. Each op has a struct of arguments, the
 //! same bytes on both sides, and a method that makes a [`Launch`] of it: kernel, grid, block, shared memory. Whoever
-//! launches it (a driver, or the tests on fibers) passes the address of [`Launch::args`] as the kernel's one parameter.
+//! launches it ([`CudaLane`], or the tests on fibers) passes the address of [`Launch::args`] as the kernel's one parameter.
 
 mod attention;
 mod compile;
+mod device;
 mod gemm;
 mod launch;
 mod ptxas;
@@ -15,6 +17,10 @@ mod sources;
 
 pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
 pub use compile::{Compiler, Cubin, NvrtcError};
+pub use device::{
+    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Place, Plain, Product, Share, SharePair,
+    Upload, check_libraries, probe, probe_one,
+};
 pub use gemm::{MatmulArgs, ScoreTokensArgs};
 pub use launch::{BLOCK_SIZE, Chunk, Element, Launch, NOTHING, Ptr, Sample};
 pub use ptxas::{Usage, usages};

@@ -77,6 +77,8 @@ pub struct CountArgs {
     pub prompt_len: u32,
     /// The vocabulary.
     pub vocabulary: u32,
+    /// 1: the tokens, which are the output's and were counted, are taken out again; 0: they are counted.
+    pub remove: u32,
 }
 
 impl CountArgs {

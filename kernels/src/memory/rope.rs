@@ -85,6 +85,15 @@ impl RopeTable {
         self.max_positions
     }
 
+    /// Cosines, then sines of a position: as long as a head.
+    ///
+    /// # Panics
+    /// If there is no such position.
+    #[must_use]
+    pub fn row(&self, position: usize) -> &[f32] {
+        &self.cos_sin[position * 2 * self.half..(position + 1) * 2 * self.half]
+    }
+
     /// Cosines and sines of a position, half a head each.
     pub(crate) fn at(&self, position: u32) -> (&[f32], &[f32]) {
         let position = position as usize;

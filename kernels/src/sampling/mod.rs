@@ -103,11 +103,14 @@ impl Sampling {
     }
 
     /// Whether the history matters.
-    pub(crate) fn has_penalties(&self) -> bool {
+    #[must_use]
+    pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    fn restricts(&self, vocabulary: usize) -> bool {
+    /// Whether top-k or top-p leave tokens of such a vocabulary out.
+    #[must_use]
+    pub fn restricts(&self, vocabulary: usize) -> bool {
         self.top_p < 1.0 || (self.top_k > 0 && (self.top_k as usize) < vocabulary)
     }
 }

@@ -128,6 +128,7 @@ inline void run_block() {
         if (!moved) { fault = "deadlock: a barrier or shuffle that not all threads reach"; return; }
     }
 }
+template <class A> constexpr size_t args_size(void (*)(A)) { return sizeof(A); }
 template <class A> const char *launch(void (*kernel)(A), const void *args, size_t args_bytes, const unsigned *grid, unsigned threads, size_t shared, int in_order) {
     if (args_bytes != sizeof(A)) return "the struct of arguments has another size in Rust";
     if (threads % 32 || threads > 1024) return "threads are not whole warps, or too many";

@@ -4,6 +4,7 @@
 mod reference;
 
 mod attention;
+#[path = "../cuda_fake/library.rs"]
 mod build;
 mod host;
 mod matmul;

@@ -159,8 +159,13 @@ impl Pass {
                 first_position: 0,
                 prompt_len: *prompt as u32,
                 vocabulary,
+                remove: 0,
             };
             host.run(&args.launch(1), order);
+            // What the output had for a while leaves nothing behind.
+            let passing = CountArgs { first_position: *prompt as u32, ..args };
+            host.run(&passing.launch(1), order);
+            host.run(&CountArgs { remove: 1, ..passing }.launch(1), order);
             samplers.push(sampler(sampling, lasting(&counts)));
             for since in 0..=proposed.len() as u32 {
                 let position = tokens.len() as u32 + since;

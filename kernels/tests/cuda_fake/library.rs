@@ -1,14 +1,17 @@
-//! Builds all kernels into one shared library, once for each content.
+//! Builds all kernels, and the fake driver behind them, into one shared library, once for each content.
 
 use faser_kernels::cuda::{PRELUDE, files, kernels};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
-const SHIM: &str = include_str!("cuda_host.h");
+const SHIM: &str = include_str!("../cuda_host/cuda_host.h");
+/// The driver and the libraries beside it.
+const DRIVER: &str = include_str!("driver.cpp");
 /// Kernels that only tests have.
-const PROBES: &str = include_str!("probes.cu");
+const PROBES: &str = include_str!("../cuda_host/probes.cu");
 pub(crate) const PROBE_NAMES: [&str; 3] = ["barrier_missing", "wait_missing", "noise_probe"];
 const FLAGS: [&str; 9] =
     ["-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++", "-"];
@@ -32,6 +35,14 @@ fn unit() -> String {
         .expect("memory");
     }
     text.push_str("return \"no such kernel\"; }\n");
+    text.push_str("extern \"C\" size_t faser_args_size(const char *name) {\n");
+    for kernel in kernels() {
+        let (name, file) = (kernel.name, kernel.file);
+        writeln!(text, "if (!strcmp(name, \"{name}\")) return emu::args_size(file_{file}::{name});")
+            .expect("memory");
+    }
+    text.push_str("return 0; }\n#line 1 \"driver.cpp\"\n");
+    text.push_str(DRIVER);
     text
 }
 
@@ -40,6 +51,12 @@ fn unit() -> String {
 /// # Panics
 /// If the kernels do not compile.
 pub(crate) fn library() -> Result<PathBuf, String> {
+    // Tests run side by side.
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    BUILT.get_or_init(build).clone()
+}
+
+fn build() -> Result<PathBuf, String> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         return Err("fibers are written for x86-64 Linux".into());
     }

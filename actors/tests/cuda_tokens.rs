@@ -1,0 +1,143 @@
+//! The CUDA runners over a fake driver: in f32 every request gets the tokens that it gets on the CPU, alone and without speculation,
+//! whatever is drafted, pruned, cancelled, preempted or lost around it, on partitions of green contexts.
+
+#[path = "rig/cases.rs"]
+mod cases;
+#[path = "../../kernels/tests/cuda_fake/mod.rs"]
+mod cuda_fake;
+mod rig;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cases::{Case, outcome, pair, solo};
+use faser_actors::Dtype;
+use faser_engine::{Event, FinishReason};
+use faser_kernels::cuda::{CudaError, Gpu, Share, SharePair};
+use faser_models::cuda::upload;
+use rig::{OnGpu, PARTITIONS, Pair, Random, Rig};
+
+/// The pair with its weights on the fake GPU: the whole of it, and two splits.
+fn on_gpu() -> Pair {
+    let pair = pair(Dtype::F32);
+    let gpu = Gpu::open(0, None).expect("the fake GPU opens");
+    let draft = pair.draft.as_deref().expect("a draft model");
+    let mut models =
+        upload(&gpu, &[&pair.target, draft], &mut |_| {}).expect("memory").into_iter().map(Arc::new);
+    let whole = SharePair { draft: Share::whole(&gpu), verify: Share::whole(&gpu) };
+    let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split"));
+    let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();
+    assert_eq!(shares.len(), PARTITIONS);
+    let cuda = OnGpu { target: models.next().expect("the target"), draft: models.next(), shares };
+    Pair { cuda: Some(cuda), ..pair }
+}
+
+/// What happened over all cases.
+#[derive(Debug, Default)]
+struct Tally {
+    tokens: usize,
+    accepted: u64,
+    rejected: u64,
+    pruned: u64,
+    gone_inside: u64,
+    penalties: usize,
+    restricted: usize,
+}
+
+fn run(pair: &Pair, seed: u64, tally: &mut Tally) {
+    let random = &mut Random(seed);
+    let (config, cases) = (random.config(), random.cases());
+    let mut rig = Rig::new(pair, &config);
+    rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
+    let mut to_come = cases.iter();
+    loop {
+        if to_come.len() > 0 && (rig.plans.is_empty() || random.chance(30)) {
+            let Case { request, sampling } = to_come.next().expect("one is to come");
+            rig.submit(request.clone(), sampling);
+        } else if random.chance(1) {
+            rig.tell(Event::DeviceLost);
+            rig.tell(Event::DeviceReady);
+        } else {
+            let next = random.between(0, rig.plans.len().saturating_sub(1));
+            if !rig.work(next, Duration::from_micros(random.below(3000))) && to_come.len() == 0 {
+                break;
+            }
+        }
+    }
+    rig.finish();
+    let totals = rig.engine.view().totals;
+    tally.accepted += totals.accepted_tokens;
+    tally.rejected += totals.draft_tokens - totals.accepted_tokens;
+    tally.pruned += totals.rows_pruned;
+    tally.gone_inside += rig.gone_inside;
+    let cpu = Pair { cuda: None, ..pair.clone() };
+    for case in &cases {
+        let (found, reason) = outcome(&mut rig, case.request.seq);
+        let (expected, ended) = solo(&cpu, case);
+        match reason {
+            FinishReason::Cancelled => assert!(expected.starts_with(&found), "seed {seed}: {case}"),
+            reason => assert_eq!((&found, reason), (&expected, ended), "seed {seed}: {case}"),
+        }
+        tally.tokens += found.len();
+        tally.penalties += usize::from(case.sampling.has_penalties());
+        tally.restricted += usize::from(case.sampling.top_k > 0 || case.sampling.top_p < 1.0);
+    }
+}
+
+#[test]
+fn requests_get_the_cpus_tokens_on_a_gpu() {
+    let report = cuda_fake::inside("requests_get_the_cpus_tokens_on_a_gpu", &[], || {
+        let pair = on_gpu();
+        let mut tally = Tally::default();
+        for seed in 1..=16 {
+            run(&pair, seed, &mut tally);
+        }
+        println!("{tally:?}");
+        let happened = [tally.accepted, tally.rejected, tally.pruned, tally.gone_inside];
+        assert!(
+            happened.iter().all(|count| *count > 0) && tally.penalties > 3 && tally.restricted > 3,
+            "{tally:?}"
+        );
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("memory left 0\n") && report.contains("streams left 0\n"), "{report}");
+    // Both halves of a split were used, by our kernels and by cublasLt.
+    for sms in [132, 16, 116] {
+        let used = |what: &str| report.contains(&format!("{what} on {sms} SMs"));
+        assert!(used("launches") && used("products"), "{sms}: {report}");
+    }
+}
+
+#[test]
+fn weights_that_do_not_fit_are_refused_with_numbers() {
+    let variables = [("FASER_FAKE_MEMORY", "60000")];
+    cuda_fake::inside("weights_that_do_not_fit_are_refused_with_numbers", &variables, || {
+        let gpu = Gpu::open(0, None).expect("the fake GPU opens");
+        let pair = pair(Dtype::F32);
+        let refusal = upload(&gpu, &[&pair.target], &mut |_| {}).err().expect("there is no room").to_string();
+        assert!(refusal.contains("weights takes") && refusal.contains("of 60000 are free"), "{refusal}");
+        let int8 = cases::pair(Dtype::Int8);
+        let refusal = upload(&gpu, &[&int8.target], &mut |_| {}).err().expect("no kernels").to_string();
+        assert!(refusal.contains("int8") && refusal.contains("bf16"), "{refusal}");
+    });
+}
+
+#[test]
+fn a_lost_gpu_ends_the_lane_with_its_reason() {
+    let variables = [("FASER_FAKE_LOSE", "silu_mul_f32:9")];
+    cuda_fake::inside("a_lost_gpu_ends_the_lane_with_its_reason", &variables, || {
+        let pair = on_gpu();
+        let random = &mut Random(3);
+        let (config, cases) = (random.config(), random.cases());
+        let lost = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut rig = Rig::new(&pair, &config);
+            rig.submit(cases[0].request.clone(), &cases[0].sampling);
+            rig.finish();
+        }));
+        let words = lost.expect_err("the lane panics, and is rebuilt by its watchdog");
+        let words = words.downcast_ref::<String>().expect("words");
+        assert!(words.contains("the GPU failed") && words.contains("LAUNCH_FAILED"), "{words}");
+        let gone = Gpu::open(0, None).err().map(|error| matches!(error, CudaError::Driver { .. }));
+        assert_eq!(gone, Some(true), "a lost context stays lost");
+    });
+}

@@ -1,0 +1,111 @@
+//! Which device a pair runs on: what the config asks for against what is there.
+
+use faser_actors::{CudaError, Dtype, GpuInfo, check_libraries, probe_one};
+
+use crate::config::{Config, DeviceKind};
+use crate::error::DaemonError;
+
+/// A device, not opened yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Chosen {
+    /// The CPU, and why it is not a GPU if the config left that open.
+    Cpu {
+        /// Why there is no GPU.
+        why: Option<String>,
+    },
+    /// That GPU.
+    Gpu(GpuInfo),
+}
+
+/// Chooses. Asks the machine only if the config does not settle it.
+///
+/// # Errors
+/// A GPU was named that cannot be used; says what is missing.
+pub(crate) fn choose(config: &Config) -> Result<Chosen, DaemonError> {
+    choose_with(config, |ordinal| {
+        let gpu = probe_one(ordinal)?;
+        check_libraries()?;
+        Ok(gpu)
+    })
+}
+
+fn choose_with(
+    config: &Config,
+    probe: impl Fn(usize) -> Result<GpuInfo, CudaError>,
+) -> Result<Chosen, DaemonError> {
+    let usable = |ordinal| {
+        let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
+        if config.model.dtype == Dtype::Int8 {
+            return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
+        }
+        if config.kv.block_size != 16 {
+            return unfit("`kv.block_size` must be 16 on a GPU");
+        }
+        probe(ordinal)
+    };
+    match config.device.kind {
+        DeviceKind::Cpu => Ok(Chosen::Cpu { why: None }),
+        DeviceKind::Auto => match usable(0) {
+            Ok(gpu) => Ok(Chosen::Gpu(gpu)),
+            Err(why) => Ok(Chosen::Cpu { why: Some(why.to_string()) }),
+        },
+        DeviceKind::Cuda(ordinal) => {
+            let refused = |source| DaemonError::Gpu { ordinal, source };
+            usable(ordinal).map(Chosen::Gpu).map_err(refused)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::raw::Document;
+
+    fn config(text: &str) -> Config {
+        let document = Document::parse(Path::new("x.yaml"), text.to_owned()).unwrap();
+        Config::from_document(&document).unwrap()
+    }
+
+    fn gpu(ordinal: usize) -> GpuInfo {
+        GpuInfo {
+            ordinal,
+            name: "a GPU".to_owned(),
+            sms: 132,
+            memory_bytes: 80 << 30,
+            capability: (9, 0),
+            block_shared_bytes: 232_448,
+        }
+    }
+
+    fn chosen(text: &str, found: bool) -> Result<Chosen, String> {
+        let probe = |ordinal| if found { Ok(gpu(ordinal)) } else { Err(CudaError::NoDriver) };
+        choose_with(&config(text), probe).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn auto_takes_the_first_gpu_or_the_cpu_and_says_why() {
+        assert_eq!(chosen("", true), Ok(Chosen::Gpu(gpu(0))));
+        let Ok(Chosen::Cpu { why: Some(why) }) = chosen("", false) else { panic!("no CPU") };
+        assert!(why.contains("libcuda.so.1 is not found") && why.contains("install"), "{why}");
+        assert_eq!(chosen("device: {kind: cpu}", true), Ok(Chosen::Cpu { why: None }));
+        for (text, problem) in [("model: {dtype: int8}", "int8"), ("kv: {block_size: 32}", "block_size")] {
+            let Ok(Chosen::Cpu { why: Some(why) }) = chosen(text, true) else { panic!("{text}") };
+            assert!(why.contains(problem), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_was_named_is_taken_or_refused() {
+        assert_eq!(chosen("device: {kind: 'cuda:3'}", true), Ok(Chosen::Gpu(gpu(3))));
+        let refusal = chosen("device: {kind: 'cuda:0'}", false).unwrap_err();
+        assert!(
+            refusal.contains("`device.kind` is cuda:0") && refusal.contains("NVIDIA's driver"),
+            "{refusal}"
+        );
+        assert!(refusal.contains("`auto` or `cpu`"), "{refusal}");
+        let refusal = chosen("device: {kind: 'cuda:0'}\nmodel: {dtype: int8}", true).unwrap_err();
+        assert!(refusal.contains("choose bf16"), "{refusal}");
+    }
+}

@@ -1,0 +1,132 @@
+//! An opened GPU: its primary context, and every kernel of the table loaded into it.
+
+use super::error::{CudaError, Named};
+use super::probe::{GpuInfo, check_libraries, probe_one};
+use crate::cuda::{Compiler, files};
+use cudarc::driver::{result, sys};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A GPU with its kernels. Everything that lives on it keeps it open.
+pub struct Gpu {
+    info: GpuInfo,
+    pub(super) device: sys::CUdevice,
+    context: sys::CUcontext,
+    modules: Vec<sys::CUmodule>,
+    functions: HashMap<&'static str, sys::CUfunction>,
+}
+
+// SAFETY: the driver's handles may be used from any thread to which the context is bound; all that can be changed through them is
+// behind the driver's own locks. The table does not change once the GPU is open.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// Opens the GPU of that number: compiles the kernels, or takes them from the folder `cache`, and loads them. The calling thread
+    /// is bound to it.
+    ///
+    /// # Errors
+    /// There is no such GPU, a library is missing, or the kernels do not compile or load.
+    pub fn open(ordinal: usize, cache: Option<&Path>) -> Result<Arc<Gpu>, CudaError> {
+        let info = probe_one(ordinal)?;
+        check_libraries()?;
+        let compiler = Compiler::new(&info.arch(), cache)?;
+        let device = result::device::get(info.ordinal as i32).named("cuDeviceGet")?;
+        // SAFETY: the device is there; what is retained is released when this is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
+        let mut gpu = Gpu { info, device, context, modules: Vec::new(), functions: HashMap::new() };
+        gpu.bind()?;
+        for file in files() {
+            let cubin = compiler.compile(file)?;
+            // SAFETY: a whole cubin; the driver copies it.
+            let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast()) };
+            let module = module.named("cuModuleLoadData")?;
+            gpu.modules.push(module);
+            for kernel in file.kernels() {
+                let name = CString::new(kernel.name).expect("names have no NUL");
+                // SAFETY: the module stays loaded as long as the function is in the table.
+                let function = unsafe { result::module::get_function(module, name) };
+                let function = function.named("cuModuleGetFunction")?;
+                if file.name == "attention_mma" {
+                    gpu.take_all_shared_memory(function)?;
+                }
+                gpu.functions.insert(kernel.name, function);
+            }
+        }
+        Ok(Arc::new(gpu))
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn info(&self) -> &GpuInfo {
+        &self.info
+    }
+
+    /// Binds the calling thread to it. Each thread that allocates or launches does so once; the rest of this module does it where it must.
+    ///
+    /// # Errors
+    /// The context was destroyed.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained as long as this lives.
+        unsafe { result::ctx::set_current(self.context) }.named("cuCtxSetCurrent")
+    }
+
+    /// Bytes that are free, and all there are.
+    ///
+    /// # Errors
+    /// The context does not answer, such as after a kernel went astray.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.bind()?;
+        result::mem_get_info().named("cuMemGetInfo")
+    }
+
+    /// Waits until everything that was asked of this GPU is done.
+    ///
+    /// # Errors
+    /// Something of it failed.
+    pub fn finish(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        result::ctx::synchronize().named("cuCtxSynchronize")
+    }
+
+    /// The function of a kernel.
+    pub(super) fn function(&self, kernel: &'static str) -> sys::CUfunction {
+        *self.functions.get(kernel).unwrap_or_else(|| panic!("no kernel {kernel} in the table"))
+    }
+
+    /// More than 48 KiB of dynamic shared memory has to be asked for, once for each function.
+    fn take_all_shared_memory(&self, function: sys::CUfunction) -> Result<(), CudaError> {
+        use sys::CUfunction_attribute as Attribute;
+        // SAFETY: the function was just given out by the driver.
+        let fixed = unsafe {
+            result::function::get_function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+        };
+        let most = self.info.block_shared_bytes as i32 - fixed.named("cuFuncGetAttribute")?;
+        let which = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: as above.
+        unsafe { result::function::set_function_attribute(function, which, most) }.named("cuFuncSetAttribute")
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        for module in self.modules.drain(..) {
+            // SAFETY: nothing runs any more: whatever launches keeps the GPU open. An error leaves it loaded until the process ends.
+            let _ = unsafe { result::module::unload(module) };
+        }
+        // SAFETY: retained once in `open`.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu").field("info", &self.info).finish_non_exhaustive()
+    }
+}

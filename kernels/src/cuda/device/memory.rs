@@ -1,0 +1,283 @@
+//! Memory of a GPU, and pinned memory of the host that its copies read and write.
+
+use super::error::{CudaError, Named};
+use super::gpu::Gpu;
+use crate::cuda::{Chunk, NOTHING, Ptr, Sample, Sampler, Test, Tile, Verdict};
+use cudarc::driver::{result, sys};
+use half::bf16;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What has the same bytes on both sides.
+///
+/// # Safety
+/// Only for types without padding or pointers of the host, of which any bytes are a value.
+pub unsafe trait Plain: Copy + 'static {}
+// SAFETY: numbers, and structs of them without padding.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for bf16 {}
+// SAFETY: as above.
+unsafe impl Plain for Chunk {}
+// SAFETY: as above.
+unsafe impl Plain for Sample {}
+// SAFETY: as above.
+unsafe impl Plain for Sampler {}
+// SAFETY: as above.
+unsafe impl Plain for Test {}
+// SAFETY: as above.
+unsafe impl Plain for Tile {}
+// SAFETY: as above.
+unsafe impl Plain for Verdict {}
+
+/// Places in arenas are multiples of this: what vector loads and cp.async take.
+const ALIGN: usize = 16;
+
+/// Device memory; freed when dropped.
+pub struct DeviceBuffer {
+    gpu: Arc<Gpu>,
+    ptr: Ptr,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// Zeroed memory. `what` it is for stands in the error.
+    ///
+    /// # Errors
+    /// There is not enough, and how much there is; or the driver fails.
+    pub fn zeroed(gpu: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<DeviceBuffer, CudaError> {
+        gpu.bind()?;
+        let bytes = bytes.max(ALIGN).next_multiple_of(ALIGN);
+        // SAFETY: the memory is freed when this is dropped.
+        let ptr = match unsafe { result::malloc_sync(bytes) } {
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (free_bytes, total_bytes) = gpu.memory()?;
+                return Err(CudaError::OutOfMemory { what, wanted_bytes: bytes, free_bytes, total_bytes });
+            }
+            allocated => allocated.named("cuMemAlloc")?,
+        };
+        let buffer = DeviceBuffer { gpu: gpu.clone(), ptr: Ptr(ptr), bytes };
+        // SAFETY: the whole of what was just allocated.
+        unsafe { result::memset_d8_sync(ptr, 0, bytes) }.named("cuMemsetD8")?;
+        // Streams that do not wait for the null stream may be next.
+        gpu.finish()?;
+        Ok(buffer)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn ptr(&self) -> Ptr {
+        self.ptr
+    }
+
+    /// Where byte `offset` of it is.
+    ///
+    /// # Panics
+    /// Beyond its end.
+    #[must_use]
+    pub fn at(&self, offset: usize) -> Ptr {
+        assert!(offset < self.bytes, "byte {offset} of {}", self.bytes);
+        Ptr(self.ptr.0 + offset as u64)
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: allocated above. The driver waits for what still uses it.
+            let _ = unsafe { result::free_sync(self.ptr.0) };
+        }
+    }
+}
+
+/// Host memory that the GPU can read and write by itself; freed when dropped.
+pub(super) struct Pinned {
+    gpu: Arc<Gpu>,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it owns its memory, as a box does.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(super) fn zeroed(gpu: &Arc<Gpu>, bytes: usize) -> Result<Pinned, CudaError> {
+        gpu.bind()?;
+        let bytes = bytes.max(ALIGN).next_multiple_of(ALIGN);
+        // SAFETY: freed when dropped; zeroed below, before anyone reads it.
+        let start =
+            unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.named("cuMemHostAlloc")?;
+        let start = NonNull::new(start.cast::<u8>())
+            .ok_or_else(|| CudaError::Broken("pinned memory at address 0".to_owned()))?;
+        // SAFETY: as many bytes as were allocated.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(Pinned { gpu: gpu.clone(), start, bytes })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first bytes.
+    pub(super) fn bytes_of(&self, bytes: usize) -> &[u8] {
+        assert!(bytes <= self.bytes, "beyond pinned memory");
+        // SAFETY: inside the memory, which is initialised.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), bytes) }
+    }
+
+    /// The first bytes, to write.
+    pub(super) fn bytes_of_mut(&mut self, bytes: usize) -> &mut [u8] {
+        assert!(bytes <= self.bytes, "beyond pinned memory");
+        // SAFETY: as above, and nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), bytes) }
+    }
+
+    fn slice<T: Plain>(&self, offset: usize, len: usize) -> &[T] {
+        assert!(
+            offset.is_multiple_of(ALIGN) && offset + len * size_of::<T>() <= self.bytes,
+            "beyond pinned memory"
+        );
+        // SAFETY: inside the memory, aligned for every plain type, any bytes are a value; whoever asks knows that no copy into it is
+        // under way.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset).cast().as_ptr(), len) }
+    }
+
+    pub(super) fn slice_mut<T: Plain>(&mut self, offset: usize, len: usize) -> &mut [T] {
+        assert!(
+            offset.is_multiple_of(ALIGN) && offset + len * size_of::<T>() <= self.bytes,
+            "beyond pinned memory"
+        );
+        // SAFETY: as above, and nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset).cast().as_ptr(), len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: allocated above.
+            let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+        }
+    }
+}
+
+/// A place in an [`Arena`].
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    offset: usize,
+    len: usize,
+}
+
+/// Small arrays that travel together: a piece of device memory with its twin in pinned memory. What is put in goes there by one copy,
+/// what kernels write comes back by one. Its memory is the lane's to touch between [`CudaLane::send`](super::CudaLane::send) or
+/// [`CudaLane::fetch`](super::CudaLane::fetch) and [`CudaLane::wait`](super::CudaLane::wait): [`Arena::clear`] is for after that.
+pub struct Arena {
+    pub(super) host: Pinned,
+    pub(super) device: DeviceBuffer,
+    pub(super) used: usize,
+}
+
+impl Arena {
+    /// Room for so many bytes, which includes up to 15 for each array.
+    ///
+    /// # Errors
+    /// There is no memory on one of both sides.
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<Arena, CudaError> {
+        Ok(Arena {
+            host: Pinned::zeroed(gpu, bytes)?,
+            device: DeviceBuffer::zeroed(gpu, bytes, what)?,
+            used: 0,
+        })
+    }
+
+    /// Empties it.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// Room for `len` values, and where they will be on the device.
+    ///
+    /// # Panics
+    /// If there is not so much room: the arena was made for less than it is used for.
+    pub fn reserve<T: Plain>(&mut self, len: usize) -> (Ptr, Place) {
+        let (offset, bytes) = (self.used, (len * size_of::<T>()).max(1).next_multiple_of(ALIGN));
+        assert!(offset + bytes <= self.host.bytes(), "an arena of {} bytes is full", self.host.bytes());
+        self.used += bytes;
+        (self.device.at(offset), Place { offset, len })
+    }
+
+    /// Puts values in.
+    ///
+    /// # Panics
+    /// As [`Arena::reserve`].
+    pub fn put<T: Plain>(&mut self, values: &[T]) -> Ptr {
+        let (ptr, place) = self.reserve::<T>(values.len());
+        self.host.slice_mut(place.offset, place.len).copy_from_slice(values);
+        ptr
+    }
+
+    /// What came back.
+    #[must_use]
+    pub fn get<T: Plain>(&self, place: Place) -> &[T] {
+        self.host.slice(place.offset, place.len)
+    }
+}
+
+/// Flags that the host may set while kernels run, and that those read in the host's memory.
+pub struct Flags {
+    memory: Pinned,
+    on_device: Ptr,
+}
+
+impl Flags {
+    /// So many flags, none of them set.
+    ///
+    /// # Errors
+    /// There is no pinned memory.
+    pub fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Flags, CudaError> {
+        let memory = Pinned::zeroed(gpu, len * size_of::<u32>())?;
+        let mut on_device = 0;
+        // SAFETY: pinned memory that was mapped when it was allocated.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut on_device, memory.start.as_ptr().cast(), 0) }
+            .named("cuMemHostGetDevicePointer")?;
+        Ok(Flags { memory, on_device: Ptr(on_device) })
+    }
+
+    /// Where kernels read them: u32 each.
+    #[must_use]
+    pub fn ptr(&self) -> Ptr {
+        self.on_device
+    }
+
+    /// Clears all.
+    pub fn clear(&self) {
+        self.all().iter().for_each(|flag| flag.store(0, Ordering::Release));
+    }
+
+    /// Sets one.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    pub fn set(&self, index: usize) {
+        self.all()[index].store(1, Ordering::Release);
+    }
+
+    fn all(&self) -> &[AtomicU32] {
+        // SAFETY: the memory is whole words, aligned, and touched by nothing but atomics and the GPU, which only reads.
+        unsafe { std::slice::from_raw_parts(self.memory.start.cast().as_ptr(), self.memory.bytes / 4) }
+    }
+}
+
+// Chunks without samples begin them nowhere.
+const _: () = assert!(NOTHING == u32::MAX && size_of::<Verdict>() == 16 && size_of::<Tile>() == 8);

@@ -1,0 +1,20 @@
+//! A GPU: found, opened, its SMs shared out, its memory, and the lanes that launch on it.
+//!
+//! Everything is made on the primary context. Lanes share nothing but weights, which do not change: what runs on one stream is in order,
+//! and nothing has to be ordered between streams.
+
+mod blaslt;
+mod error;
+mod gpu;
+mod lane;
+mod memory;
+mod probe;
+mod sms;
+
+pub use blaslt::Product;
+pub use error::CudaError;
+pub use gpu::Gpu;
+pub use lane::{CudaLane, Upload};
+pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
+pub use probe::{GpuInfo, check_libraries, probe, probe_one};
+pub use sms::{Share, SharePair};

@@ -1,0 +1,202 @@
+//! The device layer through cudarc, over a fake driver: what is found, opened, split, allocated and launched; and what goes wrong.
+
+mod cuda_fake;
+
+use cuda_fake::inside;
+use faser_kernels::cuda::{
+    Arena, CompactRowsArgs, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags, Gpu, Product, Ptr,
+    Share, Upload, probe,
+};
+use std::sync::Arc;
+
+fn open() -> Arc<Gpu> {
+    Gpu::open(0, None).expect("the fake GPU opens")
+}
+
+fn whole(gpu: &Arc<Gpu>) -> CudaLane {
+    CudaLane::new(&[Share::whole(gpu)], false).expect("a lane")
+}
+
+/// The number behind these words in a report.
+fn reported(report: &str, words: &str) -> usize {
+    let line = report.lines().find_map(|line| line.strip_prefix(words));
+    line.and_then(|rest| rest.trim().parse().ok()).unwrap_or_else(|| panic!("no {words:?} in:\n{report}"))
+}
+
+#[test]
+fn a_gpu_is_found_and_described() {
+    inside("a_gpu_is_found_and_described", &[("FASER_FAKE_SMS", "108")], || {
+        let found = probe().unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].sms, found[0].arch()), (108, "sm_90".to_owned()));
+        assert_eq!(found[0].name, "fake GPU");
+        let refusal = Gpu::open(1, None).unwrap_err().to_string();
+        assert!(refusal.contains("no GPU 1") && refusal.contains("0 (fake GPU)"), "{refusal}");
+    });
+}
+
+#[test]
+fn an_old_driver_is_refused_with_its_version() {
+    inside("an_old_driver_is_refused_with_its_version", &[("FASER_FAKE_VERSION", "12040")], || {
+        let refusal = probe().unwrap_err().to_string();
+        assert!(refusal.contains("CUDA 12.4") && refusal.contains("580"), "{refusal}");
+    });
+}
+
+#[test]
+fn a_kernel_runs_through_the_driver_and_what_it_wrote_comes_back() {
+    let name = "a_kernel_runs_through_the_driver_and_what_it_wrote_comes_back";
+    let report = inside(name, &[], || {
+        let gpu = open();
+        let mut lane = whole(&gpu);
+        let table = DeviceBuffer::zeroed(&gpu, 5 * 3 * 4, "a table").unwrap();
+        let mut upload = Upload::new(&gpu).unwrap();
+        upload.rows::<f32>(&table, 5, 3, |row, to| to.fill(row as f32)).unwrap();
+        upload.finish().unwrap();
+        let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
+        for tokens in [vec![4u32, 0, 2], vec![1, 9]] {
+            arena.clear();
+            let rows = arena.put(&[tokens.len() as u32]);
+            let ids = arena.put(&tokens);
+            let (out, place) = arena.reserve::<f32>(tokens.len() * 3);
+            lane.send(&mut arena).unwrap();
+            let args = EmbedArgs { table: table.ptr(), tokens: ids, out, rows, cols: 3, vocabulary: 5 };
+            let sms = lane.sms();
+            lane.launch(&args.launch(Element::F32, 4, sms)).unwrap();
+            lane.fetch(&mut arena).unwrap();
+            let mut looks = 0;
+            lane.wait(&mut || looks += 1).unwrap();
+            assert!(looks > 0, "a lane waits");
+            let found = arena.get::<f32>(place);
+            for (token, row) in tokens.iter().zip(found.chunks(3)) {
+                let right = |x: &f32| if *token < 5 { *x == *token as f32 } else { x.is_nan() };
+                assert!(row.iter().all(right), "{token}: {row:?}");
+            }
+        }
+        drop((lane, arena, table, upload));
+        assert_eq!(gpu.memory().unwrap(), (1 << 30, 1 << 30));
+    });
+    let Some(report) = report else { return };
+    assert_eq!((reported(&report, "memory left"), reported(&report, "streams left")), (0, 0));
+    assert_eq!(reported(&report, "runs of embed_f32"), 2);
+    assert_eq!(reported(&report, "launches on 132 SMs"), 2);
+}
+
+#[test]
+fn partitions_are_pairs_of_complements_and_products_are_chosen_for_each() {
+    let name = "partitions_are_pairs_of_complements_and_products_are_chosen_for_each";
+    let report = inside(name, &[], || {
+        let gpu = open();
+        let pair = Share::split(&gpu, 13).unwrap();
+        assert_eq!((pair.draft.sms(), pair.verify.sms()), (16, 116), "rounded up to groups of 8");
+        for none in [0, 132, 200, 130] {
+            let refusal = Share::split(&gpu, none).err().expect("nothing is left").to_string();
+            assert!(refusal.contains("of 132"), "{refusal}");
+        }
+        let mut lane = CudaLane::new(&[Share::whole(&gpu), pair.draft, pair.verify], true).unwrap();
+        let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
+        for (partition, sms, add) in [(0, 132, false), (1, 16, true), (2, 116, false), (1, 16, false)] {
+            lane.work_on(partition).unwrap();
+            assert_eq!(lane.sms(), sms);
+            arena.clear();
+            let x = arena.put(&[1.0f32, 2.0, 3.0, 4.0]);
+            let w = arena.put(&[1.0f32, 0.0, 0.0, 1.0, 10.0, 100.0]);
+            let bias = arena.put(&[0.5f32, 0.0, 0.0]);
+            let (out, place) = arena.reserve::<f32>(6);
+            lane.send(&mut arena).unwrap();
+            lane.clear(out, 24).unwrap();
+            let product =
+                Product { element: Element::F32, x, w, bias, out, rows: 2, inputs: 2, outputs: 3, add };
+            lane.multiply(&product).unwrap();
+            lane.multiply(&Product { bias: Ptr::NULL, ..product }).unwrap();
+            lane.fetch(&mut arena).unwrap();
+            lane.wait(&mut || {}).unwrap();
+            let mut once = [1.0, 2.0, 210.0, 3.0, 4.0, 430.0];
+            if add {
+                once.iter_mut().for_each(|x| *x *= 2.0);
+                (once[0], once[3]) = (once[0] + 0.5, once[3] + 0.5);
+            }
+            assert_eq!(arena.get::<f32>(place), once);
+        }
+    });
+    let Some(report) = report else { return };
+    assert_eq!(reported(&report, "products on 16 SMs"), 4);
+    assert_eq!(reported(&report, "products on 116 SMs"), 2);
+    assert_eq!(reported(&report, "memory left"), 0);
+}
+
+#[test]
+fn flags_are_seen_by_kernels_that_were_asked_for_before_they_were_set() {
+    let name = "flags_are_seen_by_kernels_that_were_asked_for_before_they_were_set";
+    inside(name, &[], || {
+        let gpu = open();
+        let mut lane = whole(&gpu);
+        let flags = Flags::new(&gpu, 4).unwrap();
+        flags.set(0);
+        flags.clear();
+        let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
+        // One row of four numbers, the second of which is the flag's word: it moves to the front.
+        let x = arena.put(&[7.0f32, 8.0]);
+        let counts = arena.put(&[1u32, 0]);
+        lane.send(&mut arena).unwrap();
+        let args = CompactRowsArgs { x, keep: flags.ptr(), counts, cols: 1 };
+        lane.launch(&args.launch()).unwrap();
+        flags.set(0);
+        lane.fetch(&mut arena).unwrap();
+        lane.wait(&mut || {}).unwrap();
+        let mut again = Arena::new(&gpu, 64, "a test").unwrap();
+        let (ptr, place) = again.reserve::<f32>(1);
+        lane.copy(x, ptr, 4).unwrap();
+        lane.fetch(&mut again).unwrap();
+        lane.wait(&mut || {}).unwrap();
+        assert_eq!(again.get::<f32>(place), [8.0]);
+    });
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused_with_numbers() {
+    inside("memory_that_is_not_there_is_refused_with_numbers", &[("FASER_FAKE_MEMORY", "1000000")], || {
+        let gpu = open();
+        let most = DeviceBuffer::zeroed(&gpu, 900_000, "weights").unwrap();
+        let refusal = DeviceBuffer::zeroed(&gpu, 200_000, "KV").err().expect("there is not so much");
+        assert!(matches!(
+            refusal,
+            CudaError::OutOfMemory { wanted_bytes: 200_000, total_bytes: 1_000_000, .. }
+        ));
+        let words = refusal.to_string();
+        assert!(words.contains("KV takes 200000") && words.contains("scheduler.max_running"), "{words}");
+        drop(most);
+        DeviceBuffer::zeroed(&gpu, 200_000, "KV").unwrap();
+    });
+}
+
+#[test]
+fn a_launch_that_is_refused_is_an_error_of_its_kernel() {
+    let variables = [("FASER_FAKE_REFUSE", "compact_rows:2")];
+    inside("a_launch_that_is_refused_is_an_error_of_its_kernel", &variables, || {
+        let gpu = open();
+        let mut lane = whole(&gpu);
+        let memory = DeviceBuffer::zeroed(&gpu, 64, "a test").unwrap();
+        let args = CompactRowsArgs { x: memory.ptr(), keep: memory.ptr(), counts: memory.ptr(), cols: 1 };
+        lane.launch(&args.launch()).unwrap();
+        let refusal = lane.launch(&args.launch()).unwrap_err().to_string();
+        assert!(refusal.contains("compact_rows") && refusal.contains("OUT_OF_RESOURCES"), "{refusal}");
+        lane.launch(&args.launch()).unwrap();
+        lane.wait(&mut || {}).unwrap();
+    });
+}
+
+#[test]
+fn a_lost_device_fails_every_call_and_nothing_panics() {
+    let variables = [("FASER_FAKE_LOSE", "compact_rows:1")];
+    inside("a_lost_device_fails_every_call_and_nothing_panics", &variables, || {
+        let gpu = open();
+        let mut lane = whole(&gpu);
+        let memory = DeviceBuffer::zeroed(&gpu, 64, "a test").unwrap();
+        let args = CompactRowsArgs { x: memory.ptr(), keep: memory.ptr(), counts: memory.ptr(), cols: 1 };
+        lane.launch(&args.launch()).unwrap();
+        let failure = lane.wait(&mut || {}).unwrap_err().to_string();
+        assert!(failure.contains("LAUNCH_FAILED"), "{failure}");
+        assert!(lane.launch(&args.launch()).is_err() && gpu.memory().is_err());
+    });
+}

@@ -1,0 +1,351 @@
+// A driver, a compiler and a GEMM library without a GPU, for tests: what cudarc calls of libcuda, libnvrtc and libcublasLt, over memory
+// of the host and kernels on fibers (cuda_host.h). It stands behind the kernels in one library, which goes by the three names.
+//
+// Streams are lazy: an order runs when its stream is waited for, or one at a time when it is asked whether it is done. Copies read
+// pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed.
+//
+// By the environment: FASER_FAKE_MEMORY (bytes), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
+// run of that kernel), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the device is closed).
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace fake {
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719 };
+using Work = std::function<int()>;
+struct Green { unsigned sms; unsigned streams; };
+struct Stream { std::deque<Work> work; unsigned sms; Green *green; };
+struct Function { std::string name; size_t args; unsigned shared; };
+struct Resource { int type; unsigned char padding[92]; unsigned sms, least, alignment; unsigned char more[36]; };
+struct Block { char *all; size_t bytes; };
+constexpr size_t MARGIN = 256;
+constexpr unsigned char GUARD = 0xA7;
+
+static std::recursive_mutex lock;
+static thread_local bool bound;
+static std::vector<Stream *> streams;
+static std::map<uint64_t, Block> blocks;
+static std::map<std::string, unsigned> runs, launches;
+static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
+static size_t used;
+static unsigned retained, copies;
+static int lost;
+
+inline size_t number(const char *name, size_t otherwise) {
+    const char *text = getenv(name);
+    return text ? strtoull(text, nullptr, 10) : otherwise;
+}
+inline size_t memory() { return number("FASER_FAKE_MEMORY", size_t(1) << 30); }
+inline unsigned sms() { return number("FASER_FAKE_SMS", 132); }
+// Whether a variable KERNEL:N names this kernel and this time.
+inline bool named(const char *variable, const std::string &kernel, unsigned time) {
+    const char *text = getenv(variable);
+    return text && kernel + ":" + std::to_string(time) == text;
+}
+inline int step(Stream *s) {
+    Work work = std::move(s->work.front());
+    s->work.pop_front();
+    const int code = lost ? lost : work();
+    if (code) lost = code;
+    return lost;
+}
+inline int drain(Stream *s) {
+    while (!s->work.empty()) step(s);
+    return lost;
+}
+inline int drain_all() {
+    for (auto *s : streams) drain(s);
+    return lost;
+}
+inline int ask(void *stream, Work work) {
+    if (!stream) return INVALID_VALUE;
+    if (lost) return lost;
+    ((Stream *)stream)->work.push_back(std::move(work));
+    return 0;
+}
+inline Stream *open_stream(unsigned sms, Green *green) {
+    streams.push_back(new Stream{{}, sms, green});
+    return streams.back();
+}
+inline void look_at_margins(const Block &block) {
+    for (size_t i = 0; i < MARGIN; i++) {
+        if ((unsigned char)block.all[i] == GUARD && (unsigned char)block.all[MARGIN + block.bytes + i] == GUARD) continue;
+        fprintf(stderr, "fake driver: a write beside %zu bytes of device memory\n", block.bytes);
+        abort();
+    }
+}
+// Device memory that is read or written must have been allocated.
+inline bool inside(uint64_t at, size_t bytes) {
+    auto found = blocks.upper_bound(at);
+    if (found == blocks.begin()) return false;
+    --found;
+    return at + bytes <= found->first + found->second.bytes;
+}
+} // namespace fake
+#define LOCKED std::lock_guard<std::recursive_mutex> guard(fake::lock)
+#define BOUND LOCKED; if (!fake::bound) return fake::INVALID_CONTEXT; if (fake::lost) return fake::lost
+
+extern "C" {
+int cuDriverGetVersion(int *version) { *version = fake::number("FASER_FAKE_VERSION", 13000); return 0; }
+int cuInit(unsigned) { return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal == 0 ? 0 : 101; }
+int cuDeviceGetName(char *name, int length, int) { snprintf(name, length, "fake GPU"); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = fake::memory(); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int) {
+    *value = attribute == 16 ? fake::sms() : attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : 0;
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int) { LOCKED; *context = (void *)1; fake::retained++; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int) {
+    LOCKED;
+    if (--fake::retained) return 0;
+    const char *path = getenv("FASER_FAKE_REPORT");
+    FILE *file = path ? fopen(path, "w") : nullptr;
+    if (!file) return 0;
+    fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\n", fake::used, fake::streams.size(), fake::copies);
+    for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
+    for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
+    for (auto &entry : fake::runs) fprintf(file, "runs of %s %u\n", entry.first.c_str(), entry.second);
+    fclose(file);
+    return 0;
+}
+int cuCtxSetCurrent(void *context) { fake::bound = context != nullptr; return 0; }
+int cuCtxSynchronize() { BOUND; return fake::drain_all(); }
+
+// ---- memory
+int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
+    BOUND;
+    if (fake::used + bytes > fake::memory()) return fake::OUT_OF_MEMORY;
+    char *all = (char *)aligned_alloc(256, (bytes + 2 * fake::MARGIN + 255) / 256 * 256);
+    memset(all, fake::GUARD, bytes + 2 * fake::MARGIN);
+    memset(all + fake::MARGIN, 0xEE, bytes);
+    *at = (uint64_t)(all + fake::MARGIN);
+    fake::blocks[*at] = {all, bytes};
+    fake::used += bytes;
+    return 0;
+}
+int cuMemFree_v2(uint64_t at) {
+    LOCKED;
+    fake::drain_all();
+    auto found = fake::blocks.find(at);
+    if (found == fake::blocks.end()) return fake::INVALID_VALUE;
+    fake::look_at_margins(found->second);
+    fake::used -= found->second.bytes;
+    free(found->second.all);
+    fake::blocks.erase(found);
+    return 0;
+}
+int cuMemGetInfo_v2(size_t *left, size_t *total) { BOUND; *total = fake::memory(); *left = *total - fake::used; return 0; }
+int cuMemHostAlloc(void **at, size_t bytes, unsigned) { BOUND; *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096); return 0; }
+int cuMemFreeHost(void *at) { LOCKED; fake::drain_all(); free(at); return 0; }
+int cuMemHostGetDevicePointer_v2(uint64_t *device, void *host, unsigned) { *device = (uint64_t)host; return 0; }
+int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t bytes) {
+    BOUND;
+    if (!fake::inside(at, bytes)) return fake::INVALID_VALUE;
+    memset((void *)at, value, bytes);
+    return 0;
+}
+int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream) {
+    BOUND;
+    if (!fake::inside(at, bytes)) return fake::INVALID_VALUE;
+    return fake::ask(stream, [=] { memset((void *)at, value, bytes); return 0; });
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
+    BOUND;
+    if (!fake::inside(to, bytes)) return fake::INVALID_VALUE;
+    fake::copies++;
+    return fake::ask(stream, [=] { memcpy((void *)to, from, bytes); return 0; });
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
+    BOUND;
+    if (!fake::inside(from, bytes)) return fake::INVALID_VALUE;
+    fake::copies++;
+    return fake::ask(stream, [=] { memcpy(to, (const void *)from, bytes); return 0; });
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    BOUND;
+    if (!fake::inside(to, bytes) || !fake::inside(from, bytes)) return fake::INVALID_VALUE;
+    return fake::ask(stream, [=] { memmove((void *)to, (const void *)from, bytes); return 0; });
+}
+
+// ---- green contexts and streams
+int cuDeviceGetDevResource(int, fake::Resource *resource, int type) {
+    memset(resource, 0, sizeof *resource);
+    resource->type = type, resource->sms = fake::sms(), resource->least = 8, resource->alignment = 8;
+    return type == 1 ? 0 : fake::INVALID_VALUE;
+}
+int cuDevSmResourceSplitByCount(fake::Resource *first, unsigned *groups, const fake::Resource *all, fake::Resource *rest, unsigned, unsigned least) {
+    const unsigned count = (least + 7) / 8 * 8;
+    if (*groups != 1 || count > all->sms) return fake::INVALID_VALUE;
+    *first = *rest = *all;
+    first->sms = count, rest->sms = all->sms - count;
+    return 0;
+}
+int cuDevResourceGenerateDesc(void **description, fake::Resource *resource, unsigned count) {
+    *description = (void *)(uintptr_t)resource->sms;
+    return count == 1 && resource->sms ? 0 : fake::INVALID_VALUE;
+}
+int cuGreenCtxCreate(void **context, void *description, int, unsigned flags) {
+    BOUND;
+    *context = new fake::Green{(unsigned)(uintptr_t)description, 0};
+    return flags == 1 ? 0 : fake::INVALID_VALUE;
+}
+int cuGreenCtxDestroy(void *context) {
+    LOCKED;
+    if (((fake::Green *)context)->streams) return fake::INVALID_VALUE;
+    delete (fake::Green *)context;
+    return 0;
+}
+int cuGreenCtxStreamCreate(void **stream, void *context, unsigned flags, int) {
+    BOUND;
+    auto *green = (fake::Green *)context;
+    green->streams++;
+    *stream = fake::open_stream(green->sms, green);
+    return flags == 1 ? 0 : fake::INVALID_VALUE;
+}
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int) {
+    BOUND;
+    *stream = fake::open_stream(fake::sms(), nullptr);
+    return flags == 1 ? 0 : fake::INVALID_VALUE;
+}
+int cuStreamDestroy_v2(void *stream) {
+    LOCKED;
+    auto *s = (fake::Stream *)stream;
+    fake::drain(s);
+    if (s->green) s->green->streams--;
+    for (auto at = fake::streams.begin(); at != fake::streams.end(); ++at) {
+        if (*at == s) { fake::streams.erase(at); break; }
+    }
+    delete s;
+    return 0;
+}
+int cuStreamSynchronize(void *stream) { BOUND; return fake::drain((fake::Stream *)stream); }
+int cuStreamQuery(void *stream) {
+    BOUND;
+    auto *s = (fake::Stream *)stream;
+    if (!s->work.empty()) fake::step(s);
+    return fake::lost ? fake::lost : s->work.empty() ? 0 : (int)fake::NOT_READY;
+}
+
+// ---- kernels
+int cuModuleLoadData(void **module, const void *image) { BOUND; *module = strdup((const char *)image); return 0; }
+int cuModuleUnload(void *module) { LOCKED; free(module); return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    BOUND;
+    const size_t args = faser_args_size(name);
+    if (!args || !strstr((const char *)module, name)) return fake::NOT_FOUND;
+    *function = new fake::Function{name, args, 48u << 10}; // lives with the process, as a module's would with the module
+    return 0;
+}
+int cuFuncGetAttribute(int *value, int, void *) { *value = 0; return 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) {
+    if (attribute != 8 || value > 232448) return fake::INVALID_VALUE;
+    ((fake::Function *)function)->shared = value;
+    return 0;
+}
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz, unsigned shared, void *stream, void **parameters, void **) {
+    BOUND;
+    auto *f = (fake::Function *)function;
+    if (ty != 1 || tz != 1 || !x || !y || !z || y > 65535 || z > 65535 || shared > f->shared) return fake::INVALID_VALUE;
+    if (fake::named("FASER_FAKE_REFUSE", f->name, ++fake::launches[f->name])) return fake::OUT_OF_RESOURCES;
+    fake::launches_by_sms[((fake::Stream *)stream)->sms]++;
+    const char *bytes = (const char *)parameters[0];
+    std::vector<char> args(bytes, bytes + f->args);
+    return fake::ask(stream, [=] {
+        const unsigned time = ++fake::runs[f->name];
+        if (fake::named("FASER_FAKE_LOSE", f->name, time)) return (int)fake::LAUNCH_FAILED;
+        const unsigned grid[3] = {x, y, z};
+        // All orders of the fibers come up.
+        const char *fault = faser_launch(f->name.c_str(), args.data(), args.size(), grid, threads, shared, time % 3);
+        if (fault) fprintf(stderr, "fake driver: %s: %s\n", f->name.c_str(), fault);
+        return fault ? (int)fake::LAUNCH_FAILED : 0;
+    });
+}
+
+// ---- NVRTC: a program is its source, and so is its cubin
+int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
+int nvrtcCreateProgram(void **program, const char *source, const char *, int, const char *const *, const char *const *) { *program = strdup(source); return 0; }
+int nvrtcCompileProgram(void *, int, const char *const *) { return 0; }
+int nvrtcGetProgramLogSize(void *, size_t *bytes) { *bytes = 1; return 0; }
+int nvrtcGetProgramLog(void *, char *log) { *log = 0; return 0; }
+int nvrtcGetCUBINSize(void *program, size_t *bytes) { *bytes = strlen((const char *)program) + 1; return 0; }
+int nvrtcGetCUBIN(void *program, char *cubin) { strcpy(cubin, (const char *)program); return 0; }
+int nvrtcDestroyProgram(void **program) { free(*program); return 0; }
+} // extern "C"
+
+// ---- cublasLt: row-major x w^T, as column-major T and N
+namespace fake {
+enum { NOT_SUPPORTED = 15 };
+struct Layout { int type; uint64_t rows, columns; int64_t leading; };
+struct Description { int compute = 0, transposed_a = 0, epilogue = 1, sms = 0, bias_type = 0; uint64_t bias = 0; };
+struct Heuristic { uint64_t algorithm[8]; size_t workspace; int state; float waves; int reserved[4]; };
+inline float at(const Layout &layout, const void *matrix, size_t row, size_t column) {
+    const size_t place = column * layout.leading + row;
+    return layout.type == 0 ? ((const float *)matrix)[place] : emu::of_bf16(((const uint16_t *)matrix)[place]);
+}
+} // namespace fake
+extern "C" {
+int cublasLtCreate(void **handle) { *handle = (void *)1; return 0; }
+int cublasLtDestroy(void *) { return 0; }
+int cublasLtMatrixLayoutCreate(void **layout, int type, uint64_t rows, uint64_t columns, int64_t leading) { *layout = new fake::Layout{type, rows, columns, leading}; return 0; }
+int cublasLtMatrixLayoutDestroy(void *layout) { delete (fake::Layout *)layout; return 0; }
+int cublasLtMatmulDescCreate(void **description, int compute, int scale) {
+    auto *d = new fake::Description;
+    d->compute = compute;
+    *description = d;
+    return compute == 68 && scale == 0 ? 0 : (int)fake::NOT_SUPPORTED;
+}
+int cublasLtMatmulDescDestroy(void *description) { delete (fake::Description *)description; return 0; }
+int cublasLtMatmulDescSetAttribute(void *description, int attribute, const void *value, size_t bytes) {
+    auto *d = (fake::Description *)description;
+    const size_t wanted = attribute == 8 ? 8 : 4;
+    if (bytes != wanted) return 7;
+    if (attribute == 3) memcpy(&d->transposed_a, value, 4);
+    else if (attribute == 7) memcpy(&d->epilogue, value, 4);
+    else if (attribute == 8) memcpy(&d->bias, value, 8);
+    else if (attribute == 15) memcpy(&d->sms, value, 4);
+    else if (attribute == 26) memcpy(&d->bias_type, value, 4);
+    else return 7;
+    return 0;
+}
+int cublasLtMatmulPreferenceCreate(void **preference) { *preference = malloc(8); return 0; }
+int cublasLtMatmulPreferenceDestroy(void *preference) { free(preference); return 0; }
+int cublasLtMatmulPreferenceSetAttribute(void *, int attribute, const void *, size_t bytes) { return attribute == 1 && bytes == 8 ? 0 : 7; }
+int cublasLtMatmulAlgoGetHeuristic(void *, void *description, void *, void *, void *, void *, void *, int, fake::Heuristic *found, int *count) {
+    memset(found, 0, sizeof *found);
+    found->algorithm[0] = ((fake::Description *)description)->sms;
+    *count = 1;
+    return 0;
+}
+int cublasLtMatmul(void *, void *description, const float *alpha, const void *a, void *a_layout, const void *b, void *b_layout, const float *beta,
+                   const void *c, void *c_layout, void *out, void *d_layout, const uint64_t *algorithm, void *, size_t workspace, void *stream) {
+    LOCKED;
+    const auto d = *(fake::Description *)description;
+    const auto la = *(fake::Layout *)a_layout, lb = *(fake::Layout *)b_layout, lc = *(fake::Layout *)c_layout, ld = *(fake::Layout *)d_layout;
+    const unsigned sms = ((fake::Stream *)stream)->sms;
+    // What was chosen for one partition must not run on another.
+    const bool fits = d.transposed_a == 1 && la.rows == lb.rows && la.columns == ld.rows && lb.columns == ld.columns && lc.type == 0 && ld.type == 0 &&
+                      *alpha == 1.0f && workspace && d.sms == (int)sms && algorithm[0] == sms && (d.epilogue == 1 || (d.epilogue == 4 && d.bias));
+    if (!fits) return fake::NOT_SUPPORTED;
+    if (!fake::inside((uint64_t)out, ld.columns * ld.leading * 4) || !fake::inside((uint64_t)a, la.columns * la.leading * (la.type ? 2 : 4)) ||
+        !fake::inside((uint64_t)b, lb.columns * lb.leading * (lb.type ? 2 : 4))) return 7;
+    fake::products_by_sms[sms]++;
+    const bool add = *beta != 0.0f;
+    const int code = fake::ask(stream, [=] {
+        for (size_t column = 0; column < ld.columns; column++) {
+            for (size_t row = 0; row < ld.rows; row++) {
+                float sums[4] = {};
+                for (size_t k = 0; k < la.rows; k++) sums[k % 4] += fake::at(la, a, k, row) * fake::at(lb, b, k, column);
+                float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+                if (d.epilogue == 4) sum += ((const float *)d.bias)[row];
+                float &to = ((float *)out)[column * ld.leading + row];
+                to = add ? ((const float *)c)[column * lc.leading + row] + sum : sum;
+            }
+        }
+        return 0;
+    });
+    return code ? 14 : 0;
+}
+} // extern "C"

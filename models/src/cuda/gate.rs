@@ -1,0 +1,104 @@
+//! Between two layers, and after the last: proposals tested, rows let go, logits of those that get tokens.
+
+use faser_kernels::cuda::{
+    CompactRowsArgs, CudaError, GateArgs, Place, Product, Ptr, Sample, ScoreTokensArgs, ShedRowsArgs,
+};
+
+use super::{CudaPasses, CudaSizes};
+
+/// Where a gate's gaps come back.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate(pub(super) Place);
+
+impl CudaPasses {
+    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next [`CudaPasses::shed`]. Its gaps come back
+    /// with what the pass brings.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn gate(&mut self) -> Result<Gate, CudaError> {
+        let (model, pass, sms) = (self.model.clone(), self.pass, self.lane.sms());
+        let (gaps, place) = self.output.reserve::<f32>(pass.test_len);
+        if pass.test_len == 0 {
+            return Ok(Gate(place));
+        }
+        let most = pass.test_len as u32;
+        let args = GateArgs {
+            tests: pass.tests,
+            tokens: pass.rivals,
+            scores: pass.scores,
+            most: pass.most,
+            chunks: pass.chunks,
+            samplers: pass.samplers,
+            rows: pass.test_rows,
+            gaps,
+            live: pass.live,
+            count: pass.test_count,
+        };
+        self.lane.launch(&args.rows(most))?;
+        self.final_norm(pass.test_rows, 1, (pass.test_count, most))?;
+        let scores = ScoreTokensArgs {
+            x: self.final_normed.ptr(),
+            w: model.head.ptr(),
+            tokens: pass.rivals,
+            out: pass.scores,
+            rows: pass.test_count,
+            inputs: model.config.hidden as u32,
+            outputs: model.config.vocab as u32,
+            each: GateArgs::SCORED as u32,
+        };
+        self.lane.launch(&scores.launch(model.element, most, sms))?;
+        self.lane.launch(&args.test(most))?;
+        Ok(Gate(place))
+    }
+
+    /// Rows that are not wanted any more leave the pass: those of chunks that were cancelled, and what gates have ruled out.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn shed(&mut self) -> Result<(), CudaError> {
+        let pass = self.pass;
+        let args = ShedRowsArgs {
+            chunks: pass.chunks,
+            cancelled: self.cancelled.ptr(),
+            live: pass.live,
+            positions: pass.positions,
+            chunk_of: pass.chunk_of,
+            keep: self.keep.ptr(),
+            samples: pass.sample_rows,
+            counts: pass.counts,
+            chunk_count: pass.chunk_count as u32,
+        };
+        self.lane.launch(&args.launch())?;
+        let cols = self.model.config.hidden as u32;
+        let args = CompactRowsArgs { x: self.x.ptr(), keep: self.keep.ptr(), counts: pass.counts, cols };
+        self.lane.launch(&args.launch())
+    }
+
+    /// Ends the layers: logits of the rows that get tokens.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn finish(&mut self) -> Result<(), CudaError> {
+        let (model, pass) = (self.model.clone(), self.pass);
+        if pass.samples == 0 {
+            return Ok(());
+        }
+        // Of a sample the row stands first.
+        let stride = (size_of::<Sample>() / size_of::<u32>()) as u32;
+        let bucket = CudaSizes::bucket(pass.samples);
+        self.final_norm(pass.sample_rows, stride, (pass.sample_count(), bucket as u32))?;
+        let product = Product {
+            element: model.element,
+            x: self.final_normed.ptr(),
+            w: model.head.ptr(),
+            bias: Ptr::NULL,
+            out: self.logits.ptr(),
+            rows: bucket,
+            inputs: model.config.hidden,
+            outputs: model.config.vocab,
+            add: false,
+        };
+        self.multiply(product, pass.sample_count())
+    }
+}

@@ -1,0 +1,308 @@
+//! One lane's passes of a model on a GPU: the buffers they need, allocated once, and a pass in the segments of the CPU's.
+//!
+//! ```text
+//! stage(input) ── layers(a..b) ──┬──────────────────────┬── layers(b..c) ── .. ── finish ── draw
+//!                                └─ gate(tests) ─ shed ─┘
+//! ```
+//!
+//! Nothing here waits: launches queue up on the lane. How many rows there are is known to the host when a pass begins; rows that leave
+//! are known to the device, whose kernels then do less, while products keep the size they began with.
+
+use std::sync::Arc;
+
+use faser_kernels::cuda::{
+    Arena, AttentionArgs, AttentionPlan, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element,
+    EmbedArgs, Flags, GateArgs, NOTHING, Ptr, Sample, Sampler, Share, Test, Tile,
+};
+use faser_kernels::{BlockId, Dtype};
+
+use super::sampler::SamplerBuffers;
+use super::{CudaModel, CudaSizes};
+
+/// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
+#[derive(Clone, Copy, Debug)]
+pub struct PassInput<'a> {
+    /// One token per row.
+    pub tokens: &'a [u32],
+    /// Position of each row.
+    pub positions: &'a [u32],
+    /// Chunk of each row.
+    pub chunk_of: &'a [u32],
+    /// First row, rows and `sampled_from` of each chunk; the first sample is filled in here.
+    pub chunks: &'a [Chunk],
+    /// Block table of each chunk.
+    pub tables: &'a [&'a [BlockId]],
+    /// How each chunk's tokens are drawn.
+    pub samplers: &'a [Sampler],
+    /// Proposals of each chunk: none, or those behind its row `sampled_from`.
+    pub proposals: &'a [&'a [u32]],
+    /// Whether the table of counts of any chunk matters, or its bias.
+    pub adjusts: bool,
+    /// Whether top-k or top-p of any chunk leaves tokens out.
+    pub restricts: bool,
+    /// Tests of proposals at gates: the test, its rivals (a full row of [`GateArgs::SCORED`] tokens), and the largest gap that stays.
+    pub tests: &'a [(Test, [u32; GateArgs::SCORED], f32)],
+}
+
+/// A model on a lane with KV memory of its own.
+pub struct CudaPasses {
+    pub(super) model: Arc<CudaModel>,
+    pub(super) lane: CudaLane,
+    pub(super) sizes: CudaSizes,
+    pub(super) input: Arena,
+    pub(super) output: Arena,
+    pub(super) history: Arena,
+    pub(super) cancelled: Flags,
+    pub(super) keys: DeviceBuffer,
+    pub(super) values: DeviceBuffer,
+    pub(super) x: DeviceBuffer,
+    pub(super) normed: DeviceBuffer,
+    pub(super) qkv: DeviceBuffer,
+    pub(super) attended: DeviceBuffer,
+    pub(super) gate_up: DeviceBuffer,
+    pub(super) activated: DeviceBuffer,
+    pub(super) attention_sums: DeviceBuffer,
+    pub(super) attention_stats: DeviceBuffer,
+    pub(super) keep: DeviceBuffer,
+    pub(super) gathered: DeviceBuffer,
+    pub(super) final_normed: DeviceBuffer,
+    pub(super) logits: DeviceBuffer,
+    pub(super) sampling: SamplerBuffers,
+    pub(super) pass: Staged,
+}
+
+/// The pass under way: where its arrays are, and its size.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Staged {
+    pub(super) bucket: usize,
+    pub(super) samples: usize,
+    pub(super) chunk_count: usize,
+    pub(super) counts: Ptr,
+    pub(super) positions: Ptr,
+    pub(super) chunk_of: Ptr,
+    pub(super) chunks: Ptr,
+    pub(super) live: Ptr,
+    pub(super) sample_rows: Ptr,
+    pub(super) tables: Ptr,
+    pub(super) table_stride: u32,
+    pub(super) tiles: Ptr,
+    pub(super) tile_count: usize,
+    pub(super) tile_queries: u32,
+    pub(super) split: u32,
+    pub(super) splits: u32,
+    pub(super) samplers: Ptr,
+    pub(super) proposals: Ptr,
+    pub(super) proposal_counts: Ptr,
+    pub(super) proposal_stride: usize,
+    pub(super) tests: Ptr,
+    pub(super) rivals: Ptr,
+    pub(super) most: Ptr,
+    pub(super) test_count: Ptr,
+    pub(super) test_rows: Ptr,
+    pub(super) scores: Ptr,
+    pub(super) test_len: usize,
+    pub(super) adjusts: bool,
+    pub(super) restricts: bool,
+}
+
+impl Staged {
+    /// Where the number of samples is.
+    pub(super) fn sample_count(&self) -> Ptr {
+        Ptr(self.counts.0 + 8)
+    }
+}
+
+impl CudaPasses {
+    /// Passes on these shares of the partitions, the whole GPU first; KV memory is empty. Lanes that draft go first where SMs are
+    /// shared, and tell confidences. The calling thread is bound to the GPU.
+    ///
+    /// # Errors
+    /// The GPU has not enough memory, or no stream.
+    pub fn new(
+        model: Arc<CudaModel>,
+        shares: &[Arc<Share>],
+        drafts: bool,
+        sizes: CudaSizes,
+    ) -> Result<CudaPasses, CudaError> {
+        let lane = CudaLane::new(shares, drafts)?;
+        let gpu = model.gpu.clone();
+        let config = &model.config;
+        let dtype = if model.element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
+        let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
+        let f32 = size_of::<f32>();
+        let activations = |count: usize, each: usize| DeviceBuffer::zeroed(&gpu, count * each, "activations");
+        let kv_bytes = sizes.kv_bytes(config, dtype);
+        let split_rows = sizes.split_rows() * config.heads;
+        Ok(CudaPasses {
+            input: Arena::new(&gpu, sizes.input_bytes(), "the arrays of a pass")?,
+            output: Arena::new(&gpu, sizes.output_bytes(), "what a pass brings")?,
+            history: Arena::new(&gpu, sizes.history_bytes(), "histories")?,
+            cancelled: Flags::new(&gpu, sizes.max_chunks)?,
+            keys: DeviceBuffer::zeroed(&gpu, kv_bytes, "keys")?,
+            values: DeviceBuffer::zeroed(&gpu, kv_bytes, "values")?,
+            x: activations(rows, hidden * f32)?,
+            normed: activations(rows, hidden * held)?,
+            qkv: activations(rows, (q + 2 * kv) * f32)?,
+            attended: activations(rows, q * held)?,
+            gate_up: activations(rows, 2 * config.intermediate * f32)?,
+            activated: activations(rows, config.intermediate * held)?,
+            attention_sums: activations(split_rows, config.head_dim * f32)?,
+            attention_stats: activations(split_rows, 2 * f32)?,
+            keep: activations(rows, size_of::<u32>())?,
+            gathered: activations(logit_rows, hidden * f32)?,
+            final_normed: activations(logit_rows, hidden * held)?,
+            logits: activations(logit_rows, config.vocab * f32)?,
+            sampling: SamplerBuffers::new(&gpu, config, logit_rows, drafts)?,
+            pass: Staged::default(),
+            model,
+            lane,
+            sizes,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<CudaModel> {
+        &self.model
+    }
+
+    /// The bounds.
+    pub fn sizes(&self) -> &CudaSizes {
+        &self.sizes
+    }
+
+    /// What follows runs on this partition.
+    ///
+    /// # Errors
+    /// What runs on the one before fails.
+    pub fn work_on(&mut self, partition: usize) -> Result<(), CudaError> {
+        self.lane.work_on(partition)
+    }
+
+    /// Waits for what was asked for; `meanwhile` is called again and again.
+    ///
+    /// # Errors
+    /// Something of it failed: the device is lost.
+    pub fn wait(&mut self, meanwhile: &mut dyn FnMut(&Flags)) -> Result<(), CudaError> {
+        let cancelled = &self.cancelled;
+        self.lane.wait(&mut || meanwhile(cancelled))
+    }
+
+    /// Nobody wants this chunk of the pass any more: its rows leave at the next [`CudaPasses::shed`], also of what is queued already.
+    pub fn cancel(&self, chunk: usize) {
+        self.cancelled.set(chunk);
+    }
+
+    /// Begins a pass: sends its arrays, and the residual stream becomes the tokens' embeddings. What was asked for before must have been
+    /// waited for.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Panics
+    /// If the pass exceeds the sizes, or its arrays do not go together.
+    pub fn stage(&mut self, input: &PassInput<'_>) -> Result<(), CudaError> {
+        let PassInput { tokens, positions, chunk_of, chunks, tables, samplers, proposals, tests, .. } =
+            *input;
+        let sizes = self.sizes;
+        let (rows, count) = (tokens.len(), chunks.len());
+        assert!(
+            rows > 0 && rows <= sizes.max_rows && count <= sizes.max_chunks,
+            "{rows} rows in {count} chunks"
+        );
+        assert!(
+            (positions.len(), chunk_of.len()) == (rows, rows) && tables.len() == count,
+            "arrays of a pass"
+        );
+        self.wait(&mut |_| {})?;
+        self.cancelled.clear();
+        self.input.clear();
+        self.output.clear();
+
+        let mut samples = Vec::new();
+        let mut placed = chunks.to_vec();
+        for (chunk, index) in placed.iter_mut().zip(0..) {
+            chunk.first_sample = samples.len() as u32;
+            for offset in chunk.sampled_from..chunk.rows.max(chunk.sampled_from) {
+                let row = chunk.first + offset;
+                let (position, since) = (positions[row as usize] + 1, offset - chunk.sampled_from);
+                samples.push(Sample { row, chunk: index, position, since });
+            }
+        }
+        assert!(samples.len() <= sizes.max_logit_rows, "{} rows get tokens", samples.len());
+        let config = &self.model.config;
+        let group = (config.heads / config.kv_heads) as u32;
+        let most = chunks.iter().map(|chunk| chunk.rows * group).max().unwrap_or(0);
+        let queries = AttentionArgs::tile_queries(self.model.element, config.head_dim as u32, most);
+        let mut tiles = Vec::new();
+        Tile::cover(chunks.iter().map(|chunk| chunk.rows), group, queries, &mut tiles);
+        let longest = positions.iter().max().map_or(1, |last| last + 1);
+        let mut plan = AttentionPlan::new(longest);
+        // Many rows keep the SMs busy without splits, and the workspace is not for both.
+        while plan.splits as usize * rows > sizes.split_rows() {
+            plan.split *= 2;
+            plan.splits = longest.div_ceil(plan.split);
+        }
+        let stride = tables.iter().map(|table| table.len()).max().unwrap_or(0).max(1);
+        let mut blocks = vec![0; count * stride];
+        for (to, table) in blocks.chunks_exact_mut(stride).zip(tables) {
+            to[..table.len()].copy_from_slice(table);
+        }
+        assert!(stride <= sizes.table_stride(), "a table of {stride} blocks");
+        let proposal_stride = proposals.iter().map(|proposals| proposals.len()).max().unwrap_or(0).max(1);
+        let mut proposed = vec![NOTHING; count * proposal_stride];
+        for (to, proposals) in proposed.chunks_exact_mut(proposal_stride).zip(proposals) {
+            to[..proposals.len()].copy_from_slice(proposals);
+        }
+        let proposal_counts: Vec<u32> = proposals.iter().map(|proposals| proposals.len() as u32).collect();
+        let live: Vec<u32> = chunks.iter().map(|chunk| chunk.rows).collect();
+
+        let arena = &mut self.input;
+        let tokens = arena.put(tokens);
+        self.pass = Staged {
+            bucket: CudaSizes::bucket(rows),
+            samples: samples.len(),
+            chunk_count: count,
+            counts: arena.put(&[rows as u32, rows as u32, samples.len() as u32]),
+            positions: arena.put(positions),
+            chunk_of: arena.put(chunk_of),
+            chunks: arena.put(&placed),
+            live: arena.put(&live),
+            sample_rows: arena.put(&samples),
+            tables: arena.put(&blocks),
+            table_stride: stride as u32,
+            tiles: arena.put(&tiles),
+            tile_count: tiles.len(),
+            tile_queries: queries,
+            split: plan.split,
+            splits: plan.splits,
+            samplers: arena.put(samplers),
+            proposals: arena.put(&proposed),
+            proposal_counts: arena.put(&proposal_counts),
+            proposal_stride,
+            tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<Test>>()),
+            rivals: arena.put(&tests.iter().flat_map(|(_, rivals, _)| *rivals).collect::<Vec<u32>>()),
+            most: arena.put(&tests.iter().map(|(.., most)| *most).collect::<Vec<f32>>()),
+            test_count: arena.put(&[tests.len() as u32]),
+            test_rows: arena.reserve::<u32>(tests.len()).0,
+            scores: arena.reserve::<f32>(tests.len() * GateArgs::SCORED).0,
+            test_len: tests.len(),
+            adjusts: input.adjusts,
+            restricts: input.restricts,
+        };
+        self.lane.send(&mut self.input)?;
+        let args = EmbedArgs {
+            table: self.model.embedding.ptr(),
+            tokens,
+            out: self.x.ptr(),
+            rows: self.pass.counts,
+            cols: config.hidden as u32,
+            vocabulary: config.vocab as u32,
+        };
+        let (bucket, sms) = (self.pass.bucket as u32, self.lane.sms());
+        self.lane.launch(&args.launch(self.model.element, bucket, sms))
+    }
+}
+
+// What is staged for a block table is for the kernels' blocks.
+const _: () = assert!(BLOCK_SIZE == 16);

@@ -1,0 +1,117 @@
+//! What the passes of a lane take of a GPU's memory: one place for those who plan and those who allocate.
+
+use faser_kernels::Dtype;
+use faser_kernels::cuda::{ATTENTION_SPLITS, BLOCK_SIZE, LogitStatsArgs, QkvArgs};
+
+use crate::ModelConfig;
+
+/// The bounds of a lane's passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaSizes {
+    /// KV blocks of its pool, of 16 positions.
+    pub blocks: usize,
+    /// Rows of its largest pass.
+    pub max_rows: usize,
+    /// Rows of it that get tokens.
+    pub max_logit_rows: usize,
+    /// Sequences of a pass.
+    pub max_chunks: usize,
+    /// Tokens of the longest sequence.
+    pub max_context: usize,
+    /// Gates of a pass.
+    pub max_gates: usize,
+}
+
+/// Rows times splits that attention has workspace for, unless a pass has more rows.
+const SPLIT_ROWS: usize = 1024;
+/// What cublasLt's workspace takes, and staging.
+const FIXED_BYTES: u64 = 48 << 20;
+
+impl CudaSizes {
+    /// Rows that a pass of `rows` counts as where sizes are fixed in advance: powers of two, and half-way between.
+    pub fn bucket(rows: usize) -> usize {
+        let power = rows.next_power_of_two();
+        let between = power / 4 * 3;
+        if between >= rows && power >= 8 { between } else { power }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        CudaSizes::bucket(self.max_rows)
+    }
+
+    pub(super) fn logit_rows(&self) -> usize {
+        CudaSizes::bucket(self.max_logit_rows.max(1))
+    }
+
+    /// Rows times splits of attention's workspace.
+    pub(super) fn split_rows(&self) -> usize {
+        SPLIT_ROWS.max(self.max_rows)
+    }
+
+    /// Blocks of a table.
+    pub(super) fn table_stride(&self) -> usize {
+        self.max_context.div_ceil(BLOCK_SIZE).max(1)
+    }
+
+    pub(super) fn parts(config: &ModelConfig) -> usize {
+        LogitStatsArgs::parts(config.vocab as u32) as usize
+    }
+
+    /// Bytes of one of keys and values, all layers.
+    pub(super) fn kv_bytes(&self, config: &ModelConfig, dtype: Dtype) -> usize {
+        let layer = QkvArgs::layer_elements(self.blocks, config.kv_heads, config.head_dim);
+        config.layers * layer * dtype.bytes()
+    }
+
+    /// Everything but weights and KV, in bytes: what a planner leaves free. A little more than it takes.
+    pub fn workspace_bytes(&self, config: &ModelConfig, dtype: Dtype) -> u64 {
+        let (rows, logit_rows, f32) = (self.rows() as u64, self.logit_rows() as u64, size_of::<f32>() as u64);
+        let held = dtype.bytes() as u64;
+        let (hidden, q, kv) = (config.hidden as u64, config.q_width() as u64, config.kv_width() as u64);
+        let intermediate = config.intermediate as u64;
+        let row = f32 * (hidden + q + 2 * kv + 2 * intermediate) + held * (hidden + q + intermediate);
+        let attention = self.split_rows() as u64 * config.heads as u64 * (config.head_dim as u64 + 2) * f32;
+        // Logits twice: plain, and with penalties.
+        let parts = CudaSizes::parts(config) as u64;
+        let logit_row = f32 * (hidden + 2 * config.vocab as u64) + held * hidden + 32 * parts + 64;
+        let rope = config.max_context as u64 * config.head_dim as u64 * f32;
+        let staging = (self.input_bytes() + self.output_bytes() + self.history_bytes()) as u64;
+        rows * row + attention + logit_rows * logit_row + rope + staging + FIXED_BYTES
+    }
+
+    /// Small arrays of a pass: rows, chunks with their tables, samples, tests.
+    pub(super) fn input_bytes(&self) -> usize {
+        let rows = self.max_rows * 80;
+        let chunks = self.max_chunks * (256 + 4 * self.table_stride());
+        let samples = self.max_logit_rows * 128;
+        rows + chunks + samples + (64 << 10)
+    }
+
+    /// What comes back: a few integers per sample and chunk, gaps.
+    pub(super) fn output_bytes(&self) -> usize {
+        self.max_logit_rows * (64 + 4 * self.max_gates)
+            + self.max_chunks * 32
+            + 16 * self.max_gates
+            + (4 << 10)
+    }
+
+    /// Tokens on their way into tables of counts.
+    pub(super) fn history_bytes(&self) -> usize {
+        2 * 4 * self.max_context + (64 << 10)
+    }
+}
+
+// A split is at least as long as a block of keys.
+const _: () = assert!(ATTENTION_SPLITS > 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_close_above() {
+        let found: Vec<usize> =
+            [1, 2, 3, 5, 6, 7, 9, 12, 13, 17, 25, 33, 500, 513].map(CudaSizes::bucket).to_vec();
+        assert_eq!(found, [1, 2, 4, 6, 6, 8, 12, 12, 16, 24, 32, 48, 512, 768]);
+    }
+}
