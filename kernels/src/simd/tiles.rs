@@ -1,8 +1,8 @@
 //! AMX: whole tiles of products in one instruction, for matmul.
 //!
 //! Rust's intrinsics for it are not stable, so this is assembly: what tile registers hold does not live outside of a block.
-//! `tdpbf16ps` adds to each of 16 by 16 sums the products of 32 inputs, in an order of its own that
-//! does not depend on the other rows or outputs of the tile.
+//! `tdpbf16ps` adds to each of 16 by 16 sums the products of 32 inputs, in an order of its own that does not depend on the other rows or
+//! outputs of the tile.
 //!
 //! Activations lie as blocks of [`TILE`] rows: `[step][TILE][32]` bf16. Weights lie as in `memory/matrix.rs`: there a step of a panel is
 //! two tiles side by side. For int8 both are as `ops/matmul/bytes_in_tiles.rs` and `memory/int8.rs` say.

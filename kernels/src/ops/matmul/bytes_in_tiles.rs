@@ -9,7 +9,7 @@ use crate::memory::{BLOCK, BLOCKS, PANEL};
 use crate::simd::tiles::{ForBytes, SUMS, TILE, products_of_bytes};
 use crate::simd::{Simd, one_of, quantise};
 
-/// Fewest rows for which this is faster than vectors.
+/// Fewest rows that go in tiles: with fewer, more than half of a block would be padding. Measured level with vectors from here to 64.
 pub(super) const LEAST_ROWS: usize = 9;
 /// Words of a step: bytes, scales, offsets.
 const WORDS: usize = BLOCKS * TILE * (BLOCK / 4 + 2);
