@@ -1,7 +1,8 @@
 //! Measures what passes cost on this device: the planner's cost tables at start-up.
 //!
 //! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and passes with context
-//! to tell what attention adds. The median of a few runs counts; a large model is run less often.
+//! to tell what attention adds, in a few rounds over all of them: a moment in which the machine is busy spoils one reading of each
+//! at most, and medians count. Long passes are run once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +16,14 @@ use faser_topology::{LanePair, Partition};
 use crate::error::ServiceError;
 use crate::runner::{Passes, RunnerSpec};
 
-/// Runs of one pass, at most.
-const RUNS: usize = 5;
-/// Time after which one row count has been run often enough.
-const ENOUGH: Duration = Duration::from_millis(60);
+/// Rounds over all passes.
+const ROUNDS: usize = 3;
+/// Runs of one pass in a round, at most.
+const RUNS: usize = 3;
+/// Time after which one row count has been run often enough in a round.
+const ENOUGH: Duration = Duration::from_millis(20);
+/// Passes longer than this are run in the first round only.
+const ONCE: Duration = Duration::from_millis(250);
 /// Passes longer than this are not followed by longer ones: cost is taken to grow with the rows from there.
 const LONG: Duration = Duration::from_millis(600);
 /// Rows and context tokens of the pass that tells what attention costs.
@@ -110,19 +115,36 @@ struct Bench {
 impl Bench {
     fn cost(&mut self, most_rows: usize, context: usize) -> PassCost {
         self.median(1, 0);
-        let mut last = (1, Duration::ZERO);
-        let times = ROW_GRID.map(|rows| {
-            if rows <= most_rows && last.1 < LONG {
-                last = (rows, self.median(rows, 0));
-                last.1
-            } else {
-                last.1.mul_f64(rows as f64 / last.0 as f64)
+        let some = CONTEXT_ROWS.min(most_rows);
+        // At position 0 for each row count, then one row and some rows with context.
+        let passes: Vec<(usize, usize)> =
+            ROW_GRID.iter().map(|&rows| (rows, 0)).chain([(1, context), (some, context)]).collect();
+        let mut readings = vec![Vec::with_capacity(ROUNDS); passes.len()];
+        for round in 0..ROUNDS {
+            let mut longest = Duration::ZERO;
+            for (&(rows, context), readings) in passes.iter().zip(&mut readings) {
+                let first = readings.first().copied().unwrap_or_default();
+                let wanted = context > 0 || (rows <= most_rows && longest < LONG);
+                if wanted && (round == 0 || (!readings.is_empty() && first < ONCE)) {
+                    readings.push(self.median(rows, context));
+                }
+                longest = readings.first().copied().unwrap_or(longest);
             }
+        }
+        let medians: Vec<Option<Duration>> = readings.into_iter().map(median).collect();
+        let mut last = (1, Duration::ZERO);
+        let times = std::array::from_fn(|i| {
+            if let Some(time) = medians[i] {
+                last = (ROW_GRID[i], time);
+            }
+            last.1.mul_f64(ROW_GRID[i] as f64 / last.0 as f64).max(last.1)
         });
-        let rows = CONTEXT_ROWS.min(most_rows);
-        let mut longer = |rows| self.median(rows, context).saturating_sub(self.median(rows, 0));
-        let (one, many) = (longer(1), longer(rows));
-        PassCost::new(times, AttentionCost::fitted(context, rows, one, many))
+        let longer = |rows, with: usize| {
+            let without = ROW_GRID.iter().position(|&grid| grid >= rows).and_then(|i| medians[i]);
+            medians[with].unwrap_or_default().saturating_sub(without.unwrap_or_default())
+        };
+        let (one, many) = (longer(1, ROW_GRID.len()), longer(some, ROW_GRID.len() + 1));
+        PassCost::new(times, AttentionCost::fitted(context, some, one, many))
     }
 
     /// Median time of a pass of `rows` rows, each at position `context`. Rows without context have a block of their own,
@@ -141,9 +163,13 @@ impl Bench {
             self.passes.forward(&tables);
             times.push(started.elapsed());
         }
-        times.sort_unstable();
-        times[times.len() / 2]
+        median(times).unwrap_or_default()
     }
+}
+
+fn median(mut times: Vec<Duration>) -> Option<Duration> {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
 }
 
 #[cfg(test)]
