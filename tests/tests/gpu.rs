@@ -5,6 +5,7 @@ mod fake_gpu;
 
 use std::{
     ffi::OsString,
+    fs,
     io::Write,
     process::{Command, Output},
     time::Duration,
@@ -69,12 +70,52 @@ fn assert_whole(server: &Server) -> Metrics {
     wait_until(server.client(), "both pools are whole", PATIENCE, idle)
 }
 
+/// Cost tables as of a GPU: on fibers each row costs what the one before did, and nobody would draft.
+struct Costs(Config);
+
+impl Costs {
+    /// Has them measured, then writes others into the file.
+    fn new(variables: &[(&str, OsString)]) -> Costs {
+        let costs = Costs(Config::new(""));
+        let yaml = format!("{PAIR}{GPU}speculation: {{policy: faser, {}}}\n", costs.cache());
+        let output = run(&["check"], &Config::new(&yaml), variables);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{err}");
+        // Both partitions have been timed.
+        for line in ["on 132 + 132 SMs: verify pass", "on 116 + 16 SMs: verify pass"] {
+            assert!(out.contains(line), "{line:?} in {out}");
+        }
+        let files = fs::read_dir(costs.0.folder().join("costs")).expect("costs were kept");
+        let files: Vec<_> =
+            files.map(|file| file.expect("an entry").path()).filter(|path| path.is_file()).collect();
+        let [file] = &files[..] else { panic!("one file is expected: {files:?}") };
+        let text = fs::read_to_string(file).expect("the file is there");
+        let mut kept: Value = serde_json::from_str(&text).expect("the file is JSON");
+        assert_eq!(
+            (&kept["key"]["device"]["gpu"], &kept["key"]["device"]["sms"]),
+            (&json!("fake GPU"), &json!(132))
+        );
+        for table in kept["tables"].as_array_mut().expect("tables") {
+            for (lane, ns) in [("draft", 1_000_000), ("verify", 100_000_000)] {
+                table[lane]["pass_ns"].as_array_mut().expect("times").fill(json!(ns));
+            }
+        }
+        fs::write(file, kept.to_string()).expect("the file can be written");
+        costs
+    }
+
+    fn cache(&self) -> String {
+        format!("cost_cache: '{}'", self.0.folder().join("costs").display())
+    }
+}
+
 #[test]
 fn every_policy_streams_the_cpus_text() {
     let Some(variables) = fake("every_policy_streams_the_cpus_text", &[]) else { return };
     let expected = texts(&Server::start(&format!("{PAIR}{CPU}speculation: {{policy: off}}\n")));
+    let costs = Costs::new(&variables);
     for policy in ["off", "fixed:4", "faser"] {
-        let speculation = format!("speculation: {{policy: '{policy}'}}\n");
+        let speculation = format!("speculation: {{policy: '{policy}', {}}}\n", costs.cache());
         let server = Server::start_with(&format!("{PAIR}{GPU}{speculation}"), &variables);
         assert_eq!(texts(&server), expected, "{policy}");
         let metrics = assert_whole(&server);
@@ -83,6 +124,7 @@ fn every_policy_streams_the_cpus_text() {
         assert_eq!(drafts > 0.0, policy != "off", "{policy}: {drafts} proposals");
         let output = server.output();
         assert!(output.contains("device: cuda:0, fake GPU, 132 SMs of compute capability 9.0"), "{output}");
+        assert_eq!(output.contains("cost tables"), policy == "faser", "{output}");
         server.terminate();
         assert!(server.wait(PATIENCE).success(), "{}", server.output());
     }

@@ -229,9 +229,9 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use faser_actors::{CpuSpec, Dtype, Isa};
+    use faser_actors::{CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
     use faser_models::{Model, synthetic};
-    use faser_topology::{CpuDevice, Partition};
+    use faser_topology::{CpuDevice, GpuDevice, Partition};
     use serde_json::Value;
 
     use super::super::tests::Folder;
@@ -323,5 +323,52 @@ mod tests {
         assert_eq!((&written["target"]["layers"], &written["target"]["dtype"]), (&2.into(), &"f32".into()));
         assert_eq!(written["target"]["weights"]["synthetic"]["residual_scale"], "0.1");
         assert_eq!(written["faser"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn a_gpus_key_has_what_changes_its_costs() {
+        let shape = SyntheticSpec::preset("tiny").unwrap();
+        let (target, draft) = synthetic::pair(&shape, Dtype::F32, &mut |_| {}).unwrap();
+        let facts = [ModelFacts::of(&target), ModelFacts::of(&draft)];
+        let of = |change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| {
+            let mut info = GpuInfo {
+                ordinal: 0,
+                name: "a GPU".to_owned(),
+                sms: 132,
+                memory_bytes: 80 << 30,
+                capability: (9, 0),
+                block_shared_bytes: 232_448,
+                cuda_version: 13_000,
+            };
+            change(&mut info);
+            let machine = Machine::Gpu { info: info.clone(), host: host.to_owned() };
+            let [target, draft] = facts.clone();
+            // Never opened.
+            let device = CudaDevice::new(CudaSource {
+                device: GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 },
+                info,
+                kernel_cache: None,
+                target,
+                draft: Some(draft),
+                weights: Arc::new(|_, _| Ok(Vec::new())),
+            });
+            let device = DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec() });
+            let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 64, max_context: 64 };
+            Key::new(&spec, &machine, [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)])
+        };
+        let key = of(&|_| {}, &[16], "a cpu");
+        assert_eq!(key, of(&|info| info.memory_bytes = 1 << 30, &[16], "a cpu"));
+        for changed in [
+            of(&|info| info.name = "another".to_owned(), &[16], "a cpu"),
+            of(&|info| info.sms = 78, &[16], "a cpu"),
+            of(&|info| info.cuda_version = 13_010, &[16], "a cpu"),
+            of(&|_| {}, &[16, 32], "a cpu"),
+            of(&|_| {}, &[16], "another cpu"),
+        ] {
+            assert_ne!(key, changed);
+        }
+        let written = serde_json::to_value(&key).unwrap();
+        assert_eq!(written["device"]["gpu"], "a GPU");
+        assert_eq!(written["device"]["partitions"][1], serde_json::json!({"draft": 16, "verify": 116}));
     }
 }
