@@ -3,12 +3,14 @@
 #[path = "../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, Dtype, Isa, LaneSizes, ModelFacts, ProfileSpec,
-    Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig, probe_one, profile,
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes, ModelFacts,
+    ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update, WatchdogConfig, probe_one,
+    profile,
 };
 use faser_engine::cost::Reach;
 use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
@@ -46,6 +48,10 @@ fn on_cpu() -> DeviceSpec {
 }
 
 fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {
+    on_gpu_keeping(None, draft_sms, utilization)
+}
+
+fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization: f64) -> DeviceSpec {
     let (target, draft) = models();
     let info = probe_one(0).expect("the fake GPU is there");
     let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization };
@@ -54,7 +60,7 @@ fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {
     let device = CudaDevice::new(CudaSource {
         info,
         device,
-        kernel_cache: None,
+        kernel_cache,
         target: facts.0,
         draft: Some(facts.1),
         weights: Arc::new(weights),
@@ -84,19 +90,22 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
     }
 }
 
+fn submission(seed: u64) -> Submission {
+    Submission {
+        prompt: (0..9 + seed as TokenId).map(|i| (i * 7 + seed as TokenId) % 256).collect(),
+        sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
+        max_new_tokens: 16,
+        stop_tokens: Vec::new(),
+        k_max: None,
+    }
+}
+
 /// The tokens of three requests at once; every pool is whole afterwards.
 async fn tokens(spec: ServiceSpec) -> Vec<Vec<TokenId>> {
     let service = Service::start(spec).await.expect("a service");
     let mut streams = Vec::new();
     for seed in 0..3u64 {
-        let submission = Submission {
-            prompt: (0..9 + seed as TokenId).map(|i| (i * 7 + seed as TokenId) % 256).collect(),
-            sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
-            max_new_tokens: 16,
-            stop_tokens: Vec::new(),
-            k_max: None,
-        };
-        streams.push(service.submit(submission).await.expect("it is taken"));
+        streams.push(service.submit(submission(seed)).await.expect("it is taken"));
     }
     let mut all = Vec::new();
     for mut stream in streams {
@@ -167,6 +176,47 @@ fn streams_go_on_with_the_same_tokens_after_the_gpu_is_lost() {
             "{short}: {report}"
         );
     }
+}
+
+#[test]
+fn a_gpu_whose_context_cannot_be_renewed_is_given_up_and_every_request_is_told() {
+    let name = "a_gpu_whose_context_cannot_be_renewed_is_given_up_and_every_request_is_told";
+    cuda_fake::inside(name, &[("FASER_FAKE_LOSE", "accept_prefix:4")], || {
+        // Somebody else in this process keeps the lost context alive.
+        let held = faser_kernels::cuda::Gpu::open(0, None).expect("the fake GPU opens");
+        in_system(async {
+            let mut spec = spec(on_gpu(&[], 0.9));
+            spec.watchdog.max_failures = 2;
+            let service = Service::start(spec).await.expect("a service");
+            let mut stream = service.submit(submission(0)).await.expect("it is taken");
+            let end = loop {
+                match stream.next().await.expect("a stream ends with a word") {
+                    Update::Tokens(_) => {}
+                    Update::Finished { reason, .. } => break reason,
+                }
+            };
+            assert_eq!(end, FinishReason::DeviceFailed);
+            while !matches!(service.status(), DeviceStatus::GivenUp { .. }) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(service.status().to_string().contains("LAUNCH_FAILED"), "{}", service.status());
+            let refused = service.submit(submission(1)).await.err();
+            assert!(matches!(refused, Some(SubmitError::NotReady(_))), "{refused:?}");
+            service.stop().await;
+        });
+        drop(held);
+    });
+}
+
+#[test]
+fn kernels_that_cannot_be_kept_are_compiled_and_used() {
+    cuda_fake::inside("kernels_that_cannot_be_kept_are_compiled_and_used", &[], || {
+        // A file where a folder should be: nobody can write below it, not even root.
+        let nowhere = std::env::current_exe().expect("a test has a file").join("kernels");
+        let DeviceSpec::Cuda(cuda) = on_gpu_keeping(Some(nowhere), &[16], 0.9) else { panic!("a GPU") };
+        let opened = cuda.open(&mut |_| {}).expect("it opens all the same");
+        assert!(opened.draft.is_some());
+    });
 }
 
 #[test]
