@@ -68,11 +68,12 @@ pub struct PassCost {
 }
 
 impl PassCost {
-    /// From profiled times at [`ROW_GRID`], of rows at position 0, and what attention adds.
+    /// From profiled times at [`ROW_GRID`], of rows at position 0, and what attention adds. Where more rows took less, the machine was
+    /// busy for one of the readings or the other: they share their mean.
     pub fn new(profiled: [Duration; ROW_GRID.len()], attention: AttentionCost) -> PassCost {
-        let mut cost = PassCost { base_s: profiled.map(|time| time.as_secs_f64().max(1e-9)), attention };
-        cost.make_monotone(0);
-        cost
+        let base_s = isotonic(profiled.map(|time| time.as_secs_f64().max(1e-9)));
+        // To the nanosecond, as points are.
+        PassCost { base_s: base_s.map(|seconds| duration(seconds).as_secs_f64()), attention }
     }
 
     /// Times at [`ROW_GRID`], to the nanosecond: with [`PassCost::attention`] what [`PassCost::new`] takes.
@@ -119,6 +120,22 @@ impl PassCost {
     }
 }
 
+/// The nearest sequence that never falls, by squared error: neighbours that fall are pooled.
+fn isotonic<const N: usize>(points: [f64; N]) -> [f64; N] {
+    let mut pools: Vec<(f64, usize)> = Vec::with_capacity(N);
+    for point in points {
+        let (mut mean, mut size) = (point, 1);
+        while let Some(&(before, count)) = pools.last().filter(|&&(before, _)| before > mean) {
+            mean = (mean * size as f64 + before * count as f64) / (size + count) as f64;
+            size += count;
+            pools.pop();
+        }
+        pools.push((mean, size));
+    }
+    let mut pooled = pools.into_iter().flat_map(|(mean, size)| std::iter::repeat_n(mean, size));
+    points.map(|point| pooled.next().unwrap_or(point))
+}
+
 /// What a partition's two lanes cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartitionCosts {
@@ -149,6 +166,19 @@ mod tests {
             ROW_GRID.map(|rows| Duration::from_micros(1000 + 10 * rows as u64)),
             AttentionCost { per_kv_fs: 3_000_000, per_row_fs: 2_000_000 },
         )
+    }
+
+    #[test]
+    fn a_reading_of_a_busy_moment_is_shared_out_and_not_carried_on() {
+        let points = |ms: [u64; ROW_GRID.len()]| {
+            let cost = PassCost::new(ms.map(Duration::from_millis), AttentionCost::default());
+            cost.points().map(|time| time.as_millis())
+        };
+        let quiet = [10, 10, 12, 14, 20, 30, 50, 90, 170, 330, 650, 1290];
+        assert_eq!(points(quiet), quiet.map(u128::from));
+        // Two rows took 40 ms: of them and those behind that took less, as many share a mean as must.
+        let busy = [10, 40, 12, 14, 20, 30, 50, 90, 170, 330, 650, 1290];
+        assert_eq!(points(busy), [10, 21, 21, 21, 21, 30, 50, 90, 170, 330, 650, 1290]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Measures what passes cost on this device: the planner's cost tables at start-up.
 //!
 //! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and passes with context
-//! to tell what attention adds. The median of a few runs counts; a large model is run less often.
+//! to tell what attention adds, in a few rounds over all of them: a moment in which the machine is busy spoils one reading of each
+//! at most, and medians count. Long passes are run once.
 
 mod cpu;
 mod cuda;
@@ -22,10 +23,14 @@ use crate::device::DeviceSpec;
 use crate::error::ServiceError;
 use crate::runner::RunnerSpec;
 
-/// Runs of one pass, at most.
-const RUNS: usize = 5;
-/// Time after which one row count has been run often enough.
-const ENOUGH: Duration = Duration::from_millis(60);
+/// Rounds over all passes.
+const ROUNDS: usize = 3;
+/// Runs of one pass in a round, at most.
+const RUNS: usize = 3;
+/// Time after which one row count has been run often enough in a round.
+const ENOUGH: Duration = Duration::from_millis(20);
+/// Passes longer than this are run in the first round only.
+const ONCE: Duration = Duration::from_millis(250);
 /// Passes longer than this are not followed by longer ones: cost is taken to grow with the rows from there.
 const LONG: Duration = Duration::from_millis(600);
 /// Rows and context tokens of the pass that tells what attention costs.
@@ -146,38 +151,58 @@ trait Timed {
     fn pass(&mut self, rows: usize, context: usize) -> Result<(), ServiceError>;
 }
 
-fn cost(passes: &mut impl Timed, most_rows: usize, context: usize) -> Result<PassCost, ServiceError> {
-    // Memory is cold.
-    median(passes, 1, 0)?;
-    let mut last = (1, Duration::ZERO);
-    let mut times = [Duration::ZERO; ROW_GRID.len()];
-    for (time, rows) in times.iter_mut().zip(ROW_GRID) {
-        if rows <= most_rows && last.1 < LONG {
-            last = (rows, median(passes, rows, 0)?);
+fn cost<T: Timed>(lane: &mut T, most_rows: usize, context: usize) -> Result<PassCost, ServiceError> {
+    reading(lane, 1, 0)?;
+    let some = CONTEXT_ROWS.min(most_rows);
+    // At position 0 for each row count, then one row and some rows with context.
+    let passes: Vec<(usize, usize)> =
+        ROW_GRID.iter().map(|&rows| (rows, 0)).chain([(1, context), (some, context)]).collect();
+    let mut readings = vec![Vec::with_capacity(ROUNDS); passes.len()];
+    for round in 0..ROUNDS {
+        let mut longest = Duration::ZERO;
+        for (&(rows, context), readings) in passes.iter().zip(&mut readings) {
+            let first = readings.first().copied().unwrap_or_default();
+            let wanted = context > 0 || (rows <= most_rows && longest < LONG);
+            if wanted && (round == 0 || (!readings.is_empty() && first < ONCE)) {
+                if T::FIRST_IS_COLD && round == 0 {
+                    lane.pass(rows, context)?;
+                }
+                readings.push(reading(lane, rows, context)?);
+            }
+            longest = readings.first().copied().unwrap_or(longest);
         }
-        *time = last.1.mul_f64(rows as f64 / last.0 as f64);
     }
-    let rows = CONTEXT_ROWS.min(most_rows);
-    let mut longer =
-        |rows| Ok::<_, ServiceError>(median(passes, rows, context)?.saturating_sub(median(passes, rows, 0)?));
-    let (one, many) = (longer(1)?, longer(rows)?);
-    Ok(PassCost::new(times, AttentionCost::fitted(context, rows, one, many)))
+    let medians: Vec<Option<Duration>> = readings.into_iter().map(median).collect();
+    let mut last = (1, Duration::ZERO);
+    let times = std::array::from_fn(|i| {
+        if let Some(time) = medians[i] {
+            last = (ROW_GRID[i], time);
+        }
+        last.1.mul_f64(ROW_GRID[i] as f64 / last.0 as f64).max(last.1)
+    });
+    let longer = |rows, with: usize| {
+        let without = ROW_GRID.iter().position(|&grid| grid >= rows).and_then(|i| medians[i]);
+        medians[with].unwrap_or_default().saturating_sub(without.unwrap_or_default())
+    };
+    let (one, many) = (longer(1, ROW_GRID.len()), longer(some, ROW_GRID.len() + 1));
+    Ok(PassCost::new(times, AttentionCost::fitted(context, some, one, many)))
 }
 
-/// Median time of a pass.
-fn median<T: Timed>(passes: &mut T, rows: usize, context: usize) -> Result<Duration, ServiceError> {
-    if T::FIRST_IS_COLD {
-        passes.pass(rows, context)?;
-    }
+/// Median time of a few passes.
+fn reading(lane: &mut impl Timed, rows: usize, context: usize) -> Result<Duration, ServiceError> {
     let mut times = Vec::with_capacity(RUNS);
     let begin = Instant::now();
     while times.is_empty() || (times.len() < RUNS && begin.elapsed() < ENOUGH) {
         let started = Instant::now();
-        passes.pass(rows, context)?;
+        lane.pass(rows, context)?;
         times.push(started.elapsed());
     }
+    Ok(median(times).unwrap_or_default())
+}
+
+fn median(mut times: Vec<Duration>) -> Option<Duration> {
     times.sort_unstable();
-    Ok(times[times.len() / 2])
+    times.get(times.len() / 2).copied()
 }
 
 #[cfg(test)]
