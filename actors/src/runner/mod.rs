@@ -3,6 +3,7 @@
 
 mod cuda;
 mod draft;
+mod drafting;
 mod passes;
 mod sequences;
 mod verify;
