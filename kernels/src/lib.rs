@@ -4,6 +4,7 @@
 //! element is computed in an order that depends on nothing but its own inputs, never on how many rows a pass has, how
 //! they are blocked, or how many workers share them.
 
+pub mod collective;
 pub mod cuda;
 mod dtype;
 mod error;
@@ -14,6 +15,7 @@ pub mod ops;
 pub mod sampling;
 mod simd;
 
+pub use collective::{Collective, CollectiveError};
 pub use dtype::Dtype;
 pub use error::KernelError;
 pub use faser_topology::{CpuDevice, Partition};
