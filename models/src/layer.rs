@@ -4,7 +4,8 @@
 use faser_kernels::ops::{self, AttentionShape, Write};
 use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Vector};
 
-use crate::{ModelConfig, Scratch};
+use crate::segments::summed;
+use crate::{ModelConfig, Scratch, Shard};
 
 /// The weights of one layer. What a family does not have is `None`.
 pub(crate) struct Layer {
@@ -35,15 +36,30 @@ impl Layer {
     }
 
     /// Rows of the residual stream in, the same rows out, with this layer's contribution added; keys and values
-    /// go to `kv`.
+    /// go to `kv`. A rank has a share of each branch's sum: the first adds its own to the stream, and all shares are added up.
     pub(crate) fn forward(&self, at: &At<'_>, kv: &mut KvCache, scratch: &mut Scratch) {
         let n = at.rows.positions.len();
+        let write = if at.shard.is_first() { Write::Add } else { Write::Replace };
         self.attend(at, kv, scratch);
-        let (attended, x) = (scratch.attended.view(n), scratch.x.view_mut(n));
-        ops::matmul(at.lane, attended, &self.o, self.o_bias.as_ref(), x, Write::Add);
+        ops::matmul(
+            at.lane,
+            scratch.attended.view(n),
+            &self.o,
+            self.o_bias.as_ref(),
+            scratch.x.view_mut(n),
+            write,
+        );
+        summed(at.lane, scratch.x.view_mut(n));
         self.activate(at, scratch);
-        let (activated, x) = (scratch.activated.view(n), scratch.x.view_mut(n));
-        ops::matmul(at.lane, activated, &self.down, self.down_bias.as_ref(), x, Write::Add);
+        ops::matmul(
+            at.lane,
+            scratch.activated.view(n),
+            &self.down,
+            self.down_bias.as_ref(),
+            scratch.x.view_mut(n),
+            write,
+        );
+        summed(at.lane, scratch.x.view_mut(n));
     }
 
     /// The attention branch up to its output projection: `scratch.x` to `scratch.attended`.
@@ -103,7 +119,9 @@ impl Layer {
 /// Where and for which rows a layer runs.
 #[derive(Clone, Copy)]
 pub(crate) struct At<'a> {
+    /// The sizes of the shard.
     pub(crate) config: &'a ModelConfig,
+    pub(crate) shard: Shard,
     pub(crate) rope: &'a RopeTable,
     pub(crate) lane: &'a Lane,
     /// Which layer of the KV cache.

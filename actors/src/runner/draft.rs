@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, DraftPlan, Drafted, Rivals, SeqId, TokenId};
-use faser_kernels::{SampleRow, Sampling, ops};
+use faser_engine::{BlockId, DraftPlan, Drafted, Rivals, TokenId};
+use faser_kernels::{Collective, SampleRow, Sampling, ops};
 use faser_models::Model;
 
 use super::RunnerSpec;
+use super::falls::Falls;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
@@ -26,9 +27,7 @@ pub struct DraftWork {
 pub struct DraftRunner {
     passes: Passes,
     sequences: Sequences,
-    fallen: Option<Box<dyn Fallen>>,
-    /// Sequences that fell under the plan.
-    gone: Vec<SeqId>,
+    falls: Falls,
     /// Chunks whose next proposal the pass in the making brings, in the order of its logits.
     awaited: Vec<usize>,
     sampled: Vec<TokenId>,
@@ -48,8 +47,7 @@ impl DraftRunner {
         Ok(DraftRunner {
             passes,
             sequences: Sequences::default(),
-            fallen: None,
-            gone: Vec::new(),
+            falls: Falls::default(),
             awaited: Vec::new(),
             sampled: Vec::new(),
             confidence: Vec::new(),
@@ -59,7 +57,12 @@ impl DraftRunner {
 
     /// From now on asks between two steps which sequences fell.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.fallen = Some(fallen);
+        self.falls.ask(fallen);
+    }
+
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    pub fn join(&mut self, group: Arc<dyn Collective>) {
+        self.passes.join(group);
     }
 
     /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
@@ -70,13 +73,15 @@ impl DraftRunner {
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
-    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens.
+    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens. In a group: if the ranks
+    /// have different plans, or one is lost.
     pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
         let DraftWork { mut plan, sampling } = work;
         self.passes.work_on(plan.partition);
+        self.passes.agree_on(plan.step);
         self.sequences.update(&plan.retire, &plan.admit, &sampling);
-        self.gone.clear();
+        self.falls.begin();
         let mut job = Job {
             plan: &plan,
             tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
@@ -86,9 +91,8 @@ impl DraftRunner {
         self.catch_up(&mut job);
         let most = plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0);
         for step in 1..most {
-            if let Some(fallen) = &mut self.fallen {
-                fallen.fallen(plan.step, self.passes.layer_count() * step, &mut self.gone);
-            }
+            let layers = self.passes.layer_count() * step;
+            self.falls.look(&self.passes, plan.step, layers, plan.chunks.iter().map(|chunk| chunk.seq));
             if !self.step(step, &mut job) {
                 break;
             }
@@ -120,7 +124,7 @@ impl DraftRunner {
         let mut wanted = false;
         for (index, chunk) in job.plan.chunks.iter().enumerate() {
             let goes_on = job.drafted[index].len() == step && job.survival[index] >= chunk.stop.below;
-            if chunk.steps > step && goes_on && !self.gone.contains(&chunk.seq) {
+            if chunk.steps > step && goes_on && !self.falls.has(chunk.seq) {
                 let latest = job.drafted[index][step - 1].token;
                 self.push(latest, chunk.start + chunk.rows.len() + step - 1, index, true, job);
                 wanted = true;
@@ -143,7 +147,8 @@ impl DraftRunner {
 
     /// Runs the pass; samples the proposals it brings, and appends them to what is drafted and to the histories.
     fn forward(&mut self, job: &mut Job<'_>) {
-        let (lane, logits) = self.passes.forward(&job.tables);
+        self.passes.forward(&job.tables);
+        let (lane, logits) = self.passes.whole_logits();
         let sequences = &self.sequences;
         let sample_row = |(row, &index): (usize, &usize)| {
             let sequence = sequences.of(job.plan.chunks[index].seq);

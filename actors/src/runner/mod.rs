@@ -3,6 +3,7 @@
 
 mod cuda;
 mod draft;
+mod falls;
 mod passes;
 mod sequences;
 mod verify;

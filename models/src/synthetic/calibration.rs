@@ -9,7 +9,7 @@ use super::BRANCH_RMS;
 use super::normal::Normal;
 use crate::layer::{At, Layer};
 use crate::model::rope_table;
-use crate::{ModelConfig, ModelError, Scratch};
+use crate::{ModelConfig, ModelError, Scratch, Shard};
 
 const SEQUENCES: usize = 2;
 const LENGTH: usize = 64;
@@ -66,7 +66,7 @@ impl Calibration {
     pub(super) fn attention_gain(&mut self, config: &ModelConfig, layer: &Layer) -> f32 {
         let tables: Vec<&[BlockId]> = self.tables.iter().map(Vec::as_slice).collect();
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &tables };
-        let at = At { config, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let at = At { config, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
         layer.attend(&at, &mut self.kv, &mut self.scratch);
         let Scratch { attended, normed, x, .. } = &mut self.scratch;
         add_scaled(&self.lane, attended.view(self.positions.len()), &layer.o, normed, x)
@@ -75,7 +75,7 @@ impl Calibration {
     /// By what `layer.down` must be scaled; adds the scaled branch to the batch.
     pub(super) fn mlp_gain(&mut self, config: &ModelConfig, layer: &Layer) -> f32 {
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &[] };
-        let at = At { config, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let at = At { config, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
         layer.activate(&at, &mut self.scratch);
         let Scratch { activated, normed, x, .. } = &mut self.scratch;
         add_scaled(&self.lane, activated.view(self.positions.len()), &layer.down, normed, x)
