@@ -7,22 +7,22 @@ use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Vector};
 use crate::segments::summed;
 use crate::{ModelConfig, Scratch, Shard};
 
-/// The weights of one layer. What a family does not have is `None`.
-pub(crate) struct Layer {
-    pub(crate) attention_norm: Vector,
+/// The weights of one layer, as a device holds them. What a family does not have is `None`.
+pub(crate) struct Layer<M = Matrix, V = Vector> {
+    pub(crate) attention_norm: V,
     /// Queries, keys and values in one matrix.
-    pub(crate) qkv: Matrix,
-    pub(crate) qkv_bias: Option<Vector>,
-    pub(crate) q_norm: Option<Vector>,
-    pub(crate) k_norm: Option<Vector>,
-    pub(crate) o: Matrix,
-    pub(crate) o_bias: Option<Vector>,
-    pub(crate) mlp_norm: Vector,
+    pub(crate) qkv: M,
+    pub(crate) qkv_bias: Option<V>,
+    pub(crate) q_norm: Option<V>,
+    pub(crate) k_norm: Option<V>,
+    pub(crate) o: M,
+    pub(crate) o_bias: Option<V>,
+    pub(crate) mlp_norm: V,
     /// Gate and up projection in one matrix.
-    pub(crate) gate_up: Matrix,
-    pub(crate) gate_up_bias: Option<Vector>,
-    pub(crate) down: Matrix,
-    pub(crate) down_bias: Option<Vector>,
+    pub(crate) gate_up: M,
+    pub(crate) gate_up_bias: Option<V>,
+    pub(crate) down: M,
+    pub(crate) down_bias: Option<V>,
 }
 
 impl Layer {

@@ -18,13 +18,24 @@ pub struct Model {
     pub(crate) rope: Arc<RopeTable>,
 }
 
-/// The weights. They are counted, so that a draft model can be the first layers of its target without a copy.
-#[derive(Clone)]
-pub(crate) struct Parts {
-    pub(crate) embedding: Arc<Table>,
-    pub(crate) layers: Vec<Arc<Layer>>,
-    pub(crate) norm: Arc<Vector>,
-    pub(crate) head: Arc<Matrix>,
+/// The weights, as a device holds them. They are counted, so that a draft model can be the first layers of its target without a copy.
+pub(crate) struct Parts<T = Table, M = Matrix, V = Vector> {
+    pub(crate) embedding: Arc<T>,
+    pub(crate) layers: Vec<Arc<Layer<M, V>>>,
+    pub(crate) norm: Arc<V>,
+    pub(crate) head: Arc<M>,
+}
+
+impl<T, M, V> Parts<T, M, V> {
+    /// The same weights with the first `layers` layers alone.
+    pub(crate) fn first_layers(&self, layers: usize) -> Parts<T, M, V> {
+        Parts {
+            embedding: self.embedding.clone(),
+            layers: self.layers.iter().take(layers).cloned().collect(),
+            norm: self.norm.clone(),
+            head: self.head.clone(),
+        }
+    }
 }
 
 /// One pass over the model: row `r` is `tokens[r]` at the position that `rows` gives it.

@@ -2,15 +2,15 @@
 
 use faser_kernels::ops::{self, Write};
 use faser_kernels::{
-    BlockId, Dtype, Isa, KvCache, KvShape, Lane, Matrix, Partition, RopeTable, Rows, Tensor, View,
+    BlockId, Dtype, Isa, KvCache, KvShape, Lane, Make, Matrix, Partition, RopeTable, Rows, Tensor, View,
 };
 
-use super::BRANCH_RMS;
 use super::normal::Normal;
 use crate::layer::{At, Layer};
 use crate::model::rope_table;
 use crate::{ModelConfig, ModelError, Scratch, Shard};
 
+const BRANCH_RMS: f32 = 0.7;
 const SEQUENCES: usize = 2;
 const LENGTH: usize = 64;
 const BLOCK_SIZE: usize = 16;
@@ -34,7 +34,7 @@ impl Calibration {
         config: &ModelConfig,
         dtype: Dtype,
         seed: u64,
-        embedding: &[f32],
+        embedding: &Make<'_>,
     ) -> Result<Calibration, ModelError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let length = LENGTH.min(config.max_context);
@@ -42,7 +42,7 @@ impl Calibration {
         let tokens = Normal::new(seed, "calibration");
         for row in 0..SEQUENCES * length {
             let token = tokens.below(row, config.vocab);
-            scratch.x.row_mut(row).copy_from_slice(&embedding[token * config.hidden..][..config.hidden]);
+            embedding(token * config.hidden, scratch.x.row_mut(row));
         }
         let ModelConfig { kv_heads, head_dim, .. } = *config;
         let shape =
