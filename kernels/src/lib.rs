@@ -22,7 +22,7 @@ pub use faser_topology::{CpuDevice, Partition};
 pub use isa::Isa;
 pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
-    BlockId, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Source,
-    Stored, Table, Tensor, Vector, View, ViewMut,
+    BlockId, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Slice,
+    Source, Stored, Table, Tensor, Vector, View, ViewMut,
 };
 pub use sampling::{History, SampleRow, Sampling};

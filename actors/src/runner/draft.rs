@@ -61,7 +61,7 @@ impl DraftRunner {
     }
 
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
-    pub fn join(&mut self, group: Arc<dyn Collective>) {
+    pub fn join(&mut self, group: &Arc<dyn Collective>) {
         self.passes.join(group);
     }
 

@@ -76,7 +76,7 @@ impl Passes {
     }
 
     /// All lanes are this rank's of a group.
-    pub(crate) fn join(&mut self, group: Arc<dyn Collective>) {
+    pub(crate) fn join(&mut self, group: &Arc<dyn Collective>) {
         self.lanes.iter_mut().for_each(|lane| lane.join(group.clone()));
     }
 
@@ -87,7 +87,7 @@ impl Passes {
 
     /// Adds up what the ranks have.
     pub(crate) fn add_up(&self, values: &mut [f32]) {
-        self.group().all_reduce_sum(values).unwrap_or_else(lost);
+        self.group().all_reduce_sum(values).unwrap_or_else(|error| lost(&error));
     }
 
     /// Sees to it that all ranks have the same plan.
@@ -101,7 +101,7 @@ impl Passes {
         }
         let halves = [step as u32, (step >> 32) as u32].map(f32::from_bits);
         let mut all = vec![0.0; 2 * ranks];
-        self.group().all_gather(&halves, &mut all).unwrap_or_else(lost);
+        self.group().all_gather(&halves, &mut all).unwrap_or_else(|error| lost(&error));
         for (other, halves) in all.chunks_exact(2).enumerate() {
             let theirs = u64::from(halves[1].to_bits()) << 32 | u64::from(halves[0].to_bits());
             assert!(theirs == step, "rank {rank} has plan {step}, rank {other} plan {theirs}");
@@ -226,7 +226,7 @@ impl Passes {
         let (lane, logits) = (&self.lanes[self.current], self.scratch.logits().view(self.finished));
         match &mut self.part {
             None => ops::sample(lane, logits, rows, out),
-            Some(part) => part.sampler.sample(lane, logits, rows, out).unwrap_or_else(lost),
+            Some(part) => part.sampler.sample(lane, logits, rows, out).unwrap_or_else(|error| lost(&error)),
         }
     }
 
@@ -236,13 +236,13 @@ impl Passes {
         let Some(part) = &mut self.part else { return (lane, own) };
         let (rows, vocab) = (self.max_logit_rows, self.model.config().vocab);
         let whole = part.whole.get_or_insert_with(|| Tensor::zeros(rows, vocab));
-        ops::all_gather(lane, own, whole.view_mut(self.finished)).unwrap_or_else(lost);
+        ops::all_gather(lane, own, whole.view_mut(self.finished)).unwrap_or_else(|error| lost(&error));
         (lane, whole.view(self.finished))
     }
 }
 
 /// The lane is of no use any more: what it has begun cannot be finished without the others.
-fn lost<T>(error: CollectiveError) -> T {
+fn lost(error: &CollectiveError) -> ! {
     panic!("{error}")
 }
 

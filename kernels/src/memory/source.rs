@@ -2,6 +2,7 @@
 
 use super::buffer::Element;
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// In what a file stores numbers, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,31 @@ pub enum Source<'a> {
     File(Stored, &'a [u8]),
     /// So many numbers that are made when they are asked for.
     Made(usize, &'a Make<'a>),
+    /// Some rows and columns of another source.
+    Part(&'a Source<'a>, Slice),
+}
+
+/// Some rows and columns of a row-major matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The first number.
+    first: usize,
+    rows: usize,
+    cols: usize,
+    /// Numbers from one row to the next.
+    stride: usize,
+}
+
+impl Slice {
+    /// These rows and columns of a matrix of `width` columns.
+    ///
+    /// # Panics
+    /// If it has not so many columns.
+    #[must_use]
+    pub fn new(width: usize, rows: Range<usize>, cols: Range<usize>) -> Slice {
+        assert!(cols.end <= width, "columns {cols:?} of {width}");
+        Slice { first: rows.start * width + cols.start, rows: rows.len(), cols: cols.len(), stride: width }
+    }
 }
 
 /// Numbers that are made at a time.
@@ -56,6 +82,7 @@ impl Source<'_> {
             Source::F16(x) => x.len(),
             Source::File(stored, x) => x.len() / stored.bytes(),
             Source::Made(len, _) => *len,
+            Source::Part(_, slice) => slice.rows * slice.cols,
         }
     }
 
@@ -68,12 +95,16 @@ impl Source<'_> {
     /// Size where they are, in bytes; numbers that are made count as f32.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let each = match self {
+        (self.len() * self.bytes_of_one()) as u64
+    }
+
+    fn bytes_of_one(&self) -> usize {
+        match self {
             Source::F32(_) | Source::Made(..) => 4,
             Source::Bf16(_) | Source::F16(_) => 2,
             Source::File(stored, _) => stored.bytes(),
-        };
-        (self.len() * each) as u64
+            Source::Part(whole, _) => whole.bytes_of_one(),
+        }
     }
 
     /// Copies numbers from `from` on, as many as `to` takes.
@@ -107,6 +138,18 @@ impl Source<'_> {
                     let mut made = [0.0; MADE];
                     make(at, &mut made[..to.len()]);
                     convert(to, &made, |x| T::from_f32(*x));
+                }
+            }
+            Source::Part(whole, Slice { first, rows, cols, stride }) => {
+                assert!(range.end <= rows * cols, "numbers {range:?} of {}", rows * cols);
+                let (mut rest, mut at) = (to, range.start);
+                while !rest.is_empty() {
+                    // To the end of the row.
+                    let (row, col) = (at / cols, at % cols);
+                    let (run, tail) = rest.split_at_mut((cols - col).min(rest.len()));
+                    whole.read(first + row * stride + col, run);
+                    at += run.len();
+                    rest = tail;
                 }
             }
         }
@@ -190,6 +233,29 @@ mod tests {
         let mut read = [0.0; 150];
         source.read_f32(100, &mut read);
         assert!(read.iter().zip(100..).all(|(x, i)| *x == i as f32), "{read:?}");
+    }
+
+    #[test]
+    fn parts_are_rows_and_columns_of_the_whole() {
+        let values: Vec<f32> = (0..70).map(|i| i as f32).collect();
+        let whole = Source::F32(&values);
+        let part = Source::Part(&whole, Slice::new(10, 2..5, 3..7));
+        assert_eq!((part.len(), part.bytes()), (12, 48));
+        let mut read = [0.0; 9];
+        part.read_f32(2, &mut read);
+        assert_eq!(read, [25.0, 26.0, 33.0, 34.0, 35.0, 36.0, 43.0, 44.0, 45.0]);
+        // A part of a part, to the last number.
+        let narrow = Source::Part(&part, Slice::new(4, 1..3, 2..4));
+        let mut read = [bf16::ZERO; 4];
+        narrow.read(0, &mut read);
+        assert_eq!(read.map(bf16::to_f32), [35.0, 36.0, 45.0, 46.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "numbers 11..13 of 12")]
+    fn numbers_beyond_a_part_are_refused() {
+        let whole = Source::F32(&[0.0; 70]);
+        Source::Part(&whole, Slice::new(10, 2..5, 3..7)).read_f32(11, &mut [0.0; 2]);
     }
 
     #[test]

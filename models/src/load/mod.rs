@@ -1,6 +1,7 @@
 //! Makes a model of named tensors: which there are, in what order, and which of them are fused; the same for every source and device.
 
 mod cpu;
+mod cut;
 mod source;
 
 use std::path::Path;
@@ -9,11 +10,12 @@ use std::sync::Arc;
 use faser_kernels::{Dtype, Source};
 
 pub(crate) use self::cpu::CpuPacker;
+use self::cut::Cut;
 pub(crate) use self::source::Tensors;
 use crate::checkpoint::{Checkpoint, Files};
 use crate::layer::Layer;
 use crate::model::Parts;
-use crate::{Model, ModelConfig, ModelError};
+use crate::{Model, ModelConfig, ModelError, Shard};
 
 /// How far loading has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +36,26 @@ impl Model {
     /// config.json gives it, or the model is of a kind that is not supported; the message names file and key or
     /// tensor.
     pub fn load(dir: &Path, dtype: Dtype, progress: &mut dyn FnMut(Progress)) -> Result<Model, ModelError> {
+        Model::load_shard(dir, Shard::WHOLE, dtype, progress)
+    }
+
+    /// As [`Model::load`], one rank's shard of the model: nothing else is read of the files but their headers. `progress` counts the tensors
+    /// whole.
+    ///
+    /// # Errors
+    /// As [`Model::load`], or the model cannot be split so.
+    pub fn load_shard(
+        dir: &Path,
+        shard: Shard,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Model, ModelError> {
         let config = ModelConfig::load(dir)?;
+        shard.check(&config)?;
         let files = Files::map(dir)?;
         let mut checkpoint = Checkpoint::new(&files)?;
-        let parts = load(&config, &mut checkpoint, &mut CpuPacker { dtype }, progress)?;
-        Model::new(config, dtype, parts)
+        let parts = load(&config, shard, &mut checkpoint, &mut CpuPacker { dtype }, progress)?;
+        Model::new(config, shard, dtype, parts)
     }
 }
 
@@ -78,16 +95,18 @@ pub(crate) trait Packer {
 /// A model's weights as a packer makes them.
 pub(crate) type PartsOf<P> = Parts<<P as Packer>::Table, <P as Packer>::Matrix, <P as Packer>::Vector>;
 
-/// Packs all tensors of a model, and looks that there are no others. `progress` is called after each matrix or vector.
+/// Packs a shard of all tensors of a model, and looks that there are no others. `config` is the whole model's; `progress` is called after
+/// each matrix or vector.
 pub(crate) fn load<P: Packer>(
     config: &ModelConfig,
+    shard: Shard,
     tensors: &mut dyn Tensors,
     packer: &mut P,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<PartsOf<P>, ModelError> {
     let done = Progress { done_bytes: 0, total_bytes: tensors.total_bytes() };
     progress(done);
-    let mut loader = Loader { config, tensors, packer, done, progress };
+    let mut loader = Loader { config, shard, tensors, packer, done, progress };
     let parts = loader.parts()?;
     loader.tensors.finish(config.tie_embeddings)?;
     Ok(parts)
@@ -95,6 +114,7 @@ pub(crate) fn load<P: Packer>(
 
 struct Loader<'a, P> {
     config: &'a ModelConfig,
+    shard: Shard,
     tensors: &'a mut dyn Tensors,
     packer: &'a mut P,
     done: Progress,
@@ -110,6 +130,8 @@ impl<P: Packer> Loader<'_, P> {
         let shape = [vocab, hidden];
         let source = self.tensors.tensor(EMBEDDING, &shape, "vocab_size, hidden_size")?;
         let bytes = source.bytes();
+        let tokens = Cut::of(EMBEDDING, self.shard, self.config);
+        let source = tokens.source(&source, vocab, hidden);
         let embedding = Arc::new(self.packer.table(hidden, source)?);
         let tied = tie_embeddings
             .then(|| self.packer.tied_head(&embedding, EMBEDDING, hidden, source))
@@ -121,6 +143,7 @@ impl<P: Packer> Loader<'_, P> {
                 let reason = "tie_word_embeddings is false; vocab_size, hidden_size";
                 let source = self.tensors.tensor(HEAD, &shape, reason)?;
                 let bytes = source.bytes();
+                let source = tokens.source(&source, vocab, hidden);
                 let head = self.packer.matrix(HEAD, hidden, &[source])?;
                 self.tell(bytes);
                 Arc::new(head)
@@ -185,7 +208,14 @@ impl<P: Packer> Loader<'_, P> {
             .collect::<Result<Vec<Source<'_>>, _>>()?;
         let bytes = sources.iter().map(Source::bytes).sum();
         let first = parts.first().map_or("", |(name, _)| name);
-        let matrix = self.packer.matrix(&format!("{first}.weight"), inputs, &sources)?;
+        let cut = |name: &str| Cut::of(name, self.shard, self.config);
+        let own: Vec<_> = parts
+            .iter()
+            .zip(&sources)
+            .map(|((name, outputs), source)| cut(name).source(source, *outputs, inputs))
+            .collect();
+        let own_inputs = cut(first).inputs(inputs).len();
+        let matrix = self.packer.matrix(&format!("{first}.weight"), own_inputs, &own)?;
         self.tell(bytes);
         Ok(matrix)
     }
@@ -204,9 +234,13 @@ impl<P: Packer> Loader<'_, P> {
             .map(|(name, outputs)| self.tensors.tensor(&format!("{name}.bias"), &[*outputs], reason))
             .collect::<Result<Vec<Source<'_>>, _>>()?;
         let bytes = sources.iter().map(Source::bytes).sum();
-        let bias = self.packer.vector(&sources)?;
+        let cuts = parts.iter().map(|(name, outputs)| (Cut::of(name, self.shard, self.config), *outputs));
+        // What is summed over the ranks has its bias once.
+        let once = cuts.clone().any(|(cut, _)| cut.is_summed());
+        let own: Vec<_> = cuts.zip(&sources).map(|((cut, len), source)| cut.source(source, len, 1)).collect();
+        let bias = (!once || self.shard.is_first()).then(|| self.packer.vector(&own)).transpose()?;
         self.tell(bytes);
-        Ok(Some(bias))
+        Ok(bias)
     }
 
     fn norm(&mut self, name: &str, width: usize, reason: &str) -> Result<P::Vector, ModelError> {

@@ -29,7 +29,7 @@ use faser_kernels::Dtype;
 use self::source::Synthetic;
 pub use self::spec::SyntheticSpec;
 use crate::load::{CpuPacker, load};
-use crate::{Model, ModelError, Progress};
+use crate::{Model, ModelError, Progress, Shard};
 
 /// Makes the target and its draft.
 ///
@@ -40,9 +40,38 @@ pub fn pair(
     dtype: Dtype,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(Model, Model), ModelError> {
+    shard_pair(spec, Shard::WHOLE, dtype, progress)
+}
+
+/// One rank's shards of both, of a pair that is split alike.
+///
+/// # Errors
+/// As [`pair`], or the models cannot be split so.
+pub fn shard_pair(
+    spec: &SyntheticSpec,
+    shard: Shard,
+    dtype: Dtype,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(Model, Model), ModelError> {
     let mut tensors = Synthetic::new(spec, dtype)?;
     let config = spec.config(spec.layers);
-    let parts = load(&config, &mut tensors, &mut CpuPacker { dtype }, progress)?;
-    let draft = Model::new(spec.config(spec.draft_layers), dtype, parts.first_layers(spec.draft_layers))?;
-    Ok((Model::new(config, dtype, parts)?, draft))
+    shard.check(&config)?;
+    let parts = load(&config, shard, &mut tensors, &mut CpuPacker { dtype }, progress)?;
+    let first = parts.first_layers(spec.draft_layers);
+    let draft = Model::new(spec.config(spec.draft_layers), shard, dtype, first)?;
+    Ok((Model::new(config, shard, dtype, parts)?, draft))
+}
+
+/// One rank's shard of the draft alone; the target's later layers are not made.
+///
+/// # Errors
+/// As [`shard_pair`].
+pub fn shard_of_draft(
+    spec: &SyntheticSpec,
+    shard: Shard,
+    dtype: Dtype,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Model, ModelError> {
+    let alone = SyntheticSpec { layers: spec.draft_layers, ..spec.clone() };
+    Ok(shard_pair(&alone, shard, dtype, progress)?.1)
 }
