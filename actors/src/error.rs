@@ -3,6 +3,8 @@
 use faser_engine::{EngineError, Refusal};
 use faser_kernels::KernelError;
 use faser_kernels::cuda::CudaError;
+use faser_models::ModelError;
+use faser_topology::TopologyError;
 
 /// Why a service, or one of its lanes, cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +18,12 @@ pub enum ServiceError {
     /// The GPU does not give what a lane needs.
     #[error("the device cannot be built: {0}")]
     Cuda(#[from] CudaError),
+    /// The weights cannot be brought to the GPU.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The GPU has not what was planned with.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
     /// The parts of the specification contradict each other.
     #[error("the service specification contradicts itself: {0}")]
     Contradiction(String),

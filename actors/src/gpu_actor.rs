@@ -19,7 +19,10 @@ const MAILBOX_CAPACITY: usize = 4;
 /// How often a device that is being released looks whether its lanes have ended.
 const RELEASE_TICK: Duration = Duration::from_millis(1);
 
-/// How to make a device's lanes, as often as it takes.
+/// Opens a device, as often as it takes: once for each generation.
+pub(crate) type DeviceFactory = Arc<dyn Fn() -> Result<DeviceBuild, ServiceError> + Send + Sync>;
+
+/// How to make the lanes of a device that is open.
 #[derive(Clone)]
 pub(crate) struct DeviceBuild {
     /// None if there is no draft model.
@@ -43,14 +46,15 @@ pub(crate) struct GpuActor {
 }
 
 impl GpuActor {
-    /// Builds both lanes, each on its own thread, and waits until they can take work: seconds, if the KV memory is
+    /// Opens the device and builds both lanes, each on its own thread; waits until they can take work: seconds, if the KV memory is
     /// large. Every generation has its own lanes and its own empty KV memory.
     pub(crate) fn build(
-        plan: &DeviceBuild,
+        factory: &DeviceFactory,
         generation: u64,
         results: &Recipient<Message>,
         faults: &Faults,
     ) -> Result<GpuActor, ServiceError> {
+        let plan = factory()?;
         let spawn_draft = |build: &Build<DraftWork>| {
             LaneThread::spawn(generation, build.clone(), results.clone(), faults.clone())
         };

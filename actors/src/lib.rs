@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod device;
 mod dispatcher;
 mod error;
 mod failures;
@@ -38,6 +39,9 @@ mod ledger;
 #[cfg(test)]
 mod service_tests;
 
+pub use device::{
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts, OnGpu,
+};
 pub use error::{ServiceError, SubmitError};
 pub use failures::WatchdogConfig;
 pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, probe_one};

@@ -15,7 +15,7 @@ use faser_kernels::Sampling;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
 use crate::error::{ServiceError, SubmitError};
 use crate::faults::Faults;
-use crate::gpu_actor::DeviceBuild;
+use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
@@ -74,14 +74,17 @@ impl Service {
     /// The specification contradicts itself, a lane cannot be built, or there is no actix System on this thread.
     pub async fn start(spec: ServiceSpec) -> Result<Service, ServiceError> {
         spec.check()?;
-        let build = spec.device_build();
-        Service::start_with(spec, build).await
+        let factory = spec.device.factory(&spec.engine);
+        Service::start_with(spec, factory).await
     }
 
     /// `start` with a device of the caller's making.
-    pub(crate) async fn start_with(spec: ServiceSpec, build: DeviceBuild) -> Result<Service, ServiceError> {
+    pub(crate) async fn start_with(
+        spec: ServiceSpec,
+        factory: DeviceFactory,
+    ) -> Result<Service, ServiceError> {
         System::try_current().ok_or(ServiceError::NoSystem)?;
-        let vocab = spec.target.config().vocab;
+        let vocab = spec.device.target().config.vocab;
         let max_context = spec.engine.max_context;
         spec.engine.validate()?;
         let arbiter = |name| Arbiter::try_new().map_err(|source| ServiceError::Thread { name, source });
@@ -110,7 +113,7 @@ impl Service {
         let (ended, watchdog_ended) = oneshot::channel();
         let watchdog = Watchdog {
             config: spec.watchdog,
-            build,
+            factory,
             dispatcher: dispatcher.clone(),
             health: health.clone(),
             registry: registry.clone(),

@@ -24,7 +24,7 @@ use crate::dispatcher::FrontierDispatcher;
 use crate::error::ServiceError;
 use crate::failures::{Failures, WatchdogConfig};
 use crate::faults::{Fault, Faults};
-use crate::gpu_actor::{Attach, Device, DeviceBuild, GpuActor, Release};
+use crate::gpu_actor::{Attach, Device, DeviceFactory, GpuActor, Release};
 use crate::health::{DeviceStatus, Health};
 use crate::message::Message;
 use crate::pulse::Pulse;
@@ -54,7 +54,7 @@ enum Ended {
 /// All the watchdog needs.
 pub(crate) struct Watchdog {
     pub(crate) config: WatchdogConfig,
-    pub(crate) build: DeviceBuild,
+    pub(crate) factory: DeviceFactory,
     pub(crate) dispatcher: Addr<FrontierDispatcher>,
     pub(crate) health: Arc<Health>,
     pub(crate) registry: Arc<Registry>,
@@ -135,10 +135,10 @@ impl Watchdog {
 
     /// Builds a device and puts it to work.
     async fn raise(&self, generation: u64) -> Result<Charge, ServiceError> {
-        let (build, results, faults) =
-            (self.build.clone(), self.dispatcher.clone().recipient(), self.faults.clone());
+        let (factory, results, faults) =
+            (self.factory.clone(), self.dispatcher.clone().recipient(), self.faults.clone());
         let built =
-            tokio::task::spawn_blocking(move || GpuActor::build(&build, generation, &results, &faults));
+            tokio::task::spawn_blocking(move || GpuActor::build(&factory, generation, &results, &faults));
         let device_died = |reason: String| ServiceError::Lane { lane: "device's", reason };
         let actor = built.await.map_err(|panic| device_died(panic.to_string()))??;
         let pulses = actor.pulses();

@@ -49,14 +49,39 @@ pub enum TopologyError {
     },
     /// Weights and workspaces alone are larger than the memory.
     #[error(
-        "the models' weights and workspaces need {} of the {} there are: take a smaller model or leave out the draft",
-        Bytes(*needed_bytes), Bytes(*memory_bytes)
+        "the models' weights and workspaces need {} of the {} there are: {}take a smaller model or leave out the draft",
+        Bytes(*needed_bytes), Bytes(*memory_bytes), raised(*utilization).map_or_else(String::new, |advice| advice + ", or ")
     )]
     WeightsDoNotFit {
         /// Weights and workspaces of target and draft.
         needed_bytes: u64,
-        /// Memory of the device.
+        /// Memory of the device; of a GPU what may be used.
         memory_bytes: u64,
+        /// On a GPU: the least utilization that lets them fit, if one does.
+        utilization: Option<f64>,
+    },
+    /// Somebody else has the GPU's memory.
+    #[error(
+        "device.gpu_memory_utilization asks for {} of this GPU, and {} are free: {}end what else runs on it",
+        Bytes(*asked_bytes), Bytes(*free_bytes), lowered(*free_bytes, *gpu_bytes)
+    )]
+    GpuTaken {
+        /// Memory that may be used.
+        asked_bytes: u64,
+        /// Memory that nobody has.
+        free_bytes: u64,
+        /// All of the GPU's.
+        gpu_bytes: u64,
+    },
+    /// The SMs cannot be shared out so.
+    #[error("device.partitions has {asked}, but drafting on a GPU of {sms} SMs can have {fitting}")]
+    Split {
+        /// SMs asked for.
+        asked: u32,
+        /// SMs of the GPU.
+        sms: u32,
+        /// What can be had.
+        fitting: String,
     },
     /// The KV memory asked for is more than what is left beside the weights.
     #[error(
@@ -72,7 +97,7 @@ pub enum TopologyError {
     /// Not even one sequence of the longest context fits.
     #[error(
         "one sequence of {max_context} tokens needs {} of KV memory, there are {}: {}",
-        Bytes(*needed_bytes), Bytes(*kv_bytes), would_fit(*fitting_context, *needed_bytes, *left_bytes)
+        Bytes(*needed_bytes), Bytes(*kv_bytes), would_fit(*fitting_context, *needed_bytes, *left_bytes, *utilization)
     )]
     DoesNotFit {
         /// Tokens of the sequence.
@@ -85,10 +110,22 @@ pub enum TopologyError {
         left_bytes: u64,
         /// The longest context that fits in `kv_bytes`; 0 if none does.
         fitting_context: usize,
+        /// On a GPU: the least utilization that lets it fit, if one does.
+        utilization: Option<f64>,
     },
 }
 
-fn would_fit(context: usize, needed_bytes: u64, left_bytes: u64) -> String {
+fn raised(utilization: Option<f64>) -> Option<String> {
+    utilization.map(|least| format!("set device.gpu_memory_utilization to at least {least:.2}"))
+}
+
+fn lowered(free_bytes: u64, gpu_bytes: u64) -> String {
+    let share = (100.0 * free_bytes as f64 / gpu_bytes as f64).floor() / 100.0;
+    // Less than the key takes.
+    if share < 0.05 { String::new() } else { format!("set it to at most {share:.2}, or ") }
+}
+
+fn would_fit(context: usize, needed_bytes: u64, left_bytes: u64, utilization: Option<f64>) -> String {
     let mut advice = Vec::new();
     if context > 0 {
         advice.push(format!("set max_context to at most {context}"));
@@ -96,6 +133,7 @@ fn would_fit(context: usize, needed_bytes: u64, left_bytes: u64) -> String {
     if needed_bytes <= left_bytes {
         advice.push(format!("set kv.memory to {needed_bytes} bytes or more"));
     }
+    advice.extend(raised(utilization));
     if advice.is_empty() {
         advice.push("take a smaller model or more memory".to_owned());
     }

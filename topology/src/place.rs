@@ -29,7 +29,18 @@ pub struct KvRequest {
     pub max_context: usize,
 }
 
-/// Where everything goes. Both pools hold the same number of tokens.
+/// The sizes of the KV pools. Both hold the same number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct KvPools {
+    /// KV blocks of the target.
+    pub target_blocks: usize,
+    /// KV blocks of the draft; 0 without a draft.
+    pub draft_blocks: usize,
+    /// KV memory of both pools.
+    pub kv_bytes: u64,
+}
+
+/// Where everything goes on a CPU. Both pools hold the same number of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Placement {
     /// KV blocks of the target.
@@ -68,14 +79,49 @@ pub fn place(
     kv: &KvRequest,
 ) -> Result<Placement, TopologyError> {
     let lane = device.first(threads.unwrap_or(device.cores.len()))?;
+    let limit = Limit { memory_bytes: device.memory_bytes, gpu_bytes: None };
+    // Memory of the host is wanted by others too.
+    let pools =
+        pools(&limit, target, draft, kv, |left_bytes, wanted_bytes| wanted_bytes.min(left_bytes / 2))?;
+    let KvPools { target_blocks, draft_blocks, kv_bytes } = pools;
+    let partitions = partitions(&lane, draft.is_some());
+    Ok(Placement { target_blocks, draft_blocks, kv_bytes, partitions })
+}
+
+/// What the models and their KV must fit in.
+pub(crate) struct Limit {
+    pub(crate) memory_bytes: u64,
+    /// The GPU's whole memory, if it is one's.
+    pub(crate) gpu_bytes: Option<u64>,
+}
+
+impl Limit {
+    /// The least utilization of the GPU that gives `needed_bytes`, if one does.
+    fn utilization_for(&self, needed_bytes: u64) -> Option<f64> {
+        let share = needed_bytes as f64 / self.gpu_bytes? as f64;
+        Some((share * 100.0).ceil() / 100.0).filter(|share| *share <= 1.0)
+    }
+}
+
+/// The sizes of both pools. Without `kv.memory_bytes` they are what `sized` says: from the memory left beside weights and workspaces, and
+/// what `max_running` sequences need, in bytes.
+pub(crate) fn pools(
+    limit: &Limit,
+    target: &ModelFootprint,
+    draft: Option<&ModelFootprint>,
+    kv: &KvRequest,
+    sized: impl Fn(u64, u64) -> u64,
+) -> Result<KvPools, TopologyError> {
     check(target, draft, kv)?;
     let models = || std::iter::once(target).chain(draft);
     let fixed_bytes =
         models().fold(0u64, |sum, m| sum.saturating_add(m.weight_bytes).saturating_add(m.workspace_bytes));
-    let left_bytes = device.memory_bytes.checked_sub(fixed_bytes).ok_or(TopologyError::WeightsDoNotFit {
-        needed_bytes: fixed_bytes,
-        memory_bytes: device.memory_bytes,
-    })?;
+    let left_bytes =
+        limit.memory_bytes.checked_sub(fixed_bytes).ok_or_else(|| TopologyError::WeightsDoNotFit {
+            needed_bytes: fixed_bytes,
+            memory_bytes: limit.memory_bytes,
+            utilization: limit.utilization_for(fixed_bytes),
+        })?;
 
     // One block of each model: a token takes a slot in both pools.
     let token_bytes = models().fold(0u64, |sum, m| sum.saturating_add(m.kv_bytes_per_token));
@@ -87,23 +133,25 @@ pub fn place(
             return Err(TopologyError::KvMemory { asked_bytes, left_bytes });
         }
         Some(asked_bytes) => asked_bytes / block_bytes,
-        None => (left_bytes / 2 / block_bytes).min(wanted_blocks),
+        None => sized(left_bytes, wanted_blocks.saturating_mul(block_bytes)) / block_bytes,
     };
     if blocks < blocks_per_sequence {
+        let needed_bytes = blocks_per_sequence.saturating_mul(block_bytes);
         return Err(TopologyError::DoesNotFit {
             max_context: kv.max_context,
-            needed_bytes: blocks_per_sequence.saturating_mul(block_bytes),
+            needed_bytes,
             kv_bytes: blocks * block_bytes,
             left_bytes,
             fitting_context: blocks as usize * kv.block_size,
+            // More memory is of no use to pools whose size was asked for.
+            utilization: match kv.memory_bytes {
+                Some(_) => None,
+                None => limit.utilization_for(fixed_bytes.saturating_add(needed_bytes)),
+            },
         });
     }
-    Ok(Placement {
-        target_blocks: blocks as usize,
-        draft_blocks: if draft.is_some() { blocks as usize } else { 0 },
-        kv_bytes: blocks * block_bytes,
-        partitions: partitions(&lane, draft.is_some()),
-    })
+    let draft_blocks = if draft.is_some() { blocks as usize } else { 0 };
+    Ok(KvPools { target_blocks: blocks as usize, draft_blocks, kv_bytes: blocks * block_bytes })
 }
 
 /// All cores for both lanes; and, if there is anything to draft, a few ways to give the draft lane the last cores: one, a

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, DraftPlan, Drafted, Rivals, TokenId};
+use faser_engine::{DraftPlan, Rivals, TokenId};
 use faser_kernels::{Collective, SampleRow, Sampling, ops};
 use faser_models::Model;
 
 use super::RunnerSpec;
+use super::drafting::Drafting;
 use super::falls::Falls;
 use super::passes::Passes;
 use super::sequences::Sequences;
@@ -57,7 +58,7 @@ impl DraftRunner {
 
     /// From now on asks between two steps which sequences fell.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.falls.ask(fallen);
+        self.falls.listen(fallen);
     }
 
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
@@ -82,34 +83,25 @@ impl DraftRunner {
         self.passes.agree_on(plan.step);
         self.sequences.update(&plan.retire, &plan.admit, &sampling);
         self.falls.begin();
-        let mut job = Job {
-            plan: &plan,
-            tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
-            drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
-            survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
-        };
+        let mut job = Drafting::new(&plan);
         self.catch_up(&mut job);
-        let most = plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0);
-        for step in 1..most {
+        for step in 1..job.most_steps() {
             let layers = self.passes.layer_count() * step;
             self.falls.look(&self.passes, plan.step, layers, plan.chunks.iter().map(|chunk| chunk.seq));
             if !self.step(step, &mut job) {
                 break;
             }
         }
-        let drafted = job.drafted;
-        plan.outcome.counts.extend(drafted.iter().map(Vec::len));
-        plan.outcome.proposals.extend(drafted.into_iter().flatten());
-        plan.outcome.took = started.elapsed();
+        let proposals = job.end();
+        proposals.told(&mut plan, started.elapsed());
         plan
     }
 
     /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal.
-    fn catch_up(&mut self, job: &mut Job<'_>) {
+    fn catch_up(&mut self, job: &mut Drafting<'_>) {
         let plan = job.plan;
         for (index, chunk) in plan.chunks.iter().enumerate() {
-            let tokens = plan.rows(chunk);
-            assert!(!tokens.is_empty(), "{} has a chunk without tokens", chunk.seq);
+            let tokens = job.rows(chunk);
             self.sequences.of_mut(chunk.seq).history.rewind_and_extend(chunk.start, tokens);
             for (offset, &token) in tokens.iter().enumerate() {
                 let drafts = chunk.steps > 0 && offset + 1 == tokens.len();
@@ -120,13 +112,11 @@ impl DraftRunner {
     }
 
     /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
-    fn step(&mut self, step: usize, job: &mut Job<'_>) -> bool {
+    fn step(&mut self, step: usize, job: &mut Drafting<'_>) -> bool {
         let mut wanted = false;
-        for (index, chunk) in job.plan.chunks.iter().enumerate() {
-            let goes_on = job.drafted[index].len() == step && job.survival[index] >= chunk.stop.below;
-            if chunk.steps > step && goes_on && !self.falls.has(chunk.seq) {
-                let latest = job.drafted[index][step - 1].token;
-                self.push(latest, chunk.start + chunk.rows.len() + step - 1, index, true, job);
+        for index in 0..job.plan.chunks.len() {
+            if let Some((latest, position)) = job.goes_on(index, step, self.falls.gone()) {
+                self.push(latest, position, index, true, job);
                 wanted = true;
             }
         }
@@ -135,7 +125,7 @@ impl DraftRunner {
     }
 
     /// Adds a row to the pass; one that is full runs before.
-    fn push(&mut self, token: TokenId, position: usize, chunk: usize, drafts: bool, job: &mut Job<'_>) {
+    fn push(&mut self, token: TokenId, position: usize, chunk: usize, drafts: bool, job: &mut Drafting<'_>) {
         if !self.passes.fits(drafts) {
             self.forward(job);
         }
@@ -146,7 +136,7 @@ impl DraftRunner {
     }
 
     /// Runs the pass; samples the proposals it brings, and appends them to what is drafted and to the histories.
-    fn forward(&mut self, job: &mut Job<'_>) {
+    fn forward(&mut self, job: &mut Drafting<'_>) {
         self.passes.forward(&job.tables);
         let (lane, logits) = self.passes.whole_logits();
         let sequences = &self.sequences;
@@ -174,23 +164,10 @@ impl DraftRunner {
         }
         for (place, index) in self.awaited.drain(..).enumerate() {
             let (token, confidence) = (self.sampled[place], self.confidence[place]);
-            let chunk = &job.plan.chunks[index];
-            let history = &mut self.sequences.of_mut(chunk.seq).history;
+            let history = &mut self.sequences.of_mut(job.plan.chunks[index].seq).history;
             history.rewind_and_extend(history.len(), &[token]);
-            job.survival[index] = chunk.stop.after(job.survival[index], confidence);
             let rivals = self.top.get(place).map_or_else(Rivals::new, |top| Rivals::from(*top));
-            job.drafted[index].push(Drafted { token, confidence, rivals });
+            job.drew(index, token, confidence, rivals);
         }
     }
-}
-
-/// A plan being carried out.
-struct Job<'a> {
-    plan: &'a DraftPlan,
-    /// Block table of each chunk.
-    tables: Vec<&'a [BlockId]>,
-    /// Proposals of each chunk so far.
-    drafted: Vec<Vec<Drafted>>,
-    /// Survival of each chunk's last proposal.
-    survival: Vec<f32>,
 }

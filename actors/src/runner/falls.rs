@@ -3,32 +3,32 @@
 
 use faser_engine::SeqId;
 
+use super::drafting::Gone;
 use super::passes::Passes;
 use crate::shed::Fallen;
 
 /// What has fallen under the plan at hand.
 #[derive(Default)]
 pub(super) struct Falls {
-    fallen: Option<Box<dyn Fallen>>,
-    gone: Vec<SeqId>,
+    heard: Gone,
     /// One per chunk, of the first rank: 1 if its sequence fell.
     flags: Vec<f32>,
 }
 
 impl Falls {
     /// From now on asks this one; on ranks after the first it is not asked.
-    pub(super) fn ask(&mut self, fallen: Box<dyn Fallen>) {
-        self.fallen = Some(fallen);
+    pub(super) fn listen(&mut self, fallen: Box<dyn Fallen>) {
+        self.heard.listen(fallen);
     }
 
     /// A new plan: nothing has fallen.
     pub(super) fn begin(&mut self) {
-        self.gone.clear();
+        self.heard.clear();
     }
 
-    /// Whether a sequence has fallen under this plan.
-    pub(super) fn has(&self, seq: SeqId) -> bool {
-        self.gone.contains(&seq)
+    /// The sequences that have fallen under this plan.
+    pub(super) fn gone(&self) -> &[SeqId] {
+        &self.heard.seqs
     }
 
     /// The sequences that fell since the last look. `chunks` are those of the plan, `layers` of the pass in the making are done.
@@ -39,21 +39,19 @@ impl Falls {
         layers: usize,
         chunks: impl Iterator<Item = SeqId> + Clone,
     ) -> &[SeqId] {
-        let before = self.gone.len();
+        let before = self.heard.seqs.len();
         let group = passes.group();
-        if group.rank() == 0
-            && let Some(fallen) = &mut self.fallen
-        {
-            fallen.fallen(step, layers, &mut self.gone);
+        if group.rank() == 0 {
+            self.heard.ask(step, layers);
         }
         if group.ranks() > 1 {
-            let told = &self.gone[before..];
+            let seqs = &mut self.heard.seqs;
             self.flags.clear();
-            self.flags.extend(chunks.clone().map(|seq| f32::from(u8::from(told.contains(&seq)))));
+            self.flags.extend(chunks.clone().map(|seq| f32::from(u8::from(seqs[before..].contains(&seq)))));
             passes.add_up(&mut self.flags);
-            self.gone.truncate(before);
-            self.gone.extend(chunks.zip(&self.flags).filter(|(_, flag)| **flag > 0.0).map(|(seq, _)| seq));
+            seqs.truncate(before);
+            seqs.extend(chunks.zip(&self.flags).filter(|(_, flag)| **flag > 0.0).map(|(seq, _)| seq));
         }
-        &self.gone[before..]
+        &self.heard.seqs[before..]
     }
 }

@@ -3,6 +3,7 @@
 
 mod cuda;
 mod draft;
+mod drafting;
 mod falls;
 mod passes;
 mod sequences;

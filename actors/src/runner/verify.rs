@@ -87,7 +87,7 @@ impl VerifyRunner {
 
     /// From now on asks between two layers which sequences fell.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.falls.ask(fallen);
+        self.falls.listen(fallen);
     }
 
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.

@@ -23,7 +23,7 @@ fn streams_go_on_with_the_same_tokens_after_a_lane_panics() {
         let expected = undisturbed(3).await;
         for lane in ["draft", "verify"] {
             let spec = spec();
-            let build = spec.device_build();
+            let build = device_build(&spec);
             let build = match lane {
                 "draft" => DeviceBuild {
                     draft: build.draft.as_ref().map(|draft| before_each(draft, panic_at(&[2, 5]))),
@@ -32,7 +32,7 @@ fn streams_go_on_with_the_same_tokens_after_a_lane_panics() {
                 _ => DeviceBuild { verify: before_each(&build.verify, panic_at(&[2, 5])), ..build },
             };
             let gate = Gate::default();
-            let service = Service::start_with(spec, gated(build, &gate)).await.expect("a service");
+            let service = start_with(spec, gated(build, &gate)).await.expect("a service");
             let mut streams = Vec::new();
             for seed in 0..3 {
                 streams.push(service.submit(submission(seed, 24)).await.expect("it is taken"));
@@ -52,9 +52,9 @@ fn streams_go_on_with_the_same_tokens_after_a_lane_panics() {
 fn a_request_that_fells_every_device_is_given_up_and_the_service_is_not() {
     in_system(async {
         let spec = spec();
-        let build = spec.device_build();
+        let build = device_build(&spec);
         let build = DeviceBuild { verify: before_each(&build.verify, panic_at(&[0, 1, 2])), ..build };
-        let service = Service::start_with(spec, build).await.expect("a service");
+        let service = start_with(spec, build).await.expect("a service");
         let stream = service.submit(submission(1, 8)).await.expect("it is taken");
         assert_eq!(read(stream).await, (vec![], Some(FinishReason::DeviceFailed)));
         until("the device serves again", || service.ready()).await;
@@ -71,7 +71,7 @@ fn a_device_that_cannot_be_rebuilt_is_given_up_and_every_request_is_told() {
     in_system(async {
         let mut spec = spec();
         spec.watchdog.max_failures = 3;
-        let build = spec.device_build();
+        let build = device_build(&spec);
         let builds = Arc::new(AtomicUsize::new(0));
         let whole = before_each(&build.verify, panic_at(&[1]));
         let once: Build<_> = Arc::new(move |shed| match builds.fetch_add(1, Ordering::Relaxed) {
@@ -80,7 +80,7 @@ fn a_device_that_cannot_be_rebuilt_is_given_up_and_every_request_is_told() {
         });
         let gate = Gate::default();
         let build = gated(DeviceBuild { verify: once, ..build }, &gate);
-        let service = Service::start_with(spec, build).await.expect("a service");
+        let service = start_with(spec, build).await.expect("a service");
         let mut streams = Vec::new();
         for seed in 0..6 {
             streams.push(service.submit(submission(seed, 24)).await.expect("it is taken"));
@@ -123,9 +123,9 @@ fn a_stalled_lane_is_reported_and_may_come_back() {
 fn a_device_that_cannot_be_built_at_all_is_the_starts_error() {
     in_system(async {
         let spec = spec();
-        let build = spec.device_build();
+        let build = device_build(&spec);
         let broken: Build<_> = Arc::new(|_| panic!("no such device"));
-        let error = Service::start_with(spec, DeviceBuild { draft: Some(broken), ..build }).await.err();
+        let error = start_with(spec, DeviceBuild { draft: Some(broken), ..build }).await.err();
         let text = error.expect("it cannot start").to_string();
         assert!(text.contains("draft lane") && text.contains("no such device"), "{text}");
     });

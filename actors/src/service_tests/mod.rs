@@ -13,13 +13,13 @@ use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo,
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_topology::{LanePair, Partition, Placement};
+use faser_topology::{LanePair, Partition};
 
 use crate::gpu_actor::DeviceBuild;
 use crate::lane::{Build, Run, Work};
 use crate::{
-    DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError, TokenStream, Update,
-    WatchdogConfig,
+    CpuSpec, DeviceSpec, DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError,
+    TokenStream, Update, WatchdogConfig,
 };
 
 const VOCAB: usize = 256;
@@ -52,15 +52,12 @@ fn spec() -> ServiceSpec {
     let (target, draft) = models();
     let lane = Partition { cores: vec![0] };
     ServiceSpec {
-        target,
-        draft: Some(draft),
-        placement: Placement {
-            target_blocks: BLOCKS,
-            draft_blocks: BLOCKS,
-            kv_bytes: 0,
+        device: DeviceSpec::Cpu(CpuSpec {
+            target,
+            draft: Some(draft),
             partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
-        },
-        isa: Isa::detect(),
+            isa: Isa::detect(),
+        }),
         engine: EngineConfig {
             block_size: 16,
             target_blocks: BLOCKS,
@@ -164,8 +161,17 @@ fn gated(build: DeviceBuild, gate: &Gate) -> DeviceBuild {
 }
 
 async fn start_gated(spec: ServiceSpec, gate: &Gate) -> Service {
-    let build = gated(spec.device_build(), gate);
-    Service::start_with(spec, build).await.expect("a service")
+    let build = gated(device_build(&spec), gate);
+    start_with(spec, build).await.expect("a service")
+}
+
+/// The lanes of a specification, to be tampered with.
+fn device_build(spec: &ServiceSpec) -> DeviceBuild {
+    spec.device.factory(&spec.engine)().expect("a CPU is always there")
+}
+
+async fn start_with(spec: ServiceSpec, build: DeviceBuild) -> Result<Service, ServiceError> {
+    Service::start_with(spec, Arc::new(move || Ok(build.clone()))).await
 }
 
 /// Tokens of a few requests on an undisturbed service.
@@ -331,8 +337,13 @@ fn contradictory_specifications_are_refused() {
         let error = in_system(Service::start(spec)).err().expect("it is refused");
         assert!(matches!(error, ServiceError::Contradiction(_)), "{error}");
     };
-    contradicts(|spec| spec.draft = None);
-    contradicts(|spec| spec.placement.target_blocks += 1);
+    fn cpu(spec: &mut ServiceSpec) -> &mut CpuSpec {
+        let DeviceSpec::Cpu(cpu) = &mut spec.device else { panic!("a CPU") };
+        cpu
+    }
+    contradicts(|spec| cpu(spec).draft = None);
+    contradicts(|spec| spec.engine.draft_blocks = 0);
+    contradicts(|spec| cpu(spec).partitions.clear());
     contradicts(|spec| spec.engine.max_context = 1 << 20);
 }
 

@@ -5,7 +5,7 @@
 // pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed.
 //
 // By the environment: FASER_FAKE_MEMORY (bytes), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
-// run of that kernel), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the device is closed).
+// run of that kernel, until nobody retains its context any more), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the device is closed).
 #include <deque>
 #include <map>
 #include <mutex>
@@ -101,10 +101,15 @@ int cuDevicePrimaryCtxRetain(void **context, int) { LOCKED; *context = (void *)1
 int cuDevicePrimaryCtxRelease_v2(int) {
     LOCKED;
     if (--fake::retained) return 0;
+    // The context ends: its memory goes, and what was wrong with it.
+    const size_t left = fake::used;
+    for (auto &entry : fake::blocks) free(entry.second.all);
+    fake::blocks.clear();
+    fake::used = 0, fake::lost = 0;
     const char *path = getenv("FASER_FAKE_REPORT");
     FILE *file = path ? fopen(path, "w") : nullptr;
     if (!file) return 0;
-    fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\n", fake::used, fake::streams.size(), fake::copies);
+    fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\n", left, fake::streams.size(), fake::copies);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::runs) fprintf(file, "runs of %s %u\n", entry.first.c_str(), entry.second);

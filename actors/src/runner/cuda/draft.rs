@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, DraftPlan, Drafted, Rivals, SeqId};
+use faser_engine::{DraftPlan, Rivals, SeqId, TokenId};
 use faser_kernels::cuda::CudaError;
 use faser_kernels::ops::TOP_TOKENS;
 use faser_models::cuda::{CudaModel, CudaPasses};
@@ -13,22 +13,14 @@ use super::sequences::CudaSequences;
 use super::{CudaRunnerSpec, OrLost};
 use crate::error::ServiceError;
 use crate::runner::DraftWork;
+use crate::runner::drafting::{Drafting, Gone};
 use crate::shed::Fallen;
 
 /// Runs draft plans on a GPU.
 pub struct CudaDraftRunner {
     passes: CudaPasses,
     sequences: CudaSequences,
-    fallen: Option<Box<dyn Fallen>>,
-    gone: Vec<SeqId>,
-}
-
-/// A plan being carried out.
-struct Job<'a> {
-    plan: &'a DraftPlan,
-    tables: Vec<&'a [BlockId]>,
-    drafted: Vec<Vec<Drafted>>,
-    survival: Vec<f32>,
+    gone: Gone,
 }
 
 impl CudaDraftRunner {
@@ -40,14 +32,13 @@ impl CudaDraftRunner {
         Ok(CudaDraftRunner {
             passes: CudaPasses::new(model, &spec.shares, true, spec.sizes)?,
             sequences: CudaSequences::default(),
-            fallen: None,
-            gone: Vec::new(),
+            gone: Gone::default(),
         })
     }
 
     /// From now on asks between two steps which sequences fell.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.fallen = Some(fallen);
+        self.gone.listen(fallen);
     }
 
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
@@ -60,37 +51,26 @@ impl CudaDraftRunner {
         self.passes.work_on(plan.partition.0).or_lost();
         self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &sampling).or_lost();
         self.gone.clear();
-        let mut job = Job {
-            plan: &plan,
-            tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
-            drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
-            survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
-        };
+        let mut job = Drafting::new(&plan);
         self.catch_up(&mut job).or_lost();
         let layers = self.passes.model().config().layers;
-        let most = plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0);
-        for step in 1..most {
-            if let Some(fallen) = &mut self.fallen {
-                fallen.fallen(plan.step, layers * step, &mut self.gone);
-            }
+        for step in 1..job.most_steps() {
+            self.gone.ask(plan.step, layers * step);
             if !self.step(step, &mut job).or_lost() {
                 break;
             }
         }
-        let drafted = job.drafted;
-        plan.outcome.counts.extend(drafted.iter().map(Vec::len));
-        plan.outcome.proposals.extend(drafted.into_iter().flatten());
-        plan.outcome.took = started.elapsed();
+        let proposals = job.end();
+        proposals.told(&mut plan, started.elapsed());
         plan
     }
 
     /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal.
-    fn catch_up(&mut self, job: &mut Job<'_>) -> Result<(), CudaError> {
+    fn catch_up(&mut self, job: &mut Drafting<'_>) -> Result<(), CudaError> {
         let plan = job.plan;
         let mut rows = PassRows::default();
         for (index, chunk) in plan.chunks.iter().enumerate() {
-            let mut left = plan.rows(chunk);
-            assert!(!left.is_empty(), "{} has a chunk without tokens", chunk.seq);
+            let mut left = job.rows(chunk);
             self.sequences.of(chunk.seq).rewind_and_extend(chunk.start, left);
             let mut start = chunk.start;
             while !left.is_empty() {
@@ -115,33 +95,28 @@ impl CudaDraftRunner {
     }
 
     /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
-    fn step(&mut self, step: usize, job: &mut Job<'_>) -> Result<bool, CudaError> {
+    fn step(&mut self, step: usize, job: &mut Drafting<'_>) -> Result<bool, CudaError> {
         let plan = job.plan;
-        let latest: Vec<[u32; 1]> =
-            job.drafted.iter().map(|drafted| [drafted.last().map_or(0, |last| last.token)]).collect();
+        let going_on =
+            |index| job.goes_on(index, step, &self.gone.seqs).map(|(token, at)| (index, [token], at));
+        let latest: Vec<(usize, [TokenId; 1], usize)> = (0..plan.chunks.len()).filter_map(going_on).collect();
         let mut rows = PassRows::default();
-        let mut wanted = false;
-        for (index, chunk) in plan.chunks.iter().enumerate() {
-            let goes_on = job.drafted[index].len() == step && job.survival[index] >= chunk.stop.below;
-            if chunk.steps <= step || !goes_on || self.gone.contains(&chunk.seq) {
-                continue;
-            }
-            wanted = true;
+        for (index, tokens, start) in &latest {
             if rows.room(self.passes.sizes(), 1) == 0 {
                 self.forward(&std::mem::take(&mut rows), job)?;
             }
             let piece = Piece {
-                index,
-                start: chunk.start + chunk.rows.len() + step - 1,
-                tokens: &latest[index],
+                index: *index,
+                start: *start,
+                tokens,
                 sampled_from: Some(0),
                 proposals: &[],
-                table: job.tables[index],
+                table: job.tables[*index],
             };
-            self.push(&mut rows, &piece, chunk.seq);
+            self.push(&mut rows, &piece, plan.chunks[*index].seq);
         }
         self.forward(&rows, job)?;
-        Ok(wanted)
+        Ok(!latest.is_empty())
     }
 
     fn push<'a>(&mut self, rows: &mut PassRows<'a>, piece: &Piece<'a>, seq: SeqId) {
@@ -149,7 +124,7 @@ impl CudaDraftRunner {
     }
 
     /// Runs the pass, and appends the proposals it brings to what is drafted and to the histories.
-    fn forward(&mut self, rows: &PassRows<'_>, job: &mut Job<'_>) -> Result<(), CudaError> {
+    fn forward(&mut self, rows: &PassRows<'_>, job: &mut Drafting<'_>) -> Result<(), CudaError> {
         if rows.is_empty() {
             return Ok(());
         }
@@ -172,12 +147,10 @@ impl CudaDraftRunner {
         let mut top = self.passes.top(&drawn).chunks_exact(TOP_TOKENS);
         let found = self.passes.tokens(&drawn).iter().zip(self.passes.confidence(&drawn));
         for ((&index, _), (&token, &confidence)) in sampled().zip(found) {
-            let chunk = &plan.chunks[index];
-            let sequence = self.sequences.of(chunk.seq);
+            let sequence = self.sequences.of(plan.chunks[index].seq);
             sequence.rewind_and_extend(sequence.len(), &[token]);
-            job.survival[index] = chunk.stop.after(job.survival[index], confidence);
             let rivals = top.next().map_or_else(Rivals::new, |top| top.iter().copied().collect());
-            job.drafted[index].push(Drafted { token, confidence, rivals });
+            job.drew(index, token, confidence, rivals);
         }
         Ok(())
     }

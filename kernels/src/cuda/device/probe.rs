@@ -22,6 +22,8 @@ pub struct GpuInfo {
     pub capability: (u32, u32),
     /// Most shared memory of a block, in bytes.
     pub block_shared_bytes: u32,
+    /// The CUDA that its driver speaks, as the driver counts: 13010 is 13.1.
+    pub cuda_version: u32,
 }
 
 impl GpuInfo {
@@ -90,10 +92,11 @@ fn list() -> Result<Vec<GpuInfo>, CudaError> {
     if count == 0 {
         return Err(CudaError::NoGpu);
     }
-    (0..count).map(describe).collect()
+    let version = u32::try_from(version).unwrap_or(0);
+    (0..count).map(|ordinal| describe(ordinal, version)).collect()
 }
 
-fn describe(ordinal: usize) -> Result<GpuInfo, CudaError> {
+fn describe(ordinal: usize, cuda_version: u32) -> Result<GpuInfo, CudaError> {
     use sys::CUdevice_attribute as Attribute;
     let device = result::device::get(ordinal as i32).named("cuDeviceGet")?;
     let attribute = |which: Attribute| {
@@ -112,6 +115,7 @@ fn describe(ordinal: usize) -> Result<GpuInfo, CudaError> {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         block_shared_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        cuda_version,
     })
 }
 

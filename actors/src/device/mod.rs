@@ -1,0 +1,129 @@
+//! The device of a service: a CPU or a GPU, and how its lanes are made, as often as it takes. Nothing else in this crate knows which.
+
+mod cpu;
+mod cuda;
+
+use std::sync::Arc;
+
+use faser_engine::EngineConfig;
+use faser_kernels::Dtype;
+use faser_models::{Model, ModelConfig};
+
+use crate::error::ServiceError;
+use crate::gpu_actor::{DeviceBuild, DeviceFactory};
+
+pub use cpu::CpuSpec;
+pub use cuda::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
+
+/// The pair and where it runs. Clones share the weights.
+#[derive(Clone, Debug)]
+pub enum DeviceSpec {
+    /// On cores of this host.
+    Cpu(CpuSpec),
+    /// On a GPU.
+    Cuda(CudaSpec),
+}
+
+/// What can be said of a model without its weights.
+#[derive(Clone, Debug)]
+pub struct ModelFacts {
+    /// Its shape.
+    pub config: ModelConfig,
+    /// In which type its matrices are held.
+    pub dtype: Dtype,
+    /// Its weights, in bytes.
+    pub weight_bytes: u64,
+}
+
+impl ModelFacts {
+    /// Those of a model whose weights are in memory.
+    pub fn of(model: &Model) -> ModelFacts {
+        ModelFacts {
+            config: model.config().clone(),
+            dtype: model.dtype(),
+            weight_bytes: model.weight_bytes(),
+        }
+    }
+}
+
+/// What each lane has of a partition, in [`DeviceSpec::unit`]s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneSizes {
+    /// The draft lane.
+    pub draft: usize,
+    /// The verify lane.
+    pub verify: usize,
+}
+
+impl DeviceSpec {
+    /// The target model.
+    pub fn target(&self) -> ModelFacts {
+        match self {
+            DeviceSpec::Cpu(spec) => ModelFacts::of(&spec.target),
+            DeviceSpec::Cuda(spec) => spec.device.source().target.clone(),
+        }
+    }
+
+    /// The draft model; without one nobody speculates.
+    pub fn draft(&self) -> Option<ModelFacts> {
+        match self {
+            DeviceSpec::Cpu(spec) => spec.draft.as_deref().map(ModelFacts::of),
+            DeviceSpec::Cuda(spec) => spec.device.source().draft.clone(),
+        }
+    }
+
+    /// What the lanes have of each partition, the whole device first, which both have in turns.
+    pub fn partitions(&self) -> Vec<LaneSizes> {
+        match self {
+            DeviceSpec::Cpu(spec) => {
+                let sizes = |pair: &faser_topology::LanePair| LaneSizes {
+                    draft: pair.draft.cores.len(),
+                    verify: pair.verify.cores.len(),
+                };
+                spec.partitions.iter().map(sizes).collect()
+            }
+            DeviceSpec::Cuda(spec) => spec.partitions(),
+        }
+    }
+
+    /// What partitions are made of: `cores` or `SMs`.
+    pub fn unit(&self) -> &'static str {
+        match self {
+            DeviceSpec::Cpu(_) => "cores",
+            DeviceSpec::Cuda(_) => "SMs",
+        }
+    }
+
+    /// The same device with these of its partitions, in ascending order; the first must be 0, the whole device.
+    ///
+    /// # Panics
+    /// If it is not, or there is none of a number.
+    #[must_use]
+    pub fn with_partitions(&self, places: &[usize]) -> DeviceSpec {
+        assert_eq!(places.first(), Some(&0), "the whole device comes first");
+        match self {
+            DeviceSpec::Cpu(spec) => {
+                let partitions = places.iter().map(|&place| spec.partitions[place].clone()).collect();
+                DeviceSpec::Cpu(CpuSpec { partitions, ..spec.clone() })
+            }
+            DeviceSpec::Cuda(spec) => {
+                let draft_sms = places.iter().skip(1).map(|&place| spec.draft_sms[place - 1]).collect();
+                DeviceSpec::Cuda(CudaSpec { draft_sms, ..spec.clone() })
+            }
+        }
+    }
+
+    /// How to make the lanes of this device for an engine of these bounds: once for each generation.
+    pub(crate) fn factory(&self, engine: &EngineConfig) -> DeviceFactory {
+        match self {
+            DeviceSpec::Cpu(spec) => {
+                let build = spec.build(engine);
+                Arc::new(move || Ok::<DeviceBuild, ServiceError>(build.clone()))
+            }
+            DeviceSpec::Cuda(spec) => {
+                let (spec, engine) = (spec.clone(), engine.clone());
+                Arc::new(move || spec.build(&engine))
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Measures what passes cost on this device: the planner's cost tables at start-up.
+//!
+//! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and passes with context
+//! to tell what attention adds. The median of a few runs counts; a large model is run less often.
+
+mod cpu;
+mod cuda;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use faser_kernels::Isa;
+use faser_kernels::cuda::Share;
+use faser_models::Model;
+use faser_models::cuda::CudaModel;
+use faser_topology::Partition;
+
+use self::cpu::CpuPasses;
+use self::cuda::GpuPasses;
+use crate::device::DeviceSpec;
+use crate::error::ServiceError;
+use crate::runner::RunnerSpec;
+
+/// Runs of one pass, at most.
+const RUNS: usize = 5;
+/// Time after which one row count has been run often enough.
+const ENOUGH: Duration = Duration::from_millis(60);
+/// Passes longer than this are not followed by longer ones: cost is taken to grow with the rows from there.
+const LONG: Duration = Duration::from_millis(600);
+/// Rows and context tokens of the pass that tells what attention costs.
+const CONTEXT_ROWS: usize = 8;
+const CONTEXT: usize = 512;
+/// Rows of a pass whose logits are wanted, at most: larger passes are mostly prefill, which needs none.
+const SAMPLED_ROWS: usize = 64;
+
+/// What is to be measured.
+pub struct ProfileSpec<'a> {
+    /// The pair, which has a draft model, and the device with its partitions.
+    pub device: &'a DeviceSpec,
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// Rows of the largest pass that will be asked for.
+    pub max_rows: usize,
+    /// Tokens of the longest sequence.
+    pub max_context: usize,
+}
+
+/// Measures all partitions, in their order; `progress` hears of every lane that is done, and of how many there are.
+///
+/// # Errors
+/// There is no draft model, or a lane or its memory cannot be had.
+pub fn profile(
+    spec: &ProfileSpec<'_>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<PartitionCosts>, ServiceError> {
+    let lanes = 2 * spec.device.partitions().len();
+    let mut done = 0;
+    let mut told = |cost: PassCost| {
+        done += 1;
+        progress(done, lanes);
+        cost
+    };
+    let no_draft =
+        || ServiceError::Contradiction("costs are measured of pairs with a draft model".to_owned());
+    let mut costs = Vec::with_capacity(lanes / 2);
+    match spec.device {
+        DeviceSpec::Cpu(cpu) => {
+            let draft = cpu.draft.as_ref().ok_or_else(no_draft)?;
+            for pair in &cpu.partitions {
+                costs.push(PartitionCosts {
+                    draft: told(spec.on_cores(draft, &pair.draft, cpu.isa)?),
+                    verify: told(spec.on_cores(&cpu.target, &pair.verify, cpu.isa)?),
+                });
+            }
+        }
+        DeviceSpec::Cuda(cuda) => {
+            let on_gpu = cuda.device.open(&mut |_| {})?;
+            let draft = on_gpu.draft.as_ref().ok_or_else(no_draft)?;
+            for pair in on_gpu.shares(&cuda.draft_sms)? {
+                costs.push(PartitionCosts {
+                    draft: told(spec.on_sms(draft, pair.draft, true)?),
+                    verify: told(spec.on_sms(&on_gpu.target, pair.verify, false)?),
+                });
+            }
+        }
+    }
+    Ok(costs)
+}
+
+impl ProfileSpec<'_> {
+    fn most_rows(&self) -> usize {
+        self.max_rows.min(ROW_GRID[ROW_GRID.len() - 1])
+    }
+
+    fn context(&self) -> usize {
+        CONTEXT.min(self.max_context - 1)
+    }
+
+    fn on_cores(
+        &self,
+        model: &Arc<Model>,
+        partition: &Partition,
+        isa: Isa,
+    ) -> Result<PassCost, ServiceError> {
+        let (most_rows, context) = (self.most_rows(), self.context());
+        let runner = RunnerSpec {
+            partitions: vec![partition.clone()],
+            isa,
+            blocks: most_rows.max(context / self.block_size + 1),
+            block_size: self.block_size,
+            max_rows: most_rows,
+            max_logit_rows: most_rows,
+        };
+        let model = model.clone();
+        // On a thread of its own, which may be pinned as the lane's will be.
+        let measured = std::thread::Builder::new()
+            .name("faser-profile".to_owned())
+            .spawn(move || cost(&mut CpuPasses::new(model, &runner)?, most_rows, context));
+        let thread = measured.map_err(|source| ServiceError::Thread { name: "profiling", source })?;
+        thread.join().unwrap_or_else(|_| {
+            Err(ServiceError::Lane {
+                lane: "profiled",
+                reason: format!("a pass on cores {:?} panicked", partition.cores),
+            })
+        })
+    }
+
+    fn on_sms(
+        &self,
+        model: &Arc<CudaModel>,
+        share: Arc<Share>,
+        drafts: bool,
+    ) -> Result<PassCost, ServiceError> {
+        let (most_rows, context) = (self.most_rows(), self.context());
+        cost(&mut GpuPasses::new(model.clone(), share, drafts, most_rows, context + 1)?, most_rows, context)
+    }
+}
+
+/// Passes of a lane.
+trait Timed {
+    /// Whether the first pass of a row count takes longer than those after it.
+    const FIRST_IS_COLD: bool;
+
+    /// Carries out one of `rows` rows, each at position `context`, or those of one chunk that ends there.
+    fn pass(&mut self, rows: usize, context: usize) -> Result<(), ServiceError>;
+}
+
+fn cost(passes: &mut impl Timed, most_rows: usize, context: usize) -> Result<PassCost, ServiceError> {
+    // Memory is cold.
+    median(passes, 1, 0)?;
+    let mut last = (1, Duration::ZERO);
+    let mut times = [Duration::ZERO; ROW_GRID.len()];
+    for (time, rows) in times.iter_mut().zip(ROW_GRID) {
+        if rows <= most_rows && last.1 < LONG {
+            last = (rows, median(passes, rows, 0)?);
+        }
+        *time = last.1.mul_f64(rows as f64 / last.0 as f64);
+    }
+    let rows = CONTEXT_ROWS.min(most_rows);
+    let mut longer =
+        |rows| Ok::<_, ServiceError>(median(passes, rows, context)?.saturating_sub(median(passes, rows, 0)?));
+    let (one, many) = (longer(1)?, longer(rows)?);
+    Ok(PassCost::new(times, AttentionCost::fitted(context, rows, one, many)))
+}
+
+/// Median time of a pass.
+fn median<T: Timed>(passes: &mut T, rows: usize, context: usize) -> Result<Duration, ServiceError> {
+    if T::FIRST_IS_COLD {
+        passes.pass(rows, context)?;
+    }
+    let mut times = Vec::with_capacity(RUNS);
+    let begin = Instant::now();
+    while times.is_empty() || (times.len() < RUNS && begin.elapsed() < ENOUGH) {
+        let started = Instant::now();
+        passes.pass(rows, context)?;
+        times.push(started.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faser_engine::cost::Reach;
+    use faser_kernels::Dtype;
+    use faser_models::synthetic::{self, SyntheticSpec};
+    use faser_topology::LanePair;
+
+    use crate::device::CpuSpec;
+
+    #[test]
+    fn a_target_costs_more_than_its_draft_and_more_rows_cost_more() {
+        let spec = SyntheticSpec {
+            layers: 8,
+            draft_layers: 1,
+            hidden: 64,
+            intermediate: 128,
+            heads: 2,
+            kv_heads: 1,
+            vocab: 256,
+            max_context: 128,
+            seed: 1,
+            residual_scale: 0.1,
+        };
+        let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
+        let lane = Partition { cores: vec![0] };
+        let mut heard = Vec::new();
+        let costs = profile(
+            &ProfileSpec {
+                device: &DeviceSpec::Cpu(CpuSpec {
+                    target: Arc::new(target),
+                    draft: Some(Arc::new(draft)),
+                    partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
+                    isa: Isa::detect(),
+                }),
+                block_size: 16,
+                max_rows: 64,
+                max_context: 128,
+            },
+            &mut |done, all| heard.push((done, all)),
+        );
+        let costs = costs.unwrap();
+        assert_eq!(heard, [(1, 2), (2, 2)]);
+        // Far enough apart to be true on any machine: eight layers against one, 64 rows against one.
+        assert!(
+            costs[0].verify.seconds(1, Reach::NONE) > costs[0].draft.seconds(1, Reach::NONE),
+            "{costs:?}"
+        );
+        assert!(
+            costs[0].verify.seconds(64, Reach::NONE) > 2.0 * costs[0].verify.seconds(1, Reach::NONE),
+            "{costs:?}"
+        );
+    }
+}

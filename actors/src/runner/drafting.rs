@@ -1,0 +1,101 @@
+//! A draft plan being carried out, whatever runs its passes: who goes on, what was drafted, who fell.
+
+use std::time::Duration;
+
+use faser_engine::{BlockId, DraftChunk, DraftPlan, Drafted, Rivals, SeqId, TokenId};
+
+use crate::shed::Fallen;
+
+/// A plan with what it has brought so far.
+pub(super) struct Drafting<'a> {
+    pub(super) plan: &'a DraftPlan,
+    /// Block table of each chunk.
+    pub(super) tables: Vec<&'a [BlockId]>,
+    /// Proposals of each chunk.
+    drafted: Vec<Vec<Drafted>>,
+    /// Survival of each chunk's last proposal.
+    survival: Vec<f32>,
+}
+
+/// What a plan has brought, chunk by chunk.
+pub(super) struct Proposals(Vec<Vec<Drafted>>);
+
+impl<'a> Drafting<'a> {
+    pub(super) fn new(plan: &'a DraftPlan) -> Drafting<'a> {
+        Drafting {
+            plan,
+            tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
+            drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
+            survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
+        }
+    }
+
+    /// Steps of the chunk that has most.
+    pub(super) fn most_steps(&self) -> usize {
+        self.plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0)
+    }
+
+    /// The tokens of a chunk's rows.
+    ///
+    /// # Panics
+    /// If there are none: the engine does not plan that.
+    pub(super) fn rows(&self, chunk: &DraftChunk) -> &'a [TokenId] {
+        let tokens = self.plan.rows(chunk);
+        assert!(!tokens.is_empty(), "{} has a chunk without tokens", chunk.seq);
+        tokens
+    }
+
+    /// The latest proposal of a chunk and its position, if the chunk wants another one at this step.
+    pub(super) fn goes_on(&self, index: usize, step: usize, gone: &[SeqId]) -> Option<(TokenId, usize)> {
+        let (chunk, drafted) = (&self.plan.chunks[index], &self.drafted[index]);
+        let wanted = chunk.steps > step && drafted.len() == step;
+        let latest = drafted.last().filter(|_| wanted && self.survival[index] >= chunk.stop.below)?;
+        let fell = gone.contains(&chunk.seq);
+        (!fell).then(|| (latest.token, chunk.start + chunk.rows.len() + step - 1))
+    }
+
+    /// A chunk's next proposal.
+    pub(super) fn drew(&mut self, index: usize, token: TokenId, confidence: f32, rivals: Rivals) {
+        self.survival[index] = self.plan.chunks[index].stop.after(self.survival[index], confidence);
+        self.drafted[index].push(Drafted { token, confidence, rivals });
+    }
+
+    /// What it has brought.
+    pub(super) fn end(self) -> Proposals {
+        Proposals(self.drafted)
+    }
+}
+
+impl Proposals {
+    /// Writes the outcome into the plan.
+    pub(super) fn told(self, plan: &mut DraftPlan, took: Duration) {
+        plan.outcome.counts.extend(self.0.iter().map(Vec::len));
+        plan.outcome.proposals.extend(self.0.into_iter().flatten());
+        plan.outcome.took = took;
+    }
+}
+
+/// Sequences that fell under a plan, as they are heard of between its steps.
+#[derive(Default)]
+pub(super) struct Gone {
+    source: Option<Box<dyn Fallen>>,
+    pub(super) seqs: Vec<SeqId>,
+}
+
+impl Gone {
+    pub(super) fn listen(&mut self, source: Box<dyn Fallen>) {
+        self.source = Some(source);
+    }
+
+    /// Before a plan.
+    pub(super) fn clear(&mut self) {
+        self.seqs.clear();
+    }
+
+    /// Asks again, with `layers` of the plan done.
+    pub(super) fn ask(&mut self, step: u64, layers: usize) {
+        if let Some(source) = &mut self.source {
+            source.fallen(step, layers, &mut self.seqs);
+        }
+    }
+}

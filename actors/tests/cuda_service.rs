@@ -1,0 +1,221 @@
+//! A whole service on a fake GPU: the tokens that the CPU's gives, also when the GPU is lost in between; cost tables; refusals.
+
+#[path = "../../kernels/tests/cuda_fake/mod.rs"]
+mod cuda_fake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use faser_actors::{
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, Dtype, Isa, LaneSizes, ModelFacts, ProfileSpec,
+    Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig, probe_one, profile,
+};
+use faser_engine::cost::Reach;
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
+use faser_models::Model;
+use faser_models::cuda::upload;
+use faser_models::synthetic::{self, SyntheticSpec};
+use faser_topology::{GpuDevice, LanePair, Partition};
+
+/// Nothing here takes this long unless it hangs; kernels on fibers are slow.
+const PATIENCE: Duration = Duration::from_secs(300);
+const BLOCKS: usize = 24;
+
+fn models() -> (Arc<Model>, Arc<Model>) {
+    let spec = SyntheticSpec {
+        layers: 2,
+        draft_layers: 1,
+        hidden: 32,
+        intermediate: 32,
+        heads: 2,
+        kv_heads: 1,
+        vocab: 256,
+        max_context: 96,
+        seed: 3,
+        residual_scale: 0.3,
+    };
+    let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).expect("a synthetic pair");
+    (Arc::new(target), Arc::new(draft))
+}
+
+fn on_cpu() -> DeviceSpec {
+    let (target, draft) = models();
+    let lane = Partition { cores: vec![0] };
+    let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
+    DeviceSpec::Cpu(CpuSpec { target, draft: Some(draft), partitions, isa: Isa::detect() })
+}
+
+fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {
+    let (target, draft) = models();
+    let info = probe_one(0).expect("the fake GPU is there");
+    let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization };
+    let facts = (ModelFacts::of(&target), ModelFacts::of(&draft));
+    let weights = move |gpu: &_, progress: &mut dyn FnMut(_)| upload(gpu, &[&target, &draft], progress);
+    let device = CudaDevice::new(CudaSource {
+        info,
+        device,
+        kernel_cache: None,
+        target: facts.0,
+        draft: Some(facts.1),
+        weights: Arc::new(weights),
+    });
+    DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec() })
+}
+
+fn spec(device: DeviceSpec) -> ServiceSpec {
+    ServiceSpec {
+        device,
+        engine: EngineConfig {
+            block_size: 16,
+            target_blocks: BLOCKS,
+            draft_blocks: BLOCKS,
+            max_running: 3,
+            max_waiting: 8,
+            max_pass_rows: 32,
+            max_context: 96,
+            policy: Policy::Fixed { k: 3 },
+            partitions: Vec::new(),
+            target_layers: 2,
+            mechanisms: Mechanisms::default(),
+            slo: Slo::default(),
+            prefix_cache: true,
+        },
+        watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
+    }
+}
+
+/// The tokens of three requests at once; every pool is whole afterwards.
+async fn tokens(spec: ServiceSpec) -> Vec<Vec<TokenId>> {
+    let service = Service::start(spec).await.expect("a service");
+    let mut streams = Vec::new();
+    for seed in 0..3u64 {
+        let submission = Submission {
+            prompt: (0..9 + seed as TokenId).map(|i| (i * 7 + seed as TokenId) % 256).collect(),
+            sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
+            max_new_tokens: 16,
+            stop_tokens: Vec::new(),
+            k_max: None,
+        };
+        streams.push(service.submit(submission).await.expect("it is taken"));
+    }
+    let mut all = Vec::new();
+    for mut stream in streams {
+        let mut found = Vec::new();
+        loop {
+            match stream.next().await.expect("a stream ends with a word") {
+                Update::Tokens(tokens) => found.extend(tokens.iter().map(|emitted| emitted.token)),
+                Update::Finished { reason, .. } => {
+                    assert_eq!(reason, FinishReason::Length);
+                    break;
+                }
+            }
+        }
+        all.push(found);
+    }
+    while service.view().running > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let view = service.view();
+    assert!(view.target_pool.whole() && view.draft_pool.whole(), "{view:?}");
+    service.stop().await;
+    all
+}
+
+fn in_system<T>(test: impl Future<Output = T>) -> T {
+    actix::System::new()
+        .block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") })
+}
+
+#[test]
+fn a_service_on_a_gpu_gives_the_cpus_tokens_and_leaves_nothing_behind() {
+    let name = "a_service_on_a_gpu_gives_the_cpus_tokens_and_leaves_nothing_behind";
+    let report = cuda_fake::inside(name, &[], || {
+        in_system(async {
+            let expected = tokens(spec(on_cpu())).await;
+            let gpu = on_gpu(&[16], 0.9);
+            // A second service over the same device: the weights are there.
+            for _ in 0..2 {
+                assert_eq!(tokens(spec(gpu.clone())).await, expected);
+            }
+        });
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("memory left 0\n") && report.contains("streams left 0\n"), "{report}");
+}
+
+#[test]
+fn streams_go_on_with_the_same_tokens_after_the_gpu_is_lost() {
+    for (short, kernel) in [("draft", "confidence:9"), ("verify", "accept_prefix:4")] {
+        let name = "streams_go_on_with_the_same_tokens_after_the_gpu_is_lost";
+        let report = cuda_fake::inside(name, &[("FASER_FAKE_LOSE", kernel)], || {
+            in_system(async {
+                let expected = tokens(spec(on_cpu())).await;
+                let gpu = on_gpu(&[16], 0.9);
+                let DeviceSpec::Cuda(cuda) = &gpu else { panic!("a GPU") };
+                let before = cuda.device.open(&mut |_| {}).expect("the fake GPU opens");
+                let weights = Arc::downgrade(&before.target);
+                drop(before);
+                assert_eq!(tokens(spec(gpu.clone())).await, expected);
+                // The context with everything on it was let go, and there is another one that works.
+                assert!(weights.upgrade().is_none(), "the weights were copied again");
+                assert!(cuda.device.open(&mut |_| {}).expect("it is open").gpu.memory().is_ok());
+            });
+        });
+        let Some(report) = report else { return };
+        assert!(
+            report.contains("memory left 0\n") && report.contains("streams left 0\n"),
+            "{short}: {report}"
+        );
+    }
+}
+
+#[test]
+fn passes_are_timed_on_every_share() {
+    let report = cuda_fake::inside("passes_are_timed_on_every_share", &[], || {
+        let device = on_gpu(&[16, 64], 0.9);
+        let sizes = [(132, 132), (16, 116), (64, 68)].map(|(draft, verify)| LaneSizes { draft, verify });
+        assert_eq!((device.partitions(), device.unit()), (sizes.to_vec(), "SMs"));
+        let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 8, max_context: 96 };
+        let mut heard = Vec::new();
+        let costs = profile(&spec, &mut |done, all| heard.push((done, all))).expect("costs");
+        assert_eq!((costs.len(), heard.last()), (3, Some(&(6, 6))));
+        for costs in &costs {
+            // On fibers rows are what takes time: far enough apart to be true on any machine.
+            let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
+            assert!(seconds(8) > 2.0 * seconds(1), "{costs:?}");
+        }
+        let few = device.with_partitions(&[0, 2]);
+        assert_eq!(few.partitions(), [sizes[0], sizes[2]]);
+    });
+    let Some(report) = report else { return };
+    for sms in [132, 16, 116, 64, 68] {
+        assert!(report.contains(&format!("launches on {sms} SMs")), "{sms}: {report}");
+    }
+}
+
+#[test]
+fn what_the_gpu_does_not_have_is_refused_by_the_name_of_the_key() {
+    let name = "what_the_gpu_does_not_have_is_refused_by_the_name_of_the_key";
+    cuda_fake::inside(name, &[("FASER_FAKE_MEMORY", "200000000")], || {
+        let refusal = |device: DeviceSpec| {
+            let error = in_system(Service::start(spec(device))).err().expect("it is refused");
+            error.to_string()
+        };
+        let split = refusal(on_gpu(&[13], 0.9));
+        assert!(
+            split.contains("13 for drafting would become 16") && split.contains("`device.partitions`"),
+            "{split}"
+        );
+        // Somebody else has most of it.
+        let gpu = faser_kernels::cuda::Gpu::open(0, None).expect("the fake GPU opens");
+        let other = faser_kernels::cuda::DeviceBuffer::zeroed(&gpu, 150_000_000, "another process");
+        let taken = refusal(on_gpu(&[], 0.5));
+        assert!(taken.contains("device.gpu_memory_utilization") && taken.contains("at most 0.25"), "{taken}");
+        drop(other);
+        // Lanes that find no room say what they wanted.
+        let mut large = spec(on_gpu(&[], 0.5));
+        large.engine.target_blocks = 1 << 20;
+        let full = in_system(Service::start(large)).err().expect("it is refused").to_string();
+        assert!(full.contains("keys takes") && full.contains("kv.memory"), "{full}");
+    });
+}
