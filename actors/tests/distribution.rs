@@ -87,7 +87,7 @@ fn pair() -> Pair {
         residual_scale: 0.5,
     };
     let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).expect("a synthetic pair");
-    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None }
+    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
 }
 
 /// How often each beginning of `POSITIONS` tokens was drawn.
