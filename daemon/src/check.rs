@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
-use faser_models::Model;
-
+use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_engine::cost::{PassCost, Reach};
+use faser_topology::LanePair;
 
 use crate::config::{Config, sizes};
+use crate::device::Machine;
 use crate::error::DaemonError;
 use crate::load::{Loaded, load};
 use crate::progress::Display;
@@ -29,44 +30,32 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         let _ = writeln!(text, "{name:<8} {value}");
     };
     line("model", format!("{} on http://{}", loaded.name, config.server.listen));
-    line("target", described(&loaded.target));
-    line("draft", loaded.draft.as_deref().map_or_else(|| "none".to_owned(), described));
+    let device = &loaded.device;
+    line("target", described(&device.target()));
+    line("draft", device.draft().map_or_else(|| "none".to_owned(), |draft| described(&draft)));
     let chat = match &loaded.template {
         Ok(_) => "yes".to_owned(),
         Err(err) => format!("no: {err}"),
     };
     line("chat", chat);
-    let device = &loaded.device;
-    line(
-        "device",
-        format!(
-            "{}, {} cores, {} free, {}",
-            device.name,
-            device.cores.len(),
-            sizes::written(device.memory_bytes),
-            loaded.isa
-        ),
-    );
-    if let Some(why) = &loaded.why_cpu {
+    line("device", format!("{}, {}", loaded.machine, memory(config, &loaded.machine)));
+    if let Machine::Cpu { why: Some(why), .. } = &loaded.machine {
         line("no gpu", why.clone());
     }
-    let placement = &loaded.placement;
-    for pair in &placement.partitions {
-        line(
-            "lanes",
-            format!("draft on cores {:?}, verify on cores {:?}", pair.draft.cores, pair.verify.cores),
-        );
+    for lanes in lanes(device) {
+        line("lanes", lanes);
     }
+    let pools = &loaded.pools;
     let engine = &loaded.engine;
     line(
         "kv",
         format!(
             "{}: {} target and {} draft blocks of {} tokens, room for {} sequences of {} tokens",
-            sizes::written(placement.kv_bytes),
-            placement.target_blocks,
-            placement.draft_blocks,
+            sizes::written(pools.kv_bytes),
+            pools.target_blocks,
+            pools.draft_blocks,
             engine.block_size,
-            placement.target_blocks / engine.max_context.div_ceil(engine.block_size).max(1),
+            pools.target_blocks / engine.max_context.div_ceil(engine.block_size).max(1),
             engine.max_context,
         ),
     );
@@ -81,16 +70,16 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     if let Some(source) = &loaded.cost_source {
         line("tables", source.to_string());
     }
-    for (pair, costs) in placement.partitions.iter().zip(&engine.partitions) {
+    for (lanes, costs) in device.partitions().iter().zip(&engine.partitions) {
         let ms = |cost: &PassCost, rows| format!("{:.2}", cost.seconds(rows, Reach::NONE) * 1e3);
         let [one, eight, many] = [1, 8, 64].map(|rows| ms(&costs.verify, rows));
         let (step, steps) = (ms(&costs.draft, 1), ms(&costs.draft, 16));
-        let cores = (pair.verify.cores.len(), pair.draft.cores.len());
+        let LaneSizes { draft, verify } = lanes;
+        let unit = device.unit();
         line(
             "costs",
             format!(
-                "on {} + {} cores: verify pass of 1, 8, 64 rows {one}, {eight}, {many} ms; draft step of 1, 16 sequences {step}, {steps} ms",
-                cores.0, cores.1
+                "on {verify} + {draft} {unit}: verify pass of 1, 8, 64 rows {one}, {eight}, {many} ms; draft step of 1, 16 sequences {step}, {steps} ms",
             ),
         );
     }
@@ -98,8 +87,35 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     text
 }
 
-fn described(model: &Model) -> String {
-    let config = model.config();
+/// What of the device's memory there is to be had.
+fn memory(config: &Config, machine: &Machine) -> String {
+    match machine {
+        Machine::Cpu { device, .. } => format!("{} free", sizes::written(device.memory_bytes)),
+        Machine::Gpu { info, .. } => {
+            let (all, share) = (sizes::written(info.memory_bytes), config.device.gpu_memory_utilization);
+            format!("{all}, {share} of it to be used")
+        }
+    }
+}
+
+fn lanes(device: &DeviceSpec) -> Vec<String> {
+    match device {
+        DeviceSpec::Cpu(spec) => {
+            let on_cores = |pair: &LanePair| {
+                format!("draft on cores {:?}, verify on cores {:?}", pair.draft.cores, pair.verify.cores)
+            };
+            spec.partitions.iter().map(on_cores).collect()
+        }
+        DeviceSpec::Cuda(_) => {
+            let on_sms =
+                |lanes: &LaneSizes| format!("draft on {} SMs, verify on {} SMs", lanes.draft, lanes.verify);
+            device.partitions().iter().map(on_sms).collect()
+        }
+    }
+}
+
+fn described(model: &ModelFacts) -> String {
+    let config = &model.config;
     format!(
         "{:?}, {} layers, hidden {}, {} heads ({} kv), vocabulary {}, context {}, weights {}",
         config.architecture,
@@ -109,6 +125,6 @@ fn described(model: &Model) -> String {
         config.kv_heads,
         config.vocab,
         config.max_context,
-        sizes::written(model.weight_bytes()),
+        sizes::written(model.weight_bytes),
     )
 }

@@ -1,6 +1,9 @@
-//! Which device a pair runs on: what the config asks for against what is there.
+//! Which device a pair runs on: what the config asks for against what is there; and what that device is, in words.
 
-use faser_actors::{CudaError, Dtype, GpuInfo, check_libraries, probe_one};
+use std::fmt;
+
+use faser_actors::{CudaError, Dtype, GpuInfo, Isa, check_libraries, probe_one};
+use faser_topology::CpuDevice;
 
 use crate::config::{Config, DeviceKind};
 use crate::error::DaemonError;
@@ -15,6 +18,59 @@ pub(crate) enum Chosen {
     },
     /// That GPU.
     Gpu(GpuInfo),
+}
+
+/// The device that a pair runs on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// Cores of this host.
+    Cpu {
+        /// What was found.
+        device: CpuDevice,
+        /// The instruction set of the kernels.
+        isa: Isa,
+        /// Why it is not a GPU, if that was left open.
+        why: Option<String>,
+    },
+    /// A GPU.
+    Gpu {
+        /// What was found.
+        info: GpuInfo,
+        /// The processor that launches on it.
+        host: String,
+    },
+}
+
+impl Machine {
+    /// As `device.kind` names it.
+    pub fn kind(&self) -> String {
+        match self {
+            Machine::Cpu { .. } => "cpu".to_owned(),
+            Machine::Gpu { info, .. } => format!("cuda:{}", info.ordinal),
+        }
+    }
+
+    /// What it calls itself.
+    pub fn name(&self) -> &str {
+        match self {
+            Machine::Cpu { device, .. } => &device.name,
+            Machine::Gpu { info, .. } => &info.name,
+        }
+    }
+}
+
+/// On one line: kind, name, size.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}, ", self.kind(), self.name())?;
+        match self {
+            Machine::Cpu { device, isa, .. } => write!(f, "{} cores, {isa}", device.cores.len()),
+            Machine::Gpu { info, .. } => {
+                let (major, minor) = info.capability;
+                write!(f, "{} SMs of compute capability {major}.{minor}", info.sms)
+            }
+        }
+    }
 }
 
 /// Chooses. Asks the machine only if the config does not settle it.
@@ -76,6 +132,7 @@ mod tests {
             memory_bytes: 80 << 30,
             capability: (9, 0),
             block_shared_bytes: 232_448,
+            cuda_version: 13_000,
         }
     }
 

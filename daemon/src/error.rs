@@ -51,6 +51,14 @@ pub enum DaemonError {
         /// What is missing.
         source: CudaError,
     },
+    /// A GPU that is there does not take the pair.
+    #[error("GPU {ordinal} cannot serve this pair: {source}. To run on the CPU write `device.kind: cpu`")]
+    OpenGpu {
+        /// Its number.
+        ordinal: usize,
+        /// Why not.
+        source: ServiceError,
+    },
     /// The models do not fit the device.
     #[error(transparent)]
     Topology(#[from] TopologyError),

@@ -1,45 +1,38 @@
 //! From a config to a running pair: weights, tokenizer, placement, service.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    CudaError, Dtype, Isa, PassLimits, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update,
-    WatchdogConfig,
+    DeviceSpec, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
-use faser_models::{ChatTemplate, Model, ModelError, Progress, Scratch, Tokenizer, check_pair, synthetic};
-use faser_topology::{CpuDevice, KvRequest, ModelFootprint, Placement, place};
+use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
+use faser_topology::KvPools;
 
 use crate::app::Served;
-use crate::config::{Config, DeviceKind, ModelSource};
+use crate::config::Config;
 use crate::costs::{CostSource, tables};
-use crate::device::{Chosen, choose};
+use crate::device::{Machine, choose};
 use crate::error::DaemonError;
-use crate::locate;
+use crate::pair::{Pair, pair};
+use crate::place::{Placed, place};
 use crate::sequence::SequenceError;
 
 /// A pair with its weights in memory and its place on the device; nothing runs yet.
 pub struct Loaded {
     /// What clients call it.
     pub name: String,
-    /// The target model.
-    pub target: Arc<Model>,
-    /// The draft model.
-    pub draft: Option<Arc<Model>>,
+    /// The models, and the device with its partitions.
+    pub device: DeviceSpec,
+    /// What that device is.
+    pub machine: Machine,
     /// The tokenizer of both.
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template, or why there is none.
     pub template: Result<ChatTemplate, ModelError>,
-    /// The device.
-    pub device: CpuDevice,
-    /// Why that is not a GPU, if it was left open.
-    pub why_cpu: Option<String>,
-    /// Where everything goes.
-    pub placement: Placement,
-    /// The instruction set.
-    pub isa: Isa,
+    /// The sizes of the KV pools.
+    pub pools: KvPools,
     /// The engine's bounds, and its cost tables if its policy needs any.
     pub engine: EngineConfig,
     /// Where those tables are from.
@@ -49,39 +42,13 @@ pub struct Loaded {
 /// How far loading is: which model, and its weights.
 pub type Watch<'w> = &'w mut dyn FnMut(&'static str, Progress);
 
-/// Weights and text side of a pair.
-struct Pair {
-    name: String,
-    target: Model,
-    draft: Option<Model>,
-    tokenizer: Tokenizer,
-    template: Result<ChatTemplate, ModelError>,
-}
-
-/// Loads a pair and plans its place.
+/// Loads a pair and plans its place; a GPU has the weights then.
 ///
 /// # Errors
-/// A file that is missing or wrong, models that do not go together, or a device too small for them.
+/// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
 pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
-    let why_cpu = match choose(config)? {
-        Chosen::Cpu { why } => why,
-        Chosen::Gpu(gpu) => {
-            let why = format!("this build does not serve on GPUs such as {}", gpu.name);
-            if let DeviceKind::Cuda(ordinal) = config.device.kind {
-                return Err(DaemonError::Gpu { ordinal, source: CudaError::Unfit(why) });
-            }
-            Some(why)
-        }
-    };
-    if let Some(why) = &why_cpu {
-        tracing::info!(%why, "running on the CPU");
-    }
-    let device = CpuDevice::discover()?;
+    let chosen = choose(config)?;
     let pair = pair(config, watch)?;
-    if let Some(draft) = &pair.draft {
-        check_pair(pair.target.config(), draft.config())?;
-    }
-    let max_context = max_context(config, &pair)?;
     let bounds = EngineConfig {
         block_size: config.kv.block_size,
         target_blocks: 0,
@@ -89,7 +56,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         max_running: config.scheduler.max_running,
         max_waiting: config.scheduler.max_waiting,
         max_pass_rows: config.scheduler.max_pass_rows,
-        max_context,
+        max_context: pair.max_context(config)?,
         policy: config.speculation.policy.clone(),
         partitions: Vec::new(),
         target_layers: pair.target.config().layers,
@@ -97,136 +64,37 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
     };
-    let limits = PassLimits::of(&bounds);
-    let target = footprint(&pair.target, limits.rows, limits.verify_logit_rows);
-    let draft = pair.draft.as_ref().map(|draft| footprint(draft, limits.rows, limits.draft_logit_rows));
-    let request = KvRequest {
-        block_size: config.kv.block_size,
-        memory_bytes: config.kv.memory_bytes,
-        max_running: config.scheduler.max_running,
-        max_context,
-    };
-    let placement = place(&device, config.device.threads, &target, draft.as_ref(), &request)?;
-    let engine = EngineConfig {
-        target_blocks: placement.target_blocks,
-        draft_blocks: placement.draft_blocks,
-        ..bounds
-    };
-    let isa = config.device.isa.unwrap_or_else(Isa::detect);
-    let (target, draft) = (Arc::new(pair.target), pair.draft.map(Arc::new));
-    let (partitions, cost_source) = match &draft {
-        Some(draft) if engine.policy.needs_costs() => {
-            let spec = ProfileSpec {
-                target: &target,
-                draft,
-                partitions: &placement.partitions,
-                isa,
-                block_size: engine.block_size,
-                max_rows: engine.max_pass_rows,
-                max_context,
-            };
-            let tables = tables(config, &device.name, &spec, &mut |done, all| {
-                watch("cost tables", Progress { done_bytes: done as u64, total_bytes: all as u64 });
-            })?;
-            (tables.partitions, Some(tables.source))
-        }
-        _ => (Vec::new(), None),
+    let Pair { name, target, draft, tokenizer, template } = pair;
+    let Placed { device, machine, pools } =
+        place(config, chosen, Arc::new(target), draft.map(Arc::new), &bounds, watch)?;
+    let engine =
+        EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
+    let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {
+        let spec = ProfileSpec {
+            device: &device,
+            block_size: engine.block_size,
+            max_rows: engine.max_pass_rows,
+            max_context: engine.max_context,
+        };
+        let tables = tables(config, &machine, &spec, &mut |done, all| {
+            watch("cost tables", Progress { done_bytes: done as u64, total_bytes: all as u64 });
+        })?;
+        (tables.partitions, Some(tables.source))
+    } else {
+        (Vec::new(), None)
     };
     let engine = EngineConfig { partitions, ..engine };
     engine.validate()?;
     Ok(Loaded {
-        name: config.model.name.clone().unwrap_or(pair.name),
-        target,
-        draft,
-        tokenizer: Arc::new(pair.tokenizer),
-        template: pair.template,
+        name: config.model.name.clone().unwrap_or(name),
         device,
-        why_cpu,
-        placement,
-        isa,
+        machine,
+        tokenizer: Arc::new(tokenizer),
+        template,
+        pools,
         engine,
         cost_source,
     })
-}
-
-fn pair(config: &Config, watch: Watch<'_>) -> Result<Pair, DaemonError> {
-    let dtype = config.model.dtype;
-    match &config.model.source {
-        ModelSource::Demo { draft } => {
-            let folder = locate::demo_pair()?;
-            let draft = draft.then(|| folder.join("draft"));
-            let pair = from_directories(&folder.join("target"), draft.as_deref(), dtype, watch)?;
-            Ok(Pair { name: "rustdoc".to_owned(), ..pair })
-        }
-        ModelSource::Directories { target, draft } => {
-            Ok(from_directories(target, draft.as_deref(), dtype, watch)?)
-        }
-        ModelSource::Synthetic { spec, draft } => {
-            let (target, draft_model) =
-                synthetic::pair(spec, dtype, &mut |progress| watch("synthetic pair", progress))?;
-            Ok(Pair {
-                name: "synthetic".to_owned(),
-                tokenizer: Tokenizer::synthetic(spec.vocab)?,
-                template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
-                target,
-                draft: draft.then_some(draft_model),
-            })
-        }
-    }
-}
-
-fn from_directories(
-    target_dir: &Path,
-    draft_dir: Option<&Path>,
-    dtype: Dtype,
-    watch: Watch<'_>,
-) -> Result<Pair, ModelError> {
-    let target = Model::load(target_dir, dtype, &mut |progress| watch("target model", progress))?;
-    let tokenizer = Tokenizer::load(target_dir, target.config())?;
-    let draft = match draft_dir {
-        None => None,
-        Some(dir) => {
-            let draft = Model::load(dir, dtype, &mut |progress| watch("draft model", progress))?;
-            if dir.join("tokenizer.json").is_file() {
-                same_tokens(&tokenizer, &Tokenizer::load(dir, draft.config())?)?;
-            }
-            Some(draft)
-        }
-    };
-    let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
-    Ok(Pair { name, target, draft, tokenizer, template: ChatTemplate::load(target_dir) })
-}
-
-/// A draft model that reads other tokens than the target would be right by chance alone.
-fn same_tokens(target: &Tokenizer, draft: &Tokenizer) -> Result<(), ModelError> {
-    const PROBE: &str =
-        "The quick brown fox, naïve in 1984: `fn main() { println!(\"{:?}\", x += 3.14); }`\n\t→ 你好 🦊";
-    if target.encode(PROBE, false)? == draft.encode(PROBE, false)? {
-        return Ok(());
-    }
-    let problem = "their tokenizer.json files turn the same text into different tokens";
-    Err(ModelError::Pair(problem.to_owned()))
-}
-
-/// What both models hold, or less if the config says so.
-fn max_context(config: &Config, pair: &Pair) -> Result<usize, DaemonError> {
-    let target = ("target", pair.target.config().max_context);
-    let draft = pair.draft.as_ref().map(|draft| ("draft", draft.config().max_context));
-    let (model, limit) =
-        draft.into_iter().fold(target, |least, draft| if draft.1 < least.1 { draft } else { least });
-    match config.scheduler.max_context {
-        Some(asked) if asked > limit => Err(DaemonError::Context { asked, model, limit }),
-        asked => Ok(asked.unwrap_or(limit)),
-    }
-}
-
-fn footprint(model: &Model, rows: usize, logit_rows: usize) -> ModelFootprint {
-    ModelFootprint {
-        weight_bytes: model.weight_bytes(),
-        kv_bytes_per_token: model.kv_bytes_per_token(),
-        max_context: model.config().max_context,
-        workspace_bytes: Scratch::bytes(model.config(), rows, logit_rows),
-    }
 }
 
 impl Loaded {
@@ -236,13 +104,11 @@ impl Loaded {
     /// # Errors
     /// The device cannot be built, or fails at its first sequence.
     pub async fn start(self) -> Result<Served, DaemonError> {
-        let (vocab, max_context) = (self.target.config().vocab, self.engine.max_context);
-        let eos: Vec<TokenId> = self.target.config().eos.clone();
+        let target = self.device.target().config;
+        let (vocab, max_context) = (target.vocab, self.engine.max_context);
+        let eos: Vec<TokenId> = target.eos;
         let service = Service::start(ServiceSpec {
-            target: self.target,
-            draft: self.draft,
-            placement: self.placement,
-            isa: self.isa,
+            device: self.device,
             engine: self.engine,
             watchdog: WatchdogConfig::default(),
         })

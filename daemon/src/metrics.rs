@@ -6,6 +6,7 @@ use std::sync::PoisonError;
 use faser_actors::{LANE_BUCKETS, LATENCY_BUCKETS};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
+use crate::device::Machine;
 use crate::error::DaemonError;
 
 /// Installs the recorder of this process, at the first call; later calls return the same.
@@ -30,6 +31,13 @@ pub fn install() -> Result<PrometheusHandle, DaemonError> {
         .map_err(|err| DaemonError::Metrics(err.to_string()))?;
     let handle = builder.install_recorder().map_err(|err| DaemonError::Metrics(err.to_string()))?;
     metrics::describe_counter!("faser_http_requests", "HTTP requests answered, by route and status code");
+    metrics::describe_gauge!("faser_device_info", "1, for the device that serves: its kind and its name");
     *installed = Some(handle.clone());
     Ok(handle)
+}
+
+/// Says which device serves.
+pub fn tell_device(machine: &Machine) {
+    metrics::gauge!("faser_device_info", "device" => machine.kind(), "name" => machine.name().to_owned())
+        .set(1.0);
 }

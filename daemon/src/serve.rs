@@ -45,7 +45,7 @@ pub async fn serve(config: Config) -> Result<i32, DaemonError> {
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
     let drain_timeout = config.drain_timeout;
-    let served = tokio::select! {
+    let (served, machine) = tokio::select! {
         served = start(config, app.clone()) => served?,
         signal = signals.next() => {
             tracing::info!(signal = signal.name, "ended while loading");
@@ -53,7 +53,7 @@ pub async fn serve(config: Config) -> Result<i32, DaemonError> {
         }
     };
     app.serve(Arc::clone(&served));
-    announce(&served.name, address);
+    announce(&served.name, &machine, address);
     let signal = signals.next().await;
     tracing::info!(signal = signal.name, active = served.service.active(), ?drain_timeout, "draining");
     app.start_draining();
@@ -92,7 +92,8 @@ fn bind(config: &Config, app: &web::Data<App>) -> Result<(SocketAddr, ServerHand
     Ok((address, handle))
 }
 
-async fn start(config: Config, app: web::Data<App>) -> Result<Arc<Served>, DaemonError> {
+/// The pair, and the device that it runs on.
+async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, String), DaemonError> {
     let loaded = actix_web::rt::task::spawn_blocking(move || {
         let mut display = Display::new();
         let loaded = load(&config, &mut |what, progress| {
@@ -106,9 +107,8 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Arc<Served>, Daemo
     let loaded = loaded.await.map_err(|err| DaemonError::System { what: "load", source: err.into() })??;
     tracing::info!(
         model = loaded.name,
-        isa = %loaded.isa,
-        threads = loaded.placement.partitions[0].verify.cores.len(),
-        kv = sizes::written(loaded.placement.kv_bytes),
+        device = %loaded.machine,
+        kv = sizes::written(loaded.pools.kv_bytes),
         policy = %loaded.engine.policy,
         "loaded"
     );
@@ -118,11 +118,13 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Arc<Served>, Daemo
     if let Err(why) = &loaded.template {
         tracing::info!(%why, "chats are refused");
     }
-    loaded.start().await.map(Arc::new)
+    metrics::tell_device(&loaded.machine);
+    let machine = loaded.machine.to_string();
+    Ok((Arc::new(loaded.start().await?), machine))
 }
 
 /// The lines a person, or a script, waits for.
-fn announce(name: &str, mut address: SocketAddr) {
+fn announce(name: &str, machine: &str, mut address: SocketAddr) {
     if address.ip().is_unspecified() {
         address.set_ip(Ipv4Addr::LOCALHOST.into());
     }
@@ -130,7 +132,7 @@ fn announce(name: &str, mut address: SocketAddr) {
         r#"{{"model": "{name}", "prompt": "Returns the number of elements in the", "max_tokens": 64, "temperature": 0, "stream": true}}"#
     );
     let lines = format!(
-        "ready: serving {name} on http://{address}\ntry: curl -N http://{address}/v1/completions -d '{body}'"
+        "device: {machine}\nready: serving {name} on http://{address}\ntry: curl -N http://{address}/v1/completions -d '{body}'"
     );
     // Nobody may be reading; that is no reason to end.
     if let Err(err) = output::line(&lines) {

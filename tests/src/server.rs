@@ -1,6 +1,7 @@
 //! `faser serve` as a child process: started on a free loopback port with a config of the test's own, killed on drop.
 
 use std::{
+    ffi::OsString,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -69,11 +70,20 @@ impl Server {
     /// # Panics
     /// It ends or is not ready in time; the message has its output.
     pub fn start(yaml: &str) -> Server {
+        Server::start_with(yaml, &[])
+    }
+
+    /// [`Server::start`] with these variables in the daemon's environment.
+    ///
+    /// # Panics
+    /// As [`Server::start`].
+    pub fn start_with(yaml: &str, variables: &[(&str, OsString)]) -> Server {
         let config = Config::new(yaml);
         let mut child = Command::new(faser())
             .args(["serve", "--listen", "127.0.0.1:0", "-c"])
             .arg(config.path())
             .env("CACHE_DIRECTORY", cost_cache())
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

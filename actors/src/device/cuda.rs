@@ -148,6 +148,16 @@ impl OnGpu {
 }
 
 impl CudaSpec {
+    /// Opens the GPU, or takes it as it is, and makes sure that its SMs can be shared out as said.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::open`]; a partition cannot be had.
+    pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Arc<OnGpu>, ServiceError> {
+        let on_gpu = self.device.open(progress)?;
+        on_gpu.shares(&self.draft_sms)?;
+        Ok(on_gpu)
+    }
+
     pub(super) fn partitions(&self) -> Vec<LaneSizes> {
         let sms = self.device.source().info.sms;
         let split =

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use faser_actors::{ServiceSpec, WatchdogConfig};
 use faser_bench::sim::Ablation;
 use faser_engine::{EngineConfig, Policy};
-use faser_topology::Placement;
 
 use crate::load::Loaded;
 
@@ -58,15 +57,9 @@ impl Entrant {
             max_waiting: pair.engine.max_waiting.max(waiting),
             ..pair.engine.clone()
         };
-        let partitions = self.partitions(&pair.placement.partitions);
-        ServiceSpec {
-            target: pair.target.clone(),
-            draft: pair.draft.clone(),
-            placement: Placement { partitions, ..pair.placement.clone() },
-            isa: pair.isa,
-            engine,
-            watchdog: WatchdogConfig::default(),
-        }
+        let places: Vec<usize> = (0..pair.device.partitions().len()).collect();
+        let device = pair.device.with_partitions(&self.partitions(&places));
+        ServiceSpec { device, engine, watchdog: WatchdogConfig::default() }
     }
 
     /// The whole device, and those splits of it that may be used.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use faser_actors::Service;
+use faser_actors::{LaneSizes, Service};
 use faser_bench::compare::{Comparison, Load, PassFigures, Run};
 use faser_bench::{BenchError, Quantiles};
 use faser_engine::Policy;
@@ -247,16 +247,16 @@ impl CompareArgs {
     }
 
     fn title(&self, pair: &Loaded, requests: &Requests) -> String {
-        let splits = pair.placement.partitions.iter().skip(1);
-        let splits: Vec<String> = splits
-            .map(|lanes| format!("{} + {}", lanes.draft.cores.len(), lanes.verify.cores.len()))
-            .collect();
-        let cores = pair.placement.partitions.first().map_or(0, |lanes| lanes.verify.cores.len());
+        let partitions = pair.device.partitions();
+        let split = |lanes: &LaneSizes| format!("{} + {}", lanes.draft, lanes.verify);
+        let splits: Vec<String> = partitions.iter().skip(1).map(split).collect();
+        let all = partitions.first().map_or(0, |lanes| lanes.verify);
         let costs = pair.cost_source.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
         format!(
-            "{} on {}, {cores} cores, draft + verify on {}; cost tables: {costs}; {}, {} tokens each, greedy, seed {}",
+            "{} on {}, {all} {}, draft + verify on {}; cost tables: {costs}; {}, {} tokens each, greedy, seed {}",
             pair.name,
-            pair.device.name,
+            pair.machine.name(),
+            pair.device.unit(),
             if splits.is_empty() { "all of them".to_owned() } else { splits.join(", ") },
             requests.spoken,
             self.max_tokens,

@@ -39,7 +39,7 @@ impl Requests {
             count: args.loads().into_iter().map(|load| args.most_requests(load)).max().unwrap_or(1),
             length,
             first_id: 0,
-            end_id: pair.target.config().vocab as u32,
+            end_id: pair.device.target().config.vocab as u32,
             seed: args.seed,
         };
         let (source, spoken) = match (&args.prompts, args.prompt_tokens) {

@@ -145,7 +145,7 @@ pub struct DeviceConfig {
     /// The instruction set; `None` takes the best one this CPU has.
     pub isa: Option<Isa>,
     /// SMs of the draft lane where both lanes work at a time, one number for each partition to be had; `None`: a few sensible
-    /// for the GPU.
+    /// for the GPU; empty: both lanes always have all of it.
     pub partitions: Option<Vec<u32>>,
     /// How much of a GPU's memory may be used, 0 to 1.
     pub gpu_memory_utilization: f64,

@@ -36,7 +36,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     };
     let server = server(section("server")?)?;
     let model = model(section("model")?, folder)?;
-    let device = device(section("device")?)?;
+    let device = device(section("device")?, &model)?;
     let kv = kv(section("kv")?)?;
     let scheduler = scheduler(section("scheduler")?)?;
     let (speculation, cost_cache) = speculation(section("speculation")?, &model, folder)?;
@@ -124,7 +124,7 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     Ok(ModelConfig { name: name.map(str::to_owned), source, dtype })
 }
 
-fn device(mut fields: Fields<'_>) -> Result<DeviceConfig, FieldError> {
+fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, FieldError> {
     let kind = match fields.text("kind")? {
         None | Some("auto") => DeviceKind::Auto,
         Some("cpu") => DeviceKind::Cpu,
@@ -163,6 +163,10 @@ fn device(mut fields: Fields<'_>) -> Result<DeviceConfig, FieldError> {
         let problem = format!("is for {other}: leave it out, or change `device.kind`");
         return Err(FieldError::new(idle, Fault::Value, problem));
     }
+    if partitions.is_some() && !model.source.has_draft() {
+        let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
+        return Err(FieldError::new(path("partitions"), Fault::Value, problem));
+    }
     fields.finish()?;
     Ok(DeviceConfig { kind, threads, isa, partitions, gpu_memory_utilization })
 }
@@ -172,8 +176,8 @@ fn partitions(fields: &mut Fields<'_>) -> Result<Option<Vec<u32>>, FieldError> {
     let Some(items) = fields.list("partitions")? else { return Ok(None) };
     let sms = |item| whole(&path, item, 1..=4096).map(|sms| sms as u32);
     let partitions = items.iter().map(sms).collect::<Result<Vec<u32>, _>>()?;
-    if partitions.is_empty() || partitions.len() > 8 || !partitions.is_sorted_by(|a, b| a < b) {
-        let wanted = "1 to 8 numbers of SMs for drafting, ascending, such as [16, 32, 64]";
+    if partitions.len() > 8 || !partitions.is_sorted_by(|a, b| a < b) {
+        let wanted = "up to 8 numbers of SMs for drafting, ascending, such as [16, 32, 64]; [] for none";
         return Err(wrong_value(&path, wanted, &items.into()));
     }
     Ok(Some(partitions))

@@ -4,11 +4,14 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use faser_actors::ProfileSpec;
+use faser_actors::{DeviceSpec, LaneSizes, ModelFacts, ProfileSpec};
 use faser_engine::cost::ROW_GRID;
 use faser_models::synthetic::SyntheticSpec;
-use faser_models::{Model, ModelError, weight_files};
+use faser_models::{ModelError, weight_files};
+use faser_topology::LanePair;
 use serde::Serialize;
+
+use crate::device::Machine;
 
 /// A header longer than this is not read to its end: it is told apart by its beginning and its length.
 const MOST_HEADER_BYTES: u64 = 1 << 20;
@@ -57,37 +60,76 @@ pub(crate) enum Weights {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct DeviceKey {
-    cpu: String,
-    isa: String,
-    partitions: Vec<PartitionKey>,
+#[serde(untagged)]
+enum DeviceKey {
+    Cpu {
+        cpu: String,
+        isa: String,
+        partitions: Vec<PartitionKey<Vec<usize>>>,
+    },
+    Gpu {
+        gpu: String,
+        sms: u32,
+        capability: (u32, u32),
+        /// The CUDA that the driver speaks.
+        cuda: u32,
+        /// The processor, which launches.
+        host: String,
+        partitions: Vec<PartitionKey<usize>>,
+    },
 }
 
-/// Cores of both lanes.
+/// Cores of both lanes, or how many SMs each has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct PartitionKey {
-    draft: Vec<usize>,
-    verify: Vec<usize>,
+struct PartitionKey<T> {
+    draft: T,
+    verify: T,
+}
+
+impl DeviceKey {
+    fn new(device: &DeviceSpec, machine: &Machine) -> DeviceKey {
+        match (device, machine) {
+            (DeviceSpec::Cpu(spec), machine) => {
+                let cores = |pair: &LanePair| PartitionKey {
+                    draft: pair.draft.cores.clone(),
+                    verify: pair.verify.cores.clone(),
+                };
+                DeviceKey::Cpu {
+                    cpu: machine.name().to_owned(),
+                    isa: spec.isa.to_string(),
+                    partitions: spec.partitions.iter().map(cores).collect(),
+                }
+            }
+            (DeviceSpec::Cuda(spec), machine) => {
+                let info = &spec.device.source().info;
+                let host = if let Machine::Gpu { host, .. } = machine { host.clone() } else { String::new() };
+                let sms = |sizes: &LaneSizes| PartitionKey { draft: sizes.draft, verify: sizes.verify };
+                DeviceKey::Gpu {
+                    gpu: info.name.clone(),
+                    sms: info.sms,
+                    capability: info.capability,
+                    cuda: info.cuda_version,
+                    host,
+                    partitions: device.partitions().iter().map(sms).collect(),
+                }
+            }
+        }
+    }
 }
 
 impl Key {
-    /// The key of what `spec` measures on the processor `cpu`; `weights` are the target's and the draft's.
-    pub(crate) fn new(spec: &ProfileSpec<'_>, cpu: &str, weights: [Weights; 2]) -> Key {
+    /// The key of what `spec` measures; `weights` are the target's and the draft's.
+    pub(crate) fn new(spec: &ProfileSpec<'_>, machine: &Machine, weights: [Weights; 2]) -> Key {
         let [target, draft] = weights;
-        let partitions = spec
-            .partitions
-            .iter()
-            .map(|pair| PartitionKey { draft: pair.draft.cores.clone(), verify: pair.verify.cores.clone() });
+        let facts = spec.device.target();
+        // Nothing is measured without a draft.
+        let draft_facts = spec.device.draft().unwrap_or_else(|| facts.clone());
         Key {
             faser: env!("CARGO_PKG_VERSION"),
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
-            target: ModelKey::new(spec.target, target),
-            draft: ModelKey::new(spec.draft, draft),
-            device: DeviceKey {
-                cpu: cpu.to_owned(),
-                isa: spec.isa.to_string(),
-                partitions: partitions.collect(),
-            },
+            target: ModelKey::new(&facts, target),
+            draft: ModelKey::new(&draft_facts, draft),
+            device: DeviceKey::new(spec.device, machine),
             block_size: spec.block_size,
             max_rows: spec.max_rows,
             max_context: spec.max_context,
@@ -97,8 +139,8 @@ impl Key {
 }
 
 impl ModelKey {
-    fn new(model: &Model, weights: Weights) -> ModelKey {
-        let config = model.config();
+    fn new(model: &ModelFacts, weights: Weights) -> ModelKey {
+        let config = &model.config;
         let runs = config.windows.chunk_by(|a, b| a == b);
         ModelKey {
             architecture: format!("{:?}", config.architecture),
@@ -110,8 +152,8 @@ impl ModelKey {
             intermediate: config.intermediate,
             vocab: config.vocab,
             windows: runs.map(|run| (run.len(), run[0])).collect(),
-            dtype: model.dtype().to_string(),
-            weight_bytes: model.weight_bytes(),
+            dtype: model.dtype.to_string(),
+            weight_bytes: model.weight_bytes,
             weights,
         }
     }
@@ -187,9 +229,9 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use faser_actors::{Dtype, Isa};
-    use faser_models::synthetic;
-    use faser_topology::{LanePair, Partition};
+    use faser_actors::{CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
+    use faser_models::{Model, synthetic};
+    use faser_topology::{CpuDevice, GpuDevice, Partition};
     use serde_json::Value;
 
     use super::super::tests::Folder;
@@ -242,33 +284,35 @@ mod tests {
         };
         let (target, draft) = synthetic::pair(&shape, Dtype::F32, &mut |_| {}).unwrap();
         let (target, draft) = (Arc::new(target), Arc::new(draft));
-        let lanes = |cores: &[usize]| {
+        let device = |draft: &Arc<Model>, cores: &[usize], isa| {
             let lane = Partition { cores: cores.to_vec() };
-            [LanePair { draft: lane.clone(), verify: lane }]
+            let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
+            DeviceSpec::Cpu(CpuSpec { target: target.clone(), draft: Some(draft.clone()), partitions, isa })
         };
-        let (one, two) = (lanes(&[0]), lanes(&[0, 1]));
-        let spec = |partitions, max_rows| ProfileSpec {
-            target: &target,
-            draft: &draft,
-            partitions,
-            isa: Isa::Portable,
-            block_size: 16,
-            max_rows,
-            max_context: 64,
+        let one = device(&draft, &[0], Isa::Portable);
+        let machine = |name: &str| {
+            let device = CpuDevice { name: name.to_owned(), cores: vec![0], memory_bytes: 1 };
+            Machine::Cpu { device, isa: Isa::Portable, why: None }
         };
         let weights = || [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)];
+        let of = |device: &DeviceSpec, [block_size, max_rows, max_context]: [usize; 3]| {
+            let spec = ProfileSpec { device, block_size, max_rows, max_context };
+            Key::new(&spec, &machine("a cpu"), weights())
+        };
+        let sizes = [16, 64, 64];
+        let spec = ProfileSpec { device: &one, block_size: 16, max_rows: 64, max_context: 64 };
         let other = Weights::of_synthetic(&SyntheticSpec { seed: 2, ..shape.clone() });
-        let key = Key::new(&spec(&one, 64), "a cpu", weights());
-        assert_eq!(key, Key::new(&spec(&one, 64), "a cpu", weights()));
+        let key = of(&one, sizes);
+        assert_eq!(key, of(&one, sizes));
         for changed in [
-            Key::new(&spec(&two, 64), "a cpu", weights()),
-            Key::new(&spec(&one, 65), "a cpu", weights()),
-            Key::new(&spec(&one, 64), "another cpu", weights()),
-            Key::new(&ProfileSpec { isa: Isa::Avx2, ..spec(&one, 64) }, "a cpu", weights()),
-            Key::new(&ProfileSpec { block_size: 8, ..spec(&one, 64) }, "a cpu", weights()),
-            Key::new(&ProfileSpec { max_context: 32, ..spec(&one, 64) }, "a cpu", weights()),
-            Key::new(&ProfileSpec { draft: &target, ..spec(&one, 64) }, "a cpu", weights()),
-            Key::new(&spec(&one, 64), "a cpu", [other, Weights::of_synthetic(&shape)]),
+            of(&device(&draft, &[0, 1], Isa::Portable), sizes),
+            of(&device(&draft, &[0], Isa::Avx2), sizes),
+            of(&device(&target, &[0], Isa::Portable), sizes),
+            of(&one, [16, 65, 64]),
+            of(&one, [8, 64, 64]),
+            of(&one, [16, 64, 32]),
+            Key::new(&spec, &machine("another cpu"), weights()),
+            Key::new(&spec, &machine("a cpu"), [other, Weights::of_synthetic(&shape)]),
         ] {
             assert_ne!(key, changed);
         }
@@ -279,5 +323,52 @@ mod tests {
         assert_eq!((&written["target"]["layers"], &written["target"]["dtype"]), (&2.into(), &"f32".into()));
         assert_eq!(written["target"]["weights"]["synthetic"]["residual_scale"], "0.1");
         assert_eq!(written["faser"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn a_gpus_key_has_what_changes_its_costs() {
+        let shape = SyntheticSpec::preset("tiny").unwrap();
+        let (target, draft) = synthetic::pair(&shape, Dtype::F32, &mut |_| {}).unwrap();
+        let facts = [ModelFacts::of(&target), ModelFacts::of(&draft)];
+        let of = |change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| {
+            let mut info = GpuInfo {
+                ordinal: 0,
+                name: "a GPU".to_owned(),
+                sms: 132,
+                memory_bytes: 80 << 30,
+                capability: (9, 0),
+                block_shared_bytes: 232_448,
+                cuda_version: 13_000,
+            };
+            change(&mut info);
+            let machine = Machine::Gpu { info: info.clone(), host: host.to_owned() };
+            let [target, draft] = facts.clone();
+            // Never opened.
+            let device = CudaDevice::new(CudaSource {
+                device: GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 },
+                info,
+                kernel_cache: None,
+                target,
+                draft: Some(draft),
+                weights: Arc::new(|_, _| Ok(Vec::new())),
+            });
+            let device = DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec() });
+            let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 64, max_context: 64 };
+            Key::new(&spec, &machine, [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)])
+        };
+        let key = of(&|_| {}, &[16], "a cpu");
+        assert_eq!(key, of(&|info| info.memory_bytes = 1 << 30, &[16], "a cpu"));
+        for changed in [
+            of(&|info| info.name = "another".to_owned(), &[16], "a cpu"),
+            of(&|info| info.sms = 78, &[16], "a cpu"),
+            of(&|info| info.cuda_version = 13_010, &[16], "a cpu"),
+            of(&|_| {}, &[16, 32], "a cpu"),
+            of(&|_| {}, &[16], "another cpu"),
+        ] {
+            assert_ne!(key, changed);
+        }
+        let written = serde_json::to_value(&key).unwrap();
+        assert_eq!(written["device"]["gpu"], "a GPU");
+        assert_eq!(written["device"]["partitions"][1], serde_json::json!({"draft": 16, "verify": 116}));
     }
 }

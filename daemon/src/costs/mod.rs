@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use self::file::{CostFile, Kept};
 use self::key::{Key, Weights};
 use crate::config::{Config, CostCache, ModelSource};
+use crate::device::Machine;
 use crate::error::DaemonError;
 use crate::locate;
 
@@ -67,39 +68,44 @@ fn spoken(age: Duration) -> String {
     }
 }
 
-/// The tables of what `spec` describes, on the processor `cpu`. `progress` hears of measuring: lanes done, and all.
+/// The tables of what `spec` describes, on this device. `progress` hears of measuring: lanes done, and all.
 ///
 /// # Errors
 /// A lane or its memory cannot be had, or the weights have gone since they were loaded. Never for the sake of a kept file.
 pub(crate) fn tables(
     config: &Config,
-    cpu: &str,
+    machine: &Machine,
     spec: &ProfileSpec<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<CostTables, DaemonError> {
     let mut measure = || Ok(profile(spec, progress)?);
-    let folder = match &config.cost_cache {
-        CostCache::Off => None,
-        CostCache::Folder(folder) => Some(folder.clone()),
-        CostCache::Standard => {
-            let standard = folder::standard();
-            if standard.is_none() {
-                tracing::warn!(
-                    "measured costs are not kept: neither CACHE_DIRECTORY nor XDG_CACHE_HOME nor HOME names a folder; \
-                     name one by `speculation.cost_cache`"
-                );
-            }
-            standard
+    let Some(folder) = folder(config) else {
+        if config.cost_cache == CostCache::Standard {
+            tracing::warn!(
+                "measured costs are not kept: neither CACHE_DIRECTORY nor XDG_CACHE_HOME nor HOME names a folder; \
+                 name one by `speculation.cost_cache`"
+            );
         }
-    };
-    let Some(folder) = folder else {
         return Ok(CostTables { partitions: measure()?, source: CostSource::Measured { kept: None } });
     };
-    let key = Key::new(spec, cpu, weights(&config.model.source)?);
+    let key = Key::new(spec, machine, weights(&config.model.source)?);
     let key = json!(key);
-    let cache =
-        Cache { folder: &folder, key: &key, partitions: spec.partitions.len(), again: config.profile };
+    let cache = Cache {
+        folder: &folder,
+        key: &key,
+        partitions: spec.device.partitions().len(),
+        again: config.profile,
+    };
     cache.read_or_measure(SystemTime::now(), measure)
+}
+
+/// Where what takes long to find out is kept between two starts, if anywhere.
+pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
+    match &config.cost_cache {
+        CostCache::Off => None,
+        CostCache::Folder(folder) => Some(folder.clone()),
+        CostCache::Standard => folder::standard(),
+    }
 }
 
 /// The weights of target and draft.

@@ -9,14 +9,11 @@
 //! }
 //! ```
 
-mod library;
+mod folder;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The names under which cudarc looks for each library first.
-const NAMES: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
 const MARK: &str = "FASER_FAKE_TEST";
 
 /// Runs `body`, which is the rest of the test `name` (its whole path), in a process of its own where there is one fake GPU, with these
@@ -30,7 +27,7 @@ pub(crate) fn inside(name: &str, variables: &[(&str, &str)], body: impl FnOnce()
         body();
         return None;
     }
-    let folder = match folder() {
+    let folder = match folder::folder() {
         Ok(folder) => folder,
         Err(reason) => {
             writeln!(std::io::stderr(), "\nskipped: cuda_fake {name}: {reason}").expect("stderr");
@@ -38,15 +35,10 @@ pub(crate) fn inside(name: &str, variables: &[(&str, &str)], body: impl FnOnce()
         }
     };
     let report = folder.join(format!("report-{}-{}", std::process::id(), name.replace("::", "-")));
-    let mut paths = folder.clone().into_os_string();
-    if let Some(more) = std::env::var_os("LD_LIBRARY_PATH") {
-        paths.push(":");
-        paths.push(more);
-    }
     let output = Command::new(std::env::current_exe().expect("a test has a file"))
         .args(["--exact", name, "--nocapture", "--test-threads", "1"])
         .env(MARK, name)
-        .env("LD_LIBRARY_PATH", paths)
+        .env("LD_LIBRARY_PATH", folder::search_path(&folder))
         .env("FASER_FAKE_REPORT", &report)
         .envs(variables.iter().copied())
         .output()
@@ -59,22 +51,4 @@ pub(crate) fn inside(name: &str, variables: &[(&str, &str)], body: impl FnOnce()
     // It goes with the folder if it stays.
     let _ = std::fs::remove_file(&report);
     Some(said)
-}
-
-/// A folder with the fake under all its names.
-fn folder() -> Result<PathBuf, String> {
-    let library = library::library()?;
-    let folder = library.with_extension("libs");
-    std::fs::create_dir_all(&folder).expect("the target folder can be written");
-    for name in NAMES {
-        link(&library, &folder.join(name));
-    }
-    Ok(folder)
-}
-
-/// Another test may do the same.
-fn link(library: &Path, to: &Path) {
-    if let Err(error) = std::os::unix::fs::symlink(library, to) {
-        assert!(to.exists(), "{}: {error}", to.display());
-    }
 }

@@ -1,0 +1,132 @@
+//! Where a pair goes on the device that was chosen; a GPU is opened here, and gets the weights.
+
+use std::sync::Arc;
+
+use faser_actors::{
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
+};
+use faser_engine::EngineConfig;
+use faser_models::cuda::{CudaSizes, upload};
+use faser_models::{Model, Scratch};
+use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
+
+use crate::config::Config;
+use crate::costs;
+use crate::device::{Chosen, Machine};
+use crate::error::DaemonError;
+use crate::load::Watch;
+
+/// A pair in its place.
+pub(crate) struct Placed {
+    pub(crate) device: DeviceSpec,
+    pub(crate) machine: Machine,
+    pub(crate) pools: KvPools,
+}
+
+/// Places a pair for an engine of these bounds.
+///
+/// # Errors
+/// The device is too small, in numbers and with what would fit; or a GPU cannot be opened or does not take the pair.
+pub(crate) fn place(
+    config: &Config,
+    chosen: Chosen,
+    target: Arc<Model>,
+    draft: Option<Arc<Model>>,
+    bounds: &EngineConfig,
+    watch: Watch<'_>,
+) -> Result<Placed, DaemonError> {
+    let host = CpuDevice::discover()?;
+    match chosen {
+        Chosen::Cpu { why } => {
+            if let Some(why) = &why {
+                tracing::info!(%why, "running on the CPU");
+            }
+            on_cpu(config, host, why, target, draft, bounds)
+        }
+        Chosen::Gpu(info) => on_gpu(config, &host, info, target, draft, bounds, watch),
+    }
+}
+
+fn request(config: &Config, bounds: &EngineConfig) -> KvRequest {
+    KvRequest {
+        block_size: bounds.block_size,
+        memory_bytes: config.kv.memory_bytes,
+        max_running: bounds.max_running,
+        max_context: bounds.max_context,
+    }
+}
+
+fn footprint(model: &Model, workspace_bytes: u64) -> ModelFootprint {
+    ModelFootprint {
+        weight_bytes: model.weight_bytes(),
+        kv_bytes_per_token: model.kv_bytes_per_token(),
+        max_context: model.config().max_context,
+        workspace_bytes,
+    }
+}
+
+fn on_cpu(
+    config: &Config,
+    host: CpuDevice,
+    why: Option<String>,
+    target: Arc<Model>,
+    draft: Option<Arc<Model>>,
+    bounds: &EngineConfig,
+) -> Result<Placed, DaemonError> {
+    let limits = PassLimits::of(bounds);
+    let scratch =
+        |model: &Model, logit_rows| footprint(model, Scratch::bytes(model.config(), limits.rows, logit_rows));
+    let for_target = scratch(&target, limits.verify_logit_rows);
+    let for_draft = draft.as_deref().map(|draft| scratch(draft, limits.draft_logit_rows));
+    let (threads, kv) = (config.device.threads, request(config, bounds));
+    let placement = faser_topology::place(&host, threads, &for_target, for_draft.as_ref(), &kv)?;
+    let Placement { target_blocks, draft_blocks, kv_bytes, partitions } = placement;
+    let isa = config.device.isa.unwrap_or_else(Isa::detect);
+    Ok(Placed {
+        device: DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa }),
+        machine: Machine::Cpu { device: host, isa, why },
+        pools: KvPools { target_blocks, draft_blocks, kv_bytes },
+    })
+}
+
+fn on_gpu(
+    config: &Config,
+    host: &CpuDevice,
+    info: GpuInfo,
+    target: Arc<Model>,
+    draft: Option<Arc<Model>>,
+    bounds: &EngineConfig,
+    watch: Watch<'_>,
+) -> Result<Placed, DaemonError> {
+    let limits = PassLimits::of(bounds);
+    let work = |model: &Model, sizes: CudaSizes| {
+        // Penalties need a count for each token of the vocabulary, and every sequence may have some.
+        let tables = (bounds.max_running * model.config().vocab * size_of::<u32>()) as u64;
+        footprint(model, sizes.workspace_bytes(model.config(), model.dtype()) + tables)
+    };
+    let for_target = work(&target, limits.cuda_verify(bounds));
+    let for_draft = draft.as_deref().map(|draft| work(draft, limits.cuda_draft(bounds)));
+    let device = GpuDevice {
+        sms: info.sms,
+        memory_bytes: info.memory_bytes,
+        utilization: config.device.gpu_memory_utilization,
+    };
+    let (asked, kv) = (config.device.partitions.as_deref(), request(config, bounds));
+    let placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
+    let (machine, ordinal) = (Machine::Gpu { info: info.clone(), host: host.name.clone() }, info.ordinal);
+    let source = CudaSource {
+        info,
+        device,
+        kernel_cache: costs::folder(config).map(|folder| folder.join("kernels")),
+        target: ModelFacts::of(&target),
+        draft: draft.as_deref().map(ModelFacts::of),
+        weights: Arc::new(move |gpu, progress| {
+            let pair: Vec<&Model> = [Some(&*target), draft.as_deref()].into_iter().flatten().collect();
+            upload(gpu, &pair, progress)
+        }),
+    };
+    let spec = CudaSpec { device: CudaDevice::new(source), draft_sms: placement.draft_sms };
+    spec.open(&mut |progress| watch("weights", progress))
+        .map_err(|source| DaemonError::OpenGpu { ordinal, source })?;
+    Ok(Placed { device: DeviceSpec::Cuda(spec), machine, pools: placement.pools })
+}
