@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use faser_kernels::{Dtype, Isa, KvCache, Lane, Op, Partition, Rows};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Pass, Scratch};
+use faser_models::Pass;
 
 #[test]
 fn a_pass_is_the_sum_of_its_ops() {
