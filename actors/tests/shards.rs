@@ -57,6 +57,7 @@ struct Tally {
     rejected: u64,
     pruned: u64,
     gone_inside: u64,
+    devices_lost: u64,
     drawn: usize,
     penalties: usize,
     restricted: usize,
@@ -68,11 +69,14 @@ fn run(pair: &Pair, shards: &Shards, seed: u64, tally: &mut Tally) {
     let mut rig = Rig::new(&Pair { shards: Some(shards.clone()), ..pair.clone() }, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
     let mut to_come = cases.iter();
+    let mut device_may_fail = random.chance(40);
     loop {
         if to_come.len() > 0 && (rig.plans.is_empty() || random.chance(30)) {
             let Case { request, sampling } = to_come.next().expect("one is to come");
             rig.submit(request.clone(), sampling);
-        } else if random.chance(1) {
+        } else if device_may_fail && random.chance(4) {
+            device_may_fail = false;
+            tally.devices_lost += 1;
             rig.tell(Event::DeviceLost);
             rig.tell(Event::DeviceReady);
         } else {
@@ -105,11 +109,11 @@ fn run(pair: &Pair, shards: &Shards, seed: u64, tally: &mut Tally) {
 fn requests_get_their_tokens(target: usize, draft: usize) {
     let (pair, shards) = (whole(), split(target, draft));
     let mut tally = Tally::default();
-    for seed in 1..=25 {
+    for seed in 1..=40 {
         run(&pair, &shards, seed, &mut tally);
     }
     println!("target over {target}, draft over {draft}: {tally:?}");
-    let happened = [tally.accepted, tally.rejected, tally.pruned, tally.gone_inside];
+    let happened = [tally.accepted, tally.rejected, tally.pruned, tally.gone_inside, tally.devices_lost];
     assert!(
         happened.iter().all(|count| *count > 0)
             && [tally.drawn, tally.penalties, tally.restricted].iter().all(|count| *count > 5),

@@ -5,8 +5,8 @@
 use std::time::Instant;
 
 use faser_kernels::{Dtype, Isa, KvCache, Lane, Op, Partition, Rows};
-use faser_models::synthetic::{SyntheticSpec, pair};
 use faser_models::Pass;
+use faser_models::synthetic::{SyntheticSpec, pair};
 
 #[test]
 fn a_pass_is_the_sum_of_its_ops() {
