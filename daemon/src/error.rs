@@ -57,7 +57,7 @@ pub enum DaemonError {
         /// Its number.
         ordinal: usize,
         /// Why not.
-        source: ServiceError,
+        source: Box<ServiceError>,
     },
     /// The models do not fit the device.
     #[error(transparent)]

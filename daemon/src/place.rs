@@ -147,6 +147,6 @@ fn on_gpu(
     };
     let spec = CudaSpec { device: CudaDevice::new(source), draft_sms: placement.draft_sms };
     spec.open(&mut |progress| watch("weights", progress))
-        .map_err(|source| DaemonError::OpenGpu { ordinal, source })?;
+        .map_err(|source| DaemonError::OpenGpu { ordinal, source: Box::new(source) })?;
     Ok(Placed { device: DeviceSpec::Cuda(spec), machine, pools: placement.pools })
 }
