@@ -6,9 +6,11 @@
 
 mod cpu;
 mod error;
+mod nodes;
 mod place;
 mod proc;
 
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
+pub use nodes::Node;
 pub use place::{KvRequest, LanePair, ModelFootprint, Placement, place};
