@@ -9,7 +9,9 @@ use faser_actors::{
     WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
-use faser_models::{ChatTemplate, Model, ModelError, Progress, Scratch, Tokenizer, check_pair, synthetic};
+use faser_models::{
+    ChatTemplate, Model, ModelError, Progress, Scratch, Tokenizer, check_pair, on_nodes, synthetic,
+};
 use faser_topology::{CpuDevice, KvRequest, ModelFootprint, Placement, place};
 
 use crate::app::Served;
@@ -77,7 +79,9 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         tracing::info!(%why, "running on the CPU");
     }
     let device = CpuDevice::discover()?;
-    let pair = pair(config, watch)?;
+    // On a machine of several nodes the weights go where the lanes will be.
+    let nodes = if device.nodes.len() > 1 { device.nodes_of(config.device.threads) } else { Vec::new() };
+    let pair = on_nodes(&nodes, || pair(config, watch))?;
     if let Some(draft) = &pair.draft {
         check_pair(pair.target.config(), draft.config())?;
     }

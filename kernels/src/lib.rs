@@ -21,6 +21,6 @@ pub use isa::Isa;
 pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
     BlockId, KvCache, KvShape, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Source, Table,
-    Tensor, Vector, View, ViewMut,
+    Tensor, Vector, View, ViewMut, on_nodes,
 };
 pub use sampling::{History, SampleRow, Sampling};
