@@ -175,25 +175,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// What kernels compiled for any machine ask for with [`Simd::prefetch`], for tests: there it does nothing else.
-#[cfg(test)]
-pub(crate) mod asked {
-    use std::cell::RefCell;
-
-    thread_local! { static ASKED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) } }
-
-    pub(super) fn note(address: usize) {
-        ASKED.with_borrow_mut(|asked| asked.iter_mut().for_each(|asked| asked.push(address)));
-    }
-
-    /// The addresses that this thread asks for while it does `work`.
-    pub(crate) fn during(work: impl FnOnce()) -> Vec<usize> {
-        ASKED.set(Some(Vec::new()));
-        work();
-        ASKED.take().unwrap_or_default()
-    }
-}
-
 /// Work written over [`Simd`]. Implementations mark `run` `#[inline(always)]`, or it is compiled for the least machine.
 pub(crate) trait Kernel {
     /// What it computes.
@@ -256,4 +237,23 @@ pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output 
 /// Runs a kernel compiled for any machine: for what is too little to choose.
 pub(crate) fn portably<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(portable::Portable)
+}
+
+/// What kernels compiled for any machine ask for with [`Simd::prefetch`], for tests: there it does nothing else.
+#[cfg(test)]
+pub(crate) mod asked {
+    use std::cell::RefCell;
+
+    thread_local! { static ASKED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) } }
+
+    pub(super) fn note(address: usize) {
+        ASKED.with_borrow_mut(|asked| asked.iter_mut().for_each(|asked| asked.push(address)));
+    }
+
+    /// The addresses that this thread asks for while it does `work`.
+    pub(crate) fn during(work: impl FnOnce()) -> Vec<usize> {
+        ASKED.set(Some(Vec::new()));
+        work();
+        ASKED.take().unwrap_or_default()
+    }
 }
