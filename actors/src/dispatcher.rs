@@ -17,6 +17,7 @@ use crate::gpu_actor::Device;
 use crate::latency::{Latencies, RequestClock};
 use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
 use crate::message::{Message, Submit};
+use crate::meter::Meter;
 use crate::recording::{RecordAnswer, Recording, RecordingError};
 use crate::registry::Registry;
 use crate::runner::{DraftWork, VerifyWork};
@@ -45,6 +46,7 @@ pub(crate) struct Links {
     pub(crate) board: Arc<LoadBoard>,
     pub(crate) monitor: Addr<LoadMonitor>,
     pub(crate) faults: Faults,
+    pub(crate) meter: Meter,
 }
 
 /// The actor.
@@ -72,8 +74,8 @@ impl FrontierDispatcher {
             engine,
             device: DeviceState::Lost,
             live: HashMap::new(),
+            latencies: Latencies::new(&links.meter),
             links,
-            latencies: Latencies::new(),
             recording: None,
             recordings: 0,
             origin: Instant::now(),
@@ -96,7 +98,12 @@ impl FrontierDispatcher {
             let _ = verdict.send(Err(refusal));
             return;
         }
-        self.live.insert(seq, Live { sampling, clock: RequestClock::new(submitted) });
+        let clock = if request.output.is_empty() {
+            RequestClock::new(submitted)
+        } else {
+            RequestClock::going_on(submitted, Instant::now())
+        };
+        self.live.insert(seq, Live { sampling, clock });
         let refused = self.tell(Event::Submit(request), None);
         // As above. If it is gone, its stream is too, and the drop of that has asked for cancellation.
         let _ = verdict.send(refused.map_or(Ok(()), Err));
@@ -290,6 +297,10 @@ impl Handler<Message> for FrontierDispatcher {
             Message::DeviceLost => self.device_lost(),
             Message::DeviceReady(device) => self.device_ready(device),
             Message::DeviceGivenUp { reason } => self.device_given_up(reason),
+            Message::Probe { tokens, answer } => {
+                // Whoever asked may have gone.
+                let _ = answer.send(self.engine.cached_tokens(&tokens));
+            }
             Message::Record { length, answer } => self.record(length, answer, ctx),
             Message::Stop => {
                 self.device = DeviceState::Lost;

@@ -11,6 +11,7 @@ use crate::error::ServiceError;
 use crate::faults::Faults;
 use crate::lane::{Build, Follow, LaneQueue, LaneThread, Work};
 use crate::message::Message;
+use crate::meter::Meter;
 use crate::pulse::Pulse;
 use crate::runner::{DraftWork, VerifyWork};
 
@@ -63,9 +64,10 @@ impl GpuActor {
         generation: u64,
         results: &Recipient<Message>,
         faults: &Faults,
+        meter: &Meter,
     ) -> Result<Vec<GpuActor>, ServiceError> {
         let plan = factory()?;
-        let spawn = Spawn { generation, results, faults };
+        let spawn = Spawn { generation, results, faults, meter };
         let mut draft = spawn.lane_of(plan.draft.as_ref())?;
         let mut verify = spawn.lane(&plan.verify)?;
         let mut others = Vec::with_capacity(plan.others.len());
@@ -122,11 +124,13 @@ struct Spawn<'a> {
     generation: u64,
     results: &'a Recipient<Message>,
     faults: &'a Faults,
+    meter: &'a Meter,
 }
 
 impl Spawn<'_> {
     fn lane<W: Work>(&self, build: &Build<W>) -> Result<LaneThread<W>, ServiceError> {
-        LaneThread::spawn(self.generation, build.clone(), self.results.clone(), self.faults.clone())
+        let (results, faults) = (self.results.clone(), self.faults.clone());
+        LaneThread::spawn(self.generation, build.clone(), results, faults, self.meter)
     }
 
     fn lane_of<W: Work>(&self, build: Option<&Build<W>>) -> Result<Option<LaneThread<W>>, ServiceError> {

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use metrics::{Gauge, describe_gauge, gauge};
+use metrics::{Gauge, Unit};
+
+use crate::meter::Meter;
 
 /// The state of the device behind a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,22 +48,29 @@ impl fmt::Display for DeviceStatus {
 pub(crate) struct Health {
     status: Mutex<DeviceStatus>,
     ready: Gauge,
+    given_up: Gauge,
 }
 
 impl Health {
-    pub(crate) fn new() -> Health {
-        describe_gauge!(
-            "faser_ready",
-            "1 while the device serves, 0 while it is stalled, being rebuilt or given up"
-        );
+    pub(crate) fn new(meter: &Meter) -> Health {
         Health {
             status: Mutex::new(DeviceStatus::Rebuilding { reason: "it has just been started".to_owned() }),
-            ready: gauge!("faser_ready"),
+            ready: meter.shows(
+                "faser_ready",
+                Unit::Count,
+                "1 while the device serves, 0 while it is stalled, being rebuilt or given up",
+            ),
+            given_up: meter.shows(
+                "faser_device_given_up",
+                Unit::Count,
+                "1 once the device has failed too often: a person has to look, and restart the daemon",
+            ),
         }
     }
 
     pub(crate) fn set(&self, status: DeviceStatus) {
         self.ready.set(f64::from(u8::from(status == DeviceStatus::Serving)));
+        self.given_up.set(f64::from(u8::from(matches!(status, DeviceStatus::GivenUp { .. }))));
         *self.lock() = status;
     }
 
@@ -71,6 +80,10 @@ impl Health {
 
     pub(crate) fn serving(&self) -> bool {
         *self.lock() == DeviceStatus::Serving
+    }
+
+    pub(crate) fn given_up(&self) -> bool {
+        matches!(*self.lock(), DeviceStatus::GivenUp { .. })
     }
 
     fn lock(&self) -> MutexGuard<'_, DeviceStatus> {

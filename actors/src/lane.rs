@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 use actix::Recipient;
 use actix::dev::SendError;
 use faser_engine::SeqId;
-use metrics::{Histogram, Unit, describe_histogram, histogram};
+use metrics::Histogram;
 
 use crate::error::ServiceError;
 use crate::faults::{Fault, Faults};
 use crate::message::Message;
+use crate::meter::Meter;
 use crate::pulse::Pulse;
 use crate::shed::ShedList;
 
@@ -153,13 +154,14 @@ impl<W: Work> LaneThread<W> {
         build: Build<W>,
         results: Recipient<Message>,
         faults: Faults,
+        meter: &Meter,
     ) -> Result<LaneThread<W>, ServiceError> {
         let (orders, queue) = sync_channel(QUEUE_CAPACITY);
         let (tell_built, built) = sync_channel(1);
         let pulse = Arc::new(Pulse::default());
         let shed = Arc::new(ShedList::default());
         let list = shed.clone();
-        let times = W::ANSWERS.then(|| Times::new(W::LANE));
+        let times = W::ANSWERS.then(|| Times::new(&meter.with("lane", W::LANE)));
         let lane = LaneLoop { generation, results, faults, pulse: pulse.clone(), times };
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
@@ -258,16 +260,13 @@ struct Times {
 }
 
 impl Times {
-    fn new(lane: &'static str) -> Times {
-        describe_histogram!(
-            "faser_lane_gap_seconds",
-            Unit::Seconds,
-            "time between the end of a pass and the start of the next in which the lane waited for the host"
-        );
-        describe_histogram!("faser_pass_seconds", Unit::Seconds, "time a lane worked on one plan");
+    fn new(meter: &Meter) -> Times {
         Times {
-            gap: histogram!("faser_lane_gap_seconds", "lane" => lane),
-            pass: histogram!("faser_pass_seconds", "lane" => lane),
+            gap: meter.times(
+                "faser_lane_gap_seconds",
+                "time between the end of a pass and the start of the next in which the lane waited for the host",
+            ),
+            pass: meter.times("faser_pass_seconds", "time a lane worked on one plan"),
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use metrics::{Histogram, Unit, describe_histogram, histogram};
+use metrics::Histogram;
+
+use crate::meter::Meter;
 
 /// Upper bounds of histogram buckets for latencies a client feels, in seconds.
 pub const LATENCY_BUCKETS: &[f64] =
@@ -20,6 +22,11 @@ impl RequestClock {
     pub(crate) fn new(submitted: Instant) -> RequestClock {
         RequestClock { submitted, emissions: None }
     }
+
+    /// Of a request that has streamed some of its tokens elsewhere, and goes on here from `now` on.
+    pub(crate) fn going_on(submitted: Instant, now: Instant) -> RequestClock {
+        RequestClock { submitted, emissions: Some((now, now, 1)) }
+    }
 }
 
 /// The histograms; taken once, so that recording is cheap.
@@ -32,11 +39,8 @@ pub(crate) struct Latencies {
 }
 
 impl Latencies {
-    pub(crate) fn new() -> Latencies {
-        let described = |name: &'static str, text: &'static str| {
-            describe_histogram!(name, Unit::Seconds, text);
-            histogram!(name)
-        };
+    pub(crate) fn new(meter: &Meter) -> Latencies {
+        let described = |name, text| meter.times(name, text);
         Latencies {
             first_token: described(
                 "faser_time_to_first_token_seconds",
@@ -95,7 +99,7 @@ mod tests {
     #[test]
     fn latencies_are_what_a_client_would_measure() {
         let ledger = Ledger::default();
-        let latencies = metrics::with_local_recorder(&ledger, Latencies::new);
+        let latencies = metrics::with_local_recorder(&ledger, || Latencies::new(&Meter::default()));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut clock = RequestClock::new(start);
@@ -112,9 +116,24 @@ mod tests {
     }
 
     #[test]
+    fn the_first_token_is_counted_once_of_a_request_that_moved() {
+        let ledger = Ledger::default();
+        let latencies = metrics::with_local_recorder(&ledger, || Latencies::new(&Meter::default()));
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut clock = RequestClock::going_on(start, at(5));
+        latencies.emitted(&mut clock, at(6), 2);
+        latencies.finished(&clock, at(7));
+        assert!(ledger.sampled("faser_time_to_first_token_seconds").is_empty());
+        assert_eq!(ledger.sampled("faser_inter_token_latency_seconds"), [0.5, 0.5]);
+        assert_eq!(ledger.sampled("faser_time_per_output_token_seconds"), [0.5]);
+        assert_eq!(ledger.sampled("faser_request_latency_seconds"), [7.0]);
+    }
+
+    #[test]
     fn a_request_without_tokens_has_no_token_latencies() {
         let ledger = Ledger::default();
-        let latencies = metrics::with_local_recorder(&ledger, Latencies::new);
+        let latencies = metrics::with_local_recorder(&ledger, || Latencies::new(&Meter::default()));
         let start = Instant::now();
         latencies.finished(&RequestClock::new(start), start + Duration::from_secs(1));
         assert_eq!(ledger.sampled("faser_request_latency_seconds"), [1.0]);

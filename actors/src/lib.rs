@@ -13,6 +13,7 @@
 
 mod device;
 mod dispatcher;
+mod drill;
 mod error;
 mod failures;
 mod faults;
@@ -23,10 +24,12 @@ mod latency;
 mod load_metrics;
 mod load_monitor;
 mod message;
+mod meter;
 mod profile;
 mod pulse;
 mod recording;
 mod registry;
+mod replicas;
 mod runner;
 mod service;
 mod shed;
@@ -43,6 +46,7 @@ pub use device::{
     CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts,
     OnGpu,
 };
+pub use drill::{Drill, DrillFault};
 pub use error::{ServiceError, SubmitError};
 pub use failures::WatchdogConfig;
 pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, probe_one};
@@ -52,6 +56,7 @@ pub use lane::LANE_BUCKETS;
 pub use latency::LATENCY_BUCKETS;
 pub use profile::{ProfileSpec, profile};
 pub use recording::{LONGEST_RECORDING, RecordingError};
+pub use replicas::{ReplicaStream, Replicas};
 pub use runner::{
     CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, RunnerSpec, VerifyRunner,
     VerifyWork,

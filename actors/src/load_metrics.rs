@@ -1,8 +1,10 @@
 //! The engine's load view in the words of the metrics: names, units, descriptions.
 
-use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
+use metrics::{Counter, Gauge, Unit, describe_counter, describe_gauge};
 
 use faser_engine::{K_LIMIT, LoadView, PoolView};
+
+use crate::meter::Meter;
 
 /// Handles of all metrics that follow from a `LoadView`. Publishing the same view twice changes nothing, so anyone may
 /// do it at any time.
@@ -50,114 +52,132 @@ struct PoolGauges {
 
 impl LoadMetrics {
     /// Describes and registers everything with the recorder that is installed now.
-    pub(crate) fn new() -> LoadMetrics {
+    pub(crate) fn new(meter: &Meter) -> LoadMetrics {
         describe_pools();
         describe_passes();
         LoadMetrics {
-            running: count_now("faser_requests_running", "sequences that hold KV and are being decoded"),
+            running: count_now(
+                meter,
+                "faser_requests_running",
+                "sequences that hold KV and are being decoded",
+            ),
             waiting: count_now(
+                meter,
                 "faser_requests_waiting",
                 "sequences that wait for admission, preempted ones included",
             ),
-            target_pool: PoolGauges::new("target"),
-            draft_pool: PoolGauges::new("draft"),
-            submitted: total("faser_requests_submitted", Unit::Count, "requests taken"),
-            refused: total("faser_requests_refused", Unit::Count, "requests refused by the engine"),
-            finished: total(
+            target_pool: PoolGauges::new(meter, "target"),
+            draft_pool: PoolGauges::new(meter, "draft"),
+            submitted: meter.counts("faser_requests_submitted", Unit::Count, "requests taken"),
+            refused: meter.counts("faser_requests_refused", Unit::Count, "requests refused by the engine"),
+            finished: meter.counts(
                 "faser_requests_finished",
                 Unit::Count,
                 "requests ended by a stop token or their length",
             ),
-            cancelled: total(
+            cancelled: meter.counts(
                 "faser_requests_cancelled",
                 Unit::Count,
                 "requests cancelled, most often by a disconnect",
             ),
-            failed: total(
+            failed: meter.counts(
                 "faser_requests_failed",
                 Unit::Count,
                 "requests given up because the device failed under them",
             ),
-            preemptions: total(
+            preemptions: meter.counts(
                 "faser_preemptions",
                 Unit::Count,
                 "times a sequence lost its KV to others, to be recomputed",
             ),
-            prompt_tokens: total("faser_prompt_tokens", Unit::Count, "prompt tokens of admitted requests"),
-            prefix_hits: total(
+            prompt_tokens: meter.counts(
+                "faser_prompt_tokens",
+                Unit::Count,
+                "prompt tokens of admitted requests",
+            ),
+            prefix_hits: meter.counts(
                 "faser_prefix_cache_hit_tokens",
                 Unit::Count,
                 "prompt tokens whose target KV came from the prefix cache",
             ),
-            output_tokens: total("faser_output_tokens", Unit::Count, "tokens emitted"),
-            draft_passes: counter!("faser_passes", "lane" => "draft"),
-            target_passes: counter!("faser_passes", "lane" => "verify"),
-            target_rows: total("faser_target_rows", Unit::Count, "rows of all verify passes"),
-            drafts: total(
+            output_tokens: meter.counts("faser_output_tokens", Unit::Count, "tokens emitted"),
+            draft_passes: meter.with("lane", "draft").counter("faser_passes"),
+            target_passes: meter.with("lane", "verify").counter("faser_passes"),
+            target_rows: meter.counts("faser_target_rows", Unit::Count, "rows of all verify passes"),
+            drafts: meter.counts(
                 "faser_spec_decode_num_drafts",
                 Unit::Count,
                 "verified chunks with at least one proposal",
             ),
-            draft_tokens: total("faser_spec_decode_num_draft_tokens", Unit::Count, "proposals verified"),
-            accepted_tokens: total(
+            draft_tokens: meter.counts(
+                "faser_spec_decode_num_draft_tokens",
+                Unit::Count,
+                "proposals verified",
+            ),
+            accepted_tokens: meter.counts(
                 "faser_spec_decode_num_accepted_tokens",
                 Unit::Count,
                 "proposals accepted",
             ),
-            late_drafts: total(
+            late_drafts: meter.counts(
                 "faser_spec_decode_num_late_draft_tokens",
                 Unit::Count,
                 "proposals that came when their sequence had moved on or ended",
             ),
-            chunks_cancelled: total(
+            chunks_cancelled: meter.counts(
                 "faser_chunks_cancelled",
                 Unit::Count,
                 "chunks drafted past the frontier that fell with a rejection in front of them",
             ),
-            overlapped_passes: total(
+            overlapped_passes: meter.counts(
                 "faser_overlapped_passes",
                 Unit::Count,
                 "verify passes beside which the draft lane drafted on",
             ),
-            gated_passes: total(
+            gated_passes: meter.counts(
                 "faser_gated_passes",
                 Unit::Count,
                 "verify passes in which proposals were tested between layers",
             ),
-            rows_pruned: total(
+            rows_pruned: meter.counts(
                 "faser_rows_pruned",
                 Unit::Count,
                 "proposals whose rows left a verify pass before its end",
             ),
-            pruned_in_vain: total(
+            pruned_in_vain: meter.counts(
                 "faser_chunks_pruned_in_vain",
                 Unit::Count,
                 "chunks that lost rows although the first of them would have been accepted",
             ),
             partition: count_now(
+                meter,
                 "faser_partition",
                 "partition of the last verify pass, 0 for the whole device",
             ),
             predicted_verify_time: seconds_total(
+                meter,
                 "faser_verify_time_predicted_seconds_total",
                 "what the cost tables said of the verify passes done, before each",
             ),
             verify_time_error: seconds_total(
+                meter,
                 "faser_verify_time_error_seconds_total",
                 "differences between that and the time each pass took, either way",
             ),
-            calibrated: total(
+            calibrated: meter.counts(
                 "faser_calibration_proposals",
                 Unit::Count,
                 "verified proposals whose predicted survival was put to the test",
             ),
-            calibration_log_loss: calibration_log_loss(),
-            chunks_by_length: by_length(),
+            calibration_log_loss: calibration_log_loss(meter),
+            chunks_by_length: by_length(meter),
             accepted_per_position: per_position(
+                meter,
                 "faser_spec_decode_num_accepted_tokens_per_pos",
                 "proposals accepted, by their place in the chunk, counted from 0",
             ),
             proposed_per_position: per_position(
+                meter,
                 "faser_spec_decode_num_draft_tokens_per_pos",
                 "proposals verified, by their place in the chunk, counted from 0",
             ),
@@ -209,11 +229,12 @@ impl LoadMetrics {
 }
 
 impl PoolGauges {
-    fn new(model: &'static str) -> PoolGauges {
+    fn new(meter: &Meter, model: &'static str) -> PoolGauges {
+        let meter = meter.with("model", model);
         PoolGauges {
-            total: gauge!("faser_kv_blocks_total", "model" => model),
-            free: gauge!("faser_kv_blocks_free", "model" => model),
-            cached: gauge!("faser_kv_blocks_cached", "model" => model),
+            total: meter.gauge("faser_kv_blocks_total"),
+            free: meter.gauge("faser_kv_blocks_free"),
+            cached: meter.gauge("faser_kv_blocks_cached"),
         }
     }
 
@@ -234,37 +255,30 @@ fn describe_passes() {
     describe_counter!("faser_passes", Unit::Count, "plans a lane has finished");
 }
 
-fn count_now(name: &'static str, text: &'static str) -> Gauge {
-    describe_gauge!(name, Unit::Count, text);
-    gauge!(name)
-}
-
-fn total(name: &'static str, unit: Unit, text: &'static str) -> Counter {
-    describe_counter!(name, unit, text);
-    counter!(name)
+fn count_now(meter: &Meter, name: &'static str, text: &'static str) -> Gauge {
+    meter.shows(name, Unit::Count, text)
 }
 
 /// A sum of seconds. It never goes down, but counters here hold whole numbers only: so it is a gauge.
-fn seconds_total(name: &'static str, text: &'static str) -> Gauge {
-    describe_gauge!(name, Unit::Seconds, text);
-    gauge!(name)
+fn seconds_total(meter: &Meter, name: &'static str, text: &'static str) -> Gauge {
+    meter.shows(name, Unit::Seconds, text)
 }
 
-fn calibration_log_loss() -> Gauge {
+fn calibration_log_loss(meter: &Meter) -> Gauge {
     const NAME: &str = "faser_calibration_log_loss";
     describe_gauge!(NAME, "mean log-loss of what was predicted of proposals, in nats; 0 before the first");
-    gauge!(NAME)
+    meter.gauge(NAME)
 }
 
-fn per_position(name: &'static str, text: &'static str) -> [Counter; K_LIMIT] {
+fn per_position(meter: &Meter, name: &'static str, text: &'static str) -> [Counter; K_LIMIT] {
     describe_counter!(name, Unit::Count, text);
-    std::array::from_fn(|position| counter!(name, "position" => position.to_string()))
+    std::array::from_fn(|position| meter.with("position", position.to_string()).counter(name))
 }
 
-fn by_length() -> [Counter; K_LIMIT + 1] {
+fn by_length(meter: &Meter) -> [Counter; K_LIMIT + 1] {
     const NAME: &str = "faser_chunks_by_length";
     describe_counter!(NAME, Unit::Count, "verified chunks, by their number of proposals k");
-    std::array::from_fn(|k| counter!(NAME, "k" => k.to_string()))
+    std::array::from_fn(|k| meter.with("k", k.to_string()).counter(NAME))
 }
 
 #[cfg(test)]
@@ -295,7 +309,7 @@ mod tests {
         view.totals.predicted_verify_time = Duration::from_millis(1500);
         view.totals.verify_time_error = Duration::from_millis(250);
         metrics::with_local_recorder(&ledger, || {
-            let metrics = LoadMetrics::new();
+            let metrics = LoadMetrics::new(&Meter::default());
             metrics.publish(&view);
             metrics.publish(&view);
             view.totals.accepted_tokens = 42;
@@ -321,7 +335,7 @@ mod tests {
     #[test]
     fn every_metric_is_described() {
         let ledger = Ledger::default();
-        metrics::with_local_recorder(&ledger, LoadMetrics::new);
+        metrics::with_local_recorder(&ledger, || LoadMetrics::new(&Meter::default()));
         assert_eq!(ledger.undescribed(), [""; 0]);
     }
 }

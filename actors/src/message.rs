@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use faser_engine::{DraftPlan, Request, VerifyPlan};
+use faser_engine::{DraftPlan, Request, TokenId, VerifyPlan};
 use faser_kernels::Sampling;
 
 use crate::error::SubmitError;
@@ -30,6 +30,8 @@ pub(crate) enum Message {
     DeviceReady(Device),
     /// There will be no device any more.
     DeviceGivenUp { reason: String },
+    /// The router wants to know how many tokens of a prompt are cached.
+    Probe { tokens: Arc<[TokenId]>, answer: oneshot::Sender<usize> },
     /// Somebody wants to know what the lanes do for so long, from now on.
     Record { length: Duration, answer: RecordAnswer },
     /// The service ends.

@@ -20,6 +20,7 @@ use crate::health::{DeviceStatus, Health};
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
+use crate::meter::Meter;
 use crate::recording::{LONGEST_RECORDING, RecordingError};
 use crate::registry::Registry;
 use crate::spec::ServiceSpec;
@@ -56,6 +57,7 @@ struct Inner {
     next_seq: AtomicU64,
     vocab: usize,
     max_context: usize,
+    block_size: usize,
     running: Mutex<Option<Running>>,
 }
 
@@ -83,16 +85,25 @@ impl Service {
         spec: ServiceSpec,
         factory: DeviceFactory,
     ) -> Result<Service, ServiceError> {
+        Service::start_as(spec, factory, Meter::default()).await
+    }
+
+    /// `start_with` as one of several replicas, which have their metrics apart.
+    pub(crate) async fn start_as(
+        spec: ServiceSpec,
+        factory: DeviceFactory,
+        meter: Meter,
+    ) -> Result<Service, ServiceError> {
         System::try_current().ok_or(ServiceError::NoSystem)?;
         let vocab = spec.device.target().config.vocab;
-        let max_context = spec.engine.max_context;
+        let (max_context, block_size) = (spec.engine.max_context, spec.engine.block_size);
         spec.engine.validate()?;
         let arbiter = |name| Arbiter::try_new().map_err(|source| ServiceError::Thread { name, source });
         // The dispatcher alone on its thread: whatever else is going on, a lane that waits is answered at once.
         let arbiters = [arbiter("the dispatcher")?, arbiter("the watchdog")?];
         let board = Arc::new(LoadBoard::default());
-        let metrics = Arc::new(LoadMetrics::new());
-        let health = Arc::new(Health::new());
+        let metrics = Arc::new(LoadMetrics::new(&meter));
+        let health = Arc::new(Health::new(&meter));
         let registry = Arc::new(Registry::default());
         let cancels = Arc::new(CancelSet::default());
         let (faults, reported) = Faults::channel();
@@ -106,6 +117,7 @@ impl Service {
             board: board.clone(),
             monitor,
             faults: faults.clone(),
+            meter: meter.clone(),
         };
         let dispatcher = start_dispatcher(&arbiters[0], spec.engine, links).await?;
         let (stop_watchdog, stop) = oneshot::channel();
@@ -117,6 +129,7 @@ impl Service {
             dispatcher: dispatcher.clone(),
             health: health.clone(),
             registry: registry.clone(),
+            meter,
             faults,
             reported,
             stop,
@@ -138,6 +151,7 @@ impl Service {
             next_seq: AtomicU64::new(1),
             vocab,
             max_context,
+            block_size,
             running: Mutex::new(Some(Running { stop_watchdog, watchdog_ended, arbiters })),
         }));
         if let Err(error) = first_build.await.unwrap_or(Err(ServiceError::NoSystem)) {
@@ -158,7 +172,17 @@ impl Service {
     /// # Errors
     /// Why the request was not taken; nothing is left behind then.
     pub async fn submit(&self, submission: Submission) -> Result<TokenStream, SubmitError> {
-        let submitted = Instant::now();
+        self.0.open_for_requests()?;
+        self.hand_in(submission, &[], Instant::now()).await
+    }
+
+    /// `submit` of a request that another replica had, also while this one drains: `output` is what it has emitted.
+    pub(crate) async fn hand_in(
+        &self,
+        submission: Submission,
+        output: &[TokenId],
+        submitted: Instant,
+    ) -> Result<TokenStream, SubmitError> {
         let inner = &*self.0;
         inner.check(&submission)?;
         let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
@@ -170,13 +194,14 @@ impl Service {
         let request = Request {
             seq,
             prompt: prompt.into(),
+            output: output.into(),
             max_new_tokens,
             stop_tokens: stop_tokens.into(),
             k_max,
             slo: Slo::default(),
         };
         let submit = Submit { request, sampling: Arc::new(sampling), submitted, verdict };
-        let sent = inner.open_for_requests().and_then(|()| {
+        let sent = inner.serving().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
                 SendError::Full(_) => SubmitError::Full { capacity: MAILBOX_CAPACITY },
                 SendError::Closed(_) => SubmitError::Stopped,
@@ -205,6 +230,31 @@ impl Service {
     /// What the device is doing.
     pub fn status(&self) -> DeviceStatus {
         self.0.health.get()
+    }
+
+    /// The device serves.
+    pub(crate) fn serving(&self) -> bool {
+        self.0.health.serving()
+    }
+
+    /// There will be no device any more.
+    pub(crate) fn given_up(&self) -> bool {
+        self.0.health.given_up()
+    }
+
+    /// Leading tokens of a prompt whose KV is there; 0 if the dispatcher has more to do than to look.
+    pub(crate) async fn cached_tokens(&self, tokens: &Arc<[TokenId]>) -> usize {
+        let (answer, cached) = oneshot::channel();
+        let probe = Message::Probe { tokens: tokens.clone(), answer };
+        if self.0.dispatcher.try_send(probe).is_err() {
+            return 0;
+        }
+        cached.await.unwrap_or(0)
+    }
+
+    /// Tokens that free KV blocks of the target have room for, as of the last event.
+    pub(crate) fn free_tokens(&self) -> usize {
+        self.view().target_pool.free * self.0.block_size
     }
 
     /// The engine's load, as of the last event it handled.
@@ -240,10 +290,20 @@ impl Service {
     /// Takes no new requests from now on and waits, at most for `timeout`, until those it has are finished. Returns how
     /// many are left unfinished.
     pub async fn drain(&self, timeout: Duration) -> usize {
-        self.0.draining.store(true, Ordering::SeqCst);
+        self.close();
         // Late: the count below says so.
-        let _ = tokio::time::timeout(timeout, self.0.registry.emptied()).await;
+        let _ = tokio::time::timeout(timeout, self.emptied()).await;
         self.active()
+    }
+
+    /// Takes no new requests from now on.
+    pub(crate) fn close(&self) {
+        self.0.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until no stream is open.
+    pub(crate) async fn emptied(&self) {
+        self.0.registry.emptied().await;
     }
 
     /// Ends all actors and threads. Streams that are still open end without `Update::Finished`; `drain` first if that
@@ -312,6 +372,10 @@ impl Inner {
         if self.draining.load(Ordering::SeqCst) {
             return Err(SubmitError::Draining);
         }
+        self.serving()
+    }
+
+    fn serving(&self) -> Result<(), SubmitError> {
         if !self.health.serving() {
             return Err(SubmitError::NotReady(self.health.get().to_string()));
         }

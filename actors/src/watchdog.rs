@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, Arbiter};
-use metrics::{Unit, counter, describe_counter};
+use metrics::Unit;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::dispatcher::FrontierDispatcher;
@@ -27,6 +27,7 @@ use crate::faults::{Fault, Faults};
 use crate::gpu_actor::{Attach, Device, DeviceFactory, GpuActor, Release};
 use crate::health::{DeviceStatus, Health};
 use crate::message::Message;
+use crate::meter::Meter;
 use crate::pulse::Pulse;
 use crate::registry::Registry;
 
@@ -57,6 +58,7 @@ pub(crate) struct Watchdog {
     pub(crate) dispatcher: Addr<FrontierDispatcher>,
     pub(crate) health: Arc<Health>,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) meter: Meter,
     pub(crate) faults: Faults,
     pub(crate) reported: mpsc::Receiver<Fault>,
     pub(crate) stop: oneshot::Receiver<()>,
@@ -66,10 +68,11 @@ impl Watchdog {
     /// Runs until the service stops or the device is given up. The outcome of the first build goes to `started`; if it
     /// failed, that was all.
     pub(crate) async fn run(mut self, started: oneshot::Sender<Result<(), ServiceError>>) {
-        describe_counter!(
-            "faser_device_failures",
-            Unit::Count,
-            "devices that failed and were replaced or given up"
+        // Known from the start: 0.
+        let _ = self.failures_counted();
+        let recovery = self.meter.times(
+            "faser_device_recovery_seconds",
+            "from the notice that a device has failed to the moment that another one serves",
         );
         let mut failures = Failures::new(self.config.clone());
         let mut charge = match self.raise(0).await {
@@ -95,13 +98,25 @@ impl Watchdog {
                 }
                 Ended::Stop => return release(charge).await,
             };
+            let failed = Instant::now();
             self.health.set(DeviceStatus::Rebuilding { reason: reason.clone() });
             self.tell(Message::DeviceLost).await;
             let generation = charge.generation;
             release(charge).await;
             let Some(next) = self.replace(generation, reason, &mut failures).await else { return };
             charge = next;
+            let took = failed.elapsed();
+            recovery.record(took);
+            tracing::info!(took_ms = took.as_millis() as u64, "the device has recovered");
         }
+    }
+
+    fn failures_counted(&self) -> metrics::Counter {
+        self.meter.counts(
+            "faser_device_failures",
+            Unit::Count,
+            "devices that failed, builds included, and were replaced or given up",
+        )
     }
 
     /// Builds the device after `generation`, again and again; none if it is given up or the service stops.
@@ -112,7 +127,7 @@ impl Watchdog {
         failures: &mut Failures,
     ) -> Option<Charge> {
         loop {
-            counter!("faser_device_failures").increment(1);
+            self.failures_counted().increment(1);
             let Some(back_off) = failures.note(Instant::now()) else {
                 tracing::error!(reason, "the device is given up");
                 self.health.set(DeviceStatus::GivenUp { reason: reason.clone() });
@@ -134,10 +149,11 @@ impl Watchdog {
 
     /// Builds a device and puts it to work.
     async fn raise(&self, generation: u64) -> Result<Charge, ServiceError> {
-        let (factory, results, faults) =
-            (self.factory.clone(), self.dispatcher.clone().recipient(), self.faults.clone());
-        let built =
-            tokio::task::spawn_blocking(move || GpuActor::build(&factory, generation, &results, &faults));
+        let (factory, results) = (self.factory.clone(), self.dispatcher.clone().recipient());
+        let (faults, meter) = (self.faults.clone(), self.meter.clone());
+        let built = tokio::task::spawn_blocking(move || {
+            GpuActor::build(&factory, generation, &results, &faults, &meter)
+        });
         let device_died = |reason: String| ServiceError::Lane { lane: "device's", reason };
         let actors = built.await.map_err(|panic| device_died(panic.to_string()))??;
         let pulses = actors.iter().flat_map(GpuActor::pulses).collect();

@@ -135,6 +135,7 @@ impl Draws {
                 let request = Request {
                     seq: SeqId(batch * AT_ONCE + place),
                     prompt: PROMPT.into(),
+                    output: [].into(),
                     // One more than the prefill's token, K proposals and the bonus need: all K are useful.
                     max_new_tokens: K + 2,
                     stop_tokens: [].into(),

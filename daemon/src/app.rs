@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{Service, Submission, SubmitError};
+use faser_actors::{Replicas, Submission, SubmitError};
 use faser_engine::TokenId;
 use faser_models::{ChatTemplate, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -19,8 +19,8 @@ pub struct Served {
     pub name: String,
     /// Unix time at which it was loaded, in seconds.
     pub created: u64,
-    /// Its engine and device.
-    pub service: Service,
+    /// Its engines and devices.
+    pub service: Replicas,
     /// Its tokenizer, the same for target and draft.
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, or why chats cannot be had.
@@ -126,8 +126,14 @@ impl App {
         match self.served.get() {
             None => Err(self.loading()),
             Some(served) if served.service.ready() => Ok(()),
-            Some(served) => Err(served.service.status().to_string()),
+            Some(served) => Err(served.service.status()),
         }
+    }
+
+    /// What each replica is doing, once there are any.
+    pub fn replicas(&self) -> Option<Vec<String>> {
+        let served = self.served.get().filter(|_| !self.draining.load(Ordering::Relaxed))?;
+        Some(served.service.statuses().iter().map(ToString::to_string).collect())
     }
 
     /// All metrics in Prometheus' text format, with counters as of this moment.

@@ -47,8 +47,18 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     if let Machine::Cpu { why: Some(why), .. } = &loaded.machine {
         line("no gpu", why.clone());
     }
-    for lanes in lanes(device) {
-        line("lanes", lanes);
+    let several = !loaded.more.is_empty();
+    if several {
+        let count = 1 + loaded.more.len();
+        line(
+            "replicas",
+            format!("{count}, each with an engine, KV and bounds as below; they share the weights"),
+        );
+    }
+    for (number, device) in std::iter::once(device).chain(&loaded.more).enumerate() {
+        for lanes in lanes(device) {
+            line("lanes", if several { format!("of replica {number}: {lanes}") } else { lanes });
+        }
     }
     let pools = &loaded.pools;
     let engine = &loaded.engine;

@@ -99,6 +99,9 @@ fn choose_with(
                 "`device.tensor_parallel` and `device.draft_tensor_parallel` split models on the CPU alone: leave them out",
             );
         }
+        if config.device.replicas > 1 {
+            return unfit("`device.replicas` share the cores of a host, on the CPU alone: leave it out");
+        }
         if config.kv.block_size != 16 {
             return unfit("`kv.block_size` must be 16 on a GPU");
         }
@@ -152,7 +155,11 @@ mod tests {
         let Ok(Chosen::Cpu { why: Some(why) }) = chosen("", false) else { panic!("no CPU") };
         assert!(why.contains("libcuda.so.1 is not found") && why.contains("install"), "{why}");
         assert_eq!(chosen("device: {kind: cpu}", true), Ok(Chosen::Cpu { why: None }));
-        for (text, problem) in [("model: {dtype: int8}", "int8"), ("kv: {block_size: 32}", "block_size")] {
+        for (text, problem) in [
+            ("model: {dtype: int8}", "int8"),
+            ("kv: {block_size: 32}", "block_size"),
+            ("device: {replicas: 2}", "device.replicas"),
+        ] {
             let Ok(Chosen::Cpu { why: Some(why) }) = chosen(text, true) else { panic!("{text}") };
             assert!(why.contains(problem), "{why}");
         }

@@ -25,6 +25,7 @@ pub mod progress;
 mod random;
 pub mod sequence;
 pub mod serve;
+mod shares;
 pub mod signals;
 pub mod sim;
 pub mod stop;

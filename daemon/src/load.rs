@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    DeviceSpec, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
+    DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
+    WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
 use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer, on_nodes};
@@ -23,17 +24,21 @@ use crate::sequence::SequenceError;
 pub struct Loaded {
     /// What clients call it.
     pub name: String,
-    /// The models, and the device with its partitions.
+    /// The models, and the device with its partitions: the first replica's.
     pub device: DeviceSpec,
+    /// The same of the other replicas.
+    pub more: Vec<DeviceSpec>,
     /// What that device is.
     pub machine: Machine,
     /// The tokenizer of both.
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template, or why there is none.
     pub template: Result<ChatTemplate, ModelError>,
-    /// The sizes of the KV pools.
+    /// The sizes of the KV pools of each replica.
     pub pools: KvPools,
-    /// The engine's bounds, and its cost tables if its policy needs any.
+    /// The faults made on purpose.
+    pub drills: Vec<Drill>,
+    /// The bounds of each replica's engine, and its cost tables if its policy needs any.
     pub engine: EngineConfig,
     /// Where those tables are from.
     pub cost_source: Option<CostSource>,
@@ -74,7 +79,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         prefix_cache: config.kv.prefix_cache,
     };
     let Pair { name, target, draft, others, tokenizer, template } = pair;
-    let Placed { device, machine, pools } =
+    let Placed { device, more, machine, pools } =
         place(config, chosen, (Arc::new(target), draft.map(Arc::new)), others, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
@@ -97,6 +102,8 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     Ok(Loaded {
         name: config.model.name.clone().unwrap_or(name),
         device,
+        more,
+        drills: config.device.drills.clone(),
         machine,
         tokenizer: Arc::new(tokenizer),
         template,
@@ -107,7 +114,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
 }
 
 impl Loaded {
-    /// Starts the service and runs one short sequence through it, so that the first client does not wait for cold memory.
+    /// Starts the replicas and runs one short sequence through each, so that the first client does not wait for cold memory.
     /// Needs a running actix System.
     ///
     /// # Errors
@@ -116,13 +123,13 @@ impl Loaded {
         let target = self.device.target().config;
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
         let eos: Vec<TokenId> = target.eos;
-        let service = Service::start(ServiceSpec {
-            device: self.device,
-            engine: self.engine,
-            watchdog: WatchdogConfig::default(),
-        })
-        .await?;
-        warm_up(&service, max_context).await?;
+        let spec =
+            |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
+        let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
+        let service = Replicas::start(specs, &self.drills).await?;
+        for replica in (0..service.len()).filter_map(|number| service.replica(number)) {
+            warm_up(replica, max_context).await?;
+        }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Ok(Served {
             name: self.name,

@@ -16,10 +16,14 @@ use crate::device::{Chosen, Machine};
 use crate::error::DaemonError;
 use crate::load::Watch;
 use crate::pair::Others;
+use crate::shares::shares;
 
 /// A pair in its place.
 pub(crate) struct Placed {
+    /// The first replica's.
     pub(crate) device: DeviceSpec,
+    /// The other replicas'.
+    pub(crate) more: Vec<DeviceSpec>,
     pub(crate) machine: Machine,
     pub(crate) pools: KvPools,
 }
@@ -93,17 +97,28 @@ fn on_cpu(
     let for_target = all(&target, &others_of_target, limits.verify_logit_rows);
     let for_draft = draft.as_deref().map(|draft| all(draft, &others_of_draft, limits.draft_logit_rows));
     let (threads, kv) = (config.device.threads, request(config, bounds));
-    let placement = faser_topology::place(&host, threads, &for_target, for_draft.as_ref(), &kv)?;
-    let Placement { target_blocks, draft_blocks, kv_bytes, partitions } = placement;
+    let weight_bytes = for_target.weight_bytes + for_draft.as_ref().map_or(0, |draft| draft.weight_bytes);
+    let hosts = shares(&host, threads, config.device.replicas, weight_bytes)?;
+    // All have as many cores and as much memory: the pools are the same everywhere.
+    let place = |host| faser_topology::place(host, None, &for_target, for_draft.as_ref(), &kv);
+    let placements = hosts.iter().map(place).collect::<Result<Vec<Placement>, _>>()?;
     let isa = config.device.isa.unwrap_or_else(Isa::detect);
-    let cores = partitions.first().map_or(0, |pair| pair.verify.cores.len());
+    let cores = hosts[0].cores.len();
     let ranks = 1 + others_of_target.len().max(others_of_draft.len());
     if cores < ranks {
         tracing::warn!(cores, ranks, "there are fewer cores than ranks: some share a core, which is slow");
     }
-    let group = CpuGroup { target: others_of_target, draft: others_of_draft, ..CpuGroup::default() };
+    let deadline = config.device.rank_deadline;
+    let group = CpuGroup { target: others_of_target, draft: others_of_draft, deadline };
+    let Placement { target_blocks, draft_blocks, kv_bytes, .. } = placements[0];
+    let on = |Placement { partitions, .. }| {
+        let (target, draft, group) = (target.clone(), draft.clone(), group.clone());
+        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, group })
+    };
+    let mut devices: Vec<DeviceSpec> = placements.into_iter().map(on).collect();
     Ok(Placed {
-        device: DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, group }),
+        device: devices.remove(0),
+        more: devices,
         machine: Machine::Cpu { device: host, isa, why },
         pools: KvPools { target_blocks, draft_blocks, kv_bytes },
     })
@@ -148,5 +163,5 @@ fn on_gpu(
     let spec = CudaSpec { device: CudaDevice::new(source), draft_sms: placement.draft_sms };
     spec.open(&mut |progress| watch("weights", progress))
         .map_err(|source| DaemonError::OpenGpu { ordinal, source: Box::new(source) })?;
-    Ok(Placed { device: DeviceSpec::Cuda(spec), machine, pools: placement.pools })
+    Ok(Placed { device: DeviceSpec::Cuda(spec), more: Vec::new(), machine, pools: placement.pools })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use faser_actors::{TokenStream, Update};
+use faser_actors::{ReplicaStream, Update};
 use faser_engine::{FinishReason, Origin, TokenId, Usage};
 use faser_models::{Detokenizer, Tokenizer};
 
@@ -11,7 +11,7 @@ use crate::stop::StopMatcher;
 /// A running sequence. Dropping it cancels the request.
 pub struct TextSequence {
     /// `None` once the sequence has ended or a stop string was seen.
-    tokens: Option<TokenStream>,
+    tokens: Option<ReplicaStream>,
     detokenizer: Detokenizer,
     stop: StopMatcher,
     output: Vec<TokenId>,
@@ -81,7 +81,7 @@ pub enum SequenceError {
 
 impl TextSequence {
     /// Reads `tokens` as text that ends before the first of `stops`.
-    pub fn new(tokens: TokenStream, tokenizer: &Arc<Tokenizer>, stops: &[String]) -> TextSequence {
+    pub fn new(tokens: ReplicaStream, tokenizer: &Arc<Tokenizer>, stops: &[String]) -> TextSequence {
         TextSequence {
             tokens: Some(tokens),
             detokenizer: Detokenizer::new(Arc::clone(tokenizer)),

@@ -31,7 +31,9 @@ pub struct Request {
     pub seq: SeqId,
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
-    /// Tokens to generate at most, at least one.
+    /// What another replica has emitted for this request already, without a stop token: it is recomputed, not emitted again.
+    pub output: Arc<[TokenId]>,
+    /// Tokens to generate at most, `output` included; more than that has.
     pub max_new_tokens: usize,
     /// Tokens that end the sequence; the one that does is not emitted.
     pub stop_tokens: Arc<[TokenId]>,
@@ -144,7 +146,7 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Prompt tokens whose target KV came from the prefix cache at first admission.
     pub cached_tokens: usize,
-    /// Tokens emitted.
+    /// Tokens emitted, those of another replica included.
     pub output_tokens: usize,
     /// Verify passes that sampled for this sequence.
     pub target_passes: usize,

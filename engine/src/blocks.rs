@@ -157,6 +157,24 @@ impl BlockPool {
         table
     }
 
+    /// Leading tokens that `table_for_prefix` would find; nothing is held.
+    pub(crate) fn cached_tokens(&self, tokens: &[TokenId]) -> usize {
+        let state = self.state.borrow();
+        if state.by_prefix.is_empty() {
+            return 0;
+        }
+        let (mut parent, mut found) = (0, 0);
+        let cacheable = tokens.len().saturating_sub(1) / self.block_size;
+        for chunk in tokens.chunks_exact(self.block_size).take(cacheable) {
+            let key = PrefixKey { parent, tokens: chunk.into() };
+            let Some(&id) = state.by_prefix.get(&key) else { break };
+            let Some(cached) = state.slots[id as usize].cached.as_ref() else { break };
+            parent = cached.serial;
+            found += self.block_size;
+        }
+        found
+    }
+
     /// Blocks that can be taken now.
     pub(crate) fn free(&self) -> usize {
         let state = self.state.borrow();

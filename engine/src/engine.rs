@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId};
+use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId, TokenId};
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
@@ -162,6 +162,11 @@ impl Engine {
         }
     }
 
+    /// Leading tokens of `prompt` whose target KV is cached, as an admission now would find it.
+    pub fn cached_tokens(&self, prompt: &[TokenId]) -> usize {
+        self.target_pool.cached_tokens(prompt)
+    }
+
     /// Epochs that the last event ended, in order.
     pub fn epoch_moves(&self) -> &[EpochMove] {
         &self.moves
@@ -213,7 +218,8 @@ impl Engine {
         if waiting >= capacity {
             return Err(Refusal::QueueFull { waiting, capacity });
         }
-        self.config.admits(request.prompt.len(), request.max_new_tokens)
+        self.config.admits(request.prompt.len(), request.max_new_tokens)?;
+        if request.output.len() >= request.max_new_tokens { Err(Refusal::NothingToGenerate) } else { Ok(()) }
     }
 
     fn cancel(&mut self, seq: SeqId, out: &mut Vec<Command>) {

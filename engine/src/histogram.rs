@@ -24,6 +24,11 @@ impl ErrorHistogram {
         self.0[percent.min(BUCKETS as u128 - 1) as usize] += 1;
     }
 
+    /// Counts what another counted.
+    pub(crate) fn add(&mut self, other: &ErrorHistogram) {
+        self.0.iter_mut().zip(other.0).for_each(|(count, more)| *count += more);
+    }
+
     /// Passes counted.
     pub fn passes(&self) -> u64 {
         self.0.iter().sum()

@@ -17,6 +17,7 @@ mod planner;
 mod policy;
 mod pruning;
 pub mod record;
+pub mod router;
 mod sequence;
 pub mod sim;
 pub mod survival;

@@ -155,9 +155,14 @@ impl Sequence {
     ) -> Sequence {
         let mut tokens = Vec::with_capacity(request.prompt.len() + request.max_new_tokens);
         tokens.extend_from_slice(&request.prompt);
+        tokens.extend_from_slice(&request.output);
         Sequence {
             id: request.seq,
-            usage: Usage { prompt_tokens: request.prompt.len(), ..Usage::default() },
+            usage: Usage {
+                prompt_tokens: request.prompt.len(),
+                output_tokens: request.output.len(),
+                ..Usage::default()
+            },
             tokens,
             slo: request.slo,
             submitted: now,

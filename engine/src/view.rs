@@ -35,6 +35,26 @@ pub struct PoolView {
     pub cached: usize,
 }
 
+impl LoadView {
+    /// Takes in another replica's view: sums, and the mean of what is one. The partition stays this one's.
+    pub fn add(&mut self, other: &LoadView) {
+        self.running += other.running;
+        self.waiting += other.waiting;
+        for (pool, more) in
+            [(&mut self.target_pool, other.target_pool), (&mut self.draft_pool, other.draft_pool)]
+        {
+            pool.total += more.total;
+            pool.free += more.free;
+            pool.cached += more.cached;
+        }
+        let (mine, theirs) = (self.calibration, other.calibration);
+        let observed = mine.observed + theirs.observed;
+        let nats = mine.log_loss_nats * mine.observed as f64 + theirs.log_loss_nats * theirs.observed as f64;
+        self.calibration = CalibrationView { observed, log_loss_nats: nats / observed.max(1) as f64 };
+        self.totals.add(&other.totals);
+    }
+}
+
 impl PoolView {
     /// Nothing is held by any sequence.
     pub fn whole(&self) -> bool {
@@ -146,6 +166,73 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Adds another replica's.
+    fn add(&mut self, other: &Totals) {
+        // Named one by one, so that a new one cannot be forgotten.
+        let &Totals {
+            submitted,
+            refused,
+            finished,
+            cancelled,
+            failed,
+            preemptions,
+            prompt_tokens,
+            cached_prompt_tokens,
+            output_tokens,
+            draft_passes,
+            target_passes,
+            target_rows,
+            drafts,
+            draft_tokens,
+            late_drafts,
+            chunks_cancelled,
+            rows_pruned,
+            pruned_in_vain,
+            gated_passes,
+            accepted_tokens,
+            overlapped_passes,
+            predicted_verify_time,
+            verify_time_error,
+            draft_time,
+            verify_time,
+            ref accepted_per_position,
+            ref proposed_per_position,
+            ref chunks_by_length,
+            ref verify_errors,
+        } = other;
+        self.submitted += submitted;
+        self.refused += refused;
+        self.finished += finished;
+        self.cancelled += cancelled;
+        self.failed += failed;
+        self.preemptions += preemptions;
+        self.prompt_tokens += prompt_tokens;
+        self.cached_prompt_tokens += cached_prompt_tokens;
+        self.output_tokens += output_tokens;
+        self.draft_passes += draft_passes;
+        self.target_passes += target_passes;
+        self.target_rows += target_rows;
+        self.drafts += drafts;
+        self.draft_tokens += draft_tokens;
+        self.late_drafts += late_drafts;
+        self.chunks_cancelled += chunks_cancelled;
+        self.rows_pruned += rows_pruned;
+        self.pruned_in_vain += pruned_in_vain;
+        self.gated_passes += gated_passes;
+        self.accepted_tokens += accepted_tokens;
+        self.overlapped_passes += overlapped_passes;
+        self.predicted_verify_time += predicted_verify_time;
+        self.verify_time_error += verify_time_error;
+        self.draft_time += draft_time;
+        self.verify_time += verify_time;
+        let add =
+            |sums: &mut [u64], more: &[u64]| sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        add(&mut self.accepted_per_position, accepted_per_position);
+        add(&mut self.proposed_per_position, proposed_per_position);
+        add(&mut self.chunks_by_length, chunks_by_length);
+        self.verify_errors.add(verify_errors);
+    }
+
     /// Counts one verified chunk of `proposed` proposals.
     pub(crate) fn count_draft(&mut self, proposed: usize, accepted: usize) {
         self.drafts += u64::from(proposed > 0);
@@ -154,5 +241,34 @@ impl Totals {
         self.accepted_tokens += accepted as u64;
         self.proposed_per_position.iter_mut().take(proposed).for_each(|count| *count += 1);
         self.accepted_per_position.iter_mut().take(accepted).for_each(|count| *count += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_of_replicas_add_up() {
+        let mut view = LoadView {
+            running: 2,
+            target_pool: PoolView { total: 8, free: 3, cached: 1 },
+            calibration: CalibrationView { observed: 3, log_loss_nats: 0.5 },
+            ..LoadView::default()
+        };
+        view.totals.count_draft(3, 2);
+        view.totals.verify_time = Duration::from_secs(1);
+        let one = view.clone();
+        view.calibration = CalibrationView { observed: 1, log_loss_nats: 0.9 };
+        view.add(&one);
+        assert_eq!((view.running, view.target_pool), (4, PoolView { total: 16, free: 6, cached: 2 }));
+        assert_eq!(view.calibration.observed, 4);
+        assert!((view.calibration.log_loss_nats - 0.6).abs() < 1e-12);
+        assert_eq!((view.totals.draft_tokens, view.totals.accepted_per_position[1]), (6, 2));
+        assert_eq!((view.totals.chunks_by_length[3], view.totals.verify_time), (2, Duration::from_secs(2)));
+        // Nothing is the same as no replica.
+        let mut sum = LoadView::default();
+        sum.add(&one);
+        assert_eq!(sum, one);
     }
 }

@@ -124,6 +124,7 @@ fn lengths_alone(acceptance: f64, policy: Policy) -> Vec<usize> {
     let request = Request {
         seq: SeqId(1),
         prompt: vec![5; 20].into(),
+        output: [].into(),
         max_new_tokens: 400,
         stop_tokens: [].into(),
         k_max: None,

@@ -46,6 +46,7 @@ fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
     Request {
         seq: SeqId(seq),
         prompt: prompt.into(),
+        output: [].into(),
         max_new_tokens,
         stop_tokens: [].into(),
         k_max: None,
@@ -110,6 +111,27 @@ fn a_prefix_is_computed_once() {
     assert_eq!(report.outcomes[&SeqId(1)].usage.cached_tokens, 0);
     assert_eq!(report.outcomes[&SeqId(2)].usage.cached_tokens, 40);
     assert_eq!(report.view.totals.cached_prompt_tokens, 40);
+}
+
+#[test]
+fn what_another_replica_began_goes_on_with_the_same_text() {
+    let whole = run(
+        &config(Policy::Off),
+        1.0,
+        vec![(Duration::ZERO, Happening::Arrival(request(1, vec![3; 10], 40)))],
+    );
+    let text = whole.outcomes[&SeqId(1)].tokens.clone();
+    for begun in [1, 7, 39] {
+        let request = Request { output: text[..begun].into(), ..request(1, vec![3; 10], 40) };
+        let report =
+            run(&config(Policy::Fixed { k: 3 }), 0.8, vec![(Duration::ZERO, Happening::Arrival(request))]);
+        let outcome = &report.outcomes[&SeqId(1)];
+        assert_eq!((&outcome.tokens[..], outcome.finish), (&text[begun..], Some(FinishReason::Length)));
+        assert_eq!((outcome.usage.prompt_tokens, outcome.usage.output_tokens), (10, 40));
+    }
+    let all = Request { output: text.into(), ..request(1, vec![3; 10], 40) };
+    let report = run(&config(Policy::Off), 1.0, vec![(Duration::ZERO, Happening::Arrival(all))]);
+    assert_eq!(report.outcomes[&SeqId(1)].refusal, Some(Refusal::NothingToGenerate));
 }
 
 #[test]
@@ -228,6 +250,7 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
         let request = Request {
             seq: SeqId(seq),
             prompt: client.prompt.clone().into(),
+            output: [].into(),
             max_new_tokens: client.max_new_tokens,
             stop_tokens: client.stop_tokens.clone().into(),
             k_max: client.k_max,

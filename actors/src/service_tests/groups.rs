@@ -4,9 +4,9 @@ use super::*;
 
 use std::collections::HashMap;
 
-use faser_kernels::{Collective, CollectiveError};
 use faser_models::Shard;
 
+use crate::drill::Disturbed;
 use crate::gpu_actor::DeviceFactory;
 
 /// Eight query heads, two KV heads.
@@ -29,7 +29,7 @@ fn shape() -> SyntheticSpec {
 type Made = HashMap<(usize, usize), Arc<Model>>;
 
 /// A service whose target is split over `target` ranks and whose draft over `draft`.
-fn split(target: usize, draft: usize) -> ServiceSpec {
+pub(super) fn split(target: usize, draft: usize) -> ServiceSpec {
     static SHARDS: OnceLock<Mutex<Made>> = OnceLock::new();
     let of = |shard: Shard, drafts: bool| {
         let mut made = SHARDS.get_or_init(Mutex::default).lock().expect("the shards");
@@ -59,16 +59,23 @@ fn split(target: usize, draft: usize) -> ServiceSpec {
     spec
 }
 
-/// Tokens of a few requests, together, and how they ended.
-async fn tokens(service: &Service, count: u64) -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
-    let mut streams = Vec::new();
-    for seed in 0..count {
+/// A few requests, each sampled in its own way.
+pub(super) fn submissions(count: u64) -> impl Iterator<Item = Submission> {
+    (0..count).map(|seed| {
         let mut submission = submission(seed, 24);
         match seed % 3 {
             1 => submission.sampling.top_p = 0.9,
             2 => submission.sampling.temperature = 0.0,
             _ => {}
         }
+        submission
+    })
+}
+
+/// Tokens of a few requests, together, and how they ended.
+async fn tokens(service: &Service, count: u64) -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+    let mut streams = Vec::new();
+    for submission in submissions(count) {
         streams.push(service.submit(submission).await.expect("it is taken"));
     }
     let mut all = Vec::new();
@@ -79,7 +86,7 @@ async fn tokens(service: &Service, count: u64) -> Vec<(Vec<TokenId>, Option<Fini
 }
 
 /// What a service with whole models gives.
-async fn expected() -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+pub(super) async fn expected() -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
     let service = Service::start(split(1, 1)).await.expect("a service");
     let expected = tokens(&service, 4).await;
     assert!(expected.iter().all(|(_, reason)| *reason == Some(FinishReason::Length)), "{expected:?}");
@@ -99,35 +106,6 @@ fn groups_give_the_tokens_of_one_rank() {
             service.stop().await;
         }
     });
-}
-
-/// A rank's way to its group, on which something happens before some calls: in the middle of a pass.
-struct Disturbed<F> {
-    way: Arc<dyn Collective>,
-    disturb: F,
-}
-
-impl<F: Fn() + Send + Sync> Collective for Disturbed<F> {
-    fn rank(&self) -> usize {
-        self.way.rank()
-    }
-
-    fn ranks(&self) -> usize {
-        self.way.ranks()
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        (self.disturb)();
-        self.way.all_reduce_sum(values)
-    }
-
-    fn all_gather(&self, own: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
-        self.way.all_gather(own, all)
-    }
-
-    fn abort(&self, why: &str) {
-        self.way.abort(why);
-    }
 }
 
 /// Devices of which rank `rank` of the target is disturbed, at calls of that rank counted over all of them. A pass of two layers has six.

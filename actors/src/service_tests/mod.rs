@@ -3,6 +3,7 @@
 mod faults;
 mod groups;
 mod recording;
+mod replicas;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,8 +17,9 @@ use faser_models::Model;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_topology::{LanePair, Partition};
 
+use crate::drill::before_each;
 use crate::gpu_actor::DeviceBuild;
-use crate::lane::{Build, Run, Work};
+use crate::lane::Build;
 use crate::{
     CpuGroup, CpuSpec, DeviceSpec, DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError,
     TokenStream, Update, WatchdogConfig,
@@ -126,18 +128,6 @@ async fn assert_whole(service: &Service) {
     let view = service.view();
     assert!(view.target_pool.whole() && view.draft_pool.whole(), "{view:?}");
     assert_eq!(service.active(), 0);
-}
-
-/// Does something before each plan of a lane.
-fn before_each<W: Work>(build: &Build<W>, hook: impl Fn() + Clone + Send + Sync + 'static) -> Build<W> {
-    let build = build.clone();
-    Arc::new(move |shed| {
-        let (mut run, hook) = (build(shed)?, hook.clone());
-        Ok(Box::new(move |work: W| {
-            hook();
-            run(work)
-        }) as Run<W>)
-    })
 }
 
 /// Holds a lane until it is opened.

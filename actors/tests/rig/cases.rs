@@ -163,6 +163,7 @@ impl Random {
         let request = Request {
             seq,
             prompt: prompt.into(),
+            output: [].into(),
             max_new_tokens: self.between(1, 30),
             stop_tokens: (0..stops).map(|_| self.token()).collect(),
             k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),

@@ -156,6 +156,9 @@ impl CompareArgs {
         if !self.bursts.iter().all(|&per_s| per_s.is_finite() && per_s > 0.0) {
             return refuse("--bursts must be above 0".to_owned());
         }
+        if config.device.replicas > 1 {
+            return refuse("one replica is compared at a time: leave `device.replicas` out".to_owned());
+        }
         let most = config.scheduler.max_running;
         if let Some(streams) = self.streams.iter().find(|streams| **streams > most) {
             return refuse(format!(

@@ -1,5 +1,6 @@
 //! Configuration: one YAML file, read once into one validated `Config`. Every key has a default.
 
+mod drills;
 pub mod raw;
 pub mod sizes;
 mod synthetic;
@@ -12,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use faser_actors::{Dtype, Isa};
+use faser_actors::{Drill, Dtype, Isa};
 use faser_engine::{Mechanisms, Policy, Slo};
 use faser_models::synthetic::SyntheticSpec;
 
@@ -153,6 +154,12 @@ pub struct DeviceConfig {
     pub tensor_parallel: usize,
     /// Ranks that the draft is split over.
     pub draft_tensor_parallel: usize,
+    /// A rank that another has waited for longer is lost.
+    pub rank_deadline: Duration,
+    /// Services over the pair, each on its part of the cores.
+    pub replicas: usize,
+    /// Faults made on purpose; none in a release build.
+    pub drills: Vec<Drill>,
 }
 
 /// KV memory.

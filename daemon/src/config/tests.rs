@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use faser_actors::DrillFault;
+
 use super::raw::Document;
 use super::*;
 
@@ -30,7 +32,7 @@ fn the_teaching_file_says_every_default() {
     assert_eq!(keys("model"), "draft dtype name target");
     assert_eq!(
         keys("device"),
-        "draft_tensor_parallel gpu_memory_utilization isa kind partitions tensor_parallel threads"
+        "draft_tensor_parallel gpu_memory_utilization isa kind partitions rank_deadline_s replicas tensor_parallel threads"
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
@@ -53,6 +55,40 @@ fn values_replace_defaults() {
     assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
     assert_eq!(config.speculation.policy, Policy::Off, "there is no draft model");
     assert_eq!(config.drain_timeout, Duration::ZERO);
+}
+
+#[test]
+fn replicas_and_the_faults_of_drills() {
+    let device = |text: &str| read(&format!("device: {{{text}}}\n")).unwrap().device;
+    assert_eq!((device("").replicas, device("replicas: 3").replicas), (1, 3));
+    assert_eq!(device("rank_deadline_s: 2").rank_deadline, Duration::from_secs(2));
+    assert!(refusal("device: {replicas: 0}\n").contains("`device.replicas`"));
+    let idle = refusal("device: {kind: 'cuda:0', rank_deadline_s: 2}\n");
+    assert!(idle.contains("`device.rank_deadline_s` is for the CPU"), "{idle}");
+    let drills = "replicas: 2, drills: [{what: panic, rank: 1, at: 4}, {what: hang, replica: 1, at: 0, ms: 9}, {what: build, at: 1}]";
+    if cfg!(debug_assertions) {
+        let hang = DrillFault::Hang { rank: 0, at: 0, lasting: Duration::from_millis(9) };
+        assert_eq!(
+            device(drills).drills,
+            [
+                Drill { replica: 0, fault: DrillFault::Panic { rank: 1, at: 4 } },
+                Drill { replica: 1, fault: hang },
+                Drill { replica: 0, fault: DrillFault::Build { at: 1 } },
+            ]
+        );
+        for (drill, problem) in [
+            ("{what: panic}", "`device.drills[0].at` is missing"),
+            ("{at: 1}", "`device.drills[0].what` is missing"),
+            ("{what: hang, at: 1}", "`device.drills[0].ms` is missing"),
+            ("{what: build, at: 1, rank: 1}", "`device.drills[0].rank` is unknown"),
+            ("{what: build, at: 1, replica: 1}", "`device.drills[0].replica`"),
+        ] {
+            let refusal = refusal(&format!("device: {{drills: [{drill}]}}\n"));
+            assert!(refusal.contains(problem), "{refusal}");
+        }
+    } else {
+        assert!(refusal(&format!("device: {{{drills}}}\n")).contains("is for debug builds"));
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use faser_actors::{Dtype, Isa};
 use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
 use serde_json::Value;
 
+use super::drills::drills;
 use super::raw::Document;
 use super::synthetic::synthetic;
 use super::{
@@ -126,6 +127,8 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
 
 /// Ranks of a group: more would only wait for each other.
 const MOST_RANKS: usize = 64;
+/// Replicas of one daemon.
+const MOST_REPLICAS: usize = 64;
 
 fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, FieldError> {
     let kind = match fields.text("kind")? {
@@ -154,14 +157,19 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     let gpu_memory_utilization = fields.number("gpu_memory_utilization", 0.05..=1.0)?.unwrap_or(0.9);
     let tensor_parallel = fields.size("tensor_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
     let draft_tensor_parallel = fields.size("draft_tensor_parallel", 1..=MOST_RANKS)?;
+    let deadline = fields.whole("rank_deadline_s", 1..=3600)?;
+    let replicas = fields.size("replicas", 1..=MOST_REPLICAS)?.unwrap_or(1);
+    let drills = drills(&mut fields, replicas)?;
     let path = |name| fields.path(name);
     // What the device named would not look at is refused.
     let idle = match kind {
         DeviceKind::Auto => None,
         DeviceKind::Cpu => partitions.is_some().then(|| path("partitions")),
-        DeviceKind::Cuda(_) => [("threads", threads.is_some()), ("isa", isa.is_some())]
-            .into_iter()
-            .find_map(|(name, given)| given.then(|| path(name))),
+        DeviceKind::Cuda(_) => {
+            [("threads", threads.is_some()), ("isa", isa.is_some()), ("rank_deadline_s", deadline.is_some())]
+                .into_iter()
+                .find_map(|(name, given)| given.then(|| path(name)))
+        }
     };
     if let Some(idle) = idle {
         let other = if kind == DeviceKind::Cpu { "a GPU" } else { "the CPU" };
@@ -185,6 +193,9 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         gpu_memory_utilization,
         tensor_parallel,
         draft_tensor_parallel: draft_tensor_parallel.unwrap_or(1),
+        rank_deadline: Duration::from_secs(deadline.unwrap_or(60)),
+        replicas,
+        drills,
     })
 }
 

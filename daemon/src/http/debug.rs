@@ -1,5 +1,6 @@
 //! GET /debug/trace: what the lanes do from now on, as Chrome trace JSON. For operators, and only if the config says so.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use actix_web::http::StatusCode;
@@ -13,15 +14,20 @@ use crate::fields::{Fault, FieldError};
 /// Seconds recorded if nobody says how many.
 const DEFAULT_S: u64 = 5;
 
-/// Records for `seconds`, then answers.
+/// Records one replica for `seconds`, then answers.
 pub(super) async fn trace(app: web::Data<App>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     if !app.limits.debug {
         let message = "`/debug/trace` is switched off; set `server.debug: true` in the config to have it";
         return Err(ApiError::refused(StatusCode::NOT_FOUND, "debug_off", message));
     }
-    let seconds = seconds(request.query_string())?;
+    let Query { seconds, replica } = Query::read(request.query_string())?;
     let served = app.served()?;
-    let record = served.service.record(Duration::from_secs(seconds)).await?;
+    let length = Duration::from_secs(seconds.unwrap_or(DEFAULT_S));
+    let Some(record) = served.service.record(replica.unwrap_or(0), length).await else {
+        let problem = format!("must be below {}, the number of replicas", served.service.len());
+        return Err(FieldError::new("replica", Fault::Value, problem).into());
+    };
+    let record = record?;
     // Much text, and others are waiting for this thread.
     let written = web::block(move || {
         let mut trace = Vec::new();
@@ -33,21 +39,44 @@ pub(super) async fn trace(app: web::Data<App>, request: HttpRequest) -> Result<H
     Ok(HttpResponse::Ok().content_type("application/json").body(trace))
 }
 
-/// The one parameter there is. Its range is the service's affair.
-fn seconds(query: &str) -> Result<u64, ApiError> {
-    let mut seconds = None;
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if name != "seconds" {
-            let name: String = name.chars().take(64).collect();
-            let problem = "is unknown; known here: seconds";
-            return Err(FieldError::new(name.escape_debug().to_string(), Fault::Unknown, problem).into());
+/// The parameters there are. Their ranges are the service's affair.
+#[derive(Default)]
+struct Query {
+    seconds: Option<u64>,
+    replica: Option<usize>,
+}
+
+impl Query {
+    fn read(query: &str) -> Result<Query, ApiError> {
+        let mut read = Query::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "seconds" => once(&mut read.seconds, "seconds", value, 5)?,
+                "replica" => once(&mut read.replica, "replica", value, 1)?,
+                _ => {
+                    let name: String = name.chars().take(64).collect();
+                    let problem = "is unknown; known here: seconds, replica";
+                    let name = name.escape_debug().to_string();
+                    return Err(FieldError::new(name, Fault::Unknown, problem).into());
+                }
+            }
         }
-        let number = value.parse().ok().filter(|_| seconds.is_none());
-        seconds = Some(number.ok_or_else(|| {
-            let problem = "must be one whole number, as in /debug/trace?seconds=5";
-            FieldError::new("seconds", Fault::Value, problem)
-        })?);
+        Ok(read)
     }
-    Ok(seconds.unwrap_or(DEFAULT_S))
+}
+
+/// Reads a whole number that is given at most once.
+fn once<T: FromStr>(
+    number: &mut Option<T>,
+    name: &str,
+    value: &str,
+    example: usize,
+) -> Result<(), FieldError> {
+    let given = value.parse().ok().filter(|_| number.is_none());
+    *number = Some(given.ok_or_else(|| {
+        let problem = format!("must be one whole number, as in /debug/trace?{name}={example}");
+        FieldError::new(name, Fault::Value, problem)
+    })?);
+    Ok(())
 }

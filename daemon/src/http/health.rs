@@ -11,13 +11,17 @@ pub(super) async fn health() -> HttpResponse {
     HttpResponse::Ok().json(json!({"status": "ok"}))
 }
 
-/// Whether a request would be taken now; 503 with the reason if not.
+/// Whether a request would be taken now, and by which replicas; 503 with the reason if not. One replica that serves is enough.
 pub(super) async fn ready(app: web::Data<App>) -> HttpResponse {
-    match app.readiness() {
-        Ok(()) => HttpResponse::Ok().json(json!({"status": "ready"})),
-        Err(reason) => HttpResponse::ServiceUnavailable()
-            .insert_header((header::RETRY_AFTER, "1"))
-            .json(json!({"status": reason})),
+    let readiness = app.readiness();
+    let mut body = json!({"status": readiness.as_ref().err().map_or("ready", String::as_str)});
+    if let Some(replicas) = app.replicas() {
+        let replica = |(number, status)| json!({"replica": number, "status": status});
+        body["replicas"] = replicas.into_iter().enumerate().map(replica).collect();
+    }
+    match readiness {
+        Ok(()) => HttpResponse::Ok().json(body),
+        Err(_) => HttpResponse::ServiceUnavailable().insert_header((header::RETRY_AFTER, "1")).json(body),
     }
 }
 

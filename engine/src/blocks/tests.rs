@@ -33,6 +33,9 @@ fn a_registered_prefix_is_found_shared_and_survives_its_owner() {
     let first_two = a.ids(8);
     drop(a);
     assert_eq!((pool.free(), pool.view().cached), (4, 2));
+    // To be asked takes nothing.
+    assert_eq!((pool.cached_tokens(&text), pool.cached_tokens(&text[1..]), pool.free()), (8, 0, 4));
+    assert_eq!((pool.cached_tokens(&text[..8]), pool.cached_tokens(&[])), (4, 0));
     let b = pool.table_for_prefix(&text);
     assert_eq!((b.cached_tokens(), b.ids(8)), (8, first_two));
     assert_eq!(pool.free(), 2);

@@ -48,6 +48,7 @@ fn request(seq: u64, max_new_tokens: usize) -> Request {
     Request {
         seq: SeqId(seq),
         prompt: vec![seq as u32; 6].into(),
+        output: [].into(),
         max_new_tokens,
         stop_tokens: [].into(),
         k_max: None,

@@ -60,8 +60,15 @@ impl Workload {
             let tokens = (1..prompt).map(|_| random.below(u64::from(VOCABULARY)) as TokenId);
             let prompt = [class].into_iter().chain(tokens).collect();
             let stop_tokens = [].into();
-            let request =
-                Request { seq, prompt, max_new_tokens, stop_tokens, k_max: None, slo: Slo::default() };
+            let request = Request {
+                seq,
+                prompt,
+                output: [].into(),
+                max_new_tokens,
+                stop_tokens,
+                k_max: None,
+                slo: Slo::default(),
+            };
             happenings.push((at, Happening::Arrival(request)));
             if random.uniform() < self.faults.cancelled {
                 happenings

@@ -41,7 +41,10 @@ async fn a_full_queue_is_429_and_a_draining_daemon_503() {
     // The prompts beside the refused one are cancelled.
     idle(&served).await;
 
-    assert_eq!(get!(client, "/ready").0, StatusCode::OK);
+    let (status, body) = get!(client, "/ready");
+    let ready: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(ready, json!({"status": "ready", "replicas": [{"replica": 0, "status": "serving"}]}));
     app.start_draining();
     assert_eq!(get!(client, "/ready"), (StatusCode::SERVICE_UNAVAILABLE, "{\"status\":\"draining\"}".into()));
     assert_eq!(get!(client, "/health").0, StatusCode::OK);

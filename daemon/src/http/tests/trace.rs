@@ -32,7 +32,9 @@ async fn what_makes_no_sense_is_refused() {
         ("seconds=-1", "`seconds` must be one whole number, as in /debug/trace?seconds=5"),
         ("seconds", "`seconds` must be one whole number, as in /debug/trace?seconds=5"),
         ("seconds=1&seconds=2", "`seconds` must be one whole number, as in /debug/trace?seconds=5"),
-        ("second=5", "`second` is unknown; known here: seconds"),
+        ("second=5", "`second` is unknown; known here: seconds, replica"),
+        ("replica=1", "`replica` must be below 1, the number of replicas"),
+        ("replica=x", "`replica` must be one whole number, as in /debug/trace?replica=1"),
     ] {
         let (status, body) = get!(client, &format!("/debug/trace?{query}"));
         let error: Value = serde_json::from_slice(&body).unwrap();

@@ -1,0 +1,77 @@
+//! Where the metrics of one replica are registered: with its number, if it is one of several.
+
+use metrics::{
+    Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
+
+/// The labels of all metrics of one service. Without any it is alone, and its metrics have their bare names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Meter {
+    labels: Vec<Label>,
+}
+
+impl Meter {
+    /// The metrics of this replica of several.
+    pub(crate) fn of_replica(replica: usize) -> Meter {
+        Meter::default().with("replica", replica.to_string())
+    }
+
+    /// The same with a further label.
+    #[must_use]
+    pub(crate) fn with(&self, name: &'static str, value: impl Into<String>) -> Meter {
+        let mut labels = self.labels.clone();
+        labels.push(Label::new(name, value.into()));
+        Meter { labels }
+    }
+
+    /// A counter that is described elsewhere.
+    pub(crate) fn counter(&self, name: &'static str) -> Counter {
+        counter!(name, self.labels.clone())
+    }
+
+    /// A gauge that is described elsewhere.
+    pub(crate) fn gauge(&self, name: &'static str) -> Gauge {
+        gauge!(name, self.labels.clone())
+    }
+
+    /// A counter.
+    pub(crate) fn counts(&self, name: &'static str, unit: Unit, text: &'static str) -> Counter {
+        describe_counter!(name, unit, text);
+        self.counter(name)
+    }
+
+    /// A gauge.
+    pub(crate) fn shows(&self, name: &'static str, unit: Unit, text: &'static str) -> Gauge {
+        describe_gauge!(name, unit, text);
+        self.gauge(name)
+    }
+
+    /// A histogram of seconds.
+    pub(crate) fn times(&self, name: &'static str, text: &'static str) -> Histogram {
+        describe_histogram!(name, Unit::Seconds, text);
+        histogram!(name, self.labels.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Ledger;
+
+    #[test]
+    fn several_replicas_are_told_apart_and_one_has_bare_names() {
+        let ledger = Ledger::default();
+        metrics::with_local_recorder(&ledger, || {
+            for (meter, count) in
+                [(Meter::default(), 1), (Meter::of_replica(0), 2), (Meter::of_replica(1), 3)]
+            {
+                meter.counts("faser_x", Unit::Count, "x").increment(count);
+                meter.with("lane", "draft").gauge("faser_y").set(count as f64);
+            }
+        });
+        assert_eq!((ledger.counted("faser_x"), ledger.counted("faser_x{replica=1}")), (1, 3));
+        assert_eq!(ledger.gauged("faser_y{lane=draft}"), 1.0);
+        assert_eq!(ledger.gauged("faser_y{replica=0}{lane=draft}"), 2.0);
+    }
+}

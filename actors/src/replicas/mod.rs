@@ -1,0 +1,312 @@
+//! Several services over the same pair: each with a dispatcher, an engine, a device and a watchdog of its own, and a router in front.
+//!
+//! ```text
+//!   submit --> router: which replicas are ready, what have they cached, how much have they to do
+//!                |  best first
+//!                v
+//!     Service 0, Service 1, ...     full or not ready any more: the next one
+//!                |
+//!                v
+//!   ReplicaStream: when its replica is given up, the request goes on elsewhere, by prefill of prompt and output
+//! ```
+//! By invariant 1 its text is the same there.
+
+mod stream;
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use faser_engine::record::Record;
+use faser_engine::router::{self, ReplicaLoad};
+use faser_engine::{LoadView, TokenId};
+use metrics::{Counter, Gauge, Unit};
+
+use self::stream::Open;
+pub use self::stream::ReplicaStream;
+use crate::drill::{self, Drill};
+use crate::error::{ServiceError, SubmitError};
+use crate::health::DeviceStatus;
+use crate::meter::Meter;
+use crate::recording::RecordingError;
+use crate::service::{Service, Submission};
+use crate::spec::ServiceSpec;
+use crate::stream::TokenStream;
+
+/// Running replicas, one or more. Clones are handles on the same ones; without `stop` they live as long as the actix System.
+#[derive(Clone)]
+pub struct Replicas(Arc<Inner>);
+
+struct Inner {
+    replicas: Vec<Replica>,
+    lead: usize,
+    draining: AtomicBool,
+    open: Arc<Open>,
+    ready: Gauge,
+    moved: Counter,
+}
+
+struct Replica {
+    service: Service,
+    routed: AtomicU64,
+}
+
+impl Replicas {
+    /// Starts one service after the other and waits until all devices are built; with the faults of `drills`.
+    ///
+    /// # Errors
+    /// There are no specifications, or as [`Service::start`].
+    pub async fn start(specs: Vec<ServiceSpec>, drills: &[Drill]) -> Result<Replicas, ServiceError> {
+        let Some(running) = specs.iter().map(|spec| spec.engine.max_running).min() else {
+            return Err(ServiceError::Contradiction("there is to be at least one replica".to_owned()));
+        };
+        let several = specs.len() > 1;
+        if let Some(Drill { replica, .. }) = drills.iter().find(|drill| drill.replica >= specs.len()) {
+            return Err(ServiceError::Contradiction(format!(
+                "there is no replica {replica} to have a fault"
+            )));
+        }
+        let mut replicas: Vec<Replica> = Vec::with_capacity(specs.len());
+        for (number, spec) in specs.into_iter().enumerate() {
+            let meter = if several { Meter::of_replica(number) } else { Meter::default() };
+            let faults = drills.iter().filter(|drill| drill.replica == number);
+            let faults = faults.map(|drill| drill.fault.clone()).collect();
+            let started = async {
+                spec.check()?;
+                let factory = drill::factory(&spec.device, &spec.engine, faults);
+                Service::start_as(spec, factory, meter).await
+            };
+            match started.await {
+                Ok(service) => replicas.push(Replica { service, routed: AtomicU64::new(0) }),
+                Err(error) => {
+                    for Replica { service, .. } in replicas {
+                        service.stop().await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let meter = Meter::default();
+        let ready = meter.shows("faser_replicas_ready", Unit::Count, "replicas that serve");
+        let moved = meter.counts(
+            "faser_requests_moved",
+            Unit::Count,
+            "times a request went on on another replica because its own was given up",
+        );
+        let replicas = Replicas(Arc::new(Inner {
+            replicas,
+            lead: router::lead(running),
+            draining: AtomicBool::new(false),
+            open: Arc::default(),
+            ready,
+            moved,
+        }));
+        replicas.publish_metrics();
+        Ok(replicas)
+    }
+
+    /// Hands a request to the replica that is best for it. Dropping the future, like dropping the stream, cancels the request.
+    ///
+    /// # Errors
+    /// As [`Service::submit`]; `Full` if all replicas that serve are full, `NotReady` if none serves.
+    pub async fn submit(&self, submission: Submission) -> Result<ReplicaStream, SubmitError> {
+        let inner = &*self.0;
+        if inner.draining.load(Ordering::SeqCst) {
+            return Err(SubmitError::Draining);
+        }
+        let submitted = Instant::now();
+        let taken = inner.place(&submission, &[], submitted).await;
+        let taken = taken.map_err(|refused| match refused {
+            Refused::Elsewhere(error) => error,
+            Refused::Full { capacity } => SubmitError::Full { capacity },
+            Refused::NotReady | Refused::Stopped if inner.draining.load(Ordering::SeqCst) => {
+                SubmitError::Draining
+            }
+            Refused::NotReady => SubmitError::NotReady(inner.words()),
+            Refused::Stopped => SubmitError::Stopped,
+        })?;
+        Ok(ReplicaStream::new(self, taken, submission, submitted))
+    }
+
+    /// How many replicas there are, whatever they are doing.
+    #[allow(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> usize {
+        self.0.replicas.len()
+    }
+
+    /// One of them, by its number.
+    pub fn replica(&self, number: usize) -> Option<&Service> {
+        self.0.replicas.get(number).map(|replica| &replica.service)
+    }
+
+    /// At least one replica serves, and new requests are taken.
+    pub fn ready(&self) -> bool {
+        !self.0.draining.load(Ordering::SeqCst) && self.services().any(Service::ready)
+    }
+
+    /// What the devices are doing.
+    pub fn statuses(&self) -> Vec<DeviceStatus> {
+        self.services().map(Service::status).collect()
+    }
+
+    /// What they are doing, on one line.
+    pub fn status(&self) -> String {
+        self.0.words()
+    }
+
+    /// The engines' loads added up, as of the last event that each handled.
+    pub fn view(&self) -> LoadView {
+        let mut views = self.services().map(Service::view);
+        let mut sum = views.next().unwrap_or_default();
+        views.for_each(|view| sum.add(&view));
+        sum
+    }
+
+    /// Brings all metrics that follow from the views up to date: for the moment before they are read.
+    pub fn publish_metrics(&self) {
+        self.services().for_each(Service::publish_metrics);
+        let serving = |status: &DeviceStatus| *status == DeviceStatus::Serving;
+        self.0.ready.set(self.statuses().iter().filter(|status| serving(status)).count() as f64);
+    }
+
+    /// What the lanes of one replica do; none if there is no replica of that number. See [`Service::record`].
+    ///
+    /// # Errors
+    /// As [`Service::record`].
+    pub async fn record(&self, replica: usize, length: Duration) -> Option<Result<Record, RecordingError>> {
+        Some(self.replica(replica)?.record(length).await)
+    }
+
+    /// Streams that have not ended.
+    pub fn active(&self) -> usize {
+        if self.0.any_given_up() {
+            // Those that are on their way from one replica to another are with neither.
+            return self.0.open.streams.load(Ordering::SeqCst);
+        }
+        self.services().map(Service::active).sum()
+    }
+
+    /// Takes no new requests from now on and waits, at most for `timeout`, until those it has are finished. Returns how
+    /// many are left unfinished.
+    pub async fn drain(&self, timeout: Duration) -> usize {
+        self.0.draining.store(true, Ordering::SeqCst);
+        self.services().for_each(Service::close);
+        let all = async {
+            for service in self.services() {
+                service.emptied().await;
+            }
+            if self.0.any_given_up() {
+                self.0.open.emptied().await;
+            }
+        };
+        // Late: the count below says so.
+        let _ = tokio::time::timeout(timeout, all).await;
+        self.active()
+    }
+
+    /// Ends all actors and threads, as [`Service::stop`].
+    pub async fn stop(self) {
+        self.0.draining.store(true, Ordering::SeqCst);
+        let stops: Vec<_> = self.services().map(|service| actix::spawn(service.clone().stop())).collect();
+        for stop in stops {
+            if stop.await.is_err() {
+                tracing::error!("a replica could not be stopped");
+            }
+        }
+    }
+
+    fn services(&self) -> impl Iterator<Item = &Service> {
+        self.0.replicas.iter().map(|replica| &replica.service)
+    }
+}
+
+/// A replica that has taken a request, and the stream from it.
+struct Taken {
+    replica: usize,
+    tokens: TokenStream,
+}
+
+/// Why no replica has.
+enum Refused {
+    /// Each would refuse it.
+    Elsewhere(SubmitError),
+    /// All that serve are full, which hold so many together.
+    Full { capacity: usize },
+    /// None serves.
+    NotReady,
+    /// All that could have are stopped.
+    Stopped,
+}
+
+impl Inner {
+    /// Hands a request to the best replica that takes it.
+    async fn place(
+        &self,
+        submission: &Submission,
+        output: &[TokenId],
+        submitted: Instant,
+    ) -> Result<Taken, Refused> {
+        let (mut full, mut stopped) = (None, false);
+        for number in self.order(&submission.prompt, output).await {
+            let replica = &self.replicas[number];
+            match replica.service.hand_in(submission.clone(), output, submitted).await {
+                Ok(tokens) => {
+                    replica.routed.fetch_add(1, Ordering::Relaxed);
+                    return Ok(Taken { replica: number, tokens });
+                }
+                Err(SubmitError::Full { capacity }) => *full.get_or_insert(0) += capacity,
+                Err(SubmitError::NotReady(_)) => {}
+                Err(SubmitError::Stopped) => stopped = true,
+                Err(refused) => return Err(Refused::Elsewhere(refused)),
+            }
+        }
+        Err(match full {
+            Some(capacity) => Refused::Full { capacity },
+            None if stopped => Refused::Stopped,
+            None => Refused::NotReady,
+        })
+    }
+
+    /// The replicas that serve, the best for this request first.
+    async fn order(&self, prompt: &[TokenId], output: &[TokenId]) -> Vec<usize> {
+        if self.replicas.len() == 1 {
+            return vec![0];
+        }
+        let tokens: Arc<[TokenId]> = prompt.iter().chain(output).copied().collect();
+        let mut cached = Vec::with_capacity(self.replicas.len());
+        for Replica { service, .. } in &self.replicas {
+            let asked = service.serving() && !tokens.is_empty();
+            cached.push(if asked { service.cached_tokens(&tokens).await } else { 0 });
+        }
+        // Read at once, after the last wait.
+        let load = |(replica, cached_tokens): (&Replica, usize)| ReplicaLoad {
+            ready: replica.service.serving(),
+            requests: replica.service.active(),
+            cached_tokens,
+            free_tokens: replica.service.free_tokens(),
+            routed: replica.routed.load(Ordering::Relaxed),
+        };
+        let loads: Vec<ReplicaLoad> = self.replicas.iter().zip(cached).map(load).collect();
+        let mut order = Vec::with_capacity(loads.len());
+        router::rank(tokens.len(), self.lead, &loads, &mut order);
+        order
+    }
+
+    fn any_given_up(&self) -> bool {
+        self.replicas.len() > 1 && self.replicas.iter().any(|replica| replica.service.given_up())
+    }
+
+    fn words(&self) -> String {
+        if let [only] = &self.replicas[..] {
+            return only.service.status().to_string();
+        }
+        let mut words = String::new();
+        for (number, replica) in self.replicas.iter().enumerate() {
+            let parted = if number == 0 { "" } else { "; " };
+            // Writing to a string cannot fail.
+            let _ = write!(words, "{parted}replica {number}: {}", replica.service.status());
+        }
+        words
+    }
+}

@@ -1,0 +1,90 @@
+//! What each replica has of a host.
+
+use faser_topology::{CpuDevice, TopologyError};
+
+/// The host in as many parts as there are replicas: as many cores each, node by node, and the same share of the memory that one copy of the
+/// weights leaves, beside those. `threads` are for all together (default: every core). With fewer cores than replicas some share one.
+///
+/// # Errors
+/// There are not so many cores.
+pub(crate) fn shares(
+    host: &CpuDevice,
+    threads: Option<usize>,
+    replicas: usize,
+    weight_bytes: u64,
+) -> Result<Vec<CpuDevice>, TopologyError> {
+    let cores = host.first(threads.unwrap_or(host.cores.len()))?.cores;
+    let each = (cores.len() / replicas).max(1);
+    if cores.len() < replicas {
+        tracing::warn!(
+            cores = cores.len(),
+            replicas,
+            "there are fewer cores than replicas: some share a core, which is slow"
+        );
+    } else if !cores.len().is_multiple_of(replicas) {
+        tracing::warn!(
+            cores = cores.len(),
+            replicas,
+            each,
+            "the cores cannot be shared out evenly: some are idle"
+        );
+    }
+    let memory_bytes = if replicas == 1 {
+        host.memory_bytes
+    } else {
+        let left_bytes = host.memory_bytes.saturating_sub(weight_bytes);
+        host.memory_bytes.min(weight_bytes) + left_bytes / replicas as u64
+    };
+    let share = |replica: usize| {
+        let mut own: Vec<usize> = cores.iter().copied().cycle().skip(replica * each).take(each).collect();
+        own.sort_unstable();
+        let mut nodes = host.nodes.clone();
+        for node in &mut nodes {
+            node.cores.retain(|core| own.contains(core));
+        }
+        nodes.retain(|node| !node.cores.is_empty());
+        CpuDevice { name: host.name.clone(), cores: own, nodes, memory_bytes }
+    };
+    Ok((0..replicas).map(share).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faser_topology::Node;
+
+    /// Two nodes of four cores, numbered in turns.
+    fn host() -> CpuDevice {
+        let node = |number: usize| Node { number, cores: (0..4).map(|i| number + 2 * i).collect() };
+        CpuDevice {
+            name: "test".into(),
+            cores: (0..8).collect(),
+            nodes: vec![node(0), node(1)],
+            memory_bytes: 1000,
+        }
+    }
+
+    fn cores(replicas: usize, threads: Option<usize>) -> Vec<Vec<usize>> {
+        shares(&host(), threads, replicas, 0).unwrap().into_iter().map(|share| share.cores).collect()
+    }
+
+    #[test]
+    fn cores_are_shared_out_node_by_node_and_evenly() {
+        assert_eq!(cores(1, None), [(0..8).collect::<Vec<_>>()]);
+        assert_eq!(cores(2, None), [[0, 2, 4, 6], [1, 3, 5, 7]]);
+        assert_eq!(cores(3, None), [[0, 2], [4, 6], [1, 3]]);
+        assert_eq!(cores(2, Some(3)), [[0], [2]]);
+        assert_eq!(cores(3, Some(2)), [[0], [2], [0]]);
+        let halves = shares(&host(), None, 2, 0).unwrap();
+        assert_eq!(halves[1].nodes, [Node { number: 1, cores: vec![1, 3, 5, 7] }]);
+        assert!(shares(&host(), Some(9), 2, 0).is_err());
+    }
+
+    #[test]
+    fn weights_are_there_once_and_what_is_left_is_shared_out() {
+        let bytes = |replicas, weights| shares(&host(), None, replicas, weights).unwrap()[0].memory_bytes;
+        assert_eq!((bytes(1, 400), bytes(2, 400), bytes(4, 200)), (1000, 700, 400));
+        // Too small for one is too small for each.
+        assert_eq!(bytes(2, 2000), 1000);
+    }
+}
