@@ -92,20 +92,30 @@ impl Client {
     /// # Panics
     /// The connection fails, or the answer is not an event stream.
     pub fn stream(&self, path: &str, body: &Value) -> Events {
+        self.try_stream(path, body).unwrap_or_else(|refusal| panic!("no event stream but {refusal:?}"))
+    }
+
+    /// [`Client::stream`], or the answer that came instead of a stream.
+    ///
+    /// # Errors
+    /// The answer is not an event stream.
+    ///
+    /// # Panics
+    /// The connection fails.
+    pub fn try_stream(&self, path: &str, body: &Value) -> Result<Events, Response> {
         let mut reader =
             self.open("POST", path, &[], &body.to_string()).expect("the server takes a connection");
         let (status, headers) = head(&mut reader).expect("a response head");
         let mut body = Body::new(reader, &headers);
-        let content_type =
-            headers.iter().find(|(name, _)| name == "content-type").map(|(_, value)| value.as_str());
-        if status != 200
-            || content_type.is_none_or(|content_type| !content_type.starts_with("text/event-stream"))
-        {
-            let mut text = String::new();
-            let read = body.read_to_string(&mut text);
-            panic!("no event stream but {status} {content_type:?}: {text} ({read:?})");
+        let is_stream = |(name, value): &(String, String)| {
+            name == "content-type" && value.starts_with("text/event-stream")
+        };
+        if status == 200 && headers.iter().any(is_stream) {
+            return Ok(Events::new(body));
         }
-        Events::new(body)
+        let mut text = String::new();
+        body.read_to_string(&mut text).expect("a whole response body");
+        Err(Response { status, headers, body: text })
     }
 
     fn open(

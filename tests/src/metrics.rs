@@ -51,13 +51,20 @@ impl Metrics {
         wanted.map(|(name, value)| format!("{name} {value}\n")).collect()
     }
 
-    /// Blocks of both pools that are not free, by the gauges of `model` target and draft.
+    /// The sum of all samples of a family that has to be there, whatever their labels: over replicas, for example.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn sum(&self, family: &str) -> f64 {
+        let samples = self.lines.iter().filter(|(name, _)| name.split('{').next() == Some(family));
+        let values: Vec<f64> = samples.map(|(_, value)| *value).collect();
+        assert!(!values.is_empty(), "/metrics has no {family} among {:?}", self.names());
+        values.iter().sum()
+    }
+
+    /// Blocks that are not free, of the pools of target and draft and of all replicas.
     pub fn blocks_in_use(&self) -> f64 {
-        let in_use = |model: &str| {
-            self.value(&format!("faser_kv_blocks_total{{model=\"{model}\"}}"))
-                - self.value(&format!("faser_kv_blocks_free{{model=\"{model}\"}}"))
-        };
-        in_use("target") + in_use("draft")
+        self.sum("faser_kv_blocks_total") - self.sum("faser_kv_blocks_free")
     }
 
     fn names(&self) -> Vec<&str> {
