@@ -52,6 +52,47 @@ fn split_models_stream_the_text_of_whole_ones() {
 }
 
 #[test]
+fn replicas_of_split_models_stream_the_text_of_one_whole() {
+    let on = |device: &str| Server::start(&format!("{PAIR}device: {{kind: cpu{device}}}\n"));
+    let expected = texts(&on(""));
+    let server = on(", tensor_parallel: 2, replicas: 2");
+    let client = server.client();
+    // Twice, so that some of them find what they begin with cached.
+    for _ in 0..2 {
+        assert_eq!(texts(&server), expected);
+    }
+    let ready = client.get("/ready").json();
+    let serving = |number| json!({"replica": number, "status": "serving"});
+    assert_eq!(ready, json!({"status": "ready", "replicas": [serving(0), serving(1)]}));
+    let idle =
+        |metrics: &Metrics| metrics.sum("faser_requests_running") == 0.0 && metrics.blocks_in_use() == 0.0;
+    let metrics = wait_until(client, "all pools are whole", PATIENCE, idle);
+    for replica in 0..2 {
+        let finished = metrics.value(&format!("faser_requests_finished{{replica=\"{replica}\"}}"));
+        // One of them is the warm-up's.
+        assert!(finished > 1.0, "replica {replica} had {finished}");
+    }
+    assert_eq!((metrics.value("faser_replicas_ready"), metrics.value("faser_requests_moved")), (2.0, 0.0));
+    server.terminate();
+    assert!(server.wait(PATIENCE).success(), "{}", server.output());
+}
+
+#[test]
+fn check_says_what_each_replica_has() {
+    let config =
+        Config::new(&format!("{PAIR}device: {{kind: cpu, threads: 1, tensor_parallel: 2, replicas: 2}}\n"));
+    let mut command = Command::new(faser());
+    command.arg("check").arg("-c").arg(config.path()).env("CACHE_DIRECTORY", cost_cache());
+    let output = command.output().expect("the binary can be started");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{err}");
+    for line in ["replicas 2, each with", "of replica 0: draft on cores", "of replica 1: draft on cores"] {
+        assert!(out.contains(line), "{line:?} in {out}");
+    }
+    assert!(err.contains("fewer cores than replicas"), "{err}");
+}
+
+#[test]
 fn models_that_cannot_be_split_so_are_refused() {
     let refusal = |device: &str| {
         let config = Config::new(&format!("{PAIR}device: {{{device}}}\n"));
@@ -65,6 +106,8 @@ fn models_that_cannot_be_split_so_are_refused() {
     assert!(words.contains("over 3 ranks: its 8 heads"), "{words}");
     let words = refusal("kind: cpu, tensor_parallel: 0");
     assert!(words.contains("device.tensor_parallel"), "{words}");
+    let words = refusal("kind: 'cuda:0', replicas: 2");
+    assert!(words.contains("on the CPU alone"), "{words}");
     let words = refusal("kind: 'cuda:0', tensor_parallel: 2");
     assert!(words.contains("split models on the CPU alone"), "{words}");
 }

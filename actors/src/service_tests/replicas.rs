@@ -172,6 +172,21 @@ fn a_replica_that_is_rebuilt_gets_nothing_meanwhile_and_keeps_what_it_has() {
 }
 
 #[test]
+fn a_request_that_fells_every_device_is_not_sent_on_to_the_next_replica() {
+    in_system(async {
+        let drills: Vec<Drill> = (0..3).map(|at| panics(0, at)).collect();
+        let replicas = Replicas::start(vec![spec(), spec()], &drills).await.expect("replicas");
+        let mut stream = replicas.submit(submission(1, 8)).await.expect("it is taken");
+        let end = stream.next().await;
+        assert!(matches!(end, Some(Update::Finished { reason: FinishReason::DeviceFailed, .. })), "{end:?}");
+        assert_eq!(stream.replica(), 0);
+        until("replica 0 serves again", || replicas.statuses()[0] == DeviceStatus::Serving).await;
+        assert_all_whole(&replicas).await;
+        replicas.stop().await;
+    });
+}
+
+#[test]
 fn a_request_is_refused_as_full_only_if_all_are() {
     in_system(async {
         let narrow = || {
