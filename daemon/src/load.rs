@@ -127,7 +127,7 @@ impl Loaded {
             |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
         let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
         let service = Replicas::start(specs, &self.drills).await?;
-        for replica in (0..service.len()).filter_map(|number| service.replica(number)) {
+        for replica in (0..service.count()).filter_map(|number| service.replica(number)) {
             warm_up(replica, max_context).await?;
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -249,8 +249,9 @@ fn gpu_is_lost(seed: u64) -> Option<Outcome> {
 }
 
 /// SIGTERM while the device is being rebuilt: what the clients saw, and what the daemon did.
-fn terminated_in_a_rebuild(seed: u64) -> (Vec<Seen>, Duration, String) {
-    let server = on(GROUP, &falls_for(seed, 3));
+fn terminated_in_a_rebuild(seed: u64, drain_timeout_s: u32) -> (Vec<Seen>, Duration, String) {
+    let device = format!("{GROUP}, drills: [{}]", falls_for(seed, 3));
+    let server = Server::start(&format!("{PAIR}device: {{{device}}}\ndrain_timeout_s: {drain_timeout_s}\n"));
     let mut terminated = Instant::now();
     let seen = CLIENTS.ask(server.client(), || {
         let rebuilding = |metrics: &Metrics| metrics.sum("faser_ready") == 0.0;
@@ -343,11 +344,21 @@ fn what_a_replica_had_when_it_was_given_up_goes_on_on_the_other() {
 #[test]
 fn sigterm_in_a_rebuild_waits_for_it_and_finishes_every_text() {
     let expected = expected(CLIENTS);
-    let (seen, _, output) = terminated_in_a_rebuild(8);
+    let (seen, _, output) = terminated_in_a_rebuild(8, 30);
     for (seen, expected) in seen.iter().zip(&expected) {
         assert_eq!((&seen.text, &seen.error), (expected, &None), "{output}");
     }
     assert!(output.contains("draining") && output.contains("the device has recovered"), "{output}");
+    // It need not wait so long.
+    let (seen, _, output) = terminated_in_a_rebuild(9, 0);
+    for (seen, expected) in seen.iter().zip(&expected) {
+        assert!(expected.starts_with(&seen.text), "{seen:?}");
+        assert_eq!(
+            seen.error.as_ref().map(|error| &error["code"]),
+            Some(&json!("shutting_down")),
+            "{output}"
+        );
+    }
 }
 
 #[test]
@@ -374,7 +385,7 @@ fn table() {
         row("5 devices in a row are lost", &rebuilt_five_times(seed), &all);
         row("the only device is given up", &builds_fail(seed, GROUP, 5), &all);
         row("1 of 2 replicas is given up", &one_of_two_given_up(seed), &all);
-        let (seen, took, _) = terminated_in_a_rebuild(seed);
+        let (seen, took, _) = terminated_in_a_rebuild(seed, 30);
         let whole = seen.iter().zip(&all).filter(|(seen, text)| seen.text == **text).count();
         let took = took.as_secs_f64();
         println!(

@@ -130,8 +130,7 @@ impl Replicas {
     }
 
     /// How many replicas there are, whatever they are doing.
-    #[allow(clippy::len_without_is_empty, reason = "there is always one")]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.replicas.len()
     }
 

@@ -83,7 +83,7 @@ impl ReplicaStream {
         submitted: Instant,
     ) -> ReplicaStream {
         let Taken { replica, tokens } = taken;
-        let several = replicas.len() > 1;
+        let several = replicas.count() > 1;
         let going_on = several.then(|| {
             let replicas = replicas.clone();
             Box::new(GoingOn { replicas, submission, submitted, output: Vec::new(), before: None })

@@ -44,7 +44,7 @@ async fn submit(replicas: &Replicas, seeds: std::ops::Range<u64>) -> Vec<Replica
 }
 
 async fn assert_all_whole(replicas: &Replicas) {
-    for number in 0..replicas.len() {
+    for number in 0..replicas.count() {
         assert_whole(replicas.replica(number).expect("it is there")).await;
     }
     assert_eq!(replicas.active(), 0);

@@ -24,7 +24,7 @@ pub(super) async fn trace(app: web::Data<App>, request: HttpRequest) -> Result<H
     let served = app.served()?;
     let length = Duration::from_secs(seconds.unwrap_or(DEFAULT_S));
     let Some(record) = served.service.record(replica.unwrap_or(0), length).await else {
-        let problem = format!("must be below {}, the number of replicas", served.service.len());
+        let problem = format!("must be below {}, the number of replicas", served.service.count());
         return Err(FieldError::new("replica", Fault::Value, problem).into());
     };
     let record = record?;
