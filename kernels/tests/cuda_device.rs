@@ -51,7 +51,11 @@ fn a_kernel_runs_through_the_driver_and_what_it_wrote_comes_back() {
         let mut lane = whole(&gpu);
         let table = DeviceBuffer::zeroed(&gpu, 5 * 3 * 4, "a table").unwrap();
         let mut upload = Upload::new(&gpu).unwrap();
-        upload.rows::<f32>(&table, 5, 3, |row, to| to.fill(row as f32)).unwrap();
+        upload
+            .values::<f32>(&table, 0, 15, |from, to| {
+                to.iter_mut().zip(from..).for_each(|(x, i)| *x = (i / 3) as f32);
+            })
+            .unwrap();
         upload.finish().unwrap();
         let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
         for tokens in [vec![4u32, 0, 2], vec![1, 9]] {

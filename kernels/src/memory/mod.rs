@@ -20,6 +20,7 @@ pub use matrix::Matrix;
 pub(crate) use matrix::{DEPTH, PANEL, Panels};
 pub use rope::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use share::SharedMut;
+pub(crate) use source::FromSource;
 pub use source::{Make, Source, Stored};
 pub(crate) use table::TableRows;
 pub use table::{Table, Vector};

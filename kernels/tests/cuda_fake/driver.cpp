@@ -6,6 +6,7 @@
 //
 // By the environment: FASER_FAKE_MEMORY (bytes), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
 // run of that kernel), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the device is closed).
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -28,7 +29,8 @@ static std::vector<Stream *> streams;
 static std::map<uint64_t, Block> blocks;
 static std::map<std::string, unsigned> runs, launches;
 static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
-static size_t used;
+static size_t used, pinned, most_pinned;
+static std::map<void *, size_t> pinned_blocks;
 static unsigned retained, copies;
 static int lost;
 
@@ -104,7 +106,7 @@ int cuDevicePrimaryCtxRelease_v2(int) {
     const char *path = getenv("FASER_FAKE_REPORT");
     FILE *file = path ? fopen(path, "w") : nullptr;
     if (!file) return 0;
-    fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\n", fake::used, fake::streams.size(), fake::copies);
+    fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\nmost pinned memory %zu\n", fake::used, fake::streams.size(), fake::copies, fake::most_pinned);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::runs) fprintf(file, "runs of %s %u\n", entry.first.c_str(), entry.second);
@@ -138,8 +140,22 @@ int cuMemFree_v2(uint64_t at) {
     return 0;
 }
 int cuMemGetInfo_v2(size_t *left, size_t *total) { BOUND; *total = fake::memory(); *left = *total - fake::used; return 0; }
-int cuMemHostAlloc(void **at, size_t bytes, unsigned) { BOUND; *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096); return 0; }
-int cuMemFreeHost(void *at) { LOCKED; fake::drain_all(); free(at); return 0; }
+int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
+    BOUND;
+    *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    fake::pinned_blocks[*at] = bytes;
+    fake::pinned += bytes;
+    fake::most_pinned = std::max(fake::most_pinned, fake::pinned);
+    return 0;
+}
+int cuMemFreeHost(void *at) {
+    LOCKED;
+    fake::drain_all();
+    fake::pinned -= fake::pinned_blocks[at];
+    fake::pinned_blocks.erase(at);
+    free(at);
+    return 0;
+}
 int cuMemHostGetDevicePointer_v2(uint64_t *device, void *host, unsigned) { *device = (uint64_t)host; return 0; }
 int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t bytes) {
     BOUND;

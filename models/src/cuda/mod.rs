@@ -8,7 +8,7 @@ mod sampler;
 mod sizes;
 
 pub use gate::Gate;
-pub use model::{CudaModel, upload};
+pub use model::CudaModel;
 pub use pass::{CudaPasses, PassInput};
 pub use sampler::{Drawn, HistoryChange};
 pub use sizes::CudaSizes;

@@ -225,7 +225,7 @@ impl CudaPasses {
         let mut upload = faser_kernels::cuda::Upload::new(&self.model.gpu)?;
         let half = bias.len().next_multiple_of(4);
         let buffer = DeviceBuffer::zeroed(&self.model.gpu, 2 * half * size_of::<u32>(), "a logit bias")?;
-        upload.rows::<u32>(&buffer, 1, 2 * half, |_, to| {
+        upload.values::<u32>(&buffer, 0, 2 * half, |_, to| {
             to.fill(0);
             for (i, (token, bias)) in bias.iter().enumerate() {
                 (to[i], to[half + i]) = (*token, bias.to_bits());

@@ -51,6 +51,19 @@ impl DeviceBuffer {
     /// # Errors
     /// There is not enough, and how much there is; or the driver fails.
     pub fn zeroed(gpu: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<DeviceBuffer, CudaError> {
+        let buffer = DeviceBuffer::unfilled(gpu, bytes, what)?;
+        // SAFETY: the whole of what was just allocated.
+        unsafe { result::memset_d8_sync(buffer.ptr.0, 0, buffer.bytes) }.named("cuMemsetD8")?;
+        // Streams that do not wait for the null stream may be next.
+        gpu.finish()?;
+        Ok(buffer)
+    }
+
+    /// Memory with anything in it, to be filled by an [`Upload`](super::Upload): nothing waits for it.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::zeroed`].
+    pub fn unfilled(gpu: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<DeviceBuffer, CudaError> {
         gpu.bind()?;
         let bytes = bytes.max(ALIGN).next_multiple_of(ALIGN);
         // SAFETY: the memory is freed when this is dropped.
@@ -61,12 +74,7 @@ impl DeviceBuffer {
             }
             allocated => allocated.named("cuMemAlloc")?,
         };
-        let buffer = DeviceBuffer { gpu: gpu.clone(), ptr: Ptr(ptr), bytes };
-        // SAFETY: the whole of what was just allocated.
-        unsafe { result::memset_d8_sync(ptr, 0, bytes) }.named("cuMemsetD8")?;
-        // Streams that do not wait for the null stream may be next.
-        gpu.finish()?;
-        Ok(buffer)
+        Ok(DeviceBuffer { gpu: gpu.clone(), ptr: Ptr(ptr), bytes })
     }
 
     /// Where it is.
