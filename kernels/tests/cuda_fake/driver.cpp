@@ -2,7 +2,8 @@
 // of the host and kernels on fibers (cuda_host.h). It stands behind the kernels in one library, which goes by the three names.
 //
 // Streams are lazy: an order runs when its stream is waited for, or one at a time when it is asked whether it is done. Copies read
-// pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed.
+// pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed. A stream that captures
+// keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs.
 //
 // By the environment: FASER_FAKE_MEMORY (bytes), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
 // run of that kernel), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the device is closed).
@@ -13,10 +14,12 @@
 #include <string>
 
 namespace fake {
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719,
+       CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 using Work = std::function<int()>;
 struct Green { unsigned sms; unsigned streams; };
-struct Stream { std::deque<Work> work; unsigned sms; Green *green; };
+struct Graph { std::vector<Work> work; Green *green; unsigned sms; bool broken; };
+struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captures; };
 struct Function { std::string name; size_t args; unsigned shared; };
 struct Resource { int type; unsigned char padding[92]; unsigned sms, least, alignment; unsigned char more[36]; };
 struct Block { char *all; size_t bytes; };
@@ -31,7 +34,8 @@ static std::map<std::string, unsigned> runs, launches;
 static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
 static size_t used, pinned, most_pinned;
 static std::map<void *, size_t> pinned_blocks;
-static unsigned retained, copies;
+static unsigned retained, copies, graphs_left, graphs_captured, graphs_launched, graph_launches;
+static thread_local Graph *capturing; // of this thread
 static int lost;
 
 inline size_t number(const char *name, size_t otherwise) {
@@ -63,11 +67,13 @@ inline int drain_all() {
 inline int ask(void *stream, Work work) {
     if (!stream) return INVALID_VALUE;
     if (lost) return lost;
-    ((Stream *)stream)->work.push_back(std::move(work));
+    auto *s = (Stream *)stream;
+    if (s->captures) s->captures->work.push_back(std::move(work));
+    else s->work.push_back(std::move(work));
     return 0;
 }
 inline Stream *open_stream(unsigned sms, Green *green) {
-    streams.push_back(new Stream{{}, sms, green});
+    streams.push_back(new Stream{{}, sms, green, nullptr});
     return streams.back();
 }
 inline void look_at_margins(const Block &block) {
@@ -76,6 +82,11 @@ inline void look_at_margins(const Block &block) {
         fprintf(stderr, "fake driver: a write beside %zu bytes of device memory\n", block.bytes);
         abort();
     }
+}
+// What cannot be captured breaks the graph of the thread, as at the real driver.
+inline bool breaks() {
+    if (capturing) capturing->broken = true;
+    return capturing;
 }
 // Device memory that is read or written must have been allocated.
 inline bool inside(uint64_t at, size_t bytes) {
@@ -86,6 +97,7 @@ inline bool inside(uint64_t at, size_t bytes) {
 }
 } // namespace fake
 #define LOCKED std::lock_guard<std::recursive_mutex> guard(fake::lock)
+#define UNCAPTURED if (fake::breaks()) return fake::CAPTURE_UNSUPPORTED
 #define BOUND LOCKED; if (!fake::bound) return fake::INVALID_CONTEXT; if (fake::lost) return fake::lost
 
 extern "C" {
@@ -107,6 +119,8 @@ int cuDevicePrimaryCtxRelease_v2(int) {
     FILE *file = path ? fopen(path, "w") : nullptr;
     if (!file) return 0;
     fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\nmost pinned memory %zu\n", fake::used, fake::streams.size(), fake::copies, fake::most_pinned);
+    fprintf(file, "graphs left %u\ngraphs captured %u\ngraphs launched %u\nlaunches by graphs %u\n", fake::graphs_left, fake::graphs_captured,
+            fake::graphs_launched, fake::graph_launches);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::runs) fprintf(file, "runs of %s %u\n", entry.first.c_str(), entry.second);
@@ -114,11 +128,12 @@ int cuDevicePrimaryCtxRelease_v2(int) {
     return 0;
 }
 int cuCtxSetCurrent(void *context) { fake::bound = context != nullptr; return 0; }
-int cuCtxSynchronize() { BOUND; return fake::drain_all(); }
+int cuCtxSynchronize() { BOUND; UNCAPTURED; return fake::drain_all(); }
 
 // ---- memory
 int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
     BOUND;
+    UNCAPTURED;
     if (fake::used + bytes > fake::memory()) return fake::OUT_OF_MEMORY;
     char *all = (char *)aligned_alloc(256, (bytes + 2 * fake::MARGIN + 255) / 256 * 256);
     memset(all, fake::GUARD, bytes + 2 * fake::MARGIN);
@@ -142,6 +157,7 @@ int cuMemFree_v2(uint64_t at) {
 int cuMemGetInfo_v2(size_t *left, size_t *total) { BOUND; *total = fake::memory(); *left = *total - fake::used; return 0; }
 int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
     BOUND;
+    UNCAPTURED;
     *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     fake::pinned_blocks[*at] = bytes;
     fake::pinned += bytes;
@@ -159,6 +175,7 @@ int cuMemFreeHost(void *at) {
 int cuMemHostGetDevicePointer_v2(uint64_t *device, void *host, unsigned) { *device = (uint64_t)host; return 0; }
 int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t bytes) {
     BOUND;
+    UNCAPTURED;
     if (!fake::inside(at, bytes)) return fake::INVALID_VALUE;
     memset((void *)at, value, bytes);
     return 0;
@@ -170,12 +187,14 @@ int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     BOUND;
+    UNCAPTURED;
     if (!fake::inside(to, bytes)) return fake::INVALID_VALUE;
     fake::copies++;
     return fake::ask(stream, [=] { memcpy((void *)to, from, bytes); return 0; });
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     BOUND;
+    UNCAPTURED;
     if (!fake::inside(from, bytes)) return fake::INVALID_VALUE;
     fake::copies++;
     return fake::ask(stream, [=] { memcpy(to, (const void *)from, bytes); return 0; });
@@ -237,16 +256,57 @@ int cuStreamDestroy_v2(void *stream) {
     delete s;
     return 0;
 }
-int cuStreamSynchronize(void *stream) { BOUND; return fake::drain((fake::Stream *)stream); }
+int cuStreamSynchronize(void *stream) { BOUND; UNCAPTURED; return fake::drain((fake::Stream *)stream); }
 int cuStreamQuery(void *stream) {
     BOUND;
+    UNCAPTURED;
     auto *s = (fake::Stream *)stream;
     if (!s->work.empty()) fake::step(s);
     return fake::lost ? fake::lost : s->work.empty() ? 0 : (int)fake::NOT_READY;
 }
 
+// ---- graphs
+int cuStreamBeginCapture_v2(void *stream, int mode) {
+    BOUND;
+    auto *s = (fake::Stream *)stream;
+    if (s->captures || fake::capturing || mode != 1) return fake::INVALID_VALUE;
+    s->captures = fake::capturing = new fake::Graph{{}, s->green, s->sms, false};
+    return 0;
+}
+int cuStreamEndCapture(void *stream, void **graph) {
+    LOCKED;
+    auto *s = (fake::Stream *)stream;
+    if (!s->captures || s->captures != fake::capturing) return fake::INVALID_VALUE;
+    fake::Graph *captured = s->captures;
+    s->captures = fake::capturing = nullptr;
+    *graph = nullptr;
+    if (captured->broken) { delete captured; return fake::CAPTURE_INVALIDATED; }
+    *graph = captured;
+    return 0;
+}
+int cuGraphInstantiateWithFlags(void **instance, void *graph, unsigned long long flags) {
+    BOUND;
+    if (flags) return fake::INVALID_VALUE;
+    *instance = new fake::Graph(*(fake::Graph *)graph);
+    fake::graphs_left++, fake::graphs_captured++;
+    return 0;
+}
+int cuGraphDestroy(void *graph) { LOCKED; delete (fake::Graph *)graph; return 0; }
+int cuGraphExecDestroy(void *instance) { LOCKED; delete (fake::Graph *)instance; fake::graphs_left--; return 0; }
+int cuGraphLaunch(void *instance, void *stream) {
+    BOUND;
+    UNCAPTURED;
+    auto *graph = (fake::Graph *)instance;
+    auto *s = (fake::Stream *)stream;
+    // Its nodes keep the SMs of the stream they were captured on.
+    if (graph->green != s->green || graph->sms != s->sms) return fake::INVALID_VALUE;
+    fake::graphs_launched++, fake::graph_launches += graph->work.size();
+    for (auto &work : graph->work) s->work.push_back(work);
+    return 0;
+}
+
 // ---- kernels
-int cuModuleLoadData(void **module, const void *image) { BOUND; *module = strdup((const char *)image); return 0; }
+int cuModuleLoadData(void **module, const void *image) { BOUND; UNCAPTURED; *module = strdup((const char *)image); return 0; }
 int cuModuleUnload(void *module) { LOCKED; free(module); return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     BOUND;

@@ -180,8 +180,30 @@ impl CudaLane {
         }
     }
 
-    fn stream(&self) -> sys::CUstream {
+    /// Asks how far the device is, once: what it has written for the host is seen afterwards.
+    ///
+    /// # Errors
+    /// Something that was asked for failed.
+    pub fn look(&mut self) -> Result<(), CudaError> {
+        // SAFETY: the stream lives.
+        match unsafe { sys::cuStreamQuery(self.stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            code => code.named("cuStreamQuery"),
+        }
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
         self.streams[self.current].raw
+    }
+
+    /// The number of the partition in use.
+    #[must_use]
+    pub fn partition(&self) -> usize {
+        self.current
+    }
+
+    pub(super) fn begin_work(&mut self) {
+        self.busy = true;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
-use crate::cuda::{Chunk, NOTHING, Ptr, Sample, Sampler, Test, Tile, Verdict};
+use crate::cuda::{Chunk, DraftState, NOTHING, Ptr, Sample, Sampler, Test, Tile, Verdict};
 use cudarc::driver::{result, sys};
 use half::bf16;
 use std::ptr::NonNull;
@@ -24,6 +24,8 @@ unsafe impl Plain for f32 {}
 unsafe impl Plain for bf16 {}
 // SAFETY: as above.
 unsafe impl Plain for Chunk {}
+// SAFETY: as above.
+unsafe impl Plain for DraftState {}
 // SAFETY: as above.
 unsafe impl Plain for Sample {}
 // SAFETY: as above.
@@ -242,14 +244,14 @@ impl Arena {
     }
 }
 
-/// Flags that the host may set while kernels run, and that those read in the host's memory.
+/// Words of the host's memory that both sides look at while kernels run: flags that the host sets, or what kernels tell.
 pub struct Flags {
     memory: Pinned,
     on_device: Ptr,
 }
 
 impl Flags {
-    /// So many flags, none of them set.
+    /// So many, all 0.
     ///
     /// # Errors
     /// There is no pinned memory.
@@ -262,7 +264,7 @@ impl Flags {
         Ok(Flags { memory, on_device: Ptr(on_device) })
     }
 
-    /// Where kernels read them: u32 each.
+    /// Where kernels have them: u32 each.
     #[must_use]
     pub fn ptr(&self) -> Ptr {
         self.on_device
@@ -281,8 +283,17 @@ impl Flags {
         self.all()[index].store(1, Ordering::Release);
     }
 
+    /// What stands there.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    #[must_use]
+    pub fn get(&self, index: usize) -> u32 {
+        self.all()[index].load(Ordering::Acquire)
+    }
+
     fn all(&self) -> &[AtomicU32] {
-        // SAFETY: the memory is whole words, aligned, and touched by nothing but atomics and the GPU, which only reads.
+        // SAFETY: the memory is whole words, aligned, and touched by nothing but atomics and the GPU, whose stores are of whole words too.
         unsafe { std::slice::from_raw_parts(self.memory.start.cast().as_ptr(), self.memory.bytes / 4) }
     }
 }

@@ -6,6 +6,7 @@
 mod blaslt;
 mod error;
 mod gpu;
+mod graph;
 mod lane;
 mod memory;
 mod probe;
@@ -15,6 +16,7 @@ mod upload;
 pub use blaslt::Product;
 pub use error::CudaError;
 pub use gpu::Gpu;
+pub use graph::Graph;
 pub use lane::CudaLane;
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
 pub use probe::{GpuInfo, check_libraries, probe, probe_one};
