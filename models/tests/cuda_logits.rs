@@ -90,6 +90,7 @@ fn on_gpu(model: &Arc<CudaModel>) -> Vec<Vec<f32>> {
             proposals: &[&[], &[]],
             adjusts: false,
             restricts: false,
+            of_plan: &[],
             tests: &[],
         };
         passes.stage(&input).unwrap();

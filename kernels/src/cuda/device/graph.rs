@@ -9,7 +9,7 @@ use super::lane::CudaLane;
 use cudarc::driver::{result, sys};
 use std::sync::Arc;
 
-/// Captured launches; destroyed when dropped, which may be while they run.
+/// Captured launches. It is dropped after the lane was waited for.
 pub struct Graph {
     gpu: Arc<Gpu>,
     partition: usize,
@@ -22,7 +22,7 @@ unsafe impl Send for Graph {}
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
-            // SAFETY: instantiated below, destroyed once; the driver keeps what still runs.
+            // SAFETY: instantiated below, destroyed once.
             let _ = unsafe { result::graph::exec_destroy(self.raw) };
         }
     }

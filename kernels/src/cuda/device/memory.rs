@@ -227,6 +227,24 @@ impl Arena {
         (self.device.at(offset), Place { offset, len })
     }
 
+    /// Whether there is room for `len` more values.
+    #[must_use]
+    pub fn has_room<T: Plain>(&self, len: usize) -> bool {
+        self.used + (len * size_of::<T>()).max(1).next_multiple_of(ALIGN) <= self.host.bytes()
+    }
+
+    /// Puts values in, and after them zeros up to `len` values: where what follows will be does not depend on how many there are.
+    ///
+    /// # Panics
+    /// As [`Arena::reserve`], or if there are more.
+    pub fn put_padded<T: Plain>(&mut self, values: &[T], len: usize) -> Ptr {
+        let (ptr, place) = self.reserve::<T>(len);
+        self.host.slice_mut(place.offset, values.len()).copy_from_slice(values);
+        let (from, to) = (place.offset + size_of_val(values), place.offset + len * size_of::<T>());
+        self.host.bytes_of_mut(to)[from..].fill(0);
+        ptr
+    }
+
     /// Puts values in.
     ///
     /// # Panics
