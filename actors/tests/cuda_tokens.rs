@@ -98,7 +98,15 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
         );
     });
     let Some(report) = report else { return };
+    println!("{report}");
     assert!(report.contains("memory left 0\n") && report.contains("streams left 0\n"), "{report}");
+    // Small passes went by graphs, captured on each partition, and none is left over.
+    let number = |words: &str| -> usize {
+        let line = report.lines().find_map(|line| line.strip_prefix(words));
+        line.and_then(|rest| rest.trim().parse().ok()).expect("a number")
+    };
+    assert!(number("graphs launched") > 300 && number("launches by graphs") > 3000, "{report}");
+    assert_eq!(number("graphs left"), 0);
     // Both halves of a split were used, by our kernels and by cublasLt.
     for sms in [132, 16, 116] {
         let used = |what: &str| report.contains(&format!("{what} on {sms} SMs"));

@@ -34,7 +34,8 @@ static std::map<std::string, unsigned> runs, launches;
 static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
 static size_t used, pinned, most_pinned;
 static std::map<void *, size_t> pinned_blocks;
-static unsigned retained, copies, graphs_left, graphs_captured, graphs_launched, graph_launches;
+static size_t product_rows;
+static unsigned retained, copies, fetches, graphs_left, graphs_captured, graphs_launched, graph_launches;
 static thread_local Graph *capturing; // of this thread
 static int lost;
 
@@ -119,7 +120,7 @@ int cuDevicePrimaryCtxRelease_v2(int) {
     FILE *file = path ? fopen(path, "w") : nullptr;
     if (!file) return 0;
     fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\nmost pinned memory %zu\n", fake::used, fake::streams.size(), fake::copies, fake::most_pinned);
-    fprintf(file, "graphs left %u\ngraphs captured %u\ngraphs launched %u\nlaunches by graphs %u\n", fake::graphs_left, fake::graphs_captured,
+    fprintf(file, "rows of products %zu\nfetches %u\ngraphs left %u\ngraphs captured %u\ngraphs launched %u\nlaunches by graphs %u\n", fake::product_rows, fake::fetches, fake::graphs_left, fake::graphs_captured,
             fake::graphs_launched, fake::graph_launches);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
@@ -196,7 +197,7 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     BOUND;
     UNCAPTURED;
     if (!fake::inside(from, bytes)) return fake::INVALID_VALUE;
-    fake::copies++;
+    fake::copies++, fake::fetches++;
     return fake::ask(stream, [=] { memcpy(to, (const void *)from, bytes); return 0; });
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
@@ -408,6 +409,7 @@ int cublasLtMatmul(void *, void *description, const float *alpha, const void *a,
     if (!fake::inside((uint64_t)out, ld.columns * ld.leading * 4) || !fake::inside((uint64_t)a, la.columns * la.leading * (la.type ? 2 : 4)) ||
         !fake::inside((uint64_t)b, lb.columns * lb.leading * (lb.type ? 2 : 4))) return 7;
     fake::products_by_sms[sms]++;
+    fake::product_rows += ld.columns;
     const bool add = *beta != 0.0f;
     const int code = fake::ask(stream, [=] {
         for (size_t column = 0; column < ld.columns; column++) {

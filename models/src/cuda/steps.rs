@@ -6,13 +6,14 @@
 //!                (rows to catch up with)   └─ going(0) ─ going(1) .. : how many chunks go on
 //! ```
 
+use std::sync::Arc;
+
 use faser_kernels::BlockId;
 use faser_kernels::cuda::{
     Arena, AttentionArgs, Chunk, CudaError, DraftState, DraftStepArgs, Flags, Gpu, Place, Ptr, Sample,
     Sampler, Tile,
 };
 use faser_kernels::ops::TOP_TOKENS;
-use std::sync::Arc;
 
 use super::graphs::Work;
 use super::pass::{RowArrays, Staged, Tail, plan_attention};
@@ -259,12 +260,26 @@ impl CudaPasses {
         told.checked_sub(1).map(|rows| rows as usize)
     }
 
-    /// Asks once how far the device is.
+    /// How many chunks go on behind a step that was asked for: waits for it alone; `meanwhile` is called again and again.
     ///
     /// # Errors
     /// Something that was asked for failed: the device is lost.
-    pub fn look(&mut self) -> Result<(), CudaError> {
-        self.lane.look()
+    ///
+    /// # Panics
+    /// If that step was never asked for.
+    pub fn wait_for_step(
+        &mut self,
+        step: usize,
+        meanwhile: &mut dyn FnMut(&CudaPasses),
+    ) -> Result<usize, CudaError> {
+        loop {
+            let done = self.lane.look()?;
+            if let Some(going) = self.going(step) {
+                return Ok(going);
+            }
+            assert!(!done, "step {step} has not run");
+            meanwhile(self);
+        }
     }
 
     /// Nobody wants more proposals of this chunk of the plan.

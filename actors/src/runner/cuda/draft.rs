@@ -161,7 +161,7 @@ impl CudaDraftRunner {
         let layers = self.passes.model().config().layers;
         for step in 1..most {
             let mut rows = plan.chunks.iter().filter(|chunk| chunk.steps > step).count();
-            self.ask(plan, layers * step);
+            ask(&mut self.fallen, &mut self.gone, &self.passes, plan, layers * step);
             if let Some(before) = step.checked_sub(2) {
                 rows = rows.min(self.heard(plan, before, layers * step)?);
             }
@@ -177,27 +177,30 @@ impl CudaDraftRunner {
 
     /// How many chunks go on behind a step: waits for it while another runs.
     fn heard(&mut self, plan: &DraftPlan, step: usize, layers: usize) -> Result<usize, CudaError> {
-        for looks in 1usize.. {
-            if let Some(going) = self.passes.going(step) {
-                return Ok(going);
-            }
-            self.passes.look()?;
+        let (fallen, gone, mut looks) = (&mut self.fallen, &mut self.gone, 0usize);
+        self.passes.wait_for_step(step, &mut |passes| {
+            looks += 1;
             if looks.is_multiple_of(ASK_EVERY) {
-                self.ask(plan, layers);
+                ask(fallen, gone, passes, plan, layers);
             }
-        }
-        Ok(0)
+        })
     }
+}
 
-    /// Asks who fell, and stops their chunks: also in steps that are asked for already.
-    fn ask(&mut self, plan: &DraftPlan, layers: usize) {
-        let Some(fallen) = &mut self.fallen else { return };
-        let before = self.gone.len();
-        fallen.fallen(plan.step, layers, &mut self.gone);
-        for seq in &self.gone[before..] {
-            let number = plan.chunks.iter().position(|chunk| chunk.seq == *seq);
-            number.into_iter().for_each(|number| self.passes.stop_drafting(number));
-        }
+/// Asks who fell, and stops their chunks: also in steps that are asked for already.
+fn ask(
+    fallen: &mut Option<Box<dyn Fallen>>,
+    gone: &mut Vec<SeqId>,
+    passes: &CudaPasses,
+    plan: &DraftPlan,
+    layers: usize,
+) {
+    let Some(fallen) = fallen else { return };
+    let before = gone.len();
+    fallen.fallen(plan.step, layers, gone);
+    for seq in &gone[before..] {
+        let number = plan.chunks.iter().position(|chunk| chunk.seq == *seq);
+        number.into_iter().for_each(|number| passes.stop_drafting(number));
     }
 }
 

@@ -180,15 +180,15 @@ impl CudaLane {
         }
     }
 
-    /// Asks how far the device is, once: what it has written for the host is seen afterwards.
+    /// Asks how far the device is, once: true if it has done everything, and what it wrote for the host is seen.
     ///
     /// # Errors
     /// Something that was asked for failed.
-    pub fn look(&mut self) -> Result<(), CudaError> {
+    pub fn look(&mut self) -> Result<bool, CudaError> {
         // SAFETY: the stream lives.
         match unsafe { sys::cuStreamQuery(self.stream()) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(()),
-            code => code.named("cuStreamQuery"),
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => code.named("cuStreamQuery").map(|()| true),
         }
     }
 
