@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../../kernels/tests/counting/mod.rs"]
+mod counting;
 #[path = "../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
-mod heap;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ impl Drop for Folder {
     }
 }
 
-/// A directory with a model of random f16 weights, 24 MB of them in the embedding alone.
+/// A directory with a model of f16 weights, 24 MB of them in the embedding alone.
 fn large() -> Folder {
     let folder = Folder(std::env::temp_dir().join(format!("faser-cuda-load-{}", std::process::id())));
     std::fs::create_dir_all(&folder.0).unwrap();
@@ -36,8 +37,7 @@ fn large() -> Folder {
     std::fs::write(folder.0.join("config.json"), config).unwrap();
     let mut tensors = HashMap::new();
     let mut add = |name: String, shape: &[usize]| {
-        let zeros = Tensor::ones(shape, DType::F16, &Device::Cpu).unwrap();
-        tensors.insert(name, zeros);
+        tensors.insert(name, Tensor::ones(shape, DType::F16, &Device::Cpu).unwrap());
     };
     add("model.embed_tokens.weight".to_owned(), &[48_000, 256]);
     add("model.norm.weight".to_owned(), &[256]);
@@ -68,9 +68,9 @@ fn loading_takes_two_pieces_of_the_hosts_memory_and_tells_how_far_it_is() {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let (free, _) = gpu.memory().unwrap();
             let mut told: Vec<Progress> = Vec::new();
-            let before = heap::begin();
+            let before = counting::begin_bytes();
             let model = CudaModel::load(&gpu, &folder.0, dtype, &mut |at| told.push(at)).unwrap();
-            let taken = heap::largest() - before;
+            let taken = counting::largest_bytes() - before;
             assert!(taken < 256 << 10, "{taken} bytes of the heap for {dtype}");
             let needed = CudaModel::weight_bytes(model.config(), dtype).unwrap();
             // A tied head is the embedding: it is there once.
