@@ -101,8 +101,12 @@ fn memory(config: &Config, machine: &Machine) -> String {
 fn lanes(device: &DeviceSpec) -> Vec<String> {
     match device {
         DeviceSpec::Cpu(spec) => {
+            let over = |ranks: usize| if ranks > 1 { format!(" over {ranks} ranks") } else { String::new() };
+            let (target, draft) = device.ranks();
+            let (draft_over, verify_over) = (over(draft), over(target));
             let on_cores = |pair: &LanePair| {
-                format!("draft on cores {:?}, verify on cores {:?}", pair.draft.cores, pair.verify.cores)
+                let (draft, verify) = (&pair.draft.cores, &pair.verify.cores);
+                format!("draft on cores {draft:?}{draft_over}, verify on cores {verify:?}{verify_over}")
             };
             spec.partitions.iter().map(on_cores).collect()
         }

@@ -64,9 +64,9 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
     };
-    let Pair { name, target, draft, tokenizer, template } = pair;
+    let Pair { name, target, draft, others, tokenizer, template } = pair;
     let Placed { device, machine, pools } =
-        place(config, chosen, Arc::new(target), draft.map(Arc::new), &bounds, watch)?;
+        place(config, chosen, (Arc::new(target), draft.map(Arc::new)), others, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
     let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {

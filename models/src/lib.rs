@@ -13,6 +13,7 @@ mod load;
 mod model;
 mod scratch;
 mod segments;
+mod shard;
 pub mod synthetic;
 mod text;
 
@@ -22,4 +23,5 @@ pub use error::ModelError;
 pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;
+pub use shard::Shard;
 pub use text::{ChatTemplate, Detokenizer, Tokenizer};

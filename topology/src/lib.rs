@@ -9,8 +9,10 @@ mod error;
 mod gpu;
 mod place;
 mod proc;
+mod ranks;
 
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
 pub use gpu::{GpuDevice, GpuPlacement, place_on_gpu};
 pub use place::{KvPools, KvRequest, LanePair, ModelFootprint, Placement, place};
+pub use ranks::rank_partitions;

@@ -20,7 +20,7 @@ pub use matrix::Matrix;
 pub(crate) use matrix::{DEPTH, PANEL, Panels};
 pub use rope::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use share::SharedMut;
-pub use source::Source;
+pub use source::{Make, Slice, Source, Stored};
 pub(crate) use table::TableRows;
 pub use table::{Table, Vector};
 pub(crate) use tensor::SharedRows;

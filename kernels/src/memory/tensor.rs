@@ -180,6 +180,12 @@ impl<'a> ViewMut<'a> {
         ViewMut { first, cols, ..self }
     }
 
+    /// All rows as one slice; panics if they are only some columns of a tensor.
+    pub(crate) fn as_slice_mut(&mut self) -> &mut [f32] {
+        assert_eq!(self.cols, self.stride, "rows that do not lie together");
+        self.data
+    }
+
     /// The same, to read.
     #[must_use]
     pub fn as_view(&self) -> View<'_> {
