@@ -5,14 +5,19 @@
 #![forbid(unsafe_code)]
 
 mod cpu;
+mod discover;
 mod error;
 mod gpu;
+mod node;
 mod place;
 mod proc;
 mod ranks;
+mod share;
 
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
 pub use gpu::{GpuDevice, GpuPlacement, place_on_gpu};
+pub use node::{Gpu, Joined, Link, LinkKind, Node};
 pub use place::{KvPools, KvRequest, LanePair, ModelFootprint, Placement, place};
 pub use ranks::rank_partitions;
+pub use share::{Divisible, Share, part};
