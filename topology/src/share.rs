@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn more_ranks_than_kv_heads_share_them_by_their_query_heads() {
         let kv = |ranks| (0..ranks).map(|rank| GQA.share(rank, ranks).kv_heads).collect::<Vec<_>>();
-        assert_eq!(kv(1), [0..2]);
+        assert_eq!(kv(1), vec![0..2; 1]);
         assert_eq!(kv(2), [0..1, 1..2]);
         assert_eq!(kv(4), [0..1, 0..1, 1..2, 1..2]);
     }
