@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cut;
+mod sizes;
 mod source;
 
 use std::path::Path;
@@ -11,6 +12,7 @@ use faser_kernels::{Dtype, Source};
 
 pub(crate) use self::cpu::CpuPacker;
 use self::cut::Cut;
+pub use self::sizes::HeldOn;
 pub(crate) use self::source::Tensors;
 use crate::checkpoint::{Checkpoint, Files};
 use crate::layer::Layer;
