@@ -1,6 +1,6 @@
 //! What this host has (cores, memory) and where a draft and a target model go on it.
 //!
-//! [`CpuDevice::discover`] and [`Node::discover`] look at the machine; [`place`], [`place_on_gpu`] and, for groups and replicas, [`plan()`] are pure:
+//! [`CpuDevice::discover`] and [`Topology::discover`] look at the machine; [`place`], [`place_on_gpu`] and, for groups and replicas, [`plan()`] are pure:
 //! from sizes to a placement, or a refusal that says what would fit.
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,8 @@ mod cpu;
 mod discover;
 mod error;
 mod gpu;
-mod node;
+mod machine;
+mod nodes;
 mod place;
 mod plan;
 mod proc;
@@ -18,7 +19,8 @@ mod share;
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
 pub use gpu::{GpuDevice, GpuPlacement, place_on_gpu};
-pub use node::{Gpu, Joined, Link, LinkKind, Node};
+pub use machine::{Gpu, Joined, Link, LinkKind, Topology};
+pub use nodes::Node;
 pub use place::{KvPools, KvRequest, LanePair, ModelFootprint, Placement, place};
 pub use plan::{
     DeviceId, DeviceLoad, DraftPlace, Lanes, Plan, PlanDevices, PlanModel, PlanRefusal, PlanRequest, Problem,

@@ -1,6 +1,6 @@
 //! GPUs and links as the driver's library tells of them, over a library of our own.
 
-use faser_topology::{LinkKind, Node};
+use faser_topology::{LinkKind, Topology};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -26,7 +26,7 @@ fn gpus_and_their_links_are_what_the_driver_shows() {
         std::fs::write(device.join("numa_node"), format!("{numa}\n")).unwrap();
     }
     let library = fake(&folder);
-    let node = Node::discover_with(Some(library.as_os_str()), &folder.join("sys"));
+    let node = Topology::discover_with(Some(library.as_os_str()), &folder.join("sys"));
     std::fs::remove_dir_all(&folder).unwrap();
     let node = node.unwrap();
     assert_eq!(node.note, None);

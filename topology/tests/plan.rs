@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use faser_topology::{
-    CpuDevice, DeviceId, Divisible, DraftPlace, Gpu, Joined, KvRequest, Lanes, Link, LinkKind, Node, Plan,
-    PlanDevices, PlanModel, PlanRequest, Problem, Rank, Shard, Share, ShareBytes, plan,
+    CpuDevice, DeviceId, Divisible, DraftPlace, Gpu, Joined, KvRequest, Lanes, Link, LinkKind, Plan,
+    PlanDevices, PlanModel, PlanRequest, Problem, Rank, Shard, Share, ShareBytes, Topology, plan,
 };
 use proptest::prelude::*;
 
@@ -32,9 +32,10 @@ fn gpu(memory_gib: u64, numa: usize) -> Gpu {
     Gpu { name: "test".into(), sms: 132, memory_bytes: memory_gib * GIB, numa: Some(numa), bus: None }
 }
 
-fn node(gpus: Vec<Gpu>, links: &[Joined]) -> Node {
-    let host = CpuDevice { name: "host".into(), cores: (0..8).collect(), memory_bytes: 64 * GIB };
-    Node::new("node".into(), host, gpus, links)
+fn machine(gpus: Vec<Gpu>, links: &[Joined]) -> Topology {
+    let host =
+        CpuDevice { name: "host".into(), cores: (0..8).collect(), nodes: vec![], memory_bytes: 64 * GIB };
+    Topology::new("machine".into(), host, gpus, links)
 }
 
 fn nvlinked(groups: &[&[usize]]) -> Vec<Joined> {
@@ -77,9 +78,9 @@ fn gpus_of(plan: &Plan) -> Vec<Vec<DeviceId>> {
 fn groups_are_made_of_what_is_joined_best() {
     let (target, draft) = (bytes(1), bytes(1));
     // Bridges join 0 with 2 and 1 with 3.
-    let node = node(vec![gpu(80, 0); 4], &nvlinked(&[&[0, 2], &[1, 3]]));
+    let machine = machine(vec![gpu(80, 0); 4], &nvlinked(&[&[0, 2], &[1, 3]]));
     let pairs = PlanRequest { target_ranks: 2, replicas: 2, ..request(&target, &draft, on_gpus(4)) };
-    let placed = plan(&node, &pairs).unwrap();
+    let placed = plan(&machine, &pairs).unwrap();
     let gpu = DeviceId::Gpu;
     assert_eq!(gpus_of(&placed), [vec![gpu(0), gpu(2)], vec![gpu(1), gpu(3)]]);
     assert!(
@@ -88,7 +89,7 @@ fn groups_are_made_of_what_is_joined_best() {
     assert!(!placed.warnings.iter().any(|text| text.contains("joined by")), "{:?}", placed.warnings);
     // All four are not joined by it.
     let four = PlanRequest { target_ranks: 4, replicas: 1, ..pairs };
-    let warned = plan(&node, &four).unwrap().warnings.join("\n");
+    let warned = plan(&machine, &four).unwrap().warnings.join("\n");
     assert!(
         warned.contains("PCIe through the host (25 GB/s)") && warned.contains("NVLink joins"),
         "{warned}"
@@ -98,11 +99,11 @@ fn groups_are_made_of_what_is_joined_best() {
 #[test]
 fn links_across_numa_nodes_are_warned_of() {
     let (target, draft) = (bytes(1), bytes(1));
-    let node = node(vec![gpu(80, 0), gpu(80, 1)], &[]);
+    let machine = machine(vec![gpu(80, 0), gpu(80, 1)], &[]);
     let pair = PlanRequest { target_ranks: 2, ..request(&target, &draft, on_gpus(2)) };
-    let warned = plan(&node, &pair).unwrap().warnings.join("\n");
+    let warned = plan(&machine, &pair).unwrap().warnings.join("\n");
     assert!(warned.contains("cuda:0 and cuda:1 are joined by PCIe across NUMA nodes (15 GB/s)"), "{warned}");
-    let alone = plan(&node, &request(&target, &draft, on_gpus(2))).unwrap();
+    let alone = plan(&machine, &request(&target, &draft, on_gpus(2))).unwrap();
     assert_eq!(alone.replicas[0].slowest_link, None);
     assert!(alone.warnings.join("\n").contains("cuda:1 not used: room for device.replicas: 2"));
 }
@@ -110,11 +111,11 @@ fn links_across_numa_nodes_are_warned_of() {
 #[test]
 fn drafts_are_where_they_are_asked_to_be() {
     let (target, draft) = (bytes(1), bytes(1));
-    let node = node(vec![gpu(80, 0); 6], &[]);
+    let machine = machine(vec![gpu(80, 0); 6], &[]);
     let of = |draft_place, draft_ranks| {
         let asked =
             PlanRequest { target_ranks: 4, draft_place, draft_ranks, ..request(&target, &draft, on_gpus(6)) };
-        let placed = plan(&node, &asked).unwrap();
+        let placed = plan(&machine, &asked).unwrap();
         let held = |rank: &Rank| (rank.target.is_some(), rank.draft.as_ref().map(|draft| draft.share.ranks));
         placed.replicas[0].ranks.iter().map(held).collect::<Vec<_>>()
     };
@@ -129,9 +130,9 @@ fn drafts_are_where_they_are_asked_to_be() {
 #[test]
 fn what_does_not_go_together_is_refused_by_the_name_of_its_key() {
     let (target, draft) = (bytes(1), bytes(1));
-    let node = node(vec![gpu(80, 0); 4], &[]);
+    let machine = machine(vec![gpu(80, 0); 4], &[]);
     let base = request(&target, &draft, on_gpus(4));
-    let refusal = |asked: PlanRequest<'_>| plan(&node, &asked).unwrap_err().to_string();
+    let refusal = |asked: PlanRequest<'_>| plan(&machine, &asked).unwrap_err().to_string();
     let three = refusal(PlanRequest { target_ranks: 3, ..base.clone() });
     assert!(
         three.contains("64 heads") && three.contains("`device.tensor_parallel` can be 1, 2, 4, 8"),
@@ -152,12 +153,12 @@ fn what_does_not_go_together_is_refused_by_the_name_of_its_key() {
 }
 
 /// The request with a change that a refusal named.
-fn changed<'a>(request: &PlanRequest<'a>, node: &Node, words: &str) -> (PlanRequest<'a>, Node) {
-    let (mut request, mut node) = (request.clone(), node.clone());
+fn changed<'a>(request: &PlanRequest<'a>, machine: &Topology, words: &str) -> (PlanRequest<'a>, Topology) {
+    let (mut request, mut machine) = (request.clone(), machine.clone());
     for change in words.split(" with ") {
         if let Some(count) = change.split_once(" GPUs such as") {
             let count: usize = count.0.parse().expect("a number");
-            node = Node::new(node.name, node.host, vec![node.gpus[0].clone(); count], &[]);
+            machine = Topology::new(machine.name, machine.host, vec![machine.gpus[0].clone(); count], &[]);
             if let PlanDevices::Gpus { usable, .. } = &mut request.devices {
                 *usable = (0..count).collect();
             }
@@ -182,7 +183,7 @@ fn changed<'a>(request: &PlanRequest<'a>, node: &Node, words: &str) -> (PlanRequ
             other => panic!("{change}: {other:?}"),
         }
     }
-    (request, node)
+    (request, machine)
 }
 
 fn held_once<'a>(ranges: impl Iterator<Item = &'a std::ops::Range<usize>>, total: usize) -> bool {
@@ -209,7 +210,7 @@ fn check_group(shards: &[&Shard], whole: &Divisible) {
     }
 }
 
-fn check_plan(node: &Node, request: &PlanRequest<'_>, placed: &Plan) {
+fn check_plan(machine: &Topology, request: &PlanRequest<'_>, placed: &Plan) {
     assert_eq!(placed.replicas.len(), request.replicas);
     let mut on: BTreeMap<DeviceId, (u64, usize)> = BTreeMap::new();
     for replica in &placed.replicas {
@@ -236,7 +237,7 @@ fn check_plan(node: &Node, request: &PlanRequest<'_>, placed: &Plan) {
                 shards.map(|shard| shard.weight_bytes + shard.kv_bytes + shard.workspace_bytes).sum::<u64>();
             let sum = on.entry(rank.device).or_default();
             *sum = (sum.0 + taken, sum.1 + 1);
-            check_lanes(node, rank);
+            check_lanes(machine, rank);
         }
     }
     assert_eq!(placed.devices.len(), on.len());
@@ -248,11 +249,11 @@ fn check_plan(node: &Node, request: &PlanRequest<'_>, placed: &Plan) {
     }
 }
 
-fn check_lanes(node: &Node, rank: &Rank) {
+fn check_lanes(machine: &Topology, rank: &Rank) {
     for (number, lanes) in rank.partitions.iter().enumerate() {
         match (lanes, rank.device) {
             (Lanes::Sms { draft_sms, verify_sms }, DeviceId::Gpu(gpu)) => {
-                let sms = node.gpus[gpu].sms;
+                let sms = machine.gpus[gpu].sms;
                 assert!(*draft_sms <= sms && *verify_sms <= sms);
                 assert!(number == 0 || (draft_sms + verify_sms == sms && *draft_sms > 0 && *verify_sms > 0));
                 assert!(
@@ -294,7 +295,7 @@ proptest! {
         let count = gpus.len();
         let links: Vec<Joined> = bridges.into_iter().filter(|(a, b)| a < b && *b < count)
             .map(|gpus| Joined { gpus, link: fast }).collect();
-        let node = node(gpus, &links);
+        let machine = machine(gpus, &links);
         let (target, draft) = (bytes(scale), bytes(1));
         let devices = if on_cpu { PlanDevices::Cpu { threads: None } } else { on_gpus(count) };
         let base = request(&target, &draft, devices);
@@ -310,8 +311,8 @@ proptest! {
             kv: KvRequest { max_context: 1 << context_log, memory_bytes: kv_gib.map(|gib| gib * GIB), ..base.kv.clone() },
             ..base
         };
-        match plan(&node, &asked) {
-            Ok(placed) => check_plan(&node, &asked, &placed),
+        match plan(&machine, &asked) {
+            Ok(placed) => check_plan(&machine, &asked, &placed),
             Err(refusal) => {
                 match refusal.problem {
                     Problem::Asked(_) => prop_assert!(refusal.would_fit.is_empty()),
@@ -321,14 +322,14 @@ proptest! {
                     Problem::Context { needed_bytes, kv_bytes, .. } => prop_assert!(needed_bytes > kv_bytes),
                 }
                 for words in &refusal.would_fit {
-                    let (changed, node) = changed(&asked, &node, words);
-                    let placed = plan(&node, &changed);
+                    let (changed, machine) = changed(&asked, &machine, words);
+                    let placed = plan(&machine, &changed);
                     prop_assert!(placed.is_ok(), "{} does not do: {:?}", words, placed);
-                    check_plan(&node, &changed, &placed.unwrap());
+                    check_plan(&machine, &changed, &placed.unwrap());
                     if words.contains("scheduler.max_context") {
                         let mut longer = changed.clone();
                         longer.kv.max_context += longer.kv.block_size;
-                        prop_assert!(plan(&node, &longer).is_err(), "{} is not all", words);
+                        prop_assert!(plan(&machine, &longer).is_err(), "{} is not all", words);
                     }
                 }
             }

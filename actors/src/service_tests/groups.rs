@@ -25,9 +25,12 @@ fn shape() -> SyntheticSpec {
     }
 }
 
+/// Shards by ranks and kind, and rank: made once for all tests.
+type Made = HashMap<(usize, usize), Arc<Model>>;
+
 /// A service whose target is split over `target` ranks and whose draft over `draft`.
 fn split(target: usize, draft: usize) -> ServiceSpec {
-    static SHARDS: OnceLock<Mutex<HashMap<(usize, usize), Arc<Model>>>> = OnceLock::new();
+    static SHARDS: OnceLock<Mutex<Made>> = OnceLock::new();
     let of = |shard: Shard, drafts: bool| {
         let mut made = SHARDS.get_or_init(Mutex::default).lock().expect("the shards");
         let key = (2 * shard.ranks + usize::from(drafts), shard.rank);

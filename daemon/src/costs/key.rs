@@ -303,7 +303,8 @@ mod tests {
         };
         let one = device(&draft, &[0], Isa::Portable);
         let machine = |name: &str| {
-            let device = CpuDevice { name: name.to_owned(), cores: vec![0], memory_bytes: 1 };
+            let device =
+                CpuDevice { name: name.to_owned(), nodes: Vec::new(), cores: vec![0], memory_bytes: 1 };
             Machine::Cpu { device, isa: Isa::Portable, why: None }
         };
         let weights = || [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)];

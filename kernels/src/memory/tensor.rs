@@ -221,6 +221,7 @@ impl<'a> SharedRows<'a> {
     }
 
     /// Where an element is, to prefetch it.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn address(self, r: usize, column: usize) -> *const f32 {
         self.data.address(r * self.stride + self.first + column)
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::fit::{Problem, fit};
 use super::{PlanDevices, PlanRequest};
-use crate::Node;
+use crate::Topology;
 
 /// Why there is no plan, and what there could be a plan for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,30 +34,30 @@ impl fmt::Display for PlanRefusal {
 
 /// A shorter context than this is no help.
 const LEAST_CONTEXT: usize = 256;
-/// GPUs that a node could have.
+/// GPUs that a machine could have.
 const MOST_GPUS: usize = 16;
 
 /// Changes to the request, each of which makes it fit.
-pub(super) fn advice(node: &Node, request: &PlanRequest<'_>, problem: &Problem) -> Vec<String> {
+pub(super) fn advice(machine: &Topology, request: &PlanRequest<'_>, problem: &Problem) -> Vec<String> {
     if matches!(problem, Problem::Asked(_)) {
         return Vec::new();
     }
     let mut would_fit = Vec::new();
     let try_one =
-        |changed: &PlanRequest<'_>, words: &str| fit(node, changed).is_ok().then(|| words.to_owned());
+        |changed: &PlanRequest<'_>, words: &str| fit(machine, changed).is_ok().then(|| words.to_owned());
     if matches!(problem, Problem::Context { .. }) {
-        would_fit.extend(shorter(node, request).map(context));
+        would_fit.extend(shorter(machine, request).map(context));
     }
     if request.kv.memory_bytes.is_some() {
         let mut changed = request.clone();
         changed.kv.memory_bytes = None;
         would_fit.extend(try_one(&changed, "leave out kv.memory"));
     }
-    would_fit.extend(fuller(node, request));
-    would_fit.extend(wider(node, request));
+    would_fit.extend(fuller(machine, request));
+    would_fit.extend(wider(machine, request));
     for &dtype in request.other_dtypes {
         let changed = PlanRequest { dtype, ..request.clone() };
-        would_fit.extend(or_shorter(node, &changed, &format!("model.dtype: {dtype}")));
+        would_fit.extend(or_shorter(machine, &changed, &format!("model.dtype: {dtype}")));
     }
     let fewer = (1..request.replicas).rev().map(|replicas| PlanRequest { replicas, ..request.clone() });
     would_fit.extend(fewer.into_iter().find_map(|changed| {
@@ -66,10 +66,10 @@ pub(super) fn advice(node: &Node, request: &PlanRequest<'_>, problem: &Problem) 
     }));
     if request.draft.is_some() {
         let changed = PlanRequest { draft: None, ..request.clone() };
-        would_fit.extend(or_shorter(node, &changed, "no draft model (model.draft: none)"));
+        would_fit.extend(or_shorter(machine, &changed, "no draft model (model.draft: none)"));
     }
     if would_fit.is_empty() || matches!(problem, Problem::Devices { .. }) {
-        would_fit.extend(more_gpus(node, request));
+        would_fit.extend(more_gpus(machine, request));
     }
     would_fit
 }
@@ -79,12 +79,12 @@ fn context(tokens: usize) -> String {
 }
 
 /// The longest context that fits, in whole blocks.
-fn shorter(node: &Node, request: &PlanRequest<'_>) -> Option<usize> {
+fn shorter(machine: &Topology, request: &PlanRequest<'_>) -> Option<usize> {
     let block = request.kv.block_size.max(1);
     let fits = |blocks: usize| {
         let mut changed = request.clone();
         changed.kv.max_context = blocks * block;
-        fit(node, &changed).is_ok()
+        fit(machine, &changed).is_ok()
     };
     // Not one more than is asked for, and at least the shortest that helps.
     let (mut fitting, mut too_long) = (LEAST_CONTEXT.div_ceil(block), request.kv.max_context / block + 1);
@@ -99,27 +99,27 @@ fn shorter(node: &Node, request: &PlanRequest<'_>) -> Option<usize> {
 }
 
 /// The words for a changed request, with a shorter context if it takes that too.
-fn or_shorter(node: &Node, changed: &PlanRequest<'_>, words: &str) -> Option<String> {
-    if fit(node, changed).is_ok() {
+fn or_shorter(machine: &Topology, changed: &PlanRequest<'_>, words: &str) -> Option<String> {
+    if fit(machine, changed).is_ok() {
         return Some(words.to_owned());
     }
-    shorter(node, changed).map(|tokens| format!("{words} with {}", context(tokens)))
+    shorter(machine, changed).map(|tokens| format!("{words} with {}", context(tokens)))
 }
 
 /// More of each GPU's memory.
-fn fuller(node: &Node, request: &PlanRequest<'_>) -> Option<String> {
+fn fuller(machine: &Topology, request: &PlanRequest<'_>) -> Option<String> {
     let PlanDevices::Gpus { usable, utilization, draft_sms } = &request.devices else { return None };
     // Above this the driver's own needs have no room.
     let shares = (1..=97).map(|percent| f64::from(percent) / 100.0).filter(|share| share > utilization);
     shares.into_iter().find_map(|utilization| {
         let devices = PlanDevices::Gpus { usable: usable.clone(), utilization, draft_sms: draft_sms.clone() };
         let changed = PlanRequest { devices, ..request.clone() };
-        fit(node, &changed).is_ok().then(|| format!("device.gpu_memory_utilization: {utilization:.2}"))
+        fit(machine, &changed).is_ok().then(|| format!("device.gpu_memory_utilization: {utilization:.2}"))
     })
 }
 
 /// A target split over more GPUs, with as many replicas as there are then.
-fn wider(node: &Node, request: &PlanRequest<'_>) -> Option<String> {
+fn wider(machine: &Topology, request: &PlanRequest<'_>) -> Option<String> {
     let PlanDevices::Gpus { usable, .. } = &request.devices else { return None };
     let widths = request.target.whole.ranks(usable.len()).filter(|ranks| *ranks > request.target_ranks);
     let each = widths.flat_map(|ranks| (1..=request.replicas).rev().map(move |replicas| (ranks, replicas)));
@@ -129,18 +129,19 @@ fn wider(node: &Node, request: &PlanRequest<'_>) -> Option<String> {
         if replicas != request.replicas {
             words += &format!(" with device.replicas: {replicas}");
         }
-        or_shorter(node, &changed, &words)
+        or_shorter(machine, &changed, &words)
     })
 }
 
 /// More GPUs of the first kind, and the target split over as many as it takes.
-fn more_gpus(node: &Node, request: &PlanRequest<'_>) -> Option<String> {
+fn more_gpus(machine: &Topology, request: &PlanRequest<'_>) -> Option<String> {
     let PlanDevices::Gpus { usable, utilization, draft_sms } = &request.devices else { return None };
-    let gpu = node.gpus.get(*usable.first()?)?;
+    let gpu = machine.gpus.get(*usable.first()?)?;
     let widths = request.target.whole.ranks(MOST_GPUS).filter(|ranks| *ranks >= request.target_ranks);
     let counts = widths.flat_map(|ranks| (usable.len() + 1..=MOST_GPUS).map(move |count| (ranks, count)));
     let fitting = counts.filter(|(target_ranks, count)| {
-        let larger = Node::new(node.name.clone(), node.host.clone(), vec![gpu.clone(); *count], &[]);
+        let larger =
+            Topology::new(machine.name.clone(), machine.host.clone(), vec![gpu.clone(); *count], &[]);
         let devices = PlanDevices::Gpus {
             usable: (0..*count).collect(),
             utilization: *utilization,

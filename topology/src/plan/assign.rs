@@ -2,7 +2,7 @@
 
 use super::fit::Problem;
 use super::{DeviceId, DraftPlace, PlanDevices, PlanRequest};
-use crate::{Node, Share};
+use crate::{Share, Topology};
 
 /// A rank before its bytes are known.
 pub(super) struct Seat {
@@ -12,7 +12,7 @@ pub(super) struct Seat {
 }
 
 /// The ranks of each replica.
-pub(super) fn seats(node: &Node, request: &PlanRequest<'_>) -> Result<Vec<Vec<Seat>>, Problem> {
+pub(super) fn seats(machine: &Topology, request: &PlanRequest<'_>) -> Result<Vec<Vec<Seat>>, Problem> {
     let draft_ranks = if request.draft.is_some() { request.draft_ranks } else { 0 };
     check(request, draft_ranks)?;
     let (together, apart) = match request.draft_place {
@@ -28,10 +28,11 @@ pub(super) fn seats(node: &Node, request: &PlanRequest<'_>) -> Result<Vec<Vec<Se
                 return Err(Problem::Devices { needed, there: usable.len(), ranks: together + apart });
             }
             let mut free = usable.clone();
-            let mut groups: Vec<Vec<usize>> =
-                (0..request.replicas).map(|_| joined_best(node, &mut free, Vec::new(), together)).collect();
+            let mut groups: Vec<Vec<usize>> = (0..request.replicas)
+                .map(|_| joined_best(machine, &mut free, Vec::new(), together))
+                .collect();
             for group in &mut groups {
-                let own = joined_best(node, &mut free, Vec::new(), apart);
+                let own = joined_best(machine, &mut free, Vec::new(), apart);
                 group.extend(own);
             }
             groups.into_iter().map(|group| group.into_iter().map(DeviceId::Gpu).collect()).collect()
@@ -84,10 +85,10 @@ fn check(request: &PlanRequest<'_>, draft_ranks: usize) -> Result<(), Problem> {
 }
 
 /// Takes `count` devices: the lowest that is free, and then always that whose worst link to those taken is best.
-fn joined_best(node: &Node, free: &mut Vec<usize>, mut taken: Vec<usize>, count: usize) -> Vec<usize> {
+fn joined_best(machine: &Topology, free: &mut Vec<usize>, mut taken: Vec<usize>, count: usize) -> Vec<usize> {
     while taken.len() < count {
         let worst = |candidate: usize| {
-            let links = taken.iter().filter_map(|&other| node.link(candidate, other));
+            let links = taken.iter().filter_map(|&other| machine.link(candidate, other));
             links.map(|link| link.bytes_per_s).fold(f64::INFINITY, f64::min)
         };
         // Of equals the first.

@@ -10,7 +10,7 @@ use super::{
 use crate::error::Bytes;
 use crate::gpu::GpuDevice;
 use crate::place::{check, partitions};
-use crate::{LanePair, ModelFootprint, Node, Partition, rank_partitions};
+use crate::{LanePair, ModelFootprint, Partition, Topology, rank_partitions};
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,29 +99,29 @@ struct Sum {
 }
 
 /// A plan without warnings.
-pub(super) fn fit(node: &Node, request: &PlanRequest<'_>) -> Result<Plan, Problem> {
+pub(super) fn fit(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan, Problem> {
     let models = [Some(("target", request.target)), request.draft.map(|draft| ("draft", draft))];
     for (_, model) in models.into_iter().flatten() {
         check_context(request, &model)?;
     }
-    let seats = seats(node, request)?;
+    let seats = seats(machine, request)?;
     let sums = sums(request, &seats);
     let mut blocks = usize::MAX;
     for (&device, sum) in &sums {
-        blocks = blocks.min(blocks_on(node, request, device, sum)?);
+        blocks = blocks.min(blocks_on(machine, request, device, sum)?);
     }
-    let lanes = lanes(node, request, &seats)?;
+    let lanes = lanes(machine, request, &seats)?;
     let kv_tokens = blocks * request.kv.block_size;
     let replicas: Vec<Replica> = seats
         .into_iter()
         .zip(lanes)
-        .map(|(seats, lanes)| replica(node, request, seats, lanes, blocks))
+        .map(|(seats, lanes)| replica(machine, request, seats, lanes, blocks))
         .collect();
     let devices = sums.into_iter().map(|(device, sum)| DeviceLoad {
         device,
-        name: name(node, device),
-        memory_bytes: memory_bytes(node, device),
-        budget_bytes: budget_bytes(node, request, device),
+        name: name(machine, device),
+        memory_bytes: memory_bytes(machine, device),
+        budget_bytes: budget_bytes(machine, request, device),
         target_weight_bytes: sum.target_weight_bytes,
         draft_weight_bytes: sum.draft_weight_bytes,
         kv_bytes: kv_tokens as u64 * sum.token_bytes,
@@ -177,9 +177,14 @@ fn draft_bytes(request: &PlanRequest<'_>, seat: &Seat) -> Option<ShareBytes> {
 }
 
 /// KV blocks of each replica that the device has room for.
-fn blocks_on(node: &Node, request: &PlanRequest<'_>, device: DeviceId, sum: &Sum) -> Result<usize, Problem> {
+fn blocks_on(
+    machine: &Topology,
+    request: &PlanRequest<'_>,
+    device: DeviceId,
+    sum: &Sum,
+) -> Result<usize, Problem> {
     let kv = &request.kv;
-    let budget_bytes = budget_bytes(node, request, device);
+    let budget_bytes = budget_bytes(machine, request, device);
     let needed_bytes = sum.target_weight_bytes + sum.draft_weight_bytes + sum.workspace_bytes;
     let left_bytes = budget_bytes.checked_sub(needed_bytes).ok_or(Problem::Weights {
         device,
@@ -215,7 +220,7 @@ fn blocks_on(node: &Node, request: &PlanRequest<'_>, device: DeviceId, sum: &Sum
 }
 
 fn replica(
-    node: &Node,
+    machine: &Topology,
     request: &PlanRequest<'_>,
     seats: Vec<Seat>,
     lanes: Vec<Vec<Lanes>>,
@@ -245,7 +250,7 @@ fn replica(
             DeviceId::Cpu => None,
         };
         let gpus: Vec<usize> = ranks.iter().filter(in_group).filter_map(gpu).collect();
-        node.slowest(&gpus)
+        machine.slowest(&gpus)
     };
     let links = [group(|rank| rank.target.as_ref()), group(|rank| rank.draft.as_ref())];
     let slowest_link =
@@ -256,19 +261,19 @@ fn replica(
 
 /// How the lanes of each rank of each replica can share its device.
 fn lanes(
-    node: &Node,
+    machine: &Topology,
     request: &PlanRequest<'_>,
     replicas: &[Vec<Seat>],
 ) -> Result<Vec<Vec<Vec<Lanes>>>, Problem> {
     let asked = |error: crate::TopologyError| Problem::Asked(error.to_string());
     match &request.devices {
         PlanDevices::Cpu { threads } => {
-            let all = node.host.first(threads.unwrap_or(node.host.cores.len())).map_err(asked)?;
+            let all = machine.host.first(threads.unwrap_or(machine.host.cores.len())).map_err(asked)?;
             let own: Vec<Partition> = all.split(replicas.len());
             let draft_ranks =
                 |seats: &[Seat]| seats.iter().filter(|seat| seat.draft.is_some()).count().max(1);
             let of = |(cores, seats): (&Partition, &Vec<Seat>)| {
-                let pairs = partitions(cores, request.draft.is_some());
+                let pairs = partitions(cores, &machine.host.nodes, request.draft.is_some());
                 let ranks = rank_partitions(&pairs, request.target_ranks, draft_ranks(seats));
                 let used = |(own, seat): (Vec<LanePair>, &Seat)| {
                     let of =
@@ -285,8 +290,9 @@ fn lanes(
         }
         PlanDevices::Gpus { draft_sms, utilization, .. } => {
             let of = |seat: &Seat| {
-                let memory_bytes = memory_bytes(node, seat.device);
-                let gpu = GpuDevice { sms: sms(node, seat.device), memory_bytes, utilization: *utilization };
+                let memory_bytes = memory_bytes(machine, seat.device);
+                let gpu =
+                    GpuDevice { sms: sms(machine, seat.device), memory_bytes, utilization: *utilization };
                 let all = gpu.sms;
                 let (draft, verify) = (seat.draft.is_some(), seat.target.is_some());
                 let whole = |used: bool| if used { all } else { 0 };
@@ -304,27 +310,27 @@ fn lanes(
     }
 }
 
-fn gpu(node: &Node, device: DeviceId) -> Option<&crate::Gpu> {
+fn gpu(machine: &Topology, device: DeviceId) -> Option<&crate::Gpu> {
     match device {
         DeviceId::Cpu => None,
-        DeviceId::Gpu(number) => node.gpus.get(number),
+        DeviceId::Gpu(number) => machine.gpus.get(number),
     }
 }
 
-fn name(node: &Node, device: DeviceId) -> String {
-    gpu(node, device).map_or(&node.host.name, |gpu| &gpu.name).clone()
+fn name(machine: &Topology, device: DeviceId) -> String {
+    gpu(machine, device).map_or(&machine.host.name, |gpu| &gpu.name).clone()
 }
 
-fn memory_bytes(node: &Node, device: DeviceId) -> u64 {
-    gpu(node, device).map_or(node.host.memory_bytes, |gpu| gpu.memory_bytes)
+fn memory_bytes(machine: &Topology, device: DeviceId) -> u64 {
+    gpu(machine, device).map_or(machine.host.memory_bytes, |gpu| gpu.memory_bytes)
 }
 
-fn sms(node: &Node, device: DeviceId) -> u32 {
-    gpu(node, device).map_or(0, |gpu| gpu.sms)
+fn sms(machine: &Topology, device: DeviceId) -> u32 {
+    gpu(machine, device).map_or(0, |gpu| gpu.sms)
 }
 
-fn budget_bytes(node: &Node, request: &PlanRequest<'_>, device: DeviceId) -> u64 {
-    let memory_bytes = memory_bytes(node, device);
+fn budget_bytes(machine: &Topology, request: &PlanRequest<'_>, device: DeviceId) -> u64 {
+    let memory_bytes = memory_bytes(machine, device);
     match &request.devices {
         PlanDevices::Cpu { .. } => memory_bytes,
         PlanDevices::Gpus { utilization, .. } => {

@@ -1,7 +1,7 @@
-//! Plans of a node: which ranks hold which shards of a pair on which devices, and what of each device's memory that takes. Pure.
+//! Plans of a machine: which ranks hold which shards of a pair on which devices, and what of each device's memory that takes. Pure.
 //!
 //! ```text
-//! Node, PlanRequest ── assign: devices of each replica's ranks ── fit: bytes of each device, KV tokens ── warnings ── Plan
+//! Topology, PlanRequest ── assign: devices of each replica's ranks ── fit: bytes of each device, KV tokens ── warnings ── Plan
 //!                                                                  └─ advice: what would fit ── PlanRefusal
 //! ```
 
@@ -12,7 +12,7 @@ mod warnings;
 
 use std::fmt;
 
-use crate::{Divisible, Joined, KvRequest, LanePair, Node, Share};
+use crate::{Divisible, Joined, KvRequest, LanePair, Share, Topology};
 use serde::{Serialize, Serializer};
 
 pub use advice::PlanRefusal;
@@ -98,7 +98,7 @@ pub struct PlanRequest<'a> {
     pub kv: KvRequest,
 }
 
-/// A device of a node.
+/// A device of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceId {
     /// The host's cores and memory.
@@ -219,13 +219,13 @@ impl DeviceLoad {
     }
 }
 
-/// Plans a pair on a node.
+/// Plans a pair on a machine.
 ///
 /// # Errors
 /// A refusal with numbers, and what would fit.
-pub fn plan(node: &Node, request: &PlanRequest<'_>) -> Result<Plan, PlanRefusal> {
-    let mut plan = fit::fit(node, request)
-        .map_err(|problem| PlanRefusal { would_fit: advice::advice(node, request, &problem), problem })?;
-    plan.warnings = warnings::of(node, request, &plan);
+pub fn plan(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan, PlanRefusal> {
+    let mut plan = fit::fit(machine, request)
+        .map_err(|problem| PlanRefusal { would_fit: advice::advice(machine, request, &problem), problem })?;
+    plan.warnings = warnings::of(machine, request, &plan);
     Ok(plan)
 }

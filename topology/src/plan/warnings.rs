@@ -3,26 +3,31 @@
 use std::collections::BTreeSet;
 
 use super::{DeviceId, DraftPlace, Lanes, Plan, PlanDevices, PlanRequest, Replica};
-use crate::{Joined, LinkKind, Node};
+use crate::{Joined, LinkKind, Topology};
 
 /// A rank with so much less room for KV than the others that it is worth a word.
 const UNEVEN: f64 = 0.1;
 
 /// All of them, the same ones of several replicas once.
-pub(super) fn of(node: &Node, request: &PlanRequest<'_>, plan: &Plan) -> Vec<String> {
+pub(super) fn of(machine: &Topology, request: &PlanRequest<'_>, plan: &Plan) -> Vec<String> {
     let mut warnings = Vec::new();
     for (number, replica) in plan.replicas.iter().enumerate() {
-        warnings.extend(poor_link(node, request, number, replica));
+        warnings.extend(poor_link(machine, request, number, replica));
         warnings.extend(shared_cores(number, replica));
     }
     warnings.extend(replicated_kv(request));
     warnings.extend(uneven(request, plan));
     warnings.extend(few_sequences(request, plan));
-    warnings.extend(idle(node, request, plan));
+    warnings.extend(idle(machine, request, plan));
     warnings
 }
 
-fn poor_link(node: &Node, request: &PlanRequest<'_>, number: usize, replica: &Replica) -> Option<String> {
+fn poor_link(
+    machine: &Topology,
+    request: &PlanRequest<'_>,
+    number: usize,
+    replica: &Replica,
+) -> Option<String> {
     let Joined { gpus: (a, b), link } = replica.slowest_link?;
     if link.kind == LinkKind::Nvlink {
         return None;
@@ -32,10 +37,10 @@ fn poor_link(node: &Node, request: &PlanRequest<'_>, number: usize, replica: &Re
         "replica {number}: cuda:{a} and cuda:{b} are joined by {} ({rate:.0} GB/s), and their group sums over it twice in every layer",
         link.kind
     );
-    let better = node.links.iter().filter(|joined| joined.link.kind == LinkKind::Nvlink);
+    let better = machine.links.iter().filter(|joined| joined.link.kind == LinkKind::Nvlink);
     let fast: BTreeSet<usize> = better.flat_map(|joined| [joined.gpus.0, joined.gpus.1]).collect();
     if fast.is_empty() {
-        text += if request.replicas > 1 || node.gpus.len() > request.target_ranks {
+        text += if request.replicas > 1 || machine.gpus.len() > request.target_ranks {
             "; a group of fewer GPUs sums less often or not at all"
         } else {
             ""
@@ -99,9 +104,9 @@ fn few_sequences(request: &PlanRequest<'_>, plan: &Plan) -> Option<String> {
     })
 }
 
-fn idle(node: &Node, request: &PlanRequest<'_>, plan: &Plan) -> Option<String> {
+fn idle(machine: &Topology, request: &PlanRequest<'_>, plan: &Plan) -> Option<String> {
     let PlanDevices::Gpus { usable, .. } = &request.devices else {
-        return (!node.gpus.is_empty()).then(|| "the GPUs are not used".to_owned());
+        return (!machine.gpus.is_empty()).then(|| "the GPUs are not used".to_owned());
     };
     let used = |gpu: &usize| plan.devices.iter().any(|load| load.device == DeviceId::Gpu(*gpu));
     let idle: Vec<String> = usable.iter().filter(|gpu| !used(gpu)).map(|gpu| format!("cuda:{gpu}")).collect();

@@ -1,4 +1,4 @@
-//! A node: its host, its GPUs, and how they are joined.
+//! A machine: its host, its GPUs, and how they are joined.
 
 use crate::CpuDevice;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use std::fmt;
 
 /// One machine, found or written down.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Node {
+pub struct Topology {
     /// What it is called.
     pub name: String,
     /// Its processors and their memory.
@@ -120,10 +120,10 @@ impl Link {
     }
 }
 
-impl Node {
-    /// A node whose GPUs are joined as `links` says (later entries win), and the other pairs by PCIe, according to their NUMA nodes.
+impl Topology {
+    /// A machine whose GPUs are joined as `links` says (later entries win), and the other pairs by PCIe, according to their NUMA nodes.
     #[must_use]
-    pub fn new(name: String, host: CpuDevice, gpus: Vec<Gpu>, links: &[Joined]) -> Node {
+    pub fn new(name: String, host: CpuDevice, gpus: Vec<Gpu>, links: &[Joined]) -> Topology {
         let pairs = (0..gpus.len()).flat_map(|a| (a + 1..gpus.len()).map(move |b| (a, b)));
         let of = |(a, b): (usize, usize)| {
             let said = links.iter().rev().find(|joined| joined.gpus == (a, b) || joined.gpus == (b, a));
@@ -132,7 +132,7 @@ impl Node {
             Joined { gpus: (a, b), link: said.map_or_else(|| Link::usual(kind), |joined| joined.link) }
         };
         let links = pairs.map(of).collect();
-        Node { name, host, gpus, links, note: None }
+        Topology { name, host, gpus, links, note: None }
     }
 
     /// What is between two GPUs; `None` for one and the same, or for one that is not there.
@@ -164,19 +164,19 @@ mod tests {
 
     #[test]
     fn pairs_nobody_speaks_of_are_joined_by_what_their_numa_nodes_say() {
-        let host = CpuDevice { name: "h".into(), cores: vec![0], memory_bytes: 1 };
+        let host = CpuDevice { name: "h".into(), cores: vec![0], nodes: vec![], memory_bytes: 1 };
         let fast = Link { kind: LinkKind::Nvlink, bytes_per_s: 1e12 };
         let gpus = vec![gpu(Some(0)), gpu(Some(0)), gpu(Some(1)), gpu(None)];
-        let node = Node::new("n".into(), host, gpus, &[Joined { gpus: (2, 0), link: fast }]);
-        let kind = |a, b| node.link(a, b).map(|link| link.kind);
-        assert_eq!(node.links.len(), 6);
+        let machine = Topology::new("n".into(), host, gpus, &[Joined { gpus: (2, 0), link: fast }]);
+        let kind = |a, b| machine.link(a, b).map(|link| link.kind);
+        assert_eq!(machine.links.len(), 6);
         assert_eq!(kind(0, 1), Some(LinkKind::Pcie));
         assert_eq!((kind(0, 2), kind(2, 0)), (Some(LinkKind::Nvlink), Some(LinkKind::Nvlink)));
         assert_eq!((kind(1, 2), kind(1, 3)), (Some(LinkKind::PcieNuma), Some(LinkKind::Pcie)));
         assert_eq!((kind(1, 1), kind(1, 9)), (None, None));
-        assert_eq!(node.slowest(&[0, 1, 2]).unwrap().gpus, (1, 2));
-        assert_eq!(node.slowest(&[0, 2]).unwrap().link, fast);
-        assert_eq!(node.slowest(&[3]), None);
+        assert_eq!(machine.slowest(&[0, 1, 2]).unwrap().gpus, (1, 2));
+        assert_eq!(machine.slowest(&[0, 2]).unwrap().link, fast);
+        assert_eq!(machine.slowest(&[3]), None);
     }
 
     #[test]
