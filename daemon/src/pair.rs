@@ -57,6 +57,7 @@ fn named(config: &Config, watch: Watch<'_>) -> Result<Pair, DaemonError> {
             let pair = from_directories(&folder.join("target"), draft.as_deref(), dtype, ranks, watch)?;
             Ok(Pair { name: "rustdoc".to_owned(), ..pair })
         }
+        ModelSource::Shape { .. } => Err(DaemonError::PlanOnly { key: "model.shape" }),
         ModelSource::Directories { target, draft } => {
             Ok(from_directories(target, draft.as_deref(), dtype, ranks, watch)?)
         }
@@ -139,13 +140,26 @@ impl Pair {
     /// # Errors
     /// It says more.
     pub(crate) fn max_context(&self, config: &Config) -> Result<usize, DaemonError> {
-        let target = ("target", self.target.config().max_context);
-        let draft = self.draft.as_ref().map(|draft| ("draft", draft.config().max_context));
-        let (model, limit) =
-            draft.into_iter().fold(target, |least, draft| if draft.1 < least.1 { draft } else { least });
-        match config.scheduler.max_context {
-            Some(asked) if asked > limit => Err(DaemonError::Context { asked, model, limit }),
-            asked => Ok(asked.unwrap_or(limit)),
-        }
+        let draft = self.draft.as_ref().map(|draft| draft.config().max_context);
+        max_context(config, self.target.config().max_context, draft)
+    }
+}
+
+/// What models of these contexts hold, or less if the config says so.
+///
+/// # Errors
+/// It says more.
+pub(crate) fn max_context(
+    config: &Config,
+    target: usize,
+    draft: Option<usize>,
+) -> Result<usize, DaemonError> {
+    let draft = draft.map(|draft| ("draft", draft));
+    let (model, limit) = draft
+        .into_iter()
+        .fold(("target", target), |least, draft| if draft.1 < least.1 { draft } else { least });
+    match config.scheduler.max_context {
+        Some(asked) if asked > limit => Err(DaemonError::Context { asked, model, limit }),
+        asked => Ok(asked.unwrap_or(limit)),
     }
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
+    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, Dtype, GpuInfo, Isa, ModelFacts,
+    PassLimits,
 };
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaSizes, upload};
-use faser_models::{Model, Scratch};
+use faser_models::{Model, ModelConfig, Scratch};
 use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
 
 use crate::config::Config;
@@ -109,6 +110,18 @@ fn on_cpu(
     })
 }
 
+/// What a model's passes take of a GPU beside weights and KV.
+pub(crate) fn cuda_workspace(
+    sizes: &CudaSizes,
+    config: &ModelConfig,
+    dtype: Dtype,
+    bounds: &EngineConfig,
+) -> u64 {
+    // Penalties need a count for each token of the vocabulary, and every sequence may have some.
+    let tables = (bounds.max_running * config.vocab * size_of::<u32>()) as u64;
+    sizes.workspace_bytes(config, dtype) + tables
+}
+
 fn on_gpu(
     config: &Config,
     host: &CpuDevice,
@@ -120,9 +133,7 @@ fn on_gpu(
 ) -> Result<Placed, DaemonError> {
     let limits = PassLimits::of(bounds);
     let work = |model: &Model, sizes: CudaSizes| {
-        // Penalties need a count for each token of the vocabulary, and every sequence may have some.
-        let tables = (bounds.max_running * model.config().vocab * size_of::<u32>()) as u64;
-        footprint(model, sizes.workspace_bytes(model.config(), model.dtype()) + tables)
+        footprint(model, cuda_workspace(&sizes, model.config(), model.dtype(), bounds))
     };
     let for_target = work(&target, limits.cuda_verify(bounds));
     let for_draft = draft.as_deref().map(|draft| work(draft, limits.cuda_draft(bounds)));

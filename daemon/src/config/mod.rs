@@ -1,8 +1,10 @@
 //! Configuration: one YAML file, read once into one validated `Config`. Every key has a default.
 
 pub mod raw;
+mod shape;
 pub mod sizes;
 mod synthetic;
+mod topology;
 mod validated;
 
 #[cfg(test)]
@@ -15,6 +17,9 @@ use std::time::Duration;
 use faser_actors::{Dtype, Isa};
 use faser_engine::{Mechanisms, Policy, Slo};
 use faser_models::synthetic::SyntheticSpec;
+use faser_topology::{DraftPlace, Topology};
+
+pub use self::shape::NamedShape;
 
 /// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +40,8 @@ pub struct Config {
     pub model: ModelConfig,
     /// Where it runs.
     pub device: DeviceConfig,
+    /// A machine that is planned for, in place of this one.
+    pub topology: Option<Topology>,
     /// KV memory.
     pub kv: KvConfig,
     /// Bounds of the batch and the queue.
@@ -112,6 +119,13 @@ pub enum ModelSource {
         /// Whether the draft model is used.
         draft: bool,
     },
+    /// Models that are not there, by their shapes: to plan with.
+    Shape {
+        /// The target model's.
+        target: NamedShape,
+        /// The draft model's, if there is one.
+        draft: Option<NamedShape>,
+    },
 }
 
 impl ModelSource {
@@ -120,6 +134,7 @@ impl ModelSource {
         match self {
             ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
             ModelSource::Directories { draft, .. } => draft.is_some(),
+            ModelSource::Shape { draft, .. } => draft.is_some(),
         }
     }
 }
@@ -153,6 +168,10 @@ pub struct DeviceConfig {
     pub tensor_parallel: usize,
     /// Ranks that the draft is split over.
     pub draft_tensor_parallel: usize,
+    /// Where the draft is.
+    pub draft_placement: DraftPlace,
+    /// Copies of the pair, each on devices of its own.
+    pub replicas: usize,
 }
 
 /// KV memory.

@@ -80,7 +80,7 @@ fn uneven(request: &PlanRequest<'_>, plan: &Plan) -> Option<String> {
     }
     let free = |load: &&super::DeviceLoad| load.budget_bytes - load.used_bytes();
     let with_target = || plan.devices.iter().filter(|load| load.target_weight_bytes > 0);
-    let (emptiest, fullest) = (with_target().max_by_key(free)?, with_target().min_by_key(free)?);
+    let (emptiest, fullest) = (with_target().rev().max_by_key(free)?, with_target().min_by_key(free)?);
     let unused = free(&emptiest);
     if (unused as f64) < UNEVEN * emptiest.budget_bytes as f64 {
         return None;
