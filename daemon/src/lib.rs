@@ -20,6 +20,7 @@ pub mod log;
 pub mod metrics;
 pub mod output;
 mod pair;
+mod passes;
 mod place;
 pub mod plan;
 pub mod progress;
