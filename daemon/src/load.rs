@@ -7,13 +7,13 @@ use faser_actors::{
     DeviceSpec, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
-use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer, on_nodes};
-use faser_topology::{CpuDevice, DraftPlace, KvPools};
+use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
+use faser_topology::{DraftPlace, KvPools};
 
 use crate::app::Served;
 use crate::config::{Config, ModelSource};
 use crate::costs::{CostSource, tables};
-use crate::device::{Chosen, Machine, choose};
+use crate::device::{Machine, choose};
 use crate::error::DaemonError;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
@@ -41,15 +41,6 @@ pub struct Loaded {
 
 /// How far loading is: which model, and its weights.
 pub type Watch<'w> = &'w mut dyn FnMut(&'static str, Progress);
-
-/// On a machine of several NUMA nodes the weights go where the lanes will be.
-fn nodes_of_weights(config: &Config, chosen: &Chosen) -> Result<Vec<usize>, DaemonError> {
-    if matches!(chosen, Chosen::Gpu(_)) {
-        return Ok(Vec::new());
-    }
-    let device = CpuDevice::discover()?;
-    Ok(if device.nodes.len() > 1 { device.nodes_of(config.device.threads) } else { Vec::new() })
-}
 
 /// The engine's bounds, its pools and costs yet to be known.
 pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) -> EngineConfig {
@@ -90,11 +81,10 @@ fn refuse_plans_only(config: &Config) -> Result<(), DaemonError> {
 pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     refuse_plans_only(config)?;
     let chosen = choose(config)?;
-    let pair = on_nodes(&nodes_of_weights(config, &chosen)?, || pair(config, watch))?;
-    let bounds = bounds(config, pair.max_context(config)?, pair.target.config().layers);
-    let Pair { name, target, draft, others, tokenizer, template } = pair;
-    let Placed { device, machine, pools } =
-        place(config, chosen, (Arc::new(target), draft.map(Arc::new)), others, &bounds, watch)?;
+    let pair = pair(config)?;
+    let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
+    let Pair { name, target, draft, weights, tokenizer, template } = pair;
+    let Placed { device, machine, pools } = place(config, chosen, (target, draft), weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
     let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {

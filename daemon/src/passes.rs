@@ -88,10 +88,7 @@ mod tests {
 
     #[test]
     fn links_and_ranks_are_laid_over_the_pair() {
-        let spec = args("faser sim --pair llama3 --tp 4 --link pcie:50 --overlap-all-reduce")
-            .unwrap()
-            .spec()
-            .unwrap();
+        let spec = args("faser sim --pair llama3 --tp 4 --link pcie:50 --overlap-all-reduce").spec().unwrap();
         assert_eq!((spec.pair.gpus, spec.pair.target.tp, spec.pair.draft.tp), (4, 4, 1));
         let Links { kind, bandwidth, overlapped, .. } = spec.hardware.links;
         assert_eq!((kind, bandwidth.round() as u64, overlapped), (LinkKind::Pcie, 40_000_000_000, true));

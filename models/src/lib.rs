@@ -21,7 +21,7 @@ pub use checkpoint::weight_files;
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
 pub use faser_kernels::on_nodes;
-pub use load::{HeldOn, Progress};
+pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;

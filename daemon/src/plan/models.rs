@@ -6,7 +6,8 @@ use std::path::Path;
 
 use faser_actors::{Dtype, PassLimits};
 use faser_engine::EngineConfig;
-use faser_models::{HeldOn, ModelConfig, Scratch, Shard, check_pair};
+use faser_models::cuda::CudaModel;
+use faser_models::{ModelConfig, Scratch, Shard, check_pair};
 use faser_topology::{Divisible, PlanModel, Share, ShareBytes};
 
 use super::Facts;
@@ -39,9 +40,9 @@ impl Models {
                 (folder(target)?, draft.as_deref().map(&mut folder).transpose()?)
             }
             ModelSource::Synthetic { spec, draft } => {
-                let shape = |layers| spec.config(layers);
-                let of = |name: &str, layers| NamedShape { name: name.to_owned(), config: shape(layers) };
-                (of("synthetic target", spec.layers), draft.then(|| of("synthetic draft", spec.draft_layers)))
+                let (target, draft_shape) = spec.configs()?;
+                let of = |name: &str, config| NamedShape { name: name.to_owned(), config };
+                (of("synthetic target", target), draft.then(|| of("synthetic draft", draft_shape)))
             }
             ModelSource::Shape { target, draft } => (target.clone(), draft.clone()),
         };
@@ -131,11 +132,14 @@ impl<'a> Planned<'a> {
 
     fn computed(&self, shard: Shard, dtype: Dtype) -> ShareBytes {
         let whole = &self.shape.config;
-        let on = if self.on_gpu { HeldOn::Gpu } else { HeldOn::Cpu };
-        // The planner asks for shards that it has checked; a model that cannot be split so fits nowhere.
-        let weight_bytes = whole.weight_bytes(shard, dtype, on).unwrap_or(u64::MAX >> 16);
         let own = shard.config(whole);
-        let kv_bytes_per_token = (2 * own.layers * own.kv_width() * dtype.beside().bytes()) as u64;
+        // The planner asks for shards that it has checked; a model that cannot be held so fits nowhere.
+        let weight_bytes = if self.on_gpu {
+            CudaModel::weight_bytes(&own, dtype).unwrap_or(u64::MAX >> 16)
+        } else {
+            whole.weight_bytes(shard, dtype).unwrap_or(u64::MAX >> 16)
+        };
+        let kv_bytes_per_token = own.kv_bytes_per_token(dtype.beside());
         ShareBytes { weight_bytes, kv_bytes_per_token, workspace_bytes: self.workspace(&own, shard, dtype) }
     }
 
@@ -148,6 +152,6 @@ impl<'a> Planned<'a> {
         let sizes =
             if self.is_target { limits.cuda_verify(self.bounds) } else { limits.cuda_draft(self.bounds) };
         let communicator = if shard.ranks > 1 { COMMUNICATOR_BYTES } else { 0 };
-        crate::place::cuda_workspace(&sizes, own, dtype, self.bounds) + communicator
+        sizes.workspace_bytes(own, dtype) + communicator
     }
 }

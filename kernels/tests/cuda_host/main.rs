@@ -6,6 +6,7 @@ mod reference;
 mod attention;
 #[path = "../cuda_fake/library.rs"]
 mod build;
+mod drafting;
 mod host;
 mod matmul;
 mod passes;

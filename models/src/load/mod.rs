@@ -12,7 +12,6 @@ use faser_kernels::{Dtype, Source};
 
 pub(crate) use self::cpu::CpuPacker;
 use self::cut::Cut;
-pub use self::sizes::HeldOn;
 pub(crate) use self::source::Tensors;
 use crate::checkpoint::{Checkpoint, Files};
 use crate::layer::Layer;

@@ -11,15 +11,6 @@ use crate::checkpoint::{Checkpoint, Files};
 use crate::config::Keys;
 use crate::{ModelConfig, ModelError, Shard};
 
-/// On what weights are to be held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HeldOn {
-    /// The CPU: matrices in panels, a tied embedding in both forms.
-    Cpu,
-    /// A GPU: rows, a tied embedding once.
-    Gpu,
-}
-
 impl ModelConfig {
     /// The shape that the keys of a config.json say; `place` is named in errors.
     ///
@@ -29,13 +20,13 @@ impl ModelConfig {
         ModelConfig::from_keys(&Keys::of(place, keys)?, None)
     }
 
-    /// Bytes of the weights of a shard of a model of this shape, as they are held.
+    /// Bytes of the weights of a shard of a model of this shape, as the CPU's kernels take them.
     ///
     /// # Errors
     /// The model cannot be split so.
-    pub fn weight_bytes(&self, shard: Shard, dtype: Dtype, on: HeldOn) -> Result<u64, ModelError> {
+    pub fn weight_bytes(&self, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
         shard.check(self)?;
-        counted(self, shard, &mut Shapes, dtype, on)
+        counted(self, shard, &mut Shapes, dtype)
     }
 
     /// Looks that the safetensors files of `dir` hold a model of this shape, by their headers alone; false if there are no such files.
@@ -48,7 +39,7 @@ impl ModelConfig {
         }
         let files = Files::map(dir)?;
         let mut checkpoint = Checkpoint::new(&files)?;
-        counted(self, Shard::WHOLE, &mut checkpoint, Dtype::F32, HeldOn::Cpu).map(|_| true)
+        counted(self, Shard::WHOLE, &mut checkpoint, Dtype::F32).map(|_| true)
     }
 }
 
@@ -57,9 +48,8 @@ fn counted(
     shard: Shard,
     tensors: &mut dyn Tensors,
     dtype: Dtype,
-    on: HeldOn,
 ) -> Result<u64, ModelError> {
-    let mut counter = Counter { dtype, on, bytes: 0 };
+    let mut counter = Counter { dtype, bytes: 0 };
     load(config, shard, tensors, &mut counter, &mut |_| {})?;
     Ok(counter.bytes)
 }
@@ -90,7 +80,6 @@ impl Tensors for Shapes {
 /// Packs nothing, and counts what packing would take.
 struct Counter {
     dtype: Dtype,
-    on: HeldOn,
     bytes: u64,
 }
 
@@ -109,11 +98,7 @@ impl Packer for Counter {
     }
 
     fn matrix(&mut self, _tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
-        let numbers = numbers(sources);
-        self.bytes += match self.on {
-            HeldOn::Cpu => Matrix::packed_bytes(numbers / inputs.max(1), inputs, self.dtype),
-            HeldOn::Gpu => (numbers * self.dtype.bytes()) as u64,
-        };
+        self.bytes += Matrix::packed_bytes(numbers(sources) / inputs.max(1), inputs, self.dtype);
         Ok(())
     }
 
@@ -129,10 +114,7 @@ impl Packer for Counter {
         inputs: usize,
         source: Source<'_>,
     ) -> Result<Arc<()>, ModelError> {
-        match self.on {
-            HeldOn::Cpu => self.matrix(tensor, inputs, &[source]).map(Arc::new),
-            HeldOn::Gpu => Ok(Arc::new(())),
-        }
+        self.matrix(tensor, inputs, &[source]).map(Arc::new)
     }
 }
 
@@ -140,7 +122,6 @@ impl Packer for Counter {
 mod tests {
     use super::*;
     use crate::Model;
-    use crate::synthetic::SyntheticSpec;
 
     fn golden(case: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
@@ -157,7 +138,7 @@ mod tests {
             {
                 for shard in Shard::all(ranks) {
                     // Not every one of them can be split.
-                    let Ok(bytes) = config.weight_bytes(shard, dtype, HeldOn::Cpu) else {
+                    let Ok(bytes) = config.weight_bytes(shard, dtype) else {
                         assert!(shard.check(&config).is_err());
                         continue;
                     };
@@ -166,20 +147,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn on_a_gpu_weights_are_rows_and_a_tied_embedding_is_there_once() {
-        let spec = SyntheticSpec { vocab: 301, ..SyntheticSpec::preset("tiny").unwrap() };
-        let config = ModelConfig { layers: 1, ..spec.config(1) };
-        let ModelConfig { hidden, intermediate, .. } = config;
-        let numbers =
-            301 * hidden + hidden * (2 * config.q_width() + 2 * config.kv_width() + 3 * intermediate);
-        let tied = ModelConfig { tie_embeddings: true, ..config.clone() };
-        let bytes =
-            |config: &ModelConfig| config.weight_bytes(Shard::WHOLE, Dtype::Bf16, HeldOn::Gpu).unwrap();
-        assert_eq!(bytes(&tied), (2 * numbers + 4 * 3 * hidden) as u64);
-        assert_eq!(bytes(&config), bytes(&tied) + (2 * 301 * hidden) as u64);
     }
 
     #[test]
