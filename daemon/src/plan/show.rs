@@ -108,7 +108,7 @@ fn replica(
     let Replica { kv_blocks, kv_tokens, sequences, .. } = replica;
     writeln!(
         f,
-        "\nreplica {number}: KV for {kv_tokens} tokens ({kv_blocks} blocks of {block_size}): {sequences} sequences of {max_context}"
+        "\nreplica {number}: KV for {kv_tokens} tokens ({kv_blocks} blocks of {block_size}), room for {sequences} x {max_context}"
     )?;
     if let Some(Joined { link, .. }) = &replica.slowest_link {
         writeln!(f, "  its group sums over {}, {:.0} GB/s", link.kind, link.bytes_per_s / 1e9)?;

@@ -41,12 +41,13 @@ fn on_the_cpu_a_plan_has_the_pools_and_weights_that_loading_gives() {
 
 #[test]
 fn shares_are_the_shards_that_models_are_cut_into() {
-    let shape = |heads: usize, kv_heads: usize, intermediate: usize, vocab: usize| {
-        let config = config(&format!(
-            "model: {{synthetic: {{preset: tiny, hidden: {}, heads: {heads}, kv_heads: {kv_heads}, intermediate: {intermediate}, vocab: {vocab}}}}}",
-            16 * heads
-        ));
-        Models::of(&config).unwrap().target.config
+    let base = Models::of(&config("model: {synthetic: {preset: tiny}}")).unwrap().target.config;
+    let shape = |heads, kv_heads, intermediate, vocab| ModelConfig {
+        heads,
+        kv_heads,
+        intermediate,
+        vocab,
+        ..base.clone()
     };
     for whole in [shape(8, 2, 96, 301), shape(6, 3, 64, 100), shape(8, 8, 65, 9), shape(4, 1, 8, 5)] {
         let ModelConfig { layers, heads, kv_heads, intermediate, vocab, .. } = whole;
