@@ -2,6 +2,8 @@
 //!
 //! A token of a type that implements [`Simd`] proves that the machine has its instructions: only `dispatch` makes one.
 
+#[cfg(test)]
+mod agree;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
