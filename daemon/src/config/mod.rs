@@ -122,9 +122,9 @@ pub enum ModelSource {
     /// Models that are not there, by their shapes: to plan with.
     Shape {
         /// The target model's.
-        target: NamedShape,
+        target: Box<NamedShape>,
         /// The draft model's, if there is one.
-        draft: Option<NamedShape>,
+        draft: Option<Box<NamedShape>>,
     },
 }
 

@@ -131,7 +131,7 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
         }
     };
     let source = match shape {
-        Some((target, draft)) => ModelSource::Shape { target, draft },
+        Some((target, draft)) => ModelSource::Shape { target: Box::new(target), draft: draft.map(Box::new) },
         None => named,
     };
     let dtype = match fields.word("dtype", &["bf16", "f32", "int8"])? {

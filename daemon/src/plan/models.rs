@@ -44,7 +44,7 @@ impl Models {
                 let of = |name: &str, config| NamedShape { name: name.to_owned(), config };
                 (of("synthetic target", target), draft.then(|| of("synthetic draft", draft_shape)))
             }
-            ModelSource::Shape { target, draft } => (target.clone(), draft.clone()),
+            ModelSource::Shape { target, draft } => ((**target).clone(), draft.as_deref().cloned()),
         };
         if let Some(draft) = &draft {
             check_pair(&target.config, &draft.config)?;
