@@ -48,6 +48,7 @@ struct PoolGauges {
     total: Gauge,
     free: Gauge,
     cached: Gauge,
+    usage: Gauge,
 }
 
 impl LoadMetrics {
@@ -235,6 +236,7 @@ impl PoolGauges {
             total: meter.gauge("faser_kv_blocks_total"),
             free: meter.gauge("faser_kv_blocks_free"),
             cached: meter.gauge("faser_kv_blocks_cached"),
+            usage: meter.gauge("faser_kv_usage_ratio"),
         }
     }
 
@@ -242,12 +244,18 @@ impl PoolGauges {
         self.total.set(pool.total as f64);
         self.free.set(pool.free as f64);
         self.cached.set(pool.cached as f64);
+        self.usage.set(pool.total.saturating_sub(pool.free) as f64 / pool.total.max(1) as f64);
     }
 }
 
 fn describe_pools() {
     describe_gauge!("faser_kv_blocks_total", Unit::Count, "KV blocks of the pool");
     describe_gauge!("faser_kv_blocks_free", Unit::Count, "KV blocks no sequence holds, cached ones included");
+    describe_gauge!(
+        "faser_kv_usage_ratio",
+        Unit::Count,
+        "share of the KV blocks that sequences hold, 0 to 1"
+    );
     describe_gauge!("faser_kv_blocks_cached", Unit::Count, "KV blocks that hold a prefix for later requests");
 }
 
@@ -329,6 +337,8 @@ mod tests {
         assert_eq!(ledger.counted("faser_calibration_proposals"), 9);
         assert_eq!(ledger.gauged("faser_calibration_log_loss"), 0.625);
         assert_eq!(ledger.gauged("faser_kv_blocks_free{model=target}"), 4.0);
+        assert_eq!(ledger.gauged("faser_kv_usage_ratio{model=target}"), 0.6);
+        assert_eq!(ledger.gauged("faser_kv_usage_ratio{model=draft}"), 0.0);
         assert_eq!(ledger.gauged("faser_requests_running"), 0.0);
     }
 

@@ -16,6 +16,7 @@ Examples:
   faser serve                                     the demo pair on http://127.0.0.1:8000
   faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
   faser check -c my.yaml                          is this config right, and does it fit this machine?
+  faser plan -c configs/plans/h100x8.yaml         which GPUs would hold what, and would it fit?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
   faser bench --concurrency 1,4,16 --k 0,4        what speculation brings on this machine
   faser compare --policy off --policy budget      what policies bring against each other
@@ -39,6 +40,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// Check a config: its keys, the models it names, and how they fit this machine.
     Check(CheckArgs),
+    /// Plan where models would go: on this machine, or on one that the config describes. Loads no weights.
+    Plan(PlanArgs),
     /// Continue a prompt in this terminal; tokens that the draft model proposed are green.
     Generate(GenerateArgs),
     /// Measure a running server, faser or any other that speaks the OpenAI API.
@@ -87,6 +90,35 @@ pub struct CheckArgs {
     /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
+}
+
+/// `faser plan`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It reads config.json and the headers of weight files, no weights. Machines and models that are not at hand are written in the config:
+
+  topology:
+    name: 8 x H100
+    host: {cores: 112, memory: 2TiB, numa_nodes: 2}
+    gpus: [{count: 4, name: H100, sms: 132, memory: 80GiB, numa: 0}, {count: 4, name: H100, sms: 132, memory: 80GiB, numa: 1}]
+    links: [{among: all, kind: nvlink, gb_per_s: 450}]   # kinds: nvlink, pcie-switch, pcie, pcie-numa
+  model:
+    shape: {target: {KEYS OF ITS config.json}, draft: {..}}
+  device: {tensor_parallel: 4, draft_tensor_parallel: 1, draft_placement: first, replicas: 2}
+
+What does not fit is refused with what would, and exit status 1. docs/plans.md has pictures.
+
+Examples:
+  faser plan                                      the demo pair on this machine
+  faser plan -c configs/plans/h100x8.yaml
+  faser plan -c my.yaml --json | jq '.plan.devices'")]
+pub struct PlanArgs {
+    /// Config file (YAML); without it the demo pair is planned for.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print one JSON object: topology, models, plan or refusal.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `faser generate`.
@@ -206,6 +238,16 @@ impl CheckArgs {
     /// The file is wrong.
     pub fn load_config(&self) -> Result<Config, ConfigError> {
         profiled(Config::from_document(&document(self.config.as_ref())?)?, self.profile)
+    }
+}
+
+impl PlanArgs {
+    /// The config.
+    ///
+    /// # Errors
+    /// The file is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        Config::from_document(&document(self.config.as_ref())?)
     }
 }
 

@@ -91,9 +91,6 @@ fn choose_with(
 ) -> Result<Chosen, DaemonError> {
     let usable = |ordinal| {
         let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
-        if config.model.dtype == Dtype::Int8 {
-            return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
-        }
         if config.device.tensor_parallel > 1 || config.device.draft_tensor_parallel > 1 {
             return unfit(
                 "`device.tensor_parallel` and `device.draft_tensor_parallel` split models on the CPU alone: leave them out",
@@ -102,9 +99,7 @@ fn choose_with(
         if config.device.replicas > 1 {
             return unfit("`device.replicas` share the cores of a host, on the CPU alone: leave it out");
         }
-        if config.kv.block_size != 16 {
-            return unfit("`kv.block_size` must be 16 on a GPU");
-        }
+        fits_gpus(config)?;
         probe(ordinal)
     };
     match config.device.kind {
@@ -118,6 +113,18 @@ fn choose_with(
             usable(ordinal).map(Chosen::Gpu).map_err(refused)
         }
     }
+}
+
+/// Whether a pair can be held on GPUs as the config says, whichever they are.
+pub(crate) fn fits_gpus(config: &Config) -> Result<(), CudaError> {
+    let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
+    if config.model.dtype == Dtype::Int8 {
+        return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
+    }
+    if config.kv.block_size != 16 {
+        return unfit("`kv.block_size` must be 16 on a GPU");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

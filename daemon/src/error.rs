@@ -59,6 +59,28 @@ pub enum DaemonError {
         /// Why not.
         source: Box<ServiceError>,
     },
+    /// A config for `faser plan` alone.
+    #[error("`{key}` is for `faser plan` alone so far: leave it out")]
+    PlanOnly {
+        /// The key.
+        key: &'static str,
+    },
+    /// A plan was asked for on a GPU that is not there.
+    #[error(
+        "`device.kind` is cuda:{first}, and the machine has {count} GPUs{}: write `topology` for one that has it, or `device.kind: auto`",
+        .note.as_ref().map_or_else(String::new, |note| format!(" ({note})"))
+    )]
+    PlanGpu {
+        /// Its number.
+        first: usize,
+        /// GPUs of the machine.
+        count: usize,
+        /// What was found instead.
+        note: Option<String>,
+    },
+    /// A plan was asked for on GPUs that cannot hold the pair so.
+    #[error("{0}")]
+    PlanUnfit(String),
     /// The models do not fit the device.
     #[error(transparent)]
     Topology(#[from] TopologyError),

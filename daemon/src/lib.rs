@@ -1,4 +1,4 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `generate`, `bench`, `compare` and `sim`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare` and `sim`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod app;
@@ -20,7 +20,9 @@ pub mod log;
 pub mod metrics;
 pub mod output;
 mod pair;
+mod passes;
 mod place;
+pub mod plan;
 pub mod progress;
 mod random;
 pub mod sequence;

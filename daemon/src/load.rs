@@ -9,10 +9,10 @@ use faser_actors::{
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
 use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
-use faser_topology::KvPools;
+use faser_topology::{DraftPlace, KvPools};
 
 use crate::app::Served;
-use crate::config::Config;
+use crate::config::{Config, ModelSource};
 use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
 use crate::error::DaemonError;
@@ -47,28 +47,46 @@ pub struct Loaded {
 /// How far loading is: which model, and its weights.
 pub type Watch<'w> = &'w mut dyn FnMut(&'static str, Progress);
 
-/// Loads a pair and plans its place; a GPU has the weights then.
-///
-/// # Errors
-/// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
-pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
-    let chosen = choose(config)?;
-    let pair = pair(config)?;
-    let bounds = EngineConfig {
+/// The engine's bounds, its pools and costs yet to be known.
+pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) -> EngineConfig {
+    EngineConfig {
         block_size: config.kv.block_size,
         target_blocks: 0,
         draft_blocks: 0,
         max_running: config.scheduler.max_running,
         max_waiting: config.scheduler.max_waiting,
         max_pass_rows: config.scheduler.max_pass_rows,
-        max_context: pair.max_context(config)?,
+        max_context,
         policy: config.speculation.policy.clone(),
         partitions: Vec::new(),
-        target_layers: pair.target.layers,
+        target_layers,
         mechanisms: config.speculation.mechanisms,
         slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
-    };
+    }
+}
+
+/// What can be planned, and not be served yet.
+fn refuse_plans_only(config: &Config) -> Result<(), DaemonError> {
+    let device = &config.device;
+    let only = [
+        ("topology", config.topology.is_some()),
+        ("model.shape", matches!(config.model.source, ModelSource::Shape { .. })),
+        ("device.draft_placement", device.draft_placement != DraftPlace::First),
+    ];
+    let found = only.into_iter().find_map(|(key, given)| given.then_some(key));
+    found.map_or(Ok(()), |key| Err(DaemonError::PlanOnly { key }))
+}
+
+/// Loads a pair and plans its place; a GPU has the weights then.
+///
+/// # Errors
+/// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
+pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
+    refuse_plans_only(config)?;
+    let chosen = choose(config)?;
+    let pair = pair(config)?;
+    let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
     let Pair { name, target, draft, weights, tokenizer, template } = pair;
     let Placed { device, more, machine, pools } =
         place(config, chosen, (target, draft), weights, &bounds, watch)?;

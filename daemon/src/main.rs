@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
-use faser::{bench, check, compare, generate, log, output, serve, sim};
+use faser::{bench, check, compare, generate, log, output, plan, serve, sim};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -32,6 +32,12 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             log::start(quiet(config.log));
             output::line(&check::check(&config)?)?;
             Ok(0)
+        }
+        Command::Plan(args) => {
+            let report = plan::plan(&args.load_config()?)?;
+            let text = if args.json { serde_json::to_string_pretty(&report)? } else { report.to_string() };
+            output::line(&text)?;
+            Ok(i32::from(report.refusal.is_some()))
         }
         Command::Generate(args) => {
             let config = args.load_config()?;

@@ -64,6 +64,7 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
                 ..in_folders(&folder.join("target"), draft.as_deref(), dtype)?
             }
         }
+        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly { key: "model.shape" }),
         ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype)?,
         ModelSource::Synthetic { spec, draft: drafts } => {
             let (target, draft) = spec.configs()?;
@@ -183,13 +184,26 @@ impl Pair {
     /// # Errors
     /// It says more.
     pub(crate) fn max_context(&self, config: &Config) -> Result<usize, DaemonError> {
-        let target = ("target", self.target.max_context);
-        let draft = self.draft.as_ref().map(|draft| ("draft", draft.max_context));
-        let (model, limit) =
-            draft.into_iter().fold(target, |least, draft| if draft.1 < least.1 { draft } else { least });
-        match config.scheduler.max_context {
-            Some(asked) if asked > limit => Err(DaemonError::Context { asked, model, limit }),
-            asked => Ok(asked.unwrap_or(limit)),
-        }
+        let draft = self.draft.as_ref().map(|draft| draft.max_context);
+        max_context(config, self.target.max_context, draft)
+    }
+}
+
+/// What models of these contexts hold, or less if the config says so.
+///
+/// # Errors
+/// It says more.
+pub(crate) fn max_context(
+    config: &Config,
+    target: usize,
+    draft: Option<usize>,
+) -> Result<usize, DaemonError> {
+    let draft = draft.map(|draft| ("draft", draft));
+    let (model, limit) = draft
+        .into_iter()
+        .fold(("target", target), |least, draft| if draft.1 < least.1 { draft } else { least });
+    match config.scheduler.max_context {
+        Some(asked) if asked > limit => Err(DaemonError::Context { asked, model, limit }),
+        asked => Ok(asked.unwrap_or(limit)),
     }
 }

@@ -9,10 +9,10 @@ use faser_bench::BenchError;
 use faser_bench::sim::{Contender, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::Mechanisms;
-use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
+use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair};
 
 use crate::error::DaemonError;
-use crate::output;
+use crate::{output, passes};
 
 /// `faser sim`.
 #[derive(Args, Debug)]
@@ -27,6 +27,7 @@ Examples:
   faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.png
   faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
   faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
+  faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
   faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
   faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.png      what both lanes did, as a picture")]
 pub struct SimArgs {
@@ -36,6 +37,18 @@ pub struct SimArgs {
     /// The models: qwen3 (0.6B for 32B, one GPU) or llama3 (1B for 70B, two).
     #[arg(long, default_value = "qwen3", value_parser = pair)]
     pub pair: Pair,
+    /// GPUs the target is split over, with a draft on each; without it what the pair has.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub tp: Option<u8>,
+    /// What joins them: nvlink, pcie-switch, pcie or pcie-numa, and how fast: KIND:GB/s each way. Without it the GPU's NVLink.
+    #[arg(long, value_name = "KIND", value_parser = passes::link)]
+    pub link: Option<Links>,
+    /// Sum one half of a pass's rows over the GPUs while the other half computes, where that is faster.
+    #[arg(long)]
+    pub overlap_all_reduce: bool,
+    /// Show where the time of verify passes goes instead, by rows, for each of these links: passes alone, no requests.
+    #[arg(long, value_name = "KIND,..", value_delimiter = ',', value_parser = passes::link, conflicts_with_all = ["link", "overlap_all_reduce"])]
+    pub passes: Vec<Links>,
     /// Costs of launches, in those of captured graphs: about 6 for kernels that are launched one by one.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub launches: f64,
@@ -126,6 +139,9 @@ const PICTURE_S: f64 = 0.16;
 /// The figures asked for do not go together, or a file cannot be written.
 pub fn sim(args: &SimArgs) -> Result<(), DaemonError> {
     let spec = args.spec()?;
+    if !args.passes.is_empty() {
+        return output::line(passes::table(&spec, &args.passes).trim_end());
+    }
     let loads = args.loads();
     let report = spec.compare(&args.policies, &loads, &mut show)?;
     output::line(report.to_string().trim_end())?;
@@ -169,7 +185,7 @@ impl SimArgs {
         if self.batches.is_empty() { "requests per second" } else { "batch" }
     }
 
-    fn spec(&self) -> Result<SimSpec, DaemonError> {
+    pub(crate) fn spec(&self) -> Result<SimSpec, DaemonError> {
         let wrong = |why: &str| Err(BenchError::Spec(why.to_owned()).into());
         let positive = |x: f64| x.is_finite() && x > 0.0;
         if !self.rates.iter().all(|&rate| positive(rate)) || self.batches.contains(&0) {
@@ -195,20 +211,28 @@ impl SimArgs {
         if self.draft_sms.iter().any(|&sms| sms == 0 || sms >= self.device.sms) {
             return wrong(&format!("--draft-sms must be above 0 and below the device's {}", self.device.sms));
         }
-        let kv_tokens = self.kv_tokens.unwrap_or_else(|| self.pair.kv_tokens(self.device.memory_bytes));
+        let pair = self.tp.map_or(self.pair, |tp| self.pair.split_over(usize::from(tp)));
+        if !pair.target.heads.is_multiple_of(pair.target.tp) {
+            return wrong(&format!("--tp must divide the target's {} heads", pair.target.heads));
+        }
+        let kv_tokens = self.kv_tokens.unwrap_or_else(|| pair.kv_tokens(self.device.memory_bytes));
         if kv_tokens < 1024 {
             return wrong(&format!(
                 "{} on {} leaves KV for {kv_tokens} tokens: choose another --device, or say --kv-tokens",
-                self.pair.name, self.device.name
+                pair.name, self.device.name
             ));
         }
         Ok(SimSpec {
             hardware: Hardware {
+                links: Links {
+                    overlapped: self.overlap_all_reduce,
+                    ..self.link.unwrap_or(self.device.links)
+                },
                 step_s: self.launches * self.device.step_s,
                 layer_s: self.launches * self.device.layer_s,
                 ..self.device
             },
-            pair: self.pair,
+            pair,
             draft_sms: self.draft_sms.clone(),
             mechanisms: Mechanisms::default(),
             kv_tokens,
@@ -326,7 +350,17 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_with_advice() {
-        for line in ["--device b900", "--policy fixed:99", "--lengths x", "--batches 1 --rates 2"] {
+        for line in [
+            "--link string",
+            "--link pcie:fast",
+            "--link pcie:-1",
+            "--tp 0",
+            "--passes nvlink --link pcie",
+            "--device b900",
+            "--policy fixed:99",
+            "--lengths x",
+            "--batches 1 --rates 2",
+        ] {
             assert!(args(&format!("faser sim {line}")).is_err(), "{line}");
         }
         for (line, advice) in [
@@ -339,6 +373,7 @@ mod tests {
             ("--acceptance 2", "--acceptance"),
             ("--draft-sms 132", "132"),
             ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),
+            ("--pair llama3 --tp 3", "--tp"),
         ] {
             let refused = args(&format!("faser sim {line}")).unwrap().spec();
             assert!(refused.is_err_and(|why| why.to_string().contains(advice)), "{line}");

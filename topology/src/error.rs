@@ -141,7 +141,7 @@ fn would_fit(context: usize, needed_bytes: u64, left_bytes: u64, utilization: Op
 }
 
 /// Bytes for people: in GiB or MiB, two decimals.
-struct Bytes(u64);
+pub(crate) struct Bytes(pub(crate) u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

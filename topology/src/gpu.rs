@@ -47,7 +47,7 @@ impl GpuDevice {
     }
 
     /// About an eighth, a quarter and half of the SMs for drafting, in whole groups: 16, 32 and 64 of 132.
-    fn default_splits(&self) -> Vec<u32> {
+    pub(crate) fn default_splits(&self) -> Vec<u32> {
         let share = |parts: u32| (self.sms / parts / GROUP * GROUP).max(GROUP);
         let mut splits = [8, 4, 2].map(share).to_vec();
         splits.retain(|draft| draft + GROUP <= self.sms);
@@ -55,7 +55,7 @@ impl GpuDevice {
         splits
     }
 
-    fn check_splits(&self, asked: &[u32]) -> Result<(), TopologyError> {
+    pub(crate) fn check_splits(&self, asked: &[u32]) -> Result<(), TopologyError> {
         let fits = |draft: u32| draft > 0 && draft.is_multiple_of(GROUP) && draft + GROUP <= self.sms;
         let Some(&asked) = asked.iter().find(|draft| !fits(**draft)) else { return Ok(()) };
         let most = self.sms.saturating_sub(GROUP) / GROUP * GROUP;
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn default_splits_go_with_the_gpu() {
+    pub(crate) fn default_splits_go_with_the_gpu() {
         for (sms, splits) in
             [(132, &[16, 32, 64][..]), (108, &[8, 24, 48]), (20, &[8]), (16, &[8]), (15, &[]), (0, &[])]
         {

@@ -157,7 +157,7 @@ pub(crate) fn pools(
 
 /// All cores for both lanes; and, if there is anything to draft, a few ways to give the draft lane the last cores: one, a
 /// quarter, half of them, on one NUMA node if it has so many. Few, because each costs its own threads and its own cost table.
-fn partitions(lane: &Partition, nodes: &[Node], drafts: bool) -> Vec<LanePair> {
+pub(crate) fn partitions(lane: &Partition, nodes: &[Node], drafts: bool) -> Vec<LanePair> {
     let mut pairs = vec![LanePair { draft: lane.clone(), verify: lane.clone() }];
     let cores = lane.cores.len();
     let mut shares = [1, cores / 4, cores / 2]
@@ -173,7 +173,7 @@ fn partitions(lane: &Partition, nodes: &[Node], drafts: bool) -> Vec<LanePair> {
     pairs
 }
 
-fn check(
+pub(crate) fn check(
     target: &ModelFootprint,
     draft: Option<&ModelFootprint>,
     kv: &KvRequest,

@@ -304,9 +304,15 @@ impl SimSpec {
 impl fmt::Display for SimSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SimSpec { hardware, pair, lengths, kv_tokens, duration, seed, .. } = self;
+        let joined = if pair.gpus > 1 {
+            let overlapped = if hardware.links.overlapped { ", all-reduces in halves" } else { "" };
+            format!(" joined by {}{overlapped}", hardware.links.kind)
+        } else {
+            String::new()
+        };
         write!(
             f,
-            "{} for {} on {} x {}, {} lengths, KV for {kv_tokens} tokens, {} s, seed {seed}",
+            "{} for {} on {} x {}{joined}, {} lengths, KV for {kv_tokens} tokens, {} s, seed {seed}",
             pair.draft.name,
             pair.target.name,
             pair.gpus,

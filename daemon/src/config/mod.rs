@@ -2,8 +2,10 @@
 
 mod drills;
 pub mod raw;
+mod shape;
 pub mod sizes;
 mod synthetic;
+mod topology;
 mod validated;
 
 #[cfg(test)]
@@ -16,6 +18,9 @@ use std::time::Duration;
 use faser_actors::{Drill, Dtype, Isa};
 use faser_engine::{Mechanisms, Policy, Slo};
 use faser_models::synthetic::SyntheticSpec;
+use faser_topology::{DraftPlace, Topology};
+
+pub use self::shape::NamedShape;
 
 /// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +41,8 @@ pub struct Config {
     pub model: ModelConfig,
     /// Where it runs.
     pub device: DeviceConfig,
+    /// A machine that is planned for, in place of this one.
+    pub topology: Option<Topology>,
     /// KV memory.
     pub kv: KvConfig,
     /// Bounds of the batch and the queue.
@@ -113,6 +120,13 @@ pub enum ModelSource {
         /// Whether the draft model is used.
         draft: bool,
     },
+    /// Models that are not there, by their shapes: to plan with.
+    Shape {
+        /// The target model's.
+        target: Box<NamedShape>,
+        /// The draft model's, if there is one.
+        draft: Option<Box<NamedShape>>,
+    },
 }
 
 impl ModelSource {
@@ -121,6 +135,7 @@ impl ModelSource {
         match self {
             ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
             ModelSource::Directories { draft, .. } => draft.is_some(),
+            ModelSource::Shape { draft, .. } => draft.is_some(),
         }
     }
 }
@@ -154,6 +169,8 @@ pub struct DeviceConfig {
     pub tensor_parallel: usize,
     /// Ranks that the draft is split over.
     pub draft_tensor_parallel: usize,
+    /// Where the draft is.
+    pub draft_placement: DraftPlace,
     /// A rank that another has waited for longer is lost.
     pub rank_deadline: Duration,
     /// Services over the pair, each on its part of the cores.

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use faser_actors::{Dtype, Isa};
 use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
+use faser_topology::DraftPlace;
 use serde_json::Value;
 
 use super::drills::drills;
 use super::raw::Document;
+use super::shape::shapes;
 use super::synthetic::synthetic;
+use super::topology::topology;
 use super::{
     Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, ModelConfig,
     ModelSource, SchedulerConfig, ServerConfig, SpeculationConfig, sizes,
@@ -42,12 +45,14 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let scheduler = scheduler(section("scheduler")?)?;
     let (speculation, cost_cache) = speculation(section("speculation")?, &model, folder)?;
     let log = log(section("log")?)?;
+    let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     root.finish()?;
     Ok(Config {
         server,
         model,
         device,
+        topology,
         kv,
         scheduler,
         speculation,
@@ -90,7 +95,17 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     let spec = fields.object("synthetic")?.map(synthetic).transpose()?;
     let target = fields.text("target")?;
     let draft = fields.text("draft")?;
-    let source = match (spec, target, draft) {
+    let shape = fields.object("shape")?.map(shapes).transpose()?;
+    if shape.is_some()
+        && let Some(other) =
+            [("synthetic", spec.is_some()), ("target", target.is_some()), ("draft", draft.is_some())]
+                .into_iter()
+                .find_map(|(name, given)| given.then_some(name))
+    {
+        let problem = "stands beside `model.shape`: keep one of the two";
+        return Err(FieldError::new(fields.path(other), Fault::Value, problem));
+    }
+    let named = match (spec, target, draft) {
         (Some(_), Some(_), _) => {
             let problem = "stands beside `model.synthetic`: keep one of the two";
             return Err(FieldError::new(fields.path("target"), Fault::Value, problem));
@@ -115,6 +130,10 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
             let draft = (draft != "none").then(|| folder.join(draft));
             ModelSource::Directories { target: folder.join(target), draft }
         }
+    };
+    let source = match shape {
+        Some((target, draft)) => ModelSource::Shape { target: Box::new(target), draft: draft.map(Box::new) },
+        None => named,
     };
     let dtype = match fields.word("dtype", &["bf16", "f32", "int8"])? {
         Some("f32") => Dtype::F32,
@@ -157,6 +176,7 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     let gpu_memory_utilization = fields.number("gpu_memory_utilization", 0.05..=1.0)?.unwrap_or(0.9);
     let tensor_parallel = fields.size("tensor_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
     let draft_tensor_parallel = fields.size("draft_tensor_parallel", 1..=MOST_RANKS)?;
+    let draft_placement = fields.word("draft_placement", &["first", "replicated", "own"])?;
     let deadline = fields.whole("rank_deadline_s", 1..=3600)?;
     let replicas = fields.size("replicas", 1..=MOST_REPLICAS)?.unwrap_or(1);
     let drills = drills(&mut fields, replicas)?;
@@ -180,9 +200,13 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
         return Err(FieldError::new(path("partitions"), Fault::Value, problem));
     }
-    if draft_tensor_parallel.is_some() && !model.source.has_draft() {
+    let of_drafts = [
+        ("draft_tensor_parallel", draft_tensor_parallel.is_some()),
+        ("draft_placement", draft_placement.is_some()),
+    ];
+    if let Some((name, _)) = of_drafts.into_iter().find(|(_, given)| *given && !model.source.has_draft()) {
         let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
-        return Err(FieldError::new(path("draft_tensor_parallel"), Fault::Value, problem));
+        return Err(FieldError::new(path(name), Fault::Value, problem));
     }
     fields.finish()?;
     Ok(DeviceConfig {
@@ -193,6 +217,11 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         gpu_memory_utilization,
         tensor_parallel,
         draft_tensor_parallel: draft_tensor_parallel.unwrap_or(1),
+        draft_placement: match draft_placement {
+            Some("replicated") => DraftPlace::Replicated,
+            Some("own") => DraftPlace::Own,
+            _ => DraftPlace::First,
+        },
         rank_deadline: Duration::from_secs(deadline.unwrap_or(60)),
         replicas,
         drills,

@@ -114,6 +114,7 @@ fn weights(source: &ModelSource) -> Result<[Weights; 2], DaemonError> {
         ModelSource::Synthetic { spec, .. } => {
             return Ok([Weights::of_synthetic(spec), Weights::of_synthetic(spec)]);
         }
+        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly { key: "model.shape" }),
         ModelSource::Demo { .. } => {
             let folder = locate::demo_pair()?;
             (folder.join("target"), folder.join("draft"))

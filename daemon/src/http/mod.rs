@@ -10,6 +10,7 @@ mod health;
 mod models;
 mod observe;
 pub mod params;
+mod router;
 mod shapes;
 mod tokenize;
 
@@ -33,6 +34,11 @@ pub fn routes(config: &mut web::ServiceConfig) {
         .service(resource("/health", Method::GET, web::route().to(health::health)))
         .service(resource("/ready", Method::GET, web::route().to(health::ready)))
         .service(resource("/metrics", Method::GET, web::route().to(health::metrics)))
+        .service(resource("/health_generate", Method::GET, web::route().to(router::health_generate)))
+        .service(resource("/model_info", Method::GET, web::route().to(router::model_info)))
+        .service(resource("/get_model_info", Method::GET, web::route().to(router::model_info)))
+        .service(resource("/server_info", Method::GET, web::route().to(router::server_info)))
+        .service(resource("/get_server_info", Method::GET, web::route().to(router::server_info)))
         .service(resource("/debug/trace", Method::GET, web::route().to(debug::trace)))
         .default_service(web::to(no_route));
 }

@@ -80,7 +80,18 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("include_stop_str_in_output", &[json!(false)], "stop strings are always left out")?;
     fields.neutral("service_tier", &[json!("auto"), json!("default")], "there is one tier")?;
     fields.neutral("store", &[json!(false)], "nothing is stored")?;
-    fields.neutral("metadata", &[json!({})], "nothing is stored")
+    fields.neutral("metadata", &[json!({})], "nothing is stored")?;
+    refuse_routers(fields)
+}
+
+/// What routers add to every request they pass on.
+fn refuse_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    fields.neutral("no_stop_trim", &[json!(false)], "stop strings are always left out")?;
+    fields.neutral("return_hidden_states", &[json!(false)], "hidden states are not offered")?;
+    fields.neutral("continue_final_message", &[json!(false)], "an answer is always a new message")?;
+    let split = "reasoning is not told from the rest of the text";
+    fields.neutral("separate_reasoning", &[json!(true), json!(false)], split)?;
+    fields.neutral("stream_reasoning", &[json!(true), json!(false)], split)
 }
 
 fn streaming(fields: &mut Fields<'_>) -> Result<(bool, bool), FieldError> {

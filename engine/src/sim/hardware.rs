@@ -3,6 +3,9 @@
 //! Peak figures are the vendor's data sheets; what of them a good kernel reaches is an assumption (85 % of the bandwidth,
 //! 70 % of the dense bf16 rate), and so are launch costs with captured graphs.
 
+use super::links::Links;
+use faser_topology::LinkKind;
+
 /// One GPU, as far as the time of a pass goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hardware {
@@ -20,10 +23,8 @@ pub struct Hardware {
     pub step_s: f64,
     /// Seconds each layer loses between its dependent kernels.
     pub layer_s: f64,
-    /// Bandwidth of an all-reduce between two of them, in bytes per second.
-    pub link_bandwidth: f64,
-    /// Seconds an all-reduce of nothing takes.
-    pub link_s: f64,
+    /// What joins several of them.
+    pub links: Links,
 }
 
 /// Share of the SMs from which on a lane gets the whole memory bandwidth. Microbenchmarks of bandwidth against SM count put
@@ -43,8 +44,13 @@ impl Hardware {
         flops: 0.7 * 989e12,
         step_s: 150e-6,
         layer_s: 20e-6,
-        link_bandwidth: 250e9,
-        link_s: 8e-6,
+        links: Links {
+            kind: LinkKind::Nvlink,
+            bandwidth: 250e9,
+            start_s: 6e-6,
+            hop_s: 1e-6,
+            overlapped: false,
+        },
     };
 
     /// H200 SXM 141 GB: an H100 with 4.8 TB/s.
@@ -60,8 +66,13 @@ impl Hardware {
         flops: 0.7 * 312e12,
         step_s: 150e-6,
         layer_s: 22e-6,
-        link_bandwidth: 170e9,
-        link_s: 10e-6,
+        links: Links {
+            kind: LinkKind::Nvlink,
+            bandwidth: 170e9,
+            start_s: 8e-6,
+            hop_s: 1e-6,
+            overlapped: false,
+        },
     };
 
     /// The preset of this name.

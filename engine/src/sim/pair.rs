@@ -116,6 +116,12 @@ impl Pair {
         Pair::ALL.into_iter().find(|pair| pair.name == name)
     }
 
+    /// The same models on so many GPUs: the target split over all of them, a draft on each.
+    #[must_use]
+    pub fn split_over(self, gpus: usize) -> Pair {
+        Pair { gpus, target: ModelShape { tp: gpus, ..self.target }, ..self }
+    }
+
     /// Tokens whose KV, of both models, fits beside the weights in GPUs of `memory_bytes` each; 0 if the weights do not.
     pub fn kv_tokens(&self, memory_bytes: f64) -> usize {
         let per_gpu = |model: &ModelShape, bytes: f64| bytes / model.tp as f64;

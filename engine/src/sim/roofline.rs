@@ -3,10 +3,13 @@
 //! ```text
 //!   pass = launch + layers x gap  +  products: max(weights / bandwidth, 2 x parameters x rows / rate)
 //!                                 +  attention: max(KV read / bandwidth, operations / rate)
-//!                                 +  all-reduces, two a layer, if sharded
+//!                                 +  all-reduces, two a layer, if sharded: see [`Links`](super::links::Links)
 //! ```
 //! The max of the products is softened (a p-norm with p = 4), since real kernels overlap the two imperfectly, and rows
 //! count in tiles of 64 against the rate. The KV of a chunk is read once, however many rows the chunk has.
+//!
+//! Where links say so, a pass may go in two halves of its rows: while one half is summed over the ranks the other computes. Weights are
+//! then read twice and each half launches for itself, so that is done only where it is faster.
 //!
 //! A partition gets its share of the SMs' rate, and of the bandwidth what `Hardware::bandwidth_share` says. When both
 //! lanes run they share one memory: see [`contention`].
@@ -43,6 +46,20 @@ const GATE_LAUNCHES: f64 = 2.0;
 const TILE_ROWS: usize = 64;
 /// What of the rate of matrix products attention reaches.
 const ATTENTION_RATE: f64 = 0.5;
+
+/// What of the SMs the copies of an all-reduce take from the compute beside them. Assumed.
+const ALL_REDUCE_SMS: f64 = 0.08;
+
+/// Where the time of a pass of a model that is split goes, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PassParts {
+    /// Everything but all-reduces.
+    pub compute_s: f64,
+    /// All-reduces, if nothing goes on beside them.
+    pub all_reduce_s: f64,
+    /// The pass in two halves of its rows, the all-reduces of one under the compute of the other.
+    pub halves_s: f64,
+}
 
 /// A replica's device: its GPUs, the pair on them, and its partitions.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,13 +98,47 @@ impl Roofline {
         GATE_LAUNCHES * self.hardware.layer_s
     }
 
+    /// Where the time of a verify pass goes, on the whole device: `chunks` sequences of so many rows each behind `context` tokens.
+    pub fn verify_parts(&self, chunks: usize, rows: usize, context: usize) -> PassParts {
+        let load = Load {
+            rows: chunks * rows,
+            kv_tokens: chunks * (context + rows),
+            row_context: chunks * rows * (context + rows / 2),
+        };
+        let model = &self.pair.target;
+        let compute = self.compute(model, 1.0, load, 1.0);
+        PassParts {
+            compute_s: compute.seconds,
+            all_reduce_s: self.all_reduces_s(model, load.rows),
+            halves_s: self.in_halves(model, 1.0, load).seconds,
+        }
+    }
+
     fn pass(&self, model: &ModelShape, share: f64, load: Load) -> Work {
         if load.rows == 0 {
             return Work::default();
         }
+        let compute = self.compute(model, share, load, 1.0);
+        let seconds = compute.seconds + self.all_reduces_s(model, load.rows);
+        let serial = Work { seconds, bandwidth: compute.bandwidth * compute.seconds / seconds };
+        if model.tp == 1 || load.rows == 1 || !self.hardware.links.overlapped {
+            return serial;
+        }
+        let halves = self.in_halves(model, share, load);
+        if halves.seconds < serial.seconds { halves } else { serial }
+    }
+
+    /// Two a layer, one after the other.
+    fn all_reduces_s(&self, model: &ModelShape, rows: usize) -> f64 {
+        let bytes = (2 * rows * model.hidden) as f64;
+        2.0 * model.layers as f64 * self.hardware.links.all_reduce_s(bytes, model.tp)
+    }
+
+    /// Everything but all-reduces, with what is left of the SMs.
+    fn compute(&self, model: &ModelShape, share: f64, load: Load, left: f64) -> Work {
         let (hardware, tp) = (&self.hardware, model.tp as f64);
-        let bandwidth = hardware.bandwidth * Hardware::bandwidth_share(share) * tp;
-        let rate = hardware.flops * share * tp;
+        let bandwidth = hardware.bandwidth * Hardware::bandwidth_share(share * left) * tp;
+        let rate = hardware.flops * share * left * tp;
         let tiled_rows =
             if load.rows < TILE_ROWS { load.rows } else { load.rows.next_multiple_of(TILE_ROWS) };
         let weight_bytes = 2.0 * model.read_parameters;
@@ -95,15 +146,26 @@ impl Roofline {
         let kv_bytes = model.kv_bytes_per_token() * load.kv_tokens as f64;
         let operations = (4 * model.layers * model.heads * model.head_dim) as f64 * load.row_context as f64;
         let attention = (kv_bytes / bandwidth).max(operations / (ATTENTION_RATE * rate));
-        let all_reduces = if model.tp > 1 {
-            let bytes = (2 * load.rows * model.hidden) as f64;
-            2.0 * model.layers as f64 * (hardware.link_s + bytes / hardware.link_bandwidth)
-        } else {
-            0.0
-        };
         let launches = hardware.step_s + hardware.layer_s * model.layers as f64;
-        let seconds = launches + products + attention + all_reduces;
+        let seconds = launches + products + attention;
         Work { seconds, bandwidth: (weight_bytes + kv_bytes) / (seconds * hardware.bandwidth * tp) }
+    }
+
+    /// The halves take turns: of each the compute of a branch, and then its all-reduce while the other computes.
+    fn in_halves(&self, model: &ModelShape, share: f64, load: Load) -> Work {
+        let first = load.rows.div_ceil(2);
+        let half = Load {
+            rows: first,
+            kv_tokens: load.kv_tokens.div_ceil(2),
+            row_context: load.row_context.div_ceil(2),
+        };
+        let compute = self.compute(model, share, half, 1.0 - ALL_REDUCE_SMS);
+        let branches = 2.0 * model.layers as f64;
+        let turn_s = (compute.seconds - self.hardware.step_s) / branches;
+        let all_reduce_s = self.all_reduces_s(model, first) / branches;
+        // Each turn is as long as the longer of both; nothing is left to go under the last all-reduce.
+        let seconds = self.hardware.step_s + 2.0 * branches * turn_s.max(all_reduce_s) + all_reduce_s;
+        Work { seconds, bandwidth: 2.0 * compute.bandwidth * compute.seconds / seconds }
     }
 
     /// What profiling at start-up would find: every partition's tables, both lanes of a split at work.
@@ -153,6 +215,8 @@ fn softened_max(a: f64, b: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::cost::Reach;
+    use crate::sim::Links;
+    use faser_topology::{Link, LinkKind};
 
     fn rows(rows: usize) -> Load {
         Load { rows, ..Load::default() }
@@ -175,6 +239,40 @@ mod tests {
         let time = |pair| Roofline::new(Hardware::H100, pair, &[]).verify(0, rows(1)).seconds;
         let alone = Pair { target: ModelShape { tp: 1, ..Pair::LLAMA3.target }, ..Pair::LLAMA3 };
         assert!(time(Pair::LLAMA3) > 0.5 * time(alone) && time(Pair::LLAMA3) < 0.6 * time(alone));
+    }
+
+    fn split_over(tp: usize, kind: LinkKind, overlapped: bool) -> Roofline {
+        let target = ModelShape { tp, ..Pair::LLAMA3.target };
+        let links = Links { overlapped, ..Links::over(Link::usual(kind)) };
+        let pair = Pair { gpus: tp, target, ..Pair::LLAMA3 };
+        Roofline::new(Hardware { links, ..Hardware::H100 }, pair, &[])
+    }
+
+    #[test]
+    fn halves_pay_for_many_rows_on_poor_links_and_never_cost() {
+        let time = |kind, rows, overlapped| {
+            let load = Load { rows, kv_tokens: rows, row_context: rows };
+            split_over(4, kind, overlapped).verify(0, load).seconds
+        };
+        for kind in LinkKind::ALL {
+            for rows in [1, 2, 16, 64, 300, 1024, 2048] {
+                assert!(time(kind, rows, true) <= time(kind, rows, false), "{kind} {rows}");
+            }
+            // A few rows read the weights twice for nothing.
+            assert_eq!(time(kind, 8, true), time(kind, 8, false), "{kind}");
+        }
+        // What is hidden is at most the shorter of compute and all-reduces.
+        let parts = split_over(4, LinkKind::Pcie, true).verify_parts(2, 1024, 0);
+        assert!(parts.halves_s < 0.85 * (parts.compute_s + parts.all_reduce_s), "{parts:?}");
+        assert!(parts.halves_s > parts.all_reduce_s && parts.halves_s > parts.compute_s, "{parts:?}");
+    }
+
+    #[test]
+    fn nothing_is_summed_by_one_rank_and_more_by_poorer_links() {
+        let parts = |tp, kind| split_over(tp, kind, false).verify_parts(16, 4, 512);
+        assert_eq!(parts(1, LinkKind::PcieNuma).all_reduce_s, 0.0);
+        let [fast, slow] = [LinkKind::Nvlink, LinkKind::Pcie].map(|kind| parts(4, kind));
+        assert!(slow.all_reduce_s > 2.0 * fast.all_reduce_s && slow.compute_s == fast.compute_s);
     }
 
     #[test]

@@ -7,9 +7,9 @@
 
 mod in_process;
 
+pub use faser_topology::part;
 pub use in_process::{InProcess, in_process};
 
-use std::ops::Range;
 use std::time::Duration;
 
 /// One rank's way to its group. `Floats` is memory of the rank's device: on the CPU calls are done when they return; on a GPU
@@ -96,28 +96,9 @@ impl Collective for Alone {
     fn abort(&self, _: &str) {}
 }
 
-/// The part of `total` things that `rank` of `ranks` has: parts are as large as the first, but for the last ones, which may be smaller or
-/// empty.
-#[must_use]
-pub fn part(total: usize, rank: usize, ranks: usize) -> Range<usize> {
-    let each = total.div_ceil(ranks.max(1));
-    (rank * each).min(total)..((rank + 1) * each).min(total)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parts_cover_all_in_order() {
-        for total in 0..40 {
-            for ranks in 1..9 {
-                let all: Vec<usize> = (0..ranks).flat_map(|rank| part(total, rank, ranks)).collect();
-                assert_eq!(all, (0..total).collect::<Vec<_>>());
-            }
-        }
-        assert_eq!((part(10, 0, 4), part(10, 3, 4)), (0..3, 9..10));
-    }
 
     #[test]
     fn alone_nothing_changes() {

@@ -21,7 +21,7 @@ impl Keys {
     }
 
     /// The content of a file, already parsed.
-    pub(super) fn of(path: &Path, content: Value) -> Result<Keys, ModelError> {
+    pub(crate) fn of(path: &Path, content: Value) -> Result<Keys, ModelError> {
         match content {
             Value::Object(map) => Ok(Keys { path: path.to_owned(), prefix: String::new(), map }),
             _ => Err(ModelError::format(path, &"the top level must be an object")),

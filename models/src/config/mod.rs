@@ -111,7 +111,7 @@ impl ModelConfig {
         ModelConfig::from_keys(&keys, generation.as_ref())
     }
 
-    fn from_keys(keys: &Keys, generation: Option<&Keys>) -> Result<ModelConfig, ModelError> {
+    pub(crate) fn from_keys(keys: &Keys, generation: Option<&Keys>) -> Result<ModelConfig, ModelError> {
         let architecture = Architecture::from_keys(keys)?;
         refuse_what_is_not_done(keys)?;
         let hidden = keys.required_size("hidden_size", MAX_WIDTH)?;

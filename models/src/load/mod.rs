@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cut;
+mod sizes;
 mod source;
 
 use std::path::Path;

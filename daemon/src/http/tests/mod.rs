@@ -113,4 +113,5 @@ fn body_chunks<B: MessageBody + 'static>(
 mod answers;
 mod life;
 mod refusals;
+mod router;
 mod trace;

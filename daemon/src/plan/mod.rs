@@ -1,0 +1,181 @@
+//! `faser plan`: where the models of a config would go on the machine it describes, or on this one. Loads no weights.
+
+mod models;
+mod show;
+
+#[cfg(test)]
+mod tests;
+
+use faser_actors::Dtype;
+use faser_topology::{
+    KvRequest, Plan, PlanDevices, PlanModel, PlanRefusal, PlanRequest, Topology, plan as planned,
+};
+use serde::Serialize;
+
+use self::models::{Models, Planned};
+use crate::config::{Config, DeviceKind};
+use crate::device::fits_gpus;
+use crate::error::DaemonError;
+
+/// What `faser plan` found.
+#[derive(Debug, Serialize)]
+pub struct PlanReport {
+    /// The machine.
+    pub topology: Topology,
+    /// Whether it was written in the config.
+    pub written: bool,
+    /// The target.
+    pub target: Facts,
+    /// The draft, if there is one.
+    pub draft: Option<Facts>,
+    /// Tokens of the longest sequence.
+    pub max_context: usize,
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// What is worth a word about what was looked at.
+    pub notes: Vec<String>,
+    /// The plan, if there is one.
+    pub plan: Option<Plan>,
+    /// Why there is none, if there is none.
+    pub refusal: Option<Refusal>,
+}
+
+/// One model of a plan.
+#[derive(Debug, Serialize)]
+pub struct Facts {
+    /// What it is called.
+    pub name: String,
+    /// In what its weights are held.
+    pub dtype: String,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Ranks that it is split over.
+    pub ranks: usize,
+    /// All of its weights, if it were not split.
+    pub weight_bytes: u64,
+    /// KV of a token, if it were not split.
+    pub kv_bytes_per_token: u64,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Serialize)]
+pub struct Refusal {
+    /// Why.
+    pub problem: String,
+    /// Changes, each of which alone would do.
+    pub would_fit: Vec<String>,
+}
+
+/// Plans what the config names.
+///
+/// # Errors
+/// Models that are not there or do not go together, a device that is not there. That the models do not fit is no error: the report
+/// says so.
+pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
+    let topology = match &config.topology {
+        Some(topology) => topology.clone(),
+        None => Topology::discover()?,
+    };
+    let models = Models::of(config)?;
+    let (devices, mut notes) = devices(config, &topology)?;
+    notes.extend(models.notes.iter().cloned());
+    let max_context = models.max_context(config)?;
+    let bounds = crate::load::bounds(config, max_context, models.target.config.layers);
+    let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
+    let target = Planned::new(&models.target, &bounds, on_gpu, true);
+    let draft = models.draft.as_ref().map(|draft| Planned::new(draft, &bounds, on_gpu, false));
+    let (target_bytes, draft_bytes);
+    target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
+    draft_bytes = |share: &_, dtype: &_| match &draft {
+        Some(draft) => draft.bytes(share, dtype),
+        // Nobody asks.
+        None => target.bytes(share, dtype),
+    };
+    let dtype = config.model.dtype.to_string();
+    let others: Vec<String> = smaller(config.model.dtype, on_gpu).iter().map(ToString::to_string).collect();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    let request = PlanRequest {
+        target: target.model(&target_bytes),
+        draft: draft.as_ref().map(|draft| draft.model(&draft_bytes)),
+        dtype: &dtype,
+        other_dtypes: &others,
+        target_ranks: config.device.tensor_parallel,
+        draft_ranks: config.device.draft_tensor_parallel,
+        draft_place: config.device.draft_placement,
+        replicas: config.device.replicas,
+        devices,
+        kv: KvRequest {
+            block_size: bounds.block_size,
+            memory_bytes: config.kv.memory_bytes,
+            max_running: bounds.max_running,
+            max_context,
+        },
+    };
+    let facts = |model: &PlanModel<'_>, planned: &Planned<'_>, ranks| planned.facts(model, &dtype, ranks);
+    let (target_facts, draft_facts) = (
+        facts(&request.target, &target, request.target_ranks),
+        request.draft.zip(draft.as_ref()).map(|(model, draft)| facts(&model, draft, request.draft_ranks)),
+    );
+    let (plan, refusal) = match planned(&topology, &request) {
+        Ok(plan) => (Some(plan), None),
+        Err(PlanRefusal { problem, would_fit }) => {
+            (None, Some(Refusal { problem: problem.to_string(), would_fit }))
+        }
+    };
+    Ok(PlanReport {
+        written: config.topology.is_some(),
+        topology,
+        target: target_facts,
+        draft: draft_facts,
+        max_context,
+        block_size: bounds.block_size,
+        notes,
+        plan,
+        refusal,
+    })
+}
+
+/// Which devices of the machine, as `device.kind` asks for them.
+fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<String>), DaemonError> {
+    let count = topology.gpus.len();
+    let gpus = |first: usize| PlanDevices::Gpus {
+        usable: (first..count).collect(),
+        utilization: config.device.gpu_memory_utilization,
+        draft_sms: config.device.partitions.clone(),
+    };
+    let cpu = || PlanDevices::Cpu { threads: config.device.threads };
+    let unfit = fits_gpus(config).err().map(|error| error.to_string());
+    Ok(match config.device.kind {
+        DeviceKind::Cpu => (cpu(), Vec::new()),
+        DeviceKind::Auto if count == 0 => (cpu(), topology.note.iter().cloned().collect()),
+        DeviceKind::Auto => match unfit {
+            None => (gpus(0), Vec::new()),
+            Some(why) => (cpu(), vec![format!("the GPUs cannot be used: {why}")]),
+        },
+        DeviceKind::Cuda(first) => match unfit {
+            _ if first >= count => {
+                return Err(DaemonError::PlanGpu { first, count, note: topology.note.clone() });
+            }
+            None => (gpus(first), Vec::new()),
+            Some(why) => return Err(DaemonError::PlanUnfit(why)),
+        },
+    })
+}
+
+/// What takes less memory than this.
+fn smaller(dtype: Dtype, on_gpu: bool) -> &'static [Dtype] {
+    match (dtype, on_gpu) {
+        (Dtype::F32, true) => &[Dtype::Bf16],
+        (Dtype::F32, false) => &[Dtype::Bf16, Dtype::Int8],
+        (Dtype::Bf16, false) => &[Dtype::Int8],
+        _ => &[],
+    }
+}

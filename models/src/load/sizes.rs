@@ -1,0 +1,163 @@
+//! Bytes of weights, without weights: the same walk over a model's tensors, by their shapes alone.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use faser_kernels::{Dtype, Make, Matrix, Source};
+use serde_json::Value;
+
+use super::{Packer, Tensors, load};
+use crate::checkpoint::{Checkpoint, Files};
+use crate::config::Keys;
+use crate::{ModelConfig, ModelError, Shard};
+
+impl ModelConfig {
+    /// The shape that the keys of a config.json say; `place` is named in errors.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::load`].
+    pub fn from_json(place: &Path, keys: Value) -> Result<ModelConfig, ModelError> {
+        ModelConfig::from_keys(&Keys::of(place, keys)?, None)
+    }
+
+    /// Bytes of the weights of a shard of a model of this shape, as the CPU's kernels take them.
+    ///
+    /// # Errors
+    /// The model cannot be split so.
+    pub fn weight_bytes(&self, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
+        shard.check(self)?;
+        counted(self, shard, &mut Shapes, dtype)
+    }
+
+    /// Looks that the safetensors files of `dir` hold a model of this shape, by their headers alone; false if there are no such files.
+    ///
+    /// # Errors
+    /// They are there, and damaged or of another shape.
+    pub fn check_headers(&self, dir: &Path) -> Result<bool, ModelError> {
+        if !["model.safetensors", "model.safetensors.index.json"].iter().any(|file| dir.join(file).exists()) {
+            return Ok(false);
+        }
+        let files = Files::map(dir)?;
+        let mut checkpoint = Checkpoint::new(&files)?;
+        counted(self, Shard::WHOLE, &mut checkpoint, Dtype::F32).map(|_| true)
+    }
+}
+
+fn counted(
+    config: &ModelConfig,
+    shard: Shard,
+    tensors: &mut dyn Tensors,
+    dtype: Dtype,
+) -> Result<u64, ModelError> {
+    let mut counter = Counter { dtype, bytes: 0 };
+    load(config, shard, tensors, &mut counter, &mut |_| {})?;
+    Ok(counter.bytes)
+}
+
+/// Tensors that have a shape and nothing in them.
+struct Shapes;
+
+const NOTHING: &Make<'static> = &|_, _| {};
+
+impl Tensors for Shapes {
+    fn total_bytes(&self) -> u64 {
+        0
+    }
+
+    fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn tensor(&self, _name: &str, shape: &[usize], _reason: &str) -> Result<Source<'_>, ModelError> {
+        Ok(Source::Made(shape.iter().product(), NOTHING))
+    }
+
+    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
+/// Packs nothing, and counts what packing would take.
+struct Counter {
+    dtype: Dtype,
+    bytes: u64,
+}
+
+fn numbers(sources: &[Source<'_>]) -> usize {
+    sources.iter().map(Source::len).sum()
+}
+
+impl Packer for Counter {
+    type Table = ();
+    type Matrix = ();
+    type Vector = ();
+
+    fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<(), ModelError> {
+        self.bytes += (source.len() * self.dtype.beside().bytes()) as u64;
+        Ok(())
+    }
+
+    fn matrix(&mut self, _tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
+        self.bytes += Matrix::packed_bytes(numbers(sources) / inputs.max(1), inputs, self.dtype);
+        Ok(())
+    }
+
+    fn vector(&mut self, sources: &[Source<'_>]) -> Result<(), ModelError> {
+        self.bytes += (numbers(sources) * size_of::<f32>()) as u64;
+        Ok(())
+    }
+
+    fn tied_head(
+        &mut self,
+        _embedding: &Arc<()>,
+        tensor: &str,
+        inputs: usize,
+        source: Source<'_>,
+    ) -> Result<Arc<()>, ModelError> {
+        self.matrix(tensor, inputs, &[source]).map(Arc::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Model;
+
+    fn golden(case: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+    }
+
+    #[test]
+    fn bytes_by_shape_are_those_of_the_loaded_model() {
+        for case in ["llama-gqa8-llama3-rope-tied", "llama-linear-rope-biases", "qwen2-tied", "qwen3-sharded"]
+        {
+            let dir = golden(case);
+            let config = ModelConfig::load(&dir).unwrap();
+            for (dtype, ranks) in
+                [(Dtype::F32, 1), (Dtype::Bf16, 1), (Dtype::Int8, 1), (Dtype::Bf16, 2), (Dtype::F32, 4)]
+            {
+                for shard in Shard::all(ranks) {
+                    // Not every one of them can be split.
+                    let Ok(bytes) = config.weight_bytes(shard, dtype) else {
+                        assert!(shard.check(&config).is_err());
+                        continue;
+                    };
+                    let model = Model::load_shard(&dir, shard, dtype, &mut |_| {}).unwrap();
+                    assert_eq!(bytes, model.weight_bytes(), "{case} {dtype} {shard}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn headers_are_looked_at_where_there_are_some() {
+        let dir = golden("qwen3-sharded");
+        let config = ModelConfig::load(&dir).unwrap();
+        assert!(config.check_headers(&dir).unwrap());
+        let other = ModelConfig { intermediate: config.intermediate + 1, ..config.clone() };
+        assert!(matches!(other.check_headers(&dir), Err(ModelError::Shape { .. })));
+        let deeper = ModelConfig { layers: config.layers - 1, ..config.clone() };
+        assert!(matches!(deeper.check_headers(&dir), Err(ModelError::UnexpectedTensor { .. })));
+        assert!(!config.check_headers(&dir.join("nowhere")).unwrap());
+    }
+}

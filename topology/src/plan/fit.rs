@@ -1,0 +1,340 @@
+//! What of each device's memory a plan takes, and how many tokens of KV are left room for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::assign::{Seat, seats};
+use super::{
+    DeviceId, DeviceLoad, Lanes, Plan, PlanDevices, PlanModel, PlanRequest, Rank, Replica, Shard, ShareBytes,
+};
+use crate::error::Bytes;
+use crate::gpu::GpuDevice;
+use crate::place::{check, partitions};
+use crate::{LanePair, ModelFootprint, Partition, Topology, rank_partitions};
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// What is asked for does not go together, on whatever device.
+    Asked(String),
+    /// There are too few GPUs.
+    Devices {
+        /// GPUs asked for, all replicas together.
+        needed: usize,
+        /// GPUs that may be used.
+        there: usize,
+        /// GPUs of a replica.
+        ranks: usize,
+    },
+    /// Weights and workspaces alone are more than a device has.
+    Weights {
+        /// Which device.
+        device: DeviceId,
+        /// What they need.
+        needed_bytes: u64,
+        /// What may be used.
+        budget_bytes: u64,
+    },
+    /// The KV memory asked for is not left.
+    KvMemory {
+        /// Which device.
+        device: DeviceId,
+        /// `kv.memory`.
+        asked_bytes: u64,
+        /// What is left.
+        left_bytes: u64,
+    },
+    /// Not even one sequence of the longest context fits.
+    Context {
+        /// The device with the least room.
+        device: DeviceId,
+        /// Tokens of the sequence.
+        max_context: usize,
+        /// What they need there.
+        needed_bytes: u64,
+        /// What there is for KV.
+        kv_bytes: u64,
+    },
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Asked(text) => f.write_str(text),
+            Problem::Devices { needed, there, ranks } => {
+                write!(f, "{needed} GPUs are needed ({ranks} for a replica), and there are {there}")
+            }
+            Problem::Weights { device, needed_bytes, budget_bytes } => {
+                let (needed, budget) = (Bytes(*needed_bytes), Bytes(*budget_bytes));
+                write!(f, "weights and workspaces need {needed} on {device}, and {budget} of it may be used")
+            }
+            Problem::KvMemory { device, asked_bytes, left_bytes } => {
+                let (asked, left) = (Bytes(*asked_bytes), Bytes(*left_bytes));
+                write!(
+                    f,
+                    "kv.memory is {asked}, and beside weights and workspaces {left} are left on {device}"
+                )
+            }
+            Problem::Context { device, max_context, needed_bytes, kv_bytes } => {
+                let (needed, left) = (Bytes(*needed_bytes), Bytes(*kv_bytes));
+                write!(
+                    f,
+                    "one sequence of {max_context} tokens needs {needed} of KV memory on {device}, and there are {left}"
+                )
+            }
+        }
+    }
+}
+
+/// What the shards of all replicas on one device add up to.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    target_weight_bytes: u64,
+    draft_weight_bytes: u64,
+    workspace_bytes: u64,
+    /// KV of one token of every replica that is there.
+    token_bytes: u64,
+    /// Replicas that are there.
+    replicas: u64,
+}
+
+/// A plan without warnings.
+pub(super) fn fit(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan, Problem> {
+    let models = [Some(("target", request.target)), request.draft.map(|draft| ("draft", draft))];
+    for (_, model) in models.into_iter().flatten() {
+        check_context(request, &model)?;
+    }
+    let seats = seats(machine, request)?;
+    let sums = sums(request, &seats);
+    let mut blocks = usize::MAX;
+    for (&device, sum) in &sums {
+        blocks = blocks.min(blocks_on(machine, request, device, sum)?);
+    }
+    let lanes = lanes(machine, request, &seats)?;
+    let kv_tokens = blocks * request.kv.block_size;
+    let replicas: Vec<Replica> = seats
+        .into_iter()
+        .zip(lanes)
+        .map(|(seats, lanes)| replica(machine, request, seats, lanes, blocks))
+        .collect();
+    let devices = sums.into_iter().map(|(device, sum)| DeviceLoad {
+        device,
+        name: name(machine, device),
+        memory_bytes: memory_bytes(machine, device),
+        budget_bytes: budget_bytes(machine, request, device),
+        target_weight_bytes: sum.target_weight_bytes,
+        draft_weight_bytes: sum.draft_weight_bytes,
+        kv_bytes: kv_tokens as u64 * sum.token_bytes,
+        workspace_bytes: sum.workspace_bytes,
+    });
+    Ok(Plan { replicas, devices: devices.collect(), warnings: Vec::new() })
+}
+
+fn check_context(request: &PlanRequest<'_>, model: &PlanModel<'_>) -> Result<(), Problem> {
+    let bytes = (model.bytes)(&model.whole.share(0, 1), request.dtype);
+    let footprint = ModelFootprint {
+        weight_bytes: bytes.weight_bytes,
+        kv_bytes_per_token: bytes.kv_bytes_per_token,
+        max_context: model.max_context,
+        workspace_bytes: bytes.workspace_bytes,
+    };
+    check(&footprint, None, &request.kv).map_err(|error| Problem::Asked(error.to_string()))
+}
+
+fn sums(request: &PlanRequest<'_>, replicas: &[Vec<Seat>]) -> BTreeMap<DeviceId, Sum> {
+    let mut sums: BTreeMap<DeviceId, Sum> = BTreeMap::new();
+    for seats in replicas {
+        for seat in seats {
+            let sum = sums.entry(seat.device).or_default();
+            if let Some(bytes) = target_bytes(request, seat) {
+                sum.target_weight_bytes += bytes.weight_bytes;
+                sum.workspace_bytes += bytes.workspace_bytes;
+                sum.token_bytes += bytes.kv_bytes_per_token;
+            }
+            if let Some(bytes) = draft_bytes(request, seat) {
+                sum.draft_weight_bytes += bytes.weight_bytes;
+                sum.workspace_bytes += bytes.workspace_bytes;
+                sum.token_bytes += bytes.kv_bytes_per_token;
+            }
+        }
+        // Once for each replica, however many of its ranks are there.
+        let mut devices: Vec<DeviceId> = seats.iter().map(|seat| seat.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        for device in devices {
+            sums.entry(device).or_default().replicas += 1;
+        }
+    }
+    sums
+}
+
+fn target_bytes(request: &PlanRequest<'_>, seat: &Seat) -> Option<ShareBytes> {
+    seat.target.as_ref().map(|share| (request.target.bytes)(share, request.dtype))
+}
+
+fn draft_bytes(request: &PlanRequest<'_>, seat: &Seat) -> Option<ShareBytes> {
+    seat.draft.as_ref().zip(request.draft).map(|(share, draft)| (draft.bytes)(share, request.dtype))
+}
+
+/// KV blocks of each replica that the device has room for.
+fn blocks_on(
+    machine: &Topology,
+    request: &PlanRequest<'_>,
+    device: DeviceId,
+    sum: &Sum,
+) -> Result<usize, Problem> {
+    let kv = &request.kv;
+    let budget_bytes = budget_bytes(machine, request, device);
+    let needed_bytes = sum.target_weight_bytes + sum.draft_weight_bytes + sum.workspace_bytes;
+    let left_bytes = budget_bytes.checked_sub(needed_bytes).ok_or(Problem::Weights {
+        device,
+        needed_bytes,
+        budget_bytes,
+    })?;
+    // A block of every replica.
+    let block_bytes = sum.token_bytes.max(1).saturating_mul(kv.block_size as u64);
+    let per_sequence = kv.max_context.div_ceil(kv.block_size) as u64;
+    let kv_bytes = match kv.memory_bytes {
+        Some(asked_bytes) if asked_bytes > left_bytes => {
+            return Err(Problem::KvMemory { device, asked_bytes, left_bytes });
+        }
+        Some(asked_bytes) => asked_bytes,
+        None if device == DeviceId::Cpu => {
+            // Memory of the host is wanted by others too.
+            let wanted = per_sequence.saturating_mul(kv.max_running as u64).saturating_mul(block_bytes);
+            wanted.min(left_bytes / 2)
+        }
+        None => left_bytes,
+    };
+    let blocks = kv_bytes / block_bytes;
+    if blocks < per_sequence {
+        let of_one = |bytes: u64| bytes / sum.replicas.max(1);
+        return Err(Problem::Context {
+            device,
+            max_context: kv.max_context,
+            needed_bytes: of_one(per_sequence.saturating_mul(block_bytes)),
+            kv_bytes: of_one(kv_bytes),
+        });
+    }
+    Ok(blocks as usize)
+}
+
+fn replica(
+    machine: &Topology,
+    request: &PlanRequest<'_>,
+    seats: Vec<Seat>,
+    lanes: Vec<Vec<Lanes>>,
+    kv_blocks: usize,
+) -> Replica {
+    let kv_tokens = kv_blocks * request.kv.block_size;
+    let shard = |share, bytes: ShareBytes| Shard {
+        share,
+        weight_bytes: bytes.weight_bytes,
+        kv_bytes: kv_tokens as u64 * bytes.kv_bytes_per_token,
+        workspace_bytes: bytes.workspace_bytes,
+    };
+    let rank = |(seat, partitions): (Seat, Vec<Lanes>)| {
+        let (target, draft) = (target_bytes(request, &seat), draft_bytes(request, &seat));
+        Rank {
+            device: seat.device,
+            target: seat.target.zip(target).map(|(share, bytes)| shard(share, bytes)),
+            draft: seat.draft.zip(draft).map(|(share, bytes)| shard(share, bytes)),
+            partitions,
+        }
+    };
+    let ranks: Vec<Rank> = seats.into_iter().zip(lanes).map(rank).collect();
+    let group = |of: fn(&Rank) -> Option<&Shard>| {
+        let in_group = |rank: &&Rank| of(rank).is_some_and(|shard| shard.share.ranks > 1);
+        let gpu = |rank: &Rank| match rank.device {
+            DeviceId::Gpu(number) => Some(number),
+            DeviceId::Cpu => None,
+        };
+        let gpus: Vec<usize> = ranks.iter().filter(in_group).filter_map(gpu).collect();
+        machine.slowest(&gpus)
+    };
+    let links = [group(|rank| rank.target.as_ref()), group(|rank| rank.draft.as_ref())];
+    let slowest_link =
+        links.into_iter().flatten().min_by(|a, b| a.link.bytes_per_s.total_cmp(&b.link.bytes_per_s));
+    let sequences = kv_blocks / request.kv.max_context.div_ceil(request.kv.block_size).max(1);
+    Replica { ranks, kv_blocks, kv_tokens, sequences, slowest_link }
+}
+
+/// How the lanes of each rank of each replica can share its device.
+fn lanes(
+    machine: &Topology,
+    request: &PlanRequest<'_>,
+    replicas: &[Vec<Seat>],
+) -> Result<Vec<Vec<Vec<Lanes>>>, Problem> {
+    let asked = |error: crate::TopologyError| Problem::Asked(error.to_string());
+    match &request.devices {
+        PlanDevices::Cpu { threads } => {
+            let all = machine.host.first(threads.unwrap_or(machine.host.cores.len())).map_err(asked)?;
+            let own: Vec<Partition> = all.split(replicas.len());
+            let draft_ranks =
+                |seats: &[Seat]| seats.iter().filter(|seat| seat.draft.is_some()).count().max(1);
+            let of = |(cores, seats): (&Partition, &Vec<Seat>)| {
+                let pairs = partitions(cores, &machine.host.nodes, request.draft.is_some());
+                let ranks = rank_partitions(&pairs, request.target_ranks, draft_ranks(seats));
+                let used = |(own, seat): (Vec<LanePair>, &Seat)| {
+                    let of =
+                        |cores: Partition, used| if used { cores } else { Partition { cores: Vec::new() } };
+                    let both = |pair: LanePair| LanePair {
+                        draft: of(pair.draft, seat.draft.is_some()),
+                        verify: of(pair.verify, seat.target.is_some()),
+                    };
+                    own.into_iter().map(|pair| Lanes::Cores(both(pair))).collect()
+                };
+                ranks.into_iter().zip(seats).map(used).collect()
+            };
+            Ok(own.iter().zip(replicas).map(of).collect())
+        }
+        PlanDevices::Gpus { draft_sms, utilization, .. } => {
+            let of = |seat: &Seat| {
+                let memory_bytes = memory_bytes(machine, seat.device);
+                let gpu =
+                    GpuDevice { sms: sms(machine, seat.device), memory_bytes, utilization: *utilization };
+                let all = gpu.sms;
+                let (draft, verify) = (seat.draft.is_some(), seat.target.is_some());
+                let whole = |used: bool| if used { all } else { 0 };
+                let mut lanes = vec![Lanes::Sms { draft_sms: whole(draft), verify_sms: whole(verify) }];
+                if draft && verify {
+                    gpu.check_splits(draft_sms.as_deref().unwrap_or(&[])).map_err(asked)?;
+                    let splits = draft_sms.clone().unwrap_or_else(|| gpu.default_splits());
+                    let split = |draft_sms: u32| Lanes::Sms { draft_sms, verify_sms: all - draft_sms };
+                    lanes.extend(splits.into_iter().map(split));
+                }
+                Ok(lanes)
+            };
+            replicas.iter().map(|seats| seats.iter().map(of).collect()).collect()
+        }
+    }
+}
+
+fn gpu(machine: &Topology, device: DeviceId) -> Option<&crate::Gpu> {
+    match device {
+        DeviceId::Cpu => None,
+        DeviceId::Gpu(number) => machine.gpus.get(number),
+    }
+}
+
+fn name(machine: &Topology, device: DeviceId) -> String {
+    gpu(machine, device).map_or(&machine.host.name, |gpu| &gpu.name).clone()
+}
+
+fn memory_bytes(machine: &Topology, device: DeviceId) -> u64 {
+    gpu(machine, device).map_or(machine.host.memory_bytes, |gpu| gpu.memory_bytes)
+}
+
+fn sms(machine: &Topology, device: DeviceId) -> u32 {
+    gpu(machine, device).map_or(0, |gpu| gpu.sms)
+}
+
+fn budget_bytes(machine: &Topology, request: &PlanRequest<'_>, device: DeviceId) -> u64 {
+    let memory_bytes = memory_bytes(machine, device);
+    match &request.devices {
+        PlanDevices::Cpu { .. } => memory_bytes,
+        PlanDevices::Gpus { utilization, .. } => {
+            GpuDevice { sms: 0, memory_bytes, utilization: *utilization }.budget_bytes()
+        }
+    }
+}
