@@ -2,8 +2,8 @@
 
 use tokio::sync::mpsc;
 
-/// Faults that may wait to be looked at: each of a generation's two lanes can report one, and the dispatcher one per
-/// plan it could not hand over. The first of a generation decides; what does not fit would only repeat it.
+/// Faults that may wait to be looked at: each of a generation's lanes can report one, those of a group all at once, and the dispatcher
+/// one per plan it could not hand over. The first of a generation decides; what does not fit would only repeat it.
 const FAULTS_CAPACITY: usize = 8;
 
 /// A device has failed.

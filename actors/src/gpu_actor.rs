@@ -1,5 +1,5 @@
-//! GpuActor: one device (a CPU is one), from its first lane thread to its last. It owns the two lanes, and through them
-//! their KV memory; on its own thread, because releasing a device means waiting for its lanes.
+//! GpuActor: one device (a CPU is one, or what one rank has of it), from its first lane thread to its last. It owns its lanes, and through
+//! them their KV memory; on its own thread, because releasing a device means waiting for its lanes.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use actix::{Actor, Context, Handler, Recipient};
 
 use crate::error::ServiceError;
 use crate::faults::Faults;
-use crate::lane::{Build, LaneQueue, LaneThread};
+use crate::lane::{Build, Follow, LaneQueue, LaneThread, Work};
 use crate::message::Message;
 use crate::pulse::Pulse;
 use crate::runner::{DraftWork, VerifyWork};
@@ -28,6 +28,15 @@ pub(crate) struct DeviceBuild {
     /// None if there is no draft model.
     pub(crate) draft: Option<Build<DraftWork>>,
     pub(crate) verify: Build<VerifyWork>,
+    /// The ranks after the first, if the models are split over a group.
+    pub(crate) others: Vec<RankBuild>,
+}
+
+/// How to make the lanes of a rank after the first: for the models that have a shard there.
+#[derive(Clone)]
+pub(crate) struct RankBuild {
+    pub(crate) draft: Option<Build<Follow<DraftWork>>>,
+    pub(crate) verify: Option<Build<Follow<VerifyWork>>>,
 }
 
 /// The ways to a device's lanes, for the dispatcher. Results carry the generation back.
@@ -46,38 +55,82 @@ pub(crate) struct GpuActor {
 }
 
 impl GpuActor {
-    /// Opens the device and builds both lanes, each on its own thread; waits until they can take work: seconds, if the KV memory is
-    /// large. Every generation has its own lanes and its own empty KV memory.
+    /// Opens the device and builds its lanes, each on its own thread; waits until they can take work: seconds, if the KV memory is
+    /// large. Every generation has its own lanes and its own empty KV memory. One actor for each rank; the first one's device leads to
+    /// the lanes of all.
     pub(crate) fn build(
         factory: &DeviceFactory,
         generation: u64,
         results: &Recipient<Message>,
         faults: &Faults,
-    ) -> Result<GpuActor, ServiceError> {
+    ) -> Result<Vec<GpuActor>, ServiceError> {
         let plan = factory()?;
-        let spawn_draft = |build: &Build<DraftWork>| {
-            LaneThread::spawn(generation, build.clone(), results.clone(), faults.clone())
-        };
-        let draft = plan.draft.as_ref().map(spawn_draft).transpose()?;
-        let verify = LaneThread::spawn(generation, plan.verify.clone(), results.clone(), faults.clone())?;
-        if let Some(draft) = &draft {
-            draft.wait_until_built()?;
+        let spawn = Spawn { generation, results, faults };
+        let mut draft = spawn.lane_of(plan.draft.as_ref())?;
+        let mut verify = spawn.lane(&plan.verify)?;
+        let mut others = Vec::with_capacity(plan.others.len());
+        for rank in &plan.others {
+            others.push((spawn.lane_of(rank.draft.as_ref())?, spawn.lane_of(rank.verify.as_ref())?));
         }
-        verify.wait_until_built()?;
+        for (follows_draft, follows_verify) in &others {
+            if let (Some(draft), Some(follows)) = (&mut draft, follows_draft) {
+                draft.lead(follows);
+            }
+            follows_verify.iter().for_each(|follows| verify.lead(follows));
+        }
         let device = Device {
             generation,
             draft: draft.as_ref().map(|lane| lane.queue.clone()),
             verify: verify.queue.clone(),
         };
-        let mut pulses = vec![("verify", verify.pulse())];
-        pulses.extend(draft.as_ref().map(|lane| ("draft", lane.pulse())));
-        let threads = draft.map(|lane| lane.thread).into_iter().chain([verify.thread]).collect();
-        Ok(GpuActor { device: Some(device), threads, pulses })
+        let mut ranks = vec![GpuActor::of_lanes(Some(device), draft, Some(verify))?];
+        for (draft, verify) in others {
+            ranks.push(GpuActor::of_lanes(None, draft, verify)?);
+        }
+        Ok(ranks)
+    }
+
+    /// The owner of these lanes, as soon as they can take work.
+    fn of_lanes<D: Work, V: Work>(
+        device: Option<Device>,
+        draft: Option<LaneThread<D>>,
+        verify: Option<LaneThread<V>>,
+    ) -> Result<GpuActor, ServiceError> {
+        let mut actor = GpuActor { device, threads: Vec::new(), pulses: Vec::new() };
+        actor.own(draft)?;
+        actor.own(verify)?;
+        Ok(actor)
+    }
+
+    fn own<W: Work>(&mut self, lane: Option<LaneThread<W>>) -> Result<(), ServiceError> {
+        if let Some(lane) = lane {
+            lane.wait_until_built()?;
+            self.pulses.push((W::LANE, lane.pulse()));
+            self.threads.push(lane.thread);
+        }
+        Ok(())
     }
 
     /// Name and pulse of each lane, for the watchdog.
     pub(crate) fn pulses(&self) -> Vec<(&'static str, Arc<Pulse>)> {
         self.pulses.clone()
+    }
+}
+
+/// Starts lanes' threads.
+struct Spawn<'a> {
+    generation: u64,
+    results: &'a Recipient<Message>,
+    faults: &'a Faults,
+}
+
+impl Spawn<'_> {
+    fn lane<W: Work>(&self, build: &Build<W>) -> Result<LaneThread<W>, ServiceError> {
+        LaneThread::spawn(self.generation, build.clone(), self.results.clone(), self.faults.clone())
+    }
+
+    fn lane_of<W: Work>(&self, build: Option<&Build<W>>) -> Result<Option<LaneThread<W>>, ServiceError> {
+        build.map(|build| self.lane(build)).transpose()
     }
 }
 

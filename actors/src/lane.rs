@@ -46,8 +46,24 @@ pub(crate) trait Work: Send + 'static {
     /// The lane's thread.
     const THREAD: &'static str;
     type Outcome: Send;
-    /// The news for the dispatcher.
-    fn done(generation: u64, outcome: Self::Outcome, ended: Instant) -> Message;
+    /// Whether the lane answers the dispatcher, and is counted: the first rank's does.
+    const ANSWERS: bool = true;
+    /// The news for the dispatcher, if the lane answers.
+    fn done(generation: u64, outcome: Self::Outcome, ended: Instant) -> Option<Message>;
+}
+
+/// Work of a rank after the first: the same plan, whose outcome nobody needs twice.
+pub(crate) struct Follow<W>(pub(crate) Arc<W>);
+
+impl<W: Work + Sync> Work for Follow<W> {
+    const LANE: &'static str = W::LANE;
+    const THREAD: &'static str = W::THREAD;
+    type Outcome = ();
+    const ANSWERS: bool = false;
+
+    fn done(_: u64, (): (), _: Instant) -> Option<Message> {
+        None
+    }
 }
 
 /// What carries out a lane's work. Made and used on the lane's thread alone.
@@ -63,32 +79,64 @@ struct Order<W> {
 }
 
 /// The way to a lane. Work is not sent through the GpuActor's mailbox: that would cost a change of threads per pass.
+///
+/// In a group it is the way to all ranks: the first answers, the others are given the same plans in the same order.
 pub(crate) struct LaneQueue<W> {
     orders: SyncSender<Order<W>>,
     pulse: Arc<Pulse>,
     shed: Arc<ShedList>,
+    followers: Vec<Follower<W>>,
+}
+
+struct Follower<W> {
+    orders: SyncSender<Order<Follow<W>>>,
+    pulse: Arc<Pulse>,
 }
 
 impl<W> Clone for LaneQueue<W> {
     fn clone(&self) -> LaneQueue<W> {
-        LaneQueue { orders: self.orders.clone(), pulse: self.pulse.clone(), shed: self.shed.clone() }
+        LaneQueue {
+            orders: self.orders.clone(),
+            pulse: self.pulse.clone(),
+            shed: self.shed.clone(),
+            followers: self.followers.clone(),
+        }
+    }
+}
+
+impl<W> Clone for Follower<W> {
+    fn clone(&self) -> Follower<W> {
+        Follower { orders: self.orders.clone(), pulse: self.pulse.clone() }
     }
 }
 
 impl<W: Work> LaneQueue<W> {
     /// Queues work; never waits. An error says that the lane is gone or was given more than the engine may have out.
-    pub(crate) fn send(&self, work: W, after: Option<Instant>) -> Result<(), String> {
+    pub(crate) fn send(&self, work: W, after: Option<Instant>) -> Result<(), String>
+    where
+        W: Clone,
+    {
         let queued = Instant::now();
-        self.pulse.ordered(queued);
-        self.orders
-            .try_send(Order { work, after, queued })
-            .map_err(|refused| format!("the {} lane takes no work: {refused}", W::LANE))
+        if !self.followers.is_empty() {
+            // Once for all of them.
+            let same = Arc::new(work.clone());
+            for follower in &self.followers {
+                let work = Follow(same.clone());
+                give(&follower.orders, &follower.pulse, Order { work, after, queued }, W::LANE)?;
+            }
+        }
+        give(&self.orders, &self.pulse, Order { work, after, queued }, W::LANE)
     }
 
     /// Nobody waits any more for what plan `step` brings for `seq`.
     pub(crate) fn shed(&self, step: u64, seq: SeqId) {
         self.shed.add(step, seq);
     }
+}
+
+fn give<W>(orders: &SyncSender<Order<W>>, pulse: &Pulse, order: Order<W>, lane: &str) -> Result<(), String> {
+    pulse.ordered(order.queued);
+    orders.try_send(order).map_err(|refused| format!("the {lane} lane takes no work: {refused}"))
 }
 
 /// A running lane; it ends when the last `LaneQueue` is dropped and what is queued is done.
@@ -111,7 +159,8 @@ impl<W: Work> LaneThread<W> {
         let pulse = Arc::new(Pulse::default());
         let shed = Arc::new(ShedList::default());
         let list = shed.clone();
-        let lane = LaneLoop { generation, results, faults, pulse: pulse.clone(), times: Times::new(W::LANE) };
+        let times = W::ANSWERS.then(|| Times::new(W::LANE));
+        let lane = LaneLoop { generation, results, faults, pulse: pulse.clone(), times };
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
             .spawn(move || {
@@ -126,7 +175,8 @@ impl<W: Work> LaneThread<W> {
                 }
             })
             .map_err(|source| ServiceError::Thread { name: W::THREAD, source })?;
-        Ok(LaneThread { queue: LaneQueue { orders, pulse, shed }, thread, built })
+        let queue = LaneQueue { orders, pulse, shed, followers: Vec::new() };
+        Ok(LaneThread { queue, thread, built })
     }
 
     /// Waits until the lane can take work.
@@ -142,6 +192,12 @@ impl<W: Work> LaneThread<W> {
     pub(crate) fn pulse(&self) -> Arc<Pulse> {
         self.queue.pulse.clone()
     }
+
+    /// From now on its queue is the way to this rank's lane too.
+    pub(crate) fn lead(&mut self, follower: &LaneThread<Follow<W>>) {
+        let LaneQueue { orders, pulse, .. } = follower.queue.clone();
+        self.queue.followers.push(Follower { orders, pulse });
+    }
 }
 
 struct LaneLoop {
@@ -149,7 +205,7 @@ struct LaneLoop {
     results: Recipient<Message>,
     faults: Faults,
     pulse: Arc<Pulse>,
-    times: Times,
+    times: Option<Times>,
 }
 
 impl LaneLoop {
@@ -157,7 +213,9 @@ impl LaneLoop {
         let mut ended = None;
         while let Ok(Order { work, after, queued }) = queue.recv() {
             let started = Instant::now();
-            self.times.gap(started, waiting_since(after, queued, ended));
+            if let Some(times) = &self.times {
+                times.gap(started, waiting_since(after, queued, ended));
+            }
             // After a panic `run` is dropped unused, so no one sees what it left half done.
             let outcome = match catch_unwind(AssertUnwindSafe(|| run(work))) {
                 Ok(outcome) => outcome,
@@ -169,9 +227,13 @@ impl LaneLoop {
             };
             let now = Instant::now();
             ended = Some(now);
-            self.times.pass.record(now.duration_since(started));
+            if let Some(times) = &self.times {
+                times.pass.record(now.duration_since(started));
+            }
             self.pulse.done(now);
-            if !self.offer(W::done(self.generation, outcome, now)) {
+            if let Some(news) = W::done(self.generation, outcome, now)
+                && !self.offer(news)
+            {
                 return;
             }
         }

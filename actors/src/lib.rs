@@ -40,7 +40,8 @@ mod ledger;
 mod service_tests;
 
 pub use device::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts, OnGpu,
+    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts,
+    OnGpu,
 };
 pub use error::{ServiceError, SubmitError};
 pub use failures::WatchdogConfig;

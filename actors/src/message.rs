@@ -53,8 +53,8 @@ impl Work for DraftWork {
     const THREAD: &'static str = "faser-draft";
     type Outcome = DraftPlan;
 
-    fn done(generation: u64, plan: DraftPlan, ended: Instant) -> Message {
-        Message::DraftDone { generation, plan, ended }
+    fn done(generation: u64, plan: DraftPlan, ended: Instant) -> Option<Message> {
+        Some(Message::DraftDone { generation, plan, ended })
     }
 }
 
@@ -63,7 +63,7 @@ impl Work for VerifyWork {
     const THREAD: &'static str = "faser-verify";
     type Outcome = VerifyPlan;
 
-    fn done(generation: u64, plan: VerifyPlan, ended: Instant) -> Message {
-        Message::VerifyDone { generation, plan, ended }
+    fn done(generation: u64, plan: VerifyPlan, ended: Instant) -> Option<Message> {
+        Some(Message::VerifyDone { generation, plan, ended })
     }
 }

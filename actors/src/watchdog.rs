@@ -35,13 +35,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long a failed device may take to end its other lane's pass before the next device is built beside it.
 const RELEASE_WITHIN: Duration = Duration::from_secs(10);
 
-/// A built device and its actor.
+/// A built device, or group of them, and its actors.
 struct Charge {
     generation: u64,
-    actor: Addr<GpuActor>,
+    /// One per rank, with its thread.
+    ranks: Vec<(Addr<GpuActor>, Arbiter)>,
     pulses: Vec<(&'static str, Arc<Pulse>)>,
-    /// The actor's thread.
-    arbiter: Arbiter,
 }
 
 /// Why a watch over a device ended.
@@ -140,18 +139,23 @@ impl Watchdog {
         let built =
             tokio::task::spawn_blocking(move || GpuActor::build(&factory, generation, &results, &faults));
         let device_died = |reason: String| ServiceError::Lane { lane: "device's", reason };
-        let actor = built.await.map_err(|panic| device_died(panic.to_string()))??;
-        let pulses = actor.pulses();
-        let arbiter =
-            Arbiter::try_new().map_err(|source| ServiceError::Thread { name: "the GpuActor", source })?;
-        let actor = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);
+        let actors = built.await.map_err(|panic| device_died(panic.to_string()))??;
+        let pulses = actors.iter().flat_map(GpuActor::pulses).collect();
+        let mut ranks = Vec::with_capacity(actors.len());
+        for actor in actors {
+            let arbiter =
+                Arbiter::try_new().map_err(|source| ServiceError::Thread { name: "the GpuActor", source })?;
+            ranks.push((GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor), arbiter));
+        }
+        // The first rank's lanes are the way to all.
+        let (first, _) = ranks.first().ok_or_else(|| device_died("it has no rank".to_owned()))?;
         let device: Option<Device> =
-            actor.send(Attach).await.map_err(|error| device_died(error.to_string()))?;
+            first.send(Attach).await.map_err(|error| device_died(error.to_string()))?;
         let device = device.ok_or_else(|| device_died("its queues were taken".to_owned()))?;
         self.tell(Message::DeviceReady(device)).await;
         self.health.set(DeviceStatus::Serving);
         tracing::info!(generation, "the device serves");
-        Ok(Charge { generation, actor, pulses, arbiter })
+        Ok(Charge { generation, ranks, pulses })
     }
 
     /// Watches over a device until something ends that.
@@ -204,15 +208,20 @@ impl Watchdog {
     }
 }
 
-/// Waits for a device's lanes to end and ends its actor.
+/// Waits for a device's lanes to end and ends its actors: all at the same time.
 async fn release(charge: Charge) {
-    match charge.actor.send(Release { within: RELEASE_WITHIN }).await {
-        Ok(true) => {}
-        Ok(false) => tracing::warn!(
-            generation = charge.generation,
-            "a lane did not end: its thread and its KV memory are left behind"
-        ),
-        Err(error) => tracing::error!(%error, "the GpuActor ended before its lanes"),
+    let asked = charge.ranks.iter().map(|(actor, _)| actor.send(Release { within: RELEASE_WITHIN }));
+    for ended in asked.collect::<Vec<_>>() {
+        match ended.await {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(
+                generation = charge.generation,
+                "a lane did not end: its thread and its KV memory are left behind"
+            ),
+            Err(error) => tracing::error!(%error, "the GpuActor ended before its lanes"),
+        }
     }
-    charge.arbiter.stop();
+    for (_, arbiter) in charge.ranks {
+        arbiter.stop();
+    }
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes, ModelFacts,
-    ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update, WatchdogConfig, probe_one,
-    profile,
+    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes,
+    ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update, WatchdogConfig,
+    probe_one, profile,
 };
 use faser_engine::cost::Reach;
 use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
@@ -44,7 +44,13 @@ fn on_cpu() -> DeviceSpec {
     let (target, draft) = models();
     let lane = Partition { cores: vec![0] };
     let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
-    DeviceSpec::Cpu(CpuSpec { target, draft: Some(draft), partitions, isa: Isa::detect() })
+    DeviceSpec::Cpu(CpuSpec {
+        target,
+        draft: Some(draft),
+        partitions,
+        isa: Isa::detect(),
+        group: CpuGroup::default(),
+    })
 }
 
 fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {

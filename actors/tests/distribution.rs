@@ -11,7 +11,7 @@ use faser_actors::{Dtype, Isa, Sampling};
 use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Model, Pass, Scratch};
+use faser_models::{Model, Pass};
 use faser_topology::Partition;
 use rig::{Pair, Random, Rig};
 
@@ -87,7 +87,7 @@ fn pair() -> Pair {
         residual_scale: 0.5,
     };
     let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).expect("a synthetic pair");
-    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None }
+    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
 }
 
 /// How often each beginning of `POSITIONS` tokens was drawn.
@@ -238,7 +238,7 @@ fn prefill(model: &Model, tokens: &[TokenId]) -> Vec<f64> {
     let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).expect("a lane");
     let mut kv =
         KvCache::new(model.kv_shape(MAX_CONTEXT / BLOCK, BLOCK), model.kv_dtype()).expect("KV memory");
-    let mut scratch = Scratch::new(model.config(), tokens.len(), 1);
+    let mut scratch = model.scratch(tokens.len(), 1);
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[&[0, 1]] };
     let last = tokens.len() as u32 - 1;

@@ -64,7 +64,7 @@ fn a_draft_that_is_the_target_is_never_rejected() {
     let cases = env_or("FASER_CASES", 1000).div_ceil(4);
     let first_seed = env_or("FASER_SEED", 1);
     let target = pair(Dtype::Bf16).target;
-    let pair = Pair { target: target.clone(), draft: Some(target), cuda: None };
+    let pair = Pair { target: target.clone(), draft: Some(target), cuda: None, shards: None };
     let mut tally = Tally::default();
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };

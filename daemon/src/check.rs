@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_engine::cost::{PassCost, Reach};
-use faser_topology::LanePair;
+use faser_topology::{LanePair, Node};
 
 use crate::config::{Config, sizes};
 use crate::device::Machine;
@@ -39,6 +39,11 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     };
     line("chat", chat);
     line("device", format!("{}, {}", loaded.machine, memory(config, &loaded.machine)));
+    if let Machine::Cpu { device, .. } = &loaded.machine
+        && device.nodes.len() > 1
+    {
+        line("nodes", nodes(&device.nodes, &device.nodes_of(config.device.threads)));
+    }
     if let Machine::Cpu { why: Some(why), .. } = &loaded.machine {
         line("no gpu", why.clone());
     }
@@ -101,8 +106,12 @@ fn memory(config: &Config, machine: &Machine) -> String {
 fn lanes(device: &DeviceSpec) -> Vec<String> {
     match device {
         DeviceSpec::Cpu(spec) => {
+            let over = |ranks: usize| if ranks > 1 { format!(" over {ranks} ranks") } else { String::new() };
+            let (target, draft) = device.ranks();
+            let (draft_over, verify_over) = (over(draft), over(target));
             let on_cores = |pair: &LanePair| {
-                format!("draft on cores {:?}, verify on cores {:?}", pair.draft.cores, pair.verify.cores)
+                let (draft, verify) = (&pair.draft.cores, &pair.verify.cores);
+                format!("draft on cores {draft:?}{draft_over}, verify on cores {verify:?}{verify_over}")
             };
             spec.partitions.iter().map(on_cores).collect()
         }
@@ -127,4 +136,23 @@ fn described(model: &ModelFacts) -> String {
         config.max_context,
         sizes::written(model.weight_bytes),
     )
+}
+
+/// The NUMA nodes, and on which of them (by number) the weights are.
+fn nodes(nodes: &[Node], weights: &[usize]) -> String {
+    let cores = nodes.iter().map(|node| format!("{} with {} cores", node.number, node.cores.len()));
+    let weights: Vec<String> = weights.iter().map(ToString::to_string).collect();
+    format!("{}; weights on {}", cores.collect::<Vec<_>>().join(", "), weights.join(" and "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_told_with_their_cores_and_where_weights_are() {
+        let node = |number: usize, cores: usize| Node { number, cores: (0..cores).collect() };
+        let told = nodes(&[node(0, 8), node(2, 4)], &[0, 2]);
+        assert_eq!(told, "0 with 8 cores, 2 with 4 cores; weights on 0 and 2");
+    }
 }

@@ -94,6 +94,11 @@ fn choose_with(
         if config.model.dtype == Dtype::Int8 {
             return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
         }
+        if config.device.tensor_parallel > 1 || config.device.draft_tensor_parallel > 1 {
+            return unfit(
+                "`device.tensor_parallel` and `device.draft_tensor_parallel` split models on the CPU alone: leave them out",
+            );
+        }
         if config.kv.block_size != 16 {
             return unfit("`kv.block_size` must be 16 on a GPU");
         }

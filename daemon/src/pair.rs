@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use faser_actors::Dtype;
-use faser_models::{ChatTemplate, Model, ModelError, Tokenizer, check_pair, synthetic};
+use faser_models::{ChatTemplate, Model, ModelError, Shard, Tokenizer, check_pair, synthetic};
 
 use crate::config::{Config, ModelSource};
 use crate::error::DaemonError;
@@ -15,11 +15,27 @@ pub(crate) struct Pair {
     pub(crate) name: String,
     pub(crate) target: Model,
     pub(crate) draft: Option<Model>,
+    /// The shards of other ranks, if the first rank's are all that the two above are.
+    pub(crate) others: Others,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Result<ChatTemplate, ModelError>,
 }
 
-/// Loads the pair that the config names.
+/// The shards of the ranks after the first.
+#[derive(Default)]
+pub(crate) struct Others {
+    pub(crate) target: Vec<Model>,
+    pub(crate) draft: Vec<Model>,
+}
+
+/// Over how many ranks target and draft are split.
+#[derive(Clone, Copy)]
+struct Ranks {
+    target: usize,
+    draft: usize,
+}
+
+/// Loads the pair that the config names, in the shards that it asks for.
 ///
 /// # Errors
 /// A file that is missing or wrong, or models that do not go together.
@@ -33,25 +49,36 @@ pub(crate) fn pair(config: &Config, watch: Watch<'_>) -> Result<Pair, DaemonErro
 
 fn named(config: &Config, watch: Watch<'_>) -> Result<Pair, DaemonError> {
     let dtype = config.model.dtype;
+    let ranks = Ranks { target: config.device.tensor_parallel, draft: config.device.draft_tensor_parallel };
     match &config.model.source {
         ModelSource::Demo { draft } => {
             let folder = locate::demo_pair()?;
             let draft = draft.then(|| folder.join("draft"));
-            let pair = from_directories(&folder.join("target"), draft.as_deref(), dtype, watch)?;
+            let pair = from_directories(&folder.join("target"), draft.as_deref(), dtype, ranks, watch)?;
             Ok(Pair { name: "rustdoc".to_owned(), ..pair })
         }
         ModelSource::Directories { target, draft } => {
-            Ok(from_directories(target, draft.as_deref(), dtype, watch)?)
+            Ok(from_directories(target, draft.as_deref(), dtype, ranks, watch)?)
         }
         ModelSource::Synthetic { spec, draft } => {
-            let (target, draft_model) =
-                synthetic::pair(spec, dtype, &mut |progress| watch("synthetic pair", progress))?;
+            let told = &mut |progress| watch("synthetic pair", progress);
+            let (target, draft_model, others) = if ranks.target == 1 && ranks.draft == 1 {
+                let (target, draft) = synthetic::pair(spec, dtype, told)?;
+                (target, draft, Others::default())
+            } else {
+                let of_target = |shard| Ok(synthetic::shard_pair(spec, shard, dtype, told)?.0);
+                let (target, targets) = split(ranks.target, of_target)?;
+                let of_draft = |shard| synthetic::shard_of_draft(spec, shard, dtype, told);
+                let (first, drafts) = split(ranks.draft, of_draft)?;
+                (target, first, Others { target: targets, draft: if *draft { drafts } else { Vec::new() } })
+            };
             Ok(Pair {
                 name: "synthetic".to_owned(),
                 tokenizer: Tokenizer::synthetic(spec.vocab)?,
                 template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
                 target,
                 draft: draft.then_some(draft_model),
+                others,
             })
         }
     }
@@ -61,14 +88,20 @@ fn from_directories(
     target_dir: &Path,
     draft_dir: Option<&Path>,
     dtype: Dtype,
+    ranks: Ranks,
     watch: Watch<'_>,
 ) -> Result<Pair, ModelError> {
-    let target = Model::load(target_dir, dtype, &mut |progress| watch("target model", progress))?;
+    let mut load =
+        |what, dir, shard| Model::load_shard(dir, shard, dtype, &mut |progress| watch(what, progress));
+    let mut others = Others::default();
+    let (target, shards) = split(ranks.target, |shard| load("target model", target_dir, shard))?;
+    others.target = shards;
     let tokenizer = Tokenizer::load(target_dir, target.config())?;
     let draft = match draft_dir {
         None => None,
         Some(dir) => {
-            let draft = Model::load(dir, dtype, &mut |progress| watch("draft model", progress))?;
+            let (draft, shards) = split(ranks.draft, |shard| load("draft model", dir, shard))?;
+            others.draft = shards;
             if dir.join("tokenizer.json").is_file() {
                 same_tokens(&tokenizer, &Tokenizer::load(dir, draft.config())?)?;
             }
@@ -76,7 +109,17 @@ fn from_directories(
         }
     };
     let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
-    Ok(Pair { name, target, draft, tokenizer, template: ChatTemplate::load(target_dir) })
+    Ok(Pair { name, target, draft, others, tokenizer, template: ChatTemplate::load(target_dir) })
+}
+
+/// The shards of a model: the first rank's, and those of the others.
+fn split(
+    ranks: usize,
+    mut load: impl FnMut(Shard) -> Result<Model, ModelError>,
+) -> Result<(Model, Vec<Model>), ModelError> {
+    let first = load(Shard { rank: 0, ranks })?;
+    let others = (1..ranks).map(|rank| load(Shard { rank, ranks })).collect::<Result<_, _>>()?;
+    Ok((first, others))
 }
 
 /// A draft model that reads other tokens than the target would be right by chance alone.

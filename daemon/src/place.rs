@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
+    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
 };
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaSizes, upload};
@@ -15,6 +15,7 @@ use crate::costs;
 use crate::device::{Chosen, Machine};
 use crate::error::DaemonError;
 use crate::load::Watch;
+use crate::pair::Others;
 
 /// A pair in its place.
 pub(crate) struct Placed {
@@ -30,8 +31,8 @@ pub(crate) struct Placed {
 pub(crate) fn place(
     config: &Config,
     chosen: Chosen,
-    target: Arc<Model>,
-    draft: Option<Arc<Model>>,
+    (target, draft): (Arc<Model>, Option<Arc<Model>>),
+    others: Others,
     bounds: &EngineConfig,
     watch: Watch<'_>,
 ) -> Result<Placed, DaemonError> {
@@ -41,7 +42,7 @@ pub(crate) fn place(
             if let Some(why) = &why {
                 tracing::info!(%why, "running on the CPU");
             }
-            on_cpu(config, host, why, target, draft, bounds)
+            on_cpu(config, host, why, (target, draft), others, bounds)
         }
         Chosen::Gpu(info) => on_gpu(config, &host, info, target, draft, bounds, watch),
     }
@@ -69,21 +70,40 @@ fn on_cpu(
     config: &Config,
     host: CpuDevice,
     why: Option<String>,
-    target: Arc<Model>,
-    draft: Option<Arc<Model>>,
+    (target, draft): (Arc<Model>, Option<Arc<Model>>),
+    others: Others,
     bounds: &EngineConfig,
 ) -> Result<Placed, DaemonError> {
     let limits = PassLimits::of(bounds);
-    let scratch =
-        |model: &Model, logit_rows| footprint(model, Scratch::bytes(model.config(), limits.rows, logit_rows));
-    let for_target = scratch(&target, limits.verify_logit_rows);
-    let for_draft = draft.as_deref().map(|draft| scratch(draft, limits.draft_logit_rows));
+    let [others_of_target, others_of_draft] =
+        [others.target, others.draft].map(|shards| shards.into_iter().map(Arc::new).collect::<Vec<_>>());
+    // All ranks are in the same memory.
+    let all = |first: &Model, others: &[Arc<Model>], logit_rows| {
+        let scratch = |model: &Model| footprint(model, Scratch::bytes(model.own(), limits.rows, logit_rows));
+        others.iter().fold(scratch(first), |sum, shard| {
+            let own = scratch(shard);
+            ModelFootprint {
+                weight_bytes: sum.weight_bytes + own.weight_bytes,
+                kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
+                workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
+                ..sum
+            }
+        })
+    };
+    let for_target = all(&target, &others_of_target, limits.verify_logit_rows);
+    let for_draft = draft.as_deref().map(|draft| all(draft, &others_of_draft, limits.draft_logit_rows));
     let (threads, kv) = (config.device.threads, request(config, bounds));
     let placement = faser_topology::place(&host, threads, &for_target, for_draft.as_ref(), &kv)?;
     let Placement { target_blocks, draft_blocks, kv_bytes, partitions } = placement;
     let isa = config.device.isa.unwrap_or_else(Isa::detect);
+    let cores = partitions.first().map_or(0, |pair| pair.verify.cores.len());
+    let ranks = 1 + others_of_target.len().max(others_of_draft.len());
+    if cores < ranks {
+        tracing::warn!(cores, ranks, "there are fewer cores than ranks: some share a core, which is slow");
+    }
+    let group = CpuGroup { target: others_of_target, draft: others_of_draft, ..CpuGroup::default() };
     Ok(Placed {
-        device: DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa }),
+        device: DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, group }),
         machine: Machine::Cpu { device: host, isa, why },
         pools: KvPools { target_blocks, draft_blocks, kv_bytes },
     })

@@ -14,13 +14,15 @@ pub enum Isa {
     Avx512,
     /// AVX2 and FMA.
     Avx2,
+    /// NEON of 64-bit ARM; for int8 `sdot` where the processor has it, with the same bits.
+    Neon,
     /// Any machine.
     Portable,
 }
 
 impl Isa {
     /// All there are, widest first.
-    pub const ALL: [Isa; 5] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// The fastest this machine has; always the same on the same machine.
     ///
@@ -60,13 +62,25 @@ impl Isa {
             Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
             Isa::Avx512 => avx512(),
             Isa::Avx2 => avx2(),
+            Isa::Neon => false,
             Isa::Portable => true,
         }
     }
 
     /// Whether this machine has it.
     #[must_use]
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            Isa::Portable => true,
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => false,
+        }
+    }
+
+    /// Whether this machine has it.
+    #[must_use]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub fn is_available(self) -> bool {
         self == Isa::Portable
     }
@@ -93,6 +107,7 @@ impl fmt::Display for Isa {
             Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
             Isa::Portable => "portable",
         })
     }

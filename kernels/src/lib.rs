@@ -4,6 +4,7 @@
 //! element is computed in an order that depends on nothing but its own inputs, never on how many rows a pass has, how
 //! they are blocked, or how many workers share them.
 
+pub mod collective;
 pub mod cuda;
 mod dtype;
 mod error;
@@ -14,13 +15,14 @@ pub mod ops;
 pub mod sampling;
 mod simd;
 
+pub use collective::{Collective, CollectiveError};
 pub use dtype::Dtype;
 pub use error::KernelError;
 pub use faser_topology::{CpuDevice, Partition};
 pub use isa::Isa;
 pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
-    BlockId, KvCache, KvShape, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Source, Table,
-    Tensor, Vector, View, ViewMut,
+    BlockId, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Slice,
+    Source, Stored, Table, Tensor, Vector, View, ViewMut, on_nodes,
 };
 pub use sampling::{History, SampleRow, Sampling};

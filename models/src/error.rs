@@ -81,6 +81,14 @@ pub enum ModelError {
     /// Target and draft model do not speak the same tokens.
     #[error("target and draft model do not fit together: {0}")]
     Pair(String),
+    /// A model cannot be split over so many ranks.
+    #[error("the model cannot be split over {ranks} ranks: {problem}")]
+    Shard {
+        /// Ranks of the group.
+        ranks: usize,
+        /// What does not divide.
+        problem: String,
+    },
     /// A field of a synthetic pair's shape is impossible.
     #[error("synthetic pair: `{field}` {problem}")]
     Synthetic {

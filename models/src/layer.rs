@@ -4,24 +4,25 @@
 use faser_kernels::ops::{self, AttentionShape, Write};
 use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Vector};
 
-use crate::{ModelConfig, Scratch};
+use crate::segments::summed;
+use crate::{ModelConfig, Scratch, Shard};
 
-/// The weights of one layer. What a family does not have is `None`.
-pub(crate) struct Layer {
-    pub(crate) attention_norm: Vector,
+/// The weights of one layer, as a device holds them. What a family does not have is `None`.
+pub(crate) struct Layer<M = Matrix, V = Vector> {
+    pub(crate) attention_norm: V,
     /// Queries, keys and values in one matrix.
-    pub(crate) qkv: Matrix,
-    pub(crate) qkv_bias: Option<Vector>,
-    pub(crate) q_norm: Option<Vector>,
-    pub(crate) k_norm: Option<Vector>,
-    pub(crate) o: Matrix,
-    pub(crate) o_bias: Option<Vector>,
-    pub(crate) mlp_norm: Vector,
+    pub(crate) qkv: M,
+    pub(crate) qkv_bias: Option<V>,
+    pub(crate) q_norm: Option<V>,
+    pub(crate) k_norm: Option<V>,
+    pub(crate) o: M,
+    pub(crate) o_bias: Option<V>,
+    pub(crate) mlp_norm: V,
     /// Gate and up projection in one matrix.
-    pub(crate) gate_up: Matrix,
-    pub(crate) gate_up_bias: Option<Vector>,
-    pub(crate) down: Matrix,
-    pub(crate) down_bias: Option<Vector>,
+    pub(crate) gate_up: M,
+    pub(crate) gate_up_bias: Option<V>,
+    pub(crate) down: M,
+    pub(crate) down_bias: Option<V>,
 }
 
 impl Layer {
@@ -35,15 +36,30 @@ impl Layer {
     }
 
     /// Rows of the residual stream in, the same rows out, with this layer's contribution added; keys and values
-    /// go to `kv`.
+    /// go to `kv`. A rank has a share of each branch's sum: the first adds its own to the stream, and all shares are added up.
     pub(crate) fn forward(&self, at: &At<'_>, kv: &mut KvCache, scratch: &mut Scratch) {
         let n = at.rows.positions.len();
+        let write = if at.shard.is_first() { Write::Add } else { Write::Replace };
         self.attend(at, kv, scratch);
-        let (attended, x) = (scratch.attended.view(n), scratch.x.view_mut(n));
-        ops::matmul(at.lane, attended, &self.o, self.o_bias.as_ref(), x, Write::Add);
+        ops::matmul(
+            at.lane,
+            scratch.attended.view(n),
+            &self.o,
+            self.o_bias.as_ref(),
+            scratch.x.view_mut(n),
+            write,
+        );
+        summed(at.lane, scratch.x.view_mut(n));
         self.activate(at, scratch);
-        let (activated, x) = (scratch.activated.view(n), scratch.x.view_mut(n));
-        ops::matmul(at.lane, activated, &self.down, self.down_bias.as_ref(), x, Write::Add);
+        ops::matmul(
+            at.lane,
+            scratch.activated.view(n),
+            &self.down,
+            self.down_bias.as_ref(),
+            scratch.x.view_mut(n),
+            write,
+        );
+        summed(at.lane, scratch.x.view_mut(n));
     }
 
     /// The attention branch up to its output projection: `scratch.x` to `scratch.attended`.
@@ -103,7 +119,9 @@ impl Layer {
 /// Where and for which rows a layer runs.
 #[derive(Clone, Copy)]
 pub(crate) struct At<'a> {
+    /// The sizes of the shard.
     pub(crate) config: &'a ModelConfig,
+    pub(crate) shard: Shard,
     pub(crate) rope: &'a RopeTable,
     pub(crate) lane: &'a Lane,
     /// Which layer of the KV cache.

@@ -13,13 +13,16 @@ mod load;
 mod model;
 mod scratch;
 mod segments;
+mod shard;
 pub mod synthetic;
 mod text;
 
 pub use checkpoint::weight_files;
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
+pub use faser_kernels::on_nodes;
 pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;
+pub use shard::Shard;
 pub use text::{ChatTemplate, Detokenizer, Tokenizer};

@@ -5,23 +5,37 @@ use std::sync::Arc;
 use faser_kernels::{Dtype, KvCache, KvShape, Lane, Matrix, RopeSpec, RopeTable, Rows, Table, Vector};
 
 use crate::layer::Layer;
-use crate::{ModelConfig, ModelError, Scratch};
+use crate::{ModelConfig, ModelError, Scratch, Shard};
 
-/// Weights and shape of one model, never changed after loading. Share it in an `Arc`.
+/// Weights and shape of one model, or of a rank's shard of it; never changed after loading. Share it in an `Arc`.
 pub struct Model {
     config: ModelConfig,
+    shard: Shard,
+    /// The sizes of the shard.
+    own: ModelConfig,
     dtype: Dtype,
     pub(crate) parts: Parts,
     pub(crate) rope: Arc<RopeTable>,
 }
 
-/// The weights. They are counted, so that a draft model can be the first layers of its target without a copy.
-#[derive(Clone)]
-pub(crate) struct Parts {
-    pub(crate) embedding: Arc<Table>,
-    pub(crate) layers: Vec<Arc<Layer>>,
-    pub(crate) norm: Arc<Vector>,
-    pub(crate) head: Arc<Matrix>,
+/// The weights, as a device holds them. They are counted, so that a draft model can be the first layers of its target without a copy.
+pub(crate) struct Parts<T = Table, M = Matrix, V = Vector> {
+    pub(crate) embedding: Arc<T>,
+    pub(crate) layers: Vec<Arc<Layer<M, V>>>,
+    pub(crate) norm: Arc<V>,
+    pub(crate) head: Arc<M>,
+}
+
+impl<T, M, V> Parts<T, M, V> {
+    /// The same weights with the first `layers` layers alone.
+    pub(crate) fn first_layers(&self, layers: usize) -> Parts<T, M, V> {
+        Parts {
+            embedding: self.embedding.clone(),
+            layers: self.layers.iter().take(layers).cloned().collect(),
+            norm: self.norm.clone(),
+            head: self.head.clone(),
+        }
+    }
 }
 
 /// One pass over the model: row `r` is `tokens[r]` at the position that `rows` gives it.
@@ -36,14 +50,31 @@ pub struct Pass<'a> {
 }
 
 impl Model {
-    pub(crate) fn new(config: ModelConfig, dtype: Dtype, parts: Parts) -> Result<Model, ModelError> {
+    /// `parts` are those of the shard.
+    pub(crate) fn new(
+        config: ModelConfig,
+        shard: Shard,
+        dtype: Dtype,
+        parts: Parts,
+    ) -> Result<Model, ModelError> {
         let rope = Arc::new(rope_table(&config)?);
-        Ok(Model { config, dtype, parts, rope })
+        let own = shard.config(&config);
+        Ok(Model { config, shard, own, dtype, parts, rope })
     }
 
-    /// The shape.
+    /// The shape of the whole model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// What of the whole this is. The lanes that run a shard are those of its rank in the group.
+    pub fn shard(&self) -> Shard {
+        self.shard
+    }
+
+    /// The shape of this shard: sizes of its activations, its KV memory and its logits.
+    pub fn own(&self) -> &ModelConfig {
+        &self.own
     }
 
     /// In what the matrices are held.
@@ -65,13 +96,18 @@ impl Model {
 
     /// Bytes of keys and values per token, all layers together.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        2 * (self.config.layers * self.config.kv_width() * self.kv_dtype().bytes()) as u64
+        2 * (self.own.layers * self.own.kv_width() * self.kv_dtype().bytes()) as u64
     }
 
     /// The shape of this model's KV memory.
     pub fn kv_shape(&self, blocks: usize, block_size: usize) -> KvShape {
-        let ModelConfig { layers, kv_heads, head_dim, .. } = self.config;
+        let ModelConfig { layers, kv_heads, head_dim, .. } = self.own;
         KvShape { layers, blocks, block_size, kv_heads, head_dim }
+    }
+
+    /// Room for passes of this model: see [`Scratch::new`].
+    pub fn scratch(&self, max_rows: usize, max_logit_rows: usize) -> Scratch {
+        Scratch::new(&self.own, max_rows, max_logit_rows)
     }
 
     /// Runs the rows of `pass` through all layers: their keys and values are in `kv` afterwards, the logits of
@@ -82,7 +118,8 @@ impl Model {
     /// It is [`Model::begin`], all [`Model::layers`], [`Model::finish`].
     ///
     /// # Panics
-    /// If the pass does not fit `scratch` or `kv`, or a token is not below `vocab`: a programmer's error.
+    /// If the pass does not fit `scratch` or `kv`, a token is not below `vocab`, or the lane is not that of the shard's rank: a programmer's
+    /// error. If the group is lost: see [`Model::begin`].
     pub fn forward(&self, lane: &Lane, kv: &mut KvCache, scratch: &mut Scratch, pass: &Pass<'_>) {
         self.begin(lane, scratch, pass.tokens);
         self.layers(lane, 0..self.parts.layers.len(), kv, scratch, pass.rows);
@@ -104,6 +141,7 @@ impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model")
             .field("config", &self.config)
+            .field("shard", &self.shard)
             .field("dtype", &self.dtype)
             .finish_non_exhaustive()
     }

@@ -22,10 +22,12 @@ pub struct Scratch {
     pub(crate) gathered: Tensor,
     pub(crate) final_normed: Tensor,
     pub(crate) logits: Tensor,
+    /// Tokens to score, as the shard counts them.
+    pub(crate) own_tokens: Vec<u32>,
 }
 
 impl Scratch {
-    /// Room for passes of up to `max_rows` rows, of which up to `max_logit_rows` need logits (or, on the way, scores).
+    /// Room for passes of a model, or a shard, of this shape of up to `max_rows` rows, of which up to `max_logit_rows` need logits (or, on the way, scores).
     pub fn new(config: &ModelConfig, max_rows: usize, max_logit_rows: usize) -> Scratch {
         Scratch {
             x: Tensor::zeros(max_rows, config.hidden),
@@ -37,6 +39,7 @@ impl Scratch {
             gathered: Tensor::zeros(max_logit_rows, config.hidden),
             final_normed: Tensor::zeros(max_logit_rows, config.hidden),
             logits: Tensor::zeros(max_logit_rows, config.vocab),
+            own_tokens: Vec::new(),
         }
     }
 
@@ -48,7 +51,8 @@ impl Scratch {
         columns * size_of::<f32>() as u64
     }
 
-    /// The logits of the last pass: row `i` belongs to `pass.logits[i]`, `vocab` columns.
+    /// The logits of the last pass: row `i` belongs to `pass.logits[i]`, `vocab` columns; of a shard,
+    /// those of its own tokens.
     pub fn logits(&self) -> &Tensor {
         &self.logits
     }

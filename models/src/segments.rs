@@ -10,23 +10,43 @@
 //! stay compute the same bits whatever leaves, as long as none of them attends to a row that left: only the last rows of a sequence
 //! may go. The keys and values of rows that left are missing from later layers: their positions count as never computed.
 //!
-//! Nothing here allocates.
+//! Of a shard all ranks of the group make the same calls with the same rows: the residual stream is the same on every rank, bit by bit, and
+//! so is what comes of it but for logits, of which each rank has those of its tokens.
+//!
+//! Nothing here allocates; in a group, but for what travels between ranks.
 
 use std::ops::Range;
 
 use faser_kernels::ops::{self, Write};
-use faser_kernels::{KvCache, Lane, Rows};
+use faser_kernels::{KvCache, Lane, Rows, ViewMut};
 
 use crate::layer::At;
-use crate::{Model, Scratch};
+use crate::{Model, Scratch, Shard};
 
 impl Model {
     /// Begins a pass: the residual stream `[tokens.len(), hidden]` becomes the tokens' embeddings.
     ///
     /// # Panics
-    /// If there are more than [`Scratch::max_rows`], or a token is not below `vocab`.
+    /// If there are more than [`Scratch::max_rows`], or a token is not below `vocab`; if the lane is not that of the shard's rank. Here
+    /// and in the other segments: if the lane's group is lost, which is the end of this lane.
     pub fn begin(&self, lane: &Lane, scratch: &mut Scratch, tokens: &[u32]) {
-        ops::embed(lane, &self.parts.embedding, tokens, scratch.x.view_mut(tokens.len()));
+        let (shard, group) = (self.shard(), lane.group());
+        assert_eq!(
+            (group.rank(), group.ranks()),
+            (shard.rank, shard.ranks),
+            "rank and ranks of the lane, and of the model's shard"
+        );
+        let x = scratch.x.view_mut(tokens.len());
+        if shard == Shard::WHOLE {
+            return ops::embed(lane, &self.parts.embedding, tokens, x);
+        }
+        let vocab = self.config().vocab;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
+            panic!("token {token} of a vocabulary of {vocab}");
+        }
+        let first = shard.tokens(self.config()).start;
+        ops::embed_part(lane, &self.parts.embedding, first, tokens, x);
+        summed(lane, scratch.x.view_mut(tokens.len()));
     }
 
     /// Runs the pass, one row for each of `rows.positions`, through the layers of `range` (the first is 0): the residual stream
@@ -44,7 +64,8 @@ impl Model {
         rows: Rows<'_>,
     ) {
         for (layer, index) in self.parts.layers[range.clone()].iter().zip(range) {
-            layer.forward(&At { config: self.config(), rope: &self.rope, lane, index, rows }, kv, scratch);
+            let at = At { config: self.own(), shard: self.shard(), rope: &self.rope, lane, index, rows };
+            layer.forward(&at, kv, scratch);
         }
     }
 
@@ -75,11 +96,24 @@ impl Model {
         out: &mut [f32],
     ) {
         self.normalise(lane, scratch, n, rows);
-        ops::score_tokens(lane, scratch.final_normed.view(rows.len()), &self.parts.head, tokens, out);
+        let Scratch { final_normed, own_tokens, .. } = scratch;
+        let (normed, head) = (final_normed.view(rows.len()), &self.parts.head);
+        if self.shard() == Shard::WHOLE {
+            return ops::score_tokens(lane, normed, head, tokens, out);
+        }
+        // Each rank scores its own tokens; a sum with zeros is exact.
+        let own = self.shard().tokens(self.config());
+        let is_own = |token: &u32| own.contains(&(*token as usize));
+        own_tokens.clear();
+        own_tokens
+            .extend(tokens.iter().map(|token| if is_own(token) { *token - own.start as u32 } else { 0 }));
+        ops::score_tokens(lane, normed, head, own_tokens, out);
+        out.iter_mut().zip(tokens).filter(|(_, token)| !is_own(token)).for_each(|(score, _)| *score = 0.0);
+        lane.group().all_reduce_sum(out).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Ends a pass of `n` rows: final norm and LM head of the rows in `wanted`, whose logits are in [`Scratch::logits`] afterwards,
-    /// `[wanted.len(), vocab]`, in that order.
+    /// `[wanted.len(), vocab]`, in that order; of a shard those of its tokens, `[wanted.len(), own().vocab]`.
     ///
     /// # Panics
     /// If there are more than [`Scratch::max_logit_rows`], or one is not below `n`.
@@ -98,4 +132,12 @@ impl Model {
         let (gathered, normed) = (scratch.gathered.view(m), scratch.final_normed.view_mut(m));
         ops::rms_norm(lane, gathered, &self.parts.norm, self.config().rms_eps, normed);
     }
+}
+
+/// Adds up the ranks' shares; alone, they are the sum.
+///
+/// # Panics
+/// If the group is lost: a pass that others have left cannot be finished, and its lane is of no use any more.
+pub(crate) fn summed(lane: &Lane, x: ViewMut<'_>) {
+    ops::all_reduce(lane, x).unwrap_or_else(|error| panic!("{error}"));
 }

@@ -7,8 +7,8 @@ mod counting;
 
 use counting::allocations;
 use faser_kernels::{Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_models::Pass;
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Pass, Scratch};
 
 const ROWS: usize = 24;
 
@@ -19,7 +19,7 @@ fn a_second_pass_allocates_nothing() {
         // One worker: with helpers, which of them meets its first large op in the second pass is chance.
         let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
         let mut kv = KvCache::new(model.kv_shape(2, 16), model.kv_dtype()).unwrap();
-        let mut scratch = Scratch::new(model.config(), ROWS, ROWS);
+        let mut scratch = model.scratch(ROWS, ROWS);
         let numbers: Vec<u32> = (0..ROWS as u32).collect();
         let rows = |n| Rows { positions: &numbers[..n], table_of: &[0; ROWS][..n], tables: &[&[1, 0]] };
         let mut scores = [0.0; 4 * ROWS];

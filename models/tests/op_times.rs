@@ -5,15 +5,15 @@
 use std::time::Instant;
 
 use faser_kernels::{Dtype, Isa, KvCache, Lane, Op, Partition, Rows};
+use faser_models::Pass;
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Pass, Scratch};
 
 #[test]
 fn a_pass_is_the_sum_of_its_ops() {
     let (model, _) = pair(&SyntheticSpec::preset("tiny").unwrap(), Dtype::Bf16, &mut |_| {}).unwrap();
     let lane = Lane::new(&Partition { cores: vec![0, 0] }, Isa::detect()).unwrap();
     let mut kv = KvCache::new(model.kv_shape(1, 16), model.kv_dtype()).unwrap();
-    let mut scratch = Scratch::new(model.config(), 8, 8);
+    let mut scratch = model.scratch(8, 8);
     let numbers: Vec<u32> = (0..8).collect();
     let rows = Rows { positions: &numbers, table_of: &[0; 8], tables: &[&[0]] };
     let begin = Instant::now();
@@ -27,7 +27,13 @@ fn a_pass_is_the_sum_of_its_ops() {
             Op::RmsNorm => 2 * layers + 1,
             Op::Matmul => 4 * layers + 1,
             Op::Rope | Op::StoreKv | Op::Attention | Op::SiluMul => layers,
-            Op::Sample | Op::Confidence | Op::TopTokens | Op::ScoreTokens | Op::SumRows => 0,
+            Op::Sample
+            | Op::Confidence
+            | Op::TopTokens
+            | Op::ScoreTokens
+            | Op::SumRows
+            | Op::AllReduce
+            | Op::AllGather => 0,
         };
         assert_eq!(times.of(op).calls, calls, "{op}");
         assert_eq!(times.of(op).total_ns > 0, calls > 0, "{op}");

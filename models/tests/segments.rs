@@ -102,7 +102,7 @@ impl<'m> Device<'m> {
             model,
             lane: Lane::new(&Partition { cores: vec![0, 1] }, isa).unwrap(),
             kv: KvCache::new(model.kv_shape(3 * SEQUENCES, BLOCK_SIZE), model.kv_dtype()).unwrap(),
-            scratch: Scratch::new(model.config(), 64, ROWS.iter().sum()),
+            scratch: model.scratch(64, ROWS.iter().sum()),
             tables,
         };
         device.forward(&Batch::new(model, |sequence| 0..COMPUTED[sequence]), &[]);

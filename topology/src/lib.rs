@@ -7,10 +7,14 @@
 mod cpu;
 mod error;
 mod gpu;
+mod nodes;
 mod place;
 mod proc;
+mod ranks;
 
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
 pub use gpu::{GpuDevice, GpuPlacement, place_on_gpu};
+pub use nodes::Node;
 pub use place::{KvPools, KvRequest, LanePair, ModelFootprint, Placement, place};
+pub use ranks::rank_partitions;

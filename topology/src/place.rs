@@ -1,5 +1,6 @@
 //! The planner: from the sizes of models and device to KV pools and lanes. Pure.
 
+use crate::nodes::{Node, split};
 use crate::{CpuDevice, Partition, TopologyError};
 use serde::Serialize;
 
@@ -84,7 +85,7 @@ pub fn place(
     let pools =
         pools(&limit, target, draft, kv, |left_bytes, wanted_bytes| wanted_bytes.min(left_bytes / 2))?;
     let KvPools { target_blocks, draft_blocks, kv_bytes } = pools;
-    let partitions = partitions(&lane, draft.is_some());
+    let partitions = partitions(&lane, &device.nodes, draft.is_some());
     Ok(Placement { target_blocks, draft_blocks, kv_bytes, partitions })
 }
 
@@ -155,8 +156,8 @@ pub(crate) fn pools(
 }
 
 /// All cores for both lanes; and, if there is anything to draft, a few ways to give the draft lane the last cores: one, a
-/// quarter, half of them. Few, because each costs its own threads and its own cost table.
-fn partitions(lane: &Partition, drafts: bool) -> Vec<LanePair> {
+/// quarter, half of them, on one NUMA node if it has so many. Few, because each costs its own threads and its own cost table.
+fn partitions(lane: &Partition, nodes: &[Node], drafts: bool) -> Vec<LanePair> {
     let mut pairs = vec![LanePair { draft: lane.clone(), verify: lane.clone() }];
     let cores = lane.cores.len();
     let mut shares = [1, cores / 4, cores / 2]
@@ -166,8 +167,8 @@ fn partitions(lane: &Partition, drafts: bool) -> Vec<LanePair> {
     shares.sort_unstable();
     shares.dedup();
     pairs.extend(shares.into_iter().map(|share| {
-        let (verify, draft) = lane.cores.split_at(cores - share);
-        LanePair { draft: Partition { cores: draft.to_vec() }, verify: Partition { cores: verify.to_vec() } }
+        let (verify, draft) = split(&lane.cores, nodes, share);
+        LanePair { draft: Partition { cores: draft }, verify: Partition { cores: verify } }
     }));
     pairs
 }

@@ -63,7 +63,7 @@ fn line<'a>(text: &'a str, field: &str) -> Option<&'a str> {
 }
 
 /// `0-2,8` to `[0, 1, 2, 8]`.
-fn parse_core_list(list: &str) -> Option<Vec<usize>> {
+pub(crate) fn parse_core_list(list: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for range in list.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

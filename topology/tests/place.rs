@@ -1,14 +1,14 @@
 //! The planner's promises: every plan fits, every refusal names what would.
 
 use faser_topology::{
-    CpuDevice, KvRequest, LanePair, ModelFootprint, Partition, Placement, TopologyError, place,
+    CpuDevice, KvRequest, LanePair, ModelFootprint, Node, Partition, Placement, TopologyError, place,
 };
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 
 fn device(memory_bytes: u64) -> CpuDevice {
-    CpuDevice { name: "test".into(), cores: vec![0, 1, 2, 3], memory_bytes }
+    CpuDevice { name: "test".into(), cores: vec![0, 1, 2, 3], nodes: vec![], memory_bytes }
 }
 
 fn model(weight_bytes: u64, kv_bytes_per_token: u64) -> ModelFootprint {
@@ -43,6 +43,33 @@ fn without_a_draft_its_pool_is_empty_and_all_cores_are_used() {
     assert_eq!((plan.draft_blocks, plan.target_blocks), (0, 1));
     assert_eq!(plan.partitions.len(), 1);
     assert_eq!(plan.partitions[0].verify.cores, [0, 1, 2, 3]);
+}
+
+#[test]
+fn lanes_keep_to_numa_nodes() {
+    let node = |number: usize| Node { number, cores: (0..4).map(|i| 2 * i + number).collect() };
+    let device = CpuDevice {
+        name: "test".into(),
+        cores: (0..8).collect(),
+        nodes: vec![node(0), node(1)],
+        memory_bytes: 4096 * MIB,
+    };
+    let (target, draft) = (model(100 * MIB, 1000), model(10 * MIB, 100));
+    let cores = |threads| {
+        let plan = place(&device, threads, &target, Some(&draft), &request(8, 100)).unwrap();
+        plan.partitions.into_iter().map(|pair| (pair.verify.cores, pair.draft.cores)).collect::<Vec<_>>()
+    };
+    let all = vec![0, 2, 4, 6, 1, 3, 5, 7];
+    let expected = vec![
+        (all.clone(), all),
+        (vec![0, 2, 4, 6, 1, 3, 5], vec![7]),
+        (vec![0, 2, 4, 6, 1, 3], vec![5, 7]),
+        (vec![0, 2, 4, 6], vec![1, 3, 5, 7]), // a node each
+    ];
+    assert_eq!(cores(None), expected);
+    let one = vec![0, 2, 4, 6];
+    let expected = vec![(one.clone(), one), (vec![0, 2, 4], vec![6]), (vec![0, 2], vec![4, 6])];
+    assert_eq!(cores(Some(4)), expected);
 }
 
 #[test]

@@ -190,6 +190,7 @@ impl CudaSpec {
                 runner.shedding(Box::new(ShedReader::new(shed)));
                 Ok(Box::new(move |work: VerifyWork| runner.run(work)) as Run<VerifyWork>)
             }),
+            others: Vec::new(),
         })
     }
 }

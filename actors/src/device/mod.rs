@@ -10,9 +10,10 @@ use faser_kernels::Dtype;
 use faser_models::{Model, ModelConfig};
 
 use crate::error::ServiceError;
-use crate::gpu_actor::{DeviceBuild, DeviceFactory};
+use crate::gpu_actor::DeviceFactory;
 
-pub use cpu::CpuSpec;
+pub(crate) use cpu::ways;
+pub use cpu::{CpuGroup, CpuSpec};
 pub use cuda::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
 
 /// The pair and where it runs. Clones share the weights.
@@ -59,7 +60,7 @@ impl DeviceSpec {
     /// The target model.
     pub fn target(&self) -> ModelFacts {
         match self {
-            DeviceSpec::Cpu(spec) => ModelFacts::of(&spec.target),
+            DeviceSpec::Cpu(spec) => facts_of_shards(&spec.target, &spec.group.target),
             DeviceSpec::Cuda(spec) => spec.device.source().target.clone(),
         }
     }
@@ -67,7 +68,9 @@ impl DeviceSpec {
     /// The draft model; without one nobody speculates.
     pub fn draft(&self) -> Option<ModelFacts> {
         match self {
-            DeviceSpec::Cpu(spec) => spec.draft.as_deref().map(ModelFacts::of),
+            DeviceSpec::Cpu(spec) => {
+                spec.draft.as_ref().map(|draft| facts_of_shards(draft, &spec.group.draft))
+            }
             DeviceSpec::Cuda(spec) => spec.device.source().draft.clone(),
         }
     }
@@ -113,12 +116,28 @@ impl DeviceSpec {
         }
     }
 
+    /// Ranks of the target's group, and of the draft's; 1 where a model is whole.
+    pub fn ranks(&self) -> (usize, usize) {
+        match self {
+            DeviceSpec::Cpu(spec) => (1 + spec.group.target.len(), 1 + spec.group.draft.len()),
+            DeviceSpec::Cuda(_) => (1, 1),
+        }
+    }
+
+    /// Checks what the parts say of each other.
+    pub(crate) fn check(&self) -> Result<(), ServiceError> {
+        match self {
+            DeviceSpec::Cpu(spec) => spec.check(),
+            DeviceSpec::Cuda(_) => Ok(()),
+        }
+    }
+
     /// How to make the lanes of this device for an engine of these bounds: once for each generation.
     pub(crate) fn factory(&self, engine: &EngineConfig) -> DeviceFactory {
         match self {
             DeviceSpec::Cpu(spec) => {
-                let build = spec.build(engine);
-                Arc::new(move || Ok::<DeviceBuild, ServiceError>(build.clone()))
+                let (spec, engine) = (spec.clone(), engine.clone());
+                Arc::new(move || Ok(spec.build(&engine)))
             }
             DeviceSpec::Cuda(spec) => {
                 let (spec, engine) = (spec.clone(), engine.clone());
@@ -126,4 +145,11 @@ impl DeviceSpec {
             }
         }
     }
+}
+
+/// Of a model in shards: its weights are those of all ranks.
+fn facts_of_shards(first: &Model, others: &[Arc<Model>]) -> ModelFacts {
+    let facts = ModelFacts::of(first);
+    let others: u64 = others.iter().map(|shard| shard.weight_bytes()).sum();
+    ModelFacts { weight_bytes: facts.weight_bytes + others, ..facts }
 }

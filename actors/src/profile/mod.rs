@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_kernels::Isa;
 use faser_kernels::cuda::Share;
 use faser_models::Model;
 use faser_models::cuda::CudaModel;
@@ -19,7 +18,7 @@ use faser_topology::Partition;
 
 use self::cpu::CpuPasses;
 use self::cuda::GpuPasses;
-use crate::device::DeviceSpec;
+use crate::device::{CpuSpec, DeviceSpec, ways};
 use crate::error::ServiceError;
 use crate::runner::RunnerSpec;
 
@@ -71,11 +70,14 @@ pub fn profile(
     let mut costs = Vec::with_capacity(lanes / 2);
     match spec.device {
         DeviceSpec::Cpu(cpu) => {
-            let draft = cpu.draft.as_ref().ok_or_else(no_draft)?;
+            let (targets, drafts) = (cpu.targets(), cpu.drafts());
+            if drafts.is_empty() {
+                return Err(no_draft());
+            }
             for pair in &cpu.partitions {
                 costs.push(PartitionCosts {
-                    draft: told(spec.on_cores(draft, &pair.draft, cpu.isa)?),
-                    verify: told(spec.on_cores(&cpu.target, &pair.verify, cpu.isa)?),
+                    draft: told(spec.on_cores(&drafts, &pair.draft, cpu)?),
+                    verify: told(spec.on_cores(&targets, &pair.verify, cpu)?),
                 });
             }
         }
@@ -102,33 +104,54 @@ impl ProfileSpec<'_> {
         CONTEXT.min(self.max_context - 1)
     }
 
+    /// What the first rank measures of a model's shards; the others do what it does.
     fn on_cores(
         &self,
-        model: &Arc<Model>,
+        shards: &[&Arc<Model>],
         partition: &Partition,
-        isa: Isa,
+        cpu: &CpuSpec,
     ) -> Result<PassCost, ServiceError> {
         let (most_rows, context) = (self.most_rows(), self.context());
-        let runner = RunnerSpec {
-            partitions: vec![partition.clone()],
-            isa,
-            blocks: most_rows.max(context / self.block_size + 1),
-            block_size: self.block_size,
-            max_rows: most_rows,
-            max_logit_rows: most_rows,
-        };
-        let model = model.clone();
-        // On a thread of its own, which may be pinned as the lane's will be.
-        let measured = std::thread::Builder::new()
-            .name("faser-profile".to_owned())
-            .spawn(move || cost(&mut CpuPasses::new(model, &runner)?, most_rows, context));
-        let thread = measured.map_err(|source| ServiceError::Thread { name: "profiling", source })?;
-        thread.join().unwrap_or_else(|_| {
+        let ranks =
+            shards.iter().zip(partition.split(shards.len())).zip(ways(shards.len(), cpu.group.deadline));
+        let mut threads = Vec::with_capacity(shards.len());
+        for ((model, cores), way) in ranks {
+            let runner = RunnerSpec {
+                partitions: vec![cores],
+                isa: cpu.isa,
+                blocks: most_rows.max(context / self.block_size + 1),
+                block_size: self.block_size,
+                max_rows: most_rows,
+                max_logit_rows: most_rows,
+            };
+            let model = Arc::clone(model);
+            // On a thread of its own, which may be pinned as the lane's will be.
+            let measured = std::thread::Builder::new().name("faser-profile".to_owned()).spawn(move || {
+                let mut passes = CpuPasses::new(model, &runner, way.as_ref())?;
+                if !passes.leads() {
+                    passes.follow();
+                    return Ok(None);
+                }
+                let cost = cost(&mut passes, most_rows, context)?;
+                passes.end();
+                Ok(Some(cost))
+            });
+            threads.push(measured.map_err(|source| ServiceError::Thread { name: "profiling", source })?);
+        }
+        let panicked = |_| {
             Err(ServiceError::Lane {
                 lane: "profiled",
                 reason: format!("a pass on cores {:?} panicked", partition.cores),
             })
-        })
+        };
+        let measured: Vec<_> =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect();
+        let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
+        measured
+            .into_iter()
+            .flatten()
+            .next()
+            .ok_or_else(|| ServiceError::Lane { lane: "profiled", reason: "it has no first rank".to_owned() })
     }
 
     fn on_sms(
@@ -209,11 +232,11 @@ fn median(mut times: Vec<Duration>) -> Option<Duration> {
 mod tests {
     use super::*;
     use faser_engine::cost::Reach;
-    use faser_kernels::Dtype;
+    use faser_kernels::{Dtype, Isa};
     use faser_models::synthetic::{self, SyntheticSpec};
     use faser_topology::LanePair;
 
-    use crate::device::CpuSpec;
+    use crate::device::CpuGroup;
 
     #[test]
     fn a_target_costs_more_than_its_draft_and_more_rows_cost_more() {
@@ -239,6 +262,7 @@ mod tests {
                     draft: Some(Arc::new(draft)),
                     partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
                     isa: Isa::detect(),
+                    group: CpuGroup::default(),
                 }),
                 block_size: 16,
                 max_rows: 64,

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use faser_engine::{DraftPlan, Rivals, TokenId};
-use faser_kernels::{SampleRow, Sampling, ops};
+use faser_kernels::{Collective, SampleRow, Sampling, ops};
 use faser_models::Model;
 
 use super::RunnerSpec;
-use super::drafting::{Drafting, Gone};
+use super::drafting::Drafting;
+use super::falls::Falls;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
@@ -27,7 +28,7 @@ pub struct DraftWork {
 pub struct DraftRunner {
     passes: Passes,
     sequences: Sequences,
-    gone: Gone,
+    falls: Falls,
     /// Chunks whose next proposal the pass in the making brings, in the order of its logits.
     awaited: Vec<usize>,
     sampled: Vec<TokenId>,
@@ -47,7 +48,7 @@ impl DraftRunner {
         Ok(DraftRunner {
             passes,
             sequences: Sequences::default(),
-            gone: Gone::default(),
+            falls: Falls::default(),
             awaited: Vec::new(),
             sampled: Vec::new(),
             confidence: Vec::new(),
@@ -57,7 +58,12 @@ impl DraftRunner {
 
     /// From now on asks between two steps which sequences fell.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.gone.listen(fallen);
+        self.falls.listen(fallen);
+    }
+
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    pub fn join(&mut self, group: &Arc<dyn Collective>) {
+        self.passes.join(group);
     }
 
     /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
@@ -68,17 +74,20 @@ impl DraftRunner {
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
-    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens.
+    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens. In a group: if the ranks
+    /// have different plans, or one is lost.
     pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
         let DraftWork { mut plan, sampling } = work;
         self.passes.work_on(plan.partition);
+        self.passes.agree_on(plan.step);
         self.sequences.update(&plan.retire, &plan.admit, &sampling);
-        self.gone.clear();
+        self.falls.begin();
         let mut job = Drafting::new(&plan);
         self.catch_up(&mut job);
         for step in 1..job.most_steps() {
-            self.gone.ask(plan.step, self.passes.layer_count() * step);
+            let layers = self.passes.layer_count() * step;
+            self.falls.look(&self.passes, plan.step, layers, plan.chunks.iter().map(|chunk| chunk.seq));
             if !self.step(step, &mut job) {
                 break;
             }
@@ -106,7 +115,7 @@ impl DraftRunner {
     fn step(&mut self, step: usize, job: &mut Drafting<'_>) -> bool {
         let mut wanted = false;
         for index in 0..job.plan.chunks.len() {
-            if let Some((latest, position)) = job.goes_on(index, step, &self.gone.seqs) {
+            if let Some((latest, position)) = job.goes_on(index, step, self.falls.gone()) {
                 self.push(latest, position, index, true, job);
                 wanted = true;
             }
@@ -128,7 +137,8 @@ impl DraftRunner {
 
     /// Runs the pass; samples the proposals it brings, and appends them to what is drafted and to the histories.
     fn forward(&mut self, job: &mut Drafting<'_>) {
-        let (lane, logits) = self.passes.forward(&job.tables);
+        self.passes.forward(&job.tables);
+        let (lane, logits) = self.passes.whole_logits();
         let sequences = &self.sequences;
         let sample_row = |(row, &index): (usize, &usize)| {
             let sequence = sequences.of(job.plan.chunks[index].seq);

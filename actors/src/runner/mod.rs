@@ -4,6 +4,7 @@
 mod cuda;
 mod draft;
 mod drafting;
+mod falls;
 mod passes;
 mod sequences;
 mod verify;

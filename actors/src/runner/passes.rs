@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use faser_engine::{BlockId, PartitionId};
-use faser_kernels::{KvCache, Lane, Rows, View};
-use faser_models::{Model, Scratch};
+use faser_kernels::sampling::PartSampler;
+use faser_kernels::{Collective, CollectiveError, KvCache, Lane, Rows, SampleRow, Tensor, View, ops};
+use faser_models::{Model, Scratch, Shard};
 
 use super::RunnerSpec;
 use crate::error::ServiceError;
@@ -25,6 +26,16 @@ pub(crate) struct Passes {
     positions: Vec<u32>,
     table_of: Vec<u32>,
     logits: Vec<u32>,
+    /// Logits of the last pass.
+    finished: usize,
+    /// Of a shard, what brings the ranks' logits together.
+    part: Option<Part>,
+}
+
+struct Part {
+    sampler: PartSampler,
+    /// The logits of all ranks, once somebody wanted them.
+    whole: Option<Tensor>,
 }
 
 impl Passes {
@@ -40,7 +51,12 @@ impl Passes {
             ));
         }
         let kv = KvCache::new(model.kv_shape(spec.blocks, spec.block_size), model.kv_dtype())?;
-        let scratch = Scratch::new(model.config(), spec.max_rows, spec.max_logit_rows);
+        let scratch = model.scratch(spec.max_rows, spec.max_logit_rows);
+        let shard = model.shard();
+        let part = (shard != Shard::WHOLE).then(|| Part {
+            sampler: PartSampler::new(model.config().vocab, shard.rank, shard.ranks),
+            whole: None,
+        });
         Ok(Passes {
             lanes,
             current: 0,
@@ -54,7 +70,42 @@ impl Passes {
             positions: Vec::with_capacity(spec.max_rows),
             table_of: Vec::with_capacity(spec.max_rows),
             logits: Vec::with_capacity(spec.max_logit_rows),
+            finished: 0,
+            part,
         })
+    }
+
+    /// All lanes are this rank's of a group.
+    pub(crate) fn join(&mut self, group: &Arc<dyn Collective>) {
+        self.lanes.iter_mut().for_each(|lane| lane.join(group.clone()));
+    }
+
+    /// The group that the lanes are of.
+    pub(crate) fn group(&self) -> &dyn Collective {
+        self.lane().group()
+    }
+
+    /// Adds up what the ranks have.
+    pub(crate) fn add_up(&self, values: &mut [f32]) {
+        self.group().all_reduce_sum(values).unwrap_or_else(|error| lost(&error));
+    }
+
+    /// Sees to it that all ranks have the same plan.
+    ///
+    /// # Panics
+    /// If not: what ranks compute of different plans would be of no use.
+    pub(crate) fn agree_on(&self, step: u64) {
+        let (rank, ranks) = (self.group().rank(), self.group().ranks());
+        if ranks == 1 {
+            return;
+        }
+        let halves = [step as u32, (step >> 32) as u32].map(f32::from_bits);
+        let mut all = vec![0.0; 2 * ranks];
+        self.group().all_gather(&halves, &mut all).unwrap_or_else(|error| lost(&error));
+        for (other, halves) in all.chunks_exact(2).enumerate() {
+            let theirs = u64::from(halves[1].to_bits()) << 32 | u64::from(halves[0].to_bits());
+            assert!(theirs == step, "rank {rank} has plan {step}, rank {other} plan {theirs}");
+        }
     }
 
     /// Pins the calling thread to the first core of the lane in use, and from now on to that of every lane that is used.
@@ -100,12 +151,12 @@ impl Passes {
         self.tokens.len() < self.max_rows && (!logits_wanted || self.logits.len() < self.max_logit_rows)
     }
 
-    /// Runs the pass and starts an empty one. The rows' KV is stored; the logits that were wanted come back in the order
+    /// Runs the pass and starts an empty one. The rows' KV is stored; the logits that were wanted are there in the order
     /// of their rows. An empty pass does nothing.
-    pub(crate) fn forward(&mut self, tables: &[&[BlockId]]) -> (&Lane, View<'_>) {
+    pub(crate) fn forward(&mut self, tables: &[&[BlockId]]) {
         self.begin();
         self.layers(0..self.layer_count(), tables);
-        self.finish()
+        self.finish();
     }
 
     /// Layers of the model.
@@ -154,9 +205,9 @@ impl Passes {
     }
 
     /// Ends the pass and starts an empty one.
-    pub(crate) fn finish(&mut self) -> (&Lane, View<'_>) {
-        let wanted = self.logits.len();
-        if wanted > 0 {
+    pub(crate) fn finish(&mut self) {
+        self.finished = self.logits.len();
+        if self.finished > 0 {
             self.model.finish(
                 &self.lanes[self.current],
                 &mut self.scratch,
@@ -168,8 +219,31 @@ impl Passes {
         self.positions.clear();
         self.table_of.clear();
         self.logits.clear();
-        (&self.lanes[self.current], self.scratch.logits().view(wanted))
     }
+
+    /// Draws tokens from the logits of the pass that was finished last; the same on every rank.
+    pub(crate) fn sample(&mut self, rows: &[SampleRow<'_>], out: &mut [u32]) {
+        let (lane, logits) = (&self.lanes[self.current], self.scratch.logits().view(self.finished));
+        match &mut self.part {
+            None => ops::sample(lane, logits, rows, out),
+            Some(part) => part.sampler.sample(lane, logits, rows, out).unwrap_or_else(|error| lost(&error)),
+        }
+    }
+
+    /// The logits of the pass that was finished last, for all tokens, `[rows, vocab]`: of a shard, those of all ranks.
+    pub(crate) fn whole_logits(&mut self) -> (&Lane, View<'_>) {
+        let (lane, own) = (&self.lanes[self.current], self.scratch.logits().view(self.finished));
+        let Some(part) = &mut self.part else { return (lane, own) };
+        let (rows, vocab) = (self.max_logit_rows, self.model.config().vocab);
+        let whole = part.whole.get_or_insert_with(|| Tensor::zeros(rows, vocab));
+        ops::all_gather(lane, own, whole.view_mut(self.finished)).unwrap_or_else(|error| lost(&error));
+        (lane, whole.view(self.finished))
+    }
+}
+
+/// The lane is of no use any more: what it has begun cannot be finished without the others.
+fn lost(error: &CollectiveError) -> ! {
+    panic!("{error}")
 }
 
 /// Positions, rows and tables are far below 2^32: a context or a batch that large has no memory to stand in.

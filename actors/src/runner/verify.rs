@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, RIVALS, SeqId, TokenId, Verdict, VerifyChunk, VerifyPlan};
-use faser_kernels::{SampleRow, Sampling, ops, sampling};
+use faser_engine::{BlockId, RIVALS, TokenId, Verdict, VerifyChunk, VerifyPlan};
+use faser_kernels::{Collective, SampleRow, Sampling, sampling};
 use faser_models::Model;
 
 use super::RunnerSpec;
+use super::falls::Falls;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
@@ -30,8 +31,7 @@ pub struct VerifyWork {
 pub struct VerifyRunner {
     passes: Passes,
     sequences: Sequences,
-    fallen: Option<Box<dyn Fallen>>,
-    gone: Vec<SeqId>,
+    falls: Falls,
     /// Chunk, and place in it, of each row of the pass in the making.
     rows: Vec<(usize, usize)>,
     /// Rows of the pass in the making that are sampled.
@@ -76,8 +76,7 @@ impl VerifyRunner {
         Ok(VerifyRunner {
             passes: Passes::new(model, spec)?,
             sequences: Sequences::default(),
-            fallen: None,
-            gone: Vec::new(),
+            falls: Falls::default(),
             rows: Vec::new(),
             awaited: Vec::new(),
             sampled: Vec::new(),
@@ -88,7 +87,12 @@ impl VerifyRunner {
 
     /// From now on asks between two layers which sequences fell.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.fallen = Some(fallen);
+        self.falls.listen(fallen);
+    }
+
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    pub fn join(&mut self, group: &Arc<dyn Collective>) {
+        self.passes.join(group);
     }
 
     /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
@@ -99,11 +103,14 @@ impl VerifyRunner {
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
-    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without an anchor.
+    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without an anchor. In a group: if the
+    /// ranks have different plans, or one is lost.
     pub fn run(&mut self, work: VerifyWork) -> VerifyPlan {
         let started = Instant::now();
         let VerifyWork { mut plan, sampling } = work;
         self.passes.work_on(plan.partition);
+        self.passes.agree_on(plan.step);
+        self.falls.begin();
         self.sequences.update(&plan.retire, &plan.admit, &sampling);
         self.sampled.clear();
         self.chunks.clear();
@@ -161,7 +168,7 @@ impl VerifyRunner {
             }
             self.passes.layers(layer..layer + 1, tables);
         }
-        let (lane, logits) = self.passes.finish();
+        self.passes.finish();
         let sequences = &self.sequences;
         let sample_row = |(row, &(index, offset)): (usize, &(usize, usize))| {
             let chunk = &plan.chunks[index];
@@ -178,7 +185,7 @@ impl VerifyRunner {
         let rows: Vec<SampleRow<'_>> = self.awaited.iter().enumerate().map(sample_row).collect();
         let before = self.sampled.len();
         self.sampled.resize(before + rows.len(), 0);
-        ops::sample(lane, logits, &rows, &mut self.sampled[before..]);
+        self.passes.sample(&rows, &mut self.sampled[before..]);
         self.awaited.drain(..).for_each(|(index, _)| self.chunks[index].samples += 1);
         self.rows.clear();
     }
@@ -186,11 +193,11 @@ impl VerifyRunner {
     /// Between two layers: who fell leaves, and at a gate what fails its test.
     fn between(&mut self, layers: usize, plan: &VerifyPlan, gaps: &mut [f32]) {
         let mut fewer = false;
-        if let Some(fallen) = &mut self.fallen {
-            self.gone.clear();
-            fallen.fallen(plan.step, layers, &mut self.gone);
+        let seqs = plan.chunks.iter().map(|chunk| chunk.seq);
+        let gone = self.falls.look(&self.passes, plan.step, layers, seqs);
+        if !gone.is_empty() {
             for (chunk, progress) in plan.chunks.iter().zip(&mut self.chunks) {
-                if self.gone.contains(&chunk.seq) {
+                if gone.contains(&chunk.seq) {
                     progress.rows = 0;
                     fewer = true;
                 }
@@ -297,6 +304,7 @@ fn judge(chunk: &VerifyChunk, proposals: &[TokenId], progress: &Progress, sample
 #[cfg(test)]
 mod tests {
     use super::*;
+    use faser_engine::SeqId;
 
     fn verdict(proposals: &[TokenId], rows: usize, samples: &[TokenId]) -> Verdict {
         let chunk = VerifyChunk {

@@ -1,6 +1,7 @@
 //! The service as a client sees it, with a tiny synthetic pair on real lanes, and with devices that fail on demand.
 
 mod faults;
+mod groups;
 mod recording;
 
 use std::future::Future;
@@ -18,7 +19,7 @@ use faser_topology::{LanePair, Partition};
 use crate::gpu_actor::DeviceBuild;
 use crate::lane::{Build, Run, Work};
 use crate::{
-    CpuSpec, DeviceSpec, DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError,
+    CpuGroup, CpuSpec, DeviceSpec, DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError,
     TokenStream, Update, WatchdogConfig,
 };
 
@@ -57,6 +58,7 @@ fn spec() -> ServiceSpec {
             draft: Some(draft),
             partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
             isa: Isa::detect(),
+            group: CpuGroup::default(),
         }),
         engine: EngineConfig {
             block_size: 16,

@@ -43,7 +43,8 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
         slo: Slo::default(),
         prefix_cache: false,
     };
-    let mut rig = Rig::new(&Pair { target: pair.target.clone(), draft: None, cuda: None }, &config);
+    let mut rig =
+        Rig::new(&Pair { target: pair.target.clone(), draft: None, cuda: None, shards: None }, &config);
     rig.submit(case.request.clone(), &case.sampling);
     rig.finish();
     outcome(&mut rig, case.request.seq)
@@ -68,7 +69,7 @@ pub(crate) fn pair(dtype: Dtype) -> Pair {
         residual_scale: 0.3,
     };
     let (target, draft) = synthetic::pair(&spec, dtype, &mut |_| {}).expect("a synthetic pair");
-    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None }
+    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
 }
 
 impl Random {

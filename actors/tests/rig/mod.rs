@@ -1,5 +1,7 @@
 //! Engine and runners without actors, threads or clock: plans are carried out one by one, whenever the test says so.
 
+pub(crate) mod group;
+
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -29,6 +31,8 @@ pub(crate) struct Pair {
     pub(crate) draft: Option<Arc<Model>>,
     /// Where it runs, if not on the CPU.
     pub(crate) cuda: Option<OnGpu>,
+    /// Its shards, if it is split over groups.
+    pub(crate) shards: Option<group::Shards>,
 }
 
 /// The pair on a GPU, and the shares of its partitions.
@@ -278,6 +282,14 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
         max_rows: limits.rows,
         max_logit_rows,
     };
+    if let Some(shards) = &pair.shards {
+        let draft = (!shards.draft.is_empty()).then(|| {
+            let spec = spec(config.draft_blocks, limits.draft_logit_rows);
+            Box::new(group::draft(&shards.draft, &spec, falls(LaneKind::Draft))) as Draft
+        });
+        let spec = spec(config.target_blocks, limits.verify_logit_rows);
+        return (draft, Box::new(group::verify(&shards.target, &spec, falls(LaneKind::Verify))));
+    }
     let draft = pair.draft.as_ref().map(|model| {
         let spec = spec(config.draft_blocks, limits.draft_logit_rows);
         let mut runner = DraftRunner::new(model.clone(), &spec).expect("a draft lane");

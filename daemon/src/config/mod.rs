@@ -149,6 +149,10 @@ pub struct DeviceConfig {
     pub partitions: Option<Vec<u32>>,
     /// How much of a GPU's memory may be used, 0 to 1.
     pub gpu_memory_utilization: f64,
+    /// Ranks that the target is split over.
+    pub tensor_parallel: usize,
+    /// Ranks that the draft is split over.
+    pub draft_tensor_parallel: usize,
 }
 
 /// KV memory.

@@ -28,7 +28,10 @@ fn the_teaching_file_says_every_default() {
     };
     assert_eq!(keys("server"), "debug keep_alive_s listen max_body_bytes max_prompts_per_request workers");
     assert_eq!(keys("model"), "draft dtype name target");
-    assert_eq!(keys("device"), "gpu_memory_utilization isa kind partitions threads");
+    assert_eq!(
+        keys("device"),
+        "draft_tensor_parallel gpu_memory_utilization isa kind partitions tensor_parallel threads"
+    );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
     assert_eq!(keys("speculation"), "cost_cache overlap policy prune slo trim");

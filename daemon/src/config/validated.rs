@@ -124,6 +124,9 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     Ok(ModelConfig { name: name.map(str::to_owned), source, dtype })
 }
 
+/// Ranks of a group: more would only wait for each other.
+const MOST_RANKS: usize = 64;
+
 fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, FieldError> {
     let kind = match fields.text("kind")? {
         None | Some("auto") => DeviceKind::Auto,
@@ -149,6 +152,8 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     };
     let partitions = partitions(&mut fields)?;
     let gpu_memory_utilization = fields.number("gpu_memory_utilization", 0.05..=1.0)?.unwrap_or(0.9);
+    let tensor_parallel = fields.size("tensor_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
+    let draft_tensor_parallel = fields.size("draft_tensor_parallel", 1..=MOST_RANKS)?;
     let path = |name| fields.path(name);
     // What the device named would not look at is refused.
     let idle = match kind {
@@ -167,8 +172,20 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
         return Err(FieldError::new(path("partitions"), Fault::Value, problem));
     }
+    if draft_tensor_parallel.is_some() && !model.source.has_draft() {
+        let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
+        return Err(FieldError::new(path("draft_tensor_parallel"), Fault::Value, problem));
+    }
     fields.finish()?;
-    Ok(DeviceConfig { kind, threads, isa, partitions, gpu_memory_utilization })
+    Ok(DeviceConfig {
+        kind,
+        threads,
+        isa,
+        partitions,
+        gpu_memory_utilization,
+        tensor_parallel,
+        draft_tensor_parallel: draft_tensor_parallel.unwrap_or(1),
+    })
 }
 
 fn partitions(fields: &mut Fields<'_>) -> Result<Option<Vec<u32>>, FieldError> {

@@ -65,6 +65,9 @@ enum DeviceKey {
     Cpu {
         cpu: String,
         isa: String,
+        /// Over how many target and draft are split.
+        target_ranks: usize,
+        draft_ranks: usize,
         partitions: Vec<PartitionKey<Vec<usize>>>,
     },
     Gpu {
@@ -94,9 +97,12 @@ impl DeviceKey {
                     draft: pair.draft.cores.clone(),
                     verify: pair.verify.cores.clone(),
                 };
+                let (target_ranks, draft_ranks) = device.ranks();
                 DeviceKey::Cpu {
                     cpu: machine.name().to_owned(),
                     isa: spec.isa.to_string(),
+                    target_ranks,
+                    draft_ranks,
                     partitions: spec.partitions.iter().map(cores).collect(),
                 }
             }
@@ -229,7 +235,7 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use faser_actors::{CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
+    use faser_actors::{CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
     use faser_models::{Model, synthetic};
     use faser_topology::{CpuDevice, GpuDevice, Partition};
     use serde_json::Value;
@@ -287,11 +293,18 @@ mod tests {
         let device = |draft: &Arc<Model>, cores: &[usize], isa| {
             let lane = Partition { cores: cores.to_vec() };
             let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
-            DeviceSpec::Cpu(CpuSpec { target: target.clone(), draft: Some(draft.clone()), partitions, isa })
+            DeviceSpec::Cpu(CpuSpec {
+                target: target.clone(),
+                draft: Some(draft.clone()),
+                partitions,
+                isa,
+                group: CpuGroup::default(),
+            })
         };
         let one = device(&draft, &[0], Isa::Portable);
         let machine = |name: &str| {
-            let device = CpuDevice { name: name.to_owned(), cores: vec![0], memory_bytes: 1 };
+            let device =
+                CpuDevice { name: name.to_owned(), nodes: Vec::new(), cores: vec![0], memory_bytes: 1 };
             Machine::Cpu { device, isa: Isa::Portable, why: None }
         };
         let weights = || [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)];

@@ -8,6 +8,7 @@ mod crew;
 mod scratch;
 mod times;
 
+use crate::collective::{Alone, Collective, CollectiveError};
 use crate::isa::Supported;
 use crate::{Isa, KernelError};
 pub(crate) use claims::Claims;
@@ -15,6 +16,7 @@ use crew::Crew;
 use faser_topology::Partition;
 pub(crate) use scratch::Scratch;
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::Instant;
 pub use times::{Op, OpTime, OpTimes};
 
@@ -31,6 +33,7 @@ pub struct Lane {
     scratch: RefCell<Scratch>,
     times: RefCell<OpTimes>,
     crew: Crew,
+    group: Arc<dyn Collective>,
 }
 
 impl Lane {
@@ -50,7 +53,20 @@ impl Lane {
             scratch: RefCell::default(),
             times: RefCell::default(),
             crew,
+            group: Arc::new(Alone),
         })
+    }
+
+    /// From now on the lane is that of one rank of a group, and works on that rank's shards. Lanes of the same rank that are used in turns
+    /// may share its way to the group.
+    pub fn join(&mut self, group: Arc<dyn Collective>) {
+        self.group = group;
+    }
+
+    /// The group, of this lane alone unless it has joined another.
+    #[must_use]
+    pub fn group(&self) -> &dyn Collective {
+        &*self.group
     }
 
     /// Workers, the owner included.
@@ -121,6 +137,18 @@ impl Lane {
         let total = begin.elapsed();
         let barrier = total.saturating_sub(worked.unwrap_or(total));
         self.times.borrow_mut().count(op, total, barrier);
+    }
+
+    /// Does what needs the other ranks, on the owner's thread with its scratch; its time is that of `op`.
+    pub(crate) fn with_group(
+        &self,
+        op: Op,
+        call: impl FnOnce(&dyn Collective, &mut Scratch) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let begin = Instant::now();
+        let outcome = call(&*self.group, &mut self.scratch.borrow_mut());
+        self.times.borrow_mut().count(op, begin.elapsed(), std::time::Duration::ZERO);
+        outcome
     }
 
     /// [`Lane::run`] where items need no preparation: `each` gets one item after the other.

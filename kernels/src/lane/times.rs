@@ -8,6 +8,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each is the op of its name")]
 pub enum Op {
+    AllGather,
+    AllReduce,
     Attention,
     Confidence,
     Embed,
@@ -25,7 +27,9 @@ pub enum Op {
 
 impl Op {
     /// All there are.
-    pub const ALL: [Op; 13] = [
+    pub const ALL: [Op; 15] = [
+        Op::AllGather,
+        Op::AllReduce,
         Op::Attention,
         Op::Confidence,
         Op::Embed,
@@ -45,6 +49,8 @@ impl Op {
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Op::AllGather => "all_gather",
+            Op::AllReduce => "all_reduce",
             Op::Attention => "attention",
             Op::Confidence => "confidence",
             Op::Embed => "embed",
@@ -67,7 +73,7 @@ impl fmt::Display for Op {
 pub struct OpTime {
     /// How often it ran.
     pub calls: u64,
-    /// From its beginning to the end of its last worker, in nanoseconds.
+    /// From its beginning to the end of its last worker, in nanoseconds; of collectives, the wait for other ranks too.
     pub total_ns: u64,
     /// The part of `total_ns` in which the owner did none of the op's work, in nanoseconds: it called the helpers, or had
     /// done its own share and waited for theirs. 0 where it worked alone.

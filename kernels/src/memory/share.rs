@@ -21,6 +21,7 @@ impl<'a, T> SharedMut<'a, T> {
     }
 
     /// Where an element is, or would be.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn address(self, at: usize) -> *const T {
         self.start.wrapping_add(at)
     }

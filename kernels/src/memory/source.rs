@@ -1,10 +1,36 @@
-//! Numbers as they lie in a checkpoint.
+//! Numbers as they lie in a checkpoint, read piece by piece in the type that is wanted.
 
 use super::buffer::Element;
 use half::{bf16, f16};
+use std::ops::Range;
+
+/// In what a file stores numbers, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// Single precision.
+    F32,
+    /// Upper half of single precision.
+    Bf16,
+    /// Half precision.
+    F16,
+}
+
+impl Stored {
+    /// Size of one, in bytes.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Stored::F32 => 4,
+            Stored::Bf16 | Stored::F16 => 2,
+        }
+    }
+}
+
+/// Writes numbers from this one on, as many as there is room for.
+pub type Make<'a> = dyn Fn(usize, &mut [f32]) + 'a;
 
 /// Row-major numbers of a checkpoint, in the type they are stored in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub enum Source<'a> {
     /// Single precision.
     F32(&'a [f32]),
@@ -12,7 +38,39 @@ pub enum Source<'a> {
     Bf16(&'a [bf16]),
     /// Half precision.
     F16(&'a [f16]),
+    /// Bytes of a file, at any alignment: what is asked for is read there, nothing is copied in between.
+    File(Stored, &'a [u8]),
+    /// So many numbers that are made when they are asked for.
+    Made(usize, &'a Make<'a>),
+    /// Some rows and columns of another source.
+    Part(&'a Source<'a>, Slice),
 }
+
+/// Some rows and columns of a row-major matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The first number.
+    first: usize,
+    rows: usize,
+    cols: usize,
+    /// Numbers from one row to the next.
+    stride: usize,
+}
+
+impl Slice {
+    /// These rows and columns of a matrix of `width` columns.
+    ///
+    /// # Panics
+    /// If it has not so many columns.
+    #[must_use]
+    pub fn new(width: usize, rows: Range<usize>, cols: Range<usize>) -> Slice {
+        assert!(cols.end <= width, "columns {cols:?} of {width}");
+        Slice { first: rows.start * width + cols.start, rows: rows.len(), cols: cols.len(), stride: width }
+    }
+}
+
+/// Numbers that are made at a time.
+const MADE: usize = 64;
 
 impl Source<'_> {
     /// How many numbers.
@@ -22,6 +80,9 @@ impl Source<'_> {
             Source::F32(x) => x.len(),
             Source::Bf16(x) => x.len(),
             Source::F16(x) => x.len(),
+            Source::File(stored, x) => x.len() / stored.bytes(),
+            Source::Made(len, _) => *len,
+            Source::Part(_, slice) => slice.rows * slice.cols,
         }
     }
 
@@ -31,15 +92,78 @@ impl Source<'_> {
         self.len() == 0
     }
 
+    /// Size where they are, in bytes; numbers that are made count as f32.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.len() * self.bytes_of_one()) as u64
+    }
+
+    fn bytes_of_one(&self) -> usize {
+        match self {
+            Source::F32(_) | Source::Made(..) => 4,
+            Source::Bf16(_) | Source::F16(_) => 2,
+            Source::File(stored, _) => stored.bytes(),
+            Source::Part(whole, _) => whole.bytes_of_one(),
+        }
+    }
+
+    /// Copies numbers from `from` on, as many as `to` takes.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn read_f32(&self, from: usize, to: &mut [f32]) {
+        self.read(from, to);
+    }
+
     /// Copies numbers from `from`, as many as `to` takes, in its type.
     pub(crate) fn read<T: FromSource>(&self, from: usize, to: &mut [T]) {
         let range = from..from + to.len();
         match self {
-            Source::F32(x) => to.iter_mut().zip(&x[range]).for_each(|(y, x)| *y = T::from_f32(*x)),
-            Source::Bf16(x) => to.iter_mut().zip(&x[range]).for_each(|(y, x)| *y = T::from_bf16(*x)),
-            Source::F16(x) => to.iter_mut().zip(&x[range]).for_each(|(y, x)| *y = T::from_f32(x.to_f32())),
+            Source::F32(x) => convert(to, &x[range], |x| T::from_f32(*x)),
+            Source::Bf16(x) => convert(to, &x[range], |x| T::from_bf16(*x)),
+            Source::F16(x) => convert(to, &x[range], |x| T::from_f32(x.to_f32())),
+            Source::File(stored, x) => {
+                let x = &x[range.start * stored.bytes()..range.end * stored.bytes()];
+                match stored {
+                    Stored::F32 => convert(to, x.as_chunks().0, |x| T::from_f32(f32::from_le_bytes(*x))),
+                    Stored::Bf16 => convert(to, x.as_chunks().0, |x| T::from_bf16(bf16::from_le_bytes(*x))),
+                    Stored::F16 => {
+                        convert(to, x.as_chunks().0, |x| T::from_f32(f16::from_le_bytes(*x).to_f32()));
+                    }
+                }
+            }
+            Source::Made(len, make) => {
+                assert!(range.end <= *len, "numbers {range:?} of {len}");
+                for (to, at) in to.chunks_mut(MADE).zip(range.step_by(MADE)) {
+                    let mut made = [0.0; MADE];
+                    make(at, &mut made[..to.len()]);
+                    convert(to, &made, |x| T::from_f32(*x));
+                }
+            }
+            Source::Part(whole, Slice { first, rows, cols, stride }) => {
+                assert!(range.end <= rows * cols, "numbers {range:?} of {}", rows * cols);
+                let (mut rest, mut at) = (to, range.start);
+                while !rest.is_empty() {
+                    // To the end of the row.
+                    let (row, col) = (at / cols, at % cols);
+                    let (run, tail) = rest.split_at_mut((cols - col).min(rest.len()));
+                    whole.read(first + row * stride + col, run);
+                    at += run.len();
+                    rest = tail;
+                }
+            }
         }
     }
+}
+
+impl std::fmt::Debug for Source<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Source({} numbers, {} bytes)", self.len(), self.bytes())
+    }
+}
+
+fn convert<S, T>(to: &mut [T], from: &[S], number: impl Fn(&S) -> T) {
+    to.iter_mut().zip(from).for_each(|(y, x)| *y = number(x));
 }
 
 /// A type that numbers are stored in once loaded; rounded to nearest where it is narrower.
@@ -71,5 +195,72 @@ impl FromSource for bf16 {
 
     fn from_bf16(x: bf16) -> bf16 {
         x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_file_are_read_where_they_lie_at_any_alignment() {
+        let values: Vec<f32> = (0..200).map(|i| (i as f32 - 90.0) / 8.0).collect();
+        for stored in [Stored::F32, Stored::Bf16, Stored::F16] {
+            let mut bytes = vec![0xAB];
+            for x in &values {
+                match stored {
+                    Stored::F32 => bytes.extend(x.to_le_bytes()),
+                    Stored::Bf16 => bytes.extend(bf16::from_f32(*x).to_le_bytes()),
+                    Stored::F16 => bytes.extend(f16::from_f32(*x).to_le_bytes()),
+                }
+            }
+            let source = Source::File(stored, &bytes[1..]);
+            assert_eq!((source.len(), source.bytes()), (200, 200 * stored.bytes() as u64));
+            let (mut wide, mut half) = ([0.0; 70], [bf16::ZERO; 70]);
+            source.read_f32(33, &mut wide);
+            source.read(33, &mut half);
+            assert_eq!(wide, values[33..103]);
+            assert_eq!(half.map(bf16::to_f32), values[33..103]);
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_made_are_asked_for_by_their_place() {
+        let make = |from: usize, to: &mut [f32]| {
+            to.iter_mut().zip(from..).for_each(|(x, i)| *x = i as f32);
+        };
+        let source = Source::Made(300, &make);
+        let mut read = [0.0; 150];
+        source.read_f32(100, &mut read);
+        assert!(read.iter().zip(100..).all(|(x, i)| *x == i as f32), "{read:?}");
+    }
+
+    #[test]
+    fn parts_are_rows_and_columns_of_the_whole() {
+        let values: Vec<f32> = (0..70).map(|i| i as f32).collect();
+        let whole = Source::F32(&values);
+        let part = Source::Part(&whole, Slice::new(10, 2..5, 3..7));
+        assert_eq!((part.len(), part.bytes()), (12, 48));
+        let mut read = [0.0; 9];
+        part.read_f32(2, &mut read);
+        assert_eq!(read, [25.0, 26.0, 33.0, 34.0, 35.0, 36.0, 43.0, 44.0, 45.0]);
+        // A part of a part, to the last number.
+        let narrow = Source::Part(&part, Slice::new(4, 1..3, 2..4));
+        let mut read = [bf16::ZERO; 4];
+        narrow.read(0, &mut read);
+        assert_eq!(read.map(bf16::to_f32), [35.0, 36.0, 45.0, 46.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "numbers 11..13 of 12")]
+    fn numbers_beyond_a_part_are_refused() {
+        let whole = Source::F32(&[0.0; 70]);
+        Source::Part(&whole, Slice::new(10, 2..5, 3..7)).read_f32(11, &mut [0.0; 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "of 300")]
+    fn numbers_beyond_the_last_are_refused() {
+        Source::Made(300, &|_, _| {}).read_f32(299, &mut [0.0; 2]);
     }
 }

@@ -180,6 +180,12 @@ impl<'a> ViewMut<'a> {
         ViewMut { first, cols, ..self }
     }
 
+    /// All rows as one slice; panics if they are only some columns of a tensor.
+    pub(crate) fn as_slice_mut(&mut self) -> &mut [f32] {
+        assert_eq!(self.cols, self.stride, "rows that do not lie together");
+        self.data
+    }
+
     /// The same, to read.
     #[must_use]
     pub fn as_view(&self) -> View<'_> {
@@ -215,6 +221,7 @@ impl<'a> SharedRows<'a> {
     }
 
     /// Where an element is, to prefetch it.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn address(self, r: usize, column: usize) -> *const f32 {
         self.data.address(r * self.stride + self.first + column)
     }

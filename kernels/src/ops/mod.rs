@@ -2,6 +2,8 @@
 //!
 //! The number of rows is that of the views. Shapes that do not fit are a mistake of the caller's code and panic with both shapes.
 
+mod all_gather;
+mod all_reduce;
 mod attention;
 mod compact_rows;
 mod embed;
@@ -15,9 +17,11 @@ mod store_kv;
 mod sum_rows;
 
 pub use crate::sampling::{TOP_TOKENS, confidence, sample, top_tokens};
+pub use all_gather::all_gather;
+pub use all_reduce::all_reduce;
 pub use attention::{AttentionShape, attention};
 pub use compact_rows::compact_rows;
-pub use embed::embed;
+pub use embed::{embed, embed_part};
 pub use gather_rows::gather_rows;
 pub use matmul::{Write, matmul};
 pub use rms_norm::{rms_norm, rms_norm_heads};

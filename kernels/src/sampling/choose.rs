@@ -6,12 +6,24 @@ use crate::simd::{Kernel, Simd, exp};
 /// The likeliest token.
 pub(super) struct Greedy<'a> {
     pub(super) logits: &'a [f32],
+    /// Token of the first logit.
+    pub(super) first: u32,
 }
 
-/// A token and its logit.
+/// A token and its logit, or what else was compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Best {
     pub(super) token: u32,
     pub(super) logit: f32,
+}
+
+impl Best {
+    /// The better of two; the lower token in a tie.
+    #[inline(always)]
+    pub(super) fn or(self, other: Best) -> Best {
+        let wins = other.logit > self.logit || (other.logit == self.logit && other.token < self.token);
+        if wins { other } else { self }
+    }
 }
 
 /// The best of each lane so far.
@@ -22,8 +34,8 @@ struct Lanes<S: Simd> {
 
 impl<S: Simd> Lanes<S> {
     #[inline(always)]
-    fn new(s: S) -> Lanes<S> {
-        Lanes { value: s.splat(f32::NEG_INFINITY), token: s.splat_u32(0) }
+    fn new(s: S, first: u32) -> Lanes<S> {
+        Lanes { value: s.splat(f32::NEG_INFINITY), token: s.splat_u32(first) }
     }
 
     /// Later tokens win only if larger: a lane's tokens come in ascending order.
@@ -42,13 +54,9 @@ impl<S: Simd> Lanes<S> {
             s.store(values.as_mut_ptr(), self.value);
             s.store_u32(tokens.as_mut_ptr(), self.token);
         }
-        let mut best = Best { token: tokens[0], logit: values[0] };
-        for (value, token) in values.into_iter().zip(tokens).take(S::LANES).skip(1) {
-            if value > best.logit || (value == best.logit && token < best.token) {
-                best = Best { token, logit: value };
-            }
-        }
-        best
+        let first = Best { token: tokens[0], logit: values[0] };
+        let others = values.into_iter().zip(tokens).take(S::LANES).skip(1);
+        others.fold(first, |best, (logit, token)| best.or(Best { token, logit }))
     }
 }
 
@@ -71,10 +79,10 @@ impl Kernel for Greedy<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Best {
-        let mut lanes = Lanes::new(s);
+        let mut lanes = Lanes::new(s, self.first);
         for (i, chunk) in self.logits.chunks(S::LANES).enumerate() {
             let (z, allowed) = finite(s, chunk);
-            lanes.offer(s, allowed, z, s.count_from((i * S::LANES) as u32));
+            lanes.offer(s, allowed, z, s.count_from(self.first + (i * S::LANES) as u32));
         }
         lanes.best(s)
     }
@@ -83,6 +91,8 @@ impl Kernel for Greedy<'_> {
 /// The token with the largest sum of scaled logit and noise, among those of at least `floor`.
 pub(super) struct Noisy<'a> {
     pub(super) logits: &'a [f32],
+    /// Token of the first logit.
+    pub(super) first: u32,
     /// One over the temperature.
     pub(super) inverse: f32,
     /// Lowest logit allowed.
@@ -93,16 +103,18 @@ pub(super) struct Noisy<'a> {
 }
 
 impl Kernel for Noisy<'_> {
-    type Output = u32;
+    type Output = Best;
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> u32 {
-        let Noisy { logits, inverse, floor, noise, likeliest } = self;
-        let Some(guess) = logits.get(likeliest as usize) else { return likeliest };
+    fn run<S: Simd>(self, s: S) -> Best {
+        let Noisy { logits, first, inverse, floor, noise, likeliest } = self;
+        let Some(guess) = logits.get((likeliest - first) as usize) else {
+            return Best { token: likeliest, logit: f32::NEG_INFINITY };
+        };
         let (inverse, floor, hopeless) = (s.splat(inverse), s.splat(floor), s.splat(-LARGEST));
         let mut beaten = s.add(s.mul(s.splat(*guess), inverse), noise.gumbel(s, s.splat_u32(likeliest)));
         let mut bar = below(s, beaten);
-        let mut lanes = Lanes::new(s);
+        let mut lanes = Lanes::new(s, first);
         for (i, chunk) in logits.chunks(S::LANES).enumerate() {
             let (z, allowed) = finite(s, chunk);
             let scaled = s.mul(z, inverse);
@@ -113,7 +125,7 @@ impl Kernel for Noisy<'_> {
             }
             // A token wins only if its noise is at least -lead, and noise is at most -ln x: only if x is at most e^lead.
             // That rules out nearly all before a logarithm is taken.
-            let token = s.count_from((i * S::LANES) as u32);
+            let token = s.count_from(first + (i * S::LANES) as u32);
             let x = noise.uniform(s, token);
             let allowed = s.both(allowed, s.less(x, exp(s, lead)));
             if s.any(allowed) {
@@ -122,7 +134,7 @@ impl Kernel for Noisy<'_> {
                 bar = below(s, beaten);
             }
         }
-        lanes.best(s).token
+        lanes.best(s)
     }
 }
 
@@ -141,10 +153,10 @@ pub(super) struct Among<'a> {
 }
 
 impl Kernel for Among<'_> {
-    type Output = u32;
+    type Output = Best;
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> u32 {
+    fn run<S: Simd>(self, s: S) -> Best {
         let mut best = Best { token: 0, logit: f32::NEG_INFINITY };
         for chunk in self.candidates.chunks(S::LANES) {
             let (mut logits, mut tokens) = ([0.0; 16], [0; 16]);
@@ -158,11 +170,9 @@ impl Kernel for Among<'_> {
                 s.store(logits.as_mut_ptr(), s.add(scaled, noise));
             }
             for (logit, token) in logits.into_iter().zip(tokens).take(chunk.len()) {
-                if logit > best.logit || (logit == best.logit && token < best.token) {
-                    best = Best { token, logit };
-                }
+                best = best.or(Best { token, logit });
             }
         }
-        best.token
+        best
     }
 }

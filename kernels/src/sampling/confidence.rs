@@ -20,7 +20,7 @@ pub fn confidence(lane: &Lane, logits: View<'_>, tokens: &[u32], out: &mut [f32]
     let isa = lane.supported();
     lane.for_each(Op::Confidence, tokens.len(), logits.cols(), |i, _| {
         let logits = logits.row(i);
-        let largest = dispatch(isa, Greedy { logits }).logit;
+        let largest = dispatch(isa, Greedy { logits, first: 0 }).logit;
         let sum = dispatch(isa, Exponentials { logits, largest });
         let probability = (logits[tokens[i] as usize] - largest).exp() / sum;
         // SAFETY: each row is one item, done once.

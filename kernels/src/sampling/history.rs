@@ -66,10 +66,10 @@ impl History {
         }
     }
 
-    /// Adds bias and penalties to `logits`, where `since` follow the history.
-    pub(super) fn adjust(&self, sampling: &Sampling, since: &[u32], logits: &mut [f32]) {
+    /// Adds bias and penalties to `logits`, those of the tokens from `first` on, where `since` follow the history.
+    pub(super) fn adjust(&self, sampling: &Sampling, since: &[u32], first: u32, logits: &mut [f32]) {
         for (token, bias) in &sampling.logit_bias {
-            if let Some(logit) = logits.get_mut(*token as usize) {
+            if let Some(logit) = of_token(logits, first, *token) {
                 *logit += bias;
             }
         }
@@ -79,17 +79,22 @@ impl History {
             if !since[..i].contains(token) {
                 let before = counts_of(token);
                 let again = since.iter().filter(|other| *other == token).count() as u32;
-                penalise(sampling, logits, *token, Counts { output: before.output + again, ..before });
+                let counts = Counts { output: before.output + again, ..before };
+                penalise(sampling, of_token(logits, first, *token), counts);
             }
         }
         for (token, counts) in counted.counts.iter().filter(|(token, _)| !since.contains(token)) {
-            penalise(sampling, logits, *token, *counts);
+            penalise(sampling, of_token(logits, first, *token), *counts);
         }
     }
 }
 
-fn penalise(sampling: &Sampling, logits: &mut [f32], token: u32, counts: Counts) {
-    let Some(logit) = logits.get_mut(token as usize) else { return };
+fn of_token(logits: &mut [f32], first: u32, token: u32) -> Option<&mut f32> {
+    logits.get_mut(token.checked_sub(first)? as usize)
+}
+
+fn penalise(sampling: &Sampling, logit: Option<&mut f32>, counts: Counts) {
+    let Some(logit) = logit else { return };
     let penalty = sampling.repetition_penalty;
     *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
     if counts.output > 0 {
@@ -138,9 +143,13 @@ mod tests {
     fn prompt_tokens_get_the_repetition_penalty_and_output_tokens_all() {
         let history = History::new(2, &[0, 1, 1], &penalties());
         let mut logits = [4.0, -4.0, 4.0, 4.0, 4.0];
-        history.adjust(&penalties(), &[4, 1, 4], &mut logits);
+        history.adjust(&penalties(), &[4, 1, 4], 0, &mut logits);
         // 0: prompt. 1: prompt, output and since. 2: nowhere. 3: bias. 4: twice since.
         assert_eq!(logits, [2.0, -8.0 - 0.5 - 0.5, 4.0, 5.0, 2.0 - 0.5 - 0.5]);
+        // The same of some tokens alone.
+        let mut part = [-4.0, 4.0, 4.0];
+        history.adjust(&penalties(), &[4, 1, 4], 1, &mut part);
+        assert_eq!(part, logits[1..4]);
     }
 
     #[test]

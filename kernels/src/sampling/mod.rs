@@ -11,6 +11,7 @@ mod gap;
 mod history;
 mod noise;
 mod nucleus;
+mod part;
 mod top_tokens;
 
 use crate::isa::Supported;
@@ -18,12 +19,13 @@ use crate::lane::Scratch;
 use crate::memory::View;
 use crate::simd::dispatch;
 use crate::{KernelError, Lane, Op};
-use choose::{Greedy, Noisy};
+use choose::{Best, Greedy, Noisy};
 pub use confidence::confidence;
 pub use gap::gap;
 pub use history::History;
 use noise::Noise;
 use nucleus::Nucleus;
+pub use part::PartSampler;
 pub use top_tokens::{TOP_TOKENS, top_tokens};
 
 /// Temperatures below this are greedy: scaled logits would leave the range in which the noise still counts.
@@ -145,18 +147,11 @@ pub fn sample(lane: &Lane, logits: View<'_>, rows: &[SampleRow<'_>], out: &mut [
     });
 }
 
+/// The token of a row of logits that is whole.
 fn draw(isa: Supported, logits: &[f32], row: &SampleRow<'_>, scratch: &mut Scratch) -> u32 {
-    let SampleRow { position, sampling, history, since, .. } = *row;
-    assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
-    let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
-    let logits = if sampling.has_penalties() || !sampling.logit_bias.is_empty() {
-        buffer.copy_from_slice(logits);
-        history.adjust(sampling, since, buffer);
-        &*buffer
-    } else {
-        logits
-    };
-    let greedy = dispatch(isa, Greedy { logits });
+    let SampleRow { position, sampling, .. } = *row;
+    let (logits, candidates) = processed(logits, 0, row, scratch);
+    let greedy = dispatch(isa, Greedy { logits, first: 0 });
     if sampling.temperature < GREEDY_BELOW {
         return greedy.token;
     }
@@ -168,9 +163,47 @@ fn draw(isa: Supported, logits: &[f32], row: &SampleRow<'_>, scratch: &mut Scrat
     if sampling.restricts(logits.len()) {
         let nucleus = Nucleus { logits, largest: greedy.logit, inverse, floor, sampling };
         nucleus.collect(isa, candidates);
-        return dispatch(isa, choose::Among { candidates, inverse, noise });
+        return dispatch(isa, choose::Among { candidates, inverse, noise }).token;
     }
-    dispatch(isa, Noisy { logits, inverse, floor, noise, likeliest: greedy.token })
+    dispatch(isa, Noisy { logits, first: 0, inverse, floor, noise, likeliest: greedy.token }).token
+}
+
+/// The best of the tokens from `first` on, where neither top-k nor top-p nor min-p cut any off: of all parts of a vocabulary the best
+/// is what [`draw`] draws from the whole.
+fn best_of_part(
+    isa: Supported,
+    logits: &[f32],
+    first: u32,
+    row: &SampleRow<'_>,
+    scratch: &mut Scratch,
+) -> Best {
+    let SampleRow { position, sampling, .. } = *row;
+    let (logits, _) = processed(logits, first, row, scratch);
+    let greedy = dispatch(isa, Greedy { logits, first });
+    if sampling.temperature < GREEDY_BELOW {
+        return greedy;
+    }
+    let noise = Noise::new(sampling.seed, position);
+    let (inverse, floor) = (1.0 / sampling.temperature, f32::MIN);
+    dispatch(isa, Noisy { logits, first, inverse, floor, noise, likeliest: greedy.token })
+}
+
+/// The logits of the tokens from `first` on with bias and penalties; and room for candidates.
+fn processed<'a>(
+    logits: &'a [f32],
+    first: u32,
+    row: &SampleRow<'_>,
+    scratch: &'a mut Scratch,
+) -> (&'a [f32], &'a mut Vec<(f32, u32)>) {
+    let SampleRow { position, sampling, history, since, .. } = *row;
+    assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
+    let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
+    if !sampling.has_penalties() && sampling.logit_bias.is_empty() {
+        return (logits, candidates);
+    }
+    buffer.copy_from_slice(logits);
+    history.adjust(sampling, since, first, buffer);
+    (buffer, candidates)
 }
 
 #[cfg(test)]

@@ -38,11 +38,18 @@ impl<S: Simd> Product<S> for DotInt8 {
             // SAFETY: the caller's promise: all words below are of this step.
             unsafe {
                 let word = |w: usize, r: usize| *activations.add(w * stride + r);
-                for (r, dots) in dots.iter_mut().enumerate() {
-                    *dots = [[s.splat_u32(word(OFFSETS + block, r).to_bits()); V]; P];
+                if !S::SIGNED {
+                    for (r, dots) in dots.iter_mut().enumerate() {
+                        *dots = [[s.splat_u32(word(OFFSETS + block, r).to_bits()); V]; P];
+                    }
                 }
                 for w in block * WORDS..(block + 1) * WORDS {
-                    let four = load_words::<S, _, P, V>(s, weights, w * PANEL, ahead);
+                    let mut four = load_words::<S, _, P, V>(s, weights, w * PANEL, ahead);
+                    if S::SIGNED {
+                        for four in four.as_flattened_mut() {
+                            *four = s.xor_u32(*four, s.splat_u32(0x8080_8080)); // 128 less
+                        }
+                    }
                     for (r, dots) in dots.iter_mut().enumerate() {
                         let x = s.splat_u32(word(w, r).to_bits());
                         for (dots, four) in dots.iter_mut().zip(&four) {
@@ -150,11 +157,11 @@ mod tests {
 
     type Words = [u32; 16];
 
-    /// Sums, unsigned bytes and signed ones: what the sums become, and the low bytes of the signed ones.
+    /// Sums, bytes and signed bytes: what the sums become, and the low bytes of the signed ones; and whether the others are signed.
     struct Bytes([Words; 3]);
 
     impl Kernel for Bytes {
-        type Output = (Words, [u8; 16]);
+        type Output = (Words, [u8; 16], bool);
 
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Self::Output {
@@ -167,12 +174,12 @@ mod tests {
                     s.store_bytes(bytes[i..].as_mut_ptr(), b);
                 }
             }
-            (sums, bytes)
+            (sums, bytes, S::SIGNED)
         }
     }
 
-    /// With VNNI and without it, where the machine has it.
-    fn on_every_set(words: [Words; 3], check: impl Fn(&str, (Words, [u8; 16]))) {
+    /// With VNNI or `sdot` and without it, where the machine has it.
+    fn on_every_set(words: [Words; 3], check: impl Fn(&str, (Words, [u8; 16], bool))) {
         check("portable", portably(Bytes(words)));
         #[cfg(target_arch = "x86_64")]
         {
@@ -196,6 +203,19 @@ mod tests {
                 check("avx512 with VNNI", unsafe { avx512::run_vnni(Bytes(words)) });
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            use super::super::neon;
+            use std::arch::is_aarch64_feature_detected;
+            if is_aarch64_feature_detected!("neon") {
+                // SAFETY: it was found.
+                check("neon", unsafe { neon::run(Bytes(words)) });
+            }
+            if is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod") {
+                // SAFETY: it was found.
+                check("neon with sdot", unsafe { neon::run_dot(Bytes(words)) });
+            }
+        }
     }
 
     #[test]
@@ -213,13 +233,15 @@ mod tests {
                 words[1..].as_flattened_mut().iter_mut().for_each(|word| *word = ends[random() as usize % 5]);
             }
             let [sums, a, b] = words;
-            let expected: Words = std::array::from_fn(|i| {
-                let pairs = a[i].to_le_bytes().into_iter().zip(b[i].to_le_bytes());
-                let dot: i64 = pairs.map(|(a, b)| i64::from(a) * i64::from(b.cast_signed())).sum();
-                (i64::from(sums[i]) + dot) as u32
-            });
             on_every_set(words, |set, found| {
-                assert_eq!(found, (expected, b.map(|word| word as u8)), "{set}");
+                let signed = found.2;
+                let factor = |a: u8| if signed { i64::from(a.cast_signed()) } else { i64::from(a) };
+                let expected: Words = std::array::from_fn(|i| {
+                    let pairs = a[i].to_le_bytes().into_iter().zip(b[i].to_le_bytes());
+                    let dot: i64 = pairs.map(|(a, b)| factor(a) * i64::from(b.cast_signed())).sum();
+                    (i64::from(sums[i]) + dot) as u32
+                });
+                assert_eq!(found, (expected, b.map(|word| word as u8), signed), "{set}");
             });
         }
     }

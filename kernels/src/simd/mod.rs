@@ -8,6 +8,8 @@ mod avx2;
 mod avx512;
 mod int8;
 mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panel;
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +17,9 @@ pub(crate) mod tiles;
 
 use crate::isa::Supported;
 use half::bf16;
-pub(crate) use int8::{DotInt8, one_of, quantise};
+pub(crate) use int8::DotInt8;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use int8::{one_of, quantise};
 pub(crate) use math::{exp, ln, minus_ln_one_minus};
 pub(crate) use panel::{AHEAD, DotBf16, FmaBf16, FmaF32, Product, multiply};
 
@@ -31,7 +35,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Whether [`Simd::dot_pairs`] exists.
     const DOTS: bool;
     /// Whether bf16 matrices are multiplied in `tiles.rs`.
+    #[cfg(target_arch = "x86_64")]
     const TILES: bool = false;
+    /// Whether [`Simd::dot_bytes`] takes both factors as signed.
+    const SIGNED: bool = false;
     /// A vector of f32.
     type F: Copy;
     /// A vector of u32.
@@ -91,7 +98,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn mul_u32(self, a: Self::I, b: Self::I) -> Self::I;
     fn and_u32(self, a: Self::I, b: Self::I) -> Self::I;
     fn xor_u32(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Adds to each lane of `sum` the products of the lane's four bytes of `a`, unsigned, with those of `b`, signed. Exact.
+    /// Adds to each lane of `sum` the products of the lane's four bytes of `a`, unsigned if not [`Simd::SIGNED`], with those of `b`,
+    /// signed. Exact.
     fn dot_bytes(self, sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
     fn shift_left<const N: u32>(self, a: Self::I) -> Self::I;
     fn shift_right<const N: u32>(self, a: Self::I) -> Self::I;
@@ -188,15 +196,20 @@ pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
             Isa::Avx512 => return unsafe { avx512::run(kernel) },
             // SAFETY: as above.
             Isa::Avx2 => return unsafe { avx2::run(kernel) },
-            Isa::Portable => {}
+            Isa::Neon | Isa::Portable => {}
         }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if isa.isa() == crate::Isa::Neon {
+        // SAFETY: `Supported` says that the machine has it.
+        return unsafe { neon::run(kernel) };
     }
     let _ = isa;
     portably(kernel)
 }
 
-/// [`dispatch`] for kernels of [`Simd::dot_bytes`]: where the machine has VNNI, which is apart from the sets of
-/// [`Isa`](crate::Isa), they are compiled for that too. The results are the same.
+/// [`dispatch`] for kernels of [`Simd::dot_bytes`]: where the machine has VNNI, or `sdot` on ARM, which are apart from the
+/// sets of [`Isa`](crate::Isa), they are compiled for that too. The results are the same.
 pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
@@ -213,10 +226,34 @@ pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output 
             _ => {}
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    if isa.isa() == crate::Isa::Neon && std::arch::is_aarch64_feature_detected!("dotprod") {
+        // SAFETY: `Supported` says that the machine has the set, and `sdot` was found.
+        return unsafe { neon::run_dot(kernel) };
+    }
     dispatch(isa, kernel)
 }
 
 /// Runs a kernel compiled for any machine: for what is too little to choose.
 pub(crate) fn portably<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(portable::Portable)
+}
+
+/// What kernels compiled for any machine ask for with [`Simd::prefetch`], for tests: there it does nothing else.
+#[cfg(test)]
+pub(crate) mod asked {
+    use std::cell::RefCell;
+
+    thread_local! { static ASKED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) } }
+
+    pub(super) fn note(address: usize) {
+        ASKED.with_borrow_mut(|asked| asked.iter_mut().for_each(|asked| asked.push(address)));
+    }
+
+    /// The addresses that this thread asks for while it does `work`.
+    pub(crate) fn during(work: impl FnOnce()) -> Vec<usize> {
+        ASKED.set(Some(Vec::new()));
+        work();
+        ASKED.take().unwrap_or_default()
+    }
 }

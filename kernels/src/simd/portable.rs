@@ -49,7 +49,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, _: *const T) {}
+    fn prefetch<T>(self, _at: *const T) {
+        #[cfg(test)]
+        super::asked::note(_at.addr());
+    }
 
     #[inline(always)]
     fn add(self, a: [f32; N], b: [f32; N]) -> [f32; N] {

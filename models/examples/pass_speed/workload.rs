@@ -53,7 +53,7 @@ impl Workload {
         // Sequences that grew together have their blocks by turns.
         let table = |sequence| (0..blocks).map(|block| (block * sequences + sequence) as BlockId).collect();
         let kv = KvCache::new(model.kv_shape(blocks * sequences, BLOCK_SIZE), model.kv_dtype())?;
-        let scratch = Scratch::new(model.config(), rows, rows);
+        let scratch = model.scratch(rows, rows);
         let tables = (0..sequences).map(table).collect();
         let mut workload = Workload { model, lane, layout, kv, scratch, tables };
         workload.fill(context);

@@ -2,15 +2,15 @@
 
 use faser_kernels::ops::{self, Write};
 use faser_kernels::{
-    BlockId, Dtype, Isa, KvCache, KvShape, Lane, Matrix, Partition, RopeTable, Rows, Tensor, View,
+    BlockId, Dtype, Isa, KvCache, KvShape, Lane, Make, Matrix, Partition, RopeTable, Rows, Tensor, View,
 };
 
-use super::BRANCH_RMS;
 use super::normal::Normal;
 use crate::layer::{At, Layer};
 use crate::model::rope_table;
-use crate::{ModelConfig, ModelError, Scratch};
+use crate::{ModelConfig, ModelError, Scratch, Shard};
 
+const BRANCH_RMS: f32 = 0.7;
 const SEQUENCES: usize = 2;
 const LENGTH: usize = 64;
 const BLOCK_SIZE: usize = 16;
@@ -34,7 +34,7 @@ impl Calibration {
         config: &ModelConfig,
         dtype: Dtype,
         seed: u64,
-        embedding: &[f32],
+        embedding: &Make<'_>,
     ) -> Result<Calibration, ModelError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let length = LENGTH.min(config.max_context);
@@ -42,7 +42,7 @@ impl Calibration {
         let tokens = Normal::new(seed, "calibration");
         for row in 0..SEQUENCES * length {
             let token = tokens.below(row, config.vocab);
-            scratch.x.row_mut(row).copy_from_slice(&embedding[token * config.hidden..][..config.hidden]);
+            embedding(token * config.hidden, scratch.x.row_mut(row));
         }
         let ModelConfig { kv_heads, head_dim, .. } = *config;
         let shape =
@@ -66,7 +66,7 @@ impl Calibration {
     pub(super) fn attention_gain(&mut self, config: &ModelConfig, layer: &Layer) -> f32 {
         let tables: Vec<&[BlockId]> = self.tables.iter().map(Vec::as_slice).collect();
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &tables };
-        let at = At { config, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let at = At { config, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
         layer.attend(&at, &mut self.kv, &mut self.scratch);
         let Scratch { attended, normed, x, .. } = &mut self.scratch;
         add_scaled(&self.lane, attended.view(self.positions.len()), &layer.o, normed, x)
@@ -75,7 +75,7 @@ impl Calibration {
     /// By what `layer.down` must be scaled; adds the scaled branch to the batch.
     pub(super) fn mlp_gain(&mut self, config: &ModelConfig, layer: &Layer) -> f32 {
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &[] };
-        let at = At { config, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let at = At { config, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
         layer.activate(&at, &mut self.scratch);
         let Scratch { activated, normed, x, .. } = &mut self.scratch;
         add_scaled(&self.lane, activated.view(self.positions.len()), &layer.down, normed, x)

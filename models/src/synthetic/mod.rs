@@ -21,23 +21,15 @@
 
 mod calibration;
 mod normal;
+mod source;
 mod spec;
 
-use std::sync::Arc;
+use faser_kernels::Dtype;
 
-use faser_kernels::{Dtype, Matrix, Source, Table, Vector};
-
-use self::calibration::Calibration;
-use self::normal::Normal;
+use self::source::Synthetic;
 pub use self::spec::SyntheticSpec;
-use crate::layer::Layer;
-use crate::model::Parts;
-use crate::{Model, ModelConfig, ModelError, Progress};
-
-const LOGIT_STD: f32 = 6.0;
-const ATTENTION_STD: f32 = 3.0;
-const BRANCH_RMS: f32 = 0.7;
-const NORM_SPREAD: f32 = 0.4;
+use crate::load::{CpuPacker, load};
+use crate::{Model, ModelError, Progress, Shard};
 
 /// Makes the target and its draft.
 ///
@@ -48,118 +40,38 @@ pub fn pair(
     dtype: Dtype,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(Model, Model), ModelError> {
-    spec.check()?;
-    let config = spec.config(spec.layers);
-    let builder = Builder { spec, config: &config, dtype };
-    let outside = builder.embedding_and_head_bytes();
-    let total_bytes = outside + spec.layers as u64 * builder.layer_bytes();
-    let mut report = |done_bytes| progress(Progress { done_bytes, total_bytes });
-
-    let embedding = builder.embedding();
-    let mut calibration = Calibration::new(&config, dtype, spec.seed, &embedding)?;
-    let mut parts = Parts {
-        embedding: Arc::new(Table::new(spec.hidden, Source::F32(&embedding), dtype.beside())?),
-        layers: Vec::with_capacity(spec.layers),
-        norm: Arc::new(ones(spec.hidden)),
-        head: Arc::new(
-            builder.pack(&builder.weights("head", spec.vocab, spec.hidden, LOGIT_STD), spec.hidden)?,
-        ),
-    };
-    drop(embedding);
-    report(outside);
-    for index in 0..spec.layers {
-        parts.layers.push(Arc::new(builder.layer(index, &mut calibration)?));
-        report(outside + parts.layers.len() as u64 * builder.layer_bytes());
-    }
-
-    let mut first = parts.clone();
-    first.layers.truncate(spec.draft_layers);
-    let draft = Model::new(spec.config(spec.draft_layers), dtype, first)?;
-    Ok((Model::new(config, dtype, parts)?, draft))
+    shard_pair(spec, Shard::WHOLE, dtype, progress)
 }
 
-struct Builder<'a> {
-    spec: &'a SyntheticSpec,
-    config: &'a ModelConfig,
+/// One rank's shards of both, of a pair that is split alike.
+///
+/// # Errors
+/// As [`pair`], or the models cannot be split so.
+pub fn shard_pair(
+    spec: &SyntheticSpec,
+    shard: Shard,
     dtype: Dtype,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(Model, Model), ModelError> {
+    let mut tensors = Synthetic::new(spec, dtype)?;
+    let config = spec.config(spec.layers);
+    shard.check(&config)?;
+    let parts = load(&config, shard, &mut tensors, &mut CpuPacker { dtype }, progress)?;
+    let first = parts.first_layers(spec.draft_layers);
+    let draft = Model::new(spec.config(spec.draft_layers), shard, dtype, first)?;
+    Ok((Model::new(config, shard, dtype, parts)?, draft))
 }
 
-impl Builder<'_> {
-    fn embedding_and_head_bytes(&self) -> u64 {
-        let SyntheticSpec { vocab, hidden, .. } = *self.spec;
-        let embedding = vocab * hidden * self.dtype.beside().bytes();
-        embedding as u64 + Matrix::packed_bytes(vocab, hidden, self.dtype)
-    }
-
-    /// Of the matrices of a layer.
-    fn layer_bytes(&self) -> u64 {
-        let ModelConfig { hidden, intermediate, .. } = *self.config;
-        let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let matrices =
-            [(q + 2 * kv, hidden), (hidden, q), (2 * intermediate, hidden), (hidden, intermediate)];
-        matrices.iter().map(|(outputs, inputs)| Matrix::packed_bytes(*outputs, *inputs, self.dtype)).sum()
-    }
-
-    /// Rows of RMS about 1, some larger, some smaller.
-    fn embedding(&self) -> Vec<f32> {
-        let norms = Normal::new(self.spec.seed, "embedding norms");
-        let mut values =
-            Normal::new(self.spec.seed, "embedding").take(self.spec.vocab * self.spec.hidden, 1.0);
-        for (token, row) in values.chunks_exact_mut(self.spec.hidden).enumerate() {
-            let norm = (NORM_SPREAD * norms.at(token)).exp();
-            row.iter_mut().for_each(|value| *value *= norm);
-        }
-        values
-    }
-
-    /// A matrix that gives outputs of standard deviation `gain` for inputs of RMS 1.
-    fn weights(&self, name: &str, outputs: usize, inputs: usize, gain: f32) -> Vec<f32> {
-        Normal::new(self.spec.seed, name).take(outputs * inputs, gain / (inputs as f32).sqrt())
-    }
-
-    fn pack(&self, values: &[f32], inputs: usize) -> Result<Matrix, ModelError> {
-        Ok(Matrix::pack(inputs, &[Source::F32(values)], self.dtype)?)
-    }
-
-    fn layer(&self, index: usize, calibration: &mut Calibration) -> Result<Layer, ModelError> {
-        let ModelConfig { hidden, intermediate, .. } = *self.config;
-        let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let weights = |part: &str, outputs, inputs, gain| {
-            self.weights(&format!("layer {index} {part}"), outputs, inputs, gain)
-        };
-        let sharp = ATTENTION_STD.sqrt();
-        let [queries, keys, values] =
-            [weights("q", q, hidden, sharp), weights("k", kv, hidden, sharp), weights("v", kv, hidden, 1.0)];
-        let qkv = [Source::F32(&queries), Source::F32(&keys), Source::F32(&values)];
-        let gate_up = [weights("gate", intermediate, hidden, 1.0), weights("up", intermediate, hidden, 1.0)];
-        let gate_up = gate_up.each_ref().map(|values| Source::F32(values));
-        let mut o = weights("o", hidden, q, 1.0);
-        let mut down = weights("down", hidden, intermediate, 1.0);
-        let mut layer = Layer {
-            attention_norm: ones(hidden),
-            qkv: Matrix::pack(hidden, &qkv, self.dtype)?,
-            qkv_bias: None,
-            q_norm: None,
-            k_norm: None,
-            o: self.pack(&o, q)?,
-            o_bias: None,
-            mlp_norm: ones(hidden),
-            gate_up: Matrix::pack(hidden, &gate_up, self.dtype)?,
-            gate_up_bias: None,
-            down: self.pack(&down, intermediate)?,
-            down_bias: None,
-        };
-        let epsilon = if index < self.spec.draft_layers { 1.0 } else { self.spec.residual_scale };
-        let gain = calibration.attention_gain(self.config, &layer);
-        o.iter_mut().for_each(|value| *value *= gain * epsilon);
-        layer.o = self.pack(&o, q)?;
-        let gain = calibration.mlp_gain(self.config, &layer);
-        down.iter_mut().for_each(|value| *value *= gain * epsilon);
-        layer.down = self.pack(&down, intermediate)?;
-        Ok(layer)
-    }
-}
-
-fn ones(width: usize) -> Vector {
-    Vector::new(Source::F32(&vec![1.0; width]))
+/// One rank's shard of the draft alone; the target's later layers are not made.
+///
+/// # Errors
+/// As [`shard_pair`].
+pub fn shard_of_draft(
+    spec: &SyntheticSpec,
+    shard: Shard,
+    dtype: Dtype,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Model, ModelError> {
+    let alone = SyntheticSpec { layers: spec.draft_layers, ..spec.clone() };
+    Ok(shard_pair(&alone, shard, dtype, progress)?.1)
 }

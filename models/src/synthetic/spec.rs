@@ -60,7 +60,7 @@ impl SyntheticSpec {
     }
 
     /// The configuration of a model of this pair with the given number of layers.
-    pub(super) fn config(&self, layers: usize) -> ModelConfig {
+    pub(crate) fn config(&self, layers: usize) -> ModelConfig {
         ModelConfig {
             architecture: Architecture::Llama,
             hidden: self.hidden,

@@ -1,6 +1,8 @@
 //! One sequence on one lane: what the tests and the acceptance example need of a lane's executor.
 
-use faser_kernels::{BlockId, Isa, KvCache, Lane, Partition, Rows};
+use std::sync::Arc;
+
+use faser_kernels::{BlockId, Collective, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::{Model, Pass, Scratch};
 
 const BLOCK_SIZE: usize = 16;
@@ -23,10 +25,16 @@ impl<'m> Session<'m> {
             model,
             lane: Lane::new(&Partition { cores: (0..cores).collect() }, isa).expect("a lane"),
             kv: KvCache::new(model.kv_shape(blocks, BLOCK_SIZE), model.kv_dtype()).expect("memory"),
-            scratch: Scratch::new(model.config(), max_rows, max_rows),
+            scratch: model.scratch(max_rows, max_rows),
             // Backwards, so that a block is not where its position is.
             table: (0..blocks as BlockId).rev().collect(),
         }
+    }
+
+    /// The session of one rank, whose shard the model is.
+    #[allow(dead_code, reason = "not every test has a group")]
+    pub(crate) fn join(&mut self, group: Arc<dyn Collective>) {
+        self.lane.join(group);
     }
 
     /// Runs `tokens` at the positions from `start` on as one pass; the logits of every row.

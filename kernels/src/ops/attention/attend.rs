@@ -65,13 +65,14 @@ pub(super) unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
     let spans = (0..item.count).map(|row| item.span(row));
     let begin = spans.clone().map(|span| span.start).min().unwrap_or(0);
     let end = spans.map(|span| span.end).max().unwrap_or(0);
-    for tile in (begin / TILE * TILE..end).step_by(TILE) {
+    let all = begin / TILE * TILE..end;
+    for tile in all.clone().step_by(TILE) {
         let tile = tile..end.min(tile + TILE);
-        item.ask_for_next(s, keys, &tile, end);
+        item.ask_for_next(s, keys, kv.head_dim, &tile, &all);
         // SAFETY: the caller's promises.
         unsafe {
             item.score::<S, Q>(s, keys, &tile, &mut state);
-            item.ask_for_next(s, values, &tile, end);
+            item.ask_for_next(s, values, value_dim, &tile, &all);
             item.soften(s, &tile, &mut state);
             item.add_values(s, values, &tile, &mut state);
         }
@@ -131,25 +132,35 @@ impl Item<'_> {
         self.kv.shape().page(self.layer, table[block], head)
     }
 
-    /// Asks for the pages of the tile after this one; after the last, for the first of the next head, which the worker
-    /// will probably do next. They lie apart, so the machine does not see by itself which comes.
+    /// Asks for the pages of the tile after this one, `width` numbers for each position; after the last, for those of the first tile
+    /// of the next head, which the worker will probably do next. They lie apart, so the machine does not see by itself which comes.
+    /// `all` is from the start of the first tile.
     #[inline(always)]
-    fn ask_for_next<S: Simd, T>(&self, s: S, pages: &[T], tile: &Range<usize>, end: usize) {
-        let kv = self.kv.shape();
-        let (head, tile) = if tile.end < end {
-            (self.head, tile.end..end.min(tile.end + TILE))
-        } else if self.head + 1 < kv.kv_heads {
-            (self.head + 1, 0..end.min(TILE))
-        } else {
-            return;
-        };
-        let page_len = kv.block_size * kv.head_dim;
-        for block in tile.start / kv.block_size..tile.end.div_ceil(kv.block_size) {
+    fn ask_for_next<S: Simd, T>(
+        &self,
+        s: S,
+        pages: &[T],
+        width: usize,
+        tile: &Range<usize>,
+        all: &Range<usize>,
+    ) {
+        let Some((head, tile)) = self.next_tile(tile, all) else { return };
+        let block_size = self.kv.shape().block_size;
+        let page_len = block_size * width;
+        for block in tile.start / block_size..tile.end.div_ceil(block_size) {
             let page = pages.as_ptr().wrapping_add(self.page_of(head, block) * page_len).cast::<u8>();
             for line in (0..page_len * size_of::<T>()).step_by(64) {
                 s.prefetch(page.wrapping_add(line));
             }
         }
+    }
+
+    /// Which head and positions come after a tile.
+    #[inline(always)]
+    fn next_tile(&self, tile: &Range<usize>, all: &Range<usize>) -> Option<(usize, Range<usize>)> {
+        let (head, start) =
+            if tile.end < all.end { (self.head, tile.end) } else { (self.head + 1, all.start) };
+        (head < self.kv.shape().kv_heads).then(|| (head, start..all.end.min(start + TILE)))
     }
 
     /// Lays the queries side by side, as pairs of bf16 where the product takes them.

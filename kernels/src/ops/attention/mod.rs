@@ -95,3 +95,48 @@ impl Kernel for Attend<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::asked;
+    use crate::{Dtype, Isa, Partition, Tensor};
+
+    #[test]
+    fn the_pages_that_come_next_are_asked_for_and_no_others() {
+        // Values are padded to 32.
+        let shape = KvShape { layers: 2, blocks: 12, block_size: 16, kv_heads: 2, head_dim: 20 };
+        let lane = Lane::new(&Partition { cores: vec![0] }, Isa::Portable).unwrap();
+        let table = [11, 3, 7, 0, 5, 9, 2, 10, 4];
+        let rows = Rows { positions: &[129], table_of: &[0], tables: &[&table] };
+        for (window, first_tile) in [(None, 0), (Some(40), 64)] {
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                let kv = KvCache::new(shape, dtype).unwrap();
+                let (q, mut out) = (Tensor::zeros(1, 80), Tensor::zeros(1, 80));
+                let attended = AttentionShape { heads: 4, scale: 1.0, window };
+                let mut found = asked::during(|| {
+                    attention(&lane, q.view(1), &kv, 1, rows, attended, out.view_mut(1));
+                });
+                let (keys, values) = match kv.pages() {
+                    Pages::F32 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
+                    Pages::Bf16 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
+                };
+                let mut expected = Vec::new();
+                for head in 0..2 {
+                    // Nobody asks for the very first tile.
+                    let first = if head == 0 { first_tile + TILE } else { first_tile };
+                    for block in &table[first / 16..] {
+                        let page = shape.page(1, *block, head);
+                        for (start, width) in [(keys, 20), (values, 32)] {
+                            let bytes = 16 * width * dtype.bytes();
+                            expected.extend((0..bytes).step_by(64).map(|line| start + page * bytes + line));
+                        }
+                    }
+                }
+                found.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(found, expected, "{dtype}, window {window:?}");
+            }
+        }
+    }
+}

@@ -55,7 +55,18 @@ pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strip: Strip<'_>, wei
         let block = &packed[start..start + size * words_per_row];
         // SAFETY: `block` is `steps` steps of `size` rows; the strip is this worker's.
         unsafe {
-            if S::REGISTERS >= 32 {
+            if S::REGISTERS >= 32 && S::LANES == 4 {
+                // Short vectors: with few rows a whole panel at once, so that its memory is read in one run.
+                match size {
+                    1 => tile.strip::<Q, 1, 1, 8>(block, rows),
+                    2 => tile.strip::<Q, 2, 1, 8>(block, rows),
+                    4 => tile.strip::<Q, 4, 1, 4>(block, rows),
+                    6 => tile.strip::<Q, 6, 1, 4>(block, rows),
+                    8 => tile.strip::<Q, 8, 1, 2>(block, rows),
+                    12 => tile.strip::<Q, 12, 1, 2>(block, rows),
+                    _ => tile.strip::<Q, 14, 1, 2>(block, rows),
+                }
+            } else if S::REGISTERS >= 32 {
                 match size {
                     1 => tile.strip::<Q, 1, 2, 2>(block, rows),
                     2 => tile.strip::<Q, 2, 2, 2>(block, rows),

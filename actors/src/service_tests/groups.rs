@@ -1,0 +1,239 @@
+//! Models split over the ranks of a group: the same tokens as whole, and a rank that is lost takes nothing with it but time.
+
+use super::*;
+
+use std::collections::HashMap;
+
+use faser_kernels::{Collective, CollectiveError};
+use faser_models::Shard;
+
+use crate::gpu_actor::DeviceFactory;
+
+/// Eight query heads, two KV heads.
+fn shape() -> SyntheticSpec {
+    SyntheticSpec {
+        layers: 2,
+        draft_layers: 1,
+        hidden: 64,
+        intermediate: 32,
+        heads: 8,
+        kv_heads: 2,
+        vocab: VOCAB,
+        max_context: 128,
+        seed: 3,
+        residual_scale: 0.3,
+    }
+}
+
+/// Shards by ranks and kind, and rank: made once for all tests.
+type Made = HashMap<(usize, usize), Arc<Model>>;
+
+/// A service whose target is split over `target` ranks and whose draft over `draft`.
+fn split(target: usize, draft: usize) -> ServiceSpec {
+    static SHARDS: OnceLock<Mutex<Made>> = OnceLock::new();
+    let of = |shard: Shard, drafts: bool| {
+        let mut made = SHARDS.get_or_init(Mutex::default).lock().expect("the shards");
+        let key = (2 * shard.ranks + usize::from(drafts), shard.rank);
+        let make = || {
+            let (target, draft) =
+                synthetic::shard_pair(&shape(), shard, Dtype::F32, &mut |_| {}).expect("a shard");
+            Arc::new(if drafts { draft } else { target })
+        };
+        made.entry(key).or_insert_with(make).clone()
+    };
+    let mut targets = Shard::all(target).map(|shard| of(shard, false));
+    let mut drafts = Shard::all(draft).map(|shard| of(shard, true));
+    let lane = Partition { cores: vec![0, 1] };
+    let apart = |core| Partition { cores: vec![core] };
+    let mut spec = spec();
+    spec.device = DeviceSpec::Cpu(CpuSpec {
+        target: targets.next().expect("a target"),
+        draft: drafts.next(),
+        partitions: vec![
+            LanePair { draft: lane.clone(), verify: lane },
+            LanePair { draft: apart(1), verify: apart(0) },
+        ],
+        isa: Isa::detect(),
+        group: CpuGroup { target: targets.collect(), draft: drafts.collect(), deadline: PATIENCE },
+    });
+    spec
+}
+
+/// Tokens of a few requests, together, and how they ended.
+async fn tokens(service: &Service, count: u64) -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+    let mut streams = Vec::new();
+    for seed in 0..count {
+        let mut submission = submission(seed, 24);
+        match seed % 3 {
+            1 => submission.sampling.top_p = 0.9,
+            2 => submission.sampling.temperature = 0.0,
+            _ => {}
+        }
+        streams.push(service.submit(submission).await.expect("it is taken"));
+    }
+    let mut all = Vec::new();
+    for stream in streams {
+        all.push(read(stream).await);
+    }
+    all
+}
+
+/// What a service with whole models gives.
+async fn expected() -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+    let service = Service::start(split(1, 1)).await.expect("a service");
+    let expected = tokens(&service, 4).await;
+    assert!(expected.iter().all(|(_, reason)| *reason == Some(FinishReason::Length)), "{expected:?}");
+    service.stop().await;
+    expected
+}
+
+#[test]
+fn groups_give_the_tokens_of_one_rank() {
+    in_system(async {
+        let expected = expected().await;
+        for (target, draft) in [(2, 1), (4, 1), (2, 2), (1, 2), (4, 2)] {
+            let service = Service::start(split(target, draft)).await.expect("a service");
+            assert_eq!(tokens(&service, 4).await, expected, "target over {target}, draft over {draft}");
+            assert_whole(&service).await;
+            assert!(service.view().totals.accepted_tokens > 0);
+            service.stop().await;
+        }
+    });
+}
+
+/// A rank's way to its group, on which something happens before some calls: in the middle of a pass.
+struct Disturbed<F> {
+    way: Arc<dyn Collective>,
+    disturb: F,
+}
+
+impl<F: Fn() + Send + Sync> Collective for Disturbed<F> {
+    fn rank(&self) -> usize {
+        self.way.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.way.ranks()
+    }
+
+    fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        (self.disturb)();
+        self.way.all_reduce_sum(values)
+    }
+
+    fn all_gather(&self, own: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
+        self.way.all_gather(own, all)
+    }
+
+    fn abort(&self, why: &str) {
+        self.way.abort(why);
+    }
+}
+
+/// Devices of which rank `rank` of the target is disturbed, at calls of that rank counted over all of them. A pass of two layers has six.
+fn disturbed(
+    spec: &ServiceSpec,
+    rank: usize,
+    disturb: impl Fn(usize) + Clone + Send + Sync + 'static,
+) -> DeviceFactory {
+    let DeviceSpec::Cpu(cpu) = spec.device.clone() else { panic!("a group is on the CPU") };
+    let (engine, calls) = (spec.engine.clone(), Arc::new(AtomicUsize::new(0)));
+    Arc::new(move || {
+        let ways = |ranks, deadline| {
+            let mut all = crate::device::ways(ranks, deadline);
+            if let Some(Some(way)) = all.get_mut(rank) {
+                let (calls, disturb) = (calls.clone(), disturb.clone());
+                let disturb = move || disturb(calls.fetch_add(1, Ordering::Relaxed));
+                *way = Arc::new(Disturbed { way: way.clone(), disturb });
+            }
+            all
+        };
+        Ok(cpu.build_in(&engine, &ways))
+    })
+}
+
+#[test]
+fn a_rank_that_panics_ends_the_group_and_streams_go_on_on_the_next() {
+    in_system(async {
+        let expected = expected().await;
+        for rank in [0, 1, 3] {
+            let spec = split(4, 1);
+            let faults = Arc::new(AtomicUsize::new(0));
+            let counted = faults.clone();
+            let factory = disturbed(&spec, rank, move |call| {
+                if [15, 50].contains(&call) {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    panic!("injected fault at call {call}");
+                }
+            });
+            let service = Service::start_with(spec, factory).await.expect("a service");
+            assert_eq!(tokens(&service, 4).await, expected, "rank {rank}");
+            assert_eq!(faults.load(Ordering::Relaxed), 2);
+            assert_whole(&service).await;
+            until("the device serves", || service.ready()).await;
+            service.stop().await;
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_hangs_is_lost_at_the_deadline_and_streams_go_on_on_the_next() {
+    in_system(async {
+        let expected = expected().await;
+        for rank in [0, 1] {
+            let mut spec = split(2, 1);
+            if let DeviceSpec::Cpu(cpu) = &mut spec.device {
+                cpu.group.deadline = Duration::from_millis(1500);
+            }
+            let gate = Gate::default();
+            let hang = gate.clone();
+            let factory = disturbed(&spec, rank, move |call| {
+                if call == 15 {
+                    hang.pass();
+                }
+            });
+            let service = Service::start_with(spec, factory).await.expect("a service");
+            let found = actix::spawn({
+                let service = service.clone();
+                async move { tokens(&service, 4).await }
+            });
+            until("the loss is noticed", || matches!(service.status(), DeviceStatus::Rebuilding { .. }))
+                .await;
+            let words = service.status().to_string();
+            assert!(words.contains(&format!("rank {rank} of 2 has not come within 1500 ms")), "{words}");
+            assert!(!service.ready());
+            // So that nothing of it is left behind.
+            gate.open();
+            assert_eq!(found.await.expect("it ends"), expected, "rank {rank}");
+            assert_whole(&service).await;
+            until("the device serves", || service.ready()).await;
+            service.stop().await;
+        }
+    });
+}
+
+#[test]
+fn shards_that_are_no_group_are_refused() {
+    let contradicts = |change: fn(&mut CpuSpec)| {
+        let mut spec = split(2, 2);
+        if let DeviceSpec::Cpu(cpu) = &mut spec.device {
+            change(cpu);
+        }
+        let error = in_system(Service::start(spec)).err().expect("it is refused").to_string();
+        assert!(error.contains("give all of a group"), "{error}");
+    };
+    contradicts(|cpu| cpu.group.target.clear());
+    contradicts(|cpu| std::mem::swap(&mut cpu.group.target[0], &mut cpu.target));
+    contradicts(|cpu| cpu.group.draft.push(cpu.group.draft[0].clone()));
+    contradicts(|cpu| cpu.draft = None);
+}
+
+#[test]
+fn costs_are_measured_on_all_ranks_of_a_group() {
+    let spec = split(2, 1);
+    let costs = crate::profile(
+        &crate::ProfileSpec { device: &spec.device, block_size: 16, max_rows: 16, max_context: 128 },
+        &mut |_, _| {},
+    );
+    assert_eq!(costs.expect("costs").len(), 2);
+}

@@ -1,0 +1,129 @@
+//! Collectives: what the ranks of a group compute together. A rank is one device with its shard of a model; a group is the ranks
+//! of one model's lane. Every lane has a group of its own, so that draft and verify never wait for each other.
+//!
+//! All ranks make the same calls in the same order; a call is told from the next by its number alone, there is no barrier around it. Nothing
+//! waits for ever: a rank that keeps the others waiting past the group's deadline, or that leaves, aborts the group, and
+//! every call of every rank fails from then on. A group that was aborted is of no use any more: a new one has to be made.
+
+mod in_process;
+
+pub use in_process::{InProcess, in_process};
+
+use std::ops::Range;
+use std::time::Duration;
+
+/// One rank's way to its group. `Floats` is memory of the rank's device: on the CPU calls are done when they return; on a GPU
+/// they may be queued on the lane that the way was made for, and a later call reports what became of them.
+pub trait Collective<Floats: ?Sized = [f32]>: Send + Sync {
+    /// This rank, below `ranks`.
+    fn rank(&self) -> usize;
+
+    /// Ranks of the group, at least one.
+    fn ranks(&self) -> usize;
+
+    /// Each element of `values` becomes the sum of the ranks' elements there, added up from rank 0 to the last: the same bits on
+    /// every rank, and in every run. `values` are as long on every rank.
+    ///
+    /// # Errors
+    /// The group is aborted, or is now: a rank did not come in time, or came with another call.
+    fn all_reduce_sum(&self, values: &mut Floats) -> Result<(), CollectiveError>;
+
+    /// `all` becomes the `own` of rank 0, of rank 1, and so on, bit by bit (so that integers can travel as floats' bits). `own` is as
+    /// long on every rank, `all` as long as all of them.
+    ///
+    /// # Errors
+    /// As [`Collective::all_reduce_sum`].
+    fn all_gather(&self, own: &Floats, all: &mut Floats) -> Result<(), CollectiveError>;
+
+    /// Ends the group: calls that wait and all later ones fail, on every rank. The first reason stays.
+    fn abort(&self, why: &str);
+}
+
+/// Why a collective failed: the lane it ran on has to be built anew, with all of its group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CollectiveError {
+    /// A rank did not come.
+    #[error("rank {missing} of {ranks} has not come within {} ms", within.as_millis())]
+    Deadline {
+        /// The first rank that is missing.
+        missing: usize,
+        /// Ranks of the group.
+        ranks: usize,
+        /// The group's deadline.
+        within: Duration,
+    },
+    /// The group was aborted.
+    #[error("the group was aborted: {why}")]
+    Aborted {
+        /// The first reason.
+        why: String,
+    },
+    /// The ranks do not make the same calls: a mistake of the caller's code.
+    #[error("rank {rank} calls {found}, this rank {expected}")]
+    Differs {
+        /// The other rank.
+        rank: usize,
+        /// What it calls.
+        found: String,
+        /// What this rank calls.
+        expected: String,
+    },
+}
+
+/// The group of a device that has no other: every sum is its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone;
+
+impl Collective for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn ranks(&self) -> usize {
+        1
+    }
+
+    fn all_reduce_sum(&self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn all_gather(&self, own: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
+        all.copy_from_slice(own);
+        Ok(())
+    }
+
+    /// Nobody waits.
+    fn abort(&self, _: &str) {}
+}
+
+/// The part of `total` things that `rank` of `ranks` has: parts are as large as the first, but for the last ones, which may be smaller or
+/// empty.
+#[must_use]
+pub fn part(total: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let each = total.div_ceil(ranks.max(1));
+    (rank * each).min(total)..((rank + 1) * each).min(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_all_in_order() {
+        for total in 0..40 {
+            for ranks in 1..9 {
+                let all: Vec<usize> = (0..ranks).flat_map(|rank| part(total, rank, ranks)).collect();
+                assert_eq!(all, (0..total).collect::<Vec<_>>());
+            }
+        }
+        assert_eq!((part(10, 0, 4), part(10, 3, 4)), (0..3, 9..10));
+    }
+
+    #[test]
+    fn alone_nothing_changes() {
+        let (mut values, mut all) = ([1.0, 2.0], [0.0; 2]);
+        Alone.all_reduce_sum(&mut values).unwrap();
+        Alone.all_gather(&values, &mut all).unwrap();
+        assert_eq!((values, all, Alone.rank(), Alone.ranks()), ([1.0, 2.0], [1.0, 2.0], 0, 1));
+    }
+}

@@ -1,0 +1,147 @@
+//! Which rows and columns of a named tensor a shard has: see [`Shard`].
+
+use std::ops::Range;
+
+use faser_kernels::{Slice, Source};
+
+use crate::{ModelConfig, Shard};
+
+/// How one tensor is shared out over the ranks of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// Every rank has all of it.
+    Whole,
+    /// Rows, which are outputs or tokens.
+    Rows(Range<usize>),
+    /// Columns, which are inputs: the outputs are summed over the ranks.
+    Columns(Range<usize>),
+}
+
+impl Cut {
+    /// The cut of the tensor of this name, with or without its `.weight`.
+    pub(super) fn of(name: &str, shard: Shard, whole: &ModelConfig) -> Cut {
+        if shard == Shard::WHOLE {
+            return Cut::Whole;
+        }
+        let wide = |heads: Range<usize>| heads.start * whole.head_dim..heads.end * whole.head_dim;
+        let part = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
+        match part {
+            "embed_tokens" | "lm_head" => Cut::Rows(shard.tokens(whole)),
+            "q_proj" => Cut::Rows(wide(shard.heads(whole))),
+            "k_proj" | "v_proj" => Cut::Rows(wide(shard.kv_heads(whole))),
+            "gate_proj" | "up_proj" => Cut::Rows(shard.intermediate(whole)),
+            "o_proj" => Cut::Columns(wide(shard.heads(whole))),
+            "down_proj" => Cut::Columns(shard.intermediate(whole)),
+            _ => Cut::Whole,
+        }
+    }
+
+    /// Of a matrix `[rows, columns]`, or a bias (of one column, and never cut along it), what the shard has.
+    pub(super) fn source<'a>(&self, whole: &'a Source<'a>, rows: usize, columns: usize) -> Source<'a> {
+        match self {
+            Cut::Rows(own) => Source::Part(whole, Slice::new(columns, own.clone(), 0..columns)),
+            Cut::Columns(own) if columns > 1 => {
+                Source::Part(whole, Slice::new(columns, 0..rows, own.clone()))
+            }
+            Cut::Whole | Cut::Columns(_) => *whole,
+        }
+    }
+
+    /// The columns of a matrix of so many that the shard has.
+    pub(super) fn inputs(&self, columns: usize) -> Range<usize> {
+        match self {
+            Cut::Columns(own) => own.clone(),
+            _ => 0..columns,
+        }
+    }
+
+    /// Whether the ranks' outputs are added up.
+    pub(super) fn is_summed(&self) -> bool {
+        matches!(self, Cut::Columns(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::super::{CpuPacker, Tensors, load};
+    use super::*;
+    use crate::ModelError;
+    use crate::synthetic::SyntheticSpec;
+    use faser_kernels::{Dtype, Make};
+
+    /// Counts the numbers that are read of each tensor.
+    struct Counted {
+        names: Vec<String>,
+        read: RefCell<Vec<usize>>,
+    }
+
+    /// One tensor at a time: what is read of it is told by its place in `names`.
+    struct Asked<'a> {
+        counted: &'a Counted,
+        makes: Vec<Box<Make<'a>>>,
+    }
+
+    impl Tensors for Asked<'_> {
+        fn total_bytes(&self) -> u64 {
+            0
+        }
+
+        fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
+            Ok(())
+        }
+
+        fn tensor(&self, name: &str, shape: &[usize], _reason: &str) -> Result<Source<'_>, ModelError> {
+            let place = self.counted.names.iter().position(|known| known == name);
+            let place = place.unwrap_or_else(|| panic!("{name} is not expected"));
+            Ok(Source::Made(shape.iter().product(), &*self.makes[place]))
+        }
+
+        fn finish(&self, _tied: bool) -> Result<(), ModelError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_shard_reads_its_own_slices_alone() {
+        let tiny = SyntheticSpec::preset("tiny").unwrap();
+        let spec = SyntheticSpec { hidden: 128, heads: 8, kv_heads: 2, intermediate: 96, vocab: 300, ..tiny };
+        let whole = ModelConfig { layers: 1, qkv_bias: true, o_bias: true, ..spec.config(1) };
+        // Numbers that 4 ranks read of each tensor, all together.
+        let (all, split_by_tokens) = (4, 300 * 128);
+        let expected = [
+            ("model.embed_tokens.weight", split_by_tokens),
+            ("lm_head.weight", split_by_tokens),
+            ("model.norm.weight", all * 128),
+            ("model.layers.0.input_layernorm.weight", all * 128),
+            ("model.layers.0.post_attention_layernorm.weight", all * 128),
+            ("model.layers.0.self_attn.q_proj.weight", 128 * 128),
+            ("model.layers.0.self_attn.q_proj.bias", 128),
+            // Two KV heads of 16: each is held by two ranks.
+            ("model.layers.0.self_attn.k_proj.weight", 2 * 32 * 128),
+            ("model.layers.0.self_attn.k_proj.bias", 2 * 32),
+            ("model.layers.0.self_attn.v_proj.weight", 2 * 32 * 128),
+            ("model.layers.0.self_attn.v_proj.bias", 2 * 32),
+            ("model.layers.0.self_attn.o_proj.weight", 128 * 128),
+            // By the first rank.
+            ("model.layers.0.self_attn.o_proj.bias", 128),
+            ("model.layers.0.mlp.gate_proj.weight", 96 * 128),
+            ("model.layers.0.mlp.up_proj.weight", 96 * 128),
+            ("model.layers.0.mlp.down_proj.weight", 96 * 128),
+        ];
+        let names: Vec<String> = expected.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let counted = Counted { read: RefCell::new(vec![0; names.len()]), names };
+        let make = |place: usize| -> Box<Make<'_>> {
+            let counted = &counted;
+            Box::new(move |_, to: &mut [f32]| counted.read.borrow_mut()[place] += to.len())
+        };
+        let mut tensors = Asked { counted: &counted, makes: (0..expected.len()).map(make).collect() };
+        for shard in Shard::all(4) {
+            load(&whole, shard, &mut tensors, &mut CpuPacker { dtype: Dtype::F32 }, &mut |_| {}).unwrap();
+        }
+        for ((name, expected), read) in expected.iter().zip(&*counted.read.borrow()) {
+            assert_eq!(read, expected, "{name}");
+        }
+    }
+}

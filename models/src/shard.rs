@@ -1,0 +1,151 @@
+//! Shards: what one rank of a group holds of a model (tensor parallelism after Megatron-LM, Shoeybi et al. 2019).
+//!
+//! ```text
+//!               rank 0            rank 1
+//! embedding     tokens 0..V/2     tokens V/2..V      rows summed over the ranks
+//! q, k, v       heads 0..H/2      heads H/2..H       (split by outputs: each rank attends with its heads)
+//! o             inputs 0..H/2     inputs H/2..H      outputs summed over the ranks
+//! gate, up      outputs           outputs
+//! down          inputs            inputs             outputs summed over the ranks
+//! LM head       tokens 0..V/2     tokens V/2..V      each rank has logits of its tokens
+//! norms         all of them       all of them
+//! ```
+//! Ranks that are more than the KV heads share them: each holds the one that its query heads read.
+
+use std::ops::Range;
+
+use faser_kernels::collective::part;
+
+use crate::{ModelConfig, ModelError};
+
+/// Which part of a model: that of one rank of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The rank, below `ranks`.
+    pub rank: usize,
+    /// Ranks of the group, at least one.
+    pub ranks: usize,
+}
+
+impl Shard {
+    /// All of a model.
+    pub const WHOLE: Shard = Shard { rank: 0, ranks: 1 };
+
+    /// The shards of a group, rank after rank.
+    pub fn all(ranks: usize) -> impl Iterator<Item = Shard> {
+        (0..ranks).map(move |rank| Shard { rank, ranks })
+    }
+
+    /// Whether a model of this shape can be split so.
+    ///
+    /// # Errors
+    /// [`ModelError::Shard`] names the size that does not divide.
+    pub fn check(self, config: &ModelConfig) -> Result<(), ModelError> {
+        let Shard { rank, ranks } = self;
+        let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = *config;
+        let problem = if ranks == 0 || rank >= ranks {
+            format!("there is no rank {rank}")
+        } else if !heads.is_multiple_of(ranks) {
+            format!("its {heads} heads cannot be shared out evenly")
+        } else if !kv_heads.is_multiple_of(ranks) && !ranks.is_multiple_of(kv_heads) {
+            format!(
+                "its {kv_heads} KV heads can neither be shared out evenly nor be held by equally many ranks"
+            )
+        } else if !intermediate.is_multiple_of(ranks) {
+            format!("its MLP's {intermediate} columns cannot be shared out evenly")
+        } else if part(vocab, ranks - 1, ranks).is_empty() {
+            format!("a vocabulary of {vocab} leaves some without a token")
+        } else {
+            return Ok(());
+        };
+        Err(ModelError::Shard { ranks, problem })
+    }
+
+    /// The sizes of this shard of a model: those of the whole but for heads, KV heads, MLP and vocabulary.
+    pub fn config(self, whole: &ModelConfig) -> ModelConfig {
+        ModelConfig {
+            heads: self.heads(whole).len(),
+            kv_heads: self.kv_heads(whole).len(),
+            intermediate: self.intermediate(whole).len(),
+            vocab: self.tokens(whole).len(),
+            ..whole.clone()
+        }
+    }
+
+    /// The tokens whose embeddings and logits it has.
+    pub fn tokens(self, whole: &ModelConfig) -> Range<usize> {
+        part(whole.vocab, self.rank, self.ranks)
+    }
+
+    pub(crate) fn heads(self, whole: &ModelConfig) -> Range<usize> {
+        part(whole.heads, self.rank, self.ranks)
+    }
+
+    pub(crate) fn kv_heads(self, whole: &ModelConfig) -> Range<usize> {
+        if self.ranks <= whole.kv_heads {
+            return part(whole.kv_heads, self.rank, self.ranks);
+        }
+        let own = self.rank * whole.kv_heads / self.ranks;
+        own..own + 1
+    }
+
+    pub(crate) fn intermediate(self, whole: &ModelConfig) -> Range<usize> {
+        part(whole.intermediate, self.rank, self.ranks)
+    }
+
+    /// What is added once alone, a bias or the residual stream, is added by the first rank.
+    pub(crate) fn is_first(self) -> bool {
+        self.rank == 0
+    }
+}
+
+impl std::fmt::Display for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} of {}", self.rank, self.ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic::SyntheticSpec;
+
+    fn config(heads: usize, kv_heads: usize, intermediate: usize) -> ModelConfig {
+        let tiny = SyntheticSpec::preset("tiny").unwrap();
+        SyntheticSpec { hidden: 16 * heads, heads, kv_heads, intermediate, ..tiny }.config(1)
+    }
+
+    #[test]
+    fn query_heads_find_their_kv_head_on_their_rank() {
+        for (heads, kv_heads) in [(8, 2), (8, 8), (8, 1), (8, 4)] {
+            let whole = config(heads, kv_heads, 64);
+            for ranks in [1, 2, 4, 8] {
+                let mut next = 0;
+                for shard in Shard::all(ranks) {
+                    shard.check(&whole).unwrap();
+                    let own = shard.config(&whole);
+                    assert_eq!(own.heads * ranks, heads);
+                    assert_eq!(own.kv_heads, (kv_heads / ranks).max(1));
+                    for (place, head) in shard.heads(&whole).enumerate() {
+                        assert_eq!(head, next);
+                        next += 1;
+                        let kv = shard.kv_heads(&whole).start + place / (own.heads / own.kv_heads);
+                        assert_eq!(kv, head / (heads / kv_heads), "{heads} {kv_heads} {shard}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_split_is_refused_by_name() {
+        let refusal =
+            |config: &ModelConfig, rank, ranks| Shard { rank, ranks }.check(config).unwrap_err().to_string();
+        assert!(refusal(&config(8, 2, 64), 0, 3).contains("8 heads"));
+        assert!(refusal(&config(6, 3, 64), 0, 2).contains("3 KV heads"));
+        assert!(refusal(&config(8, 2, 65), 1, 2).contains("65 columns"));
+        assert!(refusal(&config(8, 2, 64), 2, 2).contains("no rank 2"));
+        let few = ModelConfig { vocab: 5, ..config(8, 2, 64) };
+        assert!(refusal(&few, 0, 4).contains("vocabulary of 5"));
+    }
+}

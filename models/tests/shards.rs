@@ -1,0 +1,192 @@
+//! Shards on the ranks of a group compute what the whole model does: against Hugging Face transformers' logits, for every family.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[allow(dead_code, reason = "a helper of several tests")]
+mod session;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use candle_core::{DType, Device};
+use faser_kernels::collective::in_process;
+use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{Model, Shard};
+use session::Session;
+
+const TOLERANCE: f32 = 1e-4;
+const CASES: [&str; 8] = [
+    "llama",
+    "llama-gqa8-llama3-rope-tied",
+    "llama-llama3-rope-old-keys",
+    "llama-linear-rope-biases",
+    "mistral-sliding",
+    "qwen2-tied",
+    "qwen3-sharded",
+    "qwen3-tied",
+];
+
+fn folder(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+}
+
+/// Runs each rank of a group on a thread; what each returned, rank after rank.
+fn on_ranks<T: Send>(ranks: usize, run: impl Fn(Shard, Arc<dyn Collective>) -> T + Sync) -> Vec<T> {
+    let run = &run;
+    std::thread::scope(|scope| {
+        let group = Shard::all(ranks).zip(in_process(ranks, Duration::from_secs(60)));
+        let ranks: Vec<_> =
+            group.map(|(shard, group)| scope.spawn(move || run(shard, Arc::new(group)))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// The logits of all ranks side by side, and the bytes of each rank's weights.
+fn logits(
+    load: &(dyn Fn(Shard) -> Model + Sync),
+    ranks: usize,
+    isa: Isa,
+    tokens: &[u32],
+    chunk: usize,
+) -> (Vec<Vec<f32>>, Vec<u64>) {
+    let of_ranks = on_ranks(ranks, |shard, group| {
+        let model = load(shard);
+        let mut session = Session::new(&model, isa, tokens.len(), chunk);
+        session.join(group);
+        let starts = (0..).step_by(chunk);
+        let chunks = tokens.chunks(chunk).zip(starts);
+        let rows: Vec<Vec<f32>> = chunks.flat_map(|(tokens, start)| session.feed(start, tokens)).collect();
+        (rows, model.weight_bytes())
+    });
+    let mut rows = vec![Vec::new(); tokens.len()];
+    for (own, _) in &of_ranks {
+        rows.iter_mut().zip(own).for_each(|(row, own)| row.extend(own));
+    }
+    (rows, of_ranks.into_iter().map(|(_, bytes)| bytes).collect())
+}
+
+#[test]
+fn shards_agree_with_transformers() {
+    let mut split = 0;
+    for case in CASES {
+        let tensors =
+            candle_core::safetensors::load(folder(case).join("expected.safetensors"), &Device::Cpu).unwrap();
+        let tokens: Vec<u32> = tensors["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();
+        let expected: Vec<Vec<f32>> = tensors["logits"].to_vec2().unwrap();
+        let load = |shard| Model::load_shard(&folder(case), shard, Dtype::F32, &mut |_| {}).unwrap();
+        let whole = load(Shard::WHOLE);
+        for ranks in [2, 4, 8] {
+            if (Shard { rank: 0, ranks }).check(whole.config()).is_err() {
+                continue;
+            }
+            split += 1;
+            for isa in [Isa::Portable, Isa::detect()] {
+                let (found, bytes) = logits(&load, ranks, isa, &tokens, tokens.len());
+                let largest = expected.iter().flatten().fold(0f32, |most, logit| most.max(logit.abs()));
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert_eq!(found.len(), expected.len());
+                    for (found, expected) in found.iter().zip(expected) {
+                        let error = (found - expected).abs() / largest;
+                        assert!(error < TOLERANCE, "{isa} {case} {ranks} ranks: {error:.2e}");
+                    }
+                }
+                // What every rank has (norms, shared KV heads, padding) is little beside what is split.
+                assert!(bytes.iter().all(|own| *own < whole.weight_bytes()), "{case}: {bytes:?}");
+            }
+        }
+    }
+    assert!(split >= 14, "only {split} cases could be split");
+}
+
+#[test]
+fn chunks_give_the_same_bits_as_one_prefill_and_every_run_the_same() {
+    let case = "llama-linear-rope-biases";
+    let load = |shard| Model::load_shard(&folder(case), shard, Dtype::Bf16, &mut |_| {}).unwrap();
+    let tokens: Vec<u32> = (0..29).map(|i| i * 31 % 131).collect();
+    let isa = Isa::detect();
+    let (whole, _) = logits(&load, 2, isa, &tokens, tokens.len());
+    for chunk in [1, 5, 29] {
+        assert!(logits(&load, 2, isa, &tokens, chunk).0 == whole, "chunks of {chunk} differ");
+    }
+}
+
+#[test]
+fn a_synthetic_pairs_shards_are_those_of_its_models() {
+    let spec = SyntheticSpec {
+        layers: 3,
+        draft_layers: 1,
+        hidden: 64,
+        intermediate: 96,
+        heads: 8,
+        kv_heads: 2,
+        vocab: 300,
+        max_context: 64,
+        seed: 5,
+        residual_scale: 0.4,
+    };
+    let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
+    let isa = Isa::detect();
+    type Load<'a> = &'a (dyn Fn(Shard) -> Model + Sync);
+    let target: Load<'_> = &|shard| synthetic::shard_pair(&spec, shard, Dtype::F32, &mut |_| {}).unwrap().0;
+    let draft: Load<'_> = &|shard| synthetic::shard_of_draft(&spec, shard, Dtype::F32, &mut |_| {}).unwrap();
+    let of_pair: Load<'_> = &|shard| synthetic::shard_pair(&spec, shard, Dtype::F32, &mut |_| {}).unwrap().1;
+    for (load, other) in [(target, target), (draft, of_pair)] {
+        let (whole, _) = logits(other, 1, isa, &tokens, 40);
+        assert!(logits(load, 1, isa, &tokens, 40).0 == whole);
+        for ranks in [2, 4] {
+            let (found, _) = logits(load, ranks, isa, &tokens, 40);
+            for (found, expected) in found.iter().flatten().zip(whole.iter().flatten()) {
+                assert!((found - expected).abs() < 2e-3, "{ranks} ranks: {found} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
+    let case = "llama-gqa8-llama3-rope-tied";
+    let positions: Vec<u32> = (0..12).collect();
+    let tokens: Vec<u32> = positions.iter().map(|i| i * 17 % 131).collect();
+    let table: Vec<BlockId> = vec![0];
+    let scored: Vec<u32> = (0..2 * 131).map(|i| i % 131).collect();
+    let scores = |ranks| {
+        on_ranks(ranks, |shard, group| {
+            let model = Model::load_shard(&folder(case), shard, Dtype::F32, &mut |_| {}).unwrap();
+            let mut lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
+            lane.join(group);
+            let mut kv = KvCache::new(model.kv_shape(1, 16), model.kv_dtype()).unwrap();
+            let mut scratch = model.scratch(12, 12);
+            let rows = Rows { positions: &positions, table_of: &[0; 12], tables: &[&table] };
+            let mut scores = vec![0.0; scored.len()];
+            model.begin(&lane, &mut scratch, &tokens);
+            model.layers(&lane, 0..1, &mut kv, &mut scratch, rows);
+            model.score(&lane, &mut scratch, 12, &[3, 11], &scored, &mut scores);
+            scores
+        })
+    };
+    let expected = &scores(1)[0];
+    for ranks in [2, 4] {
+        let found = scores(ranks);
+        assert!(found.iter().all(|scores| *scores == found[0]), "{ranks} ranks");
+        for (found, expected) in found[0].iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-4, "{ranks} ranks: {found} {expected}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "rank and ranks of the lane, and of the model's shard")]
+fn a_shard_does_not_run_alone() {
+    let shard = Shard { rank: 0, ranks: 2 };
+    let model = Model::load_shard(&folder("llama"), shard, Dtype::F32, &mut |_| {}).unwrap();
+    Session::new(&model, Isa::Portable, 16, 4).feed(0, &[1, 2]);
+}
+
+#[test]
+fn what_cannot_be_split_is_refused_at_load() {
+    let shard = Shard { rank: 0, ranks: 3 };
+    let refusal = Model::load_shard(&folder("llama"), shard, Dtype::F32, &mut |_| {}).unwrap_err();
+    assert!(refusal.to_string().contains("over 3 ranks: its 4 heads"), "{refusal}");
+}

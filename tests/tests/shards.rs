@@ -1,0 +1,70 @@
+//! The daemon with its models split over ranks on the CPU: the same text as with whole ones, and refusals of what cannot be split.
+
+use std::process::Command;
+use std::time::Duration;
+
+use faser_tests::{
+    Config, Server, cost_cache, faser,
+    metrics::{Metrics, wait_until},
+};
+use serde_json::json;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAIR: &str = "\
+model:
+  dtype: f32
+  synthetic: {preset: tiny, layers: 2, hidden: 64, intermediate: 64, heads: 8, kv_heads: 2, vocab: 300, max_context: 64, residual_scale: 0.2}
+kv: {memory: 4MiB}
+scheduler: {max_running: 3, max_pass_rows: 16}
+speculation: {policy: 'fixed:3'}
+";
+
+fn texts(server: &Server) -> Vec<String> {
+    let ask = |index: u32| {
+        let body = json!({
+            "prompt": (0..5 + 4 * index).map(|i| (i * 37 + index) % 256).collect::<Vec<u32>>(), "max_tokens": 20, "seed": index,
+            "temperature": if index == 1 { 0.0 } else { 0.8 }, "top_p": if index == 2 { 0.9 } else { 1.0 }, "stream": true,
+        });
+        let transcript = server.client().stream("/v1/completions", &body).transcript();
+        assert!(transcript.complete(), "{body}: {transcript:?}");
+        transcript.text
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..3).map(|index| scope.spawn(move || ask(index))).collect();
+        asked.into_iter().map(|text| text.join().expect("a text")).collect()
+    })
+}
+
+#[test]
+fn split_models_stream_the_text_of_whole_ones() {
+    let on = |device: &str| Server::start(&format!("{PAIR}device: {{kind: cpu{device}}}\n"));
+    let expected = texts(&on(""));
+    for device in [", tensor_parallel: 2", ", tensor_parallel: 4, draft_tensor_parallel: 2"] {
+        let server = on(device);
+        assert_eq!(texts(&server), expected, "{device}");
+        let idle = |metrics: &Metrics| {
+            metrics.value("faser_requests_running") == 0.0 && metrics.blocks_in_use() == 0.0
+        };
+        wait_until(server.client(), "both pools are whole", PATIENCE, idle);
+        server.terminate();
+        assert!(server.wait(PATIENCE).success(), "{}", server.output());
+    }
+}
+
+#[test]
+fn models_that_cannot_be_split_so_are_refused() {
+    let refusal = |device: &str| {
+        let config = Config::new(&format!("{PAIR}device: {{{device}}}\n"));
+        let mut command = Command::new(faser());
+        command.arg("check").arg("-c").arg(config.path()).env("CACHE_DIRECTORY", cost_cache());
+        let output = command.output().expect("the binary can be started");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let words = refusal("kind: cpu, tensor_parallel: 3");
+    assert!(words.contains("over 3 ranks: its 8 heads"), "{words}");
+    let words = refusal("kind: cpu, tensor_parallel: 0");
+    assert!(words.contains("device.tensor_parallel"), "{words}");
+    let words = refusal("kind: 'cuda:0', tensor_parallel: 2");
+    assert!(words.contains("split models on the CPU alone"), "{words}");
+}
