@@ -5,6 +5,7 @@
 mod astray;
 mod attention;
 mod compile;
+mod device;
 mod flags;
 pub mod ops;
 mod probes;
@@ -17,6 +18,7 @@ mod timing;
 pub use astray::astray;
 pub use attention::attention;
 pub use compile::compile;
+pub use device::device;
 pub use flags::flags;
 pub use ops::ops;
 pub use probes::{FillArgs, StrayArgs};

@@ -1,0 +1,47 @@
+//! The checks, in the order in which they are run: what serving needs first.
+
+use faser_actors::gpu_check as actors;
+use faser_actors::gpu_check::Check;
+
+/// A check.
+pub(super) struct Entry {
+    /// Its name on the command line.
+    pub(super) name: &'static str,
+    /// What it shows, in words.
+    pub(super) about: &'static str,
+    /// Seconds after which it is ended.
+    pub(super) limit_s: u64,
+    /// Itself.
+    pub(super) check: Check,
+}
+
+/// All of them.
+pub(super) const CHECKS: &[Entry] = &[
+    entry("device", "what the driver says of the GPU", 60, actors::device),
+    entry("compile", "every kernel compiles for it, without spills", 180, actors::compile),
+    entry("ops", "every kernel gives what the CPU's op does", 300, actors::ops),
+    entry("split", "launches stay on their half of a split, streams are in order", 120, actors::split),
+    entry("flags", "flags set while a pass runs are seen by the next shed_rows", 120, actors::flags),
+    entry("astray", "a kernel that goes astray ends the lane with the driver's words", 120, actors::astray),
+    entry("rates", "copies, reads and bf16 products on some of the SMs", 180, actors::rates),
+    entry("products", "products on a split: right, without TF32, and how fast", 240, actors::products),
+    entry("attention", "how fast attention reads keys and values", 120, actors::attention),
+];
+
+const fn entry(name: &'static str, about: &'static str, limit_s: u64, check: Check) -> Entry {
+    Entry { name, about, limit_s, check }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_apart_and_every_limit_fits_into_ten_minutes() {
+        let mut names: Vec<&str> = CHECKS.iter().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), CHECKS.len());
+        assert!(CHECKS.iter().all(|entry| entry.limit_s <= 570 && !entry.about.is_empty()));
+    }
+}
