@@ -1,6 +1,7 @@
 //! `faser gpu-check`: what only a real GPU can show, each check in a process of its own, with a deadline.
 
 mod child;
+mod policies;
 mod table;
 mod told;
 

@@ -3,6 +3,8 @@
 use faser_actors::gpu_check as actors;
 use faser_actors::gpu_check::Check;
 
+use super::policies::policies;
+
 /// A check.
 pub(super) struct Entry {
     /// Its name on the command line.
@@ -20,12 +22,23 @@ pub(super) const CHECKS: &[Entry] = &[
     entry("device", "what the driver says of the GPU", 60, actors::device),
     entry("compile", "every kernel compiles for it, without spills", 180, actors::compile),
     entry("ops", "every kernel gives what the CPU's op does", 300, actors::ops),
+    entry("logits", "a model's logits are the CPU's", 240, actors::logits),
     entry("split", "launches stay on their half of a split, streams are in order", 120, actors::split),
     entry("flags", "flags set while a pass runs are seen by the next shed_rows", 120, actors::flags),
     entry("astray", "a kernel that goes astray ends the lane with the driver's words", 120, actors::astray),
+    entry("tokens", "requests get the CPU's tokens from a service in f32", 240, actors::tokens),
+    entry("lost", "a service goes on after a kernel has gone astray", 240, actors::lost),
     entry("rates", "copies, reads and bf16 products on some of the SMs", 180, actors::rates),
     entry("products", "products on a split: right, without TF32, and how fast", 240, actors::products),
     entry("attention", "how fast attention reads keys and values", 120, actors::attention),
+    entry(
+        "passes",
+        "verify passes of a 7B model and draft steps, against reading the weights",
+        300,
+        actors::passes,
+    ),
+    entry("overlap", "drafting and verifying in turns, and at once on splits", 420, actors::overlap),
+    entry("policies", "policies against each other through the service", 540, policies),
 ];
 
 const fn entry(name: &'static str, about: &'static str, limit_s: u64, check: Check) -> Entry {
