@@ -56,6 +56,8 @@ fn line(figure: &Figure) -> Value {
         "detail": figure.detail,
         // As they stand in the table.
         "figure": figure.number(),
+        "of_floor": figure.of_floor(),
+        "judged": figure.judged(),
         "floor": figure.bound.map(|bound| bound.to_string()),
     })
 }

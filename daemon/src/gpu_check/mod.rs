@@ -87,41 +87,40 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Entry>, DaemonError> {
     Ok(CHECKS.iter().filter(wanted).collect())
 }
 
-/// Runs a check in a process of its own, and ends that when its time is over.
+/// Runs a check in a process of its own.
 fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<Told, DaemonError> {
-    let system = |what| move |source| DaemonError::System { what, source };
-    let program = std::env::current_exe().map_err(system("find this program"))?;
+    let program = std::env::current_exe();
+    let program = program.map_err(|source| DaemonError::System { what: "find this program", source })?;
     let mut command = Command::new(program);
     command.args(["gpu-check", "--child", entry.name, "--device", &args.device.to_string()]);
     if args.small {
         command.arg("--small");
     }
+    listen(command, Duration::from_secs(entry.limit_s))
+        .map_err(|source| DaemonError::System { what: "run a check in a process of its own", source })
+}
+
+/// Starts a process, takes the figures that it tells, and ends it when its time is over.
+fn listen(mut command: Command, limit: Duration) -> std::io::Result<Told> {
     let started = Instant::now();
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(system("start a process for a check"))?;
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let (lines, told) = channel();
     let reader = child.stdout.take().map(|out| std::thread::spawn(move || read(out, &lines)));
-    let deadline = started + Duration::from_secs(entry.limit_s);
-    let mut figures = Vec::new();
-    let mut end = None;
+    let (mut figures, mut end) = (Vec::new(), None);
     let in_time = loop {
-        match told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match told.recv_timeout((started + limit).saturating_duration_since(Instant::now())) {
             Ok(line) if line.get("end").is_some() => end = Some(line),
             Ok(line) => figures.push(line),
             Err(RecvTimeoutError::Disconnected) => break true,
             Err(RecvTimeoutError::Timeout) => break false,
         }
     };
-    let status = finish(&mut child, in_time).map_err(system("wait for a check"))?;
-    if let Some(reader) = reader {
-        // Its pipe is closed: the process has ended.
+    let status = finish(&mut child, in_time)?;
+    if let Some(reader) = reader.filter(|_| in_time) {
         let _ = reader.join();
     }
     let error = match (&end, in_time) {
-        (_, false) => Some(format!("it did not end within {} s", entry.limit_s)),
+        (_, false) => Some(format!("it did not end within {} s", limit.as_secs_f32())),
         (Some(end), true) => end["end"].as_str().map(ToOwned::to_owned),
         (None, true) => Some(format!("its process ended: {status}")),
     };
@@ -160,5 +159,29 @@ mod tests {
         assert_eq!(names(&[]).unwrap().len(), CHECKS.len());
         let refusal = names(&["ops", "speed"]).unwrap_err().to_string();
         assert!(refusal.contains("`speed`") && refusal.contains("astray"), "{refusal}");
+    }
+
+    /// What a shell script tells as a check.
+    fn told(script: &str, limit_s: u64) -> String {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]);
+        let entry = &CHECKS[0];
+        listen(shell, Duration::from_secs(limit_s)).expect("a shell").rows(entry)
+    }
+
+    #[test]
+    fn a_check_that_hangs_or_crashes_is_a_failure_with_what_it_told_before() {
+        const FIGURE: &str =
+            "echo '{\"what\": \"a figure\", \"verdict\": \"right\", \"judged\": \"right\"}'; echo noise";
+        let well = told(&format!("{FIGURE}; echo '{{\"end\": null}}'"), 60);
+        assert!(well.contains("a figure") && well.contains("passed") && !well.contains("noise"), "{well}");
+        for (end, words) in [
+            ("exec sleep 1000", "it did not end within 5 s"),
+            ("kill -9 $$", "signal: 9"),
+            ("echo '{\"end\": \"no GPU\"}'", "no GPU"),
+        ] {
+            let rows = told(&format!("{FIGURE}; {end}"), if end.contains("sleep") { 5 } else { 60 });
+            assert!(rows.contains("a figure") && rows.contains(words) && rows.contains("FAILED"), "{rows}");
+        }
     }
 }

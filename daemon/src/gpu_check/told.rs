@@ -57,7 +57,7 @@ impl Told {
         let text = |figure: &Value, key: &str| figure[key].as_str().unwrap_or_default().to_owned();
         for figure in self.figures.iter().filter(|figure| figure["detail"] != true) {
             let [what, number, floor, verdict] =
-                ["what", "figure", "floor", "verdict"].map(|key| text(figure, key));
+                ["what", "figure", "floor", "judged"].map(|key| text(figure, key));
             rows += &row([entry.name, &what, &number, &floor, &verdict]);
         }
         let seconds = format!("{:.1} s", self.seconds);
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn figure(verdict: Verdict) -> Value {
-        json!({"what": "x", "verdict": verdict.words(), "figure": "3 ms", "detail": false})
+        json!({"what": "x", "verdict": verdict.words(), "judged": verdict.words(), "figure": "3 ms", "detail": false})
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let info = probe_one(setting.ordinal)?;
     check_libraries()?;
     let (major, minor) = info.capability;
-    report.right(format!("{}, compute capability {major}.{minor}", info.name), true);
+    report.says(format!("{}, compute capability {major}.{minor}", info.name));
     report.number("SMs", f64::from(info.sms), "");
     report.number("CUDA of the driver, as it counts", f64::from(info.cuda_version), "");
     report.number("shared memory of a block", f64::from(info.block_shared_bytes), "B");

@@ -84,6 +84,24 @@ pub struct Figure {
 }
 
 impl Figure {
+    /// The figure over its floor, if it has one.
+    #[must_use]
+    pub fn of_floor(&self) -> Option<f64> {
+        match (self.value, self.bound) {
+            (Some(value), Some(Bound::Floor(floor))) => Some(value / floor),
+            _ => None,
+        }
+    }
+
+    /// What to think of it; of a time also how many times the floor it is.
+    #[must_use]
+    pub fn judged(&self) -> String {
+        match self.of_floor().filter(|_| self.verdict == Verdict::Measured) {
+            Some(times) => format!("{} x the floor", Short(times)),
+            None => self.verdict.words().to_owned(),
+        }
+    }
+
     /// The number with its unit, in few digits.
     #[must_use]
     pub fn number(&self) -> String {
@@ -113,6 +131,11 @@ impl<'a> Report<'a> {
         verdict: Verdict,
     ) {
         (self.tell)(Figure { what: what.into(), value, unit, bound, verdict, detail: false });
+    }
+
+    /// Words alone, such as a name.
+    pub fn says(&mut self, what: impl Into<String>) {
+        self.figure(what, None, "", None, Verdict::Measured);
     }
 
     /// Something that must be so.
@@ -195,6 +218,10 @@ mod tests {
         let of = |small| told(small, |report| report.timed("x", 2.0, "ms", Some(1.0)));
         assert_eq!((of(false).verdict, of(true).verdict), (Verdict::Measured, Verdict::NoMeaning));
         assert_eq!(of(false).number(), "2 ms");
+        assert_eq!(
+            (of(false).judged(), of(true).judged()),
+            ("2 x the floor".into(), "no meaning here".into())
+        );
     }
 
     #[test]
