@@ -24,7 +24,7 @@ const REQUESTS: u64 = 4;
 /// SMs of the draft lane on the split.
 const SPLIT: u32 = 16;
 
-/// Requests of a small pair in f32, under some policies, give the CPU's tokens.
+/// Requests of a small pair in f32, under some policies, give the CPU's tokens; but for ties that rounding decides, which are rare.
 ///
 /// # Errors
 /// A service does not start, or loses a request.
@@ -34,13 +34,7 @@ pub fn tokens(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     for policy in [Policy::Off, Policy::Fixed { k: 1 }, Policy::Fixed { k: 4 }] {
         let name = policy.to_string();
         let found = pair.tokens(pair.on_gpu(setting)?, policy, None)?;
-        let same = expected.iter().zip(&found).filter(|(a, b)| a == b).count();
-        report.at_least(
-            format!("requests with the CPU's tokens under {name}"),
-            same as f64,
-            "",
-            REQUESTS as f64,
-        );
+        compare(&expected, &found, &format!("the CPU's tokens under {name}"), report);
     }
     Ok(())
 }
@@ -55,13 +49,27 @@ pub fn lost(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let expected = pair.tokens(pair.on_cpu(), policy.clone(), None)?;
     let device = pair.on_gpu(setting)?;
     let DeviceSpec::Cuda(cuda) = &device else { return Err("not a GPU".into()) };
-    let before = Arc::downgrade(&cuda.device.open(&mut |_| {})?);
-    let found = pair.tokens(device.clone(), policy, Some(&cuda.device))?;
-    let same = expected.iter().zip(&found).filter(|(a, b)| a == b).count();
+    let on_gpu = cuda.device.open(&mut |_| {})?;
+    on_gpu.gpu.load_checks()?;
+    // Ready before: the requests do not take long.
+    let stray = CudaLane::new(&[Share::whole(&on_gpu.gpu)], false)?;
+    let before = Arc::downgrade(&on_gpu);
+    drop(on_gpu);
+    let found = pair.tokens(device.clone(), policy, Some(stray))?;
     report.right("the context was let go, and the pair is on another one", before.upgrade().is_none());
     report.right("which works", cuda.device.open(&mut |_| {})?.gpu.memory().is_ok());
-    report.at_least("requests with the same tokens all the same", same as f64, "", REQUESTS as f64);
+    compare(&expected, &found, "the CPU's tokens all the same", report);
     Ok(())
+}
+
+fn compare(expected: &[Vec<TokenId>], found: &[Vec<TokenId>], what: &str, report: &mut Report<'_>) {
+    let same = expected.iter().zip(found).filter(|(a, b)| a == b).count();
+    for (request, (expected, found)) in expected.iter().zip(found).enumerate() {
+        if let Some(at) = expected.iter().zip(found).position(|(a, b)| a != b) {
+            report.number(format!("request {request} has other tokens from here on"), at as f64, "");
+        }
+    }
+    report.at_least(format!("requests with {what}"), same as f64, "", expected.len() as f64);
 }
 
 struct Pair {
@@ -88,7 +96,7 @@ impl Pair {
             residual_scale: 0.3,
         };
         let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {})?;
-        Ok(Pair { target: Arc::new(target), draft: Arc::new(draft), context, output: setting.size(800, 16) })
+        Ok(Pair { target: Arc::new(target), draft: Arc::new(draft), context, output: setting.size(500, 16) })
     }
 
     fn on_cpu(&self) -> DeviceSpec {
@@ -136,12 +144,12 @@ impl Pair {
         }
     }
 
-    /// What each request gets, all at once; on `stray` a kernel goes astray when the first tokens have come.
+    /// What each request gets, all at once; on the lane `stray` a kernel goes astray when the first tokens have come.
     fn tokens(
         &self,
         device: DeviceSpec,
         policy: Policy,
-        stray: Option<&CudaDevice>,
+        mut stray: Option<CudaLane>,
     ) -> Result<Vec<Vec<TokenId>>, Failure> {
         let spec = self.spec(device, policy);
         actix::System::new().block_on(async {
@@ -150,7 +158,7 @@ impl Pair {
             for seed in 0..REQUESTS {
                 streams.push(service.submit(self.submission(seed)).await?);
             }
-            let (mut all, mut stray) = (Vec::new(), stray);
+            let mut all = Vec::new();
             for mut stream in streams {
                 let mut found = Vec::new();
                 loop {
@@ -161,8 +169,8 @@ impl Pair {
                             return Err(format!("a request ended by {reason:?}").into());
                         }
                     }
-                    if let Some(device) = stray.take() {
-                        go_astray(device)?;
+                    if let Some(lane) = stray.take() {
+                        go_astray(lane)?;
                     }
                 }
                 all.push(found);
@@ -188,11 +196,9 @@ impl Pair {
     }
 }
 
-/// A write to where no memory is, on the device's own context.
-fn go_astray(device: &CudaDevice) -> Result<(), Failure> {
-    let on_gpu = device.open(&mut |_| {})?;
-    on_gpu.gpu.load_checks()?;
-    let mut lane = CudaLane::new(&[Share::whole(&on_gpu.gpu)], false)?;
+/// A write to where no memory is, on the service's own context, which the lane lets go.
+fn go_astray(mut lane: CudaLane) -> CheckResult {
+    lane.bind()?;
     lane.launch(&StrayArgs::launch())?;
     match lane.wait(&mut || {}) {
         Err(_) => Ok(()),
