@@ -147,7 +147,8 @@ impl Load {
 }
 
 fn greedy(sequences: usize) -> Vec<Arc<Sampling>> {
-    vec![Arc::new(Sampling { temperature: 0.0, ..Sampling::default() }); sequences]
+    let all = Arc::new(Sampling { temperature: 0.0, ..Sampling::default() });
+    (0..sequences).map(|_| all.clone()).collect()
 }
 
 /// A lane on a thread of its own; plans go in one by one. It ends when this is dropped.

@@ -1,5 +1,10 @@
 //! What the tests of ops share: random numbers, a lane for every instruction set, comparison with f64.
-#![allow(dead_code, unreachable_pub, reason = "a module of several test files, each uses a part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    reason = "a module of several test files, each uses a part"
+)]
 
 pub use faser_kernels::cuda::check::ops::reference::{Random, bf16, close, lane};
 use faser_kernels::{Isa, Tensor};

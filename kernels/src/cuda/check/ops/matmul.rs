@@ -133,7 +133,7 @@ pub(super) fn score_tokens_is_the_cpus(bench: &Bench<'_>) {
         let x = held(element, &random.numbers(rows * inputs));
         let w = held(element, &random.numbers(outputs * inputs));
         let mut tokens: Vec<u32> = (0..rows * each).map(|_| random.below(outputs) as u32).collect();
-        let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::F32).unwrap();
+        let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::F32).expect("memory");
         let mut expected = vec![0.0; tokens.len()];
         let tensor = Tensor::from_rows(inputs, &x);
         score_tokens(&lane(Isa::Portable, 1), tensor.view(rows), &matrix, &tokens, &mut expected);

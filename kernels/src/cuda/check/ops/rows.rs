@@ -37,7 +37,7 @@ pub(super) fn embed_is_the_cpus(bench: &Bench<'_>) {
             let mut random = Random::new(cols as u64);
             let values = random.numbers(50 * cols);
             let dtype = if element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
-            let table = Table::new(cols, Source::F32(&values), dtype).unwrap();
+            let table = Table::new(cols, Source::F32(&values), dtype).expect("memory");
             let tokens: Vec<u32> = (0..rows).map(|_| random.below(50) as u32).collect();
             let mut expected = Tensor::zeros(rows, cols);
             ops::embed(&lane(Isa::Portable, 1), &table, &tokens, expected.view_mut(rows));
