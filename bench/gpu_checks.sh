@@ -37,7 +37,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=c
 status=0
 for piece in "$@"; do
     case $piece in
-        right) only=device,compile,ops,logits,split,flags,astray,tokens,lost ;;
+        right) only=device,compile,ops,logits,split,graph,flags,astray,tokens,lost ;;
         speed) only=rates,products,attention,passes,overlap ;;
         policies) only=policies ;;
         *) echo "there is no piece $piece: right, speed, policies"; exit 1 ;;

@@ -15,7 +15,7 @@ use faser_actors::{
 use faser_engine::cost::Reach;
 use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
 use faser_models::Model;
-use faser_models::cuda::upload;
+use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
@@ -23,8 +23,8 @@ use faser_topology::{GpuDevice, LanePair, Partition};
 const PATIENCE: Duration = Duration::from_secs(300);
 const BLOCKS: usize = 24;
 
-fn models() -> (Arc<Model>, Arc<Model>) {
-    let spec = SyntheticSpec {
+fn pair() -> SyntheticSpec {
+    SyntheticSpec {
         layers: 2,
         draft_layers: 1,
         hidden: 32,
@@ -35,8 +35,11 @@ fn models() -> (Arc<Model>, Arc<Model>) {
         max_context: 96,
         seed: 3,
         residual_scale: 0.3,
-    };
-    let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).expect("a synthetic pair");
+    }
+}
+
+fn models() -> (Arc<Model>, Arc<Model>) {
+    let (target, draft) = synthetic::pair(&pair(), Dtype::F32, &mut |_| {}).expect("a synthetic pair");
     (Arc::new(target), Arc::new(draft))
 }
 
@@ -62,7 +65,10 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
     let info = probe_one(0).expect("the fake GPU is there");
     let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization };
     let facts = (ModelFacts::of(&target), ModelFacts::of(&draft));
-    let weights = move |gpu: &_, progress: &mut dyn FnMut(_)| upload(gpu, &[&target, &draft], progress);
+    let weights = |gpu: &_, progress: &mut dyn FnMut(_)| {
+        let (target, draft) = CudaModel::synthetic_pair(gpu, &pair(), Dtype::F32, progress)?;
+        Ok(vec![target, draft])
+    };
     let device = CudaDevice::new(CudaSource {
         info,
         device,

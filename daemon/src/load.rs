@@ -7,13 +7,13 @@ use faser_actors::{
     DeviceSpec, ProfileSpec, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, TokenId};
-use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer, on_nodes};
-use faser_topology::{CpuDevice, KvPools};
+use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
+use faser_topology::KvPools;
 
 use crate::app::Served;
 use crate::config::Config;
 use crate::costs::{CostSource, tables};
-use crate::device::{Chosen, Machine, choose};
+use crate::device::{Machine, choose};
 use crate::error::DaemonError;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
@@ -42,22 +42,13 @@ pub struct Loaded {
 /// How far loading is: which model, and its weights.
 pub type Watch<'w> = &'w mut dyn FnMut(&'static str, Progress);
 
-/// On a machine of several NUMA nodes the weights go where the lanes will be.
-fn nodes_of_weights(config: &Config, chosen: &Chosen) -> Result<Vec<usize>, DaemonError> {
-    if matches!(chosen, Chosen::Gpu(_)) {
-        return Ok(Vec::new());
-    }
-    let device = CpuDevice::discover()?;
-    Ok(if device.nodes.len() > 1 { device.nodes_of(config.device.threads) } else { Vec::new() })
-}
-
 /// Loads a pair and plans its place; a GPU has the weights then.
 ///
 /// # Errors
 /// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
 pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let chosen = choose(config)?;
-    let pair = on_nodes(&nodes_of_weights(config, &chosen)?, || pair(config, watch))?;
+    let pair = pair(config)?;
     let bounds = EngineConfig {
         block_size: config.kv.block_size,
         target_blocks: 0,
@@ -68,14 +59,13 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         max_context: pair.max_context(config)?,
         policy: config.speculation.policy.clone(),
         partitions: Vec::new(),
-        target_layers: pair.target.config().layers,
+        target_layers: pair.target.layers,
         mechanisms: config.speculation.mechanisms,
         slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
     };
-    let Pair { name, target, draft, others, tokenizer, template } = pair;
-    let Placed { device, machine, pools } =
-        place(config, chosen, (Arc::new(target), draft.map(Arc::new)), others, &bounds, watch)?;
+    let Pair { name, target, draft, weights, tokenizer, template } = pair;
+    let Placed { device, machine, pools } = place(config, chosen, (target, draft), weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
     let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {

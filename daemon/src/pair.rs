@@ -1,24 +1,45 @@
-//! The pair that the config names: weights, tokenizer, chat template.
+//! The pair that the config names: its shapes and text side, and where its weights are, for whichever device takes them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use faser_actors::Dtype;
-use faser_models::{ChatTemplate, Model, ModelError, Shard, Tokenizer, check_pair, synthetic};
+use faser_actors::{CudaWeights, Dtype};
+use faser_models::cuda::CudaModel;
+use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{ChatTemplate, Model, ModelConfig, ModelError, Shard, Tokenizer, check_pair};
 
 use crate::config::{Config, ModelSource};
 use crate::error::DaemonError;
 use crate::load::Watch;
 use crate::locate;
 
-/// Weights and text side of a pair.
+/// A pair without its weights.
 pub(crate) struct Pair {
     pub(crate) name: String,
+    pub(crate) target: ModelConfig,
+    pub(crate) draft: Option<ModelConfig>,
+    pub(crate) weights: Weights,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Result<ChatTemplate, ModelError>,
+}
+
+/// Where the weights of a pair are, and in which type they are to be held.
+pub(crate) struct Weights {
+    source: Source,
+    pub(crate) dtype: Dtype,
+}
+
+enum Source {
+    Folders { target: PathBuf, draft: Option<PathBuf> },
+    Synthetic { spec: SyntheticSpec, draft: bool },
+}
+
+/// A pair in the host's memory.
+pub(crate) struct OnHost {
     pub(crate) target: Model,
     pub(crate) draft: Option<Model>,
     /// The shards of other ranks, if the first rank's are all that the two above are.
     pub(crate) others: Others,
-    pub(crate) tokenizer: Tokenizer,
-    pub(crate) template: Result<ChatTemplate, ModelError>,
 }
 
 /// The shards of the ranks after the first.
@@ -28,88 +49,111 @@ pub(crate) struct Others {
     pub(crate) draft: Vec<Model>,
 }
 
-/// Over how many ranks target and draft are split.
-#[derive(Clone, Copy)]
-struct Ranks {
-    target: usize,
-    draft: usize,
-}
-
-/// Loads the pair that the config names, in the shards that it asks for.
+/// Finds the pair that the config names.
 ///
 /// # Errors
 /// A file that is missing or wrong, or models that do not go together.
-pub(crate) fn pair(config: &Config, watch: Watch<'_>) -> Result<Pair, DaemonError> {
-    let pair = named(config, watch)?;
+pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
+    let dtype = config.model.dtype;
+    let pair = match &config.model.source {
+        ModelSource::Demo { draft } => {
+            let folder = locate::demo_pair()?;
+            let draft = draft.then(|| folder.join("draft"));
+            Pair {
+                name: "rustdoc".to_owned(),
+                ..in_folders(&folder.join("target"), draft.as_deref(), dtype)?
+            }
+        }
+        ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype)?,
+        ModelSource::Synthetic { spec, draft: drafts } => {
+            let (target, draft) = spec.configs()?;
+            Pair {
+                name: "synthetic".to_owned(),
+                target,
+                draft: drafts.then_some(draft),
+                tokenizer: Tokenizer::synthetic(spec.vocab)?,
+                template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
+                weights: Weights { source: Source::Synthetic { spec: spec.clone(), draft: *drafts }, dtype },
+            }
+        }
+    };
     if let Some(draft) = &pair.draft {
-        check_pair(pair.target.config(), draft.config())?;
+        check_pair(&pair.target, draft)?;
     }
     Ok(pair)
 }
 
-fn named(config: &Config, watch: Watch<'_>) -> Result<Pair, DaemonError> {
-    let dtype = config.model.dtype;
-    let ranks = Ranks { target: config.device.tensor_parallel, draft: config.device.draft_tensor_parallel };
-    match &config.model.source {
-        ModelSource::Demo { draft } => {
-            let folder = locate::demo_pair()?;
-            let draft = draft.then(|| folder.join("draft"));
-            let pair = from_directories(&folder.join("target"), draft.as_deref(), dtype, ranks, watch)?;
-            Ok(Pair { name: "rustdoc".to_owned(), ..pair })
-        }
-        ModelSource::Directories { target, draft } => {
-            Ok(from_directories(target, draft.as_deref(), dtype, ranks, watch)?)
-        }
-        ModelSource::Synthetic { spec, draft } => {
-            let told = &mut |progress| watch("synthetic pair", progress);
-            let (target, draft_model, others) = if ranks.target == 1 && ranks.draft == 1 {
-                let (target, draft) = synthetic::pair(spec, dtype, told)?;
-                (target, draft, Others::default())
-            } else {
-                let of_target = |shard| Ok(synthetic::shard_pair(spec, shard, dtype, told)?.0);
-                let (target, targets) = split(ranks.target, of_target)?;
-                let of_draft = |shard| synthetic::shard_of_draft(spec, shard, dtype, told);
-                let (first, drafts) = split(ranks.draft, of_draft)?;
-                (target, first, Others { target: targets, draft: if *draft { drafts } else { Vec::new() } })
-            };
-            Ok(Pair {
-                name: "synthetic".to_owned(),
-                tokenizer: Tokenizer::synthetic(spec.vocab)?,
-                template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
-                target,
-                draft: draft.then_some(draft_model),
-                others,
-            })
-        }
+fn in_folders(target_dir: &Path, draft_dir: Option<&Path>, dtype: Dtype) -> Result<Pair, ModelError> {
+    let target = ModelConfig::load(target_dir)?;
+    let tokenizer = Tokenizer::load(target_dir, &target)?;
+    let draft = draft_dir.map(ModelConfig::load).transpose()?;
+    if let (Some(dir), Some(draft)) = (draft_dir, &draft)
+        && dir.join("tokenizer.json").is_file()
+    {
+        same_tokens(&tokenizer, &Tokenizer::load(dir, draft)?)?;
     }
+    let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
+    let source = Source::Folders {
+        target: target_dir.to_owned(),
+        draft: draft_dir.map(std::borrow::ToOwned::to_owned),
+    };
+    let weights = Weights { source, dtype };
+    Ok(Pair { name, target, draft, weights, tokenizer, template: ChatTemplate::load(target_dir) })
 }
 
-fn from_directories(
-    target_dir: &Path,
-    draft_dir: Option<&Path>,
-    dtype: Dtype,
-    ranks: Ranks,
-    watch: Watch<'_>,
-) -> Result<Pair, ModelError> {
-    let mut load =
-        |what, dir, shard| Model::load_shard(dir, shard, dtype, &mut |progress| watch(what, progress));
-    let mut others = Others::default();
-    let (target, shards) = split(ranks.target, |shard| load("target model", target_dir, shard))?;
-    others.target = shards;
-    let tokenizer = Tokenizer::load(target_dir, target.config())?;
-    let draft = match draft_dir {
-        None => None,
-        Some(dir) => {
-            let (draft, shards) = split(ranks.draft, |shard| load("draft model", dir, shard))?;
-            others.draft = shards;
-            if dir.join("tokenizer.json").is_file() {
-                same_tokens(&tokenizer, &Tokenizer::load(dir, draft.config())?)?;
+impl Weights {
+    /// Loads the pair into the host's memory, in the shards that the config asks for.
+    ///
+    /// # Errors
+    /// A file that is missing or wrong.
+    pub(crate) fn on_host(&self, config: &Config, watch: Watch<'_>) -> Result<OnHost, ModelError> {
+        let ranks = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
+        match &self.source {
+            Source::Folders { target, draft } => {
+                let mut load = |what, dir: &Path, shard| {
+                    Model::load_shard(dir, shard, self.dtype, &mut |progress| watch(what, progress))
+                };
+                let (target, targets) = split(ranks[0], |shard| load("target model", target, shard))?;
+                let draft = draft.as_deref();
+                let draft =
+                    draft.map(|dir| split(ranks[1], |shard| load("draft model", dir, shard))).transpose()?;
+                let (draft, drafts) =
+                    draft.map_or((None, Vec::new()), |(draft, others)| (Some(draft), others));
+                Ok(OnHost { target, draft, others: Others { target: targets, draft: drafts } })
             }
-            Some(draft)
+            Source::Synthetic { spec, draft: drafts } => {
+                let told = &mut |progress| watch("synthetic pair", progress);
+                let (target, draft, others) = if ranks == [1, 1] {
+                    let (target, draft) = synthetic::pair(spec, self.dtype, told)?;
+                    (target, draft, Others::default())
+                } else {
+                    let of_target = |shard| Ok(synthetic::shard_pair(spec, shard, self.dtype, told)?.0);
+                    let (target, targets) = split(ranks[0], of_target)?;
+                    let of_draft = |shard| synthetic::shard_of_draft(spec, shard, self.dtype, told);
+                    let (first, others) = split(ranks[1], of_draft)?;
+                    (target, first, Others { target: targets, draft: others })
+                };
+                let others = if *drafts { others } else { Others { draft: Vec::new(), ..others } };
+                Ok(OnHost { target, draft: drafts.then_some(draft), others })
+            }
         }
-    };
-    let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
-    Ok(Pair { name, target, draft, others, tokenizer, template: ChatTemplate::load(target_dir) })
+    }
+
+    /// How a GPU gets the pair: read from its files, or made anew, every time.
+    pub(crate) fn on_gpu(self) -> CudaWeights {
+        let Weights { source, dtype } = self;
+        Arc::new(move |gpu, progress| match &source {
+            Source::Folders { target, draft } => [Some(target), draft.as_ref()]
+                .into_iter()
+                .flatten()
+                .map(|dir| CudaModel::load(gpu, dir, dtype, progress))
+                .collect(),
+            Source::Synthetic { spec, draft: drafts } => {
+                let (target, draft) = CudaModel::synthetic_pair(gpu, spec, dtype, progress)?;
+                Ok(if *drafts { vec![target, draft] } else { vec![target] })
+            }
+        })
+    }
 }
 
 /// The shards of a model: the first rank's, and those of the others.
@@ -139,8 +183,8 @@ impl Pair {
     /// # Errors
     /// It says more.
     pub(crate) fn max_context(&self, config: &Config) -> Result<usize, DaemonError> {
-        let target = ("target", self.target.config().max_context);
-        let draft = self.draft.as_ref().map(|draft| ("draft", draft.config().max_context));
+        let target = ("target", self.target.max_context);
+        let draft = self.draft.as_ref().map(|draft| ("draft", draft.max_context));
         let (model, limit) =
             draft.into_iter().fold(target, |least, draft| if draft.1 < least.1 { draft } else { least });
         match config.scheduler.max_context {

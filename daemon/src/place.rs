@@ -6,8 +6,8 @@ use faser_actors::{
     CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
 };
 use faser_engine::EngineConfig;
-use faser_models::cuda::{CudaSizes, upload};
-use faser_models::{Model, Scratch};
+use faser_models::cuda::{CudaModel, CudaSizes};
+use faser_models::{Model, ModelConfig, Scratch, on_nodes};
 use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
 
 use crate::config::Config;
@@ -15,7 +15,7 @@ use crate::costs;
 use crate::device::{Chosen, Machine};
 use crate::error::DaemonError;
 use crate::load::Watch;
-use crate::pair::Others;
+use crate::pair::{OnHost, Weights};
 
 /// A pair in its place.
 pub(crate) struct Placed {
@@ -24,15 +24,16 @@ pub(crate) struct Placed {
     pub(crate) pools: KvPools,
 }
 
-/// Places a pair for an engine of these bounds.
+/// Places a pair for an engine of these bounds, and loads its weights there. A GPU reads them from their files, not by way of the host's memory.
 ///
 /// # Errors
-/// The device is too small, in numbers and with what would fit; or a GPU cannot be opened or does not take the pair.
+/// The device is too small, in numbers and with what would fit; weights that are missing or wrong; or a GPU cannot be opened or does not
+/// take the pair.
 pub(crate) fn place(
     config: &Config,
     chosen: Chosen,
-    (target, draft): (Arc<Model>, Option<Arc<Model>>),
-    others: Others,
+    shapes: (ModelConfig, Option<ModelConfig>),
+    weights: Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
 ) -> Result<Placed, DaemonError> {
@@ -42,9 +43,13 @@ pub(crate) fn place(
             if let Some(why) = &why {
                 tracing::info!(%why, "running on the CPU");
             }
-            on_cpu(config, host, why, (target, draft), others, bounds)
+            // On a machine of several nodes the weights go where the lanes will be.
+            let several = host.nodes.len() > 1;
+            let nodes = if several { host.nodes_of(config.device.threads) } else { Vec::new() };
+            let pair = on_nodes(&nodes, || weights.on_host(config, watch))?;
+            on_cpu(config, host, why, pair, bounds)
         }
-        Chosen::Gpu(info) => on_gpu(config, &host, info, target, draft, bounds, watch),
+        Chosen::Gpu(info) => on_gpu(config, &host, &info, shapes, weights, bounds, watch),
     }
 }
 
@@ -70,11 +75,12 @@ fn on_cpu(
     config: &Config,
     host: CpuDevice,
     why: Option<String>,
-    (target, draft): (Arc<Model>, Option<Arc<Model>>),
-    others: Others,
+    pair: OnHost,
     bounds: &EngineConfig,
 ) -> Result<Placed, DaemonError> {
     let limits = PassLimits::of(bounds);
+    let OnHost { target, draft, others } = pair;
+    let (target, draft) = (Arc::new(target), draft.map(Arc::new));
     let [others_of_target, others_of_draft] =
         [others.target, others.draft].map(|shards| shards.into_iter().map(Arc::new).collect::<Vec<_>>());
     // All ranks are in the same memory.
@@ -112,20 +118,28 @@ fn on_cpu(
 fn on_gpu(
     config: &Config,
     host: &CpuDevice,
-    info: GpuInfo,
-    target: Arc<Model>,
-    draft: Option<Arc<Model>>,
+    info: &GpuInfo,
+    (target, draft): (ModelConfig, Option<ModelConfig>),
+    weights: Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
 ) -> Result<Placed, DaemonError> {
     let limits = PassLimits::of(bounds);
-    let work = |model: &Model, sizes: CudaSizes| {
-        // Penalties need a count for each token of the vocabulary, and every sequence may have some.
-        let tables = (bounds.max_running * model.config().vocab * size_of::<u32>()) as u64;
-        footprint(model, sizes.workspace_bytes(model.config(), model.dtype()) + tables)
+    let refused = |source| DaemonError::OpenGpu { ordinal: info.ordinal, source: Box::new(source) };
+    let facts = |config: ModelConfig| -> Result<ModelFacts, DaemonError> {
+        let weight_bytes =
+            CudaModel::weight_bytes(&config, weights.dtype).map_err(|error| refused(error.into()))?;
+        Ok(ModelFacts { config, dtype: weights.dtype, weight_bytes })
     };
-    let for_target = work(&target, limits.cuda_verify(bounds));
-    let for_draft = draft.as_deref().map(|draft| work(draft, limits.cuda_draft(bounds)));
+    let (target, draft) = (facts(target)?, draft.map(facts).transpose()?);
+    let footprint = |model: &ModelFacts, sizes: CudaSizes| ModelFootprint {
+        weight_bytes: model.weight_bytes,
+        kv_bytes_per_token: model.config.kv_bytes_per_token(model.dtype),
+        max_context: model.config.max_context,
+        workspace_bytes: sizes.workspace_bytes(&model.config, model.dtype),
+    };
+    let for_target = footprint(&target, limits.cuda_verify(bounds));
+    let for_draft = draft.as_ref().map(|draft| footprint(draft, limits.cuda_draft(bounds)));
     let device = GpuDevice {
         sms: info.sms,
         memory_bytes: info.memory_bytes,
@@ -133,20 +147,16 @@ fn on_gpu(
     };
     let (asked, kv) = (config.device.partitions.as_deref(), request(config, bounds));
     let placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
-    let (machine, ordinal) = (Machine::Gpu { info: info.clone(), host: host.name.clone() }, info.ordinal);
+    let machine = Machine::Gpu { info: info.clone(), host: host.name.clone() };
     let source = CudaSource {
-        info,
+        info: info.clone(),
         device,
         kernel_cache: costs::folder(config).map(|folder| folder.join("kernels")),
-        target: ModelFacts::of(&target),
-        draft: draft.as_deref().map(ModelFacts::of),
-        weights: Arc::new(move |gpu, progress| {
-            let pair: Vec<&Model> = [Some(&*target), draft.as_deref()].into_iter().flatten().collect();
-            upload(gpu, &pair, progress)
-        }),
+        target,
+        draft,
+        weights: weights.on_gpu(),
     };
     let spec = CudaSpec { device: CudaDevice::new(source), draft_sms: placement.draft_sms };
-    spec.open(&mut |progress| watch("weights", progress))
-        .map_err(|source| DaemonError::OpenGpu { ordinal, source: Box::new(source) })?;
+    spec.open(&mut |progress| watch("weights", progress)).map_err(refused)?;
     Ok(Placed { device: DeviceSpec::Cuda(spec), machine, pools: placement.pools })
 }

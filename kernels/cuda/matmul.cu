@@ -32,6 +32,7 @@ DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
 template <u32 TILES> DEVICE void matmul_bf16(const MatmulArgs &a) {
     __shared__ float parts[WARPS][TILES][4][WARP];
     const u32 rows = *a.rows, g = lane() / 4, t = lane() % 4;
+    if (!rows) return; // a step in which nothing drafts any more reads no weights
     const u32 steps = a.inputs / STEP, each = (steps + WARPS - 1) / WARPS;
     const u32 first = warp() * each, last = first + each < steps ? first + each : steps;
     for (u32 tile = blockIdx.x; tile * OUTPUTS < a.outputs; tile += gridDim.x) {

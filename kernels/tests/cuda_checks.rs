@@ -52,6 +52,16 @@ fn work_on_a_split_is_in_order_and_where_it_ran_cannot_be_said() {
 }
 
 #[test]
+fn graphs_do_what_their_launches_did() {
+    let report = inside("graphs_do_what_their_launches_did", &[], || {
+        let all = figures(check::graph);
+        assert_eq!(count(&all, Verdict::Right), 4);
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("graphs left 0\n") && report.contains("graphs captured 8\n"), "{report}");
+}
+
+#[test]
 fn what_is_timed_has_no_meaning_here() {
     inside("what_is_timed_has_no_meaning_here", &[], || {
         for (check, right) in [(check::rates as Check, 1), (check::products, 6), (check::attention, 0)] {

@@ -51,7 +51,11 @@ fn a_kernel_runs_through_the_driver_and_what_it_wrote_comes_back() {
         let mut lane = whole(&gpu);
         let table = DeviceBuffer::zeroed(&gpu, 5 * 3 * 4, "a table").unwrap();
         let mut upload = Upload::new(&gpu).unwrap();
-        upload.rows::<f32>(&table, 5, 3, |row, to| to.fill(row as f32)).unwrap();
+        upload
+            .values::<f32>(&table, 0, 15, |from, to| {
+                to.iter_mut().zip(from..).for_each(|(x, i)| *x = (i / 3) as f32);
+            })
+            .unwrap();
         upload.finish().unwrap();
         let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
         for tokens in [vec![4u32, 0, 2], vec![1, 9]] {
@@ -151,6 +155,51 @@ fn flags_are_seen_by_kernels_that_were_asked_for_before_they_were_set() {
         lane.wait(&mut || {}).unwrap();
         assert_eq!(again.get::<f32>(place), [8.0]);
     });
+}
+
+#[test]
+fn a_graph_asks_for_all_it_captured_with_what_lies_in_its_arrays_then() {
+    let name = "a_graph_asks_for_all_it_captured_with_what_lies_in_its_arrays_then";
+    let report = inside(name, &[], || {
+        let gpu = open();
+        let pair = Share::split(&gpu, 16).unwrap();
+        let mut lane = CudaLane::new(&[Share::whole(&gpu), pair.draft], false).unwrap();
+        let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
+        // One row moves to the front, twice: the sum of both moves is where it began.
+        let x = arena.put(&[1.0f32, 2.0, 3.0]);
+        let (keep, counts) = (arena.put(&[1u32, 2]), arena.put(&[2u32, 0]));
+        let args = CompactRowsArgs { x, keep, counts, cols: 1 };
+        lane.work_on(1).unwrap();
+        lane.begin_capture().unwrap();
+        lane.launch(&args.launch()).unwrap();
+        lane.launch(&args.launch()).unwrap();
+        let graph = lane.end_capture().unwrap();
+        let mut run = |values: [f32; 3]| {
+            arena.clear();
+            arena.put(&values);
+            arena.put(&[1u32, 2]);
+            arena.put(&[2u32, 0]);
+            lane.send(&mut arena).unwrap();
+            lane.replay(&graph).unwrap();
+            arena.clear();
+            let (_, place) = arena.reserve::<f32>(3);
+            lane.fetch(&mut arena).unwrap();
+            lane.wait(&mut || {}).unwrap();
+            arena.get::<f32>(place).to_vec()
+        };
+        assert_eq!(run([1.0, 2.0, 3.0]), [3.0, 3.0, 3.0]);
+        assert_eq!(run([4.0, 5.0, 6.0]), [6.0, 6.0, 6.0]);
+        // What the host has to do with cannot be captured, and says so; the lane goes on.
+        lane.begin_capture().unwrap();
+        assert!(lane.fetch(&mut arena).is_err());
+        assert!(lane.end_capture().is_err());
+        lane.launch(&args.launch()).unwrap();
+        lane.wait(&mut || {}).unwrap();
+    });
+    let Some(report) = report else { return };
+    assert_eq!((reported(&report, "graphs captured"), reported(&report, "graphs left")), (1, 0));
+    assert_eq!((reported(&report, "graphs launched"), reported(&report, "launches by graphs")), (2, 4));
+    assert_eq!(reported(&report, "runs of compact_rows"), 5);
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Model {
 
     /// Bytes of keys and values per token, all layers together.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        2 * (self.own.layers * self.own.kv_width() * self.kv_dtype().bytes()) as u64
+        self.own.kv_bytes_per_token(self.kv_dtype())
     }
 
     /// The shape of this model's KV memory.

@@ -8,7 +8,7 @@ use faser_kernels::cuda::check::{CheckResult, Report, Setting, StrayArgs};
 use faser_kernels::cuda::{BLOCK_SIZE, CudaLane, Share, probe_one};
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
-use faser_models::cuda::upload;
+use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
@@ -73,6 +73,7 @@ fn compare(expected: &[Vec<TokenId>], found: &[Vec<TokenId>], what: &str, report
 }
 
 struct Pair {
+    spec: SyntheticSpec,
     target: Arc<Model>,
     draft: Arc<Model>,
     context: usize,
@@ -96,7 +97,8 @@ impl Pair {
             residual_scale: 0.3,
         };
         let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {})?;
-        Ok(Pair { target: Arc::new(target), draft: Arc::new(draft), context, output: setting.size(500, 16) })
+        let output = setting.size(500, 16);
+        Ok(Pair { spec, target: Arc::new(target), draft: Arc::new(draft), context, output })
     }
 
     fn on_cpu(&self) -> DeviceSpec {
@@ -109,19 +111,22 @@ impl Pair {
     fn on_gpu(&self, setting: &Setting) -> Result<DeviceSpec, Failure> {
         let info = probe_one(setting.ordinal)?;
         let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.5 };
-        let (target, draft) = (self.target.clone(), self.draft.clone());
+        let spec = self.spec.clone();
         let device = CudaDevice::new(CudaSource {
             info,
             device,
             kernel_cache: None,
-            target: ModelFacts::of(&target),
-            draft: Some(ModelFacts::of(&draft)),
-            weights: Arc::new(move |gpu, progress| upload(gpu, &[&target, &draft], progress)),
+            target: ModelFacts::of(&self.target),
+            draft: Some(ModelFacts::of(&self.draft)),
+            weights: Arc::new(move |gpu, progress| {
+                let (target, draft) = CudaModel::synthetic_pair(gpu, &spec, Dtype::F32, progress)?;
+                Ok(vec![target, draft])
+            }),
         });
         Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT] }))
     }
 
-    fn spec(&self, device: DeviceSpec, policy: Policy) -> ServiceSpec {
+    fn service(&self, device: DeviceSpec, policy: Policy) -> ServiceSpec {
         let blocks = REQUESTS as usize * self.context / BLOCK_SIZE;
         ServiceSpec {
             device,
@@ -151,7 +156,7 @@ impl Pair {
         policy: Policy,
         mut stray: Option<CudaLane>,
     ) -> Result<Vec<Vec<TokenId>>, Failure> {
-        let spec = self.spec(device, policy);
+        let spec = self.service(device, policy);
         actix::System::new().block_on(async {
             let service = Service::start(spec).await?;
             let mut streams = Vec::new();

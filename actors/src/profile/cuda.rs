@@ -67,7 +67,9 @@ impl Timed for GpuPasses {
         };
         let place = |row: usize| if context == 0 { (0, row as u32) } else { ((begin + row) as u32, 0) };
         let (positions, chunk_of): (Vec<u32>, Vec<u32>) = (0..rows).map(place).unzip();
+        let of_plan: Vec<u32> = if self.drafts { (0..chunks.len() as u32).collect() } else { Vec::new() };
         self.passes.stage(&PassInput {
+            of_plan: &of_plan,
             tokens: &vec![0; rows],
             positions: &positions,
             chunk_of: &chunk_of,

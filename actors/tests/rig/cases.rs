@@ -55,8 +55,8 @@ pub(crate) fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, FinishReason)
     (stream.tokens, stream.ended.expect("every stream ends").0)
 }
 
-pub(crate) fn pair(dtype: Dtype) -> Pair {
-    let spec = SyntheticSpec {
+pub(crate) fn spec() -> SyntheticSpec {
+    SyntheticSpec {
         layers: LAYERS,
         draft_layers: 1,
         hidden: 32,
@@ -67,8 +67,11 @@ pub(crate) fn pair(dtype: Dtype) -> Pair {
         max_context: MAX_CONTEXT,
         seed: 7,
         residual_scale: 0.3,
-    };
-    let (target, draft) = synthetic::pair(&spec, dtype, &mut |_| {}).expect("a synthetic pair");
+    }
+}
+
+pub(crate) fn pair(dtype: Dtype) -> Pair {
+    let (target, draft) = synthetic::pair(&spec(), dtype, &mut |_| {}).expect("a synthetic pair");
     Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
 }
 

@@ -21,9 +21,10 @@ pub(super) struct Entry {
 pub(super) const CHECKS: &[Entry] = &[
     entry("device", "what the driver says of the GPU", 50, actors::device),
     entry("compile", "every kernel compiles for it, without spills", 50, actors::compile),
-    entry("ops", "every kernel gives what the CPU's op does", 120, actors::ops),
-    entry("logits", "a model's logits are the CPU's", 90, actors::logits),
-    entry("split", "launches stay on their half of a split, streams are in order", 50, actors::split),
+    entry("ops", "every kernel gives what the CPU's op does", 110, actors::ops),
+    entry("logits", "a model's logits are the CPU's", 70, actors::logits),
+    entry("split", "launches stay on their half of a split, streams are in order", 40, actors::split),
+    entry("graph", "graphs keep the SMs of their half, and do what launches do", 40, actors::graph),
     entry("flags", "flags set while a pass runs are seen by the next shed_rows", 40, actors::flags),
     entry("astray", "a kernel that goes astray ends the lane with the driver's words", 30, actors::astray),
     entry("tokens", "requests get the CPU's tokens from a service in f32", 70, actors::tokens),

@@ -7,7 +7,7 @@ pub const NOTHING: u32 = u32::MAX;
 
 /// An address in device memory; 0 where an argument may be absent.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ptr(pub u64);
 
 impl Ptr {

@@ -9,6 +9,7 @@ mod attention;
 pub mod check;
 mod compile;
 mod device;
+mod drafting;
 mod gemm;
 mod launch;
 mod ptxas;
@@ -19,9 +20,10 @@ mod sources;
 pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
 pub use compile::{Compiler, Cubin, NvrtcError};
 pub use device::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Place, Plain, Product, Share, SharePair,
-    Upload, check_libraries, probe, probe_one,
+    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Graph, Place, Plain, Product, Share,
+    SharePair, Upload, check_libraries, probe, probe_one,
 };
+pub use drafting::{DraftState, DraftStepArgs};
 pub use gemm::{MatmulArgs, ScoreTokensArgs};
 pub use launch::{BLOCK_SIZE, Chunk, Element, Launch, NOTHING, Ptr, Sample};
 pub use ptxas::{Usage, usages};

@@ -77,6 +77,7 @@ const FILES: &[File] = files! {
     "gate": "gate_rows" 32, "gate_test" 48;
     "shed_rows": "shed_rows" 48;
     "accept": "accept_prefix" 32;
+    "draft_step": "draft_step" 40;
 };
 
 /// Kernels that serve nothing: checks of a GPU are made of them.

@@ -24,6 +24,7 @@ pub(crate) use matrix::{PANEL, Panels};
 pub use nodes::on_nodes;
 pub use rope::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use share::SharedMut;
+pub(crate) use source::FromSource;
 pub use source::{Make, Slice, Source, Stored};
 pub(crate) use table::TableRows;
 pub use table::{Table, Vector};

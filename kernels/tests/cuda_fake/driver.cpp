@@ -1,21 +1,25 @@
 // A driver, a compiler and a GEMM library without a GPU, for tests: what cudarc calls of libcuda, libnvrtc and libcublasLt, over memory
-// of the host and kernels on fibers (cuda_host.h). It stands behind the kernels in one library, which goes by the three names.
+// of the host and kernels on fibers (cuda_host.h). It stands behind the kernels, and before blas.cpp, in one library, which goes by the three names.
 //
 // Streams are lazy: an order runs when its stream is waited for, or one at a time when it is asked whether it is done. Copies read
-// pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed.
+// pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed. A stream that captures
+// keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs.
 //
 // By the environment: FASER_FAKE_MEMORY (bytes), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
 // run of that kernel, until nobody retains its context any more), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the device is closed).
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <string>
 
 namespace fake {
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719,
+       CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 using Work = std::function<int()>;
 struct Green { unsigned sms; unsigned streams; };
-struct Stream { std::deque<Work> work; unsigned sms; Green *green; };
+struct Graph { std::vector<Work> work; Green *green; unsigned sms; bool broken; };
+struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captures; };
 struct Function { std::string name; size_t args; unsigned shared; };
 struct Resource { int type; unsigned char padding[92]; unsigned sms, least, alignment; unsigned char more[36]; };
 struct Block { char *all; size_t bytes; };
@@ -28,8 +32,11 @@ static std::vector<Stream *> streams;
 static std::map<uint64_t, Block> blocks;
 static std::map<std::string, unsigned> runs, launches;
 static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
-static size_t used;
-static unsigned retained, copies;
+static size_t used, pinned, most_pinned;
+static std::map<void *, size_t> pinned_blocks;
+static size_t product_rows;
+static unsigned retained, copies, fetches, graphs_left, graphs_captured, graphs_launched, graph_launches;
+static thread_local Graph *capturing; // of this thread
 static int lost;
 
 inline size_t number(const char *name, size_t otherwise) {
@@ -61,11 +68,13 @@ inline int drain_all() {
 inline int ask(void *stream, Work work) {
     if (!stream) return INVALID_VALUE;
     if (lost) return lost;
-    ((Stream *)stream)->work.push_back(std::move(work));
+    auto *s = (Stream *)stream;
+    if (s->captures) s->captures->work.push_back(std::move(work));
+    else s->work.push_back(std::move(work));
     return 0;
 }
 inline Stream *open_stream(unsigned sms, Green *green) {
-    streams.push_back(new Stream{{}, sms, green});
+    streams.push_back(new Stream{{}, sms, green, nullptr});
     return streams.back();
 }
 inline void look_at_margins(const Block &block) {
@@ -74,6 +83,11 @@ inline void look_at_margins(const Block &block) {
         fprintf(stderr, "fake driver: a write beside %zu bytes of device memory\n", block.bytes);
         abort();
     }
+}
+// What cannot be captured breaks the graph of the thread, as at the real driver.
+inline bool breaks() {
+    if (capturing) capturing->broken = true;
+    return capturing;
 }
 // Device memory that is read or written must have been allocated.
 inline bool inside(uint64_t at, size_t bytes) {
@@ -84,6 +98,7 @@ inline bool inside(uint64_t at, size_t bytes) {
 }
 } // namespace fake
 #define LOCKED std::lock_guard<std::recursive_mutex> guard(fake::lock)
+#define UNCAPTURED if (fake::breaks()) return fake::CAPTURE_UNSUPPORTED
 #define BOUND LOCKED; if (!fake::bound) return fake::INVALID_CONTEXT; if (fake::lost) return fake::lost
 
 extern "C" {
@@ -109,7 +124,9 @@ int cuDevicePrimaryCtxRelease_v2(int) {
     const char *path = getenv("FASER_FAKE_REPORT");
     FILE *file = path ? fopen(path, "w") : nullptr;
     if (!file) return 0;
-    fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\n", left, fake::streams.size(), fake::copies);
+    fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\nmost pinned memory %zu\n", left, fake::streams.size(), fake::copies, fake::most_pinned);
+    fprintf(file, "rows of products %zu\nfetches %u\ngraphs left %u\ngraphs captured %u\ngraphs launched %u\nlaunches by graphs %u\n", fake::product_rows, fake::fetches, fake::graphs_left, fake::graphs_captured,
+            fake::graphs_launched, fake::graph_launches);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::runs) fprintf(file, "runs of %s %u\n", entry.first.c_str(), entry.second);
@@ -117,11 +134,12 @@ int cuDevicePrimaryCtxRelease_v2(int) {
     return 0;
 }
 int cuCtxSetCurrent(void *context) { fake::bound = context != nullptr; return 0; }
-int cuCtxSynchronize() { BOUND; return fake::drain_all(); }
+int cuCtxSynchronize() { BOUND; UNCAPTURED; return fake::drain_all(); }
 
 // ---- memory
 int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
     BOUND;
+    UNCAPTURED;
     if (fake::used + bytes > fake::memory()) return fake::OUT_OF_MEMORY;
     char *all = (char *)aligned_alloc(256, (bytes + 2 * fake::MARGIN + 255) / 256 * 256);
     memset(all, fake::GUARD, bytes + 2 * fake::MARGIN);
@@ -143,11 +161,27 @@ int cuMemFree_v2(uint64_t at) {
     return 0;
 }
 int cuMemGetInfo_v2(size_t *left, size_t *total) { BOUND; *total = fake::memory(); *left = *total - fake::used; return 0; }
-int cuMemHostAlloc(void **at, size_t bytes, unsigned) { BOUND; *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096); return 0; }
-int cuMemFreeHost(void *at) { LOCKED; fake::drain_all(); free(at); return 0; }
+int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
+    BOUND;
+    UNCAPTURED;
+    *at = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    fake::pinned_blocks[*at] = bytes;
+    fake::pinned += bytes;
+    fake::most_pinned = std::max(fake::most_pinned, fake::pinned);
+    return 0;
+}
+int cuMemFreeHost(void *at) {
+    LOCKED;
+    fake::drain_all();
+    fake::pinned -= fake::pinned_blocks[at];
+    fake::pinned_blocks.erase(at);
+    free(at);
+    return 0;
+}
 int cuMemHostGetDevicePointer_v2(uint64_t *device, void *host, unsigned) { *device = (uint64_t)host; return 0; }
 int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t bytes) {
     BOUND;
+    UNCAPTURED;
     if (!fake::inside(at, bytes)) return fake::INVALID_VALUE;
     memset((void *)at, value, bytes);
     return 0;
@@ -159,14 +193,16 @@ int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     BOUND;
+    UNCAPTURED;
     if (!fake::inside(to, bytes)) return fake::INVALID_VALUE;
     fake::copies++;
     return fake::ask(stream, [=] { memcpy((void *)to, from, bytes); return 0; });
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     BOUND;
+    UNCAPTURED;
     if (!fake::inside(from, bytes)) return fake::INVALID_VALUE;
-    fake::copies++;
+    fake::copies++, fake::fetches++;
     return fake::ask(stream, [=] { memcpy(to, (const void *)from, bytes); return 0; });
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
@@ -226,16 +262,57 @@ int cuStreamDestroy_v2(void *stream) {
     delete s;
     return 0;
 }
-int cuStreamSynchronize(void *stream) { BOUND; return fake::drain((fake::Stream *)stream); }
+int cuStreamSynchronize(void *stream) { BOUND; UNCAPTURED; return fake::drain((fake::Stream *)stream); }
 int cuStreamQuery(void *stream) {
     BOUND;
+    UNCAPTURED;
     auto *s = (fake::Stream *)stream;
     if (!s->work.empty()) fake::step(s);
     return fake::lost ? fake::lost : s->work.empty() ? 0 : (int)fake::NOT_READY;
 }
 
+// ---- graphs
+int cuStreamBeginCapture_v2(void *stream, int mode) {
+    BOUND;
+    auto *s = (fake::Stream *)stream;
+    if (s->captures || fake::capturing || mode != 1) return fake::INVALID_VALUE;
+    s->captures = fake::capturing = new fake::Graph{{}, s->green, s->sms, false};
+    return 0;
+}
+int cuStreamEndCapture(void *stream, void **graph) {
+    LOCKED;
+    auto *s = (fake::Stream *)stream;
+    if (!s->captures || s->captures != fake::capturing) return fake::INVALID_VALUE;
+    fake::Graph *captured = s->captures;
+    s->captures = fake::capturing = nullptr;
+    *graph = nullptr;
+    if (captured->broken) { delete captured; return fake::CAPTURE_INVALIDATED; }
+    *graph = captured;
+    return 0;
+}
+int cuGraphInstantiateWithFlags(void **instance, void *graph, unsigned long long flags) {
+    BOUND;
+    if (flags) return fake::INVALID_VALUE;
+    *instance = new fake::Graph(*(fake::Graph *)graph);
+    fake::graphs_left++, fake::graphs_captured++;
+    return 0;
+}
+int cuGraphDestroy(void *graph) { LOCKED; delete (fake::Graph *)graph; return 0; }
+int cuGraphExecDestroy(void *instance) { LOCKED; delete (fake::Graph *)instance; fake::graphs_left--; return 0; }
+int cuGraphLaunch(void *instance, void *stream) {
+    BOUND;
+    UNCAPTURED;
+    auto *graph = (fake::Graph *)instance;
+    auto *s = (fake::Stream *)stream;
+    // Its nodes keep the SMs of the stream they were captured on.
+    if (graph->green != s->green || graph->sms != s->sms) return fake::INVALID_VALUE;
+    fake::graphs_launched++, fake::graph_launches += graph->work.size();
+    for (auto &work : graph->work) s->work.push_back(work);
+    return 0;
+}
+
 // ---- kernels
-int cuModuleLoadData(void **module, const void *image) { BOUND; *module = strdup((const char *)image); return 0; }
+int cuModuleLoadData(void **module, const void *image) { BOUND; UNCAPTURED; *module = strdup((const char *)image); return 0; }
 int cuModuleUnload(void *module) { LOCKED; free(module); return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     BOUND;
@@ -278,79 +355,4 @@ int nvrtcGetProgramLog(void *, char *log) { *log = 0; return 0; }
 int nvrtcGetCUBINSize(void *program, size_t *bytes) { *bytes = strlen((const char *)program) + 1; return 0; }
 int nvrtcGetCUBIN(void *program, char *cubin) { strcpy(cubin, (const char *)program); return 0; }
 int nvrtcDestroyProgram(void **program) { free(*program); return 0; }
-} // extern "C"
-
-// ---- cublasLt: row-major x w^T, as column-major T and N
-namespace fake {
-enum { NOT_SUPPORTED = 15 };
-struct Layout { int type; uint64_t rows, columns; int64_t leading; };
-struct Description { int compute = 0, transposed_a = 0, epilogue = 1, sms = 0, bias_type = 0; uint64_t bias = 0; };
-struct Heuristic { uint64_t algorithm[8]; size_t workspace; int state; float waves; int reserved[4]; };
-inline float at(const Layout &layout, const void *matrix, size_t row, size_t column) {
-    const size_t place = column * layout.leading + row;
-    return layout.type == 0 ? ((const float *)matrix)[place] : emu::of_bf16(((const uint16_t *)matrix)[place]);
-}
-} // namespace fake
-extern "C" {
-int cublasLtCreate(void **handle) { *handle = (void *)1; return 0; }
-int cublasLtDestroy(void *) { return 0; }
-int cublasLtMatrixLayoutCreate(void **layout, int type, uint64_t rows, uint64_t columns, int64_t leading) { *layout = new fake::Layout{type, rows, columns, leading}; return 0; }
-int cublasLtMatrixLayoutDestroy(void *layout) { delete (fake::Layout *)layout; return 0; }
-int cublasLtMatmulDescCreate(void **description, int compute, int scale) {
-    auto *d = new fake::Description;
-    d->compute = compute;
-    *description = d;
-    return compute == 68 && scale == 0 ? 0 : (int)fake::NOT_SUPPORTED;
-}
-int cublasLtMatmulDescDestroy(void *description) { delete (fake::Description *)description; return 0; }
-int cublasLtMatmulDescSetAttribute(void *description, int attribute, const void *value, size_t bytes) {
-    auto *d = (fake::Description *)description;
-    const size_t wanted = attribute == 8 ? 8 : 4;
-    if (bytes != wanted) return 7;
-    if (attribute == 3) memcpy(&d->transposed_a, value, 4);
-    else if (attribute == 7) memcpy(&d->epilogue, value, 4);
-    else if (attribute == 8) memcpy(&d->bias, value, 8);
-    else if (attribute == 15) memcpy(&d->sms, value, 4);
-    else if (attribute == 26) memcpy(&d->bias_type, value, 4);
-    else return 7;
-    return 0;
-}
-int cublasLtMatmulPreferenceCreate(void **preference) { *preference = malloc(8); return 0; }
-int cublasLtMatmulPreferenceDestroy(void *preference) { free(preference); return 0; }
-int cublasLtMatmulPreferenceSetAttribute(void *, int attribute, const void *, size_t bytes) { return attribute == 1 && bytes == 8 ? 0 : 7; }
-int cublasLtMatmulAlgoGetHeuristic(void *, void *description, void *, void *, void *, void *, void *, int, fake::Heuristic *found, int *count) {
-    memset(found, 0, sizeof *found);
-    found->algorithm[0] = ((fake::Description *)description)->sms;
-    *count = 1;
-    return 0;
-}
-int cublasLtMatmul(void *, void *description, const float *alpha, const void *a, void *a_layout, const void *b, void *b_layout, const float *beta,
-                   const void *c, void *c_layout, void *out, void *d_layout, const uint64_t *algorithm, void *, size_t workspace, void *stream) {
-    LOCKED;
-    const auto d = *(fake::Description *)description;
-    const auto la = *(fake::Layout *)a_layout, lb = *(fake::Layout *)b_layout, lc = *(fake::Layout *)c_layout, ld = *(fake::Layout *)d_layout;
-    const unsigned sms = ((fake::Stream *)stream)->sms;
-    // What was chosen for one partition must not run on another.
-    const bool fits = d.transposed_a == 1 && la.rows == lb.rows && la.columns == ld.rows && lb.columns == ld.columns && lc.type == 0 && ld.type == 0 &&
-                      *alpha == 1.0f && workspace && d.sms == (int)sms && algorithm[0] == sms && (d.epilogue == 1 || (d.epilogue == 4 && d.bias));
-    if (!fits) return fake::NOT_SUPPORTED;
-    if (!fake::inside((uint64_t)out, ld.columns * ld.leading * 4) || !fake::inside((uint64_t)a, la.columns * la.leading * (la.type ? 2 : 4)) ||
-        !fake::inside((uint64_t)b, lb.columns * lb.leading * (lb.type ? 2 : 4))) return 7;
-    fake::products_by_sms[sms]++;
-    const bool add = *beta != 0.0f;
-    const int code = fake::ask(stream, [=] {
-        for (size_t column = 0; column < ld.columns; column++) {
-            for (size_t row = 0; row < ld.rows; row++) {
-                float sums[4] = {};
-                for (size_t k = 0; k < la.rows; k++) sums[k % 4] += fake::at(la, a, k, row) * fake::at(lb, b, k, column);
-                float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-                if (d.epilogue == 4) sum += ((const float *)d.bias)[row];
-                float &to = ((float *)out)[column * ld.leading + row];
-                to = add ? ((const float *)c)[column * lc.leading + row] + sum : sum;
-            }
-        }
-        return 0;
-    });
-    return code ? 14 : 0;
-}
 } // extern "C"

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 const SHIM: &str = include_str!("../cuda_host/cuda_host.h");
 /// The driver and the libraries beside it.
 const DRIVER: &str = include_str!("driver.cpp");
+const BLAS: &str = include_str!("blas.cpp");
 /// Kernels that only tests have.
 const PROBES: &str = include_str!("../cuda_host/probes.cu");
 pub(crate) const PROBE_NAMES: [&str; 2] = ["barrier_missing", "wait_missing"];
@@ -51,6 +52,8 @@ fn unit() -> String {
     }
     text.push_str("return 0; }\n#line 1 \"driver.cpp\"\n");
     text.push_str(DRIVER);
+    text.push_str("#line 1 \"blas.cpp\"\n");
+    text.push_str(BLAS);
     text
 }
 

@@ -8,6 +8,7 @@ mod windows;
 
 use std::path::Path;
 
+use faser_kernels::Dtype;
 use serde_json::Value;
 
 pub(crate) use self::keys::Keys;
@@ -179,6 +180,11 @@ impl ModelConfig {
     /// Width of the keys (and of the values) of all KV heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Bytes of keys and values per token, all layers together.
+    pub fn kv_bytes_per_token(&self, held: Dtype) -> u64 {
+        2 * (self.layers * self.kv_width() * held.bytes()) as u64
     }
 }
 

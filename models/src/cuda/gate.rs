@@ -4,7 +4,7 @@ use faser_kernels::cuda::{
     CompactRowsArgs, CudaError, GateArgs, Place, Product, Ptr, Sample, ScoreTokensArgs, ShedRowsArgs,
 };
 
-use super::{CudaPasses, CudaSizes};
+use super::CudaPasses;
 
 /// Where a gate's gaps come back.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +28,8 @@ impl CudaPasses {
             tokens: pass.rivals,
             scores: pass.scores,
             most: pass.most,
-            chunks: pass.chunks,
-            samplers: pass.samplers,
+            chunks: pass.rows.chunks,
+            samplers: pass.tail.samplers,
             rows: pass.test_rows,
             gaps,
             live: pass.live,
@@ -57,21 +57,22 @@ impl CudaPasses {
     /// # Errors
     /// The driver refuses.
     pub fn shed(&mut self) -> Result<(), CudaError> {
+        self.shrink();
         let pass = self.pass;
         let args = ShedRowsArgs {
-            chunks: pass.chunks,
+            chunks: pass.rows.chunks,
             cancelled: self.cancelled.ptr(),
             live: pass.live,
-            positions: pass.positions,
-            chunk_of: pass.chunk_of,
+            positions: pass.rows.positions,
+            chunk_of: pass.rows.chunk_of,
             keep: self.keep.ptr(),
-            samples: pass.sample_rows,
-            counts: pass.counts,
+            samples: pass.tail.sample_rows,
+            counts: pass.rows.counts,
             chunk_count: pass.chunk_count as u32,
         };
         self.lane.launch(&args.launch())?;
         let cols = self.model.config.hidden as u32;
-        let args = CompactRowsArgs { x: self.x.ptr(), keep: self.keep.ptr(), counts: pass.counts, cols };
+        let args = CompactRowsArgs { x: self.x.ptr(), keep: self.keep.ptr(), counts: pass.rows.counts, cols };
         self.lane.launch(&args.launch())
     }
 
@@ -81,13 +82,13 @@ impl CudaPasses {
     /// The driver refuses.
     pub fn finish(&mut self) -> Result<(), CudaError> {
         let (model, pass) = (self.model.clone(), self.pass);
-        if pass.samples == 0 {
+        let bucket = pass.tail.samples;
+        if bucket == 0 {
             return Ok(());
         }
         // Of a sample the row stands first.
         let stride = (size_of::<Sample>() / size_of::<u32>()) as u32;
-        let bucket = CudaSizes::bucket(pass.samples);
-        self.final_norm(pass.sample_rows, stride, (pass.sample_count(), bucket as u32))?;
+        self.final_norm(pass.tail.sample_rows, stride, (pass.sample_count(), bucket as u32))?;
         let product = Product {
             element: model.element,
             x: self.final_normed.ptr(),

@@ -7,6 +7,7 @@ use faser_kernels::cuda::{
     RmsNormArgs, SiluMulArgs,
 };
 
+use super::graphs::Work;
 use super::model::ptr;
 use super::{CudaModel, CudaPasses};
 
@@ -16,6 +17,11 @@ impl CudaPasses {
     /// # Errors
     /// The driver refuses.
     pub fn layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
+        let work = Work::Layers { from: range.start, to: range.end };
+        self.captured(work, |passes| passes.run_layers(range))
+    }
+
+    pub(super) fn run_layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
         let model = self.model.clone();
         for index in range {
             self.layer(&model, index)?;
@@ -24,7 +30,7 @@ impl CudaPasses {
     }
 
     fn layer(&mut self, model: &CudaModel, index: usize) -> Result<(), CudaError> {
-        let (config, layer, pass) = (&model.config, &model.layers[index], self.pass);
+        let (config, layer, pass) = (&model.config, &model.layers[index], self.pass.rows);
         let (element, bucket, sms) = (model.element, pass.bucket as u32, self.lane.sms());
         let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
         let (heads, kv_heads, head_dim) =

@@ -2,14 +2,19 @@
 
 pub mod check;
 mod gate;
+mod graphs;
 mod layer;
 mod model;
 mod pass;
+mod penalties;
 mod sampler;
 mod sizes;
+mod steps;
 
 pub use gate::Gate;
-pub use model::{CudaModel, upload};
+pub use model::CudaModel;
 pub use pass::{CudaPasses, PassInput};
-pub use sampler::{Drawn, HistoryChange};
+pub use penalties::{Bias, HistoryChange, PenaltySlot};
+pub use sampler::Drawn;
 pub use sizes::CudaSizes;
+pub use steps::{DraftChunk, DraftInput, DraftedChunk};

@@ -1,14 +1,17 @@
 //! The weights of a model in a GPU's memory, row after row as kernels and cublasLt take them.
 
-use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, Ptr, Upload};
-use faser_kernels::{Dtype, Matrix, RopeTable, Table, Vector};
-use half::bf16;
+use faser_kernels::{Dtype, RopeTable, Source};
 
+use crate::checkpoint::{Checkpoint, Files};
 use crate::layer::Layer;
-use crate::{Model, ModelConfig, ModelError, Progress};
+use crate::load::{Packer, Tensors, load};
+use crate::model::{Parts, rope_table};
+use crate::synthetic::{Synthetic, SyntheticSpec};
+use crate::{ModelConfig, ModelError, Progress, Shard};
 
 /// A model whose weights are on a GPU. Layers that the models of a pair have in common are there once.
 pub struct CudaModel {
@@ -22,20 +25,8 @@ pub struct CudaModel {
     pub(super) rope: Arc<DeviceBuffer>,
 }
 
-pub(super) struct CudaLayer {
-    pub(super) attention_norm: DeviceBuffer,
-    pub(super) qkv: DeviceBuffer,
-    pub(super) qkv_bias: Option<DeviceBuffer>,
-    pub(super) q_norm: Option<DeviceBuffer>,
-    pub(super) k_norm: Option<DeviceBuffer>,
-    pub(super) o: DeviceBuffer,
-    pub(super) o_bias: Option<DeviceBuffer>,
-    pub(super) mlp_norm: DeviceBuffer,
-    pub(super) gate_up: DeviceBuffer,
-    pub(super) gate_up_bias: Option<DeviceBuffer>,
-    pub(super) down: DeviceBuffer,
-    pub(super) down_bias: Option<DeviceBuffer>,
-}
+/// A layer's weights on a GPU.
+pub(super) type CudaLayer = Layer<DeviceBuffer, DeviceBuffer>;
 
 /// Where an optional vector is.
 pub(super) fn ptr(buffer: &Option<DeviceBuffer>) -> Ptr {
@@ -43,6 +34,90 @@ pub(super) fn ptr(buffer: &Option<DeviceBuffer>) -> Ptr {
 }
 
 impl CudaModel {
+    /// Loads a model directory, as [`Model::load`](crate::Model::load) does, into a GPU's memory. The host's memory has two pieces of 16 MiB
+    /// of it at a time, beside the files' pages.
+    ///
+    /// # Errors
+    /// As there; or there is no kernel for the dtype or a shape, or the GPU has not enough memory, and how much it takes.
+    pub fn load(
+        gpu: &Arc<Gpu>,
+        dir: &Path,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
+        let config = ModelConfig::load(dir)?;
+        let files = Files::map(dir)?;
+        CudaModel::of(gpu, config, &mut Checkpoint::new(&files)?, dtype, progress)
+    }
+
+    /// Makes the pair of [`synthetic::pair`](crate::synthetic::pair) in a GPU's memory: target and draft, whose layers are the target's first.
+    /// The host's memory has one layer of it at a time.
+    ///
+    /// # Errors
+    /// As there, and as [`CudaModel::load`].
+    pub fn synthetic_pair(
+        gpu: &Arc<Gpu>,
+        spec: &SyntheticSpec,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(CudaModel, CudaModel), ModelError> {
+        let mut tensors = Synthetic::new(spec, dtype)?;
+        let target = CudaModel::of(gpu, spec.config(spec.layers), &mut tensors, dtype, progress)?;
+        let draft = CudaModel {
+            config: spec.config(spec.draft_layers),
+            element: target.element,
+            gpu: gpu.clone(),
+            embedding: target.embedding.clone(),
+            layers: target.layers.iter().take(spec.draft_layers).cloned().collect(),
+            norm: target.norm.clone(),
+            head: target.head.clone(),
+            rope: target.rope.clone(),
+        };
+        Ok((target, draft))
+    }
+
+    /// Bytes of GPU memory that the weights of such a model take.
+    ///
+    /// # Errors
+    /// There are no kernels for the dtype.
+    pub fn weight_bytes(config: &ModelConfig, dtype: Dtype) -> Result<u64, CudaError> {
+        let held = element(dtype)?.bytes();
+        let ModelConfig { hidden, intermediate, vocab, layers, head_dim, .. } = *config;
+        let (q, kv, f32) = (config.q_width(), config.kv_width(), size_of::<f32>());
+        let matrices = hidden * (2 * q + 2 * kv + 3 * intermediate);
+        let if_there = |there: bool, len: usize| if there { len } else { 0 };
+        let vectors = 2 * hidden
+            + if_there(config.qkv_bias, q + 2 * kv)
+            + if_there(config.qk_norm, 2 * head_dim)
+            + if_there(config.o_bias, hidden)
+            + if_there(config.mlp_bias, 2 * intermediate + hidden);
+        let tables = if config.tie_embeddings { 1 } else { 2 };
+        let outside = tables * vocab * hidden * held + (hidden + config.max_context * head_dim) * f32;
+        Ok((outside + layers * (matrices * held + vectors * f32)) as u64)
+    }
+
+    fn of(
+        gpu: &Arc<Gpu>,
+        config: ModelConfig,
+        tensors: &mut dyn Tensors,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
+        let element = element(dtype)?;
+        fits(gpu, &config, element)?;
+        let needed_bytes = CudaModel::weight_bytes(&config, dtype)?;
+        let (free_bytes, total_bytes) = gpu.memory()?;
+        if needed_bytes > free_bytes as u64 {
+            return Err(CudaError::Weights { needed_bytes, dtype, free_bytes, total_bytes }.into());
+        }
+        let mut packer = CudaPacker { gpu, upload: Upload::new(gpu)?, element };
+        let Parts { embedding, layers, norm, head } =
+            load(&config, Shard::WHOLE, tensors, &mut packer, progress)?;
+        let rope = Arc::new(packer.rope(&rope_table(&config)?)?);
+        packer.upload.finish()?;
+        Ok(CudaModel { config, element, gpu: gpu.clone(), embedding, layers, norm, head, rope })
+    }
+
     /// The shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -59,144 +134,70 @@ impl CudaModel {
     }
 }
 
-/// Copies the weights of `models` to the GPU; what they share in memory they share there. `progress` is called after each layer.
-///
-/// # Errors
-/// The models are held in int8 or have a shape for which there are no kernels, or the GPU has not enough memory.
-pub fn upload(
-    gpu: &Arc<Gpu>,
-    models: &[&Model],
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Vec<CudaModel>, ModelError> {
-    let total_bytes = models.iter().map(|model| model.weight_bytes()).sum();
-    let mut copier = Copier {
-        gpu,
-        upload: Upload::new(gpu)?,
-        layers: HashMap::new(),
-        buffers: HashMap::new(),
-        done: Progress { done_bytes: 0, total_bytes },
-    };
-    let mut copied = Vec::with_capacity(models.len());
-    for model in models {
-        copied.push(copier.model(model, progress)?);
-    }
-    copier.upload.finish()?;
-    Ok(copied)
-}
-
-struct Copier<'a> {
+/// Rows in a GPU's memory.
+struct CudaPacker<'a> {
     gpu: &'a Arc<Gpu>,
     upload: Upload,
-    /// What is there already, by where it is on the host.
-    layers: HashMap<*const Layer, Arc<CudaLayer>>,
-    buffers: HashMap<*const (), Arc<DeviceBuffer>>,
-    done: Progress,
+    element: Element,
 }
 
-impl Copier<'_> {
-    fn model(&mut self, model: &Model, progress: &mut dyn FnMut(Progress)) -> Result<CudaModel, ModelError> {
-        let config = model.config().clone();
-        let element = element(model.dtype())?;
-        fits(self.gpu, &config, element)?;
-        let parts = &model.parts;
-        let embedding =
-            self.once(Arc::as_ptr(&parts.embedding).cast(), |copier| copier.table(&parts.embedding))?;
-        let norm = self.once(Arc::as_ptr(&parts.norm).cast(), |copier| copier.vector(&parts.norm))?;
-        let head = self.once(Arc::as_ptr(&parts.head).cast(), |copier| copier.matrix(&parts.head))?;
-        self.tell(parts.embedding.bytes() + parts.norm.bytes() + parts.head.bytes(), progress);
-        let mut layers = Vec::with_capacity(config.layers);
-        for layer in &parts.layers {
-            let key = Arc::as_ptr(layer);
-            if !self.layers.contains_key(&key) {
-                let copied = Arc::new(self.layer(layer)?);
-                self.layers.insert(key, copied);
-            }
-            layers.push(self.layers[&key].clone());
-            self.tell(layer.bytes(), progress);
-        }
-        let rope = Arc::new(self.rope(&model.rope)?);
-        Ok(CudaModel { config, element, gpu: self.gpu.clone(), embedding, layers, norm, head, rope })
-    }
-
-    fn tell(&mut self, bytes: u64, progress: &mut dyn FnMut(Progress)) {
-        self.done.done_bytes += bytes;
-        progress(self.done);
-    }
-
-    fn once(
-        &mut self,
-        key: *const (),
-        copy: impl FnOnce(&mut Self) -> Result<DeviceBuffer, CudaError>,
-    ) -> Result<Arc<DeviceBuffer>, CudaError> {
-        if let Some(there) = self.buffers.get(&key) {
-            return Ok(there.clone());
-        }
-        let copied = Arc::new(copy(self)?);
-        self.buffers.insert(key, copied.clone());
-        Ok(copied)
-    }
-
-    fn layer(&mut self, layer: &Layer) -> Result<CudaLayer, CudaError> {
-        Ok(CudaLayer {
-            attention_norm: self.vector(&layer.attention_norm)?,
-            qkv: self.matrix(&layer.qkv)?,
-            qkv_bias: self.optional(layer.qkv_bias.as_ref())?,
-            q_norm: self.optional(layer.q_norm.as_ref())?,
-            k_norm: self.optional(layer.k_norm.as_ref())?,
-            o: self.matrix(&layer.o)?,
-            o_bias: self.optional(layer.o_bias.as_ref())?,
-            mlp_norm: self.vector(&layer.mlp_norm)?,
-            gate_up: self.matrix(&layer.gate_up)?,
-            gate_up_bias: self.optional(layer.gate_up_bias.as_ref())?,
-            down: self.matrix(&layer.down)?,
-            down_bias: self.optional(layer.down_bias.as_ref())?,
-        })
-    }
-
-    fn optional(&mut self, vector: Option<&Vector>) -> Result<Option<DeviceBuffer>, CudaError> {
-        vector.map(|vector| self.vector(vector)).transpose()
-    }
-
-    fn vector(&mut self, vector: &Vector) -> Result<DeviceBuffer, CudaError> {
-        let buffer = DeviceBuffer::zeroed(self.gpu, vector.len() * size_of::<f32>(), WEIGHTS)?;
-        self.upload.rows::<f32>(&buffer, 1, vector.len(), |_, to| to.copy_from_slice(vector.as_slice()))?;
-        Ok(buffer)
-    }
-
-    fn matrix(&mut self, matrix: &Matrix) -> Result<DeviceBuffer, CudaError> {
-        let (rows, row) = (matrix.out_features(), matrix.in_features());
-        let buffer = DeviceBuffer::zeroed(self.gpu, rows * row * matrix.dtype().bytes(), WEIGHTS)?;
-        match matrix.dtype() {
-            Dtype::F32 => {
-                self.upload.rows::<f32>(&buffer, rows, row, |r, to| assert!(matrix.unpack_f32(r, to)))?;
-            }
-            _ => self.upload.rows::<bf16>(&buffer, rows, row, |r, to| assert!(matrix.unpack_bf16(r, to)))?,
-        }
-        Ok(buffer)
-    }
-
-    fn table(&mut self, table: &Table) -> Result<DeviceBuffer, CudaError> {
-        let (rows, row) = (table.rows(), table.cols());
-        let buffer = DeviceBuffer::zeroed(self.gpu, table.bytes() as usize, WEIGHTS)?;
-        if table.f32_row(0).is_some() {
-            let read = |r: usize, to: &mut [f32]| to.copy_from_slice(table.f32_row(r).unwrap_or(&[]));
-            self.upload.rows(&buffer, rows, row, read)?;
-        } else {
-            let read = |r: usize, to: &mut [bf16]| to.copy_from_slice(table.bf16_row(r).unwrap_or(&[]));
-            self.upload.rows(&buffer, rows, row, read)?;
+impl CudaPacker<'_> {
+    /// Sources one after the other.
+    fn buffer(&mut self, sources: &[Source<'_>], element: Element) -> Result<DeviceBuffer, ModelError> {
+        let len: usize = sources.iter().map(Source::len).sum();
+        let buffer = DeviceBuffer::unfilled(self.gpu, len * element.bytes(), "a tensor of the weights")?;
+        let mut first = 0;
+        for source in sources {
+            self.upload.numbers(&buffer, first, *source, element)?;
+            first += source.len();
         }
         Ok(buffer)
     }
 
     fn rope(&mut self, rope: &RopeTable) -> Result<DeviceBuffer, CudaError> {
-        let (rows, row) = (rope.max_positions(), rope.head_dim());
-        let buffer = DeviceBuffer::zeroed(self.gpu, rows * row * size_of::<f32>(), "the rope table")?;
-        self.upload.rows::<f32>(&buffer, rows, row, |r, to| to.copy_from_slice(rope.row(r)))?;
+        let row = rope.head_dim();
+        let len = rope.max_positions() * row;
+        let buffer = DeviceBuffer::unfilled(self.gpu, len * size_of::<f32>(), "the rope table")?;
+        self.upload.values::<f32>(&buffer, 0, len, |from, to| {
+            to.iter_mut().zip(from..).for_each(|(x, i)| *x = rope.row(i / row)[i % row]);
+        })?;
         Ok(buffer)
     }
 }
 
-const WEIGHTS: &str = "weights";
+impl Packer for CudaPacker<'_> {
+    type Table = DeviceBuffer;
+    type Matrix = DeviceBuffer;
+    type Vector = DeviceBuffer;
+
+    fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<DeviceBuffer, ModelError> {
+        self.buffer(&[source], self.element)
+    }
+
+    fn matrix(
+        &mut self,
+        _tensor: &str,
+        _inputs: usize,
+        sources: &[Source<'_>],
+    ) -> Result<DeviceBuffer, ModelError> {
+        self.buffer(sources, self.element)
+    }
+
+    fn vector(&mut self, sources: &[Source<'_>]) -> Result<DeviceBuffer, ModelError> {
+        self.buffer(sources, Element::F32)
+    }
+
+    /// Both are rows: it is there once.
+    fn tied_head(
+        &mut self,
+        embedding: &Arc<DeviceBuffer>,
+        _tensor: &str,
+        _inputs: usize,
+        _source: Source<'_>,
+    ) -> Result<Arc<DeviceBuffer>, ModelError> {
+        Ok(embedding.clone())
+    }
+}
 
 fn element(dtype: Dtype) -> Result<Element, CudaError> {
     match dtype {

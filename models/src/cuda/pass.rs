@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Nothing here waits: launches queue up on the lane. How many rows there are is known to the host when a pass begins; rows that leave
-//! are known to the device, whose kernels then do less, while products keep the size they began with.
+//! are known to the device, whose kernels then do less, while products keep their size, but for what the host itself has cancelled.
+//! Small passes are padded to buckets, and asked for by graphs.
 
 use std::sync::Arc;
 
@@ -16,7 +17,10 @@ use faser_kernels::cuda::{
 };
 use faser_kernels::{BlockId, Dtype};
 
+use super::graphs::Graphs;
+use super::penalties::{PenaltyTables, history};
 use super::sampler::SamplerBuffers;
+use super::steps::StepBuffers;
 use super::{CudaModel, CudaSizes};
 
 /// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
@@ -40,6 +44,8 @@ pub struct PassInput<'a> {
     pub adjusts: bool,
     /// Whether top-k or top-p of any chunk leaves tokens out.
     pub restricts: bool,
+    /// On a draft lane: the chunk of the plan that each chunk is part of; else nothing.
+    pub of_plan: &'a [u32],
     /// Tests of proposals at gates: the test, its rivals (a full row of [`GateArgs::SCORED`] tokens), and the largest gap that stays.
     pub tests: &'a [(Test, [u32; GateArgs::SCORED], f32)],
 }
@@ -68,32 +74,27 @@ pub struct CudaPasses {
     pub(super) final_normed: DeviceBuffer,
     pub(super) logits: DeviceBuffer,
     pub(super) sampling: SamplerBuffers,
+    pub(super) penalties: PenaltyTables,
+    /// On a lane that drafts.
+    pub(super) steps: Option<StepBuffers>,
     pub(super) pass: Staged,
+    pub(super) known: Vec<KnownChunk>,
+    /// Last: they go when the lane has been waited for.
+    pub(super) graphs: Graphs,
 }
 
 /// The pass under way: where its arrays are, and its size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Staged {
-    pub(super) bucket: usize,
+    pub(super) rows: RowArrays,
+    pub(super) tail: Tail,
+    /// Whether its arrays are padded, so that it comes again.
+    pub(super) small: bool,
     pub(super) samples: usize,
     pub(super) chunk_count: usize,
-    pub(super) counts: Ptr,
-    pub(super) positions: Ptr,
-    pub(super) chunk_of: Ptr,
-    pub(super) chunks: Ptr,
     pub(super) live: Ptr,
-    pub(super) sample_rows: Ptr,
-    pub(super) tables: Ptr,
-    pub(super) table_stride: u32,
-    pub(super) tiles: Ptr,
-    pub(super) tile_count: usize,
-    pub(super) tile_queries: u32,
-    pub(super) split: u32,
-    pub(super) splits: u32,
-    pub(super) samplers: Ptr,
-    pub(super) proposals: Ptr,
     pub(super) proposal_counts: Ptr,
-    pub(super) proposal_stride: usize,
+    pub(super) of_plan: Ptr,
     pub(super) tests: Ptr,
     pub(super) rivals: Ptr,
     pub(super) most: Ptr,
@@ -101,15 +102,64 @@ pub(super) struct Staged {
     pub(super) test_rows: Ptr,
     pub(super) scores: Ptr,
     pub(super) test_len: usize,
+}
+
+/// All that layers take of a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct RowArrays {
+    pub(super) bucket: usize,
+    pub(super) counts: Ptr,
+    pub(super) positions: Ptr,
+    pub(super) chunk_of: Ptr,
+    pub(super) chunks: Ptr,
+    pub(super) tables: Ptr,
+    pub(super) table_stride: u32,
+    pub(super) tiles: Ptr,
+    pub(super) tile_count: usize,
+    pub(super) tile_queries: u32,
+    pub(super) split: u32,
+    pub(super) splits: u32,
+}
+
+/// All that the end of a pass takes of it, beside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Tail {
+    /// The bucket of its samples; 0: none.
+    pub(super) samples: usize,
+    pub(super) sample_rows: Ptr,
+    pub(super) samplers: Ptr,
+    pub(super) proposals: Ptr,
+    pub(super) proposal_stride: u32,
     pub(super) adjusts: bool,
     pub(super) restricts: bool,
+}
+
+/// What is known of a chunk of the pass without asking the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownChunk {
+    rows: usize,
+    samples: usize,
+    cancelled: bool,
 }
 
 impl Staged {
     /// Where the number of samples is.
     pub(super) fn sample_count(&self) -> Ptr {
-        Ptr(self.counts.0 + 8)
+        Ptr(self.rows.counts.0 + 8)
     }
+}
+
+/// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more
+/// than a row has change nothing.
+pub(super) fn plan_attention(longest: u32, rows: usize, split_rows: usize) -> AttentionPlan {
+    let mut plan = AttentionPlan::new(longest);
+    plan.splits = plan.splits.next_power_of_two();
+    // Many rows keep the SMs busy without splits, and the workspace is not for both.
+    while plan.splits as usize * rows > split_rows {
+        plan.split *= 2;
+        plan.splits = longest.div_ceil(plan.split).next_power_of_two();
+    }
+    plan
 }
 
 impl CudaPasses {
@@ -137,7 +187,7 @@ impl CudaPasses {
         Ok(CudaPasses {
             input: Arena::new(&gpu, sizes.input_bytes(), "the arrays of a pass")?,
             output: Arena::new(&gpu, sizes.output_bytes(), "what a pass brings")?,
-            history: Arena::new(&gpu, sizes.history_bytes(), "histories")?,
+            history: history(&gpu, sizes.history_bytes())?,
             cancelled: Flags::new(&gpu, sizes.max_chunks)?,
             keys: DeviceBuffer::zeroed(&gpu, kv_bytes, "keys")?,
             values: DeviceBuffer::zeroed(&gpu, kv_bytes, "values")?,
@@ -154,7 +204,11 @@ impl CudaPasses {
             final_normed: activations(logit_rows, hidden * held)?,
             logits: activations(logit_rows, config.vocab * f32)?,
             sampling: SamplerBuffers::new(&gpu, config, logit_rows, drafts)?,
+            penalties: PenaltyTables::new(&gpu, config, sizes.max_chunks)?,
+            steps: drafts.then(|| StepBuffers::new(&gpu, &sizes)).transpose()?,
             pass: Staged::default(),
+            known: Vec::new(),
+            graphs: Graphs::default(),
             model,
             lane,
             sizes,
@@ -189,8 +243,21 @@ impl CudaPasses {
     }
 
     /// Nobody wants this chunk of the pass any more: its rows leave at the next [`CudaPasses::shed`], also of what is queued already.
-    pub fn cancel(&self, chunk: usize) {
+    ///
+    /// # Panics
+    /// If the pass has no such chunk.
+    pub fn cancel(&mut self, chunk: usize) {
         self.cancelled.set(chunk);
+        self.known[chunk].cancelled = true;
+    }
+
+    /// The sizes that products have from here on: what the host knows to have left is not computed any more. What a gate rules out is known to
+    /// the device alone, and asking it would mean to wait.
+    pub(super) fn shrink(&mut self) {
+        let stays = self.known.iter().filter(|chunk| !chunk.cancelled);
+        let (rows, samples) = stays.fold((0, 0), |(r, s), chunk| (r + chunk.rows, s + chunk.samples));
+        self.pass.rows.bucket = self.pass.rows.bucket.min(CudaSizes::bucket(rows.max(1)));
+        self.pass.tail.samples = self.pass.tail.samples.min(CudaSizes::bucket(samples));
     }
 
     /// Begins a pass: sends its arrays, and the residual stream becomes the tokens' embeddings. What was asked for before must have been
@@ -221,6 +288,7 @@ impl CudaPasses {
 
         let mut samples = Vec::new();
         let mut placed = chunks.to_vec();
+        self.known.clear();
         for (chunk, index) in placed.iter_mut().zip(0..) {
             chunk.first_sample = samples.len() as u32;
             for offset in chunk.sampled_from..chunk.rows.max(chunk.sampled_from) {
@@ -228,58 +296,70 @@ impl CudaPasses {
                 let (position, since) = (positions[row as usize] + 1, offset - chunk.sampled_from);
                 samples.push(Sample { row, chunk: index, position, since });
             }
+            let sampled = samples.len() - chunk.first_sample as usize;
+            self.known.push(KnownChunk { rows: chunk.rows as usize, samples: sampled, cancelled: false });
         }
         assert!(samples.len() <= sizes.max_logit_rows, "{} rows get tokens", samples.len());
         let config = &self.model.config;
         let group = (config.heads / config.kv_heads) as u32;
         let most = chunks.iter().map(|chunk| chunk.rows * group).max().unwrap_or(0);
-        let queries = AttentionArgs::tile_queries(self.model.element, config.head_dim as u32, most);
+        let tile_queries = AttentionArgs::tile_queries(self.model.element, config.head_dim as u32, most);
         let mut tiles = Vec::new();
-        Tile::cover(chunks.iter().map(|chunk| chunk.rows), group, queries, &mut tiles);
+        Tile::cover(chunks.iter().map(|chunk| chunk.rows), group, tile_queries, &mut tiles);
+
+        // A small pass takes the places of its bucket: another of that bucket has its arrays in the same ones.
+        let bucket = CudaSizes::bucket(rows);
+        let small = bucket <= CudaSizes::GRAPH_ROWS;
+        let up_to = |bucket: usize, len: usize| if small { bucket } else { len };
+        let chunk_places = up_to(sizes.chunk_places(bucket), count);
+        tiles.resize(up_to(CudaSizes::bucket(tiles.len()), tiles.len()), Tile::PADDING);
         let longest = positions.iter().max().map_or(1, |last| last + 1);
-        let mut plan = AttentionPlan::new(longest);
-        // Many rows keep the SMs busy without splits, and the workspace is not for both.
-        while plan.splits as usize * rows > sizes.split_rows() {
-            plan.split *= 2;
-            plan.splits = longest.div_ceil(plan.split);
-        }
-        let stride = tables.iter().map(|table| table.len()).max().unwrap_or(0).max(1);
-        let mut blocks = vec![0; count * stride];
-        for (to, table) in blocks.chunks_exact_mut(stride).zip(tables) {
-            to[..table.len()].copy_from_slice(table);
-        }
-        assert!(stride <= sizes.table_stride(), "a table of {stride} blocks");
+        let plan = plan_attention(longest, up_to(bucket, rows), sizes.split_rows());
+        let (stride, blocks) = sizes.block_tables(tables);
         let proposal_stride = proposals.iter().map(|proposals| proposals.len()).max().unwrap_or(0).max(1);
+        let proposal_stride = proposal_stride.next_power_of_two();
         let mut proposed = vec![NOTHING; count * proposal_stride];
         for (to, proposals) in proposed.chunks_exact_mut(proposal_stride).zip(proposals) {
             to[..proposals.len()].copy_from_slice(proposals);
         }
         let proposal_counts: Vec<u32> = proposals.iter().map(|proposals| proposals.len() as u32).collect();
         let live: Vec<u32> = chunks.iter().map(|chunk| chunk.rows).collect();
+        let sample_bucket = if samples.is_empty() { 0 } else { CudaSizes::bucket(samples.len()) };
 
         let arena = &mut self.input;
-        let tokens = arena.put(tokens);
-        self.pass = Staged {
-            bucket: CudaSizes::bucket(rows),
-            samples: samples.len(),
-            chunk_count: count,
+        let tokens = arena.put_padded(tokens, up_to(bucket, rows));
+        let rows = RowArrays {
+            bucket,
             counts: arena.put(&[rows as u32, rows as u32, samples.len() as u32]),
-            positions: arena.put(positions),
-            chunk_of: arena.put(chunk_of),
-            chunks: arena.put(&placed),
-            live: arena.put(&live),
-            sample_rows: arena.put(&samples),
-            tables: arena.put(&blocks),
+            positions: arena.put_padded(positions, up_to(bucket, rows)),
+            chunk_of: arena.put_padded(chunk_of, up_to(bucket, rows)),
+            chunks: arena.put_padded(&placed, chunk_places),
+            tables: arena.put_padded(&blocks, chunk_places * stride),
             table_stride: stride as u32,
             tiles: arena.put(&tiles),
             tile_count: tiles.len(),
-            tile_queries: queries,
+            tile_queries,
             split: plan.split,
             splits: plan.splits,
-            samplers: arena.put(samplers),
-            proposals: arena.put(&proposed),
+        };
+        let tail = Tail {
+            samples: sample_bucket,
+            sample_rows: arena.put_padded(&samples, up_to(bucket, samples.len())),
+            samplers: arena.put_padded(samplers, chunk_places),
+            proposals: arena.put_padded(&proposed, chunk_places * proposal_stride),
+            proposal_stride: proposal_stride as u32,
+            adjusts: input.adjusts,
+            restricts: input.restricts,
+        };
+        self.pass = Staged {
+            rows,
+            tail,
+            small,
+            samples: samples.len(),
+            chunk_count: count,
+            live: arena.put(&live),
             proposal_counts: arena.put(&proposal_counts),
-            proposal_stride,
+            of_plan: arena.put(input.of_plan),
             tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<Test>>()),
             rivals: arena.put(&tests.iter().flat_map(|(_, rivals, _)| *rivals).collect::<Vec<u32>>()),
             most: arena.put(&tests.iter().map(|(.., most)| *most).collect::<Vec<f32>>()),
@@ -287,19 +367,23 @@ impl CudaPasses {
             test_rows: arena.reserve::<u32>(tests.len()).0,
             scores: arena.reserve::<f32>(tests.len() * GateArgs::SCORED).0,
             test_len: tests.len(),
-            adjusts: input.adjusts,
-            restricts: input.restricts,
         };
         self.lane.send(&mut self.input)?;
+        self.embed(tokens)
+    }
+
+    /// The residual stream becomes the embeddings of the rows' tokens.
+    pub(super) fn embed(&mut self, tokens: Ptr) -> Result<(), CudaError> {
+        let config = &self.model.config;
         let args = EmbedArgs {
             table: self.model.embedding.ptr(),
             tokens,
             out: self.x.ptr(),
-            rows: self.pass.counts,
+            rows: self.pass.rows.counts,
             cols: config.hidden as u32,
             vocabulary: config.vocab as u32,
         };
-        let (bucket, sms) = (self.pass.bucket as u32, self.lane.sms());
+        let (bucket, sms) = (self.pass.rows.bucket as u32, self.lane.sms());
         self.lane.launch(&args.launch(self.model.element, bucket, sms))
     }
 }

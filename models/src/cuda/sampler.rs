@@ -1,9 +1,9 @@
-//! The end of a pass: tokens drawn, proposals judged, what comes back; and the tables that penalties read.
+//! The end of a pass: tokens drawn, proposals judged, what comes back.
 
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    AcceptArgs, AdjustArgs, ConfidenceArgs, CountArgs, CudaError, DeviceBuffer, DrawArgs, Gpu, LogitStats,
+    AcceptArgs, AdjustArgs, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, Gpu, LogitStats,
     LogitStatsArgs, NucleusArgs, PickArgs, Place, Ptr, TopTokensArgs, Verdict,
 };
 use faser_kernels::ops::TOP_TOKENS;
@@ -44,27 +44,13 @@ impl SamplerBuffers {
 /// What was drawn, to be read when the pass was fetched and waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawn {
-    on_device: Ptr,
+    pub(super) on_device: Ptr,
+    pub(super) confidence_at: Ptr,
+    pub(super) top_at: Ptr,
+    samples: usize,
     tokens: Place,
     confidence: Option<Place>,
     top: Option<Place>,
-}
-
-/// What happens to a sequence's table of counts before the next pass. The table is one u32 for each token of the vocabulary.
-#[derive(Clone, Copy, Debug)]
-pub struct HistoryChange<'a> {
-    /// The table.
-    pub table: Ptr,
-    /// Whether it is emptied first.
-    pub clear: bool,
-    /// Tokens of the output that were counted and have been taken back.
-    pub removed: &'a [u32],
-    /// Tokens that follow what is counted.
-    pub added: &'a [u32],
-    /// Position of the first of them.
-    pub position: usize,
-    /// Tokens before this position are the prompt's.
-    pub prompt_len: usize,
 }
 
 impl CudaPasses {
@@ -76,48 +62,57 @@ impl CudaPasses {
     pub fn draw(&mut self, rivals: bool) -> Result<Drawn, CudaError> {
         let (pass, sms) = (self.pass, self.lane.sms());
         let drafts = self.sampling.adjusted.is_some();
-        let (on_device, tokens) = self.output.reserve::<u32>(pass.samples);
-        let confidence = drafts.then(|| self.output.reserve::<f32>(pass.samples));
-        let top = rivals.then(|| self.output.reserve::<u32>(pass.samples * TOP_TOKENS));
+        let (most, count) = (pass.tail.samples, pass.sample_count());
+        let (on_device, tokens) = self.output.reserve::<u32>(most);
+        let confidence = drafts.then(|| self.output.reserve::<f32>(most));
+        let top = rivals.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
+        let ptr = |reserved: Option<(Ptr, Place)>| reserved.map_or(Ptr::NULL, |(ptr, _)| ptr);
         let place = |reserved: Option<(Ptr, Place)>| reserved.map(|(_, place)| place);
-        let drawn = Drawn { on_device, tokens, confidence: place(confidence), top: place(top) };
-        if pass.samples == 0 {
+        let drawn = Drawn {
+            on_device,
+            confidence_at: ptr(confidence),
+            top_at: ptr(top),
+            samples: pass.samples.min(most),
+            tokens,
+            confidence: place(confidence),
+            top: place(top),
+        };
+        if most == 0 {
             return Ok(drawn);
         }
         let vocabulary = self.model.config.vocab as u32;
         let parts = LogitStatsArgs::parts(vocabulary);
-        let (most, count) = (CudaSizes::bucket(pass.samples) as u32, pass.sample_count());
+        let (logits_bytes, most) = (most * vocabulary as usize * size_of::<f32>(), most as u32);
         let plain = self.logits.ptr();
         let mut logits = plain;
         let [plain_stats, adjusted_stats] = self.sampling.stats.each_ref().map(DeviceBuffer::ptr);
         let mut stats = plain_stats;
-        if drafts || !pass.adjusts {
+        if drafts || !pass.tail.adjusts {
             let args = LogitStatsArgs { logits, stats, rows: count, vocabulary };
             self.lane.launch(&args.launch(most))?;
         }
-        if pass.adjusts {
+        if pass.tail.adjusts {
             if let Some(adjusted) = &self.sampling.adjusted {
                 logits = adjusted.ptr();
-                let bytes = pass.samples * vocabulary as usize * size_of::<f32>();
-                self.lane.copy(plain, logits, bytes)?;
+                self.lane.copy(plain, logits, logits_bytes)?;
             }
             let args = AdjustArgs {
                 logits,
-                samples: pass.sample_rows,
-                samplers: pass.samplers,
-                proposals: pass.proposals,
+                samples: pass.tail.sample_rows,
+                samplers: pass.tail.samplers,
+                proposals: pass.tail.proposals,
                 count,
                 vocabulary,
-                proposal_stride: pass.proposal_stride as u32,
+                proposal_stride: pass.tail.proposal_stride,
             };
             self.lane.launch(&args.launch(most, sms))?;
             stats = adjusted_stats;
             let args = LogitStatsArgs { logits, stats, rows: count, vocabulary };
             self.lane.launch(&args.launch(most))?;
         }
-        let (samples, samplers) = (pass.sample_rows, pass.samplers);
+        let (samples, samplers) = (pass.tail.sample_rows, pass.tail.samplers);
         let mut least = Ptr::NULL;
-        if pass.restricts {
+        if pass.tail.restricts {
             least = self.sampling.least.ptr();
             let args = NucleusArgs { logits, stats, samples, samplers, least, count, vocabulary, parts };
             self.lane.launch(&args.launch(most, sms))?;
@@ -146,13 +141,13 @@ impl CudaPasses {
         let pass = self.pass;
         let (verdicts, place) = self.output.reserve::<Verdict>(pass.chunk_count);
         let args = AcceptArgs {
-            chunks: pass.chunks,
+            chunks: pass.rows.chunks,
             tokens: drawn.on_device,
-            proposals: pass.proposals,
+            proposals: pass.tail.proposals,
             proposal_counts: pass.proposal_counts,
             verdicts,
             chunk_count: pass.chunk_count as u32,
-            proposal_stride: pass.proposal_stride as u32,
+            proposal_stride: pass.tail.proposal_stride,
         };
         self.lane.launch(&args.launch())?;
         Ok(place)
@@ -168,17 +163,17 @@ impl CudaPasses {
 
     /// The tokens, in the order of the samples.
     pub fn tokens(&self, drawn: &Drawn) -> &[u32] {
-        self.output.get(drawn.tokens)
+        &self.output.get(drawn.tokens)[..drawn.samples]
     }
 
     /// The draft's confidence in each.
     pub fn confidence(&self, drawn: &Drawn) -> &[f32] {
-        drawn.confidence.map_or(&[], |place| self.output.get(place))
+        drawn.confidence.map_or(&[], |place| &self.output.get(place)[..drawn.samples])
     }
 
     /// The likeliest tokens in each place, [`TOP_TOKENS`] for a sample; none if they were not asked for.
     pub fn top(&self, drawn: &Drawn) -> &[u32] {
-        drawn.top.map_or(&[], |place| self.output.get(place))
+        drawn.top.map_or(&[], |place| &self.output.get(place)[..drawn.samples * TOP_TOKENS])
     }
 
     /// The verdicts, in the order of the chunks.
@@ -203,79 +198,5 @@ impl CudaPasses {
         self.lane.fetch(&mut arena)?;
         self.lane.wait(&mut || {})?;
         Ok(arena.get(place).to_vec())
-    }
-
-    /// A table of counts, of zeros.
-    ///
-    /// # Errors
-    /// There is no memory.
-    pub fn count_table(&self) -> Result<DeviceBuffer, CudaError> {
-        DeviceBuffer::zeroed(
-            &self.model.gpu,
-            self.model.config.vocab * size_of::<u32>(),
-            "counts for penalties",
-        )
-    }
-
-    /// A bias on the device: tokens, and at half of the buffer what is added to each.
-    ///
-    /// # Errors
-    /// There is no memory.
-    pub fn bias(&mut self, bias: &[(u32, f32)]) -> Result<DeviceBuffer, CudaError> {
-        let mut upload = faser_kernels::cuda::Upload::new(&self.model.gpu)?;
-        let half = bias.len().next_multiple_of(4);
-        let buffer = DeviceBuffer::zeroed(&self.model.gpu, 2 * half * size_of::<u32>(), "a logit bias")?;
-        upload.rows::<u32>(&buffer, 1, 2 * half, |_, to| {
-            to.fill(0);
-            for (i, (token, bias)) in bias.iter().enumerate() {
-                (to[i], to[half + i]) = (*token, bias.to_bits());
-            }
-        })?;
-        upload.finish()?;
-        Ok(buffer)
-    }
-
-    /// Brings tables of counts up to date, before the pass that reads them.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    ///
-    /// # Panics
-    /// If a change is longer than a sequence.
-    pub fn count(&mut self, changes: &[HistoryChange<'_>]) -> Result<(), CudaError> {
-        let (sms, vocabulary) = (self.lane.sms(), self.model.config.vocab as u32);
-        for change in changes {
-            // The arena is for one at a time.
-            self.lane.wait(&mut || {})?;
-            self.history.clear();
-            let [removed, added] = [change.removed, change.added].map(|tokens| self.history.put(tokens));
-            self.lane.send(&mut self.history)?;
-            if change.clear {
-                self.lane.clear(change.table, vocabulary as usize * size_of::<u32>())?;
-            }
-            let args = CountArgs {
-                tokens: removed,
-                counts: change.table,
-                len: change.removed.len() as u32,
-                first_position: change.prompt_len as u32,
-                prompt_len: change.prompt_len as u32,
-                vocabulary,
-                remove: 1,
-            };
-            if !change.removed.is_empty() {
-                self.lane.launch(&args.launch(sms))?;
-            }
-            let args = CountArgs {
-                tokens: added,
-                len: change.added.len() as u32,
-                first_position: change.position as u32,
-                remove: 0,
-                ..args
-            };
-            if !change.added.is_empty() {
-                self.lane.launch(&args.launch(sms))?;
-            }
-        }
-        Ok(())
     }
 }

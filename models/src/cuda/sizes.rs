@@ -1,8 +1,10 @@
 //! What the passes of a lane take of a GPU's memory: one place for those who plan and those who allocate.
 
-use faser_kernels::Dtype;
-use faser_kernels::cuda::{ATTENTION_SPLITS, BLOCK_SIZE, LogitStatsArgs, QkvArgs};
+use faser_kernels::cuda::{ATTENTION_SPLITS, BLOCK_SIZE, DraftStepArgs, LogitStatsArgs, QkvArgs};
+use faser_kernels::ops::TOP_TOKENS;
+use faser_kernels::{BlockId, Dtype};
 
+use super::penalties::PenaltyTables;
 use crate::ModelConfig;
 
 /// The bounds of a lane's passes.
@@ -35,6 +37,15 @@ impl CudaSizes {
         if between >= rows && power >= 8 { between } else { power }
     }
 
+    /// Rows up to which passes are padded to their bucket, so that they can be captured in graphs: those of decoding and verifying. Beyond,
+    /// what a launch costs the host is little beside what it computes.
+    pub(super) const GRAPH_ROWS: usize = 64;
+
+    /// Chunks that the arrays of a pass of this bucket have places for.
+    pub(super) fn chunk_places(&self, bucket: usize) -> usize {
+        bucket.min(CudaSizes::bucket(self.max_chunks))
+    }
+
     pub(super) fn rows(&self) -> usize {
         CudaSizes::bucket(self.max_rows)
     }
@@ -51,6 +62,21 @@ impl CudaSizes {
     /// Blocks of a table.
     pub(super) fn table_stride(&self) -> usize {
         self.max_context.div_ceil(BLOCK_SIZE).max(1)
+    }
+
+    /// The stride of block tables that stand together, and the tables: a power of two, which grows seldom.
+    ///
+    /// # Panics
+    /// If one is longer than a sequence.
+    pub(super) fn block_tables(&self, tables: &[&[BlockId]]) -> (usize, Vec<u32>) {
+        let longest = tables.iter().map(|table| table.len()).max().unwrap_or(0).max(1);
+        assert!(longest <= self.table_stride(), "a table of {longest} blocks");
+        let stride = longest.next_power_of_two();
+        let mut blocks = vec![0; tables.len() * stride];
+        for (to, table) in blocks.chunks_exact_mut(stride).zip(tables) {
+            to[..table.len()].copy_from_slice(table);
+        }
+        (stride, blocks)
     }
 
     pub(super) fn parts(config: &ModelConfig) -> usize {
@@ -75,29 +101,36 @@ impl CudaSizes {
         let parts = CudaSizes::parts(config) as u64;
         let logit_row = f32 * (hidden + 2 * config.vocab as u64) + held * hidden + 32 * parts + 64;
         let rope = config.max_context as u64 * config.head_dim as u64 * f32;
-        let staging = (self.input_bytes() + self.output_bytes() + self.history_bytes()) as u64;
-        rows * row + attention + logit_rows * logit_row + rope + staging + FIXED_BYTES
+        let (steps, drafted) = self.step_bytes();
+        let staging =
+            (self.input_bytes() + self.output_bytes() + self.history_bytes() + steps + drafted) as u64;
+        let penalties = (self.max_chunks * PenaltyTables::bytes_each(config)) as u64;
+        rows * row + attention + logit_rows * logit_row + rope + staging + penalties + FIXED_BYTES
     }
 
     /// Small arrays of a pass: rows, chunks with their tables, samples, tests.
     pub(super) fn input_bytes(&self) -> usize {
-        let rows = self.max_rows * 80;
-        let chunks = self.max_chunks * (256 + 4 * self.table_stride());
-        let samples = self.max_logit_rows * 128;
+        let rows = self.rows() * 80;
+        let chunks = CudaSizes::bucket(self.max_chunks) * (256 + 4 * self.table_stride().next_power_of_two());
+        let samples = self.logit_rows() * 128;
         rows + chunks + samples + (64 << 10)
+    }
+
+    /// What draft steps keep of each chunk: rows, state and table; and what they bring.
+    pub(super) fn step_bytes(&self) -> (usize, usize) {
+        let chunks = CudaSizes::bucket(self.max_chunks);
+        let each = 512 + 4 * self.table_stride().next_power_of_two();
+        (chunks * each + (4 << 10), chunks * (DraftStepArgs::STEPS * 4 * (2 + TOP_TOKENS) + 4) + (4 << 10))
     }
 
     /// What comes back: a few integers per sample and chunk, gaps.
     pub(super) fn output_bytes(&self) -> usize {
-        self.max_logit_rows * (64 + 4 * self.max_gates)
-            + self.max_chunks * 32
-            + 16 * self.max_gates
-            + (4 << 10)
+        self.logit_rows() * (64 + 4 * self.max_gates) + self.max_chunks * 32 + 16 * self.max_gates + (4 << 10)
     }
 
-    /// Tokens on their way into tables of counts.
+    /// Tokens on their way into tables of counts, and biases into theirs.
     pub(super) fn history_bytes(&self) -> usize {
-        2 * 4 * self.max_context + (64 << 10)
+        2 * 4 * self.max_context + (256 << 10)
     }
 }
 

@@ -26,7 +26,7 @@ mod spec;
 
 use faser_kernels::Dtype;
 
-use self::source::Synthetic;
+pub(crate) use self::source::Synthetic;
 pub use self::spec::SyntheticSpec;
 use crate::load::{CpuPacker, load};
 use crate::{Model, ModelError, Progress, Shard};

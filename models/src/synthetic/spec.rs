@@ -59,6 +59,15 @@ impl SyntheticSpec {
         }
     }
 
+    /// The shapes of target and draft.
+    ///
+    /// # Errors
+    /// No model can have such a shape.
+    pub fn configs(&self) -> Result<(ModelConfig, ModelConfig), ModelError> {
+        self.check()?;
+        Ok((self.config(self.layers), self.config(self.draft_layers)))
+    }
+
     /// The configuration of a model of this pair with the given number of layers.
     pub(crate) fn config(&self, layers: usize) -> ModelConfig {
         ModelConfig {

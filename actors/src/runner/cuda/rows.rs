@@ -27,6 +27,7 @@ pub(super) struct PassRows<'a> {
     pub(super) tested: Vec<usize>,
     /// The plan's chunk of each chunk here.
     pub(super) of_plan: Vec<usize>,
+    of_plan_words: Vec<u32>,
 }
 
 /// Some rows of a chunk of a plan.
@@ -75,6 +76,7 @@ impl<'a> PassRows<'a> {
         self.samplers.push(sequence.sampler());
         self.proposals.push(piece.proposals);
         self.of_plan.push(piece.index);
+        self.of_plan_words.push(piece.index as u32);
         if let Some(from) = piece.sampled_from {
             self.samples += rows - from;
             self.adjusts |= sequence.adjusts();
@@ -94,6 +96,7 @@ impl<'a> PassRows<'a> {
             proposals: &self.proposals,
             adjusts: self.adjusts,
             restricts: self.restricts,
+            of_plan: &self.of_plan_words,
             tests: &self.tests,
         }
     }

@@ -5,19 +5,21 @@ use std::sync::Arc;
 
 use faser_engine::{Admission, SeqId, TokenId};
 use faser_kernels::Sampling;
-use faser_kernels::cuda::{CudaError, DeviceBuffer, Ptr, Sampler};
-use faser_models::cuda::{CudaPasses, HistoryChange};
+use faser_kernels::cuda::{CudaError, Ptr, Sampler};
+use faser_models::cuda::{Bias, CudaPasses, HistoryChange, PenaltySlot};
 
 /// A sequence. Its tokens are kept only if it has penalties.
 pub(super) struct CudaSequence {
     pub(super) sampling: Arc<Sampling>,
     len: usize,
-    bias: Option<DeviceBuffer>,
+    /// Where its table and its bias are, if it has any of both.
+    slot: Option<PenaltySlot>,
+    bias: Option<Bias>,
     counted: Option<Counted>,
 }
 
 struct Counted {
-    table: DeviceBuffer,
+    table: Ptr,
     prompt_len: usize,
     tokens: Vec<TokenId>,
     /// How many of `tokens` the table has.
@@ -32,8 +34,6 @@ struct Counted {
 #[derive(Default)]
 pub(super) struct CudaSequences {
     all: HashMap<SeqId, CudaSequence>,
-    /// Tables of sequences that are gone: allocating stalls the GPU.
-    spare: Vec<DeviceBuffer>,
 }
 
 impl CudaSequences {
@@ -47,28 +47,52 @@ impl CudaSequences {
     ) -> Result<(), CudaError> {
         for seq in retire {
             let gone = self.all.remove(seq);
-            self.spare.extend(gone.and_then(|sequence| sequence.counted).map(|counted| counted.table));
+            gone.and_then(|sequence| sequence.slot).into_iter().for_each(|slot| passes.give_slot(slot));
         }
         assert_eq!(admit.len(), sampling.len(), "one sampling per admission");
         for (admission, sampling) in admit.iter().zip(sampling) {
-            let bias =
-                (!sampling.logit_bias.is_empty()).then(|| passes.bias(&sampling.logit_bias)).transpose()?;
-            let table = match self.spare.pop() {
-                _ if !sampling.has_penalties() => None,
-                Some(table) => Some(table),
-                None => Some(passes.count_table()?),
+            let (biased, counts) = (!sampling.logit_bias.is_empty(), sampling.has_penalties());
+            let slot = (biased || counts).then(|| passes.take_slot()).transpose()?;
+            let bias = match &slot {
+                Some(slot) if biased => Some(passes.bias(slot, &sampling.logit_bias)?),
+                _ => None,
             };
-            let counted = table.map(|table| Counted {
-                table,
+            let counted = slot.as_ref().filter(|_| counts).map(|slot| Counted {
+                table: passes.counts(slot),
                 prompt_len: admission.prompt_len,
                 tokens: admission.tokens.to_vec(),
                 in_table: 0,
                 removed: Vec::new(),
                 stale: true,
             });
-            let sequence =
-                CudaSequence { sampling: sampling.clone(), len: admission.tokens.len(), bias, counted };
-            self.all.insert(admission.seq, sequence);
+            let len = admission.tokens.len();
+            let sequence = CudaSequence { sampling: sampling.clone(), len, slot, bias, counted };
+            if let Some(before) = self.all.insert(admission.seq, sequence) {
+                before.slot.into_iter().for_each(|slot| passes.give_slot(slot));
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the tables of counts of these sequences up to date with their tokens.
+    pub(super) fn count(
+        &mut self,
+        passes: &mut CudaPasses,
+        sequences: impl Iterator<Item = SeqId>,
+    ) -> Result<(), CudaError> {
+        let behind: Vec<SeqId> = sequences.filter(|seq| self.of(*seq).is_behind()).collect();
+        let changes: Vec<HistoryChange<'_>> = behind
+            .iter()
+            .filter_map(|seq| self.all.get(seq)?.counted.as_ref())
+            .map(Counted::change)
+            .collect();
+        passes.count(&changes)?;
+        for seq in behind {
+            if let Some(counted) = &mut self.of(seq).counted {
+                counted.stale = false;
+                counted.removed.clear();
+                counted.in_table = counted.tokens.len();
+            }
         }
         Ok(())
     }
@@ -102,31 +126,17 @@ impl CudaSequence {
         }
     }
 
-    /// Brings the table of counts up to date with the tokens.
-    pub(super) fn count(&mut self, passes: &mut CudaPasses) -> Result<(), CudaError> {
-        let Some(counted) = &mut self.counted else { return Ok(()) };
-        if !counted.stale && counted.removed.is_empty() && counted.in_table == counted.tokens.len() {
-            return Ok(());
-        }
-        passes.count(&[HistoryChange {
-            table: counted.table.ptr(),
-            clear: counted.stale,
-            removed: &counted.removed,
-            added: &counted.tokens[counted.in_table..],
-            position: counted.in_table,
-            prompt_len: counted.prompt_len,
-        }])?;
-        counted.stale = false;
-        counted.removed.clear();
-        counted.in_table = counted.tokens.len();
-        Ok(())
+    /// Whether its table of counts does not have its tokens.
+    fn is_behind(&self) -> bool {
+        self.counted.as_ref().is_some_and(|counted| {
+            counted.stale || !counted.removed.is_empty() || counted.in_table < counted.tokens.len()
+        })
     }
 
     /// As kernels take it.
     pub(super) fn sampler(&self) -> Sampler {
-        let (tokens, bias) =
-            self.bias.as_ref().map_or((Ptr::NULL, Ptr::NULL), |b| (b.ptr(), b.at(b.bytes() / 2)));
-        let counts = self.counted.as_ref().map_or(Ptr::NULL, |counted| counted.table.ptr());
+        let (tokens, bias) = self.bias.as_ref().map_or((Ptr::NULL, Ptr::NULL), |b| (b.tokens, b.bias));
+        let counts = self.counted.as_ref().map_or(Ptr::NULL, |counted| counted.table);
         Sampler::new(&self.sampling, tokens, bias, counts)
     }
 
@@ -137,6 +147,17 @@ impl CudaSequence {
 }
 
 impl Counted {
+    fn change(&self) -> HistoryChange<'_> {
+        HistoryChange {
+            table: self.table,
+            clear: self.stale,
+            removed: &self.removed,
+            added: &self.tokens[self.in_table..],
+            position: self.in_table,
+            prompt_len: self.prompt_len,
+        }
+    }
+
     fn rewind_and_extend(&mut self, start: usize, tokens: &[TokenId]) {
         let same = self.tokens[start..].iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let kept = start + same;

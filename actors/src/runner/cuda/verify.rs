@@ -116,24 +116,23 @@ impl CudaVerifyRunner {
         if rows.is_empty() {
             return Ok(());
         }
-        for chunk in rows.of_plan.iter().map(|&index| &plan.chunks[index]).filter(|chunk| chunk.sample) {
-            self.sequences.of(chunk.seq).count(&mut self.passes)?;
-        }
+        let sampled = rows.of_plan.iter().map(|&index| &plan.chunks[index]).filter(|chunk| chunk.sample);
+        self.sequences.count(&mut self.passes, sampled.map(|chunk| chunk.seq))?;
         self.passes.stage(&rows.input())?;
         let layers = self.passes.model().config().layers;
         let mut gates = Vec::with_capacity(plan.gates.len());
-        for layer in 0..layers {
-            if layer > 0 {
-                let fell = self.ask(plan, rows, layer);
-                let gate = plan.gates.get(gates.len()) == Some(&layer);
-                if gate {
+        let mut begin = 0;
+        while begin < layers {
+            let end = self.next_stop(plan, begin, gates.len(), layers);
+            self.passes.layers(begin..end)?;
+            if end < layers {
+                self.ask(plan, rows, end);
+                if plan.gates.get(gates.len()) == Some(&end) {
                     gates.push(self.passes.gate()?);
                 }
-                if gate || fell || (self.fallen.is_some() && layer.is_multiple_of(SHED_EVERY)) {
-                    self.passes.shed()?;
-                }
+                self.passes.shed()?;
             }
-            self.passes.layers(layer..layer + 1)?;
+            begin = end;
         }
         self.passes.finish()?;
         let drawn = self.passes.draw(false)?;
@@ -160,17 +159,21 @@ impl CudaVerifyRunner {
         Ok(())
     }
 
-    /// Asks who fell, and flags their chunks; true if any did.
-    fn ask(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, layer: usize) -> bool {
-        let Some(fallen) = &mut self.fallen else { return false };
-        let before = self.gone.len();
+    /// Where rows may leave next: at a gate, or where the device looks at what was cancelled. The layers up to there are asked for in one go.
+    fn next_stop(&self, plan: &VerifyPlan, begin: usize, gates: usize, layers: usize) -> usize {
+        let look = if self.fallen.is_some() { (begin / SHED_EVERY + 1) * SHED_EVERY } else { layers };
+        look.min(plan.gates.get(gates).copied().unwrap_or(layers)).min(layers)
+    }
+
+    /// Asks who fell, and flags their chunks.
+    fn ask(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, layer: usize) {
+        let Some(fallen) = &mut self.fallen else { return };
         fallen.fallen(plan.step, layer, &mut self.gone);
         for (number, &index) in rows.of_plan.iter().enumerate() {
             if self.gone.contains(&plan.chunks[index].seq) {
                 self.passes.cancel(number);
             }
         }
-        self.gone.len() > before
     }
 }
 

@@ -1,5 +1,6 @@
 //! What can go wrong with a GPU, in words that say what to do.
 
+use crate::Dtype;
 use crate::cuda::NvrtcError;
 use cudarc::driver::sys::CUresult;
 
@@ -65,6 +66,21 @@ pub enum CudaError {
         /// How much.
         wanted_bytes: usize,
         /// What was left.
+        free_bytes: usize,
+        /// What the GPU has.
+        total_bytes: usize,
+    },
+    /// The weights do not fit, which is known before any of them is copied.
+    #[error(
+        "the weights take {needed_bytes} bytes of GPU memory in {dtype}, and {free_bytes} of {total_bytes} are free. Choose a smaller \
+         model, or bf16, or end what else runs on this GPU"
+    )]
+    Weights {
+        /// How much they take.
+        needed_bytes: u64,
+        /// In what they would be held.
+        dtype: Dtype,
+        /// What is left.
         free_bytes: usize,
         /// What the GPU has.
         total_bytes: usize,

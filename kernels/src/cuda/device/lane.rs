@@ -3,7 +3,7 @@
 use super::blaslt::{Blas, Product};
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
-use super::memory::{Arena, DeviceBuffer, Pinned};
+use super::memory::Arena;
 use super::sms::{Share, Stream};
 use crate::cuda::{Launch, Ptr};
 use cudarc::driver::{result, sys};
@@ -180,8 +180,30 @@ impl CudaLane {
         }
     }
 
-    fn stream(&self) -> sys::CUstream {
+    /// Asks how far the device is, once: true if it has done everything, and what it wrote for the host is seen.
+    ///
+    /// # Errors
+    /// Something that was asked for failed.
+    pub fn look(&mut self) -> Result<bool, CudaError> {
+        // SAFETY: the stream lives.
+        match unsafe { sys::cuStreamQuery(self.stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => code.named("cuStreamQuery").map(|()| true),
+        }
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
         self.streams[self.current].raw
+    }
+
+    /// The number of the partition in use.
+    #[must_use]
+    pub fn partition(&self) -> usize {
+        self.current
+    }
+
+    pub(super) fn begin_work(&mut self) {
+        self.busy = true;
     }
 }
 
@@ -191,78 +213,5 @@ impl Drop for CudaLane {
         if self.gpu.bind().is_ok() {
             let _ = self.wait(&mut || {});
         }
-    }
-}
-
-/// Fills device memory from the host: half of it is written while the other half travels.
-pub struct Upload {
-    halves: [(Pinned, Stream); 2],
-    next: usize,
-}
-
-/// Bytes of each half.
-const HALF: usize = 16 << 20;
-
-impl Upload {
-    /// Two pinned buffers and two streams.
-    ///
-    /// # Errors
-    /// The driver has none.
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Upload, CudaError> {
-        let whole = Share::whole(gpu);
-        let half = || Ok::<_, CudaError>((Pinned::zeroed(gpu, HALF)?, whole.stream(false)?));
-        Ok(Upload { halves: [half()?, half()?], next: 0 })
-    }
-
-    /// Copies `rows` of `row` values to the beginning of `to`; `fill` writes row by row. On the device when [`Upload::finish`] comes back.
-    ///
-    /// # Errors
-    /// The driver fails.
-    ///
-    /// # Panics
-    /// If `to` is smaller than that, or one row larger than 16 MiB.
-    pub fn rows<T: super::memory::Plain>(
-        &mut self,
-        to: &DeviceBuffer,
-        rows: usize,
-        row: usize,
-        mut fill: impl FnMut(usize, &mut [T]),
-    ) -> Result<(), CudaError> {
-        let row_bytes = row * size_of::<T>();
-        assert!(rows * row_bytes <= to.bytes() && row_bytes <= HALF, "{rows} rows of {row_bytes} bytes");
-        let together = HALF / row_bytes.max(1);
-        for first in (0..rows).step_by(together.max(1)) {
-            let count = together.min(rows - first);
-            let (pinned, stream) = &mut self.halves[self.next];
-            // SAFETY: the stream lives. What it copied from this half is there.
-            unsafe { result::stream::synchronize(stream.raw) }.named("cuStreamSynchronize")?;
-            let values = pinned.slice_mut::<T>(0, count * row);
-            for (i, values) in values.chunks_exact_mut(row).enumerate() {
-                fill(first + i, values);
-            }
-            // SAFETY: inside `to`, as asserted; the half is not written before its stream was waited for.
-            unsafe { result::memcpy_htod_async(to.at(first * row_bytes).0, values, stream.raw) }
-                .named("cuMemcpyHtoDAsync")?;
-            self.next = 1 - self.next;
-        }
-        Ok(())
-    }
-
-    /// Waits until everything is there.
-    ///
-    /// # Errors
-    /// A copy failed.
-    pub fn finish(&mut self) -> Result<(), CudaError> {
-        for (_, stream) in &self.halves {
-            // SAFETY: the stream lives.
-            unsafe { result::stream::synchronize(stream.raw) }.named("cuStreamSynchronize")?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        let _ = self.finish();
     }
 }

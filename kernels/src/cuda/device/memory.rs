@@ -2,7 +2,7 @@
 
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
-use crate::cuda::{Chunk, NOTHING, Ptr, Sample, Sampler, Test, Tile, Verdict};
+use crate::cuda::{Chunk, DraftState, NOTHING, Ptr, Sample, Sampler, Test, Tile, Verdict};
 use cudarc::driver::{result, sys};
 use half::bf16;
 use std::ptr::NonNull;
@@ -24,6 +24,8 @@ unsafe impl Plain for f32 {}
 unsafe impl Plain for bf16 {}
 // SAFETY: as above.
 unsafe impl Plain for Chunk {}
+// SAFETY: as above.
+unsafe impl Plain for DraftState {}
 // SAFETY: as above.
 unsafe impl Plain for Sample {}
 // SAFETY: as above.
@@ -51,6 +53,19 @@ impl DeviceBuffer {
     /// # Errors
     /// There is not enough, and how much there is; or the driver fails.
     pub fn zeroed(gpu: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<DeviceBuffer, CudaError> {
+        let buffer = DeviceBuffer::unfilled(gpu, bytes, what)?;
+        // SAFETY: the whole of what was just allocated.
+        unsafe { result::memset_d8_sync(buffer.ptr.0, 0, buffer.bytes) }.named("cuMemsetD8")?;
+        // Streams that do not wait for the null stream may be next.
+        gpu.finish()?;
+        Ok(buffer)
+    }
+
+    /// Memory with anything in it, to be filled by an [`Upload`](super::Upload): nothing waits for it.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::zeroed`].
+    pub fn unfilled(gpu: &Arc<Gpu>, bytes: usize, what: &'static str) -> Result<DeviceBuffer, CudaError> {
         gpu.bind()?;
         let bytes = bytes.max(ALIGN).next_multiple_of(ALIGN);
         // SAFETY: the memory is freed when this is dropped.
@@ -61,12 +76,7 @@ impl DeviceBuffer {
             }
             allocated => allocated.named("cuMemAlloc")?,
         };
-        let buffer = DeviceBuffer { gpu: gpu.clone(), ptr: Ptr(ptr), bytes };
-        // SAFETY: the whole of what was just allocated.
-        unsafe { result::memset_d8_sync(ptr, 0, bytes) }.named("cuMemsetD8")?;
-        // Streams that do not wait for the null stream may be next.
-        gpu.finish()?;
-        Ok(buffer)
+        Ok(DeviceBuffer { gpu: gpu.clone(), ptr: Ptr(ptr), bytes })
     }
 
     /// Where it is.
@@ -217,6 +227,24 @@ impl Arena {
         (self.device.at(offset), Place { offset, len })
     }
 
+    /// Whether there is room for `len` more values.
+    #[must_use]
+    pub fn has_room<T: Plain>(&self, len: usize) -> bool {
+        self.used + (len * size_of::<T>()).max(1).next_multiple_of(ALIGN) <= self.host.bytes()
+    }
+
+    /// Puts values in, and after them zeros up to `len` values: where what follows will be does not depend on how many there are.
+    ///
+    /// # Panics
+    /// As [`Arena::reserve`], or if there are more.
+    pub fn put_padded<T: Plain>(&mut self, values: &[T], len: usize) -> Ptr {
+        let (ptr, place) = self.reserve::<T>(len);
+        self.host.slice_mut(place.offset, values.len()).copy_from_slice(values);
+        let (from, to) = (place.offset + size_of_val(values), place.offset + len * size_of::<T>());
+        self.host.bytes_of_mut(to)[from..].fill(0);
+        ptr
+    }
+
     /// Puts values in.
     ///
     /// # Panics
@@ -234,14 +262,14 @@ impl Arena {
     }
 }
 
-/// Flags that the host may set while kernels run, and that those read in the host's memory.
+/// Words of the host's memory that both sides look at while kernels run: flags that the host sets, or what kernels tell.
 pub struct Flags {
     memory: Pinned,
     on_device: Ptr,
 }
 
 impl Flags {
-    /// So many flags, none of them set.
+    /// So many, all 0.
     ///
     /// # Errors
     /// There is no pinned memory.
@@ -254,7 +282,7 @@ impl Flags {
         Ok(Flags { memory, on_device: Ptr(on_device) })
     }
 
-    /// Where kernels read them: u32 each.
+    /// Where kernels have them: u32 each.
     #[must_use]
     pub fn ptr(&self) -> Ptr {
         self.on_device
@@ -273,8 +301,17 @@ impl Flags {
         self.all()[index].store(1, Ordering::Release);
     }
 
+    /// What stands there.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    #[must_use]
+    pub fn get(&self, index: usize) -> u32 {
+        self.all()[index].load(Ordering::Acquire)
+    }
+
     fn all(&self) -> &[AtomicU32] {
-        // SAFETY: the memory is whole words, aligned, and touched by nothing but atomics and the GPU, which only reads.
+        // SAFETY: the memory is whole words, aligned, and touched by nothing but atomics and the GPU, whose stores are of whole words too.
         unsafe { std::slice::from_raw_parts(self.memory.start.cast().as_ptr(), self.memory.bytes / 4) }
     }
 }

@@ -6,15 +6,19 @@
 mod blaslt;
 mod error;
 mod gpu;
+mod graph;
 mod lane;
 mod memory;
 mod probe;
 mod sms;
+mod upload;
 
 pub use blaslt::Product;
 pub use error::CudaError;
 pub use gpu::Gpu;
-pub use lane::{CudaLane, Upload};
+pub use graph::Graph;
+pub use lane::CudaLane;
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
 pub use probe::{GpuInfo, check_libraries, probe, probe_one};
 pub use sms::{Share, SharePair};
+pub use upload::Upload;

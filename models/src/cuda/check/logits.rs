@@ -6,7 +6,7 @@ use faser_kernels::cuda::check::{CheckResult, Report, Setting};
 use faser_kernels::cuda::{Chunk, Gpu, Ptr, Sampler, Share};
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling};
 
-use crate::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput, upload};
+use crate::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use crate::synthetic::{self, SyntheticSpec};
 use crate::{Model, ModelConfig, ModelError, Pass};
 
@@ -38,7 +38,7 @@ pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
         };
         let (target, _) = synthetic::pair(&spec, dtype, &mut |_| {})?;
         let expected = on_cpu(&target)?;
-        let model = upload(&gpu, &[&target], &mut |_| {})?.pop().ok_or("no model was copied")?;
+        let (model, _) = CudaModel::synthetic_pair(&gpu, &spec, dtype, &mut |_| {})?;
         let found = on_gpu(&Arc::new(model))?;
         let most = if dtype == Dtype::F32 { 1e-4 } else { 0.015 };
         let what = format!("error of logits in {dtype}, 8 heads over {kv_heads}");
@@ -114,6 +114,7 @@ fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
             proposals: &[&[], &[]],
             adjusts: false,
             restricts: false,
+            of_plan: &[],
             tests: &[],
         })?;
         passes.layers(0..config.layers)?;
