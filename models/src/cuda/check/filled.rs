@@ -6,7 +6,7 @@ use faser_kernels::cuda::check::FillArgs;
 use faser_kernels::cuda::{CudaError, CudaLane, DeviceBuffer, Element, Gpu, Share, Upload};
 
 use crate::cuda::CudaModel;
-use crate::cuda::model::CudaLayer;
+use crate::cuda::model::{CudaLayer, copy_rope};
 use crate::model::rope_table;
 use crate::{ModelConfig, ModelError};
 
@@ -37,11 +37,8 @@ impl CudaModel {
         let layers = (0..config.layers).map(|_| filler.layer(&config).map(Arc::new));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         filler.lane.wait(&mut || {})?;
-        let table = rope_table(&config)?;
-        let (rows, row) = (table.max_positions(), table.head_dim());
-        let rope = Arc::new(DeviceBuffer::zeroed(gpu, rows * row * size_of::<f32>(), "the rope table")?);
         let mut upload = Upload::new(gpu)?;
-        upload.rows::<f32>(&rope, rows, row, |r, to| to.copy_from_slice(table.row(r)))?;
+        let rope = Arc::new(copy_rope(gpu, &mut upload, &rope_table(&config)?)?);
         upload.finish()?;
         Ok(CudaModel { config, element, gpu: gpu.clone(), embedding, layers, norm, head, rope })
     }
@@ -57,7 +54,7 @@ impl CudaModel {
 impl Filler {
     fn filled(&mut self, element: Element, count: usize) -> Result<DeviceBuffer, CudaError> {
         self.seed += 1;
-        let buffer = DeviceBuffer::zeroed(&self.gpu, count * element.bytes(), "weights")?;
+        let buffer = DeviceBuffer::unfilled(&self.gpu, count * element.bytes(), "weights")?;
         let fill = FillArgs::new(element, buffer.ptr(), count, self.seed << 40, LARGEST);
         let sms = self.lane.sms();
         self.lane.launch(&fill.launch(sms))?;
