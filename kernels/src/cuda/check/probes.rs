@@ -23,6 +23,11 @@ impl SmsArgs {
 /// Blocks for each SM where memory is to be kept busy: all threads that an SM holds.
 const PER_SM: u32 = 4;
 
+/// Blocks of 512 threads for so many words.
+fn blocks(count: u64, sms: u32) -> u32 {
+    count.div_ceil(512).clamp(1, u64::from(sms * PER_SM)) as u32
+}
+
 /// A copy by a kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +40,7 @@ pub(super) struct CopyArgs {
 
 impl CopyArgs {
     pub(super) fn launch(self, sms: u32) -> Launch<CopyArgs> {
-        Launch::new("check_copy", [sms * PER_SM, 1, 1], 512, self)
+        Launch::new("check_copy", [blocks(self.count, sms), 1, 1], 512, self)
     }
 }
 
@@ -52,7 +57,7 @@ pub(super) struct ReadArgs {
 
 impl ReadArgs {
     pub(super) fn launch(self, sms: u32) -> Launch<ReadArgs> {
-        Launch::new("check_read", [sms * PER_SM, 1, 1], 512, self)
+        Launch::new("check_read", [blocks(self.count, sms), 1, 1], 512, self)
     }
 }
 
