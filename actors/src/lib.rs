@@ -18,6 +18,7 @@ mod error;
 mod failures;
 mod faults;
 mod gpu_actor;
+pub mod gpu_check;
 mod health;
 mod lane;
 mod latency;

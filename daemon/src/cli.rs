@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::compare::CompareArgs;
 use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
+use crate::gpu_check::GpuCheckArgs;
 use crate::sim::SimArgs;
 
 const EXAMPLES: &str = "\
@@ -50,6 +51,8 @@ pub enum Command {
     Compare(Box<CompareArgs>),
     /// Compare policies in the simulator: the real engine on a model of a device.
     Sim(Box<SimArgs>),
+    /// Check a GPU: kernels against the CPU, splits of its SMs, and how fast it is.
+    GpuCheck(GpuCheckArgs),
 }
 
 /// `faser serve`.

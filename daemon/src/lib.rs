@@ -1,4 +1,4 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare` and `sim`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim` and `gpu-check`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod app;
@@ -13,6 +13,7 @@ pub mod error;
 pub mod fields;
 pub mod figures;
 pub mod generate;
+pub mod gpu_check;
 pub mod http;
 pub mod load;
 mod locate;

@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
-use faser::{bench, check, compare, generate, log, output, plan, serve, sim};
+use faser::{bench, check, compare, generate, gpu_check, log, output, plan, serve, sim};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -58,6 +58,13 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         Command::Sim(args) => {
             sim::sim(&args)?;
             Ok(0)
+        }
+        Command::GpuCheck(args) => {
+            if let Some(name) = &args.child {
+                gpu_check::child(name, &args);
+                return Ok(0);
+            }
+            Ok(i32::from(!gpu_check::gpu_check(&args)?))
         }
     }
 }

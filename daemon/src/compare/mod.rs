@@ -15,6 +15,7 @@ use faser_bench::{BenchError, Quantiles};
 use faser_engine::Policy;
 
 use crate::cli::document;
+use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
 use crate::error::DaemonError;
 use crate::load::{Loaded, load};
@@ -80,11 +81,26 @@ pub struct CompareArgs {
     pub profile: bool,
 }
 
+/// Runs the comparison, and writes what it found. Needs a running actix System.
+///
+/// # Errors
+/// As [`comparison`]; or a file cannot be written.
+pub async fn compare(args: &CompareArgs, config: &Config) -> Result<(), DaemonError> {
+    let comparison = comparison(args, config).await?;
+    output::line(&comparison.to_string())?;
+    if let Some(file) = &args.json {
+        let written =
+            std::fs::File::create(file).and_then(|out| Ok(serde_json::to_writer_pretty(out, &comparison)?));
+        written.map_err(|source| DaemonError::Write { path: file.clone(), source })?;
+    }
+    Ok(())
+}
+
 /// Runs the comparison. Needs a running actix System.
 ///
 /// # Errors
-/// The flags do not go together or with the config, the pair cannot be loaded, a request fails, or a file cannot be written.
-pub async fn compare(args: &CompareArgs, config: &Config) -> Result<(), DaemonError> {
+/// The flags do not go together or with the config, the pair cannot be loaded, or a request fails.
+pub async fn comparison(args: &CompareArgs, config: &Config) -> Result<Comparison, DaemonError> {
     args.check(config)?;
     let mut display = Display::new();
     let pair = load(config, &mut |what, progress| display.show(what, progress))?;
@@ -107,14 +123,7 @@ pub async fn compare(args: &CompareArgs, config: &Config) -> Result<(), DaemonEr
         }
     }
     let names = args.policies.iter().map(ToString::to_string).collect();
-    let comparison = Comparison::new(args.title(&pair, &requests), names, loads, runs);
-    output::line(&comparison.to_string())?;
-    if let Some(file) = &args.json {
-        let written =
-            std::fs::File::create(file).and_then(|out| Ok(serde_json::to_writer_pretty(out, &comparison)?));
-        written.map_err(|source| DaemonError::Write { path: file.clone(), source })?;
-    }
-    Ok(())
+    Ok(Comparison::new(args.title(&pair, &requests), names, loads, runs))
 }
 
 impl CompareArgs {
@@ -124,7 +133,15 @@ impl CompareArgs {
     /// # Errors
     /// The file is wrong.
     pub fn load_config(&self) -> Result<Config, ConfigError> {
-        let mut config = Config::from_document(&document(self.config.as_ref())?)?;
+        self.config_of(&document(self.config.as_ref())?)
+    }
+
+    /// The same, of a document instead of the file.
+    ///
+    /// # Errors
+    /// It is wrong.
+    pub fn config_of(&self, document: &Document) -> Result<Config, ConfigError> {
+        let mut config = Config::from_document(document)?;
         if config.model.source.has_draft() {
             config.speculation.policy = Policy::Faser;
         }

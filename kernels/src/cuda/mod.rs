@@ -6,6 +6,7 @@
 //! launches it ([`CudaLane`], or the tests on fibers) passes the address of [`Launch::args`] as the kernel's one parameter.
 
 mod attention;
+pub mod check;
 mod compile;
 mod device;
 mod drafting;
@@ -31,4 +32,4 @@ pub use sampling::{
     AcceptArgs, AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, GateArgs, LOGITS_CHUNK, LogitStats,
     LogitStatsArgs, NucleusArgs, PickArgs, Sampler, Test, TopTokensArgs, Verdict,
 };
-pub use sources::{File, Kernel, PRELUDE, file, files, kernel, kernels};
+pub use sources::{File, Kernel, PRELUDE, check_files, file, files, kernel, kernels};

@@ -80,16 +80,28 @@ const FILES: &[File] = files! {
     "draft_step": "draft_step" 40;
 };
 
+/// Kernels that serve nothing: checks of a GPU are made of them.
+const CHECKS: &[File] = files! {
+    "check": "check_sms" 32, "check_copy" 64, "check_read" 64, "check_fill" 40, "check_noise" 40, "check_wait" 32,
+        "check_stray" 32;
+};
+
+/// The files that checks of a GPU have beside all others; no GPU loads them to serve.
+#[must_use]
+pub fn check_files() -> &'static [File] {
+    CHECKS
+}
+
 /// All files.
 #[must_use]
 pub fn files() -> &'static [File] {
     FILES
 }
 
-/// The file of that name.
+/// The file of that name, those of checks included.
 #[must_use]
 pub fn file(name: &str) -> Option<&'static File> {
-    FILES.iter().find(|file| file.name == name)
+    FILES.iter().chain(CHECKS).find(|file| file.name == name)
 }
 
 /// All kernels.
@@ -97,10 +109,10 @@ pub fn kernels() -> impl Iterator<Item = Kernel> {
     FILES.iter().flat_map(File::kernels)
 }
 
-/// The kernel of that name.
+/// The kernel of that name, those of checks included.
 #[must_use]
 pub fn kernel(name: &str) -> Option<Kernel> {
-    kernels().find(|kernel| kernel.name == name)
+    FILES.iter().chain(CHECKS).flat_map(File::kernels).find(|kernel| kernel.name == name)
 }
 
 #[cfg(test)]
@@ -109,8 +121,9 @@ mod tests {
 
     #[test]
     fn the_table_names_every_kernel_of_every_file() {
-        let mut all: Vec<&str> = kernels().map(|kernel| kernel.name).collect();
-        for file in FILES {
+        let files = || FILES.iter().chain(CHECKS);
+        let mut all: Vec<&str> = files().flat_map(File::kernels).map(|kernel| kernel.name).collect();
+        for file in files() {
             // KERNEL(threads) name(Args a)
             let written = file.text.lines().filter_map(|line| line.strip_prefix("KERNEL("));
             let written: Vec<&str> =
@@ -126,7 +139,8 @@ mod tests {
 
     #[test]
     fn files_are_small_include_nothing_and_keep_ptx_in_the_prelude() {
-        for (name, text) in FILES.iter().map(|file| (file.name, file.text)).chain([("prelude", PRELUDE)]) {
+        let files = FILES.iter().chain(CHECKS).map(|file| (file.name, file.text));
+        for (name, text) in files.chain([("prelude", PRELUDE)]) {
             assert!(text.starts_with("// "), "{name}: the first line says what it is");
             assert!(text.lines().count() <= 400, "{name}");
             assert!(!text.contains("#include"), "{name} includes");

@@ -1,6 +1,6 @@
 //! Builds all kernels, and the fake driver behind them, into one shared library, once for each content.
 
-use faser_kernels::cuda::{PRELUDE, files, kernels};
+use faser_kernels::cuda::{File, Kernel, PRELUDE, check_files, files};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -13,21 +13,29 @@ const DRIVER: &str = include_str!("driver.cpp");
 const BLAS: &str = include_str!("blas.cpp");
 /// Kernels that only tests have.
 const PROBES: &str = include_str!("../cuda_host/probes.cu");
-pub(crate) const PROBE_NAMES: [&str; 3] = ["barrier_missing", "wait_missing", "noise_probe"];
+pub(crate) const PROBE_NAMES: [&str; 2] = ["barrier_missing", "wait_missing"];
 const FLAGS: [&str; 9] =
     ["-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++", "-"];
+
+fn all_files() -> impl Iterator<Item = &'static File> {
+    files().iter().chain(check_files())
+}
+
+fn all_kernels() -> impl Iterator<Item = Kernel> {
+    all_files().flat_map(File::kernels)
+}
 
 /// One translation unit: each file in a namespace of its own, and a way in by name.
 fn unit() -> String {
     let mut text = format!("#define FASER_HOST\n{SHIM}\n{PRELUDE}\n");
-    for (name, body) in files().iter().map(|file| (file.name, file.text)).chain([("probes", PROBES)]) {
+    for (name, body) in all_files().map(|file| (file.name, file.text)).chain([("probes", PROBES)]) {
         writeln!(text, "namespace file_{name} {{\n#line 1 \"{name}.cu\"\n{body}\n}}").expect("memory");
     }
     text.push_str(
         "extern \"C\" const char *faser_launch(const char *name, const void *args, size_t bytes, const unsigned *grid, \
          unsigned threads, size_t shared, int order) {\n",
     );
-    let own = kernels().map(|kernel| (kernel.name, kernel.file));
+    let own = all_kernels().map(|kernel| (kernel.name, kernel.file));
     for (name, file) in own.chain(PROBE_NAMES.map(|name| (name, "probes"))) {
         writeln!(
             text,
@@ -37,7 +45,7 @@ fn unit() -> String {
     }
     text.push_str("return \"no such kernel\"; }\n");
     text.push_str("extern \"C\" size_t faser_args_size(const char *name) {\n");
-    for kernel in kernels() {
+    for kernel in all_kernels() {
         let (name, file) = (kernel.name, kernel.file);
         writeln!(text, "if (!strcmp(name, \"{name}\")) return emu::args_size(file_{file}::{name});")
             .expect("memory");

@@ -1,12 +1,12 @@
-//! The library loaded, launches on it, and memory that notices writes beside it.
+//! The library loaded, and launches on it over memory of the test.
 
 use crate::build;
+use faser_kernels::cuda::check::ops::bench::{AnyArgs, Executor};
 use faser_kernels::cuda::{Launch, Ptr, file, kernel};
-use half::bf16;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 type Entry = unsafe extern "C" fn(
     *const c_char,
@@ -17,9 +17,6 @@ type Entry = unsafe extern "C" fn(
     usize,
     c_int,
 ) -> *const c_char;
-
-/// Orders in which the fibers of a block run.
-pub(crate) const ORDERS: [i32; 3] = [0, 1, 2];
 
 /// Kernels as functions of this process.
 pub(crate) struct Host {
@@ -55,11 +52,8 @@ fn load() -> Result<Host, String> {
 }
 
 impl Host {
-    /// Runs a launch in one order; what went wrong otherwise.
-    pub(crate) fn try_run<A>(&self, launch: &Launch<A>, order: i32) -> Result<(), String> {
-        if launch.grid.contains(&0) {
-            return Ok(());
-        }
+    /// Runs a launch in one order; what went wrong otherwise. `args` are where, and how many bytes.
+    fn entered<A>(&self, launch: &Launch<A>, args: (*const u8, usize), order: i32) -> Result<(), String> {
         if let Some(kernel) = kernel(launch.kernel) {
             // A device refuses more threads than the kernel was compiled for.
             let text = file(kernel.file).expect("a kernel's file").text;
@@ -67,13 +61,13 @@ impl Host {
             assert!(text.contains(&written), "{} has not {} threads", launch.kernel, launch.block);
         }
         let name = CString::new(launch.kernel).expect("a name");
-        let _one = self.busy.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // SAFETY: the library checks the size of the arguments; pointers in them are buffers of the test, large enough for the shape.
+        let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the library checks the size of the arguments; pointers in them are memory of the test, large enough for the shape.
         let fault = unsafe {
             (self.entry)(
                 name.as_ptr(),
-                (&raw const launch.args).cast(),
-                size_of::<A>(),
+                args.0.cast(),
+                args.1,
                 launch.grid.as_ptr(),
                 launch.block,
                 launch.shared_bytes as usize,
@@ -87,110 +81,33 @@ impl Host {
         Err(unsafe { CStr::from_ptr(fault) }.to_string_lossy().into_owned())
     }
 
-    #[track_caller]
-    pub(crate) fn run<A>(&self, launch: &Launch<A>, order: i32) {
-        if let Err(fault) = self.try_run(launch, order) {
-            panic!("{} in order {order}: {fault}", launch.kernel);
-        }
+    /// Runs a launch whose arguments may be of another size than the kernel's.
+    pub(crate) fn try_run<A>(&self, launch: &Launch<A>, order: i32) -> Result<(), String> {
+        self.entered(launch, ((&raw const launch.args).cast(), size_of::<A>()), order)
     }
 }
 
-/// What may lie in a [`Memory`].
-pub(crate) trait Plain: Copy + PartialEq + std::fmt::Debug {}
-impl Plain for f32 {}
-impl Plain for bf16 {}
-impl Plain for u32 {}
-impl Plain for u64 {}
-impl Plain for i32 {}
-
-/// Memory that a kernel may write, with a margin on each side that it must not.
-pub(crate) struct Memory<T> {
-    all: Vec<T>,
-    margin: T,
-}
-
-const MARGIN: usize = 64;
-
-impl<T: Plain> Memory<T> {
-    pub(crate) fn new(content: &[T], margin: T) -> Memory<T> {
-        let mut all = vec![margin; MARGIN];
-        all.extend_from_slice(content);
-        all.extend(vec![margin; MARGIN]);
-        Memory { all, margin }
+impl Executor for Host {
+    fn store(&self, bytes: &[u8]) -> Ptr {
+        // Aligned for vector loads; it stays for the rest of the process.
+        let mut words = vec![0u128; bytes.len().div_ceil(size_of::<u128>()).max(1)];
+        let start: *mut u128 = words.as_mut_ptr();
+        // SAFETY: as long as the bytes, and nobody else's.
+        unsafe { start.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        std::mem::forget(words);
+        Ptr(start as u64)
     }
 
-    pub(crate) fn ptr(&mut self) -> Ptr {
-        Ptr(self.all[MARGIN..].as_mut_ptr() as u64)
+    fn load(&self, from: Ptr, to: &mut [u8]) {
+        // SAFETY: memory of `store`, which was at least as long.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.0 as *const u8, to.len()) };
     }
 
-    /// The content.
-    ///
-    /// # Panics
-    /// If something was written beside it.
-    #[track_caller]
-    pub(crate) fn read(&self) -> &[T] {
-        let end = self.all.len() - MARGIN;
-        for beside in [&self.all[..MARGIN], &self.all[end..]] {
-            assert!(beside.iter().all(|x| *x == self.margin), "a write beside the memory");
-        }
-        &self.all[MARGIN..end]
-    }
-}
-
-/// f32 with a margin.
-pub(crate) fn floats(content: &[f32]) -> Memory<f32> {
-    Memory::new(content, 77.25)
-}
-
-/// u32 with a margin.
-pub(crate) fn words(content: &[u32]) -> Memory<u32> {
-    Memory::new(content, 0xabcd_1234)
-}
-
-/// An array that kernels only read.
-pub(crate) fn ptr<T>(slice: &[T]) -> Ptr {
-    Ptr(slice.as_ptr() as u64)
-}
-
-/// A copy that stays for the rest of the process: for what is made in the middle of an expression.
-pub(crate) fn lasting<T: Plain>(content: &[T]) -> Ptr {
-    ptr(Box::leak(content.to_vec().into_boxed_slice()))
-}
-
-/// A number of rows, where kernels look for it.
-pub(crate) fn count(rows: usize) -> Ptr {
-    lasting(&[rows as u32])
-}
-
-/// Elements of either type, filled from f32 and read as f32.
-pub(crate) enum Elements {
-    F32(Memory<f32>),
-    Bf16(Memory<bf16>),
-}
-
-impl Elements {
-    pub(crate) fn new(element: faser_kernels::cuda::Element, content: &[f32]) -> Elements {
-        match element {
-            faser_kernels::cuda::Element::F32 => Elements::F32(floats(content)),
-            faser_kernels::cuda::Element::Bf16 => {
-                let rounded: Vec<bf16> = content.iter().map(|x| bf16::from_f32(*x)).collect();
-                Elements::Bf16(Memory::new(&rounded, bf16::from_f32(-3.5)))
-            }
-        }
+    fn orders(&self) -> &'static [i32] {
+        &[0, 1, 2]
     }
 
-    pub(crate) fn ptr(&mut self) -> Ptr {
-        match self {
-            Elements::F32(memory) => memory.ptr(),
-            Elements::Bf16(memory) => memory.ptr(),
-        }
-    }
-
-    #[track_caller]
-    pub(crate) fn read(&self) -> Vec<f32> {
-        match self {
-            Elements::F32(memory) => memory.read().to_vec(),
-            Elements::Bf16(memory) => memory.read().iter().map(|x| x.to_f32()).collect(),
-        }
+    fn run(&self, launch: &Launch<AnyArgs>, order: i32) -> Result<(), String> {
+        self.entered(launch, launch.args.start(), order)
     }
 }

@@ -1,29 +1,30 @@
 //! The test of the tests: fibers find a barrier and a wait that are missing, and a barrier that not all threads reach.
 
-use crate::host::{ORDERS, host, ptr, words};
+use crate::host::host;
+use faser_kernels::cuda::check::ops::bench::Bench;
 use faser_kernels::cuda::{Launch, Ptr};
 
-#[repr(C)]
-pub(crate) struct ProbeArgs {
-    pub(crate) input: Ptr,
-    pub(crate) out: Ptr,
-    pub(crate) count: u32,
-    pub(crate) position: u32,
-    pub(crate) seed: u64,
-}
+const ORDERS: usize = 3;
 
-pub(crate) fn probe(kernel: &'static str, block: u32, args: ProbeArgs) -> Launch<ProbeArgs> {
-    Launch { kernel, grid: [1, 1, 1], block, shared_bytes: 512, args }
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProbeArgs {
+    input: Ptr,
+    out: Ptr,
+    count: u32,
 }
 
 /// How many orders give the right answer, without (0) and with (1) what the kernel needs.
 fn right(kernel: &'static str, block: u32, expected: &[u32], count: u32) -> Option<usize> {
-    let host = host(kernel)?;
+    let bench = Bench(host(kernel)?);
     let input: Vec<u32> = (0..expected.len() as u32).collect();
-    let good = ORDERS.iter().filter(|order| {
-        let mut out = words(&vec![9999; expected.len()]);
-        let args = ProbeArgs { input: ptr(&input), out: out.ptr(), count, position: 0, seed: 0 };
-        host.run(&probe(kernel, block, args), **order);
+    let input = bench.lasting(&input);
+    let orders: Vec<i32> = bench.orders().collect();
+    assert_eq!(orders.len(), ORDERS);
+    let good = orders.iter().filter(|order| {
+        let out = bench.words(&vec![9999; expected.len()]);
+        let args = ProbeArgs { input, out: out.ptr(), count };
+        bench.run(&Launch { kernel, grid: [1, 1, 1], block, shared_bytes: 512, args }, **order);
         out.read() == expected
     });
     Some(good.count())
@@ -33,8 +34,8 @@ fn right(kernel: &'static str, block: u32, expected: &[u32], count: u32) -> Opti
 fn a_missing_barrier_is_found() {
     let expected: Vec<u32> = (0..64).rev().collect();
     let Some(without) = right("barrier_missing", 64, &expected, 0) else { return };
-    assert!(without < ORDERS.len(), "all orders agree without the barrier");
-    assert_eq!(right("barrier_missing", 64, &expected, 1), Some(ORDERS.len()));
+    assert!(without < ORDERS, "all orders agree without the barrier");
+    assert_eq!(right("barrier_missing", 64, &expected, 1), Some(ORDERS));
 }
 
 #[test]
@@ -42,7 +43,7 @@ fn a_missing_wait_is_found() {
     let expected: Vec<u32> = (0..128).collect();
     let Some(without) = right("wait_missing", 32, &expected, 0) else { return };
     assert_eq!(without, 0);
-    assert_eq!(right("wait_missing", 32, &expected, 1), Some(ORDERS.len()));
+    assert_eq!(right("wait_missing", 32, &expected, 1), Some(ORDERS));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-// Kernels with planted mistakes, to see that the fibers find them, and one that shows the noise.
-struct ProbeArgs { const u32 *in; u32 *out; u32 count, position; u64 seed; };
+// Kernels with planted mistakes, to see that the fibers find them.
+struct ProbeArgs { const u32 *in; u32 *out; u32 count; };
 
 // Reverses a block through shared memory without the barrier between.
 KERNEL(64) barrier_missing(ProbeArgs a) {
@@ -16,7 +16,4 @@ KERNEL(32) wait_missing(ProbeArgs a) {
     copy_commit();
     if (a.count) copy_wait<0>();
     for (u32 i = 0; i < 4; i++) a.out[4 * threadIdx.x + i] = ((u32 *)bytes)[4 * threadIdx.x + i];
-}
-KERNEL(32) noise_probe(ProbeArgs a) {
-    for (u32 i = threadIdx.x; i < a.count; i += 32) a.out[i] = __float_as_uint(noise(noise_keys(a.seed, a.position), i));
 }

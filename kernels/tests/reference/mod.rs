@@ -1,56 +1,13 @@
 //! What the tests of ops share: random numbers, a lane for every instruction set, comparison with f64.
-#![allow(dead_code, unreachable_pub, reason = "a module of several test files, each uses a part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    reason = "a module of several test files, each uses a part"
+)]
 
-use faser_kernels::{Isa, Lane, Tensor};
-use faser_topology::Partition;
-
-/// A small reproducible generator (xorshift64*).
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() >> 33) as usize % n
-    }
-
-    /// Between -1 and 1.
-    pub fn number(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    pub fn numbers(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.number()).collect()
-    }
-
-    /// Different numbers below `n`, in random order.
-    pub fn shuffled(&mut self, n: usize) -> Vec<u32> {
-        let mut all: Vec<u32> = (0..n as u32).collect();
-        for i in (1..n).rev() {
-            all.swap(i, self.below(i + 1));
-        }
-        all
-    }
-
-    pub fn tensor(&mut self, rows: usize, cols: usize) -> Tensor {
-        Tensor::from_rows(cols, &self.numbers(rows * cols))
-    }
-}
-
-/// A lane of `workers`.
-pub fn lane(isa: Isa, workers: usize) -> Lane {
-    let cores = (0..workers).map(|worker| worker % 2).collect();
-    Lane::new(&Partition { cores }, isa).expect("the instruction set is available")
-}
+pub use faser_kernels::cuda::check::ops::reference::{Random, bf16, close, lane};
+use faser_kernels::{Isa, Tensor};
 
 /// Calls `test` for each instruction set of this machine, and says which ones it has not.
 pub fn on_each_isa(mut test: impl FnMut(Isa)) {
@@ -61,18 +18,6 @@ pub fn on_each_isa(mut test: impl FnMut(Isa)) {
             println!("skipped: this machine has no {isa}");
         }
     }
-}
-
-/// What bf16 makes of a number.
-pub fn bf16(x: f32) -> f32 {
-    half::bf16::from_f32(x).to_f32()
-}
-
-/// `|a - b|` is at most `tolerance` times the scale of the numbers involved.
-#[track_caller]
-pub fn close(actual: f32, expected: f64, scale: f64, tolerance: f64, what: &str) {
-    let error = (f64::from(actual) - expected).abs() / scale.max(1e-30);
-    assert!(error <= tolerance, "{what}: {actual} is not {expected}, error {error:e} of {tolerance:e}");
 }
 
 /// All bits of the first rows.

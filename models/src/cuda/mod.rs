@@ -1,5 +1,6 @@
 //! Models on a GPU: the weights there, and passes as sequences of launches on a lane.
 
+pub mod check;
 mod gate;
 mod graphs;
 mod layer;

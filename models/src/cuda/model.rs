@@ -113,7 +113,7 @@ impl CudaModel {
         let mut packer = CudaPacker { gpu, upload: Upload::new(gpu)?, element };
         let Parts { embedding, layers, norm, head } =
             load(&config, Shard::WHOLE, tensors, &mut packer, progress)?;
-        let rope = Arc::new(packer.rope(&rope_table(&config)?)?);
+        let rope = Arc::new(copy_rope(gpu, &mut packer.upload, &rope_table(&config)?)?);
         packer.upload.finish()?;
         Ok(CudaModel { config, element, gpu: gpu.clone(), embedding, layers, norm, head, rope })
     }
@@ -153,16 +153,21 @@ impl CudaPacker<'_> {
         }
         Ok(buffer)
     }
+}
 
-    fn rope(&mut self, rope: &RopeTable) -> Result<DeviceBuffer, CudaError> {
-        let row = rope.head_dim();
-        let len = rope.max_positions() * row;
-        let buffer = DeviceBuffer::unfilled(self.gpu, len * size_of::<f32>(), "the rope table")?;
-        self.upload.values::<f32>(&buffer, 0, len, |from, to| {
-            to.iter_mut().zip(from..).for_each(|(x, i)| *x = rope.row(i / row)[i % row]);
-        })?;
-        Ok(buffer)
-    }
+/// The angles of all positions, copied.
+pub(super) fn copy_rope(
+    gpu: &Arc<Gpu>,
+    upload: &mut Upload,
+    rope: &RopeTable,
+) -> Result<DeviceBuffer, CudaError> {
+    let row = rope.head_dim();
+    let len = rope.max_positions() * row;
+    let buffer = DeviceBuffer::unfilled(gpu, len * size_of::<f32>(), "the rope table")?;
+    upload.values::<f32>(&buffer, 0, len, |from, to| {
+        to.iter_mut().zip(from..).for_each(|(x, i)| *x = rope.row(i / row)[i % row]);
+    })?;
+    Ok(buffer)
 }
 
 impl Packer for CudaPacker<'_> {

@@ -2,18 +2,26 @@
 
 use super::error::{CudaError, Named};
 use super::probe::{GpuInfo, check_libraries, probe_one};
-use crate::cuda::{Compiler, files};
+use crate::cuda::{Compiler, File, check_files, files};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A GPU with its kernels. Everything that lives on it keeps it open.
 pub struct Gpu {
     info: GpuInfo,
     pub(super) device: sys::CUdevice,
     context: sys::CUcontext,
+    loaded: Loaded,
+    /// Kernels of checks, once they were asked for.
+    checks: OnceLock<Loaded>,
+}
+
+/// Modules, and what is in them by name.
+#[derive(Default)]
+struct Loaded {
     modules: Vec<sys::CUmodule>,
     functions: HashMap<&'static str, sys::CUfunction>,
 }
@@ -37,26 +45,53 @@ impl Gpu {
         let device = result::device::get(info.ordinal as i32).named("cuDeviceGet")?;
         // SAFETY: the device is there; what is retained is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
-        let mut gpu = Gpu { info, device, context, modules: Vec::new(), functions: HashMap::new() };
+        let mut gpu = Gpu { info, device, context, loaded: Loaded::default(), checks: OnceLock::new() };
         gpu.bind()?;
-        for file in files() {
+        let mut loaded = Loaded::default();
+        let all = gpu.load(&compiler, files(), &mut loaded);
+        // What is loaded is unloaded with the GPU, also if not all of it could be.
+        gpu.loaded = loaded;
+        all?;
+        Ok(Arc::new(gpu))
+    }
+
+    /// Loads the kernels that only checks launch. The calling thread is bound to the GPU.
+    ///
+    /// # Errors
+    /// They do not compile or load.
+    pub fn load_checks(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        if self.checks.get().is_some() {
+            return Ok(());
+        }
+        let compiler = Compiler::new(&self.info.arch(), None)?;
+        let mut loaded = Loaded::default();
+        let all = self.load(&compiler, check_files(), &mut loaded);
+        if let Err(twice) = self.checks.set(loaded) {
+            twice.unload();
+        }
+        all
+    }
+
+    fn load(&self, compiler: &Compiler, files: &[File], to: &mut Loaded) -> Result<(), CudaError> {
+        for file in files {
             let cubin = compiler.compile(file)?;
             // SAFETY: a whole cubin; the driver copies it.
             let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast()) };
             let module = module.named("cuModuleLoadData")?;
-            gpu.modules.push(module);
+            to.modules.push(module);
             for kernel in file.kernels() {
                 let name = CString::new(kernel.name).expect("names have no NUL");
                 // SAFETY: the module stays loaded as long as the function is in the table.
                 let function = unsafe { result::module::get_function(module, name) };
                 let function = function.named("cuModuleGetFunction")?;
                 if file.name == "attention_mma" {
-                    gpu.take_all_shared_memory(function)?;
+                    self.take_all_shared_memory(function)?;
                 }
-                gpu.functions.insert(kernel.name, function);
+                to.functions.insert(kernel.name, function);
             }
         }
-        Ok(Arc::new(gpu))
+        Ok(())
     }
 
     /// What it is.
@@ -94,7 +129,9 @@ impl Gpu {
 
     /// The function of a kernel.
     pub(super) fn function(&self, kernel: &'static str) -> sys::CUfunction {
-        *self.functions.get(kernel).unwrap_or_else(|| panic!("no kernel {kernel} in the table"))
+        let function = self.loaded.functions.get(kernel);
+        let function = function.or_else(|| self.checks.get()?.functions.get(kernel));
+        *function.unwrap_or_else(|| panic!("no kernel {kernel} in the table"))
     }
 
     /// More than 48 KiB of dynamic shared memory has to be asked for, once for each function.
@@ -111,15 +148,22 @@ impl Gpu {
     }
 }
 
+impl Loaded {
+    fn unload(&self) {
+        for module in &self.modules {
+            // SAFETY: nothing of it runs any more. An error leaves it loaded until the process ends.
+            let _ = unsafe { result::module::unload(*module) };
+        }
+    }
+}
+
 impl Drop for Gpu {
     fn drop(&mut self) {
         if self.bind().is_err() {
             return;
         }
-        for module in self.modules.drain(..) {
-            // SAFETY: nothing runs any more: whatever launches keeps the GPU open. An error leaves it loaded until the process ends.
-            let _ = unsafe { result::module::unload(module) };
-        }
+        // Whatever launches keeps the GPU open.
+        [Some(&self.loaded), self.checks.get()].into_iter().flatten().for_each(Loaded::unload);
         // SAFETY: retained once in `open`.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }

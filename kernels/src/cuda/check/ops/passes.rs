@@ -1,15 +1,11 @@
 //! What happens to the rows of a pass: proposals tested, rows shed, verdicts.
 
-use crate::host::{Memory, ORDERS, Plain, count, floats, host, lasting, words};
-use crate::reference::Random;
-use crate::sampling::sampler;
-use faser_kernels::cuda::{AcceptArgs, Chunk, GateArgs, NOTHING, Ptr, Sample, ShedRowsArgs, Test, Verdict};
-use faser_kernels::sampling::gap;
-use faser_kernels::{Sampling, ops::TOP_TOKENS};
-
-impl Plain for Chunk {}
-impl Plain for Verdict {}
-impl Plain for Test {}
+use super::bench::Bench;
+use super::reference::Random;
+use super::sampling::sampler;
+use crate::cuda::{AcceptArgs, Chunk, GateArgs, NOTHING, Ptr, Sample, ShedRowsArgs, Test, Verdict};
+use crate::sampling::gap;
+use crate::{Sampling, ops::TOP_TOKENS};
 
 /// A pass: chunks in the order of their rows.
 fn pass(random: &mut Random, chunks: usize, most_rows: usize) -> Vec<Chunk> {
@@ -27,9 +23,7 @@ fn pass(random: &mut Random, chunks: usize, most_rows: usize) -> Vec<Chunk> {
         .collect()
 }
 
-#[test]
-fn cancelled_chunks_and_rows_behind_the_live_ones_leave() {
-    let Some(host) = host("shed_rows") else { return };
+pub(super) fn cancelled_chunks_and_rows_behind_the_live_ones_leave(bench: &Bench<'_>) {
     let mut random = Random::new(11);
     for case in 0..24 {
         // Some passes are larger than a block.
@@ -71,14 +65,14 @@ fn cancelled_chunks_and_rows_behind_the_live_ones_leave() {
         }
 
         let empty = Sample { row: 7, chunk: 7, position: 7, since: 7 };
-        let mut chunks = Memory::new(&before, Chunk::default());
-        let (mut live, mut found_positions) = (words(&live), words(&positions));
-        let (mut found_chunk_of, mut found_keep) = (words(&chunk_of), words(&vec![0; rows]));
-        let mut found_samples = Memory::new(&vec![empty; rows], Sample::default());
-        let mut counts = words(&[rows as u32, 99, 99]);
+        let chunks = bench.memory(&before, Chunk::default());
+        let (live, found_positions) = (bench.words(&live), bench.words(&positions));
+        let (found_chunk_of, found_keep) = (bench.words(&chunk_of), bench.words(&vec![0; rows]));
+        let found_samples = bench.memory(&vec![empty; rows], Sample::default());
+        let counts = bench.words(&[rows as u32, 99, 99]);
         let args = ShedRowsArgs {
             chunks: chunks.ptr(),
-            cancelled: lasting(&cancelled),
+            cancelled: bench.lasting(&cancelled),
             live: live.ptr(),
             positions: found_positions.ptr(),
             chunk_of: found_chunk_of.ptr(),
@@ -87,7 +81,7 @@ fn cancelled_chunks_and_rows_behind_the_live_ones_leave() {
             counts: counts.ptr(),
             chunk_count: before.len() as u32,
         };
-        host.run(&args.launch(), ORDERS[case % 3]);
+        bench.run(&args.launch(), bench.order(case));
 
         let moved = keep.iter().enumerate().take_while(|(to, from)| to == *from).count();
         assert_eq!(counts.read(), [keep.len() as u32, moved as u32, samples.len() as u32], "case {case}");
@@ -101,9 +95,7 @@ fn cancelled_chunks_and_rows_behind_the_live_ones_leave() {
     }
 }
 
-#[test]
-fn gaps_are_the_cpus_and_end_chunks() {
-    let Some(host) = host("gaps") else { return };
+pub(super) fn gaps_are_the_cpus_and_end_chunks(bench: &Bench<'_>) {
     let mut random = Random::new(12);
     let (mut ended, mut ties, mut untested) = (0, 0, 0);
     for case in 0..40 {
@@ -117,7 +109,7 @@ fn gaps_are_the_cpus_and_end_chunks() {
                 Sampling { temperature, seed: random.bits(), logit_bias: bias, ..Sampling::default() }
             })
             .collect();
-        let samplers: Vec<_> = samplings.iter().map(|sampling| sampler(sampling, Ptr::NULL)).collect();
+        let samplers: Vec<_> = samplings.iter().map(|sampling| sampler(bench, sampling, Ptr::NULL)).collect();
         let (mut tests, mut tokens, mut scores, mut most) = (vec![], vec![], vec![], vec![]);
         for (c, chunk) in chunks.iter().enumerate() {
             // The last row predicts what is not in the pass: a test of it is idle.
@@ -137,22 +129,22 @@ fn gaps_are_the_cpus_and_end_chunks() {
         let n = tests.len();
         let live: Vec<u32> =
             chunks.iter().map(|chunk| chunk.rows - u32::from(random.below(3) == 0)).collect();
-        let (mut rows, mut gaps) = (words(&vec![0; n]), floats(&vec![9.0; n]));
-        let mut found_live = words(&live);
+        let (rows, gaps) = (bench.words(&vec![0; n]), bench.floats(&vec![9.0; n]));
+        let found_live = bench.words(&live);
         let args = GateArgs {
-            tests: lasting(&tests),
-            tokens: lasting(&tokens),
-            scores: lasting(&scores),
-            most: lasting(&most),
-            chunks: lasting(&chunks),
-            samplers: lasting(&samplers),
+            tests: bench.lasting(&tests),
+            tokens: bench.lasting(&tokens),
+            scores: bench.lasting(&scores),
+            most: bench.lasting(&most),
+            chunks: bench.lasting(&chunks),
+            samplers: bench.lasting(&samplers),
             rows: rows.ptr(),
             gaps: gaps.ptr(),
             live: found_live.ptr(),
-            count: count(n),
+            count: bench.count(n),
         };
-        host.run(&args.rows(n as u32 + 9), ORDERS[case % 3]);
-        host.run(&args.test(n as u32 + 9), ORDERS[case % 3]);
+        bench.run(&args.rows(n as u32 + 9), bench.order(case));
+        bench.run(&args.test(n as u32 + 9), bench.order(case));
         let mut expected_live = live.clone();
         for (i, test) in tests.iter().enumerate() {
             let c = test.chunk as usize;
@@ -184,9 +176,7 @@ fn gaps_are_the_cpus_and_end_chunks() {
     assert!(ended > 20 && ties > 3 && untested > 20, "{ended} {ties} {untested}");
 }
 
-#[test]
-fn verdicts_are_the_accepted_prefix_and_the_token_after_it() {
-    let Some(host) = host("accept") else { return };
+pub(super) fn verdicts_are_the_accepted_prefix_and_the_token_after_it(bench: &Bench<'_>) {
     let (none, stride) = (NOTHING, 4);
     // Rows, sampled_from, proposals, tokens of the rows sampled; accepted, next.
     type Case<'a> = (u32, u32, &'a [u32], &'a [u32], u32, u32);
@@ -213,17 +203,17 @@ fn verdicts_are_the_accepted_prefix_and_the_token_after_it() {
         proposals.extend(row);
         counts.push(proposed.len() as u32);
     }
-    let mut verdicts = Memory::new(&[Verdict::default(); 9], Verdict::default());
+    let verdicts = bench.memory(&[Verdict::default(); 9], Verdict::default());
     let args = AcceptArgs {
-        chunks: lasting(&chunks),
-        tokens: lasting(&tokens),
-        proposals: lasting(&proposals),
-        proposal_counts: lasting(&counts),
+        chunks: bench.lasting(&chunks),
+        tokens: bench.lasting(&tokens),
+        proposals: bench.lasting(&proposals),
+        proposal_counts: bench.lasting(&counts),
         verdicts: verdicts.ptr(),
         chunk_count: 9,
         proposal_stride: stride as u32,
     };
-    host.run(&args.launch(), 2);
+    bench.run(&args.launch(), 2);
     for (verdict, (rows, .., accepted, next)) in verdicts.read().iter().zip(cases) {
         assert_eq!((verdict.rows, verdict.accepted, verdict.next), (rows, accepted, next));
     }

@@ -1,12 +1,12 @@
 //! The ops that go row by row.
 
-use crate::host::{Elements, Host, ORDERS, count, floats, host, lasting, ptr, words};
-use crate::reference::{Random, close, lane};
-use faser_kernels::cuda::{
+use super::bench::Bench;
+use super::reference::{Random, close, lane};
+use crate::cuda::{
     CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs, RmsNormArgs, SiluMulArgs,
 };
-use faser_kernels::ops::{self, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, silu_mul};
-use faser_kernels::{Dtype, Isa, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
+use crate::ops::{self, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, silu_mul};
+use crate::{Dtype, Isa, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
 
 const ELEMENTS: [Element; 2] = [Element::F32, Element::Bf16];
 /// Rows, columns.
@@ -23,37 +23,35 @@ fn tolerance(element: Element) -> f64 {
 }
 
 /// Calls `test` for each element and order, with a lane of the CPU.
-fn each(name: &str, mut test: impl FnMut(&Host, Element, i32)) {
-    let Some(host) = host(name) else { return };
+fn each(bench: &Bench<'_>, mut test: impl FnMut(Element, i32)) {
     for element in ELEMENTS {
-        for order in ORDERS {
-            test(host, element, order);
+        for order in bench.orders() {
+            test(element, order);
         }
     }
 }
 
-#[test]
-fn embed_is_the_cpus() {
-    each("embed", |host, element, order| {
+pub(super) fn embed_is_the_cpus(bench: &Bench<'_>) {
+    each(bench, |element, order| {
         for (rows, cols) in SHAPES {
             let mut random = Random::new(cols as u64);
             let values = random.numbers(50 * cols);
             let dtype = if element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
-            let table = Table::new(cols, Source::F32(&values), dtype).unwrap();
+            let table = Table::new(cols, Source::F32(&values), dtype).expect("memory");
             let tokens: Vec<u32> = (0..rows).map(|_| random.below(50) as u32).collect();
             let mut expected = Tensor::zeros(rows, cols);
             ops::embed(&lane(Isa::Portable, 1), &table, &tokens, expected.view_mut(rows));
-            let (mut stored, mut out) =
-                (Elements::new(element, &values), floats(&vec![UNSET; (rows + 1) * cols]));
+            let (stored, out) =
+                (bench.elements(element, &values), bench.floats(&vec![UNSET; (rows + 1) * cols]));
             let args = EmbedArgs {
                 table: stored.ptr(),
-                tokens: ptr(&tokens),
+                tokens: bench.lasting(&tokens),
                 out: out.ptr(),
-                rows: count(rows),
+                rows: bench.count(rows),
                 cols: cols as u32,
                 vocabulary: 50,
             };
-            host.run(&args.launch(element, rows as u32 + 1, 2), order);
+            bench.run(&args.launch(element, rows as u32 + 1, 2), order);
             for r in 0..rows {
                 assert_eq!(out.read()[r * cols..(r + 1) * cols], *expected.row(r), "{element:?}");
             }
@@ -65,26 +63,23 @@ fn embed_is_the_cpus() {
     });
 }
 
-#[test]
-fn an_unknown_token_is_nan() {
-    let Some(host) = host("an_unknown_token") else { return };
-    let (table, mut out) = (floats(&[1.0; 6]), floats(&[0.0; 4]));
+pub(super) fn an_unknown_token_is_nan(bench: &Bench<'_>) {
+    let (table, out) = (bench.floats(&[1.0; 6]), bench.floats(&[0.0; 4]));
     let args = EmbedArgs {
-        table: ptr(table.read()),
-        tokens: lasting(&[3u32, 2]),
+        table: table.ptr(),
+        tokens: bench.lasting(&[3u32, 2]),
         out: out.ptr(),
-        rows: count(2),
+        rows: bench.count(2),
         cols: 2,
         vocabulary: 3,
     };
-    host.run(&args.launch(Element::F32, 2, 8), 0);
+    bench.run(&args.launch(Element::F32, 2, 8), 0);
     assert!(out.read()[..2].iter().all(|x| x.is_nan()));
     assert_eq!(out.read()[2..], [1.0; 2]);
 }
 
-#[test]
-fn rms_norm_is_the_cpus_with_and_without_a_partial_sum() {
-    each("rms_norm", |host, element, order| {
+pub(super) fn rms_norm_is_the_cpus_with_and_without_a_partial_sum(bench: &Bench<'_>) {
+    each(bench, |element, order| {
         for (rows, cols) in SHAPES {
             for add in [false, true] {
                 let mut random = Random::new(cols as u64 + 5);
@@ -101,17 +96,17 @@ fn rms_norm_is_the_cpus_with_and_without_a_partial_sum() {
                     1e-5,
                     expected.view_mut(rows),
                 );
-                let (mut stream, mut out) = (floats(&x), Elements::new(element, &vec![UNSET; rows * cols]));
+                let (stream, out) = (bench.floats(&x), bench.elements(element, &vec![UNSET; rows * cols]));
                 let args = RmsNormArgs {
                     x: stream.ptr(),
-                    partial: if add { ptr(&partial) } else { Ptr::NULL },
-                    weight: ptr(&weight),
+                    partial: if add { bench.lasting(&partial) } else { Ptr::NULL },
+                    weight: bench.lasting(&weight),
                     out: out.ptr(),
-                    rows: count(rows),
+                    rows: bench.count(rows),
                     cols: cols as u32,
                     eps: 1e-5,
                 };
-                host.run(&args.launch(element, rows as u32, 1), order);
+                bench.run(&args.launch(element, rows as u32, 1), order);
                 assert_eq!(stream.read(), sums, "the residual stream");
                 let found = out.read();
                 for r in 0..rows {
@@ -125,9 +120,8 @@ fn rms_norm_is_the_cpus_with_and_without_a_partial_sum() {
     });
 }
 
-#[test]
-fn silu_mul_is_the_cpus() {
-    each("silu_mul", |host, element, order| {
+pub(super) fn silu_mul_is_the_cpus(bench: &Bench<'_>) {
+    each(bench, |element, order| {
         for (rows, cols) in SHAPES {
             let mut random = Random::new(cols as u64 + 1);
             let mut values: Vec<f32> = random.numbers(rows * 2 * cols).iter().map(|x| x * 30.0).collect();
@@ -135,10 +129,14 @@ fn silu_mul_is_the_cpus() {
             let mut expected = Tensor::zeros(rows, cols);
             let x = Tensor::from_rows(2 * cols, &values);
             silu_mul(&lane(Isa::Portable, 1), x.view(rows), expected.view_mut(rows));
-            let mut out = Elements::new(element, &vec![UNSET; rows * cols]);
-            let args =
-                SiluMulArgs { gate_up: ptr(&values), out: out.ptr(), rows: count(rows), cols: cols as u32 };
-            host.run(&args.launch(element, rows as u32, 1), order);
+            let out = bench.elements(element, &vec![UNSET; rows * cols]);
+            let args = SiluMulArgs {
+                gate_up: bench.lasting(&values),
+                out: out.ptr(),
+                rows: bench.count(rows),
+                cols: cols as u32,
+            };
+            bench.run(&args.launch(element, rows as u32, 1), order);
             let found = out.read();
             for r in 0..rows {
                 for (i, expected) in expected.row(r).iter().enumerate() {
@@ -150,9 +148,7 @@ fn silu_mul_is_the_cpus() {
     });
 }
 
-#[test]
-fn gather_and_compact_are_the_cpus() {
-    let Some(host) = host("gather_and_compact") else { return };
+pub(super) fn gather_and_compact_are_the_cpus(bench: &Bench<'_>) {
     let mut random = Random::new(3);
     for case in 0..40 {
         let (rows, cols) = (1 + random.below(40), 1 + random.below(200));
@@ -164,16 +160,16 @@ fn gather_and_compact_are_the_cpus() {
         // Every second word is another's, and the last row is none.
         let mut spread: Vec<u32> = indices.iter().flat_map(|index| [*index, 9999]).collect();
         spread.extend([NOTHING, 0]);
-        let mut out = floats(&vec![UNSET; (rows + 4) * cols]);
+        let out = bench.floats(&vec![UNSET; (rows + 4) * cols]);
         let args = GatherRowsArgs {
-            x: ptr(&values),
-            indices: ptr(&spread),
+            x: bench.lasting(&values),
+            indices: bench.lasting(&spread),
             out: out.ptr(),
-            rows: count(rows + 4),
+            rows: bench.count(rows + 4),
             cols: cols as u32,
             stride: 2,
         };
-        host.run(&args.launch(rows as u32 + 4, 2), ORDERS[case % 3]);
+        bench.run(&args.launch(rows as u32 + 4, 2), bench.order(case));
         for r in 0..rows + 3 {
             assert_eq!(out.read()[r * cols..(r + 1) * cols], *expected.row(r));
         }
@@ -184,14 +180,14 @@ fn gather_and_compact_are_the_cpus() {
         let moves = keep.iter().zip(0u32..).take_while(|(from, to)| *from == to).count();
         let mut expected = Tensor::from_rows(cols, &values);
         compact_rows(expected.view_mut(rows), &keep);
-        let mut moved = floats(&values);
+        let moved = bench.floats(&values);
         let args = CompactRowsArgs {
             x: moved.ptr(),
-            keep: ptr(&keep),
-            counts: lasting(&[keep.len() as u32, moves as u32]),
+            keep: bench.lasting(&keep),
+            counts: bench.lasting(&[keep.len() as u32, moves as u32]),
             cols: cols as u32,
         };
-        host.run(&args.launch(), ORDERS[case % 3]);
+        bench.run(&args.launch(), bench.order(case));
         for r in 0..keep.len() {
             assert_eq!(moved.read()[r * cols..(r + 1) * cols], *expected.row(r), "{keep:?}");
         }
@@ -208,22 +204,21 @@ struct Heads {
     norm: bool,
 }
 
-#[test]
-fn qkv_is_bias_norm_rotation_and_store() {
+pub(super) fn qkv_is_bias_norm_rotation_and_store(bench: &Bench<'_>) {
     let shapes = [
         Heads { heads: 4, kv_heads: 2, head_dim: 64, bias: true, norm: true },
         Heads { heads: 3, kv_heads: 3, head_dim: 36, bias: false, norm: true },
         Heads { heads: 6, kv_heads: 1, head_dim: 128, bias: true, norm: false },
         Heads { heads: 2, kv_heads: 1, head_dim: 256, bias: false, norm: false },
     ];
-    each("qkv", |host, element, order| {
+    each(bench, |element, order| {
         for (case, shape) in shapes.into_iter().enumerate() {
-            one_qkv(host, element, order, shape, 7 * case as u64 + 1);
+            one_qkv(bench, element, order, shape, 7 * case as u64 + 1);
         }
     });
 }
 
-fn one_qkv(host: &Host, element: Element, order: i32, shape: Heads, seed: u64) {
+fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: u64) {
     let Heads { heads, kv_heads, head_dim, .. } = shape;
     let (rows, cpu) = (7, lane(Isa::Portable, 1));
     let (q, kv, cols) = (heads * head_dim, kv_heads * head_dim, (heads + 2 * kv_heads) * head_dim);
@@ -253,27 +248,27 @@ fn one_qkv(host: &Host, element: Element, order: i32, shape: Heads, seed: u64) {
 
     let cos_sin: Vec<f32> = (0..64).flat_map(|position| angles(&cpu, &table, position)).collect();
     let cache = vec![UNSET; QkvArgs::layer_elements(blocks, kv_heads, head_dim)];
-    let (mut stored_k, mut stored_v) = (Elements::new(element, &cache), Elements::new(element, &cache));
-    let (mut found, mut tables) = (floats(&values), words(&tables));
+    let (stored_k, stored_v) = (bench.elements(element, &cache), bench.elements(element, &cache));
+    let (found, tables) = (bench.floats(&values), bench.words(&tables));
     let args = QkvArgs {
         qkv: found.ptr(),
-        bias: if shape.bias { ptr(&bias) } else { Ptr::NULL },
-        q_norm: if shape.norm { ptr(&norms[0]) } else { Ptr::NULL },
-        k_norm: if shape.norm { ptr(&norms[1]) } else { Ptr::NULL },
-        cos_sin: ptr(&cos_sin),
-        positions: ptr(&positions),
-        chunk_of: ptr(&chunk_of),
+        bias: if shape.bias { bench.lasting(&bias) } else { Ptr::NULL },
+        q_norm: if shape.norm { bench.lasting(&norms[0]) } else { Ptr::NULL },
+        k_norm: if shape.norm { bench.lasting(&norms[1]) } else { Ptr::NULL },
+        cos_sin: bench.lasting(&cos_sin),
+        positions: bench.lasting(&positions),
+        chunk_of: bench.lasting(&chunk_of),
         tables: tables.ptr(),
         keys: stored_k.ptr(),
         values: stored_v.ptr(),
-        rows: count(rows),
+        rows: bench.count(rows),
         heads: heads as u32,
         kv_heads: kv_heads as u32,
         head_dim: head_dim as u32,
         table_stride: stride,
         eps: 1e-6,
     };
-    host.run(&args.launch(element, rows as u32, 2), order);
+    bench.run(&args.launch(element, rows as u32, 2), order);
     let what = format!("{shape:?} {element:?}");
     let (found, found_k, found_v) = (found.read(), stored_k.read(), stored_v.read());
     let mut written = 0;
@@ -294,7 +289,7 @@ fn one_qkv(host: &Host, element: Element, order: i32, shape: Heads, seed: u64) {
             }
         }
     }
-    let unset = Elements::new(element, &[UNSET]).read()[0];
+    let unset = bench.elements(element, &[UNSET]).read()[0];
     for cache in [&found_k, &found_v] {
         assert_eq!(
             cache.iter().filter(|x| **x != unset).count(),
@@ -305,7 +300,7 @@ fn one_qkv(host: &Host, element: Element, order: i32, shape: Heads, seed: u64) {
 }
 
 /// Cosines and sines of a position: what the rotation makes of (1, 0) in each pair.
-fn angles(cpu: &faser_kernels::Lane, table: &RopeTable, position: u32) -> Vec<f32> {
+fn angles(cpu: &crate::Lane, table: &RopeTable, position: u32) -> Vec<f32> {
     let half = table.head_dim() / 2;
     let ones: Vec<f32> = (0..2 * half).map(|i| if i < half { 1.0 } else { 0.0 }).collect();
     let mut x = Tensor::from_rows(2 * half, &ones);

@@ -1,10 +1,10 @@
 //! attention, plain and on tensor cores, split and merged, over the keys and values that the CPU has.
 
-use crate::host::{Elements, Host, ORDERS, count, floats, host, lasting, words};
-use crate::reference::{Random, bf16, close, lane};
-use faser_kernels::cuda::{AttentionArgs, Chunk, Element, NOTHING, Tile};
-use faser_kernels::ops::{AttentionShape, attention, store_kv};
-use faser_kernels::{Dtype, Isa, KvCache, KvShape, Rows, Tensor};
+use super::bench::Bench;
+use super::reference::{Random, bf16, close, lane};
+use crate::cuda::{AttentionArgs, Chunk, Element, NOTHING, Tile};
+use crate::ops::{AttentionShape, attention, store_kv};
+use crate::{Dtype, Isa, KvCache, KvShape, Rows, Tensor};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -93,7 +93,7 @@ impl Case {
     }
 
     /// Launches with the tile size of `most` queries; the rows of `out`.
-    fn run(&self, host: &Host, world: &World, order: i32, most: u32) -> Vec<f32> {
+    fn run(&self, bench: &Bench<'_>, world: &World, order: i32, most: u32) -> Vec<f32> {
         let Case { element, kv_heads, group, head_dim, split, .. } = *self;
         let (heads, n) = (kv_heads * group, world.positions.len());
         let queries = AttentionArgs::tile_queries(element, head_dim as u32, most);
@@ -103,23 +103,22 @@ impl Case {
         let flat: Vec<u32> = tiles.iter().flat_map(|tile| [tile.chunk, tile.first_query]).collect();
         let longest = world.positions.iter().max().expect("a sequence") + 1;
         let splits = longest.div_ceil(split);
-        let (mut keys, mut values) =
-            (Elements::new(element, &world.keys), Elements::new(element, &world.values));
-        let mut out = Elements::new(element, &vec![-5.5; n * heads * head_dim]);
+        let (keys, values) = (bench.elements(element, &world.keys), bench.elements(element, &world.values));
+        let out = bench.elements(element, &vec![-5.5; n * heads * head_dim]);
         let places = n * heads * splits as usize;
-        let (mut sums, mut stats) =
-            (floats(&vec![f32::NAN; places * head_dim]), floats(&vec![f32::NAN; places * 2]));
-        let (mut tables, mut tiles_memory) = (words(&world.tables), words(&flat));
+        let (sums, stats) =
+            (bench.floats(&vec![f32::NAN; places * head_dim]), bench.floats(&vec![f32::NAN; places * 2]));
+        let (tables, tiles_memory) = (bench.words(&world.tables), bench.words(&flat));
         // Queries stand in wider rows, behind other columns.
         let wide: Vec<f32> =
             world.q.chunks(heads * head_dim).flat_map(|row| [row, &[f32::NAN; 8]].concat()).collect();
         let args = AttentionArgs {
-            q: lasting(&wide),
+            q: bench.lasting(&wide),
             keys: keys.ptr(),
             values: values.ptr(),
             tables: tables.ptr(),
-            positions: lasting(&world.positions),
-            chunks: lasting(&world.chunks),
+            positions: bench.lasting(&world.positions),
+            chunks: bench.lasting(&world.chunks),
             tiles: tiles_memory.ptr(),
             out: out.ptr(),
             sums: sums.ptr(),
@@ -134,18 +133,18 @@ impl Case {
             splits,
             scale: self.scale(),
         };
-        host.run(&args.launch(element, queries, tiles.len() as u32), order);
-        if let Some(merge) = args.merge(element, count(n), n as u32, 2) {
-            host.run(&merge, order);
+        bench.run(&args.launch(element, queries, tiles.len() as u32), order);
+        if let Some(merge) = args.merge(element, bench.count(n), n as u32, 2) {
+            bench.run(&merge, order);
         }
         let _ = (stats.read(), sums.read()); // nothing beside them was written
         out.read()
     }
 
-    fn check(&self, host: &Host, order: i32) {
+    fn check(&self, bench: &Bench<'_>, order: i32) {
         let world = self.world();
         let most = world.rows.iter().max().expect("a chunk") * self.group as u32;
-        let found = self.run(host, &world, order, most);
+        let found = self.run(bench, &world, order, most);
         let cols = world.expected.cols();
         // bf16: the exponentials and the result are rounded to 8 bits; values are at most 1.
         let tolerance = if self.element == Element::F32 { 2e-6 } else { 8e-3 };
@@ -158,14 +157,10 @@ impl Case {
     }
 }
 
-#[test]
-fn chunk_is_four_words() {
-    assert_eq!(size_of::<Chunk>(), 16);
-}
+// As kernels count it.
+const _: () = assert!(size_of::<Chunk>() == 16);
 
-#[test]
-fn attention_is_the_cpus() {
-    let Some(host) = host("attention") else { return };
+pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
     let case = |element, kv_heads, group, head_dim, window, split, sequences: &[(usize, usize)]| Case {
         element,
         kv_heads,
@@ -193,15 +188,13 @@ fn attention_is_the_cpus() {
         case(Bf16, 1, 1, 32, Some(1), 64, &[(100, 64), (3, 3)]),
     ];
     for case in cases {
-        for order in ORDERS {
-            case.check(host, order);
+        for order in bench.orders() {
+            case.check(bench, order);
         }
     }
 }
 
-#[test]
-fn a_row_has_the_same_bits_alone_and_among_others() {
-    let Some(host) = host("attention_bits") else { return };
+pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) {
     for (element, head_dim) in [(Element::F32, 20), (Element::Bf16, 64)] {
         let together = Case {
             element,
@@ -213,7 +206,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             sequences: vec![(140, 7), (30, 4)],
         };
         let world = together.world();
-        let all = together.run(host, &world, 0, 14);
+        let all = together.run(bench, &world, 0, 14);
         let cols = world.expected.cols();
         for r in 0..7 {
             // The same sequence, with this row alone in the pass.
@@ -223,7 +216,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
             one.chunks = vec![0, 1, NOTHING, 0];
             one.rows = vec![1];
             // The number of splits is that of the shorter context: sums do not depend on it.
-            assert_eq!(together.run(host, &one, 0, 2), all[r * cols..(r + 1) * cols], "{element:?} row {r}");
+            assert_eq!(together.run(bench, &one, 0, 2), all[r * cols..(r + 1) * cols], "{element:?} row {r}");
         }
     }
 }

@@ -1,33 +1,27 @@
 //! The sampler: the same tokens as on the CPU, the same noise bit for bit.
 
-use crate::host::{Host, Memory, ORDERS, Plain, count, floats, host, lasting, ptr, words};
-use crate::planted::{ProbeArgs, probe};
-use crate::reference::{Random, lane};
-use faser_kernels::cuda::{
+use super::super::probes::NoiseArgs;
+use super::bench::Bench;
+use super::reference::{Random, lane};
+use crate::cuda::{
     AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LogitStats, LogitStatsArgs, NucleusArgs, PickArgs, Ptr,
     Sample, Sampler, TopTokensArgs,
 };
-use faser_kernels::ops::{self, TOP_TOKENS};
-use faser_kernels::{History, Isa, SampleRow, Sampling, Tensor};
-
-impl Plain for LogitStats {}
-impl Plain for Sample {}
-impl Plain for Sampler {}
+use crate::ops::{self, TOP_TOKENS};
+use crate::{History, Isa, SampleRow, Sampling, Tensor};
 
 /// A sampler in memory that stays.
-pub(crate) fn sampler(sampling: &Sampling, counts: Ptr) -> Sampler {
+pub(super) fn sampler(bench: &Bench<'_>, sampling: &Sampling, counts: Ptr) -> Sampler {
     let tokens: Vec<u32> = sampling.logit_bias.iter().map(|(token, _)| *token).collect();
     let bias: Vec<f32> = sampling.logit_bias.iter().map(|(_, bias)| *bias).collect();
-    Sampler::new(sampling, lasting(&tokens), lasting(&bias), counts)
+    Sampler::new(sampling, bench.lasting(&tokens), bench.lasting(&bias), counts)
 }
 
-#[test]
-fn noise_is_the_cpus_bit_for_bit() {
-    let Some(host) = host("noise") else { return };
+pub(super) fn noise_is_the_cpus_bit_for_bit(bench: &Bench<'_>) {
     let on_device = |seed, position, tokens: usize| {
-        let mut out = words(&vec![0; tokens]);
-        let args = ProbeArgs { input: Ptr::NULL, out: out.ptr(), count: tokens as u32, position, seed };
-        host.run(&probe("noise_probe", 32, args), 0);
+        let out = bench.words(&vec![0; tokens]);
+        let args = NoiseArgs { out: out.ptr(), count: tokens as u32, position, seed };
+        bench.run(&args.launch(), 0);
         out.read().iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<f32>>()
     };
     // Pinned, as in the CPU's own test.
@@ -37,7 +31,7 @@ fn noise_is_the_cpus_bit_for_bit() {
         let found = on_device(seed, position, 5000);
         let sampling = Sampling { seed, ..Sampling::default() };
         for token in 1..5000u32 {
-            let gap = faser_kernels::sampling::gap(&sampling, position, 0, &[token], &[0.0], 0.0);
+            let gap = crate::sampling::gap(&sampling, position, 0, &[token], &[0.0], 0.0);
             assert_eq!(
                 gap,
                 found[token as usize] - found[0],
@@ -147,26 +141,26 @@ impl Pass {
         all
     }
 
-    fn on_device(&self, host: &Host, order: i32) -> Vec<u32> {
+    fn on_device(&self, bench: &Bench<'_>, order: i32) -> Vec<u32> {
         let vocabulary = self.vocabulary as u32;
         let (mut samples, mut samplers, mut proposals) = (vec![], vec![], vec![]);
         for (chunk, (sampling, prompt, tokens, proposed)) in self.chunks.iter().enumerate() {
-            let mut counts = vec![0u32; self.vocabulary];
+            let counts = bench.lasting(&vec![0u32; self.vocabulary]);
             let args = CountArgs {
-                tokens: ptr(tokens),
-                counts: Ptr(counts.as_mut_ptr() as u64),
+                tokens: bench.lasting(tokens),
+                counts,
                 len: tokens.len() as u32,
                 first_position: 0,
                 prompt_len: *prompt as u32,
                 vocabulary,
                 remove: 0,
             };
-            host.run(&args.launch(1), order);
+            bench.run(&args.launch(1), order);
             // What the output had for a while leaves nothing behind.
             let passing = CountArgs { first_position: *prompt as u32, ..args };
-            host.run(&passing.launch(1), order);
-            host.run(&CountArgs { remove: 1, ..passing }.launch(1), order);
-            samplers.push(sampler(sampling, lasting(&counts)));
+            bench.run(&passing.launch(1), order);
+            bench.run(&CountArgs { remove: 1, ..passing }.launch(1), order);
+            samplers.push(sampler(bench, sampling, counts));
             for since in 0..=proposed.len() as u32 {
                 let position = tokens.len() as u32 + since;
                 samples.push(Sample { row: 0, chunk: chunk as u32, position, since });
@@ -177,22 +171,22 @@ impl Pass {
         }
         let (n, parts) = (samples.len(), LogitStatsArgs::parts(vocabulary));
         let most = n as u32 + 1;
-        let mut logits = floats(&self.logits);
+        let logits = bench.floats(&self.logits);
         let places = n * parts as usize;
-        let mut stats = Memory::new(&vec![LogitStats::default(); places], LogitStats::default());
-        let (mut least, mut best) = (Memory::new(&vec![0u64; n], 5), Memory::new(&vec![0u64; places], 5));
-        let mut tokens = words(&vec![0; n]);
-        let (samples, samplers, count) = (lasting(&samples), lasting(&samplers), count(n));
+        let stats = bench.memory(&vec![LogitStats::default(); places], LogitStats::default());
+        let (least, best) = (bench.memory(&vec![0u64; n], 5), bench.memory(&vec![0u64; places], 5));
+        let tokens = bench.words(&vec![0; n]);
+        let (samples, samplers, count) = (bench.lasting(&samples), bench.lasting(&samplers), bench.count(n));
         let adjust = AdjustArgs {
             logits: logits.ptr(),
             samples,
             samplers,
-            proposals: lasting(&proposals),
+            proposals: bench.lasting(&proposals),
             count,
             vocabulary,
             proposal_stride: 4,
         };
-        host.run(&adjust.launch(most, 1), order);
+        bench.run(&adjust.launch(most, 1), order);
         for (found, expected) in logits.read().iter().zip(self.adjusted()) {
             assert!(
                 found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
@@ -200,7 +194,7 @@ impl Pass {
             );
         }
         let found = LogitStatsArgs { logits: logits.ptr(), stats: stats.ptr(), rows: count, vocabulary };
-        host.run(&found.launch(most), order);
+        bench.run(&found.launch(most), order);
         let nucleus = NucleusArgs {
             logits: logits.ptr(),
             stats: stats.ptr(),
@@ -211,7 +205,7 @@ impl Pass {
             vocabulary,
             parts,
         };
-        host.run(&nucleus.launch(most, 1), order);
+        bench.run(&nucleus.launch(most, 1), order);
         let draw = DrawArgs {
             logits: logits.ptr(),
             stats: stats.ptr(),
@@ -223,24 +217,22 @@ impl Pass {
             vocabulary,
             parts,
         };
-        host.run(&draw.launch(most), order);
+        bench.run(&draw.launch(most), order);
         let pick = PickArgs { best: best.ptr(), tokens: tokens.ptr(), count, parts };
-        host.run(&pick.launch(most, 1), order);
+        bench.run(&pick.launch(most, 1), order);
         let _ = (stats.read(), least.read(), best.read(), logits.read());
         tokens.read().to_vec()
     }
 }
 
-#[test]
-fn tokens_are_the_cpus() {
-    let Some(host) = host("tokens") else { return };
+pub(super) fn tokens_are_the_cpus(bench: &Bench<'_>) {
     let mut random = Random::new(2);
     let mut drawn = 0;
     for case in 0..60 {
         let vocabulary = [5, 33, 300, 4096, 4100, 9000][case % 6];
         let pass = Pass::random(&mut random, vocabulary, 1 + case % 3);
         let expected = pass.on_cpu();
-        let found = pass.on_device(host, ORDERS[case % 3]);
+        let found = pass.on_device(bench, bench.order(case));
         // The nucleus sums in fixed point here and in f64 there: only a sum within 1e-6 of top_p may differ, and none of these is.
         assert_eq!(found, expected, "case {case}, vocabulary {vocabulary}");
         drawn += expected.len();
@@ -248,9 +240,7 @@ fn tokens_are_the_cpus() {
     assert!(drawn > 100);
 }
 
-#[test]
-fn a_row_without_a_finite_logit_gives_token_0() {
-    let Some(host) = host("a_row_without") else { return };
+pub(super) fn a_row_without_a_finite_logit_gives_token_0(bench: &Bench<'_>) {
     for temperature in [0.0, 1.0] {
         let sampling = Sampling { temperature, top_p: 0.9, ..Sampling::default() };
         let pass = Pass {
@@ -258,13 +248,11 @@ fn a_row_without_a_finite_logit_gives_token_0() {
             chunks: vec![(sampling, 1, vec![1], vec![])],
             logits: vec![f32::NEG_INFINITY; 40],
         };
-        assert_eq!((pass.on_device(host, 0), pass.on_cpu()), (vec![0], vec![0]));
+        assert_eq!((pass.on_device(bench, 0), pass.on_cpu()), (vec![0], vec![0]));
     }
 }
 
-#[test]
-fn confidence_and_top_tokens_are_the_cpus() {
-    let Some(host) = host("confidence") else { return };
+pub(super) fn confidence_and_top_tokens_are_the_cpus(bench: &Bench<'_>) {
     let mut random = Random::new(5);
     for case in 0..30 {
         let (rows, vocabulary) = (1 + random.below(4), [3, 50, 4096, 5000, 8200][case % 5]);
@@ -282,29 +270,28 @@ fn confidence_and_top_tokens_are_the_cpus() {
         ops::confidence(&cpu, tensor.view(rows), &tokens, &mut confidences);
         ops::top_tokens(&cpu, tensor.view(rows), &mut tops);
 
-        let (order, vocabulary) = (ORDERS[case % 3], vocabulary as u32);
+        let (order, vocabulary) = (bench.order(case), vocabulary as u32);
         let parts = LogitStatsArgs::parts(vocabulary);
-        let mut stats =
-            Memory::new(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
-        let (mut out, mut top) = (floats(&vec![9.0; rows]), words(&vec![9; rows * TOP_TOKENS]));
-        let (logits, most) = (lasting(&logits), rows as u32);
-        let found = LogitStatsArgs { logits, stats: stats.ptr(), rows: count(rows), vocabulary };
-        host.run(&found.launch(most), order);
+        let stats = bench.memory(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
+        let (out, top) = (bench.floats(&vec![9.0; rows]), bench.words(&vec![9; rows * TOP_TOKENS]));
+        let (logits, most) = (bench.lasting(&logits), rows as u32);
+        let found = LogitStatsArgs { logits, stats: stats.ptr(), rows: bench.count(rows), vocabulary };
+        bench.run(&found.launch(most), order);
         let confidence = ConfidenceArgs {
             logits,
             stats: stats.ptr(),
-            tokens: lasting(&tokens),
+            tokens: bench.lasting(&tokens),
             out: out.ptr(),
-            rows: count(rows),
+            rows: bench.count(rows),
             vocabulary,
             parts,
         };
-        host.run(&confidence.launch(most, 1), order);
+        bench.run(&confidence.launch(most, 1), order);
         for (found, expected) in out.read().iter().zip(&confidences) {
             assert!((found - expected).abs() <= 1e-5 * expected + 1e-30, "case {case}: {found} {expected}");
         }
-        let args = TopTokensArgs { logits, out: top.ptr(), rows: count(rows), vocabulary };
-        host.run(&args.launch(most, 1), order);
+        let args = TopTokensArgs { logits, out: top.ptr(), rows: bench.count(rows), vocabulary };
+        bench.run(&args.launch(most, 1), order);
         assert_eq!(top.read(), tops.concat(), "case {case}");
     }
 }

@@ -1,10 +1,10 @@
 //! matmul and score_tokens.
 
-use crate::host::{Elements, Host, ORDERS, count, floats, host, lasting};
-use crate::reference::{Random, bf16, close, lane};
-use faser_kernels::cuda::{Element, MatmulArgs, Ptr, ScoreTokensArgs};
-use faser_kernels::ops::{Write, matmul, score_tokens};
-use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
+use super::bench::Bench;
+use super::reference::{Random, bf16, close, lane};
+use crate::cuda::{Element, MatmulArgs, Ptr, ScoreTokensArgs};
+use crate::ops::{Write, matmul, score_tokens};
+use crate::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 
 /// Numbers that an element holds exactly: what is left is the error of the sum.
 fn held(element: Element, numbers: &[f32]) -> Vec<f32> {
@@ -21,7 +21,7 @@ struct Case {
     add: bool,
 }
 
-fn check(host: &Host, case: &Case, order: i32) {
+fn check(bench: &Bench<'_>, case: &Case, order: i32) {
     let Case { element, rows, bucket, inputs, outputs, bias, add } = *case;
     let mut random = Random::new((rows * inputs * outputs) as u64);
     let x = held(element, &random.numbers(rows * inputs));
@@ -43,19 +43,18 @@ fn check(host: &Host, case: &Case, order: i32) {
     // Rows beyond are the bucket's padding: they hold anything.
     let mut padded = x.clone();
     padded.resize(bucket * inputs, f32::NAN);
-    let (mut x, mut w, mut out) =
-        (Elements::new(element, &padded), Elements::new(element, &w), floats(&before));
+    let (x, w, out) = (bench.elements(element, &padded), bench.elements(element, &w), bench.floats(&before));
     let args = MatmulArgs {
         x: x.ptr(),
         w: w.ptr(),
-        bias: if bias { lasting(&offsets) } else { Ptr::NULL },
+        bias: if bias { bench.lasting(&offsets) } else { Ptr::NULL },
         out: out.ptr(),
-        rows: count(rows),
+        rows: bench.count(rows),
         inputs: inputs as u32,
         outputs: outputs as u32,
         add: u32::from(add),
     };
-    host.run(&args.launch(element, bucket as u32, 1), order);
+    bench.run(&args.launch(element, bucket as u32, 1), order);
     for r in 0..rows {
         for (o, expected) in expected.row(r).iter().enumerate() {
             let what = format!("{element:?} {rows} of {bucket} rows, {inputs} inputs: row {r} output {o}");
@@ -64,10 +63,8 @@ fn check(host: &Host, case: &Case, order: i32) {
     }
 }
 
-#[test]
-fn matmul_is_the_cpus() {
-    let Some(host) = host("matmul") else { return };
-    for order in ORDERS {
+pub(super) fn matmul_is_the_cpus(bench: &Bench<'_>) {
+    for order in bench.orders() {
         for (rows, bucket, inputs, outputs) in [
             (1, 1, 32, 16),
             (3, 4, 96, 40),
@@ -80,13 +77,13 @@ fn matmul_is_the_cpus() {
         ] {
             for (bias, add) in [(false, false), (true, false), (true, true)] {
                 let case = |element| Case { element, rows, bucket, inputs, outputs, bias, add };
-                check(host, &case(Element::Bf16), order);
-                check(host, &case(Element::F32), order);
+                check(bench, &case(Element::Bf16), order);
+                check(bench, &case(Element::F32), order);
             }
         }
         // Any number of inputs in f32.
         check(
-            host,
+            bench,
             &Case {
                 element: Element::F32,
                 rows: 2,
@@ -101,27 +98,25 @@ fn matmul_is_the_cpus() {
     }
 }
 
-#[test]
-fn a_row_has_the_same_bits_in_any_bucket() {
-    let Some(host) = host("a_row_has_the_same_bits") else { return };
+pub(super) fn a_row_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
     let (inputs, outputs) = (320, 24);
     let mut random = Random::new(8);
     let (x, w) = (random.numbers(16 * inputs), random.numbers(outputs * inputs));
     let run = |rows: &[usize], bucket: u32| {
         let values: Vec<f32> = rows.iter().flat_map(|r| x[r * inputs..(r + 1) * inputs].to_vec()).collect();
-        let (mut x, mut w) = (Elements::new(Element::Bf16, &values), Elements::new(Element::Bf16, &w));
-        let mut out = floats(&vec![0.0; rows.len() * outputs]);
+        let (x, w) = (bench.elements(Element::Bf16, &values), bench.elements(Element::Bf16, &w));
+        let out = bench.floats(&vec![0.0; rows.len() * outputs]);
         let args = MatmulArgs {
             x: x.ptr(),
             w: w.ptr(),
             bias: Ptr::NULL,
             out: out.ptr(),
-            rows: count(rows.len()),
+            rows: bench.count(rows.len()),
             inputs: inputs as u32,
             outputs: outputs as u32,
             add: 0,
         };
-        host.run(&args.launch(Element::Bf16, bucket, 3), 0);
+        bench.run(&args.launch(Element::Bf16, bucket, 3), 0);
         out.read().to_vec()
     };
     let together = run(&(0..16).collect::<Vec<_>>(), 16);
@@ -130,9 +125,7 @@ fn a_row_has_the_same_bits_in_any_bucket() {
     }
 }
 
-#[test]
-fn score_tokens_is_the_cpus() {
-    let Some(host) = host("score_tokens") else { return };
+pub(super) fn score_tokens_is_the_cpus(bench: &Bench<'_>) {
     for (case, element) in [Element::F32, Element::Bf16].into_iter().cycle().take(12).enumerate() {
         let mut random = Random::new(case as u64);
         let (rows, inputs, outputs, each) =
@@ -140,24 +133,23 @@ fn score_tokens_is_the_cpus() {
         let x = held(element, &random.numbers(rows * inputs));
         let w = held(element, &random.numbers(outputs * inputs));
         let mut tokens: Vec<u32> = (0..rows * each).map(|_| random.below(outputs) as u32).collect();
-        let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::F32).unwrap();
+        let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::F32).expect("memory");
         let mut expected = vec![0.0; tokens.len()];
         let tensor = Tensor::from_rows(inputs, &x);
         score_tokens(&lane(Isa::Portable, 1), tensor.view(rows), &matrix, &tokens, &mut expected);
         tokens[each - 1] = outputs as u32; // is none
-        let (mut x, mut w, mut out) =
-            (Elements::new(element, &x), Elements::new(element, &w), floats(&expected));
+        let (x, w, out) = (bench.elements(element, &x), bench.elements(element, &w), bench.floats(&expected));
         let args = ScoreTokensArgs {
             x: x.ptr(),
             w: w.ptr(),
-            tokens: lasting(&tokens),
+            tokens: bench.lasting(&tokens),
             out: out.ptr(),
-            rows: count(rows),
+            rows: bench.count(rows),
             inputs: inputs as u32,
             outputs: outputs as u32,
             each: each as u32,
         };
-        host.run(&args.launch(element, rows as u32, 1), ORDERS[case % 3]);
+        bench.run(&args.launch(element, rows as u32, 1), bench.order(case));
         for (i, (found, expected)) in out.read().iter().zip(&expected).enumerate() {
             if i == each - 1 {
                 assert_eq!(*found, f32::NEG_INFINITY);

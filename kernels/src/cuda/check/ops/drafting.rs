@@ -1,12 +1,9 @@
 //! Between two steps of drafting: proposals recorded, stop rules applied, the next pass written.
 
-use crate::host::{Memory, ORDERS, Plain, floats, host, lasting, words};
-use crate::reference::Random;
-use faser_kernels::cuda::{Chunk, DraftState, DraftStepArgs, NOTHING, Ptr, Sample, Tile};
-use faser_kernels::ops::TOP_TOKENS;
-
-impl Plain for DraftState {}
-impl Plain for Tile {}
+use super::bench::{Bench, Memory};
+use super::reference::Random;
+use crate::cuda::{Chunk, DraftState, DraftStepArgs, NOTHING, Ptr, Sample, Tile};
+use crate::ops::TOP_TOKENS;
 
 const STEPS: usize = DraftStepArgs::STEPS;
 
@@ -50,9 +47,7 @@ fn new_chunks(random: &mut Random, count: usize) -> Vec<Drafting> {
     (0..count).map(one).collect()
 }
 
-#[test]
-fn steps_record_proposals_and_go_on_with_those_that_may() {
-    let Some(host) = host("draft_step") else { return };
+pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench<'_>) {
     let mut random = Random::new(31);
     let (mut stopped, mut cancelled, mut full) = (0, 0, 0);
     for case in 0..12 {
@@ -62,17 +57,16 @@ fn steps_record_proposals_and_go_on_with_those_that_may() {
         let (each, queries) = (1 + case as u32 % 2, 16);
         let rivals_wanted = case % 3 > 0;
         let states: Vec<DraftState> = all.iter().map(|chunk| chunk.state).collect();
-        let mut states = Memory::new(&states, DraftState::default());
-        let (mut proposals, mut counts_of) = (words(&vec![0; n * STEPS]), words(&vec![0; n]));
-        let mut confidences = floats(&vec![0.0; n * STEPS]);
-        let mut rivals = words(&vec![0; n * STEPS * TOP_TOKENS]);
-        let mut chunks = Memory::new(&vec![Chunk::default(); n], Chunk::default());
-        let mut rows = [0; 3].map(|_| words(&vec![0; n]));
-        let mut samples = Memory::new(&vec![Sample::default(); n], Sample::default());
-        let mut tiles =
-            Memory::new(&vec![Tile { chunk: 7, first_query: 7 }; n * each as usize], Tile::PADDING);
-        let (mut counts, mut step, mut going) = (words(&[0; 3]), words(&[0]), words(&[0; STEPS + 1]));
-        let [row_tokens, positions, chunk_of] = rows.each_mut().map(Memory::ptr);
+        let states = bench.memory(&states, DraftState::default());
+        let (proposals, counts_of) = (bench.words(&vec![0; n * STEPS]), bench.words(&vec![0; n]));
+        let confidences = bench.floats(&vec![0.0; n * STEPS]);
+        let rivals = bench.words(&vec![0; n * STEPS * TOP_TOKENS]);
+        let chunks = bench.memory(&vec![Chunk::default(); n], Chunk::default());
+        let rows = [0; 3].map(|_| bench.words(&vec![0; n]));
+        let samples = bench.memory(&vec![Sample::default(); n], Sample::default());
+        let tiles = bench.memory(&vec![Tile { chunk: 7, first_query: 7 }; n * each as usize], Tile::PADDING);
+        let (counts, step, going) = (bench.words(&[0; 3]), bench.words(&[0]), bench.words(&[0; STEPS + 1]));
+        let [row_tokens, positions, chunk_of] = rows.each_ref().map(Memory::ptr);
 
         // The first pass has chunks of its own: those that draft, the last first.
         let drafting: Vec<u32> = (0..n as u32).rev().filter(|c| all[*c as usize].state.steps > 0).collect();
@@ -92,18 +86,18 @@ fn steps_record_proposals_and_go_on_with_those_that_may() {
             let flags: Vec<u32> =
                 all.iter().map(|chunk| u32::from(chunk.gone || random.below(30) == 0)).collect();
             let args = DraftStepArgs {
-                samples: if at == 0 { lasting(&first) } else { samples.ptr() },
-                tokens: lasting(&tokens),
-                confidence: lasting(&confidence),
-                top: if rivals_wanted { lasting(&top) } else { Ptr::NULL },
+                samples: if at == 0 { bench.lasting(&first) } else { samples.ptr() },
+                tokens: bench.lasting(&tokens),
+                confidence: bench.lasting(&confidence),
+                top: if rivals_wanted { bench.lasting(&top) } else { Ptr::NULL },
                 sample_count: if at == 0 {
-                    lasting(&[drawing.len() as u32])
+                    bench.lasting(&[drawing.len() as u32])
                 } else {
                     Ptr(counts.ptr().0 + 8)
                 },
-                of_plan: if at == 0 { lasting(&drafting) } else { Ptr::NULL },
+                of_plan: if at == 0 { bench.lasting(&drafting) } else { Ptr::NULL },
                 states: states.ptr(),
-                cancelled: lasting(&flags),
+                cancelled: bench.lasting(&flags),
                 proposals: proposals.ptr(),
                 confidences: confidences.ptr(),
                 rivals: rivals.ptr(),
@@ -121,7 +115,7 @@ fn steps_record_proposals_and_go_on_with_those_that_may() {
                 tiles_each: each,
                 tile_queries: queries,
             };
-            host.run(&args.launch(), ORDERS[case % 3]);
+            bench.run(&args.launch(), bench.order(case));
 
             for (i, c) in drawing.iter().enumerate() {
                 let top =
@@ -136,32 +130,36 @@ fn steps_record_proposals_and_go_on_with_those_that_may() {
             let rows_now = drawing.len() as u32;
             assert_eq!(counts.read(), [rows_now; 3], "case {case}, step {at}");
             assert_eq!((step.read()[0] as usize, going.read()[at]), (at + 1, rows_now + 1));
+            let rows_read = rows.each_ref().map(Memory::read);
+            let (samples_read, chunks_read, tiles_read) = (samples.read(), chunks.read(), tiles.read());
             for (to, &c) in drawing.iter().enumerate() {
                 let (base, count) = (all[c].state.base, all[c].drafted.len() as u32);
-                let found = [0, 1, 2].map(|array: usize| rows[array].read()[to]);
+                let found = [0, 1, 2].map(|array: usize| rows_read[array][to]);
                 assert_eq!(found, [all[c].drafted[count as usize - 1].0, base + count - 1, c as u32]);
                 let sample = Sample { row: to as u32, chunk: c as u32, position: base + count, since: count };
-                assert_eq!(samples.read()[to], sample);
+                assert_eq!(samples_read[to], sample);
                 let chunk = Chunk { first: to as u32, rows: 1, sampled_from: 0, first_sample: to as u32 };
-                assert_eq!(chunks.read()[c], chunk);
+                assert_eq!(chunks_read[c], chunk);
                 let of_row = (0..each).map(|t| Tile { chunk: c as u32, first_query: t * queries });
-                assert!(of_row.eq(tiles.read()[to * each as usize..][..each as usize].iter().copied()));
+                assert!(of_row.eq(tiles_read[to * each as usize..][..each as usize].iter().copied()));
             }
-            let padding = &tiles.read()[drawing.len() * each as usize..];
+            let padding = &tiles_read[drawing.len() * each as usize..];
             assert!(padding.iter().all(|tile| tile.chunk == NOTHING));
             let idle = (0..n).filter(|c| !all[*c].goes_on());
             assert!(
-                idle.map(|c| chunks.read()[c]).all(|chunk| (chunk.rows, chunk.sampled_from) == (0, NOTHING))
+                idle.map(|c| chunks_read[c]).all(|chunk| (chunk.rows, chunk.sampled_from) == (0, NOTHING))
             );
         }
+        let (counts_read, proposals_read) = (counts_of.read(), proposals.read());
+        let (confidences_read, rivals_read) = (confidences.read(), rivals.read());
         for (c, chunk) in all.iter().enumerate() {
             let count = chunk.drafted.len();
-            assert_eq!(counts_of.read()[c] as usize, count);
+            assert_eq!(counts_read[c] as usize, count);
             for (i, (token, confidence, top)) in chunk.drafted.iter().enumerate() {
                 let place = c * STEPS + i;
-                assert_eq!(proposals.read()[place], *token);
-                assert_eq!(confidences.read()[place].to_bits(), confidence.to_bits());
-                assert_eq!(rivals.read()[place * TOP_TOKENS..][..TOP_TOKENS], *top);
+                assert_eq!(proposals_read[place], *token);
+                assert_eq!(confidences_read[place].to_bits(), confidence.to_bits());
+                assert_eq!(rivals_read[place * TOP_TOKENS..][..TOP_TOKENS], *top);
             }
             full += usize::from(count > 0 && count == chunk.state.steps as usize);
             stopped += usize::from(!chunk.gone && count > 0 && count < chunk.state.steps as usize);

@@ -1,0 +1,137 @@
+//! Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other.
+
+use std::sync::Arc;
+
+use faser_kernels::cuda::check::{CheckResult, Report, Setting};
+use faser_kernels::cuda::{Chunk, Gpu, Ptr, Sampler, Share};
+use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling};
+
+use crate::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
+use crate::synthetic::{self, SyntheticSpec};
+use crate::{Model, ModelConfig, ModelError, Pass};
+
+/// Tokens of each sequence, and how many of them are in the first pass.
+const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
+const BLOCK: usize = 16;
+
+/// The largest difference of a logit, as a share of the largest logit; in f32 to rounding, in bf16 as roundings at the same places in sums of
+/// another order allow.
+///
+/// # Errors
+/// The GPU cannot be opened, or memory is short.
+pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
+    let gpu = Gpu::open(setting.ordinal, None)?;
+    for (kv_heads, dtype) in
+        [8, 4, 1].into_iter().flat_map(|heads| [(heads, Dtype::F32), (heads, Dtype::Bf16)])
+    {
+        let spec = SyntheticSpec {
+            layers: setting.size(6, 2),
+            draft_layers: 1,
+            hidden: setting.size(1024, 256),
+            intermediate: setting.size(2816, 96),
+            heads: 8,
+            kv_heads,
+            vocab: setting.size(32_000, 300),
+            max_context: 64,
+            seed: 5,
+            residual_scale: 0.5,
+        };
+        let (target, _) = synthetic::pair(&spec, dtype, &mut |_| {})?;
+        let expected = on_cpu(&target)?;
+        let (model, _) = CudaModel::synthetic_pair(&gpu, &spec, dtype, &mut |_| {})?;
+        let found = on_gpu(&Arc::new(model))?;
+        let most = if dtype == Dtype::F32 { 1e-4 } else { 0.015 };
+        let what = format!("error of logits in {dtype}, 8 heads over {kv_heads}");
+        report.at_most(what, error(&found, &expected), "", most);
+    }
+    Ok(())
+}
+
+fn tokens(config: &ModelConfig, sequence: usize) -> Vec<u32> {
+    (0..SEQUENCES[sequence].0).map(|i| ((i * 31 + sequence * 7 + 3) % config.vocab) as u32).collect()
+}
+
+/// Logits of every row, sequence after sequence.
+fn on_cpu(model: &Model) -> Result<Vec<f32>, ModelError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let lane = Lane::new(&Partition { cores: (0..cores).collect() }, Isa::detect())?;
+    let mut all = Vec::new();
+    for (sequence, (len, first)) in SEQUENCES.into_iter().enumerate() {
+        let blocks = len.div_ceil(BLOCK);
+        let mut kv = KvCache::new(model.kv_shape(blocks, BLOCK), model.kv_dtype())?;
+        let mut scratch = model.scratch(len, len);
+        let table: Vec<BlockId> = (0..blocks as BlockId).collect();
+        let tokens = tokens(model.config(), sequence);
+        for range in [0..first, first..len] {
+            let positions: Vec<u32> = range.clone().map(|position| position as u32).collect();
+            let rows = Rows { positions: &positions, table_of: &vec![0; range.len()], tables: &[&table] };
+            let wanted: Vec<u32> = (0..range.len() as u32).collect();
+            model.forward(
+                &lane,
+                &mut kv,
+                &mut scratch,
+                &Pass { tokens: &tokens[range], rows, logits: &wanted },
+            );
+            (0..wanted.len()).for_each(|row| all.extend_from_slice(scratch.logits().row(row)));
+        }
+    }
+    Ok(all)
+}
+
+/// The same, both sequences in the same passes.
+fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
+    let config = model.config();
+    let rows = SEQUENCES.iter().map(|(len, _)| len).sum();
+    let sizes = CudaSizes {
+        blocks: 8,
+        max_rows: rows,
+        max_logit_rows: rows,
+        max_chunks: 2,
+        max_context: 64,
+        max_gates: 0,
+    };
+    let mut passes = CudaPasses::new(model.clone(), &[Share::whole(model.gpu())], false, sizes)?;
+    let tables: [&[BlockId]; 2] = [&[5, 0, 3], &[7, 2]];
+    let sampler = Sampler::new(&Sampling::default(), Ptr::NULL, Ptr::NULL, Ptr::NULL);
+    let mut found: [Vec<f32>; 2] = Default::default();
+    for second in [false, true] {
+        let (mut all, mut positions, mut chunk_of, mut chunks) = (vec![], vec![], vec![], vec![]);
+        for (sequence, (len, first)) in SEQUENCES.into_iter().enumerate() {
+            let range = if second { first..len } else { 0..first };
+            let (begin, rows) = (all.len() as u32, range.len() as u32);
+            chunks.push(Chunk { first: begin, rows, sampled_from: 0, first_sample: 0 });
+            chunk_of.extend(range.clone().map(|_| sequence as u32));
+            positions.extend(range.clone().map(|position| position as u32));
+            all.extend(&tokens(config, sequence)[range]);
+        }
+        passes.stage(&PassInput {
+            tokens: &all,
+            positions: &positions,
+            chunk_of: &chunk_of,
+            chunks: &chunks,
+            tables: &tables,
+            samplers: &[sampler, sampler],
+            proposals: &[&[], &[]],
+            adjusts: false,
+            restricts: false,
+            of_plan: &[],
+            tests: &[],
+        })?;
+        passes.layers(0..config.layers)?;
+        passes.finish()?;
+        let logits = passes.read_logits(all.len())?;
+        for (logits, sequence) in logits.chunks(config.vocab).zip(&chunk_of) {
+            found[*sequence as usize].extend_from_slice(logits);
+        }
+    }
+    Ok(found.concat())
+}
+
+fn error(found: &[f32], expected: &[f32]) -> f64 {
+    if found.len() != expected.len() || !found.iter().all(|logit| logit.is_finite()) {
+        return f64::NAN;
+    }
+    let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let off = found.iter().zip(expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    f64::from(off) / f64::from(largest)
+}
