@@ -291,6 +291,9 @@ impl Handler<Message> for FrontierDispatcher {
             Message::DeviceReady(device) => self.device_ready(device),
             Message::DeviceGivenUp { reason } => self.device_given_up(reason),
             Message::Record { length, answer } => self.record(length, answer, ctx),
+            Message::Heartbeat => {}
+            #[cfg(test)]
+            Message::Hang(until) => drop(until.recv()),
             Message::Stop => {
                 self.device = DeviceState::Lost;
                 self.links.registry.close_all();
