@@ -302,6 +302,9 @@ impl Handler<Message> for FrontierDispatcher {
                 let _ = answer.send(self.engine.cached_tokens(&tokens));
             }
             Message::Record { length, answer } => self.record(length, answer, ctx),
+            Message::Heartbeat => {}
+            #[cfg(test)]
+            Message::Hang(until) => drop(until.recv()),
             Message::Stop => {
                 self.device = DeviceState::Lost;
                 self.links.registry.close_all();

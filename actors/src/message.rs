@@ -34,8 +34,13 @@ pub(crate) enum Message {
     Probe { tokens: Arc<[TokenId]>, answer: oneshot::Sender<usize> },
     /// Somebody wants to know what the lanes do for so long, from now on.
     Record { length: Duration, answer: RecordAnswer },
+    /// Somebody wants to know that messages are still handled; that this one was is the answer.
+    Heartbeat,
     /// The service ends.
     Stop,
+    /// For tests: the dispatcher hangs until the other end is dropped.
+    #[cfg(test)]
+    Hang(std::sync::mpsc::Receiver<()>),
 }
 
 impl actix::Message for Message {

@@ -282,6 +282,12 @@ impl Service {
         recorded.await.unwrap_or(Err(RecordingError::Stopped))
     }
 
+    /// Sends a message through the dispatcher's mailbox and waits until it was handled, behind all that were sent before it. An idle
+    /// dispatcher answers at once, one that hangs does not; `false` if it has stopped.
+    pub async fn heartbeat(&self) -> bool {
+        self.0.dispatcher.send(Message::Heartbeat).await.is_ok()
+    }
+
     /// Streams that have not ended.
     pub fn active(&self) -> usize {
         self.0.registry.len()

@@ -218,11 +218,11 @@ pub struct BenchArgs {
 }
 
 impl ServeArgs {
-    /// The config with this command's flags laid over it.
+    /// The config file as it is now, with this command's flags laid over it.
     ///
     /// # Errors
-    /// The file or a flag is wrong.
-    pub fn load_config(&self) -> Result<Config, ConfigError> {
+    /// The file cannot be read or is no YAML.
+    pub fn document(&self) -> Result<Document, ConfigError> {
         let mut document = document(self.config.as_ref())?;
         if let Some(listen) = &self.listen {
             document.lay_over("server.listen", "--listen", Value::from(listen.as_str()));
@@ -230,7 +230,23 @@ impl ServeArgs {
         if let Some(policy) = &self.policy {
             document.lay_over("speculation.policy", "--policy", Value::from(policy.as_str()));
         }
-        profiled(Config::from_document(&document)?, self.profile)
+        Ok(document)
+    }
+
+    /// The config that `document` is.
+    ///
+    /// # Errors
+    /// A value in the file, or a flag, is wrong.
+    pub fn config_of(&self, document: &Document) -> Result<Config, ConfigError> {
+        profiled(Config::from_document(document)?, self.profile)
+    }
+
+    /// The config with this command's flags laid over it.
+    ///
+    /// # Errors
+    /// The file or a flag is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        self.config_of(&self.document()?)
     }
 }
 

@@ -106,6 +106,9 @@ pub enum DaemonError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// What the service manager handed over is no port to serve on.
+    #[error("cannot listen on what was handed over by LISTEN_FDS: {0}")]
+    HandedOver(String),
     /// The prompts of `faser generate` cannot be read.
     #[error("{}: {problem}", path.display())]
     Prompts {

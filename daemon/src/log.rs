@@ -6,15 +6,35 @@ use tracing::Level;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{LogConfig, LogFormat};
 
+/// The level that is written, which can be changed.
+pub struct LogLevel(Box<dyn Fn(Level) -> bool + Send + Sync>);
+
+impl LogLevel {
+    /// Writes this level from now on; `false` if this process' log is somebody else's.
+    pub fn set(&self, level: Level) -> bool {
+        (self.0)(level)
+    }
+
+    /// For tests: only notes what it is told.
+    #[cfg(test)]
+    pub(crate) fn told(levels: std::sync::Arc<std::sync::Mutex<Vec<Level>>>) -> LogLevel {
+        LogLevel(Box::new(move |level| {
+            levels.lock().is_ok_and(|mut levels| {
+                levels.push(level);
+                true
+            })
+        }))
+    }
+}
+
 /// Starts logging; a second call changes nothing.
-pub fn start(config: LogConfig) {
-    // The HTTP library tells of its workers at `info`; nobody asked for that.
-    let library = if config.level == Level::INFO { Level::WARN } else { config.level };
-    let levels = Targets::new().with_default(config.level).with_target("actix_server", library);
+pub fn start(config: LogConfig) -> LogLevel {
+    let (levels, handle) = reload::Layer::new(levels(config.level));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
@@ -24,4 +44,11 @@ pub fn start(config: LogConfig) {
     };
     // Fails only if there is a subscriber already, as in tests.
     let _ = registry().with(lines).with(levels).try_init();
+    LogLevel(Box::new(move |level| handle.reload(self::levels(level)).is_ok()))
+}
+
+fn levels(level: Level) -> Targets {
+    // The HTTP library tells of its workers at `info`; nobody asked for that.
+    let library = if level == Level::INFO { Level::WARN } else { level };
+    Targets::new().with_default(level).with_target("actix_server", library)
 }

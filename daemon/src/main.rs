@@ -5,6 +5,7 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
+use faser::reload::Reload;
 use faser::{bench, check, compare, generate, gpu_check, log, output, plan, serve, sim};
 
 fn main() {
@@ -23,9 +24,10 @@ fn main() {
 fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
     match cli.command {
         Command::Serve(args) => {
-            let config = args.load_config()?;
-            log::start(config.log);
-            Ok(system.block_on(serve::serve(config))?)
+            let document = args.document()?;
+            let config = args.config_of(&document)?;
+            let level = log::start(config.log);
+            Ok(system.block_on(serve::serve(config, Reload::new(args, document, level)))?)
         }
         Command::Check(args) => {
             let config = args.load_config()?;

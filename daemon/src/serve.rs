@@ -5,12 +5,14 @@
 //!              └────────────signal─────────────────────────┘        a second signal ends any of them at once
 //! ```
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::dev::ServerHandle;
 use actix_web::middleware::from_fn;
+use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
 
 use crate::app::{App, Served};
@@ -18,23 +20,30 @@ use crate::config::{Config, sizes};
 use crate::error::DaemonError;
 use crate::load::load;
 use crate::progress::Display;
-use crate::signals::Signals;
+use crate::reload::Reload;
+use crate::signals::{Hangups, Signals};
+use crate::systemd::{self, Sockets, Status, notify};
 use crate::{http, metrics, output};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
 const FLUSH_TIMEOUT_S: u64 = 2;
+/// Lanes get this long to leave what they are at, when sequences are broken off.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Histograms collect samples until somebody folds them into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Serves until a signal ends it; returns the exit status. Needs a running actix System.
+/// Serves until a signal ends it; returns the exit status. SIGHUP has `reload` look at the config file again. Needs a running actix
+/// System, and no other threads yet.
 ///
 /// # Errors
 /// The port cannot be had, or the models cannot be served.
-pub async fn serve(config: Config) -> Result<i32, DaemonError> {
+pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonError> {
+    let handed_over = Sockets::take().http()?;
     let mut signals = Signals::take_over()?;
+    let mut hangups = Hangups::take_over()?;
     let recorder = metrics::install()?;
     let app = web::Data::new(App::new(config.server.clone(), recorder.clone()));
-    let (address, http) = bind(&config, &app)?;
+    let (address, http) = bind(&config, &app, handed_over)?;
     actix_web::rt::spawn(async move {
         loop {
             actix_web::rt::time::sleep(UPKEEP_INTERVAL).await;
@@ -49,16 +58,25 @@ pub async fn serve(config: Config) -> Result<i32, DaemonError> {
         served = start(config, app.clone()) => served?,
         signal = signals.next() => {
             tracing::info!(signal = signal.name, "ended while loading");
+            notify::stopping(Duration::ZERO, "ended while loading");
             return Ok(0);
         }
     };
     app.serve(Arc::clone(&served));
     announce(&served.name, &machine, address);
-    let signal = signals.next().await;
+    let status = Rc::new(Status::ready(app.clone(), Arc::clone(&served), address));
+    let telling = keep_telling(&status, &served);
+    let signal = loop {
+        tokio::select! {
+            signal = signals.next() => break signal,
+            () = hangups.next() => status.reloaded(look_again(&mut reload)),
+        }
+    };
     tracing::info!(signal = signal.name, active = served.service.active(), ?drain_timeout, "draining");
     app.start_draining();
+    status.stopping(drain_timeout + STOP_TIMEOUT + 2 * Duration::from_secs(FLUSH_TIMEOUT_S));
     tokio::select! {
-        () = drain(&served, http, drain_timeout) => Ok(0),
+        () = drain(&served, telling, http, drain_timeout) => Ok(0),
         signal = signals.next() => {
             tracing::warn!(signal = signal.name, "ended at once, with sequences in flight");
             Ok(signal.exit_status())
@@ -66,8 +84,51 @@ pub async fn serve(config: Config) -> Result<i32, DaemonError> {
     }
 }
 
+/// What tells the service manager how things are.
+type Telling = Vec<JoinHandle<()>>;
+
+/// Beats for the service manager's watchdog while the dispatcher moves, and keeps its status line true.
+fn keep_telling(status: &Rc<Status>, served: &Arc<Served>) -> Telling {
+    let beating = systemd::watchdog_period().map(|period| {
+        let served = Arc::clone(served);
+        actix_web::rt::spawn(async move {
+            systemd::beat(period, async || served.service.heartbeat().await, notify::alive).await;
+        })
+    });
+    let status = Rc::clone(status);
+    let showing = actix_web::rt::spawn(async move {
+        loop {
+            actix_web::rt::time::sleep(UPKEEP_INTERVAL).await;
+            status.tell();
+        }
+    });
+    beating.into_iter().chain([showing]).collect()
+}
+
+/// SIGHUP: what came of it, in words.
+fn look_again(reload: &mut Reload) -> String {
+    notify::reloading();
+    match reload.run() {
+        Ok(changes) => {
+            for key in &changes.restart {
+                tracing::warn!(key, "changed in the config file, but needs a restart");
+            }
+            tracing::info!("reloaded: {changes}");
+            changes.to_string()
+        }
+        Err(err) => {
+            tracing::error!(%err, "reload refused, nothing is changed");
+            format!("refused, nothing is changed: {err}")
+        }
+    }
+}
+
 /// Binds and begins to answer: /health at once, everything else with 503 until `App::serve`.
-fn bind(config: &Config, app: &web::Data<App>) -> Result<(SocketAddr, ServerHandle), DaemonError> {
+fn bind(
+    config: &Config,
+    app: &web::Data<App>,
+    handed_over: Option<TcpListener>,
+) -> Result<(SocketAddr, ServerHandle), DaemonError> {
     let asked = config.server.listen;
     let shared = app.clone();
     let server = HttpServer::new(move || {
@@ -78,9 +139,15 @@ fn bind(config: &Config, app: &web::Data<App>) -> Result<(SocketAddr, ServerHand
     // A client that closes its side is gone: its sequences are cancelled, also before their first byte.
     .h1_allow_half_closed(false)
     .shutdown_timeout(FLUSH_TIMEOUT_S)
-    .disable_signals()
-    .bind(asked)
-    .map_err(|source| DaemonError::Bind { address: asked, source })?;
+    .disable_signals();
+    let bound = match handed_over {
+        Some(socket) => {
+            tracing::info!("listening on the socket that was handed over, not on `server.listen`");
+            server.listen(socket)
+        }
+        None => server.bind(asked),
+    };
+    let server = bound.map_err(|source| DaemonError::Bind { address: asked, source })?;
     let address = server.addrs().first().copied().unwrap_or(asked);
     let server = server.run();
     let handle = server.handle();
@@ -96,10 +163,13 @@ fn bind(config: &Config, app: &web::Data<App>) -> Result<(SocketAddr, ServerHand
 async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, String), DaemonError> {
     let loaded = actix_web::rt::task::spawn_blocking(move || {
         let mut display = Display::new();
+        let mut loading = notify::Loading::default();
         let loaded = load(&config, &mut |what, progress| {
             display.show(what, progress);
             let percent = progress.done_bytes * 100 / progress.total_bytes.max(1);
-            app.set_loading(format!("loading {what}: {percent} %"));
+            let text = format!("loading {what}: {percent} %");
+            loading.moved(what, progress.done_bytes, &text);
+            app.set_loading(text);
         });
         display.finish();
         loaded
@@ -120,6 +190,7 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, Stri
     }
     metrics::tell_device(&loaded.machine);
     let machine = loaded.machine.to_string();
+    notify::still_starting("warming up");
     Ok((Arc::new(loaded.start().await?), machine))
 }
 
@@ -141,12 +212,17 @@ fn announce(name: &str, machine: &str, mut address: SocketAddr) {
 }
 
 /// Lets sequences in flight end, then the connections.
-async fn drain(served: &Served, http: ServerHandle, timeout: Duration) {
+async fn drain(served: &Served, telling: Telling, http: ServerHandle, timeout: Duration) {
     let left = served.service.drain(timeout).await;
     if left > 0 {
         tracing::warn!(left, "the drain timeout is over: sequences are broken off");
     }
-    served.service.clone().stop().await;
+    // What is stopped has no progress to show.
+    telling.iter().for_each(JoinHandle::abort);
+    // A dispatcher that hangs cannot be told to stop.
+    if actix_web::rt::time::timeout(STOP_TIMEOUT, served.service.clone().stop()).await.is_err() {
+        tracing::error!("the service does not stop: its threads are left behind");
+    }
     http.stop(true).await;
     tracing::info!("ended");
 }

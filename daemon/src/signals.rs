@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: the first asks for an orderly end, the second for an immediate one.
+//! SIGTERM and SIGINT: the first asks for an orderly end, the second for an immediate one. SIGHUP: the config file has changed.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -31,8 +31,6 @@ impl Signals {
     /// # Errors
     /// The operating system refuses.
     pub fn take_over() -> Result<Signals, DaemonError> {
-        let take =
-            |kind| signal(kind).map_err(|source| DaemonError::System { what: "listen for signals", source });
         Ok(Signals { terminate: take(SignalKind::terminate())?, interrupt: take(SignalKind::interrupt())? })
     }
 
@@ -43,4 +41,26 @@ impl Signals {
             _ = self.interrupt.recv() => Caught { name: "SIGINT", number: SignalKind::interrupt().as_raw_value() },
         }
     }
+}
+
+/// SIGHUP, as a stream.
+pub struct Hangups(Signal);
+
+impl Hangups {
+    /// Takes SIGHUP over from its default, which is to end the process.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn take_over() -> Result<Hangups, DaemonError> {
+        Ok(Hangups(take(SignalKind::hangup())?))
+    }
+
+    /// Waits for the next one; several that come while nobody waits are one.
+    pub async fn next(&mut self) {
+        self.0.recv().await;
+    }
+}
+
+fn take(kind: SignalKind) -> Result<Signal, DaemonError> {
+    signal(kind).map_err(|source| DaemonError::System { what: "listen for signals", source })
 }

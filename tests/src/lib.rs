@@ -7,7 +7,9 @@ pub mod client;
 pub mod metrics;
 pub mod rules;
 mod server;
+mod service_manager;
 pub mod stream;
 
 pub use binary::{cost_cache, faser};
 pub use server::{Config, Server};
+pub use service_manager::ServiceManager;

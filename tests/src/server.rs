@@ -61,7 +61,7 @@ pub struct Server {
     child: Mutex<Child>,
     client: Client,
     output: Arc<Mutex<String>>,
-    _config: Config,
+    config: Config,
 }
 
 impl Server {
@@ -79,12 +79,22 @@ impl Server {
     /// As [`Server::start`].
     pub fn start_with(yaml: &str, variables: &[(&str, OsString)]) -> Server {
         let config = Config::new(yaml);
-        let mut child = Command::new(faser())
+        let mut command = Command::new(faser());
+        command
             .args(["serve", "--listen", "127.0.0.1:0", "-c"])
             .arg(config.path())
-            .env("CACHE_DIRECTORY", cost_cache())
             .envs(variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
+            .stdin(Stdio::null());
+        Server::run(config, command)
+    }
+
+    /// Starts a daemon by a command that ends in it, and waits until it says that it is ready.
+    ///
+    /// # Panics
+    /// As [`Server::start`].
+    pub fn run(config: Config, mut command: Command) -> Server {
+        let mut child = command
+            .env("CACHE_DIRECTORY", cost_cache())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -93,7 +103,7 @@ impl Server {
         collect(child.stdout.take(), &output);
         collect(child.stderr.take(), &output);
         let address = wait_for_ready_line(&mut child, &output);
-        Server { child: Mutex::new(child), client: Client { address }, output, _config: config }
+        Server { child: Mutex::new(child), client: Client { address }, output, config }
     }
 
     /// A daemon shared by all tests of a program that run at the same time; `shared` is their static.
@@ -116,14 +126,30 @@ impl Server {
         lock(&self.output).clone()
     }
 
+    /// Writes its config file anew, which it may or may not read.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    pub fn rewrite_config(&self, yaml: &str) {
+        std::fs::write(self.config.path(), yaml).expect("the config file can be written");
+    }
+
     /// Sends SIGTERM.
     ///
     /// # Panics
     /// `kill` cannot be run.
     pub fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends a signal, by its name without SIG.
+    ///
+    /// # Panics
+    /// `kill` cannot be run.
+    pub fn signal(&self, name: &str) {
         let id = lock(&self.child).id().to_string();
-        let killed = Command::new("kill").args(["-TERM", &id]).status().expect("kill can be run");
-        assert!(killed.success(), "kill -TERM {id}: {killed}");
+        let killed = Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill can be run");
+        assert!(killed.success(), "kill -{name} {id}: {killed}");
     }
 
     /// Waits for its end.

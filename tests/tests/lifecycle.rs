@@ -87,3 +87,64 @@ fn a_drain_that_takes_too_long_ends_its_streams_cleanly() {
     assert!(rest.error.is_some() && !rest.done, "an error event ends it: {:?} {}", rest.error, rest.done);
     assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
 }
+
+#[test]
+fn a_request_without_a_stream_that_drain_breaks_off_gets_an_error_too() {
+    let server = Server::start(&format!("{NARROW}drain_timeout_s: 0\n"));
+    let client = server.client().clone();
+    let asked = std::thread::spawn({
+        let client = client.clone();
+        move || {
+            client.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 4000, "temperature": 0.9}))
+        }
+    });
+    wait_until(&client, "it runs", PATIENCE, |metrics| metrics.value("faser_requests_running") == 1.0);
+    server.terminate();
+    let broken = asked.join().expect("it is answered");
+    assert_eq!((broken.status, broken.error()["code"].as_str()), (503, Some("shutting_down")), "{broken:?}");
+    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+}
+
+#[test]
+fn a_second_sigterm_ends_at_once() {
+    let server = Server::start(&format!("{NARROW}drain_timeout_s: 3600\n"));
+    let client = server.client();
+    let mut stream = client.stream("/v1/completions", &long_stream(4000));
+    assert!(stream.next().is_some());
+    server.terminate();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while client.get("/ready").status != 503 {
+        assert!(std::time::Instant::now() < deadline, "still ready after SIGTERM");
+    }
+    assert!(stream.next().is_some(), "the stream goes on while the daemon drains");
+    server.terminate();
+    let status = server.wait(PATIENCE);
+    assert_eq!(status.code(), Some(143), "{status}\n{}", server.output());
+    assert!(server.output().contains("ended at once, with sequences in flight"));
+}
+
+#[test]
+fn a_drain_under_load_breaks_no_stream() {
+    const STREAMS: u64 = 32;
+    let server = Server::start("model:\n  synthetic: {preset: tiny}\nscheduler: {max_running: 8}\n");
+    let client = server.client();
+    let readers: Vec<_> = (0..STREAMS)
+        .map(|seed| {
+            let mut body = long_stream(200);
+            body["seed"] = seed.into();
+            let client = client.clone();
+            std::thread::spawn(move || client.stream("/v1/completions", &body).transcript())
+        })
+        .collect();
+    wait_until(client, "all are taken", PATIENCE, |metrics| {
+        let finished = metrics.get("faser_requests_finished").unwrap_or(0.0);
+        let here = metrics.value("faser_requests_running") + metrics.value("faser_requests_waiting");
+        // The first of all was the daemon's own, to warm up.
+        finished + here == STREAMS as f64 + 1.0
+    });
+    server.terminate();
+    for reader in readers {
+        assert!(reader.join().expect("a reader").complete());
+    }
+    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+}

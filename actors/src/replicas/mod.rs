@@ -177,6 +177,16 @@ impl Replicas {
         Some(self.replica(replica)?.record(length).await)
     }
 
+    /// As [`Service::heartbeat`], of every replica: it comes back when all dispatchers have answered.
+    pub async fn heartbeat(&self) -> bool {
+        for service in self.services() {
+            if !service.heartbeat().await {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Streams that have not ended.
     pub fn active(&self) -> usize {
         if self.0.any_given_up() {

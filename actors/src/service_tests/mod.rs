@@ -2,6 +2,7 @@
 
 mod faults;
 mod groups;
+mod heartbeat;
 mod recording;
 mod replicas;
 

@@ -1,5 +1,6 @@
 //! Configuration: one YAML file, read once into one validated `Config`. Every key has a default.
 
+pub mod changes;
 mod drills;
 pub mod raw;
 mod shape;
@@ -32,7 +33,7 @@ pub struct ConfigError {
     pub message: String,
 }
 
-/// Everything the daemon was told. It does not change while it runs.
+/// Everything the daemon was told. What of it can change while it runs, `crate::reload` says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The HTTP side.

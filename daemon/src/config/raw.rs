@@ -65,6 +65,11 @@ impl Document {
         &self.root
     }
 
+    /// The same file and flags with other values.
+    pub(super) fn with_root(&self, root: Value) -> Document {
+        Document { root, ..self.clone() }
+    }
+
     /// The folder that relative paths in the file start from.
     pub fn folder(&self) -> &Path {
         self.file.as_deref().and_then(Path::parent).unwrap_or(Path::new(""))

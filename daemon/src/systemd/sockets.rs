@@ -1,0 +1,78 @@
+//! Socket activation: ports that the service manager has opened and hands over by LISTEN_FDS.
+
+use std::net::TcpListener;
+
+use listenfd::ListenFd;
+use socket2::SockRef;
+
+use crate::error::DaemonError;
+
+/// What was handed over to this process; mostly nothing.
+pub struct Sockets {
+    sockets: ListenFd,
+    names: Vec<String>,
+}
+
+impl Sockets {
+    /// Takes what LISTEN_FDS, LISTEN_PID and LISTEN_FDNAMES speak of. It takes two of them out of the environment, so it is called
+    /// once, before there are other threads.
+    pub fn take() -> Sockets {
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let names = names.split(':').map(str::to_owned).collect();
+        Sockets { sockets: ListenFd::from_env(), names }
+    }
+
+    /// The port for HTTP: the socket called `http`, or the only one. `None` if nothing was handed over.
+    ///
+    /// # Errors
+    /// None of several is called `http`, or it is no TCP socket that listens.
+    pub fn http(&mut self) -> Result<Option<TcpListener>, DaemonError> {
+        let Some(index) = choose(self.sockets.len(), &self.names).map_err(DaemonError::HandedOver)? else {
+            return Ok(None);
+        };
+        if self.sockets.len() > 1 {
+            tracing::warn!(names = %self.names.join(":"), "of the sockets handed over only `http` is used");
+        }
+        let advice = "a ListenStream= of the .socket unit must be an address and a port, with Accept=no";
+        let refuse = |what: String| DaemonError::HandedOver(format!("{what}; {advice}"));
+        let taken = self.sockets.take_tcp_listener(index).map_err(|err| refuse(err.to_string()))?;
+        let Some(socket) = taken else { return Ok(None) };
+        let listens = SockRef::from(&socket).is_listener();
+        match listens {
+            Ok(true) => Ok(Some(socket)),
+            Ok(false) => Err(refuse(format!("socket {index} is a TCP socket, but does not listen"))),
+            Err(err) => Err(refuse(format!("socket {index} cannot be asked whether it listens: {err}"))),
+        }
+    }
+}
+
+/// Which of `count` sockets is for HTTP.
+fn choose(count: usize, names: &[String]) -> Result<Option<usize>, String> {
+    let named = names.iter().take(count).position(|name| name == "http");
+    match (named, count) {
+        (None, 0) => Ok(None),
+        (None, 1) => Ok(Some(0)),
+        (None, _) => Err(format!(
+            "there are {count} sockets, `{}`, and none is called `http`: give the one for the HTTP API FileDescriptorName=http",
+            names.join("`, `")
+        )),
+        (Some(index), _) => Ok(Some(index)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_called_http_or_the_only_one_is_taken() {
+        let names = |names: &str| names.split(':').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(choose(0, &names("")), Ok(None));
+        assert_eq!(choose(0, &names("http")), Ok(None), "a name without a socket");
+        assert_eq!(choose(1, &names("faser.socket")), Ok(Some(0)));
+        assert_eq!(choose(1, &names("")), Ok(Some(0)));
+        assert_eq!(choose(3, &names("admin:http:x")), Ok(Some(1)));
+        let refusal = choose(2, &names("admin:x")).unwrap_err();
+        assert!(refusal.contains("`admin`, `x`") && refusal.contains("FileDescriptorName=http"), "{refusal}");
+    }
+}
