@@ -43,21 +43,6 @@ struct DraftStepArgs {
 
 static constexpr u32 THREADS = 1024, STEPS = 16, TOP = 8, BINS = 16;
 
-// How many threads before this one have `set`; `total` is how many have it of all.
-DEVICE u32 rank(bool set, u32 *shared, u32 &total) {
-    const u32 votes = __ballot_sync(~0u, set);
-    __syncthreads(); // what was in `shared` has been read
-    if (lane() == 0) shared[warp()] = (u32)__popc(votes);
-    __syncthreads();
-    u32 before = (u32)__popc(votes & ((1u << lane()) - 1));
-    total = 0;
-    for (u32 w = 0; w < THREADS / WARP; w++) {
-        before += w < warp() ? shared[w] : 0;
-        total += shared[w];
-    }
-    return before;
-}
-
 DEVICE void record(const DraftStepArgs &a, u32 i) {
     const u32 chunk = a.samples[i].chunk, c = a.of_plan ? a.of_plan[chunk] : chunk, token = a.tokens[i];
     const float confidence = a.confidence[i];
@@ -94,7 +79,7 @@ KERNEL(1024) draft_step(DraftStepArgs a) {
             goes_on = state.alive && count > 0 && count < state.steps && state.survival >= state.below;
         }
         u32 going;
-        const u32 to = rows + rank(goes_on, shared, going);
+        const u32 to = rows + block_rank(goes_on, shared, going);
         if (c < a.chunk_count) {
             Chunk chunk;
             chunk.first = chunk.first_sample = to;

@@ -114,6 +114,20 @@ DEVICE u64 block_max(u64 x, u64 *shared) {
     for (u32 w = 0; w < blockDim.x / WARP; w++) largest = shared[w] > largest ? shared[w] : largest;
     return largest;
 }
+// How many threads of the block before this one have `set`; `total` is how many have it of all. `shared` has a place for each warp.
+DEVICE u32 block_rank(bool set, u32 *shared, u32 &total) {
+    const u32 votes = __ballot_sync(~0u, set);
+    __syncthreads(); // what was in `shared` has been read
+    if (lane() == 0) shared[warp()] = (u32)__popc(votes);
+    __syncthreads();
+    u32 before = (u32)__popc(votes & ((1u << lane()) - 1));
+    total = 0;
+    for (u32 w = 0; w < blockDim.x / WARP; w++) {
+        before += w < warp() ? shared[w] : 0;
+        total += shared[w];
+    }
+    return before;
+}
 
 // ---- memory and tensor cores
 #ifdef FASER_HOST

@@ -14,21 +14,6 @@ struct ShedRowsArgs {
 
 static constexpr u32 THREADS = 1024;
 
-// How many threads before this one have `set`; `total` is how many have it of all.
-DEVICE u32 rank(bool set, u32 *shared, u32 &total) {
-    const u32 votes = __ballot_sync(~0u, set);
-    __syncthreads(); // what was in `shared` has been read
-    if (lane() == 0) shared[warp()] = (u32)__popc(votes);
-    __syncthreads();
-    u32 before = (u32)__popc(votes & ((1u << lane()) - 1));
-    total = 0;
-    for (u32 w = 0; w < THREADS / WARP; w++) {
-        before += w < warp() ? shared[w] : 0;
-        total += shared[w];
-    }
-    return before;
-}
-
 KERNEL(1024) shed_rows(ShedRowsArgs a) {
     __shared__ u32 shared[32];
     __shared__ u32 moves;
@@ -47,8 +32,8 @@ KERNEL(1024) shed_rows(ShedRowsArgs a) {
         const u32 offset = r - chunk.first;
         const bool stays = r < rows && offset < a.live[c], samples = stays && offset >= chunk.sampled_from;
         u32 staying, sampling;
-        const u32 to = kept + rank(stays, shared, staying); // all have read their row: it may be overwritten
-        const u32 sample = sampled + rank(samples, shared, sampling);
+        const u32 to = kept + block_rank(stays, shared, staying); // all have read their row: it may be overwritten
+        const u32 sample = sampled + block_rank(samples, shared, sampling);
         if (stays) {
             a.keep[to] = r;
             a.positions[to] = position;

@@ -1,10 +1,8 @@
-//! A draft plan being carried out, whatever runs its passes: who goes on, what was drafted, who fell.
+//! A draft plan being carried out step by step: who goes on, what was drafted. A GPU keeps this itself.
 
 use std::time::Duration;
 
 use faser_engine::{BlockId, DraftChunk, DraftPlan, Drafted, Rivals, SeqId, TokenId};
-
-use crate::shed::Fallen;
 
 /// A plan with what it has brought so far.
 pub(super) struct Drafting<'a> {
@@ -72,30 +70,5 @@ impl Proposals {
         plan.outcome.counts.extend(self.0.iter().map(Vec::len));
         plan.outcome.proposals.extend(self.0.into_iter().flatten());
         plan.outcome.took = took;
-    }
-}
-
-/// Sequences that fell under a plan, as they are heard of between its steps.
-#[derive(Default)]
-pub(super) struct Gone {
-    source: Option<Box<dyn Fallen>>,
-    pub(super) seqs: Vec<SeqId>,
-}
-
-impl Gone {
-    pub(super) fn listen(&mut self, source: Box<dyn Fallen>) {
-        self.source = Some(source);
-    }
-
-    /// Before a plan.
-    pub(super) fn clear(&mut self) {
-        self.seqs.clear();
-    }
-
-    /// Asks again, with `layers` of the plan done.
-    pub(super) fn ask(&mut self, step: u64, layers: usize) {
-        if let Some(source) = &mut self.source {
-            source.fallen(step, layers, &mut self.seqs);
-        }
     }
 }

@@ -3,7 +3,7 @@
 
 use faser_engine::SeqId;
 
-use super::drafting::Gone;
+use super::gone::Gone;
 use super::passes::Passes;
 use crate::shed::Fallen;
 

@@ -5,6 +5,7 @@ mod cuda;
 mod draft;
 mod drafting;
 mod falls;
+mod gone;
 mod passes;
 mod sequences;
 mod verify;

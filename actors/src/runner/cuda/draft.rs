@@ -16,7 +16,7 @@ use super::sequences::CudaSequences;
 use super::{CudaRunnerSpec, OrLost};
 use crate::error::ServiceError;
 use crate::runner::DraftWork;
-use crate::runner::drafting::Gone;
+use crate::runner::gone::Gone;
 use crate::shed::Fallen;
 
 /// Looks at the device between two questions of who fell, while a step runs.
