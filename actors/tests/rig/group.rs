@@ -50,39 +50,51 @@ impl<W: Clone, P> Follower<W, P> {
     }
 }
 
+/// Runners of all ranks as one. `make` is told what has fallen for the first rank alone; `same` compares another rank's plan with the first's.
+fn group<W: Clone + Send + 'static, P: Send + 'static, R: FnMut(W) -> P + 'static>(
+    shards: &[Arc<Model>],
+    falls: Box<dyn Fallen>,
+    make: impl Fn(Arc<Model>, &Arc<dyn Collective>, Option<Box<dyn Fallen>>) -> R + Clone + Send + 'static,
+    same: impl Fn(&P, &P) + 'static,
+) -> Box<dyn FnMut(W) -> P> {
+    let ways = in_process(shards.len(), DEADLINE).into_iter().map(|way| Arc::new(way) as Arc<dyn Collective>);
+    let mut ranks = shards.iter().cloned().zip(ways);
+    let (first, way) = ranks.next().expect("a first rank");
+    let other = |(model, way)| {
+        let make = make.clone();
+        follower(move || make(model, &way, None))
+    };
+    let followers: Vec<Follower<W, P>> = ranks.map(other).collect();
+    let mut run = make(first, &way, Some(falls));
+    Box::new(move |work| {
+        Follower::tell(&followers, &work);
+        let plan = run(work);
+        for follower in &followers {
+            same(&follower.plans.recv().expect("a rank that works"), &plan);
+        }
+        plan
+    })
+}
+
 /// Draft runners of all ranks as one: each must come to the first one's proposals.
 pub(crate) fn draft(
     shards: &[Arc<Model>],
     spec: &RunnerSpec,
     falls: Box<dyn Fallen>,
 ) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
-    let join = |model: &Arc<Model>, spec: &RunnerSpec, way: &Arc<dyn Collective>| {
-        let mut runner = DraftRunner::new(model.clone(), spec).expect("a draft lane");
+    let spec = spec.clone();
+    let make = move |model, way: &Arc<dyn Collective>, falls| {
+        let mut runner = DraftRunner::new(model, &spec).expect("a draft lane");
         runner.join(way);
-        runner
-    };
-    let mut ranks = shards.iter().cloned().zip(in_process(shards.len(), DEADLINE));
-    let (first, way) = ranks.next().expect("a first rank");
-    let followers: Vec<Follower<DraftWork, DraftPlan>> = ranks
-        .map(|(model, way)| {
-            let spec = spec.clone();
-            follower(move || {
-                let mut runner = join(&model, &spec, &(Arc::new(way) as Arc<dyn Collective>));
-                move |work| runner.run(work)
-            })
-        })
-        .collect();
-    let mut runner = join(&first, spec, &(Arc::new(way) as Arc<dyn Collective>));
-    runner.shedding(falls);
-    move |work| {
-        Follower::tell(&followers, &work);
-        let plan = runner.run(work);
-        for follower in &followers {
-            let other = follower.plans.recv().expect("a rank that works").outcome;
-            assert_eq!((&other.counts, &other.proposals), (&plan.outcome.counts, &plan.outcome.proposals));
+        if let Some(falls) = falls {
+            runner.shedding(falls);
         }
-        plan
-    }
+        move |work| runner.run(work)
+    };
+    group(shards, falls, make, |other: &DraftPlan, first: &DraftPlan| {
+        let (other, first) = (&other.outcome, &first.outcome);
+        assert_eq!((&other.counts, &other.proposals), (&first.counts, &first.proposals));
+    })
 }
 
 /// Verify runners of all ranks as one: each must come to the first one's verdicts and gaps.
@@ -91,33 +103,18 @@ pub(crate) fn verify(
     spec: &RunnerSpec,
     falls: Box<dyn Fallen>,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
-    let join = |model: &Arc<Model>, spec: &RunnerSpec, way: &Arc<dyn Collective>| {
-        let mut runner = VerifyRunner::new(model.clone(), spec).expect("a verify lane");
+    let spec = spec.clone();
+    let make = move |model, way: &Arc<dyn Collective>, falls| {
+        let mut runner = VerifyRunner::new(model, &spec).expect("a verify lane");
         runner.join(way);
-        runner
-    };
-    let mut ranks = shards.iter().cloned().zip(in_process(shards.len(), DEADLINE));
-    let (first, way) = ranks.next().expect("a first rank");
-    let followers: Vec<Follower<VerifyWork, VerifyPlan>> = ranks
-        .map(|(model, way)| {
-            let spec = spec.clone();
-            follower(move || {
-                let mut runner = join(&model, &spec, &(Arc::new(way) as Arc<dyn Collective>));
-                move |work| runner.run(work)
-            })
-        })
-        .collect();
-    let mut runner = join(&first, spec, &(Arc::new(way) as Arc<dyn Collective>));
-    runner.shedding(falls);
-    move |work| {
-        Follower::tell(&followers, &work);
-        let plan = runner.run(work);
-        let bits = |gaps: &[f32]| gaps.iter().map(|gap| gap.to_bits()).collect::<Vec<_>>();
-        for follower in &followers {
-            let other = follower.plans.recv().expect("a rank that works").outcome;
-            assert_eq!(other.verdicts, plan.outcome.verdicts);
-            assert_eq!(bits(&other.gaps), bits(&plan.outcome.gaps));
+        if let Some(falls) = falls {
+            runner.shedding(falls);
         }
-        plan
-    }
+        move |work| runner.run(work)
+    };
+    group(shards, falls, make, |other: &VerifyPlan, first: &VerifyPlan| {
+        let bits = |gaps: &[f32]| gaps.iter().map(|gap| gap.to_bits()).collect::<Vec<_>>();
+        assert_eq!(other.outcome.verdicts, first.outcome.verdicts);
+        assert_eq!(bits(&other.outcome.gaps), bits(&first.outcome.gaps));
+    })
 }
