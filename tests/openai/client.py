@@ -4,6 +4,7 @@ The daemon must serve a pair with a chat template, run one sequence at a time an
 starts it so). Prints what it saw; any surprise ends it with a traceback.
 """
 
+import queue
 import sys
 import threading
 
@@ -89,21 +90,25 @@ def refuses(client, model):
 
 
 def is_limited(client, model):
-    """One stream runs and one waits; a third request is too many until the first is closed."""
+    """One stream runs and one request may wait: of two more at once, whichever comes second is refused."""
     running = client.completions.create(model=model, stream=True, **LONG)
     next(iter(running))
-    waiting = threading.Thread(target=lambda: list(client.completions.create(model=model, stream=True, **LONG)))
-    waiting.start()
-    error = None
-    for _ in range(200):
+    refused = queue.Queue()
+
+    def ask():
         try:
-            client.completions.create(model=model, prompt=PROMPT, max_tokens=1)
-        except openai.RateLimitError as caught:
-            error = caught
-            break
+            client.completions.create(model=model, **LONG)
+        except openai.RateLimitError as error:
+            refused.put(error)
+
+    others = [threading.Thread(target=ask) for _ in range(2)]
+    for other in others:
+        other.start()
+    error = refused.get(timeout=60)
     running.close()
-    waiting.join()
-    assert error is not None, "the queue never filled"
+    for other in others:
+        other.join()
+    assert refused.empty(), "the one that waited was refused as well"
     assert int(error.response.headers["retry-after"]) >= 1
     print("RateLimitError:", error.message)
 
