@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod control;
 mod device;
 mod dispatcher;
 mod drill;
@@ -37,12 +38,14 @@ mod shed;
 mod spec;
 mod stream;
 mod watchdog;
+mod watching;
 
 #[cfg(test)]
 mod ledger;
 #[cfg(test)]
 mod service_tests;
 
+pub use control::{Look, TuneError};
 pub use device::{
     CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts,
     OnGpu,
@@ -66,3 +69,4 @@ pub use service::{Service, Submission};
 pub use shed::Fallen;
 pub use spec::{PassLimits, ServiceSpec};
 pub use stream::{TokenStream, Update};
+pub use watching::Recent;

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId, TokenId};
+use crate::api::{Command, Event, FinishReason, Refusal, Request, SeqId, TokenId};
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
@@ -28,7 +28,8 @@ use crate::policy::Policy;
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
 use crate::survival::Calibration;
-use crate::view::{CalibrationView, EpochMove, LoadView, Totals};
+use crate::tuning::Tuning;
+use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
 const DEVICE_LOSSES_FORGIVEN: u32 = 2;
@@ -65,6 +66,7 @@ enum Device {
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) config: EngineConfig,
+    pub(crate) tuning: Tuning,
     pub(crate) planner: Planner,
     pub(crate) sequences: FxHashMap<SeqId, Sequence>,
     /// Sequences that hold target KV, the longest admitted first.
@@ -102,7 +104,8 @@ impl Engine {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
         Ok(Engine {
-            planner: Planner::new(config.policy.clone(), config.mechanisms, config.partitions.clone()),
+            planner: Planner::new(&config.tuning(), config.partitions.clone()),
+            tuning: config.tuning(),
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -140,6 +143,8 @@ impl Engine {
             Event::VerifyDone(plan) => self.verified(plan, out),
             Event::DeviceLost => self.device_lost(out),
             Event::DeviceReady => self.device = Device::Up,
+            Event::Tune(tuning) => self.tune(tuning),
+            Event::Profiled(partitions) => self.profiled(partitions),
             Event::DeviceGivenUp => self.device_given_up(out),
         }
         self.advance(out);
@@ -160,6 +165,21 @@ impl Engine {
             calibration: CalibrationView::new(self.calibration.quality()),
             totals: self.totals.clone(),
         }
+    }
+
+    /// The oldest requests, `most` of them, the oldest first; of those that wait, the next ones to be admitted. `now` as in `handle`.
+    pub fn requests(&self, now: Duration, most: usize) -> Vec<RequestView> {
+        let state = |seq| match self.sequences.get(seq) {
+            Some(sequence) if sequence.decoding() => RequestState::Decode,
+            _ => RequestState::Prefill,
+        };
+        let running = self.running.iter().map(|seq| (seq, state(seq)));
+        let waiting = self.waiting.iter().take(most).map(|seq| (seq, RequestState::Waiting));
+        let view = |(seq, state)| Some(self.sequences.get(seq)?.view(state, now));
+        let mut requests: Vec<RequestView> = running.chain(waiting).filter_map(view).collect();
+        requests.sort_by(|a, b| b.age.cmp(&a.age).then(a.seq.cmp(&b.seq)));
+        requests.truncate(most);
+        requests
     }
 
     /// Leading tokens of `prompt` whose target KV is cached, as an admission now would find it.
@@ -193,16 +213,16 @@ impl Engine {
 
     fn submit(&mut self, mut request: Request, out: &mut Vec<Command>) {
         let seq = request.seq;
-        request.slo.ttft = request.slo.ttft.or(self.config.slo.ttft);
-        request.slo.tpot = request.slo.tpot.or(self.config.slo.tpot);
+        request.slo.ttft = request.slo.ttft.or(self.tuning.slo.ttft);
+        request.slo.tpot = request.slo.tpot.or(self.tuning.slo.tpot);
         if let Err(why) = self.admissible(&request) {
             self.totals.refused += 1;
             out.push(Command::Reject { seq, why });
             return;
         }
         self.totals.submitted += 1;
-        let k_limit = if self.config.draft_blocks > 0 { K_LIMIT } else { 0 };
-        let sequence = Sequence::new(request, k_limit, (&self.target_pool, &self.draft_pool), self.now);
+        let sequence =
+            Sequence::new(request, self.k_limit(), (&self.target_pool, &self.draft_pool), self.now);
         self.sequences.insert(seq, sequence);
         self.waiting.push_back(seq);
     }
@@ -214,7 +234,7 @@ impl Engine {
         if self.sequences.contains_key(&request.seq) {
             return Err(Refusal::DuplicateId(request.seq.0));
         }
-        let (waiting, capacity) = (self.waiting.len(), self.config.max_waiting);
+        let (waiting, capacity) = (self.waiting.len(), self.tuning.max_waiting);
         if waiting >= capacity {
             return Err(Refusal::QueueFull { waiting, capacity });
         }
@@ -330,7 +350,7 @@ impl Engine {
 /// Empty plans, with room for the largest.
 fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
     let (rows, chunks) = (config.max_pass_rows, config.max_running);
-    let proposals = chunks * config.policy.k_max();
+    let proposals = chunks * config.speculation.room;
     let draft = DraftPlan {
         chunks: Vec::with_capacity(chunks),
         tokens: Vec::with_capacity(rows),

@@ -225,7 +225,7 @@ impl Replicas {
         }
     }
 
-    fn services(&self) -> impl Iterator<Item = &Service> {
+    pub(crate) fn services(&self) -> impl Iterator<Item = &Service> {
         self.0.replicas.iter().map(|replica| &replica.service)
     }
 }

@@ -12,7 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use actix::System;
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, TokenId};
+use faser_engine::{
+    EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, SpeculationBounds, TokenId,
+};
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -75,6 +77,7 @@ fn spec() -> ServiceSpec {
             partitions: Vec::new(),
             target_layers: 0,
             mechanisms: Mechanisms::default(),
+            speculation: SpeculationBounds::default(),
             slo: Slo::default(),
             prefix_cache: true,
         },

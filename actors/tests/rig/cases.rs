@@ -3,7 +3,9 @@
 use crate::rig::{PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Dtype, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
+use faser_engine::{
+    EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+};
 use faser_models::synthetic::{self, SyntheticSpec};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +42,7 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
         partitions: Vec::new(),
         target_layers: 0,
         mechanisms: Mechanisms::default(),
+        speculation: SpeculationBounds::default(),
         slo: Slo::default(),
         prefix_cache: false,
     };
@@ -131,6 +134,7 @@ impl Random {
                 overlap: self.chance(80),
                 prune: self.chance(80),
             },
+            speculation: SpeculationBounds::default(),
             slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
             prefix_cache: self.chance(50),
         }
