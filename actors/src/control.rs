@@ -9,11 +9,11 @@ use tokio::sync::oneshot;
 use crate::message::Message;
 use crate::replicas::Replicas;
 use crate::service::Service;
-use crate::watching::Recent;
+use crate::watching::{Recent, Seen};
 
 /// What the dispatcher is asked, with the way back.
 pub(crate) enum Control {
-    Look { requests: usize, since: Option<Duration>, answer: oneshot::Sender<Look> },
+    Look { requests: usize, seen: Option<Seen>, answer: oneshot::Sender<Look> },
     Cancel { seq: SeqId, answer: oneshot::Sender<bool> },
     Tunable { tuning: Tuning, answer: oneshot::Sender<Result<(), EngineError>> },
     Tune { tuning: Tuning, answer: oneshot::Sender<Result<(), EngineError>> },
@@ -47,10 +47,10 @@ pub enum TuneError {
 }
 
 impl Service {
-    /// Looks at it: at its `requests` oldest requests, and, if `since` is given, at what the lanes did after that moment. The first
-    /// look with `since` finds nothing; from then on that is kept, for some seconds behind the latest look. `None` if it has stopped.
-    pub async fn look(&self, requests: usize, since: Option<Duration>) -> Option<Look> {
-        self.ask(|answer| Control::Look { requests, since, answer }).await
+    /// Looks at it: at its `requests` oldest requests, and, if `seen` is given, at what the lanes did beyond that. The first
+    /// look with `seen` finds nothing; from then on that is kept, for a while behind the latest look. `None` if it has stopped.
+    pub async fn look(&self, requests: usize, seen: Option<Seen>) -> Option<Look> {
+        self.ask(|answer| Control::Look { requests, seen, answer }).await
     }
 
     /// Ends a request as if its client had gone, but that the client hears of it; `false` if there is none of that number. `None` if
@@ -102,6 +102,18 @@ impl Replicas {
             service.tune(tuning.clone()).await?;
         }
         Ok(())
+    }
+
+    /// Waits, at most for `timeout`, until no stream is open. Returns how many are.
+    pub async fn idle(&self, timeout: Duration) -> usize {
+        let all = async {
+            for service in self.services() {
+                service.emptied().await;
+            }
+        };
+        // Late: the count below says so.
+        let _ = tokio::time::timeout(timeout, all).await;
+        self.active()
     }
 
     /// Tells all of them what passes cost, measured anew on every partition.

@@ -69,4 +69,4 @@ pub use service::{Service, Submission};
 pub use shed::Fallen;
 pub use spec::{PassLimits, ServiceSpec};
 pub use stream::{TokenStream, Update};
-pub use watching::Recent;
+pub use watching::{Recent, Seen};

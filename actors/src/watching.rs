@@ -9,16 +9,25 @@ use faser_engine::{Command, Engine, Event};
 /// Passes that are kept, and marks.
 const MOST: usize = 8192;
 /// Who asks less often than this begins anew.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(90);
 /// What is collected before it is moved to what is kept.
 const BOUNDS: Bounds = Bounds { passes: 1024, chunks: 65_536, marks: 4096 };
 
-/// What the lanes did since a moment. All times are since the service started.
+/// How much somebody has seen of it: what came in all, when it was asked last. The default is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    passes: u64,
+    marks: u64,
+}
+
+/// What the lanes did since somebody looked last. All times are since the service started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recent {
-    /// It is whole from here on: who asked for an earlier moment has missed something.
+    /// Nothing that came later is missing but what was asked for before.
     pub from: Duration,
-    /// Passes in the order of their ends, with their chunks.
+    /// What to ask with next.
+    pub seen: Seen,
+    /// Passes in the order in which their ends were heard of, with their chunks.
     pub passes: Vec<PassRecord>,
     /// Moments in order.
     pub marks: Vec<(Duration, Mark)>,
@@ -31,6 +40,8 @@ pub(crate) struct Watching {
     marks: VecDeque<(Duration, Mark)>,
     from: Duration,
     asked: Duration,
+    /// What came in all.
+    came: Seen,
 }
 
 impl Watching {
@@ -41,6 +52,7 @@ impl Watching {
             marks: VecDeque::new(),
             from: now,
             asked: now,
+            came: Seen::default(),
         }
     }
 
@@ -62,27 +74,65 @@ impl Watching {
         now.saturating_sub(self.asked) > PATIENCE
     }
 
-    /// What ended after `since`.
-    pub(crate) fn recent(&mut self, now: Duration, since: Duration) -> Recent {
+    /// What is not `seen` yet.
+    pub(crate) fn recent(&mut self, now: Duration, seen: Seen) -> Recent {
         self.asked = now;
         self.collect();
-        let passes = self.passes.iter().skip(self.passes.partition_point(|pass| pass.ended <= since));
-        let marks = self.marks.iter().skip(self.marks.partition_point(|(at, _)| *at <= since));
-        Recent { from: self.from, passes: passes.cloned().collect(), marks: marks.copied().collect() }
+        let skip =
+            |seen: u64, came: u64, kept: usize| kept.saturating_sub(came.saturating_sub(seen) as usize);
+        let passes = self.passes.iter().skip(skip(seen.passes, self.came.passes, self.passes.len()));
+        let marks = self.marks.iter().skip(skip(seen.marks, self.came.marks, self.marks.len()));
+        Recent {
+            from: self.from,
+            seen: self.came,
+            passes: passes.cloned().collect(),
+            marks: marks.copied().collect(),
+        }
     }
 
     fn collect(&mut self) {
         let (passes, marks) = self.recorder.take();
+        self.came.passes += passes.len() as u64;
+        self.came.marks += marks.len() as u64;
         self.passes.extend(passes);
         self.marks.extend(marks);
-        // Lanes end their passes independently of each other, and are heard of a little later.
-        self.passes.make_contiguous().sort_by_key(|pass| pass.ended);
-        self.marks.make_contiguous().sort_by_key(|(at, _)| *at);
         for _ in MOST..self.passes.len() {
             self.from = self.passes.pop_front().map_or(self.from, |pass| self.from.max(pass.ended));
         }
         for _ in MOST..self.marks.len() {
             self.from = self.marks.pop_front().map_or(self.from, |(at, _)| self.from.max(at));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faser_engine::record::Mark;
+
+    #[test]
+    fn everybody_sees_everything_once_and_the_oldest_go_first() {
+        let engine = crate::service_tests::engine();
+        let mut watching = Watching::new(Duration::ZERO, &engine);
+        let happen = |watching: &mut Watching, at: u64| {
+            let (at, event) = (Duration::from_millis(at), Event::DeviceReady);
+            watching.before(at, &event);
+            watching.after(at, &engine, &[]);
+        };
+        let at = |recent: &Recent| recent.marks.iter().map(|(at, _)| at.as_millis()).collect::<Vec<_>>();
+        happen(&mut watching, 1);
+        let one = watching.recent(Duration::ZERO, Seen::default());
+        assert_eq!((at(&one), one.marks[0].1), (vec![1], Mark::DeviceReady));
+        happen(&mut watching, 2);
+        happen(&mut watching, 3);
+        let two = watching.recent(Duration::ZERO, one.seen);
+        assert_eq!(at(&two), [2, 3]);
+        assert!(watching.recent(Duration::ZERO, two.seen).marks.is_empty());
+        assert_eq!(at(&watching.recent(Duration::ZERO, Seen::default())), [1, 2, 3], "somebody else");
+        (4..=4 + MOST as u64).for_each(|at| happen(&mut watching, at));
+        let rest = watching.recent(Duration::from_secs(1), two.seen);
+        assert_eq!((rest.marks.len(), rest.from), (MOST, Duration::from_millis(4)));
+        assert!(!watching.over(Duration::from_secs(1) + PATIENCE));
+        assert!(watching.over(Duration::from_secs(2) + PATIENCE));
     }
 }

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{Replicas, Submission, SubmitError};
-use faser_engine::TokenId;
+use faser_actors::{DeviceSpec, Replicas, Submission, SubmitError};
+use faser_engine::{EngineConfig, TokenId};
 use faser_models::{ChatTemplate, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::config::ServerConfig;
+use crate::config::{Config, ServerConfig};
+use crate::device::Machine;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
 use crate::sequence::TextSequence;
@@ -31,6 +32,14 @@ pub struct Served {
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
     pub max_context: usize,
+    /// The config that it was loaded by.
+    pub config: Config,
+    /// What the first replica runs on.
+    pub machine: Machine,
+    /// The first replica's device, with its partitions.
+    pub device: DeviceSpec,
+    /// The bounds that its engines were made with.
+    pub bounds: EngineConfig,
 }
 
 impl Served {
@@ -72,6 +81,8 @@ pub struct App {
     served: OnceLock<Arc<Served>>,
     loading: RwLock<String>,
     draining: AtomicBool,
+    /// Why nothing new is taken for now, if an operator has said so.
+    paused: RwLock<Option<&'static str>>,
 }
 
 impl App {
@@ -83,6 +94,7 @@ impl App {
             served: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),
             draining: AtomicBool::new(false),
+            paused: RwLock::new(None),
         }
     }
 
@@ -101,15 +113,41 @@ impl App {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    /// The daemon is on its way down.
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Takes nothing new until `None` is given, for this reason.
+    pub fn pause(&self, why: Option<&'static str>) {
+        *self.paused.write().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Why nothing new is taken for now, if an operator has said so.
+    pub fn paused(&self) -> Option<&'static str> {
+        *self.paused.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model pair as it is, whether requests are taken or not; none while it is loaded.
+    pub fn loaded(&self) -> Option<&Arc<Served>> {
+        self.served.get()
+    }
+
     /// The model pair, for a request that wants tokens from it.
     ///
     /// # Errors
-    /// 503: it is not loaded yet, or the daemon is on its way down.
+    /// 503: it is not loaded yet, an operator has it take nothing new, or the daemon is on its way down.
     pub fn served(&self) -> Result<&Arc<Served>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable(
                 "the server is shutting down and takes no new requests",
                 "draining",
+            ));
+        }
+        if let Some(why) = self.paused() {
+            return Err(ApiError::unavailable(
+                format!("the server takes no new requests for now: {why}"),
+                "drained",
             ));
         }
         self.served.get().ok_or_else(|| ApiError::unavailable(self.loading(), "loading"))
@@ -122,6 +160,9 @@ impl App {
     pub fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Ordering::Relaxed) {
             return Err("draining".to_owned());
+        }
+        if let Some(why) = self.paused() {
+            return Err(why.to_owned());
         }
         match self.served.get() {
             None => Err(self.loading()),
@@ -145,7 +186,8 @@ impl App {
         self.metrics.render()
     }
 
-    fn loading(&self) -> String {
+    /// How far loading is.
+    pub fn loading(&self) -> String {
         self.loading.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

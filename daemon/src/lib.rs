@@ -1,6 +1,7 @@
 //! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim` and `gpu-check`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
+pub mod admin;
 pub mod app;
 pub mod bench;
 pub mod check;
@@ -8,6 +9,7 @@ pub mod cli;
 pub mod compare;
 pub mod config;
 pub mod costs;
+pub mod ctl;
 pub mod device;
 pub mod error;
 pub mod fields;

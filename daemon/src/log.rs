@@ -9,6 +9,7 @@ use tracing_subscriber::registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::admin::audit;
 use crate::config::{LogConfig, LogFormat};
 
 /// The level that is written, which can be changed.
@@ -50,5 +51,7 @@ pub fn start(config: LogConfig) -> LogLevel {
 fn levels(level: Level) -> Targets {
     // The HTTP library tells of its workers at `info`; nobody asked for that.
     let library = if level == Level::INFO { Level::WARN } else { level };
-    Targets::new().with_default(level).with_target("actix_server", library)
+    // What operators change is always written.
+    let audit = level.max(Level::INFO);
+    Targets::new().with_default(level).with_target("actix_server", library).with_target(audit::TARGET, audit)
 }

@@ -10,12 +10,12 @@ impl FrontierDispatcher {
     /// Does what is asked. Whoever asked may have gone: then nobody hears of it.
     pub(super) fn control(&mut self, control: Control) {
         match control {
-            Control::Look { requests, since, answer } => {
+            Control::Look { requests, seen, answer } => {
                 let now = self.origin.elapsed();
                 let engine = &self.engine;
-                let recent = since.map(|since| {
+                let recent = seen.map(|seen| {
                     let watching = &mut self.watching;
-                    watching.get_or_insert_with(|| Box::new(Watching::new(now, engine))).recent(now, since)
+                    watching.get_or_insert_with(|| Box::new(Watching::new(now, engine))).recent(now, seen)
                 });
                 let _ = answer.send(Look {
                     now,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use actix::System;
 use faser_engine::{
-    EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, SpeculationBounds, TokenId,
+    Engine, EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, SpeculationBounds, TokenId,
 };
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
@@ -83,6 +83,11 @@ fn spec() -> ServiceSpec {
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
     }
+}
+
+/// The engine of such a service, by itself.
+pub(crate) fn engine() -> Engine {
+    Engine::new(spec().engine).expect("a valid config")
 }
 
 fn submission(seed: u64, max_new_tokens: usize) -> Submission {

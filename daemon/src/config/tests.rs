@@ -29,6 +29,7 @@ fn the_teaching_file_says_every_default() {
         keys.join(" ")
     };
     assert_eq!(keys("server"), "debug keep_alive_s listen max_body_bytes max_prompts_per_request workers");
+    assert_eq!(keys("admin"), "group socket");
     assert_eq!(keys("model"), "draft dtype name target");
     assert_eq!(
         keys("device"),
@@ -36,7 +37,7 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
-    assert_eq!(keys("speculation"), "cost_cache overlap policy prune slo trim");
+    assert_eq!(keys("speculation"), "cost_cache k_max overlap partition policy prune slo trim");
     assert_eq!(keys("log"), "format level");
 }
 

@@ -149,6 +149,7 @@ impl From<SequenceError> for ApiError {
     fn from(err: SequenceError) -> ApiError {
         match err {
             SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
+            SequenceError::Cancelled => ApiError::internal(err.to_string(), "cancelled"),
             SequenceError::Ended => ApiError::unavailable(err.to_string(), "shutting_down"),
         }
     }
