@@ -239,3 +239,28 @@ async fn a_snapshot_has_what_the_lanes_did_since_the_one_before() {
     assert!(admin.snapshot(None).await.replicas[0].timeline.is_none());
     served.service.clone().stop().await;
 }
+
+/// A table row of Markdown.
+fn row(cells: &[&str]) -> String {
+    format!("| {} |", cells.join(" | "))
+}
+
+#[test]
+fn the_operators_page_has_every_route_and_every_live_key() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operating.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let field = |(name, text): &(&str, &str)| format!("`{name}`: {text}");
+    let routes = api::ROUTES.iter().map(|route| {
+        let fields: Vec<String> = route.fields.iter().map(field).collect();
+        row(&[route.method.as_str(), &format!("`{}`", route.path), route.summary, &fields.join("; ")])
+    });
+    let keys = crate::reload::LIVE.iter().map(|live| row(&[&format!("`{}`", live.key), live.when]));
+    for (head, rows) in [
+        (row(&["call", "path", "what", "fields"]), routes.collect::<Vec<_>>()),
+        (row(&["key", "a change counts for"]), keys.collect()),
+    ] {
+        let mut lines = page.lines().skip_while(|line| *line != head).skip(2);
+        let there: Vec<&str> = lines.by_ref().take_while(|line| line.starts_with('|')).collect();
+        assert_eq!(there, rows, "the table in docs/operating.md should be\n{}", rows.join("\n"));
+    }
+}
