@@ -140,7 +140,7 @@ impl Reload {
             let refused = match Config::from_document(&next) {
                 Ok(config) => match tunable(replicas, &config).await? {
                     Ok(()) => break (next, config),
-                    Err(err) => (live::culprit(&err, &live).map(str::to_owned), err.to_string()),
+                    Err(err) => (live::culprit(&err, &live).map(str::to_owned), live::why(&err)),
                 },
                 // Right only together with keys that wait.
                 Err(err) => (None, err.message),
@@ -174,7 +174,7 @@ impl Reload {
         let found = changed(&self.running, &next)?;
         if let Err(err) = tunable(replicas, &config).await? {
             let key = live::culprit(&err, &found).map_or_else(|| found.join(", "), str::to_owned);
-            return Err(ReloadError::Restart { key, why: err.to_string() });
+            return Err(ReloadError::Restart { key, why: live::why(&err) });
         }
         let applied = found.iter().map(|key| self.change(&next, key, None)).collect();
         self.take_over(next, config, replicas).await?;

@@ -117,3 +117,108 @@ impl Engine {
         if self.config.draft_blocks > 0 { self.tuning.k_max.min(self.config.speculation.room) } else { 0 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::api::{Command, Event, Refusal, Request, SeqId};
+    use crate::config::SpeculationBounds;
+
+    fn config() -> EngineConfig {
+        EngineConfig {
+            block_size: 4,
+            target_blocks: 64,
+            draft_blocks: 64,
+            max_running: 4,
+            max_waiting: 3,
+            max_pass_rows: 32,
+            max_context: 64,
+            policy: Policy::Fixed { k: 2 },
+            partitions: Vec::new(),
+            target_layers: 4,
+            mechanisms: Mechanisms::default(),
+            speculation: SpeculationBounds { room: 4, ..SpeculationBounds::default() },
+            slo: Slo::default(),
+            prefix_cache: true,
+        }
+    }
+
+    fn request(seq: u64, k_max: Option<usize>) -> Event {
+        Event::Submit(Request {
+            seq: SeqId(seq),
+            prompt: [1, 2, 3].into(),
+            output: [].into(),
+            max_new_tokens: 8,
+            stop_tokens: [].into(),
+            k_max,
+            slo: Slo::default(),
+        })
+    }
+
+    fn tell(engine: &mut Engine, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        engine.handle(Duration::ZERO, event, &mut commands);
+        commands
+    }
+
+    #[test]
+    fn what_needs_other_lanes_or_costs_is_refused_and_changes_nothing() {
+        let config = config();
+        let tuning = config.tuning();
+        let mut engine = Engine::new(config.clone()).expect("a valid config");
+        for wrong in [
+            Tuning { max_running: 5, ..tuning.clone() },
+            Tuning { max_running: 0, ..tuning.clone() },
+            Tuning { policy: Policy::Fixed { k: 5 }, ..tuning.clone() },
+            Tuning { policy: Policy::Budget, k_max: 3, ..tuning.clone() },
+            Tuning { policy: Policy::Faser, partition: Some(1), ..tuning.clone() },
+            Tuning { partition: Some(0), ..tuning.clone() },
+            Tuning { k_max: K_LIMIT + 1, ..tuning.clone() },
+        ] {
+            assert!(config.tunable(&wrong).is_err(), "{wrong:?}");
+            tell(&mut engine, Event::Tune(wrong));
+            assert_eq!(*engine.tuning(), tuning);
+        }
+        // With a cap that there is room for, the same policy can be had.
+        assert_eq!(config.tunable(&Tuning { policy: Policy::Fixed { k: 5 }, k_max: 4, ..tuning }), Ok(()));
+        let without_draft = EngineConfig { draft_blocks: 0, ..config };
+        let off = Tuning { policy: Policy::Off, ..without_draft.tuning() };
+        assert!(without_draft.tunable(&without_draft.tuning()).is_err());
+        assert_eq!(without_draft.tunable(&off), Ok(()));
+    }
+
+    #[test]
+    fn a_shorter_queue_refuses_the_next_and_nobody_who_waits() {
+        let mut engine = Engine::new(config()).expect("a valid config");
+        // Without a device everybody waits.
+        tell(&mut engine, Event::DeviceLost);
+        (1..=3).for_each(|seq| assert!(tell(&mut engine, request(seq, None)).is_empty()));
+        let tuning = engine.tuning().clone();
+        tell(&mut engine, Event::Tune(Tuning { max_waiting: 1, ..tuning.clone() }));
+        let refused = tell(&mut engine, request(4, None));
+        let full = Refusal::QueueFull { waiting: 3, capacity: 1 };
+        assert!(matches!(&refused[..], [Command::Reject { why, .. }] if *why == full), "{refused:?}");
+        assert_eq!(engine.view().waiting, 3);
+        tell(&mut engine, Event::Tune(Tuning { max_waiting: 9, ..tuning }));
+        assert!(tell(&mut engine, request(4, None)).is_empty());
+    }
+
+    #[test]
+    fn a_cap_counts_for_requests_that_are_there_and_never_lifts_their_own() {
+        let mut engine = Engine::new(config()).expect("a valid config");
+        tell(&mut engine, Event::DeviceLost);
+        tell(&mut engine, request(1, None));
+        tell(&mut engine, request(2, Some(1)));
+        let speculates = |engine: &Engine| [1, 2].map(|seq| engine.sequences[&SeqId(seq)].speculates());
+        let tuning = engine.tuning().clone();
+        assert_eq!(speculates(&engine), [true, true]);
+        tell(&mut engine, Event::Tune(Tuning { k_max: 0, ..tuning.clone() }));
+        assert_eq!(speculates(&engine), [false, false]);
+        tell(&mut engine, Event::Tune(Tuning { k_max: 3, ..tuning }));
+        assert_eq!(speculates(&engine), [true, true]);
+        let requests = engine.requests(Duration::from_secs(1), 1);
+        assert_eq!((requests.len(), requests[0].seq, requests[0].age), (1, SeqId(1), Duration::from_secs(1)));
+    }
+}

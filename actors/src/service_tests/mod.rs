@@ -1,5 +1,6 @@
 //! The service as a client sees it, with a tiny synthetic pair on real lanes, and with devices that fail on demand.
 
+mod control;
 mod faults;
 mod groups;
 mod heartbeat;

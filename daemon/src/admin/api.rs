@@ -338,8 +338,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(method: Method, path: &str, input: Value) -> Result<Call, String> {
-        Call::read(&method, path, &input).map_err(|err| err.to_string())
+    fn read(method: &Method, path: &str, input: &Value) -> Result<Call, String> {
+        Call::read(method, path, input).map_err(|err| err.to_string())
     }
 
     #[test]
@@ -350,7 +350,7 @@ mod tests {
                 ("PUT", _) => json!({"level": "info"}),
                 _ => json!({}),
             };
-            let call = read(method.clone(), &path.replace("{id}", "0-7"), input).unwrap();
+            let call = read(method, &path.replace("{id}", "0-7"), &input).unwrap();
             assert_eq!(call.changes(), *method != Method::GET, "{method} {path}");
         }
     }
@@ -358,18 +358,18 @@ mod tests {
     #[test]
     fn calls_are_read_with_their_fields() {
         assert_eq!(
-            read(Method::GET, "/v1/events", query("every_ms=250&timeline=false").unwrap()),
+            read(&Method::GET, "/v1/events", &query("every_ms=250&timeline=false").unwrap()),
             Ok(Call::Events(Watch { every: Duration::from_millis(250), timeline: false }))
         );
         assert_eq!(
-            read(Method::PATCH, "/v1/policy", json!({"k_max": null, "max_waiting": 3})),
+            read(&Method::PATCH, "/v1/policy", &json!({"k_max": null, "max_waiting": 3})),
             Ok(Call::SetPolicy(vec![
                 ("speculation.k_max", Value::Null),
                 ("scheduler.max_waiting", json!(3))
             ]))
         );
         let id = RequestId { replica: 1, seq: SeqId(17) };
-        assert_eq!(read(Method::POST, "/v1/requests/1-17/cancel", json!({})), Ok(Call::Cancel(id)));
+        assert_eq!(read(&Method::POST, "/v1/requests/1-17/cancel", &json!({})), Ok(Call::Cancel(id)));
     }
 
     #[test]
@@ -385,7 +385,7 @@ mod tests {
             (Method::POST, "/v1/drain", json!({"wait_s": -1}), "0 to 86400"),
             (Method::GET, "/v1/status", json!({"x": 1}), "`x` is unknown"),
         ] {
-            let refusal = read(method, path, input).unwrap_err();
+            let refusal = read(&method, path, &input).unwrap_err();
             assert!(refusal.contains(words), "{path}: {refusal}");
         }
         assert!(query("a=1&a=2").is_err());

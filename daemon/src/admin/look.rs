@@ -102,6 +102,7 @@ impl Admin {
     ) -> (ReplicaView, LoadView) {
         let look = self.look(served, number, SLOWEST, seen.as_ref().map(|seen| **seen)).await;
         let answers = look.is_some();
+        let policy = look.as_ref().map(|look| look.tuning.policy.to_string());
         let view = match &look {
             Some(look) => look.view.clone(),
             None => served.service.replica(number).map(faser_actors::Service::view).unwrap_or_default(),
@@ -115,7 +116,7 @@ impl Admin {
             }
         }
         let figures = figures(then, &view, window, 1);
-        (ReplicaView { replica: number, state: status.to_string(), answers, figures, timeline }, view)
+        (ReplicaView { replica: number, state: status.to_string(), answers, policy, figures, timeline }, view)
     }
 
     /// Asks the dispatcher of a replica; `None` if it does not answer.

@@ -102,6 +102,8 @@ pub struct ReplicaView {
     pub state: String,
     /// Its dispatcher answers; otherwise what is here is from its last event.
     pub answers: bool,
+    /// The policy that its engine decides by; none if it does not answer.
+    pub policy: Option<String>,
     /// Its figures.
     pub figures: Figures,
     /// What its lanes did since the snapshot before; none unless asked for.

@@ -306,13 +306,12 @@ mod tests {
 
     #[test]
     fn values_are_what_they_look_like() {
-        let value = |text| pair(text).map(|(key, value)| (key, value));
-        assert_eq!(value("policy=fixed:4"), Ok(("policy".to_owned(), json!("fixed:4"))));
-        assert_eq!(value("policy=off"), Ok(("policy".to_owned(), json!("off"))));
-        assert_eq!(value("k_max=3"), Ok(("k_max".to_owned(), json!(3))));
-        assert_eq!(value("k_max=null"), Ok(("k_max".to_owned(), Value::Null)));
-        assert_eq!(value("prune=false"), Ok(("prune".to_owned(), json!(false))));
-        assert!(value("prune").unwrap_err().contains("KEY=VALUE"));
+        assert_eq!(pair("policy=fixed:4"), Ok(("policy".to_owned(), json!("fixed:4"))));
+        assert_eq!(pair("policy=off"), Ok(("policy".to_owned(), json!("off"))));
+        assert_eq!(pair("k_max=3"), Ok(("k_max".to_owned(), json!(3))));
+        assert_eq!(pair("k_max=null"), Ok(("k_max".to_owned(), Value::Null)));
+        assert_eq!(pair("prune=false"), Ok(("prune".to_owned(), json!(false))));
+        assert!(pair("prune").unwrap_err().contains("KEY=VALUE"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(super) fn pretty(value: &Value) -> String {
 /// An object, a line for each field.
 pub(super) fn fields(value: &Value) -> String {
     let rows = value.as_object().into_iter().flatten().map(|(key, value)| vec![key.clone(), plain(value)]);
-    table(rows.collect())
+    table(&rows.collect::<Vec<_>>())
 }
 
 /// A value as one writes it in a config.
@@ -23,7 +23,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// Columns as wide as they need to be.
-fn table(rows: Vec<Vec<String>>) -> String {
+fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
@@ -137,7 +137,7 @@ pub(super) fn status(value: &Value) -> String {
         }
     }
     let slowest = value["slowest"].as_array().map_or(&[][..], Vec::as_slice);
-    let mut text = table(rows);
+    let mut text = table(&rows);
     if !slowest.is_empty() {
         text.push_str("\n\n");
         text.push_str(&request_table(slowest));
@@ -184,7 +184,7 @@ fn request_table(requests: &[Value]) -> String {
             seconds(&request["age_s"]),
         ]
     }));
-    table(rows)
+    table(&rows)
 }
 
 /// `/v1/config`.
@@ -207,7 +207,7 @@ pub(super) fn config(value: &Value) -> String {
             format!("a reload would apply, or name as waiting for a restart: {}", keys.join(", "))
         }
     };
-    format!("file  {file}\ntag   {}\n\n{}\n\n{pending}", plain(&value["tag"]), table(rows))
+    format!("file  {file}\ntag   {}\n\n{}\n\n{pending}", plain(&value["tag"]), table(&rows))
 }
 
 /// What a change of the config brought.
@@ -228,7 +228,7 @@ pub(super) fn changes(value: &Value) -> String {
     };
     let applied = applied.iter().map(|change| row("applied", change));
     let restart = restart.iter().map(|change| row("needs a restart", change));
-    table(applied.chain(restart).collect())
+    table(&applied.chain(restart).collect::<Vec<_>>())
 }
 
 /// `/v1/drain`.

@@ -93,6 +93,14 @@ pub fn tuning(config: &Config) -> Tuning {
     }
 }
 
+/// Why an engine refuses, and what there is to do about it but a restart.
+pub(super) fn why(err: &EngineError) -> String {
+    match err {
+        EngineError::NoCosts(_) => format!("{err}; `faser ctl profile` measures them"),
+        other => other.to_string(),
+    }
+}
+
 /// Which of the keys that change an engine refuses; `None` if that cannot be said.
 pub(super) fn culprit<'k>(err: &EngineError, keys: &'k [String]) -> Option<&'k str> {
     let of = match err {
