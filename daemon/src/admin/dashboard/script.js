@@ -233,6 +233,8 @@ function draw(canvas, lane, replica, replicas) {
   context.rect(LEFT, 0, wide - LEFT, high);
   context.clip();
   for (const pass of lane.passes) drawPass(context, pass, x(pass.began_us), x(pass.ended_us));
+  drawAhead(context, lane, x);
+  for (const pass of lane.passes) drawFallen(context, pass, x(pass.began_us), x(pass.ended_us));
   context.fillStyle = colors.bad;
   for (const mark of lane.marks) {
     if (mark.kind !== "cancelled" && mark.kind !== "device-lost") continue;
@@ -266,10 +268,31 @@ function ticks(context, x, lane, wide) {
 
 function drawPass(context, pass, begin, end) {
   if (end < LEFT || begin > context.canvas.clientWidth) return;
-  const y = ROWS[pass.lane];
-  const wide = Math.max(end - begin - (end - begin > 3 ? 1 : 0), 0.7);
-  context.fillStyle = colors[pass.lane === "verify" ? "verify" : pass.partition > 0 ? "ahead" : "draft"];
-  context.fillRect(begin, y, wide, HEIGHT);
+  context.fillStyle = colors[pass.lane];
+  context.fillRect(begin, ROWS[pass.lane], solid(begin, end), HEIGHT);
+}
+
+// A gap between two passes, where there is room for it.
+const solid = (begin, end) => Math.max(end - begin - (end - begin > 3 ? 1 : 0), 0.7);
+
+// The part of drafting during which a verify pass ran. Passes of one lane follow one another.
+function drawAhead(context, lane, x) {
+  const verify = lane.passes.filter(pass => pass.lane === "verify");
+  context.fillStyle = colors.ahead;
+  let next = 0;
+  for (const draft of lane.passes) {
+    if (draft.lane !== "draft") continue;
+    while (next < verify.length && verify[next].ended_us <= draft.began_us) next++;
+    for (let i = next; i < verify.length && verify[i].began_us < draft.ended_us; i++) {
+      const [begin, end] = [x(Math.max(draft.began_us, verify[i].began_us)), x(Math.min(draft.ended_us, verify[i].ended_us))];
+      context.fillRect(begin, ROWS.draft, end < x(draft.ended_us) ? end - begin : solid(begin, end), HEIGHT);
+    }
+  }
+}
+
+function drawFallen(context, pass, begin, end) {
+  if (end < LEFT || begin > context.canvas.clientWidth) return;
+  const [y, wide] = [ROWS[pass.lane], solid(begin, end)];
   if (pass.pruned > 0) {
     context.fillStyle = colors.gate;
     context.fillRect(begin, y + HEIGHT - 6, Math.max(wide * Math.min(1, pass.pruned / Math.max(pass.rows, 1)), Math.min(wide, 2)), 6);
@@ -278,8 +301,8 @@ function drawPass(context, pass, begin, end) {
     context.fillStyle = colors.bad;
     context.fillRect(begin, y, Math.max(wide, 2), 6);
   }
-  const words = pass.lane === "verify" ? `${pass.rows} rows` : pass.steps === 1 ? "1 step" : `${pass.steps} steps`;
   if (wide > 46) {
+    const words = pass.lane === "verify" ? `${pass.rows} rows` : pass.steps === 1 ? "1 step" : `${pass.steps} steps`;
     context.fillStyle = colors.on;
     context.fillText(words, Math.max(begin, LEFT) + 5, y + HEIGHT / 2 + 1);
   }
