@@ -1,4 +1,4 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim` and `gpu-check`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `ctl`, `top` and `gpu-check`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod admin;
@@ -36,3 +36,4 @@ pub mod signals;
 pub mod sim;
 pub mod stop;
 pub mod systemd;
+pub mod top;

@@ -16,7 +16,7 @@ use self::dashboard::DashboardArgs;
 use crate::output;
 
 /// Where the socket of the service is.
-const STANDARD_SOCKET: &str = "/run/faser/admin.sock";
+pub(crate) const STANDARD_SOCKET: &str = "/run/faser/admin.sock";
 
 /// `faser ctl`.
 #[derive(Args, Debug)]
