@@ -66,7 +66,7 @@ pub(super) fn throughput(frame: &mut Frame<'_>, area: Rect, state: &State, figur
     let text = vec![
         Line::from(vec![
             Span::styled(rate(figures.output_tokens_per_s), Style::new().fg(VERIFY).bold()),
-            dim(format!(" of prompts {}", rate(figures.prompt_tokens_per_s))),
+            dim(format!("  of prompts {}", rate(figures.prompt_tokens_per_s))),
         ]),
         Line::from(vec![
             Span::raw(rate(figures.requests_per_s)),
