@@ -20,8 +20,8 @@ mod sources;
 pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
 pub use compile::{Compiler, Cubin, NvrtcError};
 pub use device::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Graph, Place, Plain, Product, Share,
-    SharePair, Upload, check_libraries, probe, probe_one,
+    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Graph, NcclSeat, Place, Plain, Product,
+    Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
 pub use drafting::{DraftState, DraftStepArgs};
 pub use gemm::{MatmulArgs, ScoreTokensArgs};
