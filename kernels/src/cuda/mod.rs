@@ -16,6 +16,7 @@ mod ptxas;
 mod rows;
 mod sampling;
 mod sources;
+mod verdicts;
 
 pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
 pub use compile::{Compiler, Cubin, NvrtcError};
@@ -29,7 +30,8 @@ pub use launch::{BLOCK_SIZE, Chunk, Element, Launch, NOTHING, Ptr, Sample};
 pub use ptxas::{Usage, usages};
 pub use rows::{CompactRowsArgs, EmbedArgs, GatherRowsArgs, QkvArgs, RmsNormArgs, ShedRowsArgs, SiluMulArgs};
 pub use sampling::{
-    AcceptArgs, AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, GateArgs, LOGITS_CHUNK, LogitStats,
-    LogitStatsArgs, NucleusArgs, PickArgs, Sampler, Test, TopTokensArgs, Verdict,
+    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LOGITS_CHUNK, LogitStats, LogitStatsArgs, NucleusArgs,
+    PickArgs, Sampler, TopTokensArgs,
 };
 pub use sources::{File, Kernel, PRELUDE, check_files, file, files, kernel, kernels};
+pub use verdicts::{AcceptArgs, GateArgs, Test, Verdict};
