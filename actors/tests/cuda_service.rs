@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes,
-    ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update, WatchdogConfig,
-    probe_one, profile,
+    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa,
+    LaneSizes, ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update,
+    WatchdogConfig, probe_one, profile,
 };
 use faser_engine::cost::Reach;
 use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
@@ -77,7 +77,7 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
         draft: Some(facts.1),
         weights: Arc::new(weights),
     });
-    DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec() })
+    DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec(), group: CudaGroup::default() })
 }
 
 fn spec(device: DeviceSpec) -> ServiceSpec {
@@ -227,7 +227,7 @@ fn kernels_that_cannot_be_kept_are_compiled_and_used() {
         let nowhere = std::env::current_exe().expect("a test has a file").join("kernels");
         let DeviceSpec::Cuda(cuda) = on_gpu_keeping(Some(nowhere), &[16], 0.9) else { panic!("a GPU") };
         let opened = cuda.open(&mut |_| {}).expect("it opens all the same");
-        assert!(opened.draft.is_some());
+        assert!(opened[0].draft.is_some());
     });
 }
 
