@@ -84,21 +84,21 @@ fn requests_get_the_cpus_tokens(name: &str, target: usize, draft: usize, seeds: 
 
 #[test]
 fn one_gpu_gives_the_cpus_tokens() {
-    requests_get_the_cpus_tokens("one_gpu_gives_the_cpus_tokens", 1, 1, 16);
+    requests_get_the_cpus_tokens("one_gpu_gives_the_cpus_tokens", 1, 1, 6);
 }
 
 #[test]
 fn a_target_over_two_gpus_gives_the_cpus_tokens() {
-    requests_get_the_cpus_tokens("a_target_over_two_gpus_gives_the_cpus_tokens", 2, 1, 16);
+    requests_get_the_cpus_tokens("a_target_over_two_gpus_gives_the_cpus_tokens", 2, 1, 6);
 }
 
 #[test]
 fn a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens() {
     let name = "a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens";
-    requests_get_the_cpus_tokens(name, 4, 1, 16);
+    requests_get_the_cpus_tokens(name, 4, 1, 6);
 }
 
 #[test]
 fn target_and_draft_may_be_split_differently() {
-    requests_get_the_cpus_tokens("target_and_draft_may_be_split_differently", 4, 2, 16);
+    requests_get_the_cpus_tokens("target_and_draft_may_be_split_differently", 4, 2, 6);
 }
