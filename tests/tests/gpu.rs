@@ -164,7 +164,10 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
         assert!(output.status.success() && out.contains(ranks), "{out}{err}");
         let server = Server::start_with(&yaml, &variables);
         assert_eq!(texts(&server), expected, "{device}");
-        assert_whole(&server);
+        // Of replicas each has metrics of its own.
+        if !device.contains("replicas") {
+            assert_whole(&server);
+        }
         server.terminate();
         assert!(server.wait(PATIENCE).success(), "{}", server.output());
     }
