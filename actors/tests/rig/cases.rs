@@ -169,6 +169,7 @@ impl Random {
             output: [].into(),
             max_new_tokens: self.between(1, 30),
             stop_tokens: (0..stops).map(|_| self.token()).collect(),
+            prediction: [].into(),
             k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
             slo: Slo::default(),
         };
