@@ -25,7 +25,7 @@ use crate::lane::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
-use crate::policy::Policy;
+use crate::policy::{Mechanisms, Policy};
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
 use crate::survival::{Calibration, PerSource, Source};
@@ -104,8 +104,11 @@ impl Engine {
     pub fn new(config: EngineConfig) -> Result<Engine, EngineError> {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
+        // Nobody can work beside a pass without a draft model.
+        let mechanisms =
+            Mechanisms { overlap: config.mechanisms.overlap && config.draft_blocks > 0, ..config.mechanisms };
         Ok(Engine {
-            planner: Planner::new(config.policy.clone(), config.mechanisms, config.partitions.clone()),
+            planner: Planner::new(config.policy.clone(), mechanisms, config.partitions.clone()),
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),

@@ -66,8 +66,8 @@ impl Lookup {
     /// Of a sequence whose first `prompt_len` tokens are its prompt.
     pub(crate) fn new(prediction: Arc<[TokenId]>, prompt_len: usize) -> Lookup {
         let mut predicted = FxHashMap::default();
-        for (place, gram) in (GRAM as u32..).zip(prediction.array_windows::<GRAM>()) {
-            predicted.entry(*gram).or_insert(place);
+        for (place, gram) in (GRAM as u32..).zip(prediction.windows(GRAM)) {
+            predicted.entry([gram[0], gram[1], gram[2]]).or_insert(place);
         }
         let (seen, cursor) = (FxHashMap::default(), None);
         Lookup { prediction, predicted, seen, prompt_len, followed: 0, cursor, left: None }
@@ -127,7 +127,7 @@ impl Lookup {
         let at = |next, matched| Cursor { source: Source::Prediction, next, matched };
         let near = self.prediction.get(from..(from + NEAR).min(self.prediction.len()))?;
         if let [.., before, _] = *known
-            && let Some(place) = near.array_windows().position(|pair| *pair == [before, last])
+            && let Some(place) = near.windows(2).position(|pair| *pair == [before, last])
         {
             return Some(at(from + place + 2, 2));
         }

@@ -130,6 +130,7 @@ impl Random {
                 trim: self.chance(80),
                 overlap: self.chance(80),
                 prune: self.chance(80),
+                lookup: self.chance(80),
             },
             slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
             prefix_cache: self.chance(50),
