@@ -142,9 +142,7 @@ impl CompareArgs {
     /// It is wrong.
     pub fn config_of(&self, document: &Document) -> Result<Config, ConfigError> {
         let mut config = Config::from_document(document)?;
-        if config.model.source.has_draft() {
-            config.speculation.policy = Policy::Faser;
-        }
+        config.speculation.policy = Policy::Faser;
         Ok(Config { profile: self.profile, ..config })
     }
 
