@@ -109,6 +109,7 @@ fn submission(seed: u64) -> Submission {
         max_new_tokens: 16,
         stop_tokens: Vec::new(),
         k_max: None,
+        ..Submission::default()
     }
 }
 

@@ -140,9 +140,10 @@ impl Draws {
                     max_new_tokens: K + 2,
                     stop_tokens: [].into(),
                     k_max: None,
+                    whole_prompt: false,
                     slo: Slo::default(),
                 };
-                rig.submit(request, &Sampling { seed: seeds.next(), ..sampling.clone() });
+                rig.submit(request, Sampling { seed: seeds.next(), ..sampling.clone() }.into());
             }
             rig.finish();
             for (_, stream) in rig.streams.drain() {

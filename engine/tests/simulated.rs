@@ -50,6 +50,7 @@ fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
         max_new_tokens,
         stop_tokens: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Slo::default(),
     }
 }
@@ -254,6 +255,7 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
             max_new_tokens: client.max_new_tokens,
             stop_tokens: client.stop_tokens.clone().into(),
             k_max: client.k_max,
+            whole_prompt: false,
             slo: Slo::default(),
         };
         all.push((client.at, Happening::Arrival(request)));

@@ -75,7 +75,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let history = History::new(500, &(0..1000).collect::<Vec<_>>(), &sampling);
         let logits = Tensor::from_rows(VOCABULARY, &logits);
-        let row = SampleRow { row: 0, position: 1000, sampling: &sampling, history: &history, since: &[] };
+        let row = SampleRow {
+            row: 0,
+            position: 1000,
+            sampling: &sampling,
+            history: &history,
+            since: &[],
+            allowed: None,
+        };
         let mut out = [0];
         let seconds = best(|| sample(&lane, logits.view(1), &[row], &mut out));
         println!("{name:>20} {:>10.1}", seconds * 1e6);

@@ -197,6 +197,7 @@ impl Pair {
             max_new_tokens: self.output,
             stop_tokens: Vec::new(),
             k_max: None,
+            ..Submission::default()
         }
     }
 }

@@ -76,6 +76,7 @@ impl Requests {
             max_new_tokens: self.max_tokens,
             stop_tokens: Vec::new(),
             k_max: None,
+            ..Submission::default()
         }
     }
 }

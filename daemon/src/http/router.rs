@@ -50,6 +50,7 @@ async fn one_token(served: &Served) -> Result<(), String> {
         max_new_tokens: 1,
         stop_tokens: Vec::new(),
         k_max: Some(0),
+        ..Submission::default()
     };
     let mut tokens = served.service.submit(submission).await.map_err(|error| error.to_string())?;
     match tokens.next().await {

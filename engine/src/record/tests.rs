@@ -52,6 +52,7 @@ fn request(seq: u64, max_new_tokens: usize) -> Request {
         max_new_tokens,
         stop_tokens: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Default::default(),
     }
 }

@@ -67,6 +67,7 @@ impl Workload {
                 max_new_tokens,
                 stop_tokens,
                 k_max: None,
+                whole_prompt: false,
                 slo: Slo::default(),
             };
             happenings.push((at, Happening::Arrival(request)));

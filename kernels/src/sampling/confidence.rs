@@ -30,9 +30,9 @@ pub fn confidence(lane: &Lane, logits: View<'_>, tokens: &[u32], out: &mut [f32]
 }
 
 /// The sum of `e^(logit - largest)`.
-struct Exponentials<'a> {
-    logits: &'a [f32],
-    largest: f32,
+pub(super) struct Exponentials<'a> {
+    pub(super) logits: &'a [f32],
+    pub(super) largest: f32,
 }
 
 impl Kernel for Exponentials<'_> {

@@ -102,7 +102,7 @@ impl Pass {
             for since in 0..=proposals.len() {
                 let position = (tokens.len() + since) as u32;
                 let since = &proposals[..since];
-                rows.push(SampleRow { row: rows.len(), position, sampling, history, since });
+                rows.push(SampleRow { row: rows.len(), position, sampling, history, since, allowed: None });
             }
         }
         let mut out = vec![0; rows.len()];
