@@ -158,7 +158,7 @@ impl DraftRunner {
         self.confidence.clear();
         self.confidence.resize(rows.len(), 0.0);
         ops::sample(lane, logits, &rows, &mut self.sampled);
-        ops::confidence(lane, logits, &self.sampled, &mut self.confidence);
+        ops::confidence(lane, logits, &self.sampled, &[], &mut self.confidence);
         self.top.clear();
         if job.plan.rivals {
             self.top.resize(rows.len(), [0; ops::TOP_TOKENS]);
