@@ -198,6 +198,7 @@ impl Pair {
             stop_tokens: Vec::new(),
             prediction: Vec::new(),
             k_max: None,
+            ..Submission::default()
         }
     }
 }
