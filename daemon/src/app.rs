@@ -46,6 +46,7 @@ impl Served {
         number: usize,
         max_new_tokens: Option<usize>,
         echo: Option<String>,
+        prediction: Vec<TokenId>,
     ) -> Result<TextSequence, SubmitError> {
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
@@ -82,7 +83,7 @@ impl Served {
             // The prompt alone: the one token that comes tells that it is computed, whichever it is.
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
-            prediction: Vec::new(),
+            prediction,
             k_max: parameters.k_max,
             logprobs,
         };

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
 use super::params::{Choices, Parameters};
+use super::prediction::predicted;
 use super::shapes::{Answer, Choice, Shape, usage};
 use crate::app::Served;
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
@@ -38,7 +39,7 @@ pub(super) struct Prompt {
 
 impl Generation {
     /// Answers the request. Dropping the future, or the body of the answer, cancels its sequences.
-    pub(super) async fn respond(self, served: &Served) -> Result<HttpResponse, ApiError> {
+    pub(super) async fn respond(self, served: &Arc<Served>) -> Result<HttpResponse, ApiError> {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let sequences = self.open(served).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -58,11 +59,13 @@ impl Generation {
 
     /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
     /// first one has begun: then the KV of the prompt is in the cache for them.
-    async fn open(&self, served: &Served) -> Result<Vec<TextSequence>, ApiError> {
+    async fn open(&self, served: &Arc<Served>) -> Result<Vec<TextSequence>, ApiError> {
         let Choices(n) = self.parameters.n;
+        let predicted = predicted(served, self.parameters.prediction.as_deref()).await?;
         let open = |prompt: &Prompt, number| {
             let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
-            async move { served.open(&ids, &self.parameters, number, self.max_new_tokens, echo).await }
+            let predicted = predicted.clone();
+            async move { served.open(&ids, &self.parameters, number, self.max_new_tokens, echo, predicted).await }
         };
         let mut firsts = Vec::with_capacity(self.prompts.len());
         for prompt in &self.prompts {

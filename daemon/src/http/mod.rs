@@ -11,6 +11,7 @@ mod logprobs;
 mod models;
 mod observe;
 pub mod params;
+mod prediction;
 mod router;
 mod shapes;
 mod tokenize;
