@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::config::changes::changed;
 use crate::config::raw::Document;
 use crate::http::errors::ApiError;
-use crate::http::{Bounds, Prompt, read_chat, read_completion, read_detokenize, read_tokenize};
+use crate::http::{Bounds, Completion, Prompt, read_chat, read_completion, read_detokenize, read_tokenize};
 use crate::stop::StopMatcher;
 
 const BOUNDS: Bounds<'static> =
@@ -51,7 +51,7 @@ pub fn config(data: &[u8]) {
 pub fn requests(data: &[u8]) {
     let Some((route, body)) = data.split_first() else { return };
     let refused = match route % 4 {
-        0 => read_completion(body, &BOUNDS).map(|(prompts, parameters)| {
+        0 => read_completion(body, &BOUNDS).map(|Completion { prompts, parameters, .. }| {
             assert!((1..=BOUNDS.max_prompts).contains(&prompts.len()));
             for prompt in prompts {
                 if let Prompt::Ids(ids) = prompt {
@@ -60,6 +60,7 @@ pub fn requests(data: &[u8]) {
                 }
             }
             assert!((0.0..=2.0).contains(&parameters.sampling.temperature));
+            assert!((1..=16).contains(&parameters.n.0) && parameters.logprobs.unwrap_or(0) <= 32);
             assert!(parameters.sampling.top_p > 0.0 && parameters.sampling.top_p <= 1.0);
             assert!(parameters.sampling.logit_bias.is_sorted_by(|a, b| a.0 < b.0));
             assert!(parameters.stop.iter().all(|stop| (1..=256).contains(&stop.len())));
@@ -154,7 +155,7 @@ fn streams_as_it_decodes(tokenizer: &Arc<Tokenizer>, ids: &[u32]) {
     let whole = tokenizer.decode(ids);
     let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer));
     let stop = "e";
-    let mut matcher = StopMatcher::new(vec![stop.to_owned(), "\u{fffd}\u{fffd}".to_owned()]);
+    let mut matcher = StopMatcher::new(vec![stop.to_owned(), "\u{fffd}\u{fffd}".to_owned()], false);
     let (mut shown, mut stopped) = (String::new(), String::new());
     for id in ids {
         let text = detokenizer.push(*id).unwrap_or_default();

@@ -4,7 +4,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use serde_json::{Value, json};
 
 use super::errors::ApiError;
-use super::generation::{self, Generation};
+use super::generation::{self, Generation, Prompt};
 use super::params::{Parameters, parameters};
 use super::shapes::Shape;
 use super::{Bounds, body};
@@ -27,7 +27,8 @@ pub(super) async fn chat(
     drop(body);
     let prompt = render(served, &messages, true)?;
     drop(messages);
-    let prompts = vec![generation::encode(served, prompt, false).await?];
+    let ids = generation::encode(served, prompt, false).await?;
+    let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
     generation.respond(served, app.limits.write_timeout).await
 }
@@ -41,7 +42,7 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Value, Parameters), Api
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let parameters = parameters(&mut fields, bounds.vocab)?;
+    let parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
     let messages = messages(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",

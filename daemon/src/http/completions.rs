@@ -23,22 +23,40 @@ pub(super) async fn completions(
 ) -> Result<HttpResponse, ApiError> {
     let served = app.served()?;
     let body = body::read(&request, payload, &app).await?;
-    let (prompts, parameters) = read(&body, &Bounds::of(&app, served))?;
+    let Completion { prompts, echo, parameters } = read(&body, &Bounds::of(&app, served))?;
     drop(body);
-    let mut ids = Vec::with_capacity(prompts.len());
+    let mut encoded = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        ids.push(match prompt {
-            Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => generation::encode(served, text, true).await?,
-        });
+        let (ids, text) = match prompt {
+            Prompt::Ids(ids) => {
+                let text = echo.then(|| served.tokenizer.decode(&ids));
+                (ids, text)
+            }
+            Prompt::Text(text) => {
+                let again = echo.then(|| text.clone());
+                (generation::encode(served, text, true).await?, again)
+            }
+        };
+        encoded.push(generation::Prompt { ids: ids.into(), echo: text });
     }
     let generation = Generation {
         shape: Shape::Completion,
-        prompts: ids,
+        prompts: encoded,
         parameters,
         max_new_tokens: Some(DEFAULT_MAX_TOKENS),
     };
     generation.respond(served, app.limits.write_timeout).await
+}
+
+/// What a request for completions asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// What is to be continued.
+    pub prompts: Vec<Prompt>,
+    /// Whether answers begin with their prompt.
+    pub echo: bool,
+    /// How.
+    pub parameters: Parameters,
 }
 
 /// What is to be continued.
@@ -54,16 +72,16 @@ pub enum Prompt {
 ///
 /// # Errors
 /// It is no JSON, or the first field that is wrong.
-pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Vec<Prompt>, Parameters), ApiError> {
+pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
     let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
-    fields.neutral("echo", &[json!(false)], "the prompt is not repeated")?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
-    let parameters = parameters(&mut fields, bounds.vocab)?;
+    let parameters = parameters(&mut fields, bounds.vocab, Shape::Completion, echo)?;
     let prompts = read_prompts(&mut fields, bounds)?;
     fields.finish()?;
-    Ok((prompts, parameters))
+    Ok(Completion { prompts, echo, parameters })
 }
 
 /// A string, a list of strings, a list of ids, or a list of lists of ids.

@@ -9,6 +9,7 @@ mod debug;
 pub mod errors;
 mod generation;
 mod health;
+mod logprobs;
 mod models;
 mod observe;
 pub mod params;
@@ -52,7 +53,7 @@ pub use authorize::authorize;
 pub use body::Bodies;
 pub use bounds::Bounds;
 pub use chat::read as read_chat;
-pub use completions::{Prompt, read as read_completion};
+pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;
 pub use tokenize::{Source, read as read_tokenize, read_ids as read_detokenize};
 
