@@ -7,8 +7,11 @@ use faser_actors::{LogprobBoard, Replicas, Sampling, Submission, SubmitError};
 use faser_engine::TokenId;
 use faser_models::{ChatTemplate, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::Semaphore;
 
+use crate::access::Access;
 use crate::config::ServerConfig;
+use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
 use crate::sequence::{Reading, TextSequence};
@@ -31,6 +34,8 @@ pub struct Served {
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
     pub max_context: usize,
+    /// Places for long texts that are being tokenized, which takes a core for a while.
+    pub encoding: Semaphore,
 }
 
 impl Served {
@@ -96,6 +101,10 @@ impl Served {
 pub struct App {
     /// The limits of the HTTP side.
     pub limits: ServerConfig,
+    /// Who may come.
+    pub access: Arc<Access>,
+    /// The bodies that are being read.
+    pub bodies: Bodies,
     metrics: PrometheusHandle,
     served: OnceLock<Arc<Served>>,
     loading: RwLock<String>,
@@ -104,9 +113,11 @@ pub struct App {
 
 impl App {
     /// A daemon that has yet to load its models.
-    pub fn new(limits: ServerConfig, metrics: PrometheusHandle) -> App {
+    pub fn new(limits: ServerConfig, access: Arc<Access>, metrics: PrometheusHandle) -> App {
         App {
             limits,
+            access,
+            bodies: Bodies::default(),
             metrics,
             served: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),

@@ -63,7 +63,7 @@ Without -c the demo pair is served. configs/laptop.yaml has every key with its d
 Examples:
   faser serve
   faser serve --policy off                        plain decoding, to compare
-  faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines")]
+  faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines; needs API keys")]
 pub struct ServeArgs {
     /// Config file (YAML).
     #[arg(short, long, value_name = "FILE")]

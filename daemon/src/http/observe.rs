@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
-use actix_web::Error;
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::Next;
+use actix_web::{Error, HttpMessage};
 
+use super::authorize::KeyName;
 use crate::random;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -27,10 +28,12 @@ pub async fn observe<B: MessageBody + 'static>(
     let status = response.status();
     metrics::counter!("faser_http_requests", "route" => route.clone(), "code" => status.as_u16().to_string())
         .increment(1);
+    let key = response.request().extensions().get::<KeyName>().map(|key| key.0.clone());
     tracing::debug!(
         %method,
         route,
         status = status.as_u16(),
+        key,
         request_id = id.as_ref().and_then(|id| id.to_str().ok()),
         head_ms = started.elapsed().as_secs_f64() * 1e3,
         "request answered"
