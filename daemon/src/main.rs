@@ -15,7 +15,7 @@ fn main() {
         Ok(status) => std::process::exit(status),
         Err(err) => {
             // Each message names its cause already.
-            eprintln!("error: {err}");
+            log::last_words(&err);
             std::process::exit(1);
         }
     }

@@ -58,7 +58,7 @@ fn table() -> BTreeMap<String, Row> {
 }
 
 /// The metric that a sample belongs to: a histogram's samples have endings.
-fn family<'a>(sample: &'a str, is_histogram: impl Fn(&str) -> bool) -> &'a str {
+fn family(sample: &str, is_histogram: impl Fn(&str) -> bool) -> &str {
     let stripped = ["_bucket", "_sum", "_count"].iter().find_map(|ending| sample.strip_suffix(ending));
     stripped.filter(|name| is_histogram(name)).unwrap_or(sample)
 }

@@ -68,6 +68,16 @@ impl ApiError {
         }
     }
 
+    /// A line in the log. What a client has sent is not in it, but for the name of a field.
+    pub(super) fn log(&self, route: &str) {
+        let (status, code, param) = (self.status.as_u16(), self.code, self.param.as_deref());
+        if self.status.is_server_error() && self.status != StatusCode::SERVICE_UNAVAILABLE {
+            tracing::warn!(route, status, code, why = self.message, "request failed");
+        } else {
+            tracing::info!(route, status, code, param, "request refused");
+        }
+    }
+
     /// The JSON body; also what a stream sends when it breaks after its first byte.
     pub fn body(&self) -> Value {
         json!({"error": {
