@@ -38,6 +38,8 @@ pub struct Submission {
     pub max_new_tokens: usize,
     /// Tokens that end the sequence; the one that does is not emitted.
     pub stop_tokens: Vec<TokenId>,
+    /// What the client expects the output to be, or to resemble: proposed where it fits. Changes speed, never text.
+    pub prediction: Vec<TokenId>,
     /// Cap on the speculative length; 0 switches speculation off for this request.
     pub k_max: Option<usize>,
 }
@@ -190,13 +192,14 @@ impl Service {
         let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
-        let Submission { prompt, sampling, max_new_tokens, stop_tokens, k_max } = submission;
+        let Submission { prompt, sampling, max_new_tokens, stop_tokens, prediction, k_max } = submission;
         let request = Request {
             seq,
             prompt: prompt.into(),
             output: output.into(),
             max_new_tokens,
             stop_tokens: stop_tokens.into(),
+            prediction: prediction.into(),
             k_max,
             slo: Slo::default(),
         };

@@ -57,6 +57,7 @@ impl Served {
                 .max_new_tokens
                 .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest))),
             stop_tokens,
+            prediction: Vec::new(),
             k_max: parameters.k_max,
         };
         let tokens = self.service.submit(submission).await?;

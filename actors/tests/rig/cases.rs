@@ -130,6 +130,7 @@ impl Random {
                 trim: self.chance(80),
                 overlap: self.chance(80),
                 prune: self.chance(80),
+                lookup: self.chance(80),
             },
             slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
             prefix_cache: self.chance(50),
@@ -169,6 +170,7 @@ impl Random {
             output: [].into(),
             max_new_tokens: self.between(1, 30),
             stop_tokens: (0..stops).map(|_| self.token()).collect(),
+            prediction: [].into(),
             k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
             slo: Slo::default(),
         };
