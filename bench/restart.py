@@ -56,6 +56,12 @@ class Daemon:
                 pass
             time.sleep(0.005)
 
+    def processor_time(self):
+        """Of all its threads so far, in seconds: what does not depend on who else uses the machine."""
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def first_token(self):
         body = json.dumps({"prompt": "Returns the number of", "max_tokens": 1, "temperature": 0})
         status, text = ask(self.port, "POST", "/v1/completions", body, 30)
@@ -101,23 +107,24 @@ def main():
             # They go on while the daemon is away: it comes back under load.
             clients = [threading.Thread(target=load, args=(port, stop), daemon=True) for _ in range(8 * loaded)]
             [client.start() for client in clients]
-            ready, token = [], []
+            ready, token, busy = [], [], []
             for _ in range(args.times):
                 while loaded and running(port) < 4:
                     time.sleep(0.01)
                 daemon.kill()
                 daemon = Daemon(args.binary, port, args.flags, folder)
                 ready.append(daemon.until_ready())
+                busy.append(daemon.processor_time())
                 token.append(daemon.first_token())
                 assert daemon.said("read from"), daemon.lines
             stop.set()
             [client.join() for client in clients]
             name = "under 8 streams" if loaded else "idle"
-            for what, times in (("ready", ready), ("first token", token)):
+            for what, times in (("ready", ready), ("first token", token), ("ready, processor time", busy)):
                 print(f"{name}: {what} again after {statistics.median(times):.3f} s in the median, {max(times):.3f} s at worst;"
                       f" all: {' '.join(f'{t:.3f}' for t in times)}")
         print("log of the last start:")
-        for at, line in daemon.lines[:8]:
+        for at, line in [(at, line) for at, line in daemon.lines if "request{" not in line]:
             print(f"  {at:6.3f} s {line[:160]}")
         daemon.kill()
 
