@@ -110,6 +110,7 @@ fn submission(seed: u64) -> Submission {
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     }
 }
 

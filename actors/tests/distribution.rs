@@ -141,9 +141,10 @@ impl Draws {
                     stop_tokens: [].into(),
                     prediction: [].into(),
                     k_max: None,
+                    whole_prompt: false,
                     slo: Slo::default(),
                 };
-                rig.submit(request, &Sampling { seed: seeds.next(), ..sampling.clone() });
+                rig.submit(request, Sampling { seed: seeds.next(), ..sampling.clone() }.into());
             }
             rig.finish();
             for (_, stream) in rig.streams.drain() {

@@ -161,6 +161,7 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     };
     let mut tokens = service.submit(submission).await?;
     loop {

@@ -20,7 +20,8 @@ impl Engine {
 
     fn admit(&mut self, seq: SeqId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&seq) else { return false };
-        let mut target = SequenceKv::from_cache(&self.target_pool, &sequence.tokens);
+        let cached = if sequence.cacheable { sequence.tokens.as_slice() } else { &[] };
+        let mut target = SequenceKv::from_cache(&self.target_pool, cached);
         let missing = target.table.missing(sequence.tokens.len());
         if missing + self.running.len() > self.target_pool.free() || !target.table.grow(sequence.tokens.len())
         {

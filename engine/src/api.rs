@@ -41,6 +41,8 @@ pub struct Request {
     pub prediction: Arc<[TokenId]>,
     /// Cap on the speculative length of this request; 0 switches speculation off for it.
     pub k_max: Option<usize>,
+    /// Every row of the prompt is to be computed, none taken from the prefix cache: for what is asked of each of them.
+    pub whole_prompt: bool,
     /// What the client hopes for; speculation is shared out by it where it is scarce.
     pub slo: Slo,
 }

@@ -98,6 +98,8 @@ pub(crate) struct Sequence {
     pub(crate) usage: Usage,
     /// Devices that failed while this sequence ran on them.
     pub(crate) device_losses: u32,
+    /// May KV of the prefix cache stand for its rows?
+    pub(crate) cacheable: bool,
     /// Has it ever been admitted?
     pub(crate) admitted: bool,
     slo: Slo,
@@ -172,6 +174,7 @@ impl Sequence {
             lookup,
             wanted: 0,
             device_losses: 0,
+            cacheable: !request.whole_prompt,
             admitted: false,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,

@@ -58,6 +58,7 @@ fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
         stop_tokens: [].into(),
         prediction: prediction.into(),
         k_max: None,
+        whole_prompt: false,
         slo: Slo::default(),
     };
     let simulation = Simulation::new(config, device(0.5)).expect("the configuration is sound");

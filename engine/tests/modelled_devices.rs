@@ -129,6 +129,7 @@ fn lengths_alone(acceptance: f64, policy: Policy) -> Vec<usize> {
         stop_tokens: [].into(),
         prediction: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Slo::default(),
     };
     let simulation = Simulation::new(config, device).expect("the configuration is sound");

@@ -51,6 +51,7 @@ fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
         stop_tokens: [].into(),
         prediction: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Slo::default(),
     }
 }
@@ -273,6 +274,7 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
             stop_tokens: client.stop_tokens.clone().into(),
             prediction: client.prediction().into(),
             k_max: client.k_max,
+            whole_prompt: false,
             slo: Slo::default(),
         };
         all.push((client.at, Happening::Arrival(request)));

@@ -90,6 +90,7 @@ fn submission(seed: u64, max_new_tokens: usize) -> Submission {
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     }
 }
 

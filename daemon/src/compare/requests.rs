@@ -77,6 +77,7 @@ impl Requests {
             stop_tokens: Vec::new(),
             prediction: Vec::new(),
             k_max: None,
+            ..Submission::default()
         }
     }
 }

@@ -51,6 +51,7 @@ async fn one_token(served: &Served) -> Result<(), String> {
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
         k_max: Some(0),
+        ..Submission::default()
     };
     let mut tokens = served.service.submit(submission).await.map_err(|error| error.to_string())?;
     match tokens.next().await {

@@ -74,6 +74,7 @@ impl Load {
             stop_tokens,
             prediction: [].into(),
             k_max: None,
+            whole_prompt: false,
             slo,
         };
         self.handle(Event::Submit(request));

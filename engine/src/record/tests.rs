@@ -53,6 +53,7 @@ fn request(seq: u64, max_new_tokens: usize) -> Request {
         stop_tokens: [].into(),
         prediction: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Default::default(),
     }
 }

@@ -68,6 +68,7 @@ impl Workload {
                 stop_tokens,
                 prediction: [].into(),
                 k_max: None,
+                whole_prompt: false,
                 slo: Slo::default(),
             };
             happenings.push((at, Happening::Arrival(request)));
