@@ -1,4 +1,5 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim` and `gpu-check`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `gpu-check`,
+//! `completions` and `man`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod access;
@@ -21,6 +22,7 @@ mod listen;
 pub mod load;
 mod locate;
 pub mod log;
+pub mod manual;
 pub mod metrics;
 pub mod output;
 mod pair;

@@ -211,7 +211,9 @@ pub struct LogConfig {
 /// How a line of the log looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text; what goes to systemd's journal without time and level, for the journal has its own.
+    Auto,
+    /// For people: with time and level.
     Text,
     /// One JSON object per line.
     Json,

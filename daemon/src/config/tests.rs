@@ -45,6 +45,13 @@ fn the_teaching_file_says_every_default() {
 }
 
 #[test]
+fn the_packaged_file_changes_no_default() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/debian/faser.yaml");
+    let packaged = Config::from_document(&Document::read(&file).unwrap()).unwrap();
+    assert_eq!(packaged, Config::from_document(&Document::empty()).unwrap());
+}
+
+#[test]
 fn values_replace_defaults() {
     let config = read(
         "server: {listen: '0.0.0.0:9', keep_alive_s: 5, debug: true}\nmodel: {target: big, draft: none, dtype: f32}\n\

@@ -302,9 +302,10 @@ fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
         Some("trace") => tracing::Level::TRACE,
         _ => tracing::Level::INFO,
     };
-    let format = match fields.word("format", &["text", "json"])? {
+    let format = match fields.word("format", &["auto", "text", "json"])? {
         Some("json") => LogFormat::Json,
-        _ => LogFormat::Text,
+        Some("text") => LogFormat::Text,
+        _ => LogFormat::Auto,
     };
     fields.finish()?;
     Ok(LogConfig { level, format })

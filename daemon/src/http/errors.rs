@@ -80,6 +80,19 @@ impl ApiError {
         }
     }
 
+    /// A line in the log. What a client has sent is not in it, but for the name of a field.
+    pub(super) fn log(&self, route: &str) {
+        let (status, code, param) = (self.status.as_u16(), self.code, self.param.as_deref());
+        if self.retry_after_s.is_some() {
+            // Clients come again as fast as they like.
+            tracing::debug!(route, status, code, "request put off");
+        } else if self.status.is_server_error() {
+            tracing::warn!(route, status, code, why = self.message, "request failed");
+        } else {
+            tracing::info!(route, status, code, param, "request refused");
+        }
+    }
+
     /// The JSON body; also what a stream sends when it breaks after its first byte.
     pub fn body(&self) -> Value {
         json!({"error": {

@@ -193,7 +193,10 @@ impl Events {
                 self.endings.push(ending);
                 bytes
             }
-            Some((_, Err(err))) => return Some((event(&ApiError::from(err).body()), None)),
+            Some((_, Err(err))) => {
+                tracing::warn!(%err, "a stream is broken off");
+                return Some((event(&ApiError::from(err).body()), None));
+            }
             None => return Some((self.last(), None)),
         };
         Some((bytes, Some(self)))
