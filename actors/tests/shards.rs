@@ -60,6 +60,7 @@ fn requests_get_their_tokens(target: usize, draft: usize) {
     }
     println!("target over {target}, draft over {draft}: {tally:?}");
     tally.assert_all_happened();
+    assert!(tally.logprobs > 5, "{tally:?}");
 }
 
 #[test]
@@ -97,7 +98,7 @@ fn ranks_with_different_plans_say_so() {
             let mut runner = VerifyRunner::new(model, &spec).expect("a lane");
             runner.join(&(Arc::new(way) as _));
             let plan = VerifyPlan { step, ..VerifyPlan::default() };
-            runner.run(VerifyWork { plan, sampling: Vec::new() });
+            runner.run(VerifyWork { plan, requests: Vec::new() });
         })
     });
     for (rank, thread) in threads.collect::<Vec<_>>().into_iter().enumerate() {

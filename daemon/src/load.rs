@@ -10,6 +10,7 @@ use faser_actors::{
 use faser_engine::{EngineConfig, FinishReason, TokenId};
 use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
 use faser_topology::{DraftPlace, KvPools};
+use tokio::sync::Semaphore;
 
 use crate::app::Served;
 use crate::config::{Config, ModelSource};
@@ -19,6 +20,9 @@ use crate::error::DaemonError;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
 use crate::sequence::SequenceError;
+
+/// Long texts that are tokenized at once; the lanes need the cores too.
+const LONG_TEXTS_AT_ONCE: usize = 2;
 
 /// A pair with its weights in memory and its place on the device; nothing runs yet.
 pub struct Loaded {
@@ -92,7 +96,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         place(config, chosen, (target, draft), weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
-    let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {
+    let (partitions, cost_source) = if engine.policy.needs_costs() {
         let spec = ProfileSpec {
             device: &device,
             block_size: engine.block_size,
@@ -149,6 +153,7 @@ impl Loaded {
             eos,
             vocab,
             max_context,
+            encoding: Semaphore::new(LONG_TEXTS_AT_ONCE),
         })
     }
 }
@@ -159,7 +164,9 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_new_tokens: 8.min(max_context - 1).max(1),
         stop_tokens: Vec::new(),
+        prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     };
     let mut tokens = service.submit(submission).await?;
     loop {

@@ -41,7 +41,7 @@ const SAMPLED_ROWS: usize = 64;
 
 /// What is to be measured.
 pub struct ProfileSpec<'a> {
-    /// The pair, which has a draft model, and the device with its partitions.
+    /// The pair, or a target without a draft, and the device with its partitions.
     pub device: &'a DeviceSpec,
     /// Tokens per KV block.
     pub block_size: usize,
@@ -54,39 +54,36 @@ pub struct ProfileSpec<'a> {
 /// Measures all partitions, in their order; `progress` hears of every lane that is done, and of how many there are.
 ///
 /// # Errors
-/// There is no draft model, or a lane or its memory cannot be had.
+/// A lane or its memory cannot be had.
 pub fn profile(
     spec: &ProfileSpec<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<PartitionCosts>, ServiceError> {
-    let lanes = 2 * spec.device.partitions().len();
+    let drafts = spec.device.draft().is_some();
+    let lanes = (1 + usize::from(drafts)) * spec.device.partitions().len();
     let mut done = 0;
     let mut told = |cost: PassCost| {
         done += 1;
         progress(done, lanes);
         cost
     };
-    let no_draft =
-        || ServiceError::Contradiction("costs are measured of pairs with a draft model".to_owned());
-    let mut costs = Vec::with_capacity(lanes / 2);
+    let mut costs = Vec::with_capacity(lanes);
     match spec.device {
         DeviceSpec::Cpu(cpu) => {
             let (targets, drafts) = (cpu.targets(), cpu.drafts());
-            if drafts.is_empty() {
-                return Err(no_draft());
-            }
             for pair in &cpu.partitions {
+                let draft = match drafts.as_slice() {
+                    [] => PassCost::nothing(),
+                    drafts => told(spec.on_cores(drafts, &pair.draft, cpu)?),
+                };
                 costs.push(PartitionCosts {
-                    draft: told(spec.on_cores(&drafts, &pair.draft, cpu)?),
+                    draft,
                     verify: told(spec.on_cores(&targets, &pair.verify, cpu)?),
                 });
             }
         }
         DeviceSpec::Cuda(cuda) => {
             let ranks = cuda.open(&mut |_| {})?;
-            if ranks[0].draft.is_none() {
-                return Err(no_draft());
-            }
             let shares =
                 ranks.iter().map(|rank| rank.shares(&cuda.draft_sms)).collect::<Result<Vec<_>, _>>()?;
             for place in 0..=cuda.draft_sms.len() {
@@ -95,11 +92,13 @@ pub fn profile(
                     (rank.draft.clone().map(|model| (model, draft)), (rank.target.clone(), verify))
                 };
                 let (drafts, targets): (Vec<_>, Vec<_>) = ranks.iter().zip(&shares).map(of_rank).unzip();
-                let (drafts, deadline) = (drafts.into_iter().flatten().collect(), cuda.group.deadline);
-                costs.push(PartitionCosts {
-                    draft: told(spec.on_sms(drafts, true, deadline)?),
-                    verify: told(spec.on_sms(targets, false, deadline)?),
-                });
+                let (drafts, deadline): (Vec<_>, _) =
+                    (drafts.into_iter().flatten().collect(), cuda.group.deadline);
+                let draft = match drafts.is_empty() {
+                    true => PassCost::nothing(),
+                    false => told(spec.on_sms(drafts, true, deadline)?),
+                };
+                costs.push(PartitionCosts { draft, verify: told(spec.on_sms(targets, false, deadline)?) });
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use faser_actors::Logprobs;
 use faser_engine::{Event, FinishReason};
 
-use crate::cases::{Case, outcome, solo};
+use crate::cases::solo;
 use crate::rig::{Pair, Random, Rig};
 
 /// What happened over all cases.
@@ -19,20 +20,36 @@ pub(crate) struct Tally {
     pub(crate) drawn: usize,
     pub(crate) penalties: usize,
     pub(crate) restricted: usize,
+    pub(crate) logprobs: usize,
 }
 
-/// Runs the cases of a seed on `split`: each gets the tokens that it gets of `pair` alone and without speculation.
+/// How many are told, all within rounding of the whole model's.
+fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let of = |told: &Option<Logprobs>| told.as_ref().map_or((None, 0.0), |t| (Some(t.token), t.logprob));
+        let ((found, a), (expected, b)) = (of(found), of(expected));
+        assert!(found == expected && (a - b).abs() < 1e-4, "{found:?} {a} {expected:?} {b}");
+    }
+    found.iter().flatten().count()
+}
+
+/// Runs the cases of a seed on `split`: each gets the tokens that it gets of `pair` alone and without speculation, and log-probabilities
+/// within rounding, where they can be had.
 pub(crate) fn run(pair: &Pair, split: &Pair, seed: u64, tally: &mut Tally) {
     let random = &mut Random(seed);
-    let (config, cases) = (random.config(), random.cases());
+    let (config, mut cases) = (random.config(), random.cases());
+    // On GPUs there are none.
+    if split.cuda.is_none() {
+        random.want_more(&mut cases);
+    }
     let mut rig = Rig::new(split, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
     let mut to_come = cases.iter();
     let mut device_may_fail = random.chance(40);
     loop {
         if to_come.len() > 0 && (rig.plans.is_empty() || random.chance(30)) {
-            let Case { request, sampling } = to_come.next().expect("one is to come");
-            rig.submit(request.clone(), sampling);
+            to_come.next().expect("one is to come").submit(&mut rig);
         } else if device_may_fail && random.chance(4) {
             device_may_fail = false;
             tally.devices_lost += 1;
@@ -52,13 +69,21 @@ pub(crate) fn run(pair: &Pair, split: &Pair, seed: u64, tally: &mut Tally) {
     tally.pruned += totals.rows_pruned;
     tally.gone_inside += rig.gone_inside;
     for case in &cases {
-        let (found, reason) = outcome(&mut rig, case.request.seq);
-        let (expected, ended) = solo(pair, case);
-        match reason {
-            FinishReason::Cancelled => assert!(expected.starts_with(&found), "seed {seed}: {case}"),
-            reason => assert_eq!((&found, reason), (&expected, ended), "seed {seed}: {case}"),
+        let (found, expected) = (case.outcome(&mut rig), solo(pair, case));
+        match found.reason {
+            FinishReason::Cancelled => {
+                assert!(expected.tokens.starts_with(&found.tokens), "seed {seed}: {case}");
+            }
+            reason => {
+                assert_eq!(
+                    (&found.tokens, reason),
+                    (&expected.tokens, expected.reason),
+                    "seed {seed}: {case}"
+                );
+                tally.logprobs += near(&found.logprobs, &expected.logprobs);
+            }
         }
-        tally.tokens += found.len();
+        tally.tokens += found.tokens.len();
         tally.drawn += usize::from(case.sampling.temperature > 0.0);
         tally.penalties += usize::from(case.sampling.has_penalties());
         tally.restricted += usize::from(case.sampling.top_k > 0 || case.sampling.top_p < 1.0);

@@ -63,10 +63,10 @@ impl CudaVerifyRunner {
     /// than a pass has. In a group: if the ranks have different plans, or one is lost.
     pub fn run(&mut self, work: VerifyWork) -> VerifyPlan {
         let started = Instant::now();
-        let VerifyWork { mut plan, sampling } = work;
+        let VerifyWork { mut plan, requests } = work;
         self.passes.work_on(plan.partition.0).or_lost();
         self.passes.agree_on(plan.step).or_lost();
-        self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &sampling).or_lost();
+        self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &requests).or_lost();
         self.gone.clear();
         let mut gaps = std::mem::take(&mut plan.outcome.gaps);
         gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
