@@ -126,14 +126,14 @@ impl ModelSource {
 }
 
 /// Which device is to be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// The first GPU if it can be used, else the CPU.
+    /// The first GPUs if they can be used, else the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU of this number, or nothing.
-    Cuda(usize),
+    /// The GPUs of these numbers, or nothing. Of one number alone, that GPU and as many behind it as ranks and replicas take.
+    Cuda(Vec<usize>),
 }
 
 /// Where the pair runs.
@@ -158,10 +158,22 @@ pub struct DeviceConfig {
     pub draft_placement: DraftPlace,
     /// A rank that another has waited for longer is lost.
     pub rank_deadline: Duration,
-    /// Services over the pair, each on its part of the cores.
+    /// Services over the pair, each on its part of the cores, or on GPUs of its own.
     pub replicas: usize,
     /// Faults made on purpose; none in a release build.
     pub drills: Vec<Drill>,
+}
+
+impl DeviceConfig {
+    /// The GPUs that are asked for, if GPUs are: those of a replica's ranks stand together.
+    pub fn gpus(&self) -> Vec<usize> {
+        let count = self.tensor_parallel * self.replicas;
+        match &self.kind {
+            DeviceKind::Cuda(listed) if listed.len() > 1 => listed.clone(),
+            DeviceKind::Cuda(listed) => listed.iter().flat_map(|first| *first..first + count).collect(),
+            _ => (0..count).collect(),
+        }
+    }
 }
 
 /// KV memory.

@@ -134,10 +134,15 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         None | Some("auto") => DeviceKind::Auto,
         Some("cpu") => DeviceKind::Cpu,
         Some(text) => {
-            let ordinal = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-            let wanted = "`auto`, `cpu`, or `cuda:N` with the number of a GPU, such as `cuda:0`";
+            let numbers = if text == "cuda" { Some("0") } else { text.strip_prefix("cuda:") };
+            let apart = |gpus: &Vec<usize>| {
+                (1..gpus.len()).all(|at| !gpus[..at].contains(&gpus[at]))
+                    && gpus.iter().all(|gpu| *gpu < 1024)
+            };
+            let gpus = numbers.and_then(|list| list.split(',').map(|gpu| gpu.trim().parse().ok()).collect());
+            let wanted = "`auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`";
             let wrong = || wrong_value(&fields.path("kind"), wanted, &text.into());
-            DeviceKind::Cuda(ordinal.ok_or_else(wrong)?)
+            DeviceKind::Cuda(gpus.filter(apart).ok_or_else(wrong)?)
         }
     };
     let threads = fields.size("threads", 1..=4096)?;
@@ -162,15 +167,24 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     let drills = drills(&mut fields, replicas)?;
     let path = |name| fields.path(name);
     // What the device named would not look at is refused.
-    let idle = match kind {
+    let idle = match &kind {
         DeviceKind::Auto => None,
         DeviceKind::Cpu => partitions.is_some().then(|| path("partitions")),
-        DeviceKind::Cuda(_) => {
-            [("threads", threads.is_some()), ("isa", isa.is_some()), ("rank_deadline_s", deadline.is_some())]
-                .into_iter()
-                .find_map(|(name, given)| given.then(|| path(name)))
-        }
+        DeviceKind::Cuda(_) => [("threads", threads.is_some()), ("isa", isa.is_some())]
+            .into_iter()
+            .find_map(|(name, given)| given.then(|| path(name))),
     };
+    if let DeviceKind::Cuda(gpus) = &kind
+        && gpus.len() > 1
+        && gpus.len() != tensor_parallel * replicas
+    {
+        let problem = format!(
+            "names {} GPUs, and `device.tensor_parallel` times `device.replicas` is {}: make them the same, or name the first GPU alone",
+            gpus.len(),
+            tensor_parallel * replicas
+        );
+        return Err(FieldError::new(path("kind"), Fault::Value, problem));
+    }
     if let Some(idle) = idle {
         let other = if kind == DeviceKind::Cpu { "a GPU" } else { "the CPU" };
         let problem = format!("is for {other}: leave it out, or change `device.kind`");
