@@ -18,7 +18,7 @@ use crate::error::{ServiceError, SubmitError};
 use crate::faults::Faults;
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
-use crate::lane_request::{LaneRequest, LogprobBoard};
+use crate::lane_request::{Constraint, LaneRequest, LogprobBoard};
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
@@ -44,6 +44,8 @@ pub struct Submission {
     pub k_max: Option<usize>,
     /// Where log-probabilities go, if they are wanted.
     pub logprobs: Option<Arc<LogprobBoard>>,
+    /// What the output has to follow; its end tokens are to be among `stop_tokens`.
+    pub constraint: Option<Arc<Constraint>>,
 }
 
 /// A running service. Clones are handles on the same one; without `stop` it lives as long as the actix System.
@@ -197,7 +199,8 @@ impl Service {
         let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
-        let Submission { prompt, sampling, max_new_tokens, stop_tokens, k_max, logprobs } = submission;
+        let Submission { prompt, sampling, max_new_tokens, stop_tokens, k_max, logprobs, constraint } =
+            submission;
         let request = Request {
             seq,
             prompt: prompt.into(),
@@ -208,7 +211,7 @@ impl Service {
             whole_prompt: logprobs.as_ref().is_some_and(|board| board.wants_prompt()),
             slo: Slo::default(),
         };
-        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs });
+        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });
         let submit = Submit { request, for_lanes, submitted, verdict };
         let sent = inner.serving().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
@@ -370,6 +373,9 @@ impl Inner {
             return invalid(
                 "log-probabilities are not offered on a GPU yet; leave out `logprobs`".to_owned(),
             );
+        }
+        if self.on_gpu && submission.constraint.is_some() {
+            return invalid("structured output is not offered on a GPU yet".to_owned());
         }
         if self.on_gpu && submission.sampling.min_tokens > 0 {
             return invalid("`min_tokens` is not offered on a GPU yet; leave it out".to_owned());

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{LogprobBoard, Replicas, Sampling, Submission, SubmitError};
+use faser_actors::{Constraint, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
 use faser_engine::TokenId;
-use faser_models::{ChatTemplate, ModelError, Tokenizer};
+use faser_models::{ChatTemplate, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::config::ServerConfig;
+use crate::grammars::Grammars;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
 use crate::sequence::{Reading, TextSequence};
@@ -27,6 +28,8 @@ pub struct Served {
     pub template: Result<ChatTemplate, ModelError>,
     /// The tokens by which it ends a text.
     pub eos: Vec<TokenId>,
+    /// What outputs may have to follow.
+    pub grammars: Grammars,
     /// Token ids are below this.
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
@@ -34,7 +37,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Opens a sequence for choice `number` of a prompt, whose text begins with `echo`, if there is any. When the request does not say how
+    /// Opens a sequence for choice `number` of a prompt, whose text begins with `echo` and follows `grammar`, if there are any. When the request does not say how
     /// many tokens it wants, it gets `max_new_tokens`, but no more than the context has left; `None` is all of that.
     ///
     /// # Errors
@@ -46,11 +49,16 @@ impl Served {
         number: usize,
         max_new_tokens: Option<usize>,
         echo: Option<String>,
+        grammar: Option<&Grammar>,
     ) -> Result<TextSequence, SubmitError> {
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {
             stop_tokens.extend(&self.eos);
+        }
+        let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
+        if constraint.is_some() {
+            stop_tokens.extend(self.grammars.ends());
         }
         let min_tokens = parameters.min_tokens;
         let sampling = Sampling {
@@ -75,6 +83,7 @@ impl Served {
             echo,
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
+            constraint: constraint.clone(),
         };
         let submission = Submission {
             prompt: prompt.to_vec(),
@@ -84,6 +93,7 @@ impl Served {
             max_new_tokens: max_new_tokens.max(1),
             k_max: parameters.k_max,
             logprobs,
+            constraint,
         };
         let tokens = self.service.submit(submission).await?;
         Ok(TextSequence::new(tokens, &self.tokenizer, reading))

@@ -14,6 +14,7 @@ pub mod fields;
 pub mod figures;
 pub mod generate;
 pub mod gpu_check;
+pub mod grammars;
 pub mod http;
 pub mod load;
 mod locate;

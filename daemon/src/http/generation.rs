@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix_web::http::header;
 use actix_web::{HttpResponse, web};
 use faser_engine::TokenId;
+use faser_models::Grammar;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 use serde_json::Value;
 
@@ -40,7 +41,11 @@ impl Generation {
     /// Answers the request. Dropping the future, or the body of the answer, cancels its sequences.
     pub(super) async fn respond(self, served: &Served) -> Result<HttpResponse, ApiError> {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
-        let sequences = self.open(served).await?;
+        let grammar = match &self.parameters.format {
+            Some(source) => Some(served.grammars.compile(source).await?),
+            None => None,
+        };
+        let sequences = self.open(served, grammar.as_ref()).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let tokens = LogprobShape {
             shape: self.shape,
@@ -58,11 +63,11 @@ impl Generation {
 
     /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
     /// first one has begun: then the KV of the prompt is in the cache for them.
-    async fn open(&self, served: &Served) -> Result<Vec<TextSequence>, ApiError> {
+    async fn open(&self, served: &Served, grammar: Option<&Grammar>) -> Result<Vec<TextSequence>, ApiError> {
         let Choices(n) = self.parameters.n;
         let open = |prompt: &Prompt, number| {
             let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
-            async move { served.open(&ids, &self.parameters, number, self.max_new_tokens, echo).await }
+            async move { served.open(&ids, &self.parameters, number, self.max_new_tokens, echo, grammar).await }
         };
         let mut firsts = Vec::with_capacity(self.prompts.len());
         for prompt in &self.prompts {

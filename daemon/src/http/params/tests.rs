@@ -56,6 +56,7 @@ fn every_field_arrives() {
         stream: true,
         include_usage: true,
         n: Choices(3),
+        format: None,
         logprobs: Some(5),
         tokens_as_ids: true,
         min_tokens: 4,
@@ -113,7 +114,9 @@ fn everything_else_is_refused_by_name() {
         (json!({"logprobs": 21}), "logprobs", Fault::Value),
         (json!({"logprobs": true}), "logprobs", Fault::Type),
         (json!({"top_logprobs": 3}), "top_logprobs", Fault::Unsupported),
-        (json!({"response_format": {"type": "json_object"}}), "response_format", Fault::Unsupported),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type", Fault::Value),
+        (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos", Fault::Value),
+        (json!({"guided_regex": "a", "min_tokens": 1}), "min_tokens", Fault::Value),
         (json!({"prediction": {"type": "content"}}), "prediction", Fault::Unsupported),
         (json!({"temprature": 1}), "temprature", Fault::Unknown),
     ] {

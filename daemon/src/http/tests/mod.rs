@@ -115,6 +115,7 @@ fn body_chunks<B: MessageBody + 'static>(
 
 mod answers;
 mod fields;
+mod forms;
 mod life;
 mod refusals;
 mod router;
