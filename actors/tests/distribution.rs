@@ -139,6 +139,7 @@ impl Draws {
                     // One more than the prefill's token, K proposals and the bonus need: all K are useful.
                     max_new_tokens: K + 2,
                     stop_tokens: [].into(),
+                    prediction: [].into(),
                     k_max: None,
                     whole_prompt: false,
                     slo: Slo::default(),

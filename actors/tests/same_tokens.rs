@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cases::{Case, END, GRAMMARS, Got, pair, solo};
 use faser_actors::Dtype;
-use faser_engine::{EngineConfig, Event, FinishReason};
+use faser_engine::{EngineConfig, Event, FinishReason, TokenId};
 use rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
@@ -39,6 +39,8 @@ struct Tally {
     pruned: u64,
     pruned_in_vain: u64,
     gone_inside: u64,
+    copied: u64,
+    copied_accepted: u64,
     logprobs: u64,
     prompt_logprobs: u64,
     min_tokens: u64,
@@ -74,7 +76,9 @@ fn a_draft_that_is_the_target_is_never_rejected() {
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };
         let random = &mut Random(seed);
-        let (config, mut cases) = (random.config(), random.cases());
+        let (mut config, mut cases) = (random.config(), random.cases());
+        // What is copied may be wrong.
+        config.mechanisms.lookup = false;
         random.want_more(&mut cases);
         in_a_batch(&pair, &config, &cases, random, &mut tally);
         assert_eq!(tally.rejected, 0);
@@ -105,6 +109,9 @@ fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
     let mut cases = random.cases();
     random.want_more(&mut cases);
     let solo: Vec<_> = cases.iter().map(|case| solo(&pair, case)).collect();
+    for (case, solo) in cases.iter_mut().zip(&solo) {
+        case.request.prediction = expected_instead(&solo.tokens, random).into();
+    }
     let together = in_a_batch(&pair, &config, &cases, random, tally);
     for ((case, solo), got) in cases.iter().zip(&solo).zip(&together) {
         let seq = case.request.seq;
@@ -125,6 +132,22 @@ fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
         tally.stopped += u64::from(matches!(got.reason, FinishReason::StopToken(_)));
     }
     tally.requests += cases.len() as u64;
+}
+
+/// What a client may expect instead of `text`: nothing, or most of it with some tokens left out or others in their place.
+fn expected_instead(text: &[TokenId], random: &mut Random) -> Vec<TokenId> {
+    if random.chance(50) {
+        return Vec::new();
+    }
+    let mut expected = Vec::with_capacity(text.len());
+    for &token in text {
+        if random.chance(90) {
+            expected.push(token);
+        } else if random.chance(50) {
+            expected.push(random.token());
+        }
+    }
+    expected
 }
 
 /// What can be said of a request's outcome without its solo run.
@@ -210,6 +233,8 @@ fn in_a_batch(
     tally.pruned += totals.rows_pruned;
     tally.pruned_in_vain += totals.pruned_in_vain;
     tally.gone_inside += rig.gone_inside;
+    tally.copied += totals.copied_tokens;
+    tally.copied_accepted += totals.copied_accepted_tokens;
     tally.cancellations += totals.cancelled;
     tally.prefix_hits += totals.cached_prompt_tokens;
     cases.iter().map(|case| case.outcome(&mut rig)).collect()
@@ -245,6 +270,8 @@ impl Tally {
             ("pruned rows", self.pruned),
             ("rows pruned in vain", self.pruned_in_vain),
             ("clients that go inside a plan", self.gone_inside),
+            ("copied proposals that were accepted", self.copied_accepted),
+            ("copied proposals that were rejected", self.copied - self.copied_accepted),
             ("log-probabilities", self.logprobs),
             ("log-probabilities of prompts", self.prompt_logprobs),
             ("requests for a least number of tokens", self.min_tokens),

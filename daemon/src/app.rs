@@ -91,6 +91,7 @@ impl Served {
             // The prompt alone: the one token that comes tells that it is computed, whichever it is.
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
+            prediction: Vec::new(),
             k_max: parameters.k_max,
             logprobs,
             constraint,

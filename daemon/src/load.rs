@@ -93,7 +93,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         place(config, chosen, (target, draft), weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
-    let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {
+    let (partitions, cost_source) = if engine.policy.needs_costs() {
         let spec = ProfileSpec {
             device: &device,
             block_size: engine.block_size,
@@ -162,6 +162,7 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_new_tokens: 8.min(max_context - 1).max(1),
         stop_tokens: Vec::new(),
+        prediction: Vec::new(),
         k_max: None,
         ..Submission::default()
     };

@@ -3,7 +3,6 @@
 use crate::api::{K_LIMIT, SeqId};
 use crate::engine::Engine;
 use crate::sequence::SequenceKv;
-use crate::survival::Level;
 use crate::view::EpochMove;
 
 impl Engine {
@@ -29,7 +28,7 @@ impl Engine {
             return false;
         }
         if !std::mem::replace(&mut sequence.admitted, true) {
-            sequence.level = Level::new(self.calibration.typical());
+            sequence.levels = self.calibrations.levels();
             sequence.usage.cached_tokens = target.computed;
             self.totals.prompt_tokens += sequence.usage.prompt_tokens as u64;
             self.totals.cached_prompt_tokens += target.computed as u64;

@@ -22,12 +22,13 @@ use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId,
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
+use crate::lookup::Lookup;
 use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
-use crate::policy::Policy;
+use crate::policy::{Mechanisms, Policy};
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
-use crate::survival::Calibration;
+use crate::survival::{Calibration, PerSource, Source};
 use crate::view::{CalibrationView, EpochMove, LoadView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
@@ -45,6 +46,8 @@ pub(crate) struct Scratch {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) acceptances: Vec<f32>,
     pub(crate) chances: Vec<f32>,
+    /// Tokens that can be copied, with the confidence in each.
+    pub(crate) offered: Vec<(TokenId, f32)>,
     pub(crate) lengths: Vec<usize>,
     pub(crate) prospects: Vec<Prospect>,
     /// Rows of a pass that proposals may take, and that prefill takes.
@@ -75,7 +78,7 @@ pub struct Engine {
     pub(crate) draft_pool: BlockPool,
     pub(crate) draft_lane: LaneBook,
     pub(crate) verify_lane: LaneBook,
-    pub(crate) calibration: Calibration,
+    pub(crate) calibrations: PerSource<Calibration>,
     pub(crate) totals: Totals,
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
@@ -101,8 +104,11 @@ impl Engine {
     pub fn new(config: EngineConfig) -> Result<Engine, EngineError> {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
+        // Nobody can work beside a pass without a draft model.
+        let mechanisms =
+            Mechanisms { overlap: config.mechanisms.overlap && config.draft_blocks > 0, ..config.mechanisms };
         Ok(Engine {
-            planner: Planner::new(config.policy.clone(), config.mechanisms, config.partitions.clone()),
+            planner: Planner::new(config.policy.clone(), mechanisms, config.partitions.clone()),
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -110,7 +116,7 @@ impl Engine {
             draft_pool,
             draft_lane: LaneBook::default(),
             verify_lane: LaneBook::default(),
-            calibration: Calibration::default(),
+            calibrations: PerSource::fresh(),
             totals: Totals::default(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
@@ -157,7 +163,7 @@ impl Engine {
             partition: self.planner.execution().partition().0,
             target_pool: self.target_pool.view(),
             draft_pool: self.draft_pool.view(),
-            calibration: CalibrationView::new(self.calibration.quality()),
+            calibration: CalibrationView::new(self.calibrations[Source::Draft].quality()),
             totals: self.totals.clone(),
         }
     }
@@ -201,8 +207,10 @@ impl Engine {
             return;
         }
         self.totals.submitted += 1;
-        let k_limit = if self.config.draft_blocks > 0 { K_LIMIT } else { 0 };
-        let sequence = Sequence::new(request, k_limit, (&self.target_pool, &self.draft_pool), self.now);
+        let k_limit = if self.config.draft_blocks > 0 || self.copies() { K_LIMIT } else { 0 };
+        let lookup = self.copies().then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
+        let pools = (&self.target_pool, &self.draft_pool);
+        let sequence = Sequence::new(request, k_limit, lookup, pools, self.now);
         self.sequences.insert(seq, sequence);
         self.waiting.push_back(seq);
     }

@@ -72,6 +72,7 @@ impl Load {
             output: [].into(),
             max_new_tokens: 8000,
             stop_tokens,
+            prediction: [].into(),
             k_max: None,
             whole_prompt: false,
             slo,

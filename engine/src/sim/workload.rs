@@ -66,6 +66,7 @@ impl Workload {
                 output: [].into(),
                 max_new_tokens,
                 stop_tokens,
+                prediction: [].into(),
                 k_max: None,
                 whole_prompt: false,
                 slo: Slo::default(),

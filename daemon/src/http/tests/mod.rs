@@ -102,6 +102,13 @@ async fn idle(served: &Served) {
     panic!("sequences are left: {:?}", served.service.view());
 }
 
+/// Waits until a sequence runs.
+async fn runs(served: &Served) {
+    while served.service.view().running == 0 {
+        actix_web::rt::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// The chunks of a response's body.
 fn body_chunks<B: MessageBody + 'static>(
     response: ServiceResponse<B>,
