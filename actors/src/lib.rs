@@ -57,7 +57,7 @@ pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
 pub use faser_kernels::{Dtype, Isa, Sampling};
 pub use health::DeviceStatus;
 pub use lane::LANE_BUCKETS;
-pub use lane_request::{LaneRequest, LogprobBoard};
+pub use lane_request::{Constraint, LaneRequest, LogprobBoard};
 pub use latency::LATENCY_BUCKETS;
 pub use profile::{ProfileSpec, profile};
 pub use recording::{LONGEST_RECORDING, RecordingError};

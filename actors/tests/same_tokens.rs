@@ -11,7 +11,7 @@ mod rig;
 
 use std::time::Duration;
 
-use cases::{Case, Got, pair, solo};
+use cases::{Case, END, GRAMMARS, Got, pair, solo};
 use faser_actors::Dtype;
 use faser_engine::{EngineConfig, Event, FinishReason, TokenId};
 use rig::{Pair, Plan, Random, Rig};
@@ -44,6 +44,8 @@ struct Tally {
     logprobs: u64,
     prompt_logprobs: u64,
     min_tokens: u64,
+    constrained: u64,
+    complete: u64,
 }
 
 #[test]
@@ -155,6 +157,20 @@ fn check(case: &Case, got: &Got, tally: &mut Tally) {
         assert!(got.tokens.len() >= least || case.sampling.ends.is_empty(), "{case} {got:?}");
         tally.min_tokens += u64::from(!case.sampling.ends.is_empty());
     }
+    if let Some(number) = case.wants.grammar {
+        let mut matcher = GRAMMARS[number].matcher();
+        let stop = match got.reason {
+            FinishReason::StopToken(token) => Some(token),
+            _ => None,
+        };
+        for (at, token) in got.tokens.iter().copied().chain(stop).enumerate() {
+            matcher.follow(&got.tokens[..at]);
+            let allowed = matcher.allowed().is_some_and(|mask| mask.allows(token));
+            assert!(allowed, "{case}: token {token} in place {at} of {:?}", got.tokens);
+        }
+        tally.constrained += 1;
+        tally.complete += u64::from(stop == Some(END));
+    }
     for (position, told) in got.logprobs.iter().enumerate() {
         let all = case.request.prompt.iter().chain(&got.tokens);
         let first = if case.wants.of_prompt { 1 } else { case.request.prompt.len() };
@@ -259,6 +275,8 @@ impl Tally {
             ("log-probabilities", self.logprobs),
             ("log-probabilities of prompts", self.prompt_logprobs),
             ("requests for a least number of tokens", self.min_tokens),
+            ("outputs that follow a grammar", self.constrained),
+            ("outputs that come to the end of one", self.complete),
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");
         }

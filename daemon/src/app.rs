@@ -3,14 +3,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{LogprobBoard, Replicas, Sampling, Submission, SubmitError};
+use faser_actors::{Constraint, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
 use faser_engine::TokenId;
-use faser_models::{ChatTemplate, ModelError, Tokenizer};
+use faser_models::{ChatTemplate, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
 use crate::config::ServerConfig;
+use crate::grammars::Grammars;
 use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
@@ -30,6 +31,8 @@ pub struct Served {
     pub template: Result<ChatTemplate, ModelError>,
     /// The tokens by which it ends a text.
     pub eos: Vec<TokenId>,
+    /// What outputs may have to follow.
+    pub grammars: Grammars,
     /// Token ids are below this.
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
@@ -38,9 +41,23 @@ pub struct Served {
     pub encoding: Semaphore,
 }
 
+/// What a sequence is opened with beside its prompt and the request's parameters.
+#[derive(Debug, Default)]
+pub struct Opening<'a> {
+    /// Which choice of the prompt it is.
+    pub number: usize,
+    /// Tokens when the request does not say, but no more than the context has left; `None` is all of that.
+    pub max_new_tokens: Option<usize>,
+    /// What its text begins with.
+    pub echo: Option<String>,
+    /// What the client expects.
+    pub prediction: Vec<TokenId>,
+    /// What its text follows.
+    pub grammar: Option<&'a Grammar>,
+}
+
 impl Served {
-    /// Opens a sequence for choice `number` of a prompt, whose text begins with `echo`, if there is any. When the request does not say how
-    /// many tokens it wants, it gets `max_new_tokens`, but no more than the context has left; `None` is all of that.
+    /// Opens a sequence.
     ///
     /// # Errors
     /// The service refuses it.
@@ -48,15 +65,17 @@ impl Served {
         &self,
         prompt: &Arc<[TokenId]>,
         parameters: &Parameters,
-        number: usize,
-        max_new_tokens: Option<usize>,
-        echo: Option<String>,
-        prediction: Vec<TokenId>,
+        opening: Opening<'_>,
     ) -> Result<TextSequence, SubmitError> {
+        let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {
             stop_tokens.extend(&self.eos);
+        }
+        let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
+        if constraint.is_some() {
+            stop_tokens.extend(self.grammars.ends());
         }
         let min_tokens = parameters.min_tokens;
         let sampling = Sampling {
@@ -81,6 +100,7 @@ impl Served {
             echo,
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
+            constraint: constraint.clone(),
         };
         let submission = Submission {
             prompt: prompt.to_vec(),
@@ -91,6 +111,7 @@ impl Served {
             prediction,
             k_max: parameters.k_max,
             logprobs,
+            constraint,
         };
         let tokens = self.service.submit(submission).await?;
         Ok(TextSequence::new(tokens, &self.tokenizer, reading))

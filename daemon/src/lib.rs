@@ -17,6 +17,7 @@ pub mod figures;
 pub mod fuzz;
 pub mod generate;
 pub mod gpu_check;
+pub mod grammars;
 pub mod http;
 mod listen;
 pub mod load;

@@ -17,6 +17,7 @@ use crate::config::{Config, ModelSource};
 use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
 use crate::error::DaemonError;
+use crate::grammars::Grammars;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
 use crate::sequence::SequenceError;
@@ -144,6 +145,7 @@ impl Loaded {
             warm_up(replica, max_context).await?;
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let grammars = Grammars::new(&self.tokenizer, vocab, &eos);
         Ok(Served {
             name: self.name,
             created,
@@ -151,6 +153,7 @@ impl Loaded {
             tokenizer: self.tokenizer,
             template: self.template,
             eos,
+            grammars,
             vocab,
             max_context,
             encoding: Semaphore::new(LONG_TEXTS_AT_ONCE),

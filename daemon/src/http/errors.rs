@@ -7,6 +7,7 @@ use faser_models::ModelError;
 use serde_json::{Value, json};
 
 use crate::fields::{Fault, FieldError, shortened};
+use crate::grammars::FormatError;
 use crate::sequence::SequenceError;
 
 /// A refusal or failure of one request.
@@ -169,10 +170,23 @@ impl From<ModelError> for ApiError {
     }
 }
 
+impl From<FormatError> for ApiError {
+    fn from(err: FormatError) -> ApiError {
+        let message = err.to_string();
+        match err {
+            FormatError::Grammar(_) | FormatError::TooSlow => {
+                ApiError::bad_request(message, Some("response_format"), "invalid_grammar")
+            }
+            FormatError::Busy => ApiError::unavailable(message, "grammars_busy"),
+        }
+    }
+}
+
 impl From<SequenceError> for ApiError {
     fn from(err: SequenceError) -> ApiError {
         match err {
             SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
+            SequenceError::Grammar(_) => ApiError::bad_request(err.to_string(), None, "grammar_too_large"),
             SequenceError::Ended => ApiError::unavailable(err.to_string(), "shutting_down"),
         }
     }

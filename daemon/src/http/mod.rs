@@ -7,6 +7,7 @@ mod chat;
 mod completions;
 mod debug;
 pub mod errors;
+mod format;
 mod generation;
 mod health;
 mod logprobs;
