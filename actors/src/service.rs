@@ -12,11 +12,13 @@ use faser_engine::record::Record;
 use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, Slo, TokenId};
 use faser_kernels::Sampling;
 
+use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
 use crate::error::{ServiceError, SubmitError};
 use crate::faults::Faults;
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
+use crate::lane_request::{LaneRequest, LogprobBoard};
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
@@ -28,7 +30,7 @@ use crate::stream::{CancelSet, Canceller, TokenStream};
 use crate::watchdog::Watchdog;
 
 /// What a client wants.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Submission {
     /// Prompt tokens, at least one.
     pub prompt: Vec<TokenId>,
@@ -38,8 +40,12 @@ pub struct Submission {
     pub max_new_tokens: usize,
     /// Tokens that end the sequence; the one that does is not emitted.
     pub stop_tokens: Vec<TokenId>,
+    /// What the client expects the output to be, or to resemble: proposed where it fits. Changes speed, never text.
+    pub prediction: Vec<TokenId>,
     /// Cap on the speculative length; 0 switches speculation off for this request.
     pub k_max: Option<usize>,
+    /// Where log-probabilities go, if they are wanted.
+    pub logprobs: Option<Arc<LogprobBoard>>,
 }
 
 /// A running service. Clones are handles on the same one; without `stop` it lives as long as the actix System.
@@ -58,6 +64,7 @@ struct Inner {
     vocab: usize,
     max_context: usize,
     block_size: usize,
+    on_gpu: bool,
     running: Mutex<Option<Running>>,
 }
 
@@ -96,6 +103,7 @@ impl Service {
     ) -> Result<Service, ServiceError> {
         System::try_current().ok_or(ServiceError::NoSystem)?;
         let vocab = spec.device.target().config.vocab;
+        let on_gpu = matches!(spec.device, DeviceSpec::Cuda(_));
         let (max_context, block_size) = (spec.engine.max_context, spec.engine.block_size);
         spec.engine.validate()?;
         let arbiter = |name| Arbiter::try_new().map_err(|source| ServiceError::Thread { name, source });
@@ -152,6 +160,7 @@ impl Service {
             vocab,
             max_context,
             block_size,
+            on_gpu,
             running: Mutex::new(Some(Running { stop_watchdog, watchdog_ended, arbiters })),
         }));
         if let Err(error) = first_build.await.unwrap_or(Err(ServiceError::NoSystem)) {
@@ -189,17 +198,21 @@ impl Service {
         let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
-        let Submission { prompt, sampling, max_new_tokens, stop_tokens, k_max } = submission;
+        let Submission { prompt, sampling, max_new_tokens, stop_tokens, prediction, k_max, logprobs } =
+            submission;
         let request = Request {
             seq,
             prompt: prompt.into(),
             output: output.into(),
             max_new_tokens,
             stop_tokens: stop_tokens.into(),
+            prediction: prediction.into(),
             k_max,
+            whole_prompt: logprobs.as_ref().is_some_and(|board| board.wants_prompt()),
             slo: Slo::default(),
         };
-        let submit = Submit { request, sampling: Arc::new(sampling), submitted, verdict };
+        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs });
+        let submit = Submit { request, for_lanes, submitted, verdict };
         let sent = inner.serving().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
                 SendError::Full(_) => SubmitError::Full { capacity: MAILBOX_CAPACITY },
@@ -355,6 +368,14 @@ impl Inner {
         let invalid = |text: String| Err(SubmitError::Invalid(text));
         if let Err(error) = submission.sampling.validate() {
             return invalid(error.to_string());
+        }
+        if self.on_gpu && submission.logprobs.is_some() {
+            return invalid(
+                "log-probabilities are not offered on a GPU yet; leave out `logprobs`".to_owned(),
+            );
+        }
+        if self.on_gpu && submission.sampling.min_tokens > 0 {
+            return invalid("`min_tokens` is not offered on a GPU yet; leave it out".to_owned());
         }
         let unknown = |&&token: &&TokenId| token as usize >= self.vocab;
         if let Some(token) = submission.prompt.iter().find(unknown) {

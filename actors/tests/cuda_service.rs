@@ -109,7 +109,9 @@ fn submission(seed: u64) -> Submission {
         sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
         max_new_tokens: 16,
         stop_tokens: Vec::new(),
+        prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     }
 }
 

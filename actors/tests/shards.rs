@@ -9,8 +9,8 @@ mod rig;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cases::{Case, outcome, solo};
-use faser_actors::Dtype;
+use cases::solo;
+use faser_actors::{Dtype, Logprobs};
 use faser_engine::{Event, FinishReason};
 use faser_models::Shard;
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -62,19 +62,31 @@ struct Tally {
     drawn: usize,
     penalties: usize,
     restricted: usize,
+    logprobs: usize,
+}
+
+/// How many are told, all within rounding of the whole model's.
+fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let of = |told: &Option<Logprobs>| told.as_ref().map_or((None, 0.0), |t| (Some(t.token), t.logprob));
+        let ((found, a), (expected, b)) = (of(found), of(expected));
+        assert!(found == expected && (a - b).abs() < 1e-4, "{found:?} {a} {expected:?} {b}");
+    }
+    found.iter().flatten().count()
 }
 
 fn run(pair: &Pair, shards: &Shards, seed: u64, tally: &mut Tally) {
     let random = &mut Random(seed);
-    let (config, cases) = (random.config(), random.cases());
+    let (config, mut cases) = (random.config(), random.cases());
+    random.want_more(&mut cases);
     let mut rig = Rig::new(&Pair { shards: Some(shards.clone()), ..pair.clone() }, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
     let mut to_come = cases.iter();
     let mut device_may_fail = random.chance(40);
     loop {
         if to_come.len() > 0 && (rig.plans.is_empty() || random.chance(30)) {
-            let Case { request, sampling } = to_come.next().expect("one is to come");
-            rig.submit(request.clone(), sampling);
+            to_come.next().expect("one is to come").submit(&mut rig);
         } else if device_may_fail && random.chance(4) {
             device_may_fail = false;
             tally.devices_lost += 1;
@@ -94,13 +106,21 @@ fn run(pair: &Pair, shards: &Shards, seed: u64, tally: &mut Tally) {
     tally.pruned += totals.rows_pruned;
     tally.gone_inside += rig.gone_inside;
     for case in &cases {
-        let (found, reason) = outcome(&mut rig, case.request.seq);
-        let (expected, ended) = solo(pair, case);
-        match reason {
-            FinishReason::Cancelled => assert!(expected.starts_with(&found), "seed {seed}: {case}"),
-            reason => assert_eq!((&found, reason), (&expected, ended), "seed {seed}: {case}"),
+        let (found, expected) = (case.outcome(&mut rig), solo(pair, case));
+        match found.reason {
+            FinishReason::Cancelled => {
+                assert!(expected.tokens.starts_with(&found.tokens), "seed {seed}: {case}");
+            }
+            reason => {
+                assert_eq!(
+                    (&found.tokens, reason),
+                    (&expected.tokens, expected.reason),
+                    "seed {seed}: {case}"
+                );
+                tally.logprobs += near(&found.logprobs, &expected.logprobs);
+            }
         }
-        tally.tokens += found.len();
+        tally.tokens += found.tokens.len();
         tally.drawn += usize::from(case.sampling.temperature > 0.0);
         tally.penalties += usize::from(case.sampling.has_penalties());
         tally.restricted += usize::from(case.sampling.top_k > 0 || case.sampling.top_p < 1.0);
@@ -117,7 +137,9 @@ fn requests_get_their_tokens(target: usize, draft: usize) {
     let happened = [tally.accepted, tally.rejected, tally.pruned, tally.gone_inside, tally.devices_lost];
     assert!(
         happened.iter().all(|count| *count > 0)
-            && [tally.drawn, tally.penalties, tally.restricted].iter().all(|count| *count > 5),
+            && [tally.drawn, tally.penalties, tally.restricted, tally.logprobs]
+                .iter()
+                .all(|count| *count > 5),
         "{tally:?}"
     );
 }
@@ -157,7 +179,7 @@ fn ranks_with_different_plans_say_so() {
             let mut runner = VerifyRunner::new(model, &spec).expect("a lane");
             runner.join(&(Arc::new(way) as _));
             let plan = VerifyPlan { step, ..VerifyPlan::default() };
-            runner.run(VerifyWork { plan, sampling: Vec::new() });
+            runner.run(VerifyWork { plan, requests: Vec::new() });
         })
     });
     for (rank, thread) in threads.collect::<Vec<_>>().into_iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{DeviceSpec, Replicas, Submission, SubmitError};
+use faser_actors::{DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
 use faser_engine::{EngineConfig, TokenId};
 use faser_models::{ChatTemplate, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -12,7 +12,7 @@ use crate::config::{Config, ServerConfig};
 use crate::device::Machine;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
-use crate::sequence::TextSequence;
+use crate::sequence::{Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
 pub struct Served {
@@ -43,33 +43,60 @@ pub struct Served {
 }
 
 impl Served {
-    /// Opens a sequence. When the request does not say how many tokens it wants, it gets `max_new_tokens`, but no more than
-    /// the context has left; `None` is all of that.
+    /// Opens a sequence for choice `number` of a prompt, whose text begins with `echo`, if there is any. When the request does not say how
+    /// many tokens it wants, it gets `max_new_tokens`, but no more than the context has left; `None` is all of that.
     ///
     /// # Errors
     /// The service refuses it.
     pub async fn open(
         &self,
-        prompt: Vec<TokenId>,
+        prompt: &Arc<[TokenId]>,
         parameters: &Parameters,
+        number: usize,
         max_new_tokens: Option<usize>,
+        echo: Option<String>,
     ) -> Result<TextSequence, SubmitError> {
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {
             stop_tokens.extend(&self.eos);
         }
+        let min_tokens = parameters.min_tokens;
+        let sampling = Sampling {
+            min_tokens: u32::try_from(min_tokens).unwrap_or(u32::MAX),
+            ends: if min_tokens > 0 { stop_tokens.clone() } else { Vec::new() },
+            ..parameters.sampling_of(number)
+        };
+        let max_new_tokens = parameters
+            .max_new_tokens
+            .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest)));
+        let logprobs = parameters.logprobs.map(|top| {
+            Arc::new(match &echo {
+                Some(_) => LogprobBoard::with_prompt(top, Arc::clone(prompt)),
+                None => LogprobBoard::of_output(top),
+            })
+        });
+        let reading = Reading {
+            stops: parameters.stop.clone(),
+            include_stop: parameters.include_stop,
+            min_tokens,
+            prompt: Arc::clone(prompt),
+            echo,
+            prompt_only: max_new_tokens == 0,
+            logprobs: logprobs.clone(),
+        };
         let submission = Submission {
-            prompt,
-            sampling: parameters.sampling.clone(),
-            max_new_tokens: parameters
-                .max_new_tokens
-                .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest))),
-            stop_tokens,
+            prompt: prompt.to_vec(),
+            sampling,
+            // The prompt alone: the one token that comes tells that it is computed, whichever it is.
+            stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
+            max_new_tokens: max_new_tokens.max(1),
+            prediction: Vec::new(),
             k_max: parameters.k_max,
+            logprobs,
         };
         let tokens = self.service.submit(submission).await?;
-        Ok(TextSequence::new(tokens, &self.tokenizer, &parameters.stop))
+        Ok(TextSequence::new(tokens, &self.tokenizer, reading))
     }
 }
 

@@ -64,7 +64,12 @@ pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) 
         target_layers,
         mechanisms: config.speculation.mechanisms,
         speculation: SpeculationBounds {
-            room: if config.model.source.has_draft() { K_LIMIT } else { 0 },
+            // Where nothing is drafted and nothing copied, lanes need no room for it.
+            room: if config.model.source.has_draft() || config.speculation.policy.needs_costs() {
+                K_LIMIT
+            } else {
+                0
+            },
             k_max: config.speculation.k_max.unwrap_or(K_LIMIT),
             partition: config.speculation.partition,
         },
@@ -99,7 +104,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         place(config, chosen, (target, draft), weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
-    let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {
+    let (partitions, cost_source) = if engine.policy.needs_costs() {
         let spec = ProfileSpec {
             device: &device,
             block_size: engine.block_size,
@@ -172,7 +177,9 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_new_tokens: 8.min(max_context - 1).max(1),
         stop_tokens: Vec::new(),
+        prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     };
     let mut tokens = service.submit(submission).await?;
     loop {

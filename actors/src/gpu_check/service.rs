@@ -197,7 +197,9 @@ impl Pair {
             },
             max_new_tokens: self.output,
             stop_tokens: Vec::new(),
+            prediction: Vec::new(),
             k_max: None,
+            ..Submission::default()
         }
     }
 }

@@ -40,7 +40,7 @@ const SAMPLED_ROWS: usize = 64;
 
 /// What is to be measured.
 pub struct ProfileSpec<'a> {
-    /// The pair, which has a draft model, and the device with its partitions.
+    /// The pair, or a target without a draft, and the device with its partitions.
     pub device: &'a DeviceSpec,
     /// Tokens per KV block.
     pub block_size: usize,
@@ -53,40 +53,43 @@ pub struct ProfileSpec<'a> {
 /// Measures all partitions, in their order; `progress` hears of every lane that is done, and of how many there are.
 ///
 /// # Errors
-/// There is no draft model, or a lane or its memory cannot be had.
+/// A lane or its memory cannot be had.
 pub fn profile(
     spec: &ProfileSpec<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<PartitionCosts>, ServiceError> {
-    let lanes = 2 * spec.device.partitions().len();
+    let drafts = spec.device.draft().is_some();
+    let lanes = (1 + usize::from(drafts)) * spec.device.partitions().len();
     let mut done = 0;
     let mut told = |cost: PassCost| {
         done += 1;
         progress(done, lanes);
         cost
     };
-    let no_draft =
-        || ServiceError::Contradiction("costs are measured of pairs with a draft model".to_owned());
-    let mut costs = Vec::with_capacity(lanes / 2);
+    let mut costs = Vec::with_capacity(lanes);
     match spec.device {
         DeviceSpec::Cpu(cpu) => {
             let (targets, drafts) = (cpu.targets(), cpu.drafts());
-            if drafts.is_empty() {
-                return Err(no_draft());
-            }
             for pair in &cpu.partitions {
+                let draft = match drafts.as_slice() {
+                    [] => PassCost::nothing(),
+                    drafts => told(spec.on_cores(drafts, &pair.draft, cpu)?),
+                };
                 costs.push(PartitionCosts {
-                    draft: told(spec.on_cores(&drafts, &pair.draft, cpu)?),
+                    draft,
                     verify: told(spec.on_cores(&targets, &pair.verify, cpu)?),
                 });
             }
         }
         DeviceSpec::Cuda(cuda) => {
             let on_gpu = cuda.device.open(&mut |_| {})?;
-            let draft = on_gpu.draft.as_ref().ok_or_else(no_draft)?;
             for pair in on_gpu.shares(&cuda.draft_sms)? {
+                let draft = match &on_gpu.draft {
+                    None => PassCost::nothing(),
+                    Some(draft) => told(spec.on_sms(draft, pair.draft, true)?),
+                };
                 costs.push(PartitionCosts {
-                    draft: told(spec.on_sms(draft, pair.draft, true)?),
+                    draft,
                     verify: told(spec.on_sms(&on_gpu.target, pair.verify, false)?),
                 });
             }

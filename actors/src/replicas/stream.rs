@@ -179,6 +179,8 @@ impl GoingOn {
             target_passes: before.target_passes + last.target_passes,
             proposed: before.proposed + last.proposed,
             accepted: before.accepted + last.accepted,
+            predicted: before.predicted + last.predicted,
+            predicted_accepted: before.predicted_accepted + last.predicted_accepted,
         }
     }
 }

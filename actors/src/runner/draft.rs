@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use faser_engine::{DraftPlan, Rivals, TokenId};
-use faser_kernels::{Collective, SampleRow, Sampling, ops};
+use faser_kernels::{Collective, SampleRow, ops};
 use faser_models::Model;
 
 use super::RunnerSpec;
@@ -13,15 +13,16 @@ use super::falls::Falls;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
+use crate::lane_request::LaneRequest;
 use crate::shed::Fallen;
 
-/// A draft plan, with what the engine does not know: how its sequences are sampled.
+/// A draft plan, with what the engine does not know of its sequences.
 #[derive(Clone, Debug)]
 pub struct DraftWork {
     /// The plan.
     pub plan: DraftPlan,
     /// One entry per admission of the plan, in order.
-    pub sampling: Vec<Arc<Sampling>>,
+    pub requests: Vec<Arc<LaneRequest>>,
 }
 
 /// Runs draft plans. Proposals stay with the lane from step to step; the host sees them when all are there.
@@ -78,10 +79,10 @@ impl DraftRunner {
     /// have different plans, or one is lost.
     pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
-        let DraftWork { mut plan, sampling } = work;
+        let DraftWork { mut plan, requests } = work;
         self.passes.work_on(plan.partition);
         self.passes.agree_on(plan.step);
-        self.sequences.update(&plan.retire, &plan.admit, &sampling);
+        self.sequences.update(&plan.retire, &plan.admit, &requests);
         self.falls.begin();
         let mut job = Drafting::new(&plan);
         self.catch_up(&mut job);
@@ -145,9 +146,10 @@ impl DraftRunner {
             SampleRow {
                 row,
                 position: sequence.history.len() as u32,
-                sampling: &sequence.sampling,
+                sampling: &sequence.request.sampling,
                 history: &sequence.history,
                 since: &[],
+                allowed: None,
             }
         };
         let rows: Vec<SampleRow<'_>> = self.awaited.iter().enumerate().map(sample_row).collect();
@@ -156,7 +158,7 @@ impl DraftRunner {
         self.confidence.clear();
         self.confidence.resize(rows.len(), 0.0);
         ops::sample(lane, logits, &rows, &mut self.sampled);
-        ops::confidence(lane, logits, &self.sampled, &mut self.confidence);
+        ops::confidence(lane, logits, &self.sampled, &[], &mut self.confidence);
         self.top.clear();
         if job.plan.rivals {
             self.top.resize(rows.len(), [0; ops::TOP_TOKENS]);

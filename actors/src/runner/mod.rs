@@ -8,6 +8,7 @@ mod falls;
 mod gone;
 mod passes;
 mod sequences;
+mod telling;
 mod verify;
 
 use faser_kernels::Isa;

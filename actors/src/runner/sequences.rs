@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use faser_engine::{Admission, SeqId};
-use faser_kernels::{History, Sampling};
+use faser_kernels::History;
+
+use crate::lane_request::LaneRequest;
 
 pub(crate) struct LaneSequence {
     pub(crate) history: History,
-    pub(crate) sampling: Arc<Sampling>,
+    pub(crate) request: Arc<LaneRequest>,
 }
 
 /// The sequences of one lane. Bounded by the engine, which retires what it admits.
@@ -16,15 +18,15 @@ pub(crate) struct LaneSequence {
 pub(crate) struct Sequences(HashMap<SeqId, LaneSequence>);
 
 impl Sequences {
-    /// Carries out a plan's `retire`, then its `admit`; `sampling` holds one entry per admission.
-    pub(crate) fn update(&mut self, retire: &[SeqId], admit: &[Admission], sampling: &[Arc<Sampling>]) {
+    /// Carries out a plan's `retire`, then its `admit`; `requests` holds one entry per admission.
+    pub(crate) fn update(&mut self, retire: &[SeqId], admit: &[Admission], requests: &[Arc<LaneRequest>]) {
         for seq in retire {
             self.0.remove(seq);
         }
-        assert_eq!(admit.len(), sampling.len(), "one sampling per admission");
-        for (admission, sampling) in admit.iter().zip(sampling) {
-            let history = History::new(admission.prompt_len, &admission.tokens, sampling);
-            self.0.insert(admission.seq, LaneSequence { history, sampling: sampling.clone() });
+        assert_eq!(admit.len(), requests.len(), "one request per admission");
+        for (admission, request) in admit.iter().zip(requests) {
+            let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
+            self.0.insert(admission.seq, LaneSequence { history, request: request.clone() });
         }
     }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, Fallen, Isa, PassLimits,
-    RunnerSpec, Sampling, VerifyRunner, VerifyWork,
+    CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, Fallen, Isa, LaneRequest,
+    PassLimits, RunnerSpec, VerifyRunner, VerifyWork,
 };
 use faser_engine::{
     Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, PartitionId, Request,
@@ -96,7 +96,7 @@ pub(crate) struct Rig {
     pub(crate) engine: Engine,
     pub(crate) plans: VecDeque<Plan>,
     pub(crate) streams: HashMap<SeqId, Stream>,
-    sampling: HashMap<SeqId, Arc<Sampling>>,
+    pub(crate) requests: HashMap<SeqId, Arc<LaneRequest>>,
     pair: Pair,
     config: EngineConfig,
     draft: Option<Draft>,
@@ -117,7 +117,7 @@ impl Rig {
             engine: Engine::new(config.clone()).expect("a valid config"),
             plans: VecDeque::new(),
             streams: HashMap::new(),
-            sampling: HashMap::new(),
+            requests: HashMap::new(),
             pair: pair.clone(),
             config: config.clone(),
             draft,
@@ -136,9 +136,9 @@ impl Rig {
     }
 
     /// Hands a request in.
-    pub(crate) fn submit(&mut self, request: Request, sampling: &Sampling) {
+    pub(crate) fn submit(&mut self, request: Request, for_lanes: LaneRequest) {
         self.streams.insert(request.seq, Stream::default());
-        self.sampling.insert(request.seq, Arc::new(sampling.clone()));
+        self.requests.insert(request.seq, Arc::new(for_lanes));
         self.tell(Event::Submit(request));
     }
 
@@ -154,12 +154,12 @@ impl Rig {
         for command in commands {
             match command {
                 Command::Draft(plan) => {
-                    let sampling = self.sampling_of(&plan.admit);
-                    self.plans.push_back(Plan::Draft(DraftWork { plan, sampling }));
+                    let requests = self.requests_of(&plan.admit);
+                    self.plans.push_back(Plan::Draft(DraftWork { plan, requests }));
                 }
                 Command::Verify(plan) => {
-                    let sampling = self.sampling_of(&plan.admit);
-                    self.plans.push_back(Plan::Verify(VerifyWork { plan, sampling }));
+                    let requests = self.requests_of(&plan.admit);
+                    self.plans.push_back(Plan::Verify(VerifyWork { plan, requests }));
                 }
                 Command::Shed(shed) => self.falls.borrow_mut().told.push(shed),
                 Command::Emit { seq, tokens } => {
@@ -214,8 +214,8 @@ impl Rig {
         assert!(self.streams.values().all(|stream| stream.ended.is_some()));
     }
 
-    fn sampling_of(&self, admissions: &[Admission]) -> Vec<Arc<Sampling>> {
-        admissions.iter().map(|admission| self.sampling[&admission.seq].clone()).collect()
+    fn requests_of(&self, admissions: &[Admission]) -> Vec<Arc<LaneRequest>> {
+        admissions.iter().map(|admission| self.requests[&admission.seq].clone()).collect()
     }
 }
 

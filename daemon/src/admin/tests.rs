@@ -65,7 +65,7 @@ fn submission(tokens: usize) -> Submission {
         sampling: Sampling { temperature: 0.8, seed: 1, ..Sampling::default() },
         max_new_tokens: tokens,
         stop_tokens: Vec::new(),
-        k_max: None,
+        ..Submission::default()
     }
 }
 

@@ -37,7 +37,7 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
-    assert_eq!(keys("speculation"), "cost_cache k_max overlap partition policy prune slo trim");
+    assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune slo trim");
     assert_eq!(keys("log"), "format level");
 }
 
@@ -54,7 +54,7 @@ fn values_replace_defaults() {
     assert_eq!(config.model.dtype, Dtype::F32);
     assert_eq!(config.kv.memory_bytes, Some(2 << 30));
     assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
-    assert_eq!(config.speculation.policy, Policy::Off, "there is no draft model");
+    assert_eq!(config.speculation.policy, Policy::Faser, "without a draft model proposals are copied");
     assert_eq!(config.drain_timeout, Duration::ZERO);
 }
 
@@ -103,8 +103,8 @@ fn int8_is_chosen_by_name_alone() {
 #[test]
 fn mechanisms_can_be_switched_off_and_targets_set() {
     let config = read("speculation: {policy: faser, overlap: false, slo: {tpot_ms: 50}}\n").unwrap();
-    let Mechanisms { trim, overlap, prune } = config.speculation.mechanisms;
-    assert_eq!((trim, overlap, prune), (true, false, true));
+    let Mechanisms { trim, overlap, prune, lookup } = config.speculation.mechanisms;
+    assert_eq!((trim, overlap, prune, lookup), (true, false, true, true));
     let tpot = Some(Duration::from_millis(50));
     assert_eq!(config.speculation.slo, Slo { ttft: None, tpot });
 }
@@ -187,7 +187,7 @@ fn wrong_types_and_impossible_values_say_what_to_write() {
         ),
         (
             "model: {draft: none}\nspeculation: {policy: 'fixed:2'}",
-            "`speculation.policy` must be `off` when there is no draft model (`model.draft: none`), \
+            "`speculation.policy` must be `off`, `budget` or `faser` when there is no draft model (`model.draft: none`), \
              but it is the string \"fixed:2\"",
         ),
         ("speculation: {cost_cache: 3}", "`speculation.cost_cache` must be a string, but it is 3"),

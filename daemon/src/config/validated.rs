@@ -277,6 +277,7 @@ fn speculation(
         trim: fields.flag("trim")?.unwrap_or(true),
         overlap: fields.flag("overlap")?.unwrap_or(true),
         prune: fields.flag("prune")?.unwrap_or(true),
+        lookup: fields.flag("lookup")?.unwrap_or(true),
     };
     let slo = match fields.object("slo")? {
         Some(targets) => slo(targets)?,
@@ -305,8 +306,7 @@ fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
 fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
     let draft = model.source.has_draft();
     let policy = match fields.text("policy")? {
-        None if draft => Policy::Faser,
-        None => Policy::Off,
+        None => Policy::Faser,
         Some(text) => text.parse().map_err(|_| {
             let wanted = format!(
                 "`off`, `fixed:K` with K from 1 to {K_LIMIT}, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`"
@@ -314,8 +314,8 @@ fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldE
             wrong_value(&fields.path("policy"), &wanted, &text.into())
         })?,
     };
-    if policy != Policy::Off && !draft {
-        let wanted = "`off` when there is no draft model (`model.draft: none`)";
+    if !draft && policy != Policy::Off && !policy.needs_costs() {
+        let wanted = "`off`, `budget` or `faser` when there is no draft model (`model.draft: none`)";
         return Err(wrong_value(&fields.path("policy"), wanted, &policy.to_string().into()));
     }
     Ok(policy)

@@ -4,7 +4,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use serde_json::{Value, json};
 
 use super::errors::ApiError;
-use super::generation::{self, Generation};
+use super::generation::{self, Generation, Prompt};
 use super::params::parameters;
 use super::shapes::Shape;
 use super::{body, models};
@@ -26,7 +26,7 @@ pub(super) async fn chat(
     let mut fields = Fields::new("", &body)?;
     models::check_name(&mut fields, served)?;
     refuse_unsupported(&mut fields)?;
-    let parameters = parameters(&mut fields, served.vocab)?;
+    let parameters = parameters(&mut fields, served.vocab, Shape::Chat, false)?;
     let messages = messages(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",
@@ -36,7 +36,8 @@ pub(super) async fn chat(
     })?;
     fields.finish()?;
     let prompt = render(served, &messages, true)?;
-    let prompts = vec![generation::encode(served, prompt, false).await?];
+    let ids = generation::encode(served, prompt, false).await?;
+    let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
     generation.respond(served).await
 }

@@ -25,21 +25,28 @@ pub(super) async fn completions(
     let body = body::json(&request, payload, app.limits.max_body_bytes).await?;
     let mut fields = Fields::new("", &body)?;
     models::check_name(&mut fields, served)?;
-    fields.neutral("echo", &[json!(false)], "the prompt is not repeated")?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
-    let parameters = parameters(&mut fields, served.vocab)?;
+    let parameters = parameters(&mut fields, served.vocab, Shape::Completion, echo)?;
     let prompts = read_prompts(&mut fields, served, app.limits.max_prompts_per_request)?;
     fields.finish()?;
-    let mut ids = Vec::with_capacity(prompts.len());
+    let mut encoded = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        ids.push(match prompt {
-            Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => generation::encode(served, text, true).await?,
-        });
+        let (ids, text) = match prompt {
+            Prompt::Ids(ids) => {
+                let text = echo.then(|| served.tokenizer.decode(&ids));
+                (ids, text)
+            }
+            Prompt::Text(text) => {
+                let again = echo.then(|| text.clone());
+                (generation::encode(served, text, true).await?, again)
+            }
+        };
+        encoded.push(generation::Prompt { ids: ids.into(), echo: text });
     }
     let generation = Generation {
         shape: Shape::Completion,
-        prompts: ids,
+        prompts: encoded,
         parameters,
         max_new_tokens: Some(DEFAULT_MAX_TOKENS),
     };

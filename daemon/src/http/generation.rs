@@ -11,10 +11,11 @@ use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 use serde_json::Value;
 
 use super::errors::ApiError;
-use super::params::Parameters;
+use super::logprobs::LogprobShape;
+use super::params::{Choices, Parameters};
 use super::shapes::{Answer, Choice, Shape, usage};
 use crate::app::Served;
-use crate::sequence::{Ending, Piece, SequenceError, TextSequence};
+use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
 /// Longer texts are tokenized off the thread that serves everybody's streams.
 const LONG_TEXT_BYTES: usize = 16 << 10;
@@ -22,29 +23,63 @@ const LONG_TEXT_BYTES: usize = 16 << 10;
 /// Everything a request asks for.
 pub(super) struct Generation {
     pub(super) shape: Shape,
-    pub(super) prompts: Vec<Vec<TokenId>>,
+    pub(super) prompts: Vec<Prompt>,
     pub(super) parameters: Parameters,
     /// Tokens per sequence when the request does not say; `None` is the rest of the context.
     pub(super) max_new_tokens: Option<usize>,
 }
 
+/// A prompt.
+pub(super) struct Prompt {
+    pub(super) ids: Arc<[TokenId]>,
+    /// Its text, if answers begin with it.
+    pub(super) echo: Option<String>,
+}
+
 impl Generation {
     /// Answers the request. Dropping the future, or the body of the answer, cancels its sequences.
     pub(super) async fn respond(self, served: &Served) -> Result<HttpResponse, ApiError> {
-        let mut sequences = Vec::with_capacity(self.prompts.len());
-        let mut prompt_tokens = 0;
-        for prompt in self.prompts {
-            prompt_tokens += prompt.len();
-            sequences.push(served.open(prompt, &self.parameters, self.max_new_tokens).await?);
-        }
+        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        let sequences = self.open(served).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let answer = Answer::new(self.shape, &served.name, now.as_secs());
+        let tokens = LogprobShape {
+            shape: self.shape,
+            as_ids: self.parameters.tokens_as_ids,
+            tokenizer: Arc::clone(&served.tokenizer),
+        };
+        let answer = Answer::new(tokens, &served.name, now.as_secs());
         if self.parameters.stream {
             return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens));
         }
         let choices = futures_util::future::try_join_all(sequences.into_iter().map(collected)).await?;
         let usage = usage(prompt_tokens, choices.iter().map(|choice| &choice.ending));
         Ok(HttpResponse::Ok().json(answer.whole(&choices, &usage)))
+    }
+
+    /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
+    /// first one has begun: then the KV of the prompt is in the cache for them.
+    async fn open(&self, served: &Served) -> Result<Vec<TextSequence>, ApiError> {
+        let Choices(n) = self.parameters.n;
+        let open = |prompt: &Prompt, number| {
+            let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
+            async move { served.open(&ids, &self.parameters, number, self.max_new_tokens, echo).await }
+        };
+        let mut firsts = Vec::with_capacity(self.prompts.len());
+        for prompt in &self.prompts {
+            firsts.push(open(prompt, 0).await?);
+        }
+        if n == 1 {
+            return Ok(firsts);
+        }
+        let mut sequences = Vec::with_capacity(n * firsts.len());
+        for (prompt, mut first) in self.prompts.iter().zip(firsts) {
+            first.begin().await;
+            sequences.push(first);
+            for number in 1..n {
+                sequences.push(open(prompt, number).await?);
+            }
+        }
+        Ok(sequences)
     }
 }
 
@@ -63,13 +98,21 @@ pub(super) async fn encode(
 }
 
 async fn collected(mut sequence: TextSequence) -> Result<Choice, SequenceError> {
-    let mut text = String::new();
+    let (mut text, mut told) = (String::new(), Vec::new());
     loop {
         match sequence.next().await? {
-            Some(Piece::Text(spans)) => text.extend(spans.into_iter().map(|span| span.text)),
-            Some(Piece::End(ending)) => return Ok(Choice { text, ending }),
+            Some(Piece::Text(spans)) => part(spans, &mut text, &mut told),
+            Some(Piece::End(ending)) => return Ok(Choice { text, told, ending }),
             None => return Err(SequenceError::Ended),
         }
+    }
+}
+
+/// Appends the text of some tokens, and what is told of them.
+fn part(spans: Vec<Span>, text: &mut String, told: &mut Vec<Told>) {
+    for span in spans {
+        text.push_str(&span.text);
+        told.extend(span.told);
     }
 }
 
@@ -120,8 +163,9 @@ impl Events {
     async fn next(mut self) -> Option<(web::Bytes, Option<Events>)> {
         let bytes = match self.pieces.next().await {
             Some((index, Ok(Piece::Text(spans)))) => {
-                let text: String = spans.into_iter().map(|span| span.text).collect();
-                event(&self.answer.text(index, &text))
+                let (mut text, mut told) = (String::new(), Vec::new());
+                part(spans, &mut text, &mut told);
+                event(&self.answer.text(index, &text, &told))
             }
             Some((index, Ok(Piece::End(ending)))) => {
                 let bytes = event(&self.answer.end(index, ending.finish));

@@ -7,6 +7,7 @@ mod debug;
 pub mod errors;
 mod generation;
 mod health;
+mod logprobs;
 mod models;
 mod observe;
 pub mod params;

@@ -39,6 +39,11 @@ pub const LIVE: &[LiveKey] = &[
     },
     LiveKey { key: "speculation.k_max", when: "the next pass", of: |config| json!(config.speculation.k_max) },
     LiveKey {
+        key: "speculation.lookup",
+        when: "the next pass; switched on, requests that come from then on",
+        of: |config| config.speculation.mechanisms.lookup.into(),
+    },
+    LiveKey {
         key: "speculation.overlap",
         when: "the next pass",
         of: |config| config.speculation.mechanisms.overlap.into(),

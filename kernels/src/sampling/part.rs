@@ -196,6 +196,7 @@ mod tests {
                         sampling,
                         history,
                         since: &since,
+                        allowed: None,
                     })
                     .collect();
                 let rows = &rows;

@@ -127,6 +127,26 @@ impl Tokenizer {
         }
     }
 
+    /// What a token stands for, by itself: bytes that need not be UTF-8. A special token stands for its name, an id without a token for
+    /// nothing.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let (inner, byte_level) = match &self.kind {
+            Kind::Synthetic => return self.synthetic_bytes(id),
+            Kind::Hf { inner, byte_level } => (inner, *byte_level),
+        };
+        let Some(token) = inner.id_to_token(id) else { return Vec::new() };
+        if inner.get_added_vocabulary().is_special_token(&token) {
+            token.into_bytes()
+        } else if byte_level {
+            bytes::of_byte_level_token(&token)
+        } else if let Some(byte) = bytes::of_fallback_token(&token) {
+            vec![byte]
+        } else {
+            // SentencePiece writes spaces in this way.
+            token.replace('\u{2581}', " ").into_bytes()
+        }
+    }
+
     pub(super) fn piece(&self, id: u32) -> Piece {
         let (inner, byte_level) = match &self.kind {
             Kind::Synthetic => return Piece::Bytes(self.synthetic_bytes(id)),
@@ -137,7 +157,7 @@ impl Tokenizer {
             Piece::Nothing
         } else if byte_level {
             Piece::Bytes(bytes::of_byte_level_token(&token))
-        } else if bytes::is_fallback_byte(&token) {
+        } else if bytes::of_fallback_token(&token).is_some() {
             Piece::FallbackByte
         } else {
             Piece::Contextual

@@ -53,9 +53,9 @@ impl CudaDraftRunner {
     /// If the GPU fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens.
     pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
-        let DraftWork { mut plan, sampling } = work;
+        let DraftWork { mut plan, requests } = work;
         self.passes.work_on(plan.partition.0).or_lost();
-        self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &sampling).or_lost();
+        self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &requests).or_lost();
         self.gone.clear();
         if !plan.chunks.is_empty() {
             self.carry_out(&plan).or_lost();

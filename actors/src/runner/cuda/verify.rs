@@ -55,9 +55,9 @@ impl CudaVerifyRunner {
     /// than a pass has.
     pub fn run(&mut self, work: VerifyWork) -> VerifyPlan {
         let started = Instant::now();
-        let VerifyWork { mut plan, sampling } = work;
+        let VerifyWork { mut plan, requests } = work;
         self.passes.work_on(plan.partition.0).or_lost();
-        self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &sampling).or_lost();
+        self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &requests).or_lost();
         self.gone.clear();
         let mut gaps = std::mem::take(&mut plan.outcome.gaps);
         gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);

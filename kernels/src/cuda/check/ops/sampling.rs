@@ -102,7 +102,7 @@ impl Pass {
             for since in 0..=proposals.len() {
                 let position = (tokens.len() + since) as u32;
                 let since = &proposals[..since];
-                rows.push(SampleRow { row: rows.len(), position, sampling, history, since });
+                rows.push(SampleRow { row: rows.len(), position, sampling, history, since, allowed: None });
             }
         }
         let mut out = vec![0; rows.len()];
@@ -267,7 +267,7 @@ pub(super) fn confidence_and_top_tokens_are_the_cpus(bench: &Bench<'_>) {
         let tokens: Vec<u32> = (0..rows).map(|_| random.below(vocabulary) as u32).collect();
         let (cpu, tensor) = (lane(Isa::Portable, 1), Tensor::from_rows(vocabulary, &logits));
         let (mut confidences, mut tops) = (vec![0.0; rows], vec![[0; TOP_TOKENS]; rows]);
-        ops::confidence(&cpu, tensor.view(rows), &tokens, &mut confidences);
+        ops::confidence(&cpu, tensor.view(rows), &tokens, &[], &mut confidences);
         ops::top_tokens(&cpu, tensor.view(rows), &mut tops);
 
         let (order, vocabulary) = (bench.order(case), vocabulary as u32);
