@@ -38,6 +38,7 @@ mod service;
 mod shed;
 mod spec;
 mod stream;
+mod submission;
 mod watchdog;
 mod watching;
 
@@ -68,8 +69,9 @@ pub use runner::{
     CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, RunnerSpec, VerifyRunner,
     VerifyWork,
 };
-pub use service::{Service, Submission};
+pub use service::Service;
 pub use shed::Fallen;
 pub use spec::{PassLimits, ServiceSpec};
 pub use stream::{TokenStream, Update};
+pub use submission::Submission;
 pub use watching::{Recent, Seen};

@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 
 use faser_engine::record::Record;
 use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, Slo, TokenId};
-use faser_kernels::Sampling;
 
 use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
@@ -18,7 +17,7 @@ use crate::error::{ServiceError, SubmitError};
 use crate::faults::Faults;
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
-use crate::lane_request::{LaneRequest, LogprobBoard};
+use crate::lane_request::LaneRequest;
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
@@ -27,26 +26,8 @@ use crate::recording::{LONGEST_RECORDING, RecordingError};
 use crate::registry::Registry;
 use crate::spec::ServiceSpec;
 use crate::stream::{CancelSet, Canceller, TokenStream};
+use crate::submission::Submission;
 use crate::watchdog::Watchdog;
-
-/// What a client wants.
-#[derive(Clone, Debug, Default)]
-pub struct Submission {
-    /// Prompt tokens, at least one.
-    pub prompt: Vec<TokenId>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens to generate at most, at least one.
-    pub max_new_tokens: usize,
-    /// Tokens that end the sequence; the one that does is not emitted.
-    pub stop_tokens: Vec<TokenId>,
-    /// What the client expects the output to be, or to resemble: proposed where it fits. Changes speed, never text.
-    pub prediction: Vec<TokenId>,
-    /// Cap on the speculative length; 0 switches speculation off for this request.
-    pub k_max: Option<usize>,
-    /// Where log-probabilities go, if they are wanted.
-    pub logprobs: Option<Arc<LogprobBoard>>,
-}
 
 /// A running service. Clones are handles on the same one; without `stop` it lives as long as the actix System.
 #[derive(Clone)]

@@ -7,9 +7,12 @@ use faser_actors::{DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, Sub
 use faser_engine::{EngineConfig, TokenId};
 use faser_models::{ChatTemplate, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::Semaphore;
 
+use crate::access::Access;
 use crate::config::{Config, ServerConfig};
 use crate::device::Machine;
+use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
 use crate::sequence::{Reading, TextSequence};
@@ -32,6 +35,8 @@ pub struct Served {
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
     pub max_context: usize,
+    /// Places for long texts that are being tokenized, which takes a core for a while.
+    pub encoding: Semaphore,
     /// The config that it was loaded by.
     pub config: Config,
     /// What the first replica runs on.
@@ -55,6 +60,7 @@ impl Served {
         number: usize,
         max_new_tokens: Option<usize>,
         echo: Option<String>,
+        prediction: Vec<TokenId>,
     ) -> Result<TextSequence, SubmitError> {
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
@@ -91,7 +97,7 @@ impl Served {
             // The prompt alone: the one token that comes tells that it is computed, whichever it is.
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
-            prediction: Vec::new(),
+            prediction,
             k_max: parameters.k_max,
             logprobs,
         };
@@ -104,6 +110,10 @@ impl Served {
 pub struct App {
     /// The limits of the HTTP side.
     pub limits: ServerConfig,
+    /// Who may come.
+    pub access: Arc<Access>,
+    /// The bodies that are being read.
+    pub bodies: Bodies,
     metrics: PrometheusHandle,
     served: OnceLock<Arc<Served>>,
     loading: RwLock<String>,
@@ -114,9 +124,11 @@ pub struct App {
 
 impl App {
     /// A daemon that has yet to load its models.
-    pub fn new(limits: ServerConfig, metrics: PrometheusHandle) -> App {
+    pub fn new(limits: ServerConfig, access: Arc<Access>, metrics: PrometheusHandle) -> App {
         App {
             limits,
+            access,
+            bodies: Bodies::default(),
             metrics,
             served: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),

@@ -6,6 +6,7 @@ use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_engine::cost::{PassCost, Reach};
 use faser_topology::{LanePair, Node};
 
+use crate::access::Access;
 use crate::config::{Config, sizes};
 use crate::device::Machine;
 use crate::error::DaemonError;
@@ -17,6 +18,8 @@ use crate::progress::Display;
 /// # Errors
 /// What `serve` would fail with.
 pub fn check(config: &Config) -> Result<String, DaemonError> {
+    // Keys that cannot be read, or an address that needs some, are faults of the config as any other.
+    Access::load(&config.server)?.listen(config.server.listen, &config.server)?;
     let mut display = Display::new();
     let loaded = load(config, &mut |what, progress| display.show(what, progress))?;
     display.finish();
@@ -29,7 +32,8 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:<8} {value}");
     };
-    line("model", format!("{} on http://{}", loaded.name, config.server.listen));
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    line("model", format!("{} on {scheme}://{}", loaded.name, config.server.listen));
     let device = &loaded.device;
     line("target", described(&device.target()));
     line("draft", device.draft().map_or_else(|| "none".to_owned(), |draft| described(&draft)));

@@ -10,6 +10,7 @@ use faser_actors::{
 use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
 use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
 use faser_topology::{DraftPlace, KvPools};
+use tokio::sync::Semaphore;
 
 use crate::app::Served;
 use crate::config::{Config, ModelSource};
@@ -19,6 +20,9 @@ use crate::error::DaemonError;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
 use crate::sequence::SequenceError;
+
+/// Long texts that are tokenized at once; the lanes need the cores too.
+const LONG_TEXTS_AT_ONCE: usize = 2;
 
 /// A pair with its weights in memory and its place on the device; nothing runs yet.
 pub struct Loaded {
@@ -163,6 +167,7 @@ impl Loaded {
             eos,
             vocab,
             max_context,
+            encoding: Semaphore::new(LONG_TEXTS_AT_ONCE),
             config: self.config,
             machine: self.machine,
             device,

@@ -14,9 +14,10 @@ use faser_topology::{GpuDevice, LanePair, Partition};
 
 use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
 use crate::failures::WatchdogConfig;
-use crate::service::{Service, Submission};
+use crate::service::Service;
 use crate::spec::ServiceSpec;
 use crate::stream::Update;
+use crate::submission::Submission;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 

@@ -4,6 +4,7 @@ mod admin;
 pub mod changes;
 mod drills;
 pub mod raw;
+mod server;
 mod shape;
 pub mod sizes;
 mod synthetic;
@@ -13,7 +14,6 @@ mod validated;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin::{AdminConfig, AdminSocket};
+pub use self::server::{ServerConfig, TlsConfig};
 pub use self::shape::NamedShape;
 
 /// Why a configuration cannot be used.
@@ -77,23 +78,6 @@ pub struct SpeculationConfig {
     pub k_max: Option<usize>,
     /// The one partition, counted from 1, that is used while both lanes work; `None` leaves the choice to the policy.
     pub partition: Option<usize>,
-}
-
-/// The HTTP side.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerConfig {
-    /// Address and port; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Threads that read requests and write responses.
-    pub workers: usize,
-    /// Larger request bodies are refused.
-    pub max_body_bytes: usize,
-    /// Larger lists of prompts are refused.
-    pub max_prompts_per_request: usize,
-    /// How long an idle connection is kept.
-    pub keep_alive: Duration,
-    /// Whether /debug answers.
-    pub debug: bool,
 }
 
 /// The model pair.
@@ -235,7 +219,9 @@ pub struct LogConfig {
 /// How a line of the log looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text; what goes to systemd's journal without time and level, for the journal has its own.
+    Auto,
+    /// For people: with time and level.
     Text,
     /// One JSON object per line.
     Json,

@@ -28,7 +28,11 @@ fn the_teaching_file_says_every_default() {
         keys.sort_unstable();
         keys.join(" ")
     };
-    assert_eq!(keys("server"), "debug keep_alive_s listen max_body_bytes max_prompts_per_request workers");
+    assert_eq!(
+        keys("server"),
+        "allow_public_without_keys api_keys_file body_timeout_s debug header_timeout_s keep_alive_s listen max_body_bytes \
+         max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
+    );
     assert_eq!(keys("admin"), "group socket");
     assert_eq!(keys("model"), "draft dtype name target");
     assert_eq!(
@@ -39,6 +43,13 @@ fn the_teaching_file_says_every_default() {
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
     assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune slo trim");
     assert_eq!(keys("log"), "format level");
+}
+
+#[test]
+fn the_packaged_file_changes_no_default() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/debian/faser.yaml");
+    let packaged = Config::from_document(&Document::read(&file).unwrap()).unwrap();
+    assert_eq!(packaged, Config::from_document(&Document::empty()).unwrap());
 }
 
 #[test]
@@ -56,6 +67,19 @@ fn values_replace_defaults() {
     assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
     assert_eq!(config.speculation.policy, Policy::Faser, "without a draft model proposals are copied");
     assert_eq!(config.drain_timeout, Duration::ZERO);
+}
+
+#[test]
+fn keys_and_certificates_are_files_beside_the_config() {
+    let server = |text: &str| read(&format!("server: {{{text}}}\n")).unwrap().server;
+    let config = server("api_keys_file: keys, tls: {cert: /a/cert.pem, key: key.pem}");
+    assert_eq!(config.api_keys_file, Some("etc/keys".into()));
+    assert_eq!(config.tls, Some(TlsConfig { cert: "/a/cert.pem".into(), key: "etc/key.pem".into() }));
+    assert!(refusal("server: {tls: {cert: a}}\n").contains("`server.tls.key` is missing"));
+    assert!(refusal("server: {tls: yes}\n").contains("`server.tls` must be an object"));
+    assert!(refusal("server: {api_keys_file: ''}\n").contains("`server.api_keys_file`"));
+    assert!(refusal("server: {max_concurrent_per_key: 0}\n").contains("`server.max_concurrent_per_key`"));
+    assert!(refusal("server: {write_timeout_s: 0}\n").contains("`server.write_timeout_s`"));
 }
 
 #[test]

@@ -11,16 +11,17 @@ use serde_json::Value;
 use super::admin::admin;
 use super::drills::drills;
 use super::raw::Document;
+use super::server::server;
 use super::shape::shapes;
 use super::synthetic::synthetic;
 use super::topology::topology;
 use super::{
     Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, ModelConfig,
-    ModelSource, SchedulerConfig, ServerConfig, SpeculationConfig, sizes,
+    ModelSource, SchedulerConfig, SpeculationConfig, sizes,
 };
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_value};
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 impl Config {
     /// Reads a document; every key that is absent or null takes its default.
@@ -39,7 +40,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         let value = root.value(name).unwrap_or(&nothing);
         Fields::new(name, value)
     };
-    let server = server(section("server")?)?;
+    let server = server(section("server")?, folder)?;
     let admin = admin(section("admin")?, folder)?;
     let model = model(section("model")?, folder)?;
     let device = device(section("device")?, &model)?;
@@ -63,27 +64,6 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         profile: false,
         log,
         drain_timeout,
-    })
-}
-
-fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
-    let listen = fields.text("listen")?.unwrap_or("127.0.0.1:8000");
-    let listen = listen.parse().map_err(|_| {
-        wrong_value(&fields.path("listen"), "an address and a port, such as 127.0.0.1:8000", &listen.into())
-    })?;
-    let workers = fields.size("workers", 1..=256)?.unwrap_or(2);
-    let max_body_bytes = sizes::bytes(&mut fields, "max_body_bytes", 1 << 10, 1 << 30)?.unwrap_or(4 * MIB);
-    let max_prompts_per_request = fields.size("max_prompts_per_request", 1..=4096)?.unwrap_or(64);
-    let keep_alive = seconds(&mut fields, "keep_alive_s", 1..=3600, 75)?;
-    let debug = fields.flag("debug")?.unwrap_or(false);
-    fields.finish()?;
-    Ok(ServerConfig {
-        listen,
-        workers,
-        max_body_bytes: max_body_bytes as usize,
-        max_prompts_per_request,
-        keep_alive,
-        debug,
     })
 }
 
@@ -329,15 +309,16 @@ fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
         Some("trace") => tracing::Level::TRACE,
         _ => tracing::Level::INFO,
     };
-    let format = match fields.word("format", &["text", "json"])? {
+    let format = match fields.word("format", &["auto", "text", "json"])? {
         Some("json") => LogFormat::Json,
-        _ => LogFormat::Text,
+        Some("text") => LogFormat::Text,
+        _ => LogFormat::Auto,
     };
     fields.finish()?;
     Ok(LogConfig { level, format })
 }
 
-fn seconds(
+pub(super) fn seconds(
     fields: &mut Fields<'_>,
     name: &'static str,
     range: std::ops::RangeInclusive<u64>,

@@ -4,6 +4,7 @@ use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
 use faser_engine::{K_LIMIT, TokenId};
 use serde_json::{Value, json};
 
+use super::prediction::prediction;
 use super::shapes::Shape;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
@@ -41,6 +42,8 @@ pub struct Parameters {
     pub include_stop: bool,
     /// Whether the model's own end tokens are ordinary ones.
     pub ignore_eos: bool,
+    /// What the client expects to get.
+    pub prediction: Option<String>,
     /// Cap on the speculative length.
     pub k_max: Option<usize>,
     /// Whether the answer is streamed.
@@ -96,6 +99,7 @@ pub(super) fn parameters(
             None => Vec::new(),
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        prediction: prediction(fields)?,
         k_max: speculation(fields)?,
         stream,
         include_usage,
@@ -110,7 +114,6 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
         &[json!({"type": "text"})],
         "the only format is {\"type\": \"text\"}",
     )?;
-    fields.neutral("prediction", &[], "predicted outputs are not offered")?;
     fields.neutral("length_penalty", &[json!(1), json!(1.0)], "beam search is not offered")?;
     fields.neutral("use_beam_search", &[json!(false)], "beam search is not offered")?;
     fields.neutral("skip_special_tokens", &[json!(true)], "special tokens are always left out")?;

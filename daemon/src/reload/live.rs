@@ -80,10 +80,6 @@ pub const LIVE: &[LiveKey] = &[
     },
 ];
 
-pub(super) fn is_live(key: &str) -> bool {
-    LIVE.iter().any(|live| live.key == key)
-}
-
 /// How engines decide by this config.
 pub fn tuning(config: &Config) -> Tuning {
     let speculation = &config.speculation;
