@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod control;
 mod device;
 mod dispatcher;
 mod drill;
@@ -39,12 +40,14 @@ mod spec;
 mod stream;
 mod submission;
 mod watchdog;
+mod watching;
 
 #[cfg(test)]
 mod ledger;
 #[cfg(test)]
 mod service_tests;
 
+pub use control::{Look, TuneError};
 pub use device::{
     CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes,
     ModelFacts, OnGpu,
@@ -71,3 +74,4 @@ pub use shed::Fallen;
 pub use spec::{PassLimits, ServiceSpec};
 pub use stream::{TokenStream, Update};
 pub use submission::Submission;
+pub use watching::{Recent, Seen};

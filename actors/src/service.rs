@@ -151,8 +151,7 @@ impl Service {
         Ok(service)
     }
 
-    /// For tests that speak to the dispatcher as a lane would.
-    #[cfg(test)]
+    /// The dispatcher's mailbox.
     pub(crate) fn dispatcher(&self) -> &Addr<FrontierDispatcher> {
         &self.0.dispatcher
     }

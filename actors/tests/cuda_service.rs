@@ -13,7 +13,7 @@ use faser_actors::{
     WatchdogConfig, probe_one, profile,
 };
 use faser_engine::cost::Reach;
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard};
@@ -123,6 +123,7 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
             partitions: Vec::new(),
             target_layers: 2,
             mechanisms: Mechanisms::default(),
+            speculation: SpeculationBounds::default(),
             slo: Slo::default(),
             prefix_cache: true,
         },

@@ -1,5 +1,5 @@
 //! Invariant 1: what is emitted for a request depends on (prompt, parameters, seed) alone. Random requests in random
-//! batches on random engines, with arrivals, cancellations, preemptions and lost devices in between, with rows pruned at
+//! batches on random engines, which are told to decide otherwise in the middle, with arrivals, cancellations, preemptions and lost devices in between, with rows pruned at
 //! random between any two layers and clients that go in the middle of a pass: each must get, bit for bit, the tokens of its
 //! solo run without speculation.
 //!
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cases::{Case, END, GRAMMARS, Got, pair, solo};
 use faser_actors::Dtype;
-use faser_engine::{EngineConfig, Event, FinishReason, TokenId};
+use faser_engine::{EngineConfig, Event, FinishReason, K_LIMIT, TokenId, Tuning};
 use rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
@@ -39,6 +39,7 @@ struct Tally {
     pruned: u64,
     pruned_in_vain: u64,
     gone_inside: u64,
+    tunings: u64,
     copied: u64,
     copied_accepted: u64,
     logprobs: u64,
@@ -200,6 +201,7 @@ fn in_a_batch(
     let mut to_come = cases.iter();
     let disturbed = random.chance(40);
     let mut device_may_fail = random.chance(20);
+    let tuned = random.chance(30);
     loop {
         let waiting = to_come.len() > 0;
         if waiting && (rig.plans.is_empty() || random.chance(30)) {
@@ -208,6 +210,9 @@ fn in_a_batch(
         } else if disturbed && random.chance(4) {
             let seq = random.one_of(cases).request.seq;
             rig.tell(Event::Cancel(seq));
+        } else if tuned && random.chance(8) {
+            tally.tunings += 1;
+            rig.tell(Event::Tune(tuning(config, random)));
         } else if device_may_fail && random.chance(4) {
             device_may_fail = false;
             tally.devices_lost += 1;
@@ -240,6 +245,22 @@ fn in_a_batch(
     cases.iter().map(|case| case.outcome(&mut rig)).collect()
 }
 
+/// Another way to decide, of those that an engine of this config can be told in the middle of everything.
+fn tuning(config: &EngineConfig, random: &mut Random) -> Tuning {
+    let other = random.config().tuning();
+    let partitions = config.partitions.len();
+    let pinned = partitions > 1 && random.chance(30);
+    let tuning = Tuning {
+        k_max: random.between(0, K_LIMIT),
+        partition: pinned.then(|| random.between(1, partitions - 1)),
+        max_running: random.between(1, config.max_running),
+        max_waiting: config.max_waiting,
+        ..other
+    };
+    assert_eq!(config.tunable(&tuning), Ok(()));
+    tuning
+}
+
 /// Chunks that bring the target's KV of a prompt forward without reaching its end.
 fn prefill_chunks(plan: &Plan) -> u64 {
     match plan {
@@ -270,6 +291,7 @@ impl Tally {
             ("pruned rows", self.pruned),
             ("rows pruned in vain", self.pruned_in_vain),
             ("clients that go inside a plan", self.gone_inside),
+            ("other ways to decide", self.tunings),
             ("copied proposals that were accepted", self.copied_accepted),
             ("copied proposals that were rejected", self.copied - self.copied_accepted),
             ("log-probabilities", self.logprobs),

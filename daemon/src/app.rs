@@ -3,14 +3,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{Constraint, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
-use faser_engine::TokenId;
+use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
+use faser_engine::{EngineConfig, TokenId};
 use faser_models::{ChatTemplate, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
-use crate::config::ServerConfig;
+use crate::config::{Config, ServerConfig};
+use crate::device::Machine;
 use crate::grammars::Grammars;
 use crate::http::Bodies;
 use crate::http::errors::ApiError;
@@ -39,6 +40,14 @@ pub struct Served {
     pub max_context: usize,
     /// Places for long texts that are being tokenized, which takes a core for a while.
     pub encoding: Semaphore,
+    /// The config that it was loaded by.
+    pub config: Config,
+    /// What the first replica runs on.
+    pub machine: Machine,
+    /// The first replica's device, with its partitions.
+    pub device: DeviceSpec,
+    /// The bounds that its engines were made with.
+    pub bounds: EngineConfig,
 }
 
 /// What a sequence is opened with beside its prompt and the request's parameters.
@@ -130,6 +139,8 @@ pub struct App {
     served: OnceLock<Arc<Served>>,
     loading: RwLock<String>,
     draining: AtomicBool,
+    /// Why nothing new is taken for now, if an operator has said so.
+    paused: RwLock<Option<&'static str>>,
 }
 
 impl App {
@@ -143,6 +154,7 @@ impl App {
             served: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),
             draining: AtomicBool::new(false),
+            paused: RwLock::new(None),
         }
     }
 
@@ -161,15 +173,41 @@ impl App {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    /// The daemon is on its way down.
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Takes nothing new until `None` is given, for this reason.
+    pub fn pause(&self, why: Option<&'static str>) {
+        *self.paused.write().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Why nothing new is taken for now, if an operator has said so.
+    pub fn paused(&self) -> Option<&'static str> {
+        *self.paused.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model pair as it is, whether requests are taken or not; none while it is loaded.
+    pub fn loaded(&self) -> Option<&Arc<Served>> {
+        self.served.get()
+    }
+
     /// The model pair, for a request that wants tokens from it.
     ///
     /// # Errors
-    /// 503: it is not loaded yet, or the daemon is on its way down.
+    /// 503: it is not loaded yet, an operator has it take nothing new, or the daemon is on its way down.
     pub fn served(&self) -> Result<&Arc<Served>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable(
                 "the server is shutting down and takes no new requests",
                 "draining",
+            ));
+        }
+        if let Some(why) = self.paused() {
+            return Err(ApiError::unavailable(
+                format!("the server takes no new requests for now: {why}"),
+                "drained",
             ));
         }
         self.served.get().ok_or_else(|| ApiError::unavailable(self.loading(), "loading"))
@@ -182,6 +220,9 @@ impl App {
     pub fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Ordering::Relaxed) {
             return Err("draining".to_owned());
+        }
+        if let Some(why) = self.paused() {
+            return Err(why.to_owned());
         }
         match self.served.get() {
             None => Err(self.loading()),
@@ -205,7 +246,8 @@ impl App {
         self.metrics.render()
     }
 
-    fn loading(&self) -> String {
+    /// How far loading is.
+    pub fn loading(&self) -> String {
         self.loading.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -3,6 +3,7 @@
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod access;
+pub mod admin;
 pub mod app;
 pub mod bench;
 pub mod check;
@@ -10,6 +11,7 @@ pub mod cli;
 pub mod compare;
 pub mod config;
 pub mod costs;
+pub mod ctl;
 pub mod device;
 pub mod error;
 pub mod fields;

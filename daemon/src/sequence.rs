@@ -116,6 +116,9 @@ pub enum SequenceError {
     /// The device went away under it, more often than is put up with.
     #[error("the device failed while it worked on this request; send it again")]
     DeviceFailed,
+    /// An operator ended it.
+    #[error("an operator of the server cancelled this request")]
+    Cancelled,
     /// The daemon is on its way down.
     #[error("the server is shutting down and did not finish this request")]
     Ended,
@@ -242,7 +245,7 @@ impl TextSequence {
                 Finish::Stop
             }
             FinishReason::Length => Finish::Length,
-            FinishReason::Cancelled => return Err(self.broken(SequenceError::Ended)),
+            FinishReason::Cancelled => return Err(self.broken(SequenceError::Cancelled)),
             FinishReason::DeviceFailed => return Err(self.broken(SequenceError::DeviceFailed)),
         };
         let rest = self.detokenizer.finish();

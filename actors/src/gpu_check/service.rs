@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId};
 use faser_kernels::cuda::check::{CheckResult, Report, Setting, StrayArgs};
 use faser_kernels::cuda::{BLOCK_SIZE, CudaLane, Share, probe_one};
 use faser_kernels::{Dtype, Isa, Sampling};
@@ -143,6 +143,7 @@ impl Pair {
                 partitions: Vec::new(),
                 target_layers: self.target.config().layers,
                 mechanisms: Mechanisms::default(),
+                speculation: SpeculationBounds::default(),
                 slo: Slo::default(),
                 prefix_cache: true,
             },

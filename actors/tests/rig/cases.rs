@@ -3,7 +3,9 @@
 use crate::rig::{PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Constraint, Dtype, LaneRequest, LogprobBoard, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
+use faser_engine::{
+    EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+};
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Grammar, GrammarCompiler, GrammarSource, Tokenizer};
 use std::sync::{Arc, LazyLock};
@@ -109,6 +111,7 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
         partitions: Vec::new(),
         target_layers: 0,
         mechanisms: Mechanisms::default(),
+        speculation: SpeculationBounds::default(),
         slo: Slo::default(),
         prefix_cache: false,
     };
@@ -201,6 +204,7 @@ impl Random {
                 prune: self.chance(80),
                 lookup: self.chance(80),
             },
+            speculation: SpeculationBounds::default(),
             slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
             prefix_cache: self.chance(50),
         }

@@ -1,5 +1,6 @@
 //! Configuration: one YAML file, read once into one validated `Config`. Every key has a default.
 
+mod admin;
 pub mod changes;
 mod drills;
 pub mod raw;
@@ -21,6 +22,7 @@ use faser_engine::{Mechanisms, Policy, Slo};
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
+pub use self::admin::{AdminConfig, AdminSocket};
 pub use self::server::{ServerConfig, TlsConfig};
 pub use self::shape::NamedShape;
 
@@ -39,6 +41,8 @@ pub struct ConfigError {
 pub struct Config {
     /// The HTTP side.
     pub server: ServerConfig,
+    /// The operators' side.
+    pub admin: AdminConfig,
     /// The model pair.
     pub model: ModelConfig,
     /// Where it runs.
@@ -70,6 +74,10 @@ pub struct SpeculationConfig {
     pub mechanisms: Mechanisms,
     /// Latency targets of every request.
     pub slo: Slo,
+    /// Cap on the speculative length of every sequence; `None` leaves it to the policy.
+    pub k_max: Option<usize>,
+    /// The one partition, counted from 1, that is used while both lanes work; `None` leaves the choice to the policy.
+    pub partition: Option<usize>,
 }
 
 /// The model pair.

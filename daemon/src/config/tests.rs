@@ -33,6 +33,7 @@ fn the_teaching_file_says_every_default() {
         "allow_public_without_keys api_keys_file body_timeout_s debug header_timeout_s keep_alive_s listen max_body_bytes \
          max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
     );
+    assert_eq!(keys("admin"), "group socket");
     assert_eq!(keys("model"), "draft dtype name target");
     assert_eq!(
         keys("device"),
@@ -40,7 +41,7 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
-    assert_eq!(keys("speculation"), "cost_cache lookup overlap policy prune slo trim");
+    assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune slo trim");
     assert_eq!(keys("log"), "format level");
 }
 

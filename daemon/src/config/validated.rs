@@ -8,6 +8,7 @@ use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
+use super::admin::admin;
 use super::drills::drills;
 use super::raw::Document;
 use super::server::server;
@@ -40,6 +41,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         Fields::new(name, value)
     };
     let server = server(section("server")?, folder)?;
+    let admin = admin(section("admin")?, folder)?;
     let model = model(section("model")?, folder)?;
     let device = device(section("device")?, &model)?;
     let kv = kv(section("kv")?)?;
@@ -51,6 +53,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     root.finish()?;
     Ok(Config {
         server,
+        admin,
         model,
         device,
         topology,
@@ -124,6 +127,8 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     Ok(ModelConfig { name: name.map(str::to_owned), source, dtype })
 }
 
+/// Partitions beside the whole device.
+const MOST_PARTITIONS: usize = 8;
 /// Ranks of a group: more would only wait for each other.
 const MOST_RANKS: usize = 64;
 /// Replicas of one daemon.
@@ -227,7 +232,7 @@ fn partitions(fields: &mut Fields<'_>) -> Result<Option<Vec<u32>>, FieldError> {
     let Some(items) = fields.list("partitions")? else { return Ok(None) };
     let sms = |item| whole(&path, item, 1..=4096).map(|sms| sms as u32);
     let partitions = items.iter().map(sms).collect::<Result<Vec<u32>, _>>()?;
-    if partitions.len() > 8 || !partitions.is_sorted_by(|a, b| a < b) {
+    if partitions.len() > MOST_PARTITIONS || !partitions.is_sorted_by(|a, b| a < b) {
         let wanted = "up to 8 numbers of SMs for drafting, ascending, such as [16, 32, 64]; [] for none";
         return Err(wrong_value(&path, wanted, &items.into()));
     }
@@ -272,6 +277,8 @@ fn speculation(
         Some(targets) => slo(targets)?,
         None => Slo::default(),
     };
+    let k_max = fields.size("k_max", 0..=K_LIMIT)?;
+    let partition = fields.size("partition", 1..=MOST_PARTITIONS)?;
     let cost_cache = match fields.text("cost_cache")? {
         None => CostCache::Standard,
         Some("none") => CostCache::Off,
@@ -279,7 +286,7 @@ fn speculation(
         Some(path) => CostCache::Folder(folder.join(path)),
     };
     fields.finish()?;
-    Ok((SpeculationConfig { policy, mechanisms, slo }, cost_cache))
+    Ok((SpeculationConfig { policy, mechanisms, slo, k_max, partition }, cost_cache))
 }
 
 fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {

@@ -187,6 +187,7 @@ impl From<SequenceError> for ApiError {
         match err {
             SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
             SequenceError::Grammar(_) => ApiError::bad_request(err.to_string(), None, "grammar_too_large"),
+            SequenceError::Cancelled => ApiError::internal(err.to_string(), "cancelled"),
             SequenceError::Ended => ApiError::unavailable(err.to_string(), "shutting_down"),
         }
     }

@@ -23,6 +23,8 @@ mod tokenize;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use debug::{chrome_trace, no_replica};
+
 use actix_web::http::{Method, StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
 
