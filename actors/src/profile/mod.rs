@@ -96,9 +96,9 @@ pub fn profile(
                     (drafts.into_iter().flatten().collect(), cuda.group.deadline);
                 let draft = match drafts.is_empty() {
                     true => PassCost::nothing(),
-                    false => told(spec.on_sms(drafts, true, deadline)?),
+                    false => told(spec.on_sms(&drafts, true, deadline)?),
                 };
-                costs.push(PartitionCosts { draft, verify: told(spec.on_sms(targets, false, deadline)?) });
+                costs.push(PartitionCosts { draft, verify: told(spec.on_sms(&targets, false, deadline)?) });
             }
         }
     }
@@ -167,7 +167,7 @@ impl ProfileSpec<'_> {
     /// What the first rank measures of a model's shards, each with its share of its GPU; the others do what it does.
     fn on_sms(
         &self,
-        shards: Vec<(Arc<CudaModel>, Arc<Share>)>,
+        shards: &[(Arc<CudaModel>, Arc<Share>)],
         drafts: bool,
         deadline: Duration,
     ) -> Result<PassCost, ServiceError> {

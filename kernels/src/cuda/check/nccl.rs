@@ -95,15 +95,17 @@ fn on_both<T: Send>(
 
 fn sums(gpu: &std::sync::Arc<Gpu>, seat: &NcclSeat, setting: &Setting) -> Result<Found, CudaError> {
     let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
+    let (rank, len) = (seat.rank(), setting.size(1 << 18, 1 << 8));
+    // Before anything is asked for: on one GPU an allocation would wait for the other rank's call, which waits for this rank.
+    let mut arena = Arena::new(gpu, (3 + RANKS) * 4 * len + 256, "a check of sums")?;
+    let memory = DeviceBuffer::zeroed(gpu, SIZES[SIZES.len() - 1], "sums to be timed")?;
     let (before, _) = gpu.memory()?;
     lane.join(seat)?;
     let (after, _) = gpu.memory()?;
     let mut found = Found { bytes: before.saturating_sub(after), ..Found::default() };
-    let (rank, len) = (lane.rank(), setting.size(1 << 18, 1 << 8));
     // Whole numbers, so that any order of adding gives the same.
     let value = |rank: usize, i: usize| ((i * 31 + rank * 7) % 97) as f32;
     let sum = |i| (0..RANKS).map(|rank| value(rank, i)).sum::<f32>();
-    let mut arena = Arena::new(gpu, (3 + RANKS) * 4 * len + 256, "a check of sums")?;
     let floats: Vec<f32> = (0..len).map(|i| value(rank, i)).collect();
     let halves: Vec<half::bf16> = floats.iter().map(|x| half::bf16::from_f32(*x)).collect();
     let words: Vec<u32> = (0..len as u32).map(|i| 0xff80_0000 ^ i ^ rank as u32).collect();
@@ -125,7 +127,6 @@ fn sums(gpu: &std::sync::Arc<Gpu>, seat: &NcclSeat, setting: &Setting) -> Result
     found.halves = arena.get::<half::bf16>(halves).iter().enumerate().all(|(i, x)| x.to_f32() == sum(i));
     let word = |at: usize| 0xff80_0000 ^ (at % len) as u32 ^ (at / len) as u32;
     found.gathered = arena.get::<u32>(all).iter().enumerate().all(|(at, x)| *x == word(at));
-    let memory = DeviceBuffer::zeroed(gpu, SIZES[SIZES.len() - 1], "sums to be timed")?;
     for bytes in sizes(setting) {
         let calls = setting.size(CALLS, 2);
         let mut time = 0.0;
@@ -148,12 +149,12 @@ fn lost(ordinals: [usize; RANKS], report: &mut Report<'_>) -> CheckResult {
     let over = Barrier::new(RANKS);
     let found = on_both(ordinals, LOST, |gpu, seat| {
         let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
+        let memory = DeviceBuffer::zeroed(gpu, 4096, "a sum that is not to be")?;
         lane.join(seat)?;
         if lane.rank() > 0 {
             over.wait();
             return Ok(None);
         }
-        let memory = DeviceBuffer::zeroed(gpu, 4096, "a sum that is not to be")?;
         let started = Instant::now();
         let asked = lane.all_reduce_sum(memory.ptr(), 1024, Element::F32);
         let noticed = asked.and_then(|()| lane.wait(&mut || {}));
