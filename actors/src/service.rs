@@ -151,8 +151,7 @@ impl Service {
         Ok(service)
     }
 
-    /// For tests that speak to the dispatcher as a lane would.
-    #[cfg(test)]
+    /// The dispatcher's mailbox.
     pub(crate) fn dispatcher(&self) -> &Addr<FrontierDispatcher> {
         &self.0.dispatcher
     }
@@ -174,14 +173,22 @@ impl Service {
         submitted: Instant,
     ) -> Result<TokenStream, SubmitError> {
         let inner = &*self.0;
-        inner.check(&submission)?;
+        submission.check(inner.vocab, inner.on_gpu)?;
         let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
         // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
         let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
-        let Submission { prompt, sampling, max_new_tokens, stop_tokens, prediction, k_max, logprobs } =
-            submission;
+        let Submission {
+            prompt,
+            sampling,
+            max_new_tokens,
+            stop_tokens,
+            prediction,
+            k_max,
+            logprobs,
+            constraint,
+        } = submission;
         let request = Request {
             seq,
             prompt: prompt.into(),
@@ -193,7 +200,7 @@ impl Service {
             whole_prompt: logprobs.as_ref().is_some_and(|board| board.wants_prompt()),
             slo: Slo::default(),
         };
-        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs });
+        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });
         let submit = Submit { request, for_lanes, submitted, verdict };
         let sent = inner.serving().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
@@ -345,37 +352,6 @@ async fn start_dispatcher(
 }
 
 impl Inner {
-    /// What only this crate can check before a request may touch a lane.
-    fn check(&self, submission: &Submission) -> Result<(), SubmitError> {
-        let invalid = |text: String| Err(SubmitError::Invalid(text));
-        if let Err(error) = submission.sampling.validate() {
-            return invalid(error.to_string());
-        }
-        if self.on_gpu && submission.logprobs.is_some() {
-            return invalid(
-                "log-probabilities are not offered on a GPU yet; leave out `logprobs`".to_owned(),
-            );
-        }
-        if self.on_gpu && submission.sampling.min_tokens > 0 {
-            return invalid("`min_tokens` is not offered on a GPU yet; leave it out".to_owned());
-        }
-        let unknown = |&&token: &&TokenId| token as usize >= self.vocab;
-        if let Some(token) = submission.prompt.iter().find(unknown) {
-            return invalid(format!(
-                "prompt token {token} is not in the vocabulary of {} entries",
-                self.vocab
-            ));
-        }
-        let mut biased = submission.sampling.logit_bias.iter().map(|(token, _)| token);
-        if let Some(token) = biased.find(unknown) {
-            return invalid(format!(
-                "logit_bias token {token} is not in the vocabulary of {} entries",
-                self.vocab
-            ));
-        }
-        Ok(())
-    }
-
     fn open_for_requests(&self) -> Result<(), SubmitError> {
         if self.draining.load(Ordering::SeqCst) {
             return Err(SubmitError::Draining);

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::compare::CompareArgs;
 use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
+use crate::ctl::CtlArgs;
 use crate::gpu_check::GpuCheckArgs;
 use crate::manual::{CompletionsArgs, ManArgs};
 use crate::sim::SimArgs;
@@ -17,6 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   faser serve                                     the demo pair on http://127.0.0.1:8000
   faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
+  faser ctl status                                what does the running daemon do?
   faser check -c my.yaml                          is this config right, and does it fit this machine?
   faser plan -c configs/plans/h100x8.yaml         which GPUs would hold what, and would it fit?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
@@ -52,6 +54,8 @@ pub enum Command {
     Compare(Box<CompareArgs>),
     /// Compare policies in the simulator: the real engine on a model of a device.
     Sim(Box<SimArgs>),
+    /// Ask a running daemon something, or change how it works, by its admin socket.
+    Ctl(CtlArgs),
     /// Check a GPU: kernels against the CPU, splits of its SMs, and how fast it is.
     GpuCheck(GpuCheckArgs),
     /// Print completions for a shell.
@@ -68,7 +72,7 @@ Without -c the demo pair is served. configs/laptop.yaml has every key with its d
 Examples:
   faser serve
   faser serve --policy off                        plain decoding, to compare
-  faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines")]
+  faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines; needs API keys")]
 pub struct ServeArgs {
     /// Config file (YAML).
     #[arg(short, long, value_name = "FILE")]

@@ -2,6 +2,8 @@
 //! `completions` and `man`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
+pub mod access;
+pub mod admin;
 pub mod app;
 pub mod bench;
 pub mod check;
@@ -9,13 +11,17 @@ pub mod cli;
 pub mod compare;
 pub mod config;
 pub mod costs;
+pub mod ctl;
 pub mod device;
 pub mod error;
 pub mod fields;
 pub mod figures;
+pub mod fuzz;
 pub mod generate;
 pub mod gpu_check;
+pub mod grammars;
 pub mod http;
+mod listen;
 pub mod load;
 mod locate;
 pub mod log;

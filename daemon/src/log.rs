@@ -13,6 +13,7 @@ use tracing_subscriber::registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::admin::audit;
 use crate::config::{LogConfig, LogFormat};
 use journal::{Prioritized, stderr_is_journal};
 
@@ -75,5 +76,7 @@ pub fn last_words(err: &dyn Display) {
 fn levels(level: Level) -> Targets {
     // The HTTP library tells of its workers at `info`; nobody asked for that.
     let library = if level == Level::INFO { Level::WARN } else { level };
-    Targets::new().with_default(level).with_target("actix_server", library)
+    // What operators change is always written.
+    let audit = level.max(Level::INFO);
+    Targets::new().with_default(level).with_target("actix_server", library).with_target(audit::TARGET, audit)
 }

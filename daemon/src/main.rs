@@ -6,7 +6,7 @@ use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
 use faser::reload::Reload;
-use faser::{bench, check, compare, generate, gpu_check, log, manual, output, plan, serve, sim};
+use faser::{bench, check, compare, ctl, generate, gpu_check, log, manual, output, plan, serve, sim};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -27,7 +27,8 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             let document = args.document()?;
             let config = args.config_of(&document)?;
             let level = log::start(config.log);
-            Ok(system.block_on(serve::serve(config, Reload::new(args, document, level)))?)
+            let reload = Reload::new(args, document, config.clone(), level);
+            Ok(system.block_on(serve::serve(config, reload))?)
         }
         Command::Check(args) => {
             let config = args.load_config()?;
@@ -61,6 +62,10 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             sim::sim(&args)?;
             Ok(0)
         }
+        Command::Ctl(args) => Ok(ctl::ctl(&args).unwrap_or_else(|err| {
+            eprintln!("error: {err}");
+            err.exit_status()
+        })),
         Command::Completions(args) => {
             output::line(manual::completions(&args).trim_end())?;
             Ok(0)

@@ -6,6 +6,7 @@
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,11 @@ use actix_web::dev::ServerHandle;
 use actix_web::middleware::from_fn;
 use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
+use tokio::sync::Mutex;
 
+use crate::access::Access;
+use crate::admin::peer::Operators;
+use crate::admin::{self, Admin};
 use crate::app::{App, Served};
 use crate::config::{Config, sizes};
 use crate::error::DaemonError;
@@ -23,7 +28,7 @@ use crate::progress::Display;
 use crate::reload::Reload;
 use crate::signals::{Hangups, Signals};
 use crate::systemd::{self, Sockets, Status, notify};
-use crate::{http, metrics, output};
+use crate::{http, listen, metrics, output};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
 const FLUSH_TIMEOUT_S: u64 = 2;
@@ -38,11 +43,17 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// # Errors
 /// The port cannot be had, or the models cannot be served.
 pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonError> {
-    let handed_over = Sockets::take().http()?;
+    let mut sockets = Sockets::take();
+    let (handed_over, for_admin) = (sockets.http()?, sockets.admin()?);
     let mut signals = Signals::take_over()?;
     let mut hangups = Hangups::take_over()?;
     let recorder = metrics::install()?;
-    let app = web::Data::new(App::new(config.server.clone(), recorder.clone()));
+    let access = Arc::new(Access::load(&config.server)?);
+    reload.manage(Arc::clone(&access));
+    let app = web::Data::new(App::new(config.server.clone(), access, recorder.clone()));
+    let reload = Arc::new(Mutex::new(reload));
+    // Before the port: who cannot have one of the two does not begin.
+    let admin = administer(&config, for_admin, &app, &reload)?;
     let (address, http) = bind(&config, &app, handed_over)?;
     actix_web::rt::spawn(async move {
         loop {
@@ -50,10 +61,9 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
             recorder.run_upkeep();
         }
     });
-    if !address.ip().is_loopback() {
+    if app.access.keys().is_empty() && !address.ip().to_canonical().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
-    let drain_timeout = config.drain_timeout;
     let (served, machine) = tokio::select! {
         served = start(config, app.clone()) => served?,
         signal = signals.next() => {
@@ -63,20 +73,29 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
         }
     };
     app.serve(Arc::clone(&served));
-    announce(&served.name, &machine, address);
-    let status = Rc::new(Status::ready(app.clone(), Arc::clone(&served), address));
+    let scheme = if app.limits.tls.is_some() { "https" } else { "http" };
+    announce(&served.name, &machine, &local(scheme, address), !app.access.keys().is_empty());
+    let url = format!("{scheme}://{address}");
+    let status = Rc::new(Status::ready(app.clone(), Arc::clone(&served), url));
     let telling = keep_telling(&status, &served);
     let signal = loop {
         tokio::select! {
             signal = signals.next() => break signal,
-            () = hangups.next() => status.reloaded(look_again(&mut reload)),
+            () = hangups.next() => status.reloaded(look_again(&reload, &served).await),
         }
     };
+    let drain_timeout = reload.lock().await.config().drain_timeout;
     tracing::info!(signal = signal.name, active = served.service.active(), ?drain_timeout, "draining");
     app.start_draining();
     status.stopping(drain_timeout + STOP_TIMEOUT + 2 * Duration::from_secs(FLUSH_TIMEOUT_S));
     tokio::select! {
-        () = drain(&served, telling, http, drain_timeout) => Ok(0),
+        () = drain(&served, telling, http, drain_timeout) => {
+            if let Some((_, admin)) = &admin {
+                admin.stop(true).await;
+            }
+            tracing::info!("ended");
+            Ok(0)
+        }
         signal = signals.next() => {
             tracing::warn!(signal = signal.name, "ended at once, with sequences in flight");
             Ok(signal.exit_status())
@@ -106,12 +125,13 @@ fn keep_telling(status: &Rc<Status>, served: &Arc<Served>) -> Telling {
 }
 
 /// SIGHUP: what came of it, in words.
-fn look_again(reload: &mut Reload) -> String {
+async fn look_again(reload: &Mutex<Reload>, served: &Served) -> String {
     notify::reloading();
-    match reload.run() {
+    match reload.lock().await.run(Some(&served.service)).await {
         Ok(changes) => {
-            for key in &changes.restart {
-                tracing::warn!(key, "changed in the config file, but needs a restart");
+            for change in &changes.restart {
+                let why = change.why.as_deref();
+                tracing::warn!(key = change.key, why, "changed in the config file, but needs a restart");
             }
             tracing::info!("reloaded: {changes}");
             changes.to_string()
@@ -123,30 +143,67 @@ fn look_again(reload: &mut Reload) -> String {
     }
 }
 
+/// The admin socket, if there is to be one: handed over, or made.
+fn administer(
+    config: &Config,
+    handed_over: Option<UnixListener>,
+    app: &web::Data<App>,
+    reload: &Arc<Mutex<Reload>>,
+) -> Result<Option<(admin::socket::Socket, ServerHandle)>, DaemonError> {
+    let operators = Operators::new(config.admin.group.as_deref()).map_err(DaemonError::AdminGroup)?;
+    let socket = match (handed_over, admin::socket::place(&config.admin)) {
+        (Some(listener), _) => admin::socket::handed_over(listener),
+        (None, Some(path)) => admin::socket::listen(&path, &operators)?,
+        (None, None) => return Ok(None),
+    };
+    let admin = web::Data::new(Admin::new(app.clone(), Arc::clone(reload), operators));
+    let handle = admin::serve(&socket, admin)?;
+    Ok(Some((socket, handle)))
+}
+
 /// Binds and begins to answer: /health at once, everything else with 503 until `App::serve`.
 fn bind(
     config: &Config,
     app: &web::Data<App>,
     handed_over: Option<TcpListener>,
 ) -> Result<(SocketAddr, ServerHandle), DaemonError> {
-    let asked = config.server.listen;
+    let address = handed_over.as_ref().and_then(|socket| socket.local_addr().ok());
+    let asked = address.unwrap_or(config.server.listen);
+    app.access.listen(asked, &config.server)?;
     let shared = app.clone();
+    let tls = app.access.tls()?;
+    let workers = config.server.workers;
+    let limits = &config.server;
     let server = HttpServer::new(move || {
-        actix_web::App::new().app_data(shared.clone()).wrap(from_fn(http::observe)).configure(http::routes)
+        actix_web::App::new()
+            .app_data(shared.clone())
+            .wrap(from_fn(http::authorize))
+            .wrap(from_fn(http::observe))
+            .configure(http::routes)
     })
-    .workers(config.server.workers)
-    .keep_alive(config.server.keep_alive)
+    .workers(workers)
+    .max_connections(listen::connections(limits.max_connections).div_ceil(workers))
+    .keep_alive(limits.keep_alive)
+    .client_request_timeout(limits.header_timeout)
+    .tls_handshake_timeout(limits.header_timeout)
     // A client that closes its side is gone: its sequences are cancelled, also before their first byte.
     .h1_allow_half_closed(false)
     .shutdown_timeout(FLUSH_TIMEOUT_S)
     .disable_signals();
-    let bound = match handed_over {
+    let socket = match handed_over {
         Some(socket) => {
             tracing::info!("listening on the socket that was handed over, not on `server.listen`");
-            server.listen(socket)
+            Ok(socket)
         }
-        None => server.bind(asked),
+        None => listen::open(asked),
     };
+    let bound = socket.and_then(|socket| {
+        listen::bound(&socket, limits.write_timeout)?;
+        match tls {
+            Some(tls) => server.listen_rustls_0_23(socket, tls),
+            None => server.listen(socket),
+        }
+    });
     let server = bound.map_err(|source| DaemonError::Bind { address: asked, source })?;
     let address = server.addrs().first().copied().unwrap_or(asked);
     let server = server.run();
@@ -194,16 +251,22 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, Stri
     Ok((Arc::new(loaded.start().await?), machine))
 }
 
-/// The lines a person, or a script, waits for.
-fn announce(name: &str, machine: &str, mut address: SocketAddr) {
+/// Where clients of this machine find the API.
+fn local(scheme: &str, mut address: SocketAddr) -> String {
     if address.ip().is_unspecified() {
         address.set_ip(Ipv4Addr::LOCALHOST.into());
     }
+    format!("{scheme}://{address}")
+}
+
+/// The lines a person, or a script, waits for.
+fn announce(name: &str, machine: &str, url: &str, with_key: bool) {
+    let header = if with_key { " -H 'authorization: Bearer YOUR_KEY'" } else { "" };
     let body = format!(
         r#"{{"model": "{name}", "prompt": "Returns the number of elements in the", "max_tokens": 64, "temperature": 0, "stream": true}}"#
     );
     let lines = format!(
-        "device: {machine}\nready: serving {name} on http://{address}\ntry: curl -N http://{address}/v1/completions -d '{body}'"
+        "device: {machine}\nready: serving {name} on {url}\ntry: curl -N{header} {url}/v1/completions -d '{body}'"
     );
     // Nobody may be reading; that is no reason to end.
     if let Err(err) = output::line(&lines) {
@@ -224,5 +287,4 @@ async fn drain(served: &Served, telling: Telling, http: ServerHandle, timeout: D
         tracing::error!("the service does not stop: its threads are left behind");
     }
     http.stop(true).await;
-    tracing::info!("ended");
 }

@@ -155,6 +155,11 @@ impl Replicas {
         self.0.words()
     }
 
+    /// The load of each engine, as of the last event that it handled.
+    pub fn views(&self) -> Vec<LoadView> {
+        self.services().map(Service::view).collect()
+    }
+
     /// The engines' loads added up, as of the last event that each handled.
     pub fn view(&self) -> LoadView {
         let mut views = self.services().map(Service::view);
@@ -226,7 +231,7 @@ impl Replicas {
         }
     }
 
-    fn services(&self) -> impl Iterator<Item = &Service> {
+    pub(crate) fn services(&self) -> impl Iterator<Item = &Service> {
         self.0.replicas.iter().map(|replica| &replica.service)
     }
 }

@@ -9,9 +9,10 @@ use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::error::InternalError;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::Next;
-use actix_web::{Error, HttpResponse, web};
+use actix_web::{Error, HttpMessage, HttpResponse, web};
 use tracing::{Instrument, Span};
 
+use super::authorize::KeyName;
 use super::errors::ApiError;
 use crate::random;
 
@@ -44,7 +45,11 @@ pub async fn observe<B: MessageBody + 'static>(
         error.log(&route);
     }
     let head_ms = started.elapsed().as_secs_f64() * 1e3;
-    tracing::debug!(%method, route, status = status.as_u16(), head_ms, "request answered");
+    let key = outcome
+        .as_ref()
+        .ok()
+        .and_then(|response| response.request().extensions().get::<KeyName>().map(|key| key.0.clone()));
+    tracing::debug!(%method, route, key, status = status.as_u16(), head_ms, "request answered");
     let id = HeaderValue::from_str(&id).ok();
     match outcome {
         Ok(mut response) => {

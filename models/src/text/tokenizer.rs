@@ -55,7 +55,11 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    pub(super) fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
+    /// Reads a `tokenizer.json`; `path` is named in errors.
+    ///
+    /// # Errors
+    /// It is no tokenizer, or one whose text cannot be streamed.
+    pub fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| ModelError::format(path, &e))?;
         // A prompt must never be cut or filled up silently.
         inner.with_truncation(None).map_err(|e| ModelError::format(path, &e))?;
@@ -144,6 +148,16 @@ impl Tokenizer {
         } else {
             // SentencePiece writes spaces in this way.
             token.replace('\u{2581}', " ").into_bytes()
+        }
+    }
+
+    /// Whether a token is one of the tokenizer's own marks rather than text.
+    pub fn is_special(&self, id: u32) -> bool {
+        match &self.kind {
+            Kind::Synthetic => false,
+            Kind::Hf { inner, .. } => inner
+                .id_to_token(id)
+                .is_some_and(|token| inner.get_added_vocabulary().is_special_token(&token)),
         }
     }
 
