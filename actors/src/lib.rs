@@ -46,13 +46,13 @@ mod ledger;
 mod service_tests;
 
 pub use device::{
-    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts,
-    OnGpu,
+    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes,
+    ModelFacts, OnGpu,
 };
 pub use drill::{Drill, DrillFault};
 pub use error::{ServiceError, SubmitError};
 pub use failures::WatchdogConfig;
-pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, probe_one};
+pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, nccl_version, probe_one};
 pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
 pub use faser_kernels::{Dtype, Isa, Sampling};
 pub use health::DeviceStatus;

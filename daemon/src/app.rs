@@ -7,9 +7,12 @@ use faser_actors::{Constraint, LogprobBoard, Replicas, Sampling, Submission, Sub
 use faser_engine::TokenId;
 use faser_models::{ChatTemplate, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::Semaphore;
 
+use crate::access::Access;
 use crate::config::ServerConfig;
 use crate::grammars::Grammars;
+use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
 use crate::sequence::{Reading, TextSequence};
@@ -34,10 +37,25 @@ pub struct Served {
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
     pub max_context: usize,
+    /// Places for long texts that are being tokenized, which takes a core for a while.
+    pub encoding: Semaphore,
+}
+
+/// What a sequence is opened with, beside its prompt and its request's parameters.
+#[derive(Default)]
+pub struct Opening<'a> {
+    /// Which choice of its prompt it is.
+    pub number: usize,
+    /// The prompt's text, if its own begins with that.
+    pub echo: Option<String>,
+    /// What the client expects it to be.
+    pub prediction: Vec<TokenId>,
+    /// What it has to follow.
+    pub grammar: Option<&'a Grammar>,
 }
 
 impl Served {
-    /// Opens a sequence for choice `number` of a prompt, whose text begins with `echo` and follows `grammar`, if there are any. When the request does not say how
+    /// Opens a sequence for one choice of a prompt. When the request does not say how
     /// many tokens it wants, it gets `max_new_tokens`, but no more than the context has left; `None` is all of that.
     ///
     /// # Errors
@@ -46,11 +64,10 @@ impl Served {
         &self,
         prompt: &Arc<[TokenId]>,
         parameters: &Parameters,
-        number: usize,
         max_new_tokens: Option<usize>,
-        echo: Option<String>,
-        grammar: Option<&Grammar>,
+        opening: Opening<'_>,
     ) -> Result<TextSequence, SubmitError> {
+        let Opening { number, echo, prediction, grammar } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {
@@ -91,7 +108,7 @@ impl Served {
             // The prompt alone: the one token that comes tells that it is computed, whichever it is.
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
-            prediction: Vec::new(),
+            prediction,
             k_max: parameters.k_max,
             logprobs,
             constraint,
@@ -105,6 +122,10 @@ impl Served {
 pub struct App {
     /// The limits of the HTTP side.
     pub limits: ServerConfig,
+    /// Who may come.
+    pub access: Arc<Access>,
+    /// The bodies that are being read.
+    pub bodies: Bodies,
     metrics: PrometheusHandle,
     served: OnceLock<Arc<Served>>,
     loading: RwLock<String>,
@@ -113,9 +134,11 @@ pub struct App {
 
 impl App {
     /// A daemon that has yet to load its models.
-    pub fn new(limits: ServerConfig, metrics: PrometheusHandle) -> App {
+    pub fn new(limits: ServerConfig, access: Arc<Access>, metrics: PrometheusHandle) -> App {
         App {
             limits,
+            access,
+            bodies: Bodies::default(),
             metrics,
             served: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),

@@ -1,6 +1,8 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim` and `gpu-check`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `gpu-check`,
+//! `completions` and `man`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
+pub mod access;
 pub mod app;
 pub mod bench;
 pub mod check;
@@ -12,13 +14,16 @@ pub mod device;
 pub mod error;
 pub mod fields;
 pub mod figures;
+pub mod fuzz;
 pub mod generate;
 pub mod gpu_check;
 pub mod grammars;
 pub mod http;
+mod listen;
 pub mod load;
 mod locate;
 pub mod log;
+pub mod manual;
 pub mod metrics;
 pub mod output;
 mod pair;

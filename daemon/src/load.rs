@@ -10,6 +10,7 @@ use faser_actors::{
 use faser_engine::{EngineConfig, FinishReason, TokenId};
 use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
 use faser_topology::{DraftPlace, KvPools};
+use tokio::sync::Semaphore;
 
 use crate::app::Served;
 use crate::config::{Config, ModelSource};
@@ -20,6 +21,9 @@ use crate::grammars::Grammars;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
 use crate::sequence::SequenceError;
+
+/// Long texts that are tokenized at once; the lanes need the cores too.
+const LONG_TEXTS_AT_ONCE: usize = 2;
 
 /// A pair with its weights in memory and its place on the device; nothing runs yet.
 pub struct Loaded {
@@ -152,6 +156,7 @@ impl Loaded {
             grammars,
             vocab,
             max_context,
+            encoding: Semaphore::new(LONG_TEXTS_AT_ONCE),
         })
     }
 }

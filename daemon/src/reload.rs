@@ -1,5 +1,8 @@
 //! SIGHUP: reads the config file again, applies what can change in a running daemon, and says what has to wait for a restart.
 
+use std::sync::Arc;
+
+use crate::access::{Access, Renewal};
 use crate::cli::ServeArgs;
 use crate::config::ConfigError;
 use crate::config::changes::{changed, value, with};
@@ -14,6 +17,7 @@ pub struct Reload {
     args: ServeArgs,
     running: Document,
     level: LogLevel,
+    access: Option<Arc<Access>>,
 }
 
 /// What a reload found, as keys of the config file.
@@ -28,7 +32,12 @@ pub struct Changes {
 impl Reload {
     /// `running` is what `args` stood for at the start.
     pub fn new(args: ServeArgs, running: Document, level: LogLevel) -> Reload {
-        Reload { args, running, level }
+        Reload { args, running, level, access: None }
+    }
+
+    /// From now on keys are read again too, also if the config has not changed.
+    pub fn manage(&mut self, access: Arc<Access>) {
+        self.access = Some(access);
     }
 
     /// Reads the file again, with the same flags of the command line over it.
@@ -38,14 +47,22 @@ impl Reload {
     pub fn run(&mut self) -> Result<Changes, ConfigError> {
         let document = self.args.document()?;
         let config = self.args.config_of(&document)?;
-        let (applied, restart): (Vec<_>, Vec<_>) =
-            changed(&self.running, &document)?.into_iter().partition(|key| LIVE.contains(&key.as_str()));
+        let renewal = self.access.as_ref().map(|access| access.read(&config.server)).transpose()?;
+        let more = self.access.as_ref().map_or(&[][..], |access| access.live(&config.server));
+        let live = |key: &String| LIVE.contains(&key.as_str()) || more.contains(&key.as_str());
+        let (mut applied, restart): (Vec<_>, Vec<_>) =
+            changed(&self.running, &document)?.into_iter().partition(live);
         for key in &applied {
             self.running = with(&self.running, key, value(&document, key));
         }
         // Also when it is the same: an operator may ask again for what somebody else has changed.
         if !self.level.set(config.log.level) {
             tracing::warn!("`log.level` cannot be changed in this process");
+        }
+        for changed in renewal.map_or_else(Vec::new, Renewal::apply) {
+            if !applied.iter().any(|key| key == changed) {
+                applied.push(changed.to_owned());
+            }
         }
         Ok(Changes { applied, restart })
     }

@@ -17,7 +17,7 @@ mod shard;
 pub mod synthetic;
 mod text;
 
-pub use checkpoint::weight_files;
+pub use checkpoint::{check_header, weight_files};
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
 pub use faser_kernels::on_nodes;

@@ -67,6 +67,16 @@ def chats(client, model):
     print("chat streamed: the same text, with usage")
 
 
+def predicts(client, model):
+    asked = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 60, "temperature": 0}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    answer = client.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    assert answer.choices[0].message.content == text
+    details = answer.usage.completion_tokens_details
+    accepted = details.accepted_prediction_tokens if details else 0
+    print("prediction: the same text,", accepted, "predicted tokens accepted")
+
+
 def tells_log_probabilities(client, model):
     asked = dict(model=model, prompt=PROMPT, max_tokens=12, temperature=0, seed=1, logprobs=3)
     told = client.completions.create(**asked).choices[0].logprobs
@@ -219,6 +229,7 @@ def main():
     model = lists(client)
     completes(client, model)
     chats(client, model)
+    predicts(client, model)
     tells_log_probabilities(client, model)
     scores(client, model)
     chooses(client, model)

@@ -12,7 +12,7 @@ use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
-use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
+use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
 use crate::failures::WatchdogConfig;
 use crate::service::Service;
 use crate::spec::ServiceSpec;
@@ -124,7 +124,7 @@ impl Pair {
                 Ok(vec![target, draft])
             }),
         });
-        Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT] }))
+        Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT], group: CudaGroup::default() }))
     }
 
     fn service(&self, device: DeviceSpec, policy: Policy) -> ServiceSpec {

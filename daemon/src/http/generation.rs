@@ -2,9 +2,9 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use actix_web::http::header;
+use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, web};
 use faser_engine::TokenId;
 use faser_models::Grammar;
@@ -14,8 +14,10 @@ use serde_json::Value;
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
 use super::params::{Choices, Parameters};
+use super::prediction::predicted;
 use super::shapes::{Answer, Choice, Shape, usage};
-use crate::app::Served;
+use super::slow::Watched;
+use crate::app::{Opening, Served};
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
 /// Longer texts are tokenized off the thread that serves everybody's streams.
@@ -38,8 +40,13 @@ pub(super) struct Prompt {
 }
 
 impl Generation {
-    /// Answers the request. Dropping the future, or the body of the answer, cancels its sequences.
-    pub(super) async fn respond(self, served: &Served) -> Result<HttpResponse, ApiError> {
+    /// Answers the request; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
+    /// cancels its sequences.
+    pub(super) async fn respond(
+        self,
+        served: &Arc<Served>,
+        patience: Duration,
+    ) -> Result<HttpResponse, ApiError> {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let grammar = match &self.parameters.format {
             Some(source) => Some(served.grammars.compile(source).await?),
@@ -54,7 +61,7 @@ impl Generation {
         };
         let answer = Answer::new(tokens, &served.name, now.as_secs());
         if self.parameters.stream {
-            return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens));
+            return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens, patience));
         }
         let choices = futures_util::future::try_join_all(sequences.into_iter().map(collected)).await?;
         let usage = usage(prompt_tokens, choices.iter().map(|choice| &choice.ending));
@@ -63,11 +70,17 @@ impl Generation {
 
     /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
     /// first one has begun: then the KV of the prompt is in the cache for them.
-    async fn open(&self, served: &Served, grammar: Option<&Grammar>) -> Result<Vec<TextSequence>, ApiError> {
+    async fn open(
+        &self,
+        served: &Arc<Served>,
+        grammar: Option<&Grammar>,
+    ) -> Result<Vec<TextSequence>, ApiError> {
         let Choices(n) = self.parameters.n;
+        let predicted = predicted(served, self.parameters.prediction.as_deref()).await?;
         let open = |prompt: &Prompt, number| {
             let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
-            async move { served.open(&ids, &self.parameters, number, self.max_new_tokens, echo, grammar).await }
+            let opening = Opening { number, echo, prediction: predicted.clone(), grammar };
+            async move { served.open(&ids, &self.parameters, self.max_new_tokens, opening).await }
         };
         let mut firsts = Vec::with_capacity(self.prompts.len());
         for prompt in &self.prompts {
@@ -98,7 +111,9 @@ pub(super) async fn encode(
         return Ok(served.tokenizer.encode(&text, add_special)?);
     }
     let tokenizer = Arc::clone(&served.tokenizer);
+    let place = served.encoding.acquire().await;
     let ids = web::block(move || tokenizer.encode(&text, add_special)).await;
+    drop(place);
     Ok(ids.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))??)
 }
 
@@ -141,6 +156,7 @@ fn streamed(
     sequences: Vec<TextSequence>,
     with_usage: bool,
     prompt_tokens: usize,
+    patience: Duration,
 ) -> HttpResponse {
     let openings: Vec<Value> = (0..sequences.len()).filter_map(|index| answer.opening(index)).collect();
     let pieces: SelectAll<Pieces> =
@@ -151,7 +167,16 @@ fn streamed(
     HttpResponse::Ok()
         .insert_header((header::CONTENT_TYPE, "text/event-stream"))
         .insert_header((header::CACHE_CONTROL, "no-cache"))
-        .streaming(body.map(Ok::<_, ApiError>))
+        .streaming(Watched::new(Box::pin(body), patience, event(&too_slow(patience).body())))
+}
+
+/// What a client finds that reads on after it was given up.
+fn too_slow(patience: Duration) -> ApiError {
+    let message = format!(
+        "nothing of this stream was taken for {} s (server.write_timeout_s): it was cut off",
+        patience.as_secs()
+    );
+    ApiError::refused(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
 }
 
 /// What is left of a stream.
@@ -177,7 +202,10 @@ impl Events {
                 self.endings.push(ending);
                 bytes
             }
-            Some((_, Err(err))) => return Some((event(&ApiError::from(err).body()), None)),
+            Some((_, Err(err))) => {
+                tracing::warn!(%err, "a stream is broken off");
+                return Some((event(&ApiError::from(err).body()), None));
+            }
             None => return Some((self.last(), None)),
         };
         Some((bytes, Some(self)))

@@ -6,6 +6,7 @@ use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
 use super::format::format;
+use super::prediction::prediction;
 use super::shapes::Shape;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
@@ -45,6 +46,8 @@ pub struct Parameters {
     pub format: Option<GrammarSource>,
     /// Whether the model's own end tokens are ordinary ones.
     pub ignore_eos: bool,
+    /// What the client expects to get.
+    pub prediction: Option<String>,
     /// Cap on the speculative length.
     pub k_max: Option<usize>,
     /// Whether the answer is streamed.
@@ -101,6 +104,7 @@ pub(super) fn parameters(
             None => Vec::new(),
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        prediction: prediction(fields)?,
         k_max: speculation(fields)?,
         stream,
         include_usage,
@@ -121,7 +125,6 @@ pub(super) fn parameters(
 /// Fields of other servers: taken only with the value that means the same as leaving them out.
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("prompt_logprobs", &[], "use /v1/completions with `echo` and `logprobs`")?;
-    fields.neutral("prediction", &[], "predicted outputs are not offered")?;
     fields.neutral("length_penalty", &[json!(1), json!(1.0)], "beam search is not offered")?;
     fields.neutral("use_beam_search", &[json!(false)], "beam search is not offered")?;
     fields.neutral("skip_special_tokens", &[json!(true)], "special tokens are always left out")?;

@@ -1,5 +1,6 @@
 //! Text on both sides of the model: tokenizer, incremental detokenizer, chat template.
 
+mod bounded;
 mod bytes;
 mod chat_template;
 mod clock;

@@ -55,7 +55,11 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    pub(super) fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
+    /// Reads a `tokenizer.json`; `path` is named in errors.
+    ///
+    /// # Errors
+    /// It is no tokenizer, or one whose text cannot be streamed.
+    pub fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| ModelError::format(path, &e))?;
         // A prompt must never be cut or filled up silently.
         inner.with_truncation(None).map_err(|e| ModelError::format(path, &e))?;

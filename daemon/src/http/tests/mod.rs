@@ -37,7 +37,7 @@ async fn daemon_of(yaml: &str, template: Option<ChatTemplate>) -> (web::Data<App
         loaded.template = Ok(template);
     }
     let served = Arc::new(loaded.start().await.unwrap());
-    let app = web::Data::new(App::new(config.server, crate::metrics::install().unwrap()));
+    let app = web::Data::new(App::new(config.server, Arc::default(), crate::metrics::install().unwrap()));
     app.serve(Arc::clone(&served));
     (app, served)
 }
@@ -48,6 +48,7 @@ macro_rules! client {
         init_service(
             actix_web::App::new()
                 .app_data($app.clone())
+                .wrap(from_fn(crate::http::authorize))
                 .wrap(from_fn(crate::http::observe))
                 .configure(crate::http::routes),
         )
@@ -120,6 +121,7 @@ fn body_chunks<B: MessageBody + 'static>(
     })
 }
 
+mod access;
 mod answers;
 mod fields;
 mod forms;
