@@ -41,22 +41,23 @@ pub struct Served {
     pub encoding: Semaphore,
 }
 
-/// What a sequence is opened with, beside its prompt and its request's parameters.
-#[derive(Default)]
+/// What a sequence is opened with beside its prompt and the request's parameters.
+#[derive(Debug, Default)]
 pub struct Opening<'a> {
-    /// Which choice of its prompt it is.
+    /// Which choice of the prompt it is.
     pub number: usize,
-    /// The prompt's text, if its own begins with that.
+    /// Tokens when the request does not say, but no more than the context has left; `None` is all of that.
+    pub max_new_tokens: Option<usize>,
+    /// What its text begins with.
     pub echo: Option<String>,
-    /// What the client expects it to be.
+    /// What the client expects.
     pub prediction: Vec<TokenId>,
-    /// What it has to follow.
+    /// What its text follows.
     pub grammar: Option<&'a Grammar>,
 }
 
 impl Served {
-    /// Opens a sequence for one choice of a prompt. When the request does not say how
-    /// many tokens it wants, it gets `max_new_tokens`, but no more than the context has left; `None` is all of that.
+    /// Opens a sequence.
     ///
     /// # Errors
     /// The service refuses it.
@@ -64,10 +65,9 @@ impl Served {
         &self,
         prompt: &Arc<[TokenId]>,
         parameters: &Parameters,
-        max_new_tokens: Option<usize>,
         opening: Opening<'_>,
     ) -> Result<TextSequence, SubmitError> {
-        let Opening { number, echo, prediction, grammar } = opening;
+        let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {

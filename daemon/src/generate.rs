@@ -78,7 +78,7 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
     };
     let colour = !args.no_color && std::io::stdout().is_terminal();
     let started = Instant::now();
-    let mut sequence = served.open(&ids.into(), &parameters, None, Opening::default()).await?;
+    let mut sequence = served.open(&ids.into(), &parameters, Opening::default()).await?;
     let mut text = String::new();
     loop {
         match sequence.next().await? {

@@ -79,8 +79,14 @@ impl Generation {
         let predicted = predicted(served, self.parameters.prediction.as_deref()).await?;
         let open = |prompt: &Prompt, number| {
             let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
-            let opening = Opening { number, echo, prediction: predicted.clone(), grammar };
-            async move { served.open(&ids, &self.parameters, self.max_new_tokens, opening).await }
+            let opening = Opening {
+                number,
+                max_new_tokens: self.max_new_tokens,
+                echo,
+                prediction: predicted.clone(),
+                grammar,
+            };
+            async move { served.open(&ids, &self.parameters, opening).await }
         };
         let mut firsts = Vec::with_capacity(self.prompts.len());
         for prompt in &self.prompts {

@@ -132,6 +132,7 @@ impl PartSampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sampling;
     use crate::collective::in_process;
     use crate::{Collective, History, Isa, Partition, sampling};
     use std::sync::Arc;
