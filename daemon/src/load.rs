@@ -106,7 +106,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
     let Pair { name, target, draft, weights, tokenizer, template } = pair;
     let Placed { device, more, machine, pools } =
-        place(config, chosen, (target, draft), weights, &bounds, watch)?;
+        place(config, chosen, (target, draft), &weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
     let (partitions, cost_source) = if engine.policy.needs_costs() {

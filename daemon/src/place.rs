@@ -38,7 +38,7 @@ pub(crate) fn place(
     config: &Config,
     chosen: Chosen,
     shapes: (ModelConfig, Option<ModelConfig>),
-    weights: Weights,
+    weights: &Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
 ) -> Result<Placed, DaemonError> {
@@ -54,7 +54,7 @@ pub(crate) fn place(
             let pair = on_nodes(&nodes, || weights.on_host(config, watch))?;
             on_cpu(config, host, why, pair, bounds)
         }
-        Chosen::Gpus(gpus) => on_gpus(config, &host, &gpus, shapes, &weights, bounds, watch),
+        Chosen::Gpus(gpus) => on_gpus(config, &host, &gpus, shapes, weights, bounds, watch),
     }
 }
 
