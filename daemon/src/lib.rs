@@ -1,5 +1,5 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `gpu-check`,
-//! `completions` and `man`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `ctl`, `top`,
+//! `gpu-check`, `completions` and `man`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod access;
@@ -42,3 +42,4 @@ pub mod signals;
 pub mod sim;
 pub mod stop;
 pub mod systemd;
+pub mod top;

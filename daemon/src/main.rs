@@ -6,7 +6,7 @@ use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
 use faser::reload::Reload;
-use faser::{bench, check, compare, ctl, generate, gpu_check, log, manual, output, plan, serve, sim};
+use faser::{bench, check, compare, ctl, generate, gpu_check, log, manual, output, plan, serve, sim, top};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -66,6 +66,13 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             eprintln!("error: {err}");
             err.exit_status()
         })),
+        Command::Top(args) => Ok(top::top(&args).map_or_else(
+            |err| {
+                eprintln!("error: {err}");
+                err.exit_status()
+            },
+            |()| 0,
+        )),
         Command::Completions(args) => {
             output::line(manual::completions(&args).trim_end())?;
             Ok(0)

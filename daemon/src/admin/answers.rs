@@ -15,7 +15,7 @@ use super::figures::requests;
 use super::look::{oldest_first, policy};
 use super::peer::Peer;
 use super::snapshot::RequestRow;
-use super::{Admin, audit, events, openapi};
+use super::{Admin, audit, dashboard, events, openapi};
 use crate::app::Served;
 use crate::http::errors::ApiError;
 use crate::http::{chrome_trace, no_replica};
@@ -71,6 +71,7 @@ pub(super) async fn answer(
 ) -> Result<HttpResponse, ApiError> {
     let mut ok = HttpResponse::Ok();
     Ok(match call {
+        Call::Dashboard => dashboard::answer(),
         Call::Status => ok.json(admin.snapshot(None).await),
         Call::Events(watch) => events::stream(admin.clone(), watch),
         Call::Requests => ok.json(json!({"requests": admin.requests().await?})),

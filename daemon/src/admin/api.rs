@@ -14,6 +14,8 @@ use crate::http::errors::ApiError;
 /// members of `admin.group`, and each is written to the log as an audit line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Call {
+    /// A page that shows the events in a browser.
+    Dashboard,
     /// A snapshot: what the daemon does now.
     Status,
     /// The same again and again, as server-sent events.
@@ -130,6 +132,7 @@ const POLICY_KEYS: [&str; 11] = [
 
 /// All calls.
 pub const ROUTES: &[Route] = &[
+    route(Method::GET, "/", "a page that shows all this in a browser", &[]),
     route(Method::GET, "/v1/status", "what the daemon does now", &[]),
     route(
         Method::GET,
@@ -186,6 +189,7 @@ impl Call {
         let (route, part) = find(method, path)?;
         let mut fields = Fields::new("", input)?;
         let call = match (route.method.as_str(), route.path) {
+            ("GET", "/") => Call::Dashboard,
             ("GET", "/v1/status") => Call::Status,
             ("GET", "/v1/events") => Call::Events(Watch {
                 every: Duration::from_millis(fields.whole("every_ms", 100..=60_000)?.unwrap_or(1000)),
@@ -225,7 +229,8 @@ impl Call {
     /// Whether it changes something, or costs the daemon more than a look.
     pub fn changes(&self) -> bool {
         match self {
-            Call::Status
+            Call::Dashboard
+            | Call::Status
             | Call::Events(_)
             | Call::Requests
             | Call::Config

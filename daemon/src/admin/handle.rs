@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::answers::answer;
 use super::api::{self, Call};
 use super::peer::Peer;
-use super::{Admin, audit, errors};
+use super::{Admin, audit, browser, errors};
 use crate::http::errors::ApiError;
 
 /// Larger bodies are refused.
@@ -30,6 +30,7 @@ pub(super) async fn handle(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
+    browser::check(&request)?;
     let nobody = Peer { uid: None, pid: None, may_change: false };
     let peer = request.conn_data::<Peer>().cloned().unwrap_or(nobody);
     let body = read(payload).await?;

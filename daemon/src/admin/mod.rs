@@ -7,6 +7,8 @@
 mod answers;
 pub mod api;
 pub mod audit;
+pub(crate) mod browser;
+mod dashboard;
 mod errors;
 mod events;
 mod figures;

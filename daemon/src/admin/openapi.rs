@@ -87,6 +87,7 @@ fn operation(route: &Route) -> Value {
     let kind = match route.path {
         "/v1/events" => "text/event-stream",
         "/metrics" => "text/plain",
+        "/" => "text/html",
         _ => "application/json",
     };
     let answer = schema(route)
@@ -127,6 +128,7 @@ fn operation_id(route: &Route) -> String {
         .trim_matches('/')
         .replace(['/', '-', '.'], "_")
         .replace("_{id}", "");
+    let path = if path.is_empty() { "dashboard" } else { &path };
     format!("{}_{path}", route.method.as_str().to_lowercase())
 }
 

@@ -14,6 +14,9 @@ pub struct Client {
     path: PathBuf,
 }
 
+/// Names and values.
+pub type Headers = Vec<(String, String)>;
+
 /// A whole answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -95,6 +98,15 @@ impl Client {
         Ok(Events { lines: BufReader::new(rest) })
     }
 
+    /// A look, to be handed on: status, headers (names in lower case), and the body as it comes.
+    ///
+    /// # Errors
+    /// The daemon is not there, or breaks off.
+    pub fn look(&self, path: &str) -> Result<(u16, Headers, impl Read + Send + use<>), CtlError> {
+        let (head, rest) = self.open("GET", path, None, None)?;
+        Ok((head.status, head.headers, rest))
+    }
+
     fn open(
         &self,
         method: &str,
@@ -150,6 +162,7 @@ struct Head {
     tag: Option<String>,
     chunked: bool,
     length: Option<u64>,
+    headers: Headers,
 }
 
 fn head(reader: &mut impl BufRead) -> Result<Head, CtlError> {
@@ -157,7 +170,7 @@ fn head(reader: &mut impl BufRead) -> Result<Head, CtlError> {
     let mut line = String::new();
     reader.read_line(&mut line).map_err(broken)?;
     let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(odd)?;
-    let mut head = Head { status, tag: None, chunked: false, length: None };
+    let mut head = Head { status, tag: None, chunked: false, length: None, headers: Vec::new() };
     loop {
         line.clear();
         if reader.read_line(&mut line).map_err(broken)? == 0 {
@@ -165,12 +178,14 @@ fn head(reader: &mut impl BufRead) -> Result<Head, CtlError> {
         }
         let Some((name, value)) = line.trim_end().split_once(':') else { return Ok(head) };
         let value = value.trim();
-        match name.to_ascii_lowercase().as_str() {
+        let name = name.to_ascii_lowercase();
+        match name.as_str() {
             "transfer-encoding" => head.chunked = value.eq_ignore_ascii_case("chunked"),
             "content-length" => head.length = value.parse().ok(),
             "etag" => head.tag = Some(value.trim_matches('"').to_owned()),
             _ => {}
         }
+        head.headers.push((name, value.to_owned()));
     }
 }
 

@@ -1,19 +1,22 @@
 //! `faser ctl`: one call of the admin API from a terminal. Its exit status: 0 done, 1 refused by the daemon, 2 wrong use, 3 no daemon there.
 
 pub mod client;
+mod dashboard;
 mod show;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use self::client::{Answer, Client};
+use self::dashboard::DashboardArgs;
 use crate::output;
 
 /// Where the socket of the service is.
-const STANDARD_SOCKET: &str = "/run/faser/admin.sock";
+pub(crate) const STANDARD_SOCKET: &str = "/run/faser/admin.sock";
 
 /// `faser ctl`.
 #[derive(Args, Debug)]
@@ -30,6 +33,7 @@ Examples:
   faser ctl reload && faser ctl config
   faser ctl drain --wait 60 && systemctl restart faser
   faser ctl trace --seconds 5 -o trace.json       for https://ui.perfetto.dev
+  faser ctl dashboard                             the same live in a browser, at the address that it prints
   faser ctl --json status | jq .total.acceptance")]
 pub struct CtlArgs {
     /// The daemon's admin socket.
@@ -111,6 +115,8 @@ pub enum CtlCommand {
     Metrics,
     /// The admin API as an OpenAPI document.
     Openapi,
+    /// Show the daemon in a browser, until Ctrl-C.
+    Dashboard(DashboardArgs),
 }
 
 /// `faser ctl policy set`.
@@ -159,13 +165,21 @@ pub enum CtlError {
     /// The answer cannot be put where it was to go.
     #[error("{0}")]
     Output(String),
+    /// The dashboard cannot be shown there.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the operating system said.
+        source: io::Error,
+    },
 }
 
 impl CtlError {
     /// The exit status that says so.
     pub fn exit_status(&self) -> i32 {
         match self {
-            CtlError::Refused { .. } | CtlError::Output(_) => 1,
+            CtlError::Refused { .. } | CtlError::Output(_) | CtlError::Listen { .. } => 1,
             CtlError::Unreachable { .. } | CtlError::Broken(_) => 3,
         }
     }
@@ -263,6 +277,7 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
             write(output, &answer)?;
             Ok(0)
         }
+        CtlCommand::Dashboard(wanted) => dashboard::serve(&client, wanted),
         CtlCommand::Metrics => {
             print(String::from_utf8_lossy(&client.get("/metrics")?.body).trim_end())?;
             Ok(0)
