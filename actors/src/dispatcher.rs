@@ -11,11 +11,11 @@ use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler};
 use faser_engine::{
     Admission, Command, DraftPlan, Engine, Event, FinishReason, LaneKind, Refusal, SeqId, Shed, VerifyPlan,
 };
-use faser_kernels::Sampling;
 
 use crate::error::SubmitError;
 use crate::faults::{Fault, Faults};
 use crate::gpu_actor::Device;
+use crate::lane_request::LaneRequest;
 use crate::latency::{Latencies, RequestClock};
 use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
 use crate::message::{Message, Submit};
@@ -38,7 +38,7 @@ enum DeviceState {
 
 /// What the dispatcher itself remembers of a sequence the engine has.
 struct Live {
-    sampling: Arc<Sampling>,
+    for_lanes: Arc<LaneRequest>,
     clock: RequestClock,
 }
 
@@ -91,7 +91,7 @@ impl FrontierDispatcher {
     }
 
     fn submit(&mut self, submit: Submit) {
-        let Submit { request, sampling, submitted, verdict } = submit;
+        let Submit { request, for_lanes, submitted, verdict } = submit;
         let seq = request.seq;
         if self.links.registry.abandoned(seq) {
             self.links.registry.close(seq);
@@ -109,7 +109,7 @@ impl FrontierDispatcher {
         } else {
             RequestClock::going_on(submitted, Instant::now())
         };
-        self.live.insert(seq, Live { sampling, clock });
+        self.live.insert(seq, Live { for_lanes, clock });
         let refused = self.tell(Event::Submit(request), None);
         // As above. If it is gone, its stream is too, and the drop of that has asked for cancellation.
         let _ = verdict.send(refused.map_or(Ok(()), Err));
@@ -185,17 +185,17 @@ impl FrontierDispatcher {
         for command in commands.drain(..) {
             match command {
                 Command::Draft(plan) => {
-                    let sampling = self.sampling_of(&plan.admit);
+                    let requests = self.requests_of(&plan.admit);
                     self.to_lane(|device| {
                         let lane =
                             device.draft.as_ref().ok_or("there is no draft model, but a draft plan")?;
-                        lane.send(DraftWork { plan, sampling: sampling? }, ended)
+                        lane.send(DraftWork { plan, requests: requests? }, ended)
                     });
                 }
                 Command::Verify(plan) => {
-                    let sampling = self.sampling_of(&plan.admit);
+                    let requests = self.requests_of(&plan.admit);
                     self.to_lane(|device| {
-                        device.verify.send(VerifyWork { plan, sampling: sampling? }, ended)
+                        device.verify.send(VerifyWork { plan, requests: requests? }, ended)
                     });
                 }
                 Command::Shed(shed) => self.shed(shed),
@@ -272,13 +272,13 @@ impl FrontierDispatcher {
         }
     }
 
-    fn sampling_of(&self, admissions: &[Admission]) -> Result<Vec<Arc<Sampling>>, String> {
-        let sampling = |admission: &Admission| {
+    fn requests_of(&self, admissions: &[Admission]) -> Result<Vec<Arc<LaneRequest>>, String> {
+        let request = |admission: &Admission| {
             let live = self.live.get(&admission.seq);
-            live.map(|live| live.sampling.clone())
+            live.map(|live| live.for_lanes.clone())
                 .ok_or_else(|| format!("{} is admitted but unknown", admission.seq))
         };
-        admissions.iter().map(sampling).collect()
+        admissions.iter().map(request).collect()
     }
 
     /// Gives a plan to the device. A device that does not take it has failed, as far as the engine is concerned.

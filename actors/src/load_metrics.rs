@@ -28,6 +28,8 @@ pub(crate) struct LoadMetrics {
     drafts: Counter,
     draft_tokens: Counter,
     accepted_tokens: Counter,
+    copied_tokens: Counter,
+    copied_accepted_tokens: Counter,
     late_drafts: Counter,
     chunks_cancelled: Counter,
     overlapped_passes: Counter,
@@ -120,6 +122,16 @@ impl LoadMetrics {
                 Unit::Count,
                 "proposals accepted",
             ),
+            copied_tokens: meter.counts(
+                "faser_spec_decode_num_copied_tokens",
+                Unit::Count,
+                "proposals verified that were copied from the text before or from a prediction, and cost no draft step",
+            ),
+            copied_accepted_tokens: meter.counts(
+                "faser_spec_decode_num_copied_accepted_tokens",
+                Unit::Count,
+                "copied proposals accepted",
+            ),
             late_drafts: meter.counts(
                 "faser_spec_decode_num_late_draft_tokens",
                 Unit::Count,
@@ -158,12 +170,12 @@ impl LoadMetrics {
             predicted_verify_time: seconds_total(
                 meter,
                 "faser_verify_time_predicted_seconds_total",
-                "what the cost tables said of the verify passes done, before each",
+                "times that the cost tables predicted for the verify passes done",
             ),
             verify_time_error: seconds_total(
                 meter,
                 "faser_verify_time_error_seconds_total",
-                "differences between that and the time each pass took, either way",
+                "differences between the predicted and the measured time of each verify pass, either way",
             ),
             calibrated: meter.counts(
                 "faser_calibration_proposals",
@@ -212,6 +224,8 @@ impl LoadMetrics {
             (&self.drafts, totals.drafts),
             (&self.draft_tokens, totals.draft_tokens),
             (&self.accepted_tokens, totals.accepted_tokens),
+            (&self.copied_tokens, totals.copied_tokens),
+            (&self.copied_accepted_tokens, totals.copied_accepted_tokens),
             (&self.late_drafts, totals.late_drafts),
             (&self.chunks_cancelled, totals.chunks_cancelled),
             (&self.overlapped_passes, totals.overlapped_passes),

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use faser_engine::{DraftPlan, Request, TokenId, VerifyPlan};
-use faser_kernels::Sampling;
 
 use crate::control::Control;
 use crate::error::SubmitError;
 use crate::gpu_actor::Device;
 use crate::lane::Work;
+use crate::lane_request::LaneRequest;
 use crate::recording::RecordAnswer;
 use crate::runner::{DraftWork, VerifyWork};
 
@@ -53,7 +53,7 @@ impl actix::Message for Message {
 /// A request on its way to the engine.
 pub(crate) struct Submit {
     pub(crate) request: Request,
-    pub(crate) sampling: Arc<Sampling>,
+    pub(crate) for_lanes: Arc<LaneRequest>,
     pub(crate) submitted: Instant,
     pub(crate) verdict: oneshot::Sender<Result<(), SubmitError>>,
 }

@@ -10,13 +10,14 @@ use tokio::sync::oneshot;
 
 use faser_engine::record::Record;
 use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, Slo, TokenId};
-use faser_kernels::Sampling;
 
+use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
 use crate::error::{ServiceError, SubmitError};
 use crate::faults::Faults;
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
+use crate::lane_request::LaneRequest;
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
@@ -25,22 +26,8 @@ use crate::recording::{LONGEST_RECORDING, RecordingError};
 use crate::registry::Registry;
 use crate::spec::ServiceSpec;
 use crate::stream::{CancelSet, Canceller, TokenStream};
+use crate::submission::Submission;
 use crate::watchdog::Watchdog;
-
-/// What a client wants.
-#[derive(Clone, Debug)]
-pub struct Submission {
-    /// Prompt tokens, at least one.
-    pub prompt: Vec<TokenId>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens to generate at most, at least one.
-    pub max_new_tokens: usize,
-    /// Tokens that end the sequence; the one that does is not emitted.
-    pub stop_tokens: Vec<TokenId>,
-    /// Cap on the speculative length; 0 switches speculation off for this request.
-    pub k_max: Option<usize>,
-}
 
 /// A running service. Clones are handles on the same one; without `stop` it lives as long as the actix System.
 #[derive(Clone)]
@@ -58,6 +45,7 @@ struct Inner {
     vocab: usize,
     max_context: usize,
     block_size: usize,
+    on_gpu: bool,
     running: Mutex<Option<Running>>,
 }
 
@@ -96,6 +84,7 @@ impl Service {
     ) -> Result<Service, ServiceError> {
         System::try_current().ok_or(ServiceError::NoSystem)?;
         let vocab = spec.device.target().config.vocab;
+        let on_gpu = matches!(spec.device, DeviceSpec::Cuda(_));
         let (max_context, block_size) = (spec.engine.max_context, spec.engine.block_size);
         spec.engine.validate()?;
         let arbiter = |name| Arbiter::try_new().map_err(|source| ServiceError::Thread { name, source });
@@ -152,6 +141,7 @@ impl Service {
             vocab,
             max_context,
             block_size,
+            on_gpu,
             running: Mutex::new(Some(Running { stop_watchdog, watchdog_ended, arbiters })),
         }));
         if let Err(error) = first_build.await.unwrap_or(Err(ServiceError::NoSystem)) {
@@ -183,23 +173,35 @@ impl Service {
         submitted: Instant,
     ) -> Result<TokenStream, SubmitError> {
         let inner = &*self.0;
-        inner.check(&submission)?;
+        submission.check(inner.vocab, inner.on_gpu)?;
         let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
         // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
         let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
-        let Submission { prompt, sampling, max_new_tokens, stop_tokens, k_max } = submission;
+        let Submission {
+            prompt,
+            sampling,
+            max_new_tokens,
+            stop_tokens,
+            prediction,
+            k_max,
+            logprobs,
+            constraint,
+        } = submission;
         let request = Request {
             seq,
             prompt: prompt.into(),
             output: output.into(),
             max_new_tokens,
             stop_tokens: stop_tokens.into(),
+            prediction: prediction.into(),
             k_max,
+            whole_prompt: logprobs.as_ref().is_some_and(|board| board.wants_prompt()),
             slo: Slo::default(),
         };
-        let submit = Submit { request, sampling: Arc::new(sampling), submitted, verdict };
+        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });
+        let submit = Submit { request, for_lanes, submitted, verdict };
         let sent = inner.serving().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
                 SendError::Full(_) => SubmitError::Full { capacity: MAILBOX_CAPACITY },
@@ -350,29 +352,6 @@ async fn start_dispatcher(
 }
 
 impl Inner {
-    /// What only this crate can check before a request may touch a lane.
-    fn check(&self, submission: &Submission) -> Result<(), SubmitError> {
-        let invalid = |text: String| Err(SubmitError::Invalid(text));
-        if let Err(error) = submission.sampling.validate() {
-            return invalid(error.to_string());
-        }
-        let unknown = |&&token: &&TokenId| token as usize >= self.vocab;
-        if let Some(token) = submission.prompt.iter().find(unknown) {
-            return invalid(format!(
-                "prompt token {token} is not in the vocabulary of {} entries",
-                self.vocab
-            ));
-        }
-        let mut biased = submission.sampling.logit_bias.iter().map(|(token, _)| token);
-        if let Some(token) = biased.find(unknown) {
-            return invalid(format!(
-                "logit_bias token {token} is not in the vocabulary of {} entries",
-                self.vocab
-            ));
-        }
-        Ok(())
-    }
-
     fn open_for_requests(&self) -> Result<(), SubmitError> {
         if self.draining.load(Ordering::SeqCst) {
             return Err(SubmitError::Draining);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cases::{pair, spec};
 use faser_actors::{
-    CudaDraftRunner, CudaRunnerSpec, DraftRunner, DraftWork, Dtype, Isa, RunnerSpec, Sampling,
+    CudaDraftRunner, CudaRunnerSpec, DraftRunner, DraftWork, Dtype, Isa, LaneRequest, RunnerSpec,
 };
 use faser_engine::{
     Admission, BlockId, DraftChunk, DraftPlan, Drafted, PartitionId, SeqId, StopRule, TokenId,
@@ -117,12 +117,12 @@ fn run(lanes: &mut Lanes, seed: u64, stops: bool, tally: &mut Tally) {
     let random = &mut Random(seed);
     let mut sequences = Vec::new();
     let mut admit = Vec::new();
-    let mut sampling: Vec<Arc<Sampling>> = Vec::new();
+    let mut requests: Vec<Arc<LaneRequest>> = Vec::new();
     for number in 0..SEQUENCES as u64 {
         let history: Vec<TokenId> = (0..random.between(1, 20)).map(|_| random.token()).collect();
         let prompt_len = random.between(1, history.len());
         admit.push(Admission { seq: SeqId(number), prompt_len, tokens: history.clone().into() });
-        sampling.push(Arc::new(random.sampling()));
+        requests.push(Arc::new(random.sampling().into()));
         sequences.push(Sequence { history, computed: 0 });
     }
     let free = lanes.device.memory().expect("a GPU").0;
@@ -131,7 +131,7 @@ fn run(lanes: &mut Lanes, seed: u64, stops: bool, tally: &mut Tally) {
         let mut plan = plan(random, step, &sequences, stops);
         plan.retire.extend(if step == 1 { retire.as_slice() } else { &[] });
         plan.admit.append(&mut admit);
-        let work = DraftWork { plan, sampling: std::mem::take(&mut sampling) };
+        let work = DraftWork { plan, requests: std::mem::take(&mut requests) };
         let [cpu, gpu] = [lanes.cpu.run(work.clone()), lanes.gpu.run(work)];
         // Penalties and biases come and go, and nothing is allocated for them.
         assert_eq!(lanes.device.memory().expect("a GPU").0, free);

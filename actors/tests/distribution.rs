@@ -140,10 +140,12 @@ impl Draws {
                     // One more than the prefill's token, K proposals and the bonus need: all K are useful.
                     max_new_tokens: K + 2,
                     stop_tokens: [].into(),
+                    prediction: [].into(),
                     k_max: None,
+                    whole_prompt: false,
                     slo: Slo::default(),
                 };
-                rig.submit(request, &Sampling { seed: seeds.next(), ..sampling.clone() });
+                rig.submit(request, Sampling { seed: seeds.next(), ..sampling.clone() }.into());
             }
             rig.finish();
             for (_, stream) in rig.streams.drain() {

@@ -11,7 +11,7 @@ mod rig;
 
 use std::time::Duration;
 
-use cases::{Case, outcome, pair, solo};
+use cases::{Case, END, GRAMMARS, Got, pair, solo};
 use faser_actors::Dtype;
 use faser_engine::{EngineConfig, Event, FinishReason, K_LIMIT, TokenId, Tuning};
 use rig::{Pair, Plan, Random, Rig};
@@ -40,6 +40,13 @@ struct Tally {
     pruned_in_vain: u64,
     gone_inside: u64,
     tunings: u64,
+    copied: u64,
+    copied_accepted: u64,
+    logprobs: u64,
+    prompt_logprobs: u64,
+    min_tokens: u64,
+    constrained: u64,
+    complete: u64,
 }
 
 #[test]
@@ -70,7 +77,10 @@ fn a_draft_that_is_the_target_is_never_rejected() {
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };
         let random = &mut Random(seed);
-        let (config, cases) = (random.config(), random.cases());
+        let (mut config, mut cases) = (random.config(), random.cases());
+        // What is copied may be wrong.
+        config.mechanisms.lookup = false;
+        random.want_more(&mut cases);
         in_a_batch(&pair, &config, &cases, random, &mut tally);
         assert_eq!(tally.rejected, 0);
     }
@@ -97,21 +107,84 @@ impl Drop for Replay {
 fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
     let pair = random.one_of(pairs);
     let config = random.config();
-    let cases = random.cases();
+    let mut cases = random.cases();
+    random.want_more(&mut cases);
     let solo: Vec<_> = cases.iter().map(|case| solo(&pair, case)).collect();
-    let cancelled = in_a_batch(&pair, &config, &cases, random, tally);
-    for ((case, solo), (rig_tokens, reason)) in cases.iter().zip(&solo).zip(&cancelled) {
+    for (case, solo) in cases.iter_mut().zip(&solo) {
+        case.request.prediction = expected_instead(&solo.tokens, random).into();
+    }
+    let together = in_a_batch(&pair, &config, &cases, random, tally);
+    for ((case, solo), got) in cases.iter().zip(&solo).zip(&together) {
         let seq = case.request.seq;
-        match reason {
+        match got.reason {
             FinishReason::Cancelled => {
-                assert!(solo.0.starts_with(rig_tokens), "{seq}: {rig_tokens:?} does not begin {:?}", solo.0);
+                assert!(solo.tokens.starts_with(&got.tokens), "{seq}: {got:?} does not begin {solo:?}");
             }
-            reason => assert_eq!((rig_tokens, reason), (&solo.0, &solo.1), "{seq} {case}"),
+            reason => {
+                assert_eq!((&got.tokens, reason), (&solo.tokens, solo.reason), "{seq} {case}");
+                // Bit for bit, prompt and output.
+                assert_eq!(got.logprobs, solo.logprobs, "{seq} {case}");
+                tally.logprobs += got.logprobs.iter().flatten().count() as u64;
+                tally.prompt_logprobs += u64::from(case.wants.of_prompt && case.wants.logprobs.is_some());
+            }
         }
-        tally.tokens += rig_tokens.len() as u64;
-        tally.stopped += u64::from(matches!(reason, FinishReason::StopToken(_)));
+        check(case, got, tally);
+        tally.tokens += got.tokens.len() as u64;
+        tally.stopped += u64::from(matches!(got.reason, FinishReason::StopToken(_)));
     }
     tally.requests += cases.len() as u64;
+}
+
+/// What a client may expect instead of `text`: nothing, or most of it with some tokens left out or others in their place.
+fn expected_instead(text: &[TokenId], random: &mut Random) -> Vec<TokenId> {
+    if random.chance(50) {
+        return Vec::new();
+    }
+    let mut expected = Vec::with_capacity(text.len());
+    for &token in text {
+        if random.chance(90) {
+            expected.push(token);
+        } else if random.chance(50) {
+            expected.push(random.token());
+        }
+    }
+    expected
+}
+
+/// What can be said of a request's outcome without its solo run.
+fn check(case: &Case, got: &Got, tally: &mut Tally) {
+    let least = case.sampling.min_tokens.min(case.request.max_new_tokens as u32) as usize;
+    if got.reason != FinishReason::Cancelled && least > 0 {
+        assert!(got.tokens.len() >= least || case.sampling.ends.is_empty(), "{case} {got:?}");
+        tally.min_tokens += u64::from(!case.sampling.ends.is_empty());
+    }
+    if let Some(number) = case.wants.grammar {
+        let mut matcher = GRAMMARS[number].matcher();
+        let stop = match got.reason {
+            FinishReason::StopToken(token) => Some(token),
+            _ => None,
+        };
+        for (at, token) in got.tokens.iter().copied().chain(stop).enumerate() {
+            matcher.follow(&got.tokens[..at]);
+            let allowed = matcher.allowed().is_some_and(|mask| mask.allows(token));
+            assert!(allowed, "{case}: token {token} in place {at} of {:?}", got.tokens);
+        }
+        tally.constrained += 1;
+        tally.complete += u64::from(stop == Some(END));
+    }
+    for (position, told) in got.logprobs.iter().enumerate() {
+        let all = case.request.prompt.iter().chain(&got.tokens);
+        let first = if case.wants.of_prompt { 1 } else { case.request.prompt.len() };
+        // Cancelled: the lanes may not have come to all of the prompt, and never to less than what was emitted.
+        if got.reason != FinishReason::Cancelled || position >= case.request.prompt.len() {
+            assert_eq!(told.is_some(), position >= first, "{case}: position {position}");
+        }
+        if let Some(told) = told {
+            assert_eq!(Some(&told.token), all.clone().nth(position), "{case}: position {position}");
+            assert_eq!(Some(told.top.len()), case.wants.logprobs);
+            assert!(told.top.first().is_none_or(|(_, likeliest)| *likeliest >= told.logprob));
+        }
+    }
 }
 
 /// All requests on one engine, with whatever comes in between.
@@ -121,7 +194,7 @@ fn in_a_batch(
     cases: &[Case],
     random: &mut Random,
     tally: &mut Tally,
-) -> Vec<(Vec<TokenId>, FinishReason)> {
+) -> Vec<Got> {
     let mut rig = Rig::new(pair, config);
     let seed = random.next();
     rig.disturb(random.chance(50).then_some(seed), random.chance(30).then_some(!seed));
@@ -133,7 +206,7 @@ fn in_a_batch(
         let waiting = to_come.len() > 0;
         if waiting && (rig.plans.is_empty() || random.chance(30)) {
             let case = to_come.next().expect("one is to come");
-            rig.submit(case.request.clone(), &case.sampling);
+            case.submit(&mut rig);
         } else if disturbed && random.chance(4) {
             let seq = random.one_of(cases).request.seq;
             rig.tell(Event::Cancel(seq));
@@ -165,9 +238,11 @@ fn in_a_batch(
     tally.pruned += totals.rows_pruned;
     tally.pruned_in_vain += totals.pruned_in_vain;
     tally.gone_inside += rig.gone_inside;
+    tally.copied += totals.copied_tokens;
+    tally.copied_accepted += totals.copied_accepted_tokens;
     tally.cancellations += totals.cancelled;
     tally.prefix_hits += totals.cached_prompt_tokens;
-    cases.iter().map(|case| outcome(&mut rig, case.request.seq)).collect()
+    cases.iter().map(|case| case.outcome(&mut rig)).collect()
 }
 
 /// Another way to decide, of those that an engine of this config can be told in the middle of everything.
@@ -217,6 +292,13 @@ impl Tally {
             ("rows pruned in vain", self.pruned_in_vain),
             ("clients that go inside a plan", self.gone_inside),
             ("other ways to decide", self.tunings),
+            ("copied proposals that were accepted", self.copied_accepted),
+            ("copied proposals that were rejected", self.copied - self.copied_accepted),
+            ("log-probabilities", self.logprobs),
+            ("log-probabilities of prompts", self.prompt_logprobs),
+            ("requests for a least number of tokens", self.min_tokens),
+            ("outputs that follow a grammar", self.constrained),
+            ("outputs that come to the end of one", self.complete),
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");
         }

@@ -3,16 +3,20 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{DeviceSpec, Replicas, Submission, SubmitError};
+use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
 use faser_engine::{EngineConfig, TokenId};
-use faser_models::{ChatTemplate, ModelError, Tokenizer};
+use faser_models::{ChatTemplate, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::Semaphore;
 
+use crate::access::Access;
 use crate::config::{Config, ServerConfig};
 use crate::device::Machine;
+use crate::grammars::Grammars;
+use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
-use crate::sequence::TextSequence;
+use crate::sequence::{Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
 pub struct Served {
@@ -28,10 +32,14 @@ pub struct Served {
     pub template: Result<ChatTemplate, ModelError>,
     /// The tokens by which it ends a text.
     pub eos: Vec<TokenId>,
+    /// What outputs may have to follow.
+    pub grammars: Grammars,
     /// Token ids are below this.
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
     pub max_context: usize,
+    /// Places for long texts that are being tokenized, which takes a core for a while.
+    pub encoding: Semaphore,
     /// The config that it was loaded by.
     pub config: Config,
     /// What the first replica runs on.
@@ -42,34 +50,80 @@ pub struct Served {
     pub bounds: EngineConfig,
 }
 
+/// What a sequence is opened with beside its prompt and the request's parameters.
+#[derive(Debug, Default)]
+pub struct Opening<'a> {
+    /// Which choice of the prompt it is.
+    pub number: usize,
+    /// Tokens when the request does not say, but no more than the context has left; `None` is all of that.
+    pub max_new_tokens: Option<usize>,
+    /// What its text begins with.
+    pub echo: Option<String>,
+    /// What the client expects.
+    pub prediction: Vec<TokenId>,
+    /// What its text follows.
+    pub grammar: Option<&'a Grammar>,
+}
+
 impl Served {
-    /// Opens a sequence. When the request does not say how many tokens it wants, it gets `max_new_tokens`, but no more than
-    /// the context has left; `None` is all of that.
+    /// Opens a sequence.
     ///
     /// # Errors
     /// The service refuses it.
     pub async fn open(
         &self,
-        prompt: Vec<TokenId>,
+        prompt: &Arc<[TokenId]>,
         parameters: &Parameters,
-        max_new_tokens: Option<usize>,
+        opening: Opening<'_>,
     ) -> Result<TextSequence, SubmitError> {
+        let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {
             stop_tokens.extend(&self.eos);
         }
+        let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
+        if constraint.is_some() {
+            stop_tokens.extend(self.grammars.ends());
+        }
+        let min_tokens = parameters.min_tokens;
+        let sampling = Sampling {
+            min_tokens: u32::try_from(min_tokens).unwrap_or(u32::MAX),
+            ends: if min_tokens > 0 { stop_tokens.clone() } else { Vec::new() },
+            ..parameters.sampling_of(number)
+        };
+        let max_new_tokens = parameters
+            .max_new_tokens
+            .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest)));
+        let logprobs = parameters.logprobs.map(|top| {
+            Arc::new(match &echo {
+                Some(_) => LogprobBoard::with_prompt(top, Arc::clone(prompt)),
+                None => LogprobBoard::of_output(top),
+            })
+        });
+        let reading = Reading {
+            stops: parameters.stop.clone(),
+            include_stop: parameters.include_stop,
+            min_tokens,
+            prompt: Arc::clone(prompt),
+            echo,
+            prompt_only: max_new_tokens == 0,
+            logprobs: logprobs.clone(),
+            constraint: constraint.clone(),
+        };
         let submission = Submission {
-            prompt,
-            sampling: parameters.sampling.clone(),
-            max_new_tokens: parameters
-                .max_new_tokens
-                .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest))),
-            stop_tokens,
+            prompt: prompt.to_vec(),
+            sampling,
+            // The prompt alone: the one token that comes tells that it is computed, whichever it is.
+            stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
+            max_new_tokens: max_new_tokens.max(1),
+            prediction,
             k_max: parameters.k_max,
+            logprobs,
+            constraint,
         };
         let tokens = self.service.submit(submission).await?;
-        Ok(TextSequence::new(tokens, &self.tokenizer, &parameters.stop))
+        Ok(TextSequence::new(tokens, &self.tokenizer, reading))
     }
 }
 
@@ -77,6 +131,10 @@ impl Served {
 pub struct App {
     /// The limits of the HTTP side.
     pub limits: ServerConfig,
+    /// Who may come.
+    pub access: Arc<Access>,
+    /// The bodies that are being read.
+    pub bodies: Bodies,
     metrics: PrometheusHandle,
     served: OnceLock<Arc<Served>>,
     loading: RwLock<String>,
@@ -87,9 +145,11 @@ pub struct App {
 
 impl App {
     /// A daemon that has yet to load its models.
-    pub fn new(limits: ServerConfig, metrics: PrometheusHandle) -> App {
+    pub fn new(limits: ServerConfig, access: Arc<Access>, metrics: PrometheusHandle) -> App {
         App {
             limits,
+            access,
+            bodies: Bodies::default(),
             metrics,
             served: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),

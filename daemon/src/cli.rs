@@ -11,6 +11,7 @@ use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
 use crate::ctl::CtlArgs;
 use crate::gpu_check::GpuCheckArgs;
+use crate::manual::{CompletionsArgs, ManArgs};
 use crate::sim::SimArgs;
 use crate::top::TopArgs;
 
@@ -61,6 +62,10 @@ pub enum Command {
     Top(TopArgs),
     /// Check a GPU: kernels against the CPU, splits of its SMs, and how fast it is.
     GpuCheck(GpuCheckArgs),
+    /// Print completions for a shell.
+    Completions(CompletionsArgs),
+    /// Write man pages of faser and its commands into a folder.
+    Man(ManArgs),
 }
 
 /// `faser serve`.
@@ -71,7 +76,7 @@ Without -c the demo pair is served. configs/laptop.yaml has every key with its d
 Examples:
   faser serve
   faser serve --policy off                        plain decoding, to compare
-  faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines")]
+  faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines; needs API keys")]
 pub struct ServeArgs {
     /// Config file (YAML).
     #[arg(short, long, value_name = "FILE")]

@@ -43,11 +43,11 @@ pub enum DaemonError {
         /// What the model holds.
         limit: usize,
     },
-    /// A GPU was asked for that cannot be used.
-    #[error("`device.kind` is cuda:{ordinal}, but {source}. To run without that GPU write `auto` or `cpu`")]
+    /// GPUs were asked for that cannot be used.
+    #[error("`device.kind` is cuda:{gpus}, but {source}. To run without a GPU write `auto` or `cpu`")]
     Gpu {
-        /// Its number.
-        ordinal: usize,
+        /// Their numbers.
+        gpus: String,
         /// What is missing.
         source: CudaError,
     },

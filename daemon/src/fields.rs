@@ -258,7 +258,8 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn shortened(text: &str, limit: usize) -> String {
+/// The beginning of a text, with everything in it that does not print escaped.
+pub fn shortened(text: &str, limit: usize) -> String {
     let mut short: String = text.chars().take(limit).flat_map(char::escape_debug).collect();
     if text.chars().nth(limit).is_some() {
         short.push('…');

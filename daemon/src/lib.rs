@@ -1,6 +1,8 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `ctl`, `top` and `gpu-check`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `ctl`, `top`,
+//! `gpu-check`, `completions` and `man`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
+pub mod access;
 pub mod admin;
 pub mod app;
 pub mod bench;
@@ -14,12 +16,16 @@ pub mod device;
 pub mod error;
 pub mod fields;
 pub mod figures;
+pub mod fuzz;
 pub mod generate;
 pub mod gpu_check;
+pub mod grammars;
 pub mod http;
+mod listen;
 pub mod load;
 mod locate;
 pub mod log;
+pub mod manual;
 pub mod metrics;
 pub mod output;
 mod pair;

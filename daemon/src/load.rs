@@ -10,15 +10,20 @@ use faser_actors::{
 use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
 use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
 use faser_topology::{DraftPlace, KvPools};
+use tokio::sync::Semaphore;
 
 use crate::app::Served;
 use crate::config::{Config, ModelSource};
 use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
 use crate::error::DaemonError;
+use crate::grammars::Grammars;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
 use crate::sequence::SequenceError;
+
+/// Long texts that are tokenized at once; the lanes need the cores too.
+const LONG_TEXTS_AT_ONCE: usize = 2;
 
 /// A pair with its weights in memory and its place on the device; nothing runs yet.
 pub struct Loaded {
@@ -64,7 +69,12 @@ pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) 
         target_layers,
         mechanisms: config.speculation.mechanisms,
         speculation: SpeculationBounds {
-            room: if config.model.source.has_draft() { K_LIMIT } else { 0 },
+            // Where nothing is drafted and nothing copied, lanes need no room for it.
+            room: if config.model.source.has_draft() || config.speculation.policy.needs_costs() {
+                K_LIMIT
+            } else {
+                0
+            },
             k_max: config.speculation.k_max.unwrap_or(K_LIMIT),
             partition: config.speculation.partition,
         },
@@ -96,10 +106,10 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
     let Pair { name, target, draft, weights, tokenizer, template } = pair;
     let Placed { device, more, machine, pools } =
-        place(config, chosen, (target, draft), weights, &bounds, watch)?;
+        place(config, chosen, (target, draft), &weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
-    let (partitions, cost_source) = if pools.draft_blocks > 0 && engine.policy.needs_costs() {
+    let (partitions, cost_source) = if engine.policy.needs_costs() {
         let spec = ProfileSpec {
             device: &device,
             block_size: engine.block_size,
@@ -149,6 +159,7 @@ impl Loaded {
             warm_up(replica, max_context).await?;
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let grammars = Grammars::new(&self.tokenizer, vocab, &eos);
         Ok(Served {
             name: self.name,
             created,
@@ -156,8 +167,10 @@ impl Loaded {
             tokenizer: self.tokenizer,
             template: self.template,
             eos,
+            grammars,
             vocab,
             max_context,
+            encoding: Semaphore::new(LONG_TEXTS_AT_ONCE),
             config: self.config,
             machine: self.machine,
             device,
@@ -172,7 +185,9 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_new_tokens: 8.min(max_context - 1).max(1),
         stop_tokens: Vec::new(),
+        prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     };
     let mut tokens = service.submit(submission).await?;
     loop {

@@ -6,7 +6,7 @@ use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
 use faser::reload::Reload;
-use faser::{bench, check, compare, ctl, generate, gpu_check, log, output, plan, serve, sim, top};
+use faser::{bench, check, compare, ctl, generate, gpu_check, log, manual, output, plan, serve, sim, top};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -15,7 +15,7 @@ fn main() {
         Ok(status) => std::process::exit(status),
         Err(err) => {
             // Each message names its cause already.
-            eprintln!("error: {err}");
+            log::last_words(&err);
             std::process::exit(1);
         }
     }
@@ -73,6 +73,15 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             },
             |()| 0,
         )),
+        Command::Completions(args) => {
+            output::line(manual::completions(&args).trim_end())?;
+            Ok(0)
+        }
+        Command::Man(args) => {
+            let count = manual::man(&args)?;
+            output::line(&format!("{count} pages in {}", args.folder.display()))?;
+            Ok(0)
+        }
         Command::GpuCheck(args) => {
             if let Some(name) = &args.child {
                 gpu_check::child(name, &args);

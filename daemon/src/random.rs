@@ -7,6 +7,14 @@ pub(crate) fn number() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
+/// A number that follows from two others and looks like neither (splitmix64's last step).
+pub(crate) fn derived(from: u64, number: u64) -> u64 {
+    let mut z = from.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 /// A word of 32 hexadecimal digits.
 pub(crate) fn id() -> String {
     format!("{:016x}{:016x}", number(), number())

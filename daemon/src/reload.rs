@@ -5,6 +5,7 @@ mod live;
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use faser_actors::{Replicas, TuneError};
 use faser_engine::EngineError;
@@ -12,6 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 pub use self::live::{LIVE, LiveKey, tuning};
+use crate::access::{Access, Renewal};
 use crate::cli::ServeArgs;
 use crate::config::changes::{changed, value, with};
 use crate::config::raw::Document;
@@ -24,6 +26,7 @@ pub struct Reload {
     running: Document,
     config: Config,
     level: LogLevel,
+    access: Option<Arc<Access>>,
 }
 
 /// What came of a change of the config, as keys of the config file.
@@ -77,7 +80,12 @@ pub enum ReloadError {
 impl Reload {
     /// `running` and `config` are what `args` stood for at the start.
     pub fn new(args: ServeArgs, running: Document, config: Config, level: LogLevel) -> Reload {
-        Reload { args, running, config, level }
+        Reload { args, running, config, level, access: None }
+    }
+
+    /// From now on keys and certificates are read again too, also if the config has not changed.
+    pub fn manage(&mut self, access: Arc<Access>) {
+        self.access = Some(access);
     }
 
     /// What is in force. Of keys that need a restart: what was in force at the start.
@@ -129,10 +137,11 @@ impl Reload {
     /// The file is wrong, or the service has stopped: nothing has changed.
     pub async fn run(&mut self, replicas: Option<&Replicas>) -> Result<Changes, ReloadError> {
         let document = self.args.document()?;
-        Config::from_document(&document)?;
+        let whole = Config::from_document(&document)?;
         let change = |key: &String, why| self.change(&document, key, why);
         let found = changed(&self.running, &document)?;
-        let (mut live, waiting): (Vec<_>, Vec<_>) = found.into_iter().partition(|key| live::is_live(key));
+        let (mut live, waiting): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|key| self.is_live(key, &whole));
         let mut restart: Vec<Change> = waiting.iter().map(|key| change(key, None)).collect();
         let (next, config) = loop {
             let next =
@@ -151,9 +160,17 @@ impl Reload {
             live = rest;
             restart.extend(late.iter().map(|key| change(key, Some(why.clone()))));
         };
-        let applied = live.iter().map(|key| change(key, None)).collect();
+        let mut applied: Vec<Change> = live.iter().map(|key| change(key, None)).collect();
         restart.sort_by(|a, b| a.key.cmp(&b.key));
+        let access = self.access.clone();
+        let renewal = access.as_ref().map(|access| access.read(&config.server)).transpose()?;
         self.take_over(next, config, replicas).await?;
+        for key in renewal.map_or_else(Vec::new, Renewal::apply) {
+            if !applied.iter().any(|change| change.key == key) {
+                let (key, after) = (key.to_owned(), "read again".into());
+                applied.push(Change { key, before: Value::Null, after, why: None });
+            }
+        }
         Ok(Changes { applied, restart })
     }
 
@@ -179,6 +196,12 @@ impl Reload {
         let applied = found.iter().map(|key| self.change(&next, key, None)).collect();
         self.take_over(next, config, replicas).await?;
         Ok(Changes { applied, restart: Vec::new() })
+    }
+
+    /// Whether a key can change in this daemon, on its way to `next`.
+    fn is_live(&self, key: &str, next: &Config) -> bool {
+        let access = || self.access.as_ref().map_or(&[][..], |access| access.live(&next.server));
+        LIVE.iter().any(|live| live.key == key) && (!key.starts_with("server.") || access().contains(&key))
     }
 
     async fn take_over(

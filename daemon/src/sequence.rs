@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use faser_actors::{ReplicaStream, Update};
+use faser_actors::{Constraint, LogprobBoard, Logprobs, ReplicaStream, Update};
 use faser_engine::{FinishReason, Origin, TokenId, Usage};
 use faser_models::{Detokenizer, Tokenizer};
 
@@ -14,28 +14,67 @@ pub struct TextSequence {
     tokens: Option<ReplicaStream>,
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    reading: Reading,
+    /// What came before anybody asked for it.
+    ahead: Option<Option<Update>>,
+    /// Characters of text that tokens have made so far, shown or not.
+    characters: usize,
     output: Vec<TokenId>,
     /// Of the last token: text held back until the end is ascribed to it.
     origin: Origin,
     ending: Option<Ending>,
 }
 
+/// How a sequence is read.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// Text ends before, or behind, the first of these.
+    pub stops: Vec<String>,
+    /// Text ends behind a stop string or stop token.
+    pub include_stop: bool,
+    /// Tokens whose text is not searched for stop strings.
+    pub min_tokens: usize,
+    /// The prompt, where log-probabilities are.
+    pub prompt: Arc<[TokenId]>,
+    /// The prompt as text, if text begins with it.
+    pub echo: Option<String>,
+    /// The prompt alone is wanted: no token of output is shown or counted.
+    pub prompt_only: bool,
+    /// Log-probabilities, if they are wanted.
+    pub logprobs: Option<Arc<LogprobBoard>>,
+    /// What the output has to follow.
+    pub constraint: Option<Arc<Constraint>>,
+}
+
 /// What a sequence says next.
 #[derive(Debug)]
 pub enum Piece {
-    /// Text, token by token; never empty.
+    /// Text, or what is told of tokens, token by token; never empty.
     Text(Vec<Span>),
     /// The end; nothing follows.
     End(Ending),
 }
 
 /// The text that one token made ready to be shown.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Span {
-    /// Not empty.
+    /// Empty only if something is told of the token.
     pub text: String,
     /// Who found the token.
     pub origin: Origin,
+    /// What is told of the token, if that is wanted.
+    pub told: Option<Told>,
+}
+
+/// A token with its log-probabilities.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    /// The token.
+    pub token: TokenId,
+    /// Where its text begins, in characters.
+    pub offset: usize,
+    /// None for the first token of a prompt.
+    pub logprobs: Option<Logprobs>,
 }
 
 /// How a sequence ended.
@@ -69,8 +108,11 @@ impl Finish {
 }
 
 /// Why a sequence broke off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SequenceError {
+    /// The grammar of the output grew beyond its limits.
+    #[error("the output's grammar became too large to be followed: {0}")]
+    Grammar(String),
     /// The device went away under it, more often than is put up with.
     #[error("the device failed while it worked on this request; send it again")]
     DeviceFailed,
@@ -83,15 +125,25 @@ pub enum SequenceError {
 }
 
 impl TextSequence {
-    /// Reads `tokens` as text that ends before the first of `stops`.
-    pub fn new(tokens: ReplicaStream, tokenizer: &Arc<Tokenizer>, stops: &[String]) -> TextSequence {
+    /// Reads `tokens` as text.
+    pub fn new(tokens: ReplicaStream, tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
         TextSequence {
             tokens: Some(tokens),
             detokenizer: Detokenizer::new(Arc::clone(tokenizer)),
-            stop: StopMatcher::new(stops.to_vec()),
+            stop: StopMatcher::new(std::mem::take(&mut reading.stops), reading.include_stop),
+            reading,
+            ahead: None,
+            characters: 0,
             output: Vec::new(),
             origin: Origin::Target,
             ending: None,
+        }
+    }
+
+    /// Waits until something has come: from then on the KV of the prompt is there for others.
+    pub async fn begin(&mut self) {
+        if let (Some(tokens), None) = (&mut self.tokens, &self.ahead) {
+            self.ahead = Some(tokens.next().await);
         }
     }
 
@@ -105,34 +157,69 @@ impl TextSequence {
                 return Ok(Some(Piece::End(ending)));
             }
             let Some(tokens) = &mut self.tokens else { return Ok(None) };
-            let spans = match tokens.next().await {
+            let update = match self.ahead.take() {
+                Some(update) => update,
+                None => tokens.next().await,
+            };
+            let mut spans = self.prompt();
+            match update {
                 None => return Err(self.broken(SequenceError::Ended)),
                 Some(Update::Tokens(emitted)) => {
-                    let mut spans = Vec::new();
                     for emitted in emitted {
                         self.take(emitted.token, emitted.origin, &mut spans);
                     }
-                    spans
                 }
-                Some(Update::Finished { reason, usage }) => self.finish(reason, usage)?,
-            };
+                Some(Update::Finished { reason, usage }) => self.finish(reason, usage, &mut spans)?,
+            }
             if !spans.is_empty() {
                 return Ok(Some(Piece::Text(spans)));
             }
         }
     }
 
+    /// The prompt, if it is to be repeated and was not.
+    fn prompt(&mut self) -> Vec<Span> {
+        let Some(text) = self.reading.echo.take() else { return Vec::new() };
+        let mut spans = Vec::new();
+        if self.reading.logprobs.is_some() {
+            let prompt = Arc::clone(&self.reading.prompt);
+            let mut detokenizer = self.detokenizer.again();
+            for (position, &token) in prompt.iter().enumerate() {
+                let told = self.told(token, position);
+                self.characters += detokenizer.push(token).map_or(0, |text| text.chars().count());
+                spans.push(Span { text: String::new(), origin: Origin::Target, told });
+            }
+        }
+        self.characters = text.chars().count();
+        match spans.first_mut() {
+            Some(first) => first.text = text,
+            None if text.is_empty() => {}
+            None => spans.push(Span { text, origin: Origin::Target, told: None }),
+        }
+        spans
+    }
+
+    /// What is told of the token at a position.
+    fn told(&self, token: TokenId, position: usize) -> Option<Told> {
+        let board = self.reading.logprobs.as_ref()?;
+        Some(Told { token, offset: self.characters, logprobs: board.take(position) })
+    }
+
     /// One token: its text joins the spans unless a stop string was seen.
     fn take(&mut self, token: TokenId, origin: Origin, spans: &mut Vec<Span>) {
-        if self.stop.stopped() {
+        if self.stop.stopped() || self.reading.prompt_only {
             return;
         }
+        let told = self.told(token, self.reading.prompt.len() + self.output.len());
         self.output.push(token);
         self.origin = origin;
-        let text = self.detokenizer.push(token).unwrap_or_default();
-        let text = self.stop.push(&text);
-        if !text.is_empty() {
-            spans.push(Span { text, origin });
+        let mut text = self.detokenizer.push(token).unwrap_or_default();
+        self.characters += text.chars().count();
+        if self.output.len() > self.reading.min_tokens {
+            text = self.stop.push(&text);
+        }
+        if !text.is_empty() || told.is_some() {
+            spans.push(Span { text, origin, told });
         }
         if self.stop.stopped() {
             self.end(Finish::Stop, None);
@@ -140,20 +227,39 @@ impl TextSequence {
     }
 
     /// The sequence is over: what was held back comes out.
-    fn finish(&mut self, reason: FinishReason, usage: Usage) -> Result<Vec<Span>, SequenceError> {
+    fn finish(
+        &mut self,
+        reason: FinishReason,
+        usage: Usage,
+        spans: &mut Vec<Span>,
+    ) -> Result<(), SequenceError> {
+        if let Some(reason) = self.reading.constraint.as_ref().and_then(|constraint| constraint.failure()) {
+            let error = SequenceError::Grammar(reason.to_owned());
+            return Err(self.broken(error));
+        }
         let finish = match reason {
-            FinishReason::StopToken(_) => Finish::Stop,
+            FinishReason::StopToken(token) => {
+                if self.reading.include_stop {
+                    self.take(token, Origin::Target, spans);
+                }
+                Finish::Stop
+            }
             FinishReason::Length => Finish::Length,
             FinishReason::Cancelled => return Err(self.broken(SequenceError::Cancelled)),
             FinishReason::DeviceFailed => return Err(self.broken(SequenceError::DeviceFailed)),
         };
         let rest = self.detokenizer.finish();
-        let mut text = self.stop.push(&rest);
+        let mut text = match self.output.len() > self.reading.min_tokens {
+            true => self.stop.push(&rest),
+            false => rest,
+        };
         text.push_str(&self.stop.finish());
         let finish = if self.stop.stopped() { Finish::Stop } else { finish };
         self.end(finish, Some(usage));
-        let span = Span { text, origin: self.origin };
-        Ok(if span.text.is_empty() { Vec::new() } else { vec![span] })
+        if !text.is_empty() {
+            spans.push(Span { text, origin: self.origin, told: None });
+        }
+        Ok(())
     }
 
     /// Drops the stream, which cancels what still runs.

@@ -17,6 +17,7 @@ use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
 use tokio::sync::Mutex;
 
+use crate::access::Access;
 use crate::admin::peer::Operators;
 use crate::admin::{self, Admin};
 use crate::app::{App, Served};
@@ -27,7 +28,7 @@ use crate::progress::Display;
 use crate::reload::Reload;
 use crate::signals::{Hangups, Signals};
 use crate::systemd::{self, Sockets, Status, notify};
-use crate::{http, metrics, output};
+use crate::{http, listen, metrics, output};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
 const FLUSH_TIMEOUT_S: u64 = 2;
@@ -41,13 +42,15 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The port cannot be had, or the models cannot be served.
-pub async fn serve(config: Config, reload: Reload) -> Result<i32, DaemonError> {
+pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonError> {
     let mut sockets = Sockets::take();
     let (handed_over, for_admin) = (sockets.http()?, sockets.admin()?);
     let mut signals = Signals::take_over()?;
     let mut hangups = Hangups::take_over()?;
     let recorder = metrics::install()?;
-    let app = web::Data::new(App::new(config.server.clone(), recorder.clone()));
+    let access = Arc::new(Access::load(&config.server)?);
+    reload.manage(Arc::clone(&access));
+    let app = web::Data::new(App::new(config.server.clone(), access, recorder.clone()));
     let reload = Arc::new(Mutex::new(reload));
     // Before the port: who cannot have one of the two does not begin.
     let admin = administer(&config, for_admin, &app, &reload)?;
@@ -58,7 +61,7 @@ pub async fn serve(config: Config, reload: Reload) -> Result<i32, DaemonError> {
             recorder.run_upkeep();
         }
     });
-    if !address.ip().is_loopback() {
+    if app.access.keys().is_empty() && !address.ip().to_canonical().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
     let (served, machine) = tokio::select! {
@@ -70,8 +73,10 @@ pub async fn serve(config: Config, reload: Reload) -> Result<i32, DaemonError> {
         }
     };
     app.serve(Arc::clone(&served));
-    announce(&served.name, &machine, address);
-    let status = Rc::new(Status::ready(app.clone(), Arc::clone(&served), address));
+    let scheme = if app.limits.tls.is_some() { "https" } else { "http" };
+    announce(&served.name, &machine, &local(scheme, address), !app.access.keys().is_empty());
+    let url = format!("{scheme}://{address}");
+    let status = Rc::new(Status::ready(app.clone(), Arc::clone(&served), url));
     let telling = keep_telling(&status, &served);
     let signal = loop {
         tokio::select! {
@@ -162,24 +167,43 @@ fn bind(
     app: &web::Data<App>,
     handed_over: Option<TcpListener>,
 ) -> Result<(SocketAddr, ServerHandle), DaemonError> {
-    let asked = config.server.listen;
+    let address = handed_over.as_ref().and_then(|socket| socket.local_addr().ok());
+    let asked = address.unwrap_or(config.server.listen);
+    app.access.listen(asked, &config.server)?;
     let shared = app.clone();
+    let tls = app.access.tls()?;
+    let workers = config.server.workers;
+    let limits = &config.server;
     let server = HttpServer::new(move || {
-        actix_web::App::new().app_data(shared.clone()).wrap(from_fn(http::observe)).configure(http::routes)
+        actix_web::App::new()
+            .app_data(shared.clone())
+            .wrap(from_fn(http::authorize))
+            .wrap(from_fn(http::observe))
+            .configure(http::routes)
     })
-    .workers(config.server.workers)
-    .keep_alive(config.server.keep_alive)
+    .workers(workers)
+    .max_connections(listen::connections(limits.max_connections).div_ceil(workers))
+    .keep_alive(limits.keep_alive)
+    .client_request_timeout(limits.header_timeout)
+    .tls_handshake_timeout(limits.header_timeout)
     // A client that closes its side is gone: its sequences are cancelled, also before their first byte.
     .h1_allow_half_closed(false)
     .shutdown_timeout(FLUSH_TIMEOUT_S)
     .disable_signals();
-    let bound = match handed_over {
+    let socket = match handed_over {
         Some(socket) => {
             tracing::info!("listening on the socket that was handed over, not on `server.listen`");
-            server.listen(socket)
+            Ok(socket)
         }
-        None => server.bind(asked),
+        None => listen::open(asked),
     };
+    let bound = socket.and_then(|socket| {
+        listen::bound(&socket, limits.write_timeout)?;
+        match tls {
+            Some(tls) => server.listen_rustls_0_23(socket, tls),
+            None => server.listen(socket),
+        }
+    });
     let server = bound.map_err(|source| DaemonError::Bind { address: asked, source })?;
     let address = server.addrs().first().copied().unwrap_or(asked);
     let server = server.run();
@@ -227,16 +251,22 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, Stri
     Ok((Arc::new(loaded.start().await?), machine))
 }
 
-/// The lines a person, or a script, waits for.
-fn announce(name: &str, machine: &str, mut address: SocketAddr) {
+/// Where clients of this machine find the API.
+fn local(scheme: &str, mut address: SocketAddr) -> String {
     if address.ip().is_unspecified() {
         address.set_ip(Ipv4Addr::LOCALHOST.into());
     }
+    format!("{scheme}://{address}")
+}
+
+/// The lines a person, or a script, waits for.
+fn announce(name: &str, machine: &str, url: &str, with_key: bool) {
+    let header = if with_key { " -H 'authorization: Bearer YOUR_KEY'" } else { "" };
     let body = format!(
         r#"{{"model": "{name}", "prompt": "Returns the number of elements in the", "max_tokens": 64, "temperature": 0, "stream": true}}"#
     );
     let lines = format!(
-        "device: {machine}\nready: serving {name} on http://{address}\ntry: curl -N http://{address}/v1/completions -d '{body}'"
+        "device: {machine}\nready: serving {name} on {url}\ntry: curl -N{header} {url}/v1/completions -d '{body}'"
     );
     // Nobody may be reading; that is no reason to end.
     if let Err(err) = output::line(&lines) {

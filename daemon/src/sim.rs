@@ -20,7 +20,7 @@ use crate::{output, passes};
 The engine is the real one, and the clock and the device are models: no GPU is needed. The same seed gives the same figures.
 Policies are those of a config, and `best-fixed` (the fixed k of lowest mean latency, found for each load), and
 `batch-table` (k by batch size, tuned on the very load). Ablations of `faser` are policies too: length, +trim, +overlap,
-+partition, +prune, each with what those before it have, and length+prune. The table goes to standard output.
++partition, +prune, +lookup, each with what those before it have, and length+prune. The table goes to standard output.
 
 Examples:
   faser sim --rates 0.5,1,2,4,8                             the paper's Qwen3 pair on an H100, ShareGPT lengths

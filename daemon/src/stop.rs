@@ -9,13 +9,16 @@ pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
     stopped: bool,
+    /// Whether the stop string itself comes out too.
+    shown: bool,
 }
 
 impl StopMatcher {
-    /// A matcher for `stops`; empty ones are dropped, for they would stop everything.
-    pub fn new(stops: Vec<String>) -> StopMatcher {
+    /// A matcher for `stops`; empty ones are dropped, for they would stop everything. The stop string that is found comes out
+    /// if it is `shown`.
+    pub fn new(stops: Vec<String>, shown: bool) -> StopMatcher {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
-        StopMatcher { stops, held: String::new(), stopped: false }
+        StopMatcher { stops, held: String::new(), stopped: false, shown }
     }
 
     /// Takes the next piece of text and returns what may be shown now.
@@ -27,9 +30,9 @@ impl StopMatcher {
             return text.to_owned();
         }
         self.held.push_str(text);
-        if let Some(start) = self.first_match() {
+        if let Some((end, start)) = self.first_match() {
             self.stopped = true;
-            self.held.truncate(start);
+            self.held.truncate(if self.shown { end } else { start });
             return std::mem::take(&mut self.held);
         }
         let keep = self.possible_beginning();
@@ -47,10 +50,10 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the stop string that is complete first begins.
-    fn first_match(&self) -> Option<usize> {
+    /// Where the stop string that is complete first ends and begins.
+    fn first_match(&self) -> Option<(usize, usize)> {
         let ends = self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at + stop.len(), at)));
-        ends.min().map(|(_, start)| start)
+        ends.min()
     }
 
     /// Length of the longest end of the held text that a stop string begins with.
@@ -73,7 +76,7 @@ mod tests {
 
     /// What comes out of a matcher fed with `pieces`, and whether it stopped.
     fn run(stops: &[String], pieces: &[String]) -> (String, bool) {
-        let mut matcher = StopMatcher::new(stops.to_vec());
+        let mut matcher = StopMatcher::new(stops.to_vec(), false);
         let mut out: String = pieces.iter().map(|piece| matcher.push(piece)).collect();
         out.push_str(&matcher.finish());
         (out, matcher.stopped())
@@ -92,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_stop_string_across_pieces_is_found_and_nothing_of_it_comes_out() {
-        let mut matcher = StopMatcher::new(vec!["\n\n".into(), "END".into()]);
+        let mut matcher = StopMatcher::new(vec!["\n\n".into(), "END".into()], false);
         assert_eq!(matcher.push("fn main\n"), "fn main");
         assert_eq!(matcher.push("E"), "\n");
         assert_eq!(matcher.push("N"), "");
@@ -103,11 +106,20 @@ mod tests {
 
     #[test]
     fn held_text_comes_out_when_it_becomes_none_or_the_text_ends() {
-        let mut matcher = StopMatcher::new(vec!["###".into()]);
+        let mut matcher = StopMatcher::new(vec!["###".into()], false);
         assert_eq!(matcher.push("a##"), "a");
         assert_eq!(matcher.push("b#"), "##b");
         assert_eq!(matcher.finish(), "#");
         assert!(!matcher.stopped());
+    }
+
+    #[test]
+    fn a_stop_string_that_is_shown_comes_out_and_nothing_after_it() {
+        let mut matcher = StopMatcher::new(vec!["END".into()], true);
+        assert_eq!(matcher.push("the E"), "the ");
+        assert_eq!(matcher.push("NDless"), "END");
+        assert!(matcher.stopped());
+        assert_eq!(matcher.finish(), "");
     }
 
     proptest! {

@@ -3,7 +3,6 @@
 use crate::api::{K_LIMIT, SeqId};
 use crate::engine::Engine;
 use crate::sequence::SequenceKv;
-use crate::survival::Level;
 use crate::view::EpochMove;
 
 impl Engine {
@@ -21,14 +20,15 @@ impl Engine {
 
     fn admit(&mut self, seq: SeqId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&seq) else { return false };
-        let mut target = SequenceKv::from_cache(&self.target_pool, &sequence.tokens);
+        let cached = if sequence.cacheable { sequence.tokens.as_slice() } else { &[] };
+        let mut target = SequenceKv::from_cache(&self.target_pool, cached);
         let missing = target.table.missing(sequence.tokens.len());
         if missing + self.running.len() > self.target_pool.free() || !target.table.grow(sequence.tokens.len())
         {
             return false;
         }
         if !std::mem::replace(&mut sequence.admitted, true) {
-            sequence.level = Level::new(self.calibration.typical());
+            sequence.levels = self.calibrations.levels();
             sequence.usage.cached_tokens = target.computed;
             self.totals.prompt_tokens += sequence.usage.prompt_tokens as u64;
             self.totals.cached_prompt_tokens += target.computed as u64;

@@ -39,8 +39,12 @@ pub struct Request {
     pub max_new_tokens: usize,
     /// Tokens that end the sequence; the one that does is not emitted.
     pub stop_tokens: Arc<[TokenId]>,
+    /// What the client expects the output to be, or to resemble; it is proposed where it fits.
+    pub prediction: Arc<[TokenId]>,
     /// Cap on the speculative length of this request; 0 switches speculation off for it.
     pub k_max: Option<usize>,
+    /// Every row of the prompt is to be computed, none taken from the prefix cache: for what is asked of each of them.
+    pub whole_prompt: bool,
     /// What the client hopes for; speculation is shared out by it where it is scarce.
     pub slo: Slo,
 }
@@ -160,6 +164,10 @@ pub struct Usage {
     pub proposed: usize,
     /// Proposals accepted.
     pub accepted: usize,
+    /// Proposals verified that were copied from the client's prediction.
+    pub predicted: usize,
+    /// Those of them that were accepted.
+    pub predicted_accepted: usize,
 }
 
 /// Why a request was not taken.

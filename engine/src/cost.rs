@@ -76,6 +76,11 @@ impl PassCost {
         PassCost { base_s: base_s.map(|seconds| duration(seconds).as_secs_f64()), attention }
     }
 
+    /// Of a model that is not there: next to nothing.
+    pub fn nothing() -> PassCost {
+        PassCost::new([Duration::ZERO; ROW_GRID.len()], AttentionCost { per_kv_fs: 0, per_row_fs: 0 })
+    }
+
     /// Times at [`ROW_GRID`], to the nanosecond: with [`PassCost::attention`] what [`PassCost::new`] takes.
     pub fn points(&self) -> [Duration; ROW_GRID.len()] {
         self.base_s.map(duration)

@@ -7,7 +7,7 @@ use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Batch, Candidate, Execution, PassShape, WORTH_AHEAD};
 use crate::policy::Policy;
 use crate::sequence::{DraftOut, Sequence};
-use crate::survival::AcceptanceTable;
+use crate::survival::{AcceptanceTable, Source};
 
 /// Draft steps per plan while a verify pass runs: few, so that what is ready is at hand whenever the pass ends.
 const STEPS_AHEAD: usize = 1;
@@ -17,12 +17,13 @@ const ROWS_AHEAD: usize = 64;
 impl Engine {
     /// Decides on the round that begins: how many proposals every running sequence should have.
     pub(crate) fn plan_round(&mut self) {
+        self.copy_proposals();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let mut prefill_rows = 0;
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             prefill_rows += sequence.uncomputed() - 1;
-            scratch.candidates.push(candidate(sequence, sequence.weight(self.now)));
+            scratch.candidates.push(self.candidate(sequence));
         }
         // Proposals may take what the verify pass has beside one row per sequence, and leave half of that to prefill.
         let spare = self.config.max_pass_rows.saturating_sub(scratch.candidates.len());
@@ -35,6 +36,27 @@ impl Engine {
             }
         }
         self.scratch = scratch;
+    }
+
+    /// What the planner is told of a sequence.
+    pub(crate) fn candidate(&self, sequence: &Sequence) -> Candidate {
+        let useful = sequence.useful_proposals();
+        let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
+        for proposal in sequence.proposals.iter().take(useful) {
+            survival *= proposal.acceptance;
+            expected += survival;
+            ready += 1;
+        }
+        Candidate {
+            // Without a draft model there is nothing but what is there.
+            useful: if self.config.draft_blocks > 0 { useful } else { ready },
+            ready,
+            expected,
+            survival,
+            typical: sequence.levels[Source::Draft].typical(),
+            context: sequence.tokens.len(),
+            weight: sequence.weight(self.now),
+        }
     }
 
     /// Does the round want proposals that are not there?
@@ -51,7 +73,7 @@ impl Engine {
         let wish = Wish {
             execution,
             worthwhile: self.planner.worthwhile(self.running.len()),
-            table: self.calibration.table(),
+            table: self.calibrations[Source::Draft].table(),
         };
         let mut plan = std::mem::take(&mut self.spent.0);
         plan.clear();
@@ -149,7 +171,7 @@ impl Engine {
             let shape = PassShape { steps, sequences, reach, ..self.draft_shape };
             self.planner.timed_draft(&shape, outcome.took);
         }
-        let table = self.calibration.table();
+        let table = self.calibrations[Source::Draft].table();
         let mut proposals = outcome.proposals.as_slice();
         for (chunk, &count) in plan.chunks.iter().zip(&outcome.counts) {
             let (own, rest) = proposals.split_at(count.min(proposals.len()));
@@ -207,25 +229,5 @@ fn shape_of(chunks: &[DraftChunk], execution: Execution) -> PassShape {
         reach: Reach::single(chunks.iter().map(|chunk| chunk.start + chunk.rows.len()).sum()),
         steps: chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0),
         sequences: chunks.len(),
-    }
-}
-
-/// What the planner is told of a sequence.
-pub(crate) fn candidate(sequence: &Sequence, weight: f32) -> Candidate {
-    let useful = sequence.useful_proposals();
-    let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
-    for proposal in sequence.proposals.iter().take(useful) {
-        survival *= proposal.acceptance;
-        expected += survival;
-        ready += 1;
-    }
-    Candidate {
-        useful,
-        ready,
-        expected,
-        survival,
-        typical: sequence.level.typical(),
-        context: sequence.tokens.len(),
-        weight,
     }
 }

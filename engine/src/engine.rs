@@ -22,14 +22,15 @@ use crate::api::{Command, Event, FinishReason, Refusal, Request, SeqId, TokenId}
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
+use crate::lookup::Lookup;
 use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
 use crate::policy::Policy;
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
-use crate::survival::Calibration;
+use crate::survival::{Calibration, PerSource, Source};
 use crate::tuning::Tuning;
-use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
+use crate::view::{CalibrationView, EpochMove, LoadView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
 const DEVICE_LOSSES_FORGIVEN: u32 = 2;
@@ -46,6 +47,8 @@ pub(crate) struct Scratch {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) acceptances: Vec<f32>,
     pub(crate) chances: Vec<f32>,
+    /// Tokens that can be copied, with the confidence in each.
+    pub(crate) offered: Vec<(TokenId, f32)>,
     pub(crate) lengths: Vec<usize>,
     pub(crate) prospects: Vec<Prospect>,
     /// Rows of a pass that proposals may take, and that prefill takes.
@@ -77,7 +80,7 @@ pub struct Engine {
     pub(crate) draft_pool: BlockPool,
     pub(crate) draft_lane: LaneBook,
     pub(crate) verify_lane: LaneBook,
-    pub(crate) calibration: Calibration,
+    pub(crate) calibrations: PerSource<Calibration>,
     pub(crate) totals: Totals,
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
@@ -104,7 +107,7 @@ impl Engine {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
         Ok(Engine {
-            planner: Planner::new(&config.tuning(), config.partitions.clone()),
+            planner: Planner::new(&config.deciding(&config.tuning()), config.partitions.clone()),
             tuning: config.tuning(),
             sequences: FxHashMap::default(),
             running: Vec::new(),
@@ -113,7 +116,7 @@ impl Engine {
             draft_pool,
             draft_lane: LaneBook::default(),
             verify_lane: LaneBook::default(),
-            calibration: Calibration::default(),
+            calibrations: PerSource::fresh(),
             totals: Totals::default(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
@@ -162,24 +165,9 @@ impl Engine {
             partition: self.planner.execution().partition().0,
             target_pool: self.target_pool.view(),
             draft_pool: self.draft_pool.view(),
-            calibration: CalibrationView::new(self.calibration.quality()),
+            calibration: CalibrationView::new(self.calibrations[Source::Draft].quality()),
             totals: self.totals.clone(),
         }
-    }
-
-    /// The oldest requests, `most` of them, the oldest first; of those that wait, the next ones to be admitted. `now` as in `handle`.
-    pub fn requests(&self, now: Duration, most: usize) -> Vec<RequestView> {
-        let state = |seq| match self.sequences.get(seq) {
-            Some(sequence) if sequence.decoding() => RequestState::Decode,
-            _ => RequestState::Prefill,
-        };
-        let running = self.running.iter().map(|seq| (seq, state(seq)));
-        let waiting = self.waiting.iter().take(most).map(|seq| (seq, RequestState::Waiting));
-        let view = |(seq, state)| Some(self.sequences.get(seq)?.view(state, now));
-        let mut requests: Vec<RequestView> = running.chain(waiting).filter_map(view).collect();
-        requests.sort_by(|a, b| b.age.cmp(&a.age).then(a.seq.cmp(&b.seq)));
-        requests.truncate(most);
-        requests
     }
 
     /// Leading tokens of `prompt` whose target KV is cached, as an admission now would find it.
@@ -221,8 +209,9 @@ impl Engine {
             return;
         }
         self.totals.submitted += 1;
-        let sequence =
-            Sequence::new(request, self.k_limit(), (&self.target_pool, &self.draft_pool), self.now);
+        let lookup = self.copies().then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
+        let pools = (&self.target_pool, &self.draft_pool);
+        let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);
         self.waiting.push_back(seq);
     }

@@ -35,12 +35,14 @@ pub struct Mechanisms {
     pub overlap: bool,
     /// Test proposals between layers of a verify pass, and take out the rows of those that fail (`faser`).
     pub prune: bool,
+    /// Copy proposals from a sequence's own text and the client's prediction (`budget` and `faser`).
+    pub lookup: bool,
 }
 
 impl Default for Mechanisms {
     /// All of them.
     fn default() -> Mechanisms {
-        Mechanisms { trim: true, overlap: true, prune: true }
+        Mechanisms { trim: true, overlap: true, prune: true, lookup: true }
     }
 }
 

@@ -30,8 +30,10 @@ use std::time::Duration;
 
 use crate::api::{Emitted, EmittedTokens, FinishReason, Origin, Request, SeqId, Slo, TokenId, Usage};
 use crate::blocks::{BlockPool, BlockTable};
-use crate::plan::{Admission, Drafted, Rivals, Verdict};
-use crate::survival::{AcceptanceTable, Calibration, Level, confidence_bin};
+use crate::lookup::Lookup;
+use crate::plan::{Admission, Verdict};
+use crate::proposals::Proposal;
+use crate::survival::{Calibration, Level, PerSource};
 
 /// The KV of one sequence in one pool.
 #[derive(Debug)]
@@ -59,18 +61,6 @@ impl SequenceKv {
         self.computed = computed;
         self.table.register(committed, computed.min(committed.len()));
     }
-}
-
-/// A drafted token that is not verified yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Proposal {
-    pub(crate) token: TokenId,
-    pub(crate) rivals: Rivals,
-    confidence: f32,
-    /// What confidence alone says of its acceptance.
-    calibrated: f32,
-    /// Probability of acceptance, given that all before it is accepted.
-    pub(crate) acceptance: f32,
 }
 
 /// A draft chunk that is out.
@@ -102,12 +92,16 @@ pub(crate) struct Sequence {
     pub(crate) verify_out: Option<VerifyOut>,
     /// Generation of `proposals`: a result with another one is late and dropped.
     pub(crate) epoch: u32,
-    pub(crate) level: Level,
+    pub(crate) levels: PerSource<Level>,
+    /// Where proposals can be copied from; none if they are not.
+    pub(crate) lookup: Option<Lookup>,
     /// Proposals the round wants it to have.
     pub(crate) wanted: usize,
     pub(crate) usage: Usage,
     /// Devices that failed while this sequence ran on them.
     pub(crate) device_losses: u32,
+    /// May KV of the prefix cache stand for its rows?
+    pub(crate) cacheable: bool,
     /// Has it ever been admitted?
     pub(crate) admitted: bool,
     slo: Slo,
@@ -131,6 +125,8 @@ pub(crate) struct Committed {
     /// Proposals that were verified: those sent, without those that left the pass.
     pub(crate) proposed: usize,
     pub(crate) accepted: usize,
+    /// Those of both that were copied.
+    pub(crate) copied: (usize, usize),
     /// Proposals left the pass, and the first of them would have been accepted.
     pub(crate) pruned_in_vain: bool,
     /// The epoch that a rejection ended.
@@ -154,6 +150,7 @@ impl Sequence {
     pub(crate) fn new(
         request: Request,
         k_limit: usize,
+        lookup: Option<Lookup>,
         pools: (&BlockPool, &BlockPool),
         now: Duration,
     ) -> Sequence {
@@ -177,9 +174,11 @@ impl Sequence {
             draft_out: None,
             verify_out: None,
             epoch: 0,
-            level: Level::default(),
+            levels: PerSource::default(),
+            lookup,
             wanted: 0,
             device_losses: 0,
+            cacheable: !request.whole_prompt,
             admitted: false,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
@@ -246,16 +245,6 @@ impl Sequence {
         if self.first_token.is_some() { None } else { self.slo.ttft.map(|ttft| self.submitted + ttft) }
     }
 
-    /// Survival of all proposals there are.
-    pub(crate) fn survival(&self) -> f32 {
-        self.proposals.iter().map(|proposal| proposal.acceptance).product()
-    }
-
-    /// Acceptance by confidence, for this request.
-    pub(crate) fn acceptance_table(&self, table: &AcceptanceTable) -> AcceptanceTable {
-        table.map(|calibrated| self.level.acceptance(calibrated))
-    }
-
     /// What a lane must know before the first chunk.
     pub(crate) fn admission(&self) -> Admission {
         Admission {
@@ -265,34 +254,6 @@ impl Sequence {
         }
     }
 
-    /// Takes in what came of the draft chunk that is out. Verdicts may have come in between: proposals for positions that
-    /// are committed by now must equal what is there, or all that follows is worthless.
-    pub(crate) fn drafted(&mut self, drafted: &[Drafted], table: &AcceptanceTable) {
-        let Some(DraftOut { end }) = self.draft_out.take() else { return };
-        let overtaken = self.known() - end;
-        let agreed = drafted
-            .iter()
-            .zip(self.tokens.get(end..).unwrap_or_default())
-            .take_while(|(drafted, committed)| drafted.token == **committed)
-            .count();
-        // The KV of the last proposal is not computed.
-        let right = if agreed < overtaken { agreed } else { drafted.len() };
-        let computed = end + right.min(drafted.len().saturating_sub(1));
-        if agreed == overtaken {
-            self.proposals.extend(drafted.iter().skip(overtaken).map(|drafted| {
-                let calibrated = table[confidence_bin(drafted.confidence)];
-                Proposal {
-                    token: drafted.token,
-                    rivals: drafted.rivals.clone(),
-                    confidence: drafted.confidence,
-                    calibrated,
-                    acceptance: self.level.acceptance(calibrated),
-                }
-            }));
-        }
-        self.draft.advance(&self.tokens, computed);
-    }
-
     /// Commits a verdict on the verify chunk that is out: the accepted prefix of its proposals and the next token, up to a
     /// stop token or the length limit.
     pub(crate) fn verified(
@@ -300,7 +261,7 @@ impl Sequence {
         verdict: &Verdict,
         next: TokenId,
         now: Duration,
-        calibration: &mut Calibration,
+        calibrations: &mut PerSource<Calibration>,
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
@@ -311,10 +272,11 @@ impl Sequence {
         let foretold = self.proposals.get(accepted).is_some_and(|proposal| proposal.token == next);
         done.pruned_in_vain = verified < sent && accepted == verified && foretold;
         // The row in front of a pruned proposal was computed: its verdict is known too.
-        self.learn(sent.min(accepted + 1), accepted + usize::from(done.pruned_in_vain), calibration);
+        self.learn(sent.min(accepted + 1), accepted + usize::from(done.pruned_in_vain), calibrations);
         self.usage.target_passes += 1;
         self.usage.proposed += verified;
         self.usage.accepted += accepted;
+        self.count_copied(&mut done);
         self.first_token.get_or_insert(now);
         for _ in 0..accepted {
             let Some(proposal) = self.proposals.pop_front() else { break };
@@ -362,15 +324,6 @@ impl Sequence {
             done.ended = Some(FinishReason::Length);
         }
         done.ended.is_some()
-    }
-
-    /// What the verdict says of the draft: of the first `known` proposals, the first `accepted` of which were right.
-    fn learn(&mut self, known: usize, accepted: usize, calibration: &mut Calibration) {
-        self.level.fade(calibration.typical());
-        for (i, proposal) in self.proposals.iter().take(known).enumerate() {
-            calibration.observe(proposal.confidence, proposal.acceptance, i < accepted);
-            self.level.observe(proposal.calibrated, i < accepted);
-        }
     }
 
     /// Gives back all draft KV; what is drafted stands.

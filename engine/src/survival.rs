@@ -4,6 +4,8 @@
 //! calibrated online, per model pair, into a probability of acceptance ([`Calibration`]); a factor per request, learned
 //! from its own history and decaying towards one, corrects for texts that are easier or harder than most ([`Level`]).
 
+use std::ops::{Index, IndexMut};
+
 /// Bins of confidence. Their borders are even in probability.
 pub const CONFIDENCE_BINS: usize = 16;
 
@@ -17,6 +19,66 @@ const TYPICAL_AT_FIRST: f64 = 0.7;
 const CERTAIN: f32 = 0.995;
 /// None is taken for impossible, so that a draft that has become good again is noticed.
 const HOPELESS: f32 = 0.02;
+
+/// Where a proposal comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The draft model.
+    Draft,
+    /// Copied from the sequence's own text.
+    Text,
+    /// Copied from what the client predicts.
+    Prediction,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Source; 3] = [Source::Draft, Source::Text, Source::Prediction];
+}
+
+/// One of something for each source of proposals.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PerSource<T>([T; 3]);
+
+impl<T> PerSource<T> {
+    /// Each made of its source.
+    pub fn of(make: impl FnMut(Source) -> T) -> PerSource<T> {
+        PerSource(Source::ALL.map(make))
+    }
+}
+
+impl<T> Index<Source> for PerSource<T> {
+    type Output = T;
+
+    fn index(&self, source: Source) -> &T {
+        &self.0[source as usize]
+    }
+}
+
+impl<T> IndexMut<Source> for PerSource<T> {
+    fn index_mut(&mut self, source: Source) -> &mut T {
+        &mut self.0[source as usize]
+    }
+}
+
+impl PerSource<Calibration> {
+    /// As fresh as can be.
+    pub fn fresh() -> PerSource<Calibration> {
+        PerSource::of(
+            |source| if source == Source::Draft { Calibration::default() } else { Calibration::of_copies() },
+        )
+    }
+
+    /// The probability of acceptance per bin.
+    pub fn tables(&self) -> PerSource<AcceptanceTable> {
+        PerSource::of(|source| self[source].table())
+    }
+
+    /// Levels of a request of which nothing is known.
+    pub fn levels(&self) -> PerSource<Level> {
+        PerSource::of(|source| Level::new(self[source].typical()))
+    }
+}
 
 /// What the lanes need of the calibration to stop drafting by themselves: one probability per bin.
 pub type AcceptanceTable = [f32; CONFIDENCE_BINS];
@@ -40,12 +102,7 @@ struct Bin {
 impl Default for Calibration {
     /// Trusts the draft, weakly: a bin's prior is its own middle.
     fn default() -> Calibration {
-        let bins = std::array::from_fn(|bin| {
-            let middle = (bin as f64 + 0.5) / CONFIDENCE_BINS as f64;
-            Bin { accepted: middle * PRIOR_WEIGHT, seen: PRIOR_WEIGHT }
-        });
-        let all = Bin { accepted: TYPICAL_AT_FIRST * PRIOR_WEIGHT, seen: PRIOR_WEIGHT };
-        Calibration { bins, all, observed: 0, log_loss_sum: 0.0 }
+        Calibration::with_prior(|bin| (bin as f64 + 0.5) / CONFIDENCE_BINS as f64)
     }
 }
 
@@ -56,6 +113,17 @@ pub fn confidence_bin(confidence: f32) -> usize {
 }
 
 impl Calibration {
+    fn with_prior(prior: impl Fn(usize) -> f64) -> Calibration {
+        let bin = |acceptance| Bin { accepted: acceptance * PRIOR_WEIGHT, seen: PRIOR_WEIGHT };
+        let bins = std::array::from_fn(|index| bin(prior(index)));
+        Calibration { bins, all: bin(TYPICAL_AT_FIRST), observed: 0, log_loss_sum: 0.0 }
+    }
+
+    /// Of copied proposals, whose bin is the number of tokens that agreed before: hopeful, so that they are tried.
+    fn of_copies() -> Calibration {
+        Calibration::with_prior(|agreed| 1.0 - 0.6 * 0.75_f64.powi(agreed as i32))
+    }
+
     /// Learns from one verified proposal, all before which were accepted. `predicted` is what was believed of it.
     pub fn observe(&mut self, confidence: f32, predicted: f32, accepted: bool) {
         for bin in [&mut self.bins[confidence_bin(confidence)], &mut self.all] {

@@ -39,6 +39,12 @@ impl EngineConfig {
         }
     }
 
+    /// A tuning as the planner goes by it: nobody can work beside a pass without a draft model.
+    pub(crate) fn deciding(&self, tuning: &Tuning) -> Tuning {
+        let overlap = tuning.mechanisms.overlap && self.draft_blocks > 0;
+        Tuning { mechanisms: Mechanisms { overlap, ..tuning.mechanisms }, ..tuning.clone() }
+    }
+
     /// Whether an engine that was built from this config can be tuned so.
     ///
     /// # Errors
@@ -60,7 +66,7 @@ impl EngineConfig {
             return Err(EngineError::Beyond { name: "k_max", asked: tuning.k_max, built: K_LIMIT });
         }
         tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
-        if tuning.policy != Policy::Off && self.draft_blocks == 0 {
+        if tuning.policy != Policy::Off && !tuning.policy.needs_costs() && self.draft_blocks == 0 {
             return Err(EngineError::Policy(format!("policy {} needs a draft model", tuning.policy)));
         }
         let k = tuning.policy.k_max().min(tuning.k_max);
@@ -95,7 +101,7 @@ impl Engine {
         if self.config.tunable(&tuning).is_err() {
             return;
         }
-        self.planner.tune(&tuning);
+        self.planner.tune(&self.config.deciding(&tuning));
         self.pruning.want(tuning.mechanisms.prune && tuning.policy == Policy::Faser);
         self.tuning = tuning;
         let limit = self.k_limit();
@@ -114,7 +120,8 @@ impl Engine {
 
     /// The most proposals that any sequence may have now.
     pub(crate) fn k_limit(&self) -> usize {
-        if self.config.draft_blocks > 0 { self.tuning.k_max.min(self.config.speculation.room) } else { 0 }
+        let proposes = self.config.draft_blocks > 0 || self.copies();
+        if proposes { self.tuning.k_max.min(self.config.speculation.room) } else { 0 }
     }
 }
 
@@ -152,7 +159,9 @@ mod tests {
             output: [].into(),
             max_new_tokens: 8,
             stop_tokens: [].into(),
+            prediction: [].into(),
             k_max,
+            whole_prompt: false,
             slo: Slo::default(),
         })
     }

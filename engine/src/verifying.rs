@@ -2,12 +2,12 @@
 
 use crate::api::{Command, SeqId};
 use crate::cost::Reach;
-use crate::drafting::candidate;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::planner::{Batch, Leaving, PassShape};
 use crate::pruning::Prospect;
 use crate::sequence::{Fell, Sequence, VerifyOut};
+use crate::survival::Source;
 use crate::view::EpochMove;
 
 impl Engine {
@@ -66,7 +66,7 @@ impl Engine {
         let mut prefill_rows = 0;
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
-                let candidate = candidate(sequence, sequence.weight(self.now));
+                let candidate = self.candidate(sequence);
                 let ready = sequence.proposals.iter().take(candidate.ready);
                 scratch.acceptances.extend(ready.map(|proposal| proposal.acceptance));
                 scratch.candidates.push(candidate);
@@ -163,7 +163,10 @@ impl Engine {
         let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
         for (sequence, &k) in decoding.zip(&scratch.lengths) {
             let sent: f32 = sequence.proposals.iter().take(k).map(|proposal| proposal.acceptance).product();
-            let next = sequence.proposals.get(k).map_or(sequence.level.typical(), |next| next.acceptance);
+            let next = sequence
+                .proposals
+                .get(k)
+                .map_or(sequence.levels[Source::Draft].typical(), |next| next.acceptance);
             scratch.chances.push(if sequence.room_ahead() > 0 { sent * next } else { 0.0 });
         }
         // The next round is taken to have as much prefill as this one.
@@ -217,7 +220,7 @@ impl Engine {
             }
             return;
         };
-        let done = sequence.verified(verdict, next, self.now, &mut self.calibration);
+        let done = sequence.verified(verdict, next, self.now, &mut self.calibrations);
         if let Some(Fell { epoch, frontier, unsent, drafting }) = done.fell {
             let seq = chunk.seq;
             let drafting = self.draft_lane.outstanding().filter(|_| drafting);
@@ -236,6 +239,8 @@ impl Engine {
             }
         }
         self.totals.count_draft(done.proposed, done.accepted);
+        self.totals.copied_tokens += done.copied.0 as u64;
+        self.totals.copied_accepted_tokens += done.copied.1 as u64;
         self.totals.rows_pruned += verdict.pruned as u64;
         self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
         self.totals.output_tokens += done.emitted.len() as u64;

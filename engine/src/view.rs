@@ -179,6 +179,10 @@ pub struct Totals {
     pub gated_passes: u64,
     /// Proposals accepted.
     pub accepted_tokens: u64,
+    /// Proposals verified that were copied, from the text before or a prediction, and cost no draft step.
+    pub copied_tokens: u64,
+    /// Those of them that were accepted.
+    pub copied_accepted_tokens: u64,
     /// Proposals accepted, by their place in the chunk.
     pub accepted_per_position: [u64; K_LIMIT],
     /// Proposals verified, by their place in the chunk.
@@ -224,6 +228,8 @@ impl Totals {
             pruned_in_vain,
             gated_passes,
             accepted_tokens,
+            copied_tokens,
+            copied_accepted_tokens,
             overlapped_passes,
             predicted_verify_time,
             verify_time_error,
@@ -254,6 +260,8 @@ impl Totals {
         self.pruned_in_vain += pruned_in_vain;
         self.gated_passes += gated_passes;
         self.accepted_tokens += accepted_tokens;
+        self.copied_tokens += copied_tokens;
+        self.copied_accepted_tokens += copied_accepted_tokens;
         self.overlapped_passes += overlapped_passes;
         self.predicted_verify_time += predicted_verify_time;
         self.verify_time_error += verify_time_error;

@@ -130,7 +130,9 @@ fn lengths_alone(acceptance: f64, policy: Policy) -> Vec<usize> {
         output: [].into(),
         max_new_tokens: 400,
         stop_tokens: [].into(),
+        prediction: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Slo::default(),
     };
     let simulation = Simulation::new(config, device).expect("the configuration is sound");

@@ -52,7 +52,9 @@ fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
         output: [].into(),
         max_new_tokens,
         stop_tokens: [].into(),
+        prediction: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Slo::default(),
     }
 }
@@ -194,6 +196,21 @@ struct Client {
     stop_tokens: Vec<TokenId>,
     k_max: Option<usize>,
     leaves_after: Option<Duration>,
+    /// Places of the right text that its prediction lacks; none without a prediction.
+    predicted_without: Option<Vec<usize>>,
+}
+
+impl Client {
+    fn prediction(&self) -> Vec<TokenId> {
+        let Some(without) = &self.predicted_without else { return Vec::new() };
+        let right = device(1.0, 4).continuation(&self.prompt, 40, &[]);
+        right
+            .into_iter()
+            .enumerate()
+            .filter(|(place, _)| !without.contains(place))
+            .map(|(_, token)| token)
+            .collect()
+    }
 }
 
 fn clients() -> impl Strategy<Value = Vec<Client>> {
@@ -203,14 +220,16 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
     let stop_tokens = prop::collection::vec(0..VOCABULARY, 0..2);
     let k_max = prop::option::of(0..6usize);
     let leaves_after = prop::option::weighted(0.3, 0..60u64);
-    let client = (0..80u64, prompt, 1..40usize, stop_tokens, k_max, leaves_after).prop_map(
-        |(at, prompt, max_new_tokens, stop_tokens, k_max, leaves_after)| Client {
+    let without = prop::option::of(prop::collection::vec(0..40usize, 0..4));
+    let client = (0..80u64, prompt, 1..40usize, stop_tokens, k_max, leaves_after, without).prop_map(
+        |(at, prompt, max_new_tokens, stop_tokens, k_max, leaves_after, predicted_without)| Client {
             at: Duration::from_millis(at),
             prompt,
             max_new_tokens,
             stop_tokens,
             k_max,
             leaves_after: leaves_after.map(Duration::from_millis),
+            predicted_without,
         },
     );
     prop::collection::vec(client, 1..25)
@@ -257,7 +276,9 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
             output: [].into(),
             max_new_tokens: client.max_new_tokens,
             stop_tokens: client.stop_tokens.clone().into(),
+            prediction: client.prediction().into(),
             k_max: client.k_max,
+            whole_prompt: false,
             slo: Slo::default(),
         };
         all.push((client.at, Happening::Arrival(request)));

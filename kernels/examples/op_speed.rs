@@ -75,7 +75,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let history = History::new(500, &(0..1000).collect::<Vec<_>>(), &sampling);
         let logits = Tensor::from_rows(VOCABULARY, &logits);
-        let row = SampleRow { row: 0, position: 1000, sampling: &sampling, history: &history, since: &[] };
+        let row = SampleRow {
+            row: 0,
+            position: 1000,
+            sampling: &sampling,
+            history: &history,
+            since: &[],
+            allowed: None,
+        };
         let mut out = [0];
         let seconds = best(|| sample(&lane, logits.view(1), &[row], &mut out));
         println!("{name:>20} {:>10.1}", seconds * 1e6);
@@ -90,7 +97,7 @@ fn rivals(lane: &Lane, values: &[f32]) -> Result<(), Box<dyn std::error::Error>>
         for rows in [1, 16] {
             let logits = Tensor::from_rows(vocabulary, &values[..rows * vocabulary]);
             let (tokens, mut sure, mut top) = (vec![7; rows], vec![0.0; rows], vec![[0; TOP_TOKENS]; rows]);
-            let confidence = best(|| confidence(lane, logits.view(rows), &tokens, &mut sure));
+            let confidence = best(|| confidence(lane, logits.view(rows), &tokens, &[], &mut sure));
             let top_tokens = best(|| top_tokens(lane, logits.view(rows), &mut top));
             println!("{vocabulary:>10} {rows:>5} {:>12.1} {:>12.1}", confidence * 1e6, top_tokens * 1e6);
         }

@@ -47,6 +47,7 @@ fn a_second_pass_allocates_nothing() {
             sampling: &sampling[row % 3],
             history: &histories[row % 3],
             since: &[],
+            allowed: None,
         })
         .collect();
     let mut sampled = [0; ROWS];

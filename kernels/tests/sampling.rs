@@ -15,7 +15,7 @@ fn draws(lane: &Lane, sampling: &Sampling, logits: &[f32], history: &History, co
     let tensor = Tensor::from_rows(logits.len(), logits);
     let position = history.len() as u32;
     let seeds: Vec<Sampling> = (0..count as u64).map(|seed| Sampling { seed, ..sampling.clone() }).collect();
-    let row = |sampling| SampleRow { row: 0, position, sampling, history, since: &[] };
+    let row = |sampling| SampleRow { row: 0, position, sampling, history, since: &[], allowed: None };
     let rows: Vec<SampleRow> = seeds.iter().map(row).collect();
     let mut out = vec![0; count];
     sample(lane, tensor.view(1), &rows, &mut out);
@@ -33,6 +33,7 @@ fn draws_along(lane: &Lane, sampling: &Sampling, logits: &[f32], count: usize) -
         sampling,
         history: &empty,
         since: &tokens[..position],
+        allowed: None,
     };
     let rows: Vec<SampleRow> = (0..count).map(row).collect();
     let mut out = vec![0; count];
@@ -151,8 +152,15 @@ fn proposals_since_the_history_count_as_the_history_does() {
         let sampling = Sampling { seed, ..sampling.clone() };
         let (short, long) = (History::new(1, &[3], &sampling), History::new(1, &[3, 0, 7, 0], &sampling));
         let rows = [
-            SampleRow { row: 0, position: 4, sampling: &sampling, history: &short, since: &[0, 7, 0] },
-            SampleRow { row: 0, position: 4, sampling: &sampling, history: &long, since: &[] },
+            SampleRow {
+                row: 0,
+                position: 4,
+                sampling: &sampling,
+                history: &short,
+                since: &[0, 7, 0],
+                allowed: None,
+            },
+            SampleRow { row: 0, position: 4, sampling: &sampling, history: &long, since: &[], allowed: None },
         ];
         let mut out = [0; 2];
         sample(&lane, logits.view(1), &rows, &mut out);
@@ -209,6 +217,63 @@ fn what_is_not_finite_is_never_drawn() {
 }
 
 #[test]
+fn only_allowed_tokens_are_drawn_however_likely_the_others_are() {
+    // Of the tokens that are left, the distribution is the one that they have among themselves.
+    let plain = Sampling { temperature: 0.8, ..Sampling::default() };
+    let samplings = [
+        (plain.clone(), vec![1, 3, 6]),
+        (Sampling { top_k: 2, ..plain.clone() }, vec![1, 3]),
+        (Sampling { top_p: 0.7, ..plain.clone() }, vec![1, 3]),
+        (Sampling { min_p: 0.3, ..plain.clone() }, vec![1, 3]),
+        (Sampling { logit_bias: vec![(6, 9.0)], top_k: 1, ..plain }, vec![6]),
+    ];
+    on_each_isa(|isa| {
+        let lane = lane(isa, 1);
+        let logits = Tensor::from_rows(8, &LOGITS);
+        for (sampling, possible) in &samplings {
+            let mut seen = [0; 8];
+            for seed in 0..400 {
+                let sampling = Sampling { seed, ..sampling.clone() };
+                let history = History::new(0, &[], &sampling);
+                let allowed = [1 << 1 | 1 << 3 | 1 << 6];
+                let row = SampleRow {
+                    row: 0,
+                    position: 0,
+                    sampling: &sampling,
+                    history: &history,
+                    since: &[],
+                    allowed: Some(&allowed),
+                };
+                let mut out = [0];
+                sample(&lane, logits.view(1), &[row], &mut out);
+                seen[out[0] as usize] += 1;
+            }
+            let drawn: Vec<usize> = (0..8).filter(|token| seen[*token] > 0).collect();
+            assert_eq!(drawn, *possible, "{isa} {sampling:?}");
+        }
+    });
+}
+
+#[test]
+fn no_end_is_drawn_before_there_are_enough_tokens_of_output() {
+    let sampling = Sampling { temperature: 0.0, min_tokens: 2, ends: vec![0, 7, 99], ..Sampling::default() };
+    on_each_isa(|isa| {
+        let lane = lane(isa, 1);
+        let logits = Tensor::from_rows(8, &LOGITS);
+        let prompt = History::new(3, &[0, 0, 0], &sampling);
+        let drawn = [&[][..], &[1], &[1, 1]].map(|since| {
+            let position = 3 + since.len() as u32;
+            let row =
+                SampleRow { row: 0, position, sampling: &sampling, history: &prompt, since, allowed: None };
+            let mut out = [0];
+            sample(&lane, logits.view(1), &[row], &mut out);
+            out[0]
+        });
+        assert_eq!(drawn, [1, 1, 0], "{isa}");
+    });
+}
+
+#[test]
 #[should_panic(expected = "tokens before position 5")]
 fn a_history_that_does_not_reach_the_position_is_refused() {
     let sampling = Sampling::default();
@@ -218,6 +283,7 @@ fn a_history_that_does_not_reach_the_position_is_refused() {
         sampling: &sampling,
         history: &History::new(0, &[1], &sampling),
         since: &[2],
+        allowed: None,
     };
     sample(&lane(Isa::Portable, 1), Tensor::zeros(1, 4).view(1), &[row], &mut [0]);
 }

@@ -17,7 +17,7 @@ mod shard;
 pub mod synthetic;
 mod text;
 
-pub use checkpoint::weight_files;
+pub use checkpoint::{check_header, weight_files};
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
 pub use faser_kernels::on_nodes;
@@ -25,4 +25,7 @@ pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;
-pub use text::{ChatTemplate, Detokenizer, Tokenizer};
+pub use text::{
+    ChatTemplate, Detokenizer, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource,
+    TokenMask, Tokenizer,
+};

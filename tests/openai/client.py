@@ -4,7 +4,9 @@ The daemon must serve a pair with a chat template, run one sequence at a time an
 starts it so). Prints what it saw; any surprise ends it with a traceback.
 """
 
+import json
 import queue
+import re
 import sys
 import threading
 
@@ -65,6 +67,112 @@ def chats(client, model):
     print("chat streamed: the same text, with usage")
 
 
+def predicts(client, model):
+    asked = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 60, "temperature": 0}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    answer = client.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    assert answer.choices[0].message.content == text
+    details = answer.usage.completion_tokens_details
+    accepted = details.accepted_prediction_tokens if details else 0
+    print("prediction: the same text,", accepted, "predicted tokens accepted")
+
+
+def tells_log_probabilities(client, model):
+    asked = dict(model=model, prompt=PROMPT, max_tokens=12, temperature=0, seed=1, logprobs=3)
+    told = client.completions.create(**asked).choices[0].logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 12
+    # Greedy: each token is the likeliest in its place.
+    for own, top in zip(told.token_logprobs, told.top_logprobs):
+        assert own <= 0 and abs(own - max(top.values())) < 1e-6, (own, top)
+    plain = client.completions.create(**asked, extra_body={"speculation": {"k_max": 0}}).choices[0].logprobs
+    assert plain == told, (plain, told)
+    streamed = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True) if chunk.choices[0].logprobs]
+    assert [value for part in streamed for value in part.token_logprobs] == told.token_logprobs
+    messages = [{"role": "user", "content": "What does Vec::len do?"}]
+    asked = dict(model=model, messages=messages, max_completion_tokens=8, temperature=0, logprobs=True, top_logprobs=2)
+    content = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert len(content) == 8 and all(len(one.top_logprobs) == 2 for one in content), content
+    assert all(one.logprob == one.top_logprobs[0].logprob and one.token == one.top_logprobs[0].token for one in content)
+    chunks = client.chat.completions.create(**asked, stream=True)
+    streamed = [one for chunk in chunks if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
+    assert streamed == content, (streamed, content)
+    print("log-probabilities: whole, streamed, of chats, the same without speculation")
+
+
+def scores(client, model):
+    score = client.completions.create(model=model, prompt=PROMPT, max_tokens=0, echo=True, logprobs=1)
+    choice = score.choices[0]
+    assert choice.text == PROMPT and score.usage.completion_tokens == 0, score
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+    assert len(choice.logprobs.tokens) == score.usage.prompt_tokens
+    print("score of the prompt:", sum(choice.logprobs.token_logprobs[1:]))
+
+
+def chooses(client, model):
+    asked = dict(model=model, prompt=PROMPT, max_tokens=10, temperature=1, seed=2)
+    two = client.completions.create(**asked, n=2)
+    assert [choice.index for choice in two.choices] == [0, 1]
+    assert two.usage.completion_tokens == sum([10, 10]) and two.choices[0].text != two.choices[1].text, two
+    assert client.completions.create(**asked).choices[0].text == two.choices[0].text
+    texts = ["", ""]
+    for chunk in client.completions.create(**asked, n=2, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in two.choices], texts
+    print("two choices:", texts)
+
+
+def ends(client, model):
+    asked = dict(model=model, prompt=PROMPT, max_tokens=16, temperature=0, user="somebody")
+    text = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0].text
+    stop = text[3:6]
+    at = text.find(stop)
+    cut = client.completions.create(**asked, stop=stop)
+    assert cut.choices[0].text == text[:at] and cut.choices[0].finish_reason == "stop", (cut, text)
+    shown = client.completions.create(**asked, stop=stop, extra_body={"include_stop_str_in_output": True})
+    assert shown.choices[0].text == text[: at + 3], (shown, text)
+    later = client.completions.create(**asked, stop=stop, extra_body={"min_tokens": 16, "ignore_eos": True})
+    assert later.choices[0].text == text and later.choices[0].finish_reason == "length", later
+    first = client.completions.create(**asked, logprobs=0, extra_body={"return_tokens_as_token_ids": True}).choices[0].logprobs.tokens[0]
+    ended = client.completions.create(**asked, extra_body={"stop_token_ids": [int(first.removeprefix("token_id:"))]})
+    assert ended.usage.completion_tokens == 0 and ended.choices[0].finish_reason == "stop", ended
+    print("ends: by string, shown, not before enough tokens, by token")
+
+
+def follows(client, model):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["map", "list"]}},
+        "required": ["name", "size", "kind"],
+        "additionalProperties": False,
+    }
+    asked = dict(
+        model=model,
+        messages=[{"role": "user", "content": "What does Vec::len do?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}},
+        max_completion_tokens=200,
+        seed=5,
+    )
+    choice = client.chat.completions.create(**asked).choices[0]
+    value = json.loads(choice.message.content)
+    assert choice.finish_reason == "stop" and set(value) == {"name", "size", "kind"}, choice
+    assert len(value["name"]) <= 12 and 0 <= value["size"] <= 99 and value["kind"] in ("map", "list"), value
+    streamed = client.chat.completions.create(**asked, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    assert text == choice.message.content, (text, choice)
+    plain = client.chat.completions.create(**asked, extra_body={"speculation": {"k_max": 0}})
+    assert plain.choices[0].message.content == text, plain
+
+    def complete(**form):
+        return client.completions.create(model=model, prompt=PROMPT, max_tokens=60, seed=1, extra_body=form).choices[0].text
+
+    assert complete(guided_choice=["vector", "map"]) in ("vector", "map")
+    assert re.fullmatch("[a-f]{3}-[0-9]{2}", complete(guided_regex="[a-f]{3}-[0-9]{2}"))
+    assert re.fullmatch("<[a-z]{1,5}>", complete(structured_outputs={"grammar": 'start: "<" /[a-z]{1,5}/ ">"'}))
+    expects(openai.BadRequestError, lambda: complete(guided_regex="("), "response_format")
+    print("outputs of a given form:", value)
+
+
 def expects(error, call, param=None):
     try:
         call()
@@ -83,7 +191,10 @@ def refuses(client, model):
     expects(openai.NotFoundError, create(model="gpt-9"), "model")
     expects(openai.NotFoundError, lambda: client.models.retrieve("gpt-9"))
     expects(openai.BadRequestError, create(temperature=3), "temperature")
-    expects(openai.BadRequestError, create(n=2), "n")
+    expects(openai.BadRequestError, create(n=17), "n")
+    expects(openai.BadRequestError, create(best_of=3), "best_of")
+    expects(openai.BadRequestError, create(logprobs=21), "logprobs")
+    expects(openai.BadRequestError, create(max_tokens=0), "max_tokens")
     expects(openai.BadRequestError, create(prompt="x " * 20000))
     expects(openai.BadRequestError, create(extra_body={"max_token": 4}), "max_token")
     expects(openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=[]), "messages")
@@ -118,6 +229,12 @@ def main():
     model = lists(client)
     completes(client, model)
     chats(client, model)
+    predicts(client, model)
+    tells_log_probabilities(client, model)
+    scores(client, model)
+    chooses(client, model)
+    ends(client, model)
+    follows(client, model)
     refuses(client, model)
     is_limited(client, model)
     print(f"openai {openai.__version__}: all as expected")

@@ -18,6 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Client {
     /// `127.0.0.1:8000`.
     pub address: String,
+    key: Option<String>,
 }
 
 /// A whole answer.
@@ -64,6 +65,16 @@ impl Response {
 }
 
 impl Client {
+    /// Talks to the server at this address.
+    pub fn new(address: String) -> Client {
+        Client { address, key: None }
+    }
+
+    /// The same with an API key.
+    pub fn with_key(&self, key: &str) -> Client {
+        Client { key: Some(key.to_owned()), ..self.clone() }
+    }
+
     /// GET.
     pub fn get(&self, path: &str) -> Response {
         self.send("GET", path, &[], "")
@@ -135,6 +146,9 @@ impl Client {
         );
         if !body.is_empty() && headers.iter().all(|(name, _)| *name != "content-type") {
             request.push_str("content-type: application/json\r\n");
+        }
+        if let Some(key) = &self.key {
+            request.push_str(&format!("authorization: Bearer {key}\r\n"));
         }
         for (name, value) in headers {
             request.push_str(&format!("{name}: {value}\r\n"));

@@ -103,7 +103,7 @@ impl Server {
         collect(child.stdout.take(), &output);
         collect(child.stderr.take(), &output);
         let address = wait_for_ready_line(&mut child, &output);
-        Server { child: Mutex::new(child), client: Client { address }, output, config }
+        Server { child: Mutex::new(child), client: Client::new(address), output, config }
     }
 
     /// A daemon shared by all tests of a program that run at the same time; `shared` is their static.
@@ -139,6 +139,14 @@ impl Server {
         std::fs::write(self.config.path(), yaml).expect("the config file can be written");
     }
 
+    /// Writes a file beside its config file.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    pub fn write(&self, name: &str, content: &str) {
+        std::fs::write(self.config.folder().join(name), content).expect("a file can be written");
+    }
+
     /// Sends SIGTERM.
     ///
     /// # Panics
@@ -155,6 +163,28 @@ impl Server {
         let id = lock(&self.child).id().to_string();
         let killed = Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill can be run");
         assert!(killed.success(), "kill -{name} {id}: {killed}");
+    }
+
+    /// Bytes of memory that it has now.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(self.proc().join("status")).expect("it runs, on Linux");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line for memory");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+
+    /// Descriptors that it has open now.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(self.proc().join("fd")).expect("it runs, on Linux").count()
+    }
+
+    fn proc(&self) -> PathBuf {
+        Path::new("/proc").join(lock(&self.child).id().to_string())
     }
 
     /// Waits for its end.
@@ -208,7 +238,7 @@ fn wait_for_ready_line(child: &mut Child, output: &Mutex<String>) -> String {
         let ended = child.try_wait().expect("a child can be waited for");
         let so_far = lock(output).clone();
         let ready = so_far.lines().find(|line| line.starts_with("ready: "));
-        if let Some((_, address)) = ready.and_then(|line| line.split_once("http://")) {
+        if let Some((_, address)) = ready.and_then(|line| line.split_once("://")) {
             return address.trim().to_owned();
         }
         assert!(ended.is_none(), "faser serve ended with {ended:?}:\n{so_far}");

@@ -332,7 +332,7 @@ fn other_users_may_look_members_of_the_group_may_change_things() {
     assert_eq!((file.mode() & 0o777, file.gid()), (0o660, 1), "the group `daemon` of every system");
     let folder = server.config().folder().to_owned();
     let open = |mode: &str, path: &Path| {
-        assert!(Command::new("chmod").arg(mode).arg(path).status().expect("chmod").success())
+        assert!(Command::new("chmod").arg(mode).arg(path).status().expect("chmod").success());
     };
     open("o+x", &folder);
     let as_user = |gid: &str, args: &[&str]| {

@@ -180,7 +180,7 @@ fn the_proxy_hands_on_looks_alone_and_only_with_its_token() {
         "model: {synthetic: {preset: tiny}}\nspeculation: {policy: 'fixed:2'}\nadmin: {socket: admin.sock}\n",
     );
     let proxy = Proxy::start(&server);
-    let client = Client { address: proxy.address.clone() };
+    let client = Client::new(proxy.address.clone());
     let with_token = |path: &str| format!("{path}?token={}", proxy.token);
     let page = client.get(&with_token("/"));
     assert_eq!(page.status, 200);
@@ -200,7 +200,7 @@ fn the_proxy_hands_on_looks_alone_and_only_with_its_token() {
         assert_eq!(client.send("POST", &with_token(path), &[], "").status, 405, "{path}");
     }
     // Another name that leads here.
-    let other = Client { address: proxy.address.replace("127.0.0.1", "localhost") };
+    let other = Client::new(proxy.address.replace("127.0.0.1", "localhost"));
     assert!(matches!(other.get(&with_token("/v1/status")).status, 200));
     drop(server);
     assert_eq!(client.get(&with_token("/v1/status")).status, 502);

@@ -11,9 +11,9 @@ use faser_kernels::cuda::{Element, SharePair};
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{Architecture, ModelConfig, RopeConfig};
 
-use crate::Sampling;
 use crate::error::ServiceError;
 use crate::runner::{CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftWork, VerifyWork};
+use crate::{LaneRequest, Sampling};
 
 const BLOCK: usize = faser_kernels::cuda::BLOCK_SIZE;
 /// Readings, of which the median counts; before them the plan is carried out a few times, so that all that is chosen or captured is there.
@@ -119,7 +119,7 @@ impl Load {
                 tests: 0..0,
             });
         }
-        VerifyWork { sampling: greedy(plan.admit.len()), plan }
+        VerifyWork { requests: greedy(plan.admit.len()), plan }
     }
 
     /// A draft plan of so many steps; the first one admits the sequences.
@@ -142,12 +142,12 @@ impl Load {
                 table: table..plan.blocks.len(),
             });
         }
-        DraftWork { sampling: greedy(plan.admit.len()), plan }
+        DraftWork { requests: greedy(plan.admit.len()), plan }
     }
 }
 
-fn greedy(sequences: usize) -> Vec<Arc<Sampling>> {
-    let all = Arc::new(Sampling { temperature: 0.0, ..Sampling::default() });
+fn greedy(sequences: usize) -> Vec<Arc<LaneRequest>> {
+    let all = Arc::new(LaneRequest::from(Sampling { temperature: 0.0, ..Sampling::default() }));
     (0..sequences).map(|_| all.clone()).collect()
 }
 

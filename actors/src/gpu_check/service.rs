@@ -12,11 +12,12 @@ use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
-use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
+use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
 use crate::failures::WatchdogConfig;
-use crate::service::{Service, Submission};
+use crate::service::Service;
 use crate::spec::ServiceSpec;
 use crate::stream::Update;
+use crate::submission::Submission;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -123,7 +124,7 @@ impl Pair {
                 Ok(vec![target, draft])
             }),
         });
-        Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT] }))
+        Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT], group: CudaGroup::default() }))
     }
 
     fn service(&self, device: DeviceSpec, policy: Policy) -> ServiceSpec {
@@ -197,7 +198,9 @@ impl Pair {
             },
             max_new_tokens: self.output,
             stop_tokens: Vec::new(),
+            prediction: Vec::new(),
             k_max: None,
+            ..Submission::default()
         }
     }
 }

@@ -30,9 +30,10 @@ use crate::error::{ServiceError, SubmitError};
 use crate::health::DeviceStatus;
 use crate::meter::Meter;
 use crate::recording::RecordingError;
-use crate::service::{Service, Submission};
+use crate::service::Service;
 use crate::spec::ServiceSpec;
 use crate::stream::TokenStream;
+use crate::submission::Submission;
 
 /// Running replicas, one or more. Clones are handles on the same ones; without `stop` they live as long as the actix System.
 #[derive(Clone)]

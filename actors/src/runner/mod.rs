@@ -6,8 +6,10 @@ mod draft;
 mod drafting;
 mod falls;
 mod gone;
+mod masks;
 mod passes;
 mod sequences;
+mod telling;
 mod verify;
 
 use faser_kernels::Isa;

@@ -8,23 +8,26 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use faser_engine::{BlockId, RIVALS, TokenId, Verdict, VerifyChunk, VerifyPlan};
-use faser_kernels::{Collective, SampleRow, Sampling, sampling};
+use faser_kernels::{Collective, SampleRow, sampling};
 use faser_models::Model;
 
 use super::RunnerSpec;
 use super::falls::Falls;
+use super::masks::Masks;
 use super::passes::Passes;
 use super::sequences::Sequences;
+use super::telling::Telling;
 use crate::error::ServiceError;
+use crate::lane_request::LaneRequest;
 use crate::shed::Fallen;
 
-/// A verify plan, with what the engine does not know: how its sequences are sampled.
+/// A verify plan, with what the engine does not know of its sequences.
 #[derive(Clone, Debug)]
 pub struct VerifyWork {
     /// The plan.
     pub plan: VerifyPlan,
     /// One entry per admission of the plan, in order.
-    pub sampling: Vec<Arc<Sampling>>,
+    pub requests: Vec<Arc<LaneRequest>>,
 }
 
 /// Runs verify plans.
@@ -34,12 +37,22 @@ pub struct VerifyRunner {
     falls: Falls,
     /// Chunk, and place in it, of each row of the pass in the making.
     rows: Vec<(usize, usize)>,
-    /// Rows of the pass in the making that are sampled.
-    awaited: Vec<(usize, usize)>,
+    /// Rows of the pass in the making whose logits are wanted.
+    awaited: Vec<Awaited>,
     /// The target's samples of the whole plan, in the order of its rows.
     sampled: Vec<TokenId>,
     chunks: Vec<Progress>,
     gating: Gating,
+    telling: Telling,
+    masks: Masks,
+}
+
+/// A row whose logits are wanted: to be sampled from, or to tell what they say of the prompt's next token.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    chunk: usize,
+    offset: usize,
+    samples: bool,
 }
 
 /// How far a chunk has come.
@@ -82,6 +95,8 @@ impl VerifyRunner {
             sampled: Vec::new(),
             chunks: Vec::new(),
             gating: Gating::default(),
+            telling: Telling::default(),
+            masks: Masks::default(),
         })
     }
 
@@ -107,11 +122,13 @@ impl VerifyRunner {
     /// ranks have different plans, or one is lost.
     pub fn run(&mut self, work: VerifyWork) -> VerifyPlan {
         let started = Instant::now();
-        let VerifyWork { mut plan, sampling } = work;
+        let VerifyWork { mut plan, requests } = work;
         self.passes.work_on(plan.partition);
         self.passes.agree_on(plan.step);
         self.falls.begin();
-        self.sequences.update(&plan.retire, &plan.admit, &sampling);
+        self.sequences.update(&plan.retire, &plan.admit, &requests);
+        self.telling.begin();
+        self.masks.begin(plan.chunks.len());
         self.sampled.clear();
         self.chunks.clear();
         self.chunks.extend(plan.chunks.iter().map(|chunk| Progress {
@@ -124,34 +141,46 @@ impl VerifyRunner {
         let tables: Vec<&[BlockId]> = plan.chunks.iter().map(|chunk| plan.table(chunk)).collect();
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
-            self.sequences.of_mut(chunk.seq).history.rewind_and_extend(chunk.start, &tokens[..anchored]);
+            let sequence = self.sequences.of_mut(chunk.seq);
+            sequence.rewind_and_extend(chunk.start, &tokens[..anchored]);
+            if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
+                self.masks.ask_along(index, following, &tokens[anchored..]);
+            }
+            let board = sequence.request.logprobs.clone();
             for (offset, &token) in tokens.iter().enumerate() {
                 let samples = chunk.sample && offset + 1 >= anchored;
-                if !self.passes.fits(samples) {
+                let position = chunk.start + offset;
+                let told = board.as_ref().is_some_and(|board| board.of_prompt(position + 1).is_some());
+                if !self.passes.fits(samples || told) {
                     self.forward(&plan, &tables, &mut gaps);
                 }
                 if offset >= self.chunks[index].rows {
                     break;
                 }
-                self.passes.push(token, chunk.start + offset, index, samples);
+                self.passes.push(token, position, index, samples || told);
                 self.rows.push((index, offset));
-                if samples {
-                    self.awaited.push((index, offset));
+                if samples || told {
+                    self.awaited.push(Awaited { chunk: index, offset, samples });
                 }
             }
         }
         self.forward(&plan, &tables, &mut gaps);
         let mut samples = self.sampled.as_slice();
+        let mut told = 0;
         for (chunk, progress) in plan.chunks.iter().zip(&self.chunks) {
             let (own, rest) = samples.split_at(progress.samples);
             samples = rest;
             let verdict = judge(chunk, plan.proposals(chunk), progress, own);
             // The next chunk starts after the accepted prefix; its own tokens bring the rest.
-            let history = &mut self.sequences.of_mut(chunk.seq).history;
-            history.rewind_and_extend(
-                chunk.start + committed(chunk),
-                &plan.proposals(chunk)[..verdict.accepted],
-            );
+            let sequence = self.sequences.of_mut(chunk.seq);
+            let end = chunk.start + committed(chunk);
+            sequence.rewind_and_extend(end, &plan.proposals(chunk)[..verdict.accepted]);
+            if let Some(board) = &sequence.request.logprobs
+                && verdict.next.is_some()
+            {
+                self.telling.tell(board, told, verdict.accepted + 1, end);
+            }
+            told += progress.samples;
             plan.outcome.verdicts.push(verdict);
         }
         plan.outcome.gaps = gaps;
@@ -169,25 +198,43 @@ impl VerifyRunner {
             self.passes.layers(layer..layer + 1, tables);
         }
         self.passes.finish();
-        let sequences = &self.sequences;
-        let sample_row = |(row, &(index, offset)): (usize, &(usize, usize))| {
-            let chunk = &plan.chunks[index];
+        let sequences = &mut self.sequences;
+        let tells = self.passes.group().rank() == 0;
+        self.masks.wait(|chunk, matcher| sequences.give_back(plan.chunks[chunk].seq, matcher, tells));
+        let (sequences, masks) = (&self.sequences, &self.masks);
+        let sampled = |(_, awaited): &(usize, &Awaited)| awaited.samples;
+        let sample_row = |(row, awaited): (usize, &Awaited)| {
+            let chunk = &plan.chunks[awaited.chunk];
             let sequence = sequences.of(chunk.seq);
-            let since = offset + 1 - committed(chunk);
+            let since = awaited.offset + 1 - committed(chunk);
             SampleRow {
                 row,
                 position: (sequence.history.len() + since) as u32,
-                sampling: &sequence.sampling,
+                sampling: &sequence.request.sampling,
                 history: &sequence.history,
                 since: &plan.proposals(chunk)[..since],
+                allowed: masks.bits(awaited.chunk, since),
             }
         };
-        let rows: Vec<SampleRow<'_>> = self.awaited.iter().enumerate().map(sample_row).collect();
+        let rows: Vec<SampleRow<'_>> =
+            self.awaited.iter().enumerate().filter(sampled).map(sample_row).collect();
         let before = self.sampled.len();
         self.sampled.resize(before + rows.len(), 0);
         self.passes.sample(&rows, &mut self.sampled[before..]);
-        self.awaited.drain(..).for_each(|(index, _)| self.chunks[index].samples += 1);
+        let mut number = before;
+        for (row, Awaited { chunk, offset, samples }) in self.awaited.drain(..).enumerate() {
+            let position = plan.chunks[chunk].start + offset + 1;
+            let board = sequences.of(plan.chunks[chunk].seq).request.logprobs.as_ref();
+            match board {
+                Some(board) if samples => self.telling.of_sample(row, board, self.sampled[number], number),
+                Some(board) => self.telling.of_prompt(row, board, position),
+                None => {}
+            }
+            self.chunks[chunk].samples += usize::from(samples);
+            number += usize::from(samples);
+        }
         self.rows.clear();
+        self.telling.look_up(&mut self.passes);
     }
 
     /// Between two layers: who fell leaves, and at a gate what fails its test.
@@ -217,7 +264,7 @@ impl VerifyRunner {
         if keep.len() < self.rows.len() {
             self.passes.keep(keep);
             self.rows.retain(stays);
-            self.awaited.retain(stays);
+            self.awaited.retain(|awaited| stays(&(awaited.chunk, awaited.offset)));
         }
     }
 
@@ -259,7 +306,7 @@ impl VerifyRunner {
             let position = (sequence.history.len() + offset + 1 - committed(chunk)) as u32;
             let (own, own_score) = (tokens[RIVALS], scores[RIVALS]);
             let gap = sampling::gap(
-                &sequence.sampling,
+                &sequence.request.sampling,
                 position,
                 own,
                 &tokens[..RIVALS],

@@ -97,7 +97,9 @@ fn submission(seed: u64, max_new_tokens: usize) -> Submission {
         sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
         max_new_tokens,
         stop_tokens: Vec::new(),
+        prediction: Vec::new(),
         k_max: None,
+        ..Submission::default()
     }
 }
 

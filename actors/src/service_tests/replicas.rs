@@ -151,7 +151,8 @@ fn a_replica_that_is_rebuilt_gets_nothing_meanwhile_and_keeps_what_it_has() {
         let expected = undisturbed(4).await;
         let specs = || {
             let mut spec = spec();
-            spec.watchdog.back_off = Duration::from_millis(200);
+            // Long enough for a slow machine to see it.
+            spec.watchdog.back_off = Duration::from_secs(2);
             spec
         };
         let replicas = Replicas::start(vec![specs(), specs()], &[panics(0, 2)]).await.expect("replicas");
@@ -195,7 +196,7 @@ fn a_request_is_refused_as_full_only_if_all_are() {
             spec
         };
         // Nothing moves until all are there.
-        let hold = Duration::from_secs(1);
+        let hold = Duration::from_secs(3);
         let hangs = |replica| Drill { replica, fault: DrillFault::Hang { rank: 0, at: 0, lasting: hold } };
         let replicas = Replicas::start(vec![narrow(), narrow()], &[hangs(0), hangs(1)]).await;
         let replicas = replicas.expect("replicas");

@@ -1,13 +1,14 @@
 //! Random cases: requests, how they are sampled, and engines for them; and what each request gets when it is alone.
 
 use crate::rig::{PARTITIONS, Pair, Random, Rig};
-use faser_actors::{Dtype, Sampling};
+use faser_actors::{Constraint, Dtype, LaneRequest, LogprobBoard, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
     EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
-use std::sync::Arc;
+use faser_models::{Grammar, GrammarCompiler, GrammarSource, Tokenizer};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 const VOCAB: usize = 256;
@@ -20,16 +21,84 @@ const BLOCK: usize = 16;
 pub(crate) struct Case {
     pub(crate) request: Request,
     pub(crate) sampling: Sampling,
+    pub(crate) wants: Wants,
+}
+
+/// What is wanted beside tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wants {
+    /// Log-probabilities, with so many of the likeliest tokens.
+    pub(crate) logprobs: Option<usize>,
+    /// Of the prompt's tokens too.
+    pub(crate) of_prompt: bool,
+    /// One of [`GRAMMARS`].
+    pub(crate) grammar: Option<usize>,
+}
+
+/// Ends what follows a grammar; as a byte it is in no text.
+pub(crate) const END: TokenId = 255;
+
+/// Over the vocabulary of the pair, whose tokens are bytes.
+pub(crate) static GRAMMARS: LazyLock<Vec<Grammar>> = LazyLock::new(|| {
+    let schema = serde_json::json!({
+        "type": "object", "required": ["id", "kind"], "additionalProperties": false,
+        "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["a", null]}},
+    });
+    let tokenizer = Tokenizer::synthetic(VOCAB).expect("a tokenizer");
+    let compiler = GrammarCompiler::new(&tokenizer, VOCAB, &[END]).expect("a compiler");
+    let sources = [
+        GrammarSource::JsonSchema(schema),
+        GrammarSource::JsonObject,
+        GrammarSource::Regex("([a-z]{1,3} ?){2,9}[.!]".to_owned()),
+        GrammarSource::Choice(["yes", "no, never", "yes, of course"].map(str::to_owned).to_vec()),
+        GrammarSource::Lark("start: \"(\" (start | /[0-9]+/)* \")\"".to_owned()),
+    ];
+    sources.iter().map(|source| compiler.compile(source).expect("a grammar")).collect()
+});
+
+/// What a request got.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) reason: FinishReason,
+    /// Of each token of prompt and output, if they were wanted.
+    pub(crate) logprobs: Vec<Option<Logprobs>>,
+}
+
+impl Case {
+    /// Hands it in.
+    pub(crate) fn submit(&self, rig: &mut Rig) {
+        let logprobs = self.wants.logprobs.map(|top| {
+            Arc::new(match self.wants.of_prompt {
+                true => LogprobBoard::with_prompt(top, self.request.prompt.clone()),
+                false => LogprobBoard::of_output(top),
+            })
+        });
+        let request = Request { whole_prompt: self.wants.of_prompt, ..self.request.clone() };
+        let grammar = self.wants.grammar.map(|number| GRAMMARS[number].clone());
+        let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar)));
+        rig.submit(request, LaneRequest { logprobs, constraint, ..self.sampling.clone().into() });
+    }
+
+    /// What it got in the end.
+    pub(crate) fn outcome(&self, rig: &mut Rig) -> Got {
+        let (tokens, reason) = outcome(rig, self.request.seq);
+        let board = rig.requests[&self.request.seq].logprobs.as_ref();
+        let all = 0..self.request.prompt.len() + tokens.len();
+        let logprobs =
+            board.map_or_else(Vec::new, |board| all.map(|position| board.take(position)).collect());
+        Got { tokens, reason, logprobs }
+    }
 }
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} {:?}", self.request, self.sampling)
+        write!(f, "{:?} {:?} {:?}", self.request, self.sampling, self.wants)
     }
 }
 
 /// The reference: alone, on an engine of its own, without speculation.
-pub(crate) fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
+pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
     let config = EngineConfig {
         block_size: BLOCK,
         target_blocks: MAX_CONTEXT / BLOCK,
@@ -48,12 +117,12 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> (Vec<TokenId>, FinishReason) {
     };
     let mut rig =
         Rig::new(&Pair { target: pair.target.clone(), draft: None, cuda: None, shards: None }, &config);
-    rig.submit(case.request.clone(), &case.sampling);
+    case.submit(&mut rig);
     rig.finish();
-    outcome(&mut rig, case.request.seq)
+    case.outcome(&mut rig)
 }
 
-pub(crate) fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, FinishReason) {
+fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, FinishReason) {
     let stream = rig.streams.remove(&seq).expect("a stream for every request");
     (stream.tokens, stream.ended.expect("every stream ends").0)
 }
@@ -133,6 +202,7 @@ impl Random {
                 trim: self.chance(80),
                 overlap: self.chance(80),
                 prune: self.chance(80),
+                lookup: self.chance(80),
             },
             speculation: SpeculationBounds::default(),
             slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
@@ -173,10 +243,30 @@ impl Random {
             output: [].into(),
             max_new_tokens: self.between(1, 30),
             stop_tokens: (0..stops).map(|_| self.token()).collect(),
+            prediction: [].into(),
             k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
+            whole_prompt: false,
             slo: Slo::default(),
         };
-        Case { request, sampling: self.sampling() }
+        Case { request, sampling: self.sampling(), wants: Wants::default() }
+    }
+
+    /// Gives some of the cases what not every device offers.
+    pub(crate) fn want_more(&mut self, cases: &mut [Case]) {
+        for Case { request, sampling, wants } in cases {
+            if self.chance(30) {
+                wants.grammar = Some(self.below(GRAMMARS.len() as u64) as usize);
+                let stops = request.stop_tokens.iter().copied().filter(|_| self.chance(10));
+                request.stop_tokens = stops.chain([END]).collect();
+            } else if self.chance(25) {
+                sampling.min_tokens = self.between(1, 20) as u32;
+                sampling.ends = request.stop_tokens.to_vec();
+            }
+            if self.chance(30) {
+                wants.logprobs = Some(self.between(0, 20));
+                wants.of_prompt = self.chance(40);
+            }
+        }
     }
 
     pub(crate) fn sampling(&mut self) -> Sampling {

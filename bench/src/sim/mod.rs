@@ -49,12 +49,13 @@ pub struct Ablation {
 
 impl Ablation {
     /// A speculative length per request, then one mechanism more each; at the end pruning where nothing is trimmed.
-    pub const ALL: [Ablation; 6] = [
+    pub const ALL: [Ablation; 7] = [
         Ablation::of("length", false, false, false, false),
         Ablation::of("+trim", true, false, false, false),
         Ablation::of("+overlap", true, true, false, false),
         Ablation::of("+partition", true, true, true, false),
         Ablation::of("+prune", true, true, true, true),
+        Ablation::of("+lookup", true, true, true, true).and_lookup(),
         Ablation::of("length+prune", false, false, false, true),
     ];
 
@@ -65,7 +66,12 @@ impl Ablation {
         all_partitions: bool,
         prune: bool,
     ) -> Ablation {
-        Ablation { name, mechanisms: Mechanisms { trim, overlap, prune }, all_partitions }
+        Ablation { name, mechanisms: Mechanisms { trim, overlap, prune, lookup: false }, all_partitions }
+    }
+
+    const fn and_lookup(mut self) -> Ablation {
+        self.mechanisms.lookup = true;
+        self
     }
 
     /// Of the ways to split a device between the lanes, those it may choose among.
@@ -101,7 +107,7 @@ impl FromStr for Contender {
                 Err(_) => other.parse().map(Contender::Policy).map_err(|unknown: String| {
                     format!(
                         "{unknown}; for the simulator also `best-fixed`, `batch-table` to have it tuned, or \
-                     an ablation: `length`, `+trim`, `+overlap`, `+partition`, `+prune`, `length+prune`"
+                     an ablation: `length`, `+trim`, `+overlap`, `+partition`, `+prune`, `+lookup`, `length+prune`"
                     )
                 }),
             },

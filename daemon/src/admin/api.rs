@@ -107,6 +107,7 @@ const POLICY_FIELDS: &[(&str, &str)] = &[
     ("trim", "leave proposals that do not pay out of a pass"),
     ("overlap", "draft past the frontier while a pass runs"),
     ("prune", "test proposals between layers of a pass"),
+    ("lookup", "copy proposals from the text before and from predictions"),
     ("partition", "the one partition for overlapped execution, counted from 1; null for any"),
     ("ttft_ms", "latency target, from arrival to the first token; null for none"),
     ("tpot_ms", "latency target, per token after that; null for none"),
@@ -115,12 +116,13 @@ const POLICY_FIELDS: &[(&str, &str)] = &[
 ];
 
 /// Where each field of [`Call::SetPolicy`] stands in the config.
-const POLICY_KEYS: [&str; 10] = [
+const POLICY_KEYS: [&str; 11] = [
     "speculation.policy",
     "speculation.k_max",
     "speculation.trim",
     "speculation.overlap",
     "speculation.prune",
+    "speculation.lookup",
     "speculation.partition",
     "speculation.slo.ttft_ms",
     "speculation.slo.tpot_ms",

@@ -174,6 +174,7 @@ pub(super) fn policy(config: &Config) -> PolicyView {
         trim: speculation.mechanisms.trim,
         overlap: speculation.mechanisms.overlap,
         prune: speculation.mechanisms.prune,
+        lookup: speculation.mechanisms.lookup,
         partition: speculation.partition,
         ttft_ms: ms(speculation.slo.ttft),
         tpot_ms: ms(speculation.slo.tpot),

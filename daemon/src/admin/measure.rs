@@ -34,12 +34,6 @@ impl Admin {
                            restart with `faser serve --profile`";
             return Err(conflict("no_memory", message));
         }
-        if served.device.draft().is_none() {
-            return Err(conflict(
-                "no_draft",
-                "there is no draft model, so nothing is chosen by what passes cost",
-            ));
-        }
         let busy = || conflict("measuring", "costs are being measured already");
         let _measuring = self.measuring.try_lock().map_err(|_| busy())?;
         let before = self.app.paused();

@@ -81,6 +81,8 @@ pub struct PolicyView {
     pub overlap: bool,
     /// Proposals may be tested between layers.
     pub prune: bool,
+    /// Proposals may be copied from the text before and from predictions.
+    pub lookup: bool,
     /// The one partition for overlapped execution; none: any.
     pub partition: Option<usize>,
     /// Latency target to the first token, in ms.
@@ -140,6 +142,8 @@ pub struct Figures {
     pub rows_per_pass: Option<f64>,
     /// Share of proposals that were accepted; none without a proposal.
     pub acceptance: Option<f64>,
+    /// Share of proposals that were copied, and cost no draft step; none without a proposal.
+    pub copied: Option<f64>,
     /// Tokens emitted per sequence and verify pass; none without a pass.
     pub tokens_per_chunk: Option<f64>,
     /// Verified chunks by their number of proposals, 0 to 16.
@@ -198,6 +202,10 @@ pub struct TotalsRow {
     pub proposed: u64,
     /// Proposals accepted.
     pub accepted: u64,
+    /// Proposals verified that were copied.
+    pub copied: u64,
+    /// Those of them that were accepted.
+    pub copied_accepted: u64,
 }
 
 /// One request.

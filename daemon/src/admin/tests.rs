@@ -26,7 +26,8 @@ async fn daemon(text: &str) -> (web::Data<Admin>, Arc<Served>) {
     let document = Document::parse(Path::new("test.yaml"), text.to_owned()).unwrap();
     let config = Config::from_document(&document).unwrap();
     let served = Arc::new(crate::load::load(&config, &mut |_, _| {}).unwrap().start().await.unwrap());
-    let app = web::Data::new(App::new(config.server.clone(), crate::metrics::install().unwrap()));
+    let app =
+        web::Data::new(App::new(config.server.clone(), Arc::default(), crate::metrics::install().unwrap()));
     app.serve(Arc::clone(&served));
     let line = ["faser", "serve", "-c", "/nowhere/faser.yaml"];
     let Ok(Cli { command: Command::Serve(args) }) = clap::Parser::try_parse_from(line) else {
@@ -65,7 +66,7 @@ fn submission(tokens: usize) -> Submission {
         sampling: Sampling { temperature: 0.8, seed: 1, ..Sampling::default() },
         max_new_tokens: tokens,
         stop_tokens: Vec::new(),
-        k_max: None,
+        ..Submission::default()
     }
 }
 

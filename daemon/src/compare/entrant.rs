@@ -88,8 +88,17 @@ mod tests {
 
     #[test]
     fn policies_and_ablations_are_read_and_written_alike() {
-        for text in ["off", "fixed:4", "batch-table:4=6,16=2", "budget", "faser", "length", "+trim", "+prune"]
-        {
+        for text in [
+            "off",
+            "fixed:4",
+            "batch-table:4=6,16=2",
+            "budget",
+            "faser",
+            "length",
+            "+trim",
+            "+prune",
+            "+lookup",
+        ] {
             assert_eq!(entrant(text).to_string(), text);
         }
         assert_eq!(entrant("+trim").policy, Policy::Faser);
@@ -99,7 +108,7 @@ mod tests {
     fn what_cannot_take_part_is_refused_with_what_can() {
         for (text, advice) in [
             ("fixed:99", "`fixed:K` with K from 1 to 16"),
-            ("+cut", "length, +trim, +overlap, +partition, +prune, length+prune"),
+            ("+cut", "length, +trim, +overlap, +partition, +prune, +lookup, length+prune"),
             ("best-fixed", "faser sim"),
             ("batch-table", "faser sim"),
         ] {

@@ -31,7 +31,7 @@ use requests::{Requests, arrivals, closed_requests, warm_up};
 Models are loaded and costs measured once. Then for every repeat, load and policy a fresh service is started over them,
 warmed up and driven in this process; every second repeat takes the policies in reverse order. Each policy is set against
 the first one within each repeat. All get the same requests, greedy and without stop tokens. Policies are those of a config;
-ablations of `faser` are policies too: length, +trim, +overlap, +partition, +prune, each with what those before it have, and
+ablations of `faser` are policies too: length, +trim, +overlap, +partition, +prune, +lookup, each with what those before it have, and
 length+prune. A policy named twice shows how much two runs of the same thing differ. The tables go to standard output.
 
 Examples:
@@ -142,9 +142,7 @@ impl CompareArgs {
     /// It is wrong.
     pub fn config_of(&self, document: &Document) -> Result<Config, ConfigError> {
         let mut config = Config::from_document(document)?;
-        if config.model.source.has_draft() {
-            config.speculation.policy = Policy::Faser;
-        }
+        config.speculation.policy = Policy::Faser;
         Ok(Config { profile: self.profile, ..config })
     }
 
@@ -182,7 +180,10 @@ impl CompareArgs {
                 "--streams {streams} is more than the {most} sequences that may run at once: raise `scheduler.max_running`"
             ));
         }
-        if let Some(entrant) = self.policies.iter().find(|entrant| entrant.policy != Policy::Off)
+        if let Some(entrant) = self
+            .policies
+            .iter()
+            .find(|entrant| entrant.policy != Policy::Off && !entrant.policy.needs_costs())
             && !config.model.source.has_draft()
         {
             return refuse(format!(

@@ -75,7 +75,9 @@ impl Requests {
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
             max_new_tokens: self.max_tokens,
             stop_tokens: Vec::new(),
+            prediction: Vec::new(),
             k_max: None,
+            ..Submission::default()
         }
     }
 }

@@ -57,11 +57,12 @@ fn what_makes_no_sense_is_refused_by_its_flag() {
 }
 
 #[test]
-fn without_a_draft_model_only_off_can_take_part() {
+fn without_a_draft_model_lengths_cannot_be_given() {
     let mut document = Document::empty();
     document.lay_over("model.draft", "test", "none".into());
     let config = Config::from_document(&document).unwrap();
     args("--policy off").unwrap().check(&config).unwrap();
-    let refused = args("--policy off --policy +trim").unwrap().check(&config).unwrap_err().to_string();
-    assert!(refused.starts_with("--policy +trim needs a draft model"), "{refused}");
+    args("--policy off --policy +lookup").unwrap().check(&config).unwrap();
+    let refused = args("--policy off --policy fixed:4").unwrap().check(&config).unwrap_err().to_string();
+    assert!(refused.starts_with("--policy fixed:4 needs a draft model"), "{refused}");
 }

@@ -4,6 +4,7 @@ mod admin;
 pub mod changes;
 mod drills;
 pub mod raw;
+mod server;
 mod shape;
 pub mod sizes;
 mod synthetic;
@@ -13,7 +14,6 @@ mod validated;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin::{AdminConfig, AdminSocket};
+pub use self::server::{ServerConfig, TlsConfig};
 pub use self::shape::NamedShape;
 
 /// Why a configuration cannot be used.
@@ -79,23 +80,6 @@ pub struct SpeculationConfig {
     pub partition: Option<usize>,
 }
 
-/// The HTTP side.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerConfig {
-    /// Address and port; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Threads that read requests and write responses.
-    pub workers: usize,
-    /// Larger request bodies are refused.
-    pub max_body_bytes: usize,
-    /// Larger lists of prompts are refused.
-    pub max_prompts_per_request: usize,
-    /// How long an idle connection is kept.
-    pub keep_alive: Duration,
-    /// Whether /debug answers.
-    pub debug: bool,
-}
-
 /// The model pair.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -150,14 +134,14 @@ impl ModelSource {
 }
 
 /// Which device is to be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// The first GPU if it can be used, else the CPU.
+    /// The first GPUs if they can be used, else the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU of this number, or nothing.
-    Cuda(usize),
+    /// The GPUs of these numbers, or nothing. Of one number alone, that GPU and as many behind it as ranks and replicas take.
+    Cuda(Vec<usize>),
 }
 
 /// Where the pair runs.
@@ -182,10 +166,22 @@ pub struct DeviceConfig {
     pub draft_placement: DraftPlace,
     /// A rank that another has waited for longer is lost.
     pub rank_deadline: Duration,
-    /// Services over the pair, each on its part of the cores.
+    /// Services over the pair, each on its part of the cores, or on GPUs of its own.
     pub replicas: usize,
     /// Faults made on purpose; none in a release build.
     pub drills: Vec<Drill>,
+}
+
+impl DeviceConfig {
+    /// The GPUs that are asked for, if GPUs are: those of a replica's ranks stand together.
+    pub fn gpus(&self) -> Vec<usize> {
+        let count = self.tensor_parallel * self.replicas;
+        match &self.kind {
+            DeviceKind::Cuda(listed) if listed.len() > 1 => listed.clone(),
+            DeviceKind::Cuda(listed) => listed.iter().flat_map(|first| *first..first + count).collect(),
+            _ => (0..count).collect(),
+        }
+    }
 }
 
 /// KV memory.
@@ -235,7 +231,9 @@ pub struct LogConfig {
 /// How a line of the log looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text; what goes to systemd's journal without time and level, for the journal has its own.
+    Auto,
+    /// For people: with time and level.
     Text,
     /// One JSON object per line.
     Json,

@@ -11,16 +11,17 @@ use serde_json::Value;
 use super::admin::admin;
 use super::drills::drills;
 use super::raw::Document;
+use super::server::server;
 use super::shape::shapes;
 use super::synthetic::synthetic;
 use super::topology::topology;
 use super::{
     Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, ModelConfig,
-    ModelSource, SchedulerConfig, ServerConfig, SpeculationConfig, sizes,
+    ModelSource, SchedulerConfig, SpeculationConfig, sizes,
 };
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_value};
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 impl Config {
     /// Reads a document; every key that is absent or null takes its default.
@@ -39,7 +40,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         let value = root.value(name).unwrap_or(&nothing);
         Fields::new(name, value)
     };
-    let server = server(section("server")?)?;
+    let server = server(section("server")?, folder)?;
     let admin = admin(section("admin")?, folder)?;
     let model = model(section("model")?, folder)?;
     let device = device(section("device")?, &model)?;
@@ -63,27 +64,6 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         profile: false,
         log,
         drain_timeout,
-    })
-}
-
-fn server(mut fields: Fields<'_>) -> Result<ServerConfig, FieldError> {
-    let listen = fields.text("listen")?.unwrap_or("127.0.0.1:8000");
-    let listen = listen.parse().map_err(|_| {
-        wrong_value(&fields.path("listen"), "an address and a port, such as 127.0.0.1:8000", &listen.into())
-    })?;
-    let workers = fields.size("workers", 1..=256)?.unwrap_or(2);
-    let max_body_bytes = sizes::bytes(&mut fields, "max_body_bytes", 1 << 10, 1 << 30)?.unwrap_or(4 * MIB);
-    let max_prompts_per_request = fields.size("max_prompts_per_request", 1..=4096)?.unwrap_or(64);
-    let keep_alive = seconds(&mut fields, "keep_alive_s", 1..=3600, 75)?;
-    let debug = fields.flag("debug")?.unwrap_or(false);
-    fields.finish()?;
-    Ok(ServerConfig {
-        listen,
-        workers,
-        max_body_bytes: max_body_bytes as usize,
-        max_prompts_per_request,
-        keep_alive,
-        debug,
     })
 }
 
@@ -159,10 +139,15 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         None | Some("auto") => DeviceKind::Auto,
         Some("cpu") => DeviceKind::Cpu,
         Some(text) => {
-            let ordinal = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-            let wanted = "`auto`, `cpu`, or `cuda:N` with the number of a GPU, such as `cuda:0`";
+            let numbers = if text == "cuda" { Some("0") } else { text.strip_prefix("cuda:") };
+            let apart = |gpus: &Vec<usize>| {
+                (1..gpus.len()).all(|at| !gpus[..at].contains(&gpus[at]))
+                    && gpus.iter().all(|gpu| *gpu < 1024)
+            };
+            let gpus = numbers.and_then(|list| list.split(',').map(|gpu| gpu.trim().parse().ok()).collect());
+            let wanted = "`auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`";
             let wrong = || wrong_value(&fields.path("kind"), wanted, &text.into());
-            DeviceKind::Cuda(ordinal.ok_or_else(wrong)?)
+            DeviceKind::Cuda(gpus.filter(apart).ok_or_else(wrong)?)
         }
     };
     let threads = fields.size("threads", 1..=4096)?;
@@ -187,15 +172,24 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     let drills = drills(&mut fields, replicas)?;
     let path = |name| fields.path(name);
     // What the device named would not look at is refused.
-    let idle = match kind {
+    let idle = match &kind {
         DeviceKind::Auto => None,
         DeviceKind::Cpu => partitions.is_some().then(|| path("partitions")),
-        DeviceKind::Cuda(_) => {
-            [("threads", threads.is_some()), ("isa", isa.is_some()), ("rank_deadline_s", deadline.is_some())]
-                .into_iter()
-                .find_map(|(name, given)| given.then(|| path(name)))
-        }
+        DeviceKind::Cuda(_) => [("threads", threads.is_some()), ("isa", isa.is_some())]
+            .into_iter()
+            .find_map(|(name, given)| given.then(|| path(name))),
     };
+    if let DeviceKind::Cuda(gpus) = &kind
+        && gpus.len() > 1
+        && gpus.len() != tensor_parallel * replicas
+    {
+        let problem = format!(
+            "names {} GPUs, and `device.tensor_parallel` times `device.replicas` is {}: make them the same, or name the first GPU alone",
+            gpus.len(),
+            tensor_parallel * replicas
+        );
+        return Err(FieldError::new(path("kind"), Fault::Value, problem));
+    }
     if let Some(idle) = idle {
         let other = if kind == DeviceKind::Cpu { "a GPU" } else { "the CPU" };
         let problem = format!("is for {other}: leave it out, or change `device.kind`");
@@ -277,6 +271,7 @@ fn speculation(
         trim: fields.flag("trim")?.unwrap_or(true),
         overlap: fields.flag("overlap")?.unwrap_or(true),
         prune: fields.flag("prune")?.unwrap_or(true),
+        lookup: fields.flag("lookup")?.unwrap_or(true),
     };
     let slo = match fields.object("slo")? {
         Some(targets) => slo(targets)?,
@@ -305,8 +300,7 @@ fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
 fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
     let draft = model.source.has_draft();
     let policy = match fields.text("policy")? {
-        None if draft => Policy::Faser,
-        None => Policy::Off,
+        None => Policy::Faser,
         Some(text) => text.parse().map_err(|_| {
             let wanted = format!(
                 "`off`, `fixed:K` with K from 1 to {K_LIMIT}, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`"
@@ -314,8 +308,8 @@ fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldE
             wrong_value(&fields.path("policy"), &wanted, &text.into())
         })?,
     };
-    if policy != Policy::Off && !draft {
-        let wanted = "`off` when there is no draft model (`model.draft: none`)";
+    if !draft && policy != Policy::Off && !policy.needs_costs() {
+        let wanted = "`off`, `budget` or `faser` when there is no draft model (`model.draft: none`)";
         return Err(wrong_value(&fields.path("policy"), wanted, &policy.to_string().into()));
     }
     Ok(policy)
@@ -329,15 +323,16 @@ fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
         Some("trace") => tracing::Level::TRACE,
         _ => tracing::Level::INFO,
     };
-    let format = match fields.word("format", &["text", "json"])? {
+    let format = match fields.word("format", &["auto", "text", "json"])? {
         Some("json") => LogFormat::Json,
-        _ => LogFormat::Text,
+        Some("text") => LogFormat::Text,
+        _ => LogFormat::Auto,
     };
     fields.finish()?;
     Ok(LogConfig { level, format })
 }
 
-fn seconds(
+pub(super) fn seconds(
     fields: &mut Fields<'_>,
     name: &'static str,
     range: std::ops::RangeInclusive<u64>,

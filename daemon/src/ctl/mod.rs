@@ -124,7 +124,7 @@ pub enum CtlCommand {
 pub enum PolicyCommand {
     /// Set keys in the running daemon, all or none, until the next reload. Streams go on, and their text stays the same.
     #[command(after_help = "\
-Keys: policy, k_max, trim, overlap, prune, partition, ttft_ms, tpot_ms, max_running, max_waiting; as in the config, null for the default.
+Keys: policy, k_max, trim, overlap, prune, lookup, partition, ttft_ms, tpot_ms, max_running, max_waiting; as in the config, null for the default.
 
 Examples:
   faser ctl policy set policy=off

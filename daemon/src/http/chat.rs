@@ -4,10 +4,10 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use serde_json::{Value, json};
 
 use super::errors::ApiError;
-use super::generation::{self, Generation};
-use super::params::parameters;
+use super::generation::{self, Generation, Prompt};
+use super::params::{Parameters, parameters};
 use super::shapes::Shape;
-use super::{body, models};
+use super::{Bounds, body};
 use crate::app::{App, Served};
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
 
@@ -22,11 +22,27 @@ pub(super) async fn chat(
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
     let served = app.served()?;
-    let body = body::json(&request, payload, app.limits.max_body_bytes).await?;
+    let body = body::read(&request, payload, &app).await?;
+    let (messages, parameters) = read(&body, &Bounds::of(&app, served))?;
+    drop(body);
+    let prompt = render(served, &messages, true)?;
+    drop(messages);
+    let ids = generation::encode(served, prompt, false).await?;
+    let prompts = vec![Prompt { ids: ids.into(), echo: None }];
+    let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
+    generation.respond(served, app.limits.write_timeout).await
+}
+
+/// Reads the body of a request for a chat: the messages as templates know them, and the parameters.
+///
+/// # Errors
+/// It is no JSON, or the first field that is wrong.
+pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Value, Parameters), ApiError> {
+    let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
-    models::check_name(&mut fields, served)?;
+    bounds.check_name(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let parameters = parameters(&mut fields, served.vocab)?;
+    let parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
     let messages = messages(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",
@@ -35,10 +51,7 @@ pub(super) async fn chat(
         )
     })?;
     fields.finish()?;
-    let prompt = render(served, &messages, true)?;
-    let prompts = vec![generation::encode(served, prompt, false).await?];
-    let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
-    generation.respond(served).await
+    Ok((messages, parameters))
 }
 
 /// The messages as the model's chat template writes them.
@@ -96,7 +109,7 @@ fn message(mut fields: Fields<'_>) -> Result<Value, FieldError> {
 }
 
 /// A string, or text parts, which are joined by line breaks.
-fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
+pub(super) fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
     const WANTED: &str = "a string or a list of {\"type\": \"text\", \"text\": \"…\"}";
     let path = fields.path("content");
     match fields.value("content") {

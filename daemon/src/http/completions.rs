@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::errors::ApiError;
 use super::generation::{self, Generation};
-use super::params::{parameters, token_ids};
+use super::params::{Parameters, parameters, token_ids};
 use super::shapes::Shape;
-use super::{body, models};
-use crate::app::{App, Served};
+use super::{Bounds, body};
+use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
 
 /// Tokens of a completion when the request does not say, as in OpenAI's API.
@@ -22,38 +22,72 @@ pub(super) async fn completions(
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
     let served = app.served()?;
-    let body = body::json(&request, payload, app.limits.max_body_bytes).await?;
-    let mut fields = Fields::new("", &body)?;
-    models::check_name(&mut fields, served)?;
-    fields.neutral("echo", &[json!(false)], "the prompt is not repeated")?;
-    fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
-    let parameters = parameters(&mut fields, served.vocab)?;
-    let prompts = read_prompts(&mut fields, served, app.limits.max_prompts_per_request)?;
-    fields.finish()?;
-    let mut ids = Vec::with_capacity(prompts.len());
+    let body = body::read(&request, payload, &app).await?;
+    let Completion { prompts, echo, parameters } = read(&body, &Bounds::of(&app, served))?;
+    drop(body);
+    let mut encoded = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        ids.push(match prompt {
-            Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => generation::encode(served, text, true).await?,
-        });
+        let (ids, text) = match prompt {
+            Prompt::Ids(ids) => {
+                let text = echo.then(|| served.tokenizer.decode(&ids));
+                (ids, text)
+            }
+            Prompt::Text(text) => {
+                let again = echo.then(|| text.clone());
+                (generation::encode(served, text, true).await?, again)
+            }
+        };
+        encoded.push(generation::Prompt { ids: ids.into(), echo: text });
     }
     let generation = Generation {
         shape: Shape::Completion,
-        prompts: ids,
+        prompts: encoded,
         parameters,
         max_new_tokens: Some(DEFAULT_MAX_TOKENS),
     };
-    generation.respond(served).await
+    generation.respond(served, app.limits.write_timeout).await
 }
 
-enum Prompt {
+/// What a request for completions asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// What is to be continued.
+    pub prompts: Vec<Prompt>,
+    /// Whether answers begin with their prompt.
+    pub echo: bool,
+    /// How.
+    pub parameters: Parameters,
+}
+
+/// What is to be continued.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// A text.
     Text(String),
+    /// Token ids.
     Ids(Vec<TokenId>),
 }
 
+/// Reads the body of a request for completions.
+///
+/// # Errors
+/// It is no JSON, or the first field that is wrong.
+pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
+    let body = body::parse(body)?;
+    let mut fields = Fields::new("", &body)?;
+    bounds.check_name(&mut fields)?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
+    let parameters = parameters(&mut fields, bounds.vocab, Shape::Completion, echo)?;
+    let prompts = read_prompts(&mut fields, bounds)?;
+    fields.finish()?;
+    Ok(Completion { prompts, echo, parameters })
+}
+
 /// A string, a list of strings, a list of ids, or a list of lists of ids.
-fn read_prompts(fields: &mut Fields<'_>, served: &Served, most: usize) -> Result<Vec<Prompt>, FieldError> {
+fn read_prompts(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Vec<Prompt>, FieldError> {
     const WANTED: &str = "a string, a list of token ids, or a list of either";
+    let most = bounds.max_prompts;
     let path = fields.path("prompt");
     let items = match fields.value("prompt") {
         None => return Err(FieldError::new(path, Fault::Missing, format!("is missing: give {WANTED}"))),
@@ -64,7 +98,7 @@ fn read_prompts(fields: &mut Fields<'_>, served: &Served, most: usize) -> Result
     match items.first() {
         None => Err(FieldError::new(path, Fault::Value, format!("is an empty list: give {WANTED}"))),
         Some(Value::Number(_)) => {
-            Ok(vec![Prompt::Ids(token_ids(&path, items, served.vocab, served.max_context)?)])
+            Ok(vec![Prompt::Ids(token_ids(&path, items, bounds.vocab, bounds.max_context)?)])
         }
         Some(_) if items.len() > most => {
             let problem = format!(
@@ -77,7 +111,7 @@ fn read_prompts(fields: &mut Fields<'_>, served: &Served, most: usize) -> Result
             let prompt = |(i, item): (usize, &Value)| match item {
                 Value::String(text) => Ok(Prompt::Text(text.clone())),
                 Value::Array(ids) => {
-                    token_ids(&format!("{path}[{i}]"), ids, served.vocab, served.max_context).map(Prompt::Ids)
+                    token_ids(&format!("{path}[{i}]"), ids, bounds.vocab, bounds.max_context).map(Prompt::Ids)
                 }
                 other => Err(wrong_type(&format!("{path}[{i}]"), "a string or a list of token ids", other)),
             };

@@ -6,19 +6,22 @@ use faser_actors::{RecordingError, SubmitError};
 use faser_models::ModelError;
 use serde_json::{Value, json};
 
-use crate::fields::{Fault, FieldError};
+use crate::fields::{Fault, FieldError, shortened};
+use crate::grammars::FormatError;
 use crate::sequence::SequenceError;
 
 /// A refusal or failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    status: StatusCode,
-    kind: &'static str,
-    code: Option<&'static str>,
-    param: Option<String>,
-    message: String,
-    retry_after_s: Option<u32>,
+    pub(super) status: StatusCode,
+    pub(super) kind: &'static str,
+    pub(super) code: Option<&'static str>,
+    pub(super) param: Option<String>,
+    pub(super) message: String,
+    pub(super) retry_after_s: Option<u32>,
+    /// What a client has to send to be let in.
+    pub(super) challenge: Option<&'static str>,
 }
 
 impl ApiError {
@@ -31,10 +34,11 @@ impl ApiError {
             param: param.map(str::to_owned),
             message: message.into(),
             retry_after_s: None,
+            challenge: None,
         }
     }
 
-    /// Another refusal of the request itself: 404, 405, 409, 413.
+    /// Another refusal of the request itself: 401, 404, 405, 409, 413.
     pub fn refused(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError { status, ..ApiError::bad_request(message, None, code) }
     }
@@ -42,7 +46,7 @@ impl ApiError {
     /// 404 for a model that is not served.
     pub fn unknown_model(asked: &str, served: &str) -> ApiError {
         let message =
-            format!("the model `{}` is not served here; this server has `{served}`", asked.escape_debug());
+            format!("the model `{}` is not served here; this server has `{served}`", shortened(asked, 64));
         ApiError {
             param: Some("model".into()),
             ..ApiError::refused(StatusCode::NOT_FOUND, "model_not_found", message)
@@ -59,12 +63,34 @@ impl ApiError {
         }
     }
 
+    /// 429: later, not now.
+    pub fn too_many(message: impl Into<String>, code: &'static str) -> ApiError {
+        ApiError {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            kind: "rate_limit_error",
+            ..ApiError::unavailable(message, code)
+        }
+    }
+
     /// 500: nothing the client did.
     pub fn internal(message: impl Into<String>, code: &'static str) -> ApiError {
         ApiError {
             status: StatusCode::INTERNAL_SERVER_ERROR,
             kind: "server_error",
             ..ApiError::bad_request(message, None, code)
+        }
+    }
+
+    /// A line in the log. What a client has sent is not in it, but for the name of a field.
+    pub(super) fn log(&self, route: &str) {
+        let (status, code, param) = (self.status.as_u16(), self.code, self.param.as_deref());
+        if self.retry_after_s.is_some() {
+            // Clients come again as fast as they like.
+            tracing::debug!(route, status, code, "request put off");
+        } else if self.status.is_server_error() {
+            tracing::warn!(route, status, code, why = self.message, "request failed");
+        } else {
+            tracing::info!(route, status, code, param, "request refused");
         }
     }
 
@@ -85,6 +111,9 @@ impl ResponseError for ApiError {
         let mut response = HttpResponse::build(self.status);
         if let Some(seconds) = self.retry_after_s {
             response.insert_header((header::RETRY_AFTER, seconds.to_string()));
+        }
+        if let Some(challenge) = self.challenge {
+            response.insert_header((header::WWW_AUTHENTICATE, challenge));
         }
         response.json(self.body())
     }
@@ -108,11 +137,7 @@ impl From<SubmitError> for ApiError {
     fn from(err: SubmitError) -> ApiError {
         let message = err.to_string();
         match err {
-            SubmitError::Full { .. } => ApiError {
-                status: StatusCode::TOO_MANY_REQUESTS,
-                kind: "rate_limit_error",
-                ..ApiError::unavailable(message, "queue_full")
-            },
+            SubmitError::Full { .. } => ApiError::too_many(message, "queue_full"),
             SubmitError::Refused(_) => {
                 ApiError::bad_request(message, Some("prompt"), "context_length_exceeded")
             }
@@ -145,10 +170,23 @@ impl From<ModelError> for ApiError {
     }
 }
 
+impl From<FormatError> for ApiError {
+    fn from(err: FormatError) -> ApiError {
+        let message = err.to_string();
+        match err {
+            FormatError::Grammar(_) | FormatError::TooSlow => {
+                ApiError::bad_request(message, Some("response_format"), "invalid_grammar")
+            }
+            FormatError::Busy => ApiError::unavailable(message, "grammars_busy"),
+        }
+    }
+}
+
 impl From<SequenceError> for ApiError {
     fn from(err: SequenceError) -> ApiError {
         match err {
             SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
+            SequenceError::Grammar(_) => ApiError::bad_request(err.to_string(), None, "grammar_too_large"),
             SequenceError::Cancelled => ApiError::internal(err.to_string(), "cancelled"),
             SequenceError::Ended => ApiError::unavailable(err.to_string(), "shutting_down"),
         }

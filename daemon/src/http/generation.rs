@@ -2,19 +2,23 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use actix_web::http::header;
+use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, web};
 use faser_engine::TokenId;
+use faser_models::Grammar;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 use serde_json::Value;
 
 use super::errors::ApiError;
-use super::params::Parameters;
+use super::logprobs::LogprobShape;
+use super::params::{Choices, Parameters};
+use super::prediction::predicted;
 use super::shapes::{Answer, Choice, Shape, usage};
-use crate::app::Served;
-use crate::sequence::{Ending, Piece, SequenceError, TextSequence};
+use super::slow::Watched;
+use crate::app::{Opening, Served};
+use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
 /// Longer texts are tokenized off the thread that serves everybody's streams.
 const LONG_TEXT_BYTES: usize = 16 << 10;
@@ -22,29 +26,84 @@ const LONG_TEXT_BYTES: usize = 16 << 10;
 /// Everything a request asks for.
 pub(super) struct Generation {
     pub(super) shape: Shape,
-    pub(super) prompts: Vec<Vec<TokenId>>,
+    pub(super) prompts: Vec<Prompt>,
     pub(super) parameters: Parameters,
     /// Tokens per sequence when the request does not say; `None` is the rest of the context.
     pub(super) max_new_tokens: Option<usize>,
 }
 
+/// A prompt.
+pub(super) struct Prompt {
+    pub(super) ids: Arc<[TokenId]>,
+    /// Its text, if answers begin with it.
+    pub(super) echo: Option<String>,
+}
+
 impl Generation {
-    /// Answers the request. Dropping the future, or the body of the answer, cancels its sequences.
-    pub(super) async fn respond(self, served: &Served) -> Result<HttpResponse, ApiError> {
-        let mut sequences = Vec::with_capacity(self.prompts.len());
-        let mut prompt_tokens = 0;
-        for prompt in self.prompts {
-            prompt_tokens += prompt.len();
-            sequences.push(served.open(prompt, &self.parameters, self.max_new_tokens).await?);
-        }
+    /// Answers the request; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
+    /// cancels its sequences.
+    pub(super) async fn respond(
+        self,
+        served: &Arc<Served>,
+        patience: Duration,
+    ) -> Result<HttpResponse, ApiError> {
+        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        let grammar = match &self.parameters.format {
+            Some(source) => Some(served.grammars.compile(source).await?),
+            None => None,
+        };
+        let sequences = self.open(served, grammar.as_ref()).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let answer = Answer::new(self.shape, &served.name, now.as_secs());
+        let tokens = LogprobShape {
+            shape: self.shape,
+            as_ids: self.parameters.tokens_as_ids,
+            tokenizer: Arc::clone(&served.tokenizer),
+        };
+        let answer = Answer::new(tokens, &served.name, now.as_secs());
         if self.parameters.stream {
-            return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens));
+            return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens, patience));
         }
         let choices = futures_util::future::try_join_all(sequences.into_iter().map(collected)).await?;
         let usage = usage(prompt_tokens, choices.iter().map(|choice| &choice.ending));
         Ok(HttpResponse::Ok().json(answer.whole(&choices, &usage)))
+    }
+
+    /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
+    /// first one has begun: then the KV of the prompt is in the cache for them.
+    async fn open(
+        &self,
+        served: &Arc<Served>,
+        grammar: Option<&Grammar>,
+    ) -> Result<Vec<TextSequence>, ApiError> {
+        let Choices(n) = self.parameters.n;
+        let predicted = predicted(served, self.parameters.prediction.as_deref()).await?;
+        let open = |prompt: &Prompt, number| {
+            let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
+            let opening = Opening {
+                number,
+                max_new_tokens: self.max_new_tokens,
+                echo,
+                prediction: predicted.clone(),
+                grammar,
+            };
+            async move { served.open(&ids, &self.parameters, opening).await }
+        };
+        let mut firsts = Vec::with_capacity(self.prompts.len());
+        for prompt in &self.prompts {
+            firsts.push(open(prompt, 0).await?);
+        }
+        if n == 1 {
+            return Ok(firsts);
+        }
+        let mut sequences = Vec::with_capacity(n * firsts.len());
+        for (prompt, mut first) in self.prompts.iter().zip(firsts) {
+            first.begin().await;
+            sequences.push(first);
+            for number in 1..n {
+                sequences.push(open(prompt, number).await?);
+            }
+        }
+        Ok(sequences)
     }
 }
 
@@ -58,18 +117,28 @@ pub(super) async fn encode(
         return Ok(served.tokenizer.encode(&text, add_special)?);
     }
     let tokenizer = Arc::clone(&served.tokenizer);
+    let place = served.encoding.acquire().await;
     let ids = web::block(move || tokenizer.encode(&text, add_special)).await;
+    drop(place);
     Ok(ids.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))??)
 }
 
 async fn collected(mut sequence: TextSequence) -> Result<Choice, SequenceError> {
-    let mut text = String::new();
+    let (mut text, mut told) = (String::new(), Vec::new());
     loop {
         match sequence.next().await? {
-            Some(Piece::Text(spans)) => text.extend(spans.into_iter().map(|span| span.text)),
-            Some(Piece::End(ending)) => return Ok(Choice { text, ending }),
+            Some(Piece::Text(spans)) => part(spans, &mut text, &mut told),
+            Some(Piece::End(ending)) => return Ok(Choice { text, told, ending }),
             None => return Err(SequenceError::Ended),
         }
+    }
+}
+
+/// Appends the text of some tokens, and what is told of them.
+fn part(spans: Vec<Span>, text: &mut String, told: &mut Vec<Told>) {
+    for span in spans {
+        text.push_str(&span.text);
+        told.extend(span.told);
     }
 }
 
@@ -93,6 +162,7 @@ fn streamed(
     sequences: Vec<TextSequence>,
     with_usage: bool,
     prompt_tokens: usize,
+    patience: Duration,
 ) -> HttpResponse {
     let openings: Vec<Value> = (0..sequences.len()).filter_map(|index| answer.opening(index)).collect();
     let pieces: SelectAll<Pieces> =
@@ -103,7 +173,16 @@ fn streamed(
     HttpResponse::Ok()
         .insert_header((header::CONTENT_TYPE, "text/event-stream"))
         .insert_header((header::CACHE_CONTROL, "no-cache"))
-        .streaming(body.map(Ok::<_, ApiError>))
+        .streaming(Watched::new(Box::pin(body), patience, event(&too_slow(patience).body())))
+}
+
+/// What a client finds that reads on after it was given up.
+fn too_slow(patience: Duration) -> ApiError {
+    let message = format!(
+        "nothing of this stream was taken for {} s (server.write_timeout_s): it was cut off",
+        patience.as_secs()
+    );
+    ApiError::refused(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
 }
 
 /// What is left of a stream.
@@ -120,15 +199,19 @@ impl Events {
     async fn next(mut self) -> Option<(web::Bytes, Option<Events>)> {
         let bytes = match self.pieces.next().await {
             Some((index, Ok(Piece::Text(spans)))) => {
-                let text: String = spans.into_iter().map(|span| span.text).collect();
-                event(&self.answer.text(index, &text))
+                let (mut text, mut told) = (String::new(), Vec::new());
+                part(spans, &mut text, &mut told);
+                event(&self.answer.text(index, &text, &told))
             }
             Some((index, Ok(Piece::End(ending)))) => {
                 let bytes = event(&self.answer.end(index, ending.finish));
                 self.endings.push(ending);
                 bytes
             }
-            Some((_, Err(err))) => return Some((event(&ApiError::from(err).body()), None)),
+            Some((_, Err(err))) => {
+                tracing::warn!(%err, "a stream is broken off");
+                return Some((event(&ApiError::from(err).body()), None));
+            }
             None => return Some((self.last(), None)),
         };
         Some((bytes, Some(self)))

@@ -1,17 +1,23 @@
 //! The HTTP API: OpenAI's routes, and those that operators and load balancers ask.
 
+mod authorize;
 mod body;
+mod bounds;
 mod chat;
 mod completions;
 mod debug;
 pub mod errors;
+mod format;
 mod generation;
 mod health;
+mod logprobs;
 mod models;
 mod observe;
 pub mod params;
+mod prediction;
 mod router;
 mod shapes;
+mod slow;
 mod tokenize;
 
 #[cfg(test)]
@@ -24,7 +30,9 @@ use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
 
 use errors::ApiError;
 
-/// Every route of the API. The caller adds `web::Data<App>` and wraps `observe::observe` around it.
+use crate::fields::shortened;
+
+/// Every route of the API. The caller adds `web::Data<App>`, and wraps `authorize` and then `observe` around it.
 pub fn routes(config: &mut web::ServiceConfig) {
     config
         .service(resource("/v1/completions", Method::POST, web::route().to(completions::completions)))
@@ -45,13 +53,21 @@ pub fn routes(config: &mut web::ServiceConfig) {
         .default_service(web::to(no_route));
 }
 
+pub use authorize::authorize;
+pub use body::Bodies;
+pub use bounds::Bounds;
+pub use chat::read as read_chat;
+pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;
+pub use tokenize::{Source, read as read_tokenize, read_ids as read_detokenize};
 
 /// A path with its one method; others are answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {
     let allowed = method.clone();
     let other = move |request: HttpRequest| {
-        let message = format!("{} is not for {}; use {allowed}", request.path(), request.method());
+        let path = shortened(request.path(), 128);
+        let message =
+            format!("{path} is not for {}; use {allowed}", shortened(request.method().as_str(), 32));
         let error = ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
         let mut response = error.error_response();
         if let Ok(allowed) = header::HeaderValue::from_str(allowed.as_str()) {
@@ -63,10 +79,8 @@ fn resource(path: &'static str, method: Method, route: Route) -> Resource {
 }
 
 async fn no_route(request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let path: String = request.path().chars().take(128).collect();
-    let message = format!(
-        "there is nothing at {}; see /v1/models, /v1/completions, /v1/chat/completions",
-        path.escape_debug()
-    );
+    let path = shortened(request.path(), 128);
+    let message =
+        format!("there is nothing at {path}; see /v1/models, /v1/completions, /v1/chat/completions");
     Err(ApiError::refused(StatusCode::NOT_FOUND, "not_found", message))
 }

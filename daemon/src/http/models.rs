@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::errors::ApiError;
 use crate::app::{App, Served};
-use crate::fields::Fields;
 
 /// The list, of one.
 pub(super) async fn list(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
@@ -20,17 +19,6 @@ pub(super) async fn one(app: web::Data<App>, id: web::Path<String>) -> Result<Ht
         return Err(ApiError::unknown_model(&id, &served.name));
     }
     Ok(HttpResponse::Ok().json(described(served)))
-}
-
-/// Reads `model`, which may be left out.
-///
-/// # Errors
-/// It names another model.
-pub(super) fn check_name(fields: &mut Fields<'_>, served: &Served) -> Result<(), ApiError> {
-    match fields.text("model")? {
-        Some(name) if name != served.name => Err(ApiError::unknown_model(name, &served.name)),
-        _ => Ok(()),
-    }
 }
 
 fn described(served: &Served) -> Value {

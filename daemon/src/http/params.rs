@@ -1,9 +1,13 @@
 //! The parameters that both completion endpoints take: ranges, and what is not offered.
 
-use faser_actors::Sampling;
+use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
 use faser_engine::{K_LIMIT, TokenId};
+use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
+use super::format::format;
+use super::prediction::prediction;
+use super::shapes::Shape;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
 
@@ -14,6 +18,8 @@ const MAX_STOP_BYTES: usize = 256;
 const MAX_STOP_TOKENS: usize = 64;
 /// Entries of `logit_bias` at most.
 const MAX_BIASES: usize = 1024;
+/// Choices per prompt at most.
+const MAX_CHOICES: usize = 16;
 
 /// How a request wants its tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,8 +32,22 @@ pub struct Parameters {
     pub stop: Vec<String>,
     /// Tokens that end the sequence beside the model's own.
     pub stop_tokens: Vec<TokenId>,
+    /// Choices per prompt.
+    pub n: Choices,
+    /// Log-probabilities of tokens, with so many of the likeliest in each place.
+    pub logprobs: Option<usize>,
+    /// Whether tokens are shown as `token_id:N` there.
+    pub tokens_as_ids: bool,
+    /// Tokens before stop tokens and stop strings count.
+    pub min_tokens: usize,
+    /// Whether text ends behind a stop string or stop token, not before it.
+    pub include_stop: bool,
+    /// What the output has to follow.
+    pub format: Option<GrammarSource>,
     /// Whether the model's own end tokens are ordinary ones.
     pub ignore_eos: bool,
+    /// What the client expects to get.
+    pub prediction: Option<String>,
     /// Cap on the speculative length.
     pub k_max: Option<usize>,
     /// Whether the answer is streamed.
@@ -36,48 +56,78 @@ pub struct Parameters {
     pub include_usage: bool,
 }
 
-/// Reads them; `vocab` bounds token ids.
+/// How many choices a prompt gets: 1, if nobody says more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choices(pub usize);
+
+impl Default for Choices {
+    fn default() -> Choices {
+        Choices(1)
+    }
+}
+
+impl Parameters {
+    /// How choice `number` of a prompt is drawn. The first has the request's seed, each other a seed of its own that follows from it.
+    pub fn sampling_of(&self, number: usize) -> Sampling {
+        let seed = self.sampling.seed;
+        let seed = if number == 0 { seed } else { random::derived(seed, number as u64) };
+        Sampling { seed, ..self.sampling.clone() }
+    }
+}
+
+/// Reads them; `vocab` bounds token ids, and no token at all may be asked for where the prompt is repeated.
 ///
 /// # Errors
 /// The first field that is of the wrong type, out of range, or not offered.
-pub fn parameters(fields: &mut Fields<'_>, vocab: usize) -> Result<Parameters, FieldError> {
+pub(super) fn parameters(
+    fields: &mut Fields<'_>,
+    vocab: usize,
+    shape: Shape,
+    echo: bool,
+) -> Result<Parameters, FieldError> {
     refuse_unsupported(fields)?;
     let (stream, include_usage) = streaming(fields)?;
     fields.text("user")?;
-    Ok(Parameters {
+    let max_new_tokens = max_new_tokens(fields, usize::from(!echo))?;
+    let parameters = Parameters {
         sampling: sampling(fields, vocab)?,
-        max_new_tokens: max_new_tokens(fields)?,
+        max_new_tokens,
+        format: format(fields)?,
+        n: choices(fields)?,
+        logprobs: logprobs(fields, shape)?,
+        tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
+        min_tokens: min_tokens(fields, max_new_tokens)?,
+        include_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
         stop: stop(fields)?,
         stop_tokens: match fields.list("stop_token_ids")? {
             Some(ids) => token_ids(&fields.path("stop_token_ids"), ids, vocab, MAX_STOP_TOKENS)?,
             None => Vec::new(),
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        prediction: prediction(fields)?,
         k_max: speculation(fields)?,
         stream,
         include_usage,
-    })
+    };
+    if parameters.format.is_some() {
+        let ends = "cannot be had together with a form of the output, whose end is given by that";
+        for (name, asked) in
+            [("ignore_eos", parameters.ignore_eos), ("min_tokens", parameters.min_tokens > 0)]
+        {
+            if asked {
+                return Err(FieldError::new(fields.path(name), Fault::Value, ends));
+            }
+        }
+    }
+    Ok(parameters)
 }
 
 /// Fields of other servers: taken only with the value that means the same as leaving them out.
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    let one = [json!(1)];
-    fields.neutral("n", &one, "each request gets one choice; send it again with another seed")?;
-    fields.neutral("best_of", &one, "each request gets one choice")?;
-    fields.neutral("logprobs", &[json!(false)], "log-probabilities are not offered")?;
-    fields.neutral("top_logprobs", &[json!(0)], "log-probabilities are not offered")?;
-    fields.neutral("prompt_logprobs", &[], "log-probabilities are not offered")?;
-    fields.neutral(
-        "response_format",
-        &[json!({"type": "text"})],
-        "the only format is {\"type\": \"text\"}",
-    )?;
-    fields.neutral("prediction", &[], "predicted outputs are not offered")?;
-    fields.neutral("min_tokens", &[json!(0)], "a least number of tokens is not offered")?;
+    fields.neutral("prompt_logprobs", &[], "use /v1/completions with `echo` and `logprobs`")?;
     fields.neutral("length_penalty", &[json!(1), json!(1.0)], "beam search is not offered")?;
     fields.neutral("use_beam_search", &[json!(false)], "beam search is not offered")?;
     fields.neutral("skip_special_tokens", &[json!(true)], "special tokens are always left out")?;
-    fields.neutral("include_stop_str_in_output", &[json!(false)], "stop strings are always left out")?;
     fields.neutral("service_tier", &[json!("auto"), json!("default")], "there is one tier")?;
     fields.neutral("store", &[json!(false)], "nothing is stored")?;
     fields.neutral("metadata", &[json!({})], "nothing is stored")?;
@@ -86,7 +136,7 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 
 /// What routers add to every request they pass on.
 fn refuse_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    fields.neutral("no_stop_trim", &[json!(false)], "stop strings are always left out")?;
+    fields.neutral("no_stop_trim", &[json!(false)], "use `include_stop_str_in_output`")?;
     fields.neutral("return_hidden_states", &[json!(false)], "hidden states are not offered")?;
     fields.neutral("continue_final_message", &[json!(false)], "an answer is always a new message")?;
     let split = "reasoning is not told from the rest of the text";
@@ -119,6 +169,7 @@ fn sampling(fields: &mut Fields<'_>, vocab: usize) -> Result<Sampling, FieldErro
         frequency_penalty: real(fields.number("frequency_penalty", -2.0..=2.0)?, 0.0),
         logit_bias: logit_bias(fields, vocab)?,
         seed: seed(fields)?,
+        ..Sampling::default()
     })
 }
 
@@ -182,9 +233,50 @@ fn logit_bias(fields: &mut Fields<'_>, vocab: usize) -> Result<Vec<(TokenId, f32
     Ok(biases)
 }
 
-fn max_new_tokens(fields: &mut Fields<'_>) -> Result<Option<usize>, FieldError> {
-    let old = fields.size("max_tokens", 1..=usize::MAX)?;
-    let new = fields.size("max_completion_tokens", 1..=usize::MAX)?;
+/// How many choices; finished ones are never thrown away for better ones.
+fn choices(fields: &mut Fields<'_>) -> Result<Choices, FieldError> {
+    let n = fields.size("n", 1..=MAX_CHOICES)?.unwrap_or(1);
+    let why = "no choice is made to be thrown away: ask for `n` choices with `logprobs`, and take the best";
+    fields.neutral("best_of", &[json!(n)], why)?;
+    Ok(Choices(n))
+}
+
+/// The likeliest tokens to tell of in each place: a number for completions, a flag and a number for chats.
+fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, FieldError> {
+    match shape {
+        Shape::Completion => {
+            fields.neutral("top_logprobs", &[json!(0)], "completions take their number by `logprobs`")?;
+            match fields.value("logprobs") {
+                None | Some(Value::Bool(false)) => Ok(None),
+                Some(_) => fields.size("logprobs", 0..=MAX_TOP_LOGPROBS),
+            }
+        }
+        Shape::Chat => {
+            let wanted = fields.flag("logprobs")?.unwrap_or(false);
+            let top = fields.size("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+            if !wanted && top.is_some_and(|top| top > 0) {
+                let problem = "needs `\"logprobs\": true`";
+                return Err(FieldError::new(fields.path("top_logprobs"), Fault::Value, problem));
+            }
+            Ok(wanted.then_some(top.unwrap_or(0)))
+        }
+    }
+}
+
+fn min_tokens(fields: &mut Fields<'_>, most: Option<usize>) -> Result<usize, FieldError> {
+    let least = fields.size("min_tokens", 0..=u32::MAX as usize)?.unwrap_or(0);
+    match most {
+        Some(most) if least > most => {
+            let problem = format!("is {least}, more than the most tokens asked for, {most}");
+            Err(FieldError::new(fields.path("min_tokens"), Fault::Value, problem))
+        }
+        _ => Ok(least),
+    }
+}
+
+fn max_new_tokens(fields: &mut Fields<'_>, least: usize) -> Result<Option<usize>, FieldError> {
+    let old = fields.size("max_tokens", least..=usize::MAX)?;
+    let new = fields.size("max_completion_tokens", least..=usize::MAX)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
             let problem = "and `max_tokens` differ: give one of them";
@@ -238,110 +330,4 @@ pub fn token_ids(path: &str, ids: &[Value], vocab: usize, most: usize) -> Result
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(body: &Value) -> Result<Parameters, FieldError> {
-        let mut fields = Fields::new("", body)?;
-        let read = parameters(&mut fields, 1000)?;
-        fields.finish()?;
-        Ok(read)
-    }
-
-    #[test]
-    fn absent_fields_take_the_defaults_of_the_openai_api() {
-        let read = read(&json!({})).unwrap();
-        let wanted = Parameters {
-            sampling: Sampling { seed: read.sampling.seed, ..Sampling::default() },
-            ..Parameters::default()
-        };
-        assert_eq!(read, wanted);
-        assert_eq!(read.sampling.temperature, 1.0);
-    }
-
-    #[test]
-    fn every_field_arrives() {
-        let read = read(&json!({
-            "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1,
-            "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5}, "seed": -1,
-            "max_completion_tokens": 12, "stop": ["a", "b"], "stop_token_ids": [5], "ignore_eos": true,
-            "speculation": {"k_max": 0}, "stream": true, "stream_options": {"include_usage": true}, "user": "me",
-        }))
-        .unwrap();
-        let sampling = Sampling {
-            temperature: 0.5,
-            top_k: 40,
-            top_p: 0.9,
-            min_p: 0.05,
-            repetition_penalty: 1.1,
-            presence_penalty: -1.0,
-            frequency_penalty: 2.0,
-            logit_bias: vec![(3, 1.5), (7, -100.0)],
-            seed: u64::MAX,
-        };
-        let wanted = Parameters {
-            sampling,
-            max_new_tokens: Some(12),
-            stop: vec!["a".into(), "b".into()],
-            stop_tokens: vec![5],
-            ignore_eos: true,
-            k_max: Some(0),
-            stream: true,
-            include_usage: true,
-        };
-        assert_eq!(read, wanted);
-    }
-
-    #[test]
-    fn what_means_nothing_is_taken() {
-        for body in [
-            json!({"n": 1, "best_of": 1, "logprobs": null, "top_logprobs": 0, "response_format": {"type": "text"}}),
-            json!({"top_k": -1, "stop": null, "seed": null, "temperature": null, "max_tokens": 3, "max_completion_tokens": 3}),
-            json!({"logprobs": false, "stop": "x", "stream": false, "service_tier": "auto", "store": false, "metadata": {}}),
-        ] {
-            assert!(read(&body).is_ok(), "{body}: {:?}", read(&body));
-        }
-    }
-
-    #[test]
-    fn everything_else_is_refused_by_name() {
-        for (body, path, fault) in [
-            (json!({"temperature": 2.1}), "temperature", Fault::Value),
-            (json!({"temperature": -0.1}), "temperature", Fault::Value),
-            (json!({"temperature": "hot"}), "temperature", Fault::Type),
-            (json!({"top_p": 0}), "top_p", Fault::Value),
-            (json!({"top_p": 1.01}), "top_p", Fault::Value),
-            (json!({"top_k": -2}), "top_k", Fault::Value),
-            (json!({"min_p": 1.5}), "min_p", Fault::Value),
-            (json!({"repetition_penalty": 0}), "repetition_penalty", Fault::Value),
-            (json!({"presence_penalty": 2.5}), "presence_penalty", Fault::Value),
-            (json!({"logit_bias": [1]}), "logit_bias", Fault::Type),
-            (json!({"logit_bias": {"1000": 1}}), "logit_bias", Fault::Value),
-            (json!({"logit_bias": {"x": 1}}), "logit_bias", Fault::Value),
-            (json!({"logit_bias": {"1": 101}}), "logit_bias.1", Fault::Value),
-            (json!({"logit_bias": {"1": 1, "01": 1}}), "logit_bias", Fault::Value),
-            (json!({"seed": 1.5}), "seed", Fault::Type),
-            (json!({"max_tokens": 0}), "max_tokens", Fault::Value),
-            (json!({"max_tokens": -1}), "max_tokens", Fault::Value),
-            (json!({"max_tokens": 1, "max_completion_tokens": 2}), "max_completion_tokens", Fault::Value),
-            (json!({"stop": ""}), "stop", Fault::Value),
-            (json!({"stop": [1]}), "stop", Fault::Type),
-            (json!({"stop": vec!["x"; 17]}), "stop", Fault::Value),
-            (json!({"stop_token_ids": [1000]}), "stop_token_ids[0]", Fault::Value),
-            (json!({"speculation": {"k_max": 17}}), "speculation.k_max", Fault::Value),
-            (json!({"speculation": {"kmax": 1}}), "speculation.kmax", Fault::Unknown),
-            (json!({"speculation": 4}), "speculation", Fault::Type),
-            (json!({"stream_options": {"include_usage": true}}), "stream_options", Fault::Value),
-            (json!({"n": 2}), "n", Fault::Unsupported),
-            (json!({"best_of": 3}), "best_of", Fault::Unsupported),
-            (json!({"logprobs": 0}), "logprobs", Fault::Unsupported),
-            (json!({"logprobs": true}), "logprobs", Fault::Unsupported),
-            (json!({"response_format": {"type": "json_object"}}), "response_format", Fault::Unsupported),
-            (json!({"prediction": {"type": "content"}}), "prediction", Fault::Unsupported),
-            (json!({"temprature": 1}), "temprature", Fault::Unknown),
-        ] {
-            let err = read(&body).expect_err("this has to be refused");
-            assert_eq!((err.path.as_str(), err.fault), (path, fault), "{body}: {err}");
-        }
-    }
-}
+mod tests;

@@ -49,7 +49,9 @@ async fn one_token(served: &Served) -> Result<(), String> {
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_new_tokens: 1,
         stop_tokens: Vec::new(),
+        prediction: Vec::new(),
         k_max: Some(0),
+        ..Submission::default()
     };
     let mut tokens = served.service.submit(submission).await.map_err(|error| error.to_string())?;
     match tokens.next().await {

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::logprobs::LogprobShape;
 use crate::random;
-use crate::sequence::{Ending, Finish};
+use crate::sequence::{Ending, Finish, Told};
 
 /// Which of the two shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +16,14 @@ pub(super) enum Shape {
 /// One finished choice.
 pub(super) struct Choice {
     pub(super) text: String,
+    /// What is told of its tokens, if that is wanted.
+    pub(super) told: Vec<Told>,
     pub(super) ending: Ending,
 }
 
 /// What all parts of one answer have in common.
-#[derive(Clone, Debug)]
 pub(super) struct Answer {
+    tokens: LogprobShape,
     shape: Shape,
     id: String,
     created: u64,
@@ -28,24 +31,26 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn new(shape: Shape, model: &str, created: u64) -> Answer {
+    pub(super) fn new(tokens: LogprobShape, model: &str, created: u64) -> Answer {
+        let shape = tokens.shape;
         let prefix = match shape {
             Shape::Completion => "cmpl",
             Shape::Chat => "chatcmpl",
         };
-        Answer { shape, id: format!("{prefix}-{}", random::id()), created, model: model.to_owned() }
+        Answer { tokens, shape, id: format!("{prefix}-{}", random::id()), created, model: model.to_owned() }
     }
 
     /// The answer to a request that does not stream.
     pub(super) fn whole(&self, choices: &[Choice], usage: &Value) -> Value {
         let choice = |(index, choice): (usize, &Choice)| {
             let finish = choice.ending.finish.name();
+            let logprobs = self.tokens.of(&choice.told);
             match self.shape {
                 Shape::Completion => {
-                    json!({"index": index, "text": choice.text, "logprobs": null, "finish_reason": finish})
+                    json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": finish})
                 }
                 Shape::Chat => json!({
-                    "index": index, "logprobs": null, "finish_reason": finish,
+                    "index": index, "logprobs": logprobs, "finish_reason": finish,
                     "message": {"role": "assistant", "content": choice.text, "refusal": null},
                 }),
             }
@@ -69,14 +74,15 @@ impl Answer {
         })
     }
 
-    /// More text of one choice.
-    pub(super) fn text(&self, index: usize, text: &str) -> Value {
+    /// More text of one choice, and what is told of the tokens that came with it.
+    pub(super) fn text(&self, index: usize, text: &str, told: &[Told]) -> Value {
+        let logprobs = self.tokens.of(told);
         self.chunk(&match self.shape {
             Shape::Completion => {
-                json!([{"index": index, "text": text, "logprobs": null, "finish_reason": null}])
+                json!([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}])
             }
             Shape::Chat => {
-                json!([{"index": index, "delta": {"content": text}, "logprobs": null, "finish_reason": null}])
+                json!([{"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": null}])
             }
         })
     }
@@ -116,6 +122,9 @@ impl Answer {
 /// `usage` of a request: the sum over its sequences. Cached tokens are told when they are known of all.
 pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e Ending> + Clone) -> Value {
     let completion_tokens: usize = endings.clone().map(|ending| ending.output.len()).sum();
+    let known = endings.clone().filter_map(|ending| ending.usage);
+    let (accepted, all) = known
+        .fold((0, 0), |(accepted, all), usage| (accepted + usage.predicted_accepted, all + usage.predicted));
     let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
     let mut usage = json!({
         "prompt_tokens": prompt_tokens,
@@ -124,6 +133,11 @@ pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e 
     });
     if let (Some(cached), Value::Object(map)) = (cached, &mut usage) {
         map.insert("prompt_tokens_details".to_owned(), json!({"cached_tokens": cached}));
+    }
+    if let (1.., Value::Object(map)) = (all, &mut usage) {
+        let details =
+            json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
+        map.insert("completion_tokens_details".to_owned(), details);
     }
     usage
 }

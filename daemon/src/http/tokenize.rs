@@ -1,11 +1,12 @@
 //! POST /tokenize and /detokenize, in vLLM's shapes.
 
 use actix_web::{HttpRequest, HttpResponse, web};
-use serde_json::json;
+use faser_engine::TokenId;
+use serde_json::{Value, json};
 
 use super::errors::ApiError;
 use super::params::token_ids;
-use super::{body, chat, generation, models};
+use super::{Bounds, body, chat, generation};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields};
 
@@ -16,32 +17,61 @@ pub(super) async fn tokenize(
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
     let served = app.served()?;
-    let body = body::json(&request, payload, app.limits.max_body_bytes).await?;
+    let body = body::read(&request, payload, &app).await?;
+    let (source, add_special) = read(&body, &Bounds::of(&app, served))?;
+    drop(body);
+    let prompt = match source {
+        Source::Text(prompt) => prompt,
+        Source::Messages { messages, add_generation_prompt } => {
+            chat::render(served, &messages, add_generation_prompt)?
+        }
+    };
+    let tokens = generation::encode(served, prompt, add_special).await?;
+    Ok(HttpResponse::Ok().json(json!({
+        "count": tokens.len(), "max_model_len": served.max_context, "tokens": tokens,
+    })))
+}
+
+/// What is to be tokenized.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// A text.
+    Text(String),
+    /// What the chat template makes of these.
+    Messages {
+        /// As templates know them.
+        messages: Value,
+        /// Whether the assistant's turn is opened.
+        add_generation_prompt: bool,
+    },
+}
+
+/// Reads the body of a request for tokens; also says whether the tokenizer adds its own.
+///
+/// # Errors
+/// It is no JSON, or the first field that is wrong.
+pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
+    let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
-    models::check_name(&mut fields, served)?;
+    bounds.check_name(&mut fields)?;
     let prompt = fields.text("prompt")?;
     let messages = chat::messages(&mut fields)?;
     let add_special = fields.flag("add_special_tokens")?;
     fields.neutral("return_token_strs", &[json!(false)], "token strings are not offered")?;
-    let tokens = match (prompt, messages) {
-        (Some(prompt), None) => {
-            fields.finish()?;
-            generation::encode(served, prompt.to_owned(), add_special.unwrap_or(true)).await?
-        }
+    let source = match (prompt, messages) {
+        (Some(prompt), None) => Source::Text(prompt.to_owned()),
         (None, Some(messages)) => {
             let add_generation_prompt = fields.flag("add_generation_prompt")?.unwrap_or(true);
-            fields.finish()?;
-            let prompt = chat::render(served, &messages, add_generation_prompt)?;
-            generation::encode(served, prompt, add_special.unwrap_or(false)).await?
+            Source::Messages { messages, add_generation_prompt }
         }
         _ => {
             let err = FieldError::new("prompt", Fault::Missing, "or `messages` has to be there, one of them");
             return Err(err.into());
         }
     };
-    Ok(HttpResponse::Ok().json(json!({
-        "count": tokens.len(), "max_model_len": served.max_context, "tokens": tokens,
-    })))
+    fields.finish()?;
+    let add_special = add_special.unwrap_or(matches!(source, Source::Text(_)));
+    Ok((source, add_special))
 }
 
 /// Text of token ids.
@@ -51,13 +81,24 @@ pub(super) async fn detokenize(
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
     let served = app.served()?;
-    let body = body::json(&request, payload, app.limits.max_body_bytes).await?;
+    let body = body::read(&request, payload, &app).await?;
+    let ids = read_ids(&body, &Bounds::of(&app, served))?;
+    drop(body);
+    Ok(HttpResponse::Ok().json(json!({"prompt": served.tokenizer.decode(&ids)})))
+}
+
+/// Reads the body of a request for the text of token ids.
+///
+/// # Errors
+/// It is no JSON, or the first field that is wrong.
+pub fn read_ids(body: &[u8], bounds: &Bounds<'_>) -> Result<Vec<TokenId>, ApiError> {
+    let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
-    models::check_name(&mut fields, served)?;
+    bounds.check_name(&mut fields)?;
     let Some(ids) = fields.list("tokens")? else {
         return Err(FieldError::new("tokens", Fault::Missing, "is missing: give a list of token ids").into());
     };
-    let ids = token_ids("tokens", ids, served.vocab, app.limits.max_body_bytes)?;
+    let ids = token_ids("tokens", ids, bounds.vocab, bounds.max_body_bytes)?;
     fields.finish()?;
-    Ok(HttpResponse::Ok().json(json!({"prompt": served.tokenizer.decode(&ids)})))
+    Ok(ids)
 }

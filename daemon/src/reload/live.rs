@@ -39,6 +39,11 @@ pub const LIVE: &[LiveKey] = &[
     },
     LiveKey { key: "speculation.k_max", when: "the next pass", of: |config| json!(config.speculation.k_max) },
     LiveKey {
+        key: "speculation.lookup",
+        when: "the next pass; switched on, requests that come from then on",
+        of: |config| config.speculation.mechanisms.lookup.into(),
+    },
+    LiveKey {
         key: "speculation.overlap",
         when: "the next pass",
         of: |config| config.speculation.mechanisms.overlap.into(),
@@ -74,10 +79,6 @@ pub const LIVE: &[LiveKey] = &[
         of: |config| config.speculation.mechanisms.trim.into(),
     },
 ];
-
-pub(super) fn is_live(key: &str) -> bool {
-    LIVE.iter().any(|live| live.key == key)
-}
 
 /// How engines decide by this config.
 pub fn tuning(config: &Config) -> Tuning {

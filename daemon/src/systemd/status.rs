@@ -1,7 +1,6 @@
 //! The line that `systemctl status` shows: what the daemon does, how many requests it has, and what came of the last reload.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use actix_web::web;
@@ -13,15 +12,15 @@ use crate::app::{App, Served};
 pub struct Status {
     app: web::Data<App>,
     served: Arc<Served>,
-    address: SocketAddr,
+    url: String,
     reload: RefCell<String>,
     told: RefCell<String>,
 }
 
 impl Status {
     /// The status of a daemon that serves from now on; the manager is told that it does.
-    pub fn ready(app: web::Data<App>, served: Arc<Served>, address: SocketAddr) -> Status {
-        let status = Status { app, served, address, reload: RefCell::default(), told: RefCell::default() };
+    pub fn ready(app: web::Data<App>, served: Arc<Served>, url: String) -> Status {
+        let status = Status { app, served, url, reload: RefCell::default(), told: RefCell::default() };
         notify::ready(&status.remember());
         status
     }
@@ -53,7 +52,7 @@ impl Status {
     fn line(&self) -> String {
         let requests = self.served.service.active();
         let doing = match self.app.readiness() {
-            Ok(()) => format!("serving {} on http://{}", self.served.name, self.address),
+            Ok(()) => format!("serving {} on {}", self.served.name, self.url),
             Err(why) => why,
         };
         let reload = self.reload.borrow();

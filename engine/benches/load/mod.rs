@@ -67,8 +67,17 @@ impl Load {
         let seq = SeqId(self.next_seq);
         let prompt = vec![self.next_seq as u32; 32].into();
         let (stop_tokens, slo) = ([].into(), Slo::default());
-        let request =
-            Request { seq, prompt, output: [].into(), max_new_tokens: 8000, stop_tokens, k_max: None, slo };
+        let request = Request {
+            seq,
+            prompt,
+            output: [].into(),
+            max_new_tokens: 8000,
+            stop_tokens,
+            prediction: [].into(),
+            k_max: None,
+            whole_prompt: false,
+            slo,
+        };
         self.handle(Event::Submit(request));
     }
 

@@ -53,7 +53,9 @@ fn request(seq: u64, max_new_tokens: usize) -> Request {
         output: [].into(),
         max_new_tokens,
         stop_tokens: [].into(),
+        prediction: [].into(),
         k_max: None,
+        whole_prompt: false,
         slo: Default::default(),
     }
 }

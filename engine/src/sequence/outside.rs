@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::Sequence;
+use crate::engine::Engine;
+use crate::survival::Source;
 use crate::view::{RequestState, RequestView};
 
 impl Sequence {
@@ -20,9 +22,26 @@ impl Sequence {
             max_new_tokens: self.max_new_tokens,
             k: if state == RequestState::Decode { self.wanted.min(self.useful_proposals()) } else { 0 },
             proposals: self.proposals.len(),
-            level: self.level.typical(),
+            level: self.levels[Source::Draft].typical(),
             age: now.saturating_sub(self.submitted),
             to_first_token: self.first_token.map(|first| first.saturating_sub(self.submitted)),
         }
+    }
+}
+
+impl Engine {
+    /// The oldest requests, `most` of them, the oldest first; of those that wait, the next ones to be admitted. `now` as in `handle`.
+    pub fn requests(&self, now: Duration, most: usize) -> Vec<RequestView> {
+        let state = |seq| match self.sequences.get(seq) {
+            Some(sequence) if sequence.decoding() => RequestState::Decode,
+            _ => RequestState::Prefill,
+        };
+        let running = self.running.iter().map(|seq| (seq, state(seq)));
+        let waiting = self.waiting.iter().take(most).map(|seq| (seq, RequestState::Waiting));
+        let view = |(seq, state)| Some(self.sequences.get(seq)?.view(state, now));
+        let mut requests: Vec<RequestView> = running.chain(waiting).filter_map(view).collect();
+        requests.sort_by(|a, b| b.age.cmp(&a.age).then(a.seq.cmp(&b.seq)));
+        requests.truncate(most);
+        requests
     }
 }

@@ -66,7 +66,9 @@ impl Workload {
                 output: [].into(),
                 max_new_tokens,
                 stop_tokens,
+                prediction: [].into(),
                 k_max: None,
+                whole_prompt: false,
                 slo: Slo::default(),
             };
             happenings.push((at, Happening::Arrival(request)));

@@ -14,6 +14,7 @@ pub enum Op {
     Confidence,
     Embed,
     GatherRows,
+    Logprobs,
     Matmul,
     RmsNorm,
     Rope,
@@ -27,13 +28,14 @@ pub enum Op {
 
 impl Op {
     /// All there are.
-    pub const ALL: [Op; 15] = [
+    pub const ALL: [Op; 16] = [
         Op::AllGather,
         Op::AllReduce,
         Op::Attention,
         Op::Confidence,
         Op::Embed,
         Op::GatherRows,
+        Op::Logprobs,
         Op::Matmul,
         Op::RmsNorm,
         Op::Rope,
@@ -55,6 +57,7 @@ impl fmt::Display for Op {
             Op::Confidence => "confidence",
             Op::Embed => "embed",
             Op::GatherRows => "gather_rows",
+            Op::Logprobs => "logprobs",
             Op::Matmul => "matmul",
             Op::RmsNorm => "rms_norm",
             Op::Rope => "rope",

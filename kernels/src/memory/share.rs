@@ -3,12 +3,19 @@
 use std::marker::PhantomData;
 
 /// A mutable slice whose disjoint parts several workers may write at once.
-#[derive(Clone, Copy)]
 pub(crate) struct SharedMut<'a, T> {
     start: *mut T,
     len: usize,
     borrow: PhantomData<&'a mut [T]>,
 }
+
+impl<T> Clone for SharedMut<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedMut<'_, T> {}
 
 // SAFETY: it is a `&mut [T]` whose users promise (see `part`) never to overlap.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}

@@ -16,7 +16,7 @@ mod silu_mul;
 mod store_kv;
 mod sum_rows;
 
-pub use crate::sampling::{TOP_TOKENS, confidence, sample, top_tokens};
+pub use crate::sampling::{TOP_TOKENS, confidence, logprobs, sample, top_tokens};
 pub use all_gather::all_gather;
 pub use all_reduce::all_reduce;
 pub use attention::{AttentionShape, attention};

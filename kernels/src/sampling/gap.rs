@@ -71,7 +71,7 @@ mod tests {
     fn sampled(isa: Isa, sampling: &Sampling, position: u32, logits: &[f32]) -> u32 {
         let lane = Lane::new(&Partition { cores: vec![0] }, isa).unwrap();
         let history = History::new(position as usize, &vec![0; position as usize], sampling);
-        let row = SampleRow { row: 0, position, sampling, history: &history, since: &[] };
+        let row = SampleRow { row: 0, position, sampling, history: &history, since: &[], allowed: None };
         let mut out = [0];
         ops::sample(&lane, Tensor::from_rows(logits.len(), logits).view(1), &[row], &mut out);
         out[0]

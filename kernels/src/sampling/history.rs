@@ -7,13 +7,13 @@ use std::collections::HashMap;
 /// the request has penalties.
 #[derive(Clone, Debug)]
 pub struct History {
+    prompt_len: usize,
     len: usize,
     counted: Option<Counted>,
 }
 
 #[derive(Clone, Debug)]
 struct Counted {
-    prompt_len: usize,
     tokens: Vec<u32>,
     counts: HashMap<u32, Counts>,
 }
@@ -29,14 +29,17 @@ impl History {
     /// The history of `tokens`, of which the first `prompt_len` are the prompt.
     #[must_use]
     pub fn new(prompt_len: usize, tokens: &[u32], sampling: &Sampling) -> History {
-        let counted = sampling.has_penalties().then(|| Counted {
-            prompt_len,
-            tokens: Vec::new(),
-            counts: HashMap::new(),
-        });
-        let mut history = History { len: 0, counted };
+        let counted =
+            sampling.has_penalties().then(|| Counted { tokens: Vec::new(), counts: HashMap::new() });
+        let mut history = History { prompt_len, len: 0, counted };
         history.rewind_and_extend(0, tokens);
         history
+    }
+
+    /// How many of the tokens are the prompt.
+    #[must_use]
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
     }
 
     /// Number of tokens.
@@ -60,9 +63,9 @@ impl History {
         self.len = start + tokens.len();
         if let Some(counted) = &mut self.counted {
             while counted.tokens.len() > start {
-                counted.pop();
+                counted.pop(self.prompt_len);
             }
-            tokens.iter().for_each(|token| counted.push(*token));
+            tokens.iter().for_each(|token| counted.push(*token, self.prompt_len));
         }
     }
 
@@ -104,19 +107,19 @@ fn penalise(sampling: &Sampling, logit: Option<&mut f32>, counts: Counts) {
 }
 
 impl Counted {
-    fn of(&mut self, token: u32, position: usize) -> &mut u32 {
+    fn of(&mut self, token: u32, position: usize, prompt_len: usize) -> &mut u32 {
         let counts = self.counts.entry(token).or_default();
-        if position < self.prompt_len { &mut counts.prompt } else { &mut counts.output }
+        if position < prompt_len { &mut counts.prompt } else { &mut counts.output }
     }
 
-    fn push(&mut self, token: u32) {
-        *self.of(token, self.tokens.len()) += 1;
+    fn push(&mut self, token: u32, prompt_len: usize) {
+        *self.of(token, self.tokens.len(), prompt_len) += 1;
         self.tokens.push(token);
     }
 
-    fn pop(&mut self) {
+    fn pop(&mut self, prompt_len: usize) {
         if let Some(token) = self.tokens.pop() {
-            *self.of(token, self.tokens.len()) -= 1;
+            *self.of(token, self.tokens.len(), prompt_len) -= 1;
             if self.counts.get(&token) == Some(&Counts::default()) {
                 self.counts.remove(&token);
             }

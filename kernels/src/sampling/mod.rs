@@ -9,6 +9,8 @@ mod choose;
 mod confidence;
 mod gap;
 mod history;
+mod logprobs;
+mod mask;
 mod noise;
 mod nucleus;
 mod part;
@@ -23,6 +25,7 @@ use choose::{Best, Greedy, Noisy};
 pub use confidence::confidence;
 pub use gap::gap;
 pub use history::History;
+pub use logprobs::{LogprobRow, Logprobs, MAX_TOP_LOGPROBS, logprobs};
 use noise::Noise;
 use nucleus::Nucleus;
 pub use part::PartSampler;
@@ -50,6 +53,10 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens. Tokens beyond the vocabulary are ignored: check before.
     pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens of output that there are at least before any of `ends` is drawn.
+    pub min_tokens: u32,
+    /// Tokens that end the text. Tokens beyond the vocabulary are ignored.
+    pub ends: Vec<u32>,
     /// The request's seed: same seed, same tokens.
     pub seed: u64,
 }
@@ -66,6 +73,8 @@ impl Default for Sampling {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: Vec::new(),
+            min_tokens: 0,
+            ends: Vec::new(),
             seed: 0,
         }
     }
@@ -110,10 +119,22 @@ impl Sampling {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
+    /// Whether a token may be none of `ends`, with so many tokens of output before it.
+    #[must_use]
+    pub fn goes_on(&self, output: usize) -> bool {
+        output < self.min_tokens as usize && !self.ends.is_empty()
+    }
+
     /// Whether top-k or top-p leave tokens of such a vocabulary out.
     #[must_use]
     pub fn restricts(&self, vocabulary: usize) -> bool {
         self.top_p < 1.0 || (self.top_k > 0 && (self.top_k as usize) < vocabulary)
+    }
+
+    /// Whether tokens are cut off by what all of them are.
+    #[must_use]
+    pub fn cuts(&self, vocabulary: usize) -> bool {
+        self.temperature >= GREEDY_BELOW && (self.restricts(vocabulary) || self.min_p > 0.0)
     }
 }
 
@@ -130,6 +151,8 @@ pub struct SampleRow<'a> {
     pub history: &'a History,
     /// The tokens after those and before `position`: proposals of the same chunk.
     pub since: &'a [u32],
+    /// The tokens that may be drawn, a bit each, the lowest first; tokens beyond its end may not. None: all may.
+    pub allowed: Option<&'a [u32]>,
 }
 
 /// Draws one token for each of `rows`. Logits that are not finite are never drawn; token 0 if none is finite.
@@ -195,14 +218,21 @@ fn processed<'a>(
     row: &SampleRow<'_>,
     scratch: &'a mut Scratch,
 ) -> (&'a [f32], &'a mut Vec<(f32, u32)>) {
-    let SampleRow { position, sampling, history, since, .. } = *row;
+    let SampleRow { position, sampling, history, since, allowed, .. } = *row;
     assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
     let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
-    if !sampling.has_penalties() && sampling.logit_bias.is_empty() {
+    let goes_on = sampling.goes_on(position as usize - history.prompt_len().min(position as usize));
+    if !sampling.has_penalties() && sampling.logit_bias.is_empty() && !goes_on && allowed.is_none() {
         return (logits, candidates);
     }
     buffer.copy_from_slice(logits);
     history.adjust(sampling, since, first, buffer);
+    if goes_on {
+        mask::forbid(&sampling.ends, first, buffer);
+    }
+    if let Some(allowed) = allowed {
+        mask::only(allowed, first, buffer);
+    }
     (buffer, candidates)
 }
 

@@ -1,5 +1,6 @@
 //! The likeliest few tokens of a row, without sorting the vocabulary.
 
+use crate::isa::Supported;
 use crate::memory::View;
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::{Lane, Op};
@@ -19,22 +20,30 @@ pub fn top_tokens(lane: &Lane, logits: View<'_>, out: &mut [[u32; TOP_TOKENS]]) 
     lane.for_each(Op::TopTokens, logits.rows(), logits.cols() / 16, |r, _| {
         // SAFETY: each row is one item, done once.
         let place = unsafe { out.part(r, 1) };
-        place[0] = dispatch(isa, Top { logits: logits.row(r) });
+        let Best { mut tokens, found, .. } = likeliest(isa, logits.row(r));
+        let likeliest = tokens[0];
+        tokens[found..].fill(likeliest);
+        place[0] = tokens;
     });
 }
 
-/// The best so far, the largest first.
-struct Best {
-    logits: [f32; TOP_TOKENS],
-    tokens: [u32; TOP_TOKENS],
-    found: usize,
+/// The `N` largest logits of a row.
+pub(super) fn likeliest<const N: usize>(isa: Supported, logits: &[f32]) -> Best<N> {
+    dispatch(isa, Top { logits })
 }
 
-impl Best {
+/// The best so far, the largest first.
+pub(super) struct Best<const N: usize> {
+    pub(super) logits: [f32; N],
+    pub(super) tokens: [u32; N],
+    pub(super) found: usize,
+}
+
+impl<const N: usize> Best<N> {
     /// What a logit must be above: equal ones of later, higher tokens lose.
     #[inline(always)]
     fn bar(&self) -> f32 {
-        self.logits[TOP_TOKENS - 1]
+        self.logits[N - 1]
     }
 
     /// Tokens come in ascending order.
@@ -43,27 +52,27 @@ impl Best {
         // Not above -inf, where the bar starts: not finite.
         if logit > self.bar() && logit < f32::INFINITY {
             let at = self.logits.iter().take_while(|better| **better >= logit).count();
-            self.logits.copy_within(at..TOP_TOKENS - 1, at + 1);
-            self.tokens.copy_within(at..TOP_TOKENS - 1, at + 1);
+            self.logits.copy_within(at..N - 1, at + 1);
+            self.tokens.copy_within(at..N - 1, at + 1);
             (self.logits[at], self.tokens[at]) = (logit, token);
-            self.found = TOP_TOKENS.min(self.found + 1);
+            self.found = N.min(self.found + 1);
         }
     }
 }
 
-struct Top<'a> {
+struct Top<'a, const N: usize> {
     logits: &'a [f32],
 }
 
 /// Vectors that are looked at together: nearly always none of them has anything above the bar.
 const BLOCK: usize = 8;
 
-impl Kernel for Top<'_> {
-    type Output = [u32; TOP_TOKENS];
+impl<const N: usize> Kernel for Top<'_, N> {
+    type Output = Best<N>;
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> [u32; TOP_TOKENS] {
-        let mut best = Best { logits: [f32::NEG_INFINITY; TOP_TOKENS], tokens: [0; TOP_TOKENS], found: 0 };
+    fn run<S: Simd>(self, s: S) -> Best<N> {
+        let mut best = Best { logits: [f32::NEG_INFINITY; N], tokens: [0; N], found: 0 };
         let blocks = self.logits.chunks_exact(BLOCK * S::LANES);
         let rest = blocks.remainder();
         for (i, block) in blocks.enumerate() {
@@ -84,9 +93,7 @@ impl Kernel for Top<'_> {
         }
         let first = self.logits.len() - rest.len();
         rest.iter().zip(first as u32..).for_each(|(z, token)| best.offer(*z, token));
-        let likeliest = best.tokens[0];
-        best.tokens[best.found..].fill(likeliest);
-        best.tokens
+        best
     }
 }
 

@@ -118,6 +118,7 @@ impl Workload {
             sampling: &sampling,
             history: &history,
             since: if self.layout == Layout::Chunk { &tokens[1..=row] } else { &[] },
+            allowed: None,
         };
         let samples: Vec<SampleRow<'_>> = (0..n).map(sample).collect();
         let mut drawn = vec![0; n];

@@ -2,20 +2,30 @@
 //! config.json.
 
 mod files;
+mod header;
 #[cfg(test)]
 mod tests;
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::ops::Range;
 
-use candle_core::DType;
-use candle_core::safetensors::SliceSafetensors;
 use faser_kernels::{Source, Stored};
 
 pub(crate) use self::files::Files;
 pub use self::files::weight_files;
+use self::header::Header;
 use crate::ModelError;
 use crate::load::Tensors;
+
+/// Looks whether `file` is a safetensors file, by its header alone; returns where each tensor's bytes are.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_header(file: &[u8]) -> Result<Vec<Range<usize>>, String> {
+    let header = Header::read(file)?;
+    Ok(header.iter().map(|(_, placed)| placed.bytes.clone()).collect())
+}
 
 /// Where one tensor lies, and whether the model has asked for it.
 struct Entry {
@@ -26,7 +36,7 @@ struct Entry {
 /// All tensors of one model directory.
 pub(crate) struct Checkpoint<'a> {
     files: &'a Files,
-    headers: Vec<SliceSafetensors<'a>>,
+    headers: Vec<Header>,
     entries: HashMap<String, Entry>,
     total_bytes: u64,
 }
@@ -38,18 +48,14 @@ impl<'a> Checkpoint<'a> {
         let mut entries: HashMap<String, Entry> = HashMap::new();
         let mut total_bytes = 0;
         for (path, bytes) in &files.mapped {
-            let header = SliceSafetensors::new(bytes).map_err(|error| {
-                let problem =
-                    format!("it is no safetensors file, or a truncated one: copy it again ({error})");
-                ModelError::format(path, &problem)
-            })?;
-            for (name, view) in header.tensors() {
-                total_bytes += view.data().len() as u64;
-                if let Some(Entry { file, .. }) = entries.get(&name) {
+            let header = Header::read(bytes).map_err(|problem| ModelError::format(path, &problem))?;
+            for (name, placed) in header.iter() {
+                total_bytes += placed.bytes.len() as u64;
+                if let Some(Entry { file, .. }) = entries.get(name) {
                     let other = files.path(*file).display();
                     return Err(ModelError::format(path, &format!("tensor `{name}` is in {other} as well")));
                 }
-                entries.insert(name, Entry { file: headers.len(), taken: Cell::new(false) });
+                entries.insert(name.clone(), Entry { file: headers.len(), taken: Cell::new(false) });
             }
             headers.push(header);
         }
@@ -74,31 +80,32 @@ impl Tensors for Checkpoint<'_> {
         };
         let entry = self.entries.get(name).ok_or_else(missing)?;
         let path = self.files.path(entry.file);
-        let header = self.headers.get(entry.file).ok_or_else(missing)?;
-        let view = header.get(name).map_err(|e| ModelError::format(path, &e))?;
+        let placed = self.headers.get(entry.file).and_then(|header| header.get(name)).ok_or_else(missing)?;
+        let (_, bytes) = self.files.mapped.get(entry.file).ok_or_else(missing)?;
+        let data = bytes.get(placed.bytes.clone()).ok_or_else(missing)?;
         entry.taken.set(true);
-        if view.shape() != shape {
+        if placed.shape != shape {
             return Err(ModelError::Shape {
                 path: path.to_owned(),
                 tensor: name.to_owned(),
-                found: view.shape().to_vec(),
+                found: placed.shape.clone(),
                 expected: shape.to_vec(),
                 reason: reason.to_owned(),
             });
         }
-        let stored = match DType::try_from(view.dtype()) {
-            Ok(DType::F32) => Stored::F32,
-            Ok(DType::BF16) => Stored::Bf16,
-            Ok(DType::F16) => Stored::F16,
+        let stored = match placed.dtype.as_str() {
+            "F32" => Stored::F32,
+            "BF16" => Stored::Bf16,
+            "F16" => Stored::F16,
             _ => {
                 return Err(ModelError::TensorDtype {
                     path: path.to_owned(),
                     tensor: name.to_owned(),
-                    dtype: format!("{:?}", view.dtype()),
+                    dtype: placed.dtype.escape_debug().to_string(),
                 });
             }
         };
-        Ok(Source::File(stored, view.data()))
+        Ok(Source::File(stored, data))
     }
 
     fn finish(&self, tied: bool) -> Result<(), ModelError> {

@@ -17,12 +17,10 @@ fn byte_of_char(c: char) -> Option<u8> {
     }
 }
 
-/// Whether a token is a byte written as `<0xE2>`, the way SentencePiece falls back to bytes.
-pub(super) fn is_fallback_byte(token: &str) -> bool {
-    token
-        .strip_prefix("<0x")
-        .and_then(|rest| rest.strip_suffix('>'))
-        .is_some_and(|hex| hex.len() == 2 && u8::from_str_radix(hex, 16).is_ok())
+/// The byte of a token such as `<0xE2>`, the way SentencePiece falls back to bytes.
+pub(super) fn of_fallback_token(token: &str) -> Option<u8> {
+    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    u8::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 2)
 }
 
 #[cfg(test)]
@@ -45,9 +43,9 @@ mod tests {
 
     #[test]
     fn fallback_bytes_are_recognised() {
-        assert!(is_fallback_byte("<0xE2>"));
+        assert_eq!(of_fallback_token("<0xE2>"), Some(0xe2));
         for other in ["<0xE>", "<0xE2", "0xE2", "<0xZZ>", "<0xE22>"] {
-            assert!(!is_fallback_byte(other), "{other}");
+            assert_eq!(of_fallback_token(other), None, "{other}");
         }
     }
 }

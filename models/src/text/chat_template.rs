@@ -7,11 +7,14 @@ use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde_json::Value as Json;
 
+use super::bounded::{self, Bounded};
 use super::{clock, python_json};
 use crate::ModelError;
 use crate::config::Keys;
 
 const NAME: &str = "chat";
+/// A template is a page or two of text.
+const MOST_BYTES: usize = 1 << 20;
 
 /// A model's chat template with its start and end token.
 pub struct ChatTemplate {
@@ -39,6 +42,19 @@ impl ChatTemplate {
             (dir.join("tokenizer_config.json"), keys.as_ref().map_or(Ok(None), template_in)?)
         };
         let source = source.ok_or_else(|| ModelError::NoChatTemplate { path: dir.to_owned() })?;
+        ChatTemplate::of(path, source, [bos_token, eos_token])
+    }
+
+    /// A template from its source; `path` is named in errors, `tokens` start and end a text.
+    ///
+    /// # Errors
+    /// [`ModelError::ChatTemplate`] if it is not valid Jinja, or absurdly long.
+    pub fn of(path: PathBuf, source: String, tokens: [String; 2]) -> Result<ChatTemplate, ModelError> {
+        if source.len() > MOST_BYTES {
+            let problem = format!("it is longer than {MOST_BYTES} bytes");
+            return Err(ModelError::ChatTemplate { path, problem });
+        }
+        let [bos_token, eos_token] = tokens;
         let mut environment = environment();
         match environment.add_template_owned(NAME, source) {
             Ok(()) => Ok(ChatTemplate { environment, path, bos_token, eos_token }),
@@ -50,19 +66,29 @@ impl ChatTemplate {
     /// the assistant's turn. The text has its special tokens in it: encode it with `add_special = false`.
     ///
     /// # Errors
-    /// [`ModelError::ChatTemplate`] with the template's own words when it refuses the messages.
+    /// [`ModelError::ChatTemplate`] with the template's own words when it refuses the messages, and when it takes far more steps or
+    /// writes far more than messages of this kind need.
     pub fn render(&self, messages: &Json, add_generation_prompt: bool) -> Result<String, ModelError> {
-        let template = self.environment.get_template(NAME);
-        let rendered = template.and_then(|template| {
-            template.render(context! {
+        let (count, bytes) = (messages.as_array().map_or(0, Vec::len), bytes_of(messages));
+        let mut text = Bounded::new(count, bytes);
+        // Cheap: templates and functions in it are shared. Fuel belongs to the environment, not to a rendering.
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(bounded::fuel(count)));
+        let rendered = environment.get_template(NAME).and_then(|template| {
+            let variables = context! {
                 messages => Value::from_serialize(messages),
                 add_generation_prompt,
                 bos_token => self.bos_token,
                 eos_token => self.eos_token,
-            })
+            };
+            template.render_captured_to(variables, &mut text).map(|_| ())
         });
-        rendered
-            .map_err(|error| ModelError::ChatTemplate { path: self.path.clone(), problem: describe(&error) })
+        match rendered {
+            Ok(()) => Ok(text.finish()),
+            Err(error) => {
+                Err(ModelError::ChatTemplate { path: self.path.clone(), problem: describe(&error) })
+            }
+        }
     }
 }
 
@@ -77,7 +103,7 @@ fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    bounded::guard(&mut environment);
     environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -119,8 +145,22 @@ fn special_token(keys: &Keys, key: &str) -> Result<String, ModelError> {
     token.map(str::to_owned).ok_or_else(|| keys.error(key, "must be a string or an object with `content`"))
 }
 
+/// Bytes of all strings in it.
+fn bytes_of(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(items) => items.iter().map(bytes_of).sum(),
+        Json::Object(map) => map.iter().map(|(key, value)| key.len() + bytes_of(value)).sum(),
+        _ => 8,
+    }
+}
+
 fn describe(error: &minijinja::Error) -> String {
     match error.kind() {
+        ErrorKind::OutOfFuel => "it takes too many steps for so few messages".to_owned(),
+        ErrorKind::WriteFailure => {
+            std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+        }
         // What raise_exception says is meant for the reader.
         ErrorKind::InvalidOperation => error.detail().unwrap_or("it refused the messages").to_owned(),
         _ => error.to_string(),

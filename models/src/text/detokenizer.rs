@@ -27,6 +27,12 @@ impl Detokenizer {
         Detokenizer { tokenizer, partial: Vec::new(), window: Vec::new(), shown: 0 }
     }
 
+    /// A stream of the same tokenizer without tokens.
+    #[must_use]
+    pub fn again(&self) -> Detokenizer {
+        Detokenizer::new(Arc::clone(&self.tokenizer))
+    }
+
     /// Takes the next token; returns text that is ready to be shown, if there is any.
     pub fn push(&mut self, id: u32) -> Option<String> {
         let text = match self.tokenizer.piece(id) {

@@ -1,9 +1,11 @@
 //! Text on both sides of the model: tokenizer, incremental detokenizer, chat template.
 
+mod bounded;
 mod bytes;
 mod chat_template;
 mod clock;
 mod detokenizer;
+mod grammar;
 mod python_json;
 #[cfg(test)]
 mod tests;
@@ -11,4 +13,5 @@ mod tokenizer;
 
 pub use self::chat_template::ChatTemplate;
 pub use self::detokenizer::Detokenizer;
+pub use self::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask};
 pub use self::tokenizer::Tokenizer;

@@ -200,6 +200,60 @@ fn a_wrong_template_names_its_file() {
     assert!(token.render().unwrap_err().to_string().contains("`bos_token`"));
 }
 
+#[test]
+fn templates_that_take_or_write_too_much_are_stopped() {
+    let render = |source: &str| {
+        let template = ChatTemplate::of("bomb".into(), source.to_owned(), Default::default())?;
+        template.render(&json!([{"role": "user", "content": "hi"}]), false)
+    };
+    let many = "{% for a in range(9999) %}";
+    let far = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    for (source, part) in [
+        (far, "too many steps"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        (&format!("{many}{{{{ 'x' * 1000 }}}}{{% endfor %}}"), "writes more than"),
+        ("{{ 'x' * 100000000 }}", "writes more than"),
+        ("{{ 'x' * 9999999999 }}", "too large"),
+        ("{{ 'a\nb' | indent(18446744073709551615) }}", "too much"),
+        ("{{ 'a\nb' | indent(width=99999999999) }}", "too much"),
+        ("{{ [1] | batch(99999999999) | list }}", "too much"),
+        ("{{ [1] | slice(99999999999) | list }}", "too much"),
+        ("{{ '%99999999999d' | format(1) }}", "no number above"),
+        ("{{ '%.99999999999f' | format(1) }}", "no number above"),
+        ("{{ '%*d' | format(99999999, 1) }}", "no number above"),
+        ("{{ '{:>99999999999}'.format('x') }}", "no number above"),
+        ("{{ messages | tojson(indent=99999999999) }}{{ range(99999999999) }}", "too many elements"),
+        ("{% include 'other' %}", "other"),
+        ("{{ debug() }}", "debug"),
+        (&"{% if x %}".repeat(5000), "template"),
+        (&"(".repeat(200_000), ""),
+        (&format!("{{{{ {} }}}}", "(".repeat(200_000)), ""),
+    ] {
+        if let Ok(text) = render(source) {
+            assert!(part.is_empty() && text.len() <= 200_000, "{source:.80}: {} bytes", text.len());
+            continue;
+        }
+        let message = render(source).unwrap_err().to_string();
+        assert!(message.contains(part), "{source:.80}: {message:.300}");
+    }
+    let long = ChatTemplate::of("long".into(), "x".repeat(2 << 20), Default::default());
+    assert!(long.unwrap_err().to_string().contains("longer than"));
+}
+
+#[test]
+fn what_templates_do_every_day_is_within_the_bounds() {
+    let source = "{% for message in messages %}{{ message.content | indent(4) }}{{ '%5.1f' | format(1.5) }}\
+                  {{ '{:>4}'.format('x') }}{% for row in [1, 2, 3] | batch(2) %}{{ row | length }}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::of("day".into(), source.to_owned(), Default::default()).unwrap();
+    let one = json!([{"role": "user", "content": "a\nb"}]);
+    assert_eq!(template.render(&one, false).unwrap(), "a\n    b  1.5   x21");
+    let many: Vec<Value> =
+        (0..4096).map(|_| json!({"role": "user", "content": "\u{1}".repeat(900)})).collect();
+    let json = ChatTemplate::of("json".into(), "{{ messages | tojson }}".to_owned(), Default::default());
+    assert!(json.unwrap().render(&Value::from(many.clone()), true).is_ok());
+    assert!(template.render(&Value::from(many), true).is_ok());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 

@@ -55,7 +55,11 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    pub(super) fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
+    /// Reads a `tokenizer.json`; `path` is named in errors.
+    ///
+    /// # Errors
+    /// It is no tokenizer, or one whose text cannot be streamed.
+    pub fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| ModelError::format(path, &e))?;
         // A prompt must never be cut or filled up silently.
         inner.with_truncation(None).map_err(|e| ModelError::format(path, &e))?;
@@ -127,6 +131,36 @@ impl Tokenizer {
         }
     }
 
+    /// What a token stands for, by itself: bytes that need not be UTF-8. A special token stands for its name, an id without a token for
+    /// nothing.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let (inner, byte_level) = match &self.kind {
+            Kind::Synthetic => return self.synthetic_bytes(id),
+            Kind::Hf { inner, byte_level } => (inner, *byte_level),
+        };
+        let Some(token) = inner.id_to_token(id) else { return Vec::new() };
+        if inner.get_added_vocabulary().is_special_token(&token) {
+            token.into_bytes()
+        } else if byte_level {
+            bytes::of_byte_level_token(&token)
+        } else if let Some(byte) = bytes::of_fallback_token(&token) {
+            vec![byte]
+        } else {
+            // SentencePiece writes spaces in this way.
+            token.replace('\u{2581}', " ").into_bytes()
+        }
+    }
+
+    /// Whether a token is one of the tokenizer's own marks rather than text.
+    pub fn is_special(&self, id: u32) -> bool {
+        match &self.kind {
+            Kind::Synthetic => false,
+            Kind::Hf { inner, .. } => inner
+                .id_to_token(id)
+                .is_some_and(|token| inner.get_added_vocabulary().is_special_token(&token)),
+        }
+    }
+
     pub(super) fn piece(&self, id: u32) -> Piece {
         let (inner, byte_level) = match &self.kind {
             Kind::Synthetic => return Piece::Bytes(self.synthetic_bytes(id)),
@@ -137,7 +171,7 @@ impl Tokenizer {
             Piece::Nothing
         } else if byte_level {
             Piece::Bytes(bytes::of_byte_level_token(&token))
-        } else if bytes::is_fallback_byte(&token) {
+        } else if bytes::of_fallback_token(&token).is_some() {
             Piece::FallbackByte
         } else {
             Piece::Contextual

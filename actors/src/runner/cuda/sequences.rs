@@ -8,6 +8,8 @@ use faser_kernels::Sampling;
 use faser_kernels::cuda::{CudaError, Ptr, Sampler};
 use faser_models::cuda::{Bias, CudaPasses, HistoryChange, PenaltySlot};
 
+use crate::lane_request::LaneRequest;
+
 /// A sequence. Its tokens are kept only if it has penalties.
 pub(super) struct CudaSequence {
     pub(super) sampling: Arc<Sampling>,
@@ -37,20 +39,21 @@ pub(super) struct CudaSequences {
 }
 
 impl CudaSequences {
-    /// Carries out a plan's `retire`, then its `admit`; `sampling` holds one entry per admission.
+    /// Carries out a plan's `retire`, then its `admit`; `requests` holds one entry per admission.
     pub(super) fn update(
         &mut self,
         passes: &mut CudaPasses,
         retire: &[SeqId],
         admit: &[Admission],
-        sampling: &[Arc<Sampling>],
+        requests: &[Arc<LaneRequest>],
     ) -> Result<(), CudaError> {
         for seq in retire {
             let gone = self.all.remove(seq);
             gone.and_then(|sequence| sequence.slot).into_iter().for_each(|slot| passes.give_slot(slot));
         }
-        assert_eq!(admit.len(), sampling.len(), "one sampling per admission");
-        for (admission, sampling) in admit.iter().zip(sampling) {
+        assert_eq!(admit.len(), requests.len(), "one request per admission");
+        for (admission, request) in admit.iter().zip(requests) {
+            let sampling = &request.sampling;
             let (biased, counts) = (!sampling.logit_bias.is_empty(), sampling.has_penalties());
             let slot = (biased || counts).then(|| passes.take_slot()).transpose()?;
             let bias = match &slot {

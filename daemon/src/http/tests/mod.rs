@@ -24,9 +24,12 @@ async fn daemon(more: &str) -> (web::Data<App>, Arc<Served>) {
 }
 
 async fn daemon_with(more: &str, template: Option<ChatTemplate>) -> (web::Data<App>, Arc<Served>) {
-    let text = format!(
-        "model: {{name: pair, synthetic: {{preset: tiny}}}}\nserver: {{max_body_bytes: 64KiB}}\n{more}"
-    );
+    let pair = "model: {name: pair, synthetic: {preset: tiny}}\nserver: {max_body_bytes: 64KiB}\n";
+    daemon_of(&format!("{pair}{more}"), template).await
+}
+
+async fn daemon_of(yaml: &str, template: Option<ChatTemplate>) -> (web::Data<App>, Arc<Served>) {
+    let text = yaml.to_owned();
     let document = Document::parse(Path::new("test.yaml"), text).unwrap();
     let config = Config::from_document(&document).unwrap();
     let mut loaded = crate::load::load(&config, &mut |_, _| {}).unwrap();
@@ -34,7 +37,7 @@ async fn daemon_with(more: &str, template: Option<ChatTemplate>) -> (web::Data<A
         loaded.template = Ok(template);
     }
     let served = Arc::new(loaded.start().await.unwrap());
-    let app = web::Data::new(App::new(config.server, crate::metrics::install().unwrap()));
+    let app = web::Data::new(App::new(config.server, Arc::default(), crate::metrics::install().unwrap()));
     app.serve(Arc::clone(&served));
     (app, served)
 }
@@ -45,6 +48,7 @@ macro_rules! client {
         init_service(
             actix_web::App::new()
                 .app_data($app.clone())
+                .wrap(from_fn(crate::http::authorize))
                 .wrap(from_fn(crate::http::observe))
                 .configure(crate::http::routes),
         )
@@ -99,6 +103,13 @@ async fn idle(served: &Served) {
     panic!("sequences are left: {:?}", served.service.view());
 }
 
+/// Waits until a sequence runs.
+async fn runs(served: &Served) {
+    while served.service.view().running == 0 {
+        actix_web::rt::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// The chunks of a response's body.
 fn body_chunks<B: MessageBody + 'static>(
     response: ServiceResponse<B>,
@@ -110,8 +121,12 @@ fn body_chunks<B: MessageBody + 'static>(
     })
 }
 
+mod access;
 mod answers;
+mod fields;
+mod forms;
 mod life;
 mod refusals;
 mod router;
+mod scoring;
 mod trace;

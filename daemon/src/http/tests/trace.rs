@@ -6,7 +6,7 @@ use super::*;
 async fn debuggable() -> (web::Data<App>, Arc<Served>) {
     let (app, served) = daemon("speculation: {policy: 'fixed:3'}\n").await;
     let limits = crate::config::ServerConfig { debug: true, ..app.limits.clone() };
-    let app = web::Data::new(App::new(limits, crate::metrics::install().unwrap()));
+    let app = web::Data::new(App::new(limits, Arc::default(), crate::metrics::install().unwrap()));
     app.serve(Arc::clone(&served));
     (app, served)
 }

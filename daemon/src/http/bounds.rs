@@ -1,0 +1,43 @@
+//! What a request is measured against, so that it can be read without a model at hand.
+
+use super::errors::ApiError;
+use crate::app::{App, Served};
+use crate::fields::Fields;
+
+/// Bounds of the model and of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds<'a> {
+    /// What clients call the model.
+    pub name: &'a str,
+    /// Token ids are below this.
+    pub vocab: usize,
+    /// Tokens of a sequence, prompt and output together.
+    pub max_context: usize,
+    /// Prompts of a request.
+    pub max_prompts: usize,
+    /// Bytes of a body, and so the most that a list can have.
+    pub max_body_bytes: usize,
+}
+
+impl<'a> Bounds<'a> {
+    pub(super) fn of(app: &App, served: &'a Served) -> Bounds<'a> {
+        Bounds {
+            name: &served.name,
+            vocab: served.vocab,
+            max_context: served.max_context,
+            max_prompts: app.limits.max_prompts_per_request,
+            max_body_bytes: app.limits.max_body_bytes,
+        }
+    }
+
+    /// Reads `model`, which may be left out.
+    ///
+    /// # Errors
+    /// It names another model.
+    pub(super) fn check_name(&self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
+        match fields.text("model")? {
+            Some(name) if name != self.name => Err(ApiError::unknown_model(name, self.name)),
+            _ => Ok(()),
+        }
+    }
+}

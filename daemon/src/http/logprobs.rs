@@ -1,0 +1,89 @@
+//! Log-probabilities as the API has them: lists beside one another for completions, a list of objects for chats.
+
+use std::sync::Arc;
+
+use faser_actors::Logprobs;
+use faser_engine::TokenId;
+use faser_models::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use super::shapes::Shape;
+use crate::sequence::Told;
+
+/// What stands for a probability of 0: JSON has no infinity.
+const IMPOSSIBLE: f32 = -9999.0;
+
+/// How one answer shows them.
+pub(super) struct LogprobShape {
+    pub(super) shape: Shape,
+    /// Tokens are shown as `token_id:N`.
+    pub(super) as_ids: bool,
+    pub(super) tokenizer: Arc<Tokenizer>,
+}
+
+impl LogprobShape {
+    /// Of some tokens of a choice; null if nothing is told.
+    pub(super) fn of(&self, told: &[Told]) -> Value {
+        match self.shape {
+            _ if told.is_empty() => Value::Null,
+            Shape::Completion => self.lists(told),
+            Shape::Chat => {
+                let content: Vec<Value> = told.iter().filter_map(|told| self.object(told)).collect();
+                json!({"content": content, "refusal": null})
+            }
+        }
+    }
+
+    fn lists(&self, told: &[Told]) -> Value {
+        let tops = told.iter().map(|told| match &told.logprobs {
+            None => Value::Null,
+            // The token itself is always among them.
+            Some(Logprobs { token, logprob, top }) => {
+                let all = top.iter().copied().chain([(*token, *logprob)]);
+                Value::Object(all.map(|(id, value)| (self.key(id), number(value))).collect::<Map<_, _>>())
+            }
+        });
+        json!({
+            "tokens": told.iter().map(|told| self.key(told.token)).collect::<Vec<_>>(),
+            "token_logprobs": told.iter().map(own).collect::<Vec<_>>(),
+            "top_logprobs": tops.collect::<Vec<_>>(),
+            "text_offset": told.iter().map(|told| told.offset).collect::<Vec<_>>(),
+        })
+    }
+
+    fn object(&self, told: &Told) -> Option<Value> {
+        let Logprobs { token, logprob, top } = told.logprobs.as_ref()?;
+        let one = |id: TokenId, value: f32| {
+            let bytes = self.tokenizer.token_bytes(id);
+            json!({"token": self.text(id, &bytes), "logprob": number(value), "bytes": bytes})
+        };
+        let mut object = one(*token, *logprob);
+        object["top_logprobs"] = top.iter().map(|(id, value)| one(*id, *value)).collect();
+        Some(object)
+    }
+
+    fn text(&self, id: TokenId, bytes: &[u8]) -> String {
+        if self.as_ids { format!("token_id:{id}") } else { String::from_utf8_lossy(bytes).into_owned() }
+    }
+
+    /// As [`LogprobShape::text`], but different tokens that are no text stay different, as they are keys.
+    fn key(&self, id: TokenId) -> String {
+        let bytes = self.tokenizer.token_bytes(id);
+        match String::from_utf8(bytes) {
+            Ok(text) if !self.as_ids => text,
+            Err(error) if !self.as_ids => {
+                let hex: String = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}")).collect();
+                format!("bytes:{hex}")
+            }
+            _ => format!("token_id:{id}"),
+        }
+    }
+}
+
+fn own(told: &Told) -> Value {
+    told.logprobs.as_ref().map_or(Value::Null, |logprobs| number(logprobs.logprob))
+}
+
+fn number(logprob: f32) -> Value {
+    json!(logprob.max(IMPOSSIBLE))
+}

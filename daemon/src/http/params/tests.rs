@@ -1,0 +1,175 @@
+//! What a request may ask for, and what is refused by name.
+
+use super::*;
+
+fn read(body: &Value) -> Result<Parameters, FieldError> {
+    read_as(body, Shape::Completion)
+}
+
+fn read_as(body: &Value, shape: Shape) -> Result<Parameters, FieldError> {
+    let mut fields = Fields::new("", body)?;
+    let read = parameters(&mut fields, 1000, shape, false)?;
+    fields.finish()?;
+    Ok(read)
+}
+
+#[test]
+fn absent_fields_take_the_defaults_of_the_openai_api() {
+    let read = read(&json!({})).unwrap();
+    let wanted = Parameters {
+        sampling: Sampling { seed: read.sampling.seed, ..Sampling::default() },
+        ..Parameters::default()
+    };
+    assert_eq!(read, wanted);
+    assert_eq!(read.sampling.temperature, 1.0);
+}
+
+#[test]
+fn every_field_arrives() {
+    let read = read(&json!({
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1,
+        "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5}, "seed": -1,
+        "max_completion_tokens": 12, "stop": ["a", "b"], "stop_token_ids": [5], "ignore_eos": true,
+        "speculation": {"k_max": 0}, "stream": true, "stream_options": {"include_usage": true}, "user": "me",
+        "n": 3, "best_of": 3, "logprobs": 5, "min_tokens": 4, "include_stop_str_in_output": true, "return_tokens_as_token_ids": true,
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "parts"}]},
+    }))
+    .unwrap();
+    let sampling = Sampling {
+        temperature: 0.5,
+        top_k: 40,
+        top_p: 0.9,
+        min_p: 0.05,
+        repetition_penalty: 1.1,
+        presence_penalty: -1.0,
+        frequency_penalty: 2.0,
+        logit_bias: vec![(3, 1.5), (7, -100.0)],
+        seed: u64::MAX,
+        ..Sampling::default()
+    };
+    let wanted = Parameters {
+        sampling,
+        max_new_tokens: Some(12),
+        stop: vec!["a".into(), "b".into()],
+        stop_tokens: vec![5],
+        ignore_eos: true,
+        prediction: Some("two\nparts".to_owned()),
+        k_max: Some(0),
+        stream: true,
+        include_usage: true,
+        n: Choices(3),
+        format: None,
+        logprobs: Some(5),
+        tokens_as_ids: true,
+        min_tokens: 4,
+        include_stop: true,
+    };
+    assert_eq!(read, wanted);
+}
+
+#[test]
+fn what_means_nothing_is_taken() {
+    for body in [
+        json!({"n": 1, "best_of": 1, "logprobs": null, "top_logprobs": 0, "response_format": {"type": "text"}}),
+        json!({"top_k": -1, "stop": null, "seed": null, "temperature": null, "max_tokens": 3, "max_completion_tokens": 3}),
+        json!({"logprobs": false, "stop": "x", "stream": false, "service_tier": "auto", "store": false, "metadata": {}}),
+    ] {
+        assert!(read(&body).is_ok(), "{body}: {:?}", read(&body));
+    }
+}
+
+#[test]
+fn everything_else_is_refused_by_name() {
+    for (body, path, fault) in [
+        (json!({"temperature": 2.1}), "temperature", Fault::Value),
+        (json!({"temperature": -0.1}), "temperature", Fault::Value),
+        (json!({"temperature": "hot"}), "temperature", Fault::Type),
+        (json!({"top_p": 0}), "top_p", Fault::Value),
+        (json!({"top_p": 1.01}), "top_p", Fault::Value),
+        (json!({"top_k": -2}), "top_k", Fault::Value),
+        (json!({"min_p": 1.5}), "min_p", Fault::Value),
+        (json!({"repetition_penalty": 0}), "repetition_penalty", Fault::Value),
+        (json!({"presence_penalty": 2.5}), "presence_penalty", Fault::Value),
+        (json!({"logit_bias": [1]}), "logit_bias", Fault::Type),
+        (json!({"logit_bias": {"1000": 1}}), "logit_bias", Fault::Value),
+        (json!({"logit_bias": {"x": 1}}), "logit_bias", Fault::Value),
+        (json!({"logit_bias": {"1": 101}}), "logit_bias.1", Fault::Value),
+        (json!({"logit_bias": {"1": 1, "01": 1}}), "logit_bias", Fault::Value),
+        (json!({"seed": 1.5}), "seed", Fault::Type),
+        (json!({"max_tokens": 0}), "max_tokens", Fault::Value),
+        (json!({"max_tokens": -1}), "max_tokens", Fault::Value),
+        (json!({"max_tokens": 1, "max_completion_tokens": 2}), "max_completion_tokens", Fault::Value),
+        (json!({"stop": ""}), "stop", Fault::Value),
+        (json!({"stop": [1]}), "stop", Fault::Type),
+        (json!({"stop": vec!["x"; 17]}), "stop", Fault::Value),
+        (json!({"stop_token_ids": [1000]}), "stop_token_ids[0]", Fault::Value),
+        (json!({"speculation": {"k_max": 17}}), "speculation.k_max", Fault::Value),
+        (json!({"speculation": {"kmax": 1}}), "speculation.kmax", Fault::Unknown),
+        (json!({"speculation": 4}), "speculation", Fault::Type),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options", Fault::Value),
+        (json!({"n": 0}), "n", Fault::Value),
+        (json!({"n": 17}), "n", Fault::Value),
+        (json!({"n": 2, "best_of": 4}), "best_of", Fault::Unsupported),
+        (json!({"min_tokens": 3, "max_tokens": 2}), "min_tokens", Fault::Value),
+        (json!({"prompt_logprobs": 1}), "prompt_logprobs", Fault::Unsupported),
+        (json!({"best_of": 3}), "best_of", Fault::Unsupported),
+        (json!({"logprobs": 21}), "logprobs", Fault::Value),
+        (json!({"logprobs": true}), "logprobs", Fault::Type),
+        (json!({"top_logprobs": 3}), "top_logprobs", Fault::Unsupported),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type", Fault::Value),
+        (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos", Fault::Value),
+        (json!({"guided_regex": "a", "min_tokens": 1}), "min_tokens", Fault::Value),
+        (json!({"prediction": "text"}), "prediction", Fault::Type),
+        (json!({"prediction": {"content": "text"}}), "prediction.type", Fault::Missing),
+        (json!({"prediction": {"type": "content"}}), "prediction.content", Fault::Missing),
+        (
+            json!({"prediction": {"type": "content", "content": "x", "more": 1}}),
+            "prediction.more",
+            Fault::Unknown,
+        ),
+        (json!({"temprature": 1}), "temprature", Fault::Unknown),
+    ] {
+        let err = read(&body).expect_err("this has to be refused");
+        assert_eq!((err.path.as_str(), err.fault), (path, fault), "{body}: {err}");
+    }
+}
+
+#[test]
+fn chats_ask_for_log_probabilities_by_a_flag() {
+    for (body, wanted) in [
+        (json!({"logprobs": true}), Some(0)),
+        (json!({"logprobs": true, "top_logprobs": 20}), Some(20)),
+        (json!({"logprobs": false, "top_logprobs": 0}), None),
+        (json!({}), None),
+    ] {
+        assert_eq!(read_as(&body, Shape::Chat).map(|read| read.logprobs), Ok(wanted), "{body}");
+    }
+    for (body, path) in [
+        (json!({"top_logprobs": 3}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"logprobs": 3}), "logprobs"),
+    ] {
+        let refused = read_as(&body, Shape::Chat).expect_err("this has to be refused");
+        assert_eq!(refused.path, path, "{body}: {refused}");
+    }
+}
+
+#[test]
+fn each_choice_has_a_seed_of_its_own_and_the_first_that_of_the_request() {
+    let read = read(&json!({"seed": 7, "n": 16})).unwrap();
+    let seeds: Vec<u64> = (0..16).map(|number| read.sampling_of(number).seed).collect();
+    assert_eq!(seeds[0], 7);
+    let mut apart = seeds.clone();
+    apart.sort_unstable();
+    apart.dedup();
+    assert_eq!(apart.len(), 16);
+    assert_eq!(seeds[3], read.sampling_of(3).seed);
+}
+
+#[test]
+fn no_token_at_all_may_be_asked_for_where_the_prompt_is_repeated() {
+    let body = json!({"max_tokens": 0});
+    let mut fields = Fields::new("", &body).unwrap();
+    let read = parameters(&mut fields, 1000, Shape::Completion, true).unwrap();
+    assert_eq!(read.max_new_tokens, Some(0));
+}

@@ -1,0 +1,298 @@
+//! Copied proposals: what the sequence's own text, or the client's prediction of it, says comes next. They cost no draft step.
+//!
+//! A cursor stands behind the last token's likeness in the text it copies from, and moves on with every token that agrees.
+//! When one does not, the place is looked for again: in a prediction close to where it was left, so that an edit of a few
+//! tokens costs a few tokens; in the sequence's own text behind the last occurrence of its last [`GRAM`] tokens (prompt
+//! lookup). How far tokens agreed before is the confidence, calibrated as a draft's is.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::api::TokenId;
+use crate::engine::Engine;
+use crate::proposals::Proposal;
+use crate::sequence::Sequence;
+use crate::survival::{AcceptanceTable, CONFIDENCE_BINS, PerSource, Source, confidence_bin};
+
+/// Tokens that have to agree for a place to be found anywhere in a text.
+const GRAM: usize = 3;
+/// Tokens of a prediction, from where it was left on, among which two that agree are enough.
+const NEAR: usize = 64;
+/// And one.
+const VERY_NEAR: usize = 8;
+/// What a prediction's beginning is worth, in tokens that agreed.
+const PROMISED: usize = 4;
+/// Agreement beyond this is not told apart.
+const LONGEST: usize = CONFIDENCE_BINS - 1;
+/// Part of a drafted proposal's acceptance that is enough for one that costs no draft step.
+const WORTH_COPYING: f32 = 0.9;
+
+type Gram = [TokenId; GRAM];
+
+/// Where one sequence's next tokens can be copied from.
+#[derive(Debug)]
+pub(crate) struct Lookup {
+    prediction: Arc<[TokenId]>,
+    /// The place behind the first occurrence in the prediction.
+    predicted: FxHashMap<Gram, u32>,
+    /// The place behind the last occurrence in the sequence's own text.
+    seen: FxHashMap<Gram, u32>,
+    prompt_len: usize,
+    /// Tokens of the sequence that have been followed.
+    followed: usize,
+    cursor: Option<Cursor>,
+    left: Option<Left>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cursor {
+    source: Source,
+    /// Place of the token that comes next, if it is right.
+    next: usize,
+    /// Tokens before it that agreed, up to [`LONGEST`].
+    matched: usize,
+}
+
+/// Where the prediction was left.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    place: usize,
+    /// Tokens since.
+    since: usize,
+}
+
+impl Lookup {
+    /// Of a sequence whose first `prompt_len` tokens are its prompt.
+    pub(crate) fn new(prediction: Arc<[TokenId]>, prompt_len: usize) -> Lookup {
+        let mut predicted = FxHashMap::default();
+        for (place, gram) in (GRAM as u32..).zip(prediction.windows(GRAM)) {
+            predicted.entry([gram[0], gram[1], gram[2]]).or_insert(place);
+        }
+        let (seen, cursor) = (FxHashMap::default(), None);
+        Lookup { prediction, predicted, seen, prompt_len, followed: 0, cursor, left: None }
+    }
+
+    /// Takes in the tokens that are new.
+    fn follow(&mut self, tokens: &[TokenId]) {
+        while self.followed < tokens.len() {
+            self.followed += 1;
+            let known = &tokens[..self.followed];
+            if self.followed >= self.prompt_len {
+                self.step(known);
+            }
+            if let Some(gram) = known.last_chunk::<GRAM>() {
+                self.seen.insert(*gram, self.followed as u32);
+            }
+        }
+    }
+
+    /// Moves the cursor over the last of `known`.
+    fn step(&mut self, known: &[TokenId]) {
+        if self.followed == self.prompt_len && !self.prediction.is_empty() {
+            self.cursor = Some(Cursor { source: Source::Prediction, next: 0, matched: PROMISED });
+            return;
+        }
+        let kept = self.cursor.filter(|cursor| self.at(known, cursor.next, cursor.source) == known.last());
+        let kept = kept.map(|Cursor { source, next, matched }| Cursor {
+            source,
+            next: next + 1,
+            matched: (matched + 1).min(LONGEST),
+        });
+        if let Some(Cursor { source: Source::Prediction, matched, .. }) = kept {
+            // One token may agree by chance.
+            self.left = self.left.filter(|_| matched < 2);
+            self.cursor = kept;
+            return;
+        }
+        if let Some(Cursor { source: Source::Prediction, next, .. }) = self.cursor {
+            self.left.get_or_insert(Left { place: next, since: 0 });
+        }
+        if let Some(left) = &mut self.left {
+            left.since += 1;
+        }
+        let copied = |cursor: &Cursor| cursor.source == Source::Text && cursor.matched >= GRAM;
+        self.cursor = self
+            .returned(known)
+            .or(kept)
+            .or_else(|| self.found(known, &self.predicted, Source::Prediction))
+            .or_else(|| self.found(known, &self.seen, Source::Text).filter(copied))
+            .or_else(|| self.replaced());
+    }
+
+    /// The place in the prediction near where it was left, if the text has come back to it.
+    fn returned(&self, known: &[TokenId]) -> Option<Cursor> {
+        let from = self.left?.place;
+        let last = *known.last()?;
+        let at = |next, matched| Cursor { source: Source::Prediction, next, matched };
+        let near = self.prediction.get(from..(from + NEAR).min(self.prediction.len()))?;
+        if let [.., before, _] = *known
+            && let Some(place) = near.windows(2).position(|pair| *pair == [before, last])
+        {
+            return Some(at(from + place + 2, 2));
+        }
+        let place = near.iter().take(VERY_NEAR).position(|token| *token == last)?;
+        Some(at(from + place + 1, 1))
+    }
+
+    /// The place behind the same last tokens, anywhere in a text.
+    fn found(&self, known: &[TokenId], places: &FxHashMap<Gram, u32>, source: Source) -> Option<Cursor> {
+        let next = *places.get(known.last_chunk::<GRAM>()?)? as usize;
+        let matched = (0..LONGEST.min(next)).take_while(|back| {
+            let own = known.len().checked_sub(back + 1).map(|place| &known[place]);
+            own.is_some() && self.at(known, next - 1 - back, source) == own
+        });
+        Some(Cursor { source, next, matched: matched.count() })
+    }
+
+    /// A guess: as many tokens were replaced as have come since.
+    fn replaced(&self) -> Option<Cursor> {
+        let Left { place, since } = self.left?;
+        Some(Cursor { source: Source::Prediction, next: place + since, matched: 0 })
+            .filter(|_| since < VERY_NEAR)
+    }
+
+    fn at<'a>(&'a self, known: &'a [TokenId], place: usize, source: Source) -> Option<&'a TokenId> {
+        match source {
+            Source::Prediction => self.prediction.get(place),
+            Source::Text => known.get(place),
+            Source::Draft => None,
+        }
+    }
+
+    /// What comes next by the cursor, with the confidence in each, likeliest path only; `tokens` have been followed.
+    fn offer(&self, tokens: &[TokenId], most: usize, offered: &mut Vec<(TokenId, f32)>) -> Source {
+        offered.clear();
+        let Some(Cursor { source, next, matched }) = self.cursor else { return Source::Text };
+        for i in 0..most {
+            let place = next + i;
+            let token = match self.at(tokens, place, source) {
+                Some(token) => *token,
+                // A text that repeats itself goes on doing so.
+                None if source == Source::Text && place >= tokens.len() => {
+                    match offered.get(place - tokens.len()) {
+                        Some((token, _)) => *token,
+                        None => break,
+                    }
+                }
+                None => break,
+            };
+            offered.push((token, ((matched + i).min(LONGEST) as f32 + 0.5) / CONFIDENCE_BINS as f32));
+        }
+        source
+    }
+}
+
+impl Engine {
+    /// Are proposals copied?
+    pub(crate) fn copies(&self) -> bool {
+        self.tuning.mechanisms.lookup && self.tuning.policy.needs_costs()
+    }
+
+    /// Gives every sequence that decodes what can be copied for it.
+    pub(crate) fn copy_proposals(&mut self) {
+        if !self.copies() {
+            return;
+        }
+        let tables = self.calibrations.tables();
+        let drafts = self.config.draft_blocks > 0;
+        for seq in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.copy(&tables, drafts, &mut self.scratch.offered);
+            }
+        }
+    }
+}
+
+impl Sequence {
+    /// Appends proposals that can be copied, as far as they are likelier to be accepted than `drafts`, if there are any.
+    fn copy(&mut self, tables: &PerSource<AcceptanceTable>, drafts: bool, offered: &mut Vec<(TokenId, f32)>) {
+        let useful = self.useful_proposals();
+        let Some(lookup) = &mut self.lookup else { return };
+        if useful == 0 || self.draft_out.is_some() {
+            return;
+        }
+        lookup.follow(&self.tokens);
+        let source = lookup.offer(&self.tokens, useful, offered);
+        let there = self.proposals.iter().map(|proposal| proposal.token);
+        if !there.eq(offered.iter().map(|(token, _)| *token).take(self.proposals.len())) {
+            return;
+        }
+        let level = self.levels[source];
+        let floor = if drafts { WORTH_COPYING * self.levels[Source::Draft].typical() } else { 0.0 };
+        for &(token, confidence) in offered.iter().skip(self.proposals.len()) {
+            let calibrated = tables[source][confidence_bin(confidence)];
+            let acceptance = level.acceptance(calibrated);
+            if acceptance < floor {
+                break;
+            }
+            self.proposals.push_back(Proposal {
+                token,
+                source,
+                rivals: Default::default(),
+                confidence,
+                calibrated,
+                acceptance,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is offered after `output`, at most four tokens, and the bin of the first.
+    fn offered(
+        prompt: &[TokenId],
+        prediction: &[TokenId],
+        output: &[TokenId],
+    ) -> (Vec<TokenId>, Option<usize>) {
+        let mut lookup = Lookup::new(prediction.into(), prompt.len());
+        let tokens = [prompt, output].concat();
+        // Token by token, and all at once, must be the same.
+        (prompt.len()..=tokens.len()).for_each(|end| lookup.follow(&tokens[..end]));
+        let (mut offered, mut at_once) = (Vec::new(), Vec::new());
+        lookup.offer(&tokens, 4, &mut offered);
+        let mut other = Lookup::new(prediction.into(), prompt.len());
+        other.follow(&tokens);
+        other.offer(&tokens, 4, &mut at_once);
+        assert_eq!(offered, at_once);
+        let bin = offered.first().map(|(_, confidence)| confidence_bin(*confidence));
+        (offered.into_iter().map(|(token, _)| token).collect(), bin)
+    }
+
+    #[test]
+    fn what_followed_the_same_tokens_is_offered() {
+        let text = [1, 2, 3, 4, 5, 6, 7, 8];
+        assert_eq!(offered(&text, &[], &[9, 2, 3]), (vec![], None));
+        assert_eq!(offered(&text, &[], &[9, 2, 3, 4]), (vec![5, 6, 7, 8], Some(3)));
+        assert_eq!(offered(&text, &[], &[1, 2, 3, 4, 5]), (vec![6, 7, 8, 1], Some(5)));
+        // The prompt's own end may be a quotation already.
+        assert_eq!(offered(&[1, 2, 3, 4, 9, 1, 2, 3], &[], &[]), (vec![4, 9, 1, 2], Some(3)));
+        // The latest place wins.
+        assert_eq!(offered(&[1, 2, 3, 4, 1, 2, 3, 5, 6], &[], &[1, 2, 3]), (vec![5, 6, 1, 2], Some(3)));
+    }
+
+    #[test]
+    fn a_text_that_repeats_itself_goes_on_doing_so() {
+        assert_eq!(offered(&[7], &[], &[7, 7, 7, 7]).0, [7; 4]);
+        assert_eq!(offered(&[1, 2], &[], &[1, 2, 1, 2, 1]).0, [2, 1, 2, 1]);
+    }
+
+    #[test]
+    fn a_prediction_is_followed_from_its_beginning() {
+        let expected = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19];
+        assert_eq!(offered(&[1], &expected, &[]), (vec![10, 11, 12, 13], Some(PROMISED)));
+        assert_eq!(offered(&[1], &expected, &[10, 11]), (vec![12, 13, 14, 15], Some(PROMISED + 2)));
+        assert_eq!(offered(&[1], &expected, &expected), (vec![], None));
+        // One token in another's place: a guess, and after two that agree it is sure again.
+        assert_eq!(offered(&[1], &expected, &[10, 11, 99]), (vec![13, 14, 15, 16], Some(0)));
+        assert_eq!(offered(&[1], &expected, &[10, 11, 99, 13]), (vec![14, 15, 16, 17], Some(1)));
+        // Two left out; two more than expected.
+        assert_eq!(offered(&[1], &expected, &[10, 13]), (vec![14, 15, 16, 17], Some(1)));
+        assert_eq!(offered(&[1], &expected, &[10, 98, 99, 11, 12]), (vec![13, 14, 15, 16], Some(2)));
+        // Somewhere else entirely.
+        assert_eq!(offered(&[1], &expected, &[90, 15, 16, 17]), (vec![18, 19], Some(3)));
+    }
+}

@@ -1,0 +1,131 @@
+//! Proposals copied from a prediction or from the text itself, in the simulator: what they save, and that they save nothing
+//! where nothing can be copied.
+
+use std::time::Duration;
+
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
+use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId};
+
+const TOKENS: usize = 160;
+/// So many that no three tokens come twice by chance.
+const VOCABULARY: u32 = 50_000;
+
+fn partitions() -> Vec<PartitionCosts> {
+    let cost = |pass: u64, row: u64| {
+        PassCost::new(
+            ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
+            AttentionCost { per_kv_fs: 1_000_000, per_row_fs: 9_000_000 },
+        )
+    };
+    vec![PartitionCosts { draft: cost(300, 1), verify: cost(1000, 5) }]
+}
+
+fn device(acceptance: f64) -> SimDevice {
+    SimDevice::new(3, VOCABULARY, acceptance, 16, partitions())
+}
+
+fn prompt() -> Vec<TokenId> {
+    (0..20).collect()
+}
+
+fn right() -> Vec<TokenId> {
+    device(0.5).continuation(&prompt(), TOKENS, &[])
+}
+
+/// One request; `drafts` says whether there is a draft model, which is right half of the time.
+fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
+    let config = EngineConfig {
+        block_size: 16,
+        target_blocks: 40,
+        draft_blocks: if drafts { 40 } else { 0 },
+        max_running: 4,
+        max_waiting: 4,
+        max_pass_rows: 64,
+        max_context: 320,
+        policy: Policy::Faser,
+        partitions: partitions(),
+        target_layers: 32,
+        mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
+        speculation: SpeculationBounds::default(),
+        slo: Slo::default(),
+        prefix_cache: true,
+    };
+    let request = Request {
+        seq: SeqId(1),
+        prompt: prompt().into(),
+        output: [].into(),
+        max_new_tokens: TOKENS,
+        stop_tokens: [].into(),
+        prediction: prediction.into(),
+        k_max: None,
+        whole_prompt: false,
+        slo: Slo::default(),
+    };
+    let simulation = Simulation::new(config, device(0.5)).expect("the configuration is sound");
+    simulation.run(vec![(Duration::ZERO, Happening::Arrival(request))])
+}
+
+fn passes(report: &Report) -> usize {
+    let Outcome { tokens, usage, .. } = &report.outcomes[&SeqId(1)];
+    assert_eq!(*tokens, right());
+    usage.target_passes
+}
+
+#[test]
+fn a_right_prediction_needs_no_draft_and_few_passes() {
+    for drafts in [false, true] {
+        let report = run(&right(), drafts, true);
+        // The first token comes with the prompt; then 16 proposals and the next token a pass.
+        assert!(passes(&report) <= 1 + TOKENS.div_ceil(17) + 1, "{}", passes(&report));
+        let totals = &report.view.totals;
+        // All that was verified was copied, and all of it right.
+        assert_eq!(
+            (totals.draft_tokens, totals.copied_accepted_tokens),
+            (totals.copied_tokens, totals.copied_tokens)
+        );
+        let usage = &report.outcomes[&SeqId(1)].usage;
+        assert_eq!(usage.predicted as u64, totals.copied_tokens);
+        assert_eq!(usage.predicted_accepted, usage.predicted);
+    }
+}
+
+#[test]
+fn the_place_is_found_again_after_every_kind_of_edit() {
+    let (text, new) = (right(), [49_001, 49_002, 49_003]);
+    let unedited = passes(&run(&text, false, true));
+    for (removed, inserted) in [(1, 1), (1, 3), (3, 1), (0, 2), (4, 0)] {
+        // What the client expects differs from what comes in three places.
+        let mut expected = text.clone();
+        for place in [40, 80, 120] {
+            expected.splice(place..place + removed, new[..inserted].iter().copied());
+        }
+        let edited = passes(&run(&expected, false, true));
+        assert!(edited > unedited, "{removed} tokens made {inserted}: nothing was edited");
+        // An edit costs the passes of its own tokens, of a token or two to be sure, and the rest of a chunk.
+        let allowed = 3 * (removed.max(inserted) + 4);
+        assert!(edited <= unedited + allowed, "{removed} tokens made {inserted}: {edited} passes");
+    }
+}
+
+#[test]
+fn a_wrong_prediction_costs_few_rows_and_no_text() {
+    let wrong: Vec<TokenId> = (0..TOKENS as u32).map(|place| 40_000 + place).collect();
+    let report = run(&wrong, false, true);
+    assert_eq!(passes(&report), TOKENS);
+    let rows = report.view.totals.copied_tokens;
+    assert!(rows < TOKENS as u64, "{rows} rows for nothing");
+}
+
+#[test]
+fn where_nothing_comes_twice_nothing_is_copied() {
+    let report = run(&[], false, true);
+    assert_eq!((passes(&report), report.view.totals.copied_tokens), (TOKENS, 0));
+}
+
+#[test]
+fn switched_off_nothing_is_copied() {
+    let report = run(&right(), true, false);
+    assert!(passes(&report) > TOKENS / 17 + 2);
+    assert_eq!(report.view.totals.copied_tokens, 0);
+}

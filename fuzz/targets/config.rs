@@ -1,0 +1,4 @@
+//! Config files: see `faser::fuzz`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| faser::fuzz::config(data));
