@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use tracing::Level;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry;
 use tracing_subscriber::reload;
@@ -50,5 +50,7 @@ pub fn start(config: LogConfig) -> LogLevel {
 fn levels(level: Level) -> Targets {
     // The HTTP library tells of its workers at `info`; nobody asked for that.
     let library = if level == Level::INFO { Level::WARN } else { level };
-    Targets::new().with_default(level).with_target("actix_server", library)
+    // What clients send wrongly is an error to that library: nobody may fill the log from outside.
+    let clients = if level >= Level::DEBUG { LevelFilter::from_level(level) } else { LevelFilter::OFF };
+    Targets::new().with_default(level).with_target("actix_server", library).with_target("actix_http", clients)
 }
