@@ -3,7 +3,7 @@
 #
 #   sh gpu_checks.sh [FASER [PIECE..]]     FASER: the binary (./faser); PIECE: right, speed, policies (all of them, one after the other)
 #
-# Finds the driver, NVRTC and cublasLt, in the usual places, and says what it found. Tables and JSON go to $OUT, or the folder
+# Finds the driver, NVRTC, cublasLt and NCCL, in the usual places, and says what it found. Tables and JSON go to $OUT, or the folder
 # gpu-checks-out. DEVICE is the GPU's number, EXTRA more options. The status is 1 if a check failed or a piece did not end.
 faser=${1:-./faser}
 [ $# -gt 0 ] && shift
@@ -14,7 +14,7 @@ mkdir -p "$out" || exit 1
 
 site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null)
 path=${LD_LIBRARY_PATH:-}
-for library in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13; do
+for library in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2; do
     found=
     for folder in $(echo "$path" | tr ':' ' ') "$site"/nvidia/*/lib /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib \
         /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/lib/python3*/site-packages/nvidia/*/lib \
@@ -30,6 +30,13 @@ for library in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13; do
         *) path=$path${path:+:}$found ;;
     esac
 done
+# Programs look for NCCL without its number, and wheels do not have that name.
+for folder in $(echo "$path" | tr ':' ' '); do
+    [ -e "$folder/libnccl.so.2" ] || continue
+    mkdir -p "$out/nccl" && ln -sf "$folder/libnccl.so.2" "$out/nccl/libnccl.so"
+    path=$path:$(cd "$out/nccl" && pwd)
+    break
+done
 LD_LIBRARY_PATH=$path
 export LD_LIBRARY_PATH
 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader 2>/dev/null || echo "no nvidia-smi"
@@ -37,7 +44,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=c
 status=0
 for piece in "$@"; do
     case $piece in
-        right) only=device,compile,ops,logits,split,graph,flags,astray,tokens,lost ;;
+        right) only=device,compile,ops,logits,split,graph,flags,astray,tokens,lost,nccl ;;
         speed) only=rates,products,attention,passes,overlap ;;
         policies) only=policies ;;
         *) echo "there is no piece $piece: right, speed, policies"; exit 1 ;;

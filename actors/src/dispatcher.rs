@@ -1,6 +1,8 @@
 //! FrontierDispatcher: the only owner of the Engine. Two matches: messages become engine Events, engine Commands become
 //! work for the lanes and updates for the streams. It decides nothing.
 
+mod control;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +24,7 @@ use crate::recording::{RecordAnswer, Recording, RecordingError};
 use crate::registry::Registry;
 use crate::runner::{DraftWork, VerifyWork};
 use crate::stream::{CancelSet, Update};
+use crate::watching::Watching;
 
 /// Messages that may wait. Handling one takes microseconds, so a burst of clients fits; a mailbox that is full all the
 /// same means the dispatcher cannot keep up, and the next client is told to come back later.
@@ -59,6 +62,8 @@ pub(crate) struct FrontierDispatcher {
     /// Kept only while somebody waits for it.
     recording: Option<Box<Recording>>,
     recordings: u64,
+    /// Kept only while somebody looks at it.
+    watching: Option<Box<Watching>>,
     origin: Instant,
     commands: Vec<Command>,
     cancelled: Vec<SeqId>,
@@ -78,6 +83,7 @@ impl FrontierDispatcher {
             links,
             recording: None,
             recordings: 0,
+            watching: None,
             origin: Instant::now(),
             commands,
             cancelled: Vec::new(),
@@ -155,10 +161,18 @@ impl FrontierDispatcher {
     fn tell(&mut self, event: Event, ended: Option<Instant>) -> Option<SubmitError> {
         let mut commands = std::mem::take(&mut self.commands);
         let now = self.origin.elapsed();
+        let at = ended.map_or(now, |ended| ended.saturating_duration_since(self.origin));
         if let Some(recording) = &mut self.recording {
-            recording.before(ended.map_or(now, |ended| ended.saturating_duration_since(self.origin)), &event);
+            recording.before(at, &event);
+        }
+        if let Some(watching) = &mut self.watching {
+            watching.before(at, &event);
         }
         self.engine.handle(now, event, &mut commands);
+        if let Some(watching) = &mut self.watching {
+            watching.after(now, &self.engine, &commands);
+            self.watching.take_if(|watching| watching.over(now));
+        }
         if let Some(recording) = &mut self.recording {
             recording.after(now, &self.engine, &commands);
             if recording.over() {
@@ -302,6 +316,7 @@ impl Handler<Message> for FrontierDispatcher {
                 let _ = answer.send(self.engine.cached_tokens(&tokens));
             }
             Message::Record { length, answer } => self.record(length, answer, ctx),
+            Message::Control(control) => self.control(*control),
             Message::Heartbeat => {}
             #[cfg(test)]
             Message::Hang(until) => drop(until.recv()),

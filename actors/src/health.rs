@@ -49,7 +49,11 @@ pub(crate) struct Health {
     status: Mutex<DeviceStatus>,
     ready: Gauge,
     given_up: Gauge,
+    /// Of each of `LANES`.
+    stalled: [Gauge; LANES.len()],
 }
+
+const LANES: [&str; 2] = ["draft", "verify"];
 
 impl Health {
     pub(crate) fn new(meter: &Meter) -> Health {
@@ -65,12 +69,23 @@ impl Health {
                 Unit::Count,
                 "1 once the device has failed too often: a person has to look, and restart the daemon",
             ),
+            stalled: LANES.map(|lane| {
+                meter.with("lane", lane).shows(
+                    "faser_lane_stalled",
+                    Unit::Count,
+                    "1 while the lane has owed a result for too long",
+                )
+            }),
         }
     }
 
     pub(crate) fn set(&self, status: DeviceStatus) {
         self.ready.set(f64::from(u8::from(status == DeviceStatus::Serving)));
         self.given_up.set(f64::from(u8::from(matches!(status, DeviceStatus::GivenUp { .. }))));
+        for (name, gauge) in LANES.iter().zip(&self.stalled) {
+            let stalled = matches!(status, DeviceStatus::Stalled { lane, .. } if lane == *name);
+            gauge.set(f64::from(u8::from(stalled)));
+        }
         *self.lock() = status;
     }
 
@@ -89,5 +104,33 @@ impl Health {
     fn lock(&self) -> MutexGuard<'_, DeviceStatus> {
         // Replaced as a whole: nothing can be half written.
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Ledger;
+
+    #[test]
+    fn the_gauges_say_what_the_status_says() {
+        let ledger = Ledger::default();
+        let health = metrics::with_local_recorder(&ledger, || Health::new(&Meter::default()));
+        let said = |status| {
+            health.set(status);
+            [
+                "faser_ready",
+                "faser_device_given_up",
+                "faser_lane_stalled{lane=draft}",
+                "faser_lane_stalled{lane=verify}",
+            ]
+            .map(|name| ledger.gauged(name))
+        };
+        assert_eq!(said(DeviceStatus::Serving), [1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(said(DeviceStatus::Stalled { lane: "verify", seconds: 31 }), [0.0, 0.0, 0.0, 1.0]);
+        assert_eq!(said(DeviceStatus::Stalled { lane: "draft", seconds: 31 }), [0.0, 0.0, 1.0, 0.0]);
+        assert_eq!(said(DeviceStatus::GivenUp { reason: "x".to_owned() }), [0.0, 1.0, 0.0, 0.0]);
+        assert_eq!(said(DeviceStatus::Serving), [1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(ledger.undescribed(), [""; 0]);
     }
 }

@@ -1,11 +1,12 @@
 //! What a lane has to know of a request, and the engine does not: how tokens are drawn, and what else is told of them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use faser_engine::TokenId;
 use faser_kernels::Sampling;
 use faser_kernels::sampling::Logprobs;
+use faser_models::Grammar;
 
 /// How a request's tokens are drawn, and what else is wanted of it.
 #[derive(Clone, Debug, Default)]
@@ -14,11 +15,41 @@ pub struct LaneRequest {
     pub sampling: Arc<Sampling>,
     /// Where log-probabilities go, if they are wanted.
     pub logprobs: Option<Arc<LogprobBoard>>,
+    /// What the output has to follow.
+    pub constraint: Option<Arc<Constraint>>,
 }
 
 impl From<Sampling> for LaneRequest {
     fn from(sampling: Sampling) -> LaneRequest {
         LaneRequest { sampling: Arc::new(sampling), ..LaneRequest::default() }
+    }
+}
+
+/// The grammar of one request. Both lanes draw among what it allows, each with a matcher of its own.
+#[derive(Debug)]
+pub struct Constraint {
+    grammar: Grammar,
+    failure: OnceLock<String>,
+}
+
+impl Constraint {
+    /// For one request.
+    pub fn new(grammar: Grammar) -> Constraint {
+        Constraint { grammar, failure: OnceLock::new() }
+    }
+
+    /// Why the verify lane could not follow the grammar to its end: then it ended the output, which is not what the grammar wants.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    pub(crate) fn grammar(&self) -> &Grammar {
+        &self.grammar
+    }
+
+    pub(crate) fn failed(&self, reason: String) {
+        // Only the first reason is of interest.
+        let _ = self.failure.set(reason);
     }
 }
 

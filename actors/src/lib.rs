@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod control;
 mod device;
 mod dispatcher;
 mod drill;
@@ -37,26 +38,29 @@ mod service;
 mod shed;
 mod spec;
 mod stream;
+mod submission;
 mod watchdog;
+mod watching;
 
 #[cfg(test)]
 mod ledger;
 #[cfg(test)]
 mod service_tests;
 
+pub use control::{Look, TuneError};
 pub use device::{
-    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts,
-    OnGpu,
+    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes,
+    ModelFacts, OnGpu,
 };
 pub use drill::{Drill, DrillFault};
 pub use error::{ServiceError, SubmitError};
 pub use failures::WatchdogConfig;
-pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, probe_one};
+pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, nccl_version, probe_one};
 pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
 pub use faser_kernels::{Dtype, Isa, Sampling};
 pub use health::DeviceStatus;
 pub use lane::LANE_BUCKETS;
-pub use lane_request::{LaneRequest, LogprobBoard};
+pub use lane_request::{Constraint, LaneRequest, LogprobBoard};
 pub use latency::LATENCY_BUCKETS;
 pub use profile::{ProfileSpec, profile};
 pub use recording::{LONGEST_RECORDING, RecordingError};
@@ -65,7 +69,9 @@ pub use runner::{
     CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, RunnerSpec, VerifyRunner,
     VerifyWork,
 };
-pub use service::{Service, Submission};
+pub use service::Service;
 pub use shed::Fallen;
 pub use spec::{PassLimits, ServiceSpec};
 pub use stream::{TokenStream, Update};
+pub use submission::Submission;
+pub use watching::{Recent, Seen};

@@ -170,12 +170,12 @@ impl LoadMetrics {
             predicted_verify_time: seconds_total(
                 meter,
                 "faser_verify_time_predicted_seconds_total",
-                "what the cost tables said of the verify passes done, before each",
+                "times that the cost tables predicted for the verify passes done",
             ),
             verify_time_error: seconds_total(
                 meter,
                 "faser_verify_time_error_seconds_total",
-                "differences between that and the time each pass took, either way",
+                "differences between the predicted and the measured time of each verify pass, either way",
             ),
             calibrated: meter.counts(
                 "faser_calibration_proposals",

@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use faser_engine::{DraftPlan, Request, TokenId, VerifyPlan};
 
+use crate::control::Control;
 use crate::error::SubmitError;
 use crate::gpu_actor::Device;
 use crate::lane::Work;
@@ -34,6 +35,8 @@ pub(crate) enum Message {
     Probe { tokens: Arc<[TokenId]>, answer: oneshot::Sender<usize> },
     /// Somebody wants to know what the lanes do for so long, from now on.
     Record { length: Duration, answer: RecordAnswer },
+    /// An operator asks for something.
+    Control(Box<Control>),
     /// Somebody wants to know that messages are still handled; that this one was is the answer.
     Heartbeat,
     /// The service ends.

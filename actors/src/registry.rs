@@ -2,6 +2,7 @@
 
 use dashmap::DashMap;
 use tokio::sync::{Notify, mpsc};
+use tracing::Span;
 
 use faser_engine::SeqId;
 
@@ -13,16 +14,23 @@ const PLACES_BESIDE_TOKENS: usize = 2;
 /// The open streams. Bounded by the engine's queue and batch: an entry goes when its sequence ends or is refused.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    streams: DashMap<SeqId, mpsc::Sender<Update>>,
+    streams: DashMap<SeqId, Open>,
     emptied: Notify,
+}
+
+#[derive(Debug)]
+struct Open {
+    updates: mpsc::Sender<Update>,
+    /// What the request is called in the log of the one who asked.
+    span: Span,
 }
 
 impl Registry {
     /// Opens a stream that can hold all updates of `max_new_tokens` tokens, so that the dispatcher never has to wait
     /// for a slow reader: an update carries at least one token.
     pub(crate) fn open(&self, seq: SeqId, max_new_tokens: usize) -> mpsc::Receiver<Update> {
-        let (sender, receiver) = mpsc::channel(max_new_tokens + PLACES_BESIDE_TOKENS);
-        self.streams.insert(seq, sender);
+        let (updates, receiver) = mpsc::channel(max_new_tokens + PLACES_BESIDE_TOKENS);
+        self.streams.insert(seq, Open { updates, span: Span::current() });
         receiver
     }
 
@@ -43,7 +51,7 @@ impl Registry {
 
     /// Nobody reads this stream any more.
     pub(crate) fn abandoned(&self, seq: SeqId) -> bool {
-        self.streams.get(&seq).is_none_or(|stream| stream.is_closed())
+        self.streams.get(&seq).is_none_or(|stream| stream.updates.is_closed())
     }
 
     /// Forgets a stream whose request was not taken.
@@ -84,9 +92,9 @@ impl Registry {
     }
 }
 
-fn put(seq: SeqId, stream: &mpsc::Sender<Update>, update: Update) {
-    if let Err(mpsc::error::TrySendError::Full(_)) = stream.try_send(update) {
-        tracing::error!(%seq, "a stream got more updates than the request may have tokens");
+fn put(seq: SeqId, stream: &Open, update: Update) {
+    if let Err(mpsc::error::TrySendError::Full(_)) = stream.updates.try_send(update) {
+        tracing::error!(parent: &stream.span, %seq, "a stream got more updates than the request may have tokens");
     }
 }
 

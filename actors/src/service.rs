@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 
 use faser_engine::record::Record;
 use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, Slo, TokenId};
-use faser_kernels::Sampling;
 
 use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
@@ -18,7 +17,7 @@ use crate::error::{ServiceError, SubmitError};
 use crate::faults::Faults;
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
-use crate::lane_request::{LaneRequest, LogprobBoard};
+use crate::lane_request::LaneRequest;
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
@@ -27,26 +26,8 @@ use crate::recording::{LONGEST_RECORDING, RecordingError};
 use crate::registry::Registry;
 use crate::spec::ServiceSpec;
 use crate::stream::{CancelSet, Canceller, TokenStream};
+use crate::submission::Submission;
 use crate::watchdog::Watchdog;
-
-/// What a client wants.
-#[derive(Clone, Debug, Default)]
-pub struct Submission {
-    /// Prompt tokens, at least one.
-    pub prompt: Vec<TokenId>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens to generate at most, at least one.
-    pub max_new_tokens: usize,
-    /// Tokens that end the sequence; the one that does is not emitted.
-    pub stop_tokens: Vec<TokenId>,
-    /// What the client expects the output to be, or to resemble: proposed where it fits. Changes speed, never text.
-    pub prediction: Vec<TokenId>,
-    /// Cap on the speculative length; 0 switches speculation off for this request.
-    pub k_max: Option<usize>,
-    /// Where log-probabilities go, if they are wanted.
-    pub logprobs: Option<Arc<LogprobBoard>>,
-}
 
 /// A running service. Clones are handles on the same one; without `stop` it lives as long as the actix System.
 #[derive(Clone)]
@@ -170,8 +151,7 @@ impl Service {
         Ok(service)
     }
 
-    /// For tests that speak to the dispatcher as a lane would.
-    #[cfg(test)]
+    /// The dispatcher's mailbox.
     pub(crate) fn dispatcher(&self) -> &Addr<FrontierDispatcher> {
         &self.0.dispatcher
     }
@@ -193,14 +173,22 @@ impl Service {
         submitted: Instant,
     ) -> Result<TokenStream, SubmitError> {
         let inner = &*self.0;
-        inner.check(&submission)?;
+        submission.check(inner.vocab, inner.on_gpu)?;
         let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
         // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
         let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
-        let Submission { prompt, sampling, max_new_tokens, stop_tokens, prediction, k_max, logprobs } =
-            submission;
+        let Submission {
+            prompt,
+            sampling,
+            max_new_tokens,
+            stop_tokens,
+            prediction,
+            k_max,
+            logprobs,
+            constraint,
+        } = submission;
         let request = Request {
             seq,
             prompt: prompt.into(),
@@ -212,7 +200,7 @@ impl Service {
             whole_prompt: logprobs.as_ref().is_some_and(|board| board.wants_prompt()),
             slo: Slo::default(),
         };
-        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs });
+        let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });
         let submit = Submit { request, for_lanes, submitted, verdict };
         let sent = inner.serving().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
@@ -364,37 +352,6 @@ async fn start_dispatcher(
 }
 
 impl Inner {
-    /// What only this crate can check before a request may touch a lane.
-    fn check(&self, submission: &Submission) -> Result<(), SubmitError> {
-        let invalid = |text: String| Err(SubmitError::Invalid(text));
-        if let Err(error) = submission.sampling.validate() {
-            return invalid(error.to_string());
-        }
-        if self.on_gpu && submission.logprobs.is_some() {
-            return invalid(
-                "log-probabilities are not offered on a GPU yet; leave out `logprobs`".to_owned(),
-            );
-        }
-        if self.on_gpu && submission.sampling.min_tokens > 0 {
-            return invalid("`min_tokens` is not offered on a GPU yet; leave it out".to_owned());
-        }
-        let unknown = |&&token: &&TokenId| token as usize >= self.vocab;
-        if let Some(token) = submission.prompt.iter().find(unknown) {
-            return invalid(format!(
-                "prompt token {token} is not in the vocabulary of {} entries",
-                self.vocab
-            ));
-        }
-        let mut biased = submission.sampling.logit_bias.iter().map(|(token, _)| token);
-        if let Some(token) = biased.find(unknown) {
-            return invalid(format!(
-                "logit_bias token {token} is not in the vocabulary of {} entries",
-                self.vocab
-            ));
-        }
-        Ok(())
-    }
-
     fn open_for_requests(&self) -> Result<(), SubmitError> {
         if self.draining.load(Ordering::SeqCst) {
             return Err(SubmitError::Draining);

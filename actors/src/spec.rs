@@ -30,7 +30,7 @@ pub struct PassLimits {
 impl PassLimits {
     /// The limits that follow from an engine's bounds.
     pub fn of(engine: &EngineConfig) -> PassLimits {
-        let k = engine.policy.k_max();
+        let k = engine.speculation.room;
         let rows = engine.max_pass_rows;
         PassLimits {
             rows,

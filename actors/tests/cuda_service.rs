@@ -8,20 +8,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes,
-    ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update, WatchdogConfig,
-    probe_one, profile,
+    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa,
+    LaneSizes, ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update,
+    WatchdogConfig, probe_one, profile,
 };
 use faser_engine::cost::Reach;
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
-use faser_models::Model;
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{Model, Shard};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
 /// Nothing here takes this long unless it hangs; kernels on fibers are slow.
 const PATIENCE: Duration = Duration::from_secs(300);
 const BLOCKS: usize = 24;
+const GPUS: (&str, &str) = ("FASER_FAKE_GPUS", "2");
 
 fn pair() -> SyntheticSpec {
     SyntheticSpec {
@@ -77,7 +78,34 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
         draft: Some(facts.1),
         weights: Arc::new(weights),
     });
-    DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec() })
+    DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec(), group: CudaGroup::default() })
+}
+
+/// The target over `target` GPUs, the draft over the first `draft` of them.
+fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
+    let (whole_target, whole_draft) = models();
+    let facts = (ModelFacts::of(&whole_target), ModelFacts::of(&whole_draft));
+    let rank = |rank: usize| {
+        let info = probe_one(rank).expect("a fake GPU is there");
+        let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 };
+        let own = Shard { rank, ranks: target };
+        let drafts = (rank < draft).then_some(Shard { rank, ranks: draft });
+        CudaDevice::new(CudaSource {
+            info,
+            device,
+            kernel_cache: None,
+            target: facts.0.clone(),
+            draft: drafts.map(|_| facts.1.clone()),
+            weights: Arc::new(move |gpu, progress| {
+                let (own, _) = CudaModel::synthetic_shards(gpu, &pair(), own, Dtype::F32, progress)?;
+                let drafts =
+                    drafts.map(|shard| CudaModel::synthetic_draft(gpu, &pair(), shard, Dtype::F32, progress));
+                Ok([own].into_iter().chain(drafts.transpose()?).collect())
+            }),
+        })
+    };
+    let group = CudaGroup { others: (1..target).map(rank).collect(), deadline };
+    DeviceSpec::Cuda(CudaSpec { device: rank(0), draft_sms: vec![16], group })
 }
 
 fn spec(device: DeviceSpec) -> ServiceSpec {
@@ -95,6 +123,7 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
             partitions: Vec::new(),
             target_layers: 2,
             mechanisms: Mechanisms::default(),
+            speculation: SpeculationBounds::default(),
             slo: Slo::default(),
             prefix_cache: true,
         },
@@ -117,6 +146,12 @@ fn submission(seed: u64) -> Submission {
 /// The tokens of three requests at once; every pool is whole afterwards.
 async fn tokens(spec: ServiceSpec) -> Vec<Vec<TokenId>> {
     let service = Service::start(spec).await.expect("a service");
+    let all = tokens_of(&service).await;
+    service.stop().await;
+    all
+}
+
+async fn tokens_of(service: &Service) -> Vec<Vec<TokenId>> {
     let mut streams = Vec::new();
     for seed in 0..3u64 {
         streams.push(service.submit(submission(seed)).await.expect("it is taken"));
@@ -140,7 +175,6 @@ async fn tokens(spec: ServiceSpec) -> Vec<Vec<TokenId>> {
     }
     let view = service.view();
     assert!(view.target_pool.whole() && view.draft_pool.whole(), "{view:?}");
-    service.stop().await;
     all
 }
 
@@ -193,6 +227,64 @@ fn streams_go_on_with_the_same_tokens_after_the_gpu_is_lost() {
 }
 
 #[test]
+fn a_service_on_several_gpus_gives_the_cpus_tokens_and_leaves_nothing_behind() {
+    let name = "a_service_on_several_gpus_gives_the_cpus_tokens_and_leaves_nothing_behind";
+    let report = cuda_fake::inside(name, &[GPUS], || {
+        in_system(async {
+            let expected = tokens(spec(on_cpu())).await;
+            for draft in [1, 2] {
+                let gpus = over_gpus(2, draft, PATIENCE);
+                assert_eq!(gpus.ranks(), (2, draft));
+                assert_eq!(tokens(spec(gpus)).await, expected, "the draft over {draft}");
+            }
+        });
+    });
+    let Some(report) = report else { return };
+    for nothing in ["memory left 0\n", "streams left 0\n", "communicators left 0\n"] {
+        assert!(report.contains(nothing), "{report}");
+    }
+    assert!(report.contains("communicators made 6\n"), "each lane has a group of its own: {report}");
+}
+
+#[test]
+fn streams_go_on_with_the_same_tokens_after_a_rank_is_lost() {
+    let name = "streams_go_on_with_the_same_tokens_after_a_rank_is_lost";
+    for (variable, value, words) in [
+        // It never comes to a call; its communicator reports an error; its GPU is lost; its host fails.
+        ("FASER_FAKE_NCCL_LOSE", "1:30", "have not ended within"),
+        ("FASER_FAKE_NCCL_FAIL", "0:25", "ncclRemoteError"),
+        ("FASER_FAKE_LOSE", "accept_prefix:9", "LAUNCH_FAILED"),
+        ("FASER_FAKE_REFUSE", "silu_mul_f32:33", "OUT_OF_RESOURCES"),
+    ] {
+        let report = cuda_fake::inside(name, &[GPUS, (variable, value)], || {
+            in_system(async {
+                let expected = tokens(spec(on_cpu())).await;
+                let gpus = over_gpus(2, 1, Duration::from_secs(5));
+                let mut spec = spec(gpus);
+                // Long enough to be seen.
+                spec.watchdog.back_off = Duration::from_millis(300);
+                let service = Service::start(spec).await.expect("a service");
+                let found = actix::spawn({
+                    let service = service.clone();
+                    async move { tokens_of(&service).await }
+                });
+                while !matches!(service.status(), DeviceStatus::Rebuilding { .. }) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                println!("{}", service.status());
+                assert_eq!(found.await.expect("it ends"), expected, "{variable}");
+                service.stop().await;
+            });
+        });
+        let Some(report) = report else { return };
+        for nothing in ["memory left 0\n", "streams left 0\n", "communicators left 0\n"] {
+            assert!(report.contains(nothing), "{variable}, {words}: {report}");
+        }
+        assert!(report.contains("communicators made 4\n"), "the group was built anew: {report}");
+    }
+}
+
+#[test]
 fn a_gpu_whose_context_cannot_be_renewed_is_given_up_and_every_request_is_told() {
     let name = "a_gpu_whose_context_cannot_be_renewed_is_given_up_and_every_request_is_told";
     cuda_fake::inside(name, &[("FASER_FAKE_LOSE", "accept_prefix:4")], || {
@@ -229,7 +321,7 @@ fn kernels_that_cannot_be_kept_are_compiled_and_used() {
         let nowhere = std::env::current_exe().expect("a test has a file").join("kernels");
         let DeviceSpec::Cuda(cuda) = on_gpu_keeping(Some(nowhere), &[16], 0.9) else { panic!("a GPU") };
         let opened = cuda.open(&mut |_| {}).expect("it opens all the same");
-        assert!(opened.draft.is_some());
+        assert!(opened[0].draft.is_some());
     });
 }
 
@@ -255,6 +347,32 @@ fn passes_are_timed_on_every_share() {
     for sms in [132, 16, 116, 64, 68] {
         assert!(report.contains(&format!("launches on {sms} SMs")), "{sms}: {report}");
     }
+}
+
+#[test]
+fn passes_of_a_group_are_timed_by_its_first_rank() {
+    cuda_fake::inside("passes_of_a_group_are_timed_by_its_first_rank", &[GPUS], || {
+        for draft in [1, 2] {
+            let device = over_gpus(2, draft, PATIENCE);
+            let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 8, max_context: 96 };
+            let costs = profile(&spec, &mut |_, _| {}).expect("costs");
+            assert_eq!(costs.len(), 2);
+            for costs in &costs {
+                let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
+                assert!(seconds(8) > seconds(1), "{costs:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn shards_that_are_no_group_are_refused() {
+    cuda_fake::inside("shards_that_are_no_group_are_refused", &[GPUS], || {
+        let DeviceSpec::Cuda(mut cuda) = over_gpus(2, 2, PATIENCE) else { panic!("GPUs") };
+        std::mem::swap(&mut cuda.device, &mut cuda.group.others[0]);
+        let refusal = in_system(Service::start(spec(DeviceSpec::Cuda(cuda)))).err().expect("it is refused");
+        assert!(refusal.to_string().contains("give all of a group, rank after rank"), "{refusal}");
+    });
 }
 
 #[test]

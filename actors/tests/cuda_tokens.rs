@@ -27,7 +27,7 @@ fn on_gpu() -> Pair {
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split"));
     let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();
     assert_eq!(shares.len(), PARTITIONS);
-    let cuda = OnGpu { target: Arc::new(target), draft: Some(Arc::new(draft)), shares };
+    let cuda = OnGpu { target: Arc::new(target), draft: Some(Arc::new(draft)), shares, others: Vec::new() };
     Pair { cuda: Some(cuda), ..pair }
 }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use faser_actors::{Dtype, Isa, Sampling};
-use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
+use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Pass};
@@ -123,6 +123,7 @@ impl Draws {
             partitions: Vec::new(),
             target_layers: 0,
             mechanisms: Mechanisms::default(),
+            speculation: SpeculationBounds::default(),
             slo: Slo::default(),
             prefix_cache: false,
         };

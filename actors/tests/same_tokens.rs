@@ -1,5 +1,5 @@
 //! Invariant 1: what is emitted for a request depends on (prompt, parameters, seed) alone. Random requests in random
-//! batches on random engines, with arrivals, cancellations, preemptions and lost devices in between, with rows pruned at
+//! batches on random engines, which are told to decide otherwise in the middle, with arrivals, cancellations, preemptions and lost devices in between, with rows pruned at
 //! random between any two layers and clients that go in the middle of a pass: each must get, bit for bit, the tokens of its
 //! solo run without speculation.
 //!
@@ -11,9 +11,9 @@ mod rig;
 
 use std::time::Duration;
 
-use cases::{Case, Got, pair, solo};
+use cases::{Case, END, GRAMMARS, Got, pair, solo};
 use faser_actors::Dtype;
-use faser_engine::{EngineConfig, Event, FinishReason, TokenId};
+use faser_engine::{EngineConfig, Event, FinishReason, K_LIMIT, TokenId, Tuning};
 use rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
@@ -39,11 +39,14 @@ struct Tally {
     pruned: u64,
     pruned_in_vain: u64,
     gone_inside: u64,
+    tunings: u64,
     copied: u64,
     copied_accepted: u64,
     logprobs: u64,
     prompt_logprobs: u64,
     min_tokens: u64,
+    constrained: u64,
+    complete: u64,
 }
 
 #[test]
@@ -155,6 +158,20 @@ fn check(case: &Case, got: &Got, tally: &mut Tally) {
         assert!(got.tokens.len() >= least || case.sampling.ends.is_empty(), "{case} {got:?}");
         tally.min_tokens += u64::from(!case.sampling.ends.is_empty());
     }
+    if let Some(number) = case.wants.grammar {
+        let mut matcher = GRAMMARS[number].matcher();
+        let stop = match got.reason {
+            FinishReason::StopToken(token) => Some(token),
+            _ => None,
+        };
+        for (at, token) in got.tokens.iter().copied().chain(stop).enumerate() {
+            matcher.follow(&got.tokens[..at]);
+            let allowed = matcher.allowed().is_some_and(|mask| mask.allows(token));
+            assert!(allowed, "{case}: token {token} in place {at} of {:?}", got.tokens);
+        }
+        tally.constrained += 1;
+        tally.complete += u64::from(stop == Some(END));
+    }
     for (position, told) in got.logprobs.iter().enumerate() {
         let all = case.request.prompt.iter().chain(&got.tokens);
         let first = if case.wants.of_prompt { 1 } else { case.request.prompt.len() };
@@ -184,6 +201,7 @@ fn in_a_batch(
     let mut to_come = cases.iter();
     let disturbed = random.chance(40);
     let mut device_may_fail = random.chance(20);
+    let tuned = random.chance(30);
     loop {
         let waiting = to_come.len() > 0;
         if waiting && (rig.plans.is_empty() || random.chance(30)) {
@@ -192,6 +210,9 @@ fn in_a_batch(
         } else if disturbed && random.chance(4) {
             let seq = random.one_of(cases).request.seq;
             rig.tell(Event::Cancel(seq));
+        } else if tuned && random.chance(8) {
+            tally.tunings += 1;
+            rig.tell(Event::Tune(tuning(config, random)));
         } else if device_may_fail && random.chance(4) {
             device_may_fail = false;
             tally.devices_lost += 1;
@@ -224,6 +245,22 @@ fn in_a_batch(
     cases.iter().map(|case| case.outcome(&mut rig)).collect()
 }
 
+/// Another way to decide, of those that an engine of this config can be told in the middle of everything.
+fn tuning(config: &EngineConfig, random: &mut Random) -> Tuning {
+    let other = random.config().tuning();
+    let partitions = config.partitions.len();
+    let pinned = partitions > 1 && random.chance(30);
+    let tuning = Tuning {
+        k_max: random.between(0, K_LIMIT),
+        partition: pinned.then(|| random.between(1, partitions - 1)),
+        max_running: random.between(1, config.max_running),
+        max_waiting: config.max_waiting,
+        ..other
+    };
+    assert_eq!(config.tunable(&tuning), Ok(()));
+    tuning
+}
+
 /// Chunks that bring the target's KV of a prompt forward without reaching its end.
 fn prefill_chunks(plan: &Plan) -> u64 {
     match plan {
@@ -254,11 +291,14 @@ impl Tally {
             ("pruned rows", self.pruned),
             ("rows pruned in vain", self.pruned_in_vain),
             ("clients that go inside a plan", self.gone_inside),
+            ("other ways to decide", self.tunings),
             ("copied proposals that were accepted", self.copied_accepted),
             ("copied proposals that were rejected", self.copied - self.copied_accepted),
             ("log-probabilities", self.logprobs),
             ("log-probabilities of prompts", self.prompt_logprobs),
             ("requests for a least number of tokens", self.min_tokens),
+            ("outputs that follow a grammar", self.constrained),
+            ("outputs that come to the end of one", self.complete),
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");
         }

@@ -5,17 +5,18 @@
 #[allow(dead_code, reason = "the pair is of another shape here")]
 mod cases;
 mod rig;
+#[path = "rig/runs.rs"]
+mod runs;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cases::solo;
-use faser_actors::{Dtype, Logprobs};
-use faser_engine::{Event, FinishReason};
+use faser_actors::Dtype;
 use faser_models::Shard;
 use faser_models::synthetic::{self, SyntheticSpec};
+use rig::Pair;
 use rig::group::Shards;
-use rig::{Pair, Random, Rig};
+use runs::{Tally, run};
 
 /// As the cases want it, with eight query heads and two KV heads.
 fn spec() -> SyntheticSpec {
@@ -50,98 +51,16 @@ fn split(target: usize, draft: usize) -> Shards {
     }
 }
 
-/// What happened over all cases.
-#[derive(Debug, Default)]
-struct Tally {
-    tokens: usize,
-    accepted: u64,
-    rejected: u64,
-    pruned: u64,
-    gone_inside: u64,
-    devices_lost: u64,
-    drawn: usize,
-    penalties: usize,
-    restricted: usize,
-    logprobs: usize,
-}
-
-/// How many are told, all within rounding of the whole model's.
-fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
-    assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(expected) {
-        let of = |told: &Option<Logprobs>| told.as_ref().map_or((None, 0.0), |t| (Some(t.token), t.logprob));
-        let ((found, a), (expected, b)) = (of(found), of(expected));
-        assert!(found == expected && (a - b).abs() < 1e-4, "{found:?} {a} {expected:?} {b}");
-    }
-    found.iter().flatten().count()
-}
-
-fn run(pair: &Pair, shards: &Shards, seed: u64, tally: &mut Tally) {
-    let random = &mut Random(seed);
-    let (config, mut cases) = (random.config(), random.cases());
-    random.want_more(&mut cases);
-    let mut rig = Rig::new(&Pair { shards: Some(shards.clone()), ..pair.clone() }, &config);
-    rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
-    let mut to_come = cases.iter();
-    let mut device_may_fail = random.chance(40);
-    loop {
-        if to_come.len() > 0 && (rig.plans.is_empty() || random.chance(30)) {
-            to_come.next().expect("one is to come").submit(&mut rig);
-        } else if device_may_fail && random.chance(4) {
-            device_may_fail = false;
-            tally.devices_lost += 1;
-            rig.tell(Event::DeviceLost);
-            rig.tell(Event::DeviceReady);
-        } else {
-            let next = random.between(0, rig.plans.len().saturating_sub(1));
-            if !rig.work(next, Duration::from_micros(random.below(3000))) && to_come.len() == 0 {
-                break;
-            }
-        }
-    }
-    rig.finish();
-    let totals = rig.engine.view().totals;
-    tally.accepted += totals.accepted_tokens;
-    tally.rejected += totals.draft_tokens - totals.accepted_tokens;
-    tally.pruned += totals.rows_pruned;
-    tally.gone_inside += rig.gone_inside;
-    for case in &cases {
-        let (found, expected) = (case.outcome(&mut rig), solo(pair, case));
-        match found.reason {
-            FinishReason::Cancelled => {
-                assert!(expected.tokens.starts_with(&found.tokens), "seed {seed}: {case}");
-            }
-            reason => {
-                assert_eq!(
-                    (&found.tokens, reason),
-                    (&expected.tokens, expected.reason),
-                    "seed {seed}: {case}"
-                );
-                tally.logprobs += near(&found.logprobs, &expected.logprobs);
-            }
-        }
-        tally.tokens += found.tokens.len();
-        tally.drawn += usize::from(case.sampling.temperature > 0.0);
-        tally.penalties += usize::from(case.sampling.has_penalties());
-        tally.restricted += usize::from(case.sampling.top_k > 0 || case.sampling.top_p < 1.0);
-    }
-}
-
 fn requests_get_their_tokens(target: usize, draft: usize) {
-    let (pair, shards) = (whole(), split(target, draft));
+    let pair = whole();
+    let shards = Pair { shards: Some(split(target, draft)), ..pair.clone() };
     let mut tally = Tally::default();
     for seed in 1..=40 {
         run(&pair, &shards, seed, &mut tally);
     }
     println!("target over {target}, draft over {draft}: {tally:?}");
-    let happened = [tally.accepted, tally.rejected, tally.pruned, tally.gone_inside, tally.devices_lost];
-    assert!(
-        happened.iter().all(|count| *count > 0)
-            && [tally.drawn, tally.penalties, tally.restricted, tally.logprobs]
-                .iter()
-                .all(|count| *count > 5),
-        "{tally:?}"
-    );
+    tally.assert_all_happened();
+    assert!(tally.logprobs > 5, "{tally:?}");
 }
 
 #[test]

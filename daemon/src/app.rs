@@ -3,14 +3,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{LogprobBoard, Replicas, Sampling, Submission, SubmitError};
-use faser_engine::TokenId;
-use faser_models::{ChatTemplate, ModelError, Tokenizer};
+use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
+use faser_engine::{EngineConfig, TokenId};
+use faser_models::{ChatTemplate, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
-use crate::config::ServerConfig;
+use crate::config::{Config, ServerConfig};
+use crate::device::Machine;
+use crate::grammars::Grammars;
 use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
@@ -30,17 +32,41 @@ pub struct Served {
     pub template: Result<ChatTemplate, ModelError>,
     /// The tokens by which it ends a text.
     pub eos: Vec<TokenId>,
+    /// What outputs may have to follow.
+    pub grammars: Grammars,
     /// Token ids are below this.
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
     pub max_context: usize,
     /// Places for long texts that are being tokenized, which takes a core for a while.
     pub encoding: Semaphore,
+    /// The config that it was loaded by.
+    pub config: Config,
+    /// What the first replica runs on.
+    pub machine: Machine,
+    /// The first replica's device, with its partitions.
+    pub device: DeviceSpec,
+    /// The bounds that its engines were made with.
+    pub bounds: EngineConfig,
+}
+
+/// What a sequence is opened with beside its prompt and the request's parameters.
+#[derive(Debug, Default)]
+pub struct Opening<'a> {
+    /// Which choice of the prompt it is.
+    pub number: usize,
+    /// Tokens when the request does not say, but no more than the context has left; `None` is all of that.
+    pub max_new_tokens: Option<usize>,
+    /// What its text begins with.
+    pub echo: Option<String>,
+    /// What the client expects.
+    pub prediction: Vec<TokenId>,
+    /// What its text follows.
+    pub grammar: Option<&'a Grammar>,
 }
 
 impl Served {
-    /// Opens a sequence for choice `number` of a prompt, whose text begins with `echo`, if there is any. When the request does not say how
-    /// many tokens it wants, it gets `max_new_tokens`, but no more than the context has left; `None` is all of that.
+    /// Opens a sequence.
     ///
     /// # Errors
     /// The service refuses it.
@@ -48,14 +74,17 @@ impl Served {
         &self,
         prompt: &Arc<[TokenId]>,
         parameters: &Parameters,
-        number: usize,
-        max_new_tokens: Option<usize>,
-        echo: Option<String>,
+        opening: Opening<'_>,
     ) -> Result<TextSequence, SubmitError> {
+        let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {
             stop_tokens.extend(&self.eos);
+        }
+        let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
+        if constraint.is_some() {
+            stop_tokens.extend(self.grammars.ends());
         }
         let min_tokens = parameters.min_tokens;
         let sampling = Sampling {
@@ -80,6 +109,7 @@ impl Served {
             echo,
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
+            constraint: constraint.clone(),
         };
         let submission = Submission {
             prompt: prompt.to_vec(),
@@ -87,9 +117,10 @@ impl Served {
             // The prompt alone: the one token that comes tells that it is computed, whichever it is.
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
-            prediction: Vec::new(),
+            prediction,
             k_max: parameters.k_max,
             logprobs,
+            constraint,
         };
         let tokens = self.service.submit(submission).await?;
         Ok(TextSequence::new(tokens, &self.tokenizer, reading))
@@ -108,6 +139,8 @@ pub struct App {
     served: OnceLock<Arc<Served>>,
     loading: RwLock<String>,
     draining: AtomicBool,
+    /// Why nothing new is taken for now, if an operator has said so.
+    paused: RwLock<Option<&'static str>>,
 }
 
 impl App {
@@ -121,6 +154,7 @@ impl App {
             served: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),
             draining: AtomicBool::new(false),
+            paused: RwLock::new(None),
         }
     }
 
@@ -139,15 +173,41 @@ impl App {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    /// The daemon is on its way down.
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Takes nothing new until `None` is given, for this reason.
+    pub fn pause(&self, why: Option<&'static str>) {
+        *self.paused.write().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Why nothing new is taken for now, if an operator has said so.
+    pub fn paused(&self) -> Option<&'static str> {
+        *self.paused.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model pair as it is, whether requests are taken or not; none while it is loaded.
+    pub fn loaded(&self) -> Option<&Arc<Served>> {
+        self.served.get()
+    }
+
     /// The model pair, for a request that wants tokens from it.
     ///
     /// # Errors
-    /// 503: it is not loaded yet, or the daemon is on its way down.
+    /// 503: it is not loaded yet, an operator has it take nothing new, or the daemon is on its way down.
     pub fn served(&self) -> Result<&Arc<Served>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable(
                 "the server is shutting down and takes no new requests",
                 "draining",
+            ));
+        }
+        if let Some(why) = self.paused() {
+            return Err(ApiError::unavailable(
+                format!("the server takes no new requests for now: {why}"),
+                "drained",
             ));
         }
         self.served.get().ok_or_else(|| ApiError::unavailable(self.loading(), "loading"))
@@ -160,6 +220,9 @@ impl App {
     pub fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Ordering::Relaxed) {
             return Err("draining".to_owned());
+        }
+        if let Some(why) = self.paused() {
+            return Err(why.to_owned());
         }
         match self.served.get() {
             None => Err(self.loading()),
@@ -183,7 +246,8 @@ impl App {
         self.metrics.render()
     }
 
-    fn loading(&self) -> String {
+    /// How far loading is.
+    pub fn loading(&self) -> String {
         self.loading.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -56,7 +56,10 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         let count = 1 + loaded.more.len();
         line(
             "replicas",
-            format!("{count}, each with an engine, KV and bounds as below; they share the weights"),
+            format!(
+                "{count}, each with an engine, KV and bounds as below{}",
+                if device.unit() == "cores" { "; they share the weights" } else { ", on GPUs of its own" }
+            ),
         );
     }
     for (number, device) in std::iter::once(device).chain(&loaded.more).enumerate() {
@@ -110,19 +113,19 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
 fn memory(config: &Config, machine: &Machine) -> String {
     match machine {
         Machine::Cpu { device, .. } => format!("{} free", sizes::written(device.memory_bytes)),
-        Machine::Gpu { info, .. } => {
-            let (all, share) = (sizes::written(info.memory_bytes), config.device.gpu_memory_utilization);
+        Machine::Gpus { first, .. } => {
+            let (all, share) = (sizes::written(first.memory_bytes), config.device.gpu_memory_utilization);
             format!("{all}, {share} of it to be used")
         }
     }
 }
 
 fn lanes(device: &DeviceSpec) -> Vec<String> {
+    let over = |ranks: usize| if ranks > 1 { format!(" over {ranks} ranks") } else { String::new() };
+    let (target, draft) = device.ranks();
+    let (draft_over, verify_over) = (over(draft), over(target));
     match device {
         DeviceSpec::Cpu(spec) => {
-            let over = |ranks: usize| if ranks > 1 { format!(" over {ranks} ranks") } else { String::new() };
-            let (target, draft) = device.ranks();
-            let (draft_over, verify_over) = (over(draft), over(target));
             let on_cores = |pair: &LanePair| {
                 let (draft, verify) = (&pair.draft.cores, &pair.verify.cores);
                 format!("draft on cores {draft:?}{draft_over}, verify on cores {verify:?}{verify_over}")
@@ -130,8 +133,9 @@ fn lanes(device: &DeviceSpec) -> Vec<String> {
             spec.partitions.iter().map(on_cores).collect()
         }
         DeviceSpec::Cuda(_) => {
-            let on_sms =
-                |lanes: &LaneSizes| format!("draft on {} SMs, verify on {} SMs", lanes.draft, lanes.verify);
+            let on_sms = |LaneSizes { draft, verify }: &LaneSizes| {
+                format!("draft on {draft} SMs{draft_over}, verify on {verify} SMs{verify_over}")
+            };
             device.partitions().iter().map(on_sms).collect()
         }
     }

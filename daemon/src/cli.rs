@@ -9,13 +9,18 @@ use serde_json::Value;
 use crate::compare::CompareArgs;
 use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
+use crate::ctl::CtlArgs;
 use crate::gpu_check::GpuCheckArgs;
+use crate::manual::{CompletionsArgs, ManArgs};
 use crate::sim::SimArgs;
+use crate::top::TopArgs;
 
 const EXAMPLES: &str = "\
 Examples:
   faser serve                                     the demo pair on http://127.0.0.1:8000
   faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
+  faser ctl status                                what does the running daemon do?
+  faser top                                       the same, live
   faser check -c my.yaml                          is this config right, and does it fit this machine?
   faser plan -c configs/plans/h100x8.yaml         which GPUs would hold what, and would it fit?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
@@ -51,8 +56,16 @@ pub enum Command {
     Compare(Box<CompareArgs>),
     /// Compare policies in the simulator: the real engine on a model of a device.
     Sim(Box<SimArgs>),
+    /// Ask a running daemon something, or change how it works, by its admin socket.
+    Ctl(CtlArgs),
+    /// Watch a running daemon in this terminal: throughput, lanes, queue, KV, acceptance, requests.
+    Top(TopArgs),
     /// Check a GPU: kernels against the CPU, splits of its SMs, and how fast it is.
     GpuCheck(GpuCheckArgs),
+    /// Print completions for a shell.
+    Completions(CompletionsArgs),
+    /// Write man pages of faser and its commands into a folder.
+    Man(ManArgs),
 }
 
 /// `faser serve`.

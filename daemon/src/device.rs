@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use faser_actors::{CudaError, Dtype, GpuInfo, Isa, check_libraries, probe_one};
+use faser_actors::{CudaError, Dtype, GpuInfo, Isa, check_libraries, nccl_version, probe_one};
 use faser_topology::CpuDevice;
 
 use crate::config::{Config, DeviceKind};
@@ -16,8 +16,8 @@ pub(crate) enum Chosen {
         /// Why there is no GPU.
         why: Option<String>,
     },
-    /// That GPU.
-    Gpu(GpuInfo),
+    /// These GPUs: those of a replica's ranks stand together.
+    Gpus(Vec<GpuInfo>),
 }
 
 /// The device that a pair runs on.
@@ -32,11 +32,13 @@ pub enum Machine {
         /// Why it is not a GPU, if that was left open.
         why: Option<String>,
     },
-    /// A GPU.
-    Gpu {
-        /// What was found.
-        info: GpuInfo,
-        /// The processor that launches on it.
+    /// GPUs, all alike.
+    Gpus {
+        /// The first.
+        first: GpuInfo,
+        /// The numbers of all, that of the first too.
+        ordinals: Vec<usize>,
+        /// The processor that launches on them.
         host: String,
     },
 }
@@ -46,7 +48,10 @@ impl Machine {
     pub fn kind(&self) -> String {
         match self {
             Machine::Cpu { .. } => "cpu".to_owned(),
-            Machine::Gpu { info, .. } => format!("cuda:{}", info.ordinal),
+            Machine::Gpus { ordinals, .. } => {
+                let numbers: Vec<String> = ordinals.iter().map(ToString::to_string).collect();
+                format!("cuda:{}", numbers.join(","))
+            }
         }
     }
 
@@ -54,7 +59,7 @@ impl Machine {
     pub fn name(&self) -> &str {
         match self {
             Machine::Cpu { device, .. } => &device.name,
-            Machine::Gpu { info, .. } => &info.name,
+            Machine::Gpus { first, .. } => &first.name,
         }
     }
 }
@@ -65,9 +70,10 @@ impl fmt::Display for Machine {
         write!(f, "{}, {}, ", self.kind(), self.name())?;
         match self {
             Machine::Cpu { device, isa, .. } => write!(f, "{} cores, {isa}", device.cores.len()),
-            Machine::Gpu { info, .. } => {
-                let (major, minor) = info.capability;
-                write!(f, "{} SMs of compute capability {major}.{minor}", info.sms)
+            Machine::Gpus { first, ordinals, .. } => {
+                let (major, minor) = first.capability;
+                let each = if ordinals.len() > 1 { "each with " } else { "" };
+                write!(f, "{each}{} SMs of compute capability {major}.{minor}", first.sms)
             }
         }
     }
@@ -81,6 +87,9 @@ pub(crate) fn choose(config: &Config) -> Result<Chosen, DaemonError> {
     choose_with(config, |ordinal| {
         let gpu = probe_one(ordinal)?;
         check_libraries()?;
+        if config.device.tensor_parallel > 1 {
+            nccl_version()?;
+        }
         Ok(gpu)
     })
 }
@@ -89,29 +98,36 @@ fn choose_with(
     config: &Config,
     probe: impl Fn(usize) -> Result<GpuInfo, CudaError>,
 ) -> Result<Chosen, DaemonError> {
-    let usable = |ordinal| {
-        let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
-        if config.device.tensor_parallel > 1 || config.device.draft_tensor_parallel > 1 {
-            return unfit(
-                "`device.tensor_parallel` and `device.draft_tensor_parallel` split models on the CPU alone: leave them out",
-            );
-        }
-        if config.device.replicas > 1 {
-            return unfit("`device.replicas` share the cores of a host, on the CPU alone: leave it out");
-        }
+    let ordinals = config.device.gpus();
+    let usable = || {
         fits_gpus(config)?;
-        probe(ordinal)
+        let gpus = ordinals.iter().map(|gpu| probe(*gpu)).collect::<Result<Vec<GpuInfo>, _>>()?;
+        alike(&gpus).map(|()| gpus)
     };
     match config.device.kind {
         DeviceKind::Cpu => Ok(Chosen::Cpu { why: None }),
-        DeviceKind::Auto => match usable(0) {
-            Ok(gpu) => Ok(Chosen::Gpu(gpu)),
+        DeviceKind::Auto => match usable() {
+            Ok(gpus) => Ok(Chosen::Gpus(gpus)),
             Err(why) => Ok(Chosen::Cpu { why: Some(why.to_string()) }),
         },
-        DeviceKind::Cuda(ordinal) => {
-            let refused = |source| DaemonError::Gpu { ordinal, source };
-            usable(ordinal).map(Chosen::Gpu).map_err(refused)
+        DeviceKind::Cuda(_) => {
+            let numbers: Vec<String> = ordinals.iter().map(ToString::to_string).collect();
+            let refused = |source| DaemonError::Gpu { gpus: numbers.join(","), source };
+            usable().map(Chosen::Gpus).map_err(refused)
         }
+    }
+}
+
+/// Whether the GPUs of groups and replicas are of one kind: ranks that wait for each other are as slow as the slowest, and what passes cost
+/// is measured on one replica.
+fn alike(gpus: &[GpuInfo]) -> Result<(), CudaError> {
+    let of = |gpu: &GpuInfo| (gpu.sms, gpu.capability);
+    match gpus.iter().find(|gpu| of(gpu) != of(&gpus[0])) {
+        None => Ok(()),
+        Some(other) => Err(CudaError::Unfit(format!(
+            "GPU {} ({}, {} SMs) and GPU {} ({}, {} SMs) are not alike: name GPUs of one kind, such as `device.kind: cuda:0,2`",
+            gpus[0].ordinal, gpus[0].name, gpus[0].sms, other.ordinal, other.name, other.sms
+        ))),
     }
 }
 
@@ -123,6 +139,11 @@ pub(crate) fn fits_gpus(config: &Config) -> Result<(), CudaError> {
     }
     if config.kv.block_size != 16 {
         return unfit("`kv.block_size` must be 16 on a GPU");
+    }
+    if config.device.draft_tensor_parallel > config.device.tensor_parallel {
+        return unfit(
+            "on GPUs the draft's ranks are among the target's: set `device.draft_tensor_parallel` to at most `device.tensor_parallel`",
+        );
     }
     Ok(())
 }
@@ -158,14 +179,14 @@ mod tests {
 
     #[test]
     fn auto_takes_the_first_gpu_or_the_cpu_and_says_why() {
-        assert_eq!(chosen("", true), Ok(Chosen::Gpu(gpu(0))));
+        assert_eq!(chosen("", true), Ok(Chosen::Gpus(vec![gpu(0)])));
         let Ok(Chosen::Cpu { why: Some(why) }) = chosen("", false) else { panic!("no CPU") };
         assert!(why.contains("libcuda.so.1 is not found") && why.contains("install"), "{why}");
         assert_eq!(chosen("device: {kind: cpu}", true), Ok(Chosen::Cpu { why: None }));
         for (text, problem) in [
             ("model: {dtype: int8}", "int8"),
             ("kv: {block_size: 32}", "block_size"),
-            ("device: {replicas: 2}", "device.replicas"),
+            ("device: {draft_tensor_parallel: 2}", "device.draft_tensor_parallel"),
         ] {
             let Ok(Chosen::Cpu { why: Some(why) }) = chosen(text, true) else { panic!("{text}") };
             assert!(why.contains(problem), "{why}");
@@ -174,7 +195,12 @@ mod tests {
 
     #[test]
     fn a_gpu_that_was_named_is_taken_or_refused() {
-        assert_eq!(chosen("device: {kind: 'cuda:3'}", true), Ok(Chosen::Gpu(gpu(3))));
+        assert_eq!(chosen("device: {kind: 'cuda:3'}", true), Ok(Chosen::Gpus(vec![gpu(3)])));
+        let four = "device: {kind: 'cuda:1', tensor_parallel: 2, replicas: 2}";
+        assert_eq!(chosen(four, true), Ok(Chosen::Gpus((1..5).map(gpu).collect())));
+        let other = GpuInfo { sms: 108, ..gpu(1) };
+        let refusal = alike(&[gpu(0), other]).unwrap_err().to_string();
+        assert!(refusal.contains("GPU 1 (a GPU, 108 SMs) are not alike"), "{refusal}");
         let refusal = chosen("device: {kind: 'cuda:0'}", false).unwrap_err();
         assert!(
             refusal.contains("`device.kind` is cuda:0") && refusal.contains("NVIDIA's driver"),

@@ -43,11 +43,11 @@ pub enum DaemonError {
         /// What the model holds.
         limit: usize,
     },
-    /// A GPU was asked for that cannot be used.
-    #[error("`device.kind` is cuda:{ordinal}, but {source}. To run without that GPU write `auto` or `cpu`")]
+    /// GPUs were asked for that cannot be used.
+    #[error("`device.kind` is cuda:{gpus}, but {source}. To run without a GPU write `auto` or `cpu`")]
     Gpu {
-        /// Its number.
-        ordinal: usize,
+        /// Their numbers.
+        gpus: String,
         /// What is missing.
         source: CudaError,
     },
@@ -106,6 +106,17 @@ pub enum DaemonError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// The admin socket cannot be had.
+    #[error("cannot listen on the admin socket {}: {problem}", path.display())]
+    AdminSocket {
+        /// Its path.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// `admin.group` is no group.
+    #[error("`admin.group`: {0}")]
+    AdminGroup(String),
     /// What the service manager handed over is no port to serve on.
     #[error("cannot listen on what was handed over by LISTEN_FDS: {0}")]
     HandedOver(String),

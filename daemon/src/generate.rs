@@ -8,7 +8,7 @@ use faser_actors::Sampling;
 use faser_engine::Origin;
 use serde_json::{Value, json};
 
-use crate::app::Served;
+use crate::app::{Opening, Served};
 use crate::cli::GenerateArgs;
 use crate::config::Config;
 use crate::error::DaemonError;
@@ -78,7 +78,7 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
     };
     let colour = !args.no_color && std::io::stdout().is_terminal();
     let started = Instant::now();
-    let mut sequence = served.open(&ids.into(), &parameters, 0, None, None).await?;
+    let mut sequence = served.open(&ids.into(), &parameters, Opening::default()).await?;
     let mut text = String::new();
     loop {
         match sequence.next().await? {

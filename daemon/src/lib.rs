@@ -1,7 +1,9 @@
-//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim` and `gpu-check`.
+//! The daemon: command line, config, HTTP API, and the commands `serve`, `check`, `plan`, `generate`, `bench`, `compare`, `sim`, `ctl`, `top`,
+//! `gpu-check`, `completions` and `man`.
 //! Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod access;
+pub mod admin;
 pub mod app;
 pub mod bench;
 pub mod check;
@@ -9,6 +11,7 @@ pub mod cli;
 pub mod compare;
 pub mod config;
 pub mod costs;
+pub mod ctl;
 pub mod device;
 pub mod error;
 pub mod fields;
@@ -16,11 +19,13 @@ pub mod figures;
 pub mod fuzz;
 pub mod generate;
 pub mod gpu_check;
+pub mod grammars;
 pub mod http;
 mod listen;
 pub mod load;
 mod locate;
 pub mod log;
+pub mod manual;
 pub mod metrics;
 pub mod output;
 mod pair;
@@ -37,3 +42,4 @@ pub mod signals;
 pub mod sim;
 pub mod stop;
 pub mod systemd;
+pub mod top;

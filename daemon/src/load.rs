@@ -7,7 +7,7 @@ use faser_actors::{
     DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
-use faser_engine::{EngineConfig, FinishReason, TokenId};
+use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
 use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
 use faser_topology::{DraftPlace, KvPools};
 use tokio::sync::Semaphore;
@@ -17,6 +17,7 @@ use crate::config::{Config, ModelSource};
 use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
 use crate::error::DaemonError;
+use crate::grammars::Grammars;
 use crate::pair::{Pair, pair};
 use crate::place::{Placed, place};
 use crate::sequence::SequenceError;
@@ -46,6 +47,8 @@ pub struct Loaded {
     pub engine: EngineConfig,
     /// Where those tables are from.
     pub cost_source: Option<CostSource>,
+    /// What all of it was asked for by.
+    pub config: Config,
 }
 
 /// How far loading is: which model, and its weights.
@@ -65,6 +68,16 @@ pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) 
         partitions: Vec::new(),
         target_layers,
         mechanisms: config.speculation.mechanisms,
+        speculation: SpeculationBounds {
+            // Where nothing is drafted and nothing copied, lanes need no room for it.
+            room: if config.model.source.has_draft() || config.speculation.policy.needs_costs() {
+                K_LIMIT
+            } else {
+                0
+            },
+            k_max: config.speculation.k_max.unwrap_or(K_LIMIT),
+            partition: config.speculation.partition,
+        },
         slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
     }
@@ -93,7 +106,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
     let Pair { name, target, draft, weights, tokenizer, template } = pair;
     let Placed { device, more, machine, pools } =
-        place(config, chosen, (target, draft), weights, &bounds, watch)?;
+        place(config, chosen, (target, draft), &weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
     let (partitions, cost_source) = if engine.policy.needs_costs() {
@@ -123,6 +136,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         pools,
         engine,
         cost_source,
+        config: config.clone(),
     })
 }
 
@@ -138,12 +152,14 @@ impl Loaded {
         let eos: Vec<TokenId> = target.eos;
         let spec =
             |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
+        let device = self.device.clone();
         let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
         let service = Replicas::start(specs, &self.drills).await?;
         for replica in (0..service.count()).filter_map(|number| service.replica(number)) {
             warm_up(replica, max_context).await?;
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let grammars = Grammars::new(&self.tokenizer, vocab, &eos);
         Ok(Served {
             name: self.name,
             created,
@@ -151,9 +167,14 @@ impl Loaded {
             tokenizer: self.tokenizer,
             template: self.template,
             eos,
+            grammars,
             vocab,
             max_context,
             encoding: Semaphore::new(LONG_TEXTS_AT_ONCE),
+            config: self.config,
+            machine: self.machine,
+            device,
+            bounds: self.engine,
         })
     }
 }

@@ -6,7 +6,7 @@ use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
 use faser::reload::Reload;
-use faser::{bench, check, compare, generate, gpu_check, log, output, plan, serve, sim};
+use faser::{bench, check, compare, ctl, generate, gpu_check, log, manual, output, plan, serve, sim, top};
 
 fn main() {
     let system = actix_web::rt::System::new();
@@ -15,7 +15,7 @@ fn main() {
         Ok(status) => std::process::exit(status),
         Err(err) => {
             // Each message names its cause already.
-            eprintln!("error: {err}");
+            log::last_words(&err);
             std::process::exit(1);
         }
     }
@@ -27,7 +27,8 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             let document = args.document()?;
             let config = args.config_of(&document)?;
             let level = log::start(config.log);
-            Ok(system.block_on(serve::serve(config, Reload::new(args, document, level)))?)
+            let reload = Reload::new(args, document, config.clone(), level);
+            Ok(system.block_on(serve::serve(config, reload))?)
         }
         Command::Check(args) => {
             let config = args.load_config()?;
@@ -59,6 +60,26 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         }
         Command::Sim(args) => {
             sim::sim(&args)?;
+            Ok(0)
+        }
+        Command::Ctl(args) => Ok(ctl::ctl(&args).unwrap_or_else(|err| {
+            eprintln!("error: {err}");
+            err.exit_status()
+        })),
+        Command::Top(args) => Ok(top::top(&args).map_or_else(
+            |err| {
+                eprintln!("error: {err}");
+                err.exit_status()
+            },
+            |()| 0,
+        )),
+        Command::Completions(args) => {
+            output::line(manual::completions(&args).trim_end())?;
+            Ok(0)
+        }
+        Command::Man(args) => {
+            let count = manual::man(&args)?;
+            output::line(&format!("{count} pages in {}", args.folder.display()))?;
             Ok(0)
         }
         Command::GpuCheck(args) => {

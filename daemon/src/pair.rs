@@ -29,6 +29,7 @@ pub(crate) struct Weights {
     pub(crate) dtype: Dtype,
 }
 
+#[derive(Clone)]
 enum Source {
     Folders { target: PathBuf, draft: Option<PathBuf> },
     Synthetic { spec: SyntheticSpec, draft: bool },
@@ -140,18 +141,25 @@ impl Weights {
         }
     }
 
-    /// How a GPU gets the pair: read from its files, or made anew, every time.
-    pub(crate) fn on_gpu(self) -> CudaWeights {
-        let Weights { source, dtype } = self;
+    /// How a GPU gets these shards of the pair: read from its files, or made anew, every time.
+    pub(crate) fn on_gpu(&self, target_shard: Shard, draft_shard: Option<Shard>) -> CudaWeights {
+        let (source, dtype) = (self.source.clone(), self.dtype);
         Arc::new(move |gpu, progress| match &source {
-            Source::Folders { target, draft } => [Some(target), draft.as_ref()]
-                .into_iter()
-                .flatten()
-                .map(|dir| CudaModel::load(gpu, dir, dtype, progress))
-                .collect(),
-            Source::Synthetic { spec, draft: drafts } => {
-                let (target, draft) = CudaModel::synthetic_pair(gpu, spec, dtype, progress)?;
-                Ok(if *drafts { vec![target, draft] } else { vec![target] })
+            Source::Folders { target, draft } => {
+                let draft = draft.as_ref().zip(draft_shard);
+                let models = [Some((target, target_shard)), draft].into_iter().flatten();
+                models.map(|(dir, shard)| CudaModel::load_shard(gpu, dir, shard, dtype, progress)).collect()
+            }
+            Source::Synthetic { spec, .. } => {
+                let (target, draft) = CudaModel::synthetic_shards(gpu, spec, target_shard, dtype, progress)?;
+                Ok(match draft_shard {
+                    None => vec![target],
+                    // They share what they have in common.
+                    Some(shard) if shard == target_shard => vec![target, draft],
+                    Some(shard) => {
+                        vec![target, CudaModel::synthetic_draft(gpu, spec, shard, dtype, progress)?]
+                    }
+                })
             }
         })
     }

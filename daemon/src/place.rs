@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
+    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts,
+    PassLimits,
 };
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaModel, CudaSizes};
-use faser_models::{Model, ModelConfig, Scratch, on_nodes};
+use faser_models::{Model, ModelConfig, Scratch, Shard, on_nodes};
 use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
 
 use crate::config::Config;
@@ -37,7 +38,7 @@ pub(crate) fn place(
     config: &Config,
     chosen: Chosen,
     shapes: (ModelConfig, Option<ModelConfig>),
-    weights: Weights,
+    weights: &Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
 ) -> Result<Placed, DaemonError> {
@@ -53,7 +54,7 @@ pub(crate) fn place(
             let pair = on_nodes(&nodes, || weights.on_host(config, watch))?;
             on_cpu(config, host, why, pair, bounds)
         }
-        Chosen::Gpu(info) => on_gpu(config, &host, &info, shapes, weights, bounds, watch),
+        Chosen::Gpus(gpus) => on_gpus(config, &host, &gpus, shapes, weights, bounds, watch),
     }
 }
 
@@ -130,48 +131,78 @@ fn on_cpu(
     })
 }
 
-fn on_gpu(
+/// On GPUs, replica after replica: each on as many as the target has ranks.
+fn on_gpus(
     config: &Config,
     host: &CpuDevice,
-    info: &GpuInfo,
+    gpus: &[GpuInfo],
     (target, draft): (ModelConfig, Option<ModelConfig>),
-    weights: Weights,
+    weights: &Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
 ) -> Result<Placed, DaemonError> {
     let limits = PassLimits::of(bounds);
-    let refused = |source| DaemonError::OpenGpu { ordinal: info.ordinal, source: Box::new(source) };
-    let facts = |config: ModelConfig| -> Result<ModelFacts, DaemonError> {
+    let first = &gpus[0];
+    let refused = |source| DaemonError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
+    let [ranks, draft_ranks] = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
+    let facts = |config: &ModelConfig, shard: Shard| -> Result<ModelFacts, DaemonError> {
+        shard.check(config)?;
         let weight_bytes =
-            CudaModel::weight_bytes(&config, weights.dtype).map_err(|error| refused(error.into()))?;
-        Ok(ModelFacts { config, dtype: weights.dtype, weight_bytes })
+            CudaModel::weight_bytes(config, shard, weights.dtype).map_err(|error| refused(error.into()))?;
+        Ok(ModelFacts { config: config.clone(), dtype: weights.dtype, weight_bytes })
     };
-    let (target, draft) = (facts(target)?, draft.map(facts).transpose()?);
-    let footprint = |model: &ModelFacts, sizes: CudaSizes| ModelFootprint {
-        weight_bytes: model.weight_bytes,
-        kv_bytes_per_token: model.config.kv_bytes_per_token(model.dtype),
-        max_context: model.config.max_context,
-        workspace_bytes: sizes.workspace_bytes(&model.config, model.dtype),
+    // What a rank has of both models; the first has most.
+    let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), DaemonError> {
+        let draft = draft.as_ref().filter(|_| rank < draft_ranks);
+        let draft = draft.map(|draft| facts(draft, Shard { rank, ranks: draft_ranks })).transpose()?;
+        Ok((facts(&target, Shard { rank, ranks })?, draft))
     };
-    let for_target = footprint(&target, limits.cuda_verify(bounds));
-    let for_draft = draft.as_ref().map(|draft| footprint(draft, limits.cuda_draft(bounds)));
+    let footprint = |model: &ModelFacts, ranks: usize, sizes: CudaSizes| {
+        let shard = Shard { rank: 0, ranks };
+        ModelFootprint {
+            weight_bytes: model.weight_bytes,
+            kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.dtype),
+            max_context: model.config.max_context,
+            workspace_bytes: sizes.workspace_bytes(&model.config, shard, model.dtype),
+        }
+    };
+    let (of_target, of_draft) = of_rank(0)?;
+    let for_target = footprint(&of_target, ranks, limits.cuda_verify(bounds));
+    let for_draft = of_draft.as_ref().map(|draft| footprint(draft, draft_ranks, limits.cuda_draft(bounds)));
     let device = GpuDevice {
-        sms: info.sms,
-        memory_bytes: info.memory_bytes,
+        sms: first.sms,
+        memory_bytes: gpus.iter().map(|gpu| gpu.memory_bytes).min().unwrap_or(0),
         utilization: config.device.gpu_memory_utilization,
     };
     let (asked, kv) = (config.device.partitions.as_deref(), request(config, bounds));
     let placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
-    let machine = Machine::Gpu { info: info.clone(), host: host.name.clone() };
-    let source = CudaSource {
-        info: info.clone(),
-        device,
-        kernel_cache: costs::folder(config).map(|folder| folder.join("kernels")),
-        target,
-        draft,
-        weights: weights.on_gpu(),
+    let kernel_cache = costs::folder(config).map(|folder| folder.join("kernels"));
+    let source = |(rank, info): (usize, &GpuInfo)| -> Result<CudaDevice, DaemonError> {
+        let (target, draft) = of_rank(rank)?;
+        let draft_shard = draft.as_ref().map(|_| Shard { rank, ranks: draft_ranks });
+        Ok(CudaDevice::new(CudaSource {
+            info: info.clone(),
+            device: device.clone(),
+            kernel_cache: kernel_cache.clone(),
+            target,
+            draft,
+            weights: weights.on_gpu(Shard { rank, ranks }, draft_shard),
+        }))
     };
-    let spec = CudaSpec { device: CudaDevice::new(source), draft_sms: placement.draft_sms };
-    spec.open(&mut |progress| watch("weights", progress)).map_err(refused)?;
-    Ok(Placed { device: DeviceSpec::Cuda(spec), more: Vec::new(), machine, pools: placement.pools })
+    let mut devices = Vec::with_capacity(config.device.replicas);
+    for own in gpus.chunks(ranks) {
+        let mut group = own.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
+        let (device, draft_sms) = (group.remove(0), placement.draft_sms.clone());
+        let group = CudaGroup { others: group, deadline: config.device.rank_deadline };
+        let spec = CudaSpec { device, draft_sms, group };
+        spec.open(&mut |progress| watch("weights", progress)).map_err(refused)?;
+        devices.push(DeviceSpec::Cuda(spec));
+    }
+    let ordinals = gpus.iter().map(|gpu| gpu.ordinal).collect();
+    Ok(Placed {
+        device: devices.remove(0),
+        more: devices,
+        machine: Machine::Gpus { first: first.clone(), ordinals, host: host.name.clone() },
+        pools: placement.pools,
+    })
 }

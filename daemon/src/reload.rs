@@ -1,124 +1,274 @@
-//! SIGHUP: reads the config file again, applies what can change in a running daemon, and says what has to wait for a restart.
+//! What a running daemon takes over: the config file read again (SIGHUP, `faser ctl reload`), and single keys that an operator sets.
+//! One way for all of them, and nothing happens by halves.
 
+mod live;
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use faser_actors::{Replicas, TuneError};
+use faser_engine::EngineError;
+use serde::Serialize;
+use serde_json::Value;
+
+pub use self::live::{LIVE, LiveKey, tuning};
 use crate::access::{Access, Renewal};
 use crate::cli::ServeArgs;
-use crate::config::ConfigError;
 use crate::config::changes::{changed, value, with};
 use crate::config::raw::Document;
+use crate::config::{Config, ConfigError};
 use crate::log::LogLevel;
-
-/// Keys that a running daemon takes over.
-const LIVE: &[&str] = &["log.level"];
 
 /// The config that is in force, and where the next one comes from.
 pub struct Reload {
     args: ServeArgs,
     running: Document,
+    config: Config,
     level: LogLevel,
     access: Option<Arc<Access>>,
 }
 
-/// What a reload found, as keys of the config file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What came of a change of the config, as keys of the config file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct Changes {
     /// In force now.
-    pub applied: Vec<String>,
+    pub applied: Vec<Change>,
     /// In force after a restart, and not before.
-    pub restart: Vec<String>,
+    pub restart: Vec<Change>,
+}
+
+/// A key that has changed.
+#[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
+pub struct Change {
+    /// Its name, as `section.key`.
+    pub key: String,
+    /// What was in force; null for a default that was not written down, unless it is a live key.
+    pub before: Value,
+    /// What is to be in force.
+    pub after: Value,
+    /// Why it has to wait for a restart although keys like it do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// Why nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The config is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A key cannot be changed in this daemon.
+    #[error("`{key}` cannot be changed without a restart: {why}")]
+    Restart {
+        /// The key.
+        key: String,
+        /// Why not.
+        why: String,
+    },
+    /// Somebody else has changed the config since.
+    #[error("the config is another by now ({now}): look at it again")]
+    Outdated {
+        /// Its tag.
+        now: String,
+    },
+    /// The service has stopped.
+    #[error("the service has stopped")]
+    Stopped,
 }
 
 impl Reload {
-    /// `running` is what `args` stood for at the start.
-    pub fn new(args: ServeArgs, running: Document, level: LogLevel) -> Reload {
-        Reload { args, running, level, access: None }
+    /// `running` and `config` are what `args` stood for at the start.
+    pub fn new(args: ServeArgs, running: Document, config: Config, level: LogLevel) -> Reload {
+        Reload { args, running, config, level, access: None }
     }
 
-    /// From now on keys are read again too, also if the config has not changed.
+    /// From now on keys and certificates are read again too, also if the config has not changed.
     pub fn manage(&mut self, access: Arc<Access>) {
         self.access = Some(access);
     }
 
-    /// Reads the file again, with the same flags of the command line over it.
+    /// What is in force. Of keys that need a restart: what was in force at the start.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The keys that are in force and were written down, as they stand in the file.
+    pub fn written(&self) -> &Value {
+        self.running.root()
+    }
+
+    /// The config file.
+    pub fn file(&self) -> Option<&std::path::Path> {
+        self.args.config.as_deref()
+    }
+
+    /// A tag that is another one after every change.
+    pub fn tag(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        self.running.root().to_string().hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    }
+
+    /// Refuses if the tag is not this one.
     ///
     /// # Errors
-    /// The file is wrong: nothing has changed.
-    pub fn run(&mut self) -> Result<Changes, ConfigError> {
+    /// It is another.
+    pub fn expect(&self, tag: Option<&str>) -> Result<(), ReloadError> {
+        match tag {
+            Some(tag) if tag.trim_matches('"') != self.tag() => {
+                Err(ReloadError::Outdated { now: self.tag() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a reload would change now.
+    ///
+    /// # Errors
+    /// The file is wrong.
+    pub fn pending(&self) -> Result<Vec<String>, ConfigError> {
+        changed(&self.running, &self.args.document()?)
+    }
+
+    /// Reads the file again, with the same flags of the command line over it. Keys that `replicas` cannot take over wait for a restart.
+    ///
+    /// # Errors
+    /// The file is wrong, or the service has stopped: nothing has changed.
+    pub async fn run(&mut self, replicas: Option<&Replicas>) -> Result<Changes, ReloadError> {
         let document = self.args.document()?;
-        let config = self.args.config_of(&document)?;
-        let renewal = self.access.as_ref().map(|access| access.read(&config.server)).transpose()?;
-        let more = self.access.as_ref().map_or(&[][..], |access| access.live(&config.server));
-        let live = |key: &String| LIVE.contains(&key.as_str()) || more.contains(&key.as_str());
-        let (mut applied, restart): (Vec<_>, Vec<_>) =
-            changed(&self.running, &document)?.into_iter().partition(live);
-        for key in &applied {
-            self.running = with(&self.running, key, value(&document, key));
+        let whole = Config::from_document(&document)?;
+        let change = |key: &String, why| self.change(&document, key, why);
+        let found = changed(&self.running, &document)?;
+        let (mut live, waiting): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|key| self.is_live(key, &whole));
+        let mut restart: Vec<Change> = waiting.iter().map(|key| change(key, None)).collect();
+        let (next, config) = loop {
+            let next =
+                live.iter().fold(self.running.clone(), |next, key| with(&next, key, value(&document, key)));
+            let refused = match Config::from_document(&next) {
+                Ok(config) => match tunable(replicas, &config).await? {
+                    Ok(()) => break (next, config),
+                    Err(err) => (live::culprit(&err, &live).map(str::to_owned), live::why(&err)),
+                },
+                // Right only together with keys that wait.
+                Err(err) => (None, err.message),
+            };
+            let (culprit, why) = refused;
+            let late = |key: &String| culprit.as_ref().is_none_or(|culprit| culprit == key);
+            let (late, rest): (Vec<String>, Vec<String>) = live.into_iter().partition(late);
+            live = rest;
+            restart.extend(late.iter().map(|key| change(key, Some(why.clone()))));
+        };
+        let mut applied: Vec<Change> = live.iter().map(|key| change(key, None)).collect();
+        restart.sort_by(|a, b| a.key.cmp(&b.key));
+        let access = self.access.clone();
+        let renewal = access.as_ref().map(|access| access.read(&config.server)).transpose()?;
+        self.take_over(next, config, replicas).await?;
+        for key in renewal.map_or_else(Vec::new, Renewal::apply) {
+            if !applied.iter().any(|change| change.key == key) {
+                let (key, after) = (key.to_owned(), "read again".into());
+                applied.push(Change { key, before: Value::Null, after, why: None });
+            }
+        }
+        Ok(Changes { applied, restart })
+    }
+
+    /// Sets these keys, all of them or none; null takes the default again.
+    ///
+    /// # Errors
+    /// A value is wrong, a key needs a restart, or the service has stopped: nothing has changed.
+    pub async fn set(
+        &mut self,
+        keys: &[(&'static str, Value)],
+        replicas: Option<&Replicas>,
+    ) -> Result<Changes, ReloadError> {
+        let next = keys.iter().fold(self.running.clone(), |next, (key, value)| {
+            with(&next, key, Some(value).filter(|value| !value.is_null()))
+        });
+        // The value comes from no line of the file.
+        let config = Config::from_document(&next).map_err(|err| ConfigError { place: None, ..err })?;
+        let found = changed(&self.running, &next)?;
+        if let Err(err) = tunable(replicas, &config).await? {
+            let key = live::culprit(&err, &found).map_or_else(|| found.join(", "), str::to_owned);
+            return Err(ReloadError::Restart { key, why: live::why(&err) });
+        }
+        let applied = found.iter().map(|key| self.change(&next, key, None)).collect();
+        self.take_over(next, config, replicas).await?;
+        Ok(Changes { applied, restart: Vec::new() })
+    }
+
+    /// Whether a key can change in this daemon, on its way to `next`.
+    fn is_live(&self, key: &str, next: &Config) -> bool {
+        let access = || self.access.as_ref().map_or(&[][..], |access| access.live(&next.server));
+        LIVE.iter().any(|live| live.key == key) && (!key.starts_with("server.") || access().contains(&key))
+    }
+
+    async fn take_over(
+        &mut self,
+        next: Document,
+        config: Config,
+        replicas: Option<&Replicas>,
+    ) -> Result<(), ReloadError> {
+        if let Some(replicas) = replicas {
+            replicas.tune(&tuning(&config)).await.map_err(|err| match err {
+                TuneError::Engine(err) => {
+                    ReloadError::Restart { key: "speculation".to_owned(), why: err.to_string() }
+                }
+                TuneError::Stopped => ReloadError::Stopped,
+            })?;
         }
         // Also when it is the same: an operator may ask again for what somebody else has changed.
         if !self.level.set(config.log.level) {
             tracing::warn!("`log.level` cannot be changed in this process");
         }
-        for changed in renewal.map_or_else(Vec::new, Renewal::apply) {
-            if !applied.iter().any(|key| key == changed) {
-                applied.push(changed.to_owned());
+        (self.running, self.config) = (next, Config { profile: self.config.profile, ..config });
+        Ok(())
+    }
+
+    /// A key's change, with the values in force where they can be told.
+    fn change(&self, next: &Document, key: &str, why: Option<String>) -> Change {
+        let written = |document| value(document, key).cloned().unwrap_or(Value::Null);
+        let mut change =
+            Change { key: key.to_owned(), before: written(&self.running), after: written(next), why };
+        if let Some(live) = LIVE.iter().find(|live| live.key == key) {
+            change.before = (live.of)(&self.config);
+            if let Ok(config) = Config::from_document(next) {
+                change.after = (live.of)(&config);
             }
         }
-        Ok(Changes { applied, restart })
+        change
     }
 }
 
-impl std::fmt::Display for Changes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+/// Whether all replicas can decide as `config` says.
+async fn tunable(
+    replicas: Option<&Replicas>,
+    config: &Config,
+) -> Result<Result<(), EngineError>, ReloadError> {
+    let Some(replicas) = replicas else { return Ok(Ok(())) };
+    match replicas.tunable(&tuning(config)).await {
+        Ok(()) => Ok(Ok(())),
+        Err(TuneError::Engine(err)) => Ok(Err(err)),
+        Err(TuneError::Stopped) => Err(ReloadError::Stopped),
+    }
+}
+
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = |changes: &[Change]| {
+            changes.iter().map(|change| change.key.as_str()).collect::<Vec<_>>().join(", ")
+        };
         match (self.applied.as_slice(), self.restart.as_slice()) {
             ([], []) => f.write_str("nothing has changed"),
-            (applied, []) => write!(f, "applied: {}", applied.join(", ")),
-            ([], restart) => write!(f, "needs a restart: {}", restart.join(", ")),
+            (applied, []) => write!(f, "applied: {}", keys(applied)),
+            ([], restart) => write!(f, "needs a restart: {}", keys(restart)),
             (applied, restart) => {
-                write!(f, "applied: {}; needs a restart: {}", applied.join(", "), restart.join(", "))
+                write!(f, "applied: {}; needs a restart: {}", keys(applied), keys(restart))
             }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use clap::Parser;
-    use tracing::Level;
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    #[test]
-    fn live_keys_are_applied_others_wait_and_an_invalid_file_changes_nothing() {
-        let folder = std::env::temp_dir().join(format!("faser-reload-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("faser.yaml");
-        let write = |text: &str| std::fs::write(&file, text).unwrap();
-        write("log: {level: warn}\n");
-        let line = ["faser", "serve", "--listen", "127.0.0.1:9", "-c", file.to_str().unwrap()];
-        let Command::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!("another") };
-        let levels = Arc::new(Mutex::new(Vec::new()));
-        let level = LogLevel::told(Arc::clone(&levels));
-        let running = args.document().unwrap();
-        let mut reload = Reload::new(args, running, level);
-        let mut run = || reload.run().map(|changes| changes.to_string()).map_err(|err| err.message);
-        assert_eq!(run().unwrap(), "nothing has changed");
-        // The flag goes on hiding the file's key.
-        write("log: {level: debug}\nserver: {workers: 5, listen: '127.0.0.1:10'}\n");
-        assert_eq!(run().unwrap(), "applied: log.level; needs a restart: server.workers");
-        // What waits for a restart goes on waiting, what is in force is no change.
-        assert_eq!(run().unwrap(), "needs a restart: server.workers");
-        write("log: {level: trace, colour: red}\n");
-        assert!(run().unwrap_err().contains("log.colour"), "an unknown key");
-        write("log: [");
-        assert!(run().unwrap_err().contains("YAML"));
-        write("");
-        assert_eq!(run().unwrap(), "applied: log.level");
-        std::fs::remove_dir_all(&folder).unwrap();
-        assert!(run().unwrap_err().contains("cannot read"));
-        assert_eq!(*levels.lock().unwrap(), [Level::WARN, Level::DEBUG, Level::DEBUG, Level::INFO]);
-    }
-}
+mod tests;

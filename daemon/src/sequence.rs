@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use faser_actors::{LogprobBoard, Logprobs, ReplicaStream, Update};
+use faser_actors::{Constraint, LogprobBoard, Logprobs, ReplicaStream, Update};
 use faser_engine::{FinishReason, Origin, TokenId, Usage};
 use faser_models::{Detokenizer, Tokenizer};
 
@@ -42,6 +42,8 @@ pub struct Reading {
     pub prompt_only: bool,
     /// Log-probabilities, if they are wanted.
     pub logprobs: Option<Arc<LogprobBoard>>,
+    /// What the output has to follow.
+    pub constraint: Option<Arc<Constraint>>,
 }
 
 /// What a sequence says next.
@@ -106,11 +108,17 @@ impl Finish {
 }
 
 /// Why a sequence broke off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SequenceError {
+    /// The grammar of the output grew beyond its limits.
+    #[error("the output's grammar became too large to be followed: {0}")]
+    Grammar(String),
     /// The device went away under it, more often than is put up with.
     #[error("the device failed while it worked on this request; send it again")]
     DeviceFailed,
+    /// An operator ended it.
+    #[error("an operator of the server cancelled this request")]
+    Cancelled,
     /// The daemon is on its way down.
     #[error("the server is shutting down and did not finish this request")]
     Ended,
@@ -225,6 +233,10 @@ impl TextSequence {
         usage: Usage,
         spans: &mut Vec<Span>,
     ) -> Result<(), SequenceError> {
+        if let Some(reason) = self.reading.constraint.as_ref().and_then(|constraint| constraint.failure()) {
+            let error = SequenceError::Grammar(reason.to_owned());
+            return Err(self.broken(error));
+        }
         let finish = match reason {
             FinishReason::StopToken(token) => {
                 if self.reading.include_stop {
@@ -233,7 +245,7 @@ impl TextSequence {
                 Finish::Stop
             }
             FinishReason::Length => Finish::Length,
-            FinishReason::Cancelled => return Err(self.broken(SequenceError::Ended)),
+            FinishReason::Cancelled => return Err(self.broken(SequenceError::Cancelled)),
             FinishReason::DeviceFailed => return Err(self.broken(SequenceError::DeviceFailed)),
         };
         let rest = self.detokenizer.finish();

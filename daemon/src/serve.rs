@@ -6,6 +6,7 @@
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +15,11 @@ use actix_web::dev::ServerHandle;
 use actix_web::middleware::from_fn;
 use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
+use tokio::sync::Mutex;
 
 use crate::access::Access;
+use crate::admin::peer::Operators;
+use crate::admin::{self, Admin};
 use crate::app::{App, Served};
 use crate::config::{Config, sizes};
 use crate::error::DaemonError;
@@ -39,13 +43,17 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// # Errors
 /// The port cannot be had, or the models cannot be served.
 pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonError> {
-    let handed_over = Sockets::take().http()?;
+    let mut sockets = Sockets::take();
+    let (handed_over, for_admin) = (sockets.http()?, sockets.admin()?);
     let mut signals = Signals::take_over()?;
     let mut hangups = Hangups::take_over()?;
     let recorder = metrics::install()?;
     let access = Arc::new(Access::load(&config.server)?);
     reload.manage(Arc::clone(&access));
     let app = web::Data::new(App::new(config.server.clone(), access, recorder.clone()));
+    let reload = Arc::new(Mutex::new(reload));
+    // Before the port: who cannot have one of the two does not begin.
+    let admin = administer(&config, for_admin, &app, &reload)?;
     let (address, http) = bind(&config, &app, handed_over)?;
     actix_web::rt::spawn(async move {
         loop {
@@ -56,7 +64,6 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
     if app.access.keys().is_empty() && !address.ip().to_canonical().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
-    let drain_timeout = config.drain_timeout;
     let (served, machine) = tokio::select! {
         served = start(config, app.clone()) => served?,
         signal = signals.next() => {
@@ -74,14 +81,21 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
     let signal = loop {
         tokio::select! {
             signal = signals.next() => break signal,
-            () = hangups.next() => status.reloaded(look_again(&mut reload)),
+            () = hangups.next() => status.reloaded(look_again(&reload, &served).await),
         }
     };
+    let drain_timeout = reload.lock().await.config().drain_timeout;
     tracing::info!(signal = signal.name, active = served.service.active(), ?drain_timeout, "draining");
     app.start_draining();
     status.stopping(drain_timeout + STOP_TIMEOUT + 2 * Duration::from_secs(FLUSH_TIMEOUT_S));
     tokio::select! {
-        () = drain(&served, telling, http, drain_timeout) => Ok(0),
+        () = drain(&served, telling, http, drain_timeout) => {
+            if let Some((_, admin)) = &admin {
+                admin.stop(true).await;
+            }
+            tracing::info!("ended");
+            Ok(0)
+        }
         signal = signals.next() => {
             tracing::warn!(signal = signal.name, "ended at once, with sequences in flight");
             Ok(signal.exit_status())
@@ -111,12 +125,13 @@ fn keep_telling(status: &Rc<Status>, served: &Arc<Served>) -> Telling {
 }
 
 /// SIGHUP: what came of it, in words.
-fn look_again(reload: &mut Reload) -> String {
+async fn look_again(reload: &Mutex<Reload>, served: &Served) -> String {
     notify::reloading();
-    match reload.run() {
+    match reload.lock().await.run(Some(&served.service)).await {
         Ok(changes) => {
-            for key in &changes.restart {
-                tracing::warn!(key, "changed in the config file, but needs a restart");
+            for change in &changes.restart {
+                let why = change.why.as_deref();
+                tracing::warn!(key = change.key, why, "changed in the config file, but needs a restart");
             }
             tracing::info!("reloaded: {changes}");
             changes.to_string()
@@ -126,6 +141,24 @@ fn look_again(reload: &mut Reload) -> String {
             format!("refused, nothing is changed: {err}")
         }
     }
+}
+
+/// The admin socket, if there is to be one: handed over, or made.
+fn administer(
+    config: &Config,
+    handed_over: Option<UnixListener>,
+    app: &web::Data<App>,
+    reload: &Arc<Mutex<Reload>>,
+) -> Result<Option<(admin::socket::Socket, ServerHandle)>, DaemonError> {
+    let operators = Operators::new(config.admin.group.as_deref()).map_err(DaemonError::AdminGroup)?;
+    let socket = match (handed_over, admin::socket::place(&config.admin)) {
+        (Some(listener), _) => admin::socket::handed_over(listener),
+        (None, Some(path)) => admin::socket::listen(&path, &operators)?,
+        (None, None) => return Ok(None),
+    };
+    let admin = web::Data::new(Admin::new(app.clone(), Arc::clone(reload), operators));
+    let handle = admin::serve(&socket, admin)?;
+    Ok(Some((socket, handle)))
 }
 
 /// Binds and begins to answer: /health at once, everything else with 503 until `App::serve`.
@@ -254,5 +287,4 @@ async fn drain(served: &Served, telling: Telling, http: ServerHandle, timeout: D
         tracing::error!("the service does not stop: its threads are left behind");
     }
     http.stop(true).await;
-    tracing::info!("ended");
 }

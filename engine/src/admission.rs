@@ -10,7 +10,7 @@ impl Engine {
     /// spare for everyone who runs.
     pub(crate) fn admit_waiting(&mut self) {
         while let Some(&seq) = self.waiting.front() {
-            if self.running.len() >= self.config.max_running || !self.admit(seq) {
+            if self.running.len() >= self.tuning.max_running || !self.admit(seq) {
                 return;
             }
             self.waiting.pop_front();

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
+use crate::cost::PartitionCosts;
 use crate::plan::{DraftPlan, Shed, VerifyPlan};
+use crate::tuning::Tuning;
 
 /// An entry of the models' common vocabulary.
 pub type TokenId = u32;
@@ -71,6 +73,10 @@ pub enum Event {
     DeviceLost,
     /// A fresh device with empty KV memory is there.
     DeviceReady,
+    /// Somebody wants it to decide otherwise from now on; see [`EngineConfig::tunable`](crate::EngineConfig::tunable).
+    Tune(Tuning),
+    /// What passes cost was measured anew, of all partitions.
+    Profiled(Vec<PartitionCosts>),
     /// No device will come back: every sequence ends with `DeviceFailed`, and new ones are refused.
     DeviceGivenUp,
 }

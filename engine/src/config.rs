@@ -1,10 +1,10 @@
 //! What an engine is built from: bounds, pool sizes, policy.
 
-use crate::api::{Refusal, Slo};
+use crate::api::{K_LIMIT, Refusal, Slo};
 use crate::cost::PartitionCosts;
 use crate::policy::{Mechanisms, Policy};
 
-/// The engine's bounds and sizes; nothing in it changes while it runs.
+/// The engine's bounds and sizes. What of them can change while it runs is its [`Tuning`](crate::Tuning).
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Tokens per KV block, in both pools.
@@ -30,13 +30,33 @@ pub struct EngineConfig {
     pub target_layers: usize,
     /// What policies that predict may use.
     pub mechanisms: Mechanisms,
+    /// Bounds of speculation, whatever the policy.
+    pub speculation: SpeculationBounds,
     /// Targets of requests that bring none of their own.
     pub slo: Slo,
     /// Keep the KV of finished prompts for later requests with the same beginning.
     pub prefix_cache: bool,
 }
 
-/// Why an engine cannot be built.
+/// Bounds of speculation, whatever the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpeculationBounds {
+    /// Proposals per sequence that the lanes have room for, so that no policy and no tuning may ask for more.
+    pub room: usize,
+    /// Cap on the speculative length of every sequence.
+    pub k_max: usize,
+    /// The one partition, counted from 1, for overlapped execution; `None` leaves the choice to the planner.
+    pub partition: Option<usize>,
+}
+
+impl Default for SpeculationBounds {
+    /// None but the engine's own.
+    fn default() -> SpeculationBounds {
+        SpeculationBounds { room: K_LIMIT, k_max: K_LIMIT, partition: None }
+    }
+}
+
+/// Why an engine cannot be built, or not be tuned so.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// A size that has to be at least one is zero.
@@ -70,6 +90,24 @@ pub enum EngineError {
     /// The policy cannot be honoured.
     #[error("{0}")]
     Policy(String),
+    /// More than the engine and its lanes were built for.
+    #[error("{name} is {asked}, and this was started for at most {built}")]
+    Beyond {
+        /// What is too large.
+        name: &'static str,
+        /// What is asked for.
+        asked: usize,
+        /// What there is room for.
+        built: usize,
+    },
+    /// There is no such partition for overlapped execution, or nobody knows what passes cost on it.
+    #[error("partition {asked} is not there: of partitions for overlapped execution {there} are known")]
+    Partition {
+        /// The partition asked for.
+        asked: usize,
+        /// How many there are, counted from 1.
+        there: usize,
+    },
 }
 
 impl EngineConfig {
@@ -100,7 +138,7 @@ impl EngineConfig {
         if self.policy.needs_costs() && self.partitions.is_empty() {
             return Err(EngineError::NoCosts(self.policy.to_string()));
         }
-        Ok(())
+        if self.draft_blocks > 0 { self.tunable(&self.tuning()) } else { Ok(()) }
     }
 
     fn pool_holds_a_sequence(&self, pool: &'static str, blocks: usize) -> Result<(), EngineError> {

@@ -18,17 +18,18 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::api::{Command, Event, FinishReason, K_LIMIT, Refusal, Request, SeqId, TokenId};
+use crate::api::{Command, Event, FinishReason, Refusal, Request, SeqId, TokenId};
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
-use crate::policy::{Mechanisms, Policy};
+use crate::policy::Policy;
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
 use crate::survival::{Calibration, PerSource, Source};
+use crate::tuning::Tuning;
 use crate::view::{CalibrationView, EpochMove, LoadView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
@@ -68,6 +69,7 @@ enum Device {
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) config: EngineConfig,
+    pub(crate) tuning: Tuning,
     pub(crate) planner: Planner,
     pub(crate) sequences: FxHashMap<SeqId, Sequence>,
     /// Sequences that hold target KV, the longest admitted first.
@@ -104,11 +106,9 @@ impl Engine {
     pub fn new(config: EngineConfig) -> Result<Engine, EngineError> {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
-        // Nobody can work beside a pass without a draft model.
-        let mechanisms =
-            Mechanisms { overlap: config.mechanisms.overlap && config.draft_blocks > 0, ..config.mechanisms };
         Ok(Engine {
-            planner: Planner::new(config.policy.clone(), mechanisms, config.partitions.clone()),
+            planner: Planner::new(&config.deciding(&config.tuning()), config.partitions.clone()),
+            tuning: config.tuning(),
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -146,6 +146,8 @@ impl Engine {
             Event::VerifyDone(plan) => self.verified(plan, out),
             Event::DeviceLost => self.device_lost(out),
             Event::DeviceReady => self.device = Device::Up,
+            Event::Tune(tuning) => self.tune(tuning),
+            Event::Profiled(partitions) => self.profiled(partitions),
             Event::DeviceGivenUp => self.device_given_up(out),
         }
         self.advance(out);
@@ -199,18 +201,17 @@ impl Engine {
 
     fn submit(&mut self, mut request: Request, out: &mut Vec<Command>) {
         let seq = request.seq;
-        request.slo.ttft = request.slo.ttft.or(self.config.slo.ttft);
-        request.slo.tpot = request.slo.tpot.or(self.config.slo.tpot);
+        request.slo.ttft = request.slo.ttft.or(self.tuning.slo.ttft);
+        request.slo.tpot = request.slo.tpot.or(self.tuning.slo.tpot);
         if let Err(why) = self.admissible(&request) {
             self.totals.refused += 1;
             out.push(Command::Reject { seq, why });
             return;
         }
         self.totals.submitted += 1;
-        let k_limit = if self.config.draft_blocks > 0 || self.copies() { K_LIMIT } else { 0 };
         let lookup = self.copies().then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
         let pools = (&self.target_pool, &self.draft_pool);
-        let sequence = Sequence::new(request, k_limit, lookup, pools, self.now);
+        let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);
         self.waiting.push_back(seq);
     }
@@ -222,7 +223,7 @@ impl Engine {
         if self.sequences.contains_key(&request.seq) {
             return Err(Refusal::DuplicateId(request.seq.0));
         }
-        let (waiting, capacity) = (self.waiting.len(), self.config.max_waiting);
+        let (waiting, capacity) = (self.waiting.len(), self.tuning.max_waiting);
         if waiting >= capacity {
             return Err(Refusal::QueueFull { waiting, capacity });
         }
@@ -338,7 +339,7 @@ impl Engine {
 /// Empty plans, with room for the largest.
 fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
     let (rows, chunks) = (config.max_pass_rows, config.max_running);
-    let proposals = chunks * config.policy.k_max();
+    let proposals = chunks * config.speculation.room;
     let draft = DraftPlan {
         chunks: Vec::with_capacity(chunks),
         tokens: Vec::with_capacity(rows),

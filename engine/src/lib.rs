@@ -23,15 +23,16 @@ pub mod router;
 mod sequence;
 pub mod sim;
 pub mod survival;
-
+mod tuning;
 mod verifying;
 mod view;
 
 pub use api::*;
-pub use config::{EngineConfig, EngineError};
+pub use config::{EngineConfig, EngineError, SpeculationBounds};
 pub use engine::Engine;
 pub use histogram::ErrorHistogram;
 pub use plan::*;
 pub use planner::Execution;
 pub use policy::{Mechanisms, Policy};
-pub use view::{CalibrationView, EpochMove, LoadView, PoolView, Totals};
+pub use tuning::Tuning;
+pub use view::{CalibrationView, EpochMove, LoadView, PoolView, RequestState, RequestView, Totals};

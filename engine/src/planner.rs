@@ -14,6 +14,7 @@ use crate::api::K_LIMIT;
 use crate::cost::{PartitionCosts, Reach};
 use crate::plan::PartitionId;
 use crate::policy::{Mechanisms, Policy};
+use crate::tuning::Tuning;
 use ahead::Ahead;
 use budget::Budget;
 
@@ -89,6 +90,8 @@ impl Execution {
 pub(crate) struct Planner {
     policy: Policy,
     mechanisms: Mechanisms,
+    /// The one place in `partitions` for overlapped execution, if it is not to be chosen.
+    partition: Option<usize>,
     /// The whole device first.
     pub(crate) partitions: Vec<PartitionCosts>,
     execution: Execution,
@@ -103,10 +106,11 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    pub(crate) fn new(policy: Policy, mechanisms: Mechanisms, partitions: Vec<PartitionCosts>) -> Planner {
+    pub(crate) fn new(tuning: &Tuning, partitions: Vec<PartitionCosts>) -> Planner {
         Planner {
-            policy,
-            mechanisms,
+            policy: tuning.policy.clone(),
+            mechanisms: tuning.mechanisms,
+            partition: tuning.partition,
             partitions,
             execution: Execution::Serial,
             worth: 0.0,
@@ -115,6 +119,19 @@ impl Planner {
             budget: Budget::default(),
             ahead: Ahead::default(),
         }
+    }
+
+    /// Decides by this from now on. Overlapped execution is decided on anew, by the next pass.
+    pub(crate) fn tune(&mut self, tuning: &Tuning) {
+        self.policy.clone_from(&tuning.policy);
+        (self.mechanisms, self.partition) = (tuning.mechanisms, tuning.partition);
+        self.execution = Execution::Serial;
+        self.probing = false;
+    }
+
+    /// What passes cost was measured anew.
+    pub(crate) fn profiled(&mut self, partitions: Vec<PartitionCosts>) {
+        self.partitions = partitions;
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -171,7 +188,8 @@ impl Planner {
             Execution::Serial => None,
             Execution::Overlapped(partition) => Some(partition.0),
         };
-        let place = self.ahead.partition(batch, leaving, &self.partitions, now, &mut self.budget);
+        let only = self.partition;
+        let place = self.ahead.partition(batch, leaving, &self.partitions, (now, only), &mut self.budget);
         self.execution = place.map_or(Execution::Serial, |place| Execution::Overlapped(PartitionId(place)));
         self.execution
     }

@@ -40,6 +40,7 @@ pub(crate) struct Prospect {
 #[derive(Debug)]
 pub(crate) struct Pruning {
     gates: Vec<Gate>,
+    wanted: bool,
     observed: u64,
     unwatched: u32,
     /// Rows cost enough that pruning may pay at all.
@@ -69,7 +70,7 @@ struct Gate {
 }
 
 impl Pruning {
-    /// Gates for a target of so many layers; none if it has too few, or is not to be pruned.
+    /// Gates for a target of so many layers; none if it has too few. They stay open as long as pruning is not wanted.
     pub(crate) fn new(target_layers: usize, wanted: bool) -> Pruning {
         let gate = |depth: f64| {
             let layers = (depth * target_layers as f64).round() as usize;
@@ -81,24 +82,29 @@ impl Pruning {
                 wrong: [PRIOR; BINS],
             })
         };
-        let mut gates: Vec<Gate> =
-            if wanted { DEPTHS.into_iter().filter_map(gate).collect() } else { Vec::new() };
+        let mut gates: Vec<Gate> = DEPTHS.into_iter().filter_map(gate).collect();
         gates.dedup_by_key(|gate| gate.layers);
-        Pruning { gates, observed: 0, unwatched: 0, rows_cost: false, active: false }
+        Pruning { gates, wanted, observed: 0, unwatched: 0, rows_cost: false, active: false }
+    }
+
+    /// From now on it is wanted, or not; what was learned stays.
+    pub(crate) fn want(&mut self, wanted: bool) {
+        self.wanted = wanted;
+        self.active &= wanted;
     }
 
     /// Should proposals be drafted with their rivals?
     pub(crate) fn wants_rivals(&self) -> bool {
         // A pass or two lie between a draft and its verification.
         let watch_is_near = self.observed < ENOUGH || self.unwatched + 4 >= WATCH_EVERY;
-        !self.gates.is_empty() && self.rows_cost && (self.active || watch_is_near)
+        self.wanted && !self.gates.is_empty() && self.rows_cost && (self.active || watch_is_near)
     }
 
     /// Decides on a pass that commits `tokens` in the mean, and whose rows cost `row_worth` tokens each.
     pub(crate) fn decide(&mut self, prospects: &[Prospect], row_worth: f64, tokens: f64) -> Gating {
         self.rows_cost = row_worth > CHEAP_ROW;
         self.active = false;
-        if self.gates.is_empty() || !self.rows_cost || prospects.is_empty() {
+        if !self.wanted || self.gates.is_empty() || !self.rows_cost || prospects.is_empty() {
             return Gating::Open;
         }
         self.unwatched += 1;
@@ -253,8 +259,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_wanted_is_left_open_and_not_forgotten() {
+        let mut pruning = taught();
+        pruning.want(false);
+        assert_eq!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), Gating::Open);
+        assert!(!pruning.wants_rivals());
+        pruning.want(true);
+        assert!(matches!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), Gating::Prune(_)));
+    }
+
+    #[test]
     fn a_target_of_one_layer_has_no_gate() {
-        assert!(Pruning::new(1, true).gates.is_empty() && Pruning::new(32, false).gates.is_empty());
+        assert!(Pruning::new(1, true).gates.is_empty());
         assert_eq!(Pruning::new(3, true).layers(Gating::Watch).collect::<Vec<_>>(), [1, 2]);
     }
 }

@@ -21,6 +21,8 @@
 //! A verdict commits the accepted prefix and the next token. If the next token is also what was proposed in its place,
 //! the proposals behind it stand; otherwise they fall, and the epoch moves on.
 
+mod outside;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -107,6 +109,8 @@ pub(crate) struct Sequence {
     first_token: Option<Duration>,
     max_new_tokens: usize,
     stop_tokens: Arc<[TokenId]>,
+    /// Cap that the request brought.
+    asked_k: Option<usize>,
     k_max: usize,
 }
 
@@ -178,6 +182,7 @@ impl Sequence {
             admitted: false,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
+            asked_k: request.k_max,
             k_max: request.k_max.map_or(k_limit, |k| k.min(k_limit)),
         }
     }

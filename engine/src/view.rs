@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::api::{K_LIMIT, SeqId};
+use crate::api::{K_LIMIT, SeqId, Usage};
 use crate::histogram::ErrorHistogram;
 
 /// A snapshot: gauges of this moment and totals since the start.
@@ -22,6 +22,40 @@ pub struct LoadView {
     pub calibration: CalibrationView,
     /// Totals since the start.
     pub totals: Totals,
+}
+
+/// What a request is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestState {
+    /// It holds no KV: not admitted yet, or put back.
+    Waiting,
+    /// It holds KV, and more than its anchor has yet to be computed.
+    Prefill,
+    /// It decodes.
+    Decode,
+}
+
+/// One request, as far as it can be seen without its text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RequestView {
+    /// Its sequence.
+    pub seq: SeqId,
+    /// What it is at.
+    pub state: RequestState,
+    /// What it took so far.
+    pub usage: Usage,
+    /// Tokens it asked for.
+    pub max_new_tokens: usize,
+    /// Speculative length that this round wants it to have.
+    pub k: usize,
+    /// Proposals that are drafted and not verified.
+    pub proposals: usize,
+    /// Probability that a proposal of it is accepted, as its own history says.
+    pub level: f32,
+    /// Time since it came.
+    pub age: Duration,
+    /// From then to its first token.
+    pub to_first_token: Option<Duration>,
 }
 
 /// Gauges of one block pool, in blocks.

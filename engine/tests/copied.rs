@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
-use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
+use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId};
 
 const TOKENS: usize = 160;
 /// So many that no three tokens come twice by chance.
@@ -47,6 +47,7 @@ fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
         partitions: partitions(),
         target_layers: 32,
         mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
+        speculation: SpeculationBounds::default(),
         slo: Slo::default(),
         prefix_cache: true,
     };

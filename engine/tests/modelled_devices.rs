@@ -6,7 +6,9 @@ use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Happening, Hardware, Lengths, Pair, Report, Roofline, SimDevice,
     Simulation, Workload,
 };
-use faser_engine::{EngineConfig, FinishReason, LaneKind, Mechanisms, Policy, Request, SeqId, Slo};
+use faser_engine::{
+    EngineConfig, FinishReason, LaneKind, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds,
+};
 use proptest::prelude::*;
 
 fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
@@ -34,6 +36,7 @@ fn config(policy: Policy, device: &Roofline) -> EngineConfig {
         partitions: device.tables(),
         target_layers: 64,
         mechanisms: Mechanisms::default(),
+        speculation: SpeculationBounds::default(),
         slo: Slo::default(),
         prefix_cache: false,
     }

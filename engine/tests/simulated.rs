@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Request, SeqId, Slo, TokenId};
+use faser_engine::{
+    EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Request, SeqId, Slo, SpeculationBounds, TokenId,
+};
 use proptest::prelude::*;
 
 const VOCABULARY: u32 = 50;
@@ -37,6 +39,7 @@ fn config(policy: Policy) -> EngineConfig {
         partitions: partitions(),
         target_layers: 32,
         mechanisms: Mechanisms::default(),
+        speculation: SpeculationBounds::default(),
         slo: Slo::default(),
         prefix_cache: true,
     }
@@ -256,6 +259,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 partitions: partitions(),
                 target_layers: 32,
                 mechanisms: Mechanisms::default(),
+                speculation: SpeculationBounds::default(),
                 slo: Slo { tpot: slo.map(Duration::from_micros), ttft: slo.map(Duration::from_millis) },
                 prefix_cache,
             }

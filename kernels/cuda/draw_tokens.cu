@@ -1,5 +1,6 @@
 // draw_tokens: the arg max of scaled logit plus noise over each part of CHUNK logits, among what top-k, top-p and min-p leave; pick_tokens:
-// the best part's token. Greedy sequences take the best logit, which logit_stats has found.
+// the best part's token. Greedy sequences take the best logit, which logit_stats has found. Where a group's rank has the logits of some tokens alone,
+// those from `first_token` on, it picks its best key, and the token from the keys of all ranks; top-k, top-p and min-p need all logits.
 //
 // The noise is the CPU's, bit for bit, and so are the scaling and the sum: the tokens are the same.
 struct LogitStats { u64 best; float sum; u32 unused; };
@@ -11,13 +12,14 @@ struct DrawArgs {
     const Sampler *samplers;
     u64 *best; // [samples][parts]
     const u32 *count;
-    u32 vocabulary, parts;
+    u32 vocabulary, parts, first_token;
 };
 struct PickArgs {
-    const u64 *best; // [samples][parts]
-    u32 *tokens; // [samples]
+    const u64 *best; // of sample i and part p at i * sample_stride + p * part_stride
+    u32 *tokens; // [samples], or null
+    u64 *keys; // [samples]: the best itself, or null
     const u32 *count;
-    u32 parts;
+    u32 parts, sample_stride, part_stride;
 };
 
 static constexpr u32 CHUNK = 4096;
@@ -41,8 +43,9 @@ KERNEL(256) draw_tokens(DrawArgs a) {
             best = 0;
             for (u32 token = first + threadIdx.x; token < end; token += blockDim.x) {
                 const float z = a.logits[(size_t)i * a.vocabulary + token];
-                if (!finite(z) || z < floor || key_of(z, token) < least) continue;
-                const u64 key = key_of(__fadd_rn(__fmul_rn(z, s.inverse), noise(keys, token)) + 0.0f, token);
+                const u32 id = a.first_token + token;
+                if (!finite(z) || z < floor || key_of(z, id) < least) continue;
+                const u64 key = key_of(__fadd_rn(__fmul_rn(z, s.inverse), noise(keys, id)) + 0.0f, id);
                 best = key > best ? key : best;
             }
             best = block_max(best, shared);
@@ -56,10 +59,11 @@ KERNEL(128) pick_tokens(PickArgs a) {
     for (u32 i = blockIdx.x * (blockDim.x / WARP) + warp(); i < count; i += warps) {
         u64 best = 0;
         for (u32 p = lane(); p < a.parts; p += WARP) {
-            const u64 key = a.best[(size_t)i * a.parts + p];
+            const u64 key = a.best[(size_t)i * a.sample_stride + (size_t)p * a.part_stride];
             best = key > best ? key : best;
         }
         best = warp_max(best);
-        if (lane() == 0) a.tokens[i] = token_of(best);
+        if (lane() == 0 && a.tokens) a.tokens[i] = token_of(best);
+        if (lane() == 0 && a.keys) a.keys[i] = best;
     }
 }

@@ -1,11 +1,11 @@
 // logit_stats: of each part of CHUNK logits of a row the best finite one with its token, and the sum of e^(logit - largest): what the
-// arg max, min-p, the nucleus and confidence begin with. A block for a part.
+// arg max, min-p, the nucleus and confidence begin with. A block for a part. The logits are those of `vocabulary` tokens from `first_token` on.
 struct LogitStats { u64 best; float sum; u32 unused; };
 struct LogitStatsArgs {
     const float *logits; // [rows][vocabulary]
     LogitStats *stats; // [rows][parts]
     const u32 *rows;
-    u32 vocabulary;
+    u32 vocabulary, first_token;
 };
 
 static constexpr u32 CHUNK = 4096;
@@ -19,7 +19,7 @@ KERNEL(256) logit_stats(LogitStatsArgs a) {
         u64 best = 0;
         for (u32 token = first + threadIdx.x; token < end; token += blockDim.x) {
             const float z = logits[token] + 0.0f; // -0 is 0: a tie goes to the lower token
-            const u64 key = finite(z) ? key_of(z, token) : 0;
+            const u64 key = finite(z) ? key_of(z, a.first_token + token) : 0;
             best = key > best ? key : best;
         }
         best = block_max(best, shared);

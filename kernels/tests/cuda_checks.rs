@@ -73,6 +73,30 @@ fn what_is_timed_has_no_meaning_here() {
 }
 
 #[test]
+fn two_ranks_sum_and_one_that_is_lost_is_noticed() {
+    inside("two_ranks_sum_and_one_that_is_lost_is_noticed", &[("FASER_FAKE_GPUS", "2")], || {
+        let all = figures(check::nccl);
+        assert!(all[0].what == "NCCL 2.30.3" && count(&all, Verdict::Right) == 5, "{all:?}");
+    });
+}
+
+#[test]
+fn both_ranks_may_be_on_one_gpu() {
+    inside("both_ranks_may_be_on_one_gpu", &[("NCCL_MULTI_RANK_GPU_ENABLE", "1")], || {
+        let all = figures(check::nccl);
+        assert!(all[1].what == "two ranks on GPUs 0 and 0" && count(&all, Verdict::Right) == 5, "{all:?}");
+    });
+}
+
+#[test]
+fn two_ranks_on_one_gpu_take_a_newer_nccl() {
+    inside("two_ranks_on_one_gpu_take_a_newer_nccl", &[("FASER_FAKE_NCCL", "22703")], || {
+        let all = figures(check::nccl);
+        assert_eq!((all.len(), count(&all, Verdict::NoMeaning)), (2, 1), "{all:?}");
+    });
+}
+
+#[test]
 fn flags_are_seen_by_what_was_queued_before() {
     inside("flags_are_seen_by_what_was_queued_before", &[], || {
         assert_eq!(count(&figures(check::flags), Verdict::Right), 2);

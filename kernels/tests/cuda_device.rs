@@ -64,7 +64,16 @@ fn a_kernel_runs_through_the_driver_and_what_it_wrote_comes_back() {
             let ids = arena.put(&tokens);
             let (out, place) = arena.reserve::<f32>(tokens.len() * 3);
             lane.send(&mut arena).unwrap();
-            let args = EmbedArgs { table: table.ptr(), tokens: ids, out, rows, cols: 3, vocabulary: 5 };
+            let args = EmbedArgs {
+                table: table.ptr(),
+                tokens: ids,
+                out,
+                rows,
+                cols: 3,
+                vocabulary: 5,
+                first: 0,
+                held: 5,
+            };
             let sms = lane.sms();
             lane.launch(&args.launch(Element::F32, 4, sms)).unwrap();
             lane.fetch(&mut arena).unwrap();

@@ -25,4 +25,7 @@ pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;
-pub use text::{ChatTemplate, Detokenizer, Tokenizer};
+pub use text::{
+    ChatTemplate, Detokenizer, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource,
+    TokenMask, Tokenizer,
+};

@@ -15,7 +15,7 @@ use faser_kernels::Dtype;
 use faser_kernels::cuda::{Gpu, Upload};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::SyntheticSpec;
-use faser_models::{ModelConfig, Progress};
+use faser_models::{ModelConfig, Progress, Shard};
 
 /// A model directory that is removed when dropped.
 struct Folder(PathBuf);
@@ -72,7 +72,7 @@ fn loading_takes_two_pieces_of_the_hosts_memory_and_tells_how_far_it_is() {
             let model = CudaModel::load(&gpu, &folder.0, dtype, &mut |at| told.push(at)).unwrap();
             let taken = counting::largest_bytes() - before;
             assert!(taken < 256 << 10, "{taken} bytes of the heap for {dtype}");
-            let needed = CudaModel::weight_bytes(model.config(), dtype).unwrap();
+            let needed = CudaModel::weight_bytes(model.config(), Shard::WHOLE, dtype).unwrap();
             // A tied head is the embedding: it is there once.
             let used = (free - gpu.memory().unwrap().0) as u64;
             assert!((needed..needed + 1024).contains(&used), "{used} bytes of {needed} in {dtype}");
@@ -93,7 +93,8 @@ fn weights_that_do_not_fit_are_refused_with_numbers_before_any_is_copied() {
     let report = cuda_fake::inside(name, &[("FASER_FAKE_MEMORY", "60000")], || {
         let gpu = Gpu::open(0, None).unwrap();
         let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
-        let needed = CudaModel::weight_bytes(&ModelConfig::load(&case).unwrap(), Dtype::F32).unwrap();
+        let needed =
+            CudaModel::weight_bytes(&ModelConfig::load(&case).unwrap(), Shard::WHOLE, Dtype::F32).unwrap();
         let refusal = CudaModel::load(&gpu, &case, Dtype::F32, &mut |_| {}).err().unwrap().to_string();
         for part in [&format!("take {needed} bytes"), "f32", "60000 of 60000 are free", "smaller model"] {
             assert!(refusal.contains(part), "{part}: {refusal}");

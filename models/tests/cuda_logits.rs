@@ -106,6 +106,7 @@ fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<Vec<f32>> {
             proposals: &[&[], &[]],
             adjusts: false,
             restricts: false,
+            cuts: false,
             of_plan: &[],
             tests: &[],
         };

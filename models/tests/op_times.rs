@@ -31,6 +31,7 @@ fn a_pass_is_the_sum_of_its_ops() {
             | Op::Confidence
             | Op::TopTokens
             | Op::ScoreTokens
+            | Op::Logprobs
             | Op::SumRows
             | Op::AllReduce
             | Op::AllGather => 0,

@@ -4,7 +4,9 @@ The daemon must serve a pair with a chat template, run one sequence at a time an
 starts it so). Prints what it saw; any surprise ends it with a traceback.
 """
 
+import json
 import queue
+import re
 import sys
 import threading
 
@@ -63,6 +65,16 @@ def chats(client, model):
     assert text == message.content, (text, message.content)
     assert chunks[-1].usage == answer.usage
     print("chat streamed: the same text, with usage")
+
+
+def predicts(client, model):
+    asked = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 60, "temperature": 0}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    answer = client.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    assert answer.choices[0].message.content == text
+    details = answer.usage.completion_tokens_details
+    accepted = details.accepted_prediction_tokens if details else 0
+    print("prediction: the same text,", accepted, "predicted tokens accepted")
 
 
 def tells_log_probabilities(client, model):
@@ -127,6 +139,40 @@ def ends(client, model):
     print("ends: by string, shown, not before enough tokens, by token")
 
 
+def follows(client, model):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["map", "list"]}},
+        "required": ["name", "size", "kind"],
+        "additionalProperties": False,
+    }
+    asked = dict(
+        model=model,
+        messages=[{"role": "user", "content": "What does Vec::len do?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}},
+        max_completion_tokens=200,
+        seed=5,
+    )
+    choice = client.chat.completions.create(**asked).choices[0]
+    value = json.loads(choice.message.content)
+    assert choice.finish_reason == "stop" and set(value) == {"name", "size", "kind"}, choice
+    assert len(value["name"]) <= 12 and 0 <= value["size"] <= 99 and value["kind"] in ("map", "list"), value
+    streamed = client.chat.completions.create(**asked, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    assert text == choice.message.content, (text, choice)
+    plain = client.chat.completions.create(**asked, extra_body={"speculation": {"k_max": 0}})
+    assert plain.choices[0].message.content == text, plain
+
+    def complete(**form):
+        return client.completions.create(model=model, prompt=PROMPT, max_tokens=60, seed=1, extra_body=form).choices[0].text
+
+    assert complete(guided_choice=["vector", "map"]) in ("vector", "map")
+    assert re.fullmatch("[a-f]{3}-[0-9]{2}", complete(guided_regex="[a-f]{3}-[0-9]{2}"))
+    assert re.fullmatch("<[a-z]{1,5}>", complete(structured_outputs={"grammar": 'start: "<" /[a-z]{1,5}/ ">"'}))
+    expects(openai.BadRequestError, lambda: complete(guided_regex="("), "response_format")
+    print("outputs of a given form:", value)
+
+
 def expects(error, call, param=None):
     try:
         call()
@@ -183,10 +229,12 @@ def main():
     model = lists(client)
     completes(client, model)
     chats(client, model)
+    predicts(client, model)
     tells_log_probabilities(client, model)
     scores(client, model)
     chooses(client, model)
     ends(client, model)
+    follows(client, model)
     refuses(client, model)
     is_limited(client, model)
     print(f"openai {openai.__version__}: all as expected")

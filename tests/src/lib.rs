@@ -3,6 +3,7 @@
 //! The tests themselves are in tests/tests: the rules in `layering`, the daemon from outside in all others.
 
 mod binary;
+pub mod browser;
 pub mod client;
 pub mod metrics;
 pub mod rules;

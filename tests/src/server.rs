@@ -126,6 +126,11 @@ impl Server {
         lock(&self.output).clone()
     }
 
+    /// Its config file, in a folder of its own.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Writes its config file anew, which it may or may not read.
     ///
     /// # Panics

@@ -117,7 +117,11 @@ fn each_bad_field_of_a_chat_is_named() {
             "text",
         ),
         (json!({"messages": hello, "tools": [{"type": "function"}]}), "tools", "not"),
-        (json!({"messages": hello, "response_format": {"type": "json_object"}}), "response_format", "format"),
+        (
+            json!({"messages": hello, "response_format": {"type": "xml"}}),
+            "response_format.type",
+            "json_schema",
+        ),
         (json!({"messages": hello, "top_logprobs": 3}), "top_logprobs", "logprobs"),
         (
             json!({"messages": hello, "max_tokens": 3, "max_completion_tokens": 4}),

@@ -144,6 +144,65 @@ fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
     assert!(server.output().contains("LAUNCH_FAILED"), "{}", server.output());
 }
 
+#[test]
+fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
+    let name = "a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do";
+    let Some(variables) = fake(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let speculation = "speculation: {policy: 'fixed:3'}\n";
+    let expected = texts(&Server::start(&format!("{PAIR}{CPU}{speculation}")));
+    for (device, ranks) in [
+        ("{kind: cuda, tensor_parallel: 2, partitions: [16]}", "verify on 116 SMs over 2 ranks"),
+        (
+            "{kind: 'cuda:1,0', tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}",
+            "draft on 16 SMs over 2 ranks, verify on 116 SMs over 2 ranks",
+        ),
+        ("{kind: cuda, replicas: 2, partitions: [16]}", "of replica 1: draft on 16 SMs, verify on 116 SMs"),
+    ] {
+        let yaml = format!("{PAIR}device: {device}\n{speculation}");
+        let output = run(&["check"], &Config::new(&yaml), &variables);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && out.contains(ranks), "{out}{err}");
+        let server = Server::start_with(&yaml, &variables);
+        assert_eq!(texts(&server), expected, "{device}");
+        // Of replicas each has metrics of its own.
+        if !device.contains("replicas") {
+            assert_whole(&server);
+        }
+        server.terminate();
+        assert!(server.wait(PATIENCE).success(), "{}", server.output());
+    }
+    for (device, variable, parts) in [
+        (
+            "{kind: cuda, tensor_parallel: 4}",
+            ("FASER_FAKE_GPUS", "2"),
+            ["`device.kind` is cuda:0,1,2,3", "no GPU 2"],
+        ),
+        (
+            "{kind: 'cuda:0', draft_tensor_parallel: 2}",
+            ("FASER_FAKE_GPUS", "2"),
+            ["among the target's", "at most `device.tensor_parallel`"],
+        ),
+        (
+            "{kind: cuda, tensor_parallel: 2}",
+            ("FASER_FAKE_NCCL", "21003"),
+            ["NCCL 2.10.3 is too old", "pip install"],
+        ),
+        (
+            "{kind: cuda, tensor_parallel: 2, draft_placement: replicated}",
+            ("FASER_FAKE_GPUS", "2"),
+            ["device.draft_placement", "`faser plan` alone"],
+        ),
+    ] {
+        let mut variables = variables.clone();
+        variables.push((variable.0, variable.1.into()));
+        let output =
+            run(&["check"], &Config::new(&format!("{PAIR}device: {device}\n{speculation}")), &variables);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{device}: {err}");
+        assert!(parts.iter().all(|part| err.contains(part)), "{device}: {err}");
+    }
+}
+
 fn run(arguments: &[&str], config: &Config, variables: &[(&str, OsString)]) -> Output {
     let mut command = Command::new(faser());
     command.args(arguments).arg("-c").arg(config.path()).env("CACHE_DIRECTORY", cost_cache());

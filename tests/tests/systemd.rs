@@ -201,3 +201,34 @@ fn sigterm_while_loading_is_told_as_an_end() {
     assert!(child.wait().expect("it ends").success());
     assert_eq!(manager.count("READY=1"), 0);
 }
+
+#[test]
+fn an_admin_socket_that_is_handed_over_is_served_beside_a_port_of_our_own() {
+    let config = Config::new(PAIR);
+    let path = config.folder().join("handed-over.sock");
+    let socket = UnixListener::bind(&path).expect("a unix socket");
+    let mut command = handed_over(&config, socket.into(), "$$");
+    command.env("LISTEN_FDNAMES", "admin");
+    let server = Server::run(config, command);
+    assert_eq!(server.client().get("/ready").status, 200);
+    let admin = faser::ctl::client::Client::new(&path);
+    let status = admin.get("/v1/status").and_then(|answer| answer.json()).expect("a status");
+    assert_eq!(status["state"], "serving");
+    server.terminate();
+    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    assert!(path.exists(), "it is the service manager's");
+}
+
+#[test]
+fn an_admin_socket_stands_in_the_folder_that_the_service_manager_made() {
+    let folder = Config::new("");
+    let server = Server::start_with(PAIR, &[("RUNTIME_DIRECTORY", folder.folder().into())]);
+    let admin = faser::ctl::client::Client::new(&folder.folder().join("admin.sock"));
+    assert!(admin.get("/v1/status").is_ok());
+    drop(server);
+    let off = Server::start_with(
+        &format!("{PAIR}admin: {{socket: none}}\n"),
+        &[("RUNTIME_DIRECTORY", Config::new("").folder().into())],
+    );
+    assert!(!off.output().contains("admin socket"));
+}

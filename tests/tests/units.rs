@@ -35,6 +35,7 @@ fn units(test: &str, version: u32) -> PathBuf {
     let program = std::env::current_exe().expect("a test program knows its path");
     write("faser.service", &service.replace("=/usr/bin/faser ", &format!("={} ", program.display())));
     write("faser.socket", &read("faser.socket"));
+    write("faser-admin.socket", &read("faser-admin.socket"));
     if version >= NOTIFY_RELOAD {
         let name = "faser.service.d/notify-reload.conf";
         write(name, &read(name));
@@ -48,7 +49,7 @@ fn the_units_are_valid() {
     let folder = units("valid", version);
     let output = Command::new("systemd-analyze")
         .arg("verify")
-        .args([folder.join("faser.service"), folder.join("faser.socket")])
+        .args(["faser.service", "faser.socket", "faser-admin.socket"].map(|unit| folder.join(unit)))
         .output()
         .expect("systemd-analyze can be run");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,19 +1,21 @@
-//! Lanes on a GPU: the GPU is opened and has its weights once, for as many services as want it and for as long as it is well.
+//! Lanes on a GPU, or on the GPUs of a group: each is opened and has its weights once, for as many services as want it and for as long as
+//! it is well.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use faser_engine::EngineConfig;
-use faser_kernels::cuda::{CudaError, Gpu, GpuInfo, NvrtcError, Share, SharePair};
+use faser_kernels::cuda::{CudaError, Gpu, GpuInfo, NcclSeat, NvrtcError, Share, SharePair, nccl_group};
 use faser_models::cuda::{CudaModel, CudaSizes};
-use faser_models::{ModelError, Progress};
+use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
 use super::{LaneSizes, ModelFacts};
 use crate::error::ServiceError;
-use crate::gpu_actor::DeviceBuild;
-use crate::lane::Run;
+use crate::gpu_actor::{DeviceBuild, RankBuild};
+use crate::lane::{Build, Follow, Run};
 use crate::runner::{CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftWork, VerifyWork};
 use crate::shed::ShedReader;
 use crate::spec::PassLimits;
@@ -22,7 +24,7 @@ use crate::spec::PassLimits;
 pub type CudaWeights =
     Arc<dyn Fn(&Arc<Gpu>, &mut dyn FnMut(Progress)) -> Result<Vec<CudaModel>, ModelError> + Send + Sync>;
 
-/// What a GPU with a pair on it is made from.
+/// What a GPU with a pair on it, or with a rank's shards of one, is made from.
 pub struct CudaSource {
     /// Which GPU, as it was found.
     pub info: GpuInfo,
@@ -30,21 +32,39 @@ pub struct CudaSource {
     pub device: GpuDevice,
     /// Where compiled kernels are kept; without it every start compiles them.
     pub kernel_cache: Option<PathBuf>,
-    /// The target model.
+    /// The target model; its weights are those of the shard that is here.
     pub target: ModelFacts,
-    /// The draft model, if there is one.
+    /// The draft model, if there is one, or a shard of it here.
     pub draft: Option<ModelFacts>,
     /// Their weights.
     pub weights: CudaWeights,
 }
 
-/// A pair on a GPU.
+/// A pair on a GPU, or on the GPUs of a group.
 #[derive(Clone, Debug)]
 pub struct CudaSpec {
-    /// The GPU.
+    /// The GPU; the first rank's.
     pub device: CudaDevice,
     /// SMs of the draft lane on each partition behind the first, which is the whole GPU for both lanes. The verify lane has the rest.
     pub draft_sms: Vec<u32>,
+    /// The ranks after the first.
+    pub group: CudaGroup,
+}
+
+/// The ranks after the first: each has a GPU with its shard of the target, and the first of them may have shards of the draft.
+#[derive(Clone, Debug)]
+pub struct CudaGroup {
+    /// Their GPUs, from rank 1 on.
+    pub others: Vec<CudaDevice>,
+    /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
+    pub deadline: Duration,
+}
+
+impl Default for CudaGroup {
+    /// No other ranks, and a minute.
+    fn default() -> CudaGroup {
+        CudaGroup { others: Vec::new(), deadline: Duration::from_secs(60) }
+    }
 }
 
 /// A GPU that is opened when it is first wanted. Clones are the same one.
@@ -123,10 +143,14 @@ impl CudaSource {
 }
 
 impl OnGpu {
-    /// The shares of both lanes: the whole GPU, then each split.
+    /// The shares of both lanes: the whole GPU, then each split. Where nobody drafts, verifying has the whole GPU on every partition.
     pub(crate) fn shares(&self, draft_sms: &[u32]) -> Result<Vec<SharePair>, CudaError> {
         let whole = Share::whole(&self.gpu);
-        let mut shares = vec![SharePair { draft: whole.clone(), verify: whole }];
+        let whole = SharePair { draft: whole.clone(), verify: whole };
+        if self.draft.is_none() {
+            return Ok(vec![whole; 1 + draft_sms.len()]);
+        }
+        let mut shares = vec![whole];
         for &sms in draft_sms {
             shares.push(self.split(sms)?);
         }
@@ -148,14 +172,32 @@ impl OnGpu {
 }
 
 impl CudaSpec {
-    /// Opens the GPU, or takes it as it is, and makes sure that its SMs can be shared out as said.
+    /// The GPUs, rank after rank.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &CudaDevice> {
+        std::iter::once(&self.device).chain(&self.group.others)
+    }
+
+    /// Opens the GPUs, rank after rank, or takes them as they are, and makes sure that their SMs can be shared out as said.
     ///
     /// # Errors
-    /// As [`CudaDevice::open`]; a partition cannot be had.
-    pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Arc<OnGpu>, ServiceError> {
-        let on_gpu = self.device.open(progress)?;
-        on_gpu.shares(&self.draft_sms)?;
-        Ok(on_gpu)
+    /// As [`CudaDevice::open`]; a partition cannot be had, or the shards are not those of whole groups.
+    pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Arc<OnGpu>>, ServiceError> {
+        let ranks = self.devices().map(|device| device.open(progress)).collect::<Result<Vec<_>, _>>()?;
+        for rank in &ranks {
+            rank.shares(&self.draft_sms)?;
+        }
+        let target: Vec<Shard> = ranks.iter().map(|rank| rank.target.shard()).collect();
+        let draft: Vec<Shard> =
+            ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
+        let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
+        for (name, found) in [("target", target), ("draft", draft)] {
+            if drafts_later || !found.iter().copied().eq(Shard::all(found.len())) {
+                return Err(ServiceError::Contradiction(format!(
+                    "the {name} is given in shards {found:?}: give all of a group, rank after rank"
+                )));
+            }
+        }
+        Ok(ranks)
     }
 
     pub(super) fn partitions(&self) -> Vec<LaneSizes> {
@@ -167,30 +209,108 @@ impl CudaSpec {
     }
 
     pub(super) fn build(&self, engine: &EngineConfig) -> Result<DeviceBuild, ServiceError> {
-        let on_gpu = self.device.open(&mut |_| {})?;
-        let shares = on_gpu.shares(&self.draft_sms)?;
+        let ranks = self.open(&mut |_| {})?;
         let limits = PassLimits::of(engine);
-        let spec = |lane: fn(&SharePair) -> &Arc<Share>, sizes| CudaRunnerSpec {
-            shares: shares.iter().map(|pair| lane(pair).clone()).collect(),
-            sizes,
+        let mut verify_seats = seats(ranks.len(), self.group.deadline)?.into_iter();
+        let drafts = ranks.iter().filter(|rank| rank.draft.is_some()).count();
+        let mut draft_seats = seats(drafts, self.group.deadline)?.into_iter();
+        let mut lanes = Vec::with_capacity(ranks.len());
+        for rank in &ranks {
+            let shares = rank.shares(&self.draft_sms)?;
+            let spec = |lane: fn(&SharePair) -> &Arc<Share>, sizes| CudaRunnerSpec {
+                shares: shares.iter().map(|pair| lane(pair).clone()).collect(),
+                sizes,
+            };
+            let draft = rank.draft.clone().map(|model| RankLane {
+                model,
+                spec: spec(|pair| &pair.draft, limits.cuda_draft(engine)),
+                seat: draft_seats.next().flatten(),
+            });
+            let verify = RankLane {
+                model: rank.target.clone(),
+                spec: spec(|pair| &pair.verify, limits.cuda_verify(engine)),
+                seat: verify_seats.next().flatten(),
+            };
+            lanes.push((draft, verify));
+        }
+        let (draft, verify) = lanes.remove(0);
+        let other = |(draft, verify): (Option<RankLane>, RankLane)| RankBuild {
+            draft: draft.map(RankLane::following_draft),
+            verify: Some(verify.following_verify()),
         };
-        let draft_spec = spec(|pair| &pair.draft, limits.cuda_draft(engine));
-        let verify_spec = spec(|pair| &pair.verify, limits.cuda_verify(engine));
-        let target = on_gpu.target.clone();
         Ok(DeviceBuild {
-            draft: on_gpu.draft.clone().map(|model| {
-                Arc::new(move |shed| {
-                    let mut runner = CudaDraftRunner::new(model.clone(), &draft_spec)?;
-                    runner.shedding(Box::new(ShedReader::new(shed)));
-                    Ok(Box::new(move |work: DraftWork| runner.run(work)) as Run<DraftWork>)
-                }) as _
-            }),
-            verify: Arc::new(move |shed| {
-                let mut runner = CudaVerifyRunner::new(target.clone(), &verify_spec)?;
-                runner.shedding(Box::new(ShedReader::new(shed)));
-                Ok(Box::new(move |work: VerifyWork| runner.run(work)) as Run<VerifyWork>)
-            }),
-            others: Vec::new(),
+            draft: draft.map(RankLane::leading_draft),
+            verify: verify.leading_verify(),
+            others: lanes.into_iter().map(other).collect(),
+        })
+    }
+}
+
+/// Each rank's place in a group of its lane's; none is needed alone.
+pub(crate) fn seats(ranks: usize, deadline: Duration) -> Result<Vec<Option<NcclSeat>>, CudaError> {
+    if ranks <= 1 {
+        return Ok(vec![None; ranks]);
+    }
+    Ok(nccl_group(ranks, deadline)?.into_iter().map(Some).collect())
+}
+
+/// One rank's model, what its lane is made for, and its place in the group.
+struct RankLane {
+    model: Arc<CudaModel>,
+    spec: CudaRunnerSpec,
+    seat: Option<NcclSeat>,
+}
+
+impl RankLane {
+    /// Made with `new`, and joined to the group; if it cannot be, the others hear of it.
+    fn joined<R>(
+        &self,
+        new: fn(Arc<CudaModel>, &CudaRunnerSpec) -> Result<R, ServiceError>,
+        join: fn(&mut R, &NcclSeat) -> Result<(), ServiceError>,
+    ) -> Result<R, ServiceError> {
+        let made = new(self.model.clone(), &self.spec);
+        let Some(seat) = &self.seat else { return made };
+        let joined = made.and_then(|mut runner| join(&mut runner, seat).map(|()| runner));
+        joined.inspect_err(|error| seat.abort(&format!("rank {} cannot be built: {error}", seat.rank())))
+    }
+
+    fn draft_runner(&self) -> Result<CudaDraftRunner, ServiceError> {
+        self.joined(CudaDraftRunner::new, CudaDraftRunner::join)
+    }
+
+    fn verify_runner(&self) -> Result<CudaVerifyRunner, ServiceError> {
+        self.joined(CudaVerifyRunner::new, CudaVerifyRunner::join)
+    }
+
+    fn leading_draft(self) -> Build<DraftWork> {
+        Arc::new(move |shed| {
+            let mut runner = self.draft_runner()?;
+            runner.shedding(Box::new(ShedReader::new(shed)));
+            Ok(Box::new(move |work: DraftWork| runner.run(work)) as Run<DraftWork>)
+        })
+    }
+
+    fn leading_verify(self) -> Build<VerifyWork> {
+        Arc::new(move |shed| {
+            let mut runner = self.verify_runner()?;
+            runner.shedding(Box::new(ShedReader::new(shed)));
+            Ok(Box::new(move |work: VerifyWork| runner.run(work)) as Run<VerifyWork>)
+        })
+    }
+
+    fn following_draft(self) -> Build<Follow<DraftWork>> {
+        Arc::new(move |_| {
+            let mut runner = self.draft_runner()?;
+            let run = move |Follow(work)| drop(runner.run(Arc::unwrap_or_clone(work)));
+            Ok(Box::new(run) as Run<Follow<DraftWork>>)
+        })
+    }
+
+    fn following_verify(self) -> Build<Follow<VerifyWork>> {
+        Arc::new(move |_| {
+            let mut runner = self.verify_runner()?;
+            let run = move |Follow(work)| drop(runner.run(Arc::unwrap_or_clone(work)));
+            Ok(Box::new(run) as Run<Follow<VerifyWork>>)
         })
     }
 }

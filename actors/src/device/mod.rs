@@ -14,14 +14,15 @@ use crate::gpu_actor::DeviceFactory;
 
 pub(crate) use cpu::ways;
 pub use cpu::{CpuGroup, CpuSpec};
-pub use cuda::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
+pub(crate) use cuda::seats;
+pub use cuda::{CudaDevice, CudaGroup, CudaSource, CudaSpec, CudaWeights, OnGpu};
 
 /// The pair and where it runs. Clones share the weights.
 #[derive(Clone, Debug)]
 pub enum DeviceSpec {
     /// On cores of this host.
     Cpu(CpuSpec),
-    /// On a GPU.
+    /// On a GPU, or on several, over which it is split.
     Cuda(CudaSpec),
 }
 
@@ -61,7 +62,11 @@ impl DeviceSpec {
     pub fn target(&self) -> ModelFacts {
         match self {
             DeviceSpec::Cpu(spec) => facts_of_shards(&spec.target, &spec.group.target),
-            DeviceSpec::Cuda(spec) => spec.device.source().target.clone(),
+            DeviceSpec::Cuda(spec) => {
+                let first = spec.device.source().target.clone();
+                let others = spec.group.others.iter().map(|rank| rank.source().target.weight_bytes);
+                ModelFacts { weight_bytes: first.weight_bytes + others.sum::<u64>(), ..first }
+            }
         }
     }
 
@@ -71,7 +76,12 @@ impl DeviceSpec {
             DeviceSpec::Cpu(spec) => {
                 spec.draft.as_ref().map(|draft| facts_of_shards(draft, &spec.group.draft))
             }
-            DeviceSpec::Cuda(spec) => spec.device.source().draft.clone(),
+            DeviceSpec::Cuda(spec) => {
+                let first = spec.device.source().draft.clone()?;
+                let others = spec.group.others.iter().flat_map(|rank| &rank.source().draft);
+                let others: u64 = others.map(|draft| draft.weight_bytes).sum();
+                Some(ModelFacts { weight_bytes: first.weight_bytes + others, ..first })
+            }
         }
     }
 
@@ -120,7 +130,10 @@ impl DeviceSpec {
     pub fn ranks(&self) -> (usize, usize) {
         match self {
             DeviceSpec::Cpu(spec) => (1 + spec.group.target.len(), 1 + spec.group.draft.len()),
-            DeviceSpec::Cuda(_) => (1, 1),
+            DeviceSpec::Cuda(spec) => {
+                let drafts = spec.devices().filter(|rank| rank.source().draft.is_some()).count();
+                (1 + spec.group.others.len(), drafts.max(1))
+            }
         }
     }
 

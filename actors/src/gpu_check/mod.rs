@@ -7,7 +7,7 @@ mod service;
 
 pub use faser_kernels::cuda::check::{
     Bound, Check, CheckResult, Figure, Report, Setting, Verdict, astray, attention, compile, device, flags,
-    graph, ops, products, rates, split,
+    graph, nccl, ops, products, rates, split,
 };
 pub use faser_models::cuda::check::logits;
 pub use overlap::overlap;

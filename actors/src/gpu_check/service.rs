@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, TokenId};
+use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId};
 use faser_kernels::cuda::check::{CheckResult, Report, Setting, StrayArgs};
 use faser_kernels::cuda::{BLOCK_SIZE, CudaLane, Share, probe_one};
 use faser_kernels::{Dtype, Isa, Sampling};
@@ -12,11 +12,12 @@ use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
-use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
+use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
 use crate::failures::WatchdogConfig;
-use crate::service::{Service, Submission};
+use crate::service::Service;
 use crate::spec::ServiceSpec;
 use crate::stream::Update;
+use crate::submission::Submission;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -123,7 +124,7 @@ impl Pair {
                 Ok(vec![target, draft])
             }),
         });
-        Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT] }))
+        Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT], group: CudaGroup::default() }))
     }
 
     fn service(&self, device: DeviceSpec, policy: Policy) -> ServiceSpec {
@@ -142,6 +143,7 @@ impl Pair {
                 partitions: Vec::new(),
                 target_layers: self.target.config().layers,
                 mechanisms: Mechanisms::default(),
+                speculation: SpeculationBounds::default(),
                 slo: Slo::default(),
                 prefix_cache: true,
             },

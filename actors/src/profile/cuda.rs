@@ -1,16 +1,19 @@
 //! Passes to be timed on a GPU: what a lane queues for a plan, tokens drawn and read back.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 
 use faser_engine::BlockId;
 use faser_kernels::Sampling;
-use faser_kernels::cuda::{BLOCK_SIZE, Chunk, NOTHING, Ptr, Sampler, Share};
+use faser_kernels::cuda::{BLOCK_SIZE, Chunk, NOTHING, NcclSeat, Ptr, Sampler, Share};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 
 use super::{SAMPLED_ROWS, Timed};
 use crate::error::ServiceError;
 
 pub(super) struct GpuPasses {
+    /// The ways to the other ranks, if this is the first of a group: each carries out the passes that it hears of, rows and context.
+    followers: Vec<Sender<(usize, usize)>>,
     passes: CudaPasses,
     drafts: bool,
     blocks: Vec<BlockId>,
@@ -37,11 +40,29 @@ impl GpuPasses {
         };
         let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
         Ok(GpuPasses {
+            followers: Vec::new(),
             passes: CudaPasses::new(model, &[share], drafts, sizes)?,
             drafts,
             blocks: (0..blocks as BlockId).collect(),
             sampler: Sampler::new(&sampling, Ptr::NULL, Ptr::NULL, Ptr::NULL),
         })
+    }
+}
+
+impl GpuPasses {
+    /// From now on these are the passes of one rank of a group.
+    pub(super) fn join(&mut self, seat: &NcclSeat) -> Result<(), ServiceError> {
+        Ok(self.passes.join(seat)?)
+    }
+
+    /// From now on the ranks behind these ways do the same.
+    pub(super) fn lead(&mut self, followers: Vec<Sender<(usize, usize)>>) {
+        self.followers = followers;
+    }
+
+    /// Does what the first rank does until it ends.
+    pub(super) fn follow(&mut self, told: &Receiver<(usize, usize)>) -> Result<(), ServiceError> {
+        told.iter().try_for_each(|(rows, context)| self.pass(rows, context))
     }
 }
 
@@ -51,6 +72,10 @@ impl Timed for GpuPasses {
 
     /// Rows without context are a chunk each, rows with context are one chunk that ends there.
     fn pass(&mut self, rows: usize, context: usize) -> Result<(), ServiceError> {
+        // One that has gone is missed by the group.
+        for follower in &self.followers {
+            let _ = follower.send((rows, context));
+        }
         let rows = if context == 0 { rows } else { rows.min(context + 1) };
         let alone = |row: usize| Chunk {
             first: row as u32,
@@ -79,6 +104,7 @@ impl Timed for GpuPasses {
             proposals: &vec![&[][..]; chunks.len()],
             adjusts: false,
             restricts: false,
+            cuts: false,
             tests: &[],
         })?;
         self.passes.layers(0..self.passes.model().config().layers)?;

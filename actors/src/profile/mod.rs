@@ -8,17 +8,18 @@ mod cpu;
 mod cuda;
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_kernels::cuda::Share;
+use faser_kernels::cuda::{NcclSeat, Share, SharePair};
 use faser_models::Model;
 use faser_models::cuda::CudaModel;
 use faser_topology::Partition;
 
 use self::cpu::CpuPasses;
 use self::cuda::GpuPasses;
-use crate::device::{CpuSpec, DeviceSpec, ways};
+use crate::device::{CpuSpec, DeviceSpec, OnGpu, seats, ways};
 use crate::error::ServiceError;
 use crate::runner::RunnerSpec;
 
@@ -82,16 +83,22 @@ pub fn profile(
             }
         }
         DeviceSpec::Cuda(cuda) => {
-            let on_gpu = cuda.device.open(&mut |_| {})?;
-            for pair in on_gpu.shares(&cuda.draft_sms)? {
-                let draft = match &on_gpu.draft {
-                    None => PassCost::nothing(),
-                    Some(draft) => told(spec.on_sms(draft, pair.draft, true)?),
+            let ranks = cuda.open(&mut |_| {})?;
+            let shares =
+                ranks.iter().map(|rank| rank.shares(&cuda.draft_sms)).collect::<Result<Vec<_>, _>>()?;
+            for place in 0..=cuda.draft_sms.len() {
+                let of_rank = |(rank, shares): (&Arc<OnGpu>, &Vec<SharePair>)| {
+                    let SharePair { draft, verify } = shares[place].clone();
+                    (rank.draft.clone().map(|model| (model, draft)), (rank.target.clone(), verify))
                 };
-                costs.push(PartitionCosts {
-                    draft,
-                    verify: told(spec.on_sms(&on_gpu.target, pair.verify, false)?),
-                });
+                let (drafts, targets): (Vec<_>, Vec<_>) = ranks.iter().zip(&shares).map(of_rank).unzip();
+                let (drafts, deadline): (Vec<_>, _) =
+                    (drafts.into_iter().flatten().collect(), cuda.group.deadline);
+                let draft = match drafts.is_empty() {
+                    true => PassCost::nothing(),
+                    false => told(spec.on_sms(&drafts, true, deadline)?),
+                };
+                costs.push(PartitionCosts { draft, verify: told(spec.on_sms(&targets, false, deadline)?) });
             }
         }
     }
@@ -157,14 +164,46 @@ impl ProfileSpec<'_> {
             .ok_or_else(|| ServiceError::Lane { lane: "profiled", reason: "it has no first rank".to_owned() })
     }
 
+    /// What the first rank measures of a model's shards, each with its share of its GPU; the others do what it does.
     fn on_sms(
         &self,
-        model: &Arc<CudaModel>,
-        share: Arc<Share>,
+        shards: &[(Arc<CudaModel>, Arc<Share>)],
         drafts: bool,
+        deadline: Duration,
     ) -> Result<PassCost, ServiceError> {
         let (most_rows, context) = (self.most_rows(), self.context());
-        cost(&mut GpuPasses::new(model.clone(), share, drafts, most_rows, context + 1)?, most_rows, context)
+        let make = |(model, share): (Arc<CudaModel>, Arc<Share>), seat: Option<NcclSeat>| {
+            let made = GpuPasses::new(model, share, drafts, most_rows, context + 1);
+            let Some(seat) = seat else { return made };
+            let joined = made.and_then(|mut passes| passes.join(&seat).map(|()| passes));
+            joined.inspect_err(|error| seat.abort(&format!("rank {} cannot be built: {error}", seat.rank())))
+        };
+        let mut ranks = shards.iter().cloned().zip(seats(shards.len(), deadline)?);
+        let Some((first, seat)) = ranks.next() else {
+            return Err(ServiceError::Lane { lane: "profiled", reason: "it has no first rank".to_owned() });
+        };
+        std::thread::scope(|scope| {
+            let mut ways = Vec::new();
+            let mut followers = Vec::new();
+            for (own, seat) in ranks {
+                let (way, told) = channel();
+                ways.push(way);
+                followers.push(scope.spawn(move || make(own, seat)?.follow(&told)));
+            }
+            let measured = make(first, seat).and_then(|mut passes| {
+                passes.lead(ways);
+                cost(&mut passes, most_rows, context)
+            });
+            let panicked = |_| {
+                let reason = "a pass of another rank panicked".to_owned();
+                Err(ServiceError::Lane { lane: "profiled", reason })
+            };
+            let followed: Vec<_> =
+                followers.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect();
+            let measured = measured?;
+            followed.into_iter().collect::<Result<(), _>>()?;
+            Ok(measured)
+        })
     }
 }
 

@@ -30,9 +30,10 @@ use crate::error::{ServiceError, SubmitError};
 use crate::health::DeviceStatus;
 use crate::meter::Meter;
 use crate::recording::RecordingError;
-use crate::service::{Service, Submission};
+use crate::service::Service;
 use crate::spec::ServiceSpec;
 use crate::stream::TokenStream;
+use crate::submission::Submission;
 
 /// Running replicas, one or more. Clones are handles on the same ones; without `stop` they live as long as the actix System.
 #[derive(Clone)]
@@ -154,6 +155,11 @@ impl Replicas {
         self.0.words()
     }
 
+    /// The load of each engine, as of the last event that it handled.
+    pub fn views(&self) -> Vec<LoadView> {
+        self.services().map(Service::view).collect()
+    }
+
     /// The engines' loads added up, as of the last event that each handled.
     pub fn view(&self) -> LoadView {
         let mut views = self.services().map(Service::view);
@@ -225,7 +231,7 @@ impl Replicas {
         }
     }
 
-    fn services(&self) -> impl Iterator<Item = &Service> {
+    pub(crate) fn services(&self) -> impl Iterator<Item = &Service> {
         self.0.replicas.iter().map(|replica| &replica.service)
     }
 }

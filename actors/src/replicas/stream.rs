@@ -9,8 +9,9 @@ use faser_engine::{FinishReason, TokenId, Usage};
 use tokio::sync::Notify;
 
 use super::{Refused, Replicas, Taken};
-use crate::service::{Service, Submission};
+use crate::service::Service;
 use crate::stream::{TokenStream, Update};
+use crate::submission::Submission;
 
 /// How long a request whose replica was given up may look for another that takes it: others may be full, or being rebuilt.
 const MOVE_WITHIN: Duration = Duration::from_secs(30);

@@ -10,6 +10,7 @@ use faser_models::Model;
 use super::RunnerSpec;
 use super::drafting::Drafting;
 use super::falls::Falls;
+use super::masks::Masks;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
@@ -37,6 +38,7 @@ pub struct DraftRunner {
     confidence: Vec<f32>,
     /// The draft's likeliest tokens in each place.
     top: Vec<[TokenId; ops::TOP_TOKENS]>,
+    masks: Masks,
 }
 
 impl DraftRunner {
@@ -54,6 +56,7 @@ impl DraftRunner {
             sampled: Vec::new(),
             confidence: Vec::new(),
             top: Vec::new(),
+            masks: Masks::default(),
         })
     }
 
@@ -84,45 +87,87 @@ impl DraftRunner {
         self.passes.agree_on(plan.step);
         self.sequences.update(&plan.retire, &plan.admit, &requests);
         self.falls.begin();
+        self.masks.begin(plan.chunks.len());
         let mut job = Drafting::new(&plan);
         self.catch_up(&mut job);
         for step in 1..job.most_steps() {
             let layers = self.passes.layer_count() * step;
             self.falls.look(&self.passes, plan.step, layers, plan.chunks.iter().map(|chunk| chunk.seq));
-            if !self.step(step, &mut job) {
+            if !self.step(&mut job) {
                 break;
             }
         }
+        // Asked in vain, if a chunk stopped by its rule.
+        self.hear(&plan);
         let proposals = job.end();
         proposals.told(&mut plan, started.elapsed());
         plan
     }
 
-    /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal.
+    /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal, unless a grammar forces it.
     fn catch_up(&mut self, job: &mut Drafting<'_>) {
         let plan = job.plan;
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let tokens = job.rows(chunk);
-            self.sequences.of_mut(chunk.seq).history.rewind_and_extend(chunk.start, tokens);
-            for (offset, &token) in tokens.iter().enumerate() {
-                let drafts = chunk.steps > 0 && offset + 1 == tokens.len();
-                self.push(token, chunk.start + offset, index, drafts, job);
+            self.sequences.of_mut(chunk.seq).rewind_and_extend(chunk.start, tokens);
+            self.ask(index, job);
+        }
+        self.hear(plan);
+        for (index, chunk) in plan.chunks.iter().enumerate() {
+            if let Some((&last, before)) = job.rows(chunk).split_last() {
+                for (offset, &token) in before.iter().enumerate() {
+                    self.push(token, chunk.start + offset, index, false, job);
+                }
+                self.draft_from(last, chunk.start + before.len(), index, job);
             }
         }
         self.forward(job);
     }
 
     /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
-    fn step(&mut self, step: usize, job: &mut Drafting<'_>) -> bool {
+    fn step(&mut self, job: &mut Drafting<'_>) -> bool {
         let mut wanted = false;
+        self.hear(job.plan);
         for index in 0..job.plan.chunks.len() {
-            if let Some((latest, position)) = job.goes_on(index, step, self.falls.gone()) {
-                self.push(latest, position, index, true, job);
+            if let Some((latest, position)) = job.goes_on(index, self.falls.gone()) {
+                self.draft_from(latest, position, index, job);
                 wanted = true;
             }
         }
         self.forward(job);
         wanted
+    }
+
+    /// Adds the row of a chunk's latest token, which brings the next proposal. Where a grammar forces that, it takes no step: its own row
+    /// follows in the same pass.
+    fn draft_from(&mut self, latest: TokenId, position: usize, chunk: usize, job: &mut Drafting<'_>) {
+        let (mut latest, mut position) = (latest, position);
+        for forced in self.masks.take_forced(chunk) {
+            self.push(latest, position, chunk, false, job);
+            self.sequences.of_mut(job.plan.chunks[chunk].seq).push(forced);
+            job.drew(chunk, forced, 1.0, Rivals::new());
+            (latest, position) = (forced, position + 1);
+            if job.goes_on(chunk, self.falls.gone()).is_none() {
+                // The KV of the last proposal is not computed.
+                return;
+            }
+        }
+        let drafts = job.missing(chunk) > 0;
+        self.push(latest, position, chunk, drafts, job);
+    }
+
+    /// Asks what the grammar of a chunk's sequence allows next, if it has one and more is to be drafted.
+    fn ask(&mut self, index: usize, job: &Drafting<'_>) {
+        let following = &mut self.sequences.of_mut(job.plan.chunks[index].seq).following;
+        if let (Some(following), most @ 1..) = (following, job.missing(index)) {
+            self.masks.ask_forced(index, following, most);
+        }
+    }
+
+    /// Waits for what was asked.
+    fn hear(&mut self, plan: &DraftPlan) {
+        let sequences = &mut self.sequences;
+        self.masks.wait(|chunk, matcher| sequences.give_back(plan.chunks[chunk].seq, matcher, false));
     }
 
     /// Adds a row to the pass; one that is full runs before.
@@ -140,7 +185,7 @@ impl DraftRunner {
     fn forward(&mut self, job: &mut Drafting<'_>) {
         self.passes.forward(&job.tables);
         let (lane, logits) = self.passes.whole_logits();
-        let sequences = &self.sequences;
+        let (sequences, masks) = (&self.sequences, &self.masks);
         let sample_row = |(row, &index): (usize, &usize)| {
             let sequence = sequences.of(job.plan.chunks[index].seq);
             SampleRow {
@@ -149,7 +194,7 @@ impl DraftRunner {
                 sampling: &sequence.request.sampling,
                 history: &sequence.history,
                 since: &[],
-                allowed: None,
+                allowed: masks.bits(index, 0),
             }
         };
         let rows: Vec<SampleRow<'_>> = self.awaited.iter().enumerate().map(sample_row).collect();
@@ -158,18 +203,24 @@ impl DraftRunner {
         self.confidence.clear();
         self.confidence.resize(rows.len(), 0.0);
         ops::sample(lane, logits, &rows, &mut self.sampled);
-        ops::confidence(lane, logits, &self.sampled, &[], &mut self.confidence);
+        let allowed: Vec<Option<&[u32]>> = rows.iter().map(|row| row.allowed).collect();
+        ops::confidence(lane, logits, &self.sampled, &allowed, &mut self.confidence);
         self.top.clear();
         if job.plan.rivals {
             self.top.resize(rows.len(), [0; ops::TOP_TOKENS]);
             ops::top_tokens(lane, logits, &mut self.top);
         }
-        for (place, index) in self.awaited.drain(..).enumerate() {
+        let mut awaited = std::mem::take(&mut self.awaited);
+        for (place, index) in awaited.drain(..).enumerate() {
             let (token, confidence) = (self.sampled[place], self.confidence[place]);
-            let history = &mut self.sequences.of_mut(job.plan.chunks[index].seq).history;
-            history.rewind_and_extend(history.len(), &[token]);
-            let rivals = self.top.get(place).map_or_else(Rivals::new, |top| Rivals::from(*top));
+            // Rivals that a grammar forbids say nothing of what the target draws under it.
+            let free = self.masks.bits(index, 0).is_none();
+            let rivals =
+                self.top.get(place).filter(|_| free).map_or_else(Rivals::new, |top| Rivals::from(*top));
+            self.sequences.of_mut(job.plan.chunks[index].seq).push(token);
             job.drew(index, token, confidence, rivals);
+            self.ask(index, job);
         }
+        self.awaited = awaited;
     }
 }

@@ -13,6 +13,8 @@ pub(super) struct Drafting<'a> {
     drafted: Vec<Vec<Drafted>>,
     /// Survival of each chunk's last proposal.
     survival: Vec<f32>,
+    /// Chunks that get no more, whatever they wanted.
+    ended: Vec<bool>,
 }
 
 /// What a plan has brought, chunk by chunk.
@@ -25,6 +27,7 @@ impl<'a> Drafting<'a> {
             tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
             drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
             survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
+            ended: vec![false; plan.chunks.len()],
         }
     }
 
@@ -43,13 +46,19 @@ impl<'a> Drafting<'a> {
         tokens
     }
 
-    /// The latest proposal of a chunk and its position, if the chunk wants another one at this step.
-    pub(super) fn goes_on(&self, index: usize, step: usize, gone: &[SeqId]) -> Option<(TokenId, usize)> {
-        let (chunk, drafted) = (&self.plan.chunks[index], &self.drafted[index]);
-        let wanted = chunk.steps > step && drafted.len() == step;
-        let latest = drafted.last().filter(|_| wanted && self.survival[index] >= chunk.stop.below)?;
-        let fell = gone.contains(&chunk.seq);
-        (!fell).then(|| (latest.token, chunk.start + chunk.rows.len() + step - 1))
+    /// The latest proposal of a chunk and its position, if the chunk wants another one. One that does not wants none later either.
+    pub(super) fn goes_on(&mut self, index: usize, gone: &[SeqId]) -> Option<(TokenId, usize)> {
+        let chunk = &self.plan.chunks[index];
+        self.ended[index] |=
+            self.missing(index) == 0 || self.survival[index] < chunk.stop.below || gone.contains(&chunk.seq);
+        let drafted = &self.drafted[index];
+        let latest = drafted.last().filter(|_| !self.ended[index])?;
+        Some((latest.token, chunk.start + chunk.rows.len() + drafted.len() - 1))
+    }
+
+    /// Proposals that the plan wants of a chunk and that are not there.
+    pub(super) fn missing(&self, index: usize) -> usize {
+        self.plan.chunks[index].steps - self.drafted[index].len()
     }
 
     /// A chunk's next proposal.

@@ -1,16 +1,56 @@
-//! What a lane remembers of each sequence between plans: its history and how it is sampled.
+//! What a lane remembers of each sequence between plans: its history, and what its request wants.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use faser_engine::{Admission, SeqId};
+use faser_engine::{Admission, SeqId, TokenId};
 use faser_kernels::History;
+use faser_models::GrammarMatcher;
 
 use crate::lane_request::LaneRequest;
 
 pub(crate) struct LaneSequence {
     pub(crate) history: History,
     pub(crate) request: Arc<LaneRequest>,
+    /// Its way through its grammar, if it has one.
+    pub(super) following: Option<Following>,
+}
+
+/// An output that follows a grammar.
+pub(super) struct Following {
+    /// Tokens behind the prompt, as far as the history goes.
+    pub(super) output: Vec<TokenId>,
+    /// Away while it is being asked.
+    pub(super) matcher: Option<Box<GrammarMatcher>>,
+}
+
+impl LaneSequence {
+    fn new(admission: &Admission, request: &Arc<LaneRequest>) -> LaneSequence {
+        let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
+        let following = request.constraint.as_ref().map(|constraint| Following {
+            output: admission.tokens[admission.prompt_len..].to_vec(),
+            matcher: Some(Box::new(constraint.grammar().matcher())),
+        });
+        LaneSequence { history, request: request.clone(), following }
+    }
+
+    /// Forgets the tokens from position `start` and puts `tokens` there.
+    ///
+    /// # Panics
+    /// If `start` is beyond the end: tokens between are missing.
+    pub(crate) fn rewind_and_extend(&mut self, start: usize, tokens: &[TokenId]) {
+        self.history.rewind_and_extend(start, tokens);
+        if let Some(Following { output, .. }) = &mut self.following {
+            let prompt_len = self.history.prompt_len();
+            output.truncate(start.saturating_sub(prompt_len));
+            output.extend(tokens.iter().skip(prompt_len.saturating_sub(start)));
+        }
+    }
+
+    /// One more token.
+    pub(crate) fn push(&mut self, token: TokenId) {
+        self.rewind_and_extend(self.history.len(), &[token]);
+    }
 }
 
 /// The sequences of one lane. Bounded by the engine, which retires what it admits.
@@ -25,8 +65,7 @@ impl Sequences {
         }
         assert_eq!(admit.len(), requests.len(), "one request per admission");
         for (admission, request) in admit.iter().zip(requests) {
-            let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
-            self.0.insert(admission.seq, LaneSequence { history, request: request.clone() });
+            self.0.insert(admission.seq, LaneSequence::new(admission, request));
         }
     }
 
@@ -41,5 +80,18 @@ impl Sequences {
     /// As `of`.
     pub(crate) fn of_mut(&mut self, seq: SeqId) -> &mut LaneSequence {
         self.0.get_mut(&seq).unwrap_or_else(|| panic!("{seq} has a chunk but was not admitted to this lane"))
+    }
+
+    /// A matcher comes back to its sequence. What is there to tell of its failure, is told.
+    pub(super) fn give_back(&mut self, seq: SeqId, matcher: Box<GrammarMatcher>, tells: bool) {
+        let sequence = self.of_mut(seq);
+        if let (Some(constraint), Some(reason)) = (&sequence.request.constraint, matcher.failure())
+            && tells
+        {
+            constraint.failed(reason);
+        }
+        if let Some(following) = &mut sequence.following {
+            following.matcher = Some(matcher);
+        }
     }
 }

@@ -13,6 +13,7 @@ use faser_models::Model;
 
 use super::RunnerSpec;
 use super::falls::Falls;
+use super::masks::Masks;
 use super::passes::Passes;
 use super::sequences::Sequences;
 use super::telling::Telling;
@@ -43,6 +44,7 @@ pub struct VerifyRunner {
     chunks: Vec<Progress>,
     gating: Gating,
     telling: Telling,
+    masks: Masks,
 }
 
 /// A row whose logits are wanted: to be sampled from, or to tell what they say of the prompt's next token.
@@ -94,6 +96,7 @@ impl VerifyRunner {
             chunks: Vec::new(),
             gating: Gating::default(),
             telling: Telling::default(),
+            masks: Masks::default(),
         })
     }
 
@@ -125,6 +128,7 @@ impl VerifyRunner {
         self.falls.begin();
         self.sequences.update(&plan.retire, &plan.admit, &requests);
         self.telling.begin();
+        self.masks.begin(plan.chunks.len());
         self.sampled.clear();
         self.chunks.clear();
         self.chunks.extend(plan.chunks.iter().map(|chunk| Progress {
@@ -138,7 +142,10 @@ impl VerifyRunner {
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             let sequence = self.sequences.of_mut(chunk.seq);
-            sequence.history.rewind_and_extend(chunk.start, &tokens[..anchored]);
+            sequence.rewind_and_extend(chunk.start, &tokens[..anchored]);
+            if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
+                self.masks.ask_along(index, following, &tokens[anchored..]);
+            }
             let board = sequence.request.logprobs.clone();
             for (offset, &token) in tokens.iter().enumerate() {
                 let samples = chunk.sample && offset + 1 >= anchored;
@@ -167,7 +174,7 @@ impl VerifyRunner {
             // The next chunk starts after the accepted prefix; its own tokens bring the rest.
             let sequence = self.sequences.of_mut(chunk.seq);
             let end = chunk.start + committed(chunk);
-            sequence.history.rewind_and_extend(end, &plan.proposals(chunk)[..verdict.accepted]);
+            sequence.rewind_and_extend(end, &plan.proposals(chunk)[..verdict.accepted]);
             if let Some(board) = &sequence.request.logprobs
                 && verdict.next.is_some()
             {
@@ -191,7 +198,10 @@ impl VerifyRunner {
             self.passes.layers(layer..layer + 1, tables);
         }
         self.passes.finish();
-        let sequences = &self.sequences;
+        let sequences = &mut self.sequences;
+        let tells = self.passes.group().rank() == 0;
+        self.masks.wait(|chunk, matcher| sequences.give_back(plan.chunks[chunk].seq, matcher, tells));
+        let (sequences, masks) = (&self.sequences, &self.masks);
         let sampled = |(_, awaited): &(usize, &Awaited)| awaited.samples;
         let sample_row = |(row, awaited): (usize, &Awaited)| {
             let chunk = &plan.chunks[awaited.chunk];
@@ -203,7 +213,7 @@ impl VerifyRunner {
                 sampling: &sequence.request.sampling,
                 history: &sequence.history,
                 since: &plan.proposals(chunk)[..since],
-                allowed: None,
+                allowed: masks.bits(awaited.chunk, since),
             }
         };
         let rows: Vec<SampleRow<'_>> =

@@ -1,5 +1,6 @@
 //! The service as a client sees it, with a tiny synthetic pair on real lanes, and with devices that fail on demand.
 
+mod control;
 mod faults;
 mod groups;
 mod heartbeat;
@@ -12,7 +13,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use actix::System;
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, TokenId};
+use faser_engine::{
+    Engine, EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, SpeculationBounds, TokenId,
+};
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -75,11 +78,17 @@ fn spec() -> ServiceSpec {
             partitions: Vec::new(),
             target_layers: 0,
             mechanisms: Mechanisms::default(),
+            speculation: SpeculationBounds::default(),
             slo: Slo::default(),
             prefix_cache: true,
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
     }
+}
+
+/// The engine of such a service, by itself.
+pub(crate) fn engine() -> Engine {
+    Engine::new(spec().engine).expect("a valid config")
 }
 
 fn submission(seed: u64, max_new_tokens: usize) -> Submission {

@@ -1,11 +1,14 @@
 //! Random cases: requests, how they are sampled, and engines for them; and what each request gets when it is alone.
 
 use crate::rig::{PARTITIONS, Pair, Random, Rig};
-use faser_actors::{Dtype, LaneRequest, LogprobBoard, Logprobs, Sampling};
+use faser_actors::{Constraint, Dtype, LaneRequest, LogprobBoard, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, TokenId};
+use faser_engine::{
+    EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+};
 use faser_models::synthetic::{self, SyntheticSpec};
-use std::sync::Arc;
+use faser_models::{Grammar, GrammarCompiler, GrammarSource, Tokenizer};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 const VOCAB: usize = 256;
@@ -28,7 +31,30 @@ pub(crate) struct Wants {
     pub(crate) logprobs: Option<usize>,
     /// Of the prompt's tokens too.
     pub(crate) of_prompt: bool,
+    /// One of [`GRAMMARS`].
+    pub(crate) grammar: Option<usize>,
 }
+
+/// Ends what follows a grammar; as a byte it is in no text.
+pub(crate) const END: TokenId = 255;
+
+/// Over the vocabulary of the pair, whose tokens are bytes.
+pub(crate) static GRAMMARS: LazyLock<Vec<Grammar>> = LazyLock::new(|| {
+    let schema = serde_json::json!({
+        "type": "object", "required": ["id", "kind"], "additionalProperties": false,
+        "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["a", null]}},
+    });
+    let tokenizer = Tokenizer::synthetic(VOCAB).expect("a tokenizer");
+    let compiler = GrammarCompiler::new(&tokenizer, VOCAB, &[END]).expect("a compiler");
+    let sources = [
+        GrammarSource::JsonSchema(schema),
+        GrammarSource::JsonObject,
+        GrammarSource::Regex("([a-z]{1,3} ?){2,9}[.!]".to_owned()),
+        GrammarSource::Choice(["yes", "no, never", "yes, of course"].map(str::to_owned).to_vec()),
+        GrammarSource::Lark("start: \"(\" (start | /[0-9]+/)* \")\"".to_owned()),
+    ];
+    sources.iter().map(|source| compiler.compile(source).expect("a grammar")).collect()
+});
 
 /// What a request got.
 #[derive(Debug)]
@@ -49,7 +75,9 @@ impl Case {
             })
         });
         let request = Request { whole_prompt: self.wants.of_prompt, ..self.request.clone() };
-        rig.submit(request, LaneRequest { logprobs, ..self.sampling.clone().into() });
+        let grammar = self.wants.grammar.map(|number| GRAMMARS[number].clone());
+        let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar)));
+        rig.submit(request, LaneRequest { logprobs, constraint, ..self.sampling.clone().into() });
     }
 
     /// What it got in the end.
@@ -83,6 +111,7 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
         partitions: Vec::new(),
         target_layers: 0,
         mechanisms: Mechanisms::default(),
+        speculation: SpeculationBounds::default(),
         slo: Slo::default(),
         prefix_cache: false,
     };
@@ -175,6 +204,7 @@ impl Random {
                 prune: self.chance(80),
                 lookup: self.chance(80),
             },
+            speculation: SpeculationBounds::default(),
             slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
             prefix_cache: self.chance(50),
         }
@@ -224,7 +254,11 @@ impl Random {
     /// Gives some of the cases what not every device offers.
     pub(crate) fn want_more(&mut self, cases: &mut [Case]) {
         for Case { request, sampling, wants } in cases {
-            if self.chance(25) {
+            if self.chance(30) {
+                wants.grammar = Some(self.below(GRAMMARS.len() as u64) as usize);
+                let stops = request.stop_tokens.iter().copied().filter(|_| self.chance(10));
+                request.stop_tokens = stops.chain([END]).collect();
+            } else if self.chance(25) {
                 sampling.min_tokens = self.between(1, 20) as u32;
                 sampling.ends = request.stop_tokens.to_vec();
             }

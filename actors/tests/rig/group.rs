@@ -2,14 +2,19 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use faser_actors::{DraftRunner, DraftWork, Fallen, RunnerSpec, VerifyRunner, VerifyWork};
+use faser_actors::{
+    CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, Fallen, RunnerSpec,
+    VerifyRunner, VerifyWork,
+};
 use faser_engine::{DraftPlan, VerifyPlan};
 use faser_kernels::Collective;
 use faser_kernels::collective::in_process;
+use faser_kernels::cuda::{NcclSeat, nccl_group};
 use faser_models::Model;
+use faser_models::cuda::CudaModel;
 
 /// Longer than any pass of a test.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -21,17 +26,26 @@ pub(crate) struct Shards {
     pub(crate) draft: Vec<Arc<Model>>,
 }
 
-/// Another rank: works on what it is sent, and says what came of it.
+/// Another rank: works on what it is sent, and says what came of it. Dropping it waits for its end.
 struct Follower<W, P> {
-    work: Sender<W>,
+    work: Option<Sender<W>>,
     plans: Receiver<P>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<W, P> Drop for Follower<W, P> {
+    fn drop(&mut self) {
+        self.work = None;
+        // What went wrong there was seen by the first rank too.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 fn follower<W: Send + 'static, P: Send + 'static, R: FnMut(W) -> P>(
     make: impl FnOnce() -> R + Send + 'static,
 ) -> Follower<W, P> {
     let ((work, to_do), (done, plans)) = (channel::<W>(), channel());
-    thread::spawn(move || {
+    let thread = thread::spawn(move || {
         let mut run = make();
         while let Ok(work) = to_do.recv() {
             if done.send(run(work)).is_err() {
@@ -39,33 +53,34 @@ fn follower<W: Send + 'static, P: Send + 'static, R: FnMut(W) -> P>(
             }
         }
     });
-    Follower { work, plans }
+    Follower { work: Some(work), plans, thread: Some(thread) }
 }
 
 impl<W: Clone, P> Follower<W, P> {
     fn tell(followers: &[Self], work: &W) {
         for follower in followers {
-            follower.work.send(work.clone()).expect("a rank that works");
+            // One that has panicked is missed by the group.
+            follower.work.iter().for_each(|way| drop(way.send(work.clone())));
         }
     }
 }
 
-/// Runners of all ranks as one. `make` is told what has fallen for the first rank alone; `same` compares another rank's plan with the first's.
-fn group<W: Clone + Send + 'static, P: Send + 'static, R: FnMut(W) -> P + 'static>(
-    shards: &[Arc<Model>],
+/// Runners of all ranks as one, each made from what stands for it. `make` is told what has fallen for the first rank alone; `same` compares
+/// another rank's plan with the first's.
+fn group<S: Send + 'static, W: Clone + Send + 'static, P: Send + 'static, R: FnMut(W) -> P + 'static>(
+    ranks: Vec<S>,
     falls: Box<dyn Fallen>,
-    make: impl Fn(Arc<Model>, &Arc<dyn Collective>, Option<Box<dyn Fallen>>) -> R + Clone + Send + 'static,
+    make: impl Fn(S, Option<Box<dyn Fallen>>) -> R + Clone + Send + 'static,
     same: impl Fn(&P, &P) + 'static,
 ) -> Box<dyn FnMut(W) -> P> {
-    let ways = in_process(shards.len(), DEADLINE).into_iter().map(|way| Arc::new(way) as Arc<dyn Collective>);
-    let mut ranks = shards.iter().cloned().zip(ways);
-    let (first, way) = ranks.next().expect("a first rank");
-    let other = |(model, way)| {
+    let mut ranks = ranks.into_iter();
+    let first = ranks.next().expect("a first rank");
+    let other = |rank| {
         let make = make.clone();
-        follower(move || make(model, &way, None))
+        follower(move || make(rank, None))
     };
     let followers: Vec<Follower<W, P>> = ranks.map(other).collect();
-    let mut run = make(first, &way, Some(falls));
+    let mut run = make(first, Some(falls));
     Box::new(move |work| {
         Follower::tell(&followers, &work);
         let plan = run(work);
@@ -76,6 +91,67 @@ fn group<W: Clone + Send + 'static, P: Send + 'static, R: FnMut(W) -> P + 'stati
     })
 }
 
+/// Each shard with its way to the group.
+fn with_ways(shards: &[Arc<Model>]) -> Vec<(Arc<Model>, Arc<dyn Collective>)> {
+    let ways = in_process(shards.len(), DEADLINE).into_iter().map(|way| Arc::new(way) as Arc<dyn Collective>);
+    shards.iter().cloned().zip(ways).collect()
+}
+
+fn same_proposals(other: &DraftPlan, first: &DraftPlan) {
+    let (other, first) = (&other.outcome, &first.outcome);
+    assert_eq!((&other.counts, &other.proposals), (&first.counts, &first.proposals));
+}
+
+fn same_verdicts(other: &VerifyPlan, first: &VerifyPlan) {
+    let bits = |gaps: &[f32]| gaps.iter().map(|gap| gap.to_bits()).collect::<Vec<_>>();
+    assert_eq!(other.outcome.verdicts, first.outcome.verdicts);
+    assert_eq!(bits(&other.outcome.gaps), bits(&first.outcome.gaps));
+}
+
+/// A rank's shard on its GPU, and what its lane is made for.
+pub(crate) type OfRank = (Arc<CudaModel>, CudaRunnerSpec);
+
+/// Each rank with its place in the group; alone it needs none.
+fn with_seats(ranks: Vec<OfRank>) -> Vec<(OfRank, Option<NcclSeat>)> {
+    let seats = match ranks.len() {
+        1 => vec![None],
+        several => nccl_group(several, DEADLINE).expect("NCCL").into_iter().map(Some).collect(),
+    };
+    ranks.into_iter().zip(seats).collect()
+}
+
+/// Draft runners of all ranks on GPUs as one.
+pub(crate) fn cuda_draft(
+    ranks: Vec<OfRank>,
+    falls: Box<dyn Fallen>,
+) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
+    let make = |((model, spec), seat): (OfRank, Option<NcclSeat>), falls| {
+        let mut runner = CudaDraftRunner::new(model, &spec).expect("a draft lane");
+        seat.iter().for_each(|seat| runner.join(seat).expect("the others join"));
+        if let Some(falls) = falls {
+            runner.shedding(falls);
+        }
+        move |work| runner.run(work)
+    };
+    group(with_seats(ranks), falls, make, same_proposals)
+}
+
+/// Verify runners of all ranks on GPUs as one.
+pub(crate) fn cuda_verify(
+    ranks: Vec<OfRank>,
+    falls: Box<dyn Fallen>,
+) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
+    let make = |((model, spec), seat): (OfRank, Option<NcclSeat>), falls| {
+        let mut runner = CudaVerifyRunner::new(model, &spec).expect("a verify lane");
+        seat.iter().for_each(|seat| runner.join(seat).expect("the others join"));
+        if let Some(falls) = falls {
+            runner.shedding(falls);
+        }
+        move |work| runner.run(work)
+    };
+    group(with_seats(ranks), falls, make, same_verdicts)
+}
+
 /// Draft runners of all ranks as one: each must come to the first one's proposals.
 pub(crate) fn draft(
     shards: &[Arc<Model>],
@@ -83,18 +159,15 @@ pub(crate) fn draft(
     falls: Box<dyn Fallen>,
 ) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
     let spec = spec.clone();
-    let make = move |model, way: &Arc<dyn Collective>, falls| {
+    let make = move |(model, way): (Arc<Model>, Arc<dyn Collective>), falls| {
         let mut runner = DraftRunner::new(model, &spec).expect("a draft lane");
-        runner.join(way);
+        runner.join(&way);
         if let Some(falls) = falls {
             runner.shedding(falls);
         }
         move |work| runner.run(work)
     };
-    group(shards, falls, make, |other: &DraftPlan, first: &DraftPlan| {
-        let (other, first) = (&other.outcome, &first.outcome);
-        assert_eq!((&other.counts, &other.proposals), (&first.counts, &first.proposals));
-    })
+    group(with_ways(shards), falls, make, same_proposals)
 }
 
 /// Verify runners of all ranks as one: each must come to the first one's verdicts and gaps.
@@ -104,17 +177,13 @@ pub(crate) fn verify(
     falls: Box<dyn Fallen>,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
     let spec = spec.clone();
-    let make = move |model, way: &Arc<dyn Collective>, falls| {
+    let make = move |(model, way): (Arc<Model>, Arc<dyn Collective>), falls| {
         let mut runner = VerifyRunner::new(model, &spec).expect("a verify lane");
-        runner.join(way);
+        runner.join(&way);
         if let Some(falls) = falls {
             runner.shedding(falls);
         }
         move |work| runner.run(work)
     };
-    group(shards, falls, make, |other: &VerifyPlan, first: &VerifyPlan| {
-        let bits = |gaps: &[f32]| gaps.iter().map(|gap| gap.to_bits()).collect::<Vec<_>>();
-        assert_eq!(other.outcome.verdicts, first.outcome.verdicts);
-        assert_eq!(bits(&other.outcome.gaps), bits(&first.outcome.gaps));
-    })
+    group(with_ways(shards), falls, make, same_verdicts)
 }

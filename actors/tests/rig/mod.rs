@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, Fallen, Isa, LaneRequest,
-    PassLimits, RunnerSpec, VerifyRunner, VerifyWork,
+    CudaRunnerSpec, DraftRunner, DraftWork, Fallen, Isa, LaneRequest, PassLimits, RunnerSpec, VerifyRunner,
+    VerifyWork,
 };
 use faser_engine::{
     Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, PartitionId, Request,
@@ -35,12 +35,14 @@ pub(crate) struct Pair {
     pub(crate) shards: Option<group::Shards>,
 }
 
-/// The pair on a GPU, and the shares of its partitions.
+/// The pair on a GPU, and the shares of its partitions; or a rank's shards of it.
 #[derive(Clone)]
 pub(crate) struct OnGpu {
     pub(crate) target: Arc<CudaModel>,
     pub(crate) draft: Option<Arc<CudaModel>>,
     pub(crate) shares: Vec<SharePair>,
+    /// The ranks after this one, which is the first.
+    pub(crate) others: Vec<OnGpu>,
 }
 
 /// What carries out draft plans.
@@ -244,33 +246,39 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
     let limits = PassLimits::of(config);
     let falls = |lane| Box::new(LaneFalls { lane, falls: falls.clone() });
     if let Some(gpu) = &pair.cuda {
-        let spec = |lane: fn(&SharePair) -> &Arc<Share>, blocks, max_logit_rows| CudaRunnerSpec {
-            shares: gpu.shares.iter().map(|pair| lane(pair).clone()).collect(),
-            sizes: CudaSizes {
-                blocks,
-                max_rows: limits.rows,
-                max_logit_rows,
-                max_chunks: config.max_running,
-                max_context: config.max_context,
-                max_gates: config.target_layers,
-            },
-        };
-        let draft = gpu.draft.as_ref().map(|model| {
-            let spec = spec(|pair| &pair.draft, config.draft_blocks, limits.draft_logit_rows);
-            let mut runner = CudaDraftRunner::new(model.clone(), &spec).expect("a draft lane");
-            runner.shedding(falls(LaneKind::Draft));
+        let spec =
+            |rank: &OnGpu, lane: fn(&SharePair) -> &Arc<Share>, (blocks, max_logit_rows)| CudaRunnerSpec {
+                shares: rank.shares.iter().map(|pair| lane(pair).clone()).collect(),
+                sizes: CudaSizes {
+                    blocks,
+                    max_rows: limits.rows,
+                    max_logit_rows,
+                    max_chunks: config.max_running,
+                    max_context: config.max_context,
+                    max_gates: config.target_layers,
+                },
+            };
+        let ranks = || std::iter::once(gpu).chain(&gpu.others);
+        let drafts: Vec<_> = ranks()
+            .filter_map(|rank| {
+                let sizes = (config.draft_blocks, limits.draft_logit_rows);
+                Some((rank.draft.clone()?, spec(rank, |pair| &pair.draft, sizes)))
+            })
+            .collect();
+        let draft = (!drafts.is_empty()).then(|| {
+            let mut run = group::cuda_draft(drafts, falls(LaneKind::Draft));
             Box::new(move |mut work: DraftWork| {
                 // Each plan on the next partition, whatever the engine thinks of them: that must not show.
                 let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
-                DraftPlan { partition: planned, ..runner.run(work) }
+                DraftPlan { partition: planned, ..run(work) }
             }) as Draft
         });
-        let spec = spec(|pair| &pair.verify, config.target_blocks, limits.verify_logit_rows);
-        let mut verify = CudaVerifyRunner::new(gpu.target.clone(), &spec).expect("a verify lane");
-        verify.shedding(falls(LaneKind::Verify));
+        let sizes = (config.target_blocks, limits.verify_logit_rows);
+        let targets = ranks().map(|rank| (rank.target.clone(), spec(rank, |pair| &pair.verify, sizes)));
+        let mut run = group::cuda_verify(targets.collect(), falls(LaneKind::Verify));
         let verify = move |mut work: VerifyWork| {
             let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
-            VerifyPlan { partition: planned, ..verify.run(work) }
+            VerifyPlan { partition: planned, ..run(work) }
         };
         return (draft, Box::new(verify));
     }

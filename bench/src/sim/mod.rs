@@ -13,7 +13,7 @@ use faser_engine::cost::PartitionCosts;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
 };
-use faser_engine::{EngineConfig, Mechanisms, Policy, Slo};
+use faser_engine::{EngineConfig, Mechanisms, Policy, Slo, SpeculationBounds};
 use serde::{Serialize, Serializer};
 
 pub use figures::{Figures, Moment};
@@ -300,6 +300,7 @@ impl SimSpec {
             partitions,
             target_layers: self.pair.target.layers,
             mechanisms: self.mechanisms,
+            speculation: SpeculationBounds::default(),
             slo: Slo::default(),
             // Simulated prompts share nothing.
             prefix_cache: false,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use faser_actors::{ServiceSpec, WatchdogConfig};
 use faser_bench::sim::Ablation;
-use faser_engine::{EngineConfig, Policy};
+use faser_engine::{EngineConfig, Policy, SpeculationBounds};
 
 use crate::load::Loaded;
 
@@ -54,6 +54,11 @@ impl Entrant {
             policy: self.policy.clone(),
             mechanisms: self.ablation.map_or(pair.engine.mechanisms, |ablation| ablation.mechanisms),
             partitions: self.partitions(&pair.engine.partitions),
+            // A partition of the config's choice may not be among those of an ablation.
+            speculation: SpeculationBounds {
+                partition: pair.engine.speculation.partition.filter(|_| self.ablation.is_none()),
+                ..pair.engine.speculation
+            },
             max_waiting: pair.engine.max_waiting.max(waiting),
             ..pair.engine.clone()
         };

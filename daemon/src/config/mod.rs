@@ -1,5 +1,6 @@
 //! Configuration: one YAML file, read once into one validated `Config`. Every key has a default.
 
+mod admin;
 pub mod changes;
 mod drills;
 pub mod raw;
@@ -21,6 +22,7 @@ use faser_engine::{Mechanisms, Policy, Slo};
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
+pub use self::admin::{AdminConfig, AdminSocket};
 pub use self::server::{ServerConfig, TlsConfig};
 pub use self::shape::NamedShape;
 
@@ -39,6 +41,8 @@ pub struct ConfigError {
 pub struct Config {
     /// The HTTP side.
     pub server: ServerConfig,
+    /// The operators' side.
+    pub admin: AdminConfig,
     /// The model pair.
     pub model: ModelConfig,
     /// Where it runs.
@@ -70,6 +74,10 @@ pub struct SpeculationConfig {
     pub mechanisms: Mechanisms,
     /// Latency targets of every request.
     pub slo: Slo,
+    /// Cap on the speculative length of every sequence; `None` leaves it to the policy.
+    pub k_max: Option<usize>,
+    /// The one partition, counted from 1, that is used while both lanes work; `None` leaves the choice to the policy.
+    pub partition: Option<usize>,
 }
 
 /// The model pair.
@@ -126,14 +134,14 @@ impl ModelSource {
 }
 
 /// Which device is to be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// The first GPU if it can be used, else the CPU.
+    /// The first GPUs if they can be used, else the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU of this number, or nothing.
-    Cuda(usize),
+    /// The GPUs of these numbers, or nothing. Of one number alone, that GPU and as many behind it as ranks and replicas take.
+    Cuda(Vec<usize>),
 }
 
 /// Where the pair runs.
@@ -158,10 +166,22 @@ pub struct DeviceConfig {
     pub draft_placement: DraftPlace,
     /// A rank that another has waited for longer is lost.
     pub rank_deadline: Duration,
-    /// Services over the pair, each on its part of the cores.
+    /// Services over the pair, each on its part of the cores, or on GPUs of its own.
     pub replicas: usize,
     /// Faults made on purpose; none in a release build.
     pub drills: Vec<Drill>,
+}
+
+impl DeviceConfig {
+    /// The GPUs that are asked for, if GPUs are: those of a replica's ranks stand together.
+    pub fn gpus(&self) -> Vec<usize> {
+        let count = self.tensor_parallel * self.replicas;
+        match &self.kind {
+            DeviceKind::Cuda(listed) if listed.len() > 1 => listed.clone(),
+            DeviceKind::Cuda(listed) => listed.iter().flat_map(|first| *first..first + count).collect(),
+            _ => (0..count).collect(),
+        }
+    }
 }
 
 /// KV memory.
@@ -211,7 +231,9 @@ pub struct LogConfig {
 /// How a line of the log looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text; what goes to systemd's journal without time and level, for the journal has its own.
+    Auto,
+    /// For people: with time and level.
     Text,
     /// One JSON object per line.
     Json,

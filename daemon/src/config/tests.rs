@@ -33,6 +33,7 @@ fn the_teaching_file_says_every_default() {
         "allow_public_without_keys api_keys_file body_timeout_s debug header_timeout_s keep_alive_s listen max_body_bytes \
          max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
     );
+    assert_eq!(keys("admin"), "group socket");
     assert_eq!(keys("model"), "draft dtype name target");
     assert_eq!(
         keys("device"),
@@ -40,8 +41,15 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
-    assert_eq!(keys("speculation"), "cost_cache lookup overlap policy prune slo trim");
+    assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune slo trim");
     assert_eq!(keys("log"), "format level");
+}
+
+#[test]
+fn the_packaged_file_changes_no_default() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/debian/faser.yaml");
+    let packaged = Config::from_document(&Document::read(&file).unwrap()).unwrap();
+    assert_eq!(packaged, Config::from_document(&Document::empty()).unwrap());
 }
 
 #[test]
@@ -80,8 +88,20 @@ fn replicas_and_the_faults_of_drills() {
     assert_eq!((device("").replicas, device("replicas: 3").replicas), (1, 3));
     assert_eq!(device("rank_deadline_s: 2").rank_deadline, Duration::from_secs(2));
     assert!(refusal("device: {replicas: 0}\n").contains("`device.replicas`"));
-    let idle = refusal("device: {kind: 'cuda:0', rank_deadline_s: 2}\n");
-    assert!(idle.contains("`device.rank_deadline_s` is for the CPU"), "{idle}");
+    let idle = refusal("device: {kind: 'cuda:0', threads: 2}\n");
+    assert!(idle.contains("`device.threads` is for the CPU"), "{idle}");
+    for (text, gpus) in [
+        ("kind: cuda", vec![0]),
+        ("kind: 'cuda:3'", vec![3]),
+        ("kind: 'cuda:1', tensor_parallel: 2", vec![1, 2]),
+        ("kind: cuda, tensor_parallel: 2, replicas: 2", vec![0, 1, 2, 3]),
+        ("kind: 'cuda:5,0', tensor_parallel: 2", vec![5, 0]),
+        ("tensor_parallel: 2", vec![0, 1]),
+    ] {
+        assert_eq!(device(text).gpus(), gpus, "{text}");
+    }
+    let uneven = refusal("device: {kind: 'cuda:0,1'}\n");
+    assert!(uneven.contains("names 2 GPUs") && uneven.contains("is 1: make them the same"), "{uneven}");
     let drills = "replicas: 2, drills: [{what: panic, rank: 1, at: 4}, {what: hang, replica: 1, at: 0, ms: 9}, {what: build, at: 1}]";
     if cfg!(debug_assertions) {
         let hang = DrillFault::Hang { rank: 0, at: 0, lasting: Duration::from_millis(9) };
@@ -185,8 +205,9 @@ fn wrong_types_and_impossible_values_say_what_to_write() {
         ),
         ("kv: {prefix_cache: yes}", "`kv.prefix_cache` must be true or false, but it is the string \"yes\""),
         (
-            "device: {kind: cuda}",
-            "`device.kind` must be `auto`, `cpu`, or `cuda:N` with the number of a GPU, such as `cuda:0`, but it is the string \"cuda\"",
+            "device: {kind: 'cuda:1,1'}",
+            "`device.kind` must be `auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`, \
+             but it is the string \"cuda:1,1\"",
         ),
         (
             "log: {level: inf}",

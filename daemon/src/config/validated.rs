@@ -8,6 +8,7 @@ use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
+use super::admin::admin;
 use super::drills::drills;
 use super::raw::Document;
 use super::server::server;
@@ -40,6 +41,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         Fields::new(name, value)
     };
     let server = server(section("server")?, folder)?;
+    let admin = admin(section("admin")?, folder)?;
     let model = model(section("model")?, folder)?;
     let device = device(section("device")?, &model)?;
     let kv = kv(section("kv")?)?;
@@ -51,6 +53,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     root.finish()?;
     Ok(Config {
         server,
+        admin,
         model,
         device,
         topology,
@@ -124,6 +127,8 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     Ok(ModelConfig { name: name.map(str::to_owned), source, dtype })
 }
 
+/// Partitions beside the whole device.
+const MOST_PARTITIONS: usize = 8;
 /// Ranks of a group: more would only wait for each other.
 const MOST_RANKS: usize = 64;
 /// Replicas of one daemon.
@@ -134,10 +139,15 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         None | Some("auto") => DeviceKind::Auto,
         Some("cpu") => DeviceKind::Cpu,
         Some(text) => {
-            let ordinal = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-            let wanted = "`auto`, `cpu`, or `cuda:N` with the number of a GPU, such as `cuda:0`";
+            let numbers = if text == "cuda" { Some("0") } else { text.strip_prefix("cuda:") };
+            let apart = |gpus: &Vec<usize>| {
+                (1..gpus.len()).all(|at| !gpus[..at].contains(&gpus[at]))
+                    && gpus.iter().all(|gpu| *gpu < 1024)
+            };
+            let gpus = numbers.and_then(|list| list.split(',').map(|gpu| gpu.trim().parse().ok()).collect());
+            let wanted = "`auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`";
             let wrong = || wrong_value(&fields.path("kind"), wanted, &text.into());
-            DeviceKind::Cuda(ordinal.ok_or_else(wrong)?)
+            DeviceKind::Cuda(gpus.filter(apart).ok_or_else(wrong)?)
         }
     };
     let threads = fields.size("threads", 1..=4096)?;
@@ -162,15 +172,24 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     let drills = drills(&mut fields, replicas)?;
     let path = |name| fields.path(name);
     // What the device named would not look at is refused.
-    let idle = match kind {
+    let idle = match &kind {
         DeviceKind::Auto => None,
         DeviceKind::Cpu => partitions.is_some().then(|| path("partitions")),
-        DeviceKind::Cuda(_) => {
-            [("threads", threads.is_some()), ("isa", isa.is_some()), ("rank_deadline_s", deadline.is_some())]
-                .into_iter()
-                .find_map(|(name, given)| given.then(|| path(name)))
-        }
+        DeviceKind::Cuda(_) => [("threads", threads.is_some()), ("isa", isa.is_some())]
+            .into_iter()
+            .find_map(|(name, given)| given.then(|| path(name))),
     };
+    if let DeviceKind::Cuda(gpus) = &kind
+        && gpus.len() > 1
+        && gpus.len() != tensor_parallel * replicas
+    {
+        let problem = format!(
+            "names {} GPUs, and `device.tensor_parallel` times `device.replicas` is {}: make them the same, or name the first GPU alone",
+            gpus.len(),
+            tensor_parallel * replicas
+        );
+        return Err(FieldError::new(path("kind"), Fault::Value, problem));
+    }
     if let Some(idle) = idle {
         let other = if kind == DeviceKind::Cpu { "a GPU" } else { "the CPU" };
         let problem = format!("is for {other}: leave it out, or change `device.kind`");
@@ -213,7 +232,7 @@ fn partitions(fields: &mut Fields<'_>) -> Result<Option<Vec<u32>>, FieldError> {
     let Some(items) = fields.list("partitions")? else { return Ok(None) };
     let sms = |item| whole(&path, item, 1..=4096).map(|sms| sms as u32);
     let partitions = items.iter().map(sms).collect::<Result<Vec<u32>, _>>()?;
-    if partitions.len() > 8 || !partitions.is_sorted_by(|a, b| a < b) {
+    if partitions.len() > MOST_PARTITIONS || !partitions.is_sorted_by(|a, b| a < b) {
         let wanted = "up to 8 numbers of SMs for drafting, ascending, such as [16, 32, 64]; [] for none";
         return Err(wrong_value(&path, wanted, &items.into()));
     }
@@ -258,6 +277,8 @@ fn speculation(
         Some(targets) => slo(targets)?,
         None => Slo::default(),
     };
+    let k_max = fields.size("k_max", 0..=K_LIMIT)?;
+    let partition = fields.size("partition", 1..=MOST_PARTITIONS)?;
     let cost_cache = match fields.text("cost_cache")? {
         None => CostCache::Standard,
         Some("none") => CostCache::Off,
@@ -265,7 +286,7 @@ fn speculation(
         Some(path) => CostCache::Folder(folder.join(path)),
     };
     fields.finish()?;
-    Ok((SpeculationConfig { policy, mechanisms, slo }, cost_cache))
+    Ok((SpeculationConfig { policy, mechanisms, slo, k_max, partition }, cost_cache))
 }
 
 fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
@@ -302,9 +323,10 @@ fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
         Some("trace") => tracing::Level::TRACE,
         _ => tracing::Level::INFO,
     };
-    let format = match fields.word("format", &["text", "json"])? {
+    let format = match fields.word("format", &["auto", "text", "json"])? {
         Some("json") => LogFormat::Json,
-        _ => LogFormat::Text,
+        Some("text") => LogFormat::Text,
+        _ => LogFormat::Auto,
     };
     fields.finish()?;
     Ok(LogConfig { level, format })

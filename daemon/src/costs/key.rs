@@ -78,6 +78,9 @@ enum DeviceKey {
         cuda: u32,
         /// The processor, which launches.
         host: String,
+        /// Over how many GPUs target and draft are split.
+        target_ranks: usize,
+        draft_ranks: usize,
         partitions: Vec<PartitionKey<usize>>,
     },
 }
@@ -108,7 +111,9 @@ impl DeviceKey {
             }
             (DeviceSpec::Cuda(spec), machine) => {
                 let info = &spec.device.source().info;
-                let host = if let Machine::Gpu { host, .. } = machine { host.clone() } else { String::new() };
+                let host =
+                    if let Machine::Gpus { host, .. } = machine { host.clone() } else { String::new() };
+                let (target_ranks, draft_ranks) = device.ranks();
                 let sms = |sizes: &LaneSizes| PartitionKey { draft: sizes.draft, verify: sizes.verify };
                 DeviceKey::Gpu {
                     gpu: info.name.clone(),
@@ -116,6 +121,8 @@ impl DeviceKey {
                     capability: info.capability,
                     cuda: info.cuda_version,
                     host,
+                    target_ranks,
+                    draft_ranks,
                     partitions: device.partitions().iter().map(sms).collect(),
                 }
             }
@@ -235,7 +242,7 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use faser_actors::{CpuGroup, CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
+    use faser_actors::{CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
     use faser_models::{Model, synthetic};
     use faser_topology::{CpuDevice, GpuDevice, Partition};
     use serde_json::Value;
@@ -343,7 +350,7 @@ mod tests {
         let shape = SyntheticSpec::preset("tiny").unwrap();
         let (target, draft) = synthetic::pair(&shape, Dtype::F32, &mut |_| {}).unwrap();
         let facts = [ModelFacts::of(&target), ModelFacts::of(&draft)];
-        let of = |change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| {
+        let over = |ranks: usize, change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| {
             let mut info = GpuInfo {
                 ordinal: 0,
                 name: "a GPU".to_owned(),
@@ -354,21 +361,29 @@ mod tests {
                 cuda_version: 13_000,
             };
             change(&mut info);
-            let machine = Machine::Gpu { info: info.clone(), host: host.to_owned() };
+            let (first, ordinals) = (info.clone(), vec![0]);
+            let machine = Machine::Gpus { first, ordinals, host: host.to_owned() };
             let [target, draft] = facts.clone();
             // Never opened.
-            let device = CudaDevice::new(CudaSource {
-                device: GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 },
-                info,
-                kernel_cache: None,
-                target,
-                draft: Some(draft),
-                weights: Arc::new(|_, _| Ok(Vec::new())),
-            });
-            let device = DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec() });
+            let device = || {
+                CudaDevice::new(CudaSource {
+                    device: GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 },
+                    info: info.clone(),
+                    kernel_cache: None,
+                    target: target.clone(),
+                    draft: Some(draft.clone()),
+                    weights: Arc::new(|_, _| Ok(Vec::new())),
+                })
+            };
+            let others = (1..ranks).map(|_| device()).collect();
+            let group = CudaGroup { others, ..CudaGroup::default() };
+            let device =
+                DeviceSpec::Cuda(CudaSpec { device: device(), draft_sms: draft_sms.to_vec(), group });
             let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 64, max_context: 64 };
             Key::new(&spec, &machine, [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)])
         };
+        let of =
+            |change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| over(1, change, draft_sms, host);
         let key = of(&|_| {}, &[16], "a cpu");
         assert_eq!(key, of(&|info| info.memory_bytes = 1 << 30, &[16], "a cpu"));
         for changed in [
@@ -377,6 +392,7 @@ mod tests {
             of(&|info| info.cuda_version = 13_010, &[16], "a cpu"),
             of(&|_| {}, &[16, 32], "a cpu"),
             of(&|_| {}, &[16], "another cpu"),
+            over(2, &|_| {}, &[16], "a cpu"),
         ] {
             assert_ne!(key, changed);
         }

@@ -96,6 +96,10 @@ fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<Told, DaemonError> {
     if args.small {
         command.arg("--small");
     }
+    if entry.name == "nccl" {
+        // Where there is one GPU both ranks are on it.
+        command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+    }
     listen(command, Duration::from_secs(entry.limit_s))
         .map_err(|source| DaemonError::System { what: "run a check in a process of its own", source })
 }

@@ -29,6 +29,7 @@ pub(super) const CHECKS: &[Entry] = &[
     entry("astray", "a kernel that goes astray ends the lane with the driver's words", 30, actors::astray),
     entry("tokens", "requests get the CPU's tokens from a service in f32", 70, actors::tokens),
     entry("lost", "a service goes on after a kernel has gone astray", 70, actors::lost),
+    entry("nccl", "two ranks sum and gather, and one that is lost is noticed", 60, actors::nccl),
     entry("rates", "copies, reads and bf16 products on some of the SMs", 60, actors::rates),
     entry("products", "products on a split: right, without TF32, and how fast", 120, actors::products),
     entry("attention", "how fast attention reads keys and values", 60, actors::attention),

@@ -109,7 +109,7 @@ fn message(mut fields: Fields<'_>) -> Result<Value, FieldError> {
 }
 
 /// A string, or text parts, which are joined by line breaks.
-fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
+pub(super) fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
     const WANTED: &str = "a string or a list of {\"type\": \"text\", \"text\": \"…\"}";
     let path = fields.path("content");
     match fields.value("content") {

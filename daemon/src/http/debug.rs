@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
+use faser_actors::Replicas;
 use faser_bench::trace::write_chrome_trace;
+use faser_engine::record::Record;
 
 use super::errors::ApiError;
 use crate::app::App;
@@ -23,11 +25,22 @@ pub(super) async fn trace(app: web::Data<App>, request: HttpRequest) -> Result<H
     let Query { seconds, replica } = Query::read(request.query_string())?;
     let served = app.served()?;
     let length = Duration::from_secs(seconds.unwrap_or(DEFAULT_S));
-    let Some(record) = served.service.record(replica.unwrap_or(0), length).await else {
-        let problem = format!("must be below {}, the number of replicas", served.service.count());
-        return Err(FieldError::new("replica", Fault::Value, problem).into());
-    };
-    let record = record?;
+    let record = served.service.record(replica.unwrap_or(0), length).await;
+    let record = record.ok_or_else(|| no_replica(&served.service))??;
+    Ok(HttpResponse::Ok().content_type("application/json").body(chrome_trace(record).await?))
+}
+
+/// There is no replica of the number asked for.
+pub(crate) fn no_replica(service: &Replicas) -> FieldError {
+    let problem = format!("must be below {}, the number of replicas", service.count());
+    FieldError::new("replica", Fault::Value, problem)
+}
+
+/// A record as Chrome trace JSON.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) async fn chrome_trace(record: Record) -> Result<Vec<u8>, ApiError> {
     // Much text, and others are waiting for this thread.
     let written = web::block(move || {
         let mut trace = Vec::new();
@@ -35,8 +48,7 @@ pub(super) async fn trace(app: web::Data<App>, request: HttpRequest) -> Result<H
     });
     let failed = |why: String| ApiError::internal(format!("the trace cannot be written: {why}"), "trace");
     let trace = written.await.map_err(|err| failed(err.to_string()))?;
-    let trace = trace.map_err(|err| failed(err.to_string()))?;
-    Ok(HttpResponse::Ok().content_type("application/json").body(trace))
+    trace.map_err(|err| failed(err.to_string()))
 }
 
 /// The parameters there are. Their ranges are the service's affair.

@@ -7,6 +7,7 @@ use faser_models::ModelError;
 use serde_json::{Value, json};
 
 use crate::fields::{Fault, FieldError, shortened};
+use crate::grammars::FormatError;
 use crate::sequence::SequenceError;
 
 /// A refusal or failure of one request.
@@ -77,6 +78,19 @@ impl ApiError {
             status: StatusCode::INTERNAL_SERVER_ERROR,
             kind: "server_error",
             ..ApiError::bad_request(message, None, code)
+        }
+    }
+
+    /// A line in the log. What a client has sent is not in it, but for the name of a field.
+    pub(super) fn log(&self, route: &str) {
+        let (status, code, param) = (self.status.as_u16(), self.code, self.param.as_deref());
+        if self.retry_after_s.is_some() {
+            // Clients come again as fast as they like.
+            tracing::debug!(route, status, code, "request put off");
+        } else if self.status.is_server_error() {
+            tracing::warn!(route, status, code, why = self.message, "request failed");
+        } else {
+            tracing::info!(route, status, code, param, "request refused");
         }
     }
 
@@ -156,10 +170,24 @@ impl From<ModelError> for ApiError {
     }
 }
 
+impl From<FormatError> for ApiError {
+    fn from(err: FormatError) -> ApiError {
+        let message = err.to_string();
+        match err {
+            FormatError::Grammar(_) | FormatError::TooSlow => {
+                ApiError::bad_request(message, Some("response_format"), "invalid_grammar")
+            }
+            FormatError::Busy => ApiError::unavailable(message, "grammars_busy"),
+        }
+    }
+}
+
 impl From<SequenceError> for ApiError {
     fn from(err: SequenceError) -> ApiError {
         match err {
             SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
+            SequenceError::Grammar(_) => ApiError::bad_request(err.to_string(), None, "grammar_too_large"),
+            SequenceError::Cancelled => ApiError::internal(err.to_string(), "cancelled"),
             SequenceError::Ended => ApiError::unavailable(err.to_string(), "shutting_down"),
         }
     }

@@ -7,15 +7,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, web};
 use faser_engine::TokenId;
+use faser_models::Grammar;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 use serde_json::Value;
 
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
 use super::params::{Choices, Parameters};
+use super::prediction::predicted;
 use super::shapes::{Answer, Choice, Shape, usage};
 use super::slow::Watched;
-use crate::app::Served;
+use crate::app::{Opening, Served};
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
 /// Longer texts are tokenized off the thread that serves everybody's streams.
@@ -40,9 +42,17 @@ pub(super) struct Prompt {
 impl Generation {
     /// Answers the request; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
     /// cancels its sequences.
-    pub(super) async fn respond(self, served: &Served, patience: Duration) -> Result<HttpResponse, ApiError> {
+    pub(super) async fn respond(
+        self,
+        served: &Arc<Served>,
+        patience: Duration,
+    ) -> Result<HttpResponse, ApiError> {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
-        let sequences = self.open(served).await?;
+        let grammar = match &self.parameters.format {
+            Some(source) => Some(served.grammars.compile(source).await?),
+            None => None,
+        };
+        let sequences = self.open(served, grammar.as_ref()).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let tokens = LogprobShape {
             shape: self.shape,
@@ -60,11 +70,23 @@ impl Generation {
 
     /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
     /// first one has begun: then the KV of the prompt is in the cache for them.
-    async fn open(&self, served: &Served) -> Result<Vec<TextSequence>, ApiError> {
+    async fn open(
+        &self,
+        served: &Arc<Served>,
+        grammar: Option<&Grammar>,
+    ) -> Result<Vec<TextSequence>, ApiError> {
         let Choices(n) = self.parameters.n;
+        let predicted = predicted(served, self.parameters.prediction.as_deref()).await?;
         let open = |prompt: &Prompt, number| {
             let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
-            async move { served.open(&ids, &self.parameters, number, self.max_new_tokens, echo).await }
+            let opening = Opening {
+                number,
+                max_new_tokens: self.max_new_tokens,
+                echo,
+                prediction: predicted.clone(),
+                grammar,
+            };
+            async move { served.open(&ids, &self.parameters, opening).await }
         };
         let mut firsts = Vec::with_capacity(self.prompts.len());
         for prompt in &self.prompts {
@@ -186,7 +208,10 @@ impl Events {
                 self.endings.push(ending);
                 bytes
             }
-            Some((_, Err(err))) => return Some((event(&ApiError::from(err).body()), None)),
+            Some((_, Err(err))) => {
+                tracing::warn!(%err, "a stream is broken off");
+                return Some((event(&ApiError::from(err).body()), None));
+            }
             None => return Some((self.last(), None)),
         };
         Some((bytes, Some(self)))

@@ -45,7 +45,7 @@ impl LogprobShape {
         });
         json!({
             "tokens": told.iter().map(|told| self.key(told.token)).collect::<Vec<_>>(),
-            "token_logprobs": told.iter().map(|told| own(told)).collect::<Vec<_>>(),
+            "token_logprobs": told.iter().map(own).collect::<Vec<_>>(),
             "top_logprobs": tops.collect::<Vec<_>>(),
             "text_offset": told.iter().map(|told| told.offset).collect::<Vec<_>>(),
         })

@@ -7,12 +7,14 @@ mod chat;
 mod completions;
 mod debug;
 pub mod errors;
+mod format;
 mod generation;
 mod health;
 mod logprobs;
 mod models;
 mod observe;
 pub mod params;
+mod prediction;
 mod router;
 mod shapes;
 mod slow;
@@ -20,6 +22,8 @@ mod tokenize;
 
 #[cfg(test)]
 mod tests;
+
+pub(crate) use debug::{chrome_trace, no_replica};
 
 use actix_web::http::{Method, StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};

@@ -1,49 +1,144 @@
-//! Around every request: its id, a line in the log, a count in the metrics.
+//! Around every request: its id, its lines in the log, a count in the metrics.
 
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use actix_web::body::MessageBody;
+use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::error::InternalError;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::Next;
-use actix_web::{Error, HttpMessage};
+use actix_web::{Error, HttpMessage, HttpResponse, web};
+use tracing::{Instrument, Span};
 
 use super::authorize::KeyName;
+use super::errors::ApiError;
 use crate::random;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Characters of a client's request id at most.
+const MOST_CHARACTERS: usize = 128;
 
-/// The middleware. The client's `x-request-id` is echoed if it is short and printable, else replaced.
+/// The middleware. The client's `x-request-id` is taken if it is short and plain, else one is made; the response has it, and so has
+/// every line of the log about the request, until the last byte of its answer: it is the span `request`.
 pub async fn observe<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
-) -> Result<ServiceResponse<B>, Error> {
+) -> Result<ServiceResponse<BoxBody>, Error> {
     let started = Instant::now();
     let method = request.method().clone();
-    let id = request.headers().get(REQUEST_ID).filter(|id| acceptable(id)).cloned();
-    let id = id.or_else(|| HeaderValue::from_str(&random::id()).ok());
-    let mut response = next.call(request).await?;
     // The pattern, not the path: clients must not be able to make up labels.
-    let route = response.request().match_pattern().unwrap_or_else(|| "unknown".to_owned());
-    let status = response.status();
+    let route = request.match_pattern().unwrap_or_else(|| "unknown".to_owned());
+    let id = request.headers().get(REQUEST_ID).and_then(acceptable).map_or_else(random::id, str::to_owned);
+    // At the most important level: a line that is written must not lose it because spans are not.
+    let span = tracing::error_span!("request", request_id = %id);
+    let outcome = next.call(request).instrument(span.clone()).await;
+    let _entered = span.enter();
+    let (status, error) = match &outcome {
+        Ok(response) => (response.status(), response.response().error()),
+        Err(error) => (error.as_response_error().status_code(), Some(error)),
+    };
     metrics::counter!("faser_http_requests", "route" => route.clone(), "code" => status.as_u16().to_string())
         .increment(1);
-    let key = response.request().extensions().get::<KeyName>().map(|key| key.0.clone());
-    tracing::debug!(
-        %method,
-        route,
-        status = status.as_u16(),
-        key,
-        request_id = id.as_ref().and_then(|id| id.to_str().ok()),
-        head_ms = started.elapsed().as_secs_f64() * 1e3,
-        "request answered"
-    );
-    if let Some(id) = id {
-        response.headers_mut().insert(REQUEST_ID, id);
+    if let Some(error) = error.and_then(Error::as_error::<ApiError>) {
+        error.log(&route);
     }
-    Ok(response)
+    let head_ms = started.elapsed().as_secs_f64() * 1e3;
+    let key = outcome
+        .as_ref()
+        .ok()
+        .and_then(|response| response.request().extensions().get::<KeyName>().map(|key| key.0.clone()));
+    tracing::debug!(%method, route, key, status = status.as_u16(), head_ms, "request answered");
+    let id = HeaderValue::from_str(&id).ok();
+    match outcome {
+        Ok(mut response) => {
+            id.map(|id| response.headers_mut().insert(REQUEST_ID, id));
+            Ok(response.map_body(|_, body| BoxBody::new(Observed::new(body.boxed(), started, span.clone()))))
+        }
+        Err(error) => {
+            let mut response: HttpResponse = error.error_response();
+            id.map(|id| response.headers_mut().insert(REQUEST_ID, id));
+            Err(InternalError::from_response(error, response).into())
+        }
+    }
 }
 
-fn acceptable(id: &HeaderValue) -> bool {
-    (1..=128).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+/// An id that a line of the log can hold as it is.
+fn acceptable(id: &HeaderValue) -> Option<&str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/+=@".contains(c);
+    id.to_str().ok().filter(|id| (1..=MOST_CHARACTERS).contains(&id.len()) && id.chars().all(plain))
+}
+
+/// The body of an answer, within the request's span.
+struct Observed {
+    body: BoxBody,
+    started: Instant,
+    span: Span,
+    sent_bytes: u64,
+    complete: bool,
+}
+
+impl Observed {
+    fn new(body: BoxBody, started: Instant, span: Span) -> Observed {
+        // What has no bytes is never asked for any.
+        let complete = matches!(body.size(), BodySize::None | BodySize::Sized(0));
+        Observed { body, started, span, sent_bytes: 0, complete }
+    }
+}
+
+impl MessageBody for Observed {
+    type Error = Box<dyn std::error::Error>;
+
+    fn size(&self) -> BodySize {
+        self.body.size()
+    }
+
+    fn poll_next(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<web::Bytes, Self::Error>>> {
+        let this = self.get_mut();
+        let _entered = this.span.enter();
+        let next = ready!(this.body.as_pin_mut().poll_next(cx));
+        match &next {
+            Some(Ok(bytes)) => this.sent_bytes += bytes.len() as u64,
+            Some(Err(_)) => {}
+            None => this.complete = true,
+        }
+        if this.body.size() == BodySize::Sized(this.sent_bytes) {
+            this.complete = true;
+        }
+        Poll::Ready(next)
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        let _entered = self.span.enter();
+        let total_ms = self.started.elapsed().as_secs_f64() * 1e3;
+        let (sent_bytes, complete) = (self.sent_bytes, self.complete);
+        tracing::debug!(sent_bytes, complete, total_ms, "request ended");
+        // What streams hold ends within the span as well.
+        self.body = BoxBody::new(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_short_and_plain() {
+        let taken = |id: &str| acceptable(&HeaderValue::from_str(id).unwrap()).is_some();
+        for id in
+            ["a", "0af7651916cd43dd-b7ad6b7169203331", "Root=1-67891233:abc/def+g@h_i.j", &"x".repeat(128)]
+        {
+            assert!(taken(id), "{id}");
+        }
+        for id in ["", " ", "a b", "a\"b", "{a}", "a\tb", "a,b", &"x".repeat(129)] {
+            assert!(!taken(id), "{id}");
+        }
+        assert!(acceptable(&HeaderValue::from_bytes(b"\xc3\xa9").unwrap()).is_none());
+    }
 }

@@ -2,8 +2,11 @@
 
 use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
 use faser_engine::{K_LIMIT, TokenId};
+use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
+use super::format::format;
+use super::prediction::prediction;
 use super::shapes::Shape;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
@@ -39,8 +42,12 @@ pub struct Parameters {
     pub min_tokens: usize,
     /// Whether text ends behind a stop string or stop token, not before it.
     pub include_stop: bool,
+    /// What the output has to follow.
+    pub format: Option<GrammarSource>,
     /// Whether the model's own end tokens are ordinary ones.
     pub ignore_eos: bool,
+    /// What the client expects to get.
+    pub prediction: Option<String>,
     /// Cap on the speculative length.
     pub k_max: Option<usize>,
     /// Whether the answer is streamed.
@@ -82,9 +89,10 @@ pub(super) fn parameters(
     let (stream, include_usage) = streaming(fields)?;
     fields.text("user")?;
     let max_new_tokens = max_new_tokens(fields, usize::from(!echo))?;
-    Ok(Parameters {
+    let parameters = Parameters {
         sampling: sampling(fields, vocab)?,
         max_new_tokens,
+        format: format(fields)?,
         n: choices(fields)?,
         logprobs: logprobs(fields, shape)?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
@@ -96,21 +104,27 @@ pub(super) fn parameters(
             None => Vec::new(),
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        prediction: prediction(fields)?,
         k_max: speculation(fields)?,
         stream,
         include_usage,
-    })
+    };
+    if parameters.format.is_some() {
+        let ends = "cannot be had together with a form of the output, whose end is given by that";
+        for (name, asked) in
+            [("ignore_eos", parameters.ignore_eos), ("min_tokens", parameters.min_tokens > 0)]
+        {
+            if asked {
+                return Err(FieldError::new(fields.path(name), Fault::Value, ends));
+            }
+        }
+    }
+    Ok(parameters)
 }
 
 /// Fields of other servers: taken only with the value that means the same as leaving them out.
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("prompt_logprobs", &[], "use /v1/completions with `echo` and `logprobs`")?;
-    fields.neutral(
-        "response_format",
-        &[json!({"type": "text"})],
-        "the only format is {\"type\": \"text\"}",
-    )?;
-    fields.neutral("prediction", &[], "predicted outputs are not offered")?;
     fields.neutral("length_penalty", &[json!(1), json!(1.0)], "beam search is not offered")?;
     fields.neutral("use_beam_search", &[json!(false)], "beam search is not offered")?;
     fields.neutral("skip_special_tokens", &[json!(true)], "special tokens are always left out")?;

@@ -122,6 +122,9 @@ impl Answer {
 /// `usage` of a request: the sum over its sequences. Cached tokens are told when they are known of all.
 pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e Ending> + Clone) -> Value {
     let completion_tokens: usize = endings.clone().map(|ending| ending.output.len()).sum();
+    let known = endings.clone().filter_map(|ending| ending.usage);
+    let (accepted, all) = known
+        .fold((0, 0), |(accepted, all), usage| (accepted + usage.predicted_accepted, all + usage.predicted));
     let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
     let mut usage = json!({
         "prompt_tokens": prompt_tokens,
@@ -130,6 +133,11 @@ pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e 
     });
     if let (Some(cached), Value::Object(map)) = (cached, &mut usage) {
         map.insert("prompt_tokens_details".to_owned(), json!({"cached_tokens": cached}));
+    }
+    if let (1.., Value::Object(map)) = (all, &mut usage) {
+        let details =
+            json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
+        map.insert("completion_tokens_details".to_owned(), details);
     }
     usage
 }

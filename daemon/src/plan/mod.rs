@@ -146,26 +146,27 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
 /// Which devices of the machine, as `device.kind` asks for them.
 fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<String>), DaemonError> {
     let count = topology.gpus.len();
-    let gpus = |first: usize| PlanDevices::Gpus {
-        usable: (first..count).collect(),
+    let gpus = |usable: Vec<usize>| PlanDevices::Gpus {
+        usable,
         utilization: config.device.gpu_memory_utilization,
         draft_sms: config.device.partitions.clone(),
     };
     let cpu = || PlanDevices::Cpu { threads: config.device.threads };
     let unfit = fits_gpus(config).err().map(|error| error.to_string());
-    Ok(match config.device.kind {
+    Ok(match &config.device.kind {
         DeviceKind::Cpu => (cpu(), Vec::new()),
         DeviceKind::Auto if count == 0 => (cpu(), topology.note.iter().cloned().collect()),
         DeviceKind::Auto => match unfit {
-            None => (gpus(0), Vec::new()),
+            None => (gpus((0..count).collect()), Vec::new()),
             Some(why) => (cpu(), vec![format!("the GPUs cannot be used: {why}")]),
         },
-        DeviceKind::Cuda(first) => match unfit {
-            _ if first >= count => {
+        DeviceKind::Cuda(listed) => match (listed.iter().find(|gpu| **gpu >= count), unfit) {
+            (Some(&first), _) => {
                 return Err(DaemonError::PlanGpu { first, count, note: topology.note.clone() });
             }
-            None => (gpus(first), Vec::new()),
-            Some(why) => return Err(DaemonError::PlanUnfit(why)),
+            (None, None) if listed.len() > 1 => (gpus(listed.clone()), Vec::new()),
+            (None, None) => (gpus((listed[0]..count).collect()), Vec::new()),
+            (None, Some(why)) => return Err(DaemonError::PlanUnfit(why)),
         },
     })
 }

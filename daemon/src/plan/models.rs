@@ -15,9 +15,6 @@ use crate::config::{Config, ModelSource, NamedShape};
 use crate::error::DaemonError;
 use crate::locate;
 
-/// What a communicator of a group keeps on each GPU: channels and buffers. Assumed, not measured.
-const COMMUNICATOR_BYTES: u64 = 256 << 20;
-
 /// A pair, by its shapes.
 pub(super) struct Models {
     pub(super) target: NamedShape,
@@ -135,7 +132,7 @@ impl<'a> Planned<'a> {
         let own = shard.config(whole);
         // The planner asks for shards that it has checked; a model that cannot be held so fits nowhere.
         let weight_bytes = if self.on_gpu {
-            CudaModel::weight_bytes(&own, dtype).unwrap_or(u64::MAX >> 16)
+            CudaModel::weight_bytes(whole, shard, dtype).unwrap_or(u64::MAX >> 16)
         } else {
             whole.weight_bytes(shard, dtype).unwrap_or(u64::MAX >> 16)
         };
@@ -151,7 +148,6 @@ impl<'a> Planned<'a> {
         }
         let sizes =
             if self.is_target { limits.cuda_verify(self.bounds) } else { limits.cuda_draft(self.bounds) };
-        let communicator = if shard.ranks > 1 { COMMUNICATOR_BYTES } else { 0 };
-        sizes.workspace_bytes(own, dtype) + communicator
+        sizes.workspace_bytes(&self.shape.config, shard, dtype)
     }
 }

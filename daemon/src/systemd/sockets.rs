@@ -1,6 +1,7 @@
 //! Socket activation: ports that the service manager has opened and hands over by LISTEN_FDS.
 
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 
 use listenfd::ListenFd;
 use socket2::SockRef;
@@ -22,7 +23,27 @@ impl Sockets {
         Sockets { sockets: ListenFd::from_env(), names }
     }
 
-    /// The port for HTTP: the socket called `http`, or the only one. `None` if nothing was handed over.
+    /// The socket for operators: the one called `admin`. `None` if none is.
+    ///
+    /// # Errors
+    /// It is no unix socket that listens.
+    pub fn admin(&mut self) -> Result<Option<UnixListener>, DaemonError> {
+        let Some(index) = self.names.iter().take(self.sockets.len()).position(|name| name == ADMIN) else {
+            return Ok(None);
+        };
+        let advice = "the ListenStream= of the socket `admin` must be a path, with Accept=no";
+        let refuse = |what: String| DaemonError::HandedOver(format!("{what}; {advice}"));
+        let taken = self.sockets.take_unix_listener(index).map_err(|err| refuse(err.to_string()))?;
+        match taken.as_ref().map(|socket| SockRef::from(socket).is_listener()) {
+            None | Some(Ok(true)) => Ok(taken),
+            Some(Ok(false)) => Err(refuse(format!("socket {index} does not listen"))),
+            Some(Err(err)) => {
+                Err(refuse(format!("socket {index} cannot be asked whether it listens: {err}")))
+            }
+        }
+    }
+
+    /// The port for HTTP: the socket called `http`, or the only one but that called `admin`. `None` if there is none.
     ///
     /// # Errors
     /// None of several is called `http`, or it is no TCP socket that listens.
@@ -30,8 +51,9 @@ impl Sockets {
         let Some(index) = choose(self.sockets.len(), &self.names).map_err(DaemonError::HandedOver)? else {
             return Ok(None);
         };
-        if self.sockets.len() > 1 {
-            tracing::warn!(names = %self.names.join(":"), "of the sockets handed over only `http` is used");
+        let others = |(place, name): (usize, &String)| place != index && name != ADMIN;
+        if self.names.iter().take(self.sockets.len()).enumerate().any(others) {
+            tracing::warn!(names = %self.names.join(":"), "of the sockets handed over only `http` and `admin` are used");
         }
         let advice = "a ListenStream= of the .socket unit must be an address and a port, with Accept=no";
         let refuse = |what: String| DaemonError::HandedOver(format!("{what}; {advice}"));
@@ -46,12 +68,17 @@ impl Sockets {
     }
 }
 
+/// What the socket for operators is called.
+const ADMIN: &str = "admin";
+
 /// Which of `count` sockets is for HTTP.
 fn choose(count: usize, names: &[String]) -> Result<Option<usize>, String> {
     let named = names.iter().take(count).position(|name| name == "http");
-    match (named, count) {
-        (None, 0) => Ok(None),
-        (None, 1) => Ok(Some(0)),
+    let is_admin = |place: &usize| names.get(*place).is_some_and(|name| name == ADMIN);
+    let others: Vec<usize> = (0..count).filter(|place| !is_admin(place)).collect();
+    match (named, others.as_slice()) {
+        (None, []) => Ok(None),
+        (None, [only]) => Ok(Some(*only)),
         (None, _) => Err(format!(
             "there are {count} sockets, `{}`, and none is called `http`: give the one for the HTTP API FileDescriptorName=http",
             names.join("`, `")
@@ -72,7 +99,9 @@ mod tests {
         assert_eq!(choose(1, &names("faser.socket")), Ok(Some(0)));
         assert_eq!(choose(1, &names("")), Ok(Some(0)));
         assert_eq!(choose(3, &names("admin:http:x")), Ok(Some(1)));
-        let refusal = choose(2, &names("admin:x")).unwrap_err();
+        assert_eq!(choose(1, &names("admin")), Ok(None), "operators' alone");
+        assert_eq!(choose(2, &names("admin:x")), Ok(Some(1)), "the only other one");
+        let refusal = choose(3, &names("admin:x:y")).unwrap_err();
         assert!(refusal.contains("`admin`, `x`") && refusal.contains("FileDescriptorName=http"), "{refusal}");
     }
 }

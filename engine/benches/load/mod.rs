@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
     Command, DraftPlan, Drafted, Engine, EngineConfig, Event, Mechanisms, Policy, Request, Rivals, SeqId,
-    Slo, Verdict, VerifyPlan,
+    Slo, SpeculationBounds, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -42,6 +42,7 @@ impl Load {
             ],
             target_layers: 64,
             mechanisms: Mechanisms::default(),
+            speculation: SpeculationBounds::default(),
             slo: Slo::default(),
             prefix_cache: false,
         });

@@ -45,13 +45,14 @@ pub(crate) struct Leaving<'a> {
 }
 
 impl Ahead {
-    /// The place in `partitions`, not the first, that gains most; none if none gains enough. `now` is what stands.
+    /// The place in `partitions`, not the first, that gains most; none if none gains enough. `now` is what stands; with `only` no other is
+    /// looked at.
     pub(super) fn partition(
         &mut self,
         batch: &Batch<'_>,
         leaving: &Leaving<'_>,
         partitions: &[PartitionCosts],
-        now: Option<usize>,
+        (now, only): (Option<usize>, Option<usize>),
         budget: &mut Budget,
     ) -> Option<usize> {
         let whole = partitions.first()?;
@@ -75,7 +76,7 @@ impl Ahead {
         let mut best = (0.0, None);
         for (place, costs) in partitions.iter().enumerate().skip(1) {
             // What the draft lane has begun it ends where it began it.
-            if leaving.draft_busy && now != Some(place) {
+            if leaving.draft_busy && now != Some(place) || only.is_some_and(|only| only != place) {
                 continue;
             }
             let gain = self.gain(batch, leaving, costs, worth, whole, budget);

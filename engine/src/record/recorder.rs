@@ -74,7 +74,7 @@ impl Recorder {
                 self.mark(at, Mark::DeviceLost);
             }
             Event::DeviceReady => self.mark(at, Mark::DeviceReady),
-            Event::Cancel(_) | Event::DeviceGivenUp => {}
+            Event::Cancel(_) | Event::Tune(_) | Event::Profiled(_) | Event::DeviceGivenUp => {}
         }
     }
 
@@ -114,6 +114,12 @@ impl Recorder {
                 || self.chunks >= most.chunks
                 || self.record.marks.len() >= most.marks
         })
+    }
+
+    /// Takes out what there is so far, and goes on.
+    pub fn take(&mut self) -> (Vec<PassRecord>, Vec<(Duration, Mark)>) {
+        self.chunks = 0;
+        (std::mem::take(&mut self.record.passes), std::mem::take(&mut self.record.marks))
     }
 
     /// Ends the record.

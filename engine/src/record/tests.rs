@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::api::{Command, Event, Request};
 use crate::config::EngineConfig;
+use crate::config::SpeculationBounds;
 use crate::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use crate::engine::Engine;
 use crate::plan::{Verdict, VerifyPlan};
@@ -39,6 +40,7 @@ fn config(policy: Policy) -> EngineConfig {
         partitions: partitions(),
         target_layers: 32,
         mechanisms: Mechanisms::default(),
+        speculation: SpeculationBounds::default(),
         slo: Default::default(),
         prefix_cache: true,
     }

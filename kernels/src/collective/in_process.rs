@@ -106,7 +106,7 @@ impl InProcess {
             let brought = seat.places[place].read().unwrap_or_else(PoisonError::into_inner);
             if (brought.call, brought.values.len()) != (call, len) {
                 let words = |call: Call, len: usize| format!("{call:?} of {len}");
-                let found = words(brought.call, brought.values.len());
+                let found = format!("calls {}", words(brought.call, brought.values.len()));
                 let error = CollectiveError::Differs { rank, found, expected: words(call, len) };
                 self.abort(&error.to_string());
                 return Err(error);

@@ -1,5 +1,6 @@
 //! Collectives: what the ranks of a group compute together. A rank is one device with its shard of a model; a group is the ranks
-//! of one model's lane. Every lane has a group of its own, so that draft and verify never wait for each other.
+//! of one model's lane. Every lane has a group of its own, so that draft and verify never wait for each other. Ranks on the CPU are
+//! threads (`in_process.rs`); ranks on GPUs are threads too, and NCCL moves their numbers (`cuda/device/nccl.rs`).
 //!
 //! All ranks make the same calls in the same order; a call is told from the next by its number alone, there is no barrier around it. Nothing
 //! waits for ever: a rank that keeps the others waiting past the group's deadline, or that leaves, aborts the group, and
@@ -21,8 +22,8 @@ pub trait Collective<Floats: ?Sized = [f32]>: Send + Sync {
     /// Ranks of the group, at least one.
     fn ranks(&self) -> usize;
 
-    /// Each element of `values` becomes the sum of the ranks' elements there, added up from rank 0 to the last: the same bits on
-    /// every rank, and in every run. `values` are as long on every rank.
+    /// Each element of `values` becomes the sum of the ranks' elements there: the same bits on every rank. On the CPU they are added up
+    /// from rank 0 to the last, which gives the same bits in every run; NCCL chooses an order of its own. `values` are as long on every rank.
     ///
     /// # Errors
     /// The group is aborted, or is now: a rank did not come in time, or came with another call.
@@ -52,20 +53,36 @@ pub enum CollectiveError {
         /// The group's deadline.
         within: Duration,
     },
+    /// All ranks have come, and yet the call does not end.
+    #[error("calls of {ranks} ranks have not ended within {} ms, though all have come", within.as_millis())]
+    Stuck {
+        /// Ranks of the group.
+        ranks: usize,
+        /// The group's deadline.
+        within: Duration,
+    },
+    /// What moves the numbers failed.
+    #[error("NCCL failed in {call}: {code}")]
+    Library {
+        /// Which call.
+        call: &'static str,
+        /// What it returned.
+        code: String,
+    },
     /// The group was aborted.
     #[error("the group was aborted: {why}")]
     Aborted {
         /// The first reason.
         why: String,
     },
-    /// The ranks do not make the same calls: a mistake of the caller's code.
-    #[error("rank {rank} calls {found}, this rank {expected}")]
+    /// The ranks do not do the same: a mistake of the caller's code.
+    #[error("rank {rank} {found}, this rank {expected}")]
     Differs {
         /// The other rank.
         rank: usize,
-        /// What it calls.
+        /// What it does.
         found: String,
-        /// What this rank calls.
+        /// What this rank does.
         expected: String,
     },
 }

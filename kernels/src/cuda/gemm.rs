@@ -61,10 +61,14 @@ pub struct ScoreTokensArgs {
     pub rows: Ptr,
     /// Inputs.
     pub inputs: u32,
-    /// Outputs; a token beyond them scores negative infinity.
+    /// Outputs; a token without one scores 0.
     pub outputs: u32,
     /// Tokens of each row.
     pub each: u32,
+    /// The token of the first output.
+    pub first: u32,
+    /// The vocabulary; a token beyond it scores negative infinity.
+    pub vocabulary: u32,
 }
 
 impl ScoreTokensArgs {

@@ -16,12 +16,13 @@ mod ptxas;
 mod rows;
 mod sampling;
 mod sources;
+mod verdicts;
 
 pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
 pub use compile::{Compiler, Cubin, NvrtcError};
 pub use device::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Graph, Place, Plain, Product, Share,
-    SharePair, Upload, check_libraries, probe, probe_one,
+    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Graph, NcclSeat, Place, Plain, Product,
+    Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
 pub use drafting::{DraftState, DraftStepArgs};
 pub use gemm::{MatmulArgs, ScoreTokensArgs};
@@ -29,7 +30,8 @@ pub use launch::{BLOCK_SIZE, Chunk, Element, Launch, NOTHING, Ptr, Sample};
 pub use ptxas::{Usage, usages};
 pub use rows::{CompactRowsArgs, EmbedArgs, GatherRowsArgs, QkvArgs, RmsNormArgs, ShedRowsArgs, SiluMulArgs};
 pub use sampling::{
-    AcceptArgs, AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, GateArgs, LOGITS_CHUNK, LogitStats,
-    LogitStatsArgs, NucleusArgs, PickArgs, Sampler, Test, TopTokensArgs, Verdict,
+    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LOGITS_CHUNK, LogitStats, LogitStatsArgs, NucleusArgs,
+    PickArgs, Sampler, TopTokensArgs,
 };
 pub use sources::{File, Kernel, PRELUDE, check_files, file, files, kernel, kernels};
+pub use verdicts::{AcceptArgs, GateArgs, Test, Verdict};

@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EmbedArgs {
-    /// `[vocabulary][cols]` of the element.
+    /// `[held][cols]` of the element.
     pub table: Ptr,
     /// u32 per row.
     pub tokens: Ptr,
@@ -19,8 +19,12 @@ pub struct EmbedArgs {
     pub rows: Ptr,
     /// The hidden size.
     pub cols: u32,
-    /// Rows of the table; a token beyond them gives NaN.
+    /// The vocabulary; a token beyond it gives NaN.
     pub vocabulary: u32,
+    /// The token of the table's first row.
+    pub first: u32,
+    /// Rows of the table; a token without one gives zeros.
+    pub held: u32,
 }
 
 impl EmbedArgs {

@@ -1,7 +1,7 @@
-//! Launches of the sampler, of the test of proposals inside a pass, and of acceptance.
+//! Launches of the sampler.
 
 use super::launch::{Launch, Ptr, strided};
-use crate::sampling::{GREEDY_BELOW, Sampling, TOP_TOKENS};
+use crate::sampling::{GREEDY_BELOW, Sampling};
 
 /// Logits of a part: what one block looks at.
 pub const LOGITS_CHUNK: u32 = 4096;
@@ -103,10 +103,12 @@ pub struct AdjustArgs {
     pub proposals: Ptr,
     /// u32: how many samples there are.
     pub count: Ptr,
-    /// The vocabulary.
+    /// Tokens that the logits are of.
     pub vocabulary: u32,
     /// Places for proposals of a chunk.
     pub proposal_stride: u32,
+    /// The first of those tokens.
+    pub first: u32,
 }
 
 impl AdjustArgs {
@@ -138,8 +140,10 @@ pub struct LogitStatsArgs {
     pub stats: Ptr,
     /// u32: how many rows there are.
     pub rows: Ptr,
-    /// The vocabulary.
+    /// Tokens that the logits are of.
     pub vocabulary: u32,
+    /// The first of them.
+    pub first_token: u32,
 }
 
 impl LogitStatsArgs {
@@ -236,10 +240,12 @@ pub struct DrawArgs {
     pub best: Ptr,
     /// u32: how many samples there are.
     pub count: Ptr,
-    /// The vocabulary.
+    /// Tokens that the logits are of.
     pub vocabulary: u32,
     /// Parts of a row.
     pub parts: u32,
+    /// The first of those tokens.
+    pub first_token: u32,
 }
 
 impl DrawArgs {
@@ -250,21 +256,46 @@ impl DrawArgs {
     }
 }
 
-/// The token of each sample.
+/// The token of each sample, or its key: of value and token together, greater where the token is better.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PickArgs {
-    /// u64 `[samples][parts]`.
+    /// u64 of each sample and part.
     pub best: Ptr,
-    /// u32 per sample; 0 if no logit is finite.
+    /// u32 per sample; 0 if no logit is finite. Or null.
     pub tokens: Ptr,
+    /// u64 per sample, or null.
+    pub keys: Ptr,
     /// u32: how many samples there are.
     pub count: Ptr,
     /// Parts of a row.
     pub parts: u32,
+    /// From a sample to the next, in `best`.
+    pub sample_stride: u32,
+    /// From a part to the next.
+    pub part_stride: u32,
 }
 
 impl PickArgs {
+    /// The tokens of what [`DrawArgs`] found.
+    #[must_use]
+    pub fn tokens(best: Ptr, tokens: Ptr, count: Ptr, parts: u32) -> PickArgs {
+        PickArgs { best, tokens, keys: Ptr::NULL, count, parts, sample_stride: parts, part_stride: 1 }
+    }
+
+    /// The keys of what [`DrawArgs`] found.
+    #[must_use]
+    pub fn keys(best: Ptr, keys: Ptr, count: Ptr, parts: u32) -> PickArgs {
+        PickArgs { best, tokens: Ptr::NULL, keys, count, parts, sample_stride: parts, part_stride: 1 }
+    }
+
+    /// The tokens of keys that stand rank after rank, `most` of each.
+    #[must_use]
+    pub fn of_ranks(keys: Ptr, tokens: Ptr, count: Ptr, ranks: u32, most: u32) -> PickArgs {
+        let (sample_stride, part_stride) = (1, most);
+        PickArgs { best: keys, tokens, keys: Ptr::NULL, count, parts: ranks, sample_stride, part_stride }
+    }
+
     /// One warp for a sample.
     #[must_use]
     pub fn launch(self, most: u32, sms: u32) -> Launch<PickArgs> {
@@ -291,103 +322,5 @@ impl TopTokensArgs {
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<TopTokensArgs> {
         Launch::new("top_tokens", [strided(most_rows, sms, 4), 1, 1], 512, self)
-    }
-}
-
-/// A proposal to be tested inside a pass, in device memory.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Test {
-    /// Its chunk.
-    pub chunk: u32,
-    /// The row that predicts it, counted in the chunk.
-    pub offset: u32,
-    /// The proposal's position.
-    pub position: u32,
-    /// The proposal.
-    pub proposal: u32,
-}
-
-/// The test of proposals: first their rows, then, with the scores of their rivals, the verdict.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct GateArgs {
-    /// [`Test`]s.
-    pub tests: Ptr,
-    /// u32 `[test][TOP_TOKENS + 1]`: rivals, the proposal itself where there are fewer, then the proposal.
-    pub tokens: Ptr,
-    /// f32 `[test][TOP_TOKENS + 1]`: their logits.
-    pub scores: Ptr,
-    /// f32 per test: the largest gap that stays.
-    pub most: Ptr,
-    /// [`super::Chunk`]s.
-    pub chunks: Ptr,
-    /// [`Sampler`] of each chunk.
-    pub samplers: Ptr,
-    /// u32 per test: its row, or [`super::NOTHING`].
-    pub rows: Ptr,
-    /// f32 per test; NaN where there is no row.
-    pub gaps: Ptr,
-    /// u32 per chunk: rows that are wanted, lowered where a proposal fails.
-    pub live: Ptr,
-    /// u32: how many tests there are.
-    pub count: Ptr,
-}
-
-impl GateArgs {
-    /// Tokens scored for a test.
-    pub const SCORED: usize = TOP_TOKENS + 1;
-
-    /// Finds the rows.
-    #[must_use]
-    pub fn rows(self, most: u32) -> Launch<GateArgs> {
-        Launch::new("gate_rows", [most.div_ceil(128), 1, 1], 128, self)
-    }
-
-    /// Tests.
-    #[must_use]
-    pub fn test(self, most: u32) -> Launch<GateArgs> {
-        Launch::new("gate_test", [most.div_ceil(128), 1, 1], 128, self)
-    }
-}
-
-/// What a verify pass answers for a chunk, in device memory.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
-    /// Proposals accepted.
-    pub accepted: u32,
-    /// The token after them; [`super::NOTHING`] if no row gave one.
-    pub next: u32,
-    /// Rows of the chunk that ran all layers.
-    pub rows: u32,
-    unused: u32,
-}
-
-/// Proposals against the target's own tokens.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct AcceptArgs {
-    /// [`super::Chunk`]s.
-    pub chunks: Ptr,
-    /// u32 per sample.
-    pub tokens: Ptr,
-    /// u32 `[chunk][proposal_stride]`.
-    pub proposals: Ptr,
-    /// u32 per chunk.
-    pub proposal_counts: Ptr,
-    /// [`Verdict`] of each chunk.
-    pub verdicts: Ptr,
-    /// Chunks.
-    pub chunk_count: u32,
-    /// Places for proposals of a chunk.
-    pub proposal_stride: u32,
-}
-
-impl AcceptArgs {
-    /// One thread for a chunk.
-    #[must_use]
-    pub fn launch(self) -> Launch<AcceptArgs> {
-        Launch::new("accept_prefix", [self.chunk_count.div_ceil(128), 1, 1], 128, self)
     }
 }

@@ -130,6 +130,12 @@ impl Sampling {
     pub fn restricts(&self, vocabulary: usize) -> bool {
         self.top_p < 1.0 || (self.top_k > 0 && (self.top_k as usize) < vocabulary)
     }
+
+    /// Whether tokens are cut off by what all of them are.
+    #[must_use]
+    pub fn cuts(&self, vocabulary: usize) -> bool {
+        self.temperature >= GREEDY_BELOW && (self.restricts(vocabulary) || self.min_p > 0.0)
+    }
 }
 
 /// A row of logits to draw a token from.

@@ -5,7 +5,7 @@
 //! tokens together: such rows are gathered, and drawn from as if there were one rank. Both give the tokens that one rank
 //! draws from the same logits.
 
-use super::{Best, SampleRow, Sampling, best_of_part, draw};
+use super::{Best, SampleRow, best_of_part, draw};
 use crate::collective::part;
 use crate::memory::{SharedMut, Tensor, View};
 use crate::ops::{all_gather, gather_rows};
@@ -57,7 +57,7 @@ impl PartSampler {
         let own = part(self.vocabulary, lane.group().rank(), lane.group().ranks());
         assert_eq!(logits.cols(), own.len(), "sample: tokens of this rank");
         let vocabulary = self.vocabulary;
-        let cut = |row: &SampleRow<'_>| cuts(row.sampling, vocabulary);
+        let cut = |row: &SampleRow<'_>| row.sampling.cuts(vocabulary);
         if !rows.iter().all(cut) {
             self.best(lane, logits, own.start as u32, rows, out)?;
         }
@@ -84,7 +84,7 @@ impl PartSampler {
         let own = SharedMut::new(&mut self.own);
         lane.for_each(Op::Sample, rows.len(), logits.cols(), |i, scratch| {
             let row = &rows[i];
-            if !cuts(row.sampling, vocabulary) {
+            if !row.sampling.cuts(vocabulary) {
                 let best = best_of_part(isa, logits.row(row.row), first, row, scratch);
                 // SAFETY: each row is one item, done once.
                 let place = unsafe { own.part(2 * i, 2) };
@@ -129,14 +129,10 @@ impl PartSampler {
     }
 }
 
-/// Whether tokens are cut off by what all of them are.
-fn cuts(sampling: &Sampling, vocabulary: usize) -> bool {
-    sampling.temperature >= super::GREEDY_BELOW && (sampling.restricts(vocabulary) || sampling.min_p > 0.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sampling;
     use crate::collective::in_process;
     use crate::{Collective, History, Isa, Partition, sampling};
     use std::sync::Arc;

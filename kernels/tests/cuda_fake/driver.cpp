@@ -1,48 +1,59 @@
 // A driver, a compiler and a GEMM library without a GPU, for tests: what cudarc calls of libcuda, libnvrtc and libcublasLt, over memory
-// of the host and kernels on fibers (cuda_host.h). It stands behind the kernels, and before blas.cpp, in one library, which goes by the three names.
+// of the host and kernels on fibers (cuda_host.h). It stands behind the kernels, and before nvrtc.cpp, blas.cpp and nccl.cpp, in one library, which goes
+// by the names of all.
 //
 // Streams are lazy: an order runs when its stream is waited for, or one at a time when it is asked whether it is done. Copies read
 // pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed. A stream that captures
-// keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs.
+// keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs. Every GPU has streams and
+// memory of its own, and a thread must be bound to the one that it asks.
 //
-// By the environment: FASER_FAKE_MEMORY (bytes), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
-// run of that kernel, until nobody retains its context any more), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the device is closed).
+// By the environment: FASER_FAKE_GPUS (how many), FASER_FAKE_MEMORY (bytes of each), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
+// run of that kernel, until nobody retains its context any more), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed).
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <memory>
 #include <string>
+#include <unistd.h>
 
 namespace fake {
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719,
        CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
+// What work returns that waits for another GPU: it stays the first of its stream.
+enum { NOT_YET = -1 };
 using Work = std::function<int()>;
 struct Green { unsigned sms; unsigned streams; };
 struct Graph { std::vector<Work> work; Green *green; unsigned sms; bool broken; };
-struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captures; };
+struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captures; int device; };
 struct Function { std::string name; size_t args; unsigned shared; };
 struct Resource { int type; unsigned char padding[92]; unsigned sms, least, alignment; unsigned char more[36]; };
-struct Block { char *all; size_t bytes; };
+struct Block { char *all; size_t bytes; int device; };
+struct Device { size_t used, left; unsigned retained; int lost; };
 constexpr size_t MARGIN = 256;
 constexpr unsigned char GUARD = 0xA7;
 
 static std::recursive_mutex lock;
-static thread_local bool bound;
+static Device devices[16];
+static thread_local int bound; // to this device, counted from 1
 static std::vector<Stream *> streams;
 static std::map<uint64_t, Block> blocks;
 static std::map<std::string, unsigned> runs, launches;
 static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
-static size_t used, pinned, most_pinned;
+static size_t pinned, most_pinned;
 static std::map<void *, size_t> pinned_blocks;
 static size_t product_rows;
-static unsigned retained, copies, fetches, graphs_left, graphs_captured, graphs_launched, graph_launches;
+static unsigned copies, fetches, graphs_left, graphs_captured, graphs_launched, graph_launches;
+// Of NCCL: communicators that were made and are left, calls.
+static unsigned comms_made, comms_left, reduced, gathered;
 static thread_local Graph *capturing; // of this thread
-static int lost;
 
 inline size_t number(const char *name, size_t otherwise) {
     const char *text = getenv(name);
     return text ? strtoull(text, nullptr, 10) : otherwise;
 }
+inline int device_count() { return std::min<size_t>(number("FASER_FAKE_GPUS", 1), 16); }
+inline Device &here() { return devices[bound - 1]; }
 inline size_t memory() { return number("FASER_FAKE_MEMORY", size_t(1) << 30); }
 inline unsigned sms() { return number("FASER_FAKE_SMS", 132); }
 // Whether a variable KERNEL:N names this kernel and this time.
@@ -53,28 +64,52 @@ inline bool named(const char *variable, const std::string &kernel, unsigned time
 inline int step(Stream *s) {
     Work work = std::move(s->work.front());
     s->work.pop_front();
+    int &lost = devices[s->device].lost;
     const int code = lost ? lost : work();
+    if (code == NOT_YET) {
+        s->work.push_front(std::move(work));
+        return NOT_YET;
+    }
     if (code) lost = code;
     return lost;
 }
-inline int drain(Stream *s) {
-    while (!s->work.empty()) step(s);
-    return lost;
+// All that can run now; false if something waits for another GPU.
+inline bool run(Stream *s) {
+    while (!s->work.empty()) {
+        if (step(s) == NOT_YET) return false;
+    }
+    return true;
 }
-inline int drain_all() {
-    for (auto *s : streams) drain(s);
-    return lost;
+// Lets other threads ask, who have waited for the lock.
+inline void let_others() {
+    lock.unlock();
+    usleep(20);
+    lock.lock();
+}
+inline int drain(Stream *s) {
+    while (!run(s)) let_others();
+    return devices[s->device].lost;
+}
+inline int drain_all(int device) {
+    for (;;) {
+        bool all = true;
+        for (size_t i = 0; i < streams.size(); i++) {
+            if (streams[i]->device == device) all &= run(streams[i]);
+        }
+        if (all) return devices[device].lost;
+        let_others();
+    }
 }
 inline int ask(void *stream, Work work) {
-    if (!stream) return INVALID_VALUE;
-    if (lost) return lost;
     auto *s = (Stream *)stream;
+    if (!s || s->device != bound - 1) return INVALID_VALUE;
+    if (here().lost) return here().lost;
     if (s->captures) s->captures->work.push_back(std::move(work));
     else s->work.push_back(std::move(work));
     return 0;
 }
 inline Stream *open_stream(unsigned sms, Green *green) {
-    streams.push_back(new Stream{{}, sms, green, nullptr});
+    streams.push_back(new Stream{{}, sms, green, nullptr, bound - 1});
     return streams.back();
 }
 inline void look_at_margins(const Block &block) {
@@ -89,78 +124,87 @@ inline bool breaks() {
     if (capturing) capturing->broken = true;
     return capturing;
 }
-// Device memory that is read or written must have been allocated.
+// Device memory that is read or written must have been allocated, on the GPU that is asked.
 inline bool inside(uint64_t at, size_t bytes) {
     auto found = blocks.upper_bound(at);
     if (found == blocks.begin()) return false;
     --found;
-    return at + bytes <= found->first + found->second.bytes;
+    return found->second.device == bound - 1 && at + bytes <= found->first + found->second.bytes;
 }
 } // namespace fake
 #define LOCKED std::lock_guard<std::recursive_mutex> guard(fake::lock)
 #define UNCAPTURED if (fake::breaks()) return fake::CAPTURE_UNSUPPORTED
-#define BOUND LOCKED; if (!fake::bound) return fake::INVALID_CONTEXT; if (fake::lost) return fake::lost
+#define BOUND LOCKED; if (!fake::bound) return fake::INVALID_CONTEXT; if (fake::here().lost) return fake::here().lost
 
 extern "C" {
 int cuDriverGetVersion(int *version) { *version = fake::number("FASER_FAKE_VERSION", 13000); return 0; }
 int cuInit(unsigned) { return 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal == 0 ? 0 : 101; }
+int cuDeviceGetCount(int *count) { *count = fake::device_count(); return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < fake::device_count() ? 0 : 101; }
 int cuDeviceGetName(char *name, int length, int) { snprintf(name, length, "fake GPU"); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = fake::memory(); return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int) {
     *value = attribute == 16 ? fake::sms() : attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : 0;
     return 0;
 }
-int cuDevicePrimaryCtxRetain(void **context, int) { LOCKED; *context = (void *)1; fake::retained++; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int) {
+int cuDevicePrimaryCtxRetain(void **context, int device) { LOCKED; *context = (void *)(intptr_t)(device + 1); fake::devices[device].retained++; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) {
     LOCKED;
-    if (--fake::retained) return 0;
+    fake::Device &own = fake::devices[device];
+    if (--own.retained) return 0;
     // The context ends: its memory goes, and what was wrong with it.
-    const size_t left = fake::used;
-    for (auto &entry : fake::blocks) free(entry.second.all);
-    fake::blocks.clear();
-    fake::used = 0, fake::lost = 0;
+    for (auto at = fake::blocks.begin(); at != fake::blocks.end();) {
+        if (at->second.device != device) { ++at; continue; }
+        free(at->second.all);
+        at = fake::blocks.erase(at);
+    }
+    own.left = own.used, own.used = 0, own.lost = 0;
+    size_t left = 0;
+    for (auto &each : fake::devices) {
+        if (each.retained) return 0;
+        left += each.left;
+    }
     const char *path = getenv("FASER_FAKE_REPORT");
     FILE *file = path ? fopen(path, "w") : nullptr;
     if (!file) return 0;
     fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\nmost pinned memory %zu\n", left, fake::streams.size(), fake::copies, fake::most_pinned);
     fprintf(file, "rows of products %zu\nfetches %u\ngraphs left %u\ngraphs captured %u\ngraphs launched %u\nlaunches by graphs %u\n", fake::product_rows, fake::fetches, fake::graphs_left, fake::graphs_captured,
             fake::graphs_launched, fake::graph_launches);
+    fprintf(file, "communicators made %u\ncommunicators left %u\nall-reduces %u\nall-gathers %u\n", fake::comms_made, fake::comms_left, fake::reduced, fake::gathered);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::runs) fprintf(file, "runs of %s %u\n", entry.first.c_str(), entry.second);
     fclose(file);
     return 0;
 }
-int cuCtxSetCurrent(void *context) { fake::bound = context != nullptr; return 0; }
-int cuCtxSynchronize() { BOUND; UNCAPTURED; return fake::drain_all(); }
+int cuCtxSetCurrent(void *context) { fake::bound = (int)(intptr_t)context; return 0; }
+int cuCtxSynchronize() { BOUND; UNCAPTURED; return fake::drain_all(fake::bound - 1); }
 
 // ---- memory
 int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
     BOUND;
     UNCAPTURED;
-    if (fake::used + bytes > fake::memory()) return fake::OUT_OF_MEMORY;
+    if (fake::here().used + bytes > fake::memory()) return fake::OUT_OF_MEMORY;
     char *all = (char *)aligned_alloc(256, (bytes + 2 * fake::MARGIN + 255) / 256 * 256);
     memset(all, fake::GUARD, bytes + 2 * fake::MARGIN);
     memset(all + fake::MARGIN, 0xEE, bytes);
     *at = (uint64_t)(all + fake::MARGIN);
-    fake::blocks[*at] = {all, bytes};
-    fake::used += bytes;
+    fake::blocks[*at] = {all, bytes, fake::bound - 1};
+    fake::here().used += bytes;
     return 0;
 }
 int cuMemFree_v2(uint64_t at) {
     LOCKED;
-    fake::drain_all();
+    fake::drain_all(fake::bound - 1);
     auto found = fake::blocks.find(at);
-    if (found == fake::blocks.end()) return fake::INVALID_VALUE;
+    if (found == fake::blocks.end() || found->second.device != fake::bound - 1) return fake::INVALID_VALUE;
     fake::look_at_margins(found->second);
-    fake::used -= found->second.bytes;
+    fake::here().used -= found->second.bytes;
     free(found->second.all);
     fake::blocks.erase(found);
     return 0;
 }
-int cuMemGetInfo_v2(size_t *left, size_t *total) { BOUND; *total = fake::memory(); *left = *total - fake::used; return 0; }
+int cuMemGetInfo_v2(size_t *left, size_t *total) { BOUND; *total = fake::memory(); *left = *total - fake::here().used; return 0; }
 int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
     BOUND;
     UNCAPTURED;
@@ -172,7 +216,7 @@ int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
 }
 int cuMemFreeHost(void *at) {
     LOCKED;
-    fake::drain_all();
+    fake::drain_all(fake::bound - 1);
     fake::pinned -= fake::pinned_blocks[at];
     fake::pinned_blocks.erase(at);
     free(at);
@@ -209,6 +253,21 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream)
     BOUND;
     if (!fake::inside(to, bytes) || !fake::inside(from, bytes)) return fake::INVALID_VALUE;
     return fake::ask(stream, [=] { memmove((void *)to, (const void *)from, bytes); return 0; });
+}
+// Rows with a distance between them: CUDA_MEMCPY2D, both sides on the device.
+struct Rows {
+    size_t from_x, from_y; unsigned from_type; const void *from_host; uint64_t from; void *from_array; size_t from_pitch;
+    size_t to_x, to_y; unsigned to_type; void *to_host; uint64_t to; void *to_array; size_t to_pitch, bytes, rows;
+};
+int cuMemcpy2DAsync_v2(const Rows *given, void *stream) {
+    BOUND;
+    const Rows r = *given;
+    if (r.from_type != 2 || r.to_type != 2 || r.from_x || r.from_y || r.to_x || r.to_y || !r.rows || r.bytes > r.from_pitch || r.bytes > r.to_pitch) return fake::INVALID_VALUE;
+    if (!fake::inside(r.from, (r.rows - 1) * r.from_pitch + r.bytes) || !fake::inside(r.to, (r.rows - 1) * r.to_pitch + r.bytes)) return fake::INVALID_VALUE;
+    return fake::ask(stream, [=] {
+        for (size_t row = 0; row < r.rows; row++) memmove((void *)(r.to + row * r.to_pitch), (const void *)(r.from + row * r.from_pitch), r.bytes);
+        return 0;
+    });
 }
 
 // ---- green contexts and streams
@@ -267,8 +326,8 @@ int cuStreamQuery(void *stream) {
     BOUND;
     UNCAPTURED;
     auto *s = (fake::Stream *)stream;
-    if (!s->work.empty()) fake::step(s);
-    return fake::lost ? fake::lost : s->work.empty() ? 0 : (int)fake::NOT_READY;
+    if (!s->work.empty() && fake::step(s) == fake::NOT_YET) fake::let_others();
+    return fake::here().lost ? fake::here().lost : s->work.empty() ? 0 : (int)fake::NOT_READY;
 }
 
 // ---- graphs
@@ -345,14 +404,4 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
         return fault ? (int)fake::LAUNCH_FAILED : 0;
     });
 }
-
-// ---- NVRTC: a program is its source, and so is its cubin
-int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
-int nvrtcCreateProgram(void **program, const char *source, const char *, int, const char *const *, const char *const *) { *program = strdup(source); return 0; }
-int nvrtcCompileProgram(void *, int, const char *const *) { return 0; }
-int nvrtcGetProgramLogSize(void *, size_t *bytes) { *bytes = 1; return 0; }
-int nvrtcGetProgramLog(void *, char *log) { *log = 0; return 0; }
-int nvrtcGetCUBINSize(void *program, size_t *bytes) { *bytes = strlen((const char *)program) + 1; return 0; }
-int nvrtcGetCUBIN(void *program, char *cubin) { strcpy(cubin, (const char *)program); return 0; }
-int nvrtcDestroyProgram(void **program) { free(*program); return 0; }
 } // extern "C"

@@ -10,7 +10,11 @@ use std::sync::OnceLock;
 const SHIM: &str = include_str!("../cuda_host/cuda_host.h");
 /// The driver and the libraries beside it.
 const DRIVER: &str = include_str!("driver.cpp");
-const BLAS: &str = include_str!("blas.cpp");
+const LIBRARIES: [(&str, &str); 3] = [
+    ("nvrtc.cpp", include_str!("nvrtc.cpp")),
+    ("blas.cpp", include_str!("blas.cpp")),
+    ("nccl.cpp", include_str!("nccl.cpp")),
+];
 /// Kernels that only tests have.
 const PROBES: &str = include_str!("../cuda_host/probes.cu");
 pub(crate) const PROBE_NAMES: [&str; 2] = ["barrier_missing", "wait_missing"];
@@ -52,8 +56,9 @@ fn unit() -> String {
     }
     text.push_str("return 0; }\n#line 1 \"driver.cpp\"\n");
     text.push_str(DRIVER);
-    text.push_str("#line 1 \"blas.cpp\"\n");
-    text.push_str(BLAS);
+    for (name, library) in LIBRARIES {
+        writeln!(text, "#line 1 \"{name}\"\n{library}").expect("memory");
+    }
     text
 }
 

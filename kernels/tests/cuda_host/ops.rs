@@ -41,6 +41,7 @@ tests! {
     a_row_has_the_same_bits_alone_and_among_others,
     noise_is_the_cpus_bit_for_bit,
     tokens_are_the_cpus,
+    ranks_with_parts_of_the_tokens_draw_the_same,
     a_row_without_a_finite_logit_gives_token_0,
     confidence_and_top_tokens_are_the_cpus,
     steps_record_proposals_and_go_on_with_those_that_may,

@@ -1,7 +1,7 @@
 //! Between two layers, and after the last: proposals tested, rows let go, logits of those that get tokens.
 
 use faser_kernels::cuda::{
-    CompactRowsArgs, CudaError, GateArgs, Place, Product, Ptr, Sample, ScoreTokensArgs, ShedRowsArgs,
+    CompactRowsArgs, CudaError, Element, GateArgs, Place, Product, Ptr, Sample, ScoreTokensArgs, ShedRowsArgs,
 };
 
 use super::CudaPasses;
@@ -37,6 +37,7 @@ impl CudaPasses {
         };
         self.lane.launch(&args.rows(most))?;
         self.final_norm(pass.test_rows, 1, (pass.test_count, most))?;
+        let own = model.shard().tokens(&model.config);
         let scores = ScoreTokensArgs {
             x: self.final_normed.ptr(),
             w: model.head.ptr(),
@@ -44,10 +45,14 @@ impl CudaPasses {
             out: pass.scores,
             rows: pass.test_count,
             inputs: model.config.hidden as u32,
-            outputs: model.config.vocab as u32,
+            outputs: own.len() as u32,
             each: GateArgs::SCORED as u32,
+            first: own.start as u32,
+            vocabulary: model.config.vocab as u32,
         };
         self.lane.launch(&scores.launch(model.element, most, sms))?;
+        // Each rank has scored its own tokens; a sum with zeros is exact.
+        self.lane.all_reduce_sum(pass.scores, pass.test_len * GateArgs::SCORED, Element::F32)?;
         self.lane.launch(&args.test(most))?;
         Ok(Gate(place))
     }
@@ -59,9 +64,13 @@ impl CudaPasses {
     pub fn shed(&mut self) -> Result<(), CudaError> {
         self.shrink();
         let pass = self.pass;
+        let cancelled = match &self.group {
+            None => self.cancelled.ptr(),
+            Some(group) => group.flags_of_first(&mut self.lane, &self.cancelled, pass.chunk_count)?,
+        };
         let args = ShedRowsArgs {
             chunks: pass.rows.chunks,
-            cancelled: self.cancelled.ptr(),
+            cancelled,
             live: pass.live,
             positions: pass.rows.positions,
             chunk_of: pass.rows.chunk_of,
@@ -76,7 +85,7 @@ impl CudaPasses {
         self.lane.launch(&args.launch())
     }
 
-    /// Ends the layers: logits of the rows that get tokens.
+    /// Ends the layers: logits of the rows that get tokens; of a shard those of its tokens.
     ///
     /// # Errors
     /// The driver refuses.
@@ -97,7 +106,7 @@ impl CudaPasses {
             out: self.logits.ptr(),
             rows: bucket,
             inputs: model.config.hidden,
-            outputs: model.config.vocab,
+            outputs: model.own.vocab,
             add: false,
         };
         self.multiply(product, pass.sample_count())

@@ -2,14 +2,15 @@
 //!
 //! The key of a graph is everything that its launches are made of and that may differ from pass to pass: the arrays' places, grids, which
 //! kernels. So a graph that is found is right by construction. Passes are padded to their bucket (`CudaPasses::stage`), so
-//! that few keys come up; what is in the padding, no kernel looks at, for each reads the number of rows on the device.
+//! that few keys come up; what is in the padding, no kernel looks at, for each reads the number of rows on the device. Passes of
+//! a split model run without.
 
 use std::collections::HashMap;
 
 use faser_kernels::cuda::{CudaError, Graph};
 
 use super::CudaPasses;
-use super::pass::{RowArrays, Tail};
+use super::staged::{RowArrays, Tail};
 
 /// Graphs kept; when there are more, all go: what is needed comes again.
 const GRAPHS: usize = 512;
@@ -42,7 +43,8 @@ impl CudaPasses {
         work: Work,
         launches: impl FnOnce(&mut CudaPasses) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        if !self.pass.small {
+        // Sums over ranks are not captured: whether graphs of several GPUs may wait for each other was tried on none.
+        if !self.pass.small || self.is_split() {
             return launches(self);
         }
         let key = Key { partition: self.lane.partition(), work, rows: self.pass.rows };

@@ -30,7 +30,7 @@ impl CudaPasses {
     }
 
     fn layer(&mut self, model: &CudaModel, index: usize) -> Result<(), CudaError> {
-        let (config, layer, pass) = (&model.config, &model.layers[index], self.pass.rows);
+        let (config, layer, pass) = (&model.own, &model.layers[index], self.pass.rows);
         let (element, bucket, sms) = (model.element, pass.bucket as u32, self.lane.sms());
         let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
         let (heads, kv_heads, head_dim) =
@@ -100,10 +100,11 @@ impl CudaPasses {
         if let Some(merge) = args.merge(element, pass.counts, bucket, sms) {
             self.lane.launch(&merge)?;
         }
-        self.multiply(
-            into(&self.attended, &layer.o, ptr(&layer.o_bias), &self.x, (q, hidden), true),
-            pass.counts,
-        )?;
+        // A rank has a share of each branch's sum: the first adds its own to the stream, and all shares are added up.
+        let first = model.shard().is_first();
+        let bias = ptr(&layer.o_bias);
+        self.multiply(into(&self.attended, &layer.o, bias, &self.x, (q, hidden), first), pass.counts)?;
+        self.add_up()?;
 
         self.norm(self.x.ptr(), layer.mlp_norm.ptr(), self.normed.ptr(), (pass.counts, bucket))?;
         let inner = config.intermediate;
@@ -120,7 +121,11 @@ impl CudaPasses {
         };
         self.lane.launch(&args.launch(element, bucket, sms))?;
         let bias = ptr(&layer.down_bias);
-        self.multiply(into(&self.activated, &layer.down, bias, &self.x, (inner, hidden), true), pass.counts)
+        self.multiply(
+            into(&self.activated, &layer.down, bias, &self.x, (inner, hidden), first),
+            pass.counts,
+        )?;
+        self.add_up()
     }
 
     /// The final norm of some rows; `rows` is where their number is, and their bucket.

@@ -3,12 +3,14 @@
 pub mod check;
 mod gate;
 mod graphs;
+mod group;
 mod layer;
 mod model;
 mod pass;
 mod penalties;
 mod sampler;
 mod sizes;
+mod staged;
 mod steps;
 
 pub use gate::Gate;

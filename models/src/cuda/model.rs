@@ -13,9 +13,12 @@ use crate::model::{Parts, rope_table};
 use crate::synthetic::{Synthetic, SyntheticSpec};
 use crate::{ModelConfig, ModelError, Progress, Shard};
 
-/// A model whose weights are on a GPU. Layers that the models of a pair have in common are there once.
+/// A model whose weights are on a GPU, or a rank's shard of it. Layers that the models of a pair have in common are there once.
 pub struct CudaModel {
     pub(super) config: ModelConfig,
+    shard: Shard,
+    /// The sizes of the shard.
+    pub(super) own: ModelConfig,
     pub(super) element: Element,
     pub(super) gpu: Arc<Gpu>,
     pub(super) embedding: Arc<DeviceBuffer>,
@@ -27,6 +30,9 @@ pub struct CudaModel {
 
 /// A layer's weights on a GPU.
 pub(super) type CudaLayer = Layer<DeviceBuffer, DeviceBuffer>;
+
+/// A model's weights on a GPU.
+pub(super) type CudaParts = Parts<DeviceBuffer, DeviceBuffer, DeviceBuffer>;
 
 /// Where an optional vector is.
 pub(super) fn ptr(buffer: &Option<DeviceBuffer>) -> Ptr {
@@ -45,9 +51,23 @@ impl CudaModel {
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<CudaModel, ModelError> {
+        CudaModel::load_shard(gpu, dir, Shard::WHOLE, dtype, progress)
+    }
+
+    /// As [`CudaModel::load`], one rank's shard of the model: nothing else is read of the files but their headers.
+    ///
+    /// # Errors
+    /// As [`CudaModel::load`], or the model cannot be split so.
+    pub fn load_shard(
+        gpu: &Arc<Gpu>,
+        dir: &Path,
+        shard: Shard,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
         let config = ModelConfig::load(dir)?;
         let files = Files::map(dir)?;
-        CudaModel::of(gpu, config, &mut Checkpoint::new(&files)?, dtype, progress)
+        CudaModel::of(gpu, (config, shard), &mut Checkpoint::new(&files)?, dtype, progress)
     }
 
     /// Makes the pair of [`synthetic::pair`](crate::synthetic::pair) in a GPU's memory: target and draft, whose layers are the target's first.
@@ -61,10 +81,27 @@ impl CudaModel {
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(CudaModel, CudaModel), ModelError> {
+        CudaModel::synthetic_shards(gpu, spec, Shard::WHOLE, dtype, progress)
+    }
+
+    /// As [`CudaModel::synthetic_pair`], one rank's shards of both, of a pair that is split alike.
+    ///
+    /// # Errors
+    /// As there, or the models cannot be split so.
+    pub fn synthetic_shards(
+        gpu: &Arc<Gpu>,
+        spec: &SyntheticSpec,
+        shard: Shard,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(CudaModel, CudaModel), ModelError> {
         let mut tensors = Synthetic::new(spec, dtype)?;
-        let target = CudaModel::of(gpu, spec.config(spec.layers), &mut tensors, dtype, progress)?;
+        let target = CudaModel::of(gpu, (spec.config(spec.layers), shard), &mut tensors, dtype, progress)?;
+        let config = spec.config(spec.draft_layers);
         let draft = CudaModel {
-            config: spec.config(spec.draft_layers),
+            own: shard.config(&config),
+            config,
+            shard,
             element: target.element,
             gpu: gpu.clone(),
             embedding: target.embedding.clone(),
@@ -76,21 +113,40 @@ impl CudaModel {
         Ok((target, draft))
     }
 
-    /// Bytes of GPU memory that the weights of such a model take.
+    /// One rank's shard of the draft of such a pair alone.
+    ///
+    /// # Errors
+    /// As [`CudaModel::synthetic_shards`].
+    pub fn synthetic_draft(
+        gpu: &Arc<Gpu>,
+        spec: &SyntheticSpec,
+        shard: Shard,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
+        let alone = SyntheticSpec { layers: spec.draft_layers, ..spec.clone() };
+        Ok(CudaModel::synthetic_shards(gpu, &alone, shard, dtype, progress)?.1)
+    }
+
+    /// Bytes of GPU memory that the weights of a shard of such a model take.
     ///
     /// # Errors
     /// There are no kernels for the dtype.
-    pub fn weight_bytes(config: &ModelConfig, dtype: Dtype) -> Result<u64, CudaError> {
+    pub fn weight_bytes(whole: &ModelConfig, shard: Shard, dtype: Dtype) -> Result<u64, CudaError> {
         let held = element(dtype)?.bytes();
+        let config = &shard.config(whole);
         let ModelConfig { hidden, intermediate, vocab, layers, head_dim, .. } = *config;
         let (q, kv, f32) = (config.q_width(), config.kv_width(), size_of::<f32>());
         let matrices = hidden * (2 * q + 2 * kv + 3 * intermediate);
         let if_there = |there: bool, len: usize| if there { len } else { 0 };
+        // What is summed over the ranks has its bias once.
+        let first = shard.is_first();
         let vectors = 2 * hidden
             + if_there(config.qkv_bias, q + 2 * kv)
             + if_there(config.qk_norm, 2 * head_dim)
-            + if_there(config.o_bias, hidden)
-            + if_there(config.mlp_bias, 2 * intermediate + hidden);
+            + if_there(config.o_bias && first, hidden)
+            + if_there(config.mlp_bias, 2 * intermediate)
+            + if_there(config.mlp_bias && first, hidden);
         let tables = if config.tie_embeddings { 1 } else { 2 };
         let outside = tables * vocab * hidden * held + (hidden + config.max_context * head_dim) * f32;
         Ok((outside + layers * (matrices * held + vectors * f32)) as u64)
@@ -98,29 +154,59 @@ impl CudaModel {
 
     fn of(
         gpu: &Arc<Gpu>,
-        config: ModelConfig,
+        (config, shard): (ModelConfig, Shard),
         tensors: &mut dyn Tensors,
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<CudaModel, ModelError> {
+        shard.check(&config)?;
         let element = element(dtype)?;
         fits(gpu, &config, element)?;
-        let needed_bytes = CudaModel::weight_bytes(&config, dtype)?;
+        let needed_bytes = CudaModel::weight_bytes(&config, shard, dtype)?;
         let (free_bytes, total_bytes) = gpu.memory()?;
         if needed_bytes > free_bytes as u64 {
             return Err(CudaError::Weights { needed_bytes, dtype, free_bytes, total_bytes }.into());
         }
         let mut packer = CudaPacker { gpu, upload: Upload::new(gpu)?, element };
-        let Parts { embedding, layers, norm, head } =
-            load(&config, Shard::WHOLE, tensors, &mut packer, progress)?;
+        let Parts { embedding, layers, norm, head } = load(&config, shard, tensors, &mut packer, progress)?;
         let rope = Arc::new(copy_rope(gpu, &mut packer.upload, &rope_table(&config)?)?);
         packer.upload.finish()?;
-        Ok(CudaModel { config, element, gpu: gpu.clone(), embedding, layers, norm, head, rope })
+        let own = shard.config(&config);
+        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), embedding, layers, norm, head, rope })
     }
 
-    /// The shape.
+    /// A whole model of this shape with these weights.
+    pub(super) fn whole(
+        config: ModelConfig,
+        element: Element,
+        gpu: &Arc<Gpu>,
+        parts: CudaParts,
+        rope: DeviceBuffer,
+    ) -> CudaModel {
+        let Parts { embedding, layers, norm, head } = parts;
+        let (own, shard) = (config.clone(), Shard::WHOLE);
+        CudaModel {
+            config,
+            shard,
+            own,
+            element,
+            gpu: gpu.clone(),
+            embedding,
+            layers,
+            norm,
+            head,
+            rope: Arc::new(rope),
+        }
+    }
+
+    /// The shape of the whole model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// What of the whole this is. The lanes that run a shard are those of its rank in the group.
+    pub fn shard(&self) -> Shard {
+        self.shard
     }
 
     /// In what matrices and KV are held.

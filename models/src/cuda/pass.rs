@@ -12,16 +12,19 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    Arena, AttentionArgs, AttentionPlan, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element,
-    EmbedArgs, Flags, GateArgs, NOTHING, Ptr, Sample, Sampler, Share, Test, Tile,
+    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
+    GateArgs, NOTHING, Ptr, Sample, Sampler, Share, Test, Tile,
 };
 use faser_kernels::{BlockId, Dtype};
 
 use super::graphs::Graphs;
+use super::group::{GroupBuffers, width};
 use super::penalties::{PenaltyTables, history};
 use super::sampler::SamplerBuffers;
+use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use super::steps::StepBuffers;
 use super::{CudaModel, CudaSizes};
+use crate::Shard;
 
 /// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +47,8 @@ pub struct PassInput<'a> {
     pub adjusts: bool,
     /// Whether top-k or top-p of any chunk leaves tokens out.
     pub restricts: bool,
+    /// Whether that, or min-p: what all tokens are decides on each.
+    pub cuts: bool,
     /// On a draft lane: the chunk of the plan that each chunk is part of; else nothing.
     pub of_plan: &'a [u32],
     /// Tests of proposals at gates: the test, its rivals (a full row of [`GateArgs::SCORED`] tokens), and the largest gap that stays.
@@ -75,91 +80,14 @@ pub struct CudaPasses {
     pub(super) logits: DeviceBuffer,
     pub(super) sampling: SamplerBuffers,
     pub(super) penalties: PenaltyTables,
+    /// Of a split model.
+    pub(super) group: Option<GroupBuffers>,
     /// On a lane that drafts.
     pub(super) steps: Option<StepBuffers>,
     pub(super) pass: Staged,
     pub(super) known: Vec<KnownChunk>,
     /// Last: they go when the lane has been waited for.
     pub(super) graphs: Graphs,
-}
-
-/// The pass under way: where its arrays are, and its size.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Staged {
-    pub(super) rows: RowArrays,
-    pub(super) tail: Tail,
-    /// Whether its arrays are padded, so that it comes again.
-    pub(super) small: bool,
-    pub(super) samples: usize,
-    pub(super) chunk_count: usize,
-    pub(super) live: Ptr,
-    pub(super) proposal_counts: Ptr,
-    pub(super) of_plan: Ptr,
-    pub(super) tests: Ptr,
-    pub(super) rivals: Ptr,
-    pub(super) most: Ptr,
-    pub(super) test_count: Ptr,
-    pub(super) test_rows: Ptr,
-    pub(super) scores: Ptr,
-    pub(super) test_len: usize,
-}
-
-/// All that layers take of a pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct RowArrays {
-    pub(super) bucket: usize,
-    pub(super) counts: Ptr,
-    pub(super) positions: Ptr,
-    pub(super) chunk_of: Ptr,
-    pub(super) chunks: Ptr,
-    pub(super) tables: Ptr,
-    pub(super) table_stride: u32,
-    pub(super) tiles: Ptr,
-    pub(super) tile_count: usize,
-    pub(super) tile_queries: u32,
-    pub(super) split: u32,
-    pub(super) splits: u32,
-}
-
-/// All that the end of a pass takes of it, beside.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Tail {
-    /// The bucket of its samples; 0: none.
-    pub(super) samples: usize,
-    pub(super) sample_rows: Ptr,
-    pub(super) samplers: Ptr,
-    pub(super) proposals: Ptr,
-    pub(super) proposal_stride: u32,
-    pub(super) adjusts: bool,
-    pub(super) restricts: bool,
-}
-
-/// What is known of a chunk of the pass without asking the device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KnownChunk {
-    rows: usize,
-    samples: usize,
-    cancelled: bool,
-}
-
-impl Staged {
-    /// Where the number of samples is.
-    pub(super) fn sample_count(&self) -> Ptr {
-        Ptr(self.rows.counts.0 + 8)
-    }
-}
-
-/// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more
-/// than a row has change nothing.
-pub(super) fn plan_attention(longest: u32, rows: usize, split_rows: usize) -> AttentionPlan {
-    let mut plan = AttentionPlan::new(longest);
-    plan.splits = plan.splits.next_power_of_two();
-    // Many rows keep the SMs busy without splits, and the workspace is not for both.
-    while plan.splits as usize * rows > split_rows {
-        plan.split *= 2;
-        plan.splits = longest.div_ceil(plan.split).next_power_of_two();
-    }
-    plan
 }
 
 impl CudaPasses {
@@ -176,14 +104,14 @@ impl CudaPasses {
     ) -> Result<CudaPasses, CudaError> {
         let lane = CudaLane::new(shares, drafts)?;
         let gpu = model.gpu.clone();
-        let config = &model.config;
+        let (config, own, shard) = (&model.config, &model.own, model.shard());
         let dtype = if model.element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
         let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
-        let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
+        let (hidden, q, kv) = (config.hidden, own.q_width(), own.kv_width());
         let f32 = size_of::<f32>();
         let activations = |count: usize, each: usize| DeviceBuffer::zeroed(&gpu, count * each, "activations");
-        let kv_bytes = sizes.kv_bytes(config, dtype);
-        let split_rows = sizes.split_rows() * config.heads;
+        let kv_bytes = sizes.kv_bytes(own, dtype);
+        let split_rows = sizes.split_rows() * own.heads;
         Ok(CudaPasses {
             input: Arena::new(&gpu, sizes.input_bytes(), "the arrays of a pass")?,
             output: Arena::new(&gpu, sizes.output_bytes(), "what a pass brings")?,
@@ -195,16 +123,19 @@ impl CudaPasses {
             normed: activations(rows, hidden * held)?,
             qkv: activations(rows, (q + 2 * kv) * f32)?,
             attended: activations(rows, q * held)?,
-            gate_up: activations(rows, 2 * config.intermediate * f32)?,
-            activated: activations(rows, config.intermediate * held)?,
+            gate_up: activations(rows, 2 * own.intermediate * f32)?,
+            activated: activations(rows, own.intermediate * held)?,
             attention_sums: activations(split_rows, config.head_dim * f32)?,
             attention_stats: activations(split_rows, 2 * f32)?,
             keep: activations(rows, size_of::<u32>())?,
             gathered: activations(logit_rows, hidden * f32)?,
             final_normed: activations(logit_rows, hidden * held)?,
-            logits: activations(logit_rows, config.vocab * f32)?,
+            logits: activations(logit_rows, width(config, shard) * f32)?,
             sampling: SamplerBuffers::new(&gpu, config, logit_rows, drafts)?,
             penalties: PenaltyTables::new(&gpu, config, sizes.max_chunks)?,
+            group: (shard != Shard::WHOLE)
+                .then(|| GroupBuffers::new(&gpu, config, shard, &sizes))
+                .transpose()?,
             steps: drafts.then(|| StepBuffers::new(&gpu, &sizes)).transpose()?,
             pass: Staged::default(),
             known: Vec::new(),
@@ -248,7 +179,8 @@ impl CudaPasses {
     /// If the pass has no such chunk.
     pub fn cancel(&mut self, chunk: usize) {
         self.cancelled.set(chunk);
-        self.known[chunk].cancelled = true;
+        // Of a group this rank alone knows, and sizes must be the same on all.
+        self.known[chunk].cancelled = !self.is_split();
     }
 
     /// The sizes that products have from here on: what the host knows to have left is not computed any more. What a gate rules out is known to
@@ -281,6 +213,7 @@ impl CudaPasses {
             (positions.len(), chunk_of.len()) == (rows, rows) && tables.len() == count,
             "arrays of a pass"
         );
+        self.assert_joined();
         self.wait(&mut |_| {})?;
         self.cancelled.clear();
         self.input.clear();
@@ -300,7 +233,7 @@ impl CudaPasses {
             self.known.push(KnownChunk { rows: chunk.rows as usize, samples: sampled, cancelled: false });
         }
         assert!(samples.len() <= sizes.max_logit_rows, "{} rows get tokens", samples.len());
-        let config = &self.model.config;
+        let config = &self.model.own;
         let group = (config.heads / config.kv_heads) as u32;
         let most = chunks.iter().map(|chunk| chunk.rows * group).max().unwrap_or(0);
         let tile_queries = AttentionArgs::tile_queries(self.model.element, config.head_dim as u32, most);
@@ -350,6 +283,7 @@ impl CudaPasses {
             proposal_stride: proposal_stride as u32,
             adjusts: input.adjusts,
             restricts: input.restricts,
+            cuts: input.cuts,
         };
         self.pass = Staged {
             rows,
@@ -375,6 +309,7 @@ impl CudaPasses {
     /// The residual stream becomes the embeddings of the rows' tokens.
     pub(super) fn embed(&mut self, tokens: Ptr) -> Result<(), CudaError> {
         let config = &self.model.config;
+        let own = self.model.shard().tokens(config);
         let args = EmbedArgs {
             table: self.model.embedding.ptr(),
             tokens,
@@ -382,9 +317,12 @@ impl CudaPasses {
             rows: self.pass.rows.counts,
             cols: config.hidden as u32,
             vocabulary: config.vocab as u32,
+            first: own.start as u32,
+            held: own.len() as u32,
         };
         let (bucket, sms) = (self.pass.rows.bucket as u32, self.lane.sms());
-        self.lane.launch(&args.launch(self.model.element, bucket, sms))
+        self.lane.launch(&args.launch(self.model.element, bucket, sms))?;
+        self.add_up()
     }
 }
 

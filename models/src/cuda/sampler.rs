@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{
     AcceptArgs, AdjustArgs, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, Gpu, LogitStats,
-    LogitStatsArgs, NucleusArgs, PickArgs, Place, Ptr, TopTokensArgs, Verdict,
+    LogitStatsArgs, NucleusArgs, Place, Ptr, TopTokensArgs, Verdict,
 };
 use faser_kernels::ops::TOP_TOKENS;
 
@@ -55,7 +55,8 @@ pub struct Drawn {
 
 impl CudaPasses {
     /// Draws a token for each sample of the pass that was finished. On a draft lane also the confidence in each, and if asked the
-    /// likeliest tokens.
+    /// likeliest tokens. Of a split model every rank draws the same: from the best of each rank's own tokens, or from all logits, which are
+    /// gathered where top-k, top-p or min-p of any chunk, or a confidence, looks at all tokens.
     ///
     /// # Errors
     /// The driver refuses.
@@ -80,15 +81,16 @@ impl CudaPasses {
         if most == 0 {
             return Ok(drawn);
         }
-        let vocabulary = self.model.config.vocab as u32;
+        // Confidence looks at all tokens.
+        let found = self.logits_to_draw_from(most, drafts || pass.tail.cuts)?;
+        let (plain, vocabulary, first_token) = (found.at, found.tokens, found.first);
         let parts = LogitStatsArgs::parts(vocabulary);
         let (logits_bytes, most) = (most * vocabulary as usize * size_of::<f32>(), most as u32);
-        let plain = self.logits.ptr();
         let mut logits = plain;
         let [plain_stats, adjusted_stats] = self.sampling.stats.each_ref().map(DeviceBuffer::ptr);
         let mut stats = plain_stats;
         if drafts || !pass.tail.adjusts {
-            let args = LogitStatsArgs { logits, stats, rows: count, vocabulary };
+            let args = LogitStatsArgs { logits, stats, rows: count, vocabulary, first_token };
             self.lane.launch(&args.launch(most))?;
         }
         if pass.tail.adjusts {
@@ -104,10 +106,11 @@ impl CudaPasses {
                 count,
                 vocabulary,
                 proposal_stride: pass.tail.proposal_stride,
+                first: first_token,
             };
             self.lane.launch(&args.launch(most, sms))?;
             stats = adjusted_stats;
-            let args = LogitStatsArgs { logits, stats, rows: count, vocabulary };
+            let args = LogitStatsArgs { logits, stats, rows: count, vocabulary, first_token };
             self.lane.launch(&args.launch(most))?;
         }
         let (samples, samplers) = (pass.tail.sample_rows, pass.tail.samplers);
@@ -118,9 +121,10 @@ impl CudaPasses {
             self.lane.launch(&args.launch(most, sms))?;
         }
         let best = self.sampling.best.ptr();
-        let args = DrawArgs { logits, stats, least, samples, samplers, best, count, vocabulary, parts };
+        let args =
+            DrawArgs { logits, stats, least, samples, samplers, best, count, vocabulary, parts, first_token };
         self.lane.launch(&args.launch(most))?;
-        self.lane.launch(&PickArgs { best, tokens: on_device, count, parts }.launch(most, sms))?;
+        self.pick(found, (best, parts), on_device, most)?;
         if let Some((out, _)) = confidence {
             let (logits, stats, tokens) = (plain, plain_stats, on_device);
             let args = ConfidenceArgs { logits, stats, tokens, out, rows: count, vocabulary, parts };
@@ -186,12 +190,12 @@ impl CudaPasses {
         self.output.get(gate.0)
     }
 
-    /// The first `rows` rows of logits, after a pass, copied to the host: for tests and tools.
+    /// The first `rows` rows of logits, after a pass, copied to the host; of a shard those of its tokens: for tests and tools.
     ///
     /// # Errors
     /// The driver refuses.
     pub fn read_logits(&mut self, rows: usize) -> Result<Vec<f32>, CudaError> {
-        let len = rows * self.model.config.vocab;
+        let len = rows * self.model.own.vocab;
         let mut arena = faser_kernels::cuda::Arena::new(&self.model.gpu, len * size_of::<f32>(), "logits")?;
         let (to, place) = arena.reserve::<f32>(len);
         self.lane.copy(self.logits.ptr(), to, len * size_of::<f32>())?;

@@ -4,8 +4,9 @@ use faser_kernels::cuda::{ATTENTION_SPLITS, BLOCK_SIZE, DraftStepArgs, LogitStat
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::{BlockId, Dtype};
 
+use super::group::GroupBuffers;
 use super::penalties::PenaltyTables;
-use crate::ModelConfig;
+use crate::{ModelConfig, Shard};
 
 /// The bounds of a lane's passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +90,9 @@ impl CudaSizes {
         config.layers * layer * dtype.bytes()
     }
 
-    /// Everything but weights and KV, in bytes: what a planner leaves free. A little more than it takes.
-    pub fn workspace_bytes(&self, config: &ModelConfig, dtype: Dtype) -> u64 {
+    /// Everything but weights and KV that a shard of a model takes, in bytes: what a planner leaves free. A little more than it takes.
+    pub fn workspace_bytes(&self, whole: &ModelConfig, shard: Shard, dtype: Dtype) -> u64 {
+        let config = &shard.config(whole);
         let (rows, logit_rows, f32) = (self.rows() as u64, self.logit_rows() as u64, size_of::<f32>() as u64);
         let held = dtype.bytes() as u64;
         let (hidden, q, kv) = (config.hidden as u64, config.q_width() as u64, config.kv_width() as u64);
@@ -98,14 +100,15 @@ impl CudaSizes {
         let row = f32 * (hidden + q + 2 * kv + 2 * intermediate) + held * (hidden + q + intermediate);
         let attention = self.split_rows() as u64 * config.heads as u64 * (config.head_dim as u64 + 2) * f32;
         // Logits twice: plain, and with penalties.
-        let parts = CudaSizes::parts(config) as u64;
-        let logit_row = f32 * (hidden + 2 * config.vocab as u64) + held * hidden + 32 * parts + 64;
+        let parts = CudaSizes::parts(whole) as u64;
+        let logit_row = f32 * (hidden + 2 * whole.vocab as u64) + held * hidden + 32 * parts + 64;
         let rope = config.max_context as u64 * config.head_dim as u64 * f32;
         let (steps, drafted) = self.step_bytes();
         let staging =
             (self.input_bytes() + self.output_bytes() + self.history_bytes() + steps + drafted) as u64;
-        let penalties = (self.max_chunks * PenaltyTables::bytes_each(config)) as u64;
-        rows * row + attention + logit_rows * logit_row + rope + staging + penalties + FIXED_BYTES
+        let penalties = (self.max_chunks * PenaltyTables::bytes_each(whole)) as u64;
+        let group = GroupBuffers::bytes(whole, shard, self);
+        rows * row + attention + logit_rows * logit_row + rope + staging + penalties + group + FIXED_BYTES
     }
 
     /// Small arrays of a pass: rows, chunks with their tables, samples, tests.

@@ -16,7 +16,7 @@ use faser_kernels::cuda::{
 use faser_kernels::ops::TOP_TOKENS;
 
 use super::graphs::Work;
-use super::pass::{RowArrays, Staged, Tail, plan_attention};
+use super::staged::{RowArrays, Staged, Tail, plan_attention};
 use super::{CudaPasses, CudaSizes, Drawn};
 
 /// A chunk of a draft plan.
@@ -106,7 +106,7 @@ impl CudaPasses {
     /// If the lane does not draft, or the plan exceeds the sizes.
     pub fn begin_draft(&mut self, draft: &DraftInput<'_>) -> Result<(), CudaError> {
         self.wait(&mut |_| {})?;
-        let (sizes, config) = (self.sizes, &self.model.config);
+        let (sizes, config) = (self.sizes, &self.model.own);
         let count = draft.chunks.len();
         let most = sizes.max_chunks.min(sizes.max_rows).min(sizes.max_logit_rows);
         assert!(count > 0 && count <= most, "a draft plan of {count} chunks");
@@ -160,6 +160,8 @@ impl CudaPasses {
             proposal_stride: STEPS as u32,
             adjusts: draft.adjusts,
             restricts: draft.restricts,
+            // Drafts have all logits anyway.
+            cuts: false,
         };
         let small = places <= CudaSizes::GRAPH_ROWS;
         buffers.staged = Steps {
@@ -222,6 +224,11 @@ impl CudaPasses {
     ) -> Result<(), CudaError> {
         let buffers = steps_of(&mut self.steps);
         let steps = buffers.staged;
+        let places = CudaSizes::bucket(steps.chunk_count);
+        let cancelled = match &self.group {
+            None => buffers.cancelled.ptr(),
+            Some(group) => group.flags_of_first(&mut self.lane, &buffers.cancelled, places)?,
+        };
         let [proposals, confidences, rivals, proposal_counts] = steps.outcome;
         let rows = steps.pass.rows;
         let args = DraftStepArgs {
@@ -232,7 +239,7 @@ impl CudaPasses {
             sample_count,
             of_plan,
             states: steps.states,
-            cancelled: buffers.cancelled.ptr(),
+            cancelled,
             proposals,
             confidences,
             rivals,
@@ -247,14 +254,15 @@ impl CudaPasses {
             step: steps.step,
             going: buffers.going.ptr(),
             // Places without a chunk have no steps.
-            chunk_count: CudaSizes::bucket(steps.chunk_count) as u32,
+            chunk_count: places as u32,
             tiles_each: steps.tiles_each,
             tile_queries: rows.tile_queries,
         };
         self.lane.launch(&args.launch())
     }
 
-    /// How many chunks go on behind a step, once the device has told; that of the rows to catch up with is step 0.
+    /// How many chunks go on behind a step, once the device has told; that of the rows to catch up with is step 0. Ranks of a group hear of it at
+    /// different times: what they queue may depend on [`CudaPasses::wait_for_step`] alone.
     pub fn going(&self, step: usize) -> Option<usize> {
         let told = self.steps.as_ref().map_or(0, |buffers| buffers.going.get(step));
         told.checked_sub(1).map(|rows| rows as usize)

@@ -5,6 +5,7 @@ mod bytes;
 mod chat_template;
 mod clock;
 mod detokenizer;
+mod grammar;
 mod python_json;
 #[cfg(test)]
 mod tests;
@@ -12,4 +13,5 @@ mod tokenizer;
 
 pub use self::chat_template::ChatTemplate;
 pub use self::detokenizer::Detokenizer;
+pub use self::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask};
 pub use self::tokenizer::Tokenizer;

@@ -159,6 +159,16 @@ impl Tokenizer {
         }
     }
 
+    /// Whether a token is one of the tokenizer's own marks rather than text.
+    pub fn is_special(&self, id: u32) -> bool {
+        match &self.kind {
+            Kind::Synthetic => false,
+            Kind::Hf { inner, .. } => inner
+                .id_to_token(id)
+                .is_some_and(|token| inner.get_added_vocabulary().is_special_token(&token)),
+        }
+    }
+
     pub(super) fn piece(&self, id: u32) -> Piece {
         let (inner, byte_level) = match &self.kind {
             Kind::Synthetic => return Piece::Bytes(self.synthetic_bytes(id)),

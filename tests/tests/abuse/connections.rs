@@ -22,9 +22,8 @@ fn drip(mut stream: TcpStream, bytes: &[u8]) -> Answer {
         stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a time-out");
         let mut probe = [0];
         // Only looks: the answer is read below.
-        match stream.peek(&mut probe) {
-            Ok(_) => break,
-            Err(_) => continue,
+        if stream.peek(&mut probe).is_ok() {
+            break;
         }
     }
     stream.set_read_timeout(Some(crate::PATIENCE)).expect("a time-out");

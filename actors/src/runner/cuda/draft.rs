@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use faser_engine::{BlockId, DraftChunk, DraftPlan, Drafted, K_LIMIT, Rivals};
-use faser_kernels::cuda::{CudaError, DraftState, DraftStepArgs};
+use faser_kernels::cuda::{CudaError, DraftState, DraftStepArgs, NcclSeat};
 use faser_kernels::ops::TOP_TOKENS;
 use faser_models::cuda::{self, CudaModel, CudaPasses, DraftInput};
 
@@ -42,7 +42,15 @@ impl CudaDraftRunner {
         })
     }
 
-    /// From now on asks while steps run which sequences fell.
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    ///
+    /// # Errors
+    /// NCCL refuses, or the others do not join too.
+    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), ServiceError> {
+        Ok(self.passes.join(seat)?)
+    }
+
+    /// From now on asks while steps run which sequences fell; in a group the first rank alone does.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
         self.gone.listen(fallen);
     }
@@ -50,11 +58,13 @@ impl CudaDraftRunner {
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
-    /// If the GPU fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens.
+    /// If the GPU fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens. In a group: if
+    /// the ranks have different plans, or one is lost.
     pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
         let DraftWork { mut plan, requests } = work;
         self.passes.work_on(plan.partition.0).or_lost();
+        self.passes.agree_on(plan.step).or_lost();
         self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &requests).or_lost();
         self.gone.clear();
         if !plan.chunks.is_empty() {
@@ -164,8 +174,10 @@ impl CudaDraftRunner {
             if let Some(before) = step.checked_sub(2) {
                 rows = rows.min(self.heard(plan, before, layers * step)?);
             }
-            // What is known already counts too.
-            rows = rows.min(self.passes.going(step - 1).unwrap_or(rows));
+            // What is known already counts too; other ranks may not know it yet.
+            if !self.passes.is_split() {
+                rows = rows.min(self.passes.going(step - 1).unwrap_or(rows));
+            }
             if rows == 0 {
                 break;
             }

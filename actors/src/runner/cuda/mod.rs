@@ -32,6 +32,10 @@ trait OrLost<T> {
 
 impl<T> OrLost<T> for Result<T, CudaError> {
     fn or_lost(self) -> T {
-        self.unwrap_or_else(|error| panic!("the GPU failed: {error}"))
+        self.unwrap_or_else(|error| match error {
+            // It is named already, and may be another's.
+            CudaError::Group(lost) => panic!("{lost}"),
+            error => panic!("the GPU failed: {error}"),
+        })
     }
 }

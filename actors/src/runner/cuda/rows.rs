@@ -22,6 +22,7 @@ pub(super) struct PassRows<'a> {
     samples: usize,
     adjusts: bool,
     restricts: bool,
+    cuts: bool,
     /// Tests, and what they are of, as the runner counts.
     pub(super) tests: Vec<RowTest>,
     pub(super) tested: Vec<usize>,
@@ -81,6 +82,7 @@ impl<'a> PassRows<'a> {
             self.samples += rows - from;
             self.adjusts |= sequence.adjusts();
             self.restricts |= sequence.sampling.restricts(vocab);
+            self.cuts |= sequence.sampling.cuts(vocab);
         }
         number
     }
@@ -96,6 +98,7 @@ impl<'a> PassRows<'a> {
             proposals: &self.proposals,
             adjusts: self.adjusts,
             restricts: self.restricts,
+            cuts: self.cuts,
             of_plan: &self.of_plan_words,
             tests: &self.tests,
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use faser_engine::{RIVALS, SeqId, Verdict, VerifyChunk, VerifyPlan};
-use faser_kernels::cuda::{CudaError, Flags, Test, Verdict as Judged};
+use faser_kernels::cuda::{CudaError, Flags, NcclSeat, Test, Verdict as Judged};
 use faser_models::cuda::{CudaModel, CudaPasses};
 
 use super::rows::{PassRows, Piece, RowTest};
@@ -43,7 +43,15 @@ impl CudaVerifyRunner {
         })
     }
 
-    /// From now on asks while a pass runs which sequences fell.
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    ///
+    /// # Errors
+    /// NCCL refuses, or the others do not join too.
+    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), ServiceError> {
+        Ok(self.passes.join(seat)?)
+    }
+
+    /// From now on asks while a pass runs which sequences fell; in a group the first rank alone does.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
         self.fallen = Some(fallen);
     }
@@ -52,11 +60,12 @@ impl CudaVerifyRunner {
     ///
     /// # Panics
     /// If the GPU fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, without an anchor, or of more rows
-    /// than a pass has.
+    /// than a pass has. In a group: if the ranks have different plans, or one is lost.
     pub fn run(&mut self, work: VerifyWork) -> VerifyPlan {
         let started = Instant::now();
         let VerifyWork { mut plan, requests } = work;
         self.passes.work_on(plan.partition.0).or_lost();
+        self.passes.agree_on(plan.step).or_lost();
         self.sequences.update(&mut self.passes, &plan.retire, &plan.admit, &requests).or_lost();
         self.gone.clear();
         let mut gaps = std::mem::take(&mut plan.outcome.gaps);
@@ -161,7 +170,9 @@ impl CudaVerifyRunner {
 
     /// Where rows may leave next: at a gate, or where the device looks at what was cancelled. The layers up to there are asked for in one go.
     fn next_stop(&self, plan: &VerifyPlan, begin: usize, gates: usize, layers: usize) -> usize {
-        let look = if self.fallen.is_some() { (begin / SHED_EVERY + 1) * SHED_EVERY } else { layers };
+        // Of a group the first rank hears for all.
+        let looks = self.fallen.is_some() || self.passes.is_split();
+        let look = if looks { (begin / SHED_EVERY + 1) * SHED_EVERY } else { layers };
         look.min(plan.gates.get(gates).copied().unwrap_or(layers)).min(layers)
     }
 

@@ -32,6 +32,7 @@ fn every_field_arrives() {
         "max_completion_tokens": 12, "stop": ["a", "b"], "stop_token_ids": [5], "ignore_eos": true,
         "speculation": {"k_max": 0}, "stream": true, "stream_options": {"include_usage": true}, "user": "me",
         "n": 3, "best_of": 3, "logprobs": 5, "min_tokens": 4, "include_stop_str_in_output": true, "return_tokens_as_token_ids": true,
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "parts"}]},
     }))
     .unwrap();
     let sampling = Sampling {
@@ -52,10 +53,12 @@ fn every_field_arrives() {
         stop: vec!["a".into(), "b".into()],
         stop_tokens: vec![5],
         ignore_eos: true,
+        prediction: Some("two\nparts".to_owned()),
         k_max: Some(0),
         stream: true,
         include_usage: true,
         n: Choices(3),
+        format: None,
         logprobs: Some(5),
         tokens_as_ids: true,
         min_tokens: 4,
@@ -113,8 +116,17 @@ fn everything_else_is_refused_by_name() {
         (json!({"logprobs": 21}), "logprobs", Fault::Value),
         (json!({"logprobs": true}), "logprobs", Fault::Type),
         (json!({"top_logprobs": 3}), "top_logprobs", Fault::Unsupported),
-        (json!({"response_format": {"type": "json_object"}}), "response_format", Fault::Unsupported),
-        (json!({"prediction": {"type": "content"}}), "prediction", Fault::Unsupported),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type", Fault::Value),
+        (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos", Fault::Value),
+        (json!({"guided_regex": "a", "min_tokens": 1}), "min_tokens", Fault::Value),
+        (json!({"prediction": "text"}), "prediction", Fault::Type),
+        (json!({"prediction": {"content": "text"}}), "prediction.type", Fault::Missing),
+        (json!({"prediction": {"type": "content"}}), "prediction.content", Fault::Missing),
+        (
+            json!({"prediction": {"type": "content", "content": "x", "more": 1}}),
+            "prediction.more",
+            Fault::Unknown,
+        ),
         (json!({"temprature": 1}), "temprature", Fault::Unknown),
     ] {
         let err = read(&body).expect_err("this has to be refused");

@@ -118,6 +118,10 @@ async fn models_tokens_ids_and_metrics_can_be_asked_for() {
     let response = call_service(&client, request).await;
     assert_eq!(response.headers().get("x-request-id").unwrap().len(), 32);
 
+    let refused =
+        TestRequest::post().uri("/v1/completions").insert_header(("x-request-id", "abc-2")).to_request();
+    assert_eq!(call_service(&client, refused).await.headers().get("x-request-id").unwrap(), "abc-2");
+
     let (_, answer) = post!(client, "/v1/completions", json!({"prompt": "x"}));
     assert_eq!(answer["usage"]["completion_tokens"], 16);
     let (_, metrics) = get!(client, "/metrics");
@@ -178,4 +182,22 @@ async fn chats_go_through_the_models_template() {
     assert_eq!(streamed, text);
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
     served.service.clone().stop().await;
+}
+
+#[actix_web::test]
+async fn an_answer_from_before_the_handlers_has_an_id_too() {
+    async fn refuse(
+        _: actix_web::dev::ServiceRequest,
+        _: actix_web::middleware::Next<actix_web::body::BoxBody>,
+    ) -> Result<ServiceResponse, Error> {
+        Err(crate::http::errors::ApiError::unavailable("not today", "test").into())
+    }
+    let refusing = actix_web::App::new().wrap(from_fn(refuse)).wrap(from_fn(crate::http::observe));
+    let client = init_service(refusing.configure(crate::http::routes)).await;
+    let request = TestRequest::get().uri("/health").insert_header(("x-request-id", "abc-3")).to_request();
+    let refusal = client.call(request).await.unwrap_err();
+    let response = refusal.error_response();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers().get("x-request-id").unwrap(), "abc-3");
+    assert_eq!(response.headers().get("retry-after").unwrap(), "1");
 }

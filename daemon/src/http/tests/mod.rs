@@ -124,6 +124,7 @@ fn body_chunks<B: MessageBody + 'static>(
 mod access;
 mod answers;
 mod fields;
+mod forms;
 mod life;
 mod refusals;
 mod router;

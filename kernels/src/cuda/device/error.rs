@@ -1,7 +1,7 @@
 //! What can go wrong with a GPU, in words that say what to do.
 
-use crate::Dtype;
 use crate::cuda::NvrtcError;
+use crate::{CollectiveError, Dtype};
 use cudarc::driver::sys::CUresult;
 
 /// Why there is no GPU to work with, or why it stopped working.
@@ -52,6 +52,21 @@ pub enum CudaError {
         /// The wheel it is in.
         package: &'static str,
     },
+    /// Models cannot be split over GPUs.
+    #[error(
+        "libnccl.so is not found, by which models are split over GPUs: install NCCL (`pip install nvidia-nccl-cu13`) and put its folder \
+         into LD_LIBRARY_PATH; where it has libnccl.so.2 alone, as the wheel, make the link there: `ln -s libnccl.so.2 libnccl.so`"
+    )]
+    NoNccl,
+    /// NCCL is too old for the calls made here.
+    #[error("NCCL {} is too old: 2.18 or later is needed (`pip install -U nvidia-nccl-cu13`)", nccl_words(*version))]
+    OldNccl {
+        /// As NCCL counts: 21003 is 2.10.3.
+        version: u32,
+    },
+    /// The lane's group is lost: others on the other GPUs, or the way to them.
+    #[error(transparent)]
+    Group(#[from] CollectiveError),
     /// The kernels do not compile here.
     #[error(transparent)]
     Compile(#[from] NvrtcError),
@@ -113,6 +128,11 @@ pub enum CudaError {
     /// A library is damaged or of another version than its name says.
     #[error("the CUDA libraries cannot be used: {0}")]
     Broken(String),
+}
+
+/// A version of NCCL as people write it.
+fn nccl_words(version: u32) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// Names the call of a driver's result.

@@ -3,15 +3,20 @@
 use super::blaslt::{Blas, Product};
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
-use super::memory::Arena;
+use super::memory::{Arena, Flags};
+use super::nccl::{Nccl, NcclSeat, OnStream};
 use super::sms::{Share, Stream};
-use crate::cuda::{Launch, Ptr};
+use crate::collective::Collective;
+use crate::cuda::{Element, Launch, Ptr};
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Waiting begins with looking all the time, this many times, before it lets other threads of the host go first.
 const EAGER_LOOKS: u32 = 2000;
+/// Looks at the stream between two at the lane's group.
+const WATCH_EVERY: u32 = 64;
 
 /// An ordered stream of work on a GPU, used by one thread. It has a stream for each partition; what one began is finished before
 /// another goes on, by [`CudaLane::wait`].
@@ -22,6 +27,11 @@ pub struct CudaLane {
     blas: Blas,
     /// Whether something was asked for since the last wait.
     busy: bool,
+    /// The group that this lane is a rank of.
+    group: Option<Nccl>,
+    /// Looks at a stream that was not done, and since when there have been some.
+    looks: u32,
+    waits_since: Option<Instant>,
 }
 
 impl CudaLane {
@@ -35,7 +45,77 @@ impl CudaLane {
         };
         let gpu = first.gpu().clone();
         let streams = shares.iter().map(|share| share.stream(urgent)).collect::<Result<Vec<_>, _>>()?;
-        Ok(CudaLane { blas: Blas::new(&gpu)?, gpu, streams, current: 0, busy: false })
+        Ok(CudaLane {
+            blas: Blas::new(&gpu)?,
+            gpu,
+            streams,
+            current: 0,
+            busy: false,
+            group: None,
+            looks: 0,
+            waits_since: None,
+        })
+    }
+
+    /// Makes this the lane of one rank of a group, and waits until the others have joined too.
+    ///
+    /// # Errors
+    /// NCCL refuses, another rank gave up, or does not come in time.
+    ///
+    /// # Panics
+    /// If the seat was taken before.
+    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let sms = self.streams.iter().map(|stream| stream.share.sms()).min().unwrap_or(1);
+        self.group = Some(seat.join(sms)?);
+        Ok(())
+    }
+
+    /// This rank of the lane's group.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.group.as_ref().map_or(0, Collective::rank)
+    }
+
+    /// Ranks of the lane's group: 1 alone.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.group.as_ref().map_or(1, Collective::ranks)
+    }
+
+    /// Sees to it that all ranks of the group have the same plans in the same order.
+    ///
+    /// # Errors
+    /// They have not, and the group is ended.
+    pub fn agree_on(&mut self, plan: u64) -> Result<(), CudaError> {
+        self.group.as_mut().map_or(Ok(()), |group| Ok(group.agree_on(plan)?))
+    }
+
+    /// Asks for the sum of what the ranks of the group have at `at`, `len` elements, in place; alone nothing is to be done.
+    ///
+    /// # Errors
+    /// The group is lost.
+    pub fn all_reduce_sum(&mut self, at: Ptr, len: usize, element: Element) -> Result<(), CudaError> {
+        let mut values = self.floats(at, len, element);
+        let Some(group) = &self.group else { return Ok(()) };
+        self.busy = true;
+        Ok(group.all_reduce_sum(&mut values)?)
+    }
+
+    /// Asks for what all ranks of the group have at `own`, `len` words of 4 bytes each, rank after rank at `all`; alone, for a copy.
+    ///
+    /// # Errors
+    /// The group is lost, or the driver refuses.
+    pub fn all_gather(&mut self, own: Ptr, all: Ptr, len: usize) -> Result<(), CudaError> {
+        let (from, mut to) =
+            (self.floats(own, len, Element::F32), self.floats(all, len * self.ranks(), Element::F32));
+        let Some(group) = &self.group else { return self.copy(own, all, 4 * len) };
+        self.busy = true;
+        Ok(group.all_gather(&from, &mut to)?)
+    }
+
+    fn floats(&self, at: Ptr, len: usize, element: Element) -> OnStream {
+        OnStream { at, len, element, stream: self.stream() }
     }
 
     /// Its GPU.
@@ -130,6 +210,55 @@ impl CudaLane {
         unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream()) }.named("cuMemcpyDtoDAsync")
     }
 
+    /// Asks for a copy on the device of rows that stand `from.1` and `to.1` bytes apart.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn copy_rows(
+        &mut self,
+        from: (Ptr, usize),
+        to: (Ptr, usize),
+        bytes: usize,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        if rows == 0 || bytes == 0 {
+            return Ok(());
+        }
+        self.busy = true;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: from.0.0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from.1,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to.0.0,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to.1,
+            WidthInBytes: bytes,
+            Height: rows,
+        };
+        // SAFETY: device memory of the caller's; the driver copies the description.
+        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.stream()) }.named("cuMemcpy2DAsync")
+    }
+
+    /// Asks for a copy of the first `len` flags, as they will be when it comes to its turn.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn snapshot(&mut self, flags: &Flags, len: usize, to: Ptr) -> Result<(), CudaError> {
+        self.busy = true;
+        let from = flags.words(len);
+        // SAFETY: pinned memory that lives until the lane was waited for, read by the device as flags always are.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from.cast(), 4 * len, self.stream()) }
+            .named("cuMemcpyHtoDAsync")
+    }
+
     /// Sends what was put into an arena.
     ///
     /// # Errors
@@ -163,13 +292,7 @@ impl CudaLane {
             return Ok(());
         }
         let mut looks = 0u32;
-        loop {
-            // SAFETY: the stream lives.
-            let code = unsafe { sys::cuStreamQuery(self.stream()) };
-            if code != sys::CUresult::CUDA_ERROR_NOT_READY {
-                self.busy = false;
-                return code.named("cuStreamQuery");
-            }
+        while !self.look()? {
             meanwhile();
             looks = looks.saturating_add(1);
             if looks > EAGER_LOOKS {
@@ -178,18 +301,35 @@ impl CudaLane {
                 std::hint::spin_loop();
             }
         }
+        Ok(())
     }
 
     /// Asks how far the device is, once: true if it has done everything, and what it wrote for the host is seen.
     ///
     /// # Errors
-    /// Something that was asked for failed.
+    /// Something that was asked for failed, or the lane's group is lost.
     pub fn look(&mut self) -> Result<bool, CudaError> {
         // SAFETY: the stream lives.
-        match unsafe { sys::cuStreamQuery(self.stream()) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => code.named("cuStreamQuery").map(|()| true),
+        let code = unsafe { sys::cuStreamQuery(self.stream()) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return self.watch().map(|()| false);
         }
+        (self.busy, self.waits_since) = (false, None);
+        let done = code.named("cuStreamQuery").map(|()| true);
+        if let (Err(error), Some(group)) = (&done, &self.group) {
+            group.abort(&format!("on the GPU of rank {}: {error}", group.rank()));
+        }
+        done
+    }
+
+    /// Now and then, while the stream is not done: whether the group still is what it waits for.
+    fn watch(&mut self) -> Result<(), CudaError> {
+        let Some(group) = &self.group else { return Ok(()) };
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(WATCH_EVERY) {
+            return Ok(());
+        }
+        Ok(group.watch(*self.waits_since.get_or_insert_with(Instant::now))?)
     }
 
     pub(super) fn stream(&self) -> sys::CUstream {
@@ -210,8 +350,11 @@ impl CudaLane {
 impl Drop for CudaLane {
     fn drop(&mut self) {
         // What is still under way may use memory that goes with the lane's owner.
-        if self.gpu.bind().is_ok() {
+        if self.gpu.bind().is_ok() && self.wait(&mut || {}).is_err() && self.group.take().is_some() {
+            // What waited for other ranks has left the stream with the group.
             let _ = self.wait(&mut || {});
         }
+        // Before its stream.
+        self.group = None;
     }
 }

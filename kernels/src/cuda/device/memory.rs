@@ -310,6 +310,11 @@ impl Flags {
         self.all()[index].load(Ordering::Acquire)
     }
 
+    /// The first `len` of them, for a copy by the GPU.
+    pub(super) fn words(&self, len: usize) -> *const u32 {
+        self.all()[..len].as_ptr().cast()
+    }
+
     fn all(&self) -> &[AtomicU32] {
         // SAFETY: the memory is whole words, aligned, and touched by nothing but atomics and the GPU, whose stores are of whole words too.
         unsafe { std::slice::from_raw_parts(self.memory.start.cast().as_ptr(), self.memory.bytes / 4) }

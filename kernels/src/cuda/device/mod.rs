@@ -1,24 +1,28 @@
 //! A GPU: found, opened, its SMs shared out, its memory, and the lanes that launch on it.
 //!
 //! Everything is made on the primary context. Lanes share nothing but weights, which do not change: what runs on one stream is in order,
-//! and nothing has to be ordered between streams.
+//! and nothing has to be ordered between streams. A lane may be a rank of a group, whose others have GPUs of their own: `nccl.rs`.
 
 mod blaslt;
+mod communicator;
 mod error;
 mod gpu;
 mod graph;
 mod lane;
 mod memory;
+mod nccl;
 mod probe;
 mod sms;
 mod upload;
 
 pub use blaslt::Product;
+pub use communicator::nccl_version;
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use graph::Graph;
 pub use lane::CudaLane;
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
+pub use nccl::{NcclSeat, nccl_group};
 pub use probe::{GpuInfo, check_libraries, probe, probe_one};
 pub use sms::{Share, SharePair};
 pub use upload::Upload;

@@ -7,7 +7,7 @@ use faser_kernels::cuda::{CudaError, CudaLane, DeviceBuffer, Element, Gpu, Share
 
 use crate::cuda::CudaModel;
 use crate::cuda::model::{CudaLayer, copy_rope};
-use crate::model::rope_table;
+use crate::model::{Parts, rope_table};
 use crate::{ModelConfig, ModelError};
 
 /// The largest weight: what goes through many layers stays finite.
@@ -38,9 +38,10 @@ impl CudaModel {
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         filler.lane.wait(&mut || {})?;
         let mut upload = Upload::new(gpu)?;
-        let rope = Arc::new(copy_rope(gpu, &mut upload, &rope_table(&config)?)?);
+        let rope = copy_rope(gpu, &mut upload, &rope_table(&config)?)?;
         upload.finish()?;
-        Ok(CudaModel { config, element, gpu: gpu.clone(), embedding, layers, norm, head, rope })
+        let parts = Parts { embedding, layers, norm, head };
+        Ok(CudaModel::whole(config, element, gpu, parts, rope))
     }
 
     /// Bytes of the matrices that every pass reads: those of the layers, and the LM head.

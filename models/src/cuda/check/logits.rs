@@ -114,6 +114,7 @@ fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
             proposals: &[&[], &[]],
             adjusts: false,
             restricts: false,
+            cuts: false,
             of_plan: &[],
             tests: &[],
         })?;

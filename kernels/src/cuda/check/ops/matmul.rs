@@ -138,16 +138,19 @@ pub(super) fn score_tokens_is_the_cpus(bench: &Bench<'_>) {
         let tensor = Tensor::from_rows(inputs, &x);
         score_tokens(&lane(Isa::Portable, 1), tensor.view(rows), &matrix, &tokens, &mut expected);
         tokens[each - 1] = outputs as u32; // is none
-        let (x, w, out) = (bench.elements(element, &x), bench.elements(element, &w), bench.floats(&expected));
+        let (x, stored, out) =
+            (bench.elements(element, &x), bench.elements(element, &w), bench.floats(&expected));
         let args = ScoreTokensArgs {
             x: x.ptr(),
-            w: w.ptr(),
+            w: stored.ptr(),
             tokens: bench.lasting(&tokens),
             out: out.ptr(),
             rows: bench.count(rows),
             inputs: inputs as u32,
             outputs: outputs as u32,
             each: each as u32,
+            first: 0,
+            vocabulary: outputs as u32,
         };
         bench.run(&args.launch(element, rows as u32, 1), bench.order(case));
         for (i, (found, expected)) in out.read().iter().zip(&expected).enumerate() {
@@ -157,5 +160,16 @@ pub(super) fn score_tokens_is_the_cpus(bench: &Bench<'_>) {
                 close(*found, f64::from(*expected), (inputs as f64).sqrt(), 1e-6, "score_tokens");
             }
         }
+        // Two ranks, each with some of the outputs: the scores are in their sum.
+        let (whole, half) = (out.read(), outputs.div_ceil(2));
+        let mut sums = vec![0.0; whole.len()];
+        for own in [0..half, half..outputs] {
+            let part = bench.elements(element, &w[own.start * inputs..own.end * inputs]);
+            let (first, held) = (own.start as u32, own.len() as u32);
+            let args = ScoreTokensArgs { w: part.ptr(), outputs: held, first, ..args };
+            bench.run(&args.launch(element, rows as u32, 1), bench.order(case));
+            sums.iter_mut().zip(out.read()).for_each(|(sum, own)| *sum += own);
+        }
+        assert_eq!(sums, whole, "score_tokens in parts");
     }
 }

@@ -37,6 +37,7 @@ pub const CASES: &[(&str, Case)] = cases! {
     attention::a_row_has_the_same_bits_alone_and_among_others,
     sampling::noise_is_the_cpus_bit_for_bit,
     sampling::tokens_are_the_cpus,
+    sampling::ranks_with_parts_of_the_tokens_draw_the_same,
     sampling::a_row_without_a_finite_logit_gives_token_0,
     sampling::confidence_and_top_tokens_are_the_cpus,
     drafting::steps_record_proposals_and_go_on_with_those_that_may,

@@ -50,10 +50,25 @@ pub(super) fn embed_is_the_cpus(bench: &Bench<'_>) {
                 rows: bench.count(rows),
                 cols: cols as u32,
                 vocabulary: 50,
+                first: 0,
+                held: 50,
             };
             bench.run(&args.launch(element, rows as u32 + 1, 2), order);
             for r in 0..rows {
                 assert_eq!(out.read()[r * cols..(r + 1) * cols], *expected.row(r), "{element:?}");
+            }
+            // A rank that has some of the tokens.
+            let own = 20..31;
+            let part = bench.elements(element, &values[own.start * cols..own.end * cols]);
+            let (first, held) = (own.start as u32, own.len() as u32);
+            bench.run(
+                &EmbedArgs { table: part.ptr(), first, held, ..args }.launch(element, rows as u32, 2),
+                order,
+            );
+            for (r, token) in tokens.iter().enumerate() {
+                let row =
+                    if own.contains(&(*token as usize)) { expected.row(r).to_vec() } else { vec![0.0; cols] };
+                assert_eq!(out.read()[r * cols..(r + 1) * cols], row, "{element:?}, in parts");
             }
             assert!(
                 out.read()[rows * cols..].iter().all(|x| *x == UNSET),
@@ -72,6 +87,8 @@ pub(super) fn an_unknown_token_is_nan(bench: &Bench<'_>) {
         rows: bench.count(2),
         cols: 2,
         vocabulary: 3,
+        first: 0,
+        held: 3,
     };
     bench.run(&args.launch(Element::F32, 2, 8), 0);
     assert!(out.read()[..2].iter().all(|x| x.is_nan()));

@@ -3,6 +3,7 @@
 use super::super::probes::NoiseArgs;
 use super::bench::Bench;
 use super::reference::{Random, lane};
+use crate::collective::part;
 use crate::cuda::{
     AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LogitStats, LogitStatsArgs, NucleusArgs, PickArgs, Ptr,
     Sample, Sampler, TopTokensArgs,
@@ -52,6 +53,18 @@ struct Pass {
     vocabulary: usize,
     chunks: Vec<(Sampling, usize, Vec<u32>, Vec<u32>)>,
     logits: Vec<f32>,
+}
+
+/// Places for proposals of a chunk.
+const PROPOSALS: u32 = 4;
+
+/// A pass in memory that stays.
+struct Staged {
+    n: usize,
+    samples: Ptr,
+    samplers: Ptr,
+    proposals: Ptr,
+    count: Ptr,
 }
 
 impl Pass {
@@ -141,7 +154,8 @@ impl Pass {
         all
     }
 
-    fn on_device(&self, bench: &Bench<'_>, order: i32) -> Vec<u32> {
+    /// Samples, samplers and proposals where kernels read them.
+    fn stage(&self, bench: &Bench<'_>, order: i32) -> Staged {
         let vocabulary = self.vocabulary as u32;
         let (mut samples, mut samplers, mut proposals) = (vec![], vec![], vec![]);
         for (chunk, (sampling, prompt, tokens, proposed)) in self.chunks.iter().enumerate() {
@@ -166,25 +180,37 @@ impl Pass {
                 samples.push(Sample { row: 0, chunk: chunk as u32, position, since });
             }
             let mut row = proposed.clone();
-            row.resize(4, u32::MAX);
+            row.resize(PROPOSALS as usize, u32::MAX);
             proposals.extend(row);
         }
-        let (n, parts) = (samples.len(), LogitStatsArgs::parts(vocabulary));
-        let most = n as u32 + 1;
+        let n = samples.len();
+        Staged {
+            n,
+            samples: bench.lasting(&samples),
+            samplers: bench.lasting(&samplers),
+            proposals: bench.lasting(&proposals),
+            count: bench.count(n),
+        }
+    }
+
+    fn on_device(&self, bench: &Bench<'_>, order: i32) -> Vec<u32> {
+        let vocabulary = self.vocabulary as u32;
+        let Staged { n, samples, samplers, proposals, count } = self.stage(bench, order);
+        let (parts, most) = (LogitStatsArgs::parts(vocabulary), n as u32 + 1);
         let logits = bench.floats(&self.logits);
         let places = n * parts as usize;
         let stats = bench.memory(&vec![LogitStats::default(); places], LogitStats::default());
         let (least, best) = (bench.memory(&vec![0u64; n], 5), bench.memory(&vec![0u64; places], 5));
         let tokens = bench.words(&vec![0; n]);
-        let (samples, samplers, count) = (bench.lasting(&samples), bench.lasting(&samplers), bench.count(n));
         let adjust = AdjustArgs {
             logits: logits.ptr(),
             samples,
             samplers,
-            proposals: bench.lasting(&proposals),
+            proposals,
             count,
             vocabulary,
-            proposal_stride: 4,
+            proposal_stride: PROPOSALS,
+            first: 0,
         };
         bench.run(&adjust.launch(most, 1), order);
         for (found, expected) in logits.read().iter().zip(self.adjusted()) {
@@ -193,7 +219,8 @@ impl Pass {
                 "{found} {expected}"
             );
         }
-        let found = LogitStatsArgs { logits: logits.ptr(), stats: stats.ptr(), rows: count, vocabulary };
+        let (at, first_token) = (stats.ptr(), 0);
+        let found = LogitStatsArgs { logits: logits.ptr(), stats: at, rows: count, vocabulary, first_token };
         bench.run(&found.launch(most), order);
         let nucleus = NucleusArgs {
             logits: logits.ptr(),
@@ -216,11 +243,66 @@ impl Pass {
             count,
             vocabulary,
             parts,
+            first_token,
         };
         bench.run(&draw.launch(most), order);
-        let pick = PickArgs { best: best.ptr(), tokens: tokens.ptr(), count, parts };
+        let pick = PickArgs::tokens(best.ptr(), tokens.ptr(), count, parts);
         bench.run(&pick.launch(most, 1), order);
         let _ = (stats.read(), least.read(), best.read(), logits.read());
+        tokens.read().to_vec()
+    }
+
+    /// As ranks of a group, of which each has the logits of some tokens.
+    fn on_ranks(&self, bench: &Bench<'_>, order: i32, ranks: usize) -> Vec<u32> {
+        let Staged { n, samples, samplers, proposals, count } = self.stage(bench, order);
+        let most = n as u32 + 1;
+        let mut keys_of_all = Vec::new();
+        for rank in 0..ranks {
+            let own = part(self.vocabulary, rank, ranks);
+            let rows = self.logits.chunks(self.vocabulary).flat_map(|row| &row[own.clone()]);
+            let logits = bench.floats(&rows.copied().collect::<Vec<f32>>());
+            let (vocabulary, first) = (own.len() as u32, own.start as u32);
+            let parts = LogitStatsArgs::parts(vocabulary);
+            let places = n * parts as usize;
+            let stats = bench.memory(&vec![LogitStats::default(); places], LogitStats::default());
+            let (best, keys) = (bench.memory(&vec![0u64; places], 5), bench.memory(&vec![0u64; n], 5));
+            let (logits, stats_at, proposal_stride) = (logits.ptr(), stats.ptr(), PROPOSALS);
+            let adjust = AdjustArgs {
+                logits,
+                samples,
+                samplers,
+                proposals,
+                count,
+                vocabulary,
+                proposal_stride,
+                first,
+            };
+            bench.run(&adjust.launch(most, 1), order);
+            let (first_token, least, best_at) = (first, Ptr::NULL, best.ptr());
+            let args = LogitStatsArgs { logits, stats: stats_at, rows: count, vocabulary, first_token };
+            bench.run(&args.launch(most), order);
+            let args = DrawArgs {
+                logits,
+                stats: stats_at,
+                least,
+                samples,
+                samplers,
+                best: best_at,
+                count,
+                vocabulary,
+                parts,
+                first_token,
+            };
+            bench.run(&args.launch(most), order);
+            bench.run(&PickArgs::keys(best_at, keys.ptr(), count, parts).launch(most, 1), order);
+            let _ = (stats.read(), best.read());
+            // A place more than there are samples, as in a bucket.
+            keys_of_all.extend(keys.read().iter().copied().chain([u64::MAX]));
+        }
+        let tokens = bench.words(&vec![0; n]);
+        let keys = bench.lasting(&keys_of_all);
+        let pick = PickArgs::of_ranks(keys, tokens.ptr(), count, ranks as u32, most);
+        bench.run(&pick.launch(most, 1), order);
         tokens.read().to_vec()
     }
 }
@@ -238,6 +320,19 @@ pub(super) fn tokens_are_the_cpus(bench: &Bench<'_>) {
         drawn += expected.len();
     }
     assert!(drawn > 100);
+}
+
+pub(super) fn ranks_with_parts_of_the_tokens_draw_the_same(bench: &Bench<'_>) {
+    let mut random = Random::new(3);
+    for case in 0..30 {
+        let vocabulary = [5, 33, 300, 4100, 9000][case % 5];
+        let mut pass = Pass::random(&mut random, vocabulary, 1 + case % 3);
+        for (sampling, ..) in &mut pass.chunks {
+            (sampling.top_k, sampling.top_p, sampling.min_p) = (0, 1.0, 0.0);
+        }
+        let found = pass.on_ranks(bench, bench.order(case), 1 + case % 4);
+        assert_eq!(found, pass.on_cpu(), "case {case}, vocabulary {vocabulary}");
+    }
 }
 
 pub(super) fn a_row_without_a_finite_logit_gives_token_0(bench: &Bench<'_>) {
@@ -275,7 +370,8 @@ pub(super) fn confidence_and_top_tokens_are_the_cpus(bench: &Bench<'_>) {
         let stats = bench.memory(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
         let (out, top) = (bench.floats(&vec![9.0; rows]), bench.words(&vec![9; rows * TOP_TOKENS]));
         let (logits, most) = (bench.lasting(&logits), rows as u32);
-        let found = LogitStatsArgs { logits, stats: stats.ptr(), rows: bench.count(rows), vocabulary };
+        let (at, count) = (stats.ptr(), bench.count(rows));
+        let found = LogitStatsArgs { logits, stats: at, rows: count, vocabulary, first_token: 0 };
         bench.run(&found.launch(most), order);
         let confidence = ConfidenceArgs {
             logits,

@@ -1,0 +1,37 @@
+//! What operators do through the dispatcher's mailbox: it reaches every replica, and breaks no stream.
+
+use super::*;
+use crate::control::TuneError;
+use crate::replicas::Replicas;
+
+fn tuning() -> faser_engine::Tuning {
+    spec().engine.tuning()
+}
+
+#[test]
+fn all_replicas_decide_otherwise_or_none_does() {
+    in_system(async {
+        let replicas = Replicas::start(vec![spec(), spec()], &[]).await.expect("replicas");
+        let policies = async || {
+            let mut policies = Vec::new();
+            for number in 0..2 {
+                let look = replicas.replica(number).expect("a replica").look(0, None).await.expect("a look");
+                policies.push(look.tuning.policy);
+            }
+            policies
+        };
+        let stream = replicas.replica(0).expect("it").submit(submission(1, 60)).await.expect("it is taken");
+        let fixed = faser_engine::Tuning { policy: Policy::Fixed { k: 5 }, ..tuning() };
+        replicas.tune(&fixed).await.expect("they can");
+        assert_eq!(policies().await, [Policy::Fixed { k: 5 }, Policy::Fixed { k: 5 }]);
+        let more = faser_engine::Tuning { policy: Policy::Off, max_running: 5, ..tuning() };
+        assert!(matches!(replicas.tune(&more).await, Err(TuneError::Engine(_))), "there is room for 4");
+        let unknown = faser_engine::Tuning { policy: Policy::Budget, ..tuning() };
+        assert!(matches!(replicas.tune(&unknown).await, Err(TuneError::Engine(_))), "nobody knows the costs");
+        assert_eq!(policies().await, [Policy::Fixed { k: 5 }, Policy::Fixed { k: 5 }]);
+        assert_eq!(read(stream).await.1, Some(FinishReason::Length));
+        assert_eq!(replicas.idle(PATIENCE).await, 0);
+        replicas.clone().stop().await;
+        assert!(matches!(replicas.tune(&fixed).await, Err(TuneError::Stopped)));
+    });
+}

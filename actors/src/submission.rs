@@ -1,0 +1,60 @@
+//! What a client wants of the service, and what is refused before anybody is asked.
+
+use std::sync::Arc;
+
+use faser_engine::TokenId;
+use faser_kernels::Sampling;
+
+use crate::error::SubmitError;
+use crate::lane_request::{Constraint, LogprobBoard};
+
+/// What a client wants.
+#[derive(Clone, Debug, Default)]
+pub struct Submission {
+    /// Prompt tokens, at least one.
+    pub prompt: Vec<TokenId>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens to generate at most, at least one.
+    pub max_new_tokens: usize,
+    /// Tokens that end the sequence; the one that does is not emitted.
+    pub stop_tokens: Vec<TokenId>,
+    /// What the client expects the output to be, or to resemble: proposed where it fits. Changes speed, never text.
+    pub prediction: Vec<TokenId>,
+    /// Cap on the speculative length; 0 switches speculation off for this request.
+    pub k_max: Option<usize>,
+    /// Where log-probabilities go, if they are wanted.
+    pub logprobs: Option<Arc<LogprobBoard>>,
+    /// What the output has to follow; its end tokens are to be among `stop_tokens`.
+    pub constraint: Option<Arc<Constraint>>,
+}
+
+impl Submission {
+    /// What can be checked before a request may touch a lane, of a model with `vocab` tokens.
+    pub(crate) fn check(&self, vocab: usize, on_gpu: bool) -> Result<(), SubmitError> {
+        let invalid = |text: String| Err(SubmitError::Invalid(text));
+        if let Err(error) = self.sampling.validate() {
+            return invalid(error.to_string());
+        }
+        if on_gpu && self.logprobs.is_some() {
+            return invalid(
+                "log-probabilities are not offered on a GPU yet; leave out `logprobs`".to_owned(),
+            );
+        }
+        if on_gpu && self.constraint.is_some() {
+            return invalid("structured output is not offered on a GPU yet".to_owned());
+        }
+        if on_gpu && self.sampling.min_tokens > 0 {
+            return invalid("`min_tokens` is not offered on a GPU yet; leave it out".to_owned());
+        }
+        let unknown = |&&token: &&TokenId| token as usize >= vocab;
+        if let Some(token) = self.prompt.iter().find(unknown) {
+            return invalid(format!("prompt token {token} is not in the vocabulary of {vocab} entries"));
+        }
+        let mut biased = self.sampling.logit_bias.iter().map(|(token, _)| token);
+        if let Some(token) = biased.find(unknown) {
+            return invalid(format!("logit_bias token {token} is not in the vocabulary of {vocab} entries"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! Tensor parallelism on GPUs, over a fake driver and a fake NCCL: a pair that is split over GPUs gives the CPU's tokens of the whole pair, in
+//! f32, whatever is drafted, pruned, cancelled, preempted or lost around a request; and every rank comes to the same verdicts and proposals.
+
+#[path = "rig/cases.rs"]
+#[allow(dead_code, reason = "the pair is of another shape here")]
+mod cases;
+#[path = "../../kernels/tests/cuda_fake/mod.rs"]
+mod cuda_fake;
+mod rig;
+#[path = "rig/runs.rs"]
+mod runs;
+
+use std::sync::Arc;
+
+use faser_actors::Dtype;
+use faser_kernels::cuda::{Gpu, Share, SharePair};
+use faser_models::Shard;
+use faser_models::cuda::CudaModel;
+use faser_models::synthetic::{self, SyntheticSpec};
+use rig::{OnGpu, PARTITIONS, Pair};
+use runs::{Tally, run};
+
+/// As the cases want it, with eight query heads and two KV heads, and a vocabulary whose parts are not all as large.
+fn spec() -> SyntheticSpec {
+    SyntheticSpec {
+        layers: 3,
+        draft_layers: 1,
+        hidden: 64,
+        intermediate: 48,
+        heads: 8,
+        kv_heads: 2,
+        vocab: 256,
+        max_context: 96,
+        seed: 7,
+        residual_scale: 0.3,
+    }
+}
+
+fn whole() -> Pair {
+    let (target, draft) = synthetic::pair(&spec(), Dtype::F32, &mut |_| {}).expect("a synthetic pair");
+    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
+}
+
+/// A rank of the target over `target` GPUs, with its shard of the draft, if that goes so far; lanes on the whole GPU, and on two splits.
+fn rank(number: usize, target: usize, draft: usize) -> OnGpu {
+    let gpu = Gpu::open(number, None).expect("a fake GPU opens");
+    let shard = Shard { rank: number, ranks: target };
+    let (own, _) =
+        CudaModel::synthetic_shards(&gpu, &spec(), shard, Dtype::F32, &mut |_| {}).expect("a shard");
+    let draft = (number < draft).then(|| {
+        let shard = Shard { rank: number, ranks: draft };
+        CudaModel::synthetic_draft(&gpu, &spec(), shard, Dtype::F32, &mut |_| {}).expect("a shard")
+    });
+    let whole = SharePair { draft: Share::whole(&gpu), verify: Share::whole(&gpu) };
+    let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split"));
+    let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();
+    assert_eq!(shares.len(), PARTITIONS);
+    OnGpu { target: Arc::new(own), draft: draft.map(Arc::new), shares, others: Vec::new() }
+}
+
+fn requests_get_the_cpus_tokens(name: &str, target: usize, draft: usize, seeds: u64) {
+    let report = cuda_fake::inside(name, &[("FASER_FAKE_GPUS", "4")], || {
+        let pair = whole();
+        let mut ranks = (0..target).map(|number| rank(number, target, draft));
+        let first = ranks.next().expect("a first rank");
+        let cuda = OnGpu { others: ranks.collect(), ..first };
+        let split = Pair { cuda: Some(cuda), ..pair.clone() };
+        let mut tally = Tally::default();
+        for seed in 1..=seeds {
+            run(&pair, &split, seed, &mut tally);
+        }
+        println!("target over {target}, draft over {draft}: {tally:?}");
+        tally.assert_all_happened();
+    });
+    let Some(report) = report else { return };
+    println!("{report}");
+    for nothing in ["memory left 0\n", "streams left 0\n", "communicators left 0\n", "graphs left 0\n"] {
+        assert!(report.contains(nothing), "{report}");
+    }
+    // Sums over ranks run without graphs; a whole draft has them.
+    let launched = !report.contains("graphs launched 0\n");
+    assert_eq!((target > 1, launched), (!report.contains("all-reduces 0\n"), draft == 1), "{report}");
+}
+
+#[test]
+fn one_gpu_gives_the_cpus_tokens() {
+    requests_get_the_cpus_tokens("one_gpu_gives_the_cpus_tokens", 1, 1, 6);
+}
+
+#[test]
+fn a_target_over_two_gpus_gives_the_cpus_tokens() {
+    requests_get_the_cpus_tokens("a_target_over_two_gpus_gives_the_cpus_tokens", 2, 1, 6);
+}
+
+#[test]
+fn a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens() {
+    let name = "a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens";
+    requests_get_the_cpus_tokens(name, 4, 1, 6);
+}
+
+#[test]
+fn target_and_draft_may_be_split_differently() {
+    requests_get_the_cpus_tokens("target_and_draft_may_be_split_differently", 4, 2, 6);
+}

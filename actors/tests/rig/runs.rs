@@ -1,0 +1,100 @@
+//! Cases on a pair that is split, with everything that may happen around a request.
+
+use std::time::Duration;
+
+use faser_actors::Logprobs;
+use faser_engine::{Event, FinishReason};
+
+use crate::cases::solo;
+use crate::rig::{Pair, Random, Rig};
+
+/// What happened over all cases.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) tokens: usize,
+    pub(crate) accepted: u64,
+    pub(crate) rejected: u64,
+    pub(crate) pruned: u64,
+    pub(crate) gone_inside: u64,
+    pub(crate) devices_lost: u64,
+    pub(crate) drawn: usize,
+    pub(crate) penalties: usize,
+    pub(crate) restricted: usize,
+    pub(crate) logprobs: usize,
+}
+
+/// How many are told, all within rounding of the whole model's.
+fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let of = |told: &Option<Logprobs>| told.as_ref().map_or((None, 0.0), |t| (Some(t.token), t.logprob));
+        let ((found, a), (expected, b)) = (of(found), of(expected));
+        assert!(found == expected && (a - b).abs() < 1e-4, "{found:?} {a} {expected:?} {b}");
+    }
+    found.iter().flatten().count()
+}
+
+/// Runs the cases of a seed on `split`: each gets the tokens that it gets of `pair` alone and without speculation, and log-probabilities
+/// within rounding, where they can be had.
+pub(crate) fn run(pair: &Pair, split: &Pair, seed: u64, tally: &mut Tally) {
+    let random = &mut Random(seed);
+    let (config, mut cases) = (random.config(), random.cases());
+    // On GPUs there are none.
+    if split.cuda.is_none() {
+        random.want_more(&mut cases);
+    }
+    let mut rig = Rig::new(split, &config);
+    rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
+    let mut to_come = cases.iter();
+    let mut device_may_fail = random.chance(40);
+    loop {
+        if to_come.len() > 0 && (rig.plans.is_empty() || random.chance(30)) {
+            to_come.next().expect("one is to come").submit(&mut rig);
+        } else if device_may_fail && random.chance(4) {
+            device_may_fail = false;
+            tally.devices_lost += 1;
+            rig.tell(Event::DeviceLost);
+            rig.tell(Event::DeviceReady);
+        } else {
+            let next = random.between(0, rig.plans.len().saturating_sub(1));
+            if !rig.work(next, Duration::from_micros(random.below(3000))) && to_come.len() == 0 {
+                break;
+            }
+        }
+    }
+    rig.finish();
+    let totals = rig.engine.view().totals;
+    tally.accepted += totals.accepted_tokens;
+    tally.rejected += totals.draft_tokens - totals.accepted_tokens;
+    tally.pruned += totals.rows_pruned;
+    tally.gone_inside += rig.gone_inside;
+    for case in &cases {
+        let (found, expected) = (case.outcome(&mut rig), solo(pair, case));
+        match found.reason {
+            FinishReason::Cancelled => {
+                assert!(expected.tokens.starts_with(&found.tokens), "seed {seed}: {case}");
+            }
+            reason => {
+                assert_eq!(
+                    (&found.tokens, reason),
+                    (&expected.tokens, expected.reason),
+                    "seed {seed}: {case}"
+                );
+                tally.logprobs += near(&found.logprobs, &expected.logprobs);
+            }
+        }
+        tally.tokens += found.tokens.len();
+        tally.drawn += usize::from(case.sampling.temperature > 0.0);
+        tally.penalties += usize::from(case.sampling.has_penalties());
+        tally.restricted += usize::from(case.sampling.top_k > 0 || case.sampling.top_p < 1.0);
+    }
+}
+
+impl Tally {
+    /// Of everything that may happen there has been some.
+    pub(crate) fn assert_all_happened(&self) {
+        let happened = [self.accepted, self.rejected, self.pruned, self.gone_inside, self.devices_lost];
+        let kinds = [self.drawn, self.penalties, self.restricted];
+        assert!(happened.iter().all(|count| *count > 0) && kinds.iter().all(|count| *count > 5), "{self:?}");
+    }
+}

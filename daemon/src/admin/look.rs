@@ -1,0 +1,184 @@
+//! Snapshots of the daemon.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use actix_web::rt::time::timeout;
+use faser_actors::{DeviceStatus, LaneSizes, Look, Seen};
+use faser_engine::LoadView;
+
+use super::figures::{figures, requests};
+use super::snapshot::{Figures, ModelView, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
+use super::timeline::Timeline;
+use super::{ANSWERS_WITHIN, Admin};
+use crate::app::Served;
+use crate::config::Config;
+
+/// How often views are kept to have rates from.
+pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// How many: rates are over so many seconds.
+const SAMPLES: usize = 5;
+/// Requests of a snapshot.
+const SLOWEST: usize = 10;
+/// Shorter than this a window says nothing.
+const SHORTEST_WINDOW: Duration = Duration::from_millis(200);
+
+impl Admin {
+    /// Keeps how things are, to have rates from.
+    pub(super) fn sample(&self) {
+        let Some(served) = self.app.loaded() else { return };
+        let views = served.service.views();
+        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        samples.push_back((Instant::now(), views));
+        if samples.len() > SAMPLES {
+            samples.pop_front();
+        }
+    }
+
+    /// The oldest views there are, and their age; none if they are too young.
+    fn earlier(&self) -> Option<(Duration, Vec<LoadView>)> {
+        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, views) = samples.front()?;
+        Some((at.elapsed(), views.clone())).filter(|(age, _)| *age >= SHORTEST_WINDOW)
+    }
+
+    /// The daemon now. `seen` is what was seen of the lanes of each replica, and is brought up to date; without it they are not looked at.
+    pub(super) async fn snapshot(&self, mut seen: Option<&mut Vec<Seen>>) -> Snapshot {
+        let (state, detail) = self.state();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut snapshot = Snapshot {
+            time_ms: since_epoch.as_millis() as u64,
+            version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            state,
+            detail,
+            model: None,
+            policy: None,
+            window_s: 0.0,
+            total: Figures::default(),
+            replicas: Vec::new(),
+            slowest: Vec::new(),
+        };
+        let Some(served) = self.app.loaded() else { return snapshot };
+        let service = &served.service;
+        let (window, then) = self
+            .earlier()
+            .unwrap_or_else(|| (self.started.elapsed(), vec![LoadView::default(); service.count()]));
+        let (mut sum_then, mut sum) = (LoadView::default(), LoadView::default());
+        for (number, status) in service.statuses().into_iter().enumerate() {
+            let cursor = seen.as_mut().map(|seen| {
+                seen.resize(service.count(), Seen::default());
+                &mut seen[number]
+            });
+            let before = then.get(number).cloned().unwrap_or_default();
+            let (replica, view) =
+                self.replica(served, number, &status, (&before, window), cursor, &mut snapshot.slowest).await;
+            if number == 0 {
+                (sum_then, sum) = (before, view);
+            } else {
+                sum_then.add(&before);
+                sum.add(&view);
+            }
+            snapshot.replicas.push(replica);
+        }
+        snapshot.total = figures(&sum_then, &sum, window, service.count());
+        snapshot.window_s = window.as_secs_f64();
+        oldest_first(&mut snapshot.slowest);
+        snapshot.slowest.truncate(SLOWEST);
+        snapshot.model = Some(model(served));
+        snapshot.policy = Some(policy(self.reload.lock().await.config()));
+        snapshot
+    }
+
+    async fn replica(
+        &self,
+        served: &Served,
+        number: usize,
+        status: &DeviceStatus,
+        (then, window): (&LoadView, Duration),
+        seen: Option<&mut Seen>,
+        slowest: &mut Vec<RequestRow>,
+    ) -> (ReplicaView, LoadView) {
+        let look = self.look(served, number, SLOWEST, seen.as_ref().map(|seen| **seen)).await;
+        let answers = look.is_some();
+        let policy = look.as_ref().map(|look| look.tuning.policy.to_string());
+        let view = match &look {
+            Some(look) => look.view.clone(),
+            None => served.service.replica(number).map(faser_actors::Service::view).unwrap_or_default(),
+        };
+        let mut timeline = None;
+        if let Some(look) = &look {
+            slowest.extend(requests(number, look));
+            if let (Some(seen), Some(recent)) = (seen, &look.recent) {
+                *seen = recent.seen;
+                timeline = Some(Timeline::new(look.now, recent));
+            }
+        }
+        let figures = figures(then, &view, window, 1);
+        (ReplicaView { replica: number, state: status.to_string(), answers, policy, figures, timeline }, view)
+    }
+
+    /// Asks the dispatcher of a replica; `None` if it does not answer.
+    pub(super) async fn look(
+        &self,
+        served: &Served,
+        replica: usize,
+        most: usize,
+        seen: Option<Seen>,
+    ) -> Option<Look> {
+        let service = served.service.replica(replica)?;
+        timeout(ANSWERS_WITHIN, service.look(most, seen)).await.ok()?
+    }
+
+    /// What the daemon is at, as one word and in many.
+    fn state(&self) -> (&'static str, String) {
+        let app = &self.app;
+        if app.draining() {
+            return ("draining", "the daemon is on its way down".to_owned());
+        }
+        match (app.loaded(), app.paused()) {
+            (None, _) => ("loading", app.loading()),
+            (Some(_), Some(why)) => ("paused", why.to_owned()),
+            (Some(served), None) if served.service.ready() => ("serving", served.service.status()),
+            (Some(served), None) => ("not-ready", served.service.status()),
+        }
+    }
+}
+
+pub(super) fn oldest_first(rows: &mut [RequestRow]) {
+    rows.sort_by(|a, b| b.age_s.total_cmp(&a.age_s));
+}
+
+fn model(served: &Served) -> ModelView {
+    let partition = |LaneSizes { draft, verify }| PartitionView { draft, verify };
+    ModelView {
+        name: served.name.clone(),
+        max_context: served.max_context,
+        device_kind: served.machine.kind(),
+        device: served.machine.name().to_owned(),
+        unit: served.device.unit(),
+        partitions: served.device.partitions().into_iter().map(partition).collect(),
+        block_size: served.bounds.block_size,
+        max_pass_rows: served.bounds.max_pass_rows,
+    }
+}
+
+/// How lengths are chosen by this config.
+pub(super) fn policy(config: &Config) -> PolicyView {
+    let (speculation, scheduler) = (&config.speculation, &config.scheduler);
+    let ms = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
+    PolicyView {
+        policy: speculation.policy.to_string(),
+        k_max: speculation.k_max,
+        trim: speculation.mechanisms.trim,
+        overlap: speculation.mechanisms.overlap,
+        prune: speculation.mechanisms.prune,
+        lookup: speculation.mechanisms.lookup,
+        partition: speculation.partition,
+        ttft_ms: ms(speculation.slo.ttft),
+        tpot_ms: ms(speculation.slo.tpot),
+        max_running: scheduler.max_running,
+        max_waiting: scheduler.max_waiting,
+    }
+}

@@ -1,0 +1,327 @@
+//! `faser ctl`: one call of the admin API from a terminal. Its exit status: 0 done, 1 refused by the daemon, 2 wrong use, 3 no daemon there.
+
+pub mod client;
+mod dashboard;
+mod show;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use self::client::{Answer, Client};
+use self::dashboard::DashboardArgs;
+use crate::output;
+
+/// Where the socket of the service is.
+pub(crate) const STANDARD_SOCKET: &str = "/run/faser/admin.sock";
+
+/// `faser ctl`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It speaks to the daemon by its admin socket: `admin.socket` in the config; under systemd /run/faser/admin.sock. Everybody who may open it
+may look; root, faser's own user and members of `admin.group` may change things, and every change is a line in the log.
+
+Exit status: 0 done, 1 refused by the daemon, 2 wrong use, 3 no daemon there.
+
+Examples:
+  faser ctl status
+  faser ctl --socket /tmp/admin.sock requests
+  faser ctl policy set policy=fixed:4 k_max=3     until the next reload; streams go on
+  faser ctl reload && faser ctl config
+  faser ctl drain --wait 60 && systemctl restart faser
+  faser ctl trace --seconds 5 -o trace.json       for https://ui.perfetto.dev
+  faser ctl dashboard                             the same live in a browser, at the address that it prints
+  faser ctl --json status | jq .total.acceptance")]
+pub struct CtlArgs {
+    /// The daemon's admin socket.
+    #[arg(long, value_name = "PATH", default_value = STANDARD_SOCKET, global = true)]
+    pub socket: PathBuf,
+    /// Print the daemon's answer as JSON.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: CtlCommand,
+}
+
+/// What is asked of the daemon.
+#[derive(Debug, Subcommand)]
+pub enum CtlCommand {
+    /// What the daemon does now: throughput, queue, KV, lanes, acceptance.
+    Status,
+    /// The same again and again, one JSON object per line.
+    Events {
+        /// Time between two, in ms.
+        #[arg(long, value_name = "MS", default_value_t = 1000)]
+        every_ms: u64,
+        /// With the passes of the lanes.
+        #[arg(long)]
+        timeline: bool,
+    },
+    /// The requests it has, the oldest first.
+    Requests,
+    /// End one request; its client gets an error.
+    Cancel {
+        /// The request, as `requests` lists it, such as 0-17.
+        id: String,
+    },
+    /// The config in force, and what a reload would change.
+    Config,
+    /// Read the config file again: apply what can change in a running daemon, name what needs a restart.
+    Reload {
+        /// Only if the config still has this tag (see `config`).
+        #[arg(long, value_name = "TAG")]
+        tag: Option<String>,
+    },
+    /// Where the models of the config would go.
+    Plan,
+    /// How speculative lengths are chosen; `policy set` has them chosen otherwise.
+    Policy {
+        /// To change it.
+        #[command(subcommand)]
+        change: Option<PolicyCommand>,
+    },
+    /// Measure anew what passes cost; the daemon must have no requests, and takes none meanwhile.
+    Profile,
+    /// Take no new requests, and wait for those there are.
+    Drain {
+        /// How long to wait, in s.
+        #[arg(long, value_name = "S", default_value_t = 0)]
+        wait: u64,
+    },
+    /// Take requests again.
+    Resume,
+    /// Record what the lanes do, for https://ui.perfetto.dev.
+    Trace {
+        /// How long, 1 to 60 s.
+        #[arg(long, value_name = "S", default_value_t = 5)]
+        seconds: u64,
+        /// Whose lanes.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        replica: usize,
+        /// The file to write.
+        #[arg(short, long, value_name = "FILE", default_value = "trace.json")]
+        output: PathBuf,
+    },
+    /// The level of the log, or another one from now on.
+    LogLevel {
+        /// error, warn, info, debug or trace.
+        level: Option<String>,
+    },
+    /// All metrics, in Prometheus' text format.
+    Metrics,
+    /// The admin API as an OpenAPI document.
+    Openapi,
+    /// Show the daemon in a browser, until Ctrl-C.
+    Dashboard(DashboardArgs),
+}
+
+/// `faser ctl policy set`.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Set keys in the running daemon, all or none, until the next reload. Streams go on, and their text stays the same.
+    #[command(after_help = "\
+Keys: policy, k_max, trim, overlap, prune, lookup, partition, ttft_ms, tpot_ms, max_running, max_waiting; as in the config, null for the default.
+
+Examples:
+  faser ctl policy set policy=off
+  faser ctl policy set policy=faser k_max=8 prune=false partition=1
+  faser ctl policy set k_max=null")]
+    Set {
+        /// What to change, as KEY=VALUE.
+        #[arg(required = true, value_name = "KEY=VALUE", value_parser = pair)]
+        pairs: Vec<(String, Value)>,
+        /// Only if the config still has this tag (see `config`).
+        #[arg(long, value_name = "TAG")]
+        tag: Option<String>,
+    },
+}
+
+/// Why a call was not made, or not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// Nobody listens, or we may not ask.
+    #[error("no daemon at {}: {source}. {}", path.display(), advice(source, path))]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The answer is none.
+    #[error("the daemon does not answer as it should: {0}")]
+    Broken(String),
+    /// The daemon has said no.
+    #[error("refused: {message}")]
+    Refused {
+        /// The status code.
+        status: u16,
+        /// Its words.
+        message: String,
+    },
+    /// The answer cannot be put where it was to go.
+    #[error("{0}")]
+    Output(String),
+    /// The dashboard cannot be shown there.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+impl CtlError {
+    /// The exit status that says so.
+    pub fn exit_status(&self) -> i32 {
+        match self {
+            CtlError::Refused { .. } | CtlError::Output(_) | CtlError::Listen { .. } => 1,
+            CtlError::Unreachable { .. } | CtlError::Broken(_) => 3,
+        }
+    }
+}
+
+/// What to do about a socket that cannot be opened.
+fn advice(err: &io::Error, path: &Path) -> String {
+    match err.kind() {
+        io::ErrorKind::NotFound => {
+            "Is faser running, and is `admin.socket` in its config? Name its socket by --socket".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            let group = std::fs::metadata(path)
+                .ok()
+                .and_then(|file| uzers::get_group_by_gid(std::os::unix::fs::MetadataExt::gid(&file)));
+            match group {
+                Some(group) => {
+                    let name = group.name().to_string_lossy().into_owned();
+                    format!(
+                        "It is for root and members of the group `{name}` (usermod -aG {name} USER, then log in again)"
+                    )
+                }
+                None => "It is for root and members of the group of its folder and file".to_owned(),
+            }
+        }
+        io::ErrorKind::ConnectionRefused => "The daemon that made this socket has ended".to_owned(),
+        _ => "Name the daemon's socket by --socket".to_owned(),
+    }
+}
+
+/// KEY=VALUE, a value being JSON where it looks like it.
+fn pair(text: &str) -> Result<(String, Value), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as k_max=3")?;
+    let value = match value {
+        "null" | "none" => Value::Null,
+        "true" | "on" => true.into(),
+        "false" => false.into(),
+        text => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
+    };
+    Ok((key.to_owned(), value))
+}
+
+/// Makes one call and prints what came of it; returns the exit status.
+///
+/// # Errors
+/// The daemon is not there, refuses, or nobody reads.
+pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
+    let client = Client::new(&args.socket);
+    let done =
+        |method, path: &str, body: Option<Value>| client.call(method, path, body.as_ref(), None)?.done();
+    let look = |path: &str, show: fn(&Value) -> String| -> Result<i32, CtlError> {
+        let answer = client.get(path)?.json()?;
+        told(&answer, args.json, show)
+    };
+    match &args.command {
+        CtlCommand::Status => look("/v1/status", show::status),
+        CtlCommand::Requests => look("/v1/requests", show::requests),
+        CtlCommand::Config => look("/v1/config", show::config),
+        CtlCommand::Plan => look("/v1/plan", show::pretty),
+        CtlCommand::Openapi => look("/openapi.json", show::pretty),
+        CtlCommand::Policy { change: None } => look("/v1/policy", show::fields),
+        CtlCommand::LogLevel { level: None } => look("/v1/log-level", show::fields),
+        CtlCommand::Events { every_ms, timeline } => {
+            for event in client.events(&format!("/v1/events?every_ms={every_ms}&timeline={timeline}"))? {
+                print(&event?.to_string())?;
+            }
+            Ok(0)
+        }
+        CtlCommand::Policy { change: Some(PolicyCommand::Set { pairs, tag }) } => {
+            let body: Map<String, Value> = pairs.iter().cloned().collect();
+            let answer = client.call("PATCH", "/v1/policy", Some(&body.into()), tag.as_deref())?.done()?;
+            told(&answer.json()?, args.json, show::changes)
+        }
+        CtlCommand::Reload { tag } => {
+            let answer = client.call("POST", "/v1/reload", None, tag.as_deref())?.done()?;
+            told(&answer.json()?, args.json, show::changes)
+        }
+        CtlCommand::LogLevel { level: Some(level) } => {
+            let answer = done("PUT", "/v1/log-level", Some(json!({"level": level})))?;
+            told(&answer.json()?, args.json, show::changes)
+        }
+        CtlCommand::Cancel { id } => {
+            let id: String = id.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+            told(&done("POST", &format!("/v1/requests/{id}/cancel"), None)?.json()?, args.json, show::fields)
+        }
+        CtlCommand::Profile => told(&done("POST", "/v1/profile", None)?.json()?, args.json, show::fields),
+        CtlCommand::Resume => told(&done("POST", "/v1/resume", None)?.json()?, args.json, show::fields),
+        CtlCommand::Drain { wait } => {
+            let answer = done("POST", "/v1/drain", Some(json!({"wait_s": wait})))?.json()?;
+            told(&answer, args.json, show::drained)?;
+            Ok(i32::from(*wait > 0 && answer["left"] != 0))
+        }
+        CtlCommand::Trace { seconds, replica, output } => {
+            let answer = done("POST", "/v1/trace", Some(json!({"seconds": seconds, "replica": replica})))?;
+            write(output, &answer)?;
+            Ok(0)
+        }
+        CtlCommand::Dashboard(wanted) => dashboard::serve(&client, wanted),
+        CtlCommand::Metrics => {
+            print(String::from_utf8_lossy(&client.get("/metrics")?.body).trim_end())?;
+            Ok(0)
+        }
+    }
+}
+
+fn told(answer: &Value, json: bool, show: fn(&Value) -> String) -> Result<i32, CtlError> {
+    print(&if json { show::pretty(answer) } else { show(answer) })?;
+    Ok(0)
+}
+
+fn print(text: &str) -> Result<(), CtlError> {
+    output::line(text).map_err(|err| CtlError::Output(err.to_string()))
+}
+
+fn write(path: &Path, answer: &Answer) -> Result<(), CtlError> {
+    let failed = |err| CtlError::Output(format!("cannot write {}: {err}", path.display()));
+    std::fs::write(path, &answer.body).map_err(failed)?;
+    print(&format!("{}: {} bytes; open it at https://ui.perfetto.dev", path.display(), answer.body.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_what_they_look_like() {
+        assert_eq!(pair("policy=fixed:4"), Ok(("policy".to_owned(), json!("fixed:4"))));
+        assert_eq!(pair("policy=off"), Ok(("policy".to_owned(), json!("off"))));
+        assert_eq!(pair("k_max=3"), Ok(("k_max".to_owned(), json!(3))));
+        assert_eq!(pair("k_max=null"), Ok(("k_max".to_owned(), Value::Null)));
+        assert_eq!(pair("prune=false"), Ok(("prune".to_owned(), json!(false))));
+        assert!(pair("prune").unwrap_err().contains("KEY=VALUE"));
+    }
+
+    #[test]
+    fn errors_say_what_to_do_and_have_their_exit_status() {
+        let client = Client::new(Path::new("/nowhere/admin.sock"));
+        let err = client.get("/v1/status").unwrap_err();
+        assert_eq!(err.exit_status(), 3);
+        assert!(err.to_string().contains("--socket"), "{err}");
+        let denied = advice(&io::Error::from(io::ErrorKind::PermissionDenied), Path::new("/"));
+        assert!(denied.contains("`root`"), "{denied}");
+        assert_eq!(CtlError::Refused { status: 409, message: String::new() }.exit_status(), 1);
+    }
+}

@@ -1,0 +1,173 @@
+//! What an output is to look like: OpenAI's `response_format`, and the names that vLLM has for the rest.
+
+use faser_models::GrammarSource;
+use serde_json::{Value, json};
+
+use crate::fields::{Fault, FieldError, Fields, wrong_type};
+
+/// Reads the fields that ask for a form; none of them is plain text.
+///
+/// # Errors
+/// One of them is wrong, or several ask for something.
+pub(super) fn format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
+    let mut asked: Vec<(String, GrammarSource)> = Vec::new();
+    let mut add = |path: String, source: Option<GrammarSource>| {
+        asked.extend(source.map(|source| (path, source)));
+    };
+    add(fields.path("response_format"), response_format(fields)?);
+    add(fields.path("guided_json"), json_of(fields, "guided_json")?);
+    add(
+        fields.path("guided_regex"),
+        fields.text("guided_regex")?.map(|text| GrammarSource::Regex(text.into())),
+    );
+    add(
+        fields.path("guided_grammar"),
+        fields.text("guided_grammar")?.map(|text| GrammarSource::Lark(text.into())),
+    );
+    add(fields.path("guided_choice"), choice(fields, "guided_choice")?);
+    if let Some(mut inner) = fields.object("structured_outputs")? {
+        add(inner.path("json"), json_of(&mut inner, "json")?);
+        add(inner.path("regex"), inner.text("regex")?.map(|text| GrammarSource::Regex(text.into())));
+        add(inner.path("grammar"), inner.text("grammar")?.map(|text| GrammarSource::Lark(text.into())));
+        add(inner.path("choice"), choice(&mut inner, "choice")?);
+        let any = inner.flag("json_object")?.unwrap_or(false);
+        add(inner.path("json_object"), any.then_some(GrammarSource::JsonObject));
+        inner.finish()?;
+    }
+    if let [(first, _), (second, _), ..] = asked.as_slice() {
+        let problem = format!("and `{first}` both say what the output is to look like: give one of them");
+        return Err(FieldError::new(second.clone(), Fault::Value, problem));
+    }
+    Ok(asked.pop().map(|(_, source)| source))
+}
+
+fn response_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
+    let Some(mut inner) = fields.object("response_format")? else { return Ok(None) };
+    let kind = inner.word("type", &["text", "json_object", "json_schema"])?;
+    let source = match kind {
+        None => {
+            return Err(FieldError::new(
+                inner.path("type"),
+                Fault::Missing,
+                "is missing: `json_schema`, for instance",
+            ));
+        }
+        Some("text") => None,
+        Some("json_object") => Some(GrammarSource::JsonObject),
+        Some(_) => {
+            let Some(mut schema) = inner.object("json_schema")? else {
+                let wanted = "is missing: give {\"name\": \"…\", \"schema\": {…}}";
+                return Err(FieldError::new(inner.path("json_schema"), Fault::Missing, wanted));
+            };
+            schema.text("name")?;
+            schema.text("description")?;
+            // Followed to the letter in either case.
+            schema.flag("strict")?;
+            let Some(value) = schema.value("schema") else {
+                return Err(FieldError::new(
+                    schema.path("schema"),
+                    Fault::Missing,
+                    "is missing: give a JSON schema",
+                ));
+            };
+            let source = of_schema(&schema.path("schema"), value)?;
+            schema.finish()?;
+            Some(source)
+        }
+    };
+    inner.finish()?;
+    Ok(source)
+}
+
+/// A schema, or its text.
+fn json_of(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<GrammarSource>, FieldError> {
+    let path = fields.path(name);
+    match fields.value(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => {
+            let value: Value = serde_json::from_str(text).map_err(|error| {
+                FieldError::new(path.clone(), Fault::Value, format!("is no JSON: {error}"))
+            })?;
+            of_schema(&path, &value).map(Some)
+        }
+        Some(value) => of_schema(&path, value).map(Some),
+    }
+}
+
+fn of_schema(path: &str, value: &Value) -> Result<GrammarSource, FieldError> {
+    match value {
+        Value::Object(_) => Ok(GrammarSource::JsonSchema(value.clone())),
+        Value::Bool(true) => Ok(GrammarSource::JsonSchema(json!({}))),
+        other => Err(wrong_type(path, "a JSON schema", other)),
+    }
+}
+
+fn choice(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<GrammarSource>, FieldError> {
+    let path = fields.path(name);
+    let Some(list) = fields.list(name)? else { return Ok(None) };
+    let text = |(at, value): (usize, &Value)| {
+        let text = value.as_str().ok_or_else(|| wrong_type(&format!("{path}[{at}]"), "a string", value))?;
+        Ok(text.to_owned())
+    };
+    list.iter().enumerate().map(text).collect::<Result<_, _>>().map(|list| Some(GrammarSource::Choice(list)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: &Value) -> Result<Option<GrammarSource>, FieldError> {
+        let mut fields = Fields::new("", body)?;
+        let read = format(&mut fields)?;
+        fields.finish()?;
+        Ok(read)
+    }
+
+    #[test]
+    fn every_name_of_a_form_is_read() {
+        let schema = json!({"type": "integer"});
+        let by_schema = Some(GrammarSource::JsonSchema(schema.clone()));
+        let named = json!({"name": "n", "strict": true, "description": "d", "schema": schema});
+        let (regex, lark) = (GrammarSource::Regex("a+".into()), GrammarSource::Lark("start: \"a\"".into()));
+        let choice = GrammarSource::Choice(vec!["a".into(), "b".into()]);
+        for (body, wanted) in [
+            (json!({}), None),
+            (json!({"response_format": {"type": "text"}}), None),
+            (json!({"response_format": {"type": "json_object"}}), Some(GrammarSource::JsonObject)),
+            (json!({"response_format": {"type": "json_schema", "json_schema": named}}), by_schema.clone()),
+            (json!({"guided_json": schema}), by_schema.clone()),
+            (json!({"guided_json": schema.to_string()}), by_schema.clone()),
+            (json!({"structured_outputs": {"json": schema}}), by_schema),
+            (json!({"structured_outputs": {"json_object": true}}), Some(GrammarSource::JsonObject)),
+            (json!({"guided_regex": "a+"}), Some(regex.clone())),
+            (json!({"structured_outputs": {"regex": "a+"}}), Some(regex)),
+            (json!({"guided_grammar": "start: \"a\""}), Some(lark.clone())),
+            (json!({"structured_outputs": {"grammar": "start: \"a\""}}), Some(lark)),
+            (json!({"guided_choice": ["a", "b"]}), Some(choice.clone())),
+            (json!({"structured_outputs": {"choice": ["a", "b"]}}), Some(choice)),
+        ] {
+            assert_eq!(read(&body), Ok(wanted), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_form_is_refused_by_name() {
+        for (body, path) in [
+            (json!({"response_format": {}}), "response_format.type"),
+            (json!({"response_format": {"type": "xml"}}), "response_format.type"),
+            (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}),
+                "response_format.json_schema.schema",
+            ),
+            (json!({"guided_json": "{"}), "guided_json"),
+            (json!({"guided_json": 3}), "guided_json"),
+            (json!({"guided_choice": [1]}), "guided_choice[0]"),
+            (json!({"structured_outputs": {"xml": 1}}), "structured_outputs.xml"),
+            (json!({"guided_regex": "a", "response_format": {"type": "json_object"}}), "guided_regex"),
+        ] {
+            let refused = read(&body).expect_err("this has to be refused");
+            assert_eq!(refused.path, path, "{body}: {refused}");
+        }
+    }
+}

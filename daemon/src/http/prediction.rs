@@ -1,0 +1,43 @@
+//! `prediction`: the text that a client expects to get back, or most of it, as when a file is edited. It is proposed where it fits, so
+//! that few passes are needed; what comes is what would have come without it.
+
+use std::sync::Arc;
+
+use faser_engine::TokenId;
+
+use super::chat::content;
+use super::errors::ApiError;
+use super::generation::encode;
+use crate::app::Served;
+use crate::fields::{Fault, FieldError, Fields};
+
+/// The field's text, if it is there.
+///
+/// # Errors
+/// It is not of the form `{"type": "content", "content": …}`.
+pub(super) fn prediction(fields: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
+    let Some(mut prediction) = fields.object("prediction")? else { return Ok(None) };
+    if prediction.word("type", &["content"])?.is_none() {
+        let problem = "is missing: the only type is `content`";
+        return Err(FieldError::new(prediction.path("type"), Fault::Missing, problem));
+    }
+    let text = content(&mut prediction)?;
+    prediction.finish()?;
+    Ok(Some(text))
+}
+
+/// Its tokens; none without a prediction.
+///
+/// # Errors
+/// 400: it is longer than any output could be.
+pub(super) async fn predicted(served: &Arc<Served>, text: Option<&str>) -> Result<Vec<TokenId>, ApiError> {
+    let Some(text) = text else { return Ok(Vec::new()) };
+    let tokens = encode(served, text.to_owned(), false).await?;
+    if tokens.len() > served.max_context {
+        let (tokens, most) = (tokens.len(), served.max_context);
+        let problem =
+            format!("has {tokens} tokens, but the context holds {most}: predict the beginning alone");
+        return Err(FieldError::new("prediction", Fault::Value, problem).into());
+    }
+    Ok(tokens)
+}

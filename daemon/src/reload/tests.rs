@@ -1,0 +1,121 @@
+//! Reloads without a service: what is applied, what waits, what is refused.
+
+use std::sync::{Arc, Mutex};
+
+use clap::Parser;
+use serde_json::json;
+use tracing::Level;
+
+use super::*;
+use crate::cli::{Cli, Command};
+
+type Levels = Arc<Mutex<Vec<Level>>>;
+
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("faser-reload-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(self.0.join("faser.yaml"), text).unwrap();
+    }
+
+    fn reload(&self) -> (Reload, Levels) {
+        let file = self.0.join("faser.yaml");
+        let line = ["faser", "serve", "--listen", "127.0.0.1:9", "-c", file.to_str().unwrap()];
+        let Command::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!("another") };
+        let levels = Levels::default();
+        let level = LogLevel::told(Arc::clone(&levels));
+        let running = args.document().unwrap();
+        let config = args.config_of(&running).unwrap();
+        (Reload::new(args, running, config, level), levels)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Left behind in the temporary folder it does no harm.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+async fn run(reload: &mut Reload) -> Result<String, String> {
+    reload.run(None).await.map(|changes| changes.to_string()).map_err(|err| err.to_string())
+}
+
+#[actix_web::test]
+async fn live_keys_are_applied_others_wait_and_an_invalid_file_changes_nothing() {
+    let folder = Folder::new("file");
+    folder.write("log: {level: warn}\n");
+    let (mut reload, levels) = folder.reload();
+    assert_eq!(run(&mut reload).await.unwrap(), "nothing has changed");
+    // The flag goes on hiding the file's key.
+    folder.write("log: {level: debug}\nserver: {workers: 5, listen: '127.0.0.1:10'}\n");
+    assert_eq!(reload.pending().unwrap(), ["log.level", "server.workers"]);
+    let tag = reload.tag();
+    assert_eq!(run(&mut reload).await.unwrap(), "applied: log.level; needs a restart: server.workers");
+    assert_ne!(reload.tag(), tag);
+    assert_eq!((reload.config().log.level, reload.config().server.workers), (Level::DEBUG, 2));
+    // What waits for a restart goes on waiting, what is in force is no change.
+    let tag = reload.tag();
+    assert_eq!(run(&mut reload).await.unwrap(), "needs a restart: server.workers");
+    folder.write("log: {level: trace, colour: red}\n");
+    assert!(run(&mut reload).await.unwrap_err().contains("log.colour"), "an unknown key");
+    folder.write("log: [");
+    assert!(run(&mut reload).await.unwrap_err().contains("YAML"));
+    assert_eq!((reload.tag(), reload.config().log.level), (tag, Level::DEBUG));
+    folder.write("");
+    assert_eq!(run(&mut reload).await.unwrap(), "applied: log.level");
+    drop(folder);
+    assert!(run(&mut reload).await.unwrap_err().contains("cannot read"));
+    assert_eq!(*levels.lock().unwrap(), [Level::WARN, Level::DEBUG, Level::DEBUG, Level::INFO]);
+}
+
+#[actix_web::test]
+async fn keys_are_set_all_or_none_and_a_reload_brings_the_file_back() {
+    let folder = Folder::new("set");
+    folder.write("speculation: {policy: 'fixed:2'}\n");
+    let (mut reload, _) = folder.reload();
+    let changes = reload
+        .set(&[("speculation.policy", json!("fixed:4")), ("speculation.k_max", json!(3))], None)
+        .await
+        .unwrap();
+    assert_eq!(changes.to_string(), "applied: speculation.k_max, speculation.policy");
+    assert_eq!(
+        (&changes.applied[1].before, &changes.applied[1].after),
+        (&json!("fixed:2"), &json!("fixed:4"))
+    );
+    assert_eq!(reload.config().speculation.k_max, Some(3));
+    let tag = reload.tag();
+    for keys in [
+        [("speculation.k_max", json!(1)), ("speculation.policy", json!("fixed:99"))],
+        [("speculation.k_max", json!(17)), ("speculation.policy", json!("off"))],
+    ] {
+        assert!(matches!(reload.set(&keys, None).await, Err(ReloadError::Config(_))), "{keys:?}");
+        assert_eq!(reload.tag(), tag);
+    }
+    assert!(reload.expect(Some(&format!("\"{tag}\""))).is_ok() && reload.expect(None).is_ok());
+    assert!(matches!(reload.expect(Some("other")), Err(ReloadError::Outdated { .. })));
+    // The default again.
+    reload.set(&[("speculation.k_max", Value::Null)], None).await.unwrap();
+    assert_eq!(reload.config().speculation.k_max, None);
+    assert_eq!(run(&mut reload).await.unwrap(), "applied: speculation.policy");
+    assert_eq!(reload.config().speculation.policy.to_string(), "fixed:2");
+}
+
+#[test]
+fn every_live_key_is_one_of_the_config_and_says_what_is_in_force() {
+    let document =
+        Document::read(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/laptop.yaml"))
+            .unwrap();
+    let config = Config::from_document(&document).unwrap();
+    for LiveKey { key, of, .. } in LIVE {
+        let written = key.split('.').try_fold(document.root(), |value, name| value.get(name));
+        assert_eq!(written.unwrap_or(&Value::Null), &of(&config), "{key}");
+    }
+    assert!(LIVE.is_sorted_by(|a, b| a.key < b.key));
+}

@@ -1,0 +1,89 @@
+//! The daemon's events, read in a thread of its own, which comes back when the daemon does.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::status::Status;
+use crate::ctl::CtlError;
+use crate::ctl::client::Client;
+
+/// How long a daemon that has gone is left alone.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum Message {
+    Status(Box<Status>),
+    /// Nobody answers, and why.
+    Gone(String),
+}
+
+/// Events of one daemon.
+pub(super) struct Feed {
+    socket: PathBuf,
+    messages: Receiver<Message>,
+    /// Of the reader that counts: one of an earlier number ends itself.
+    turn: Arc<AtomicU64>,
+}
+
+impl Feed {
+    /// Begins to read.
+    pub(super) fn start(socket: &Path, every: Duration) -> Feed {
+        let turn = Arc::new(AtomicU64::new(0));
+        Feed { socket: socket.to_owned(), messages: read(socket, every, &turn), turn }
+    }
+
+    /// Reads at another interval from now on.
+    pub(super) fn again(&mut self, every: Duration) {
+        self.turn.fetch_add(1, Ordering::Relaxed);
+        self.messages = read(&self.socket, every, &self.turn);
+    }
+
+    /// What has come and was not taken yet.
+    pub(super) fn next(&self) -> Option<Message> {
+        self.messages.try_recv().ok()
+    }
+}
+
+/// The events of `socket`.
+///
+/// # Errors
+/// The daemon is not there, or refuses.
+pub(super) fn statuses(
+    socket: &Path,
+    every: Duration,
+) -> Result<impl Iterator<Item = Result<Status, CtlError>>, CtlError> {
+    let events = Client::new(socket).events(&format!("/v1/events?every_ms={}", every.as_millis()))?;
+    let odd = |err| CtlError::Broken(format!("a snapshot that is none: {err}"));
+    Ok(events.map(move |event| serde_json::from_value(event?).map_err(odd)))
+}
+
+fn read(socket: &Path, every: Duration, turn: &Arc<AtomicU64>) -> Receiver<Message> {
+    let (to, messages) = channel();
+    let (socket, turn) = (socket.to_owned(), Arc::clone(turn));
+    let mine = turn.load(Ordering::Relaxed);
+    std::thread::spawn(move || {
+        while turn.load(Ordering::Relaxed) == mine {
+            let why = follow(&socket, every, &to)
+                .map_or_else(|err| err.to_string(), |()| "it has ended".to_owned());
+            if to.send(Message::Gone(why)).is_err() {
+                return;
+            }
+            std::thread::sleep(AGAIN_AFTER);
+        }
+    });
+    messages
+}
+
+/// Hands events on until they end, or nobody takes them.
+fn follow(socket: &Path, every: Duration, to: &Sender<Message>) -> Result<(), CtlError> {
+    for status in statuses(socket, every)? {
+        if to.send(Message::Status(Box::new(status?))).is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! Groups of GPUs: the ranks of a lane, joined by NCCL. Ranks are threads of this process, each with a GPU of its own.
+//!
+//! ```text
+//! nccl_group(n) ── seats ── CudaLane::join, on each lane's own thread ── calls queue on the lane's stream ── CudaLane::wait watches them
+//! ```
+//! NCCL moves the numbers; what goes wrong is found here. A lane that waits for its stream asks in between how the group is (its own
+//! communicator's error, other ranks' words) and how long it has waited. Whatever ends the group ends it for all: each rank
+//! aborts its own communicator, on its own thread, which takes the kernels that wait for others off its stream.
+
+use super::communicator::{Communicator, Failed, State, unique_id};
+use super::error::CudaError;
+use crate::collective::{Collective, CollectiveError};
+use crate::cuda::{Element, Ptr};
+use cudarc::driver::sys::CUstream;
+use cudarc::nccl::sys::ncclUniqueId;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Joining takes NCCL seconds, and ranks come to it when their memory is allocated: the least that others are waited for there.
+const JOIN: Duration = Duration::from_secs(60);
+/// Between two looks at a communicator that the others have not joined yet.
+const LOOK: Duration = Duration::from_millis(1);
+/// Thread blocks of a call at most: more bring nothing for what passes add up, and take SMs from the other lane.
+const MOST_BLOCKS: u32 = 16;
+
+/// A rank's place in a group, to be taken by [`CudaLane::join`](super::CudaLane::join), once. Clones are the same place.
+#[derive(Clone)]
+pub struct NcclSeat {
+    shared: Arc<Shared>,
+    rank: usize,
+}
+
+/// A group of so many ranks. A rank that the others have waited for longer than `deadline` is taken for lost.
+///
+/// # Errors
+/// NCCL is not there or too old.
+///
+/// # Panics
+/// For a group of nobody.
+pub fn nccl_group(ranks: usize, deadline: Duration) -> Result<Vec<NcclSeat>, CudaError> {
+    assert!(ranks > 0, "a group of no ranks");
+    let seats = (0..ranks).map(|_| Seat::default()).collect();
+    let (aborted, plans) = (OnceLock::new(), Mutex::default());
+    let shared = Arc::new(Shared { id: unique_id()?, deadline, aborted, seats, plans });
+    Ok((0..ranks).map(|rank| NcclSeat { shared: shared.clone(), rank }).collect())
+}
+
+struct Shared {
+    id: ncclUniqueId,
+    deadline: Duration,
+    aborted: OnceLock<String>,
+    seats: Vec<Seat>,
+    /// Plans that not all ranks have begun yet.
+    plans: Mutex<Plans>,
+}
+
+/// What the others see of a rank.
+#[derive(Default)]
+struct Seat {
+    joined: AtomicBool,
+    left: AtomicBool,
+    /// Calls that it has queued.
+    calls: AtomicU64,
+}
+
+#[derive(Default)]
+struct Plans {
+    /// How many plans all ranks have begun; those that follow are `begun`.
+    done: u64,
+    begun: VecDeque<Begun>,
+}
+
+/// A plan as the first rank that came to it has it.
+struct Begun {
+    rank: usize,
+    plan: u64,
+    ranks: usize,
+}
+
+/// Numbers in a GPU's memory, and the stream on which they are computed.
+pub(super) struct OnStream {
+    pub(super) at: Ptr,
+    pub(super) len: usize,
+    pub(super) element: Element,
+    pub(super) stream: CUstream,
+}
+
+/// A rank that has joined. Dropping it is leaving.
+pub(super) struct Nccl {
+    shared: Arc<Shared>,
+    rank: usize,
+    communicator: Mutex<Option<Communicator>>,
+    /// Plans that this rank has begun.
+    plans: u64,
+}
+
+impl NcclSeat {
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Ends the group before it has begun, such as when a rank's lane cannot be built.
+    pub fn abort(&self, why: &str) {
+        self.shared.abort(why);
+    }
+
+    /// Joins with the GPU that the calling thread is bound to, and waits for the others; `sms` are those of the lane's smallest partition.
+    pub(super) fn join(&self, sms: u32) -> Result<Nccl, CudaError> {
+        let shared = &self.shared;
+        let seat = &shared.seats[self.rank];
+        assert!(!seat.joined.swap(true, SeqCst), "rank {} has joined before", self.rank);
+        let communicator = Communicator::join(shared.id, self.rank, shared.seats.len(), sms.min(MOST_BLOCKS));
+        let communicator = communicator.map_err(|failed| shared.failed(failed))?;
+        let way = Nccl {
+            shared: shared.clone(),
+            rank: self.rank,
+            communicator: Mutex::new(Some(communicator)),
+            plans: 0,
+        };
+        let begun = Instant::now();
+        while way.state()? == State::Under {
+            shared.look(|seat| !seat.joined.load(SeqCst))?;
+            if begun.elapsed() > JOIN.max(shared.deadline) {
+                return Err(shared
+                    .too_late(|seat| !seat.joined.load(SeqCst), JOIN.max(shared.deadline))
+                    .into());
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(way)
+    }
+}
+
+impl Shared {
+    fn abort(&self, why: &str) {
+        // The first reason stays: the others follow from it.
+        let _ = self.aborted.set(why.to_owned());
+    }
+
+    fn failed(&self, Failed { call, code }: Failed) -> CollectiveError {
+        let error = CollectiveError::Library { call, code };
+        self.abort(&error.to_string());
+        error
+    }
+
+    /// Whether the group stands; somebody who has left is missed only where he has something to do yet.
+    fn look(&self, misses: impl Fn(&Seat) -> bool) -> Result<(), CollectiveError> {
+        if let Some(why) = self.aborted.get() {
+            return Err(CollectiveError::Aborted { why: why.clone() });
+        }
+        let gone = self.seats.iter().position(|seat| seat.left.load(SeqCst) && misses(seat));
+        gone.map_or(Ok(()), |rank| {
+            let why = format!("rank {rank} has left");
+            self.abort(&why);
+            Err(CollectiveError::Aborted { why })
+        })
+    }
+
+    /// The end of a group whose ranks have not come in time.
+    fn too_late(&self, misses: impl Fn(&Seat) -> bool, within: Duration) -> CollectiveError {
+        let ranks = self.seats.len();
+        let error = match self.seats.iter().position(misses) {
+            Some(missing) => CollectiveError::Deadline { missing, ranks, within },
+            None => CollectiveError::Stuck { ranks, within },
+        };
+        self.abort(&error.to_string());
+        error
+    }
+
+    fn plans(&self) -> MutexGuard<'_, Plans> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Nccl {
+    /// Sees to it that all ranks have the same plans in the same order; nobody is waited for.
+    pub(super) fn agree_on(&mut self, plan: u64) -> Result<(), CollectiveError> {
+        let mut plans = self.shared.plans();
+        let place = (self.plans - plans.done) as usize;
+        self.plans += 1;
+        if place == plans.begun.len() {
+            plans.begun.push_back(Begun { rank: self.rank, plan, ranks: 1 });
+            return Ok(());
+        }
+        let begun = &mut plans.begun[place];
+        if begun.plan != plan {
+            let (found, expected) = (format!("has plan {}", begun.plan), format!("plan {plan}"));
+            let error = CollectiveError::Differs { rank: begun.rank, found, expected };
+            self.shared.abort(&error.to_string());
+            return Err(error);
+        }
+        begun.ranks += 1;
+        while plans.begun.front().is_some_and(|begun| begun.ranks == self.shared.seats.len()) {
+            plans.begun.pop_front();
+            plans.done += 1;
+        }
+        Ok(())
+    }
+
+    /// For who waits for the lane's stream, since `since`: whether there is anything to be waited for. If not, the communicator
+    /// is ended, and what it had queued leaves the stream.
+    pub(super) fn watch(&self, since: Instant) -> Result<(), CollectiveError> {
+        let outcome = self.watched(since);
+        if outcome.is_err() {
+            self.end();
+        }
+        outcome
+    }
+
+    fn watched(&self, since: Instant) -> Result<(), CollectiveError> {
+        let own = self.shared.seats[self.rank].calls.load(SeqCst);
+        let behind = |seat: &Seat| seat.calls.load(SeqCst) < own;
+        self.shared.look(behind)?;
+        self.state()?;
+        if since.elapsed() > self.shared.deadline {
+            return Err(self.shared.too_late(behind, self.shared.deadline));
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Result<State, CollectiveError> {
+        match &*self.communicator() {
+            Some(communicator) => communicator.state().map_err(|failed| self.shared.failed(failed)),
+            None => Err(self.over()),
+        }
+    }
+
+    /// Queues a call, and has NCCL take it: what the lane asks for next comes behind it.
+    fn queue(
+        &self,
+        call: impl FnOnce(&Communicator) -> Result<State, Failed>,
+    ) -> Result<(), CollectiveError> {
+        self.shared.look(|_| true)?;
+        let asked = match &*self.communicator() {
+            Some(communicator) => call(communicator).map_err(|failed| self.shared.failed(failed)),
+            None => Err(self.over()),
+        };
+        let begun = Instant::now();
+        let mut state = asked?;
+        self.shared.seats[self.rank].calls.fetch_add(1, SeqCst);
+        while state == State::Under {
+            self.watch(begun)?;
+            state = self.state()?;
+        }
+        Ok(())
+    }
+
+    fn over(&self) -> CollectiveError {
+        let why = self.shared.aborted.get().cloned();
+        CollectiveError::Aborted { why: why.unwrap_or_else(|| format!("rank {} has left", self.rank)) }
+    }
+
+    fn communicator(&self) -> MutexGuard<'_, Option<Communicator>> {
+        self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        if let Some(communicator) = self.communicator().take() {
+            communicator.abort();
+        }
+    }
+}
+
+impl Collective<OnStream> for Nccl {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.shared.seats.len()
+    }
+
+    fn all_reduce_sum(&self, values: &mut OnStream) -> Result<(), CollectiveError> {
+        let OnStream { at, len, element, stream } = *values;
+        self.queue(|communicator| communicator.all_reduce(at, len, element, stream))
+    }
+
+    fn all_gather(&self, own: &OnStream, all: &mut OnStream) -> Result<(), CollectiveError> {
+        assert_eq!(all.len, own.len * self.ranks(), "all_gather: length of all");
+        let OnStream { at, len, element, stream } = *own;
+        self.queue(|communicator| communicator.all_gather(at, all.at, len, element, stream))
+    }
+
+    fn abort(&self, why: &str) {
+        self.shared.abort(why);
+        self.end();
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // Calls that all have come to are not disturbed; whoever waits for another of this rank would wait in vain.
+        self.shared.seats[self.rank].left.store(true, SeqCst);
+        self.end();
+    }
+}

@@ -1,0 +1,266 @@
+//! Groups of GPUs through cudarc, over a fake driver and a fake NCCL: what ranks sum and gather, and every way to lose one of them.
+
+mod cuda_fake;
+
+use cuda_fake::inside;
+use faser_kernels::CollectiveError;
+use faser_kernels::cuda::{
+    Arena, CudaError, CudaLane, Element, Flags, Gpu, NcclSeat, Share, nccl_group, nccl_version,
+};
+use half::bf16;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+const PATIENT: Duration = Duration::from_secs(60);
+const FOUR: (&str, &str) = ("FASER_FAKE_GPUS", "4");
+
+/// A rank's lane, and memory for a test.
+struct Rank {
+    lane: CudaLane,
+    arena: Arena,
+}
+
+impl Rank {
+    fn open(ordinal: usize, seat: &NcclSeat) -> Result<Rank, CudaError> {
+        let gpu = Gpu::open(ordinal, None)?;
+        let arena = Arena::new(&gpu, 1 << 16, "a test")?;
+        let mut lane = CudaLane::new(&[Share::whole(&gpu)], false)?;
+        lane.join(seat)?;
+        Ok(Rank { lane, arena })
+    }
+
+    /// The sum over the ranks of what each brings.
+    fn sum(&mut self, own: &[f32]) -> Result<Vec<f32>, CudaError> {
+        self.arena.clear();
+        self.arena.put(own);
+        // What was put in comes back from the same place.
+        self.arena.clear();
+        let (at, place) = self.arena.reserve::<f32>(own.len());
+        self.lane.send(&mut self.arena)?;
+        self.lane.all_reduce_sum(at, own.len(), Element::F32)?;
+        self.lane.fetch(&mut self.arena)?;
+        self.lane.wait(&mut || {})?;
+        Ok(self.arena.get::<f32>(place).to_vec())
+    }
+}
+
+/// Runs every rank of a group on a thread and a GPU of its own.
+fn on_ranks<T: Send>(
+    ranks: usize,
+    deadline: Duration,
+    run: impl Fn(usize, Result<Rank, CudaError>) -> T + Sync,
+) -> Vec<T> {
+    let run = &run;
+    let seats = nccl_group(ranks, deadline).expect("the fake NCCL is there");
+    thread::scope(|scope| {
+        let start = |seat: NcclSeat| scope.spawn(move || run(seat.rank(), Rank::open(seat.rank(), &seat)));
+        let threads: Vec<_> = seats.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    })
+}
+
+fn words<T>(outcome: Result<T, CudaError>) -> String {
+    outcome.err().map_or_else(String::new, |error| error.to_string())
+}
+
+#[test]
+fn sums_and_gathered_values_are_the_same_on_every_rank() {
+    let name = "sums_and_gathered_values_are_the_same_on_every_rank";
+    let report = inside(name, &[FOUR], || {
+        for ranks in [1, 2, 4] {
+            let found = on_ranks(ranks, PATIENT, |rank, lane| {
+                let mut own = lane.expect("a lane");
+                assert_eq!((own.lane.rank(), own.lane.ranks()), (rank, ranks));
+                let mut sums = Vec::new();
+                for call in 0..20 {
+                    let values: Vec<f32> =
+                        (0..1 + call).map(|i| (rank * 100 + call * 10 + i) as f32).collect();
+                    sums.push(own.sum(&values).expect("a sum"));
+                }
+                // Numbers of 16 bits, and words that are no numbers.
+                let Rank { lane, arena } = &mut own;
+                arena.clear();
+                let (halves, in_halves) = arena.reserve::<bf16>(8);
+                let (mine, _) = arena.reserve::<u32>(1);
+                let (all, in_all) = arena.reserve::<u32>(ranks);
+                arena.clear();
+                arena.put(&[bf16::from_f32(0.5 + rank as f32); 8]);
+                arena.put(&[0xffff_0000 | rank as u32]);
+                arena.reserve::<u32>(ranks);
+                lane.send(arena).unwrap();
+                lane.all_reduce_sum(halves, 8, Element::Bf16).unwrap();
+                lane.all_gather(mine, all, 1).unwrap();
+                lane.fetch(arena).unwrap();
+                lane.wait(&mut || {}).unwrap();
+                let sum = (0..ranks).map(|rank| 0.5 + rank as f32).sum();
+                assert_eq!(arena.get::<bf16>(in_halves), [bf16::from_f32(sum); 8]);
+                let words: Vec<u32> = (0..ranks as u32).map(|rank| 0xffff_0000 | rank).collect();
+                assert_eq!(arena.get::<u32>(in_all), words);
+                sums
+            });
+            for (call, sums) in found[0].iter().enumerate() {
+                let sum = |i| (0..ranks).map(|rank| (rank * 100 + call * 10 + i) as f32).sum::<f32>();
+                assert_eq!(*sums, (0..1 + call).map(sum).collect::<Vec<_>>());
+            }
+            assert!(found.iter().all(|other| *other == found[0]));
+        }
+    });
+    let Some(report) = report else { return };
+    for line in ["memory left 0\n", "streams left 0\n", "communicators made 7\n", "communicators left 0\n"] {
+        assert!(report.contains(line), "{report}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_ends_the_group() {
+    inside("a_rank_that_does_not_come_is_named_and_ends_the_group", &[FOUR], || {
+        let over = Barrier::new(3);
+        let errors = on_ranks(3, Duration::from_secs(2), |rank, lane| {
+            let mut lane = lane.expect("a lane");
+            lane.sum(&[1.0]).expect("all come");
+            if rank == 1 {
+                over.wait();
+                return (words(lane.sum(&[1.0])), String::new());
+            }
+            let first = words(lane.sum(&[1.0]));
+            over.wait();
+            // It stays so.
+            (first, words(lane.sum(&[1.0])))
+        });
+        for (rank, (first, later)) in errors.iter().enumerate() {
+            assert!(first.contains("rank 1 of 3 has not come within 2000 ms"), "{errors:?}");
+            assert!(rank == 1 || later.contains("the group was aborted"), "{errors:?}");
+        }
+    });
+}
+
+#[test]
+fn a_call_that_never_ends_on_the_device_ends_the_group_at_the_deadline() {
+    let name = "a_call_that_never_ends_on_the_device_ends_the_group_at_the_deadline";
+    let report = inside(name, &[FOUR, ("FASER_FAKE_NCCL_LOSE", "1:3")], || {
+        let errors = on_ranks(2, Duration::from_secs(2), |_, lane| {
+            let mut lane = lane.expect("a lane");
+            (0..2).for_each(|_| assert_eq!(lane.sum(&[1.0]).expect("all come"), [2.0]));
+            words(lane.sum(&[1.0]))
+        });
+        assert!(errors.iter().all(|error| error.contains("have not ended within 2000 ms")), "{errors:?}");
+        // GPUs and memory are as before: a new group works.
+        let sums = on_ranks(2, PATIENT, |_, lane| lane.expect("a lane").sum(&[1.0]).expect("a sum"));
+        assert_eq!(sums, [[2.0], [2.0]]);
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("memory left 0\n") && report.contains("communicators left 0\n"), "{report}");
+}
+
+#[test]
+fn what_nccl_reports_ends_the_group_for_all() {
+    inside("what_nccl_reports_ends_the_group_for_all", &[FOUR, ("FASER_FAKE_NCCL_FAIL", "0:2")], || {
+        let errors = on_ranks(3, PATIENT, |_, lane| {
+            let mut lane = lane.expect("a lane");
+            lane.sum(&[1.0]).expect("all come");
+            words(lane.sum(&[1.0]))
+        });
+        assert!(
+            errors.iter().all(|error| error.contains("NCCL failed in a collective: ncclRemoteError")),
+            "{errors:?}"
+        );
+    });
+}
+
+#[test]
+fn who_leaves_ends_the_group_but_not_calls_that_all_have_come_to() {
+    inside("who_leaves_ends_the_group_but_not_calls_that_all_have_come_to", &[FOUR], || {
+        let outcomes = on_ranks(2, PATIENT, |rank, lane| {
+            let mut lane = lane.expect("a lane");
+            let done = lane.sum(&[1.0]);
+            // Rank 1 leaves here.
+            (words(done), if rank == 0 { words(lane.sum(&[1.0])) } else { String::new() })
+        });
+        assert_eq!((&*outcomes[0].0, &*outcomes[1].0), ("", ""));
+        assert!(outcomes[0].1.contains("rank 1 has left"), "{outcomes:?}");
+    });
+}
+
+#[test]
+fn a_lost_gpu_and_a_lane_that_cannot_be_built_are_told_to_the_others() {
+    let name = "a_lost_gpu_and_a_lane_that_cannot_be_built_are_told_to_the_others";
+    inside(name, &[FOUR], || {
+        let seats = nccl_group(2, PATIENT).expect("the fake NCCL is there");
+        seats[1].abort("there is no memory on GPU 1");
+        assert!(words(Rank::open(0, &seats[0])).contains("there is no memory on GPU 1"));
+        // Two ranks on one GPU are refused, and the first does not wait for the second.
+        let seats = nccl_group(2, PATIENT).expect("the fake NCCL is there");
+        let errors: Vec<String> = thread::scope(|scope| {
+            let threads: Vec<_> =
+                seats.iter().map(|seat| scope.spawn(|| words(Rank::open(0, seat)))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+        });
+        assert!(errors.iter().all(|error| error.contains("ncclInvalidUsage (as planted)")), "{errors:?}");
+    });
+}
+
+#[test]
+fn ranks_with_different_plans_say_so() {
+    inside("ranks_with_different_plans_say_so", &[FOUR], || {
+        let begun = Barrier::new(2);
+        let outcomes = on_ranks(2, PATIENT, |rank, lane| {
+            let mut lane = lane.expect("a lane").lane;
+            (0..3).for_each(|plan| lane.agree_on(plan).expect("the same plan"));
+            let outcome = lane.agree_on(7 + rank as u64);
+            begun.wait();
+            words(outcome)
+        });
+        // Who comes second says it.
+        assert_eq!(outcomes.iter().filter(|words| words.is_empty()).count(), 1, "{outcomes:?}");
+        let said = outcomes.concat();
+        assert!(
+            said == "rank 0 has plan 7, this rank plan 8" || said == "rank 1 has plan 8, this rank plan 7",
+            "{said}"
+        );
+    });
+}
+
+#[test]
+fn flags_and_rows_are_copied_when_their_turn_comes() {
+    inside("flags_and_rows_are_copied_when_their_turn_comes", &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        let mut lane = CudaLane::new(&[Share::whole(&gpu)], false).unwrap();
+        let flags = Flags::new(&gpu, 3).unwrap();
+        let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
+        let from = arena.put(&[1u32, 2, 3, 4, 5, 6]);
+        let (to, rows) = arena.reserve::<u32>(12);
+        let (seen, place) = arena.reserve::<u32>(3);
+        lane.send(&mut arena).unwrap();
+        lane.clear(to, 48).unwrap();
+        lane.copy_rows((from, 12), (to, 20), 8, 2).unwrap();
+        lane.snapshot(&flags, 3, seen).unwrap();
+        // The lane has not come to it yet.
+        flags.set(1);
+        lane.fetch(&mut arena).unwrap();
+        lane.wait(&mut || {}).unwrap();
+        assert_eq!(arena.get::<u32>(rows)[..8], [1, 2, 0, 0, 0, 4, 5, 0]);
+        assert_eq!(arena.get::<u32>(place), [0, 1, 0]);
+    });
+}
+
+#[test]
+fn nccl_that_is_too_old_or_not_there_is_refused_with_what_to_do() {
+    let name = "nccl_that_is_too_old_or_not_there_is_refused_with_what_to_do";
+    inside(name, &[("FASER_FAKE_NCCL", "21003")], || {
+        let refusal = words(nccl_group(2, PATIENT));
+        assert!(refusal.contains("NCCL 2.10.3 is too old") && refusal.contains("pip install"), "{refusal}");
+    });
+    // On this machine as it is.
+    match nccl_version() {
+        Ok(version) => assert!(version >= 21_800),
+        Err(CudaError::NoNccl) => assert!(CudaError::NoNccl.to_string().contains("ln -s libnccl.so.2")),
+        Err(other) => assert!(matches!(other, CudaError::OldNccl { .. }), "{other}"),
+    }
+}
+
+#[test]
+fn errors_of_a_group_are_told_as_they_are() {
+    let error = CudaError::from(CollectiveError::Aborted { why: "the device is lost".to_owned() });
+    assert_eq!(error.to_string(), "the group was aborted: the device is lost");
+}

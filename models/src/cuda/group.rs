@@ -1,0 +1,175 @@
+//! Passes of a split model: what ranks sum and tell each other, queued between the launches.
+//!
+//! All ranks queue the same calls with the same sizes: sizes follow from the plan and from what the device tells every rank alike. What only
+//! the first rank's host knows, who fell, goes by way of the device: its flags are read when their turn comes, and gathered.
+
+use std::sync::Arc;
+
+use faser_kernels::collective::part;
+use faser_kernels::cuda::{CudaError, CudaLane, DeviceBuffer, Element, Flags, Gpu, NcclSeat, PickArgs, Ptr};
+
+use super::{CudaPasses, CudaSizes};
+use crate::{ModelConfig, Shard};
+
+/// Rows of logits that travel in one call.
+const ROWS_AT_ONCE: usize = 64;
+/// What NCCL keeps on a GPU for a lane's group: assumed, not measured.
+const COMMUNICATOR_BYTES: u64 = 256 << 20;
+
+/// What a rank has of memory for it.
+pub(super) struct GroupBuffers {
+    /// u32 of each chunk: this rank's flags, and all ranks'.
+    flags: [DeviceBuffer; 2],
+    /// u64 of each sample: this rank's best key, and all ranks'.
+    keys: [DeviceBuffer; 2],
+    /// Logits as they come, rank after rank, of some rows.
+    pieces: DeviceBuffer,
+    /// f32 `[logit rows][vocabulary]`.
+    whole: DeviceBuffer,
+}
+
+/// Logits of some tokens: those from `first` on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Logits {
+    pub(super) at: Ptr,
+    pub(super) first: u32,
+    pub(super) tokens: u32,
+}
+
+/// Tokens of the largest part of a vocabulary.
+pub(super) fn width(config: &ModelConfig, shard: Shard) -> usize {
+    part(config.vocab, 0, shard.ranks).len()
+}
+
+fn pieces(config: &ModelConfig, shard: Shard, logit_rows: usize) -> usize {
+    ROWS_AT_ONCE.min(logit_rows) * shard.ranks * width(config, shard) * size_of::<f32>()
+}
+
+impl GroupBuffers {
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        config: &ModelConfig,
+        shard: Shard,
+        sizes: &CudaSizes,
+    ) -> Result<GroupBuffers, CudaError> {
+        let buffer = |bytes: usize| DeviceBuffer::zeroed(gpu, bytes, "what ranks tell each other");
+        let (flags, keys) =
+            (CudaSizes::bucket(sizes.max_chunks) * size_of::<u32>(), sizes.logit_rows() * size_of::<u64>());
+        Ok(GroupBuffers {
+            flags: [buffer(flags)?, buffer(shard.ranks * flags)?],
+            keys: [buffer(keys)?, buffer(shard.ranks * keys)?],
+            pieces: buffer(pieces(config, shard, sizes.logit_rows()))?,
+            whole: buffer(sizes.logit_rows() * config.vocab * size_of::<f32>())?,
+        })
+    }
+
+    /// Bytes of it all, and of what NCCL keeps.
+    pub(super) fn bytes(config: &ModelConfig, shard: Shard, sizes: &CudaSizes) -> u64 {
+        if shard == Shard::WHOLE {
+            return 0;
+        }
+        let (rows, ranks) = (sizes.logit_rows(), 1 + shard.ranks);
+        let words = ranks * (4 * CudaSizes::bucket(sizes.max_chunks) + 8 * rows);
+        let logits = pieces(config, shard, rows) + rows * config.vocab * size_of::<f32>();
+        (words + logits) as u64 + COMMUNICATOR_BYTES
+    }
+
+    /// Asks for the first rank's flags as they will be: where they are on this rank.
+    pub(super) fn flags_of_first(
+        &self,
+        lane: &mut CudaLane,
+        flags: &Flags,
+        len: usize,
+    ) -> Result<Ptr, CudaError> {
+        let [own, all] = self.flags.each_ref().map(DeviceBuffer::ptr);
+        lane.snapshot(flags, len, own)?;
+        lane.all_gather(own, all, len)?;
+        Ok(all)
+    }
+}
+
+impl CudaPasses {
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    ///
+    /// # Errors
+    /// The others do not join too: see [`CudaLane::join`].
+    ///
+    /// # Panics
+    /// If the seat is another rank's than the model's.
+    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), CudaError> {
+        self.lane.join(seat)?;
+        self.assert_joined();
+        Ok(())
+    }
+
+    /// Rank and ranks of the lane are those of the model's shard.
+    pub(super) fn assert_joined(&self) {
+        let Shard { rank, ranks } = self.model.shard();
+        let found = (self.lane.rank(), self.lane.ranks());
+        assert_eq!(found, (rank, ranks), "rank and ranks of the lane, and of the model's shard");
+    }
+
+    /// Whether others do the same on other GPUs.
+    pub fn is_split(&self) -> bool {
+        self.lane.ranks() > 1
+    }
+
+    /// Sees to it that all ranks have the same plan.
+    ///
+    /// # Errors
+    /// They have not, and the group is ended.
+    pub fn agree_on(&mut self, plan: u64) -> Result<(), CudaError> {
+        self.lane.agree_on(plan)
+    }
+
+    /// The residual stream becomes the sum of the ranks' shares.
+    pub(super) fn add_up(&mut self) -> Result<(), CudaError> {
+        let len = self.pass.rows.bucket * self.model.config.hidden;
+        self.lane.all_reduce_sum(self.x.ptr(), len, Element::F32)
+    }
+
+    /// The logits that tokens are drawn from: all ranks' where a token's fate depends on others (`of_all`), else this rank's own.
+    pub(super) fn logits_to_draw_from(&mut self, rows: usize, of_all: bool) -> Result<Logits, CudaError> {
+        let (model, shard) = (self.model.clone(), self.model.shard());
+        let (vocab, own) = (model.config.vocab, shard.tokens(&model.config));
+        let Some(group) = self.group.as_ref().filter(|_| of_all) else {
+            return Ok(Logits { at: self.logits.ptr(), first: own.start as u32, tokens: own.len() as u32 });
+        };
+        let (width, word) = (width(&model.config, shard), size_of::<f32>());
+        for first in (0..rows).step_by(ROWS_AT_ONCE) {
+            let rows = ROWS_AT_ONCE.min(rows - first);
+            // The largest part is the first; from the others comes a rest that nobody reads.
+            let from = self.logits.at(first * own.len() * word);
+            self.lane.all_gather(from, group.pieces.ptr(), rows * width)?;
+            for rank in 0..shard.ranks {
+                let of = part(vocab, rank, shard.ranks);
+                let from = group.pieces.at(rank * rows * width * word);
+                let to = group.whole.at((first * vocab + of.start) * word);
+                self.lane.copy_rows((from, of.len() * word), (to, vocab * word), of.len() * word, rows)?;
+            }
+        }
+        Ok(Logits { at: group.whole.ptr(), first: 0, tokens: vocab as u32 })
+    }
+
+    /// Asks for the tokens of what was found in the parts of `logits`, for a bucket of `most` samples.
+    pub(super) fn pick(
+        &mut self,
+        logits: Logits,
+        best: (Ptr, u32),
+        to: Ptr,
+        most: u32,
+    ) -> Result<(), CudaError> {
+        let (count, sms) = (self.pass.sample_count(), self.lane.sms());
+        let (best, parts) = best;
+        let group = self.group.as_ref().filter(|_| logits.tokens < self.model.config.vocab as u32);
+        let Some(group) = group else {
+            return self.lane.launch(&PickArgs::tokens(best, to, count, parts).launch(most, sms));
+        };
+        let [own, all] = group.keys.each_ref().map(DeviceBuffer::ptr);
+        self.lane.launch(&PickArgs::keys(best, own, count, parts).launch(most, sms))?;
+        // Two words each.
+        self.lane.all_gather(own, all, 2 * most as usize)?;
+        let ranks = self.lane.ranks() as u32;
+        self.lane.launch(&PickArgs::of_ranks(all, to, count, ranks, most).launch(most, sms))
+    }
+}

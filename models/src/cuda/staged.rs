@@ -1,0 +1,83 @@
+//! A pass as it lies on the device: where its arrays are, and its size.
+
+use faser_kernels::cuda::{AttentionPlan, Ptr};
+
+/// The pass under way: where its arrays are, and its size.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Staged {
+    pub(super) rows: RowArrays,
+    pub(super) tail: Tail,
+    /// Whether its arrays are padded, so that it comes again.
+    pub(super) small: bool,
+    pub(super) samples: usize,
+    pub(super) chunk_count: usize,
+    pub(super) live: Ptr,
+    pub(super) proposal_counts: Ptr,
+    pub(super) of_plan: Ptr,
+    pub(super) tests: Ptr,
+    pub(super) rivals: Ptr,
+    pub(super) most: Ptr,
+    pub(super) test_count: Ptr,
+    pub(super) test_rows: Ptr,
+    pub(super) scores: Ptr,
+    pub(super) test_len: usize,
+}
+
+/// All that layers take of a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct RowArrays {
+    pub(super) bucket: usize,
+    pub(super) counts: Ptr,
+    pub(super) positions: Ptr,
+    pub(super) chunk_of: Ptr,
+    pub(super) chunks: Ptr,
+    pub(super) tables: Ptr,
+    pub(super) table_stride: u32,
+    pub(super) tiles: Ptr,
+    pub(super) tile_count: usize,
+    pub(super) tile_queries: u32,
+    pub(super) split: u32,
+    pub(super) splits: u32,
+}
+
+/// All that the end of a pass takes of it, beside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Tail {
+    /// The bucket of its samples; 0: none.
+    pub(super) samples: usize,
+    pub(super) sample_rows: Ptr,
+    pub(super) samplers: Ptr,
+    pub(super) proposals: Ptr,
+    pub(super) proposal_stride: u32,
+    pub(super) adjusts: bool,
+    pub(super) restricts: bool,
+    pub(super) cuts: bool,
+}
+
+/// What is known of a chunk of the pass without asking the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownChunk {
+    pub(super) rows: usize,
+    pub(super) samples: usize,
+    pub(super) cancelled: bool,
+}
+
+impl Staged {
+    /// Where the number of samples is.
+    pub(super) fn sample_count(&self) -> Ptr {
+        Ptr(self.rows.counts.0 + 8)
+    }
+}
+
+/// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more
+/// than a row has change nothing.
+pub(super) fn plan_attention(longest: u32, rows: usize, split_rows: usize) -> AttentionPlan {
+    let mut plan = AttentionPlan::new(longest);
+    plan.splits = plan.splits.next_power_of_two();
+    // Many rows keep the SMs busy without splits, and the workspace is not for both.
+    while plan.splits as usize * rows > split_rows {
+        plan.split *= 2;
+        plan.splits = longest.div_ceil(plan.split).next_power_of_two();
+    }
+    plan
+}

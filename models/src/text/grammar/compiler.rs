@@ -1,0 +1,219 @@
+//! From the text of a grammar to something that can be followed, within limits.
+
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{InferenceCapabilities, TokRxInfo, TokTrie, TokenizerEnv};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Map, Value, json};
+
+use super::GrammarMatcher;
+use crate::Tokenizer;
+
+/// Bytes of a grammar's text at most.
+const MAX_SOURCE_BYTES: usize = 64 << 10;
+/// Brackets inside brackets at most: parsers follow them by recursion.
+const MAX_DEPTH: usize = 64;
+/// Choices at most.
+const MAX_CHOICES: usize = 1024;
+/// Symbols of a compiled grammar at most.
+const MAX_SYMBOLS: usize = 100_000;
+/// States of its lexer at most, of 1 to 2 KiB each; they come as they are needed.
+const MAX_LEXER_STATES: usize = 20_000;
+
+/// A grammar as a request states it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GrammarSource {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON by a schema.
+    JsonSchema(Value),
+    /// The whole output matches a regular expression, in the syntax of Rust's `regex`.
+    Regex(String),
+    /// A grammar in llguidance's kind of Lark, which begins with `start`.
+    Lark(String),
+    /// One of several texts.
+    Choice(Vec<String>),
+}
+
+/// Why a grammar is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct GrammarError(String);
+
+/// Compiles grammars for one model's vocabulary.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+    ends: Arc<[u32]>,
+}
+
+/// A compiled grammar. Clones and matchers share what they learn of it.
+#[derive(Clone)]
+pub struct Grammar {
+    start: Matcher,
+    ends: Arc<[u32]>,
+}
+
+/// What llguidance asks of a vocabulary.
+struct Vocabulary(TokTrie);
+
+impl TokenizerEnv for Vocabulary {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    /// No token is forced because another way to write the same bytes would not be the tokenizer's own: what may follow depends on the
+    /// bytes before alone, however they were divided into tokens.
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}
+
+impl GrammarCompiler {
+    /// For a vocabulary of `vocab` tokens, of which `ends` end a text: one of them may come where the grammar is complete.
+    ///
+    /// # Errors
+    /// There is no such token.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, ends: &[u32]) -> Result<GrammarCompiler, GrammarError> {
+        let known = |end: &&u32| (**end as usize) < vocab;
+        let ends: Arc<[u32]> = ends.iter().filter(known).copied().collect();
+        let Some(&first) = ends.first() else {
+            return Err(GrammarError("the model has no token that could end a text".to_owned()));
+        };
+        let word = |id: u32| {
+            if ends.contains(&id) || tokenizer.is_special(id) {
+                let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+                word.extend_from_slice(format!("<{id}>").as_bytes());
+                return word;
+            }
+            tokenizer.token_bytes(id)
+        };
+        let words: Vec<Vec<u8>> = (0..vocab as u32).map(word).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, first), &words).with_eos_tokens(&ends);
+        let vocabulary = Arc::new(Vocabulary(trie)) as _;
+        let caps = InferenceCapabilities::default();
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&vocabulary, caps, &slices).map_err(|error| refusal(&error))?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_grammar_size = MAX_SYMBOLS;
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.verbose_errors = false;
+        Ok(GrammarCompiler { factory, ends })
+    }
+
+    /// Compiles a grammar. Takes milliseconds for most; the limits keep it below a second or so for any.
+    ///
+    /// # Errors
+    /// It is wrong, has what is not offered, or is beyond a limit.
+    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        let grammar = match source {
+            GrammarSource::JsonObject => {
+                TopLevelGrammar::from_json_schema(compact(&json!({"type": "object"}))?)
+            }
+            GrammarSource::JsonSchema(schema) => {
+                measure(&schema.to_string())?;
+                TopLevelGrammar::from_json_schema(compact(schema)?)
+            }
+            GrammarSource::Regex(regex) => {
+                measure(regex)?;
+                TopLevelGrammar::from_regex(regex)
+            }
+            GrammarSource::Lark(grammar) => {
+                measure(grammar)?;
+                TopLevelGrammar::from_lark(grammar.clone())
+            }
+            GrammarSource::Choice(choices) => TopLevelGrammar::from_lark(alternatives(choices)?),
+        };
+        let parser = self.factory.create_parser(grammar);
+        let start = Matcher::new(parser);
+        match start.get_error() {
+            Some(error) => Err(GrammarError(shortened(&error))),
+            None => Ok(Grammar { start, ends: self.ends.clone() }),
+        }
+    }
+}
+
+impl Grammar {
+    /// A matcher at the beginning of an output.
+    pub fn matcher(&self) -> GrammarMatcher {
+        GrammarMatcher::new(self.start.clone(), self.ends.clone())
+    }
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammar").field("ends", &self.ends).finish_non_exhaustive()
+    }
+}
+
+/// JSON is written without spaces between its parts, unless the schema says otherwise: with them a text need never end.
+fn compact(schema: &Value) -> Result<Value, GrammarError> {
+    let how = json!({"whitespace_flexible": false, "item_separator": ",", "key_separator": ":"});
+    match schema {
+        Value::Object(map) => {
+            let mut map = map.clone();
+            map.entry("x-guidance").or_insert(how);
+            Ok(Value::Object(map))
+        }
+        Value::Bool(true) => Ok(Value::Object(Map::from_iter([("x-guidance".to_owned(), how)]))),
+        _ => Err(GrammarError("a JSON schema is an object".to_owned())),
+    }
+}
+
+fn alternatives(choices: &[String]) -> Result<String, GrammarError> {
+    if choices.is_empty() || choices.len() > MAX_CHOICES {
+        return Err(GrammarError(format!("there are {} choices; give 1 to {MAX_CHOICES}", choices.len())));
+    }
+    if choices.iter().any(String::is_empty) {
+        return Err(GrammarError("a choice is empty".to_owned()));
+    }
+    // Strings of Lark are written as in JSON.
+    let literals: Vec<String> =
+        choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
+    let bytes: usize = literals.iter().map(String::len).sum();
+    if bytes > MAX_SOURCE_BYTES {
+        return Err(too_long(bytes));
+    }
+    Ok(format!("start: {}", literals.join(" | ")))
+}
+
+/// Refuses what no parser should be given.
+fn measure(source: &str) -> Result<(), GrammarError> {
+    if source.len() > MAX_SOURCE_BYTES {
+        return Err(too_long(source.len()));
+    }
+    let mut depth = 0usize;
+    for byte in source.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return Err(GrammarError(format!("brackets are nested deeper than {MAX_DEPTH}")));
+        }
+    }
+    Ok(())
+}
+
+fn too_long(bytes: usize) -> GrammarError {
+    GrammarError(format!("it has {bytes} bytes; {MAX_SOURCE_BYTES} are taken at most"))
+}
+
+fn refusal(error: &dyn std::fmt::Display) -> GrammarError {
+    GrammarError(shortened(&error.to_string()))
+}
+
+fn shortened(text: &str) -> String {
+    const MOST: usize = 400;
+    let mut short: String = text.chars().take(MOST).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
+}

@@ -1,0 +1,178 @@
+//! Grammars over the vocabulary of synthetic models, whose first 256 tokens are bytes, and over a tokenizer's.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+
+use super::*;
+use crate::Tokenizer;
+use proptest::prelude::*;
+use serde_json::json;
+
+const END: u32 = 255;
+
+fn compiler() -> GrammarCompiler {
+    GrammarCompiler::new(&Tokenizer::synthetic(256).unwrap(), 256, &[END]).unwrap()
+}
+
+fn sources() -> Vec<GrammarSource> {
+    let schema = json!({
+        "type": "object", "required": ["name", "size"], "additionalProperties": false,
+        "properties": {"name": {"type": "string", "maxLength": 4}, "size": {"enum": [1, 20, null]}},
+    });
+    vec![
+        GrammarSource::JsonObject,
+        GrammarSource::JsonSchema(schema),
+        GrammarSource::Regex("[a-c]{2,5}(x|yy)*".to_owned()),
+        GrammarSource::Lark("start: \"<\" word \">\"\nword: /[a-z]+/ | \"<\" word \">\"".to_owned()),
+        GrammarSource::Choice(vec!["yes".to_owned(), "yesterday".to_owned(), "é\"\\n".to_owned()]),
+    ]
+}
+
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// Whether a text is what a grammar allows, up to its end.
+fn accepts(grammar: &Grammar, text: &str) -> bool {
+    let mut matcher = grammar.matcher();
+    let mut all = ids(text);
+    all.push(END);
+    (0..all.len()).all(|at| {
+        matcher.follow(&all[..at]);
+        matcher.allowed().is_some_and(|mask| mask.allows(all[at]))
+    })
+}
+
+#[test]
+fn each_kind_of_grammar_takes_what_it_should_and_nothing_else() {
+    let compiler = compiler();
+    let grammars: Vec<Grammar> = sources().iter().map(|source| compiler.compile(source).unwrap()).collect();
+    for (number, good, bad) in [
+        (0, vec!["{}", "{\"a\":[1,{\"b\":null}]}"], vec!["", "[]", "1", "{} ", "{\"a\"}"]),
+        (
+            1,
+            vec!["{\"name\":\"ab\",\"size\":20}", "{\"name\":\"é\\n\",\"size\":null}"],
+            vec!["{\"name\":\"abcde\",\"size\":1}", "{\"name\":\"a\",\"size\":2}", "{\"name\":\"a\"}", "{}"],
+        ),
+        (2, vec!["ab", "abcx", "aaaaayyx"], vec!["a", "abcabc", "aby", ""]),
+        (3, vec!["<a>", "<<<zz>>>"], vec!["<>", "<a>>", "a"]),
+        (4, vec!["yes", "yesterday", "é\"\\n"], vec!["ye", "yest", "no", "yesyes"]),
+    ] {
+        good.iter().for_each(|text| assert!(accepts(&grammars[number], text), "{number}: {text}"));
+        bad.iter().for_each(|text| assert!(!accepts(&grammars[number], text), "{number}: {text}"));
+    }
+}
+
+#[test]
+fn what_must_come_is_found_without_a_model() {
+    let grammar = compiler().compile(&sources()[1]).unwrap();
+    let mut matcher = grammar.matcher();
+    let (forced, next) = matcher.forced(&[], 100);
+    assert_eq!(forced, ids("{\"name\":\""));
+    assert!(next.is_some_and(|mask| mask.only().is_none() && mask.allows(u32::from(b'a'))));
+    // Fewer are enough, and it can be asked again from elsewhere.
+    assert_eq!(matcher.forced(&[], 3).0, ids("{\"n"));
+    assert_eq!(matcher.forced(&ids("{\"name\":\"a\""), 100).0, ids(",\"size\":"));
+    let (forced, behind) = matcher.forced(&ids("{\"name\":\"a\",\"size\":n"), 100);
+    assert_eq!(forced, [ids("ull}"), vec![END]].concat());
+    assert!(behind.is_none(), "behind the end anything may come");
+}
+
+#[test]
+fn an_output_that_left_the_grammar_is_followed_again_once_it_is_taken_back() {
+    let grammar = compiler().compile(&sources()[4]).unwrap();
+    let mut matcher = grammar.matcher();
+    let masks = matcher.along(&ids("ye"), &ids("sx!"));
+    assert!(masks[0].as_ref().is_some_and(|mask| mask.only() == Some(u32::from(b's'))));
+    assert!(masks[1].as_ref().is_some_and(|mask| mask.allows(END) && mask.allows(u32::from(b't'))));
+    assert!(masks[2].is_none() && masks[3].is_none());
+    let masks = matcher.along(&ids("yes"), &[END]);
+    assert!(masks[0].is_some() && masks[1].is_none());
+    assert_eq!(matcher.failure(), None);
+    assert_eq!(matcher.forced(&ids("yest"), 100).0.last(), Some(&END));
+}
+
+#[test]
+fn a_tokenizers_tokens_are_their_bytes_and_its_marks_are_no_text() {
+    for (folder, end) in [("tokenizer-byte-level", "</s>"), ("tokenizer-sentencepiece", "</s>")] {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder).join("tokenizer.json");
+        let tokenizer = Tokenizer::from_json(&std::fs::read(&path).unwrap(), &path).unwrap();
+        let end = tokenizer.token_id(end).unwrap();
+        // A vocabulary that is padded, as models' are.
+        let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size() + 30, &[end]).unwrap();
+        let grammar = compiler.compile(&GrammarSource::Regex("(Hello|日本)[ -z{}]*".to_owned())).unwrap();
+        let mut matcher = grammar.matcher();
+        let mut output = Vec::new();
+        let mut text = Vec::new();
+        for step in 0..40u32 {
+            matcher.follow(&output);
+            let mask = matcher.allowed().unwrap();
+            let allowed: Vec<u32> =
+                (0..tokenizer.vocab_size() as u32).filter(|id| mask.allows(*id) && *id != end).collect();
+            assert!(
+                allowed.iter().all(|id| !tokenizer.is_special(*id) && !tokenizer.token_bytes(*id).is_empty())
+            );
+            let next = allowed[(step as usize * 7919) % allowed.len()];
+            text.extend(tokenizer.token_bytes(next));
+            output.push(next);
+        }
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert!(text.starts_with("Hello") || text.starts_with("日本"), "{folder}: {text}");
+        assert_eq!(matcher.failure(), None);
+    }
+}
+
+#[test]
+fn what_is_wrong_or_too_large_is_refused_in_words() {
+    let compiler = compiler();
+    let deep = |open: &str, close: &str| open.repeat(10_000) + "a" + &close.repeat(10_000);
+    for (source, words) in [
+        (GrammarSource::Regex("(".to_owned()), "regex"),
+        (GrammarSource::Regex(deep("(", ")")), "nested"),
+        (GrammarSource::Lark("start: nothing".to_owned()), "nothing"),
+        (GrammarSource::Lark(deep("(", ")")), "nested"),
+        (GrammarSource::Lark("x".repeat(70_000)), "65536"),
+        (GrammarSource::Choice(Vec::new()), "choices"),
+        (GrammarSource::Choice(vec![String::new()]), "empty"),
+        (GrammarSource::Choice(vec!["x".repeat(70_000)]), "65536"),
+        (GrammarSource::JsonSchema(json!({"type": "strange"})), "strange"),
+        (GrammarSource::JsonSchema(json!([])), "object"),
+        (GrammarSource::JsonSchema(json!({"$ref": "#/nowhere"})), "nowhere"),
+    ] {
+        let refused = compiler.compile(&source).expect_err("this has to be refused").to_string();
+        assert!(refused.contains(words) && refused.len() < 2000, "{words}: {refused}");
+    }
+    let none = GrammarCompiler::new(&Tokenizer::synthetic(256).unwrap(), 256, &[256]);
+    assert!(none.is_err_and(|error| error.to_string().contains("end")));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 40, ..ProptestConfig::default() })]
+    /// Whatever it was asked before, with whatever was taken back: what may come depends on the output alone.
+    #[test]
+    fn masks_are_a_function_of_the_output(
+        number in 0usize..5, steps in prop::collection::vec((any::<u16>(), 0usize..6), 1..30),
+    ) {
+        let grammar = compiler().compile(&sources()[number]).unwrap();
+        let mut matcher = grammar.matcher();
+        let mut output: Vec<u32> = Vec::new();
+        for (choice, back) in steps {
+            output.truncate(output.len().saturating_sub(back));
+            for _ in 0..4 {
+                matcher.follow(&output);
+                let found = matcher.allowed();
+                let mut fresh = grammar.matcher();
+                fresh.follow(&output);
+                let expected = fresh.allowed();
+                prop_assert_eq!(found.as_ref().map(TokenMask::words), expected.as_ref().map(TokenMask::words));
+                let Some(mask) = found else { break };
+                let allowed: Vec<u32> = (0..256).filter(|id| mask.allows(*id)).collect();
+                prop_assert!(!allowed.is_empty());
+                output.push(allowed[choice as usize % allowed.len()]);
+            }
+        }
+        prop_assert_eq!(matcher.failure(), None);
+    }
+}
