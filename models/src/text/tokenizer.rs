@@ -1,11 +1,11 @@
 //! Text to token ids and back: a model directory's `tokenizer.json`, or plain bytes for synthetic models.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use tokenizers::DecoderWrapper;
 
 use super::bytes;
+use super::careful::careful;
 use crate::{ModelConfig, ModelError};
 
 /// Turns text into token ids and back. Share it in an `Arc`; streams of tokens go through a [`crate::Detokenizer`].
@@ -193,16 +193,6 @@ impl Tokenizer {
             Err(_) => Vec::new(),
         }
     }
-}
-
-/// Calls into the library, which panics over some files that no tool writes but anybody can: such a file, or the text that shows it, is
-/// refused. Nothing that is changed inside is used again after that but the tokenizer, which only caches.
-fn careful<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
-        let why = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-        let why = why.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        format!("the tokenizer cannot be used: {why}")
-    })
 }
 
 impl std::fmt::Debug for Tokenizer {
