@@ -247,7 +247,7 @@ fn a_picture_under_load() {
         let _load = Load::start(server.client(), 20);
         let seconds = |number| std::thread::sleep(std::time::Duration::from_secs(number));
         seconds(8);
-        let client = Client { address: proxy.address.clone() };
+        let client = Client::new(proxy.address.clone());
         let status = client.get(&format!("/v1/status?token={}", proxy.token)).json();
         let total = &status["total"];
         eprintln!("overlapped {}, k {}", total["overlapped"], total["k_histogram"]);
