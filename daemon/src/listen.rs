@@ -25,15 +25,15 @@ pub(crate) fn open(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Sets what connections inherit: a small send buffer, and an end for those whose client takes nothing for `patience`. An answer that
-/// is whole is in the kernel's hands, so only the kernel can give up on it.
+/// Sets what connections inherit: a small send buffer, and an end for those whose client takes nothing for twice `patience`. An answer
+/// that is whole is in the kernel's hands, so only the kernel can give up on it; a stream has been given up by then.
 ///
 /// # Errors
 /// The operating system refuses.
 pub(crate) fn bound(listener: &TcpListener, patience: Duration) -> io::Result<()> {
     let socket = SockRef::from(listener);
     socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
-    socket.set_tcp_user_timeout(Some(patience))
+    socket.set_tcp_user_timeout(Some(2 * patience))
 }
 
 /// How many connections there may be: as many as asked for, if the process may have so many descriptors.
@@ -83,7 +83,7 @@ mod tests {
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (connection, _) = listener.accept().unwrap();
         let socket = SockRef::from(&connection);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(7)));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(14)));
         assert!(socket.send_buffer_size().unwrap() <= 2 * SEND_BUFFER_BYTES);
         drop(client);
     }

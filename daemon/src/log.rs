@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::io::IsTerminal;
 
 use tracing::Level;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{Format, JsonFields};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry;
@@ -76,7 +76,13 @@ pub fn last_words(err: &dyn Display) {
 fn levels(level: Level) -> Targets {
     // The HTTP library tells of its workers at `info`; nobody asked for that.
     let library = if level == Level::INFO { Level::WARN } else { level };
+    // What clients send wrongly is an error to that library: nobody may fill the log from outside.
+    let clients = if level >= Level::DEBUG { LevelFilter::from_level(level) } else { LevelFilter::OFF };
     // What operators change is always written.
     let audit = level.max(Level::INFO);
-    Targets::new().with_default(level).with_target("actix_server", library).with_target(audit::TARGET, audit)
+    Targets::new()
+        .with_default(level)
+        .with_target("actix_server", library)
+        .with_target("actix_http", clients)
+        .with_target(audit::TARGET, audit)
 }

@@ -1,6 +1,8 @@
 //! API keys from outside: the file, the reload, the refusal to be public without, and that no key is ever written down.
 
 use std::{
+    io::{Read, Write},
+    net::TcpStream,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -78,6 +80,26 @@ fn keys_are_read_again_by_sighup_while_streams_go_on() {
     assert!(output.contains("DEBUG"), "answers are logged");
     for secret in [OLD, NEW, "0123456789abcdef"] {
         assert!(!output.contains(secret), "a key is in the log");
+    }
+}
+
+/// Sends a request that would keep its connection, and returns all that comes up to the end of it.
+fn all_of(server: &Server, path: &str) -> String {
+    let mut stream = TcpStream::connect(&server.client().address).expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").expect("a request can be sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the connection is closed");
+    answer
+}
+
+#[test]
+fn who_has_no_key_gets_one_answer_a_connection() {
+    let server = guarded(&format!("{OLD}\n"));
+    for (path, status) in [("/health", 200), ("/ready", 200), ("/v1/models", 401), ("/nothing", 401)] {
+        let answer = all_of(&server, path);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+        assert!(answer.to_lowercase().contains("connection: close"), "{path}: {answer}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::{StatusCode, header};
+use actix_web::http::{ConnectionType, StatusCode, header};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, ResponseError, web};
 
@@ -28,20 +28,28 @@ pub async fn authorize<B: MessageBody + 'static>(
         Ok(permit) => permit,
         Err(err) => {
             let response = err.error_response();
-            return Ok(request.into_response(response));
+            return Ok(alone(request.into_response(response)));
         }
     };
     if let Some(permit) = &permit {
         request.extensions_mut().insert(KeyName(permit.name().to_owned()));
     }
+    let guarded = request.app_data::<web::Data<App>>().is_some_and(|app| !app.access.keys().is_empty());
     let response = next.call(request).await?.map_into_boxed_body();
     Ok(match permit {
+        None if guarded => alone(response),
         None => response,
         // A stream is in flight until its last byte.
         Some(permit) => {
             response.map_body(|_, body| BoxBody::new(Held { body: Box::pin(body), _permit: permit }))
         }
     })
+}
+
+/// The one response of its connection. The time for a head is that of the first one alone: who has no key gets no second.
+fn alone(mut response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
+    response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
+    response
 }
 
 fn permit(request: &ServiceRequest) -> Result<Option<Permit>, ApiError> {

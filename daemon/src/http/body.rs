@@ -12,8 +12,8 @@ use super::errors::ApiError;
 use crate::app::App;
 use crate::fields::shortened;
 
-/// Lists and objects within each other; no field needs more than five.
-const MOST_DEPTH: usize = 32;
+/// Lists and objects within each other: what a JSON schema may have, and some around it.
+const MOST_DEPTH: usize = 96;
 /// Lists and objects of a body. Each takes some hundred bytes once it is parsed, and two to write.
 const MOST_CONTAINERS: usize = 32_768;
 /// A body up to this size is read whatever else is being read.
@@ -168,7 +168,7 @@ mod tests {
     fn depth_and_number_of_lists_are_bounded_and_strings_are_left_alone() {
         assert!(parse(nested(MOST_DEPTH).as_bytes()).is_ok());
         let deep = parse(nested(MOST_DEPTH + 1).as_bytes()).unwrap_err().to_string();
-        assert!(deep.contains("nested deeper than 32"), "{deep}");
+        assert!(deep.contains("nested deeper than 96"), "{deep}");
         let crumbs = |count: usize| format!("[{}{{}}]", "{},".repeat(count));
         assert!(parse(crumbs(MOST_CONTAINERS - 2).as_bytes()).is_ok());
         let many = parse(crumbs(MOST_CONTAINERS).as_bytes()).unwrap_err().to_string();

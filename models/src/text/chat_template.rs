@@ -8,6 +8,7 @@ use minijinja::{Environment, ErrorKind, Value, context};
 use serde_json::Value as Json;
 
 use super::bounded::{self, Bounded};
+use super::careful::careful;
 use super::{clock, python_json};
 use crate::ModelError;
 use crate::config::Keys;
@@ -56,9 +57,11 @@ impl ChatTemplate {
         }
         let [bos_token, eos_token] = tokens;
         let mut environment = environment();
-        match environment.add_template_owned(NAME, source) {
+        let added =
+            careful(|| environment.add_template_owned(NAME, source).map_err(|error| describe(&error)));
+        match added.and_then(|added| added) {
             Ok(()) => Ok(ChatTemplate { environment, path, bos_token, eos_token }),
-            Err(error) => Err(ModelError::ChatTemplate { path, problem: describe(&error) }),
+            Err(problem) => Err(ModelError::ChatTemplate { path, problem }),
         }
     }
 
@@ -74,7 +77,8 @@ impl ChatTemplate {
         // Cheap: templates and functions in it are shared. Fuel belongs to the environment, not to a rendering.
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(bounded::fuel(count)));
-        let rendered = environment.get_template(NAME).and_then(|template| {
+        let rendered = careful(|| {
+            let template = environment.get_template(NAME)?;
             let variables = context! {
                 messages => Value::from_serialize(messages),
                 add_generation_prompt,
@@ -83,11 +87,9 @@ impl ChatTemplate {
             };
             template.render_captured_to(variables, &mut text).map(|_| ())
         });
-        match rendered {
+        match rendered.and_then(|rendered| rendered.map_err(|error| describe(&error))) {
             Ok(()) => Ok(text.finish()),
-            Err(error) => {
-                Err(ModelError::ChatTemplate { path: self.path.clone(), problem: describe(&error) })
-            }
+            Err(problem) => Err(ModelError::ChatTemplate { path: self.path.clone(), problem }),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod bounded;
 mod bytes;
+mod careful;
 mod chat_template;
 mod clock;
 mod detokenizer;

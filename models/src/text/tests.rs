@@ -241,6 +241,22 @@ fn templates_that_take_or_write_too_much_are_stopped() {
 }
 
 #[test]
+fn files_that_the_libraries_panic_over_are_refused() {
+    let file = fs::read_to_string(golden("tokenizer-sentencepiece").join("tokenizer.json")).unwrap();
+    let broken = file.replacen("ByteFallback", "\\ud800", 1);
+    assert_ne!(broken, file);
+    assert!(Tokenizer::from_json(broken.as_bytes(), Path::new("x.json")).is_err());
+    // In builds that look for overflows it panics, in others there is nothing to show.
+    let template =
+        ChatTemplate::of("x".into(), "{{ messages[:4:-1] | list | length }}".to_owned(), Default::default());
+    let one = json!([{"role": "user", "content": "a"}]);
+    match template.unwrap().render(&one, false) {
+        Ok(text) => assert_eq!(text, "0"),
+        Err(err) => assert!(err.to_string().contains("cannot be used"), "{err}"),
+    }
+}
+
+#[test]
 fn what_templates_do_every_day_is_within_the_bounds() {
     let source = "{% for message in messages %}{{ message.content | indent(4) }}{{ '%5.1f' | format(1.5) }}\
                   {{ '{:>4}'.format('x') }}{% for row in [1, 2, 3] | batch(2) %}{{ row | length }}{% endfor %}{% endfor %}";

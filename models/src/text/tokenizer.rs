@@ -5,6 +5,7 @@ use std::path::Path;
 use tokenizers::DecoderWrapper;
 
 use super::bytes;
+use super::careful::careful;
 use crate::{ModelConfig, ModelError};
 
 /// Turns text into token ids and back. Share it in an `Arc`; streams of tokens go through a [`crate::Detokenizer`].
@@ -60,7 +61,12 @@ impl Tokenizer {
     /// # Errors
     /// It is no tokenizer, or one whose text cannot be streamed.
     pub fn from_json(bytes: &[u8], path: &Path) -> Result<Tokenizer, ModelError> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| ModelError::format(path, &e))?;
+        // First as plain JSON: parts of the library panic where it is none.
+        let json: serde_json::Value =
+            serde_json::from_slice(bytes).map_err(|e| ModelError::format(path, &e))?;
+        drop(json);
+        let read = careful(|| tokenizers::Tokenizer::from_bytes(bytes)).unwrap_or_else(|why| Err(why.into()));
+        let mut inner = read.map_err(|e| ModelError::format(path, &e))?;
         // A prompt must never be cut or filled up silently.
         inner.with_truncation(None).map_err(|e| ModelError::format(path, &e))?;
         inner.with_padding(None);
@@ -97,8 +103,8 @@ impl Tokenizer {
     /// The tokenizer cannot express the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
         match &self.kind {
-            Kind::Hf { inner, .. } => inner
-                .encode_fast(text, add_special)
+            Kind::Hf { inner, .. } => careful(|| inner.encode_fast(text, add_special))
+                .unwrap_or_else(|why| Err(why.into()))
                 .map(|encoding| encoding.get_ids().to_vec())
                 .map_err(|e| ModelError::Tokenize(e.to_string())),
             Kind::Synthetic => Ok(text.bytes().map(u32::from).collect()),
@@ -110,7 +116,9 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.kind {
             // No decoder of the supported kinds can fail; if one does, there is nothing to show.
-            Kind::Hf { inner, .. } => inner.decode(ids, true).unwrap_or_default(),
+            Kind::Hf { inner, .. } => {
+                careful(|| inner.decode(ids, true)).unwrap_or_else(|why| Err(why.into())).unwrap_or_default()
+            }
             Kind::Synthetic => {
                 let bytes: Vec<u8> = ids.iter().flat_map(|id| self.synthetic_bytes(*id)).collect();
                 String::from_utf8_lossy(&bytes).into_owned()

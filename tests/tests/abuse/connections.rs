@@ -60,17 +60,6 @@ fn what_is_sent_byte_by_byte_ends_by_the_servers_clock() {
 }
 
 #[test]
-fn a_second_head_is_no_way_around_the_clock() {
-    let server = server();
-    let mut stream = connect(&server.client().address);
-    stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").expect("a request can be sent");
-    assert!(matches!(read(&mut stream), Answer::Response(200, _)));
-    drip(stream, b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-a: b\r\n")
-        .is_refusal()
-        .expect("a slow second head");
-}
-
-#[test]
 fn garbage_behind_a_good_request_ends_the_connection_and_nothing_else() {
     let server = server();
     let mut stream = connect(&server.client().address);
@@ -110,16 +99,18 @@ fn clients_that_leave_at_once_leave_nothing_behind() {
 #[test]
 fn a_client_that_does_not_read_its_stream_is_cut_off() {
     let server = server();
-    let body = json!({"prompt": "unread", "max_tokens": 8000, "temperature": 0, "stream": true}).to_string();
+    let body =
+        json!({"prompt": "unread", "max_tokens": 8000, "temperature": 0, "logprobs": 20, "stream": true})
+            .to_string();
     let before = server.descriptors();
     let unread: Vec<TcpStream> = undisturbed(&server, || {
-        let streams = (0..4).map(|_| {
+        let streams = (0..2).map(|_| {
             let mut stream = connect(&server.client().address);
             stream.write_all(&post("/v1/completions", &body)).expect("a request can be sent");
             stream
         });
         let streams: Vec<TcpStream> = streams.collect();
-        wait_for("all are cut off", || server.output().matches("takes nothing of its stream").count() >= 4);
+        wait_for("all are cut off", || server.output().matches("takes nothing of its stream").count() >= 2);
         streams
     });
     // The kernel gives up on what it could not deliver, though the clients are still there.
@@ -159,9 +150,9 @@ fn a_server_with_few_places_serves_again_when_they_are_free() {
     let server = Server::start(
         "server: {max_connections: 8, header_timeout_s: 1}\nmodel: {synthetic: {preset: tiny}}\nlog: {level: warn}\n",
     );
-    let crowd: Vec<TcpStream> = (0..200).map(|_| connect(&server.client().address)).collect();
+    let crowd: Vec<TcpStream> = (0..60).map(|_| connect(&server.client().address)).collect();
     // It waits behind all of them.
     assert_eq!(server.client().get("/health").status, 200);
-    assert!(server.descriptors() < 150, "{} descriptors", server.descriptors());
+    assert!(server.descriptors() < 55, "{} descriptors", server.descriptors());
     drop(crowd);
 }

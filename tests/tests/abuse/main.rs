@@ -81,6 +81,7 @@ fn undisturbed<T>(server: &Server, what: impl FnOnce() -> T) -> T {
             && metrics.blocks_in_use() == 0.0
     });
     assert_eq!(client.get("/ready").status, 200);
+    assert!(!server.output().contains("ERROR"), "strangers fill the log");
     result
 }
 

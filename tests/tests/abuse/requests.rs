@@ -49,7 +49,10 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
         ("a number of a megabyte", text(&format!("{{\"seed\": {}}}", "9".repeat(1 << 20)))),
         ("lists in lists", text(&"[".repeat(100_000))),
         ("objects in objects", text(&"{\"a\":".repeat(100_000))),
-        ("forty levels, closed", text(&format!("{{\"prompt\": {}{}}}", "[".repeat(40), "]".repeat(40)))),
+        (
+            "a hundred levels, closed",
+            text(&format!("{{\"prompt\": {}{}}}", "[".repeat(100), "]".repeat(100))),
+        ),
         ("a million empty objects", text(&format!("{{\"prompt\": [{}{{}}]}}", "{},".repeat(1_000_000)))),
         ("a million lists", text(&format!("{{\"prompt\": [{}[0]]}}", "[0],".repeat(900_000)))),
         ("a million numbers", text(&format!("{{\"prompt\": [{}0]}}", "0,".repeat(1_000_000)))),
@@ -108,6 +111,17 @@ fn fields() -> Vec<(&'static str, Value)> {
         ("thirty thousand unknown fields", Value::Object(unknown)),
         ("a name of a megabyte", json!({"x".repeat(1 << 20): 1})),
         ("control characters in a name", json!({"\u{0}\u{1b}[31m\r\n": 1})),
+        (
+            "a schema of bombs",
+            json!({"guided_json": {"type": "array", "minItems": 1_000_000_000, "items": {"type": "string"}}}),
+        ),
+        (
+            "a regex that explodes",
+            json!({"guided_regex": "(((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000})b"}),
+        ),
+        ("a regex that is none", json!({"guided_regex": "((((["})),
+        ("two forms at once", json!({"guided_regex": "a", "guided_choice": ["a"]})),
+        ("a million words to choose from", json!({"guided_choice": vec!["ab"; 100_000]})),
         ("a text to be filled in", json!({"suffix": "\u{0}"})),
     ]
 }

@@ -22,7 +22,7 @@ impl Answer {
     /// The first response in `bytes`, or the end.
     fn of(bytes: &[u8]) -> Answer {
         let text = String::from_utf8_lossy(bytes);
-        let Some((head, body)) = text.split_once("\r\n\r\n") else { return Answer::Closed };
+        let Some((head, body)) = last(&text).split_once("\r\n\r\n") else { return Answer::Closed };
         let status = head.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
         status.map_or(Answer::Closed, |status| Answer::Response(status, body.to_owned()))
     }
@@ -101,9 +101,14 @@ pub(crate) fn read(stream: &mut TcpStream) -> Answer {
     }
 }
 
+/// A response without the go-ahead that may stand in front of it.
+fn last(text: &str) -> &str {
+    text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(text)
+}
+
 fn is_whole(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
-    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let Some((head, body)) = last(&text).split_once("\r\n\r\n") else { return false };
     let length = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
