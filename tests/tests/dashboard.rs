@@ -238,7 +238,7 @@ impl Drop for Work {
 #[ignore = "prints docs/dashboard.png anew"]
 fn a_picture_under_load() {
     let mut browser = Browser::start("a_picture_under_load").expect("a Chromium");
-    let size = json!({"width": 1440, "height": 1190, "deviceScaleFactor": 1, "mobile": false});
+    let size = json!({"width": 1440, "height": 1215, "deviceScaleFactor": 1, "mobile": false});
     browser.call("Emulation.setDeviceMetricsOverride", &size);
     let _work = Work::start(8);
     for _ in 0..40 {
@@ -258,7 +258,7 @@ fn a_picture_under_load() {
         }
         browser.open(&proxy.url());
         browser.wait_until("document.getElementById('state')?.textContent === 'serving'");
-        browser.value("[...document.querySelectorAll('#spans button')][1].click()");
+        browser.value("[...document.querySelectorAll('#spans button')][2].click()");
         // Until the lines of the tiles are full, and what the picture is of is on it.
         seconds(60);
         browser.wait_until(&format!("{} > 4000 && {} > 300", drawn("['ahead']"), drawn("['bad']")));

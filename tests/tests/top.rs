@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use faser_tests::{Server, client::Client, faser, metrics::wait_until};
+use faser_tests::{Server, faser, metrics::wait_until};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -38,7 +38,7 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn one_frame_as_text() {
     let server = Server::start(PAIR);
-    let client: Client = server.client().clone();
+    let client = server.client().clone();
     let body =
         json!({"prompt": "a long stream", "max_tokens": 2000, "temperature": 0.9, "seed": 1, "stream": true});
     let stream = std::thread::spawn({
