@@ -37,6 +37,31 @@ pub const LIVE: &[LiveKey] = &[
         when: "the next request; nobody who waits is refused",
         of: |config| config.scheduler.max_waiting.into(),
     },
+    LiveKey {
+        key: "server.allow_public_without_keys",
+        when: "at once",
+        of: |config| config.server.allow_public_without_keys.into(),
+    },
+    LiveKey {
+        key: "server.api_keys_file",
+        when: "the next request; the file itself is read again by every reload",
+        of: |config| json!(config.server.api_keys_file),
+    },
+    LiveKey {
+        key: "server.max_concurrent_per_key",
+        when: "the next request",
+        of: |config| json!(config.server.max_concurrent_per_key),
+    },
+    LiveKey {
+        key: "server.tls.cert",
+        when: "the next connection, if HTTPS was spoken before; the file itself is read again by every reload",
+        of: |config| json!(config.server.tls.as_ref().map(|tls| &tls.cert)),
+    },
+    LiveKey {
+        key: "server.tls.key",
+        when: "as `server.tls.cert`",
+        of: |config| json!(config.server.tls.as_ref().map(|tls| &tls.key)),
+    },
     LiveKey { key: "speculation.k_max", when: "the next pass", of: |config| json!(config.speculation.k_max) },
     LiveKey {
         key: "speculation.lookup",
