@@ -106,8 +106,9 @@ fn models_that_cannot_be_split_so_are_refused() {
     assert!(words.contains("over 3 ranks: its 8 heads"), "{words}");
     let words = refusal("kind: cpu, tensor_parallel: 0");
     assert!(words.contains("device.tensor_parallel"), "{words}");
-    let words = refusal("kind: 'cuda:0', replicas: 2");
-    assert!(words.contains("on the CPU alone"), "{words}");
-    let words = refusal("kind: 'cuda:0', tensor_parallel: 2");
-    assert!(words.contains("split models on the CPU alone"), "{words}");
+    // Before any GPU is asked for.
+    let words = refusal("kind: 'cuda:0', draft_tensor_parallel: 2");
+    assert!(words.contains("at most `device.tensor_parallel`"), "{words}");
+    let words = refusal("kind: 'cuda:0,1'");
+    assert!(words.contains("names 2 GPUs"), "{words}");
 }
