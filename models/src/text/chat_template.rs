@@ -57,7 +57,8 @@ impl ChatTemplate {
         }
         let [bos_token, eos_token] = tokens;
         let mut environment = environment();
-        let added = careful(|| environment.add_template_owned(NAME, source).map_err(|error| describe(&error)));
+        let added =
+            careful(|| environment.add_template_owned(NAME, source).map_err(|error| describe(&error)));
         match added.and_then(|added| added) {
             Ok(()) => Ok(ChatTemplate { environment, path, bos_token, eos_token }),
             Err(problem) => Err(ModelError::ChatTemplate { path, problem }),
