@@ -48,13 +48,8 @@ fn on_cpu() -> DeviceSpec {
     let (target, draft) = models();
     let lane = Partition { cores: vec![0] };
     let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
-    DeviceSpec::Cpu(CpuSpec {
-        target,
-        draft: Some(draft),
-        partitions,
-        isa: Isa::detect(),
-        group: CpuGroup::default(),
-    })
+    let (isa, group) = (Isa::detect(), CpuGroup::default());
+    DeviceSpec::Cpu(CpuSpec { target, draft: Some(draft), partitions, isa, group })
 }
 
 fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {
@@ -159,15 +154,13 @@ async fn tokens_of(service: &Service) -> Vec<Vec<TokenId>> {
     let mut all = Vec::new();
     for mut stream in streams {
         let mut found = Vec::new();
-        loop {
+        let reason = loop {
             match stream.next().await.expect("a stream ends with a word") {
                 Update::Tokens(tokens) => found.extend(tokens.iter().map(|emitted| emitted.token)),
-                Update::Finished { reason, .. } => {
-                    assert_eq!(reason, FinishReason::Length);
-                    break;
-                }
+                Update::Finished { reason, .. } => break reason,
             }
-        }
+        };
+        assert_eq!(reason, FinishReason::Length);
         all.push(found);
     }
     while service.view().running > 0 {

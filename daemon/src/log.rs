@@ -76,10 +76,10 @@ pub fn last_words(err: &dyn Display) {
 fn levels(level: Level) -> Targets {
     // The HTTP library tells of its workers at `info`; nobody asked for that.
     let library = if level == Level::INFO { Level::WARN } else { level };
-    // What operators change is always written.
-    let audit = level.max(Level::INFO);
     // What clients send wrongly is an error to that library: nobody may fill the log from outside.
     let clients = if level >= Level::DEBUG { LevelFilter::from_level(level) } else { LevelFilter::OFF };
+    // What operators change is always written.
+    let audit = level.max(Level::INFO);
     Targets::new()
         .with_default(level)
         .with_target("actix_server", library)

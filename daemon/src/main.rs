@@ -63,12 +63,12 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Ctl(args) => Ok(ctl::ctl(&args).unwrap_or_else(|err| {
-            eprintln!("error: {err}");
+            log::last_words(&err);
             err.exit_status()
         })),
         Command::Top(args) => Ok(top::top(&args).map_or_else(
             |err| {
-                eprintln!("error: {err}");
+                log::last_words(&err);
                 err.exit_status()
             },
             |()| 0,

@@ -104,15 +104,8 @@ fn acceptance_is_what_the_device_was_given() {
 fn a_prefix_is_computed_once() {
     let shared: Vec<TokenId> = (0..40).collect();
     let with = |tail: u32| [shared.clone(), vec![tail; 5]].concat();
-    let later = Duration::from_secs(1);
-    let report = run(
-        &config(Policy::Fixed { k: 2 }),
-        0.8,
-        vec![
-            (Duration::ZERO, Happening::Arrival(request(1, with(1), 5))),
-            (later, Happening::Arrival(request(2, with(2), 5))),
-        ],
-    );
+    let arrival = |at, seq| (Duration::from_secs(at), Happening::Arrival(request(seq, with(seq as u32), 5)));
+    let report = run(&config(Policy::Fixed { k: 2 }), 0.8, vec![arrival(0, 1), arrival(1, 2)]);
     assert_eq!(report.outcomes[&SeqId(1)].usage.cached_tokens, 0);
     assert_eq!(report.outcomes[&SeqId(2)].usage.cached_tokens, 40);
     assert_eq!(report.view.totals.cached_prompt_tokens, 40);

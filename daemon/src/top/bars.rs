@@ -44,7 +44,7 @@ pub(super) fn meter(buffer: &mut Buffer, area: Rect, parts: &[(f64, Color)]) {
     }
     let (mut begin, width) = (0.0, f64::from(area.width));
     for x in 0..area.width {
-        buffer[(area.x + x, area.y)].set_symbol("━").set_style(Style::new().fg(Color::DarkGray));
+        buffer[(area.x + x, area.y)].set_symbol("─").set_style(Style::new().fg(Color::DarkGray));
     }
     for (part, color) in parts {
         let end: f64 = begin + part.clamp(0.0, 1.0) * width;
@@ -52,7 +52,7 @@ pub(super) fn meter(buffer: &mut Buffer, area: Rect, parts: &[(f64, Color)]) {
         // What is there at all is seen.
         let to = (end.round() as u16).max(from + u16::from(*part > 0.0)).min(area.width);
         for x in from..to {
-            buffer[(area.x + x, area.y)].set_style(Style::new().fg(*color));
+            buffer[(area.x + x, area.y)].set_symbol("━").set_style(Style::new().fg(*color));
         }
         begin = end;
     }

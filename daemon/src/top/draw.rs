@@ -15,7 +15,7 @@ const LEAST_HEIGHT: u16 = 10;
 /// Lines of the panels, borders and all.
 const LOAD_LINES: u16 = 6;
 const LANES_LINES: u16 = 5;
-const CHART_LINES: u16 = 9;
+const CHART_LINES: [u16; 2] = [9, 7];
 /// Lines of the table that it is not shown below.
 const TABLE_LINES: u16 = 4;
 
@@ -87,8 +87,12 @@ fn all(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &super::status
     };
     let load = lines(LOAD_LINES, 0);
     let lanes = lines(LANES_LINES, 0);
-    // Either both, or the table alone.
-    let charts = lines(CHART_LINES, TABLE_LINES);
+    // Both, or the table alone.
+    let charts = CHART_LINES
+        .into_iter()
+        .map(|wanted| lines(wanted, TABLE_LINES))
+        .find(|given| *given > 0)
+        .unwrap_or(0);
     let table = if left >= TABLE_LINES { left } else { 0 };
     let heights = [load, lanes, charts, table].map(Constraint::Length);
     let [load, lanes, charts, table] = Layout::vertical(heights).areas(area);

@@ -66,7 +66,7 @@ pub(super) fn throughput(frame: &mut Frame<'_>, area: Rect, state: &State, figur
     let text = vec![
         Line::from(vec![
             Span::styled(rate(figures.output_tokens_per_s), Style::new().fg(VERIFY).bold()),
-            dim(format!(" of prompts {}", rate(figures.prompt_tokens_per_s))),
+            dim(format!("  of prompts {}", rate(figures.prompt_tokens_per_s))),
         ]),
         Line::from(vec![
             Span::raw(rate(figures.requests_per_s)),
@@ -176,18 +176,17 @@ pub(super) fn lanes(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &
     }
 }
 
-/// A chart of columns with numbers below them, `first` the number of the first.
-fn chart(frame: &mut Frame<'_>, area: Rect, heights: &[f64], first: usize, color: Color) {
+/// A chart of shares as columns, up to `most`, with numbers below them, `first` the number of the first.
+fn chart(frame: &mut Frame<'_>, area: Rect, shares: &[f64], most: f64, first: usize, color: Color) {
     let lines = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)];
     let [values, picture, names] = Layout::vertical(lines).areas(area);
-    columns(frame.buffer_mut(), picture, heights, COLUMN, color);
-    for (place, height) in heights.iter().enumerate() {
-        let x = area.x + place as u16 * COLUMN.1;
-        if x + COLUMN.0 > area.right() {
-            break;
-        }
-        let cell = |y: u16| Rect { x, y, width: COLUMN.0, height: 1 };
-        let value = if *height > 0.0 { format!("{:>2.0}", height * 100.0) } else { String::new() };
+    // Those that fit whole.
+    let shares = &shares[..shares.len().min(usize::from((area.width + COLUMN.1 - COLUMN.0) / COLUMN.1))];
+    let heights: Vec<f64> = shares.iter().map(|share| share / most.max(f64::MIN_POSITIVE)).collect();
+    columns(frame.buffer_mut(), picture, &heights, COLUMN, color);
+    for (place, share) in shares.iter().enumerate() {
+        let cell = |y: u16| Rect { x: area.x + place as u16 * COLUMN.1, y, width: COLUMN.0, height: 1 };
+        let value = if *share > 0.0 { format!("{:>2.0}", share * 100.0) } else { String::new() };
         frame.render_widget(Paragraph::new(Span::raw(value)), cell(values.y));
         frame.render_widget(Paragraph::new(dim(format!("{:>2}", place + first))), cell(names.y));
     }
@@ -201,8 +200,9 @@ pub(super) fn lengths(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let all = figures.k_histogram.iter().sum::<u64>().max(1) as f64;
-    let heights: Vec<f64> = figures.k_histogram.iter().map(|count| *count as f64 / all).collect();
-    chart(frame, inner, &heights, 0, VERIFY);
+    let shares: Vec<f64> = figures.k_histogram.iter().map(|count| *count as f64 / all).collect();
+    let most = shares.iter().copied().fold(0.0, f64::max);
+    chart(frame, inner, &shares, most, 0, VERIFY);
 }
 
 /// Acceptance by place.
@@ -215,8 +215,8 @@ pub(super) fn places(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let block = panel(Line::from(title));
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let heights: Vec<f64> = figures.acceptance_by_position.iter().map(|share| share.unwrap_or(0.0)).collect();
-    chart(frame, inner, &heights, 1, AHEAD);
+    let shares: Vec<f64> = figures.acceptance_by_position.iter().map(|share| share.unwrap_or(0.0)).collect();
+    chart(frame, inner, &shares, 1.0, 1, AHEAD);
 }
 
 /// The oldest requests.

@@ -62,17 +62,18 @@ function tiles({ total }) {
 
 // Charts, meters, tables.
 
-function chart(id, values, first, part, title) {
+// Bars as high as `height` says, from 0 to 1, with `percent` above them.
+function chart(id, values, first, height, percent, title) {
   const last = values.findLastIndex(value => value);
   byId(id).replaceChildren(...values.slice(0, Math.max(last + 1, 9 - first)).map((value, i) => element("div", { title: title(i + first, value) },
-    element("em", { textContent: value ? (100 * part(value)).toFixed(0) : "" }),
-    element("i", { style: `height:${(142 * (value ? part(value) : 0)).toFixed(1)}px` }), i + first)));
+    element("em", { textContent: value ? percent(value).toFixed(0) : "" }),
+    element("i", { style: `height:${(142 * (value ? height(value) : 0)).toFixed(1)}px` }), i + first)));
 }
 
 function charts({ total }) {
-  const all = total.k_histogram.reduce((sum, n) => sum + n, 0);
-  chart("lengths", total.k_histogram, 0, n => n / Math.max(all, 1), (k, n) => `${n} chunks of ${k}, in %`);
-  chart("places", total.acceptance_by_position, 1, n => n, (place, n) => `place ${place}: ${share(n)}`);
+  const [all, most] = [total.k_histogram.reduce((sum, n) => sum + n, 0), Math.max(...total.k_histogram)];
+  chart("lengths", total.k_histogram, 0, n => n / most, n => 100 * n / all, (k, n) => `${n} chunks of ${k}, in %`);
+  chart("places", total.acceptance_by_position, 1, n => n, n => 100 * n, (place, n) => `place ${place}: ${share(n)}`);
 }
 
 function meter(name, words, parts) {
