@@ -7,16 +7,17 @@ mod cases;
 #[path = "../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
 mod rig;
+#[path = "rig/runs.rs"]
+mod runs;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use cases::{pair, solo, spec};
+use cases::{pair, spec};
 use faser_actors::Dtype;
-use faser_engine::{Event, FinishReason};
 use faser_kernels::cuda::{CudaError, Gpu, Share, SharePair};
 use faser_models::cuda::CudaModel;
 use rig::{OnGpu, PARTITIONS, Pair, Random, Rig};
+use runs::{Tally, run};
 
 /// The pair with its weights on the fake GPU: the whole of it, and two splits.
 fn on_gpu() -> Pair {
@@ -31,76 +32,17 @@ fn on_gpu() -> Pair {
     Pair { cuda: Some(cuda), ..pair }
 }
 
-/// What happened over all cases.
-#[derive(Debug, Default)]
-struct Tally {
-    tokens: usize,
-    accepted: u64,
-    rejected: u64,
-    pruned: u64,
-    gone_inside: u64,
-    penalties: usize,
-    restricted: usize,
-}
-
-fn run(pair: &Pair, seed: u64, tally: &mut Tally) {
-    let random = &mut Random(seed);
-    let (config, cases) = (random.config(), random.cases());
-    let mut rig = Rig::new(pair, &config);
-    rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
-    let mut to_come = cases.iter();
-    loop {
-        if to_come.len() > 0 && (rig.plans.is_empty() || random.chance(30)) {
-            to_come.next().expect("one is to come").submit(&mut rig);
-        } else if random.chance(1) {
-            rig.tell(Event::DeviceLost);
-            rig.tell(Event::DeviceReady);
-        } else {
-            let next = random.between(0, rig.plans.len().saturating_sub(1));
-            if !rig.work(next, Duration::from_micros(random.below(3000))) && to_come.len() == 0 {
-                break;
-            }
-        }
-    }
-    rig.finish();
-    let totals = rig.engine.view().totals;
-    tally.accepted += totals.accepted_tokens;
-    tally.rejected += totals.draft_tokens - totals.accepted_tokens;
-    tally.pruned += totals.rows_pruned;
-    tally.gone_inside += rig.gone_inside;
-    let cpu = Pair { cuda: None, ..pair.clone() };
-    for case in &cases {
-        let (found, expected) = (case.outcome(&mut rig), solo(&cpu, case));
-        match found.reason {
-            FinishReason::Cancelled => {
-                assert!(expected.tokens.starts_with(&found.tokens), "seed {seed}: {case}");
-            }
-            reason => assert_eq!(
-                (found.tokens.as_slice(), reason),
-                (&expected.tokens[..], expected.reason),
-                "seed {seed}: {case}"
-            ),
-        }
-        tally.tokens += found.tokens.len();
-        tally.penalties += usize::from(case.sampling.has_penalties());
-        tally.restricted += usize::from(case.sampling.top_k > 0 || case.sampling.top_p < 1.0);
-    }
-}
-
 #[test]
 fn requests_get_the_cpus_tokens_on_a_gpu() {
     let report = cuda_fake::inside("requests_get_the_cpus_tokens_on_a_gpu", &[], || {
-        let pair = on_gpu();
+        let gpu = on_gpu();
+        let cpu = Pair { cuda: None, ..gpu.clone() };
         let mut tally = Tally::default();
         for seed in 1..=16 {
-            run(&pair, seed, &mut tally);
+            run(&cpu, &gpu, seed, &mut tally);
         }
         println!("{tally:?}");
-        let happened = [tally.accepted, tally.rejected, tally.pruned, tally.gone_inside];
-        assert!(
-            happened.iter().all(|count| *count > 0) && tally.penalties > 3 && tally.restricted > 3,
-            "{tally:?}"
-        );
+        tally.assert_all_happened();
     });
     let Some(report) = report else { return };
     println!("{report}");

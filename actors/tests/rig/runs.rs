@@ -1,4 +1,4 @@
-//! Cases on a pair that is split, with everything that may happen around a request.
+//! Cases on a pair that is split or on a GPU, with everything that may happen around a request.
 
 use std::time::Duration;
 
@@ -34,16 +34,16 @@ fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
     found.iter().flatten().count()
 }
 
-/// Runs the cases of a seed on `split`: each gets the tokens that it gets of `pair` alone and without speculation, and log-probabilities
+/// Runs the cases of a seed on `other`: each gets the tokens that it gets of `pair` alone and without speculation, and log-probabilities
 /// within rounding, where they can be had.
-pub(crate) fn run(pair: &Pair, split: &Pair, seed: u64, tally: &mut Tally) {
+pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
     let random = &mut Random(seed);
     let (config, mut cases) = (random.config(), random.cases());
     // On GPUs there are none.
-    if split.cuda.is_none() {
+    if other.cuda.is_none() {
         random.want_more(&mut cases);
     }
-    let mut rig = Rig::new(split, &config);
+    let mut rig = Rig::new(other, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
     let mut to_come = cases.iter();
     let mut device_may_fail = random.chance(40);
