@@ -11,6 +11,9 @@ use crate::replicas::Replicas;
 use crate::service::Service;
 use crate::watching::{Recent, Seen};
 
+/// A dispatcher answers at once; one that has not by then hangs, and nobody waits for it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+
 /// What the dispatcher is asked, with the way back.
 pub(crate) enum Control {
     Look { requests: usize, seen: Option<Seen>, answer: oneshot::Sender<Look> },
@@ -41,20 +44,20 @@ pub enum TuneError {
     /// It cannot.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// It has stopped.
-    #[error("the service has stopped")]
+    /// It has stopped, or hangs.
+    #[error("the service has stopped or hangs")]
     Stopped,
 }
 
 impl Service {
     /// Looks at it: at its `requests` oldest requests, and, if `seen` is given, at what the lanes did beyond that. The first
-    /// look with `seen` finds nothing; from then on that is kept, for a while behind the latest look. `None` if it has stopped.
+    /// look with `seen` finds nothing; from then on that is kept, for a while behind the latest look. `None` if it has stopped or hangs.
     pub async fn look(&self, requests: usize, seen: Option<Seen>) -> Option<Look> {
         self.ask(|answer| Control::Look { requests, seen, answer }).await
     }
 
     /// Ends a request as if its client had gone, but that the client hears of it; `false` if there is none of that number. `None` if
-    /// the service has stopped.
+    /// the service has stopped or hangs.
     pub async fn cancel(&self, seq: SeqId) -> Option<bool> {
         self.ask(|answer| Control::Cancel { seq, answer }).await
     }
@@ -67,7 +70,7 @@ impl Service {
     /// Has it decide otherwise from now on; streams go on.
     ///
     /// # Errors
-    /// It cannot, and nothing has changed; or it has stopped.
+    /// It cannot, and nothing has changed; or it has stopped or hangs: if it goes on, it does what it was told.
     pub async fn tune(&self, tuning: Tuning) -> Result<(), TuneError> {
         let asked = self.ask(|answer| Control::Tune { tuning, answer }).await;
         Ok(asked.ok_or(TuneError::Stopped)??)
@@ -75,8 +78,11 @@ impl Service {
 
     async fn ask<A>(&self, control: impl FnOnce(oneshot::Sender<A>) -> Control) -> Option<A> {
         let (answer, answered) = oneshot::channel();
-        self.dispatcher().send(Message::Control(Box::new(control(answer)))).await.ok()?;
-        answered.await.ok()
+        let asked = async {
+            self.dispatcher().send(Message::Control(Box::new(control(answer)))).await.ok()?;
+            answered.await.ok()
+        };
+        tokio::time::timeout(ANSWER_TIMEOUT, asked).await.ok()?
     }
 }
 
@@ -84,7 +90,7 @@ impl Replicas {
     /// Whether all of them can decide so.
     ///
     /// # Errors
-    /// One cannot, or has stopped.
+    /// One cannot, has stopped, or hangs.
     pub async fn tunable(&self, tuning: &Tuning) -> Result<(), TuneError> {
         for service in self.services() {
             service.tunable(tuning.clone()).await?;
@@ -95,7 +101,7 @@ impl Replicas {
     /// Has all of them decide otherwise from now on; streams go on.
     ///
     /// # Errors
-    /// One cannot, and none has changed; or one has stopped.
+    /// One cannot, and none has changed; or one has stopped or hangs.
     pub async fn tune(&self, tuning: &Tuning) -> Result<(), TuneError> {
         self.tunable(tuning).await?;
         for service in self.services() {

@@ -72,8 +72,8 @@ pub enum ReloadError {
         /// Its tag.
         now: String,
     },
-    /// The service has stopped.
-    #[error("the service has stopped")]
+    /// The service has stopped, or hangs.
+    #[error("the service has stopped or hangs")]
     Stopped,
 }
 
@@ -134,7 +134,7 @@ impl Reload {
     /// Reads the file again, with the same flags of the command line over it. Keys that `replicas` cannot take over wait for a restart.
     ///
     /// # Errors
-    /// The file is wrong, or the service has stopped: nothing has changed.
+    /// The file is wrong, or the service has stopped or hangs: nothing has changed.
     pub async fn run(&mut self, replicas: Option<&Replicas>) -> Result<Changes, ReloadError> {
         let document = self.args.document()?;
         let whole = Config::from_document(&document)?;
@@ -177,7 +177,7 @@ impl Reload {
     /// Sets these keys, all of them or none; null takes the default again.
     ///
     /// # Errors
-    /// A value is wrong, a key needs a restart, or the service has stopped: nothing has changed.
+    /// A value is wrong, a key needs a restart, or the service has stopped or hangs: nothing has changed.
     pub async fn set(
         &mut self,
         keys: &[(&'static str, Value)],

@@ -34,6 +34,8 @@ use crate::{http, listen, metrics, output};
 const FLUSH_TIMEOUT_S: u64 = 2;
 /// Lanes get this long to leave what they are at, when sequences are broken off.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+/// A reload under way when a signal ends the daemon gets this long.
+const RELOAD_PATIENCE: Duration = Duration::from_secs(1);
 /// Histograms collect samples until somebody folds them into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -64,6 +66,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
     if app.access.keys().is_empty() && !address.ip().to_canonical().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
+    let drain_timeout = config.drain_timeout;
     let (served, machine) = tokio::select! {
         served = start(config, app.clone()) => served?,
         signal = signals.next() => {
@@ -81,10 +84,14 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
     let signal = loop {
         tokio::select! {
             signal = signals.next() => break signal,
-            () = hangups.next() => status.reloaded(look_again(&reload, &served).await),
+            () = hangups.next() => {
+                let (reload, served, status) = (Arc::clone(&reload), Arc::clone(&served), Rc::clone(&status));
+                // Beside the signals: it asks dispatchers, and one that hangs must not hold up the end.
+                actix_web::rt::spawn(async move { status.reloaded(look_again(&reload, &served).await) });
+            }
         }
     };
-    let drain_timeout = reload.lock().await.config().drain_timeout;
+    let drain_timeout = in_force(&reload, drain_timeout).await;
     tracing::info!(signal = signal.name, active = served.service.active(), ?drain_timeout, "draining");
     app.start_draining();
     status.stopping(drain_timeout + STOP_TIMEOUT + 2 * Duration::from_secs(FLUSH_TIMEOUT_S));
@@ -100,6 +107,14 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
             tracing::warn!(signal = signal.name, "ended at once, with sequences in flight");
             Ok(signal.exit_status())
         }
+    }
+}
+
+/// The drain timeout in force; a reload that takes long is not waited for.
+async fn in_force(reload: &Mutex<Reload>, at_start: Duration) -> Duration {
+    match actix_web::rt::time::timeout(RELOAD_PATIENCE, reload.lock()).await {
+        Ok(reload) => reload.config().drain_timeout,
+        Err(_) => at_start,
     }
 }
 
@@ -126,8 +141,9 @@ fn keep_telling(status: &Rc<Status>, served: &Arc<Served>) -> Telling {
 
 /// SIGHUP: what came of it, in words.
 async fn look_again(reload: &Mutex<Reload>, served: &Served) -> String {
+    let mut reload = reload.lock().await;
     notify::reloading();
-    match reload.lock().await.run(Some(&served.service)).await {
+    match reload.run(Some(&served.service)).await {
         Ok(changes) => {
             for change in &changes.restart {
                 let why = change.why.as_deref();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::control::TuneError;
+use crate::message::Message;
 use crate::replicas::Replicas;
 
 fn tuning() -> faser_engine::Tuning {
@@ -33,5 +34,19 @@ fn all_replicas_decide_otherwise_or_none_does() {
         assert_eq!(replicas.idle(PATIENCE).await, 0);
         replicas.clone().stop().await;
         assert!(matches!(replicas.tune(&fixed).await, Err(TuneError::Stopped)));
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_dispatcher_that_hangs() {
+    in_system(async {
+        let service = Service::start(spec()).await.expect("a service");
+        let (go_on, until) = std::sync::mpsc::channel();
+        service.dispatcher().do_send(Message::Hang(until));
+        assert!(service.look(0, None).await.is_none());
+        assert!(matches!(service.tune(tuning()).await, Err(TuneError::Stopped)));
+        drop(go_on);
+        assert!(service.look(0, None).await.is_some());
+        service.stop().await;
     });
 }

@@ -28,7 +28,10 @@ impl Status {
     /// A reload is over, with this outcome: the manager is told so, and the line keeps it.
     pub fn reloaded(&self, outcome: String) {
         *self.reload.borrow_mut() = outcome;
-        notify::ready(&self.remember());
+        // Who stops is not ready any more.
+        if !self.app.draining() {
+            notify::ready(&self.remember());
+        }
     }
 
     /// The daemon is on its way down, for at most that long.
