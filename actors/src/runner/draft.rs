@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use faser_engine::{DraftPlan, Rivals, TokenId};
 use faser_kernels::{Collective, SampleRow, ops};
-use faser_models::Model;
+use faser_models::{ForcedToken, Model};
 
 use super::RunnerSpec;
 use super::drafting::Drafting;
@@ -16,6 +16,9 @@ use super::sequences::Sequences;
 use crate::error::ServiceError;
 use crate::lane_request::LaneRequest;
 use crate::shed::Fallen;
+
+/// Confidence in a token of text that a grammar forces, where the target could divide that text otherwise.
+const LIKELY: f32 = 0.9;
 
 /// A draft plan, with what the engine does not know of its sequences.
 #[derive(Clone, Debug)]
@@ -142,11 +145,11 @@ impl DraftRunner {
     /// follows in the same pass.
     fn draft_from(&mut self, latest: TokenId, position: usize, chunk: usize, job: &mut Drafting<'_>) {
         let (mut latest, mut position) = (latest, position);
-        for forced in self.masks.take_forced(chunk) {
+        for ForcedToken { token, certain } in self.masks.take_forced(chunk) {
             self.push(latest, position, chunk, false, job);
-            self.sequences.of_mut(job.plan.chunks[chunk].seq).push(forced);
-            job.drew(chunk, forced, 1.0, Rivals::new());
-            (latest, position) = (forced, position + 1);
+            self.sequences.of_mut(job.plan.chunks[chunk].seq).push(token);
+            job.drew(chunk, token, if certain { 1.0 } else { LIKELY }, Rivals::new());
+            (latest, position) = (token, position + 1);
             if job.goes_on(chunk, self.falls.gone()).is_none() {
                 // The KV of the last proposal is not computed.
                 return;

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use faser_engine::TokenId;
-use faser_models::{GrammarMatcher, TokenMask};
+use faser_models::{ForcedToken, GrammarMatcher, TokenMask};
 
 use super::sequences::Following;
 
@@ -12,15 +12,15 @@ use super::sequences::Following;
 enum Question {
     /// What may come there, and after each of these tokens.
     Along(Vec<TokenId>),
-    /// What must come there, so many tokens at most, and what may come after that.
+    /// The text that must come there, so many tokens at most, and what may come after that.
     Forced(usize),
 }
 
 /// What is known of a chunk.
 #[derive(Default)]
 pub(super) struct Allowed {
-    /// Tokens that must come.
-    pub(super) forced: Vec<TokenId>,
+    /// Tokens of text that must come.
+    pub(super) forced: Vec<ForcedToken>,
     /// What may come after those; or in each place of a chunk's samples. None: anything.
     pub(super) masks: Vec<Option<TokenMask>>,
 }
@@ -62,8 +62,8 @@ impl Masks {
         &self.of[chunk]
     }
 
-    /// The tokens that must come in a chunk, once.
-    pub(super) fn take_forced(&mut self, chunk: usize) -> Vec<TokenId> {
+    /// The tokens of text that must come in a chunk, once.
+    pub(super) fn take_forced(&mut self, chunk: usize) -> Vec<ForcedToken> {
         std::mem::take(&mut self.of[chunk].forced)
     }
 
@@ -77,7 +77,7 @@ impl Masks {
         self.ask(chunk, following, Question::Along(proposals.to_vec()));
     }
 
-    /// Asks what must come after a chunk's output, `most` tokens at most.
+    /// Asks which text must come after a chunk's output, `most` tokens at most.
     pub(super) fn ask_forced(&mut self, chunk: usize, following: &mut Following, most: usize) {
         self.ask(chunk, following, Question::Forced(most));
     }

@@ -14,5 +14,7 @@ mod tokenizer;
 
 pub use self::chat_template::ChatTemplate;
 pub use self::detokenizer::Detokenizer;
-pub use self::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask};
+pub use self::grammar::{
+    ForcedToken, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask,
+};
 pub use self::tokenizer::Tokenizer;

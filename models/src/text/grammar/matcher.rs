@@ -5,6 +5,18 @@ use std::sync::Arc;
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 
+/// More tokens than this are never beginnings of one another, as vocabularies go.
+const MOST_BEGINNINGS: usize = 32;
+
+/// A token of text that a grammar forces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForcedToken {
+    /// The token.
+    pub token: u32,
+    /// No other may come. Otherwise the same text can be divided into shorter ones, which models seldom do.
+    pub certain: bool,
+}
+
 /// The tokens that may come next.
 #[derive(Clone, Debug)]
 pub struct TokenMask {
@@ -99,19 +111,36 @@ impl GrammarMatcher {
         masks
     }
 
-    /// The tokens that must come after `output`, `most` of them at most; and what may come after those.
-    pub fn forced(&mut self, output: &[u32], most: usize) -> (Vec<u32>, Option<TokenMask>) {
-        let mut all = output.to_vec();
+    /// The tokens of the text that must come after `output`, `most` of them at most; and what may come after those.
+    pub fn forced(&mut self, output: &[u32], most: usize) -> (Vec<ForcedToken>, Option<TokenMask>) {
+        let (mut all, mut forced) = (output.to_vec(), Vec::new());
         self.follow(&all);
         let mut allowed = self.allowed();
-        while all.len() - output.len() < most
-            && let Some(only) = allowed.as_ref().and_then(TokenMask::only)
+        while forced.len() < most
+            && let Some(next) = allowed.as_ref().and_then(|mask| self.next_forced(mask))
         {
-            all.push(only);
+            forced.push(next);
+            all.push(next.token);
             self.follow(&all);
             allowed = self.allowed();
         }
-        (all.split_off(output.len()), allowed)
+        (forced, allowed)
+    }
+
+    /// The longest token that may come, if all others that may are its beginnings: then its text must come.
+    fn next_forced(&self, mask: &TokenMask) -> Option<ForcedToken> {
+        if let Some(token) = mask.only() {
+            return Some(ForcedToken { token, certain: true });
+        }
+        if mask.bits.num_set() > MOST_BEGINNINGS {
+            return None;
+        }
+        let vocabulary = self.inner.tok_env().ok()?;
+        let bytes = |token: u32| vocabulary.tok_trie().token(token);
+        let allowed = mask.bits.to_list();
+        let token = allowed.iter().copied().max_by_key(|token| bytes(*token).len())?;
+        let beginnings = allowed.iter().all(|shorter| bytes(token).starts_with(bytes(*shorter)));
+        beginnings.then_some(ForcedToken { token, certain: false })
     }
 
     /// Why the grammar could not be followed any further.

@@ -7,4 +7,4 @@ mod matcher;
 mod tests;
 
 pub use compiler::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
-pub use matcher::{GrammarMatcher, TokenMask};
+pub use matcher::{ForcedToken, GrammarMatcher, TokenMask};

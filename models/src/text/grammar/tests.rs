@@ -68,14 +68,19 @@ fn each_kind_of_grammar_takes_what_it_should_and_nothing_else() {
 fn what_must_come_is_found_without_a_model() {
     let grammar = compiler().compile(&sources()[1]).unwrap();
     let mut matcher = grammar.matcher();
-    let (forced, next) = matcher.forced(&[], 100);
-    assert_eq!(forced, ids("{\"name\":\""));
+    let mut forced = |output: &[u32], most| {
+        let (forced, next) = matcher.forced(output, most);
+        assert!(forced.iter().all(|forced| forced.certain), "each byte is a token: {forced:?}");
+        (forced.iter().map(|forced| forced.token).collect::<Vec<u32>>(), next)
+    };
+    let (tokens, next) = forced(&[], 100);
+    assert_eq!(tokens, ids("{\"name\":\""));
     assert!(next.is_some_and(|mask| mask.only().is_none() && mask.allows(u32::from(b'a'))));
     // Fewer are enough, and it can be asked again from elsewhere.
-    assert_eq!(matcher.forced(&[], 3).0, ids("{\"n"));
-    assert_eq!(matcher.forced(&ids("{\"name\":\"a\""), 100).0, ids(",\"size\":"));
-    let (forced, behind) = matcher.forced(&ids("{\"name\":\"a\",\"size\":n"), 100);
-    assert_eq!(forced, [ids("ull}"), vec![END]].concat());
+    assert_eq!(forced(&[], 3).0, ids("{\"n"));
+    assert_eq!(forced(&ids("{\"name\":\"a\""), 100).0, ids(",\"size\":"));
+    let (tokens, behind) = forced(&ids("{\"name\":\"a\",\"size\":n"), 100);
+    assert_eq!(tokens, [ids("ull}"), vec![END]].concat());
     assert!(behind.is_none(), "behind the end anything may come");
 }
 
@@ -90,7 +95,7 @@ fn an_output_that_left_the_grammar_is_followed_again_once_it_is_taken_back() {
     let masks = matcher.along(&ids("yes"), &[END]);
     assert!(masks[0].is_some() && masks[1].is_none());
     assert_eq!(matcher.failure(), None);
-    assert_eq!(matcher.forced(&ids("yest"), 100).0.last(), Some(&END));
+    assert_eq!(matcher.forced(&ids("yest"), 100).0.last().map(|forced| forced.token), Some(END));
 }
 
 #[test]
@@ -175,4 +180,20 @@ proptest! {
         }
         prop_assert_eq!(matcher.failure(), None);
     }
+}
+
+#[test]
+fn text_that_must_come_is_divided_as_models_like_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("rustdoc/target/tokenizer.json");
+    let tokenizer = Tokenizer::from_json(&std::fs::read(&path).unwrap(), &path).unwrap();
+    let end = tokenizer.token_id("</s>").unwrap();
+    let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size(), &[end]).unwrap();
+    let schema = json!({"type": "object", "properties": {"the_number_of_functions": {"type": "boolean"}}, "required": ["the_number_of_functions"]});
+    let mut matcher = compiler.compile(&GrammarSource::JsonSchema(schema)).unwrap().matcher();
+    let (forced, _) = matcher.forced(&[], 100);
+    let tokens: Vec<u32> = forced.iter().map(|forced| forced.token).collect();
+    let text = tokenizer.decode(&tokens);
+    assert!("{\"the_number_of_functions\":".starts_with(&text) && text.len() > 20, "{text}");
+    assert_eq!(tokens, tokenizer.encode(&text, false).unwrap());
+    assert!(forced.iter().any(|forced| !forced.certain));
 }
