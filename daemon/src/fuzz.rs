@@ -6,7 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use actix_web::ResponseError;
 use faser_actors::Dtype;
-use faser_models::{ChatTemplate, Detokenizer, ModelConfig, Shard, Tokenizer, check_header};
+use faser_models::{
+    ChatTemplate, Conversation, Detokenizer, LastTurn, ModelConfig, Shard, Tokenizer, check_header,
+};
 use serde_json::{Value, json};
 
 use crate::config::Config;
@@ -68,17 +70,23 @@ pub fn requests(data: &[u8]) {
             assert!(parameters.sampling.logit_bias.is_sorted_by(|a, b| a.0 < b.0));
             assert!(parameters.stop.iter().all(|stop| (1..=256).contains(&stop.len())));
         }),
-        1 => read_chat(body, &BOUNDS).map(|(messages, _)| {
-            let messages = messages.as_array().map(Vec::as_slice).unwrap_or_default();
-            assert!((1..=4096).contains(&messages.len()));
-            assert!(messages.iter().all(|message| message["content"].is_string()));
-        }),
+        1 => read_chat(body, &BOUNDS).map(|(conversation, _)| check_messages(&conversation.messages)),
         2 => read_tokenize(body, &BOUNDS).map(drop),
         _ => read_detokenize(body, &BOUNDS)
             .map(|ids| assert!(ids.iter().all(|id| (*id as usize) < BOUNDS.vocab))),
     };
     if let Err(err) = refused {
         check_refusal(&err);
+    }
+}
+
+fn check_messages(messages: &Value) {
+    let messages = messages.as_array().map(Vec::as_slice).unwrap_or_default();
+    assert!((1..=4096).contains(&messages.len()));
+    for message in messages {
+        let calls = message["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
+        assert!(message["content"].is_string());
+        assert!(calls.iter().all(|call| call["function"]["arguments"].is_object()));
     }
 }
 
@@ -123,10 +131,17 @@ pub fn chat_template(data: &[u8]) {
         .enumerate()
         .map(|(i, line)| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": line}))
         .collect();
-    let tokens = ["<s>".to_owned(), "</s>".to_owned()];
-    let Ok(template) = ChatTemplate::of("template".into(), source.to_owned(), tokens) else { return };
-    if let Ok(rendered) = template.render(&Value::from(messages), true) {
-        assert!(rendered.len() <= 8 * data.len() + (2 << 20));
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let tokens = tokens.map(|(name, token)| (name.to_owned(), token.into())).into_iter().collect();
+    let Ok(template) = ChatTemplate::of("template".into(), source, tokens) else { return };
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let plain = Conversation::of(messages.into());
+    let with_tools =
+        Conversation { tools: Some(json!([tool])), last_turn: LastTurn::Continued, ..plain.clone() };
+    for conversation in [plain, with_tools] {
+        if let Ok(rendered) = template.render(&conversation) {
+            assert!(rendered.len() <= 8 * data.len() + (2 << 20));
+        }
     }
 }
 

@@ -26,6 +26,6 @@ pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;
 pub use text::{
-    ChatTemplate, Detokenizer, ForcedToken, Grammar, GrammarCompiler, GrammarError, GrammarMatcher,
-    GrammarSource, TokenMask, Tokenizer,
+    ChatTemplate, Conversation, Detokenizer, ForcedToken, Grammar, GrammarCompiler, GrammarError,
+    GrammarMatcher, GrammarSource, LastTurn, TokenMask, Tokenizer,
 };

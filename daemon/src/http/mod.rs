@@ -11,6 +11,7 @@ mod format;
 mod generation;
 mod health;
 mod logprobs;
+mod messages;
 mod models;
 mod observe;
 pub mod params;

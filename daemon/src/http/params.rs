@@ -138,7 +138,6 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 fn refuse_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("no_stop_trim", &[json!(false)], "use `include_stop_str_in_output`")?;
     fields.neutral("return_hidden_states", &[json!(false)], "hidden states are not offered")?;
-    fields.neutral("continue_final_message", &[json!(false)], "an answer is always a new message")?;
     let split = "reasoning is not told from the rest of the text";
     fields.neutral("separate_reasoning", &[json!(true), json!(false)], split)?;
     fields.neutral("stream_reasoning", &[json!(true), json!(false)], split)

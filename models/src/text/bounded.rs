@@ -6,11 +6,17 @@ use std::io::{self, Write};
 
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
-use minijinja_contrib::pycompat;
 
-/// Instructions for a template itself, and for each message. Templates in use take some hundred for a message.
+use super::conversation::Size;
+use super::python;
+
+/// Instructions for a template itself, for each message, and for each value in messages, tools and variables. Templates in use take some
+/// hundred for a message, and some ten for a value.
 const FUEL: u64 = 200_000;
 const FUEL_PER_MESSAGE: u64 = 4_000;
+const FUEL_PER_VALUE: u64 = 200;
+/// Instructions at most, which take about a second.
+const MOST_FUEL: u64 = 50_000_000;
 /// Bytes that may be written beside the messages' own: preambles, and what stands around each message.
 const OUTPUT_BYTES: usize = 256 << 10;
 const OUTPUT_BYTES_PER_MESSAGE: usize = 1 << 10;
@@ -19,9 +25,10 @@ const OUTPUT_PER_BYTE: usize = 6;
 /// Columns, items and characters that a filter may be asked for.
 const MOST: usize = 1000;
 
-/// Fuel for so many messages.
-pub(super) fn fuel(messages: usize) -> u64 {
-    FUEL + FUEL_PER_MESSAGE * messages as u64
+/// Fuel for a conversation.
+pub(super) fn fuel(size: Size) -> u64 {
+    let fuel = FUEL + FUEL_PER_MESSAGE * size.messages as u64 + FUEL_PER_VALUE * size.values as u64;
+    fuel.min(MOST_FUEL)
 }
 
 /// A text of a limited length.
@@ -31,10 +38,10 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    /// Room for so many messages with so many bytes in them, however a template writes them.
-    pub(super) fn new(messages: usize, bytes: usize) -> Bounded {
-        let around = OUTPUT_BYTES + OUTPUT_BYTES_PER_MESSAGE * messages;
-        Bounded { text: Vec::new(), most: around + OUTPUT_PER_BYTE * bytes }
+    /// Room for a conversation, however a template writes it.
+    pub(super) fn new(size: Size) -> Bounded {
+        let around = OUTPUT_BYTES + OUTPUT_BYTES_PER_MESSAGE * size.messages;
+        Bounded { text: Vec::new(), most: around + OUTPUT_PER_BYTE * size.bytes }
     }
 
     pub(super) fn finish(self) -> String {
@@ -76,20 +83,29 @@ pub(super) fn guard(environment: &mut Environment<'_>) {
         if method == "format" && value.kind() == ValueKind::String {
             check_format(value)?;
         }
-        pycompat::unknown_method_callback(state, value, method, arguments)
+        python::method(state, value, method, arguments)
     });
 }
 
 fn indent(
     value: StringInput<'_>,
-    width: Option<usize>,
+    width: Option<Value>,
     first: Option<bool>,
     blank: Option<bool>,
     options: Kwargs,
 ) -> Result<Value, Error> {
-    let named: Option<usize> = options.peek("width").ok();
-    within(width.or(named).unwrap_or(0), "indent")?;
-    filters::indent(value, width, first, blank, options)
+    let width = width.map_or_else(|| options.get::<Option<Value>>("width"), |width| Ok(Some(width)))?;
+    let first = first.map_or_else(|| options.get::<Option<bool>>("first"), |first| Ok(Some(first)))?;
+    let blank = blank.map_or_else(|| options.get::<Option<bool>>("blank"), |blank| Ok(Some(blank)))?;
+    options.assert_all_used()?;
+    let indentation = match width {
+        None => " ".repeat(4),
+        Some(text) if text.kind() == ValueKind::String => text.as_str().unwrap_or_default().to_owned(),
+        Some(number) => " ".repeat(within(usize::try_from(number)?, "indent")?),
+    };
+    within(indentation.len(), "indent")?;
+    let text = python::indent(value.as_str(), &indentation, first.unwrap_or(false), blank.unwrap_or(false));
+    Ok(value.preserve_safety(text))
 }
 
 fn within(count: usize, filter: &str) -> Result<usize, Error> {

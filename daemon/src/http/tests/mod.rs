@@ -123,6 +123,7 @@ fn body_chunks<B: MessageBody + 'static>(
 
 mod access;
 mod answers;
+mod chats;
 mod fields;
 mod forms;
 mod life;
