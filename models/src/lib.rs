@@ -26,6 +26,6 @@ pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;
 pub use text::{
-    ChatTemplate, Detokenizer, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource,
-    TokenMask, Tokenizer,
+    CallEvent, CallForm, CallFormat, CallParser, ChatTemplate, Detokenizer, Function, Grammar,
+    GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask, Tokenizer,
 };

@@ -2,6 +2,7 @@
 
 mod bounded;
 mod bytes;
+mod calls;
 mod careful;
 mod chat_template;
 mod clock;
@@ -12,6 +13,7 @@ mod python_json;
 mod tests;
 mod tokenizer;
 
+pub use self::calls::{CallEvent, CallForm, CallFormat, CallParser, Function};
 pub use self::chat_template::ChatTemplate;
 pub use self::detokenizer::Detokenizer;
 pub use self::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask};
