@@ -7,6 +7,7 @@ use super::errors::ApiError;
 use super::generation::{self, Generation, Prompt};
 use super::params::{Parameters, parameters};
 use super::shapes::Shape;
+use super::tools::tools;
 use super::{Bounds, body};
 use crate::app::{App, Served};
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
@@ -42,7 +43,8 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Value, Parameters), Api
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
+    let mut parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
+    tools(&mut fields, bounds.calls, &mut parameters)?;
     let messages = messages(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",
@@ -68,12 +70,8 @@ pub(super) fn render(
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    let tools = "tools are not offered";
-    fields.neutral("tools", &[json!([])], tools)?;
-    fields.neutral("tool_choice", &[json!("none"), json!("auto")], tools)?;
-    fields.neutral("parallel_tool_calls", &[json!(true), json!(false)], tools)?;
-    fields.neutral("functions", &[json!([])], tools)?;
-    fields.neutral("function_call", &[json!("none"), json!("auto")], tools)?;
+    fields.neutral("functions", &[json!([])], "give them as `tools`")?;
+    fields.neutral("function_call", &[json!("none"), json!("auto")], "give it as `tool_choice`")?;
     fields.neutral("modalities", &[json!(["text"])], "the only modality is text")?;
     fields.neutral("audio", &[], "the only modality is text")?;
     fields.neutral("reasoning_effort", &[], "the model has no reasoning switch")?;

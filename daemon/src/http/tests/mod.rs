@@ -129,4 +129,5 @@ mod life;
 mod refusals;
 mod router;
 mod scoring;
+mod tools;
 mod trace;

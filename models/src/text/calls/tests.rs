@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -32,8 +33,10 @@ fn read<'p>(format: CallFormat, pieces: impl IntoIterator<Item = &'p str>) -> Re
     (content, calls)
 }
 
-/// Texts, with their content and calls.
-fn examples() -> Vec<(CallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)])> {
+/// A text, its content, and its calls.
+type Example = (CallFormat, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+fn examples() -> Vec<Example> {
     use CallFormat::{Hermes, Llama3};
     const ONE: &[(&str, &str)] = &[("f", "{}")];
     const AB: &[(&str, &str)] = &[("f", "{\"a\": \"}\\\"{\"}"), ("g.h", "{ }")];
@@ -161,6 +164,27 @@ fn the_format_is_told_by_the_template() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 3000, ..ProptestConfig::default() })]
+    /// Whatever parts of calls come in whatever order: pieces make no difference, and without calls all of it is content.
+    #[test]
+    fn divisions_make_no_difference(parts in prop::collection::vec(0usize..16, 0..14)) {
+        const PARTS: [&str; 16] = [
+            "<tool_call>", "</tool_call>", "<|python_tag|>", "{", "}", "[", "{\"name\": \"f\", ", "\"parameters\": {",
+            "\"arguments\": {", "{\"name\": \"g\", \"arguments\": {}}", "\n", "; ", "<", "\"", "\\", "é",
+        ];
+        let parts: Vec<&str> = parts.iter().map(|part| PARTS[*part]).collect();
+        let text = parts.concat();
+        for format in [CallFormat::Hermes, CallFormat::Llama3] {
+            let whole = read(format, [text.as_str()]);
+            prop_assert_eq!(&read(format, parts.iter().copied()), &whole);
+            let characters: Vec<String> = text.chars().map(String::from).collect();
+            prop_assert_eq!(&read(format, characters.iter().map(String::as_str)), &whole);
+            prop_assert!(!whole.1.is_empty() || whole.0 == text, "{}: {}", text, whole.0);
+        }
+    }
+}
+
 fn form(format: CallFormat, free: bool, several: bool) -> CallForm {
     let weather = json!({
         "type": "object", "description": "{[(", "required": ["city"], "additionalProperties": false,
@@ -252,7 +276,7 @@ fn what_grammars_allow_is_understood() {
                     let late = output.len() > 200;
                     let preferred = likely
                         .into_iter()
-                        .find(|id| allowed.contains(id) && (at % 3 == 0 || (late && *id == END)));
+                        .find(|id| allowed.contains(id) && (at.is_multiple_of(3) || (late && *id == END)));
                     output.push(preferred.unwrap_or(allowed[at % allowed.len()]));
                 }
                 assert_eq!(output.pop(), Some(END), "{}", bytes(&output));
