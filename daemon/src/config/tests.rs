@@ -137,6 +137,18 @@ fn int8_is_chosen_by_name_alone() {
 }
 
 #[test]
+fn the_format_of_calls_is_the_templates_or_named() {
+    let calls = |text| read(text).unwrap().model.tool_calls;
+    assert_eq!(calls("model: {tool_calls: hermes}\n"), ToolCalls::Format(CallFormat::Hermes));
+    assert_eq!(calls("model: {tool_calls: llama3}\n"), ToolCalls::Format(CallFormat::Llama3));
+    assert_eq!(calls("model: {tool_calls: none}\n"), ToolCalls::None);
+    assert_eq!([calls(""), calls("model: {tool_calls: auto}\n")], [ToolCalls::Auto; 2]);
+    assert!(
+        refusal("model: {tool_calls: xml}\n").contains("`model.tool_calls` must be one of `auto`, `hermes`")
+    );
+}
+
+#[test]
 fn mechanisms_can_be_switched_off_and_targets_set() {
     let config = read("speculation: {policy: faser, overlap: false, slo: {tpot_ms: 50}}\n").unwrap();
     let Mechanisms { trim, overlap, prune, lookup } = config.speculation.mechanisms;

@@ -70,7 +70,7 @@ impl CallForm {
         }
         // What begins with a bracket is a call.
         let tag = self.format.opening().replace('|', "\\|");
-        let text = format!("TEXT: /[^\\s{{;](?s:.*)/ & ~/(?s:.*){tag}(?s:.*)/");
+        let text = format!("TEXT: /[^\\s{{](?s:.*)/ & ~/(?s:.*){tag}(?s:.*)/");
         vec![format!("start: TEXT? | {calls}"), text]
     }
 }
