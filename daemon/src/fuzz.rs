@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 use actix_web::ResponseError;
 use faser_actors::Dtype;
 use faser_models::{
-    ChatTemplate, Conversation, Detokenizer, LastTurn, ModelConfig, Shard, Tokenizer, check_header,
+    CallFormat, ChatTemplate, Conversation, Detokenizer, LastTurn, ModelConfig, Shard, Tokenizer,
+    check_header,
 };
 use serde_json::{Value, json};
 
@@ -18,8 +19,14 @@ use crate::http::errors::ApiError;
 use crate::http::{Bounds, Completion, Prompt, read_chat, read_completion, read_detokenize, read_tokenize};
 use crate::stop::StopMatcher;
 
-const BOUNDS: Bounds<'static> =
-    Bounds { name: "m", vocab: 1000, max_context: 512, max_prompts: 8, max_body_bytes: 64 << 10 };
+const BOUNDS: Bounds<'static> = Bounds {
+    name: "m",
+    vocab: 1000,
+    max_context: 512,
+    max_prompts: 8,
+    max_body_bytes: 64 << 10,
+    calls: Some(CallFormat::Hermes),
+};
 /// A refusal is for people to read.
 const LONGEST_MESSAGE: usize = 4096;
 

@@ -8,7 +8,7 @@ use faser_actors::{
     WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
-use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
+use faser_models::{CallFormat, ChatTemplate, ModelError, Progress, Tokenizer};
 use faser_topology::{DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
@@ -39,6 +39,8 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template, or why there is none.
     pub template: Result<ChatTemplate, ModelError>,
+    /// How the target writes calls of functions, if it does.
+    pub calls: Option<CallFormat>,
     /// The sizes of the KV pools of each replica.
     pub pools: KvPools,
     /// The faults made on purpose.
@@ -104,7 +106,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let chosen = choose(config)?;
     let pair = pair(config)?;
     let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
-    let Pair { name, target, draft, weights, tokenizer, template } = pair;
+    let Pair { name, target, draft, weights, tokenizer, template, calls } = pair;
     let Placed { device, more, machine, pools } =
         place(config, chosen, (target, draft), &weights, &bounds, watch)?;
     let engine =
@@ -133,6 +135,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         machine,
         tokenizer: Arc::new(tokenizer),
         template,
+        calls,
         pools,
         engine,
         cost_source,
@@ -166,6 +169,7 @@ impl Loaded {
             service,
             tokenizer: self.tokenizer,
             template: self.template,
+            calls: self.calls,
             eos,
             grammars,
             vocab,

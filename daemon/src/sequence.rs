@@ -44,6 +44,8 @@ pub struct Reading {
     pub logprobs: Option<Arc<LogprobBoard>>,
     /// What the output has to follow.
     pub constraint: Option<Arc<Constraint>>,
+    /// Special tokens that are text.
+    pub marks: Vec<TokenId>,
 }
 
 /// What a sequence says next.
@@ -95,6 +97,8 @@ pub enum Finish {
     Stop,
     /// The limit of tokens.
     Length,
+    /// The model has called functions.
+    ToolCalls,
 }
 
 impl Finish {
@@ -103,6 +107,7 @@ impl Finish {
         match self {
             Finish::Stop => "stop",
             Finish::Length => "length",
+            Finish::ToolCalls => "tool_calls",
         }
     }
 }
@@ -129,7 +134,7 @@ impl TextSequence {
     pub fn new(tokens: ReplicaStream, tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
         TextSequence {
             tokens: Some(tokens),
-            detokenizer: Detokenizer::new(Arc::clone(tokenizer)),
+            detokenizer: Detokenizer::new(Arc::clone(tokenizer)).showing(std::mem::take(&mut reading.marks)),
             stop: StopMatcher::new(std::mem::take(&mut reading.stops), reading.include_stop),
             reading,
             ahead: None,

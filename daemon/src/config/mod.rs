@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use faser_actors::{Drill, Dtype, Isa};
 use faser_engine::{Mechanisms, Policy, Slo};
+use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
@@ -89,6 +90,19 @@ pub struct ModelConfig {
     pub source: ModelSource,
     /// In which type weight matrices are held, and KV too unless it is int8.
     pub dtype: Dtype,
+    /// How the model writes calls of functions.
+    pub tool_calls: ToolCalls,
+}
+
+/// How a model writes calls of functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolCalls {
+    /// As its chat template does.
+    Auto,
+    /// In this format.
+    Format(CallFormat),
+    /// Not at all.
+    None,
 }
 
 /// Where weights come from.

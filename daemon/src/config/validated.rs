@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use faser_actors::{Dtype, Isa};
 use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
+use faser_models::CallFormat;
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ use super::synthetic::synthetic;
 use super::topology::topology;
 use super::{
     Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, ModelConfig,
-    ModelSource, SchedulerConfig, SpeculationConfig, sizes,
+    ModelSource, SchedulerConfig, SpeculationConfig, ToolCalls, sizes,
 };
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_value};
 
@@ -123,8 +124,14 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
         Some("int8") => Dtype::Int8,
         _ => Dtype::Bf16,
     };
+    let tool_calls = match fields.word("tool_calls", &["auto", "hermes", "llama3", "none"])? {
+        Some("hermes") => ToolCalls::Format(CallFormat::Hermes),
+        Some("llama3") => ToolCalls::Format(CallFormat::Llama3),
+        Some("none") => ToolCalls::None,
+        _ => ToolCalls::Auto,
+    };
     fields.finish()?;
-    Ok(ModelConfig { name: name.map(str::to_owned), source, dtype })
+    Ok(ModelConfig { name: name.map(str::to_owned), source, dtype, tool_calls })
 }
 
 /// Partitions beside the whole device.

@@ -9,6 +9,7 @@ use super::generation::{self, Generation, Prompt};
 use super::messages::messages;
 use super::params::{Parameters, parameters};
 use super::shapes::Shape;
+use super::tools::tools;
 use super::{Bounds, body};
 use crate::app::{App, Served};
 use crate::fields::{Fault, FieldError, Fields, shortened, wrong_type};
@@ -44,7 +45,8 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameter
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
+    let mut parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
+    tools(&mut fields, bounds.calls, &mut parameters)?;
     let conversation = conversation(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",
@@ -59,7 +61,7 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameter
 /// Reads what a chat template is given; without `messages` it is none.
 pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<Conversation>, FieldError> {
     let Some(messages) = messages(fields)? else { return Ok(None) };
-    let (tools, variables) = (tools(fields)?, variables(fields)?);
+    let (tools, variables) = (functions(fields)?, variables(fields)?);
     let last_turn = last_turn(fields)?;
     Ok(Some(Conversation { messages, tools, variables, last_turn }))
 }
@@ -74,7 +76,7 @@ pub(super) fn render(served: &Served, conversation: &Conversation) -> Result<Str
 }
 
 /// Reads `tools`, which the template gets as they are; an empty list is none.
-fn tools(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
+fn functions(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
     let path = fields.path("tools");
     let Some(list) = fields.list("tools")?.filter(|list| !list.is_empty()) else { return Ok(None) };
     for (i, tool) in list.iter().enumerate() {
@@ -126,11 +128,8 @@ fn last_turn(fields: &mut Fields<'_>) -> Result<LastTurn, FieldError> {
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    let tools = "tools are not offered";
-    fields.neutral("tool_choice", &[json!("none"), json!("auto")], tools)?;
-    fields.neutral("parallel_tool_calls", &[json!(true), json!(false)], tools)?;
-    fields.neutral("functions", &[json!([])], tools)?;
-    fields.neutral("function_call", &[json!("none"), json!("auto")], tools)?;
+    fields.neutral("functions", &[json!([])], "give them as `tools`")?;
+    fields.neutral("function_call", &[json!("none"), json!("auto")], "give it as `tool_choice`")?;
     fields.neutral("modalities", &[json!(["text"])], "the only modality is text")?;
     fields.neutral("audio", &[], "the only modality is text")?;
     fields.neutral("reasoning_effort", &[], "give `chat_template_kwargs` what the model's template knows")

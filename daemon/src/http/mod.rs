@@ -3,6 +3,7 @@
 mod authorize;
 mod body;
 mod bounds;
+mod calls;
 mod chat;
 mod completions;
 mod debug;
@@ -20,6 +21,7 @@ mod router;
 mod shapes;
 mod slow;
 mod tokenize;
+mod tools;
 
 #[cfg(test)]
 mod tests;
@@ -61,6 +63,7 @@ pub use chat::read as read_chat;
 pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;
 pub use tokenize::{Source, read as read_tokenize, read_ids as read_detokenize};
+pub use tools::ReadCalls;
 
 /// A path with its one method; others are answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::format::format;
 use super::prediction::prediction;
 use super::shapes::Shape;
+use super::tools::ReadCalls;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
 
@@ -44,6 +45,8 @@ pub struct Parameters {
     pub include_stop: bool,
     /// What the output has to follow.
     pub format: Option<GrammarSource>,
+    /// How calls are read from the output; none: it is text alone.
+    pub calls: Option<ReadCalls>,
     /// Whether the model's own end tokens are ordinary ones.
     pub ignore_eos: bool,
     /// What the client expects to get.
@@ -93,6 +96,7 @@ pub(super) fn parameters(
         sampling: sampling(fields, vocab)?,
         max_new_tokens,
         format: format(fields)?,
+        calls: None,
         n: choices(fields)?,
         logprobs: logprobs(fields, shape)?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
@@ -109,6 +113,15 @@ pub(super) fn parameters(
         stream,
         include_usage,
     };
+    check_ends(fields, &parameters)?;
+    Ok(parameters)
+}
+
+/// Refuses what would move the end of an output that has a form.
+///
+/// # Errors
+/// There is a form, and something else that says when an output ends.
+pub(super) fn check_ends(fields: &Fields<'_>, parameters: &Parameters) -> Result<(), FieldError> {
     if parameters.format.is_some() {
         let ends = "cannot be had together with a form of the output, whose end is given by that";
         for (name, asked) in
@@ -119,7 +132,7 @@ pub(super) fn parameters(
             }
         }
     }
-    Ok(parameters)
+    Ok(())
 }
 
 /// Fields of other servers: taken only with the value that means the same as leaving them out.

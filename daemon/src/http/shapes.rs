@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::calls::{Message, Part};
 use super::logprobs::LogprobShape;
 use crate::random;
 use crate::sequence::{Ending, Finish, Told};
@@ -15,7 +16,7 @@ pub(super) enum Shape {
 
 /// One finished choice.
 pub(super) struct Choice {
-    pub(super) text: String,
+    pub(super) message: Message,
     /// What is told of its tokens, if that is wanted.
     pub(super) told: Vec<Told>,
     pub(super) ending: Ending,
@@ -47,11 +48,11 @@ impl Answer {
             let logprobs = self.tokens.of(&choice.told);
             match self.shape {
                 Shape::Completion => {
-                    json!({"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": finish})
+                    json!({"index": index, "text": choice.message.content, "logprobs": logprobs, "finish_reason": finish})
                 }
                 Shape::Chat => json!({
                     "index": index, "logprobs": logprobs, "finish_reason": finish,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": null},
+                    "message": choice.message.json(),
                 }),
             }
         };
@@ -74,15 +75,15 @@ impl Answer {
         })
     }
 
-    /// More text of one choice, and what is told of the tokens that came with it.
-    pub(super) fn text(&self, index: usize, text: &str, told: &[Told]) -> Value {
+    /// More of one choice, and what is told of the tokens that came with it.
+    pub(super) fn part(&self, index: usize, part: &Part, told: &[Told]) -> Value {
         let logprobs = self.tokens.of(told);
-        self.chunk(&match self.shape {
-            Shape::Completion => {
+        self.chunk(&match (self.shape, part) {
+            (Shape::Completion, Part::Content(text)) => {
                 json!([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}])
             }
-            Shape::Chat => {
-                json!([{"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": null}])
+            (_, part) => {
+                json!([{"index": index, "delta": part.delta(), "logprobs": logprobs, "finish_reason": null}])
             }
         })
     }

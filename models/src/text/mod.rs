@@ -2,6 +2,7 @@
 
 mod bounded;
 mod bytes;
+mod calls;
 mod careful;
 mod chat_template;
 mod conversation;
@@ -15,6 +16,7 @@ mod template_files;
 mod tests;
 mod tokenizer;
 
+pub use self::calls::{CallEvent, CallForm, CallFormat, CallParser, Function};
 pub use self::chat_template::ChatTemplate;
 pub use self::conversation::{Conversation, LastTurn};
 pub use self::detokenizer::Detokenizer;

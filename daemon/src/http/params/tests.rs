@@ -58,6 +58,7 @@ fn every_field_arrives() {
         stream: true,
         include_usage: true,
         n: Choices(3),
+        calls: None,
         format: None,
         logprobs: Some(5),
         tokens_as_ids: true,

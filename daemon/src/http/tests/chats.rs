@@ -10,7 +10,9 @@ const SOURCE: &str = "{{ messages | tojson }}{{ '+' ~ tools | tojson if tools el
 
 async fn daemon_of_template(source: &str) -> (web::Data<App>, Arc<Served>) {
     let template = ChatTemplate::of("test".into(), source, Map::new()).unwrap();
-    daemon_with("scheduler: {max_context: 2048}\n", Some(template)).await
+    let yaml = "model: {name: pair, synthetic: {preset: tiny}, tool_calls: hermes}\nscheduler: {max_context: 2048}\n\
+                server: {max_body_bytes: 64KiB}\n";
+    daemon_of(yaml, Some(template)).await
 }
 
 /// The prompt that a body makes, and the same number of tokens where it is answered.

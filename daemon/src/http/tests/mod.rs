@@ -130,4 +130,5 @@ mod life;
 mod refusals;
 mod router;
 mod scoring;
+mod tools;
 mod trace;
