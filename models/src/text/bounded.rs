@@ -15,8 +15,8 @@ use super::python;
 const FUEL: u64 = 200_000;
 const FUEL_PER_MESSAGE: u64 = 4_000;
 const FUEL_PER_VALUE: u64 = 200;
-/// Instructions at most, which take about a second.
-const MOST_FUEL: u64 = 50_000_000;
+/// Instructions at most, whatever there is to render.
+const MOST_FUEL: u64 = 20_000_000;
 /// Bytes that may be written beside the messages' own: preambles, and what stands around each message.
 const OUTPUT_BYTES: usize = 256 << 10;
 const OUTPUT_BYTES_PER_MESSAGE: usize = 1 << 10;
@@ -68,7 +68,14 @@ impl Write for Bounded {
 /// Puts bounded filters in the place of those that allocate whatever they are asked for.
 pub(super) fn guard(environment: &mut Environment<'_>) {
     environment.remove_global("debug");
-    environment.add_filter("indent", indent);
+    environment.add_filter(
+        "indent",
+        |text: StringInput<'_>,
+         width: Option<Value>,
+         first: Option<bool>,
+         blank: Option<bool>,
+         options: Kwargs| { indent(&text, width, [first, blank], &options) },
+    );
     environment.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
         filters::batch(state, value, within(count, "batch")?, fill)
     });
@@ -88,15 +95,18 @@ pub(super) fn guard(environment: &mut Environment<'_>) {
 }
 
 fn indent(
-    value: StringInput<'_>,
+    text: &StringInput<'_>,
     width: Option<Value>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    options: Kwargs,
+    [first, blank]: [Option<bool>; 2],
+    options: &Kwargs,
 ) -> Result<Value, Error> {
     let width = width.map_or_else(|| options.get::<Option<Value>>("width"), |width| Ok(Some(width)))?;
-    let first = first.map_or_else(|| options.get::<Option<bool>>("first"), |first| Ok(Some(first)))?;
-    let blank = blank.map_or_else(|| options.get::<Option<bool>>("blank"), |blank| Ok(Some(blank)))?;
+    let flag = |given: Option<bool>, name| {
+        given
+            .map_or_else(|| options.get::<Option<bool>>(name), |flag| Ok(Some(flag)))
+            .map(Option::unwrap_or_default)
+    };
+    let (first, blank) = (flag(first, "first")?, flag(blank, "blank")?);
     options.assert_all_used()?;
     let indentation = match width {
         None => " ".repeat(4),
@@ -104,8 +114,7 @@ fn indent(
         Some(number) => " ".repeat(within(usize::try_from(number)?, "indent")?),
     };
     within(indentation.len(), "indent")?;
-    let text = python::indent(value.as_str(), &indentation, first.unwrap_or(false), blank.unwrap_or(false));
-    Ok(value.preserve_safety(text))
+    Ok(text.preserve_safety(python::indent(text.as_str(), &indentation, first, blank)))
 }
 
 fn within(count: usize, filter: &str) -> Result<usize, Error> {

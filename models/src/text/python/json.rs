@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::MOST_DEPTH;
@@ -94,7 +94,7 @@ impl Json {
     }
 
     fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+        let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
         let mut pairs: Vec<(Value, Value)> = pairs.into_iter().flatten().collect();
         if self.sorted {
             pairs.sort_by(|a, b| a.0.cmp(&b.0));

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use minijinja::Value;
-use minijinja::value::ValueKind;
+use minijinja::value::{DynObject, ValueKind};
 
 use super::MOST_DEPTH;
 
@@ -47,7 +47,7 @@ fn list(value: &Value, depth: usize, out: &mut impl Write) -> fmt::Result {
 }
 
 fn map(value: &Value, depth: usize, out: &mut impl Write) -> fmt::Result {
-    let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+    let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
     let Some(pairs) = pairs else { return write!(out, "{value}") };
     out.write_char('{')?;
     for (i, (key, value)) in pairs.enumerate() {
@@ -113,9 +113,9 @@ pub(in crate::text) fn float(number: f64) -> String {
 mod tests {
     use super::*;
 
-    fn of(value: Value) -> String {
+    fn of(value: &Value) -> String {
         let mut out = String::new();
-        text(&value, &mut out).unwrap();
+        text(value, &mut out).unwrap();
         out
     }
 
@@ -124,10 +124,10 @@ mod tests {
         let value =
             serde_json::json!({"a": [1, -2.0, null, true, "it's", "\"", "'\"\n\u{a0}é\u{200d}🦀"], "b": {}});
         let wanted = r#"{'a': [1, -2.0, None, True, "it's", '"', '\'"\n\xa0é\u200d🦀'], 'b': {}}"#;
-        assert_eq!(of(Value::from_serialize(value)), wanted);
-        assert_eq!(of(Value::from("it's\n")), "it's\n");
-        assert_eq!(of(Value::UNDEFINED), "");
-        assert_eq!(of(Value::from(())), "None");
+        assert_eq!(of(&Value::from_serialize(value)), wanted);
+        assert_eq!(of(&Value::from("it's\n")), "it's\n");
+        assert_eq!(of(&Value::UNDEFINED), "");
+        assert_eq!(of(&Value::from(())), "None");
     }
 
     #[test]
