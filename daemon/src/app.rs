@@ -110,6 +110,7 @@ impl Served {
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
             constraint: constraint.clone(),
+            took: parameters.include_metrics,
         };
         let submission = Submission {
             prompt: prompt.to_vec(),
@@ -118,7 +119,7 @@ impl Served {
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
             prediction,
-            k_max: parameters.k_max,
+            handling: parameters.handling,
             logprobs,
             constraint,
         };

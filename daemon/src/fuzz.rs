@@ -16,8 +16,14 @@ use crate::http::errors::ApiError;
 use crate::http::{Bounds, Completion, Prompt, read_chat, read_completion, read_detokenize, read_tokenize};
 use crate::stop::StopMatcher;
 
-const BOUNDS: Bounds<'static> =
-    Bounds { name: "m", vocab: 1000, max_context: 512, max_prompts: 8, max_body_bytes: 64 << 10 };
+const BOUNDS: Bounds<'static> = Bounds {
+    name: "m",
+    vocab: 1000,
+    max_context: 512,
+    max_prompts: 8,
+    max_body_bytes: 64 << 10,
+    priorities: true,
+};
 /// A refusal is for people to read.
 const LONGEST_MESSAGE: usize = 4096;
 

@@ -81,12 +81,17 @@ impl Engine {
         self.planner.trim(&batch, &scratch.acceptances, &mut scratch.lengths);
     }
 
-    /// Prefill, up to `rows_left` rows: who is awaited with a target first, by when it is due, then in order of admission.
+    /// Prefill, up to `rows_left` rows: by priority; among equals who is awaited with a target first, by when it is due, then in order of
+    /// admission.
     fn add_prefill(&mut self, mut rows_left: usize, scratch: &mut Scratch, plan: &mut VerifyPlan) {
         scratch.ids.clear();
         scratch.ids.extend(self.running.iter().filter(|seq| !self.sequences[seq].decoding()));
-        let due = |seq: &SeqId| self.sequences.get(seq).and_then(Sequence::first_token_due);
-        scratch.ids.sort_by_key(|seq| due(seq).map_or((1, self.now), |due| (0, due)));
+        let order = |seq: &SeqId| {
+            let sequence = self.sequences.get(seq)?;
+            let due = sequence.first_token_due();
+            Some((sequence.priority(), due.is_none(), due))
+        };
+        scratch.ids.sort_by_key(order);
         for &seq in &scratch.ids {
             let rows = self.sequences.get(&seq).map_or(0, Sequence::uncomputed).min(rows_left);
             if rows > 0 {
@@ -167,7 +172,11 @@ impl Engine {
                 .proposals
                 .get(k)
                 .map_or(sequence.levels[Source::Draft].typical(), |next| next.acceptance);
-            scratch.chances.push(if sequence.room_ahead() > 0 { sent * next } else { 0.0 });
+            scratch.chances.push(if sequence.drafts() && sequence.room_ahead() > 0 {
+                sent * next
+            } else {
+                0.0
+            });
         }
         // The next round is taken to have as much prefill as this one.
         let (rows, prefill_rows) = scratch.rows;

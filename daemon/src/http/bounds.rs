@@ -17,6 +17,8 @@ pub struct Bounds<'a> {
     pub max_prompts: usize,
     /// Bytes of a body, and so the most that a list can have.
     pub max_body_bytes: usize,
+    /// Whether priorities of requests count.
+    pub priorities: bool,
 }
 
 impl<'a> Bounds<'a> {
@@ -27,6 +29,7 @@ impl<'a> Bounds<'a> {
             max_context: served.max_context,
             max_prompts: app.limits.max_prompts_per_request,
             max_body_bytes: app.limits.max_body_bytes,
+            priorities: served.config.scheduler.priorities,
         }
     }
 

@@ -42,7 +42,7 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Value, Parameters), Api
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
+    let parameters = parameters(&mut fields, bounds, Shape::Chat, false)?;
     let messages = messages(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
+use super::metrics::Place;
 use super::params::{Choices, Parameters};
 use super::prediction::predicted;
 use super::shapes::{Answer, Choice, Shape, usage};
@@ -59,9 +60,11 @@ impl Generation {
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
-        let answer = Answer::new(tokens, &served.name, now.as_secs());
-        if self.parameters.stream {
-            return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens, patience));
+        let Parameters { include_metrics, include_usage, stream, .. } = self.parameters;
+        let metrics = Place::of(include_metrics, sequences.len());
+        let answer = Answer::new(tokens, &served.name, now.as_secs(), metrics, include_usage);
+        if stream {
+            return Ok(streamed(answer, sequences, prompt_tokens, patience));
         }
         let choices = futures_util::future::try_join_all(sequences.into_iter().map(collected)).await?;
         let usage = usage(prompt_tokens, choices.iter().map(|choice| &choice.ending));
@@ -160,14 +163,13 @@ fn pieces(index: usize, sequence: TextSequence) -> Pieces {
 fn streamed(
     answer: Answer,
     sequences: Vec<TextSequence>,
-    with_usage: bool,
     prompt_tokens: usize,
     patience: Duration,
 ) -> HttpResponse {
     let openings: Vec<Value> = (0..sequences.len()).filter_map(|index| answer.opening(index)).collect();
     let pieces: SelectAll<Pieces> =
         sequences.into_iter().enumerate().map(|(index, sequence)| pieces(index, sequence)).collect();
-    let events = Events { answer, pieces, endings: Vec::new(), with_usage, prompt_tokens };
+    let events = Events { answer, pieces, endings: Vec::new(), prompt_tokens };
     let rest = stream::unfold(Some(events), |events| async move { events?.next().await });
     let body = stream::iter(openings).map(|opening| event(&opening)).chain(rest);
     HttpResponse::Ok()
@@ -190,7 +192,6 @@ struct Events {
     answer: Answer,
     pieces: SelectAll<Pieces>,
     endings: Vec<Ending>,
-    with_usage: bool,
     prompt_tokens: usize,
 }
 
@@ -204,7 +205,7 @@ impl Events {
                 event(&self.answer.text(index, &text, &told))
             }
             Some((index, Ok(Piece::End(ending)))) => {
-                let bytes = event(&self.answer.end(index, ending.finish));
+                let bytes = event(&self.answer.end(index, &ending));
                 self.endings.push(ending);
                 bytes
             }
@@ -218,11 +219,8 @@ impl Events {
     }
 
     fn last(&self) -> web::Bytes {
-        let usage = self.with_usage.then(|| {
-            let usage = usage(self.prompt_tokens, self.endings.iter());
-            event(&self.answer.usage(usage))
-        });
-        let mut bytes = usage.map_or_else(Vec::new, |bytes| bytes.to_vec());
+        let usage = self.answer.usage(self.prompt_tokens, &self.endings);
+        let mut bytes = usage.map_or_else(Vec::new, |usage| event(&usage).to_vec());
         bytes.extend_from_slice(b"data: [DONE]\n\n");
         bytes.into()
     }

@@ -125,6 +125,7 @@ mod access;
 mod answers;
 mod fields;
 mod forms;
+mod handling;
 mod life;
 mod refusals;
 mod router;
