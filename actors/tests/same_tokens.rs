@@ -53,6 +53,7 @@ struct Tally {
     prompt_logprobs: u64,
     min_tokens: u64,
     constrained: u64,
+    forbidden: u64,
     complete: u64,
 }
 
@@ -259,6 +260,7 @@ fn in_a_batch(
     tally.pruned += totals.rows_pruned;
     tally.pruned_in_vain += totals.pruned_in_vain;
     tally.gone_inside += rig.gone_inside;
+    tally.forbidden += rig.forbidden;
     tally.copied += totals.copied_tokens;
     tally.copied_accepted += totals.copied_accepted_tokens;
     tally.cancellations += totals.cancelled;
@@ -323,6 +325,7 @@ impl Tally {
             ("log-probabilities of prompts", self.prompt_logprobs),
             ("requests for a least number of tokens", self.min_tokens),
             ("outputs that follow a grammar", self.constrained),
+            ("copied proposals that a grammar forbids", self.forbidden),
             ("outputs that come to the end of one", self.complete),
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");

@@ -54,7 +54,7 @@ pub enum Piece {
     /// Text, or what is told of tokens, token by token; never empty.
     Text(Vec<Span>),
     /// The end; nothing follows.
-    End(Ending),
+    End(Box<Ending>),
 }
 
 /// The text that one token made ready to be shown.
@@ -160,7 +160,7 @@ impl TextSequence {
                 if let Some(tokens) = self.tokens.take() {
                     ending.usage = took(tokens).await;
                 }
-                return Ok(Some(Piece::End(ending)));
+                return Ok(Some(Piece::End(Box::new(ending))));
             }
             let Some(tokens) = &mut self.tokens else { return Ok(None) };
             let update = match self.ahead.take() {

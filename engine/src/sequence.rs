@@ -276,8 +276,8 @@ impl Sequence {
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
-        // What left the pass counts as not sent (D2).
-        let verified = sent - verdict.pruned.min(sent);
+        // What was not in the pass to its end counts as not sent (D2).
+        let verified = sent.saturating_sub(verdict.forbidden + verdict.pruned);
         let accepted = verdict.accepted.min(verified);
         (done.proposed, done.accepted) = (verified, accepted);
         let foretold = self.proposals.get(accepted).is_some_and(|proposal| proposal.token == next);

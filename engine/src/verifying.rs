@@ -5,6 +5,7 @@ use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::planner::{Batch, Leaving, PassShape};
+use crate::proposals::Proposal;
 use crate::pruning::Prospect;
 use crate::sequence::{Fell, Sequence, VerifyOut};
 use crate::survival::Source;
@@ -115,6 +116,7 @@ impl Engine {
             start,
             rows: sequence.append_known(start, committed + k, &mut plan.tokens),
             proposals: k,
+            copied: sequence.proposals.iter().take(k).any(Proposal::copied),
             sample: end == sequence.tokens.len(),
             table: sequence.target.table.append_ids(end + k, &mut plan.blocks),
             tests: 0..0,
@@ -215,7 +217,7 @@ impl Engine {
     fn share_left(&self, plan: &VerifyPlan, verdict: &Verdict) -> f64 {
         let layers = self.config.target_layers.max(1) as f64;
         let done = plan.gates.get(verdict.pruned_at).map_or(layers, |&gate| gate as f64);
-        verdict.pruned as f64 * (1.0 - done / layers)
+        verdict.forbidden as f64 + verdict.pruned as f64 * (1.0 - done / layers)
     }
 
     fn verdict(&mut self, plan: &VerifyPlan, index: usize, out: &mut Vec<Command>) {

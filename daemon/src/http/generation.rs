@@ -131,7 +131,7 @@ async fn collected(mut sequence: TextSequence) -> Result<Choice, SequenceError> 
     loop {
         match sequence.next().await? {
             Some(Piece::Text(spans)) => part(spans, &mut text, &mut told),
-            Some(Piece::End(ending)) => return Ok(Choice { text, told, ending }),
+            Some(Piece::End(ending)) => return Ok(Choice { text, told, ending: *ending }),
             None => return Err(SequenceError::Ended),
         }
     }
@@ -206,7 +206,7 @@ impl Events {
             }
             Some((index, Ok(Piece::End(ending)))) => {
                 let bytes = event(&self.answer.end(index, &ending));
-                self.endings.push(ending);
+                self.endings.push(*ending);
                 bytes
             }
             Some((_, Err(err))) => {
