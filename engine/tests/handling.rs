@@ -223,14 +223,16 @@ fn who_is_behind_its_target_gets_more_and_who_is_ahead_less() {
 }
 
 #[test]
-fn prefill_goes_first_to_whose_first_token_is_due_first() {
-    let config = EngineConfig { max_running: 4, max_pass_rows: 10, ..config(Policy::Off) };
-    let happenings = (0..4).map(|seq| {
+fn prefill_goes_first_to_the_most_urgent_and_among_equals_to_whose_first_token_is_due_first() {
+    let config = EngineConfig { max_running: 5, max_pass_rows: 10, ..config(Policy::Off) };
+    let happenings = (0..5).map(|seq| {
         let ttft = (seq == 3).then_some(Duration::from_millis(1));
         let request = with_slo(Slo { ttft, tpot: None }, request(seq, vec![seq as u32; 40], 5));
+        let request = of_priority(if seq == 4 { -1 } else { 0 }, request);
         (Duration::ZERO, Happening::Arrival(request))
     });
     let report = run(&config, happenings.collect());
     let first = |seq| report.outcomes[&SeqId(seq)].first_token_after;
-    assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..4).map(first).collect::<Vec<_>>());
+    assert!(first(4) < first(3), "{:?}", (0..5).map(first).collect::<Vec<_>>());
+    assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..5).map(first).collect::<Vec<_>>());
 }
