@@ -114,6 +114,7 @@ impl Served {
             logprobs: logprobs.clone(),
             constraint: constraint.clone(),
             marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
+            took: parameters.include_metrics,
         };
         let submission = Submission {
             prompt: prompt.to_vec(),
@@ -122,7 +123,7 @@ impl Served {
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
             prediction,
-            k_max: parameters.k_max,
+            handling: parameters.handling,
             logprobs,
             constraint,
         };

@@ -26,6 +26,7 @@ const BOUNDS: Bounds<'static> = Bounds {
     max_prompts: 8,
     max_body_bytes: 64 << 10,
     calls: Some(CallFormat::Hermes),
+    priorities: true,
 };
 /// A refusal is for people to read.
 const LONGEST_MESSAGE: usize = 4096;

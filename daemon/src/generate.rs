@@ -93,7 +93,8 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
                 if !args.json {
                     output::line("")?;
                 }
-                return Ok(Run { prompt: prompt.to_owned(), text, ending, took: started.elapsed() });
+                let took = started.elapsed();
+                return Ok(Run { prompt: prompt.to_owned(), text, ending: *ending, took });
             }
             None => return Err(crate::sequence::SequenceError::Ended.into()),
         }

@@ -190,7 +190,6 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         max_new_tokens: 8.min(max_context - 1).max(1),
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
-        k_max: None,
         ..Submission::default()
     };
     let mut tokens = service.submit(submission).await?;

@@ -220,6 +220,8 @@ pub struct SchedulerConfig {
     pub max_pass_rows: usize,
     /// Tokens of a sequence, prompt and output together; `None` takes what the models can.
     pub max_context: Option<usize>,
+    /// Whether priorities that requests bring count; if not, they are refused.
+    pub priorities: bool,
 }
 
 /// Where what passes cost is kept between two starts.

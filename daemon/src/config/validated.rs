@@ -264,8 +264,9 @@ fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
         return Err(wrong_value(&fields.path("max_pass_rows"), &wanted, &max_pass_rows.into()));
     }
     let max_context = fields.size("max_context", 2..=(1 << 24))?;
+    let priorities = fields.flag("priorities")?.unwrap_or(true);
     fields.finish()?;
-    Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context })
+    Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context, priorities })
 }
 
 fn speculation(

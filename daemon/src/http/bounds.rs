@@ -21,6 +21,8 @@ pub struct Bounds<'a> {
     pub max_body_bytes: usize,
     /// How the model writes calls of functions, if it does.
     pub calls: Option<CallFormat>,
+    /// Whether priorities of requests count.
+    pub priorities: bool,
 }
 
 impl<'a> Bounds<'a> {
@@ -32,6 +34,7 @@ impl<'a> Bounds<'a> {
             max_prompts: app.limits.max_prompts_per_request,
             max_body_bytes: app.limits.max_body_bytes,
             calls: served.calls,
+            priorities: served.config.scheduler.priorities,
         }
     }
 

@@ -45,7 +45,7 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameter
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let mut parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
+    let mut parameters = parameters(&mut fields, bounds, Shape::Chat, false)?;
     tools(&mut fields, bounds.calls, &mut parameters)?;
     let conversation = conversation(&mut fields)?.ok_or_else(|| {
         FieldError::new(

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::calls::{Message, Part, Reader};
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
+use super::metrics::Place;
 use super::params::{Choices, Parameters};
 use super::prediction::predicted;
 use super::shapes::{Answer, Choice, Shape, usage};
@@ -61,12 +62,12 @@ impl Generation {
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
-        let answer = Answer::new(tokens, &served.name, now.as_secs());
-        let calls = self.parameters.calls;
+        let Parameters { calls, include_metrics, include_usage, stream, .. } = self.parameters;
+        let metrics = Place::of(include_metrics, sequences.len());
+        let answer = Answer::new(tokens, &served.name, now.as_secs(), metrics, include_usage);
         let choices = sequences.into_iter().map(|sequence| (sequence, Reader::new(calls)));
-        if self.parameters.stream {
-            let choices = choices.collect();
-            return Ok(streamed(answer, choices, self.parameters.include_usage, prompt_tokens, patience));
+        if stream {
+            return Ok(streamed(answer, choices.collect(), prompt_tokens, patience));
         }
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
@@ -145,7 +146,7 @@ async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Cho
             Some(Piece::Text(spans)) => message.extend(reader.take(text(spans, &mut told))),
             Some(Piece::End(ending)) => {
                 message.extend(reader.finish());
-                return Ok(Choice { message, told, ending: reader.ending(ending) });
+                return Ok(Choice { message, told, ending: reader.ending(*ending) });
             }
             None => return Err(SequenceError::Ended),
         }
@@ -180,7 +181,6 @@ fn pieces(index: usize, sequence: TextSequence) -> Pieces {
 fn streamed(
     answer: Answer,
     choices: Vec<(TextSequence, Reader)>,
-    with_usage: bool,
     prompt_tokens: usize,
     patience: Duration,
 ) -> HttpResponse {
@@ -188,7 +188,7 @@ fn streamed(
     let (sequences, readers): (Vec<TextSequence>, Vec<Reader>) = choices.into_iter().unzip();
     let pieces: SelectAll<Pieces> =
         sequences.into_iter().enumerate().map(|(index, sequence)| pieces(index, sequence)).collect();
-    let events = Events { answer, pieces, readers, endings: Vec::new(), with_usage, prompt_tokens };
+    let events = Events { answer, pieces, readers, endings: Vec::new(), prompt_tokens };
     let rest = stream::unfold(Some(events), |events| async move { events?.next().await });
     let body = stream::iter(openings).map(|opening| event(&opening)).chain(rest);
     HttpResponse::Ok()
@@ -212,7 +212,6 @@ struct Events {
     pieces: SelectAll<Pieces>,
     readers: Vec<Reader>,
     endings: Vec<Ending>,
-    with_usage: bool,
     prompt_tokens: usize,
 }
 
@@ -241,7 +240,7 @@ impl Events {
         let mut told = Vec::new();
         let (mut parts, ending) = match piece {
             Piece::Text(spans) => (reader.take(text(spans, &mut told)), None),
-            Piece::End(ending) => (reader.finish(), Some(reader.ending(ending))),
+            Piece::End(ending) => (reader.finish(), Some(reader.ending(*ending))),
         };
         if parts.is_empty() && !told.is_empty() {
             parts.push(Part::Content(String::new()));
@@ -251,18 +250,15 @@ impl Events {
             bytes.extend_from_slice(&event(&self.answer.part(index, &part, &std::mem::take(&mut told))));
         }
         if let Some(ending) = ending {
-            bytes.extend_from_slice(&event(&self.answer.end(index, ending.finish)));
+            bytes.extend_from_slice(&event(&self.answer.end(index, &ending)));
             self.endings.push(ending);
         }
         bytes.freeze()
     }
 
     fn last(&self) -> web::Bytes {
-        let usage = self.with_usage.then(|| {
-            let usage = usage(self.prompt_tokens, self.endings.iter());
-            event(&self.answer.usage(usage))
-        });
-        let mut bytes = usage.map_or_else(Vec::new, |bytes| bytes.to_vec());
+        let usage = self.answer.usage(self.prompt_tokens, &self.endings);
+        let mut bytes = usage.map_or_else(Vec::new, |usage| event(&usage).to_vec());
         bytes.extend_from_slice(b"data: [DONE]\n\n");
         bytes.into()
     }

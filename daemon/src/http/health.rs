@@ -1,4 +1,4 @@
-//! GET /health, /ready and /metrics: for load balancers and operators. None of them needs the models.
+//! GET /health, /ready, /version and /metrics: for load balancers and operators. None of them needs the models.
 
 use actix_web::http::header;
 use actix_web::{HttpResponse, web};
@@ -23,6 +23,11 @@ pub(super) async fn ready(app: web::Data<App>) -> HttpResponse {
         Ok(()) => HttpResponse::Ok().json(body),
         Err(_) => HttpResponse::ServiceUnavailable().insert_header((header::RETRY_AFTER, "1")).json(body),
     }
+}
+
+/// Which faser this is, as vLLM tells its own.
+pub(super) async fn version() -> HttpResponse {
+    HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
 /// Metrics in Prometheus' text format.

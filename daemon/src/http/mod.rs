@@ -13,6 +13,7 @@ mod generation;
 mod health;
 mod logprobs;
 mod messages;
+mod metrics;
 mod models;
 mod observe;
 pub mod params;
@@ -20,6 +21,7 @@ mod prediction;
 mod router;
 mod shapes;
 mod slow;
+mod speculation;
 mod tokenize;
 mod tools;
 
@@ -46,6 +48,7 @@ pub fn routes(config: &mut web::ServiceConfig) {
         .service(resource("/detokenize", Method::POST, web::route().to(tokenize::detokenize)))
         .service(resource("/health", Method::GET, web::route().to(health::health)))
         .service(resource("/ready", Method::GET, web::route().to(health::ready)))
+        .service(resource("/version", Method::GET, web::route().to(health::version)))
         .service(resource("/metrics", Method::GET, web::route().to(health::metrics)))
         .service(resource("/health_generate", Method::GET, web::route().to(router::health_generate)))
         .service(resource("/model_info", Method::GET, web::route().to(router::model_info)))

@@ -1,13 +1,15 @@
 //! The parameters that both completion endpoints take: ranges, and what is not offered.
 
 use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
-use faser_engine::{K_LIMIT, TokenId};
+use faser_engine::{Handling, TokenId};
 use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
+use super::bounds::Bounds;
 use super::format::format;
 use super::prediction::prediction;
 use super::shapes::Shape;
+use super::speculation::handling;
 use super::tools::ReadCalls;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
@@ -51,8 +53,10 @@ pub struct Parameters {
     pub ignore_eos: bool,
     /// What the client expects to get.
     pub prediction: Option<String>,
-    /// Cap on the speculative length.
-    pub k_max: Option<usize>,
+    /// How it is to be scheduled.
+    pub handling: Handling,
+    /// Whether the answer says what it took.
+    pub include_metrics: bool,
     /// Whether the answer is streamed.
     pub stream: bool,
     /// Whether a stream ends with its usage.
@@ -78,16 +82,17 @@ impl Parameters {
     }
 }
 
-/// Reads them; `vocab` bounds token ids, and no token at all may be asked for where the prompt is repeated.
+/// Reads them; no token at all may be asked for where the prompt is repeated.
 ///
 /// # Errors
 /// The first field that is of the wrong type, out of range, or not offered.
 pub(super) fn parameters(
     fields: &mut Fields<'_>,
-    vocab: usize,
+    bounds: &Bounds<'_>,
     shape: Shape,
     echo: bool,
 ) -> Result<Parameters, FieldError> {
+    let vocab = bounds.vocab;
     refuse_unsupported(fields)?;
     let (stream, include_usage) = streaming(fields)?;
     fields.text("user")?;
@@ -109,7 +114,8 @@ pub(super) fn parameters(
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         prediction: prediction(fields)?,
-        k_max: speculation(fields)?,
+        handling: handling(fields, bounds.priorities)?,
+        include_metrics: fields.flag("include_metrics")?.unwrap_or(false),
         stream,
         include_usage,
     };
@@ -318,13 +324,6 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
             other => Err(wrong_type(&path, &wanted, other)),
         })
         .collect()
-}
-
-fn speculation(fields: &mut Fields<'_>) -> Result<Option<usize>, FieldError> {
-    let Some(mut fields) = fields.object("speculation")? else { return Ok(None) };
-    let k_max = fields.size("k_max", 0..=K_LIMIT)?;
-    fields.finish()?;
-    Ok(k_max)
 }
 
 /// A list of at most `most` token ids below `vocab`.

@@ -126,6 +126,7 @@ mod answers;
 mod chats;
 mod fields;
 mod forms;
+mod handling;
 mod life;
 mod refusals;
 mod router;
