@@ -86,13 +86,16 @@ fn a_draft_that_is_the_target_is_never_rejected() {
         let _replay = Replay { seed };
         let random = &mut Random(seed);
         let (mut config, mut cases) = (random.config(), random.cases());
-        // What is copied may be wrong.
+        // What is copied may be wrong; a change of the tuning may have some copied nevertheless.
         config.mechanisms.lookup = false;
         random.want_more(&mut cases);
         in_a_batch(&pair, &config, &cases, random, &mut tally);
-        assert_eq!(tally.rejected, 0);
+        assert_eq!(tally.rejected, tally.copied - tally.copied_accepted, "{tally:?}");
     }
-    println!("{cases} cases, seeds from {first_seed}: {} proposals accepted, none rejected", tally.accepted);
+    println!(
+        "{cases} cases, seeds from {first_seed}: {} proposals accepted, none that was drafted rejected",
+        tally.accepted
+    );
     assert!(tally.accepted > 0 || cases < ENOUGH_CASES);
 }
 
