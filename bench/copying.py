@@ -4,7 +4,7 @@
     cargo build --release && python3 bench/copying.py [--times 5] [--file PATH --rename OLD NEW]
 
 No model that fits here edits files, so the pair of bench/scripted.py plays one: it writes the edited file, or the summary, token for token, at
-the cost of a target of some 90 M parameters and a draft that is right in 75 % of places. One daemon, one stream; what is compared is what a request may ask for by
+the cost of a target of some 25 M parameters and a draft that is right in 75 % of places. One daemon, one stream; what is compared is what a request may ask for by
 `speculation.mode` and `prediction`, in turns. Times are from the first token to the last. Needs numpy.
 """
 import argparse, http.client, json, os, platform, re, statistics, subprocess, sys, tempfile, time

@@ -3,11 +3,11 @@
 
     python3 bench/scripted.py --distance N --out FOLDER [--right 0.75]
 
-The target (Qwen2's layout, 12 layers of 768, some 90 M parameters beside the vocabulary) is made, not trained. Its first layer looks back by exactly N
+The target (Qwen2's layout, 8 layers of 512, some 25 M parameters beside the vocabulary) is made, not trained. Its first layer looks back by exactly N
 positions: query and key are constants, from the biases, and rotary positions turn their product into a sharp peak there. What it
 finds it carries to the LM head, which has the rows of all tokens exchanged by `cipher`. So a prompt that ends with the enciphered
 text has the model write the text, and that text is nowhere to be copied from. The other layers have random weights and add nothing, for their
-output projections are zero; they take the time that they take. The draft is the same, with 2 layers of 256, but that it writes another token in the place of some.
+output projections are zero; they take the time that they take. The draft is the same, with 2 layers of 128, but that it writes another token in the place of some.
 
 Needs numpy. Greedy decoding is meant; the tokenizer is the demo pair's.
 """
@@ -100,8 +100,8 @@ def model(folder, distance, layers, hidden, heads, kv_heads, mlp, context, wrong
 
 def pair(folder, distance, context, right):
     """Writes FOLDER/target and FOLDER/draft; the draft is right in the places of `right` of all tokens."""
-    model(f"{folder}/target", distance, 12, 768, 12, 4, 2048, context)
-    model(f"{folder}/draft", distance, 2, 256, 4, 4, 704, context, wrong=1 - right)
+    model(f"{folder}/target", distance, 8, 512, 8, 4, 1536, context)
+    model(f"{folder}/draft", distance, 2, 128, 2, 2, 384, context, wrong=1 - right)
 
 
 if __name__ == "__main__":
