@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const DEMO: &str = "speculation: {policy: 'fixed:3'}\n";
-const TINY: &str = "{preset: tiny, layers: 2, hidden: 64, intermediate: 64, heads: 8, kv_heads: 2, vocab: 300, max_context: 512, residual_scale: 0.2}";
+const TINY: &str = "{preset: tiny, layers: 2, hidden: 64, intermediate: 64, heads: 8, kv_heads: 2, vocab: 300, max_context: 8192, residual_scale: 0.2}";
 
 /// The demo pair and a small one, with these keys of their own.
 fn both(demo: &str, tiny: &str) -> String {
@@ -172,31 +172,24 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
         let (code, text) = ctl(&server, args);
         assert!(code == Some(1) && text.contains(words), "{args:?}: {text}");
     }
-    // What runs is listed with its pair, and can be ended by that.
-    let long =
-        json!({"model": "Tiny/one", "prompt": "x", "max_tokens": 500, "ignore_eos": true, "stream": true});
-    let endless = |seed: usize| {
-        let mut body = long.clone();
-        body["seed"] = seed.into();
-        body
-    };
     let (_, status) = ctl(&server, &["--pair", "Tiny/one", "status"]);
     assert!(status.contains("pair *") && status.contains("Tiny/one on"), "{status}");
-    let mut streams: Vec<_> = models
-        .iter()
-        .map(|model| {
-            client.stream("/v1/completions", &{
-                let mut body = endless(1);
-                body["model"] = json!(model);
-                body["max_tokens"] = 400.into();
-                body
-            })
-        })
-        .collect();
-    assert!(streams.iter_mut().all(|stream| stream.next().is_some()));
+    // What runs is listed with the number of its pair, and is ended by that.
+    let long = |model: &str, tokens: usize| {
+        let body = json!({"model": model, "prompt": "x", "max_tokens": tokens, "seed": 1, "ignore_eos": true, "stream": true});
+        let mut stream = client.stream("/v1/completions", &body);
+        assert!(stream.next().is_some());
+        stream
+    };
+    let cancelled = long("Tiny/one", 8000);
+    let (_, requests) = ctl(&server, &["requests"]);
+    let id = requests.lines().find_map(|line| line.split(' ').next().filter(|id| id.starts_with("1-0-")));
+    let (code, text) = ctl(&server, &["cancel", id.unwrap_or_else(|| panic!("{requests}"))]);
+    assert!(code == Some(0) && cancelled.transcript().error.is_some(), "{text}");
+    let streams = ["rustdoc", "Tiny/one"].map(|model| long(model, 400));
     server.terminate();
     for stream in streams {
-        assert!(stream.transcript().done(), "a drain waits for both");
+        assert!(stream.transcript().complete(), "a drain waits for both");
     }
     assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
 }
@@ -254,7 +247,7 @@ fn one_shot_commands_take_a_pair_and_check_takes_all() {
         checked.starts_with("model    rustdoc on") && checked.contains("\nmodel    Tiny/one on"),
         "{checked}"
     );
-    assert!(checked.contains("kv       8MiB") && checked.ends_with("ok\n"), "{checked}");
+    assert!(checked.contains("kv       8.0MiB") && checked.ends_with("ok\n"), "{checked}");
     let (code, planned, errors) = run(&["plan"]);
     assert!(code == Some(0) && planned.contains("pair     Tiny/one"), "{planned}{errors}");
     for (args, name) in [
