@@ -9,7 +9,7 @@ use actix::{Actor, Addr, Arbiter, System};
 use tokio::sync::oneshot;
 
 use faser_engine::record::Record;
-use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, Slo, TokenId};
+use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, TokenId};
 
 use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
@@ -185,7 +185,7 @@ impl Service {
             max_new_tokens,
             stop_tokens,
             prediction,
-            k_max,
+            handling,
             logprobs,
             constraint,
         } = submission;
@@ -196,9 +196,8 @@ impl Service {
             max_new_tokens,
             stop_tokens: stop_tokens.into(),
             prediction: prediction.into(),
-            k_max,
             whole_prompt: logprobs.as_ref().is_some_and(|board| board.wants_prompt()),
-            slo: Slo::default(),
+            handling,
         };
         let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });
         let submit = Submit { request, for_lanes, submitted, verdict };

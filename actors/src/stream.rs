@@ -35,11 +35,12 @@ pub struct TokenStream {
     updates: mpsc::Receiver<Update>,
     canceller: Arc<Canceller>,
     finished: bool,
+    cancelled: bool,
 }
 
 impl TokenStream {
     pub(crate) fn new(seq: SeqId, updates: mpsc::Receiver<Update>, canceller: Arc<Canceller>) -> TokenStream {
-        TokenStream { seq, updates, canceller, finished: false }
+        TokenStream { seq, updates, canceller, finished: false, cancelled: false }
     }
 
     /// The next update; `None` after `Update::Finished`, and without it if the service was stopped under the stream.
@@ -50,6 +51,13 @@ impl TokenStream {
         let update = self.updates.recv().await;
         self.finished = !matches!(update, Some(Update::Tokens(_)));
         update
+    }
+
+    /// Cancels the request and keeps the stream: `Update::Finished` follows, behind what had come before.
+    pub fn cancel(&mut self) {
+        if !self.finished && !std::mem::replace(&mut self.cancelled, true) {
+            self.canceller.cancel(self.seq);
+        }
     }
 
     /// The sequence behind the stream, for logs.
@@ -73,7 +81,7 @@ impl Drop for TokenStream {
     fn drop(&mut self) {
         if !self.finished {
             self.updates.close();
-            self.canceller.cancel(self.seq);
+            self.cancel();
         }
     }
 }

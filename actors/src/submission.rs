@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use faser_engine::TokenId;
+use faser_engine::{Handling, TokenId};
 use faser_kernels::Sampling;
 
 use crate::error::SubmitError;
@@ -21,8 +21,8 @@ pub struct Submission {
     pub stop_tokens: Vec<TokenId>,
     /// What the client expects the output to be, or to resemble: proposed where it fits. Changes speed, never text.
     pub prediction: Vec<TokenId>,
-    /// Cap on the speculative length; 0 switches speculation off for this request.
-    pub k_max: Option<usize>,
+    /// What the client wishes of its scheduling.
+    pub handling: Handling,
     /// Where log-probabilities go, if they are wanted.
     pub logprobs: Option<Arc<LogprobBoard>>,
     /// What the output has to follow; its end tokens are to be among `stop_tokens`.

@@ -133,7 +133,6 @@ fn submission(seed: u64) -> Submission {
         max_new_tokens: 16,
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
-        k_max: None,
         ..Submission::default()
     }
 }

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use faser_actors::{Dtype, Isa, Sampling};
-use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId};
+use faser_engine::{
+    EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Pass};
@@ -141,9 +143,8 @@ impl Draws {
                     max_new_tokens: K + 2,
                     stop_tokens: [].into(),
                     prediction: [].into(),
-                    k_max: None,
                     whole_prompt: false,
-                    slo: Slo::default(),
+                    handling: Handling::default(),
                 };
                 rig.submit(request, Sampling { seed: seeds.next(), ..sampling.clone() }.into());
             }

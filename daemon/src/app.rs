@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
 use faser_engine::{EngineConfig, TokenId};
-use faser_models::{ChatTemplate, Grammar, ModelError, Tokenizer};
+use faser_models::{CallFormat, ChatTemplate, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::Semaphore;
 
@@ -31,6 +31,8 @@ pub struct Served {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, or why chats cannot be had.
     pub template: Result<ChatTemplate, ModelError>,
+    /// How it writes calls of functions, if it does.
+    pub calls: Option<CallFormat>,
     /// The tokens by which it ends a text.
     pub eos: Vec<TokenId>,
     /// What outputs may have to follow.
@@ -87,6 +89,7 @@ impl Served {
         let mut stop_tokens = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {
             stop_tokens.extend(&self.eos);
+            stop_tokens.extend(parameters.calls.and_then(|calls| calls.format.end(&self.tokenizer)));
         }
         let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
         if constraint.is_some() {
@@ -116,6 +119,8 @@ impl Served {
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
             constraint: constraint.clone(),
+            marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
+            took: parameters.include_metrics,
         };
         let submission = Submission {
             prompt: prompt.to_vec(),
@@ -124,7 +129,7 @@ impl Served {
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
             max_new_tokens: max_new_tokens.max(1),
             prediction,
-            k_max: parameters.k_max,
+            handling: parameters.handling,
             logprobs,
             constraint,
         };

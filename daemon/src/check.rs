@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_engine::cost::{PassCost, Reach};
+use faser_models::CallFormat;
 use faser_topology::{LanePair, Node};
 
 use crate::access::Access;
@@ -43,6 +44,12 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         Err(err) => format!("no: {err}"),
     };
     line("chat", chat);
+    let calls = match loaded.calls {
+        Some(CallFormat::Hermes) => "calls as Hermes writes them",
+        Some(CallFormat::Llama3) => "calls as Llama 3 writes them",
+        None => "none (model.tool_calls)",
+    };
+    line("tools", calls.to_owned());
     line("device", format!("{}, {}", loaded.machine, memory(config, &loaded.machine)));
     if let Machine::Cpu { device, .. } = &loaded.machine
         && device.nodes.len() > 1

@@ -6,7 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use actix_web::ResponseError;
 use faser_actors::Dtype;
-use faser_models::{ChatTemplate, Detokenizer, ModelConfig, Shard, Tokenizer, check_header};
+use faser_models::{
+    CallFormat, ChatTemplate, Conversation, Detokenizer, LastTurn, ModelConfig, Shard, Tokenizer,
+    check_header,
+};
 use serde_json::{Value, json};
 
 use crate::config::Config;
@@ -16,8 +19,15 @@ use crate::http::errors::ApiError;
 use crate::http::{Bounds, Completion, Prompt, read_chat, read_completion, read_detokenize, read_tokenize};
 use crate::stop::StopMatcher;
 
-const BOUNDS: Bounds<'static> =
-    Bounds { name: "m", vocab: 1000, max_context: 512, max_prompts: 8, max_body_bytes: 64 << 10 };
+const BOUNDS: Bounds<'static> = Bounds {
+    name: "m",
+    vocab: 1000,
+    max_context: 512,
+    max_prompts: 8,
+    max_body_bytes: 64 << 10,
+    calls: Some(CallFormat::Hermes),
+    priorities: true,
+};
 /// A refusal is for people to read.
 const LONGEST_MESSAGE: usize = 4096;
 
@@ -68,17 +78,23 @@ pub fn requests(data: &[u8]) {
             assert!(parameters.sampling.logit_bias.is_sorted_by(|a, b| a.0 < b.0));
             assert!(parameters.stop.iter().all(|stop| (1..=256).contains(&stop.len())));
         }),
-        1 => read_chat(body, &BOUNDS).map(|(messages, _)| {
-            let messages = messages.as_array().map(Vec::as_slice).unwrap_or_default();
-            assert!((1..=4096).contains(&messages.len()));
-            assert!(messages.iter().all(|message| message["content"].is_string()));
-        }),
+        1 => read_chat(body, &BOUNDS).map(|(conversation, _)| check_messages(&conversation.messages)),
         2 => read_tokenize(body, &BOUNDS).map(drop),
         _ => read_detokenize(body, &BOUNDS)
             .map(|ids| assert!(ids.iter().all(|id| (*id as usize) < BOUNDS.vocab))),
     };
     if let Err(err) = refused {
         check_refusal(&err);
+    }
+}
+
+fn check_messages(messages: &Value) {
+    let messages = messages.as_array().map(Vec::as_slice).unwrap_or_default();
+    assert!((1..=4096).contains(&messages.len()));
+    for message in messages {
+        let calls = message["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
+        assert!(message["content"].is_string());
+        assert!(calls.iter().all(|call| call["function"]["arguments"].is_object()));
     }
 }
 
@@ -123,10 +139,17 @@ pub fn chat_template(data: &[u8]) {
         .enumerate()
         .map(|(i, line)| json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": line}))
         .collect();
-    let tokens = ["<s>".to_owned(), "</s>".to_owned()];
-    let Ok(template) = ChatTemplate::of("template".into(), source.to_owned(), tokens) else { return };
-    if let Ok(rendered) = template.render(&Value::from(messages), true) {
-        assert!(rendered.len() <= 8 * data.len() + (2 << 20));
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let tokens = tokens.map(|(name, token)| (name.to_owned(), token.into())).into_iter().collect();
+    let Ok(template) = ChatTemplate::of("template".into(), source, tokens) else { return };
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let plain = Conversation::of(messages.into());
+    let with_tools =
+        Conversation { tools: Some(json!([tool])), last_turn: LastTurn::Continued, ..plain.clone() };
+    for conversation in [plain, with_tools] {
+        if let Ok(rendered) = template.render(&conversation) {
+            assert!(rendered.len() <= 8 * data.len() + (2 << 20));
+        }
     }
 }
 

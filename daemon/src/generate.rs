@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use faser_actors::Sampling;
 use faser_engine::Origin;
+use faser_models::Conversation;
 use serde_json::{Value, json};
 
 use crate::app::{Opening, Served};
@@ -57,9 +58,9 @@ pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<(), Daemon
 /// One prompt, shown as it comes unless everything is printed as JSON at the end.
 async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, DaemonError> {
     let ids = if args.chat {
-        let messages = json!([{"role": "user", "content": prompt}]);
+        let conversation = Conversation::of(json!([{"role": "user", "content": prompt}]));
         let text = match &served.template {
-            Ok(template) => template.render(&messages, true)?,
+            Ok(template) => template.render(&conversation)?,
             Err(err) => return Err(DaemonError::NoChat(err.to_string())),
         };
         served.tokenizer.encode(&text, false)?
@@ -92,7 +93,8 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
                 if !args.json {
                     output::line("")?;
                 }
-                return Ok(Run { prompt: prompt.to_owned(), text, ending, took: started.elapsed() });
+                let took = started.elapsed();
+                return Ok(Run { prompt: prompt.to_owned(), text, ending: *ending, took });
             }
             None => return Err(crate::sequence::SequenceError::Ended.into()),
         }

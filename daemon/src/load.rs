@@ -8,7 +8,7 @@ use faser_actors::{
     WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
-use faser_models::{ChatTemplate, ModelError, Progress, Tokenizer};
+use faser_models::{CallFormat, ChatTemplate, ModelError, Progress, Tokenizer};
 use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
@@ -40,6 +40,8 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template, or why there is none.
     pub template: Result<ChatTemplate, ModelError>,
+    /// How the target writes calls of functions, if it does.
+    pub calls: Option<CallFormat>,
     /// The sizes of the KV pools of each replica.
     pub pools: KvPools,
     /// The faults made on purpose.
@@ -161,7 +163,7 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
 
 fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let Begun { config, pair, bounds, staged } = begun;
-    let Pair { name, target, draft, weights, tokenizer, template } = pair;
+    let Pair { name, target, draft, weights, tokenizer, template, calls } = pair;
     let Placed { device, more, machine, pools } =
         place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
     let engine =
@@ -190,6 +192,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         machine,
         tokenizer: Arc::new(tokenizer),
         template,
+        calls,
         pools,
         engine,
         cost_source,
@@ -232,6 +235,7 @@ impl Loaded {
             service,
             tokenizer: self.tokenizer,
             template: self.template,
+            calls: self.calls,
             eos,
             grammars,
             vocab,
@@ -252,7 +256,6 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         max_new_tokens: 8.min(max_context - 1).max(1),
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
-        k_max: None,
         ..Submission::default()
     };
     let mut tokens = service.submit(submission).await?;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use faser_actors::{CudaWeights, Dtype};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{ChatTemplate, Model, ModelConfig, ModelError, Shard, Tokenizer, check_pair};
+use faser_models::{CallFormat, ChatTemplate, Model, ModelConfig, ModelError, Shard, Tokenizer, check_pair};
 
-use crate::config::{Config, ModelSource};
+use crate::config::{Config, ModelSource, ToolCalls};
 use crate::error::DaemonError;
 use crate::load::Watch;
 use crate::locate;
@@ -21,6 +21,8 @@ pub(crate) struct Pair {
     pub(crate) weights: Weights,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Result<ChatTemplate, ModelError>,
+    /// How the target writes calls of functions, if it does.
+    pub(crate) calls: Option<CallFormat>,
 }
 
 /// Where the weights of a pair are, and in which type they are to be held.
@@ -56,7 +58,7 @@ pub(crate) struct Others {
 /// A file that is missing or wrong, or models that do not go together.
 pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
     let dtype = config.model.dtype;
-    let pair = match &config.model.source {
+    let mut pair = match &config.model.source {
         ModelSource::Demo { draft } => {
             let folder = locate::demo_pair()?;
             let draft = draft.then(|| folder.join("draft"));
@@ -75,12 +77,18 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
                 draft: drafts.then_some(draft),
                 tokenizer: Tokenizer::synthetic(spec.vocab)?,
                 template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
+                calls: None,
                 weights: Weights { source: Source::Synthetic { spec: spec.clone(), draft: *drafts }, dtype },
             }
         }
     };
     if let Some(draft) = &pair.draft {
         check_pair(&pair.target, draft)?;
+    }
+    match config.model.tool_calls {
+        ToolCalls::Auto => {}
+        ToolCalls::Format(format) => pair.calls = Some(format),
+        ToolCalls::None => pair.calls = None,
     }
     Ok(pair)
 }
@@ -100,7 +108,10 @@ fn in_folders(target_dir: &Path, draft_dir: Option<&Path>, dtype: Dtype) -> Resu
         draft: draft_dir.map(std::borrow::ToOwned::to_owned),
     };
     let weights = Weights { source, dtype };
-    Ok(Pair { name, target, draft, weights, tokenizer, template: ChatTemplate::load(target_dir) })
+    let template = ChatTemplate::load(target_dir);
+    // What cannot be read is told of where the template is.
+    let calls = CallFormat::of_model(target_dir).ok().flatten();
+    Ok(Pair { name, target, draft, weights, tokenizer, template, calls })
 }
 
 impl Weights {

@@ -44,6 +44,10 @@ pub struct Reading {
     pub logprobs: Option<Arc<LogprobBoard>>,
     /// What the output has to follow.
     pub constraint: Option<Arc<Constraint>>,
+    /// Special tokens that are text.
+    pub marks: Vec<TokenId>,
+    /// Whether what it took is waited for, where the device has run ahead of the end of the text.
+    pub took: bool,
 }
 
 /// What a sequence says next.
@@ -52,7 +56,7 @@ pub enum Piece {
     /// Text, or what is told of tokens, token by token; never empty.
     Text(Vec<Span>),
     /// The end; nothing follows.
-    End(Ending),
+    End(Box<Ending>),
 }
 
 /// The text that one token made ready to be shown.
@@ -84,7 +88,8 @@ pub struct Ending {
     pub finish: Finish,
     /// Tokens up to the end of the text, the stop token not counted.
     pub output: Vec<TokenId>,
-    /// What it took; `None` if a stop string ended it, for then the device had run ahead.
+    /// What it took. If a stop string ended it the device had run ahead: then `None`, or, where that was asked for, with what it had done
+    /// beyond the end of the text.
     pub usage: Option<Usage>,
 }
 
@@ -95,6 +100,8 @@ pub enum Finish {
     Stop,
     /// The limit of tokens.
     Length,
+    /// The model has called functions.
+    ToolCalls,
 }
 
 impl Finish {
@@ -103,6 +110,7 @@ impl Finish {
         match self {
             Finish::Stop => "stop",
             Finish::Length => "length",
+            Finish::ToolCalls => "tool_calls",
         }
     }
 }
@@ -129,7 +137,7 @@ impl TextSequence {
     pub fn new(tokens: ReplicaStream, tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
         TextSequence {
             tokens: Some(tokens),
-            detokenizer: Detokenizer::new(Arc::clone(tokenizer)),
+            detokenizer: Detokenizer::new(Arc::clone(tokenizer)).showing(std::mem::take(&mut reading.marks)),
             stop: StopMatcher::new(std::mem::take(&mut reading.stops), reading.include_stop),
             reading,
             ahead: None,
@@ -153,8 +161,11 @@ impl TextSequence {
     /// The sequence broke off.
     pub async fn next(&mut self) -> Result<Option<Piece>, SequenceError> {
         loop {
-            if let Some(ending) = self.ending.take() {
-                return Ok(Some(Piece::End(ending)));
+            if let Some(mut ending) = self.ending.take() {
+                if let Some(tokens) = self.tokens.take() {
+                    ending.usage = took(tokens).await;
+                }
+                return Ok(Some(Piece::End(Box::new(ending))));
             }
             let Some(tokens) = &mut self.tokens else { return Ok(None) };
             let update = match self.ahead.take() {
@@ -226,6 +237,14 @@ impl TextSequence {
         }
     }
 
+    /// Has what still runs cancelled.
+    fn cancel(&mut self) {
+        match &mut self.tokens {
+            Some(tokens) if self.reading.took => tokens.cancel(),
+            _ => self.tokens = None,
+        }
+    }
+
     /// The sequence is over: what was held back comes out.
     fn finish(
         &mut self,
@@ -241,6 +260,11 @@ impl TextSequence {
             FinishReason::StopToken(token) => {
                 if self.reading.include_stop {
                     self.take(token, Origin::Target, spans);
+                    if let Some(ending) = &mut self.ending {
+                        // The stop token's text has a stop string in it.
+                        (ending.usage, self.tokens) = (Some(usage), None);
+                        return Ok(());
+                    }
                 }
                 Finish::Stop
             }
@@ -262,14 +286,26 @@ impl TextSequence {
         Ok(())
     }
 
-    /// Drops the stream, which cancels what still runs.
     fn end(&mut self, finish: Finish, usage: Option<Usage>) {
-        self.tokens = None;
+        match usage {
+            Some(_) => self.tokens = None,
+            None => self.cancel(),
+        }
         self.ending = Some(Ending { finish, output: std::mem::take(&mut self.output), usage });
     }
 
     fn broken(&mut self, err: SequenceError) -> SequenceError {
         self.tokens = None;
         err
+    }
+}
+
+/// What a cancelled sequence took; none if the service ends before it says so.
+async fn took(mut tokens: ReplicaStream) -> Option<Usage> {
+    loop {
+        match tokens.next().await? {
+            Update::Tokens(_) => {}
+            Update::Finished { usage, .. } => return Some(usage),
+        }
     }
 }

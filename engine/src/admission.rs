@@ -1,12 +1,38 @@
-//! Who runs: admission in order of arrival as KV allows, and preemption by recompute when it runs short.
+//! Who runs: admission by priority, and in order of arrival among equals, as KV allows; and preemption by recompute when it runs short.
 
 use crate::api::{K_LIMIT, SeqId};
 use crate::engine::Engine;
-use crate::sequence::SequenceKv;
+use crate::sequence::{Sequence, SequenceKv};
 use crate::view::EpochMove;
 
+/// Where a sequence begins to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It has just come.
+    BehindEquals,
+    /// It ran already.
+    BeforeEquals,
+}
+
 impl Engine {
-    /// Admits waiting sequences, first come first served, while there is room for their whole prompts and a block to
+    /// Has a sequence wait among those of its priority.
+    pub(crate) fn enqueue(&mut self, seq: SeqId, priority: i32, place: Place) {
+        let before = |other: &SeqId| {
+            let other = self.sequences.get(other).map_or(i32::MIN, Sequence::priority);
+            if place == Place::BeforeEquals { other < priority } else { other <= priority }
+        };
+        let place = self.waiting.partition_point(before);
+        self.waiting.insert(place, seq);
+    }
+
+    /// The running sequence that gives way first: of those with the highest number as their priority the youngest.
+    fn least_urgent(&self) -> Option<SeqId> {
+        let priority = |seq: &&SeqId| self.sequences.get(seq).map_or(i32::MAX, Sequence::priority);
+        // Of several that are equal it is the last.
+        self.running.iter().max_by_key(priority).copied()
+    }
+
+    /// Admits waiting sequences, the first in the queue first, while there is room for their whole prompts and a block to
     /// spare for everyone who runs.
     pub(crate) fn admit_waiting(&mut self) {
         while let Some(&seq) = self.waiting.front() {
@@ -28,6 +54,7 @@ impl Engine {
             return false;
         }
         if !std::mem::replace(&mut sequence.admitted, true) {
+            sequence.usage.moments.admitted = Some(sequence.age(self.now));
             sequence.levels = self.calibrations.levels();
             sequence.usage.cached_tokens = target.computed;
             self.totals.prompt_tokens += sequence.usage.prompt_tokens as u64;
@@ -36,15 +63,15 @@ impl Engine {
         sequence.target = target;
         sequence.target.table.reserve(sequence.tokens.capacity() + K_LIMIT);
         self.verify_lane.admit(seq, || sequence.admission());
-        if sequence.speculates() {
+        if sequence.drafts() {
             sequence.draft = SequenceKv::from_cache(&self.draft_pool, &sequence.tokens);
             sequence.draft.table.reserve(sequence.tokens.capacity() + 2 * K_LIMIT);
         }
         true
     }
 
-    /// Makes room in the target's pool for `tokens` tokens of `seq`, at the cost of younger sequences where it must be.
-    /// False if `seq` itself had to go.
+    /// Makes room in the target's pool for `tokens` tokens of `seq`, at the cost of less urgent and of younger sequences where it must
+    /// be. False if `seq` itself had to go.
     pub(crate) fn make_room(&mut self, seq: SeqId, tokens: usize) -> bool {
         loop {
             let Some(sequence) = self.sequences.get_mut(&seq) else { return false };
@@ -54,10 +81,10 @@ impl Engine {
             if self.release_provisional() {
                 continue;
             }
-            let Some(&youngest) = self.running.last() else { return false };
+            let Some(last) = self.least_urgent() else { return false };
             self.totals.preemptions += 1;
-            self.put_back(youngest);
-            if youngest == seq {
+            self.put_back(last);
+            if last == seq {
                 return false;
             }
         }
@@ -89,7 +116,7 @@ impl Engine {
         true
     }
 
-    /// Takes all KV from a running sequence and puts it at the head of the queue, to be recomputed.
+    /// Takes all KV from a running sequence and has it wait before all of its priority, to be recomputed.
     pub(crate) fn put_back(&mut self, seq: SeqId) {
         self.running.retain(|&id| id != seq);
         if let Some(sequence) = self.sequences.remove(&seq) {
@@ -109,6 +136,7 @@ impl Engine {
         sequence.evict((&self.target_pool, &self.draft_pool));
         self.draft_lane.retire(seq);
         self.verify_lane.retire(seq);
-        self.waiting.push_front(seq);
+        let priority = sequence.priority();
+        self.enqueue(seq, priority, Place::BeforeEquals);
     }
 }

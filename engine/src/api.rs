@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 use crate::cost::PartitionCosts;
 use crate::plan::{DraftPlan, Shed, VerifyPlan};
 use crate::tuning::Tuning;
+use crate::usage::Usage;
 
 /// An entry of the models' common vocabulary.
 pub type TokenId = u32;
@@ -41,12 +42,61 @@ pub struct Request {
     pub stop_tokens: Arc<[TokenId]>,
     /// What the client expects the output to be, or to resemble; it is proposed where it fits.
     pub prediction: Arc<[TokenId]>,
-    /// Cap on the speculative length of this request; 0 switches speculation off for it.
-    pub k_max: Option<usize>,
     /// Every row of the prompt is to be computed, none taken from the prefix cache: for what is asked of each of them.
     pub whole_prompt: bool,
+    /// What the client wishes of its scheduling.
+    pub handling: Handling,
+}
+
+/// What a client may wish of how its request is scheduled. It changes speed, never text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handling {
+    /// Cap on the speculative length of this request; 0 switches speculation off for it.
+    pub k_max: Option<usize>,
+    /// Where proposals may come from.
+    pub mode: SpeculationMode,
     /// What the client hopes for; speculation is shared out by it where it is scarce.
     pub slo: Slo,
+    /// Lower is sooner: of those that wait the lowest number is admitted first, of those that run the highest gives way first. Among
+    /// equals the older one comes first. Nothing keeps a high number from waiting for as long as lower ones come.
+    pub priority: i32,
+}
+
+/// Where the proposals of a request may come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpeculationMode {
+    /// From wherever the policy takes them.
+    #[default]
+    Auto,
+    /// From nowhere.
+    Off,
+    /// Copied ones alone: nothing is drafted.
+    Lookup,
+    /// Drafted ones alone: nothing is copied.
+    Draft,
+}
+
+impl std::fmt::Display for SpeculationMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SpeculationMode::Auto => "auto",
+            SpeculationMode::Off => "off",
+            SpeculationMode::Lookup => "lookup",
+            SpeculationMode::Draft => "draft",
+        })
+    }
+}
+
+impl SpeculationMode {
+    /// May proposals be drafted?
+    pub fn drafts(self) -> bool {
+        matches!(self, SpeculationMode::Auto | SpeculationMode::Draft)
+    }
+
+    /// May proposals be copied?
+    pub fn copies(self) -> bool {
+        matches!(self, SpeculationMode::Auto | SpeculationMode::Lookup)
+    }
 }
 
 /// Latency targets of a request. Nothing is refused or cancelled for their sake.
@@ -149,27 +199,6 @@ pub enum FinishReason {
     DeviceFailed,
 }
 
-/// What a sequence took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Prompt tokens whose target KV came from the prefix cache at first admission.
-    pub cached_tokens: usize,
-    /// Tokens emitted, those of another replica included.
-    pub output_tokens: usize,
-    /// Verify passes that sampled for this sequence.
-    pub target_passes: usize,
-    /// Proposals verified.
-    pub proposed: usize,
-    /// Proposals accepted.
-    pub accepted: usize,
-    /// Proposals verified that were copied from the client's prediction.
-    pub predicted: usize,
-    /// Those of them that were accepted.
-    pub predicted_accepted: usize,
-}
-
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -198,6 +227,16 @@ pub enum Refusal {
         waiting: usize,
         /// The bound, `max_waiting`.
         capacity: usize,
+    },
+    /// Proposals are asked for that this engine never makes.
+    #[error(
+        "`speculation.mode` is `{mode}`, but {why}: leave it out, or write `off` if nothing is to be proposed"
+    )]
+    Mode {
+        /// What is asked for.
+        mode: SpeculationMode,
+        /// Why it cannot be had.
+        why: &'static str,
     },
     /// The device is gone for good.
     #[error("the device has failed and was given up; restart the server")]

@@ -48,8 +48,8 @@ impl Engine {
             ready += 1;
         }
         Candidate {
-            // Without a draft model there is nothing but what is there.
-            useful: if self.config.draft_blocks > 0 { useful } else { ready },
+            // Where nothing is drafted there is nothing but what is there.
+            useful: if self.config.draft_blocks > 0 && sequence.drafts() { useful } else { ready },
             ready,
             expected,
             survival,
@@ -105,7 +105,7 @@ impl Engine {
     /// blocks the sequence goes on without proposals: speculation never pushes anyone out.
     fn add_draft_chunk(&mut self, seq: SeqId, wish: &Wish, rows_left: &mut usize, plan: &mut DraftPlan) {
         let Some(sequence) = self.sequences.get(&seq) else { return };
-        if !sequence.speculates() || sequence.draft_out.is_some() {
+        if !sequence.drafts() || sequence.draft_out.is_some() {
             return;
         }
         let k = wish.steps(sequence);

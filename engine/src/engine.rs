@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::api::{Command, Event, FinishReason, Refusal, Request, SeqId, TokenId};
+use crate::admission::Place;
+use crate::api::{Command, Event, FinishReason, Handling, Refusal, Request, SeqId, TokenId};
 use crate::blocks::BlockPool;
 use crate::config::{EngineConfig, EngineError};
 use crate::lane::LaneBook;
@@ -201,19 +202,21 @@ impl Engine {
 
     fn submit(&mut self, mut request: Request, out: &mut Vec<Command>) {
         let seq = request.seq;
-        request.slo.ttft = request.slo.ttft.or(self.tuning.slo.ttft);
-        request.slo.tpot = request.slo.tpot.or(self.tuning.slo.tpot);
+        let Handling { slo, mode, priority, .. } = &mut request.handling;
+        slo.ttft = slo.ttft.or(self.tuning.slo.ttft);
+        slo.tpot = slo.tpot.or(self.tuning.slo.tpot);
+        let (copies, priority) = (self.copies() && mode.copies(), *priority);
         if let Err(why) = self.admissible(&request) {
             self.totals.refused += 1;
             out.push(Command::Reject { seq, why });
             return;
         }
         self.totals.submitted += 1;
-        let lookup = self.copies().then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
+        let lookup = copies.then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
         let pools = (&self.target_pool, &self.draft_pool);
         let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);
-        self.waiting.push_back(seq);
+        self.enqueue(seq, priority, Place::BehindEquals);
     }
 
     fn admissible(&self, request: &Request) -> Result<(), Refusal> {
@@ -228,6 +231,10 @@ impl Engine {
             return Err(Refusal::QueueFull { waiting, capacity });
         }
         self.config.admits(request.prompt.len(), request.max_new_tokens)?;
+        if request.output.is_empty() {
+            // One that goes on here does so whatever it was promised elsewhere.
+            self.proposes(request.handling.mode)?;
+        }
         if request.output.len() >= request.max_new_tokens { Err(Refusal::NothingToGenerate) } else { Ok(()) }
     }
 

@@ -24,6 +24,7 @@ mod sequence;
 pub mod sim;
 pub mod survival;
 mod tuning;
+mod usage;
 mod verifying;
 mod view;
 
@@ -35,4 +36,5 @@ pub use plan::*;
 pub use planner::Execution;
 pub use policy::{Mechanisms, Policy};
 pub use tuning::Tuning;
+pub use usage::{Moments, Tried, Usage};
 pub use view::{CalibrationView, EpochMove, LoadView, PoolView, RequestState, RequestView, Totals};

@@ -198,6 +198,7 @@ impl Engine {
         let drafts = self.config.draft_blocks > 0;
         for seq in &self.running {
             if let Some(sequence) = self.sequences.get_mut(seq) {
+                let drafts = drafts && sequence.drafts();
                 sequence.copy(&tables, drafts, &mut self.scratch.offered);
             }
         }

@@ -188,6 +188,8 @@ pub struct VerifyChunk {
     pub rows: Range<usize>,
     /// How many of the last rows are proposals; the row before them is the anchor's.
     pub proposals: usize,
+    /// Some of them were copied: no lane has looked whether a grammar of the sequence allows them.
+    pub copied: bool,
     /// False for prefill rows that do not reach the anchor: nothing is sampled.
     pub sample: bool,
     /// Its part of the plan's blocks: the table over positions `0 .. start + rows.len()`.
@@ -214,7 +216,9 @@ pub struct Verdict {
     pub accepted: usize,
     /// The next token; `None` exactly when the chunk did not sample or was shed.
     pub next: Option<TokenId>,
-    /// Proposals, the last ones, whose rows left the pass before its end.
+    /// Proposals, the last ones, whose rows were in no pass: a grammar forbids the first of them.
+    pub forbidden: usize,
+    /// Of the others the last ones, whose rows left the pass before its end.
     pub pruned: usize,
     /// Gates such a row passed before it left.
     pub pruned_at: usize,

@@ -2,7 +2,7 @@
 
 use crate::api::TokenId;
 use crate::plan::{Drafted, Rivals};
-use crate::sequence::{Committed, DraftOut, Sequence};
+use crate::sequence::{DraftOut, Sequence};
 use crate::survival::{AcceptanceTable, Calibration, PerSource, Source, confidence_bin};
 
 /// A token that may come next and is not verified yet.
@@ -16,6 +16,13 @@ pub(crate) struct Proposal {
     pub(crate) calibrated: f32,
     /// Probability of acceptance, given that all before it is accepted.
     pub(crate) acceptance: f32,
+}
+
+impl Proposal {
+    /// It cost no draft step, and no lane has looked at it.
+    pub(crate) fn copied(&self) -> bool {
+        self.source != Source::Draft
+    }
 }
 
 impl Sequence {
@@ -69,17 +76,9 @@ impl Sequence {
         }
     }
 
-    /// Counts the copied ones of a verdict's proposals.
-    pub(crate) fn count_copied(&mut self, done: &mut Committed) {
-        for (i, proposal) in self.proposals.iter().take(done.proposed).enumerate() {
-            let accepted = usize::from(i < done.accepted);
-            if proposal.source == Source::Prediction {
-                self.usage.predicted += 1;
-                self.usage.predicted_accepted += accepted;
-            }
-            if proposal.source != Source::Draft {
-                done.copied = (done.copied.0 + 1, done.copied.1 + accepted);
-            }
-        }
+    /// How many of the first `verified` proposals were copied, and how many of those are among the first `accepted`.
+    pub(crate) fn copied(&self, verified: usize, accepted: usize) -> (usize, usize) {
+        let copied = |n| self.proposals.iter().take(n).filter(|proposal| proposal.copied()).count();
+        (copied(verified), copied(accepted))
     }
 }

@@ -28,12 +28,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::{Emitted, EmittedTokens, FinishReason, Origin, Request, SeqId, Slo, TokenId, Usage};
+use crate::api::{Emitted, EmittedTokens, FinishReason, Handling, Origin, Request, SeqId, TokenId};
 use crate::blocks::{BlockPool, BlockTable};
 use crate::lookup::Lookup;
 use crate::plan::{Admission, Verdict};
 use crate::proposals::Proposal;
 use crate::survival::{Calibration, Level, PerSource};
+use crate::usage::Usage;
 
 /// The KV of one sequence in one pool.
 #[derive(Debug)]
@@ -104,13 +105,11 @@ pub(crate) struct Sequence {
     pub(crate) cacheable: bool,
     /// Has it ever been admitted?
     pub(crate) admitted: bool,
-    slo: Slo,
+    handling: Handling,
     submitted: Duration,
     first_token: Option<Duration>,
     max_new_tokens: usize,
     stop_tokens: Arc<[TokenId]>,
-    /// Cap that the request brought.
-    asked_k: Option<usize>,
     k_max: usize,
 }
 
@@ -157,7 +156,7 @@ impl Sequence {
         let mut tokens = Vec::with_capacity(request.prompt.len() + request.max_new_tokens);
         tokens.extend_from_slice(&request.prompt);
         tokens.extend_from_slice(&request.output);
-        Sequence {
+        let mut sequence = Sequence {
             id: request.seq,
             usage: Usage {
                 prompt_tokens: request.prompt.len(),
@@ -165,7 +164,7 @@ impl Sequence {
                 ..Usage::default()
             },
             tokens,
-            slo: request.slo,
+            handling: request.handling,
             submitted: now,
             first_token: None,
             target: SequenceKv::empty(pools.0),
@@ -182,9 +181,10 @@ impl Sequence {
             admitted: false,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
-            asked_k: request.k_max,
-            k_max: request.k_max.map_or(k_limit, |k| k.min(k_limit)),
-        }
+            k_max: 0,
+        };
+        sequence.limit_k(k_limit);
+        sequence
     }
 
     /// Committed tokens without target KV, the anchor included: 1 in decode, more in prefill.
@@ -199,6 +199,16 @@ impl Sequence {
     /// May this request ever speculate?
     pub(crate) fn speculates(&self) -> bool {
         self.k_max > 0
+    }
+
+    /// May the draft model work for it?
+    pub(crate) fn drafts(&self) -> bool {
+        self.speculates() && self.handling.mode.drafts()
+    }
+
+    /// Lower comes first.
+    pub(crate) fn priority(&self) -> i32 {
+        self.handling.priority
     }
 
     /// Committed tokens and proposals.
@@ -234,7 +244,7 @@ impl Sequence {
     /// What one of its tokens is worth now, in those of a sequence without a target: more if it is behind its target time
     /// per token, less if it is ahead.
     pub(crate) fn weight(&self, now: Duration) -> f32 {
-        let (Some(tpot), Some(first)) = (self.slo.tpot, self.first_token) else { return 1.0 };
+        let (Some(tpot), Some(first)) = (self.handling.slo.tpot, self.first_token) else { return 1.0 };
         let target = tpot.as_secs_f32() * self.usage.output_tokens as f32;
         (now.saturating_sub(first).as_secs_f32() / target.max(f32::MIN_POSITIVE))
             .clamp(LEAST_WEIGHT, MOST_WEIGHT)
@@ -242,7 +252,8 @@ impl Sequence {
 
     /// When its first token is due, for a sequence that has a target and no token yet.
     pub(crate) fn first_token_due(&self) -> Option<Duration> {
-        if self.first_token.is_some() { None } else { self.slo.ttft.map(|ttft| self.submitted + ttft) }
+        let due = self.handling.slo.ttft.map(|ttft| self.submitted + ttft);
+        due.filter(|_| self.first_token.is_none())
     }
 
     /// What a lane must know before the first chunk.
@@ -265,19 +276,19 @@ impl Sequence {
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
-        // What left the pass counts as not sent (D2).
-        let verified = sent - verdict.pruned.min(sent);
+        // What was not in the pass to its end counts as not sent (D2).
+        let verified = sent.saturating_sub(verdict.forbidden + verdict.pruned);
         let accepted = verdict.accepted.min(verified);
         (done.proposed, done.accepted) = (verified, accepted);
         let foretold = self.proposals.get(accepted).is_some_and(|proposal| proposal.token == next);
         done.pruned_in_vain = verified < sent && accepted == verified && foretold;
         // The row in front of a pruned proposal was computed: its verdict is known too.
         self.learn(sent.min(accepted + 1), accepted + usize::from(done.pruned_in_vain), calibrations);
-        self.usage.target_passes += 1;
-        self.usage.proposed += verified;
-        self.usage.accepted += accepted;
-        self.count_copied(&mut done);
         self.first_token.get_or_insert(now);
+        let sources = self.proposals.iter().take(verified).map(|proposal| proposal.source);
+        let at = now.saturating_sub(self.submitted);
+        self.usage.count(sources, accepted, at);
+        done.copied = self.copied(verified, accepted);
         for _ in 0..accepted {
             let Some(proposal) = self.proposals.pop_front() else { break };
             if self.take(proposal.token, Origin::Draft, &mut done) {

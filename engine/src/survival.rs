@@ -37,7 +37,7 @@ impl Source {
 }
 
 /// One of something for each source of proposals.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerSource<T>([T; 3]);
 
 impl<T> PerSource<T> {

@@ -1,6 +1,6 @@
 //! What of an engine can change while it runs, and what it must have been built with for that.
 
-use crate::api::{K_LIMIT, Slo};
+use crate::api::{K_LIMIT, Refusal, Slo, SpeculationMode};
 use crate::config::{EngineConfig, EngineError};
 use crate::cost::PartitionCosts;
 use crate::engine::Engine;
@@ -118,6 +118,30 @@ impl Engine {
         self.config.partitions = partitions;
     }
 
+    /// Whether there can be proposals of the only kind that a request lets come.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn proposes(&self, mode: SpeculationMode) -> Result<(), Refusal> {
+        let Tuning { policy, mechanisms, .. } = &self.tuning;
+        let why = match mode {
+            SpeculationMode::Draft if self.config.draft_blocks == 0 => {
+                "there is no draft model here (`model.draft: none`)"
+            }
+            SpeculationMode::Draft if *policy == Policy::Off => {
+                "nothing is drafted here (`speculation.policy: off`)"
+            }
+            SpeculationMode::Lookup if !mechanisms.lookup => {
+                "nothing is copied here (`speculation.lookup: false`)"
+            }
+            SpeculationMode::Lookup if !policy.needs_costs() => {
+                "nothing is copied here (`speculation.policy` is neither `budget` nor `faser`)"
+            }
+            _ => return Ok(()),
+        };
+        Err(Refusal::Mode { mode, why })
+    }
+
     /// The most proposals that any sequence may have now.
     pub(crate) fn k_limit(&self) -> usize {
         let proposes = self.config.draft_blocks > 0 || self.copies();
@@ -130,8 +154,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::api::{Command, Event, Refusal, Request, SeqId};
+    use crate::api::{Command, Event, Handling, Request, SeqId};
     use crate::config::SpeculationBounds;
+    use crate::cost::PassCost;
 
     fn config() -> EngineConfig {
         EngineConfig {
@@ -160,9 +185,8 @@ mod tests {
             max_new_tokens: 8,
             stop_tokens: [].into(),
             prediction: [].into(),
-            k_max,
             whole_prompt: false,
-            slo: Slo::default(),
+            handling: Handling { k_max, ..Handling::default() },
         })
     }
 
@@ -212,6 +236,47 @@ mod tests {
         assert_eq!(engine.view().waiting, 3);
         tell(&mut engine, Event::Tune(Tuning { max_waiting: 9, ..tuning }));
         assert!(tell(&mut engine, request(4, None)).is_empty());
+    }
+
+    #[test]
+    fn a_mode_by_which_nothing_could_ever_be_proposed_is_refused_and_off_never() {
+        let refused = |config: EngineConfig, mode| {
+            let mut engine = Engine::new(config).expect("a valid config");
+            let mut submit = request(1, None);
+            if let Event::Submit(request) = &mut submit {
+                request.handling.mode = mode;
+            }
+            match &tell(&mut engine, submit)[..] {
+                [Command::Reject { why: Refusal::Mode { why, .. }, .. }] => Some(*why),
+                other => {
+                    assert!(!other.iter().any(|command| matches!(command, Command::Reject { .. })));
+                    None
+                }
+            }
+        };
+        let costs = PartitionCosts { draft: PassCost::nothing(), verify: PassCost::nothing() };
+        let with = |policy, draft_blocks, lookup| EngineConfig {
+            policy,
+            draft_blocks,
+            partitions: vec![costs.clone()],
+            mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
+            speculation: SpeculationBounds { room: 4, k_max: 4, partition: None },
+            ..config()
+        };
+        let words = |config: EngineConfig, mode| refused(config, mode).unwrap_or_default();
+        use SpeculationMode::{Auto, Draft, Lookup, Off};
+        assert!(words(with(Policy::Budget, 0, true), Draft).contains("model.draft"));
+        assert!(words(with(Policy::Off, 64, true), Draft).contains("speculation.policy: off"));
+        assert!(words(with(Policy::Faser, 64, false), Lookup).contains("speculation.lookup"));
+        assert!(words(with(Policy::Fixed { k: 2 }, 64, true), Lookup).contains("neither"));
+        for (config, modes) in [
+            (with(Policy::Budget, 0, true), [Auto, Off, Lookup]),
+            (with(Policy::Fixed { k: 2 }, 64, false), [Auto, Off, Draft]),
+            (with(Policy::Off, 0, false), [Auto, Off, Off]),
+            (with(Policy::Faser, 64, true), [Auto, Lookup, Draft]),
+        ] {
+            assert!(modes.into_iter().all(|mode| refused(config.clone(), mode).is_none()), "{config:?}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::planner::{Batch, Leaving, PassShape};
+use crate::proposals::Proposal;
 use crate::pruning::Prospect;
 use crate::sequence::{Fell, Sequence, VerifyOut};
 use crate::survival::Source;
@@ -81,12 +82,17 @@ impl Engine {
         self.planner.trim(&batch, &scratch.acceptances, &mut scratch.lengths);
     }
 
-    /// Prefill, up to `rows_left` rows: who is awaited with a target first, by when it is due, then in order of admission.
+    /// Prefill, up to `rows_left` rows: by priority; among equals who is awaited with a target first, by when it is due, then in order of
+    /// admission.
     fn add_prefill(&mut self, mut rows_left: usize, scratch: &mut Scratch, plan: &mut VerifyPlan) {
         scratch.ids.clear();
         scratch.ids.extend(self.running.iter().filter(|seq| !self.sequences[seq].decoding()));
-        let due = |seq: &SeqId| self.sequences.get(seq).and_then(Sequence::first_token_due);
-        scratch.ids.sort_by_key(|seq| due(seq).map_or((1, self.now), |due| (0, due)));
+        let order = |seq: &SeqId| {
+            let sequence = self.sequences.get(seq)?;
+            let due = sequence.first_token_due();
+            Some((sequence.priority(), due.is_none(), due))
+        };
+        scratch.ids.sort_by_key(order);
         for &seq in &scratch.ids {
             let rows = self.sequences.get(&seq).map_or(0, Sequence::uncomputed).min(rows_left);
             if rows > 0 {
@@ -110,6 +116,7 @@ impl Engine {
             start,
             rows: sequence.append_known(start, committed + k, &mut plan.tokens),
             proposals: k,
+            copied: sequence.proposals.iter().take(k).any(Proposal::copied),
             sample: end == sequence.tokens.len(),
             table: sequence.target.table.append_ids(end + k, &mut plan.blocks),
             tests: 0..0,
@@ -167,7 +174,11 @@ impl Engine {
                 .proposals
                 .get(k)
                 .map_or(sequence.levels[Source::Draft].typical(), |next| next.acceptance);
-            scratch.chances.push(if sequence.room_ahead() > 0 { sent * next } else { 0.0 });
+            scratch.chances.push(if sequence.drafts() && sequence.room_ahead() > 0 {
+                sent * next
+            } else {
+                0.0
+            });
         }
         // The next round is taken to have as much prefill as this one.
         let (rows, prefill_rows) = scratch.rows;
@@ -206,7 +217,7 @@ impl Engine {
     fn share_left(&self, plan: &VerifyPlan, verdict: &Verdict) -> f64 {
         let layers = self.config.target_layers.max(1) as f64;
         let done = plan.gates.get(verdict.pruned_at).map_or(layers, |&gate| gate as f64);
-        verdict.pruned as f64 * (1.0 - done / layers)
+        verdict.forbidden as f64 + verdict.pruned as f64 * (1.0 - done / layers)
     }
 
     fn verdict(&mut self, plan: &VerifyPlan, index: usize, out: &mut Vec<Command>) {

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::api::{K_LIMIT, SeqId, Usage};
+use crate::api::{K_LIMIT, SeqId};
 use crate::histogram::ErrorHistogram;
+use crate::usage::Usage;
 
 /// A snapshot: gauges of this moment and totals since the start.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
-use faser_engine::{EngineConfig, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId};
+use faser_engine::survival::Source;
+use faser_engine::{
+    EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+};
 
 const TOKENS: usize = 160;
 /// So many that no three tokens come twice by chance.
@@ -58,9 +61,8 @@ fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
         max_new_tokens: TOKENS,
         stop_tokens: [].into(),
         prediction: prediction.into(),
-        k_max: None,
         whole_prompt: false,
-        slo: Slo::default(),
+        handling: Handling::default(),
     };
     let simulation = Simulation::new(config, device(0.5)).expect("the configuration is sound");
     simulation.run(vec![(Duration::ZERO, Happening::Arrival(request))])
@@ -85,8 +87,9 @@ fn a_right_prediction_needs_no_draft_and_few_passes() {
             (totals.copied_tokens, totals.copied_tokens)
         );
         let usage = &report.outcomes[&SeqId(1)].usage;
-        assert_eq!(usage.predicted as u64, totals.copied_tokens);
-        assert_eq!(usage.predicted_accepted, usage.predicted);
+        let predicted = usage.by_source[Source::Prediction];
+        assert_eq!(predicted.proposed as u64, totals.copied_tokens);
+        assert_eq!((predicted.accepted, usage.proposed), (predicted.proposed, predicted.proposed));
     }
 }
 

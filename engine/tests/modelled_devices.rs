@@ -7,7 +7,8 @@ use faser_engine::sim::{
     Simulation, Workload,
 };
 use faser_engine::{
-    EngineConfig, FinishReason, LaneKind, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds,
+    EngineConfig, FinishReason, Handling, LaneKind, Mechanisms, Policy, Request, SeqId, Slo,
+    SpeculationBounds,
 };
 use proptest::prelude::*;
 
@@ -131,9 +132,8 @@ fn lengths_alone(acceptance: f64, policy: Policy) -> Vec<usize> {
         max_new_tokens: 400,
         stop_tokens: [].into(),
         prediction: [].into(),
-        k_max: None,
         whole_prompt: false,
-        slo: Slo::default(),
+        handling: Handling::default(),
     };
     let simulation = Simulation::new(config, device).expect("the configuration is sound");
     let report = simulation.run([(Duration::ZERO, Happening::Arrival(request))]);

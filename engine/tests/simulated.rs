@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
+use faser_engine::survival::Source;
 use faser_engine::{
-    EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Request, SeqId, Slo, SpeculationBounds, TokenId,
+    EngineConfig, FinishReason, Handling, Mechanisms, Policy, Refusal, Request, SeqId, Slo,
+    SpeculationBounds, SpeculationMode, TokenId,
 };
 use proptest::prelude::*;
 
@@ -53,9 +55,8 @@ fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
         max_new_tokens,
         stop_tokens: [].into(),
         prediction: [].into(),
-        k_max: None,
         whole_prompt: false,
-        slo: Slo::default(),
+        handling: Handling::default(),
     }
 }
 
@@ -187,7 +188,7 @@ struct Client {
     prompt: Vec<TokenId>,
     max_new_tokens: usize,
     stop_tokens: Vec<TokenId>,
-    k_max: Option<usize>,
+    handling: Handling,
     leaves_after: Option<Duration>,
     /// Places of the right text that its prediction lacks; none without a prediction.
     predicted_without: Option<Vec<usize>>,
@@ -211,16 +212,24 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
     let prompt = (0..3u32, 0..30usize, prop::collection::vec(0..VOCABULARY, 1..20))
         .prop_map(|(beginning, n, tail)| [vec![beginning; n], tail].concat());
     let stop_tokens = prop::collection::vec(0..VOCABULARY, 0..2);
-    let k_max = prop::option::of(0..6usize);
+    let modes =
+        [SpeculationMode::Auto, SpeculationMode::Off, SpeculationMode::Lookup, SpeculationMode::Draft];
+    let handling = (prop::option::of(0..6usize), prop::sample::select(modes.to_vec()), -2..3i32);
+    let handling = handling.prop_map(|(k_max, mode, priority)| Handling {
+        k_max,
+        mode,
+        priority,
+        ..Handling::default()
+    });
     let leaves_after = prop::option::weighted(0.3, 0..60u64);
     let without = prop::option::of(prop::collection::vec(0..40usize, 0..4));
-    let client = (0..80u64, prompt, 1..40usize, stop_tokens, k_max, leaves_after, without).prop_map(
-        |(at, prompt, max_new_tokens, stop_tokens, k_max, leaves_after, predicted_without)| Client {
+    let client = (0..80u64, prompt, 1..40usize, stop_tokens, handling, leaves_after, without).prop_map(
+        |(at, prompt, max_new_tokens, stop_tokens, handling, leaves_after, predicted_without)| Client {
             at: Duration::from_millis(at),
             prompt,
             max_new_tokens,
             stop_tokens,
-            k_max,
+            handling,
             leaves_after: leaves_after.map(Duration::from_millis),
             predicted_without,
         },
@@ -260,6 +269,15 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     )
 }
 
+/// Can this mode be had?
+fn offers(config: &EngineConfig, mode: SpeculationMode) -> bool {
+    match mode {
+        SpeculationMode::Auto | SpeculationMode::Off => true,
+        SpeculationMode::Lookup => config.policy.needs_costs(),
+        SpeculationMode::Draft => config.draft_blocks > 0 && config.policy != Policy::Off,
+    }
+}
+
 fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)> {
     let mut all = Vec::new();
     for (seq, client) in (0..).zip(clients) {
@@ -270,9 +288,8 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
             max_new_tokens: client.max_new_tokens,
             stop_tokens: client.stop_tokens.clone().into(),
             prediction: client.prediction().into(),
-            k_max: client.k_max,
             whole_prompt: false,
-            slo: Slo::default(),
+            handling: client.handling,
         };
         all.push((client.at, Happening::Arrival(request)));
         all.extend(client.leaves_after.map(|after| (client.at + after, Happening::Cancel(SeqId(seq)))));
@@ -300,6 +317,11 @@ proptest! {
         prop_assert!(report.view.target_pool.whole() && report.view.draft_pool.whole());
         for (seq, client) in (0..).zip(&clients) {
             let outcome = &report.outcomes[&SeqId(seq)];
+            let mode = client.handling.mode;
+            prop_assert_eq!(matches!(outcome.refusal, Some(Refusal::Mode { .. })), !offers(&config, mode));
+            if outcome.refusal.is_some() {
+                continue;
+            }
             let right = device.continuation(&client.prompt, client.max_new_tokens, &client.stop_tokens);
             match outcome.finish {
                 Some(FinishReason::Cancelled) => prop_assert!(right.starts_with(&outcome.tokens)),
@@ -313,8 +335,11 @@ proptest! {
                 }
                 Some(FinishReason::DeviceFailed) | None => prop_assert!(false, "{:?}", outcome),
             }
-            let k_max = client.k_max.unwrap_or(usize::MAX);
-            prop_assert!(k_max > 0 || outcome.usage.proposed == 0);
+            let k_max = client.handling.k_max;
+            let (usage, drafted) = (&outcome.usage, outcome.usage.by_source[Source::Draft].proposed);
+            prop_assert!(usage.longest <= k_max.unwrap_or(usize::MAX));
+            prop_assert!(mode.drafts() || drafted == 0);
+            prop_assert!(mode.copies() || usage.proposed == drafted);
         }
         // The same events bring the same commands.
         prop_assert_eq!(run(&config, acceptance, happenings(&clients, &failures)), report);
@@ -333,51 +358,6 @@ fn small_pools_do_preempt() {
         let right = device(0.8, 4).continuation(&[seq as u32; 12], 60, &[]);
         assert_eq!(report.outcomes[&SeqId(seq)].tokens, right);
     }
-}
-
-/// Proposals verified per pass of two requests alike, of which the first has latency targets.
-fn proposals_per_pass(slo: Slo) -> [f64; 2] {
-    // Rows are dear, so that not everyone gets what it could use.
-    let cost = |pass: u64, row: u64| {
-        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
-        PassCost::new(times, AttentionCost::default())
-    };
-    let partitions = vec![PartitionCosts { draft: cost(20, 1), verify: cost(500, 250) }];
-    let config = EngineConfig { partitions: partitions.clone(), max_running: 2, ..config(Policy::Budget) };
-    let device = SimDevice::new(7, VOCABULARY, 0.7, config.block_size, partitions);
-    let happenings = (0..2).map(|seq| {
-        let slo = if seq == 0 { slo } else { Slo::default() };
-        let request = Request { slo, ..request(seq, vec![seq as u32; 10], 100) };
-        (Duration::ZERO, Happening::Arrival(request))
-    });
-    let report = Simulation::new(config, device).expect("the configuration is sound").run(happenings);
-    [0, 1].map(|seq| {
-        let usage = report.outcomes[&SeqId(seq)].usage;
-        usage.proposed as f64 / usage.target_passes as f64
-    })
-}
-
-#[test]
-fn who_is_behind_its_target_gets_more_and_who_is_ahead_less() {
-    let with = |micros| proposals_per_pass(Slo { tpot: Some(Duration::from_micros(micros)), ttft: None });
-    let [plain, _] = proposals_per_pass(Slo::default());
-    let [behind, beside] = with(1);
-    assert!(behind > plain && behind > beside + 0.3, "{behind} {beside} {plain}");
-    let [ahead, beside] = with(1_000_000);
-    assert!(ahead < plain && ahead < beside - 0.3, "{ahead} {beside} {plain}");
-}
-
-#[test]
-fn prefill_goes_first_to_whose_first_token_is_due_first() {
-    let config = EngineConfig { max_running: 4, max_pass_rows: 10, ..config(Policy::Off) };
-    let happenings = (0..4).map(|seq| {
-        let ttft = (seq == 3).then_some(Duration::from_millis(1));
-        let request = Request { slo: Slo { ttft, tpot: None }, ..request(seq, vec![seq as u32; 40], 5) };
-        (Duration::ZERO, Happening::Arrival(request))
-    });
-    let report = run(&config, 0.5, happenings.collect());
-    let first = |seq| report.outcomes[&SeqId(seq)].first_token_after;
-    assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..4).map(first).collect::<Vec<_>>());
 }
 
 /// Both sequences fit exactly; a proposal's block would be one too many.

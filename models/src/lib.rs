@@ -26,6 +26,7 @@ pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;
 pub use text::{
-    ChatTemplate, Detokenizer, ForcedToken, Grammar, GrammarCompiler, GrammarError, GrammarMatcher,
-    GrammarSource, TokenMask, Tokenizer,
+    CallEvent, CallForm, CallFormat, CallParser, ChatTemplate, Conversation, Detokenizer, ForcedToken,
+    Function, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, LastTurn, TokenMask,
+    Tokenizer,
 };

@@ -173,6 +173,60 @@ def follows(client, model):
     print("outputs of a given form:", value)
 
 
+def calls(client, model):
+    schema = {
+        "type": "object",
+        "properties": {"path": {"type": "string", "maxLength": 12}, "unstable": {"type": "boolean"}},
+        "required": ["path", "unstable"],
+        "additionalProperties": False,
+    }
+    documents = {"type": "function", "function": {"name": "documents", "description": "Documents an item.", "parameters": schema}}
+    lists = {"type": "function", "function": {"name": "lists", "description": "Lists all items."}}
+    asked = dict(
+        model=model,
+        messages=[{"role": "user", "content": "What does Vec::len do?"}],
+        tools=[documents, lists],
+        tool_choice={"type": "function", "function": {"name": "documents"}},
+        max_completion_tokens=200,
+        seed=5,
+    )
+
+    def read(choice):
+        return [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
+
+    choice = client.chat.completions.create(**asked).choices[0]
+    [(name, arguments)] = read(choice)
+    assert name == "documents" and choice.finish_reason == "stop" and choice.message.content is None, choice
+    assert set(arguments) == {"path", "unstable"} and len(arguments["path"]) <= 12, arguments
+    asked.update(tool_choice="required", parallel_tool_calls=False)
+    choice = client.chat.completions.create(**asked).choices[0]
+    called = read(choice)
+    assert len(called) == 1 and choice.finish_reason == "tool_calls", choice
+    plain = client.chat.completions.create(**asked, extra_body={"speculation": {"k_max": 0}}).choices[0]
+    assert read(plain) == called, (plain, choice)
+    streamed, texts, finish = [], [], None
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        finish = chunk.choices[0].finish_reason or finish
+        assert not chunk.choices[0].delta.content, chunk
+        for call in chunk.choices[0].delta.tool_calls or []:
+            if call.index == len(streamed):
+                assert call.id.startswith("call_") and call.type == "function", call
+                streamed.append(call.function.name)
+                texts.append("")
+            texts[call.index] += call.function.arguments
+    assert [(name, json.loads(text)) for name, text in zip(streamed, texts)] == called and finish == "tool_calls", (streamed, texts)
+    # The package puts a stream together by itself, too.
+    with client.chat.completions.stream(**asked) as stream:
+        stream.until_done()
+        final = stream.get_final_completion().choices[0]
+    assert read(final) == called and final.finish_reason == "tool_calls", final
+    free = {**asked, "tool_choice": "auto", "max_completion_tokens": 16}
+    choice = client.chat.completions.create(**free).choices[0]
+    assert choice.message.content and not choice.message.tool_calls, choice
+    expects(openai.BadRequestError, lambda: client.chat.completions.create(**{**asked, "tools": [documents, documents]}), "tools[1].function.name")
+    print("calls:", arguments, called)
+
+
 def expects(error, call, param=None):
     try:
         call()
@@ -235,6 +289,7 @@ def main():
     chooses(client, model)
     ends(client, model)
     follows(client, model)
+    calls(client, model)
     refuses(client, model)
     is_limited(client, model)
     print(f"openai {openai.__version__}: all as expected")

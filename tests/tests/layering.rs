@@ -62,9 +62,14 @@ fn every_crate_takes_the_workspace_lints() {
 
 #[test]
 fn documents_name_files_that_exist() {
-    for document in
-        ["docs/ARCHITECTURE.md", "docs/metrics.md", "docs/operating.md", "docs/security.md", "README.md"]
-    {
+    for document in [
+        "docs/ARCHITECTURE.md",
+        "docs/metrics.md",
+        "docs/operating.md",
+        "docs/requests.md",
+        "docs/security.md",
+        "README.md",
+    ] {
         assert_none(&docs::faults(&root(), document, &read(document)));
     }
 }

@@ -114,6 +114,7 @@ impl Load {
                 start: self.context - 1,
                 rows: rows..plan.tokens.len(),
                 proposals: self.rows - 1,
+                copied: false,
                 sample: true,
                 table: table..plan.blocks.len(),
                 tests: 0..0,

@@ -199,7 +199,6 @@ impl Pair {
             max_new_tokens: self.output,
             stop_tokens: Vec::new(),
             prediction: Vec::new(),
-            k_max: None,
             ..Submission::default()
         }
     }

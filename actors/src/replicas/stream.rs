@@ -64,6 +64,7 @@ pub struct ReplicaStream {
     /// What the request needs to go on elsewhere; none where there is no other.
     going_on: Option<Box<GoingOn>>,
     ended: bool,
+    cancelled: bool,
     _open: OpenStream,
 }
 
@@ -90,7 +91,7 @@ impl ReplicaStream {
             Box::new(GoingOn { replicas, submission, submitted, output: Vec::new(), before: None })
         });
         let _open = OpenStream::new(&replicas.0.open);
-        ReplicaStream { tokens, replica, going_on, ended: false, _open }
+        ReplicaStream { tokens, replica, going_on, ended: false, cancelled: false, _open }
     }
 
     /// The next update; `None` after `Update::Finished`, and without it if the service was stopped under the stream. Waits, if the request
@@ -112,6 +113,7 @@ impl ReplicaStream {
                 None => Some(Usage::default()),
             };
             if let Some(usage) = lost
+                && !self.cancelled
                 && rest.replicas.replica(self.replica).is_some_and(Service::given_up)
                 && let Some(Taken { replica, tokens }) = rest.elsewhere(self.replica).await
             {
@@ -128,6 +130,12 @@ impl ReplicaStream {
             };
         }
         None
+    }
+
+    /// Cancels the request and keeps the stream: `Update::Finished` follows, behind what had come before, and says what it took.
+    pub fn cancel(&mut self) {
+        self.cancelled = true;
+        self.tokens.cancel();
     }
 
     /// The replica that has the request now.
@@ -173,15 +181,6 @@ impl GoingOn {
     /// What the request took in all, `last` of it on the latest replica, whose count of output goes on from the ones before.
     fn all_of(&self, last: Usage) -> Usage {
         let Some(before) = self.before else { return last };
-        Usage {
-            prompt_tokens: self.submission.prompt.len(),
-            cached_tokens: before.cached_tokens,
-            output_tokens: last.output_tokens.max(before.output_tokens),
-            target_passes: before.target_passes + last.target_passes,
-            proposed: before.proposed + last.proposed,
-            accepted: before.accepted + last.accepted,
-            predicted: before.predicted + last.predicted,
-            predicted_accepted: before.predicted_accepted + last.predicted_accepted,
-        }
+        Usage { prompt_tokens: self.submission.prompt.len(), ..before.gone_on(last) }
     }
 }

@@ -6,6 +6,7 @@ mod draft;
 mod drafting;
 mod falls;
 mod gone;
+mod judging;
 mod masks;
 mod passes;
 mod sequences;

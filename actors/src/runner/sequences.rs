@@ -24,6 +24,14 @@ pub(super) struct Following {
     pub(super) matcher: Option<Box<GrammarMatcher>>,
 }
 
+impl Following {
+    /// How many of `proposals` may come behind the output before one that the grammar forbids.
+    pub(super) fn rightful(&mut self, proposals: &[TokenId]) -> usize {
+        let Following { output, matcher } = self;
+        matcher.as_mut().map_or(proposals.len(), |matcher| matcher.rightful(output, proposals))
+    }
+}
+
 impl LaneSequence {
     fn new(admission: &Admission, request: &Arc<LaneRequest>) -> LaneSequence {
         let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);

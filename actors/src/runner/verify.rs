@@ -2,17 +2,18 @@
 //! and the verdict. A proposal is accepted exactly if it equals the target's sample in its place (FASER.md, D1).
 //!
 //! Between two layers rows may leave the pass: those of sequences that fell, and at the plan's gates those behind a
-//! proposal that fails its test. What leaves counts as not sent.
+//! proposal that fails its test. What leaves counts as not sent, and so does what a grammar forbids, which is in no pass.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use faser_engine::{BlockId, RIVALS, TokenId, Verdict, VerifyChunk, VerifyPlan};
+use faser_engine::{BlockId, RIVALS, TokenId, VerifyPlan};
 use faser_kernels::{Collective, SampleRow, sampling};
 use faser_models::Model;
 
 use super::RunnerSpec;
 use super::falls::Falls;
+use super::judging::{Progress, committed, judge};
 use super::masks::Masks;
 use super::passes::Passes;
 use super::sequences::Sequences;
@@ -53,16 +54,6 @@ struct Awaited {
     chunk: usize,
     offset: usize,
     samples: bool,
-}
-
-/// How far a chunk has come.
-#[derive(Clone, Copy, Debug)]
-struct Progress {
-    /// Rows of it that are still wanted.
-    rows: usize,
-    /// The gate at which it lost rows.
-    pruned_at: usize,
-    samples: usize,
 }
 
 /// Buffers of a gate.
@@ -131,11 +122,7 @@ impl VerifyRunner {
         self.masks.begin(plan.chunks.len());
         self.sampled.clear();
         self.chunks.clear();
-        self.chunks.extend(plan.chunks.iter().map(|chunk| Progress {
-            rows: chunk.rows.len(),
-            pruned_at: 0,
-            samples: 0,
-        }));
+        self.chunks.extend(plan.chunks.iter().map(Progress::new));
         let mut gaps = std::mem::take(&mut plan.outcome.gaps);
         gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
         let tables: Vec<&[BlockId]> = plan.chunks.iter().map(|chunk| plan.table(chunk)).collect();
@@ -144,10 +131,13 @@ impl VerifyRunner {
             let sequence = self.sequences.of_mut(chunk.seq);
             sequence.rewind_and_extend(chunk.start, &tokens[..anchored]);
             if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
-                self.masks.ask_along(index, following, &tokens[anchored..]);
+                let proposals = &tokens[anchored..];
+                let rightful = if chunk.copied { following.rightful(proposals) } else { proposals.len() };
+                self.chunks[index].forbid(proposals.len() - rightful);
+                self.masks.ask_along(index, following, &proposals[..rightful]);
             }
             let board = sequence.request.logprobs.clone();
-            for (offset, &token) in tokens.iter().enumerate() {
+            for (offset, &token) in tokens.iter().enumerate().take(self.chunks[index].rows) {
                 let samples = chunk.sample && offset + 1 >= anchored;
                 let position = chunk.start + offset;
                 let told = board.as_ref().is_some_and(|board| board.of_prompt(position + 1).is_some());
@@ -322,73 +312,5 @@ impl VerifyRunner {
             }
         }
         failed
-    }
-}
-
-/// Rows of committed tokens; the anchor is the last of them if the chunk samples.
-pub(super) fn committed(chunk: &VerifyChunk) -> usize {
-    let committed = chunk.rows.len().checked_sub(chunk.proposals).filter(|&rows| rows > 0);
-    committed.unwrap_or_else(|| panic!("{} has a chunk without an anchor", chunk.seq))
-}
-
-/// The verdict on a chunk whose proposals, and the place behind them, have these samples.
-fn judge(chunk: &VerifyChunk, proposals: &[TokenId], progress: &Progress, samples: &[TokenId]) -> Verdict {
-    if progress.rows == 0 {
-        // It fell.
-        return Verdict::default();
-    }
-    let accepted = proposals.iter().zip(samples).take_while(|(proposal, sample)| proposal == sample).count();
-    // Behind the last row there is no proposal to compare with, whatever has left the pass.
-    let accepted = accepted.min(samples.len().saturating_sub(1));
-    Verdict {
-        accepted,
-        next: samples.get(accepted).copied(),
-        pruned: chunk.rows.len() - progress.rows,
-        pruned_at: progress.pruned_at,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use faser_engine::SeqId;
-
-    fn verdict(proposals: &[TokenId], rows: usize, samples: &[TokenId]) -> Verdict {
-        let chunk = VerifyChunk {
-            seq: SeqId(1),
-            epoch: 0,
-            start: 5,
-            rows: 0..proposals.len() + 1,
-            proposals: proposals.len(),
-            sample: true,
-            table: 0..1,
-            tests: 0..0,
-        };
-        judge(&chunk, proposals, &Progress { rows, pruned_at: 0, samples: samples.len() }, samples)
-    }
-
-    fn whole(proposals: &[TokenId], samples: &[TokenId]) -> (usize, Option<TokenId>) {
-        let verdict = verdict(proposals, proposals.len() + 1, samples);
-        assert_eq!(verdict.pruned, 0);
-        (verdict.accepted, verdict.next)
-    }
-
-    #[test]
-    fn the_accepted_prefix_ends_at_the_first_difference_and_the_targets_token_follows() {
-        assert_eq!(whole(&[1, 2, 3], &[1, 2, 3, 4]), (3, Some(4)));
-        assert_eq!(whole(&[1, 2, 3], &[1, 2, 7, 4]), (2, Some(7)));
-        assert_eq!(whole(&[1, 2, 3], &[1, 7, 3, 4]), (1, Some(7)));
-        assert_eq!(whole(&[1, 2, 3], &[7, 2, 3, 4]), (0, Some(7)));
-        assert_eq!(whole(&[], &[4]), (0, Some(4)));
-        assert_eq!(whole(&[], &[]), (0, None));
-    }
-
-    #[test]
-    fn what_left_the_pass_is_not_accepted_even_if_it_was_right() {
-        let pruned = |accepted, next, pruned| Verdict { accepted, next: Some(next), pruned, pruned_at: 0 };
-        assert_eq!(verdict(&[1, 2, 3], 2, &[1, 2]), pruned(1, 2, 2));
-        assert_eq!(verdict(&[1, 2, 3], 2, &[1, 9]), pruned(1, 9, 2));
-        assert_eq!(verdict(&[1, 2, 3], 2, &[9, 2]), pruned(0, 9, 2));
-        assert_eq!(verdict(&[1, 2, 3], 0, &[]), Verdict::default());
     }
 }

@@ -50,3 +50,27 @@ fn nobody_waits_for_a_dispatcher_that_hangs() {
         service.stop().await;
     });
 }
+
+#[test]
+fn who_cancels_and_stays_is_told_what_it_took() {
+    in_system(async {
+        let gate = Gate::default();
+        let service = start_gated(spec(), &gate).await;
+        let mut stream = service.submit(submission(1, 24)).await.expect("it is taken");
+        // Nothing comes before the gate is open, and the second word changes nothing.
+        stream.cancel();
+        stream.cancel();
+        let update = stream.next().await;
+        let Some(Update::Finished { reason: FinishReason::Cancelled, usage }) = update else {
+            panic!("{update:?}");
+        };
+        assert_eq!((usage.prompt_tokens, usage.output_tokens), (6, 0));
+        assert_eq!(stream.next().await, None);
+        stream.cancel();
+        drop(stream);
+        gate.open();
+        assert_whole(&service).await;
+        assert_eq!(service.view().totals.cancelled, 1);
+        service.stop().await;
+    });
+}

@@ -146,6 +146,7 @@ fn late_results_of_another_device_change_nothing() {
             start: 0,
             rows: 0..0,
             proposals: 0,
+            copied: false,
             sample: true,
             table: 0..0,
             tests: 0..0,

@@ -98,7 +98,6 @@ fn submission(seed: u64, max_new_tokens: usize) -> Submission {
         max_new_tokens,
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
-        k_max: None,
         ..Submission::default()
     }
 }

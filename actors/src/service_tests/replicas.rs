@@ -3,6 +3,7 @@
 use super::*;
 
 use crate::{Drill, DrillFault, ReplicaStream, Replicas};
+use faser_engine::{Handling, Moments, SpeculationMode};
 
 type Read = (Vec<TokenId>, Option<FinishReason>);
 
@@ -106,6 +107,40 @@ fn what_a_replica_had_when_it_was_given_up_goes_on_elsewhere_with_the_same_token
                 assert_eq!(read(stream).await.1, Some(FinishReason::Length));
             }
             assert_all_whole(&replicas).await;
+            replicas.stop().await;
+        }
+    });
+}
+
+#[test]
+fn what_a_request_wishes_goes_along_and_what_it_took_adds_up() {
+    in_system(async {
+        for (mode, proposes) in [(SpeculationMode::Off, false), (SpeculationMode::Draft, true)] {
+            let replicas = Replicas::start(fragile(2), &[panics(0, 3)]).await.expect("replicas");
+            let handling = Handling { mode, priority: 3, ..Handling::default() };
+            let mut moved = 0;
+            let mut streams = Vec::new();
+            for seed in 0..4 {
+                let submission = Submission { handling, ..submission(seed, 24) };
+                streams.push(replicas.submit(submission).await.expect("it is taken"));
+            }
+            for mut stream in streams {
+                let from = stream.replica();
+                let usage = loop {
+                    match stream.next().await.expect("an end") {
+                        Update::Tokens(_) => {}
+                        Update::Finished { usage, .. } => break usage,
+                    }
+                };
+                assert_eq!((usage.proposed > 0, usage.output_tokens), (proposes, 24));
+                let accepted = (0..).zip(usage.passes_by_accepted).map(|(n, passes)| n * passes as usize);
+                assert_eq!(accepted.sum::<usize>(), usage.accepted);
+                if stream.replica() != from {
+                    moved += 1;
+                    assert_eq!(usage.moments, Moments::default(), "of two clocks");
+                }
+            }
+            assert!(moved > 0);
             replicas.stop().await;
         }
     });

@@ -4,7 +4,8 @@ use crate::rig::{PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Constraint, Dtype, LaneRequest, LogprobBoard, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
-    EngineConfig, FinishReason, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+    EngineConfig, FinishReason, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds,
+    SpeculationMode, TokenId, Usage,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Grammar, GrammarCompiler, GrammarSource, Tokenizer};
@@ -16,6 +17,16 @@ const LAYERS: usize = 3;
 const MAX_CONTEXT: usize = 96;
 const LONGEST_PROMPT: u64 = 60;
 const BLOCK: usize = 16;
+
+/// Those that propose more stand there more often.
+const MODES: [SpeculationMode; 6] = [
+    SpeculationMode::Auto,
+    SpeculationMode::Auto,
+    SpeculationMode::Auto,
+    SpeculationMode::Off,
+    SpeculationMode::Lookup,
+    SpeculationMode::Draft,
+];
 
 #[derive(Clone)]
 pub(crate) struct Case {
@@ -61,6 +72,7 @@ pub(crate) static GRAMMARS: LazyLock<Vec<Grammar>> = LazyLock::new(|| {
 pub(crate) struct Got {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) reason: FinishReason,
+    pub(crate) usage: Usage,
     /// Of each token of prompt and output, if they were wanted.
     pub(crate) logprobs: Vec<Option<Logprobs>>,
 }
@@ -74,7 +86,10 @@ impl Case {
                 false => LogprobBoard::of_output(top),
             })
         });
-        let request = Request { whole_prompt: self.wants.of_prompt, ..self.request.clone() };
+        let mut request = Request { whole_prompt: self.wants.of_prompt, ..self.request.clone() };
+        if rig.engine.proposes(request.handling.mode).is_err() {
+            request.handling.mode = SpeculationMode::Off;
+        }
         let grammar = self.wants.grammar.map(|number| GRAMMARS[number].clone());
         let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar)));
         rig.submit(request, LaneRequest { logprobs, constraint, ..self.sampling.clone().into() });
@@ -82,12 +97,12 @@ impl Case {
 
     /// What it got in the end.
     pub(crate) fn outcome(&self, rig: &mut Rig) -> Got {
-        let (tokens, reason) = outcome(rig, self.request.seq);
+        let (tokens, (reason, usage)) = outcome(rig, self.request.seq);
         let board = rig.requests[&self.request.seq].logprobs.as_ref();
         let all = 0..self.request.prompt.len() + tokens.len();
         let logprobs =
             board.map_or_else(Vec::new, |board| all.map(|position| board.take(position)).collect());
-        Got { tokens, reason, logprobs }
+        Got { tokens, reason, usage, logprobs }
     }
 }
 
@@ -122,9 +137,9 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
     case.outcome(&mut rig)
 }
 
-fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, FinishReason) {
+fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, (FinishReason, Usage)) {
     let stream = rig.streams.remove(&seq).expect("a stream for every request");
-    (stream.tokens, stream.ended.expect("every stream ends").0)
+    (stream.tokens, stream.ended.expect("every stream ends"))
 }
 
 pub(crate) fn spec() -> SyntheticSpec {
@@ -244,11 +259,23 @@ impl Random {
             max_new_tokens: self.between(1, 30),
             stop_tokens: (0..stops).map(|_| self.token()).collect(),
             prediction: [].into(),
-            k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
             whole_prompt: false,
-            slo: Slo::default(),
+            handling: self.handling(),
         };
         Case { request, sampling: self.sampling(), wants: Wants::default() }
+    }
+
+    /// Anything that a client may wish of its scheduling.
+    pub(crate) fn handling(&mut self) -> Handling {
+        let target = |random: &mut Random, percent, most| {
+            random.chance(percent).then(|| Duration::from_micros(random.below(most)))
+        };
+        Handling {
+            k_max: self.one_of(&[None, None, Some(0), Some(1), Some(2), Some(4), Some(8)]),
+            mode: self.one_of(&MODES),
+            slo: Slo { ttft: target(self, 20, 9000), tpot: target(self, 20, 900) },
+            priority: if self.chance(60) { 0 } else { self.below(5) as i32 - 2 },
+        }
     }
 
     /// Gives some of the cases what not every device offers.

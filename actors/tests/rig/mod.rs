@@ -108,6 +108,8 @@ pub(crate) struct Rig {
     gates: Option<Random>,
     /// Clients that went in the middle of a plan.
     pub(crate) gone_inside: u64,
+    /// Proposals that a grammar kept out of their pass.
+    pub(crate) forbidden: u64,
 }
 
 impl Rig {
@@ -127,6 +129,7 @@ impl Rig {
             falls,
             gates: None,
             gone_inside: 0,
+            forbidden: 0,
         }
     }
 
@@ -196,6 +199,8 @@ impl Rig {
                     add_gates(&mut work.plan, random, self.pair.target.config().layers);
                 }
                 let mut plan = (self.verify)(work);
+                self.forbidden +=
+                    plan.outcome.verdicts.iter().map(|verdict| verdict.forbidden as u64).sum::<u64>();
                 plan.outcome.took = took;
                 Event::VerifyDone(plan)
             }

@@ -76,7 +76,6 @@ impl Requests {
             max_new_tokens: self.max_tokens,
             stop_tokens: Vec::new(),
             prediction: Vec::new(),
-            k_max: None,
             ..Submission::default()
         }
     }

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use faser_actors::{Drill, Dtype, Isa};
 use faser_engine::{Mechanisms, Policy, Slo};
+use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
@@ -117,6 +118,19 @@ pub struct ModelConfig {
     pub source: ModelSource,
     /// In which type weight matrices are held, and KV too unless it is int8.
     pub dtype: Dtype,
+    /// How the model writes calls of functions.
+    pub tool_calls: ToolCalls,
+}
+
+/// How a model writes calls of functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolCalls {
+    /// As its chat template does.
+    Auto,
+    /// In this format.
+    Format(CallFormat),
+    /// Not at all.
+    None,
 }
 
 /// Where weights come from.
@@ -239,6 +253,8 @@ pub struct SchedulerConfig {
     pub max_pass_rows: usize,
     /// Tokens of a sequence, prompt and output together; `None` takes what the models can.
     pub max_context: Option<usize>,
+    /// Whether priorities that requests bring count; if not, they are refused.
+    pub priorities: bool,
 }
 
 /// Where what passes cost is kept between two starts.

@@ -34,13 +34,13 @@ fn the_teaching_file_says_every_default() {
          max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
     );
     assert_eq!(keys("admin"), "group socket");
-    assert_eq!(keys("model"), "draft dtype name target");
+    assert_eq!(keys("model"), "draft dtype name target tool_calls");
     assert_eq!(
         keys("device"),
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions rank_deadline_s replicas tensor_parallel threads"
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
-    assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting");
+    assert_eq!(keys("scheduler"), "max_context max_pass_rows max_running max_waiting priorities");
     assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune slo trim");
     assert_eq!(keys("log"), "format level");
 }
@@ -134,6 +134,18 @@ fn int8_is_chosen_by_name_alone() {
     assert_eq!(dtype("model: {dtype: int8}\n"), Dtype::Int8);
     assert_eq!([dtype(""), dtype("model: {dtype: null}\n")], [Dtype::Bf16; 2]);
     assert!(refusal("model: {dtype: int4}\n").contains("`int8`"));
+}
+
+#[test]
+fn the_format_of_calls_is_the_templates_or_named() {
+    let calls = |text| read(text).unwrap().model.tool_calls;
+    assert_eq!(calls("model: {tool_calls: hermes}\n"), ToolCalls::Format(CallFormat::Hermes));
+    assert_eq!(calls("model: {tool_calls: llama3}\n"), ToolCalls::Format(CallFormat::Llama3));
+    assert_eq!(calls("model: {tool_calls: none}\n"), ToolCalls::None);
+    assert_eq!([calls(""), calls("model: {tool_calls: auto}\n")], [ToolCalls::Auto; 2]);
+    assert!(
+        refusal("model: {tool_calls: xml}\n").contains("`model.tool_calls` must be one of `auto`, `hermes`")
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use faser_actors::{Dtype, Isa};
 use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
+use faser_models::CallFormat;
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
@@ -18,7 +19,7 @@ use super::synthetic::synthetic;
 use super::topology::topology;
 use super::{
     Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, ModelConfig,
-    ModelSource, SchedulerConfig, SpeculationConfig, sizes,
+    ModelSource, SchedulerConfig, SpeculationConfig, ToolCalls, sizes,
 };
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_value};
 
@@ -155,8 +156,14 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
         Some("int8") => Dtype::Int8,
         _ => Dtype::Bf16,
     };
+    let tool_calls = match fields.word("tool_calls", &["auto", "hermes", "llama3", "none"])? {
+        Some("hermes") => ToolCalls::Format(CallFormat::Hermes),
+        Some("llama3") => ToolCalls::Format(CallFormat::Llama3),
+        Some("none") => ToolCalls::None,
+        _ => ToolCalls::Auto,
+    };
     fields.finish()?;
-    Ok(ModelConfig { name: name.map(str::to_owned), source, dtype })
+    Ok(ModelConfig { name: name.map(str::to_owned), source, dtype, tool_calls })
 }
 
 /// Partitions beside the whole device.
@@ -290,8 +297,9 @@ fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
         return Err(wrong_value(&fields.path("max_pass_rows"), &wanted, &max_pass_rows.into()));
     }
     let max_context = fields.size("max_context", 2..=(1 << 24))?;
+    let priorities = fields.flag("priorities")?.unwrap_or(true);
     fields.finish()?;
-    Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context })
+    Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context, priorities })
 }
 
 fn speculation(

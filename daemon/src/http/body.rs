@@ -117,38 +117,49 @@ pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
     if body.is_empty() {
         return Err(invalid("the body is empty: send a JSON object".to_owned()));
     }
-    check_shape(body).map_err(|problem| invalid(format!("the body is JSON that {problem}")))?;
+    Containers::default()
+        .check(body)
+        .map_err(|problem| invalid(format!("the body is JSON that {problem}")))?;
     serde_json::from_slice(body).map_err(|err| invalid(format!("the body is not valid JSON: {err}")))
 }
 
-/// Counts brackets outside of strings, before anything is allocated for them.
-fn check_shape(json: &[u8]) -> Result<(), String> {
-    let (mut depth, mut containers) = (0_usize, 0_usize);
-    let mut bytes = json.iter();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'"' => loop {
-                match bytes.next() {
-                    None | Some(b'"') => break,
-                    Some(b'\\') => drop(bytes.next()),
-                    Some(_) => {}
+/// Lists and objects of JSON from one client, counted before anything is allocated for them.
+#[derive(Default)]
+pub(super) struct Containers(usize);
+
+impl Containers {
+    /// Counts brackets outside of strings.
+    ///
+    /// # Errors
+    /// The JSON is nested too deeply, or all of it that was counted has too many lists and objects.
+    pub(super) fn check(&mut self, json: &[u8]) -> Result<(), String> {
+        let mut depth = 0_usize;
+        let mut bytes = json.iter();
+        while let Some(byte) = bytes.next() {
+            match byte {
+                b'"' => loop {
+                    match bytes.next() {
+                        None | Some(b'"') => break,
+                        Some(b'\\') => drop(bytes.next()),
+                        Some(_) => {}
+                    }
+                },
+                b'[' | b'{' => {
+                    depth += 1;
+                    self.0 += 1;
+                    if depth > MOST_DEPTH {
+                        return Err(format!("is nested deeper than {MOST_DEPTH} levels"));
+                    }
+                    if self.0 > MOST_CONTAINERS {
+                        return Err(format!("has more than {MOST_CONTAINERS} lists and objects"));
+                    }
                 }
-            },
-            b'[' | b'{' => {
-                depth += 1;
-                containers += 1;
-                if depth > MOST_DEPTH {
-                    return Err(format!("is nested deeper than {MOST_DEPTH} levels"));
-                }
-                if containers > MOST_CONTAINERS {
-                    return Err(format!("has more than {MOST_CONTAINERS} lists and objects"));
-                }
+                b']' | b'}' => depth = depth.saturating_sub(1),
+                _ => {}
             }
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn too_large(limit_bytes: usize) -> ApiError {
@@ -173,6 +184,10 @@ mod tests {
         assert!(parse(crumbs(MOST_CONTAINERS - 2).as_bytes()).is_ok());
         let many = parse(crumbs(MOST_CONTAINERS).as_bytes()).unwrap_err().to_string();
         assert!(many.contains("more than 32768"), "{many}");
+        let mut several = Containers::default();
+        let half = crumbs(MOST_CONTAINERS / 2);
+        assert!(several.check(half.as_bytes()).is_ok());
+        assert!(several.check(half.as_bytes()).unwrap_err().contains("more than 32768"));
         let text = serde_json::to_string(&format!("\\\" {} \\", "[".repeat(100_000))).unwrap();
         assert!(parse(text.as_bytes()).is_ok());
         for broken in ["\"[[[", "\"\\", "]]]]}}}}", "{\"a\": \"\\\"[\""] {

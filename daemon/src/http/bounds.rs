@@ -1,5 +1,7 @@
 //! What a request is measured against, so that it can be read without a model at hand.
 
+use faser_models::CallFormat;
+
 use super::errors::ApiError;
 use crate::app::{App, Served};
 use crate::fields::Fields;
@@ -17,6 +19,10 @@ pub struct Bounds<'a> {
     pub max_prompts: usize,
     /// Bytes of a body, and so the most that a list can have.
     pub max_body_bytes: usize,
+    /// How the model writes calls of functions, if it does.
+    pub calls: Option<CallFormat>,
+    /// Whether priorities of requests count.
+    pub priorities: bool,
 }
 
 impl<'a> Bounds<'a> {
@@ -27,6 +33,8 @@ impl<'a> Bounds<'a> {
             max_context: served.max_context,
             max_prompts: app.limits.max_prompts_per_request,
             max_body_bytes: app.limits.max_body_bytes,
+            calls: served.calls,
+            priorities: served.config.scheduler.priorities,
         }
     }
 

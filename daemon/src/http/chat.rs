@@ -1,19 +1,22 @@
 //! POST /v1/chat/completions: messages, through the model's chat template.
 
 use actix_web::{HttpRequest, HttpResponse, web};
-use serde_json::{Value, json};
+use faser_models::{Conversation, LastTurn};
+use serde_json::{Map, Value, json};
 
 use super::errors::ApiError;
 use super::generation::{self, Generation, Prompt};
+use super::messages::messages;
 use super::params::{Parameters, parameters};
 use super::shapes::Shape;
+use super::tools::tools;
 use super::{Bounds, body};
 use crate::app::{App, Served};
-use crate::fields::{Fault, FieldError, Fields, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, shortened, wrong_type};
 
-/// Messages of a request at most.
-const MAX_MESSAGES: usize = 4096;
-const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
+/// Variables for the template at most, and bytes of their names and values as JSON.
+const MAX_VARIABLES: usize = 64;
+const MAX_VARIABLES_BYTES: usize = 16 << 10;
 
 /// The handler.
 pub(super) async fn chat(
@@ -24,27 +27,28 @@ pub(super) async fn chat(
     let pairs = app.served()?;
     let body = body::read(&request, payload, &app).await?;
     let served = pairs.of_body(&body)?;
-    let (messages, parameters) = read(&body, &Bounds::of(&app, served))?;
+    let (conversation, parameters) = read(&body, &Bounds::of(&app, served))?;
     drop(body);
-    let prompt = render(served, &messages, true)?;
-    drop(messages);
+    let prompt = render(served, &conversation)?;
+    drop(conversation);
     let ids = generation::encode(served, prompt, false).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
     generation.respond(served, app.limits.write_timeout).await
 }
 
-/// Reads the body of a request for a chat: the messages as templates know them, and the parameters.
+/// Reads the body of a request for a chat: what its template is given, and the parameters.
 ///
 /// # Errors
 /// It is no JSON, or the first field that is wrong.
-pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Value, Parameters), ApiError> {
+pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameters), ApiError> {
     let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     refuse_unsupported(&mut fields)?;
-    let parameters = parameters(&mut fields, bounds.vocab, Shape::Chat, false)?;
-    let messages = messages(&mut fields)?.ok_or_else(|| {
+    let mut parameters = parameters(&mut fields, bounds, Shape::Chat, false)?;
+    tools(&mut fields, bounds.calls, &mut parameters)?;
+    let conversation = conversation(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",
             Fault::Missing,
@@ -52,82 +56,82 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Value, Parameters), Api
         )
     })?;
     fields.finish()?;
-    Ok((messages, parameters))
+    Ok((conversation, parameters))
 }
 
-/// The messages as the model's chat template writes them.
-pub(super) fn render(
-    served: &Served,
-    messages: &Value,
-    add_generation_prompt: bool,
-) -> Result<String, ApiError> {
+/// Reads what a chat template is given; without `messages` it is none.
+pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<Conversation>, FieldError> {
+    let Some(messages) = messages(fields)? else { return Ok(None) };
+    let (tools, variables) = (functions(fields)?, variables(fields)?);
+    let last_turn = last_turn(fields)?;
+    Ok(Some(Conversation { messages, tools, variables, last_turn }))
+}
+
+/// The conversation as the model's chat template writes it.
+pub(super) fn render(served: &Served, conversation: &Conversation) -> Result<String, ApiError> {
     let refuse = |err: &dyn std::fmt::Display| {
         ApiError::bad_request(err.to_string(), Some("messages"), "chat_template_error")
     };
     let template = served.template.as_ref().map_err(|err| refuse(err))?;
-    template.render(messages, add_generation_prompt).map_err(|err| refuse(&err))
+    template.render(conversation).map_err(|err| refuse(&err))
+}
+
+/// Reads `tools`, which the template gets as they are; an empty list is none.
+fn functions(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
+    let path = fields.path("tools");
+    let Some(list) = fields.list("tools")?.filter(|list| !list.is_empty()) else { return Ok(None) };
+    for (i, tool) in list.iter().enumerate() {
+        Fields::new(format!("{path}[{i}]"), tool)?;
+    }
+    Ok(Some(list.into()))
+}
+
+/// Reads `chat_template_kwargs`: variables of the template, none of which may stand for another field.
+fn variables(fields: &mut Fields<'_>) -> Result<Map<String, Value>, FieldError> {
+    const NAME: &str = "chat_template_kwargs";
+    let path = fields.path(NAME);
+    let map = match fields.value(NAME) {
+        None => return Ok(Map::new()),
+        Some(Value::Object(map)) => map,
+        Some(other) => return Err(wrong_type(&path, "an object", other)),
+    };
+    if let Some(name) = map.keys().find(|name| Conversation::is_reserved(name)) {
+        let problem =
+            "is not a variable that a request may set: it has a field of its own, or is the model's";
+        return Err(FieldError::new(format!("{path}.{}", shortened(name, 64)), Fault::Unsupported, problem));
+    }
+    // Counting what the JSON would take allocates it once more, and no more than a body may have.
+    let bytes = map.iter().map(|(name, value)| name.len() + value.to_string().len()).sum::<usize>();
+    if map.len() > MAX_VARIABLES || bytes > MAX_VARIABLES_BYTES {
+        let problem = format!(
+            "has {} variables in {bytes} bytes; {MAX_VARIABLES} and {MAX_VARIABLES_BYTES} may be there at most",
+            map.len()
+        );
+        return Err(FieldError::new(path, Fault::Value, problem));
+    }
+    Ok(map.clone())
+}
+
+/// Reads `add_generation_prompt`, which is the default, and `continue_final_message`, as in vLLM: not both.
+fn last_turn(fields: &mut Fields<'_>) -> Result<LastTurn, FieldError> {
+    let opened = fields.flag("add_generation_prompt")?.unwrap_or(true);
+    let continued = fields.flag("continue_final_message")?.unwrap_or(false);
+    match (opened, continued) {
+        (true, false) => Ok(LastTurn::Opened),
+        (false, false) => Ok(LastTurn::Closed),
+        (false, true) => Ok(LastTurn::Continued),
+        (true, true) => Err(FieldError::new(
+            fields.path("continue_final_message"),
+            Fault::Value,
+            "is only possible with `add_generation_prompt`: false",
+        )),
+    }
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    let tools = "tools are not offered";
-    fields.neutral("tools", &[json!([])], tools)?;
-    fields.neutral("tool_choice", &[json!("none"), json!("auto")], tools)?;
-    fields.neutral("parallel_tool_calls", &[json!(true), json!(false)], tools)?;
-    fields.neutral("functions", &[json!([])], tools)?;
-    fields.neutral("function_call", &[json!("none"), json!("auto")], tools)?;
+    fields.neutral("functions", &[json!([])], "give them as `tools`")?;
+    fields.neutral("function_call", &[json!("none"), json!("auto")], "give it as `tool_choice`")?;
     fields.neutral("modalities", &[json!(["text"])], "the only modality is text")?;
     fields.neutral("audio", &[], "the only modality is text")?;
-    fields.neutral("reasoning_effort", &[], "the model has no reasoning switch")?;
-    fields.neutral("chat_template_kwargs", &[json!({})], "the template gets the messages alone")?;
-    fields.neutral("add_generation_prompt", &[json!(true)], "it is always added")
-}
-
-/// Reads `messages` into the plain form that templates know: content as one string.
-pub(super) fn messages(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
-    let path = fields.path("messages");
-    let Some(list) = fields.list("messages")? else { return Ok(None) };
-    if list.is_empty() || list.len() > MAX_MESSAGES {
-        let problem = format!("has {} messages; give 1 to {MAX_MESSAGES}", list.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
-    let message = |(i, value)| message(Fields::new(format!("{path}[{i}]"), value)?);
-    list.iter().enumerate().map(message).collect::<Result<Vec<_>, _>>().map(|list| Some(Value::Array(list)))
-}
-
-fn message(mut fields: Fields<'_>) -> Result<Value, FieldError> {
-    let Some(role) = fields.word("role", &ROLES)? else {
-        return Err(FieldError::new(fields.path("role"), Fault::Missing, "is missing: `user`, for instance"));
-    };
-    let content = content(&mut fields)?;
-    fields.neutral("tool_calls", &[json!([])], "tools are not offered")?;
-    fields.neutral("refusal", &[], "give it as `content`")?;
-    let mut message = json!({"role": role, "content": content});
-    if let (Some(name), Value::Object(map)) = (fields.text("name")?, &mut message) {
-        map.insert("name".to_owned(), name.into());
-    }
-    fields.finish()?;
-    Ok(message)
-}
-
-/// A string, or text parts, which are joined by line breaks.
-pub(super) fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
-    const WANTED: &str = "a string or a list of {\"type\": \"text\", \"text\": \"…\"}";
-    let path = fields.path("content");
-    match fields.value("content") {
-        None => Err(FieldError::new(path, Fault::Missing, format!("is missing: give {WANTED}"))),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => {
-            let part = |(i, value)| {
-                let mut part = Fields::new(format!("{path}[{i}]"), value)?;
-                part.word("type", &["text"])?;
-                let text = part.text("text")?;
-                let text =
-                    text.ok_or_else(|| FieldError::new(part.path("text"), Fault::Missing, "is missing"))?;
-                part.finish()?;
-                Ok(text)
-            };
-            parts.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>().map(|texts| texts.join("\n"))
-        }
-        Some(other) => Err(wrong_type(&path, WANTED, other)),
-    }
+    fields.neutral("reasoning_effort", &[], "give `chat_template_kwargs` what the model's template knows")
 }

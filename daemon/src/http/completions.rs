@@ -79,7 +79,8 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
     bounds.check_name(&mut fields)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
-    let parameters = parameters(&mut fields, bounds.vocab, Shape::Completion, echo)?;
+    fields.neutral("continue_final_message", &[json!(false)], "a prompt has no messages")?;
+    let parameters = parameters(&mut fields, bounds, Shape::Completion, echo)?;
     let prompts = read_prompts(&mut fields, bounds)?;
     fields.finish()?;
     Ok(Completion { prompts, echo, parameters })

@@ -3,6 +3,7 @@
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
 use faser_actors::{RecordingError, SubmitError};
+use faser_engine::Refusal;
 use faser_models::ModelError;
 use serde_json::{Value, json};
 
@@ -138,6 +139,9 @@ impl From<SubmitError> for ApiError {
         let message = err.to_string();
         match err {
             SubmitError::Full { .. } => ApiError::too_many(message, "queue_full"),
+            SubmitError::Refused(Refusal::Mode { .. }) => {
+                ApiError::bad_request(message, Some("speculation.mode"), "unsupported_parameter")
+            }
             SubmitError::Refused(_) => {
                 ApiError::bad_request(message, Some("prompt"), "context_length_exceeded")
             }

@@ -7,17 +7,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, web};
 use faser_engine::TokenId;
-use faser_models::Grammar;
+use faser_models::{Grammar, GrammarSource};
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 use serde_json::Value;
 
+use super::calls::{Message, Part, Reader};
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
+use super::metrics::Place;
 use super::params::{Choices, Parameters};
 use super::prediction::predicted;
 use super::shapes::{Answer, Choice, Shape, usage};
 use super::slow::Watched;
 use crate::app::{Opening, Served};
+use crate::grammars::FormatError;
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
 /// Longer texts are tokenized off the thread that serves everybody's streams.
@@ -49,7 +52,7 @@ impl Generation {
     ) -> Result<HttpResponse, ApiError> {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let grammar = match &self.parameters.format {
-            Some(source) => Some(served.grammars.compile(source).await?),
+            Some(source) => Some(served.grammars.compile(source).await.map_err(|err| refused(err, source))?),
             None => None,
         };
         let sequences = self.open(served, grammar.as_ref()).await?;
@@ -59,11 +62,15 @@ impl Generation {
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
-        let answer = Answer::new(tokens, &served.name, now.as_secs());
-        if self.parameters.stream {
-            return Ok(streamed(answer, sequences, self.parameters.include_usage, prompt_tokens, patience));
+        let Parameters { calls, include_metrics, include_usage, stream, .. } = self.parameters;
+        let metrics = Place::of(include_metrics, sequences.len());
+        let answer = Answer::new(tokens, &served.name, now.as_secs(), metrics, include_usage);
+        let choices = sequences.into_iter().map(|sequence| (sequence, Reader::new(calls)));
+        if stream {
+            return Ok(streamed(answer, choices.collect(), prompt_tokens, patience));
         }
-        let choices = futures_util::future::try_join_all(sequences.into_iter().map(collected)).await?;
+        let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
+        let choices = futures_util::future::try_join_all(choices).await?;
         let usage = usage(prompt_tokens, choices.iter().map(|choice| &choice.ending));
         Ok(HttpResponse::Ok().json(answer.whole(&choices, &usage)))
     }
@@ -123,23 +130,37 @@ pub(super) async fn encode(
     Ok(ids.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))??)
 }
 
-async fn collected(mut sequence: TextSequence) -> Result<Choice, SequenceError> {
-    let (mut text, mut told) = (String::new(), Vec::new());
+/// A grammar that is not taken is a fault of the field that it was made of.
+fn refused(err: FormatError, source: &GrammarSource) -> ApiError {
+    let err = ApiError::from(err);
+    match source {
+        GrammarSource::Calls(_) if err.param.is_some() => ApiError { param: Some("tools".into()), ..err },
+        _ => err,
+    }
+}
+
+async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Choice, SequenceError> {
+    let (mut message, mut told) = (Message::default(), Vec::new());
     loop {
         match sequence.next().await? {
-            Some(Piece::Text(spans)) => part(spans, &mut text, &mut told),
-            Some(Piece::End(ending)) => return Ok(Choice { text, told, ending }),
+            Some(Piece::Text(spans)) => message.extend(reader.take(text(spans, &mut told))),
+            Some(Piece::End(ending)) => {
+                message.extend(reader.finish());
+                return Ok(Choice { message, told, ending: reader.ending(*ending) });
+            }
             None => return Err(SequenceError::Ended),
         }
     }
 }
 
-/// Appends the text of some tokens, and what is told of them.
-fn part(spans: Vec<Span>, text: &mut String, told: &mut Vec<Told>) {
+/// The text of some tokens; what is told of them is appended to `told`.
+fn text(spans: Vec<Span>, told: &mut Vec<Told>) -> String {
+    let mut text = String::new();
     for span in spans {
         text.push_str(&span.text);
         told.extend(span.told);
     }
+    text
 }
 
 type Pieces = Pin<Box<dyn Stream<Item = (usize, Result<Piece, SequenceError>)>>>;
@@ -159,15 +180,15 @@ fn pieces(index: usize, sequence: TextSequence) -> Pieces {
 /// A stream of server-sent events. A failure is its last event, and then there is no `[DONE]`.
 fn streamed(
     answer: Answer,
-    sequences: Vec<TextSequence>,
-    with_usage: bool,
+    choices: Vec<(TextSequence, Reader)>,
     prompt_tokens: usize,
     patience: Duration,
 ) -> HttpResponse {
-    let openings: Vec<Value> = (0..sequences.len()).filter_map(|index| answer.opening(index)).collect();
+    let openings: Vec<Value> = (0..choices.len()).filter_map(|index| answer.opening(index)).collect();
+    let (sequences, readers): (Vec<TextSequence>, Vec<Reader>) = choices.into_iter().unzip();
     let pieces: SelectAll<Pieces> =
         sequences.into_iter().enumerate().map(|(index, sequence)| pieces(index, sequence)).collect();
-    let events = Events { answer, pieces, endings: Vec::new(), with_usage, prompt_tokens };
+    let events = Events { answer, pieces, readers, endings: Vec::new(), prompt_tokens };
     let rest = stream::unfold(Some(events), |events| async move { events?.next().await });
     let body = stream::iter(openings).map(|opening| event(&opening)).chain(rest);
     HttpResponse::Ok()
@@ -189,40 +210,55 @@ fn too_slow(patience: Duration) -> ApiError {
 struct Events {
     answer: Answer,
     pieces: SelectAll<Pieces>,
+    readers: Vec<Reader>,
     endings: Vec<Ending>,
-    with_usage: bool,
     prompt_tokens: usize,
 }
 
 impl Events {
     /// The next bytes, and what is left after them.
     async fn next(mut self) -> Option<(web::Bytes, Option<Events>)> {
-        let bytes = match self.pieces.next().await {
-            Some((index, Ok(Piece::Text(spans)))) => {
-                let (mut text, mut told) = (String::new(), Vec::new());
-                part(spans, &mut text, &mut told);
-                event(&self.answer.text(index, &text, &told))
+        loop {
+            let bytes = match self.pieces.next().await {
+                Some((index, Ok(piece))) => self.of(index, piece),
+                Some((_, Err(err))) => {
+                    tracing::warn!(%err, "a stream is broken off");
+                    return Some((event(&ApiError::from(err).body()), None));
+                }
+                None => return Some((self.last(), None)),
+            };
+            // Text that is held back is nothing yet.
+            if !bytes.is_empty() {
+                return Some((bytes, Some(self)));
             }
-            Some((index, Ok(Piece::End(ending)))) => {
-                let bytes = event(&self.answer.end(index, ending.finish));
-                self.endings.push(ending);
-                bytes
-            }
-            Some((_, Err(err))) => {
-                tracing::warn!(%err, "a stream is broken off");
-                return Some((event(&ApiError::from(err).body()), None));
-            }
-            None => return Some((self.last(), None)),
+        }
+    }
+
+    /// The chunks for a piece of a choice.
+    fn of(&mut self, index: usize, piece: Piece) -> web::Bytes {
+        let Some(reader) = self.readers.get_mut(index) else { return web::Bytes::new() };
+        let mut told = Vec::new();
+        let (mut parts, ending) = match piece {
+            Piece::Text(spans) => (reader.take(text(spans, &mut told)), None),
+            Piece::End(ending) => (reader.finish(), Some(reader.ending(*ending))),
         };
-        Some((bytes, Some(self)))
+        if parts.is_empty() && !told.is_empty() {
+            parts.push(Part::Content(String::new()));
+        }
+        let mut bytes = web::BytesMut::new();
+        for part in parts {
+            bytes.extend_from_slice(&event(&self.answer.part(index, &part, &std::mem::take(&mut told))));
+        }
+        if let Some(ending) = ending {
+            bytes.extend_from_slice(&event(&self.answer.end(index, &ending)));
+            self.endings.push(ending);
+        }
+        bytes.freeze()
     }
 
     fn last(&self) -> web::Bytes {
-        let usage = self.with_usage.then(|| {
-            let usage = usage(self.prompt_tokens, self.endings.iter());
-            event(&self.answer.usage(usage))
-        });
-        let mut bytes = usage.map_or_else(Vec::new, |bytes| bytes.to_vec());
+        let usage = self.answer.usage(self.prompt_tokens, &self.endings);
+        let mut bytes = usage.map_or_else(Vec::new, |usage| event(&usage).to_vec());
         bytes.extend_from_slice(b"data: [DONE]\n\n");
         bytes.into()
     }

@@ -1,4 +1,4 @@
-//! GET /health, /ready and /metrics: for load balancers and operators. None of them needs the models.
+//! GET /health, /ready, /version and /metrics: for load balancers and operators. None of them needs the models.
 
 use actix_web::http::header;
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -37,6 +37,11 @@ pub(super) async fn ready(app: web::Data<App>, request: HttpRequest) -> HttpResp
 fn replicas(served: &Served) -> Value {
     let statuses = served.service.statuses().into_iter().enumerate();
     statuses.map(|(number, status)| json!({"replica": number, "status": status.to_string()})).collect()
+}
+
+/// Which faser this is, as vLLM tells its own.
+pub(super) async fn version() -> HttpResponse {
+    HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
 /// Metrics in Prometheus' text format.

@@ -3,6 +3,7 @@
 mod authorize;
 mod body;
 mod bounds;
+mod calls;
 mod chat;
 mod completions;
 mod debug;
@@ -11,6 +12,8 @@ mod format;
 mod generation;
 mod health;
 mod logprobs;
+mod messages;
+mod metrics;
 mod models;
 mod observe;
 pub mod params;
@@ -18,7 +21,9 @@ mod prediction;
 mod router;
 mod shapes;
 mod slow;
+mod speculation;
 mod tokenize;
+mod tools;
 
 #[cfg(test)]
 mod tests;
@@ -43,6 +48,7 @@ pub fn routes(config: &mut web::ServiceConfig) {
         .service(resource("/detokenize", Method::POST, web::route().to(tokenize::detokenize)))
         .service(resource("/health", Method::GET, web::route().to(health::health)))
         .service(resource("/ready", Method::GET, web::route().to(health::ready)))
+        .service(resource("/version", Method::GET, web::route().to(health::version)))
         .service(resource("/metrics", Method::GET, web::route().to(health::metrics)))
         .service(resource("/health_generate", Method::GET, web::route().to(router::health_generate)))
         .service(resource("/model_info", Method::GET, web::route().to(router::model_info)))
@@ -60,6 +66,7 @@ pub use chat::read as read_chat;
 pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;
 pub use tokenize::{Source, read as read_tokenize, read_ids as read_detokenize};
+pub use tools::ReadCalls;
 
 /// A path with its one method; others are answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {

@@ -1,13 +1,16 @@
 //! The parameters that both completion endpoints take: ranges, and what is not offered.
 
 use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
-use faser_engine::{K_LIMIT, TokenId};
+use faser_engine::{Handling, TokenId};
 use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
+use super::bounds::Bounds;
 use super::format::format;
 use super::prediction::prediction;
 use super::shapes::Shape;
+use super::speculation::handling;
+use super::tools::ReadCalls;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
 
@@ -44,12 +47,16 @@ pub struct Parameters {
     pub include_stop: bool,
     /// What the output has to follow.
     pub format: Option<GrammarSource>,
+    /// How calls are read from the output; none: it is text alone.
+    pub calls: Option<ReadCalls>,
     /// Whether the model's own end tokens are ordinary ones.
     pub ignore_eos: bool,
     /// What the client expects to get.
     pub prediction: Option<String>,
-    /// Cap on the speculative length.
-    pub k_max: Option<usize>,
+    /// How it is to be scheduled.
+    pub handling: Handling,
+    /// Whether the answer says what it took.
+    pub include_metrics: bool,
     /// Whether the answer is streamed.
     pub stream: bool,
     /// Whether a stream ends with its usage.
@@ -75,16 +82,17 @@ impl Parameters {
     }
 }
 
-/// Reads them; `vocab` bounds token ids, and no token at all may be asked for where the prompt is repeated.
+/// Reads them; no token at all may be asked for where the prompt is repeated.
 ///
 /// # Errors
 /// The first field that is of the wrong type, out of range, or not offered.
 pub(super) fn parameters(
     fields: &mut Fields<'_>,
-    vocab: usize,
+    bounds: &Bounds<'_>,
     shape: Shape,
     echo: bool,
 ) -> Result<Parameters, FieldError> {
+    let vocab = bounds.vocab;
     refuse_unsupported(fields)?;
     let (stream, include_usage) = streaming(fields)?;
     fields.text("user")?;
@@ -93,6 +101,7 @@ pub(super) fn parameters(
         sampling: sampling(fields, vocab)?,
         max_new_tokens,
         format: format(fields)?,
+        calls: None,
         n: choices(fields)?,
         logprobs: logprobs(fields, shape)?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
@@ -105,10 +114,20 @@ pub(super) fn parameters(
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         prediction: prediction(fields)?,
-        k_max: speculation(fields)?,
+        handling: handling(fields, bounds.priorities)?,
+        include_metrics: fields.flag("include_metrics")?.unwrap_or(false),
         stream,
         include_usage,
     };
+    check_ends(fields, &parameters)?;
+    Ok(parameters)
+}
+
+/// Refuses what would move the end of an output that has a form.
+///
+/// # Errors
+/// There is a form, and something else that says when an output ends.
+pub(super) fn check_ends(fields: &Fields<'_>, parameters: &Parameters) -> Result<(), FieldError> {
     if parameters.format.is_some() {
         let ends = "cannot be had together with a form of the output, whose end is given by that";
         for (name, asked) in
@@ -119,7 +138,7 @@ pub(super) fn parameters(
             }
         }
     }
-    Ok(parameters)
+    Ok(())
 }
 
 /// Fields of other servers: taken only with the value that means the same as leaving them out.
@@ -138,7 +157,6 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 fn refuse_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("no_stop_trim", &[json!(false)], "use `include_stop_str_in_output`")?;
     fields.neutral("return_hidden_states", &[json!(false)], "hidden states are not offered")?;
-    fields.neutral("continue_final_message", &[json!(false)], "an answer is always a new message")?;
     let split = "reasoning is not told from the rest of the text";
     fields.neutral("separate_reasoning", &[json!(true), json!(false)], split)?;
     fields.neutral("stream_reasoning", &[json!(true), json!(false)], split)
@@ -306,13 +324,6 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
             other => Err(wrong_type(&path, &wanted, other)),
         })
         .collect()
-}
-
-fn speculation(fields: &mut Fields<'_>) -> Result<Option<usize>, FieldError> {
-    let Some(mut fields) = fields.object("speculation")? else { return Ok(None) };
-    let k_max = fields.size("k_max", 0..=K_LIMIT)?;
-    fields.finish()?;
-    Ok(k_max)
 }
 
 /// A list of at most `most` token ids below `vocab`.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use faser_engine::TokenId;
 
-use super::chat::content;
 use super::errors::ApiError;
 use super::generation::encode;
+use super::messages::content;
 use crate::app::Served;
 use crate::fields::{Fault, FieldError, Fields};
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use actix_web::{HttpRequest, HttpResponse, web};
 use faser_actors::{Sampling, Submission, Update};
+use faser_engine::{Handling, SpeculationMode};
 use serde_json::json;
 
 use super::errors::ApiError;
@@ -54,7 +55,7 @@ async fn one_token(served: &Served) -> Result<(), String> {
         max_new_tokens: 1,
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
-        k_max: Some(0),
+        handling: Handling { mode: SpeculationMode::Off, ..Handling::default() },
         ..Submission::default()
     };
     let mut tokens = served.service.submit(submission).await.map_err(|error| error.to_string())?;

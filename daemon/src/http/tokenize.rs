@@ -2,7 +2,8 @@
 
 use actix_web::{HttpRequest, HttpResponse, web};
 use faser_engine::TokenId;
-use serde_json::{Value, json};
+use faser_models::Conversation;
+use serde_json::json;
 
 use super::errors::ApiError;
 use super::params::token_ids;
@@ -23,9 +24,7 @@ pub(super) async fn tokenize(
     drop(body);
     let prompt = match source {
         Source::Text(prompt) => prompt,
-        Source::Messages { messages, add_generation_prompt } => {
-            chat::render(served, &messages, add_generation_prompt)?
-        }
+        Source::Chat(conversation) => chat::render(served, &conversation)?,
     };
     let tokens = generation::encode(served, prompt, add_special).await?;
     Ok(HttpResponse::Ok().json(json!({
@@ -38,13 +37,8 @@ pub(super) async fn tokenize(
 pub enum Source {
     /// A text.
     Text(String),
-    /// What the chat template makes of these.
-    Messages {
-        /// As templates know them.
-        messages: Value,
-        /// Whether the assistant's turn is opened.
-        add_generation_prompt: bool,
-    },
+    /// What the chat template makes of it.
+    Chat(Conversation),
 }
 
 /// Reads the body of a request for tokens; also says whether the tokenizer adds its own.
@@ -56,15 +50,12 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     let prompt = fields.text("prompt")?;
-    let messages = chat::messages(&mut fields)?;
+    let conversation = chat::conversation(&mut fields)?;
     let add_special = fields.flag("add_special_tokens")?;
     fields.neutral("return_token_strs", &[json!(false)], "token strings are not offered")?;
-    let source = match (prompt, messages) {
+    let source = match (prompt, conversation) {
         (Some(prompt), None) => Source::Text(prompt.to_owned()),
-        (None, Some(messages)) => {
-            let add_generation_prompt = fields.flag("add_generation_prompt")?.unwrap_or(true);
-            Source::Messages { messages, add_generation_prompt }
-        }
+        (None, Some(conversation)) => Source::Chat(conversation),
         _ => {
             let err = FieldError::new("prompt", Fault::Missing, "or `messages` has to be there, one of them");
             return Err(err.into());

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
-    Command, DraftPlan, Drafted, Engine, EngineConfig, Event, Mechanisms, Policy, Request, Rivals, SeqId,
-    Slo, SpeculationBounds, Verdict, VerifyPlan,
+    Command, DraftPlan, Drafted, Engine, EngineConfig, Event, Handling, Mechanisms, Policy, Request, Rivals,
+    SeqId, Slo, SpeculationBounds, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -66,7 +66,7 @@ impl Load {
         self.next_seq += 1;
         let seq = SeqId(self.next_seq);
         let prompt = vec![self.next_seq as u32; 32].into();
-        let (stop_tokens, slo) = ([].into(), Slo::default());
+        let stop_tokens = [].into();
         let request = Request {
             seq,
             prompt,
@@ -74,9 +74,8 @@ impl Load {
             max_new_tokens: 8000,
             stop_tokens,
             prediction: [].into(),
-            k_max: None,
             whole_prompt: false,
-            slo,
+            handling: Handling::default(),
         };
         self.handle(Event::Submit(request));
     }

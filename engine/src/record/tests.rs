@@ -54,9 +54,8 @@ fn request(seq: u64, max_new_tokens: usize) -> Request {
         max_new_tokens,
         stop_tokens: [].into(),
         prediction: [].into(),
-        k_max: None,
         whole_prompt: false,
-        slo: Default::default(),
+        handling: Default::default(),
     }
 }
 

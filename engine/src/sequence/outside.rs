@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Sequence;
+use crate::api::SpeculationMode;
 use crate::engine::Engine;
 use crate::survival::Source;
 use crate::view::{RequestState, RequestView};
@@ -10,7 +11,16 @@ use crate::view::{RequestState, RequestView};
 impl Sequence {
     /// From now on it may get `k_limit` proposals at most. What is drafted beyond that is not sent.
     pub(crate) fn limit_k(&mut self, k_limit: usize) {
-        self.k_max = self.asked_k.map_or(k_limit, |k| k.min(k_limit));
+        let asked = match self.handling.mode {
+            SpeculationMode::Off => Some(0),
+            _ => self.handling.k_max,
+        };
+        self.k_max = asked.map_or(k_limit, |k| k.min(k_limit));
+    }
+
+    /// Time since its submission.
+    pub(crate) fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.submitted)
     }
 
     /// What can be seen of it from outside.
@@ -23,7 +33,7 @@ impl Sequence {
             k: if state == RequestState::Decode { self.wanted.min(self.useful_proposals()) } else { 0 },
             proposals: self.proposals.len(),
             level: self.levels[Source::Draft].typical(),
-            age: now.saturating_sub(self.submitted),
+            age: self.age(now),
             to_first_token: self.first_token.map(|first| first.saturating_sub(self.submitted)),
         }
     }

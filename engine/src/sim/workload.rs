@@ -7,7 +7,7 @@ use super::arrivals::Arrivals;
 use super::lengths::Lengths;
 use super::random::Random;
 use super::{Happening, SimDevice};
-use crate::api::{Request, SeqId, Slo, TokenId};
+use crate::api::{Handling, Request, SeqId, TokenId};
 use crate::plan::LaneKind;
 
 /// Tokens of the simulated vocabulary.
@@ -67,9 +67,8 @@ impl Workload {
                 max_new_tokens,
                 stop_tokens,
                 prediction: [].into(),
-                k_max: None,
                 whole_prompt: false,
-                slo: Slo::default(),
+                handling: Handling::default(),
             };
             happenings.push((at, Happening::Arrival(request)));
             if random.uniform() < self.faults.cancelled {

@@ -43,6 +43,11 @@ impl Keys {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// All names in it.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.map.keys().map(String::as_str)
+    }
+
     /// An object below this one.
     pub(crate) fn object(&self, key: &str) -> Result<Option<Keys>, ModelError> {
         match self.get(key) {

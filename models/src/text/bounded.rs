@@ -6,11 +6,17 @@ use std::io::{self, Write};
 
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
-use minijinja_contrib::pycompat;
 
-/// Instructions for a template itself, and for each message. Templates in use take some hundred for a message.
+use super::conversation::Size;
+use super::python;
+
+/// Instructions for a template itself, for each message, and for each value in messages, tools and variables. Templates in use take some
+/// hundred for a message, and some ten for a value.
 const FUEL: u64 = 200_000;
 const FUEL_PER_MESSAGE: u64 = 4_000;
+const FUEL_PER_VALUE: u64 = 200;
+/// Instructions at most, whatever there is to render.
+const MOST_FUEL: u64 = 20_000_000;
 /// Bytes that may be written beside the messages' own: preambles, and what stands around each message.
 const OUTPUT_BYTES: usize = 256 << 10;
 const OUTPUT_BYTES_PER_MESSAGE: usize = 1 << 10;
@@ -19,9 +25,10 @@ const OUTPUT_PER_BYTE: usize = 6;
 /// Columns, items and characters that a filter may be asked for.
 const MOST: usize = 1000;
 
-/// Fuel for so many messages.
-pub(super) fn fuel(messages: usize) -> u64 {
-    FUEL + FUEL_PER_MESSAGE * messages as u64
+/// Fuel for a conversation.
+pub(super) fn fuel(size: Size) -> u64 {
+    let fuel = FUEL + FUEL_PER_MESSAGE * size.messages as u64 + FUEL_PER_VALUE * size.values as u64;
+    fuel.min(MOST_FUEL)
 }
 
 /// A text of a limited length.
@@ -31,10 +38,10 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    /// Room for so many messages with so many bytes in them, however a template writes them.
-    pub(super) fn new(messages: usize, bytes: usize) -> Bounded {
-        let around = OUTPUT_BYTES + OUTPUT_BYTES_PER_MESSAGE * messages;
-        Bounded { text: Vec::new(), most: around + OUTPUT_PER_BYTE * bytes }
+    /// Room for a conversation, however a template writes it.
+    pub(super) fn new(size: Size) -> Bounded {
+        let around = OUTPUT_BYTES + OUTPUT_BYTES_PER_MESSAGE * size.messages;
+        Bounded { text: Vec::new(), most: around + OUTPUT_PER_BYTE * size.bytes }
     }
 
     pub(super) fn finish(self) -> String {
@@ -61,7 +68,14 @@ impl Write for Bounded {
 /// Puts bounded filters in the place of those that allocate whatever they are asked for.
 pub(super) fn guard(environment: &mut Environment<'_>) {
     environment.remove_global("debug");
-    environment.add_filter("indent", indent);
+    environment.add_filter(
+        "indent",
+        |text: StringInput<'_>,
+         width: Option<Value>,
+         first: Option<bool>,
+         blank: Option<bool>,
+         options: Kwargs| { indent(&text, width, [first, blank], &options) },
+    );
     environment.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
         filters::batch(state, value, within(count, "batch")?, fill)
     });
@@ -76,20 +90,31 @@ pub(super) fn guard(environment: &mut Environment<'_>) {
         if method == "format" && value.kind() == ValueKind::String {
             check_format(value)?;
         }
-        pycompat::unknown_method_callback(state, value, method, arguments)
+        python::method(state, value, method, arguments)
     });
 }
 
 fn indent(
-    value: StringInput<'_>,
-    width: Option<usize>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    options: Kwargs,
+    text: &StringInput<'_>,
+    width: Option<Value>,
+    [first, blank]: [Option<bool>; 2],
+    options: &Kwargs,
 ) -> Result<Value, Error> {
-    let named: Option<usize> = options.peek("width").ok();
-    within(width.or(named).unwrap_or(0), "indent")?;
-    filters::indent(value, width, first, blank, options)
+    let width = width.map_or_else(|| options.get::<Option<Value>>("width"), |width| Ok(Some(width)))?;
+    let flag = |given: Option<bool>, name| {
+        given
+            .map_or_else(|| options.get::<Option<bool>>(name), |flag| Ok(Some(flag)))
+            .map(Option::unwrap_or_default)
+    };
+    let (first, blank) = (flag(first, "first")?, flag(blank, "blank")?);
+    options.assert_all_used()?;
+    let indentation = match width {
+        None => " ".repeat(4),
+        Some(text) if text.kind() == ValueKind::String => text.as_str().unwrap_or_default().to_owned(),
+        Some(number) => " ".repeat(within(usize::try_from(number)?, "indent")?),
+    };
+    within(indentation.len(), "indent")?;
+    Ok(text.preserve_safety(python::indent(text.as_str(), &indentation, first, blank)))
 }
 
 fn within(count: usize, filter: &str) -> Result<usize, Error> {

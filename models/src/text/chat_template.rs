@@ -1,159 +1,113 @@
 //! Chat templates: the Jinja source that comes with a model, rendered as transformers renders it.
 
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
-use minijinja::value::Kwargs;
-use minijinja::{Environment, ErrorKind, Value, context};
-use serde_json::Value as Json;
+use minijinja::{Environment, ErrorKind, Value};
+use serde_json::{Map, Value as Json};
 
 use super::bounded::{self, Bounded};
 use super::careful::careful;
-use super::{clock, python_json};
+use super::conversation::{Conversation, LastTurn, continued};
+use super::template_files::TemplateFiles;
+use super::{jinja, python};
 use crate::ModelError;
-use crate::config::Keys;
 
-const NAME: &str = "chat";
+const PLAIN: &str = "chat";
+const WITH_TOOLS: &str = "chat with tools";
 /// A template is a page or two of text.
 const MOST_BYTES: usize = 1 << 20;
 
-/// A model's chat template with its start and end token.
+/// A model's chat template, with its special tokens.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     path: PathBuf,
-    bos_token: String,
-    eos_token: String,
+    tokens: Map<String, Json>,
 }
 
 impl ChatTemplate {
-    /// Reads the template of a model directory: `chat_template.jinja`, or `chat_template` in
-    /// `tokenizer_config.json` (a string, or a list of named ones, of which `default` is taken).
+    /// Reads the template of a model directory: `chat_template.jinja` (and `additional_chat_templates/tool_use.jinja`), or `chat_template`
+    /// in `tokenizer_config.json`: a string, or a list of named ones, of which `default` is taken, and `tool_use` where tools are given.
     ///
     /// # Errors
     /// [`ModelError::NoChatTemplate`] if there is none; [`ModelError::ChatTemplate`] if it is not valid Jinja.
     pub fn load(dir: &Path) -> Result<ChatTemplate, ModelError> {
-        let keys = Keys::read_if_present(&dir.join("tokenizer_config.json"))?;
-        let special = |key| keys.as_ref().map_or(Ok(String::new()), |keys| special_token(keys, key));
-        let (bos_token, eos_token) = (special("bos_token")?, special("eos_token")?);
-        let file = dir.join("chat_template.jinja");
-        let (path, source) = if file.exists() {
-            let source = std::fs::read_to_string(&file).map_err(|e| ModelError::read(&file, e))?;
-            (file, Some(source))
-        } else {
-            (dir.join("tokenizer_config.json"), keys.as_ref().map_or(Ok(None), template_in)?)
-        };
-        let source = source.ok_or_else(|| ModelError::NoChatTemplate { path: dir.to_owned() })?;
-        ChatTemplate::of(path, source, [bos_token, eos_token])
+        let TemplateFiles { path, source, with_tools, tokens } = TemplateFiles::read(dir)?;
+        let mut template = ChatTemplate::of(path, &source, tokens)?;
+        if let Some(source) = with_tools {
+            template.add(WITH_TOOLS, &source)?;
+        }
+        Ok(template)
     }
 
-    /// A template from its source; `path` is named in errors, `tokens` start and end a text.
+    /// A template from its source; `path` is named in errors, `tokens` are its special tokens by name (`bos_token`).
     ///
     /// # Errors
     /// [`ModelError::ChatTemplate`] if it is not valid Jinja, or absurdly long.
-    pub fn of(path: PathBuf, source: String, tokens: [String; 2]) -> Result<ChatTemplate, ModelError> {
-        if source.len() > MOST_BYTES {
-            let problem = format!("it is longer than {MOST_BYTES} bytes");
-            return Err(ModelError::ChatTemplate { path, problem });
-        }
-        let [bos_token, eos_token] = tokens;
-        let mut environment = environment();
-        let added =
-            careful(|| environment.add_template_owned(NAME, source).map_err(|error| describe(&error)));
-        match added.and_then(|added| added) {
-            Ok(()) => Ok(ChatTemplate { environment, path, bos_token, eos_token }),
-            Err(problem) => Err(ModelError::ChatTemplate { path, problem }),
-        }
+    pub fn of(path: PathBuf, source: &str, tokens: Map<String, Json>) -> Result<ChatTemplate, ModelError> {
+        let mut template = ChatTemplate { environment: jinja::environment(), path, tokens };
+        template.add(PLAIN, source)?;
+        Ok(template)
     }
 
-    /// The prompt for a list of messages (`[{"role": .., "content": ..}, ..]`); `add_generation_prompt` opens
-    /// the assistant's turn. The text has its special tokens in it: encode it with `add_special = false`.
+    fn add(&mut self, name: &'static str, source: &str) -> Result<(), ModelError> {
+        if source.len() > MOST_BYTES {
+            return Err(self.error(format!("it is longer than {MOST_BYTES} bytes")));
+        }
+        let source = jinja::source(source);
+        let environment = &mut self.environment;
+        let added =
+            careful(|| environment.add_template_owned(name, source).map_err(|error| describe(&error)));
+        added.and_then(|added| added).map_err(|problem| self.error(problem))
+    }
+
+    /// The prompt for a conversation. The text has its special tokens in it: encode it with `add_special = false`.
     ///
     /// # Errors
     /// [`ModelError::ChatTemplate`] with the template's own words when it refuses the messages, and when it takes far more steps or
-    /// writes far more than messages of this kind need.
-    pub fn render(&self, messages: &Json, add_generation_prompt: bool) -> Result<String, ModelError> {
-        let (count, bytes) = (messages.as_array().map_or(0, Vec::len), bytes_of(messages));
-        let mut text = Bounded::new(count, bytes);
+    /// writes far more than a conversation of this kind needs.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, ModelError> {
+        let size = conversation.size();
+        let mut text = Bounded::new(size);
         // Cheap: templates and functions in it are shared. Fuel belongs to the environment, not to a rendering.
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(bounded::fuel(count)));
+        environment.set_fuel(Some(bounded::fuel(size)));
+        let variables = self.variables(conversation).map_err(|problem| self.error(problem))?;
         let rendered = careful(|| {
-            let template = environment.get_template(NAME)?;
-            let variables = context! {
-                messages => Value::from_serialize(messages),
-                add_generation_prompt,
-                bos_token => self.bos_token,
-                eos_token => self.eos_token,
-            };
+            let with_tools = conversation.tools.is_some().then(|| environment.get_template(WITH_TOOLS).ok());
+            let template = with_tools.flatten().map_or_else(|| environment.get_template(PLAIN), Ok)?;
             template.render_captured_to(variables, &mut text).map(|_| ())
         });
-        match rendered.and_then(|rendered| rendered.map_err(|error| describe(&error))) {
-            Ok(()) => Ok(text.finish()),
-            Err(problem) => Err(ModelError::ChatTemplate { path: self.path.clone(), problem }),
-        }
+        let rendered = rendered.and_then(|rendered| rendered.map_err(|error| describe(&error)));
+        let whole = rendered.map(|()| text.finish());
+        let text = match conversation.last_turn {
+            LastTurn::Continued => whole.and_then(continued),
+            LastTurn::Opened | LastTurn::Closed => whole,
+        };
+        text.map_err(|problem| self.error(problem))
+    }
+
+    /// What transformers hands to a template.
+    fn variables(&self, conversation: &Conversation) -> Result<Value, String> {
+        let opened = conversation.last_turn == LastTurn::Opened;
+        let own = [
+            ("messages", conversation.prepared()?),
+            ("tools", conversation.tools.as_ref().map_or(Value::from(()), python::value)),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(opened)),
+        ];
+        let given = self.tokens.iter().chain(&conversation.variables);
+        let given = given.map(|(name, value)| (name.as_str(), python::value(value)));
+        Ok(given.chain(own).collect())
+    }
+
+    fn error(&self, problem: String) -> ModelError {
+        ModelError::ChatTemplate { path: self.path.clone(), problem }
     }
 }
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ChatTemplate").field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
-/// Jinja as transformers sets it up.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    bounded::guard(&mut environment);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", |format: String| {
-        clock::format(SystemTime::now(), &format)
-            .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e))
-    });
-    environment.add_filter("tojson", |value: Value, options: Kwargs| python_json::to_json(&value, &options));
-    environment
-}
-
-fn template_in(keys: &Keys) -> Result<Option<String>, ModelError> {
-    let error = || {
-        keys.error(
-            "chat_template",
-            "must be a string, or a list of {\"name\", \"template\"} with one named \"default\"",
-        )
-    };
-    match keys.get("chat_template") {
-        None => Ok(None),
-        Some(Json::String(source)) => Ok(Some(source.clone())),
-        Some(Json::Array(list)) => {
-            let default =
-                list.iter().find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"));
-            let source = default.and_then(|entry| entry.get("template")).and_then(Json::as_str);
-            source.map(|source| Some(source.to_owned())).ok_or_else(error)
-        }
-        Some(_) => Err(error()),
-    }
-}
-
-/// A special token is a string, or an object with its `content`; empty if there is none.
-fn special_token(keys: &Keys, key: &str) -> Result<String, ModelError> {
-    let token = match keys.get(key) {
-        None => Some(""),
-        Some(Json::Object(token)) => token.get("content").and_then(Json::as_str),
-        Some(other) => other.as_str(),
-    };
-    token.map(str::to_owned).ok_or_else(|| keys.error(key, "must be a string or an object with `content`"))
-}
-
-/// Bytes of all strings in it.
-fn bytes_of(value: &Json) -> usize {
-    match value {
-        Json::String(text) => text.len(),
-        Json::Array(items) => items.iter().map(bytes_of).sum(),
-        Json::Object(map) => map.iter().map(|(key, value)| key.len() + bytes_of(value)).sum(),
-        _ => 8,
     }
 }
 

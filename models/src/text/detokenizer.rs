@@ -19,12 +19,20 @@ pub struct Detokenizer {
     window: Vec<u32>,
     /// How many of `window` are shown.
     shown: usize,
+    /// Special tokens that are shown by their names.
+    marks: Vec<u32>,
 }
 
 impl Detokenizer {
     /// A stream without tokens.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Detokenizer {
-        Detokenizer { tokenizer, partial: Vec::new(), window: Vec::new(), shown: 0 }
+        Detokenizer { tokenizer, partial: Vec::new(), window: Vec::new(), shown: 0, marks: Vec::new() }
+    }
+
+    /// The same, but special tokens among these are shown by their names: then the text is [`Tokenizer::decode`] of what stands between them.
+    #[must_use]
+    pub fn showing(self, marks: Vec<u32>) -> Detokenizer {
+        Detokenizer { marks, ..self }
     }
 
     /// A stream of the same tokenizer without tokens.
@@ -36,6 +44,10 @@ impl Detokenizer {
     /// Takes the next token; returns text that is ready to be shown, if there is any.
     pub fn push(&mut self, id: u32) -> Option<String> {
         let text = match self.tokenizer.piece(id) {
+            Piece::Nothing if self.marks.contains(&id) => {
+                let before = self.finish();
+                before + &String::from_utf8_lossy(&self.tokenizer.token_bytes(id))
+            }
             Piece::Nothing => String::new(),
             Piece::Bytes(bytes) => self.push_bytes(&bytes),
             Piece::FallbackByte => {

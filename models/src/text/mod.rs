@@ -2,17 +2,23 @@
 
 mod bounded;
 mod bytes;
+mod calls;
 mod careful;
 mod chat_template;
-mod clock;
+mod conversation;
 mod detokenizer;
+mod generation;
 mod grammar;
-mod python_json;
+mod jinja;
+mod python;
+mod template_files;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 
+pub use self::calls::{CallEvent, CallForm, CallFormat, CallParser, Function};
 pub use self::chat_template::ChatTemplate;
+pub use self::conversation::{Conversation, LastTurn};
 pub use self::detokenizer::Detokenizer;
 pub use self::grammar::{
     ForcedToken, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask,

@@ -13,7 +13,7 @@ use super::sequences::CudaSequences;
 use super::{CudaRunnerSpec, OrLost};
 use crate::error::ServiceError;
 use crate::runner::VerifyWork;
-use crate::runner::verify::committed;
+use crate::runner::judging::committed;
 use crate::shed::Fallen;
 
 /// Layers between two looks of the device at what was cancelled, where there is no gate.
@@ -238,5 +238,5 @@ fn verdict(plan: &VerifyPlan, chunk: &VerifyChunk, judged: &Judged, gaps: &[f32]
     }
     let next = (judged.next != faser_kernels::cuda::NOTHING).then_some(judged.next);
     let pruned = chunk.rows.len() - rows;
-    Verdict { accepted: judged.accepted as usize, next, pruned, pruned_at }
+    Verdict { accepted: judged.accepted as usize, next, forbidden: 0, pruned, pruned_at }
 }

@@ -2,13 +2,23 @@
 
 use super::*;
 
+const BOUNDS: Bounds<'static> = Bounds {
+    name: "m",
+    vocab: 1000,
+    max_context: 512,
+    max_prompts: 8,
+    max_body_bytes: 1 << 16,
+    priorities: true,
+    calls: None,
+};
+
 fn read(body: &Value) -> Result<Parameters, FieldError> {
     read_as(body, Shape::Completion)
 }
 
 fn read_as(body: &Value, shape: Shape) -> Result<Parameters, FieldError> {
     let mut fields = Fields::new("", body)?;
-    let read = parameters(&mut fields, 1000, shape, false)?;
+    let read = parameters(&mut fields, &BOUNDS, shape, false)?;
     fields.finish()?;
     Ok(read)
 }
@@ -30,7 +40,7 @@ fn every_field_arrives() {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1,
         "presence_penalty": -1, "frequency_penalty": 2, "logit_bias": {"7": -100, "3": 1.5}, "seed": -1,
         "max_completion_tokens": 12, "stop": ["a", "b"], "stop_token_ids": [5], "ignore_eos": true,
-        "speculation": {"k_max": 0}, "stream": true, "stream_options": {"include_usage": true}, "user": "me",
+        "speculation": {"k_max": 0}, "priority": 3, "include_metrics": true, "stream": true, "stream_options": {"include_usage": true}, "user": "me",
         "n": 3, "best_of": 3, "logprobs": 5, "min_tokens": 4, "include_stop_str_in_output": true, "return_tokens_as_token_ids": true,
         "prediction": {"type": "content", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "parts"}]},
     }))
@@ -54,10 +64,12 @@ fn every_field_arrives() {
         stop_tokens: vec![5],
         ignore_eos: true,
         prediction: Some("two\nparts".to_owned()),
-        k_max: Some(0),
+        handling: Handling { k_max: Some(0), priority: 3, ..Handling::default() },
+        include_metrics: true,
         stream: true,
         include_usage: true,
         n: Choices(3),
+        calls: None,
         format: None,
         logprobs: Some(5),
         tokens_as_ids: true,
@@ -104,8 +116,7 @@ fn everything_else_is_refused_by_name() {
         (json!({"stop": vec!["x"; 17]}), "stop", Fault::Value),
         (json!({"stop_token_ids": [1000]}), "stop_token_ids[0]", Fault::Value),
         (json!({"speculation": {"k_max": 17}}), "speculation.k_max", Fault::Value),
-        (json!({"speculation": {"kmax": 1}}), "speculation.kmax", Fault::Unknown),
-        (json!({"speculation": 4}), "speculation", Fault::Type),
+        (json!({"include_metrics": 1}), "include_metrics", Fault::Type),
         (json!({"stream_options": {"include_usage": true}}), "stream_options", Fault::Value),
         (json!({"n": 0}), "n", Fault::Value),
         (json!({"n": 17}), "n", Fault::Value),
@@ -170,6 +181,6 @@ fn each_choice_has_a_seed_of_its_own_and_the_first_that_of_the_request() {
 fn no_token_at_all_may_be_asked_for_where_the_prompt_is_repeated() {
     let body = json!({"max_tokens": 0});
     let mut fields = Fields::new("", &body).unwrap();
-    let read = parameters(&mut fields, 1000, Shape::Completion, true).unwrap();
+    let read = parameters(&mut fields, &BOUNDS, Shape::Completion, true).unwrap();
     assert_eq!(read.max_new_tokens, Some(0));
 }

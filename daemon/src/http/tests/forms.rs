@@ -3,10 +3,10 @@
 use super::*;
 
 /// A small generator of random numbers (xorshift), so that a case is its seed.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -34,7 +34,7 @@ impl Random {
         }
     }
 
-    fn object(&mut self, depth: u64) -> Value {
+    pub(super) fn object(&mut self, depth: u64) -> Value {
         let names = ["id", "name", "tags", "is it?", "länge"];
         let count = 1 + self.below(4) as usize;
         let properties: serde_json::Map<String, Value> =
@@ -45,7 +45,7 @@ impl Random {
 }
 
 /// Whether a value is valid, for the schemas above.
-fn valid(schema: &Value, value: &Value) -> bool {
+pub(super) fn valid(schema: &Value, value: &Value) -> bool {
     let number = |key: &str| schema[key].as_i64();
     if let Some(any) = schema["anyOf"].as_array() {
         return any.iter().any(|schema| valid(schema, value));

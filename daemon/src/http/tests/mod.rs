@@ -124,10 +124,13 @@ fn body_chunks<B: MessageBody + 'static>(
 
 mod access;
 mod answers;
+mod chats;
 mod fields;
 mod forms;
+mod handling;
 mod life;
 mod refusals;
 mod router;
 mod scoring;
+mod tools;
 mod trace;

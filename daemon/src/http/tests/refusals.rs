@@ -74,9 +74,9 @@ async fn bad_requests_are_refused_in_openais_shape_and_disturb_nothing() {
         ),
         (
             "/v1/chat/completions",
-            json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}),
+            json!({"messages": [{"role": "user", "content": "x"}], "tools": {}}),
             400,
-            "unsupported_parameter",
+            "invalid_type",
             json!("tools"),
         ),
         (

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::GrammarMatcher;
 use crate::Tokenizer;
+use crate::text::calls::{CallForm, CallFormat};
 
 /// Bytes of a grammar's text at most.
 const MAX_SOURCE_BYTES: usize = 64 << 10;
@@ -34,6 +35,8 @@ pub enum GrammarSource {
     Lark(String),
     /// One of several texts.
     Choice(Vec<String>),
+    /// Calls of functions.
+    Calls(CallForm),
 }
 
 /// Why a grammar is not taken.
@@ -45,6 +48,8 @@ pub struct GrammarError(String);
 pub struct GrammarCompiler {
     factory: ParserFactory,
     ends: Arc<[u32]>,
+    /// Tags around calls that are one token.
+    tags: Vec<(&'static str, u32)>,
 }
 
 /// A compiled grammar. Clones and matchers share what they learn of it.
@@ -103,7 +108,9 @@ impl GrammarCompiler {
         limits.max_grammar_size = MAX_SYMBOLS;
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.verbose_errors = false;
-        Ok(GrammarCompiler { factory, ends })
+        let token = |tag: &'static str| Some((tag, tokenizer.token_id(tag)?));
+        let tags = CallFormat::Hermes.tags().into_iter().filter_map(token).collect();
+        Ok(GrammarCompiler { factory, ends, tags })
     }
 
     /// Compiles a grammar. Takes milliseconds for most; the limits keep it below a second or so for any.
@@ -128,6 +135,12 @@ impl GrammarCompiler {
                 TopLevelGrammar::from_lark(grammar.clone())
             }
             GrammarSource::Choice(choices) => TopLevelGrammar::from_lark(alternatives(choices)?),
+            GrammarSource::Calls(form) => {
+                let token = |tag: &str| self.tags.iter().find_map(|(name, id)| (*name == tag).then_some(*id));
+                let grammar = form.lark(token);
+                measure(&grammar)?;
+                TopLevelGrammar::from_lark(grammar)
+            }
         };
         let parser = self.factory.create_parser(grammar);
         let start = Matcher::new(parser);

@@ -97,6 +97,22 @@ impl GrammarMatcher {
         })))
     }
 
+    /// How many of `proposals` may come behind `output` before one that is forbidden, without a mask being computed. Of the first token that
+    /// ends a text the mask alone can say whether it may: it is counted, and what stands behind it is not.
+    pub fn rightful(&mut self, output: &[u32], proposals: &[u32]) -> usize {
+        self.follow(output);
+        if self.beyond || self.inner.is_error() {
+            return proposals.len();
+        }
+        let plain = proposals.iter().position(|token| self.ends.contains(token)).unwrap_or(proposals.len());
+        match self.inner.validate_tokens(&proposals[..plain]) {
+            Ok(valid) if valid < plain => valid,
+            Ok(_) => proposals.len().min(plain + 1),
+            // It shows in the masks.
+            Err(_) => proposals.len(),
+        }
+    }
+
     /// What may come after `output`, and after each of `proposals` behind it.
     pub fn along(&mut self, output: &[u32], proposals: &[u32]) -> Vec<Option<TokenMask>> {
         let mut all = output.to_vec();

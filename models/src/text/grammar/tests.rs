@@ -130,6 +130,29 @@ fn a_tokenizers_tokens_are_their_bytes_and_its_marks_are_no_text() {
 }
 
 #[test]
+fn proposals_are_rightful_up_to_the_first_that_is_forbidden() {
+    let grammar = compiler().compile(&sources()[2]).unwrap();
+    let mut matcher = grammar.matcher();
+    let end = |text: &str| [ids(text), vec![END]].concat();
+    for (output, proposals, rightful) in [
+        ("ab", ids("xyyx"), 4),
+        ("ab", ids("cxz"), 2),
+        ("", ids("zab"), 0),
+        ("ab", vec![], 0),
+        // Whether a text may end somewhere is for the mask to say, and behind its end nothing comes.
+        ("ab", end("x"), 2),
+        ("ab", [end("x"), ids("x")].concat(), 2),
+        ("a", end(""), 1),
+        ("ab", end("z"), 0),
+        // Behind where it was left before, nothing is asked for.
+        ("zz", ids("any"), 3),
+    ] {
+        assert_eq!(matcher.rightful(&ids(output), &proposals), rightful, "{output} {proposals:?}");
+    }
+    assert_eq!(matcher.failure(), None);
+}
+
+#[test]
 fn what_is_wrong_or_too_large_is_refused_in_words() {
     let compiler = compiler();
     let deep = |open: &str, close: &str| open.repeat(10_000) + "a" + &close.repeat(10_000);
@@ -171,6 +194,14 @@ proptest! {
                 let mut fresh = grammar.matcher();
                 fresh.follow(&output);
                 let expected = fresh.allowed();
+                // Single tokens are rightful just where the mask has them, an end apart; and asking changes nothing.
+                if let Some(mask) = &found {
+                    for token in 0..END {
+                        prop_assert_eq!(matcher.rightful(&output, &[token]) == 1, mask.allows(token), "{} {:?}", token, output);
+                    }
+                    let again = matcher.allowed();
+                    prop_assert_eq!(again.as_ref().map(TokenMask::words), Some(mask.words()));
+                }
                 prop_assert_eq!(found.as_ref().map(TokenMask::words), expected.as_ref().map(TokenMask::words));
                 let Some(mask) = found else { break };
                 let allowed: Vec<u32> = (0..256).filter(|id| mask.allows(*id)).collect();

@@ -51,7 +51,7 @@ impl Moment {
 }
 
 /// Formats a time by the codes that chat templates use; any other code is refused.
-pub(super) fn format(time: SystemTime, pattern: &str) -> Result<String, String> {
+pub(in crate::text) fn format(time: SystemTime, pattern: &str) -> Result<String, String> {
     let moment = Moment::at(time);
     let (hour, minute, second) =
         (moment.second_of_day / 3_600, moment.second_of_day / 60 % 60, moment.second_of_day % 60);

@@ -1,0 +1,137 @@
+//! What the text of one choice is to its client: content, and calls of functions.
+
+use faser_models::{CallEvent, CallParser};
+use serde_json::{Value, json};
+
+use super::tools::ReadCalls;
+use crate::random;
+use crate::sequence::{Ending, Finish};
+
+/// A part of a choice, as it comes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Content(String),
+    /// A call begins.
+    Call {
+        /// Its place among the choice's calls.
+        index: usize,
+        id: String,
+        name: String,
+    },
+    /// More of the arguments of call `index`.
+    Arguments {
+        index: usize,
+        text: String,
+    },
+}
+
+/// Reads the text of one choice.
+#[derive(Debug)]
+pub(super) struct Reader {
+    parser: Option<CallParser>,
+    named: bool,
+    begun: usize,
+}
+
+impl Reader {
+    /// Reads text, and calls in it if they are asked for.
+    pub(super) fn new(calls: Option<ReadCalls>) -> Reader {
+        let parser = calls.map(|calls| CallParser::new(calls.format));
+        Reader { parser, named: calls.is_some_and(|calls| calls.named), begun: 0 }
+    }
+
+    /// What more text says; nothing, if it may still become one thing or another.
+    pub(super) fn take(&mut self, text: String) -> Vec<Part> {
+        match &mut self.parser {
+            _ if text.is_empty() => Vec::new(),
+            None => vec![Part::Content(text)],
+            Some(parser) => {
+                let events = parser.push(&text);
+                self.parts(events)
+            }
+        }
+    }
+
+    /// What was held back.
+    pub(super) fn finish(&mut self) -> Vec<Part> {
+        let events = self.parser.as_mut().map_or_else(Vec::new, CallParser::finish);
+        self.parts(events)
+    }
+
+    /// The end of the choice. With calls it is one by calls, as in OpenAI's API, unless the request named the function: then it is
+    /// `stop` there. A text that was cut off stays that.
+    pub(super) fn ending(&self, ending: Ending) -> Ending {
+        let by_calls = ending.finish == Finish::Stop && self.begun > 0 && !self.named;
+        Ending { finish: if by_calls { Finish::ToolCalls } else { ending.finish }, ..ending }
+    }
+
+    fn parts(&mut self, events: Vec<CallEvent>) -> Vec<Part> {
+        let part = |event| match event {
+            CallEvent::Content(text) => Part::Content(text),
+            CallEvent::Call { name } => {
+                self.begun += 1;
+                Part::Call { index: self.begun - 1, id: format!("call_{}", random::id()), name }
+            }
+            CallEvent::Arguments(text) => Part::Arguments { index: self.begun.saturating_sub(1), text },
+        };
+        events.into_iter().map(part).collect()
+    }
+}
+
+/// A choice put together.
+#[derive(Debug, Default)]
+pub(super) struct Message {
+    pub(super) content: String,
+    calls: Vec<Call>,
+}
+
+#[derive(Debug)]
+struct Call {
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+impl Message {
+    /// Takes the next parts.
+    pub(super) fn extend(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            match part {
+                Part::Content(text) => self.content.push_str(&text),
+                Part::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
+                Part::Arguments { text, .. } => {
+                    if let Some(call) = self.calls.last_mut() {
+                        call.arguments.push_str(&text);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The message of a chat.
+    pub(super) fn json(&self) -> Value {
+        if self.calls.is_empty() {
+            return json!({"role": "assistant", "content": self.content, "refusal": null});
+        }
+        let call = |Call { id, name, arguments }: &Call| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let content = Some(&self.content).filter(|content| !content.is_empty());
+        let calls: Vec<Value> = self.calls.iter().map(call).collect();
+        json!({"role": "assistant", "content": content, "refusal": null, "tool_calls": calls})
+    }
+}
+
+impl Part {
+    /// What a chunk of a chat's stream says of it.
+    pub(super) fn delta(&self) -> Value {
+        match self {
+            Part::Content(text) => json!({"content": text}),
+            Part::Call { index, id, name } => {
+                let function = json!({"name": name, "arguments": ""});
+                json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
+            }
+            Part::Arguments { index, text } => {
+                json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! `speculation` and `priority`: how a request wants to be scheduled. Nothing of it changes the text.
+
+use std::time::Duration;
+
+use faser_engine::{Handling, K_LIMIT, Slo, SpeculationMode};
+use serde_json::Value;
+
+use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
+
+/// The longest latency target, as in the config: an hour.
+const LONGEST_TARGET_MS: u64 = 3_600_000;
+
+/// Reads both; `priorities` says whether the server goes by priorities.
+///
+/// # Errors
+/// A field that is wrong, or a priority that would not count.
+pub(super) fn handling(fields: &mut Fields<'_>, priorities: bool) -> Result<Handling, FieldError> {
+    // vLLM's place for it.
+    let outer = priority(fields, priorities)?;
+    let Some(mut inner) = fields.object("speculation")? else {
+        return Ok(Handling { priority: outer.unwrap_or(0), ..Handling::default() });
+    };
+    let handling = Handling {
+        k_max: inner.size("k_max", 0..=K_LIMIT)?,
+        mode: mode(&mut inner)?,
+        slo: match inner.object("slo")? {
+            Some(targets) => slo(targets)?,
+            None => Slo::default(),
+        },
+        priority: match (outer, priority(&mut inner, priorities)?) {
+            (Some(outer), Some(inner)) if outer != inner => {
+                let problem = "and `speculation.priority` differ: give one of them";
+                return Err(FieldError::new(fields.path("priority"), Fault::Value, problem));
+            }
+            (outer, inner) => outer.or(inner).unwrap_or(0),
+        },
+    };
+    inner.finish()?;
+    Ok(handling)
+}
+
+fn mode(fields: &mut Fields<'_>) -> Result<SpeculationMode, FieldError> {
+    Ok(match fields.word("mode", &["auto", "off", "lookup", "draft"])? {
+        Some("off") => SpeculationMode::Off,
+        Some("lookup") => SpeculationMode::Lookup,
+        Some("draft") => SpeculationMode::Draft,
+        _ => SpeculationMode::Auto,
+    })
+}
+
+fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
+    let mut target = |name| {
+        let target = fields.whole(name, 1..=LONGEST_TARGET_MS)?;
+        Ok::<_, FieldError>(target.map(Duration::from_millis))
+    };
+    let slo = Slo { ttft: target("ttft_ms")?, tpot: target("itl_ms")? };
+    fields.finish()?;
+    Ok(slo)
+}
+
+/// A whole number of 32 bits. Where priorities do not count, only that of everybody may be asked for.
+fn priority(fields: &mut Fields<'_>, counts: bool) -> Result<Option<i32>, FieldError> {
+    let Some(value) = fields.value("priority") else { return Ok(None) };
+    let path = fields.path("priority");
+    let wanted = format!("a whole number from {} to {}, where lower is sooner", i32::MIN, i32::MAX);
+    match value.as_i64().map(i32::try_from) {
+        Some(Ok(priority)) if counts || priority == 0 => Ok(Some(priority)),
+        Some(Ok(_)) => {
+            let problem = "does not count on this server (`scheduler.priorities: false`): leave it out";
+            Err(FieldError::new(path, Fault::Unsupported, format!("is not supported: it {problem}")))
+        }
+        _ if matches!(value, Value::Number(_)) => Err(wrong_value(&path, &wanted, value)),
+        _ => Err(wrong_type(&path, &wanted, value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(body: &Value, priorities: bool) -> Result<Handling, FieldError> {
+        let mut fields = Fields::new("", body)?;
+        let read = handling(&mut fields, priorities)?;
+        fields.finish()?;
+        Ok(read)
+    }
+
+    #[test]
+    fn every_field_arrives_and_none_has_to_be_there() {
+        let all = json!({"speculation": {
+            "k_max": 3, "mode": "lookup", "slo": {"ttft_ms": 200, "itl_ms": 25}, "priority": -7,
+        }});
+        let slo = Slo { ttft: Some(Duration::from_millis(200)), tpot: Some(Duration::from_millis(25)) };
+        let wanted = Handling { k_max: Some(3), mode: SpeculationMode::Lookup, slo, priority: -7 };
+        assert_eq!(read(&all, true), Ok(wanted));
+        for nothing in
+            [json!({}), json!({"speculation": {}}), json!({"speculation": {"mode": "auto", "slo": {}}})]
+        {
+            assert_eq!(read(&nothing, true), Ok(Handling::default()), "{nothing}");
+        }
+        for (word, mode) in [("off", SpeculationMode::Off), ("draft", SpeculationMode::Draft)] {
+            assert_eq!(read(&json!({"speculation": {"mode": word}}), true).map(|read| read.mode), Ok(mode));
+        }
+    }
+
+    #[test]
+    fn a_priority_may_stand_where_vllm_has_it() {
+        let of = |body: Value, counts| read(&body, counts).map(|read| read.priority);
+        assert_eq!(of(json!({"priority": 5}), true), Ok(5));
+        assert_eq!(of(json!({"priority": 5, "speculation": {"priority": 5}}), true), Ok(5));
+        assert_eq!(of(json!({"priority": i32::MIN, "speculation": {"mode": "off"}}), true), Ok(i32::MIN));
+        // Everybody's.
+        assert_eq!(of(json!({"priority": 0, "speculation": {"priority": 0}}), false), Ok(0));
+        let refused = of(json!({"speculation": {"priority": 1}}), false).expect_err("it does not count");
+        assert_eq!(
+            refused.message,
+            "`speculation.priority` is not supported: it does not count on this server (`scheduler.priorities: false`): leave it out"
+        );
+    }
+
+    #[test]
+    fn everything_else_is_refused_by_name() {
+        for (body, path, fault) in [
+            (json!({"speculation": 4}), "speculation", Fault::Type),
+            (json!({"speculation": {"kmax": 1}}), "speculation.kmax", Fault::Unknown),
+            (json!({"speculation": {"k_max": 17}}), "speculation.k_max", Fault::Value),
+            (json!({"speculation": {"k_max": -1}}), "speculation.k_max", Fault::Value),
+            (json!({"speculation": {"mode": "drafts"}}), "speculation.mode", Fault::Value),
+            (json!({"speculation": {"mode": 1}}), "speculation.mode", Fault::Type),
+            (json!({"speculation": {"slo": 20}}), "speculation.slo", Fault::Type),
+            (json!({"speculation": {"slo": {"itl_ms": 0}}}), "speculation.slo.itl_ms", Fault::Value),
+            (json!({"speculation": {"slo": {"itl_ms": 0.5}}}), "speculation.slo.itl_ms", Fault::Value),
+            (
+                json!({"speculation": {"slo": {"ttft_ms": 3_600_001}}}),
+                "speculation.slo.ttft_ms",
+                Fault::Value,
+            ),
+            (json!({"speculation": {"slo": {"ttft_ms": "fast"}}}), "speculation.slo.ttft_ms", Fault::Type),
+            (json!({"speculation": {"slo": {"tpot_ms": 5}}}), "speculation.slo.tpot_ms", Fault::Unknown),
+            (json!({"speculation": {"priority": "high"}}), "speculation.priority", Fault::Type),
+            (json!({"speculation": {"priority": 1u64 << 40}}), "speculation.priority", Fault::Value),
+            (json!({"priority": 1.5}), "priority", Fault::Value),
+            (json!({"priority": u64::MAX}), "priority", Fault::Value),
+            (json!({"priority": 1, "speculation": {"priority": 2}}), "priority", Fault::Value),
+        ] {
+            let err = read(&body, true).expect_err("this has to be refused");
+            assert_eq!((err.path.as_str(), err.fault), (path, fault), "{body}: {err}");
+        }
+    }
+}

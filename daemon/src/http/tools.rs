@@ -1,0 +1,197 @@
+//! `tools`, `tool_choice` and `parallel_tool_calls`: which functions a chat may call, and what that makes of its output.
+
+use faser_models::{CallForm, CallFormat, Function, GrammarSource};
+use serde_json::Value;
+
+use super::params::{Parameters, check_ends};
+use crate::fields::{Fault, FieldError, Fields, did_you_mean, shortened, wrong_type, wrong_value};
+
+/// Functions of a request at most.
+const MAX_TOOLS: usize = 128;
+/// Bytes of a function's name at most.
+const MAX_NAME_BYTES: usize = 64;
+
+/// How calls are read from an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadCalls {
+    /// How the model writes them.
+    pub format: CallFormat,
+    /// The request has named the function.
+    pub named: bool,
+}
+
+/// What a request says about calls.
+struct Choice {
+    mode: Mode,
+    /// Names of the functions that may be called, if not all of them may.
+    allowed: Option<Vec<String>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    None,
+    Auto,
+    Required,
+    Named,
+}
+
+/// Reads the fields, and has the parameters say how the output is read and what it is held to; `format` is how the model writes calls.
+///
+/// # Errors
+/// One of them is wrong, asks for what is not there, or cannot be had with another field.
+pub(super) fn tools(
+    fields: &mut Fields<'_>,
+    format: Option<CallFormat>,
+    parameters: &mut Parameters,
+) -> Result<(), FieldError> {
+    let choice = choice(fields)?;
+    let several = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+    let list = fields.list("tools")?.unwrap_or_default();
+    if list.is_empty() {
+        return match choice {
+            Choice { mode: Mode::None | Mode::Auto, allowed: None } => Ok(()),
+            _ => Err(FieldError::new(fields.path("tool_choice"), Fault::Value, "needs `tools`")),
+        };
+    }
+    if choice.mode != Mode::None && format.is_none() {
+        let problem = "are not supported: how this model writes calls is not known from its chat template; \
+                       say it by `model.tool_calls` in the server's config, or give \"tool_choice\": \"none\"";
+        return Err(FieldError::new(fields.path("tools"), Fault::Unsupported, problem));
+    }
+    let functions = functions(&fields.path("tools"), list)?;
+    let (functions, strict) = allowed(fields, functions, choice.allowed.as_deref())?;
+    let (Some(format), true) = (format, choice.mode != Mode::None) else { return Ok(()) };
+    let free = choice.mode == Mode::Auto;
+    if parameters.format.is_some() {
+        // The output has its form, and no calls.
+        if free && choice.allowed.is_none() {
+            return Ok(());
+        }
+        let problem = "asks for calls, and another field for a form of the output: give one of them";
+        return Err(FieldError::new(fields.path("tool_choice"), Fault::Value, problem));
+    }
+    parameters.calls = Some(ReadCalls { format, named: choice.mode == Mode::Named });
+    if !free || strict || !several || choice.allowed.is_some() {
+        // A function that was named is called once, as in OpenAI's API.
+        let several = several && choice.mode != Mode::Named;
+        parameters.format = Some(GrammarSource::Calls(CallForm { format, functions, free, several }));
+        check_ends(fields, parameters)?;
+    }
+    Ok(())
+}
+
+fn choice(fields: &mut Fields<'_>) -> Result<Choice, FieldError> {
+    const WANTED: &str =
+        "`none`, `auto`, `required`, or {\"type\": \"function\", \"function\": {\"name\": \"…\"}}";
+    let path = fields.path("tool_choice");
+    let all = |mode| Ok(Choice { mode, allowed: None });
+    let mut inner = match fields.value("tool_choice") {
+        None => return all(Mode::Auto),
+        Some(Value::String(word)) => match word.as_str() {
+            "none" => return all(Mode::None),
+            "auto" => return all(Mode::Auto),
+            "required" => return all(Mode::Required),
+            other => return Err(wrong_value(&path, WANTED, &other.into())),
+        },
+        Some(value @ Value::Object(_)) => Fields::new(path, value)?,
+        Some(other) => return Err(wrong_type(&path, WANTED, other)),
+    };
+    let choice = match inner.word("type", &["function", "allowed_tools"])? {
+        Some("allowed_tools") => {
+            let mut allowed = required(inner.object("allowed_tools")?, &inner, "allowed_tools")?;
+            let mode = match allowed.word("mode", &["auto", "required"])? {
+                Some("required") => Mode::Required,
+                _ => Mode::Auto,
+            };
+            let path = allowed.path("tools");
+            let list = allowed.list("tools")?.unwrap_or_default();
+            let name = |(at, value)| named(Fields::new(format!("{path}[{at}]"), value)?);
+            let names = list.iter().enumerate().map(name).collect::<Result<Vec<_>, _>>()?;
+            if names.is_empty() {
+                return Err(FieldError::new(path, Fault::Missing, "is missing: name one function at least"));
+            }
+            allowed.finish()?;
+            inner.finish()?;
+            Choice { mode, allowed: Some(names) }
+        }
+        _ => Choice { mode: Mode::Named, allowed: Some(vec![named(inner)?]) },
+    };
+    Ok(choice)
+}
+
+/// The name in `{"type": "function", "function": {"name": …}}`.
+fn named(mut fields: Fields<'_>) -> Result<String, FieldError> {
+    fields.word("type", &["function"])?;
+    let mut function = required(fields.object("function")?, &fields, "function")?;
+    let name = required(function.text("name")?, &function, "name")?.to_owned();
+    function.finish()?;
+    fields.finish()?;
+    Ok(name)
+}
+
+fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, FieldError> {
+    value.ok_or_else(|| FieldError::new(fields.path(name), Fault::Missing, "is missing"))
+}
+
+/// The functions, each with whether its calls have to be valid.
+fn functions(path: &str, list: &[Value]) -> Result<Vec<(Function, bool)>, FieldError> {
+    if list.len() > MAX_TOOLS {
+        let problem = format!("has {} functions; {MAX_TOOLS} are taken at most", list.len());
+        return Err(FieldError::new(path, Fault::Value, problem));
+    }
+    let mut functions: Vec<(Function, bool)> = Vec::with_capacity(list.len());
+    for (at, value) in list.iter().enumerate() {
+        let mut tool = Fields::new(format!("{path}[{at}]"), value)?;
+        required(tool.word("type", &["function"])?, &tool, "type")?;
+        let inner = required(tool.object("function")?, &tool, "function")?;
+        let name = inner.path("name");
+        let function = function(inner)?;
+        tool.finish()?;
+        if functions.iter().any(|(other, _)| other.name == function.0.name) {
+            return Err(FieldError::new(name, Fault::Value, "is that of another function"));
+        }
+        functions.push(function);
+    }
+    Ok(functions)
+}
+
+fn function(mut fields: Fields<'_>) -> Result<(Function, bool), FieldError> {
+    let name = required(fields.text("name")?, &fields, "name")?;
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(fits) {
+        let wanted = "1 to 64 letters, digits, `_`, `-` and `.`";
+        return Err(wrong_value(&fields.path("name"), wanted, &name.into()));
+    }
+    fields.text("description")?;
+    let path = fields.path("parameters");
+    let parameters = fields.value("parameters");
+    if let Some(schema) = parameters {
+        let Value::Object(map) = schema else { return Err(wrong_type(&path, "a JSON schema", schema)) };
+        if let Some(kind) = map.get("type").filter(|kind| *kind != "object") {
+            return Err(wrong_value(&format!("{path}.type"), "`object`", kind));
+        }
+    }
+    let strict = fields.flag("strict")?.unwrap_or(false);
+    fields.finish()?;
+    Ok((Function { name: name.to_owned(), parameters: parameters.cloned() }, strict))
+}
+
+/// Those that may be called, and whether calls of one have to be valid.
+fn allowed(
+    fields: &Fields<'_>,
+    mut functions: Vec<(Function, bool)>,
+    names: Option<&[String]>,
+) -> Result<(Vec<Function>, bool), FieldError> {
+    if let Some(names) = names {
+        let known = |name: &&String| functions.iter().any(|(function, _)| function.name == **name);
+        if let Some(unknown) = names.iter().find(|name| !known(name)) {
+            let hint = did_you_mean(unknown, functions.iter().map(|(function, _)| function.name.as_str()));
+            let problem =
+                format!("names `{}`, which is none of `tools`{hint}", shortened(unknown, MAX_NAME_BYTES));
+            return Err(FieldError::new(fields.path("tool_choice"), Fault::Value, problem));
+        }
+        functions.retain(|(function, _)| names.contains(&function.name));
+    }
+    let strict = functions.iter().any(|(_, strict)| *strict);
+    Ok((functions.into_iter().map(|(function, _)| function).collect(), strict))
+}

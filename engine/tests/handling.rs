@@ -1,0 +1,238 @@
+//! What a client may wish of its request's scheduling, in the simulator: latency targets, priorities, where proposals come from.
+
+use std::time::Duration;
+
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
+use faser_engine::survival::Source;
+use faser_engine::{
+    EngineConfig, FinishReason, Handling, K_LIMIT, Mechanisms, Policy, Refusal, Request, SeqId, Slo,
+    SpeculationBounds, SpeculationMode, TokenId,
+};
+
+const VOCABULARY: u32 = 50;
+
+fn partitions() -> Vec<PartitionCosts> {
+    let cost = |pass: u64, row: u64| {
+        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
+        PassCost::new(times, AttentionCost::default())
+    };
+    vec![PartitionCosts { draft: cost(100, 1), verify: cost(1000, 5) }]
+}
+
+fn config(policy: Policy) -> EngineConfig {
+    EngineConfig {
+        block_size: 4,
+        target_blocks: 200,
+        draft_blocks: 200,
+        max_running: 8,
+        max_waiting: 100,
+        max_pass_rows: 64,
+        max_context: 128,
+        policy,
+        partitions: partitions(),
+        target_layers: 32,
+        mechanisms: Mechanisms::default(),
+        speculation: SpeculationBounds::default(),
+        slo: Slo::default(),
+        prefix_cache: true,
+    }
+}
+
+fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
+    Request {
+        seq: SeqId(seq),
+        prompt: prompt.into(),
+        output: [].into(),
+        max_new_tokens,
+        stop_tokens: [].into(),
+        prediction: [].into(),
+        whole_prompt: false,
+        handling: Handling::default(),
+    }
+}
+
+fn of_priority(priority: i32, request: Request) -> Request {
+    Request { handling: Handling { priority, ..request.handling }, ..request }
+}
+
+fn with_slo(slo: Slo, request: Request) -> Request {
+    Request { handling: Handling { slo, ..request.handling }, ..request }
+}
+
+fn device(config: &EngineConfig) -> SimDevice {
+    SimDevice::new(7, VOCABULARY, 0.7, config.block_size, config.partitions.clone())
+}
+
+fn run(config: &EngineConfig, happenings: Vec<(Duration, Happening)>) -> Report {
+    Simulation::new(config.clone(), device(config)).expect("the configuration is sound").run(happenings)
+}
+
+/// The sequences in the order of their ends.
+fn order(report: &Report) -> Vec<u64> {
+    let end = |outcome: &Outcome| outcome.ended_after.map(|after| outcome.arrived + after);
+    let mut ended: Vec<_> =
+        report.outcomes.iter().filter_map(|(seq, outcome)| Some((end(outcome)?, seq.0))).collect();
+    ended.sort_unstable();
+    ended.into_iter().map(|(_, seq)| seq).collect()
+}
+
+#[test]
+fn who_waits_is_admitted_by_priority_and_then_by_arrival() {
+    let config = EngineConfig { max_running: 1, ..config(Policy::Off) };
+    let priorities = [9, 1, 0, -5, 1, 0, i32::MIN];
+    let happenings = (0..).zip(priorities).map(|(seq, priority)| {
+        let request = of_priority(priority, request(seq, vec![seq as u32; 5], 10));
+        (Duration::from_micros(seq), Happening::Arrival(request))
+    });
+    let report = run(&config, happenings.collect());
+    // Who runs is not stopped for those that wait.
+    assert_eq!(order(&report), [0, 6, 3, 2, 5, 1, 4]);
+}
+
+#[test]
+fn the_least_urgent_gives_way_and_of_equals_the_youngest() {
+    // Both prompts fit, both texts do not.
+    let config = EngineConfig { target_blocks: 26, max_context: 100, ..config(Policy::Fixed { k: 4 }) };
+    for (priorities, first) in [([0, 0], 0), ([1, 0], 1), ([-1, 0], 0), ([5, 5], 0)] {
+        let happenings = (0..).zip(priorities).map(|(seq, priority)| {
+            let request = of_priority(priority, request(seq, vec![seq as u32; 20], 60));
+            (Duration::ZERO, Happening::Arrival(request))
+        });
+        let report = run(&config, happenings.collect());
+        assert!(report.view.totals.preemptions > 0);
+        assert_eq!(order(&report)[0], first, "{priorities:?}");
+        for seq in 0..2 {
+            let right = device(&config).continuation(&[seq as u32; 20], 60, &[]);
+            assert_eq!(report.outcomes[&SeqId(seq)].tokens, right);
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_puts_back_in_the_same_order_and_before_who_had_not_begun() {
+    let config = EngineConfig { max_running: 2, ..config(Policy::Off) };
+    let priorities = [3, 3, 3, 1, 3];
+    let mut happenings: Vec<_> = (0..)
+        .zip(priorities)
+        .map(|(seq, priority)| {
+            let at = if seq == 3 { Duration::from_micros(1500) } else { Duration::ZERO };
+            (at, Happening::Arrival(of_priority(priority, request(seq, vec![seq as u32; 5], 10))))
+        })
+        .collect();
+    let rebuild = Duration::from_millis(1);
+    happenings.push((Duration::from_micros(4500), Happening::DeviceLost { rebuild }));
+    let report = run(&config, happenings);
+    assert_eq!(order(&report)[0], 0, "it had come furthest");
+    // The urgent one goes in front of the second that ran, and nobody else in front of that one.
+    let begun = |seq| report.outcomes[&SeqId(seq)].first_token_after.is_some();
+    assert!((0..5).all(begun));
+    assert_eq!(report.outcomes.values().filter(|o| o.finish == Some(FinishReason::Length)).count(), 5);
+    let place = |seq| order(&report).iter().position(|other| *other == seq);
+    assert!(place(3) < place(1) && place(1) < place(2) && place(2) < place(4), "{:?}", order(&report));
+}
+
+#[test]
+fn a_full_queue_refuses_the_most_urgent_too() {
+    let config = EngineConfig { max_running: 1, max_waiting: 2, ..config(Policy::Off) };
+    let happenings = (0..4).map(|seq| {
+        let request = of_priority(-(seq as i32), request(seq, vec![1; 4], 8));
+        (Duration::ZERO, Happening::Arrival(request))
+    });
+    let report = run(&config, happenings.collect());
+    let refused = |seq| report.outcomes[&SeqId(seq)].refusal.clone();
+    assert_eq!(refused(3), Some(Refusal::QueueFull { waiting: 2, capacity: 2 }));
+    assert!((0..3).all(|seq| refused(seq).is_none()));
+}
+
+#[test]
+fn proposals_come_from_where_the_request_lets_them() {
+    for policy in [Policy::Budget, Policy::Faser] {
+        let config = config(policy);
+        let right = device(&config).continuation(&[3; 10], 60, &[]);
+        let usage = |mode, k_max| {
+            let handling = Handling { mode, k_max, ..Handling::default() };
+            let expected = right.iter().take(30).copied().collect();
+            let request = Request { handling, prediction: expected, ..request(1, vec![3; 10], 60) };
+            let report = run(&config, vec![(Duration::ZERO, Happening::Arrival(request))]);
+            assert_eq!(report.outcomes[&SeqId(1)].tokens, right);
+            report.outcomes[&SeqId(1)].usage
+        };
+        let tried = |mode, k_max| Source::ALL.map(|source| usage(mode, k_max).by_source[source].proposed > 0);
+        let of = |mode| (tried(mode, None)[0], tried(mode, None)[2]);
+        assert_eq!(of(SpeculationMode::Auto), (true, true));
+        assert_eq!(of(SpeculationMode::Lookup), (false, true));
+        assert_eq!(of(SpeculationMode::Draft), (true, false));
+        assert_eq!(tried(SpeculationMode::Off, None), [false; 3]);
+        // A cap of its own lifts nothing.
+        assert_eq!(tried(SpeculationMode::Off, Some(4)), [false; 3]);
+        assert!((1..=3).contains(&usage(SpeculationMode::Lookup, Some(3)).longest));
+        assert!(usage(SpeculationMode::Lookup, None).longest <= K_LIMIT);
+    }
+}
+
+#[test]
+fn what_came_of_passes_adds_up() {
+    let request = request(1, vec![3; 10], 90);
+    let report = run(&config(Policy::Fixed { k: 4 }), vec![(Duration::ZERO, Happening::Arrival(request))]);
+    let usage = report.outcomes[&SeqId(1)].usage;
+    let passes = usage.passes_by_accepted;
+    let accepted: usize = passes.iter().enumerate().map(|(accepted, &n)| accepted * n as usize).sum();
+    assert_eq!((accepted, usage.longest), (usage.accepted, 4));
+    // The pass of the prompt has no proposals, and the last tokens may leave no room for any.
+    let with = passes.iter().sum::<u32>() as usize;
+    assert!((usage.target_passes - 2..usage.target_passes).contains(&with), "{usage:?}");
+    assert!(passes[0] > 0 && passes[4] > 0 && passes[5..].iter().all(|n| *n == 0), "{passes:?}");
+    let drafted = usage.by_source[Source::Draft];
+    assert_eq!((drafted.proposed, drafted.accepted), (usage.proposed, usage.accepted));
+    let moments = usage.moments;
+    assert_eq!(moments.admitted, Some(Duration::ZERO));
+    assert_eq!(moments.first_token, report.outcomes[&SeqId(1)].first_token_after);
+    assert_eq!(moments.last_token, report.outcomes[&SeqId(1)].ended_after);
+}
+
+/// Proposals verified per pass of two requests alike, of which the first has latency targets.
+fn proposals_per_pass(slo: Slo) -> [f64; 2] {
+    // Rows are dear, so that not everyone gets what it could use.
+    let cost = |pass: u64, row: u64| {
+        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
+        PassCost::new(times, AttentionCost::default())
+    };
+    let partitions = vec![PartitionCosts { draft: cost(20, 1), verify: cost(500, 250) }];
+    let config = EngineConfig { partitions, max_running: 2, ..config(Policy::Budget) };
+    let happenings = (0..2).map(|seq| {
+        let slo = if seq == 0 { slo } else { Slo::default() };
+        let request = with_slo(slo, request(seq, vec![seq as u32; 10], 100));
+        (Duration::ZERO, Happening::Arrival(request))
+    });
+    let report = run(&config, happenings.collect());
+    [0, 1].map(|seq| {
+        let usage = report.outcomes[&SeqId(seq)].usage;
+        usage.proposed as f64 / usage.target_passes as f64
+    })
+}
+
+#[test]
+fn who_is_behind_its_target_gets_more_and_who_is_ahead_less() {
+    let with = |micros| proposals_per_pass(Slo { tpot: Some(Duration::from_micros(micros)), ttft: None });
+    let [plain, _] = proposals_per_pass(Slo::default());
+    let [behind, beside] = with(1);
+    assert!(behind > plain && behind > beside + 0.3, "{behind} {beside} {plain}");
+    let [ahead, beside] = with(1_000_000);
+    assert!(ahead < plain && ahead < beside - 0.3, "{ahead} {beside} {plain}");
+}
+
+#[test]
+fn prefill_goes_first_to_the_most_urgent_and_among_equals_to_whose_first_token_is_due_first() {
+    let config = EngineConfig { max_running: 5, max_pass_rows: 10, ..config(Policy::Off) };
+    let happenings = (0..5).map(|seq| {
+        let ttft = (seq == 3).then_some(Duration::from_millis(1));
+        let request = with_slo(Slo { ttft, tpot: None }, request(seq, vec![seq as u32; 40], 5));
+        let request = of_priority(if seq == 4 { -1 } else { 0 }, request);
+        (Duration::ZERO, Happening::Arrival(request))
+    });
+    let report = run(&config, happenings.collect());
+    let first = |seq| report.outcomes[&SeqId(seq)].first_token_after;
+    assert!(first(4) < first(3), "{:?}", (0..5).map(first).collect::<Vec<_>>());
+    assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..5).map(first).collect::<Vec<_>>());
+}

@@ -1,0 +1,110 @@
+//! Calls of functions in what a model writes: the formats, a parser that reads them as they come, and grammars that hold an output to them.
+
+mod form;
+mod object;
+mod parser;
+
+#[cfg(test)]
+mod tests;
+
+pub use form::{CallForm, Function};
+pub use parser::{CallEvent, CallParser};
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::config::Keys;
+use crate::{ModelError, Tokenizer};
+
+/// How a model writes calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFormat {
+    /// `<tool_call>` and `</tool_call>` around `{"name": …, "arguments": {…}}`, each on a line of its own; text may stand before. Hermes,
+    /// Qwen 2.5, Qwen 3.
+    Hermes,
+    /// The whole output is `{"name": …, "parameters": {…}}`, several divided by `; `; `<|python_tag|>` may stand before. Llama 3.
+    Llama3,
+}
+
+impl CallFormat {
+    /// The format that the chat template of a model directory writes calls in; none if it knows no calls, or others.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is no JSON.
+    pub fn of_model(dir: &Path) -> Result<Option<CallFormat>, ModelError> {
+        let mut sources = Vec::new();
+        for name in ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"] {
+            let file = dir.join(name);
+            if file.is_file() {
+                sources.push(std::fs::read_to_string(&file).map_err(|err| ModelError::read(&file, err))?);
+            }
+        }
+        if let Some(keys) = Keys::read_if_present(&dir.join("tokenizer_config.json"))? {
+            match keys.get("chat_template") {
+                Some(Value::String(source)) => sources.push(source.clone()),
+                Some(Value::Array(named)) => {
+                    let source = |entry: &Value| entry.get("template")?.as_str().map(str::to_owned);
+                    sources.extend(named.iter().filter_map(source));
+                }
+                _ => {}
+            }
+        }
+        Ok(sources.iter().find_map(|source| CallFormat::of_template(source)))
+    }
+
+    /// The format that a chat template, given by its source, writes calls in.
+    pub fn of_template(source: &str) -> Option<CallFormat> {
+        let has = |mark| source.contains(mark);
+        // The same tag stands around calls that are no JSON (Qwen3-Coder, GLM-4.5).
+        let other = has("<function=") || has("<arg_key>");
+        if has("<tool_call>") {
+            return (has("arguments") && !other).then_some(CallFormat::Hermes);
+        }
+        let llama = has("<|python_tag|>") || (has("\"parameters\"") && has("ipython"));
+        llama.then_some(CallFormat::Llama3)
+    }
+
+    /// What stands before a call, where something does.
+    fn opening(self) -> &'static str {
+        match self {
+            CallFormat::Hermes => "<tool_call>",
+            CallFormat::Llama3 => "<|python_tag|>",
+        }
+    }
+
+    /// What stands behind the object of a call.
+    fn closing(self) -> &'static str {
+        match self {
+            CallFormat::Hermes => "</tool_call>",
+            CallFormat::Llama3 => "",
+        }
+    }
+
+    /// What stands before and behind calls.
+    pub(crate) fn tags(self) -> [&'static str; 2] {
+        [self.opening(), self.closing()]
+    }
+
+    /// Names of the arguments in the object of a call; the first is what grammars write.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            CallFormat::Hermes => &["arguments"],
+            CallFormat::Llama3 => &["parameters", "arguments"],
+        }
+    }
+
+    /// Tokens that are marks of the tokenizer and part of a call all the same: a [`crate::Detokenizer`] has to show them to the parser.
+    pub fn marks(self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let marks = self.tags().into_iter().filter_map(|mark| tokenizer.token_id(mark));
+        marks.filter(|id| tokenizer.is_special(*id)).collect()
+    }
+
+    /// The token by which a model ends a message with calls, if it is not the one that ends every message.
+    pub fn end(self, tokenizer: &Tokenizer) -> Option<u32> {
+        match self {
+            CallFormat::Hermes => None,
+            CallFormat::Llama3 => tokenizer.token_id("<|eom_id|>"),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Where a model directory keeps its chat templates and the names of its special tokens.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::ModelError;
+use crate::config::Keys;
+
+/// The template that is taken when nothing else is said.
+const DEFAULT: &str = "default";
+/// The template that transformers takes where tools are given.
+const WITH_TOOLS: &str = "tool_use";
+/// Tokens that have a name in every tokenizer of transformers.
+const NAMED: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// What was found in a model directory.
+pub(super) struct TemplateFiles {
+    /// The file that errors are about.
+    pub(super) path: PathBuf,
+    pub(super) source: String,
+    /// The source for conversations with tools, if it is another.
+    pub(super) with_tools: Option<String>,
+    /// Special tokens by their names.
+    pub(super) tokens: Map<String, Value>,
+}
+
+impl TemplateFiles {
+    /// Reads `chat_template.jinja` with `additional_chat_templates/tool_use.jinja`, or `chat_template` in `tokenizer_config.json`.
+    pub(super) fn read(dir: &Path) -> Result<TemplateFiles, ModelError> {
+        let config = dir.join("tokenizer_config.json");
+        let keys = Keys::read_if_present(&config)?;
+        let mut tokens = Map::new();
+        for keys in [Keys::read_if_present(&dir.join("special_tokens_map.json"))?.as_ref(), keys.as_ref()] {
+            keys.map_or(Ok(()), |keys| special_tokens(keys, &mut tokens))?;
+        }
+        let file = dir.join("chat_template.jinja");
+        if file.exists() {
+            let read = |path: &Path| std::fs::read_to_string(path).map_err(|e| ModelError::read(path, e));
+            let more = dir.join("additional_chat_templates").join(format!("{WITH_TOOLS}.jinja"));
+            let with_tools = if more.exists() { Some(read(&more)?) } else { None };
+            return Ok(TemplateFiles { source: read(&file)?, path: file, with_tools, tokens });
+        }
+        match keys.as_ref().map_or(Ok(None), in_config)? {
+            Some((source, with_tools)) => Ok(TemplateFiles { path: config, source, with_tools, tokens }),
+            None => Err(ModelError::NoChatTemplate { path: dir.to_owned() }),
+        }
+    }
+}
+
+/// The template in a tokenizer's config, and the one for tools.
+fn in_config(keys: &Keys) -> Result<Option<(String, Option<String>)>, ModelError> {
+    match keys.get("chat_template") {
+        None => Ok(None),
+        Some(Value::String(source)) => Ok(Some((source.clone(), None))),
+        Some(Value::Array(list)) => {
+            let named = |name: &str| {
+                let entry = list.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
+                entry.and_then(|entry| entry.get("template")).and_then(Value::as_str).map(str::to_owned)
+            };
+            let default = named(DEFAULT).ok_or_else(|| list_error(keys))?;
+            Ok(Some((default, named(WITH_TOOLS))))
+        }
+        Some(_) => Err(list_error(keys)),
+    }
+}
+
+fn list_error(keys: &Keys) -> ModelError {
+    let wanted = "must be a string, or a list of {\"name\", \"template\"} with one named \"default\"";
+    keys.error("chat_template", wanted)
+}
+
+/// Adds the special tokens of a file: each is a string, or an object with its `content`. Beside those that every tokenizer has a name
+/// for, a model may name some of its own, such as `image_token`.
+fn special_tokens(keys: &Keys, tokens: &mut Map<String, Value>) -> Result<(), ModelError> {
+    for name in keys.names().filter(|name| name.ends_with("_token")) {
+        let token = match keys.get(name) {
+            None => continue,
+            Some(Value::Object(token)) => token.get("content").and_then(Value::as_str),
+            Some(other) => other.as_str(),
+        };
+        match token {
+            Some(token) => drop(tokens.insert(name.to_owned(), token.into())),
+            None if NAMED.contains(&name) => {
+                return Err(keys.error(name, "must be a string or an object with `content`"));
+            }
+            // `add_bos_token` and its like are switches.
+            None => {}
+        }
+    }
+    Ok(())
+}

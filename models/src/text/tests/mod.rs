@@ -1,0 +1,171 @@
+//! Tokenizers and streams against the golden files, and the bad input around them.
+
+mod chats;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+use crate::ModelConfig;
+
+const TOKENIZERS: [&str; 2] = ["tokenizer-byte-level", "tokenizer-sentencepiece"];
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn tokenizer(name: &str) -> Arc<Tokenizer> {
+    let path = golden(name).join("tokenizer.json");
+    Arc::new(Tokenizer::from_json(&fs::read(&path).unwrap(), &path).unwrap())
+}
+
+fn all_tokenizers() -> Vec<Arc<Tokenizer>> {
+    let mut all: Vec<_> = TOKENIZERS.iter().map(|name| tokenizer(name)).collect();
+    all.push(Arc::new(Tokenizer::synthetic(300).unwrap()));
+    all.push(Arc::new(with_an_empty_token()));
+    all
+}
+
+/// The SentencePiece-like one with a token (id 400) that is no text at all.
+fn with_an_empty_token() -> Tokenizer {
+    let path = golden("tokenizer-sentencepiece").join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["model"]["vocab"][""] = 400.into();
+    Tokenizer::from_json(json.to_string().as_bytes(), &path).unwrap()
+}
+
+fn expected(folder: &str) -> Vec<Value> {
+    serde_json::from_str(&fs::read_to_string(golden(folder).join("expected.json")).unwrap()).unwrap()
+}
+
+/// What a stream shows, token by token, and at its end.
+fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
+    let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer));
+    let mut text: String = ids.iter().filter_map(|id| detokenizer.push(*id)).collect();
+    text.push_str(&detokenizer.finish());
+    text
+}
+
+#[test]
+fn ids_and_texts_are_those_of_the_library_that_made_the_files() {
+    for name in TOKENIZERS {
+        let tokenizer = tokenizer(name);
+        for case in expected(name) {
+            let ids: Vec<u32> =
+                case["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids, "{name}: {text:?}");
+            assert_eq!(tokenizer.encode(text, false).unwrap(), ids[1..], "{name}: {text:?} without <s>");
+            assert_eq!(tokenizer.decode(&ids), case["decoded"].as_str().unwrap());
+            assert_eq!(streamed(&tokenizer, &ids), text);
+        }
+    }
+}
+
+#[test]
+fn a_character_of_several_tokens_is_shown_when_it_is_complete() {
+    for tokenizer in all_tokenizers() {
+        let ids = tokenizer.encode("a🦀 b", false).unwrap();
+        let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer));
+        let shown: Vec<String> = ids.iter().filter_map(|id| detokenizer.push(*id)).collect();
+        assert!(shown.len() > 1, "nothing was streamed: {shown:?}");
+        assert!(shown.iter().all(|text| !text.contains('\u{fffd}')), "{shown:?}");
+        assert_eq!(shown.concat() + &detokenizer.finish(), "a🦀 b");
+    }
+}
+
+#[test]
+fn a_character_that_is_never_completed_ends_as_a_replacement() {
+    for tokenizer in all_tokenizers() {
+        let ids = tokenizer.encode("x🦀", false).unwrap();
+        let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer));
+        let shown: String = ids[..ids.len() - 1].iter().filter_map(|id| detokenizer.push(*id)).collect();
+        assert_eq!(shown, "x");
+        assert!(detokenizer.finish().chars().all(|c| c == '\u{fffd}'));
+    }
+}
+
+#[test]
+fn a_token_without_text_does_not_swallow_the_next_space() {
+    let tokenizer = Arc::new(with_an_empty_token());
+    let word = tokenizer.encode("the", false).unwrap();
+    let ids = [&word[..], &[400], &word[..]].concat();
+    assert_eq!(tokenizer.decode(&ids), "the the");
+    assert_eq!(streamed(&tokenizer, &ids), "the the");
+}
+
+#[test]
+fn the_synthetic_tokenizer_is_bytes() {
+    let tokenizer = Tokenizer::synthetic(2048).unwrap();
+    assert_eq!(tokenizer.encode("é!", true).unwrap(), [0xc3, 0xa9, 0x21]);
+    assert_eq!(tokenizer.decode(&[0xc3, 0xa9, 1234, 0x21, 2048]), "é⟨1234⟩ !");
+    assert!(Tokenizer::synthetic(255).unwrap_err().to_string().contains("256"));
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused() {
+    let dir = golden("tokenizer-byte-level");
+    let mut config = ModelConfig::load(&golden("llama")).unwrap();
+    let message = Tokenizer::load(&dir, &config).unwrap_err().to_string();
+    for part in ["tokenizer.json", "330", "vocab_size", "131"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    // Padding of the model's vocabulary is usual.
+    config.vocab = 512;
+    assert_eq!(Tokenizer::load(&dir, &config).unwrap().vocab_size(), 331);
+    let missing = Tokenizer::load(&golden("llama"), &config).unwrap_err().to_string();
+    assert!(missing.contains("cannot read") && missing.contains("tokenizer.json"), "{missing}");
+}
+
+#[test]
+fn a_damaged_tokenizer_is_refused_by_name() {
+    let path = Path::new("m/tokenizer.json");
+    let message = Tokenizer::from_json(b"{\"version\": \"1.0\"", path).unwrap_err().to_string();
+    assert!(message.starts_with("m/tokenizer.json is not valid"), "{message}");
+}
+
+#[test]
+fn a_file_that_the_library_panics_over_is_refused() {
+    let file = fs::read_to_string(golden("tokenizer-sentencepiece").join("tokenizer.json")).unwrap();
+    let broken = file.replacen("ByteFallback", "\\ud800", 1);
+    assert_ne!(broken, file);
+    assert!(Tokenizer::from_json(broken.as_bytes(), Path::new("x.json")).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Any ids at all, in any order: broken characters, runs of bytes, special and unknown tokens among them.
+    #[test]
+    fn a_stream_shows_what_the_whole_would(ids in prop::collection::vec(0..420_u32, 0..40), which in 0..4_usize) {
+        let tokenizer = &all_tokenizers_once()[which];
+        let whole = tokenizer.decode(&ids);
+        prop_assert_eq!(&streamed(tokenizer, &ids), &whole);
+        let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer));
+        let mut shown = String::new();
+        for id in &ids {
+            shown.extend(detokenizer.push(*id));
+            prop_assert!(whole.starts_with(&shown), "{:?} is not the start of {:?}", shown, whole);
+        }
+    }
+
+    /// Pieces of real characters, as ids of byte tokens: the case where most is held back.
+    #[test]
+    fn bytes_of_characters_in_any_mixture(text in "[aé日🦀 ▁]{0,12}", cut in 0..12_usize, which in 0..4_usize) {
+        let tokenizer = &all_tokenizers_once()[which];
+        let mut ids = tokenizer.encode(&text, false).unwrap();
+        if cut < ids.len() {
+            ids.remove(cut);
+        }
+        prop_assert_eq!(streamed(tokenizer, &ids), tokenizer.decode(&ids));
+    }
+}
+
+fn all_tokenizers_once() -> &'static [Arc<Tokenizer>] {
+    static ALL: std::sync::OnceLock<Vec<Arc<Tokenizer>>> = std::sync::OnceLock::new();
+    ALL.get_or_init(all_tokenizers)
+}
