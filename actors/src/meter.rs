@@ -1,4 +1,4 @@
-//! Where the metrics of one replica are registered: with its number, if it is one of several.
+//! Where the metrics of one replica are registered: with its number and its pair, if there are several.
 
 use metrics::{
     Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram,
@@ -12,9 +12,15 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// The metrics of this replica of several.
-    pub(crate) fn of_replica(replica: usize) -> Meter {
-        Meter::default().with("replica", replica.to_string())
+    /// The metrics of this pair of several, or of the only one.
+    pub(crate) fn of_pair(pair: Option<&str>) -> Meter {
+        pair.map_or_else(Meter::default, |pair| Meter::default().with("pair", pair))
+    }
+
+    /// Those of this replica of several.
+    #[must_use]
+    pub(crate) fn replica(&self, replica: usize) -> Meter {
+        self.with("replica", replica.to_string())
     }
 
     /// The same with a further label.
@@ -60,17 +66,19 @@ mod tests {
     use crate::ledger::Ledger;
 
     #[test]
-    fn several_replicas_are_told_apart_and_one_has_bare_names() {
+    fn several_replicas_and_pairs_are_told_apart_and_one_has_bare_names() {
         let ledger = Ledger::default();
         metrics::with_local_recorder(&ledger, || {
-            for (meter, count) in
-                [(Meter::default(), 1), (Meter::of_replica(0), 2), (Meter::of_replica(1), 3)]
-            {
+            let alone = Meter::of_pair(None);
+            let replicas = [alone.replica(0), alone.replica(1)];
+            let of_pair = Meter::of_pair(Some("b")).replica(1);
+            for (meter, count) in [&alone, &replicas[0], &replicas[1], &of_pair].into_iter().zip(1..) {
                 meter.counts("faser_x", Unit::Count, "x").increment(count);
                 meter.with("lane", "draft").gauge("faser_y").set(count as f64);
             }
         });
         assert_eq!((ledger.counted("faser_x"), ledger.counted("faser_x{replica=1}")), (1, 3));
+        assert_eq!(ledger.counted("faser_x{pair=b}{replica=1}"), 4);
         assert_eq!(ledger.gauged("faser_y{lane=draft}"), 1.0);
         assert_eq!(ledger.gauged("faser_y{replica=0}{lane=draft}"), 2.0);
     }

@@ -1,4 +1,4 @@
-//! What the HTTP handlers share: the model pair being served, and how far the daemon is with its life.
+//! What the HTTP handlers share: the model pairs being served, and how far the daemon is with its life.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -16,6 +16,7 @@ use crate::grammars::Grammars;
 use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
+use crate::pairs::Pairs;
 use crate::sequence::{Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
@@ -68,6 +69,11 @@ pub struct Opening<'a> {
 }
 
 impl Served {
+    /// Whether this is what a request names.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name
+    }
+
     /// Opens a sequence.
     ///
     /// # Errors
@@ -141,7 +147,7 @@ pub struct App {
     /// The bodies that are being read.
     pub bodies: Bodies,
     metrics: PrometheusHandle,
-    served: OnceLock<Arc<Served>>,
+    pairs: OnceLock<Pairs>,
     loading: RwLock<String>,
     draining: AtomicBool,
     /// Why nothing new is taken for now, if an operator has said so.
@@ -156,7 +162,7 @@ impl App {
             access,
             bodies: Bodies::default(),
             metrics,
-            served: OnceLock::new(),
+            pairs: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),
             draining: AtomicBool::new(false),
             paused: RwLock::new(None),
@@ -169,8 +175,8 @@ impl App {
     }
 
     /// From now on prompts are taken. Only the first call counts.
-    pub fn serve(&self, served: Arc<Served>) {
-        self.served.get_or_init(|| served);
+    pub fn serve(&self, pairs: Pairs) {
+        self.pairs.get_or_init(|| pairs);
     }
 
     /// From now on nothing new is taken.
@@ -193,16 +199,16 @@ impl App {
         *self.paused.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The model pair as it is, whether requests are taken or not; none while it is loaded.
-    pub fn loaded(&self) -> Option<&Arc<Served>> {
-        self.served.get()
+    /// The pairs as they are, whether requests are taken or not; none while they are loaded.
+    pub fn loaded(&self) -> Option<&Pairs> {
+        self.pairs.get()
     }
 
-    /// The model pair, for a request that wants tokens from it.
+    /// The pairs, for a request that wants tokens from one of them.
     ///
     /// # Errors
-    /// 503: it is not loaded yet, an operator has it take nothing new, or the daemon is on its way down.
-    pub fn served(&self) -> Result<&Arc<Served>, ApiError> {
+    /// 503: they are not loaded yet, an operator has it take nothing new, or the daemon is on its way down.
+    pub fn served(&self) -> Result<&Pairs, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(ApiError::unavailable(
                 "the server is shutting down and takes no new requests",
@@ -215,37 +221,35 @@ impl App {
                 "drained",
             ));
         }
-        self.served.get().ok_or_else(|| ApiError::unavailable(self.loading(), "loading"))
+        self.pairs.get().ok_or_else(|| ApiError::unavailable(self.loading(), "loading"))
     }
 
-    /// Whether a request would be taken now.
+    /// Whether a request would be taken now, whichever pair it is for; or for the pair of this name.
     ///
     /// # Errors
     /// Why not.
-    pub fn readiness(&self) -> Result<(), String> {
+    pub fn readiness(&self, model: Option<&str>) -> Result<(), String> {
         if self.draining.load(Ordering::Relaxed) {
             return Err("draining".to_owned());
         }
         if let Some(why) = self.paused() {
             return Err(why.to_owned());
         }
-        match self.served.get() {
-            None => Err(self.loading()),
-            Some(served) if served.service.ready() => Ok(()),
-            Some(served) => Err(served.service.status()),
-        }
-    }
-
-    /// What each replica is doing, once there are any.
-    pub fn replicas(&self) -> Option<Vec<String>> {
-        let served = self.served.get().filter(|_| !self.draining.load(Ordering::Relaxed))?;
-        Some(served.service.statuses().iter().map(ToString::to_string).collect())
+        let pairs = self.pairs.get().ok_or_else(|| self.loading())?;
+        let (ready, status) = match model {
+            None => (pairs.ready(), pairs.status()),
+            Some(_) => {
+                let service = &pairs.named(model).map_err(|err| err.to_string())?.service;
+                (service.ready(), service.status())
+            }
+        };
+        if ready { Ok(()) } else { Err(status) }
     }
 
     /// All metrics in Prometheus' text format, with counters as of this moment.
     pub fn render_metrics(&self) -> String {
-        if let Some(served) = self.served.get() {
-            served.service.publish_metrics();
+        if let Some(pairs) = self.pairs.get() {
+            pairs.publish_metrics();
         }
         self.metrics.run_upkeep();
         self.metrics.render()

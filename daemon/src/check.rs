@@ -11,7 +11,7 @@ use crate::access::Access;
 use crate::config::{Config, sizes};
 use crate::device::Machine;
 use crate::error::DaemonError;
-use crate::load::{Loaded, load};
+use crate::load::{Loaded, load_all};
 use crate::progress::Display;
 
 /// Loads everything `serve` would load and returns the summary; nothing is started.
@@ -22,9 +22,10 @@ pub fn check(config: &Config) -> Result<String, DaemonError> {
     // Keys that cannot be read, or an address that needs some, are faults of the config as any other.
     Access::load(&config.server)?.listen(config.server.listen, &config.server)?;
     let mut display = Display::new();
-    let loaded = load(config, &mut |what, progress| display.show(what, progress))?;
+    let loaded = load_all(config, &mut |what, progress| display.show(what, progress))?;
     display.finish();
-    Ok(summary(config, &loaded))
+    let summaries: Vec<String> = loaded.iter().map(|loaded| summary(&loaded.config, loaded)).collect();
+    Ok(format!("{}ok", summaries.join("\n")))
 }
 
 fn summary(config: &Config, loaded: &Loaded) -> String {
@@ -112,7 +113,6 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
             ),
         );
     }
-    text.push_str("ok");
     text
 }
 

@@ -184,6 +184,9 @@ pub struct GenerateArgs {
     /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
+    /// Which of the config's pairs; without it the first.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
 }
 
 /// `faser bench`.
@@ -294,7 +297,7 @@ impl GenerateArgs {
             let policy = if k == 0 { "off".to_owned() } else { format!("fixed:{k}") };
             document.lay_over("speculation.policy", "--k", Value::from(policy));
         }
-        profiled(Config::from_document(&document)?, self.profile)
+        profiled(Config::from_document(&document)?.one(self.model.as_deref())?, self.profile)
     }
 }
 
@@ -304,14 +307,15 @@ pub(crate) fn document(file: Option<&PathBuf>) -> Result<Document, ConfigError> 
 }
 
 /// The config, with `--profile` if it was given.
-fn profiled(config: Config, profile: bool) -> Result<Config, ConfigError> {
-    if profile && !config.speculation.policy.needs_costs() {
+fn profiled(mut config: Config, profile: bool) -> Result<Config, ConfigError> {
+    if profile && !config.each().iter().any(|config| config.speculation.policy.needs_costs()) {
         let message = format!(
             "there is nothing to measure, for `speculation.policy` is `{}`: leave it out, or choose `budget` or `faser`",
-            config.speculation.policy
+            config.each()[0].speculation.policy
         );
         return Err(ConfigError { place: Some("--profile".to_owned()), message });
     }
+    config.pairs.iter_mut().for_each(|pair| pair.profile = profile);
     Ok(Config { profile, ..config })
 }
 

@@ -81,6 +81,14 @@ pub enum DaemonError {
     /// A plan was asked for on GPUs that cannot hold the pair so.
     #[error("{0}")]
     PlanUnfit(String),
+    /// One pair of several.
+    #[error("pair `{name}`: {source}")]
+    Pair {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        source: Box<DaemonError>,
+    },
     /// The models do not fit the device.
     #[error(transparent)]
     Topology(#[from] TopologyError),

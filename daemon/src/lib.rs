@@ -29,6 +29,7 @@ pub mod manual;
 pub mod metrics;
 pub mod output;
 mod pair;
+pub mod pairs;
 mod passes;
 mod place;
 pub mod plan;

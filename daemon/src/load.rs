@@ -9,7 +9,7 @@ use faser_actors::{
 };
 use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
 use faser_models::{CallFormat, ChatTemplate, ModelError, Progress, Tokenizer};
-use faser_topology::{DraftPlace, KvPools};
+use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
 use crate::app::Served;
@@ -19,8 +19,9 @@ use crate::device::{Machine, choose};
 use crate::error::DaemonError;
 use crate::grammars::Grammars;
 use crate::pair::{Pair, pair};
-use crate::place::{Placed, place};
+use crate::place::{Placed, Staged, place, stage};
 use crate::sequence::SequenceError;
+use crate::shares::memory_of_pairs;
 
 /// Long texts that are tokenized at once; the lanes need the cores too.
 const LONG_TEXTS_AT_ONCE: usize = 2;
@@ -51,10 +52,20 @@ pub struct Loaded {
     pub cost_source: Option<CostSource>,
     /// What all of it was asked for by.
     pub config: Config,
+    /// By what its metrics are told from those of other pairs, if there are any.
+    pub label: Option<String>,
+}
+
+/// A pair whose weights are in the host's memory, if they are to be there.
+struct Begun<'c> {
+    config: &'c Config,
+    pair: Pair,
+    bounds: EngineConfig,
+    staged: Staged,
 }
 
 /// How far loading is: which model, and its weights.
-pub type Watch<'w> = &'w mut dyn FnMut(&'static str, Progress);
+pub type Watch<'w> = &'w mut dyn FnMut(&str, Progress);
 
 /// The engine's bounds, its pools and costs yet to be known.
 pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) -> EngineConfig {
@@ -102,13 +113,59 @@ fn refuse_plans_only(config: &Config) -> Result<(), DaemonError> {
 /// # Errors
 /// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
 pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
+    let host = CpuDevice::discover()?;
+    let begun = begin(config, &host, watch)?;
+    finish(begun, host, watch)
+}
+
+/// Loads every pair of the config. Memory is shared out once the weights of all are there.
+///
+/// # Errors
+/// As [`load`], of several with the name of the pair.
+pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, DaemonError> {
+    let [_, _, ..] = config.each() else {
+        return config.each().iter().map(|only| load(only, watch)).collect();
+    };
+    let host = CpuDevice::discover()?;
+    let mut begun = Vec::with_capacity(config.pairs.len());
+    for pair in config.each() {
+        begun.push(named(pair, watch, |watch| begin(pair, &host, watch))?);
+    }
+    let needs: Vec<_> = begun.iter().map(|pair| pair.staged.need(pair.config)).collect();
+    let mut loaded = Vec::with_capacity(begun.len());
+    for (begun, memory_bytes) in begun.into_iter().zip(memory_of_pairs(host.memory_bytes, &needs)) {
+        let (pair, host) = (begun.config, CpuDevice { memory_bytes, ..host.clone() });
+        let own = named(pair, watch, |watch| finish(begun, host, watch))?;
+        loaded.push(Loaded { label: Some(own.name.clone()), ..own });
+    }
+    Ok(loaded)
+}
+
+/// Works on one pair of several: progress and errors have its name.
+fn named<T>(
+    pair: &Config,
+    watch: Watch<'_>,
+    work: impl FnOnce(Watch<'_>) -> Result<T, DaemonError>,
+) -> Result<T, DaemonError> {
+    let name = pair.model.name.clone().unwrap_or_default();
+    let done = work(&mut |what, progress| watch(&format!("{what} of {name}"), progress));
+    done.map_err(|source| DaemonError::Pair { name, source: Box::new(source) })
+}
+
+fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun<'c>, DaemonError> {
     refuse_plans_only(config)?;
     let chosen = choose(config)?;
     let pair = pair(config)?;
     let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
+    let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
+    Ok(Begun { config, pair, bounds, staged })
+}
+
+fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
+    let Begun { config, pair, bounds, staged } = begun;
     let Pair { name, target, draft, weights, tokenizer, template, calls } = pair;
     let Placed { device, more, machine, pools } =
-        place(config, chosen, (target, draft), &weights, &bounds, watch)?;
+        place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
     let engine =
         EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
     let (partitions, cost_source) = if engine.policy.needs_costs() {
@@ -140,6 +197,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
         engine,
         cost_source,
         config: config.clone(),
+        label: None,
     })
 }
 
@@ -150,6 +208,14 @@ impl Loaded {
     /// # Errors
     /// The device cannot be built, or fails at its first sequence.
     pub async fn start(self) -> Result<Served, DaemonError> {
+        let label = self.label.clone();
+        self.start_alone().await.map_err(|source| match label {
+            Some(name) => DaemonError::Pair { name, source: Box::new(source) },
+            None => source,
+        })
+    }
+
+    async fn start_alone(self) -> Result<Served, DaemonError> {
         let target = self.device.target().config;
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
         let eos: Vec<TokenId> = target.eos;
@@ -157,7 +223,7 @@ impl Loaded {
             |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
         let device = self.device.clone();
         let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
-        let service = Replicas::start(specs, &self.drills).await?;
+        let service = Replicas::start_of(self.label.as_deref(), specs, &self.drills).await?;
         for replica in (0..service.count()).filter_map(|number| service.replica(number)) {
             warm_up(replica, max_context).await?;
         }

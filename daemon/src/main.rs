@@ -37,10 +37,14 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Plan(args) => {
-            let report = plan::plan(&args.load_config()?)?;
-            let text = if args.json { serde_json::to_string_pretty(&report)? } else { report.to_string() };
+            let reports = plan::plan_all(&args.load_config()?)?;
+            let text = match &reports[..] {
+                [only] if args.json => serde_json::to_string_pretty(only)?,
+                several if args.json => serde_json::to_string_pretty(several)?,
+                reports => reports.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n\n"),
+            };
             output::line(&text)?;
-            Ok(i32::from(report.refusal.is_some()))
+            Ok(i32::from(reports.iter().any(|report| report.refusal.is_some())))
         }
         Command::Generate(args) => {
             let config = args.load_config()?;

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use faser_actors::{LANE_BUCKETS, LATENCY_BUCKETS};
+use metrics::Label;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::device::Machine;
@@ -36,8 +37,10 @@ pub fn install() -> Result<PrometheusHandle, DaemonError> {
     Ok(handle)
 }
 
-/// Says which device serves.
-pub fn tell_device(machine: &Machine) {
-    metrics::gauge!("faser_device_info", "device" => machine.kind(), "name" => machine.name().to_owned())
-        .set(1.0);
+/// Says which device serves, and which pair of several.
+pub fn tell_device(machine: &Machine, pair: Option<&str>) {
+    let pair = pair.map(|pair| Label::new("pair", pair.to_owned()));
+    let device = [Label::new("device", machine.kind()), Label::new("name", machine.name().to_owned())];
+    let labels: Vec<Label> = pair.into_iter().chain(device).collect();
+    metrics::gauge!("faser_device_info", labels).set(1.0);
 }

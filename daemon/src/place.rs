@@ -17,7 +17,7 @@ use crate::device::{Chosen, Machine};
 use crate::error::DaemonError;
 use crate::load::Watch;
 use crate::pair::{OnHost, Weights};
-use crate::shares::shares;
+use crate::shares::{Need, shares};
 
 /// A pair in its place.
 pub(crate) struct Placed {
@@ -29,20 +29,37 @@ pub(crate) struct Placed {
     pub(crate) pools: KvPools,
 }
 
-/// Places a pair for an engine of these bounds, and loads its weights there. A GPU reads them from their files, not by way of the host's memory.
+/// A pair on its way: what it needs of the host is known.
+pub(crate) enum Staged {
+    /// Its weights are in the host's memory.
+    Cpu(OnCpu),
+    /// The GPUs that will read them from their files, not by way of the host's memory.
+    Gpus(Vec<GpuInfo>),
+}
+
+/// A pair in the host's memory, and how large it is.
+pub(crate) struct OnCpu {
+    why: Option<String>,
+    target: Arc<Model>,
+    draft: Option<Arc<Model>>,
+    others_of_target: Vec<Arc<Model>>,
+    others_of_draft: Vec<Arc<Model>>,
+    for_target: ModelFootprint,
+    for_draft: Option<ModelFootprint>,
+}
+
+/// Loads what goes to the host's memory.
 ///
 /// # Errors
-/// The device is too small, in numbers and with what would fit; weights that are missing or wrong; or a GPU cannot be opened or does not
-/// take the pair.
-pub(crate) fn place(
+/// Weights that are missing or wrong.
+pub(crate) fn stage(
     config: &Config,
+    host: &CpuDevice,
     chosen: Chosen,
-    shapes: (ModelConfig, Option<ModelConfig>),
     weights: &Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
-) -> Result<Placed, DaemonError> {
-    let host = CpuDevice::discover()?;
+) -> Result<Staged, DaemonError> {
     match chosen {
         Chosen::Cpu { why } => {
             if let Some(why) = &why {
@@ -52,9 +69,39 @@ pub(crate) fn place(
             let several = host.nodes.len() > 1;
             let nodes = if several { host.nodes_of(config.device.threads) } else { Vec::new() };
             let pair = on_nodes(&nodes, || weights.on_host(config, watch))?;
-            on_cpu(config, host, why, pair, bounds)
+            Ok(Staged::Cpu(OnCpu::new(why, pair, bounds)))
         }
-        Chosen::Gpus(gpus) => on_gpus(config, &host, &gpus, shapes, weights, bounds, watch),
+        Chosen::Gpus(gpus) => Ok(Staged::Gpus(gpus)),
+    }
+}
+
+impl Staged {
+    /// What the pair takes of the host's memory.
+    pub(crate) fn need(&self, config: &Config) -> Need {
+        match self {
+            Staged::Cpu(pair) => pair.need(config),
+            Staged::Gpus(_) => Need { fixed_bytes: 0, kv_bytes: Some(0) },
+        }
+    }
+}
+
+/// Places a pair for an engine of these bounds. GPUs load its weights now.
+///
+/// # Errors
+/// The device is too small, in numbers and with what would fit; weights that are missing or wrong; or a GPU cannot be opened or does not
+/// take the pair.
+pub(crate) fn place(
+    config: &Config,
+    host: CpuDevice,
+    staged: Staged,
+    shapes: (ModelConfig, Option<ModelConfig>),
+    weights: &Weights,
+    bounds: &EngineConfig,
+    watch: Watch<'_>,
+) -> Result<Placed, DaemonError> {
+    match staged {
+        Staged::Cpu(pair) => on_cpu(config, host, pair, bounds),
+        Staged::Gpus(gpus) => on_gpus(config, &host, &gpus, shapes, weights, bounds, watch),
     }
 }
 
@@ -76,35 +123,60 @@ fn footprint(model: &Model, workspace_bytes: u64) -> ModelFootprint {
     }
 }
 
+impl OnCpu {
+    fn new(why: Option<String>, pair: OnHost, bounds: &EngineConfig) -> OnCpu {
+        let limits = PassLimits::of(bounds);
+        let OnHost { target, draft, others } = pair;
+        let (target, draft) = (Arc::new(target), draft.map(Arc::new));
+        let [others_of_target, others_of_draft] =
+            [others.target, others.draft].map(|shards| shards.into_iter().map(Arc::new).collect::<Vec<_>>());
+        // All ranks are in the same memory.
+        let all = |first: &Model, others: &[Arc<Model>], logit_rows| {
+            let scratch =
+                |model: &Model| footprint(model, Scratch::bytes(model.own(), limits.rows, logit_rows));
+            others.iter().fold(scratch(first), |sum, shard| {
+                let own = scratch(shard);
+                ModelFootprint {
+                    weight_bytes: sum.weight_bytes + own.weight_bytes,
+                    kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
+                    workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
+                    ..sum
+                }
+            })
+        };
+        let for_target = all(&target, &others_of_target, limits.verify_logit_rows);
+        let for_draft = draft.as_deref().map(|draft| all(draft, &others_of_draft, limits.draft_logit_rows));
+        OnCpu { why, target, draft, others_of_target, others_of_draft, for_target, for_draft }
+    }
+
+    fn footprints(&self) -> impl Iterator<Item = &ModelFootprint> {
+        std::iter::once(&self.for_target).chain(&self.for_draft)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.footprints().map(|model| model.weight_bytes).sum()
+    }
+
+    /// Weights are there once, all else is each replica's.
+    fn need(&self, config: &Config) -> Need {
+        let replicas = config.device.replicas as u64;
+        let workspace_bytes: u64 = self.footprints().map(|model| model.workspace_bytes).sum();
+        Need {
+            fixed_bytes: self.weight_bytes() + replicas * workspace_bytes,
+            kv_bytes: config.kv.memory_bytes.map(|kv_bytes| kv_bytes.saturating_mul(replicas)),
+        }
+    }
+}
+
 fn on_cpu(
     config: &Config,
     host: CpuDevice,
-    why: Option<String>,
-    pair: OnHost,
+    pair: OnCpu,
     bounds: &EngineConfig,
 ) -> Result<Placed, DaemonError> {
-    let limits = PassLimits::of(bounds);
-    let OnHost { target, draft, others } = pair;
-    let (target, draft) = (Arc::new(target), draft.map(Arc::new));
-    let [others_of_target, others_of_draft] =
-        [others.target, others.draft].map(|shards| shards.into_iter().map(Arc::new).collect::<Vec<_>>());
-    // All ranks are in the same memory.
-    let all = |first: &Model, others: &[Arc<Model>], logit_rows| {
-        let scratch = |model: &Model| footprint(model, Scratch::bytes(model.own(), limits.rows, logit_rows));
-        others.iter().fold(scratch(first), |sum, shard| {
-            let own = scratch(shard);
-            ModelFootprint {
-                weight_bytes: sum.weight_bytes + own.weight_bytes,
-                kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
-                workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
-                ..sum
-            }
-        })
-    };
-    let for_target = all(&target, &others_of_target, limits.verify_logit_rows);
-    let for_draft = draft.as_deref().map(|draft| all(draft, &others_of_draft, limits.draft_logit_rows));
+    let weight_bytes = pair.weight_bytes();
+    let OnCpu { why, target, draft, others_of_target, others_of_draft, for_target, for_draft } = pair;
     let (threads, kv) = (config.device.threads, request(config, bounds));
-    let weight_bytes = for_target.weight_bytes + for_draft.as_ref().map_or(0, |draft| draft.weight_bytes);
     let hosts = shares(&host, threads, config.device.replicas, weight_bytes)?;
     // All have as many cores and as much memory: the pools are the same everywhere.
     let place = |host| faser_topology::place(host, None, &for_target, for_draft.as_ref(), &kv);

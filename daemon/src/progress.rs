@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// The display of one start.
 pub struct Display {
     bar: Option<ProgressBar>,
-    what: &'static str,
+    what: String,
 }
 
 impl Display {
@@ -18,21 +18,23 @@ impl Display {
             let style = ProgressStyle::with_template("{msg:16} {bar:40} {percent:>3} %");
             ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Display { bar, what: "" }
+        Display { bar, what: String::new() }
     }
 
     /// Shows that `what` has come so far.
-    pub fn show(&mut self, what: &'static str, progress: Progress) {
+    pub fn show(&mut self, what: &str, progress: Progress) {
         if let Some(bar) = &self.bar {
             bar.set_length(progress.total_bytes);
             bar.set_position(progress.done_bytes);
             if self.what != what {
-                bar.set_message(what);
+                bar.set_message(what.to_owned());
             }
         } else if self.what != what {
             tracing::info!("preparing {what}");
         }
-        self.what = what;
+        if self.what != what {
+            what.clone_into(&mut self.what);
+        }
     }
 
     /// Everything is loaded.

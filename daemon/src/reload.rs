@@ -7,7 +7,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use faser_actors::{Replicas, TuneError};
+use faser_actors::TuneError;
 use faser_engine::EngineError;
 use serde::Serialize;
 use serde_json::Value;
@@ -19,6 +19,7 @@ use crate::config::changes::{changed, value, with};
 use crate::config::raw::Document;
 use crate::config::{Config, ConfigError};
 use crate::log::LogLevel;
+use crate::pairs::Pairs;
 
 /// The config that is in force, and where the next one comes from.
 pub struct Reload {
@@ -131,11 +132,11 @@ impl Reload {
         changed(&self.running, &self.args.document()?)
     }
 
-    /// Reads the file again, with the same flags of the command line over it. Keys that `replicas` cannot take over wait for a restart.
+    /// Reads the file again, with the same flags of the command line over it. Keys that `pairs` cannot take over wait for a restart.
     ///
     /// # Errors
     /// The file is wrong, or the service has stopped or hangs: nothing has changed.
-    pub async fn run(&mut self, replicas: Option<&Replicas>) -> Result<Changes, ReloadError> {
+    pub async fn run(&mut self, pairs: Option<&Pairs>) -> Result<Changes, ReloadError> {
         let document = self.args.document()?;
         let whole = Config::from_document(&document)?;
         let change = |key: &String, why| self.change(&document, key, why);
@@ -147,9 +148,11 @@ impl Reload {
             let next =
                 live.iter().fold(self.running.clone(), |next, key| with(&next, key, value(&document, key)));
             let refused = match Config::from_document(&next) {
-                Ok(config) => match tunable(replicas, &config).await? {
+                Ok(config) => match tunable(pairs, &config).await? {
                     Ok(()) => break (next, config),
-                    Err(err) => (live::culprit(&err, &live).map(str::to_owned), live::why(&err)),
+                    Err((pair, err)) => {
+                        (live::culprit(&err, pair, &live).map(str::to_owned), live::why(&err))
+                    }
                 },
                 // Right only together with keys that wait.
                 Err(err) => (None, err.message),
@@ -164,7 +167,7 @@ impl Reload {
         restart.sort_by(|a, b| a.key.cmp(&b.key));
         let access = self.access.clone();
         let renewal = access.as_ref().map(|access| access.read(&config.server)).transpose()?;
-        self.take_over(next, config, replicas).await?;
+        self.take_over(next, config, pairs).await?;
         for key in renewal.map_or_else(Vec::new, Renewal::apply) {
             if !applied.iter().any(|change| change.key == key) {
                 let (key, after) = (key.to_owned(), "read again".into());
@@ -174,44 +177,56 @@ impl Reload {
         Ok(Changes { applied, restart })
     }
 
-    /// Sets these keys, all of them or none; null takes the default again.
+    /// Sets these keys, all of them or none, of one pair of several or of all; null takes the default again, of one pair what is said for all.
     ///
     /// # Errors
     /// A value is wrong, a key needs a restart, or the service has stopped or hangs: nothing has changed.
     pub async fn set(
         &mut self,
         keys: &[(&'static str, Value)],
-        replicas: Option<&Replicas>,
+        pair: Option<usize>,
+        pairs: Option<&Pairs>,
     ) -> Result<Changes, ReloadError> {
         let next = keys.iter().fold(self.running.clone(), |next, (key, value)| {
-            with(&next, key, Some(value).filter(|value| !value.is_null()))
+            let value = Some(value).filter(|value| !value.is_null());
+            match pair.filter(|_| !self.config.pairs.is_empty()) {
+                Some(pair) => with(&next, &format!("pairs[{pair}].{key}"), value),
+                // What pairs say themselves gives way.
+                None => (0..self.config.pairs.len()).fold(with(&next, key, value), |next, pair| {
+                    with(&next, &format!("pairs[{pair}].{key}"), None)
+                }),
+            }
         });
         // The value comes from no line of the file.
         let config = Config::from_document(&next).map_err(|err| ConfigError { place: None, ..err })?;
         let found = changed(&self.running, &next)?;
-        if let Err(err) = tunable(replicas, &config).await? {
-            let key = live::culprit(&err, &found).map_or_else(|| found.join(", "), str::to_owned);
+        if let Err((pair, err)) = tunable(pairs, &config).await? {
+            let key = live::culprit(&err, pair, &found).map_or_else(|| found.join(", "), str::to_owned);
             return Err(ReloadError::Restart { key, why: live::why(&err) });
         }
         let applied = found.iter().map(|key| self.change(&next, key, None)).collect();
-        self.take_over(next, config, replicas).await?;
+        self.take_over(next, config, pairs).await?;
         Ok(Changes { applied, restart: Vec::new() })
     }
 
     /// Whether a key can change in this daemon, on its way to `next`.
     fn is_live(&self, key: &str, next: &Config) -> bool {
         let access = || self.access.as_ref().map_or(&[][..], |access| access.live(&next.server));
-        LIVE.iter().any(|live| live.key == key) && (!key.starts_with("server.") || access().contains(&key))
+        match live::of_pair(key) {
+            // Where pairs come, go or change places, a place is not that of the same pair any more.
+            Some(_) => live::find(key).is_some() && same_pairs(&self.config, next),
+            None => live::find(key).is_some() && (!key.starts_with("server.") || access().contains(&key)),
+        }
     }
 
     async fn take_over(
         &mut self,
         next: Document,
         config: Config,
-        replicas: Option<&Replicas>,
+        pairs: Option<&Pairs>,
     ) -> Result<(), ReloadError> {
-        if let Some(replicas) = replicas {
-            replicas.tune(&tuning(&config)).await.map_err(|err| match err {
+        for (served, config) in pairs.iter().flat_map(|pairs| pairs.iter()).zip(config.each()) {
+            served.service.tune(&tuning(config)).await.map_err(|err| match err {
                 TuneError::Engine(err) => {
                     ReloadError::Restart { key: "speculation".to_owned(), why: err.to_string() }
                 }
@@ -231,27 +246,37 @@ impl Reload {
         let written = |document| value(document, key).cloned().unwrap_or(Value::Null);
         let mut change =
             Change { key: key.to_owned(), before: written(&self.running), after: written(next), why };
-        if let Some(live) = LIVE.iter().find(|live| live.key == key) {
-            change.before = (live.of)(&self.config);
+        if let Some(live) = live::find(key) {
+            let of = |config: &Config| live::config_of(key, config).map(|config| (live.of)(config));
+            change.before = of(&self.config).unwrap_or(change.before);
             if let Ok(config) = Config::from_document(next) {
-                change.after = (live.of)(&config);
+                change.after = of(&config).unwrap_or(change.after);
             }
         }
         change
     }
 }
 
-/// Whether all replicas can decide as `config` says.
+/// Whether both are of the same pairs, in the same order.
+fn same_pairs(one: &Config, other: &Config) -> bool {
+    let names = |config: &Config| config.pairs.iter().map(|pair| pair.model.name.clone()).collect::<Vec<_>>();
+    names(one) == names(other)
+}
+
+/// Whether the replicas of all pairs can decide as `config` says; if not, which pair's cannot.
 async fn tunable(
-    replicas: Option<&Replicas>,
+    pairs: Option<&Pairs>,
     config: &Config,
-) -> Result<Result<(), EngineError>, ReloadError> {
-    let Some(replicas) = replicas else { return Ok(Ok(())) };
-    match replicas.tunable(&tuning(config)).await {
-        Ok(()) => Ok(Ok(())),
-        Err(TuneError::Engine(err)) => Ok(Err(err)),
-        Err(TuneError::Stopped) => Err(ReloadError::Stopped),
+) -> Result<Result<(), (usize, EngineError)>, ReloadError> {
+    let all = pairs.iter().flat_map(|pairs| pairs.iter()).zip(config.each());
+    for (pair, (served, config)) in all.enumerate() {
+        match served.service.tunable(&tuning(config)).await {
+            Ok(()) => {}
+            Err(TuneError::Engine(err)) => return Ok(Err((pair, err))),
+            Err(TuneError::Stopped) => return Err(ReloadError::Stopped),
+        }
     }
+    Ok(Ok(()))
 }
 
 impl fmt::Display for Changes {

@@ -23,7 +23,8 @@ use crate::admin::{self, Admin};
 use crate::app::{App, Served};
 use crate::config::{Config, sizes};
 use crate::error::DaemonError;
-use crate::load::load;
+use crate::load::{Loaded, load_all};
+use crate::pairs::Pairs;
 use crate::progress::Display;
 use crate::reload::Reload;
 use crate::signals::{Hangups, Signals};
@@ -67,36 +68,36 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonErro
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
     let drain_timeout = config.drain_timeout;
-    let (served, machine) = tokio::select! {
-        served = start(config, app.clone()) => served?,
+    let pairs = tokio::select! {
+        started = start(config, app.clone()) => started?,
         signal = signals.next() => {
             tracing::info!(signal = signal.name, "ended while loading");
             notify::stopping(Duration::ZERO, "ended while loading");
             return Ok(0);
         }
     };
-    app.serve(Arc::clone(&served));
+    app.serve(pairs.clone());
     let scheme = if app.limits.tls.is_some() { "https" } else { "http" };
-    announce(&served.name, &machine, &local(scheme, address), !app.access.keys().is_empty());
+    announce(&pairs, &local(scheme, address), !app.access.keys().is_empty());
     let url = format!("{scheme}://{address}");
-    let status = Rc::new(Status::ready(app.clone(), Arc::clone(&served), url));
-    let telling = keep_telling(&status, &served);
+    let status = Rc::new(Status::ready(app.clone(), pairs.clone(), url));
+    let telling = keep_telling(&status, &pairs);
     let signal = loop {
         tokio::select! {
             signal = signals.next() => break signal,
             () = hangups.next() => {
-                let (reload, served, status) = (Arc::clone(&reload), Arc::clone(&served), Rc::clone(&status));
+                let (reload, pairs, status) = (Arc::clone(&reload), pairs.clone(), Rc::clone(&status));
                 // Beside the signals: it asks dispatchers, and one that hangs must not hold up the end.
-                actix_web::rt::spawn(async move { status.reloaded(look_again(&reload, &served).await) });
+                actix_web::rt::spawn(async move { status.reloaded(look_again(&reload, &pairs).await) });
             }
         }
     };
     let drain_timeout = in_force(&reload, drain_timeout).await;
-    tracing::info!(signal = signal.name, active = served.service.active(), ?drain_timeout, "draining");
+    tracing::info!(signal = signal.name, active = pairs.active(), ?drain_timeout, "draining");
     app.start_draining();
     status.stopping(drain_timeout + STOP_TIMEOUT + 2 * Duration::from_secs(FLUSH_TIMEOUT_S));
     tokio::select! {
-        () = drain(&served, telling, http, drain_timeout) => {
+        () = drain(&pairs, telling, http, drain_timeout) => {
             if let Some((_, admin)) = &admin {
                 admin.stop(true).await;
             }
@@ -121,12 +122,12 @@ async fn in_force(reload: &Mutex<Reload>, at_start: Duration) -> Duration {
 /// What tells the service manager how things are.
 type Telling = Vec<JoinHandle<()>>;
 
-/// Beats for the service manager's watchdog while the dispatcher moves, and keeps its status line true.
-fn keep_telling(status: &Rc<Status>, served: &Arc<Served>) -> Telling {
+/// Beats for the service manager's watchdog while all dispatchers move, and keeps its status line true.
+fn keep_telling(status: &Rc<Status>, pairs: &Pairs) -> Telling {
     let beating = systemd::watchdog_period().map(|period| {
-        let served = Arc::clone(served);
+        let pairs = pairs.clone();
         actix_web::rt::spawn(async move {
-            systemd::beat(period, async || served.service.heartbeat().await, notify::alive).await;
+            systemd::beat(period, async || pairs.heartbeat().await, notify::alive).await;
         })
     });
     let status = Rc::clone(status);
@@ -140,10 +141,10 @@ fn keep_telling(status: &Rc<Status>, served: &Arc<Served>) -> Telling {
 }
 
 /// SIGHUP: what came of it, in words.
-async fn look_again(reload: &Mutex<Reload>, served: &Served) -> String {
+async fn look_again(reload: &Mutex<Reload>, pairs: &Pairs) -> String {
     let mut reload = reload.lock().await;
     notify::reloading();
-    match reload.run(Some(&served.service)).await {
+    match reload.run(Some(pairs)).await {
         Ok(changes) => {
             for change in &changes.restart {
                 let why = change.why.as_deref();
@@ -232,12 +233,12 @@ fn bind(
     Ok((address, handle))
 }
 
-/// The pair, and the device that it runs on.
-async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, String), DaemonError> {
+/// Loads the pairs and starts them.
+async fn start(config: Config, app: web::Data<App>) -> Result<Pairs, DaemonError> {
     let loaded = actix_web::rt::task::spawn_blocking(move || {
         let mut display = Display::new();
         let mut loading = notify::Loading::default();
-        let loaded = load(&config, &mut |what, progress| {
+        let loaded = load_all(&config, &mut |what, progress| {
             display.show(what, progress);
             let percent = progress.done_bytes * 100 / progress.total_bytes.max(1);
             let text = format!("loading {what}: {percent} %");
@@ -248,6 +249,17 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, Stri
         loaded
     });
     let loaded = loaded.await.map_err(|err| DaemonError::System { what: "load", source: err.into() })??;
+    let mut served = Vec::with_capacity(loaded.len());
+    for pair in loaded {
+        tell_loaded(&pair);
+        let warming = pair.label.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+        notify::still_starting(&format!("warming up{warming}"));
+        served.push(Arc::new(pair.start().await?));
+    }
+    Ok(Pairs::new(served))
+}
+
+fn tell_loaded(loaded: &Loaded) {
     tracing::info!(
         model = loaded.name,
         device = %loaded.machine,
@@ -261,10 +273,7 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Arc<Served>, Stri
     if let Err(why) = &loaded.template {
         tracing::info!(%why, "chats are refused");
     }
-    metrics::tell_device(&loaded.machine);
-    let machine = loaded.machine.to_string();
-    notify::still_starting("warming up");
-    Ok((Arc::new(loaded.start().await?), machine))
+    metrics::tell_device(&loaded.machine, loaded.label.as_deref());
 }
 
 /// Where clients of this machine find the API.
@@ -276,13 +285,20 @@ fn local(scheme: &str, mut address: SocketAddr) -> String {
 }
 
 /// The lines a person, or a script, waits for.
-fn announce(name: &str, machine: &str, url: &str, with_key: bool) {
+fn announce(pairs: &Pairs, url: &str, with_key: bool) {
+    let name = &pairs.first().name;
+    let serving = pairs.iter().map(|served| served.name.as_str()).collect::<Vec<_>>().join(", ");
+    let device = |served: &Arc<Served>| {
+        let of = if pairs.several() { format!(" of {}", served.name) } else { String::new() };
+        format!("device{of}: {}\n", served.machine)
+    };
+    let devices: String = pairs.iter().map(device).collect();
     let header = if with_key { " -H 'authorization: Bearer YOUR_KEY'" } else { "" };
     let body = format!(
         r#"{{"model": "{name}", "prompt": "Returns the number of elements in the", "max_tokens": 64, "temperature": 0, "stream": true}}"#
     );
     let lines = format!(
-        "device: {machine}\nready: serving {name} on {url}\ntry: curl -N{header} {url}/v1/completions -d '{body}'"
+        "{devices}ready: serving {serving} on {url}\ntry: curl -N{header} {url}/v1/completions -d '{body}'"
     );
     // Nobody may be reading; that is no reason to end.
     if let Err(err) = output::line(&lines) {
@@ -291,15 +307,15 @@ fn announce(name: &str, machine: &str, url: &str, with_key: bool) {
 }
 
 /// Lets sequences in flight end, then the connections.
-async fn drain(served: &Served, telling: Telling, http: ServerHandle, timeout: Duration) {
-    let left = served.service.drain(timeout).await;
+async fn drain(pairs: &Pairs, telling: Telling, http: ServerHandle, timeout: Duration) {
+    let left = pairs.drain(timeout).await;
     if left > 0 {
         tracing::warn!(left, "the drain timeout is over: sequences are broken off");
     }
     // What is stopped has no progress to show.
     telling.iter().for_each(JoinHandle::abort);
     // A dispatcher that hangs cannot be told to stop.
-    if actix_web::rt::time::timeout(STOP_TIMEOUT, served.service.clone().stop()).await.is_err() {
+    if actix_web::rt::time::timeout(STOP_TIMEOUT, pairs.stop()).await.is_err() {
         tracing::error!("the service does not stop: its threads are left behind");
     }
     http.stop(true).await;

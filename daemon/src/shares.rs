@@ -1,4 +1,4 @@
-//! What each replica has of a host.
+//! What each replica, and each pair, has of a host.
 
 use faser_topology::{CpuDevice, TopologyError};
 
@@ -48,6 +48,32 @@ pub(crate) fn shares(
     Ok((0..replicas).map(share).collect())
 }
 
+/// What a pair takes of a host's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Need {
+    /// Weights and workspaces.
+    pub(crate) fixed_bytes: u64,
+    /// KV, as far as the config says how much.
+    pub(crate) kv_bytes: Option<u64>,
+}
+
+/// The memory of each pair of several, in bytes: what it needs, and if nobody said how much KV, an equal part of what is left beside the needs
+/// of all. Of too little memory there is less for each than it needs.
+pub(crate) fn memory_of_pairs(memory_bytes: u64, needs: &[Need]) -> Vec<u64> {
+    let total = |need: &Need| need.fixed_bytes.saturating_add(need.kv_bytes.unwrap_or(0));
+    let all = needs.iter().map(total).fold(0, u64::saturating_add);
+    let left = memory_bytes.saturating_sub(all);
+    let unsized_pairs = needs.iter().filter(|need| need.kv_bytes.is_none()).count() as u64;
+    let share = |need: &Need| {
+        let own = memory_bytes.saturating_sub(all - total(need).min(all));
+        match need.kv_bytes {
+            Some(_) => own,
+            None => own.saturating_sub(left) + left / unsized_pairs,
+        }
+    };
+    needs.iter().map(share).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +104,21 @@ mod tests {
         let halves = shares(&host(), None, 2, 0).unwrap();
         assert_eq!(halves[1].nodes, [Node { number: 1, cores: vec![1, 3, 5, 7] }]);
         assert!(shares(&host(), Some(9), 2, 0).is_err());
+    }
+
+    #[test]
+    fn pairs_have_what_they_need_and_equal_parts_of_the_rest() {
+        let need = |fixed_bytes, kv_bytes| Need { fixed_bytes, kv_bytes };
+        assert_eq!(memory_of_pairs(1000, &[need(300, None)]), [1000]);
+        assert_eq!(memory_of_pairs(1000, &[need(300, None), need(100, None)]), [600, 400]);
+        let sized = [need(300, None), need(100, Some(200)), need(100, None)];
+        assert_eq!(
+            memory_of_pairs(1000, &sized),
+            [450, 600, 250],
+            "who says how much is measured against all of the rest"
+        );
+        // Too little for all of them is too little for one at least.
+        assert_eq!(memory_of_pairs(500, &[need(400, None), need(200, None)]), [300, 100]);
     }
 
     #[test]

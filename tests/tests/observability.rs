@@ -89,11 +89,19 @@ fn exported(scrape: &str) -> BTreeMap<String, Exported> {
     all
 }
 
+/// What a daemon has several of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Several {
+    Nothing,
+    Replicas,
+    Pairs,
+}
+
 /// Where the table and a scrape differ, one line per fault.
 fn differences(
     table: &BTreeMap<String, Row>,
     scraped: &BTreeMap<String, Exported>,
-    replicas: bool,
+    several: Several,
 ) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, row) in table {
@@ -104,7 +112,9 @@ fn differences(
             continue;
         };
         let mut labels = row.labels.clone();
-        labels.extend((replicas && row.by_replica).then(|| "replica".to_owned()));
+        labels.extend((several == Several::Replicas && row.by_replica).then(|| "replica".to_owned()));
+        let by_pair = several == Several::Pairs && name != "faser_http_requests";
+        labels.extend(by_pair.then(|| "pair".to_owned()));
         labels.extend((row.kind == "histogram").then(|| "le".to_owned()));
         if found.kind != row.kind {
             faults.push(format!("{name} is a {}, the table says {}", found.kind, row.kind));
@@ -140,12 +150,16 @@ fn scrape_after_requests(yaml: &str) -> String {
 fn the_table_is_what_is_exported() {
     let table = table();
     let alone = exported(&scrape_after_requests("model:\n  synthetic: {preset: tiny}\n"));
-    let faults = differences(&table, &alone, false);
+    let faults = differences(&table, &alone, Several::Nothing);
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
     assert!(alone.contains_key("faser_http_requests"));
     let yaml = "model:\n  synthetic: {preset: tiny}\ndevice: {kind: cpu, replicas: 2}\n";
-    let faults = differences(&table, &exported(&scrape_after_requests(yaml)), true);
+    let faults = differences(&table, &exported(&scrape_after_requests(yaml)), Several::Replicas);
     assert!(faults.is_empty(), "with replicas:\n{}\n", faults.join("\n"));
+    let pair = |name| format!("- {{name: {name}, model: {{synthetic: {{preset: tiny}}}}}}\n");
+    let yaml = format!("device: {{kind: cpu}}\npairs:\n{}{}", pair("a"), pair("b"));
+    let faults = differences(&table, &exported(&scrape_after_requests(&yaml)), Several::Pairs);
+    assert!(faults.is_empty(), "with pairs:\n{}\n", faults.join("\n"));
 }
 
 #[test]
@@ -163,14 +177,18 @@ fn differences_are_found() {
         .into();
     let scrape = "# HELP faser_a m\n# TYPE faser_a histogram\nfaser_a_bucket{le=\"1\"} 1\nfaser_a_sum 1\n\
                   # HELP faser_d m\n# TYPE faser_d gauge\nfaser_d 1\n";
-    let faults = differences(&table, &exported(scrape), false);
+    let faults = differences(&table, &exported(scrape), Several::Nothing);
     assert_eq!(
         faults,
         ["faser_b is in the table, but not exported", "faser_d is exported, but not in the table"]
     );
-    assert_eq!(differences(&table, &exported(scrape), true).len(), 3, "the label replica is missing");
+    assert_eq!(
+        differences(&table, &exported(scrape), Several::Replicas).len(),
+        3,
+        "the label replica is missing"
+    );
     let other = scrape.replace("HELP faser_a m", "HELP faser_a n").replace("le=", "x=\"y\",le=");
-    assert_eq!(differences(&table, &exported(&other), false).len(), 4);
+    assert_eq!(differences(&table, &exported(&other), Several::Nothing).len(), 4);
 }
 
 #[test]
@@ -207,7 +225,8 @@ fn expression_faults(table: &BTreeMap<String, Row>, expression: &str) -> Vec<Str
         for label in
             selector.split("\",").filter_map(|matcher| matcher.split(['=', '!']).next()).map(str::trim)
         {
-            let known = row.labels.contains(label) || ["", "replica", "instance", "job"].contains(&label);
+            let known =
+                row.labels.contains(label) || ["", "replica", "pair", "instance", "job"].contains(&label);
             if !known {
                 faults.push(format!("{name} has no label {label}"));
             }

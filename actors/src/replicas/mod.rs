@@ -59,6 +59,19 @@ impl Replicas {
     /// # Errors
     /// There are no specifications, or as [`Service::start`].
     pub async fn start(specs: Vec<ServiceSpec>, drills: &[Drill]) -> Result<Replicas, ServiceError> {
+        Replicas::start_of(None, specs, drills).await
+    }
+
+    /// `start` of one pair of several, whose metrics have its name as the label `pair`.
+    ///
+    /// # Errors
+    /// As [`Replicas::start`].
+    pub async fn start_of(
+        pair: Option<&str>,
+        specs: Vec<ServiceSpec>,
+        drills: &[Drill],
+    ) -> Result<Replicas, ServiceError> {
+        let all = Meter::of_pair(pair);
         let Some(running) = specs.iter().map(|spec| spec.engine.max_running).min() else {
             return Err(ServiceError::Contradiction("there is to be at least one replica".to_owned()));
         };
@@ -70,7 +83,7 @@ impl Replicas {
         }
         let mut replicas: Vec<Replica> = Vec::with_capacity(specs.len());
         for (number, spec) in specs.into_iter().enumerate() {
-            let meter = if several { Meter::of_replica(number) } else { Meter::default() };
+            let meter = if several { all.replica(number) } else { all.clone() };
             let faults = drills.iter().filter(|drill| drill.replica == number);
             let faults = faults.map(|drill| drill.fault.clone()).collect();
             let started = async {
@@ -88,9 +101,8 @@ impl Replicas {
                 }
             }
         }
-        let meter = Meter::default();
-        let ready = meter.shows("faser_replicas_ready", Unit::Count, "replicas that serve");
-        let moved = meter.counts(
+        let ready = all.shows("faser_replicas_ready", Unit::Count, "replicas that serve");
+        let moved = all.counts(
             "faser_requests_moved",
             Unit::Count,
             "times a request went on on another replica because its own was given up",

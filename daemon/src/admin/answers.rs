@@ -1,6 +1,5 @@
 //! What each call does.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::http::header;
@@ -16,9 +15,11 @@ use super::look::{oldest_first, policy};
 use super::peer::Peer;
 use super::snapshot::RequestRow;
 use super::{Admin, audit, dashboard, events, openapi};
-use crate::app::Served;
+use crate::config::Config;
+use crate::fields::{Fault, FieldError};
 use crate::http::errors::ApiError;
 use crate::http::{chrome_trace, no_replica};
+use crate::pairs::Pairs;
 use crate::reload::{Changes, LIVE};
 
 /// Requests that are listed at most, of each replica.
@@ -72,15 +73,15 @@ pub(super) async fn answer(
     let mut ok = HttpResponse::Ok();
     Ok(match call {
         Call::Dashboard => dashboard::answer(),
-        Call::Status => ok.json(admin.snapshot(None).await),
-        Call::Events(watch) => events::stream(admin.clone(), watch),
-        Call::Requests => ok.json(json!({"requests": admin.requests().await?})),
+        Call::Status { pair } => ok.json(admin.snapshot(pair.as_deref(), None).await?),
+        Call::Events(watch) => events::stream(admin.clone(), watch)?,
+        Call::Requests { pair } => ok.json(json!({"requests": admin.requests(pair.as_deref()).await?})),
         Call::Config => {
             let config = admin.config().await;
             ok.insert_header((header::ETAG, format!("\"{}\"", config.tag))).json(config)
         }
-        Call::Plan => ok.json(admin.plan().await?),
-        Call::Policy => ok.json(policy(admin.reload.lock().await.config())),
+        Call::Plan { pair } => ok.json(admin.plan(pair.as_deref()).await?),
+        Call::Policy { pair } => ok.json(policy(&admin.config_of(pair.as_deref()).await?)),
         Call::LogLevel => ok.json(json!({"level": admin.level().await})),
         Call::Metrics => {
             ok.content_type("text/plain; version=0.0.4; charset=utf-8").body(admin.app.render_metrics())
@@ -97,44 +98,66 @@ pub(super) async fn answer(
             ok.json(json!({"state": "serving"}))
         }
         Call::Reload => ok.json(admin.reload(peer, tag).await?),
-        Call::SetPolicy(keys) => ok.json(admin.set("policy", &keys, peer, tag).await?),
-        Call::SetLogLevel(level) => {
-            ok.json(admin.set("log-level", &[("log.level", level)], peer, tag).await?)
+        Call::SetPolicy { keys, pair } => {
+            ok.json(admin.set("policy", &keys, pair.as_deref(), peer, tag).await?)
         }
-        Call::Trace { length, replica } => {
-            let trace = admin.trace(length, replica).await?;
+        Call::SetLogLevel(level) => {
+            ok.json(admin.set("log-level", &[("log.level", level)], None, peer, tag).await?)
+        }
+        Call::Trace { length, replica, pair } => {
+            let trace = admin.trace(length, replica, pair.as_deref()).await?;
             audit::changed(
                 peer,
                 "trace",
                 &Value::Null,
-                &json!({"seconds": length.as_secs(), "replica": replica}),
+                &json!({"seconds": length.as_secs(), "replica": replica, "pair": pair}),
             );
             ok.content_type("application/json").body(trace)
         }
-        Call::Profile => ok.json(admin.measure(peer).await?),
+        Call::Profile { pair } => ok.json(admin.measure(pair.as_deref(), peer).await?),
     })
 }
 
 impl Admin {
-    /// The pair, for calls that need one.
-    pub(super) fn served(&self) -> Result<&Arc<Served>, ApiError> {
+    /// The pairs, for calls that need them.
+    pub(super) fn pairs(&self) -> Result<&Pairs, ApiError> {
         self.app.loaded().ok_or_else(|| ApiError::unavailable(self.app.loading(), "loading"))
     }
 
-    async fn requests(&self) -> Result<Vec<RequestRow>, ApiError> {
-        let served = self.served()?;
+    /// The config in force of a pair; before it is loaded too.
+    async fn config_of(&self, pair: Option<&str>) -> Result<Config, ApiError> {
+        let reload = self.reload.lock().await;
+        let each = reload.config().each();
+        let Some(name) = pair else { return Ok(each[0].clone()) };
+        let found = each.iter().find(|config| config.model.name.as_deref() == Some(name));
+        match (found, self.app.loaded()) {
+            (Some(found), _) => Ok(found.clone()),
+            (None, Some(pairs)) => pairs.named(pair).map(|_| each[0].clone()),
+            (None, None) => Err(ApiError::unavailable(self.app.loading(), "loading")),
+        }
+    }
+
+    async fn requests(&self, pair: Option<&str>) -> Result<Vec<RequestRow>, ApiError> {
+        let pairs = self.pairs()?;
+        let chosen = pair.map(|_| pairs.place(pair)).transpose()?.map(|(place, _)| place);
         let mut rows = Vec::new();
-        for replica in 0..served.service.count() {
-            let look =
-                self.look(served, replica, MOST_REQUESTS, None).await.ok_or_else(|| silent(replica))?;
-            rows.extend(requests(replica, &look));
+        for (place, served) in
+            pairs.iter().enumerate().filter(|(place, _)| chosen.is_none_or(|chosen| chosen == *place))
+        {
+            for replica in 0..served.service.count() {
+                let look =
+                    self.look(served, replica, MOST_REQUESTS, None).await.ok_or_else(|| silent(replica))?;
+                rows.extend(requests(pairs.several().then_some(place), replica, &look));
+            }
         }
         oldest_first(&mut rows);
         Ok(rows)
     }
 
     async fn cancel(&self, id: RequestId) -> Result<(), ApiError> {
-        let served = self.served()?;
+        let none =
+            || FieldError::new("id", Fault::Value, "is of no pair that there is; /v1/requests lists them");
+        let served = self.pairs()?.get(id.pair.unwrap_or(0)).ok_or_else(none)?;
         let service = served.service.replica(id.replica).ok_or_else(|| no_replica(&served.service))?;
         match service.cancel(id.seq).await {
             Some(true) => Ok(()),
@@ -167,8 +190,8 @@ impl Admin {
         }
     }
 
-    async fn plan(&self) -> Result<Value, ApiError> {
-        let config = self.reload.lock().await.config().clone();
+    async fn plan(&self, pair: Option<&str>) -> Result<Value, ApiError> {
+        let config = self.config_of(pair).await?;
         let planned = web::block(move || {
             let report = crate::plan::plan(&config).map_err(|err| err.to_string())?;
             serde_json::to_value(report).map_err(|err| err.to_string())
@@ -183,11 +206,11 @@ impl Admin {
 
     async fn drain(&self, wait: Duration, peer: &Peer) -> Result<Drained, ApiError> {
         self.not_ending()?;
-        let served = self.served()?;
+        let pairs = self.pairs()?;
         let before = self.app.paused();
         self.app.pause(Some(DRAINED));
         audit::changed(peer, "drain", &json!(before.unwrap_or("serving")), &json!(DRAINED));
-        Ok(Drained { left: served.service.idle(wait).await })
+        Ok(Drained { left: pairs.idle(wait).await })
     }
 
     fn resume(&self, peer: &Peer) -> Result<(), ApiError> {
@@ -212,10 +235,10 @@ impl Admin {
     }
 
     async fn reload(&self, peer: &Peer, tag: Option<&str>) -> Result<Changes, ApiError> {
-        let served = self.served()?;
+        let pairs = self.pairs()?;
         let mut reload = self.reload.lock().await;
         reload.expect(tag)?;
-        let changes = reload.run(Some(&served.service)).await?;
+        let changes = reload.run(Some(pairs)).await?;
         audit_changes(peer, "reload", &changes);
         Ok(changes)
     }
@@ -224,19 +247,21 @@ impl Admin {
         &self,
         what: &str,
         keys: &[(&'static str, Value)],
+        pair: Option<&str>,
         peer: &Peer,
         tag: Option<&str>,
     ) -> Result<Changes, ApiError> {
-        let served = self.served()?;
+        let pairs = self.pairs()?;
+        let place = pair.map(|_| pairs.place(pair)).transpose()?.map(|(place, _)| place);
         let mut reload = self.reload.lock().await;
         reload.expect(tag)?;
-        let changes = reload.set(keys, Some(&served.service)).await?;
+        let changes = reload.set(keys, place, Some(pairs)).await?;
         audit_changes(peer, what, &changes);
         Ok(changes)
     }
 
-    async fn trace(&self, length: Duration, replica: usize) -> Result<Vec<u8>, ApiError> {
-        let service = &self.served()?.service;
+    async fn trace(&self, length: Duration, replica: usize, pair: Option<&str>) -> Result<Vec<u8>, ApiError> {
+        let service = &self.pairs()?.named(pair)?.service;
         let record = service.record(replica, length).await.ok_or_else(|| no_replica(service))??;
         chrome_trace(record).await
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use actix_web::http::{Method, StatusCode};
+use actix_web::web;
 use faser_engine::SeqId;
 use serde_json::Value;
 
@@ -16,18 +17,30 @@ use crate::http::errors::ApiError;
 pub enum Call {
     /// A page that shows the events in a browser.
     Dashboard,
-    /// A snapshot: what the daemon does now.
-    Status,
+    /// A snapshot: what the daemon does now, and one pair of it.
+    Status {
+        /// The pair; the first if there is none.
+        pair: Option<String>,
+    },
     /// The same again and again, as server-sent events.
     Events(Watch),
     /// The requests it has.
-    Requests,
+    Requests {
+        /// The pair; all if there is none.
+        pair: Option<String>,
+    },
     /// The config in force, what a reload would change, and the tag of it (`ETag`).
     Config,
     /// Where the models of the config would go, as `faser plan` says.
-    Plan,
+    Plan {
+        /// The pair; the first if there is none.
+        pair: Option<String>,
+    },
     /// How lengths are chosen, and the bounds of that.
-    Policy,
+    Policy {
+        /// The pair; the first if there is none.
+        pair: Option<String>,
+    },
     /// The level of the log.
     LogLevel,
     /// All metrics, in Prometheus' text format.
@@ -47,7 +60,12 @@ pub enum Call {
     /// Reads the config file again: what can change in a running daemon is applied, all else is named. A wrong file is refused, and changes nothing.
     Reload,
     /// Sets keys of `speculation` and `scheduler` in the running daemon, all or none, until the next reload. Streams go on.
-    SetPolicy(Vec<(&'static str, Value)>),
+    SetPolicy {
+        /// The keys.
+        keys: Vec<(&'static str, Value)>,
+        /// The pair; all if there is none.
+        pair: Option<String>,
+    },
     /// Sets `log.level`, until the next reload.
     SetLogLevel(Value),
     /// Records what the lanes of one replica do, and answers with a trace for ui.perfetto.dev. Refused while somebody else records.
@@ -56,24 +74,33 @@ pub enum Call {
         length: Duration,
         /// The replica.
         replica: usize,
+        /// The pair; the first if there is none.
+        pair: Option<String>,
     },
-    /// Measures anew what passes cost, and has all replicas plan by that. Takes no requests meanwhile. Refused while there are requests,
-    /// and on a GPU, whose memory the service has.
-    Profile,
+    /// Measures anew what passes cost, and has all replicas of a pair plan by that. Takes no requests meanwhile. Refused while there are
+    /// requests, and on a GPU, whose memory the service has.
+    Profile {
+        /// The pair; the first if there is none.
+        pair: Option<String>,
+    },
 }
 
 /// How events are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watch {
     /// Time between two.
     pub every: Duration,
     /// With the passes of the lanes since the one before.
     pub timeline: bool,
+    /// The pair; the first if there is none.
+    pub pair: Option<String>,
 }
 
-/// A request, as `REPLICA-NUMBER`.
+/// A request, as `REPLICA-NUMBER`, or of several pairs as `PAIR-REPLICA-NUMBER`, all counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId {
+    /// The number of the pair that has it, if there are several.
+    pub pair: Option<usize>,
     /// The replica that has it.
     pub replica: usize,
     /// Its sequence there.
@@ -101,6 +128,9 @@ const fn route(
     Route { method, path, summary, fields }
 }
 
+const THE_PAIR: (&str, &str) = ("pair", "which of several pairs; the first if left out");
+const ANY_PAIR: (&str, &str) = ("pair", "which of several pairs; all if left out");
+
 const POLICY_FIELDS: &[(&str, &str)] = &[
     ("policy", "off, fixed:K, batch-table:B=K,B=K, budget or faser"),
     ("k_max", "cap on the speculative length, 0 to 16; null for none"),
@@ -113,9 +143,10 @@ const POLICY_FIELDS: &[(&str, &str)] = &[
     ("tpot_ms", "latency target, per token after that; null for none"),
     ("max_running", "sequences that run at once, up to what the daemon was started with"),
     ("max_waiting", "sequences that wait"),
+    ANY_PAIR,
 ];
 
-/// Where each field of [`Call::SetPolicy`] stands in the config.
+/// Where each field of [`Call::SetPolicy`] stands in the config, but for the pair.
 const POLICY_KEYS: [&str; 11] = [
     "speculation.policy",
     "speculation.k_max",
@@ -132,8 +163,8 @@ const POLICY_KEYS: [&str; 11] = [
 
 /// All calls.
 pub const ROUTES: &[Route] = &[
-    route(Method::GET, "/", "a page that shows all this in a browser", &[]),
-    route(Method::GET, "/v1/status", "what the daemon does now", &[]),
+    route(Method::GET, "/", "a page that shows all this in a browser", &[THE_PAIR]),
+    route(Method::GET, "/v1/status", "what the daemon does now", &[THE_PAIR]),
     route(
         Method::GET,
         "/v1/events",
@@ -141,21 +172,27 @@ pub const ROUTES: &[Route] = &[
         &[
             ("every_ms", "time between two events, 100 to 60000; 1000 if left out"),
             ("timeline", "true, or false to leave out what the lanes did; true if left out"),
+            THE_PAIR,
         ],
     ),
-    route(Method::GET, "/v1/requests", "the requests it has, the oldest first", &[]),
+    route(Method::GET, "/v1/requests", "the requests it has, the oldest first", &[ANY_PAIR]),
     route(Method::POST, "/v1/requests/{id}/cancel", "end one request", &[]),
     route(Method::GET, "/v1/config", "the config in force, and what a reload would change", &[]),
     route(Method::POST, "/v1/reload", "read the config file again; If-Match: the tag of /v1/config", &[]),
-    route(Method::GET, "/v1/plan", "where the models of the config would go", &[]),
-    route(Method::GET, "/v1/policy", "how speculative lengths are chosen", &[]),
+    route(Method::GET, "/v1/plan", "where the models of the config would go", &[THE_PAIR]),
+    route(Method::GET, "/v1/policy", "how speculative lengths are chosen", &[THE_PAIR]),
     route(
         Method::PATCH,
         "/v1/policy",
         "have them chosen otherwise; If-Match: the tag of /v1/config",
         POLICY_FIELDS,
     ),
-    route(Method::POST, "/v1/profile", "measure anew what passes cost, while there are no requests", &[]),
+    route(
+        Method::POST,
+        "/v1/profile",
+        "measure anew what passes cost, while there are no requests",
+        &[THE_PAIR],
+    ),
     route(
         Method::POST,
         "/v1/drain",
@@ -167,7 +204,11 @@ pub const ROUTES: &[Route] = &[
         Method::POST,
         "/v1/trace",
         "record what the lanes do, as a trace for ui.perfetto.dev",
-        &[("seconds", "how long, 1 to 60; 5 if left out"), ("replica", "whose lanes; 0 if left out")],
+        &[
+            ("seconds", "how long, 1 to 60; 5 if left out"),
+            ("replica", "whose lanes; 0 if left out"),
+            THE_PAIR,
+        ],
     ),
     route(Method::GET, "/v1/log-level", "the level of the log", &[]),
     route(
@@ -188,21 +229,25 @@ impl Call {
     pub fn read(method: &Method, path: &str, input: &Value) -> Result<Call, ApiError> {
         let (route, part) = find(method, path)?;
         let mut fields = Fields::new("", input)?;
+        let pair =
+            if route.fields.iter().any(|(name, _)| *name == "pair") { fields.text("pair")? } else { None };
+        let pair = pair.map(str::to_owned);
         let call = match (route.method.as_str(), route.path) {
             ("GET", "/") => Call::Dashboard,
-            ("GET", "/v1/status") => Call::Status,
+            ("GET", "/v1/status") => Call::Status { pair },
             ("GET", "/v1/events") => Call::Events(Watch {
                 every: Duration::from_millis(fields.whole("every_ms", 100..=60_000)?.unwrap_or(1000)),
                 timeline: fields.flag("timeline")?.unwrap_or(true),
+                pair,
             }),
-            ("GET", "/v1/requests") => Call::Requests,
+            ("GET", "/v1/requests") => Call::Requests { pair },
             ("POST", "/v1/requests/{id}/cancel") => Call::Cancel(RequestId::read(part)?),
             ("GET", "/v1/config") => Call::Config,
             ("POST", "/v1/reload") => Call::Reload,
-            ("GET", "/v1/plan") => Call::Plan,
-            ("GET", "/v1/policy") => Call::Policy,
-            ("PATCH", "/v1/policy") => Call::SetPolicy(policy(&mut fields, input)?),
-            ("POST", "/v1/profile") => Call::Profile,
+            ("GET", "/v1/plan") => Call::Plan { pair },
+            ("GET", "/v1/policy") => Call::Policy { pair },
+            ("PATCH", "/v1/policy") => Call::SetPolicy { keys: policy(&mut fields, input)?, pair },
+            ("POST", "/v1/profile") => Call::Profile { pair },
             ("POST", "/v1/drain") => {
                 Call::Drain { wait: Duration::from_secs(fields.whole("wait_s", 0..=86_400)?.unwrap_or(0)) }
             }
@@ -210,6 +255,7 @@ impl Call {
             ("POST", "/v1/trace") => Call::Trace {
                 length: Duration::from_secs(fields.whole("seconds", 1..=60)?.unwrap_or(5)),
                 replica: fields.size("replica", 0..=4096)?.unwrap_or(0),
+                pair,
             },
             ("GET", "/v1/log-level") => Call::LogLevel,
             ("PUT", "/v1/log-level") => {
@@ -230,12 +276,12 @@ impl Call {
     pub fn changes(&self) -> bool {
         match self {
             Call::Dashboard
-            | Call::Status
+            | Call::Status { .. }
             | Call::Events(_)
-            | Call::Requests
+            | Call::Requests { .. }
             | Call::Config
-            | Call::Plan
-            | Call::Policy
+            | Call::Plan { .. }
+            | Call::Policy { .. }
             | Call::LogLevel
             | Call::Metrics
             | Call::OpenApi => false,
@@ -243,10 +289,10 @@ impl Call {
             | Call::Drain { .. }
             | Call::Resume
             | Call::Reload
-            | Call::SetPolicy(_)
+            | Call::SetPolicy { .. }
             | Call::SetLogLevel(_)
             | Call::Trace { .. }
-            | Call::Profile => true,
+            | Call::Profile { .. } => true,
         }
     }
 }
@@ -286,8 +332,8 @@ fn policy(fields: &mut Fields<'_>, input: &Value) -> Result<Vec<(&'static str, V
             keys.push((key, value.cloned().unwrap_or(Value::Null)));
         }
     }
-    if keys.is_empty() && input.as_object().is_some_and(serde_json::Map::is_empty) {
-        let known: Vec<&str> = POLICY_FIELDS.iter().map(|(name, _)| *name).collect();
+    if keys.is_empty() && input.as_object().is_some_and(|input| input.keys().all(|name| name == "pair")) {
+        let known: Vec<&str> = POLICY_FIELDS.iter().zip(POLICY_KEYS).map(|((name, _), _)| *name).collect();
         return Err(FieldError::new(
             "",
             Fault::Missing,
@@ -300,33 +346,44 @@ fn policy(fields: &mut Fields<'_>, input: &Value) -> Result<Vec<(&'static str, V
 impl RequestId {
     fn read(text: &str) -> Result<RequestId, FieldError> {
         let wrong = || {
-            let problem = "must be REPLICA-NUMBER, such as 0-17; /v1/requests lists them";
+            let problem = "must be REPLICA-NUMBER, such as 0-17, or of several pairs PAIR-REPLICA-NUMBER; /v1/requests lists them";
             FieldError::new("id", Fault::Value, problem)
         };
-        let (replica, seq) = text.split_once('-').ok_or_else(wrong)?;
-        let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
-        Ok(RequestId { replica: number(replica)? as usize, seq: SeqId(number(seq)?) })
+        let numbers = text.split('-').map(str::parse).collect::<Result<Vec<u64>, _>>();
+        match numbers.map_err(|_| wrong())?[..] {
+            [replica, seq] => Ok(RequestId { pair: None, replica: replica as usize, seq: SeqId(seq) }),
+            [pair, replica, seq] => {
+                Ok(RequestId { pair: Some(pair as usize), replica: replica as usize, seq: SeqId(seq) })
+            }
+            _ => Err(wrong()),
+        }
     }
 }
 
 impl std::fmt::Display for RequestId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(pair) = self.pair {
+            write!(f, "{pair}-")?;
+        }
         write!(f, "{}-{}", self.replica, self.seq.0)
     }
 }
 
-/// The values of a query as JSON would have them: whole numbers and flags are no strings there.
+/// The values of a query as JSON would have them: whole numbers and flags are no strings there, names are.
 ///
 /// # Errors
-/// A field is given twice.
+/// A field is given twice, or it is no query.
 pub fn query(text: &str) -> Result<Value, FieldError> {
     let mut object = serde_json::Map::new();
-    for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, text) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = match text {
+    let fields = web::Query::<Vec<(String, String)>>::from_query(text);
+    let fields = fields
+        .map_err(|err| FieldError::new("", Fault::Value, format!("the query cannot be read: {err}")))?;
+    for (name, text) in fields.into_inner() {
+        let value = match text.as_str() {
+            _ if name == "pair" => text.into(),
             "true" => true.into(),
             "false" => false.into(),
-            text => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
+            number => number.parse::<u64>().map_or_else(|_| number.into(), Value::from),
         };
         if object.insert(name.chars().take(64).collect(), value).is_some() {
             return Err(FieldError::new(name.escape_debug().to_string(), Fault::Value, "is given twice"));
@@ -336,60 +393,4 @@ pub fn query(text: &str) -> Result<Value, FieldError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn read(method: &Method, path: &str, input: &Value) -> Result<Call, String> {
-        Call::read(method, path, input).map_err(|err| err.to_string())
-    }
-
-    #[test]
-    fn every_route_has_a_call_and_only_get_changes_nothing() {
-        for Route { method, path, .. } in ROUTES {
-            let input = match (method.as_str(), *path) {
-                ("PATCH", _) => json!({"k_max": 3}),
-                ("PUT", _) => json!({"level": "info"}),
-                _ => json!({}),
-            };
-            let call = read(method, &path.replace("{id}", "0-7"), &input).unwrap();
-            assert_eq!(call.changes(), *method != Method::GET, "{method} {path}");
-        }
-    }
-
-    #[test]
-    fn calls_are_read_with_their_fields() {
-        assert_eq!(
-            read(&Method::GET, "/v1/events", &query("every_ms=250&timeline=false").unwrap()),
-            Ok(Call::Events(Watch { every: Duration::from_millis(250), timeline: false }))
-        );
-        assert_eq!(
-            read(&Method::PATCH, "/v1/policy", &json!({"k_max": null, "max_waiting": 3})),
-            Ok(Call::SetPolicy(vec![
-                ("speculation.k_max", Value::Null),
-                ("scheduler.max_waiting", json!(3))
-            ]))
-        );
-        let id = RequestId { replica: 1, seq: SeqId(17) };
-        assert_eq!(read(&Method::POST, "/v1/requests/1-17/cancel", &json!({})), Ok(Call::Cancel(id)));
-    }
-
-    #[test]
-    fn what_is_no_call_is_refused_with_what_would_be() {
-        for (method, path, input, words) in [
-            (Method::GET, "/v1/nothing", json!({}), "/v1/status"),
-            (Method::DELETE, "/v1/policy", json!({}), "use GET or PATCH"),
-            (Method::POST, "/v1/requests/7/cancel", json!({}), "REPLICA-NUMBER"),
-            (Method::POST, "/v1/requests//cancel", json!({}), "nothing at"),
-            (Method::PATCH, "/v1/policy", json!({}), "nothing is to change"),
-            (Method::PATCH, "/v1/policy", json!({"polcy": "off"}), "did you mean `policy`"),
-            (Method::PUT, "/v1/log-level", json!({}), "is missing"),
-            (Method::POST, "/v1/drain", json!({"wait_s": -1}), "0 to 86400"),
-            (Method::GET, "/v1/status", json!({"x": 1}), "`x` is unknown"),
-        ] {
-            let refusal = read(&method, path, &input).unwrap_err();
-            assert!(refusal.contains(words), "{path}: {refusal}");
-        }
-        assert!(query("a=1&a=2").is_err());
-    }
-}
+mod tests;

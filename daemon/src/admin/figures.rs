@@ -81,15 +81,15 @@ fn totals(totals: &Totals) -> TotalsRow {
     }
 }
 
-/// The requests of a replica.
-pub(super) fn requests(replica: usize, look: &Look) -> impl Iterator<Item = RequestRow> {
-    look.requests.iter().map(move |request| row(replica, request))
+/// The requests of a replica, of this pair of several.
+pub(super) fn requests(pair: Option<usize>, replica: usize, look: &Look) -> impl Iterator<Item = RequestRow> {
+    look.requests.iter().map(move |request| row(RequestId { pair, replica, seq: request.seq }, request))
 }
 
-fn row(replica: usize, request: &RequestView) -> RequestRow {
+fn row(id: RequestId, request: &RequestView) -> RequestRow {
     let usage = &request.usage;
     RequestRow {
-        id: RequestId { replica, seq: request.seq }.to_string(),
+        id: id.to_string(),
         state: match request.state {
             RequestState::Waiting => "waiting",
             RequestState::Prefill => "prefill",

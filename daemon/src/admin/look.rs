@@ -8,11 +8,15 @@ use faser_actors::{DeviceStatus, LaneSizes, Look, Seen};
 use faser_engine::LoadView;
 
 use super::figures::{figures, requests};
-use super::snapshot::{Figures, ModelView, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
+use super::snapshot::{
+    Figures, ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot,
+};
 use super::timeline::Timeline;
 use super::{ANSWERS_WITHIN, Admin};
 use crate::app::Served;
 use crate::config::Config;
+use crate::http::errors::ApiError;
+use crate::pairs::Pairs;
 
 /// How often views are kept to have rates from.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
@@ -26,8 +30,8 @@ const SHORTEST_WINDOW: Duration = Duration::from_millis(200);
 impl Admin {
     /// Keeps how things are, to have rates from.
     pub(super) fn sample(&self) {
-        let Some(served) = self.app.loaded() else { return };
-        let views = served.service.views();
+        let Some(pairs) = self.app.loaded() else { return };
+        let views = pairs.iter().map(|served| served.service.views()).collect();
         let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         samples.push_back((Instant::now(), views));
         if samples.len() > SAMPLES {
@@ -35,15 +39,22 @@ impl Admin {
         }
     }
 
-    /// The oldest views there are, and their age; none if they are too young.
-    fn earlier(&self) -> Option<(Duration, Vec<LoadView>)> {
+    /// The oldest views of a pair that there are, and their age; none if they are too young.
+    fn earlier(&self, pair: usize) -> Option<(Duration, Vec<LoadView>)> {
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, views) = samples.front()?;
-        Some((at.elapsed(), views.clone())).filter(|(age, _)| *age >= SHORTEST_WINDOW)
+        Some((at.elapsed(), views.get(pair)?.clone())).filter(|(age, _)| *age >= SHORTEST_WINDOW)
     }
 
-    /// The daemon now. `seen` is what was seen of the lanes of each replica, and is brought up to date; without it they are not looked at.
-    pub(super) async fn snapshot(&self, mut seen: Option<&mut Vec<Seen>>) -> Snapshot {
+    /// The daemon now, and the first of its pairs, or the one of this name. `seen` is what was seen of the lanes of each replica, and is brought up to date; without it they are not looked at.
+    ///
+    /// # Errors
+    /// 404: there is no such pair.
+    pub(super) async fn snapshot(
+        &self,
+        pair: Option<&str>,
+        mut seen: Option<&mut Vec<Seen>>,
+    ) -> Result<Snapshot, ApiError> {
         let (state, detail) = self.state();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut snapshot = Snapshot {
@@ -53,6 +64,7 @@ impl Admin {
             uptime_s: self.started.elapsed().as_secs_f64(),
             state,
             detail,
+            pairs: Vec::new(),
             model: None,
             policy: None,
             window_s: 0.0,
@@ -60,10 +72,12 @@ impl Admin {
             replicas: Vec::new(),
             slowest: Vec::new(),
         };
-        let Some(served) = self.app.loaded() else { return snapshot };
+        let Some(pairs) = self.app.loaded() else { return Ok(snapshot) };
+        let (place, served) = pairs.place(pair)?;
+        let number_of_pair = pairs.several().then_some(place);
         let service = &served.service;
         let (window, then) = self
-            .earlier()
+            .earlier(place)
             .unwrap_or_else(|| (self.started.elapsed(), vec![LoadView::default(); service.count()]));
         let (mut sum_then, mut sum) = (LoadView::default(), LoadView::default());
         for (number, status) in service.statuses().into_iter().enumerate() {
@@ -72,8 +86,9 @@ impl Admin {
                 &mut seen[number]
             });
             let before = then.get(number).cloned().unwrap_or_default();
-            let (replica, view) =
-                self.replica(served, number, &status, (&before, window), cursor, &mut snapshot.slowest).await;
+            let (replica, view, look) =
+                self.replica(served, number, &status, (&before, window), cursor).await;
+            snapshot.slowest.extend(look.iter().flat_map(|look| requests(number_of_pair, number, look)));
             if number == 0 {
                 (sum_then, sum) = (before, view);
             } else {
@@ -86,9 +101,10 @@ impl Admin {
         snapshot.window_s = window.as_secs_f64();
         oldest_first(&mut snapshot.slowest);
         snapshot.slowest.truncate(SLOWEST);
+        snapshot.pairs = rows(pairs);
         snapshot.model = Some(model(served));
-        snapshot.policy = Some(policy(self.reload.lock().await.config()));
-        snapshot
+        snapshot.policy = self.reload.lock().await.config().each().get(place).map(policy);
+        Ok(snapshot)
     }
 
     async fn replica(
@@ -98,8 +114,7 @@ impl Admin {
         status: &DeviceStatus,
         (then, window): (&LoadView, Duration),
         seen: Option<&mut Seen>,
-        slowest: &mut Vec<RequestRow>,
-    ) -> (ReplicaView, LoadView) {
+    ) -> (ReplicaView, LoadView, Option<Look>) {
         let look = self.look(served, number, SLOWEST, seen.as_ref().map(|seen| **seen)).await;
         let answers = look.is_some();
         let policy = look.as_ref().map(|look| look.tuning.policy.to_string());
@@ -109,14 +124,15 @@ impl Admin {
         };
         let mut timeline = None;
         if let Some(look) = &look {
-            slowest.extend(requests(number, look));
             if let (Some(seen), Some(recent)) = (seen, &look.recent) {
                 *seen = recent.seen;
                 timeline = Some(Timeline::new(look.now, recent));
             }
         }
         let figures = figures(then, &view, window, 1);
-        (ReplicaView { replica: number, state: status.to_string(), answers, policy, figures, timeline }, view)
+        let replica =
+            ReplicaView { replica: number, state: status.to_string(), answers, policy, figures, timeline };
+        (replica, view, look)
     }
 
     /// Asks the dispatcher of a replica; `None` if it does not answer.
@@ -140,14 +156,25 @@ impl Admin {
         match (app.loaded(), app.paused()) {
             (None, _) => ("loading", app.loading()),
             (Some(_), Some(why)) => ("paused", why.to_owned()),
-            (Some(served), None) if served.service.ready() => ("serving", served.service.status()),
-            (Some(served), None) => ("not-ready", served.service.status()),
+            (Some(pairs), None) if pairs.ready() => ("serving", pairs.status()),
+            (Some(pairs), None) => ("not-ready", pairs.status()),
         }
     }
 }
 
 pub(super) fn oldest_first(rows: &mut [RequestRow]) {
     rows.sort_by(|a, b| b.age_s.total_cmp(&a.age_s));
+}
+
+/// Each pair of several.
+fn rows(pairs: &Pairs) -> Vec<PairRow> {
+    let row = |served: &std::sync::Arc<Served>| PairRow {
+        name: served.name.clone(),
+        ready: served.service.ready(),
+        state: served.service.status(),
+        requests: served.service.active(),
+    };
+    pairs.iter().filter(|_| pairs.several()).map(row).collect()
 }
 
 fn model(served: &Served) -> ModelView {

@@ -26,9 +26,10 @@ pub(super) struct Measured {
 }
 
 impl Admin {
-    pub(super) async fn measure(&self, peer: &Peer) -> Result<Measured, ApiError> {
+    pub(super) async fn measure(&self, pair: Option<&str>, peer: &Peer) -> Result<Measured, ApiError> {
         self.not_ending()?;
-        let served = self.served()?.clone();
+        let pairs = self.pairs()?;
+        let served = pairs.named(pair)?.clone();
         if matches!(served.device, DeviceSpec::Cuda(_)) {
             let message = "the service has the GPU's memory, and measuring needs some of its own: \
                            restart with `faser serve --profile`";
@@ -38,7 +39,8 @@ impl Admin {
         let _measuring = self.measuring.try_lock().map_err(|_| busy())?;
         let before = self.app.paused();
         self.app.pause(Some(MEASURING));
-        let active = served.service.active();
+        // Of all pairs: they share the cores.
+        let active = pairs.active();
         if active > 0 {
             self.app.pause(before);
             let message = format!(

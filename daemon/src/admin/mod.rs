@@ -50,8 +50,8 @@ pub struct Admin {
     app: web::Data<App>,
     reload: Arc<AsyncMutex<Reload>>,
     operators: Operators,
-    /// When each was taken, and the views of the replicas: the oldest first.
-    samples: Mutex<VecDeque<(Instant, Vec<LoadView>)>>,
+    /// When each was taken, and the views of the replicas of each pair: the oldest first.
+    samples: Mutex<VecDeque<(Instant, Vec<Vec<LoadView>>)>>,
     started: Instant,
     /// Held while costs are measured.
     measuring: Arc<AsyncMutex<()>>,

@@ -1,4 +1,4 @@
-//! What operators see: one snapshot of the whole daemon, made for a screen that is drawn anew once a second. No text, no prompts, no keys.
+//! What operators see: one snapshot of the daemon and of one pair, the first or another, made for a screen that is drawn anew once a second. No text, no prompts, no keys.
 //! Shares are from 0 to 1; rates and histograms are over the window behind the snapshot, `window_s`; totals since the start.
 
 use serde::Serialize;
@@ -20,11 +20,14 @@ pub struct Snapshot {
     pub pid: u32,
     /// Time since it began to load.
     pub uptime_s: f64,
-    /// `loading`, `serving`, `paused` (drained by an operator, or measuring), `not-ready` (no replica serves) or `draining` (on its way down).
+    /// `loading`, `serving`, `paused` (drained by an operator, or measuring), `not-ready` (no replica serves, of one pair at least) or `draining` (on its way down).
     pub state: &'static str,
     /// The same in words: how far loading is, why nothing is taken.
     pub detail: String,
-    /// What is served; none while loading.
+    /// All pairs; empty if there is only one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pairs: Vec<PairRow>,
+    /// The pair that all else here is of; none while loading.
     pub model: Option<ModelView>,
     /// How lengths are chosen; none while loading.
     pub policy: Option<PolicyView>,
@@ -36,6 +39,19 @@ pub struct Snapshot {
     pub replicas: Vec<ReplicaView>,
     /// The oldest requests, ten at most, the oldest first.
     pub slowest: Vec<RequestRow>,
+}
+
+/// A pair of several.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct PairRow {
+    /// What clients call it.
+    pub name: String,
+    /// A replica of it serves.
+    pub ready: bool,
+    /// What its devices do.
+    pub state: String,
+    /// Its requests, waiting or running.
+    pub requests: usize,
 }
 
 /// The pair and its device.
@@ -211,7 +227,7 @@ pub struct TotalsRow {
 /// One request.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RequestRow {
-    /// What `cancel` calls it: replica and number.
+    /// What `cancel` calls it: replica and number, of several pairs behind that of the pair.
     pub id: String,
     /// `waiting`, `prefill` or `decode`.
     pub state: &'static str,

@@ -17,6 +17,7 @@ use crate::cli::{Cli, Command};
 use crate::config::Config;
 use crate::config::raw::Document;
 use crate::log::LogLevel;
+use crate::pairs::Pairs;
 
 const PAIR: &str =
     "model: {name: pair, synthetic: {preset: tiny}}\nspeculation: {policy: 'fixed:2', cost_cache: none}\n";
@@ -28,7 +29,7 @@ async fn daemon(text: &str) -> (web::Data<Admin>, Arc<Served>) {
     let served = Arc::new(crate::load::load(&config, &mut |_, _| {}).unwrap().start().await.unwrap());
     let app =
         web::Data::new(App::new(config.server.clone(), Arc::default(), crate::metrics::install().unwrap()));
-    app.serve(Arc::clone(&served));
+    app.serve(Pairs::new(vec![Arc::clone(&served)]));
     let line = ["faser", "serve", "-c", "/nowhere/faser.yaml"];
     let Ok(Cli { command: Command::Serve(args) }) = clap::Parser::try_parse_from(line) else {
         panic!("another command");
@@ -191,7 +192,7 @@ async fn drained_it_takes_nothing_and_resumed_it_does() {
     let mut stream = served.service.submit(submission(4000)).await.unwrap();
     let (code, drained) = call(&admin, Method::POST, "/v1/drain", &json!({})).await;
     assert_eq!((code, &drained["left"]), (StatusCode::OK, &json!(1)));
-    assert!(admin.app.served().is_err() && admin.app.readiness().is_err());
+    assert!(admin.app.served().is_err() && admin.app.readiness(None).is_err());
     assert_eq!(get(&admin, "/v1/status").await["state"], "paused");
     // Costs are not measured beside requests.
     let (code, busy) = call(&admin, Method::POST, "/v1/profile", &json!({})).await;
@@ -222,11 +223,11 @@ async fn drained_it_takes_nothing_and_resumed_it_does() {
 async fn a_snapshot_has_what_the_lanes_did_since_the_one_before() {
     let (admin, served) = daemon(PAIR).await;
     let mut seen = Vec::new();
-    let first = admin.snapshot(Some(&mut seen)).await;
+    let first = admin.snapshot(None, Some(&mut seen)).await.unwrap();
     assert!(first.replicas[0].timeline.as_ref().unwrap().passes.is_empty(), "nobody looked before");
     let mut stream = served.service.submit(submission(30)).await.unwrap();
     while stream.next().await.is_some() {}
-    let second = admin.snapshot(Some(&mut seen)).await;
+    let second = admin.snapshot(None, Some(&mut seen)).await.unwrap();
     let timeline = second.replicas[0].timeline.as_ref().unwrap();
     let committed: usize = timeline.passes.iter().map(|pass| pass.committed).sum();
     assert!(committed >= 30, "{timeline:?}");
@@ -234,10 +235,10 @@ async fn a_snapshot_has_what_the_lanes_did_since_the_one_before() {
     assert!(
         timeline.passes.iter().all(|pass| pass.began_us <= pass.ended_us && pass.ended_us <= timeline.now_us)
     );
-    let third = admin.snapshot(Some(&mut seen)).await;
+    let third = admin.snapshot(None, Some(&mut seen)).await.unwrap();
     assert!(third.replicas[0].timeline.as_ref().unwrap().passes.is_empty(), "each is shown once");
     assert!(second.replicas[0].answers && second.total.totals.output_tokens >= 30);
-    assert!(admin.snapshot(None).await.replicas[0].timeline.is_none());
+    assert!(admin.snapshot(None, None).await.unwrap().replicas[0].timeline.is_none());
     served.service.clone().stop().await;
 }
 

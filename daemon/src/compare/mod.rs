@@ -79,6 +79,9 @@ pub struct CompareArgs {
     /// Measure what passes cost anew, also if an earlier start has kept it.
     #[arg(long)]
     pub profile: bool,
+    /// Which of the config's pairs; without it the first.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
 }
 
 /// Runs the comparison, and writes what it found. Needs a running actix System.
@@ -141,7 +144,7 @@ impl CompareArgs {
     /// # Errors
     /// It is wrong.
     pub fn config_of(&self, document: &Document) -> Result<Config, ConfigError> {
-        let mut config = Config::from_document(document)?;
+        let mut config = Config::from_document(document)?.one(self.model.as_deref())?;
         config.speculation.policy = Policy::Faser;
         Ok(Config { profile: self.profile, ..config })
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::raw::Document;
+use super::raw::{Document, Step, steps};
 use super::{Config, ConfigError};
 
 /// Keys whose change changes the config, as `section.key`, sorted. A default that is now written down, or a comment, is no change.
@@ -34,39 +34,53 @@ pub fn changed(old: &Document, new: &Document) -> Result<Vec<String>, ConfigErro
 /// `document` with this value at `key`; `None` leaves the key out.
 pub fn with(document: &Document, key: &str, value: Option<&Value>) -> Document {
     let mut root = document.root().clone();
-    put(&mut root, key, value);
+    put(&mut root, &steps(key), value);
     document.with_root(root)
 }
 
 /// The value at `key`.
 pub fn value<'d>(document: &'d Document, key: &str) -> Option<&'d Value> {
-    key.split('.').try_fold(document.root(), |value, name| value.get(name))
+    steps(key).into_iter().try_fold(document.root(), |value, step| match step {
+        Step::Key(name) => value.get(name),
+        Step::Item(index) => value.get(index),
+    })
 }
 
-fn put(inside: &mut Value, key: &str, value: Option<&Value>) {
-    if inside.is_null() {
-        *inside = Value::Object(Map::new());
+fn put(inside: &mut Value, steps: &[Step<'_>], value: Option<&Value>) {
+    let Some((step, rest)) = steps.split_first() else {
+        *inside = value.cloned().unwrap_or(Value::Null);
+        return;
+    };
+    match (*step, &mut *inside) {
+        (Step::Key(_), Value::Null) => *inside = Value::Object(Map::new()),
+        (Step::Item(_), Value::Null) => *inside = Value::Array(Vec::new()),
+        _ => {}
     }
-    let Value::Object(map) = inside else { return };
-    match (key.split_once('.'), value) {
-        (Some((section, rest)), Some(_)) => {
-            put(map.entry(section).or_insert(Value::Null), rest, value);
+    match (*step, inside) {
+        (Step::Key(name), Value::Object(map)) if value.is_some() => {
+            put(map.entry(name).or_insert(Value::Null), rest, value);
         }
-        (Some((section, rest)), None) => {
-            if let Some(section) = map.get_mut(section) {
+        (Step::Key(name), Value::Object(map)) if rest.is_empty() => {
+            map.remove(name);
+        }
+        (Step::Key(name), Value::Object(map)) => {
+            if let Some(section) = map.get_mut(name) {
                 put(section, rest, None);
             }
         }
-        (None, Some(value)) => {
-            map.insert(key.to_owned(), value.clone());
+        (Step::Item(index), Value::Array(items)) => {
+            if index == items.len() && value.is_some() {
+                items.push(Value::Null);
+            }
+            if let Some(item) = items.get_mut(index) {
+                put(item, rest, value);
+            }
         }
-        (None, None) => {
-            map.remove(key);
-        }
+        _ => {}
     }
 }
 
-/// Every value that is no mapping, by its path; null is as good as absent.
+/// Every value that is no mapping, by its path, those of pairs too; null is as good as absent.
 fn flat(document: &Document) -> Map<String, Value> {
     let mut all = Map::new();
     walk("", document.root(), &mut all);
@@ -81,6 +95,9 @@ fn walk(path: &str, value: &Value, all: &mut Map<String, Value>) {
                 let inner = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
                 walk(&inner, value, all);
             }
+        }
+        Value::Array(pairs) if path == "pairs" => {
+            pairs.iter().enumerate().for_each(|(i, pair)| walk(&format!("pairs[{i}]"), pair, all));
         }
         value => {
             all.insert(path.to_owned(), value.clone());
@@ -132,6 +149,24 @@ mod tests {
     #[test]
     fn a_version_that_is_no_config_is_an_error() {
         assert!(changed(&parse(""), &parse("server: {workers: many}")).is_err());
+    }
+
+    #[test]
+    fn keys_of_a_pair_are_named_with_its_place() {
+        let pairs = |k: usize, more: &str| {
+            format!(
+                "speculation: {{k_max: {k}}}\npairs:\n- {{name: a, speculation: {{k_max: 2}}}}\n- {{name: b, model: {{draft: none}}}}\n{more}"
+            )
+        };
+        let old = pairs(4, "");
+        assert_eq!(keys(&old, &old.replace("k_max: 2", "k_max: 3")), ["pairs[0].speculation.k_max"]);
+        assert_eq!(keys(&old, &pairs(5, "")), ["speculation.k_max"]);
+        assert_eq!(keys(&old, &pairs(4, "- {name: c}\n")), ["pairs[2].name"]);
+        // What a pair says as all do is no change.
+        assert!(keys(&old, &old.replace("name: b,", "name: b, speculation: {k_max: 4},")).is_empty());
+        let document = with(&parse(&old), "pairs[1].kv.memory", Some(&Value::from("1MiB")));
+        assert_eq!(value(&document, "pairs[1].kv.memory"), Some(&Value::from("1MiB")));
+        assert_eq!(with(&document, "pairs[7].kv.memory", None).root(), document.root());
     }
 
     #[test]

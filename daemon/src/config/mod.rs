@@ -3,6 +3,7 @@
 mod admin;
 pub mod changes;
 mod drills;
+mod pairs;
 pub mod raw;
 mod server;
 mod shape;
@@ -64,6 +65,33 @@ pub struct Config {
     pub log: LogConfig,
     /// How long SIGTERM waits for sequences in flight.
     pub drain_timeout: Duration,
+    /// The pairs, if there are to be several: each is this config with its own sections laid over it.
+    pub pairs: Vec<Config>,
+}
+
+impl Config {
+    /// What each pair is served by, in order: `pairs`, or this config alone.
+    pub fn each(&self) -> &[Config] {
+        if self.pairs.is_empty() { std::slice::from_ref(self) } else { &self.pairs }
+    }
+
+    /// The config of one pair: of the one that `--model` names, or of the first.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn one(&self, name: Option<&str>) -> Result<Config, ConfigError> {
+        let named = |config: &&Config| name.is_none() || config.model.name.as_deref() == name;
+        self.each().iter().find(named).cloned().ok_or_else(|| {
+            let known = self.each().iter().filter_map(|config| config.model.name.as_deref());
+            let known: Vec<&str> = known.collect();
+            let message = format!(
+                "the config has no pair of this name{}{}",
+                if known.is_empty() { ", and no `pairs`: leave it out" } else { "; it has " },
+                known.join(", ")
+            );
+            ConfigError { place: Some("--model".to_owned()), message }
+        })
+    }
 }
 
 /// How speculative lengths are chosen.
@@ -184,6 +212,8 @@ pub struct DeviceConfig {
     pub replicas: usize,
     /// Faults made on purpose; none in a release build.
     pub drills: Vec<Drill>,
+    /// GPUs that other pairs have, if this is one of several.
+    pub others_gpus: Option<Vec<usize>>,
 }
 
 impl DeviceConfig {
@@ -193,7 +223,10 @@ impl DeviceConfig {
         match &self.kind {
             DeviceKind::Cuda(listed) if listed.len() > 1 => listed.clone(),
             DeviceKind::Cuda(listed) => listed.iter().flat_map(|first| *first..first + count).collect(),
-            _ => (0..count).collect(),
+            _ => {
+                let others = self.others_gpus.as_deref().unwrap_or_default();
+                (0..).filter(|gpu| !others.contains(gpu)).take(count).collect()
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::ConfigError;
@@ -78,6 +78,12 @@ impl Document {
     /// Lays a flag of the command line over `section.key`.
     pub fn lay_over(&mut self, path: &'static str, flag: &'static str, value: Value) {
         if let (Some((section, key)), Value::Object(root)) = (path.split_once('.'), &mut self.root) {
+            // A flag counts for every pair.
+            for pair in root.get_mut("pairs").and_then(Value::as_array_mut).into_iter().flatten() {
+                if let Some(Value::Object(own)) = pair.get_mut(section) {
+                    own.remove(key);
+                }
+            }
             let section = root.entry(section).or_insert(Value::Null);
             if section.is_null() {
                 *section = Value::Object(Default::default());
@@ -91,7 +97,11 @@ impl Document {
 
     /// The error for a faulty field: with file and line, or with the flag that set it.
     pub fn error(&self, err: &FieldError) -> ConfigError {
-        if let Some((_, flag)) = self.flags.iter().find(|(path, _)| *path == err.path) {
+        // Of a pair too: what it says itself has given way to the flag.
+        let path =
+            err.path.strip_prefix("pairs[").and_then(|rest| rest.split_once("].")).map(|(_, path)| path);
+        let path = path.unwrap_or(&err.path);
+        if let Some((_, flag)) = self.flags.iter().find(|(flagged, _)| *flagged == path) {
             return ConfigError { place: Some((*flag).to_owned()), message: err.message.clone() };
         }
         let place = self.file.as_ref().map(|file| match self.line(&err.path) {
@@ -103,7 +113,7 @@ impl Document {
 
     /// The line of a key, or of the nearest key around it; lines count from 1.
     fn line(&self, path: &str) -> Option<usize> {
-        let keys: Vec<&str> = path.split('.').collect();
+        let keys = steps(path);
         (1..=keys.len()).rev().find_map(|depth| {
             let seek = Seek { keys: keys.get(..depth)? };
             let err = seek.deserialize(serde_yaml::Deserializer::from_str(&self.text)).err()?;
@@ -154,9 +164,31 @@ fn plain(path: &str, yaml: serde_yaml::Value) -> Result<Value, FieldError> {
     }
 }
 
-/// serde_yaml tells places in errors alone: so a reader that fails on purpose at the key looked for.
+/// A step of a path such as `pairs[1].kv.memory`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step<'p> {
+    /// To what stands under a key.
+    Key(&'p str),
+    /// To an item of a list.
+    Item(usize),
+}
+
+/// The steps of a path.
+pub(super) fn steps(path: &str) -> Vec<Step<'_>> {
+    let mut steps = Vec::new();
+    for part in path.split('.') {
+        let indexed = part.split_once('[').and_then(|(key, rest)| Some((key, rest.strip_suffix(']')?)));
+        match indexed.and_then(|(key, index)| Some((key, index.parse().ok()?))) {
+            Some((key, index)) => steps.extend([Step::Key(key), Step::Item(index)]),
+            None => steps.push(Step::Key(part)),
+        }
+    }
+    steps
+}
+
+/// serde_yaml tells places in errors alone: so a reader that fails on purpose at the key looked for. Of an item of a list that is its first key.
 struct Seek<'k> {
-    keys: &'k [&'k str],
+    keys: &'k [Step<'k>],
 }
 
 const FOUND: &str = "here it is";
@@ -177,7 +209,14 @@ impl<'de> Visitor<'de> for Seek<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Some((wanted, rest)) = self.keys.split_first() else { return Ok(()) };
+        let (wanted, rest) = match self.keys {
+            [] => (None, self.keys),
+            [Step::Key(key), rest @ ..] => (Some(*key), rest),
+            [Step::Item(_), ..] => {
+                IgnoredAny.visit_map(map)?;
+                return Ok(());
+            }
+        };
         while let Some(found) = map.next_key_seed(Key { wanted, last: rest.is_empty() })? {
             if found {
                 return map.next_value_seed(Seek { keys: rest });
@@ -186,11 +225,23 @@ impl<'de> Visitor<'de> for Seek<'_> {
         }
         Ok(())
     }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        if let [Step::Item(wanted), rest @ ..] = self.keys {
+            for _ in 0..*wanted {
+                list.next_element::<IgnoredAny>()?;
+            }
+            list.next_element_seed(Seek { keys: rest })?;
+        }
+        IgnoredAny.visit_seq(list)?;
+        Ok(())
+    }
 }
 
 /// One key: fails if it is the last one looked for, else says whether it is on the way.
 struct Key<'k> {
-    wanted: &'k str,
+    /// Any, if none is named.
+    wanted: Option<&'k str>,
     last: bool,
 }
 
@@ -210,7 +261,8 @@ impl Visitor<'_> for Key<'_> {
     }
 
     fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<bool, E> {
-        if key == self.wanted && self.last { Err(E::custom(FOUND)) } else { Ok(key == self.wanted) }
+        let found = self.wanted.is_none_or(|wanted| wanted == key);
+        if found && self.last { Err(E::custom(FOUND)) } else { Ok(found) }
     }
 }
 
@@ -241,6 +293,12 @@ mod tests {
             assert_eq!(document.line(path), Some(line), "{path}");
         }
         assert_eq!(document.line("absent"), None);
+        let document = parse("pairs:\n  - name: a\n    kv: {memory: 1}\n  - kv:\n      memory: 1\n").unwrap();
+        for (path, line) in
+            [("pairs[0].kv.memory", 3), ("pairs[1]", 4), ("pairs[1].kv.memory", 5), ("pairs[1].name", 4)]
+        {
+            assert_eq!(document.line(path), Some(line), "{path}");
+        }
     }
 
     #[test]

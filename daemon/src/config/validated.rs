@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::admin::admin;
 use super::drills::drills;
+use super::pairs::pairs;
 use super::raw::Document;
 use super::server::server;
 use super::shape::shapes;
@@ -35,6 +36,7 @@ impl Config {
 }
 
 fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
+    let whole = root;
     let mut root = Fields::new("", root)?;
     let nothing = Value::Object(Default::default());
     let mut section = |name: &'static str| {
@@ -43,16 +45,13 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     };
     let server = server(section("server")?, folder)?;
     let admin = admin(section("admin")?, folder)?;
-    let model = model(section("model")?, folder)?;
-    let device = device(section("device")?, &model)?;
-    let kv = kv(section("kv")?)?;
-    let scheduler = scheduler(section("scheduler")?)?;
-    let (speculation, cost_cache) = speculation(section("speculation")?, &model, folder)?;
     let log = log(section("log")?)?;
+    let Sections { model, device, kv, scheduler, speculation, cost_cache } = sections(section, folder)?;
     let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
+    let several = root.list("pairs")?;
     root.finish()?;
-    Ok(Config {
+    let config = Config {
         server,
         admin,
         model,
@@ -65,10 +64,38 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         profile: false,
         log,
         drain_timeout,
-    })
+        pairs: Vec::new(),
+    };
+    match several {
+        None => Ok(config),
+        Some(items) => Ok(Config { pairs: pairs(items, whole, &config, folder)?, ..config }),
+    }
 }
 
-fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldError> {
+/// What pairs may have each of their own.
+pub(super) struct Sections {
+    pub(super) model: ModelConfig,
+    pub(super) device: DeviceConfig,
+    pub(super) kv: KvConfig,
+    pub(super) scheduler: SchedulerConfig,
+    pub(super) speculation: SpeculationConfig,
+    pub(super) cost_cache: CostCache,
+}
+
+pub(super) fn sections<'v>(
+    mut section: impl FnMut(&'static str) -> Result<Fields<'v>, FieldError>,
+    folder: &Path,
+) -> Result<Sections, FieldError> {
+    let model = model(section("model")?, folder)?;
+    let device = device(section("device")?, &model)?;
+    let kv = kv(section("kv")?)?;
+    let scheduler = scheduler(section("scheduler")?)?;
+    let (speculation, cost_cache) = speculation(section("speculation")?, &model, folder)?;
+    Ok(Sections { model, device, kv, scheduler, speculation, cost_cache })
+}
+
+/// What clients call a model.
+pub(super) fn name<'v>(fields: &mut Fields<'v>) -> Result<Option<&'v str>, FieldError> {
     let name = fields.text("name")?;
     if let Some(name) = name
         && (name.is_empty() || name.len() > 128 || !name.bytes().all(|byte| byte.is_ascii_graphic()))
@@ -76,6 +103,11 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
         let wanted = "1 to 128 letters, digits and signs without spaces";
         return Err(wrong_value(&fields.path("name"), wanted, &name.into()));
     }
+    Ok(name)
+}
+
+fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldError> {
+    let name = name(&mut fields)?;
     let spec = fields.object("synthetic")?.map(synthetic).transpose()?;
     let target = fields.text("target")?;
     let draft = fields.text("draft")?;
@@ -231,6 +263,7 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
         rank_deadline: Duration::from_secs(deadline.unwrap_or(60)),
         replicas,
         drills,
+        others_gpus: None,
     })
 }
 

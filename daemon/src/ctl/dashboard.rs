@@ -14,7 +14,7 @@ use clap::Args;
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Client, Headers};
-use super::{CtlError, print};
+use super::{CtlError, of_pair, print};
 use crate::admin::browser::is_loopback;
 
 /// What is handed on.
@@ -65,9 +65,9 @@ struct Proxy {
 ///
 /// # Errors
 /// The daemon is not there, or the address cannot be had.
-pub(super) fn serve(client: &Client, args: &DashboardArgs) -> Result<i32, CtlError> {
+pub(super) fn serve(client: &Client, args: &DashboardArgs, pair: Option<&str>) -> Result<i32, CtlError> {
     // Whoever may not look learns it now.
-    client.get("/v1/status")?;
+    client.get(&of_pair("/v1/status", pair))?;
     let failed = |source| CtlError::Listen { address: args.listen, source };
     let token = token().map_err(|err| CtlError::Output(format!("no token can be made: {err}")))?;
     let proxy = web::Data::new(Proxy { client: client.clone(), token });
@@ -82,7 +82,7 @@ pub(super) fn serve(client: &Client, args: &DashboardArgs) -> Result<i32, CtlErr
                 .bind(args.listen)
                 .map_err(failed)?;
         let address = server.addrs().first().copied().unwrap_or(args.listen);
-        let url = format!("http://{address}/?token={}", proxy.token);
+        let url = of_pair(&format!("http://{address}/?token={}", proxy.token), pair);
         print(&format!("dashboard: {url}\nCtrl-C ends it"))?;
         if args.open {
             open(&url);

@@ -33,6 +33,7 @@ Examples:
   faser ctl reload && faser ctl config
   faser ctl drain --wait 60 && systemctl restart faser
   faser ctl trace --seconds 5 -o trace.json       for https://ui.perfetto.dev
+  faser ctl requests --pair large                 of several pairs (`pairs` in the config)
   faser ctl dashboard                             the same live in a browser, at the address that it prints
   faser ctl --json status | jq .total.acceptance")]
 pub struct CtlArgs {
@@ -42,6 +43,9 @@ pub struct CtlArgs {
     /// Print the daemon's answer as JSON.
     #[arg(long, global = true)]
     pub json: bool,
+    /// Which of several pairs: for status, events, plan, profile, trace and dashboard the first without it, for requests and policy set all.
+    #[arg(long, value_name = "NAME", global = true)]
+    pub pair: Option<String>,
     /// What to do.
     #[command(subcommand)]
     pub command: CtlCommand,
@@ -228,10 +232,13 @@ fn pair(text: &str) -> Result<(String, Value), String> {
 /// The daemon is not there, refuses, or nobody reads.
 pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
     let client = Client::new(&args.socket);
-    let done =
-        |method, path: &str, body: Option<Value>| client.call(method, path, body.as_ref(), None)?.done();
+    let pair = args.pair.as_deref();
+    // Of calls that no pair is for, the daemon refuses it.
+    let done = |method, path: &str, body: Option<Value>| {
+        client.call(method, path, with_pair(body, pair).as_ref(), None)?.done()
+    };
     let look = |path: &str, show: fn(&Value) -> String| -> Result<i32, CtlError> {
-        let answer = client.get(path)?.json()?;
+        let answer = client.get(&of_pair(path, pair))?.json()?;
         told(&answer, args.json, show)
     };
     match &args.command {
@@ -243,18 +250,21 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
         CtlCommand::Policy { change: None } => look("/v1/policy", show::fields),
         CtlCommand::LogLevel { level: None } => look("/v1/log-level", show::fields),
         CtlCommand::Events { every_ms, timeline } => {
-            for event in client.events(&format!("/v1/events?every_ms={every_ms}&timeline={timeline}"))? {
+            let path = format!("/v1/events?every_ms={every_ms}&timeline={timeline}");
+            for event in client.events(&of_pair(&path, pair))? {
                 print(&event?.to_string())?;
             }
             Ok(0)
         }
         CtlCommand::Policy { change: Some(PolicyCommand::Set { pairs, tag }) } => {
             let body: Map<String, Value> = pairs.iter().cloned().collect();
-            let answer = client.call("PATCH", "/v1/policy", Some(&body.into()), tag.as_deref())?.done()?;
+            let body = with_pair(Some(body.into()), pair);
+            let answer = client.call("PATCH", "/v1/policy", body.as_ref(), tag.as_deref())?.done()?;
             told(&answer.json()?, args.json, show::changes)
         }
         CtlCommand::Reload { tag } => {
-            let answer = client.call("POST", "/v1/reload", None, tag.as_deref())?.done()?;
+            let body = with_pair(None, pair);
+            let answer = client.call("POST", "/v1/reload", body.as_ref(), tag.as_deref())?.done()?;
             told(&answer.json()?, args.json, show::changes)
         }
         CtlCommand::LogLevel { level: Some(level) } => {
@@ -277,12 +287,29 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
             write(output, &answer)?;
             Ok(0)
         }
-        CtlCommand::Dashboard(wanted) => dashboard::serve(&client, wanted),
+        CtlCommand::Dashboard(wanted) => dashboard::serve(&client, wanted, pair),
         CtlCommand::Metrics => {
-            print(String::from_utf8_lossy(&client.get("/metrics")?.body).trim_end())?;
+            print(String::from_utf8_lossy(&client.get(&of_pair("/metrics", pair))?.body).trim_end())?;
             Ok(0)
         }
     }
+}
+
+/// A path of a look at one pair.
+pub(crate) fn of_pair(path: &str, pair: Option<&str>) -> String {
+    let Some(pair) = pair else { return path.to_owned() };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let written = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let parted = if path.contains('?') { '&' } else { '?' };
+    format!("{path}{parted}pair={}", pair.bytes().map(written).collect::<String>())
+}
+
+/// The fields of a change of one pair.
+fn with_pair(body: Option<Value>, pair: Option<&str>) -> Option<Value> {
+    let Some(pair) = pair else { return body };
+    let mut body = body.unwrap_or_else(|| json!({}));
+    body["pair"] = pair.into();
+    Some(body)
 }
 
 fn told(answer: &Value, json: bool, show: fn(&Value) -> String) -> Result<i32, CtlError> {
@@ -312,6 +339,16 @@ mod tests {
         assert_eq!(pair("k_max=null"), Ok(("k_max".to_owned(), Value::Null)));
         assert_eq!(pair("prune=false"), Ok(("prune".to_owned(), json!(false))));
         assert!(pair("prune").unwrap_err().contains("KEY=VALUE"));
+    }
+
+    #[test]
+    fn names_of_pairs_survive_the_query() {
+        assert_eq!(of_pair("/v1/status", None), "/v1/status");
+        let path = of_pair("/v1/events?every_ms=1", Some("Qwen/Q&A+3-ü"));
+        assert_eq!(path, "/v1/events?every_ms=1&pair=Qwen%2FQ%26A%2B3-%C3%BC");
+        let read = crate::admin::api::query(path.split_once('?').unwrap().1).unwrap();
+        assert_eq!(read["pair"], "Qwen/Q&A+3-ü");
+        assert_eq!(with_pair(None, Some("a")), Some(json!({"pair": "a"})));
     }
 
     #[test]

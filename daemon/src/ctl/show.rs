@@ -66,6 +66,13 @@ pub(super) fn status(value: &Value) -> String {
         ),
     ]];
     let mut row = |name: &str, text: String| rows.push(vec![name.to_owned(), text]);
+    for pair in value["pairs"].as_array().into_iter().flatten() {
+        let name = if pair["name"] == model["name"] { "pair *" } else { "pair" };
+        row(
+            name,
+            format!("{}: {}, {} requests", plain(&pair["name"]), plain(&pair["state"]), pair["requests"]),
+        );
+    }
     if model.is_object() {
         row(
             "model",

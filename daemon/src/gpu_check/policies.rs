@@ -25,6 +25,7 @@ pub(super) fn policies(setting: &Setting, report: &mut Report<'_>) -> CheckResul
         setting.ordinal
     );
     let args = CompareArgs {
+        model: None,
         config: None,
         policies: POLICIES.iter().map(|policy| policy.parse()).collect::<Result<_, String>>()?,
         streams: setting.size(vec![1, 8, 64], vec![2]),

@@ -24,8 +24,9 @@ pub(super) async fn chat(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
+    let pairs = app.served()?;
     let body = body::read(&request, payload, &app).await?;
+    let served = pairs.of_body(&body)?;
     let (conversation, parameters) = read(&body, &Bounds::of(&app, served))?;
     drop(body);
     let prompt = render(served, &conversation)?;

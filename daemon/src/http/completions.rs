@@ -21,8 +21,9 @@ pub(super) async fn completions(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
+    let pairs = app.served()?;
     let body = body::read(&request, payload, &app).await?;
+    let served = pairs.of_body(&body)?;
     let Completion { prompts, echo, parameters } = read(&body, &Bounds::of(&app, served))?;
     drop(body);
     let mut encoded = Vec::with_capacity(prompts.len());

@@ -23,7 +23,7 @@ pub(super) async fn trace(app: web::Data<App>, request: HttpRequest) -> Result<H
         return Err(ApiError::refused(StatusCode::NOT_FOUND, "debug_off", message));
     }
     let Query { seconds, replica } = Query::read(request.query_string())?;
-    let served = app.served()?;
+    let served = app.served()?.of_query(request.query_string())?;
     let length = Duration::from_secs(seconds.unwrap_or(DEFAULT_S));
     let record = served.service.record(replica.unwrap_or(0), length).await;
     let record = record.ok_or_else(|| no_replica(&served.service))??;
@@ -66,9 +66,11 @@ impl Query {
             match name {
                 "seconds" => once(&mut read.seconds, "seconds", value, 5)?,
                 "replica" => once(&mut read.replica, "replica", value, 1)?,
+                // Read by whoever has the pairs.
+                "model" => {}
                 _ => {
                     let name: String = name.chars().take(64).collect();
-                    let problem = "is unknown; known here: seconds, replica";
+                    let problem = "is unknown; known here: seconds, replica, model";
                     let name = name.escape_debug().to_string();
                     return Err(FieldError::new(name, Fault::Unknown, problem).into());
                 }

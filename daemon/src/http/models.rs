@@ -6,19 +6,15 @@ use serde_json::{Value, json};
 use super::errors::ApiError;
 use crate::app::{App, Served};
 
-/// The list, of one.
+/// All of them.
 pub(super) async fn list(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
-    Ok(HttpResponse::Ok().json(json!({"object": "list", "data": [described(served)]})))
+    let data: Vec<Value> = app.served()?.iter().map(|served| described(served)).collect();
+    Ok(HttpResponse::Ok().json(json!({"object": "list", "data": data})))
 }
 
 /// One by its name.
 pub(super) async fn one(app: web::Data<App>, id: web::Path<String>) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
-    if *id != served.name {
-        return Err(ApiError::unknown_model(&id, &served.name));
-    }
-    Ok(HttpResponse::Ok().json(described(served)))
+    Ok(HttpResponse::Ok().json(described(app.served()?.named(Some(&id))?)))
 }
 
 fn described(served: &Served) -> Value {

@@ -1,8 +1,9 @@
-//! What routers in front of several servers ask beside /health, /ready and /metrics: SGLang's names for who serves what, and whether it answers.
+//! What routers in front of several servers ask beside /health, /ready and /metrics: SGLang's names for who serves what, and whether it answers. Of
+//! several pairs they speak of the first, or of the one that the query names as `model`.
 
 use std::time::Duration;
 
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use faser_actors::{Sampling, Submission, Update};
 use faser_engine::{Handling, SpeculationMode};
 use serde_json::json;
@@ -14,8 +15,8 @@ use crate::app::{App, Served};
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// GET /model_info and /get_model_info.
-pub(super) async fn model_info(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
+pub(super) async fn model_info(app: web::Data<App>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let served = app.served()?.of_query(request.query_string())?;
     // No `model_path`: routers look for a tokenizer there.
     Ok(HttpResponse::Ok().json(json!({
         "served_model_name": served.name, "is_generation": true, "max_context_length": served.max_context,
@@ -23,16 +24,19 @@ pub(super) async fn model_info(app: web::Data<App>) -> Result<HttpResponse, ApiE
 }
 
 /// GET /server_info and /get_server_info.
-pub(super) async fn server_info(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
+pub(super) async fn server_info(app: web::Data<App>, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let served = app.served()?.of_query(request.query_string())?;
     Ok(HttpResponse::Ok().json(json!({
         "served_model_name": served.name, "version": env!("CARGO_PKG_VERSION"), "max_model_len": served.max_context,
     })))
 }
 
 /// GET /health_generate: whether a token comes, by generating one.
-pub(super) async fn health_generate(app: web::Data<App>) -> HttpResponse {
-    let problem = match (app.readiness(), app.served()) {
+pub(super) async fn health_generate(app: web::Data<App>, request: HttpRequest) -> HttpResponse {
+    let query = request.query_string();
+    let served = app.served().and_then(|pairs| pairs.of_query(query));
+    let name = served.as_ref().ok().map(|served| served.name.as_str());
+    let problem = match (app.readiness(name), &served) {
         (Err(reason), _) => reason,
         (Ok(()), Err(error)) => error.to_string(),
         (Ok(()), Ok(served)) => match tokio::time::timeout(ANSWERS_WITHIN, one_token(served)).await {

@@ -17,8 +17,9 @@ pub(super) async fn tokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
+    let pairs = app.served()?;
     let body = body::read(&request, payload, &app).await?;
+    let served = pairs.of_body(&body)?;
     let (source, add_special) = read(&body, &Bounds::of(&app, served))?;
     drop(body);
     let prompt = match source {
@@ -71,8 +72,9 @@ pub(super) async fn detokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let served = app.served()?;
+    let pairs = app.served()?;
     let body = body::read(&request, payload, &app).await?;
+    let served = pairs.of_body(&body)?;
     let ids = read_ids(&body, &Bounds::of(&app, served))?;
     drop(body);
     Ok(HttpResponse::Ok().json(json!({"prompt": served.tokenizer.decode(&ids)})))

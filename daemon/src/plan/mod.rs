@@ -20,6 +20,9 @@ use crate::error::DaemonError;
 /// What `faser plan` found.
 #[derive(Debug, Serialize)]
 pub struct PlanReport {
+    /// The name of the pair, if it is one of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pair: Option<String>,
     /// The machine.
     pub topology: Topology,
     /// Whether it was written in the config.
@@ -74,7 +77,20 @@ pub struct Refusal {
     pub would_fit: Vec<String>,
 }
 
-/// Plans what the config names.
+/// Plans every pair of the config.
+///
+/// # Errors
+/// As [`plan`], of several with the name of the pair.
+pub fn plan_all(config: &Config) -> Result<Vec<PlanReport>, DaemonError> {
+    let [_, _, ..] = config.each() else { return Ok(vec![plan(&config.each()[0])?]) };
+    let of_pair = |config: &Config| {
+        let name = config.model.name.clone().unwrap_or_default();
+        plan(config).map_err(|source| DaemonError::Pair { name, source: Box::new(source) })
+    };
+    config.each().iter().map(of_pair).collect()
+}
+
+/// Plans what the config of one pair names.
 ///
 /// # Errors
 /// Models that are not there or do not go together, a device that is not there. That the models do not fit is no error: the report
@@ -87,6 +103,13 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
     let models = Models::of(config)?;
     let (devices, mut notes) = devices(config, &topology)?;
     notes.extend(models.notes.iter().cloned());
+    let several = config.device.others_gpus.is_some();
+    if several && matches!(devices, PlanDevices::Cpu { .. }) {
+        notes.push(
+            "planned as though this pair were alone in the memory; `faser check` counts the other pairs too"
+                .to_owned(),
+        );
+    }
     let max_context = models.max_context(config)?;
     let bounds = crate::load::bounds(config, max_context, models.target.config.layers);
     let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
@@ -131,6 +154,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
         }
     };
     Ok(PlanReport {
+        pair: config.model.name.clone().filter(|_| several),
         written: config.topology.is_some(),
         topology,
         target: target_facts,
@@ -153,21 +177,28 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
     };
     let cpu = || PlanDevices::Cpu { threads: config.device.threads };
     let unfit = fits_gpus(config).err().map(|error| error.to_string());
+    // One pair of several has GPUs that are its own; alone it may have the best.
+    let own = config.device.others_gpus.as_ref().map(|_| config.device.gpus());
     Ok(match &config.device.kind {
         DeviceKind::Cpu => (cpu(), Vec::new()),
         DeviceKind::Auto if count == 0 => (cpu(), topology.note.iter().cloned().collect()),
-        DeviceKind::Auto => match unfit {
-            None => (gpus((0..count).collect()), Vec::new()),
-            Some(why) => (cpu(), vec![format!("the GPUs cannot be used: {why}")]),
-        },
-        DeviceKind::Cuda(listed) => match (listed.iter().find(|gpu| **gpu >= count), unfit) {
-            (Some(&first), _) => {
-                return Err(DaemonError::PlanGpu { first, count, note: topology.note.clone() });
+        DeviceKind::Auto => match (unfit, own) {
+            (None, Some(own)) if own.iter().any(|gpu| *gpu >= count) => {
+                (cpu(), vec!["the GPUs are those of the other pairs".to_owned()])
             }
-            (None, None) if listed.len() > 1 => (gpus(listed.clone()), Vec::new()),
-            (None, None) => (gpus((listed[0]..count).collect()), Vec::new()),
-            (None, Some(why)) => return Err(DaemonError::PlanUnfit(why)),
+            (None, own) => (gpus(own.unwrap_or_else(|| (0..count).collect())), Vec::new()),
+            (Some(why), _) => (cpu(), vec![format!("the GPUs cannot be used: {why}")]),
         },
+        DeviceKind::Cuda(listed) => {
+            match (own.as_ref().unwrap_or(listed).iter().find(|gpu| **gpu >= count), unfit) {
+                (Some(&first), _) => {
+                    return Err(DaemonError::PlanGpu { first, count, note: topology.note.clone() });
+                }
+                (None, None) if own.is_some() || listed.len() > 1 => (gpus(config.device.gpus()), Vec::new()),
+                (None, None) => (gpus((listed[0]..count).collect()), Vec::new()),
+                (None, Some(why)) => return Err(DaemonError::PlanUnfit(why)),
+            }
+        }
     })
 }
 

@@ -14,6 +14,7 @@ const BAR: usize = 48;
 
 impl Display for PlanReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.pair.iter().try_for_each(|name| writeln!(f, "pair     {name}"))?;
         machine(f, &self.topology, self.written)?;
         model(f, "target", &self.target)?;
         match &self.draft {

@@ -105,6 +105,23 @@ pub const LIVE: &[LiveKey] = &[
     },
 ];
 
+/// The number of the pair whose key this is, such as `pairs[1].scheduler.max_running`, and the key within it; none of a key for all.
+pub(super) fn of_pair(key: &str) -> Option<(usize, &str)> {
+    let (number, key) = key.strip_prefix("pairs[")?.split_once("].")?;
+    Some((number.parse().ok()?, key))
+}
+
+/// A live key, of all or of a pair.
+pub(super) fn find(key: &str) -> Option<&'static LiveKey> {
+    let name = of_pair(key).map_or(key, |(_, key)| key);
+    LIVE.iter().find(|live| live.key == name)
+}
+
+/// The config that a key's value in force is told by: that of its pair.
+pub(super) fn config_of<'c>(key: &str, config: &'c Config) -> Option<&'c Config> {
+    of_pair(key).map_or(Some(config), |(pair, _)| config.pairs.get(pair))
+}
+
 /// How engines decide by this config.
 pub fn tuning(config: &Config) -> Tuning {
     let speculation = &config.speculation;
@@ -127,8 +144,8 @@ pub(super) fn why(err: &EngineError) -> String {
     }
 }
 
-/// Which of the keys that change an engine refuses; `None` if that cannot be said.
-pub(super) fn culprit<'k>(err: &EngineError, keys: &'k [String]) -> Option<&'k str> {
+/// Which of the keys that change an engine of this pair refuses: one of its own first. `None` if that cannot be said.
+pub(super) fn culprit<'k>(err: &EngineError, pair: usize, keys: &'k [String]) -> Option<&'k str> {
     let of = match err {
         EngineError::Beyond { name: "max_running", .. } => "scheduler.max_running",
         EngineError::Beyond { .. } | EngineError::NoCosts(_) | EngineError::Policy(_) => "speculation.policy",
@@ -137,5 +154,6 @@ pub(super) fn culprit<'k>(err: &EngineError, keys: &'k [String]) -> Option<&'k s
             return None;
         }
     };
-    keys.iter().map(String::as_str).find(|key| *key == of)
+    let mut own = keys.iter().filter(|key| of_pair(key) == Some((pair, of)));
+    own.next().or_else(|| keys.iter().find(|key| *key == of)).map(String::as_str)
 }

@@ -81,7 +81,7 @@ async fn keys_are_set_all_or_none_and_a_reload_brings_the_file_back() {
     folder.write("speculation: {policy: 'fixed:2'}\n");
     let (mut reload, _) = folder.reload();
     let changes = reload
-        .set(&[("speculation.policy", json!("fixed:4")), ("speculation.k_max", json!(3))], None)
+        .set(&[("speculation.policy", json!("fixed:4")), ("speculation.k_max", json!(3))], None, None)
         .await
         .unwrap();
     assert_eq!(changes.to_string(), "applied: speculation.k_max, speculation.policy");
@@ -95,16 +95,67 @@ async fn keys_are_set_all_or_none_and_a_reload_brings_the_file_back() {
         [("speculation.k_max", json!(1)), ("speculation.policy", json!("fixed:99"))],
         [("speculation.k_max", json!(17)), ("speculation.policy", json!("off"))],
     ] {
-        assert!(matches!(reload.set(&keys, None).await, Err(ReloadError::Config(_))), "{keys:?}");
+        assert!(matches!(reload.set(&keys, None, None).await, Err(ReloadError::Config(_))), "{keys:?}");
         assert_eq!(reload.tag(), tag);
     }
     assert!(reload.expect(Some(&format!("\"{tag}\""))).is_ok() && reload.expect(None).is_ok());
     assert!(matches!(reload.expect(Some("other")), Err(ReloadError::Outdated { .. })));
     // The default again.
-    reload.set(&[("speculation.k_max", Value::Null)], None).await.unwrap();
+    reload.set(&[("speculation.k_max", Value::Null)], None, None).await.unwrap();
     assert_eq!(reload.config().speculation.k_max, None);
     assert_eq!(run(&mut reload).await.unwrap(), "applied: speculation.policy");
     assert_eq!(reload.config().speculation.policy.to_string(), "fixed:2");
+}
+
+#[actix_web::test]
+async fn keys_of_a_pair_are_live_as_long_as_the_pairs_are_the_same() {
+    let folder = Folder::new("pairs");
+    let pairs = |k: usize| {
+        format!(
+            "speculation: {{k_max: 8}}\npairs:\n- {{name: a}}\n- {{name: b, speculation: {{k_max: {k}}}}}\n"
+        )
+    };
+    folder.write(&pairs(2));
+    let (mut reload, _) = folder.reload();
+    folder.write(&pairs(3).replace("{name: a}", "{name: a, kv: {block_size: 8}}"));
+    let changes = reload.run(None).await.unwrap();
+    assert_eq!(
+        changes.to_string(),
+        "applied: pairs[1].speculation.k_max; needs a restart: pairs[0].kv.block_size"
+    );
+    assert_eq!((&changes.applied[0].before, &changes.applied[0].after), (&json!(2), &json!(3)));
+    let k_max = |reload: &Reload| {
+        reload.config().each().iter().map(|pair| pair.speculation.k_max).collect::<Vec<_>>()
+    };
+    assert_eq!(k_max(&reload), [Some(8), Some(3)]);
+    // What is said for all counts for those that say nothing themselves.
+    folder.write(&pairs(3).replace("k_max: 8", "k_max: 9"));
+    assert_eq!(run(&mut reload).await.unwrap(), "applied: speculation.k_max");
+    assert_eq!(k_max(&reload), [Some(9), Some(3)]);
+    // Of one pair, of all, and of one what is said for all.
+    for (pair, k, wanted) in [
+        (Some(0), json!(1), [Some(1), Some(3)]),
+        (None, json!(5), [Some(5), Some(5)]),
+        (Some(1), json!(6), [Some(5), Some(6)]),
+        (Some(1), Value::Null, [Some(5), Some(5)]),
+    ] {
+        reload.set(&[("speculation.k_max", k)], pair, None).await.unwrap();
+        assert_eq!(k_max(&reload), wanted);
+    }
+    run(&mut reload).await.unwrap();
+    assert_eq!(k_max(&reload), [Some(9), Some(3)]);
+    // A pair in another's place is another pair.
+    folder.write(&pairs(4).replace("{name: a}", "{name: c}"));
+    assert_eq!(
+        run(&mut reload).await.unwrap(),
+        "applied: speculation.k_max; needs a restart: pairs[0].name, pairs[1].speculation.k_max"
+    );
+    folder.write("log: {level: debug}\n");
+    let changes = run(&mut reload).await.unwrap();
+    assert!(
+        changes.starts_with("applied: log.level") && changes.contains("restart: pairs[0].name"),
+        "{changes}"
+    );
 }
 
 #[test]

@@ -18,24 +18,24 @@ pub struct Loading {
 #[derive(Debug)]
 struct Told {
     at: Instant,
-    what: &'static str,
+    what: String,
     done: u64,
 }
 
 impl Loading {
     /// `what` has come to `done`, in units of its own; `text` says so.
-    pub fn moved(&mut self, what: &'static str, done: u64, text: &str) {
+    pub fn moved(&mut self, what: &str, done: u64, text: &str) {
         if self.worth_telling(what, done, Instant::now()) {
             still_starting(text);
         }
     }
 
-    fn worth_telling(&mut self, what: &'static str, done: u64, now: Instant) -> bool {
+    fn worth_telling(&mut self, what: &str, done: u64, now: Instant) -> bool {
         let news = self.told.as_ref().is_none_or(|told| {
             told.what != what || told.done != done && now.saturating_duration_since(told.at) >= SELDOM
         });
         if news {
-            self.told = Some(Told { at: now, what, done });
+            self.told = Some(Told { at: now, what: what.to_owned(), done });
         }
         news
     }

@@ -1,17 +1,17 @@
 //! The line that `systemctl status` shows: what the daemon does, how many requests it has, and what came of the last reload.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
 use actix_web::web;
 
 use super::notify;
-use crate::app::{App, Served};
+use crate::app::App;
+use crate::pairs::Pairs;
 
 /// Looks at the daemon, and tells the service manager what has changed.
 pub struct Status {
     app: web::Data<App>,
-    served: Arc<Served>,
+    pairs: Pairs,
     url: String,
     reload: RefCell<String>,
     told: RefCell<String>,
@@ -19,8 +19,8 @@ pub struct Status {
 
 impl Status {
     /// The status of a daemon that serves from now on; the manager is told that it does.
-    pub fn ready(app: web::Data<App>, served: Arc<Served>, url: String) -> Status {
-        let status = Status { app, served, url, reload: RefCell::default(), told: RefCell::default() };
+    pub fn ready(app: web::Data<App>, pairs: Pairs, url: String) -> Status {
+        let status = Status { app, pairs, url, reload: RefCell::default(), told: RefCell::default() };
         notify::ready(&status.remember());
         status
     }
@@ -53,9 +53,10 @@ impl Status {
     }
 
     fn line(&self) -> String {
-        let requests = self.served.service.active();
-        let doing = match self.app.readiness() {
-            Ok(()) => format!("serving {} on {}", self.served.name, self.url),
+        let requests = self.pairs.active();
+        let names: Vec<&str> = self.pairs.iter().map(|served| served.name.as_str()).collect();
+        let doing = match self.app.readiness(None) {
+            Ok(()) => format!("serving {} on {}", names.join(", "), self.url),
             Err(why) => why,
         };
         let reload = self.reload.borrow();

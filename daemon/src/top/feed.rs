@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::status::Status;
-use crate::ctl::CtlError;
 use crate::ctl::client::Client;
+use crate::ctl::{CtlError, of_pair};
 
 /// How long a daemon that has gone is left alone.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -24,6 +24,7 @@ pub(super) enum Message {
 /// Events of one daemon.
 pub(super) struct Feed {
     socket: PathBuf,
+    pair: Option<String>,
     messages: Receiver<Message>,
     /// Of the reader that counts: one of an earlier number ends itself.
     turn: Arc<AtomicU64>,
@@ -31,15 +32,16 @@ pub(super) struct Feed {
 
 impl Feed {
     /// Begins to read.
-    pub(super) fn start(socket: &Path, every: Duration) -> Feed {
+    pub(super) fn start(socket: &Path, pair: Option<&str>, every: Duration) -> Feed {
         let turn = Arc::new(AtomicU64::new(0));
-        Feed { socket: socket.to_owned(), messages: read(socket, every, &turn), turn }
+        let messages = read(socket, pair, every, &turn);
+        Feed { socket: socket.to_owned(), pair: pair.map(str::to_owned), messages, turn }
     }
 
     /// Reads at another interval from now on.
     pub(super) fn again(&mut self, every: Duration) {
         self.turn.fetch_add(1, Ordering::Relaxed);
-        self.messages = read(&self.socket, every, &self.turn);
+        self.messages = read(&self.socket, self.pair.as_deref(), every, &self.turn);
     }
 
     /// What has come and was not taken yet.
@@ -48,26 +50,28 @@ impl Feed {
     }
 }
 
-/// The events of `socket`.
+/// The events of `socket`, of this pair or the first.
 ///
 /// # Errors
 /// The daemon is not there, or refuses.
 pub(super) fn statuses(
     socket: &Path,
+    pair: Option<&str>,
     every: Duration,
-) -> Result<impl Iterator<Item = Result<Status, CtlError>>, CtlError> {
-    let events = Client::new(socket).events(&format!("/v1/events?every_ms={}", every.as_millis()))?;
+) -> Result<impl Iterator<Item = Result<Status, CtlError>> + use<>, CtlError> {
+    let path = format!("/v1/events?every_ms={}", every.as_millis());
+    let events = Client::new(socket).events(&of_pair(&path, pair))?;
     let odd = |err| CtlError::Broken(format!("a snapshot that is none: {err}"));
     Ok(events.map(move |event| serde_json::from_value(event?).map_err(odd)))
 }
 
-fn read(socket: &Path, every: Duration, turn: &Arc<AtomicU64>) -> Receiver<Message> {
+fn read(socket: &Path, pair: Option<&str>, every: Duration, turn: &Arc<AtomicU64>) -> Receiver<Message> {
     let (to, messages) = channel();
-    let (socket, turn) = (socket.to_owned(), Arc::clone(turn));
+    let (socket, pair, turn) = (socket.to_owned(), pair.map(str::to_owned), Arc::clone(turn));
     let mine = turn.load(Ordering::Relaxed);
     std::thread::spawn(move || {
         while turn.load(Ordering::Relaxed) == mine {
-            let why = follow(&socket, every, &to)
+            let why = follow(&socket, pair.as_deref(), every, &to)
                 .map_or_else(|err| err.to_string(), |()| "it has ended".to_owned());
             if to.send(Message::Gone(why)).is_err() {
                 return;
@@ -79,8 +83,8 @@ fn read(socket: &Path, every: Duration, turn: &Arc<AtomicU64>) -> Receiver<Messa
 }
 
 /// Hands events on until they end, or nobody takes them.
-fn follow(socket: &Path, every: Duration, to: &Sender<Message>) -> Result<(), CtlError> {
-    for status in statuses(socket, every)? {
+fn follow(socket: &Path, pair: Option<&str>, every: Duration, to: &Sender<Message>) -> Result<(), CtlError> {
+    for status in statuses(socket, pair, every)? {
         if to.send(Message::Status(Box::new(status?))).is_err() {
             return Ok(());
         }

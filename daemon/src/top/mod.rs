@@ -31,7 +31,7 @@ use ratatui::crossterm::terminal;
 use self::feed::{Feed, Message, statuses};
 use self::state::{Asked, State};
 use crate::ctl::client::Client;
-use crate::ctl::{CtlError, STANDARD_SOCKET};
+use crate::ctl::{CtlError, STANDARD_SOCKET, of_pair};
 use crate::output;
 use crate::signals::Signals;
 
@@ -55,6 +55,9 @@ pub struct TopArgs {
     /// The daemon's admin socket.
     #[arg(long, value_name = "PATH", default_value = STANDARD_SOCKET)]
     pub socket: PathBuf,
+    /// Which of several pairs; without it the first.
+    #[arg(long, value_name = "NAME")]
+    pub pair: Option<String>,
     /// Time between two looks, 0.1 to 60 s.
     #[arg(long, value_name = "S", default_value = "1", value_parser = interval)]
     pub interval: Duration,
@@ -91,7 +94,7 @@ pub fn top(args: &TopArgs) -> Result<(), CtlError> {
         return once(args);
     }
     // A wrong socket is better said at once.
-    Client::new(&args.socket).get("/v1/status")?;
+    Client::new(&args.socket).get(&of_pair("/v1/status", args.pair.as_deref()))?;
     if !io::stdout().is_terminal() {
         return Err(CtlError::Output("standard output is no terminal: use `faser top --once`".to_owned()));
     }
@@ -106,7 +109,7 @@ pub fn top(args: &TopArgs) -> Result<(), CtlError> {
 
 fn run(terminal: &mut ratatui::DefaultTerminal, args: &TopArgs, stopped: &AtomicBool) -> io::Result<()> {
     let mut state = State::new(args.interval);
-    let mut feed = Feed::start(&args.socket, state.every);
+    let mut feed = Feed::start(&args.socket, args.pair.as_deref(), state.every);
     let mut changed = true;
     while !stopped.load(Ordering::Relaxed) {
         while let Some(message) = feed.next() {
@@ -158,7 +161,7 @@ fn stop_on_signals() -> Arc<AtomicBool> {
 /// One frame on standard output.
 fn once(args: &TopArgs) -> Result<(), CtlError> {
     let mut state = State::new(args.interval);
-    for status in statuses(&args.socket, args.interval)?.take(2) {
+    for status in statuses(&args.socket, args.pair.as_deref(), args.interval)?.take(2) {
         state.take(Message::Status(Box::new(status?)));
     }
     let at_terminal = || terminal::size().ok().filter(|_| io::stdout().is_terminal());

@@ -12,7 +12,7 @@ async fn guarded(more: &str, per_key: Option<usize>) -> (web::Data<App>, Arc<Ser
     let access = Access::default();
     access.keys().replace(Table::parse(&format!("alice:{ALICE}\nother:{OTHER}\n"), per_key).unwrap());
     let app = App::new(app.limits.clone(), Arc::new(access), crate::metrics::install().unwrap());
-    app.serve(Arc::clone(&served));
+    app.serve(Pairs::new(vec![Arc::clone(&served)]));
     (web::Data::new(app), served)
 }
 

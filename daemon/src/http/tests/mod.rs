@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::app::{App, Served};
 use crate::config::Config;
 use crate::config::raw::Document;
+use crate::pairs::Pairs;
 
 /// The synthetic pair, with what `more` adds to its config.
 async fn daemon(more: &str) -> (web::Data<App>, Arc<Served>) {
@@ -38,7 +39,7 @@ async fn daemon_of(yaml: &str, template: Option<ChatTemplate>) -> (web::Data<App
     }
     let served = Arc::new(loaded.start().await.unwrap());
     let app = web::Data::new(App::new(config.server, Arc::default(), crate::metrics::install().unwrap()));
-    app.serve(Arc::clone(&served));
+    app.serve(Pairs::new(vec![Arc::clone(&served)]));
     (app, served)
 }
 

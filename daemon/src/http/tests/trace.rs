@@ -7,7 +7,7 @@ async fn debuggable() -> (web::Data<App>, Arc<Served>) {
     let (app, served) = daemon("speculation: {policy: 'fixed:3'}\n").await;
     let limits = crate::config::ServerConfig { debug: true, ..app.limits.clone() };
     let app = web::Data::new(App::new(limits, Arc::default(), crate::metrics::install().unwrap()));
-    app.serve(Arc::clone(&served));
+    app.serve(Pairs::new(vec![Arc::clone(&served)]));
     (app, served)
 }
 
@@ -32,7 +32,7 @@ async fn what_makes_no_sense_is_refused() {
         ("seconds=-1", "`seconds` must be one whole number, as in /debug/trace?seconds=5"),
         ("seconds", "`seconds` must be one whole number, as in /debug/trace?seconds=5"),
         ("seconds=1&seconds=2", "`seconds` must be one whole number, as in /debug/trace?seconds=5"),
-        ("second=5", "`second` is unknown; known here: seconds, replica"),
+        ("second=5", "`second` is unknown; known here: seconds, replica, model"),
         ("replica=1", "`replica` must be below 1, the number of replicas"),
         ("replica=x", "`replica` must be one whole number, as in /debug/trace?replica=1"),
     ] {
