@@ -16,6 +16,7 @@ use crate::grammars::Grammars;
 use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
+use crate::names::Names;
 use crate::sequence::{Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
@@ -68,6 +69,11 @@ pub struct Opening<'a> {
 }
 
 impl Served {
+    /// What requests may call it.
+    pub fn names(&self) -> Names<'_> {
+        Names { main: &self.name, aliases: &self.config.model.aliases }
+    }
+
     /// Opens a sequence.
     ///
     /// # Errors

@@ -17,10 +17,11 @@ use crate::config::changes::changed;
 use crate::config::raw::Document;
 use crate::http::errors::ApiError;
 use crate::http::{Bounds, Completion, Prompt, read_chat, read_completion, read_detokenize, read_tokenize};
+use crate::names::Names;
 use crate::stop::StopMatcher;
 
 const BOUNDS: Bounds<'static> = Bounds {
-    name: "m",
+    names: Names { main: "m", aliases: &[] },
     vocab: 1000,
     max_context: 512,
     max_prompts: 8,

@@ -107,6 +107,10 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let pair = pair(config)?;
     let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
     let Pair { name, target, draft, weights, tokenizer, template, calls } = pair;
+    let name = config.model.name.clone().unwrap_or(name);
+    if config.model.aliases.contains(&name) {
+        return Err(DaemonError::Alias { name });
+    }
     let Placed { device, more, machine, pools } =
         place(config, chosen, (target, draft), &weights, &bounds, watch)?;
     let engine =
@@ -128,7 +132,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let engine = EngineConfig { partitions, ..engine };
     engine.validate()?;
     Ok(Loaded {
-        name: config.model.name.clone().unwrap_or(name),
+        name,
         device,
         more,
         drills: config.device.drills.clone(),

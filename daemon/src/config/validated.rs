@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::admin::admin;
 use super::drills::drills;
+use super::names::names;
 use super::raw::Document;
 use super::server::server;
 use super::shape::shapes;
@@ -69,13 +70,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
 }
 
 fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldError> {
-    let name = fields.text("name")?;
-    if let Some(name) = name
-        && (name.is_empty() || name.len() > 128 || !name.bytes().all(|byte| byte.is_ascii_graphic()))
-    {
-        let wanted = "1 to 128 letters, digits and signs without spaces";
-        return Err(wrong_value(&fields.path("name"), wanted, &name.into()));
-    }
+    let (name, aliases) = names(&mut fields)?;
     let spec = fields.object("synthetic")?.map(synthetic).transpose()?;
     let target = fields.text("target")?;
     let draft = fields.text("draft")?;
@@ -131,7 +126,7 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
         _ => ToolCalls::Auto,
     };
     fields.finish()?;
-    Ok(ModelConfig { name: name.map(str::to_owned), source, dtype, tool_calls })
+    Ok(ModelConfig { name, aliases, source, dtype, tool_calls })
 }
 
 /// Partitions beside the whole device.

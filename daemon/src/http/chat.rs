@@ -43,9 +43,9 @@ pub(super) async fn chat(
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameters), ApiError> {
     let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
-    bounds.check_name(&mut fields)?;
+    let model = bounds.check_name(&mut fields)?.to_owned();
     refuse_unsupported(&mut fields)?;
-    let mut parameters = parameters(&mut fields, bounds, Shape::Chat, false)?;
+    let mut parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Chat, false)? };
     tools(&mut fields, bounds.calls, &mut parameters)?;
     let conversation = conversation(&mut fields)?.ok_or_else(|| {
         FieldError::new(

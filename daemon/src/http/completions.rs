@@ -75,11 +75,11 @@ pub enum Prompt {
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
     let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
-    bounds.check_name(&mut fields)?;
+    let model = bounds.check_name(&mut fields)?.to_owned();
     let echo = fields.flag("echo")?.unwrap_or(false);
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
     fields.neutral("continue_final_message", &[json!(false)], "a prompt has no messages")?;
-    let parameters = parameters(&mut fields, bounds, Shape::Completion, echo)?;
+    let parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Completion, echo)? };
     let prompts = read_prompts(&mut fields, bounds)?;
     fields.finish()?;
     Ok(Completion { prompts, echo, parameters })

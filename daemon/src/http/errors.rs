@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::fields::{Fault, FieldError, shortened};
 use crate::grammars::FormatError;
+use crate::names::Names;
 use crate::sequence::SequenceError;
 
 /// A refusal or failure of one request.
@@ -45,9 +46,10 @@ impl ApiError {
     }
 
     /// 404 for a model that is not served.
-    pub fn unknown_model(asked: &str, served: &str) -> ApiError {
+    pub fn unknown_model(asked: &str, served: Names<'_>) -> ApiError {
+        let names = served.all().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let message =
-            format!("the model `{}` is not served here; this server has `{served}`", shortened(asked, 64));
+            format!("the model `{}` is not served here; this server has {names}", shortened(asked, 64));
         ApiError {
             param: Some("model".into()),
             ..ApiError::refused(StatusCode::NOT_FOUND, "model_not_found", message)

@@ -62,9 +62,9 @@ impl Generation {
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
-        let Parameters { calls, include_metrics, include_usage, stream, .. } = self.parameters;
+        let Parameters { model, calls, include_metrics, include_usage, stream, .. } = self.parameters;
         let metrics = Place::of(include_metrics, sequences.len());
-        let answer = Answer::new(tokens, &served.name, now.as_secs(), metrics, include_usage);
+        let answer = Answer::new(tokens, model, now.as_secs(), metrics, include_usage);
         let choices = sequences.into_iter().map(|sequence| (sequence, Reader::new(calls)));
         if stream {
             return Ok(streamed(answer, choices.collect(), prompt_tokens, patience));

@@ -27,6 +27,8 @@ const MAX_CHOICES: usize = 16;
 /// How a request wants its tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters {
+    /// The name by which the request asks for the model, which answers repeat.
+    pub model: String,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// `max_tokens` or `max_completion_tokens`.
@@ -82,7 +84,7 @@ impl Parameters {
     }
 }
 
-/// Reads them; no token at all may be asked for where the prompt is repeated.
+/// Reads them, but for the model's name and calls; no token at all may be asked for where the prompt is repeated.
 ///
 /// # Errors
 /// The first field that is of the wrong type, out of range, or not offered.
@@ -101,7 +103,6 @@ pub(super) fn parameters(
         sampling: sampling(fields, vocab)?,
         max_new_tokens,
         format: format(fields)?,
-        calls: None,
         n: choices(fields)?,
         logprobs: logprobs(fields, shape)?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
@@ -118,6 +119,7 @@ pub(super) fn parameters(
         include_metrics: fields.flag("include_metrics")?.unwrap_or(false),
         stream,
         include_usage,
+        ..Parameters::default()
     };
     check_ends(fields, &parameters)?;
     Ok(parameters)

@@ -39,7 +39,7 @@ pub(super) struct Answer {
 impl Answer {
     pub(super) fn new(
         tokens: LogprobShape,
-        model: &str,
+        model: String,
         created: u64,
         metrics: Place,
         usage_chunk: bool,
@@ -49,7 +49,7 @@ impl Answer {
             Shape::Completion => "cmpl",
             Shape::Chat => "chatcmpl",
         };
-        let (id, model) = (format!("{prefix}-{}", random::id()), model.to_owned());
+        let id = format!("{prefix}-{}", random::id());
         Answer { tokens, shape, id, created, model, metrics, usage_chunk }
     }
 
