@@ -4,10 +4,11 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use faser_engine::TokenId;
 use serde_json::{Value, json};
 
+use super::answer::Shape;
+use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
 use super::params::{Parameters, parameters, token_ids};
-use super::shapes::Shape;
 use super::{Bounds, body};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
@@ -45,7 +46,7 @@ pub(super) async fn completions(
         parameters,
         max_new_tokens: Some(DEFAULT_MAX_TOKENS),
     };
-    generation.respond(served, app.limits.write_timeout).await
+    generation.respond(served, app.limits.write_timeout, Chunks::new).await
 }
 
 /// What a request for completions asks for.
