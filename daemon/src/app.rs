@@ -16,6 +16,7 @@ use crate::grammars::Grammars;
 use crate::http::Bodies;
 use crate::http::errors::ApiError;
 use crate::http::params::Parameters;
+use crate::names::Names;
 use crate::pairs::Pairs;
 use crate::sequence::{Reading, TextSequence};
 
@@ -69,9 +70,9 @@ pub struct Opening<'a> {
 }
 
 impl Served {
-    /// Whether this is what a request names.
-    pub fn is_called(&self, name: &str) -> bool {
-        self.name == name
+    /// What requests may call it.
+    pub fn names(&self) -> Names<'_> {
+        Names { main: &self.name, aliases: &self.config.model.aliases }
     }
 
     /// Opens a sequence.

@@ -36,6 +36,9 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     };
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
     line("model", format!("{} on {scheme}://{}", loaded.name, config.server.listen));
+    if !config.model.aliases.is_empty() {
+        line("aliases", config.model.aliases.join(", "));
+    }
     let device = &loaded.device;
     line("target", described(&device.target()));
     line("draft", device.draft().map_or_else(|| "none".to_owned(), |draft| described(&draft)));

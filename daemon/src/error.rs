@@ -51,6 +51,12 @@ pub enum DaemonError {
         /// What is missing.
         source: CudaError,
     },
+    /// An alias is the name that the pair has anyway.
+    #[error("`model.aliases` names `{name}`, which the model is called already: leave it out")]
+    Alias {
+        /// The name.
+        name: String,
+    },
     /// A GPU that is there does not take the pair.
     #[error("GPU {ordinal} cannot serve this pair: {source}. To run on the CPU write `device.kind: cpu`")]
     OpenGpu {

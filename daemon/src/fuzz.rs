@@ -16,11 +16,14 @@ use crate::config::Config;
 use crate::config::changes::changed;
 use crate::config::raw::Document;
 use crate::http::errors::ApiError;
-use crate::http::{Bounds, Completion, Prompt, read_chat, read_completion, read_detokenize, read_tokenize};
+use crate::http::{
+    Bounds, Completion, Prompt, read_chat, read_completion, read_detokenize, read_response, read_tokenize,
+};
+use crate::names::Names;
 use crate::stop::StopMatcher;
 
 const BOUNDS: Bounds<'static> = Bounds {
-    name: "m",
+    names: Names { main: "m", aliases: &[] },
     vocab: 1000,
     max_context: 512,
     max_prompts: 8,
@@ -63,7 +66,7 @@ pub fn config(data: &[u8]) {
 /// What was taken is out of bounds, or a refusal is none of a client's.
 pub fn requests(data: &[u8]) {
     let Some((route, body)) = data.split_first() else { return };
-    let refused = match route % 4 {
+    let refused = match route % 8 {
         0 => read_completion(body, &BOUNDS).map(|Completion { prompts, parameters, .. }| {
             assert!((1..=BOUNDS.max_prompts).contains(&prompts.len()));
             for prompt in prompts {
@@ -80,6 +83,7 @@ pub fn requests(data: &[u8]) {
         }),
         1 => read_chat(body, &BOUNDS).map(|(conversation, _)| check_messages(&conversation.messages)),
         2 => read_tokenize(body, &BOUNDS).map(drop),
+        4 => read_response(body, &BOUNDS).map(|asked| check_messages(&asked.conversation.messages)),
         _ => read_detokenize(body, &BOUNDS)
             .map(|ids| assert!(ids.iter().all(|id| (*id as usize) < BOUNDS.vocab))),
     };
@@ -90,7 +94,7 @@ pub fn requests(data: &[u8]) {
 
 fn check_messages(messages: &Value) {
     let messages = messages.as_array().map(Vec::as_slice).unwrap_or_default();
-    assert!((1..=4096).contains(&messages.len()));
+    assert!((1..=4097).contains(&messages.len()));
     for message in messages {
         let calls = message["tool_calls"].as_array().map(Vec::as_slice).unwrap_or_default();
         assert!(message["content"].is_string());

@@ -27,6 +27,7 @@ mod locate;
 pub mod log;
 pub mod manual;
 pub mod metrics;
+pub mod names;
 pub mod output;
 mod pair;
 pub mod pairs;

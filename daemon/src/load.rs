@@ -164,6 +164,10 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
 fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let Begun { config, pair, bounds, staged } = begun;
     let Pair { name, target, draft, weights, tokenizer, template, calls } = pair;
+    let name = config.model.name.clone().unwrap_or(name);
+    if config.model.aliases.contains(&name) {
+        return Err(DaemonError::Alias { name });
+    }
     let Placed { device, more, machine, pools } =
         place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
     let engine =
@@ -185,7 +189,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
     let engine = EngineConfig { partitions, ..engine };
     engine.validate()?;
     Ok(Loaded {
-        name: config.model.name.clone().unwrap_or(name),
+        name,
         device,
         more,
         drills: config.device.drills.clone(),

@@ -45,7 +45,7 @@ impl Pairs {
 
     /// The number of the pair of this name.
     pub fn position(&self, name: &str) -> Option<usize> {
-        self.iter().position(|served| served.is_called(name))
+        self.iter().position(|served| served.names().find(name).is_some())
     }
 
     /// The pair of this name, or the first.
@@ -55,7 +55,7 @@ impl Pairs {
     pub fn named(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
         let Some(name) = name else { return Ok(self.first()) };
         let found = self.position(name).and_then(|number| self.get(number));
-        found.ok_or_else(|| ApiError::unknown_model(name, &self.names()))
+        found.ok_or_else(|| ApiError::unknown_model(name, self.names()))
     }
 
     /// [`Pairs::named`] with the number of the pair.
@@ -92,9 +92,9 @@ impl Pairs {
         self.named(model_of(query).as_deref())
     }
 
-    /// Their names, for people.
-    pub fn names(&self) -> String {
-        self.iter().map(|served| served.name.as_str()).collect::<Vec<_>>().join("`, `")
+    /// All their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.iter().flat_map(|served| served.names().all())
     }
 
     /// Streams that have not ended.

@@ -227,6 +227,51 @@ def calls(client, model):
     print("calls:", arguments, called)
 
 
+def responds(client, model):
+    asked = dict(model=model, instructions="You explain Rust.", input="What is a slice?", max_output_tokens=24, temperature=0.7, seed=5)
+    seed = asked.pop("seed")
+    answer = client.responses.create(**asked, extra_body={"seed": seed}, metadata={"who": "me"})
+    messages = [{"role": "system", "content": "You explain Rust."}, {"role": "user", "content": "What is a slice?"}]
+    chat = client.chat.completions.create(model=model, messages=messages, max_completion_tokens=24, temperature=0.7, seed=seed)
+    assert answer.output_text == chat.choices[0].message.content, (answer, chat)
+    assert answer.object == "response" and answer.store is False and answer.metadata == {"who": "me"}, answer
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (chat.usage.prompt_tokens, chat.usage.completion_tokens)
+    ended = {"length": "incomplete", "stop": "completed"}[chat.choices[0].finish_reason]
+    assert answer.status == ended, answer
+    events = list(client.responses.create(**asked, extra_body={"seed": seed}, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response." + ended), events
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == answer.output_text == events[-1].response.output_text
+    # The package puts a stream together by itself, too.
+    with client.responses.stream(**asked, extra_body={"seed": seed}) as stream:
+        parts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(parts) == text, parts
+    print("response:", repr(text), "in", len(events), "events")
+
+    schema = {"type": "object", "properties": {"path": {"type": "string", "maxLength": 12}}, "required": ["path"], "additionalProperties": False}
+    tools = [{"type": "function", "name": "documents", "parameters": schema, "strict": True}]
+    asked = dict(model=model, tools=tools, tool_choice="required", parallel_tool_calls=False, max_output_tokens=200, extra_body={"seed": 5})
+    call = client.responses.create(**asked, input="What does Vec::len do?").output[0]
+    assert call.type == "function_call" and call.name == "documents" and set(json.loads(call.arguments)) == {"path"}, call
+    streamed = list(client.responses.create(**asked, input="What does Vec::len do?", stream=True))
+    [done] = [event for event in streamed if event.type == "response.function_call_arguments.done"]
+    pieces = "".join(event.delta for event in streamed if event.type == "response.function_call_arguments.delta")
+    assert call.arguments == done.arguments == pieces, (call, done, pieces)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "the number of elements"}
+    said = [{"role": "user", "content": "What does Vec::len do?"}, call.model_dump(), output]
+    again = client.responses.create(**{**asked, "tool_choice": "none", "max_output_tokens": 8}, input=said)
+    assert again.output_text, again
+    print("response with a call:", call.arguments)
+
+    form = {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}
+    formed = client.responses.create(model=model, input="Which item?", text={"format": form}, max_output_tokens=200)
+    assert set(json.loads(formed.output_text)) == {"path"}, formed
+    expects(openai.NotFoundError, lambda: client.responses.retrieve(answer.id))
+    expects(openai.BadRequestError, lambda: client.responses.create(model=model, input="x", previous_response_id=answer.id), "previous_response_id")
+    expects(openai.BadRequestError, lambda: client.responses.create(model=model, input="x", tools=[{"type": "web_search"}]), "tools[0].type")
+
+
 def expects(error, call, param=None):
     try:
         call()
@@ -290,6 +335,7 @@ def main():
     ends(client, model)
     follows(client, model)
     calls(client, model)
+    responds(client, model)
     refuses(client, model)
     is_limited(client, model)
     print(f"openai {openai.__version__}: all as expected")

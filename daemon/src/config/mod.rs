@@ -3,6 +3,7 @@
 mod admin;
 pub mod changes;
 mod drills;
+mod names;
 mod pairs;
 pub mod raw;
 mod server;
@@ -114,6 +115,8 @@ pub struct SpeculationConfig {
 pub struct ModelConfig {
     /// What clients call it; `None` names it after its source.
     pub name: Option<String>,
+    /// What else they may call it.
+    pub aliases: Vec<String>,
     /// Where the weights come from.
     pub source: ModelSource,
     /// In which type weight matrices are held, and KV too unless it is int8.

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::validated::{Sections, name, sections};
+use super::names::name;
+use super::validated::{Sections, sections};
 use super::{Config, DeviceKind};
 use crate::device::fits_gpus;
 use crate::fields::{Fault, FieldError, Fields};
@@ -35,14 +36,20 @@ pub(super) fn pairs(
         );
     }
     let mut pairs: Vec<Config> = Vec::with_capacity(items.len());
+    // What requests may call them, and the number of the pair that is called so.
+    let mut names: Vec<(String, usize)> = Vec::new();
     for (index, item) in items.iter().enumerate() {
         let path = format!("pairs[{index}]");
         let pair = pair(&path, item, root, shared, folder)?;
-        if let Some(first) = pairs.iter().position(|other| other.model.name == pair.model.name) {
-            return refuse(
-                &format!("{path}.name"),
-                &format!("is that of pairs[{first}] too: each needs its own"),
-            );
+        for (at, name) in pair.model.name.iter().chain(&pair.model.aliases).enumerate() {
+            if let Some((_, first)) = names.iter().find(|(other, _)| other == name) {
+                let place = match at {
+                    0 => format!("{path}.name"),
+                    at => format!("{path}.model.aliases[{}]", at - 1),
+                };
+                return refuse(&place, &format!("is that of pairs[{first}] too: each needs its own"));
+            }
+            names.push((name.clone(), index));
         }
         pairs.push(pair);
     }
@@ -201,6 +208,10 @@ mod tests {
             ("pairs: {a: {}}\n", "`pairs` must be a list"),
             ("pairs:\n- name: a\n- model: {}\n", "etc/x.yaml:3: `pairs[1].name` is missing"),
             ("pairs:\n- name: a\n- name: a\n", "etc/x.yaml:3: `pairs[1].name` is that of pairs[0] too"),
+            (
+                "pairs:\n- name: a\n- {name: b, model: {aliases: [c, a]}}\n",
+                "`pairs[1].model.aliases[1]` is that of pairs[0] too",
+            ),
             ("pairs: [{name: 'a b'}]\n", "`pairs[0].name` must be 1 to 128"),
             ("pairs: [{name: a, model: {name: b}}]\n", "`pairs[0].model.name` stands beside `pairs[0].name`"),
             (

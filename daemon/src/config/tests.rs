@@ -34,7 +34,7 @@ fn the_teaching_file_says_every_default() {
          max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
     );
     assert_eq!(keys("admin"), "group socket");
-    assert_eq!(keys("model"), "draft dtype name target tool_calls");
+    assert_eq!(keys("model"), "aliases draft dtype name target tool_calls");
     assert_eq!(
         keys("device"),
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions rank_deadline_s replicas tensor_parallel threads"
@@ -260,6 +260,20 @@ fn wrong_types_and_impossible_values_say_what_to_write() {
         (
             "model: {name: 'a b'}",
             "`model.name` must be 1 to 128 letters, digits and signs without spaces, but it is the string \"a b\"",
+        ),
+        (
+            "model: {aliases: [a, '']}",
+            "`model.aliases[1]` must be 1 to 128 letters, digits and signs without spaces, but it is the string \"\"",
+        ),
+        ("model: {aliases: [1]}", "`model.aliases[0]` must be a string, but it is 1"),
+        ("model: {aliases: a}", "`model.aliases` must be a list, but it is the string \"a\""),
+        (
+            "model: {name: a, aliases: [b, a]}",
+            "`model.aliases[1]` is `a`, which is a name of the model already: leave it out",
+        ),
+        (
+            "model: {aliases: [b, b]}",
+            "`model.aliases[1]` is `b`, which is a name of the model already: leave it out",
         ),
         ("drain_timeout_s: -1", "`drain_timeout_s` must be a whole number from 0 to 86400, but it is -1"),
     ] {

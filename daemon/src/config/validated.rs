@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::admin::admin;
 use super::drills::drills;
+use super::names::names;
 use super::pairs::pairs;
 use super::raw::Document;
 use super::server::server;
@@ -94,20 +95,8 @@ pub(super) fn sections<'v>(
     Ok(Sections { model, device, kv, scheduler, speculation, cost_cache })
 }
 
-/// What clients call a model.
-pub(super) fn name<'v>(fields: &mut Fields<'v>) -> Result<Option<&'v str>, FieldError> {
-    let name = fields.text("name")?;
-    if let Some(name) = name
-        && (name.is_empty() || name.len() > 128 || !name.bytes().all(|byte| byte.is_ascii_graphic()))
-    {
-        let wanted = "1 to 128 letters, digits and signs without spaces";
-        return Err(wrong_value(&fields.path("name"), wanted, &name.into()));
-    }
-    Ok(name)
-}
-
 fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldError> {
-    let name = name(&mut fields)?;
+    let (name, aliases) = names(&mut fields)?;
     let spec = fields.object("synthetic")?.map(synthetic).transpose()?;
     let target = fields.text("target")?;
     let draft = fields.text("draft")?;
@@ -163,7 +152,7 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
         _ => ToolCalls::Auto,
     };
     fields.finish()?;
-    Ok(ModelConfig { name: name.map(str::to_owned), source, dtype, tool_calls })
+    Ok(ModelConfig { name, aliases, source, dtype, tool_calls })
 }
 
 /// Partitions beside the whole device.

@@ -5,12 +5,13 @@ use faser_models::CallFormat;
 use super::errors::ApiError;
 use crate::app::{App, Served};
 use crate::fields::Fields;
+use crate::names::Names;
 
 /// Bounds of the model and of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds<'a> {
-    /// What clients call the model.
-    pub name: &'a str,
+    /// What clients may call the model.
+    pub names: Names<'a>,
     /// Token ids are below this.
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.
@@ -28,7 +29,7 @@ pub struct Bounds<'a> {
 impl<'a> Bounds<'a> {
     pub(super) fn of(app: &App, served: &'a Served) -> Bounds<'a> {
         Bounds {
-            name: &served.name,
+            names: served.names(),
             vocab: served.vocab,
             max_context: served.max_context,
             max_prompts: app.limits.max_prompts_per_request,
@@ -38,14 +39,16 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// Reads `model`, which may be left out.
+    /// Reads `model`, which may be left out: then it is the model's own name.
     ///
     /// # Errors
     /// It names another model.
-    pub(super) fn check_name(&self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    pub(super) fn check_name(&self, fields: &mut Fields<'_>) -> Result<&'a str, ApiError> {
         match fields.text("model")? {
-            Some(name) if name != self.name => Err(ApiError::unknown_model(name, self.name)),
-            _ => Ok(()),
+            Some(asked) => {
+                self.names.find(asked).ok_or_else(|| ApiError::unknown_model(asked, self.names.all()))
+            }
+            None => Ok(self.names.main),
         }
     }
 }

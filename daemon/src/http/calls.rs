@@ -93,16 +93,14 @@ struct Call {
 }
 
 impl Message {
-    /// Takes the next parts.
-    pub(super) fn extend(&mut self, parts: Vec<Part>) {
-        for part in parts {
-            match part {
-                Part::Content(text) => self.content.push_str(&text),
-                Part::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
-                Part::Arguments { text, .. } => {
-                    if let Some(call) = self.calls.last_mut() {
-                        call.arguments.push_str(&text);
-                    }
+    /// Takes the next part.
+    pub(super) fn take(&mut self, part: Part) {
+        match part {
+            Part::Content(text) => self.content.push_str(&text),
+            Part::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
+            Part::Arguments { text, .. } => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&text);
                 }
             }
         }

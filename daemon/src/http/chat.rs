@@ -4,11 +4,12 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use faser_models::{Conversation, LastTurn};
 use serde_json::{Map, Value, json};
 
+use super::answer::Shape;
+use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation, Prompt};
 use super::messages::messages;
 use super::params::{Parameters, parameters};
-use super::shapes::Shape;
 use super::tools::tools;
 use super::{Bounds, body};
 use crate::app::{App, Served};
@@ -34,7 +35,7 @@ pub(super) async fn chat(
     let ids = generation::encode(served, prompt, false).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
-    generation.respond(served, app.limits.write_timeout).await
+    generation.respond(served, app.limits.write_timeout, Chunks::new).await
 }
 
 /// Reads the body of a request for a chat: what its template is given, and the parameters.
@@ -44,10 +45,10 @@ pub(super) async fn chat(
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameters), ApiError> {
     let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
-    bounds.check_name(&mut fields)?;
+    let model = bounds.check_name(&mut fields)?.to_owned();
     refuse_unsupported(&mut fields)?;
-    let mut parameters = parameters(&mut fields, bounds, Shape::Chat, false)?;
-    tools(&mut fields, bounds.calls, &mut parameters)?;
+    let mut parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Chat, false)? };
+    tools(&mut fields, Shape::Chat, bounds.calls, &mut parameters)?;
     let conversation = conversation(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",
@@ -87,7 +88,7 @@ fn functions(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
 }
 
 /// Reads `chat_template_kwargs`: variables of the template, none of which may stand for another field.
-fn variables(fields: &mut Fields<'_>) -> Result<Map<String, Value>, FieldError> {
+pub(super) fn variables(fields: &mut Fields<'_>) -> Result<Map<String, Value>, FieldError> {
     const NAME: &str = "chat_template_kwargs";
     let path = fields.path(NAME);
     let map = match fields.value(NAME) {

@@ -4,10 +4,11 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use faser_engine::TokenId;
 use serde_json::{Value, json};
 
+use super::answer::Shape;
+use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
 use super::params::{Parameters, parameters, token_ids};
-use super::shapes::Shape;
 use super::{Bounds, body};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
@@ -46,7 +47,7 @@ pub(super) async fn completions(
         parameters,
         max_new_tokens: Some(DEFAULT_MAX_TOKENS),
     };
-    generation.respond(served, app.limits.write_timeout).await
+    generation.respond(served, app.limits.write_timeout, Chunks::new).await
 }
 
 /// What a request for completions asks for.
@@ -76,11 +77,11 @@ pub enum Prompt {
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
     let body = body::parse(body)?;
     let mut fields = Fields::new("", &body)?;
-    bounds.check_name(&mut fields)?;
+    let model = bounds.check_name(&mut fields)?.to_owned();
     let echo = fields.flag("echo")?.unwrap_or(false);
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
     fields.neutral("continue_final_message", &[json!(false)], "a prompt has no messages")?;
-    let parameters = parameters(&mut fields, bounds, Shape::Completion, echo)?;
+    let parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Completion, echo)? };
     let prompts = read_prompts(&mut fields, bounds)?;
     fields.finish()?;
     Ok(Completion { prompts, echo, parameters })

@@ -45,9 +45,10 @@ impl ApiError {
     }
 
     /// 404 for a model that is not served.
-    pub fn unknown_model(asked: &str, served: &str) -> ApiError {
+    pub fn unknown_model<'n>(asked: &str, served: impl Iterator<Item = &'n str>) -> ApiError {
+        let names = served.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let message =
-            format!("the model `{}` is not served here; this server has `{served}`", shortened(asked, 64));
+            format!("the model `{}` is not served here; this server has {names}", shortened(asked, 64));
         ApiError {
             param: Some("model".into()),
             ..ApiError::refused(StatusCode::NOT_FOUND, "model_not_found", message)

@@ -3,18 +3,22 @@
 use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
+use super::answer::Shape;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
 
 /// Reads the fields that ask for a form; none of them is plain text.
 ///
 /// # Errors
 /// One of them is wrong, or several ask for something.
-pub(super) fn format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
+pub(super) fn format(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<GrammarSource>, FieldError> {
     let mut asked: Vec<(String, GrammarSource)> = Vec::new();
     let mut add = |path: String, source: Option<GrammarSource>| {
         asked.extend(source.map(|source| (path, source)));
     };
-    add(fields.path("response_format"), response_format(fields)?);
+    match shape {
+        Shape::Response => add(fields.path("text.format"), text_format(fields)?),
+        _ => add(fields.path("response_format"), response_format(fields)?),
+    }
     add(fields.path("guided_json"), json_of(fields, "guided_json")?);
     add(
         fields.path("guided_regex"),
@@ -41,8 +45,21 @@ pub(super) fn format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, F
     Ok(asked.pop().map(|(_, source)| source))
 }
 
+/// `text` of a response: its form, with the schema beside the type.
+fn text_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
+    let Some(mut text) = fields.object("text")? else { return Ok(None) };
+    text.neutral("verbosity", &[json!("medium")], "say it in words")?;
+    let form = text.object("format")?;
+    text.finish()?;
+    form.map_or(Ok(None), |form| typed(form, true))
+}
+
 fn response_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
-    let Some(mut inner) = fields.object("response_format")? else { return Ok(None) };
+    fields.object("response_format")?.map_or(Ok(None), |form| typed(form, false))
+}
+
+/// A form by its type; a schema stands beside that if it is `flat`, else in an object of its own.
+fn typed(mut inner: Fields<'_>, flat: bool) -> Result<Option<GrammarSource>, FieldError> {
     let kind = inner.word("type", &["text", "json_object", "json_schema"])?;
     let source = match kind {
         None => {
@@ -54,29 +71,32 @@ fn response_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, Fie
         }
         Some("text") => None,
         Some("json_object") => Some(GrammarSource::JsonObject),
+        Some(_) if flat => Some(schema(&mut inner)?),
         Some(_) => {
-            let Some(mut schema) = inner.object("json_schema")? else {
+            let Some(mut named) = inner.object("json_schema")? else {
                 let wanted = "is missing: give {\"name\": \"…\", \"schema\": {…}}";
                 return Err(FieldError::new(inner.path("json_schema"), Fault::Missing, wanted));
             };
-            schema.text("name")?;
-            schema.text("description")?;
-            // Followed to the letter in either case.
-            schema.flag("strict")?;
-            let Some(value) = schema.value("schema") else {
-                return Err(FieldError::new(
-                    schema.path("schema"),
-                    Fault::Missing,
-                    "is missing: give a JSON schema",
-                ));
-            };
-            let source = of_schema(&schema.path("schema"), value)?;
-            schema.finish()?;
+            let source = schema(&mut named)?;
+            named.finish()?;
             Some(source)
         }
     };
     inner.finish()?;
     Ok(source)
+}
+
+/// A schema with its name.
+fn schema(fields: &mut Fields<'_>) -> Result<GrammarSource, FieldError> {
+    fields.text("name")?;
+    fields.text("description")?;
+    // Followed to the letter in either case.
+    fields.flag("strict")?;
+    let path = fields.path("schema");
+    match fields.value("schema") {
+        Some(value) => of_schema(&path, value),
+        None => Err(FieldError::new(path, Fault::Missing, "is missing: give a JSON schema")),
+    }
 }
 
 /// A schema, or its text.
@@ -118,7 +138,7 @@ mod tests {
 
     fn read(body: &Value) -> Result<Option<GrammarSource>, FieldError> {
         let mut fields = Fields::new("", body)?;
-        let read = format(&mut fields)?;
+        let read = format(&mut fields, Shape::Chat)?;
         fields.finish()?;
         Ok(read)
     }

@@ -9,15 +9,14 @@ use actix_web::{HttpResponse, web};
 use faser_engine::TokenId;
 use faser_models::{Grammar, GrammarSource};
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
-use serde_json::Value;
 
-use super::calls::{Message, Part, Reader};
+use super::answer::{Answer, Choice, Head, Shape};
+use super::calls::{Part, Reader};
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
 use super::metrics::Place;
 use super::params::{Choices, Parameters};
 use super::prediction::predicted;
-use super::shapes::{Answer, Choice, Shape, usage};
 use super::slow::Watched;
 use crate::app::{Opening, Served};
 use crate::grammars::FormatError;
@@ -43,16 +42,19 @@ pub(super) struct Prompt {
 }
 
 impl Generation {
-    /// Answers the request; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
+    /// Answers the request in the way that `write` makes; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
     /// cancels its sequences.
     pub(super) async fn respond(
         self,
         served: &Arc<Served>,
         patience: Duration,
+        write: impl FnOnce(Head) -> Box<dyn Answer>,
     ) -> Result<HttpResponse, ApiError> {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let grammar = match &self.parameters.format {
-            Some(source) => Some(served.grammars.compile(source).await.map_err(|err| refused(err, source))?),
+            Some(source) => {
+                Some(served.grammars.compile(source).await.map_err(|err| refused(err, source, self.shape))?)
+            }
             None => None,
         };
         let sequences = self.open(served, grammar.as_ref()).await?;
@@ -62,17 +64,23 @@ impl Generation {
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
-        let Parameters { calls, include_metrics, include_usage, stream, .. } = self.parameters;
-        let metrics = Place::of(include_metrics, sequences.len());
-        let answer = Answer::new(tokens, &served.name, now.as_secs(), metrics, include_usage);
+        let Parameters { model, calls, include_metrics, include_usage, stream, .. } = self.parameters;
+        let answer = write(Head {
+            tokens,
+            model,
+            created: now.as_secs(),
+            metrics: Place::of(include_metrics, sequences.len()),
+            usage_chunk: include_usage,
+            choices: sequences.len(),
+            prompt_tokens,
+        });
         let choices = sequences.into_iter().map(|sequence| (sequence, Reader::new(calls)));
         if stream {
-            return Ok(streamed(answer, choices.collect(), prompt_tokens, patience));
+            return Ok(streamed(answer, choices.collect(), patience));
         }
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
-        let usage = usage(prompt_tokens, choices.iter().map(|choice| &choice.ending));
-        Ok(HttpResponse::Ok().json(answer.whole(&choices, &usage)))
+        Ok(HttpResponse::Ok().json(answer.whole(choices)))
     }
 
     /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
@@ -131,26 +139,42 @@ pub(super) async fn encode(
 }
 
 /// A grammar that is not taken is a fault of the field that it was made of.
-fn refused(err: FormatError, source: &GrammarSource) -> ApiError {
+fn refused(err: FormatError, source: &GrammarSource, shape: Shape) -> ApiError {
     let err = ApiError::from(err);
     match source {
         GrammarSource::Calls(_) if err.param.is_some() => ApiError { param: Some("tools".into()), ..err },
+        _ if err.param.is_some() && shape == Shape::Response => {
+            ApiError { param: Some("text.format".into()), ..err }
+        }
         _ => err,
     }
 }
 
 async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Choice, SequenceError> {
-    let (mut message, mut told) = (Message::default(), Vec::new());
+    let mut all = Vec::new();
     loop {
-        match sequence.next().await? {
-            Some(Piece::Text(spans)) => message.extend(reader.take(text(spans, &mut told))),
-            Some(Piece::End(ending)) => {
-                message.extend(reader.finish());
-                return Ok(Choice { message, told, ending: reader.ending(*ending) });
-            }
-            None => return Err(SequenceError::Ended),
+        let piece = sequence.next().await?.ok_or(SequenceError::Ended)?;
+        let (parts, ending) = read(&mut reader, piece);
+        all.extend(parts);
+        if let Some(ending) = ending {
+            return Ok(Choice { parts: all, ending });
         }
     }
+}
+
+/// What a piece says, each part with what is told of the tokens that came with it; and the end, if it is that.
+fn read(reader: &mut Reader, piece: Piece) -> (Vec<(Part, Vec<Told>)>, Option<Ending>) {
+    let mut told = Vec::new();
+    let (mut parts, ending) = match piece {
+        Piece::Text(spans) => (reader.take(text(spans, &mut told)), None),
+        Piece::End(ending) => (reader.finish(), Some(reader.ending(*ending))),
+    };
+    // Text that is held back is nothing yet, but its tokens are there.
+    if parts.is_empty() && !told.is_empty() {
+        parts.push(Part::Content(String::new()));
+    }
+    let parts = parts.into_iter().map(|part| (part, std::mem::take(&mut told))).collect();
+    (parts, ending)
 }
 
 /// The text of some tokens; what is told of them is appended to `told`.
@@ -177,24 +201,24 @@ fn pieces(index: usize, sequence: TextSequence) -> Pieces {
     }))
 }
 
-/// A stream of server-sent events. A failure is its last event, and then there is no `[DONE]`.
+/// A stream of server-sent events. A failure is its last event.
 fn streamed(
-    answer: Answer,
+    mut answer: Box<dyn Answer>,
     choices: Vec<(TextSequence, Reader)>,
-    prompt_tokens: usize,
     patience: Duration,
 ) -> HttpResponse {
-    let openings: Vec<Value> = (0..choices.len()).filter_map(|index| answer.opening(index)).collect();
+    let (opening, cut_off) = (answer.opening(), answer.cut_off(&too_slow(patience)));
     let (sequences, readers): (Vec<TextSequence>, Vec<Reader>) = choices.into_iter().unzip();
     let pieces: SelectAll<Pieces> =
         sequences.into_iter().enumerate().map(|(index, sequence)| pieces(index, sequence)).collect();
-    let events = Events { answer, pieces, readers, endings: Vec::new(), prompt_tokens };
+    let events = Events { answer, pieces, readers };
     let rest = stream::unfold(Some(events), |events| async move { events?.next().await });
-    let body = stream::iter(openings).map(|opening| event(&opening)).chain(rest);
+    let opening = Some(opening).filter(|opening| !opening.is_empty());
+    let body = stream::iter(opening).chain(rest);
     HttpResponse::Ok()
         .insert_header((header::CONTENT_TYPE, "text/event-stream"))
         .insert_header((header::CACHE_CONTROL, "no-cache"))
-        .streaming(Watched::new(Box::pin(body), patience, event(&too_slow(patience).body())))
+        .streaming(Watched::new(Box::pin(body), patience, cut_off))
 }
 
 /// What a client finds that reads on after it was given up.
@@ -208,11 +232,9 @@ fn too_slow(patience: Duration) -> ApiError {
 
 /// What is left of a stream.
 struct Events {
-    answer: Answer,
+    answer: Box<dyn Answer>,
     pieces: SelectAll<Pieces>,
     readers: Vec<Reader>,
-    endings: Vec<Ending>,
-    prompt_tokens: usize,
 }
 
 impl Events {
@@ -223,9 +245,9 @@ impl Events {
                 Some((index, Ok(piece))) => self.of(index, piece),
                 Some((_, Err(err))) => {
                     tracing::warn!(%err, "a stream is broken off");
-                    return Some((event(&ApiError::from(err).body()), None));
+                    return Some((self.answer.broken(&ApiError::from(err)), None));
                 }
-                None => return Some((self.last(), None)),
+                None => return Some((self.answer.last(), None)),
             };
             // Text that is held back is nothing yet.
             if !bytes.is_empty() {
@@ -234,37 +256,17 @@ impl Events {
         }
     }
 
-    /// The chunks for a piece of a choice.
+    /// The events for a piece of a choice.
     fn of(&mut self, index: usize, piece: Piece) -> web::Bytes {
         let Some(reader) = self.readers.get_mut(index) else { return web::Bytes::new() };
-        let mut told = Vec::new();
-        let (mut parts, ending) = match piece {
-            Piece::Text(spans) => (reader.take(text(spans, &mut told)), None),
-            Piece::End(ending) => (reader.finish(), Some(reader.ending(*ending))),
-        };
-        if parts.is_empty() && !told.is_empty() {
-            parts.push(Part::Content(String::new()));
-        }
+        let (parts, ending) = read(reader, piece);
         let mut bytes = web::BytesMut::new();
-        for part in parts {
-            bytes.extend_from_slice(&event(&self.answer.part(index, &part, &std::mem::take(&mut told))));
+        for (part, told) in parts {
+            bytes.extend_from_slice(&self.answer.part(index, part, told));
         }
         if let Some(ending) = ending {
-            bytes.extend_from_slice(&event(&self.answer.end(index, &ending)));
-            self.endings.push(ending);
+            bytes.extend_from_slice(&self.answer.end(index, ending));
         }
         bytes.freeze()
     }
-
-    fn last(&self) -> web::Bytes {
-        let usage = self.answer.usage(self.prompt_tokens, &self.endings);
-        let mut bytes = usage.map_or_else(Vec::new, |usage| event(&usage).to_vec());
-        bytes.extend_from_slice(b"data: [DONE]\n\n");
-        bytes.into()
-    }
-}
-
-/// One server-sent event. JSON has no line breaks of its own, so it is one line.
-fn event(data: &Value) -> web::Bytes {
-    format!("data: {data}\n\n").into()
 }

@@ -7,7 +7,7 @@ use faser_engine::TokenId;
 use faser_models::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use super::shapes::Shape;
+use super::answer::Shape;
 use crate::sequence::Told;
 
 /// What stands for a probability of 0: JSON has no infinity.
@@ -22,16 +22,18 @@ pub(super) struct LogprobShape {
 }
 
 impl LogprobShape {
-    /// Of some tokens of a choice; null if nothing is told.
+    /// Of some tokens of a choice; null, or for a response an empty list, if nothing is told.
     pub(super) fn of(&self, told: &[Told]) -> Value {
         match self.shape {
+            Shape::Response => self.objects(told),
             _ if told.is_empty() => Value::Null,
             Shape::Completion => self.lists(told),
-            Shape::Chat => {
-                let content: Vec<Value> = told.iter().filter_map(|told| self.object(told)).collect();
-                json!({"content": content, "refusal": null})
-            }
+            Shape::Chat => json!({"content": self.objects(told), "refusal": null}),
         }
+    }
+
+    fn objects(&self, told: &[Told]) -> Value {
+        told.iter().filter_map(|told| self.object(told)).collect()
     }
 
     fn lists(&self, told: &[Told]) -> Value {

@@ -6,9 +6,9 @@ use super::body::Containers;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
 
 /// Messages of a request at most.
-const MAX_MESSAGES: usize = 4096;
+pub(super) const MAX_MESSAGES: usize = 4096;
 /// Calls of a message at most.
-const MAX_CALLS: usize = 128;
+pub(super) const MAX_CALLS: usize = 128;
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 /// Reads `messages`.
@@ -124,7 +124,7 @@ fn call(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, Fi
 }
 
 /// The object that the JSON of `arguments` is; no text is an empty one, as in vLLM.
-fn arguments(function: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
+pub(super) fn arguments(function: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
     let path = function.path("arguments");
     let Some(text) = function.text("arguments")? else {
         return Err(missing(function, "arguments", "is missing: JSON of an object, as a string"));
@@ -146,6 +146,6 @@ fn arguments(function: &mut Fields<'_>, containers: &mut Containers) -> Result<V
     }
 }
 
-fn missing(fields: &Fields<'_>, name: &str, problem: impl std::fmt::Display) -> FieldError {
+pub(super) fn missing(fields: &Fields<'_>, name: &str, problem: impl std::fmt::Display) -> FieldError {
     FieldError::new(fields.path(name), Fault::Missing, problem)
 }

@@ -1,10 +1,12 @@
 //! The HTTP API: OpenAI's routes, and those that operators and load balancers ask.
 
+mod answer;
 mod authorize;
 mod body;
 mod bounds;
 mod calls;
 mod chat;
+mod chunks;
 mod completions;
 mod debug;
 pub mod errors;
@@ -18,8 +20,8 @@ mod models;
 mod observe;
 pub mod params;
 mod prediction;
+mod responses;
 mod router;
-mod shapes;
 mod slow;
 mod speculation;
 mod tokenize;
@@ -42,6 +44,8 @@ pub fn routes(config: &mut web::ServiceConfig) {
     config
         .service(resource("/v1/completions", Method::POST, web::route().to(completions::completions)))
         .service(resource("/v1/chat/completions", Method::POST, web::route().to(chat::chat)))
+        .service(resource("/v1/responses", Method::POST, web::route().to(responses::create)))
+        .service(web::resource("/v1/responses/{id:.+}").route(web::to(responses::not_stored)))
         .service(resource("/v1/models", Method::GET, web::route().to(models::list)))
         .service(resource("/v1/models/{id:.*}", Method::GET, web::route().to(models::one)))
         .service(resource("/tokenize", Method::POST, web::route().to(tokenize::tokenize)))
@@ -65,6 +69,7 @@ pub use bounds::Bounds;
 pub use chat::read as read_chat;
 pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;
+pub use responses::{Asked, read as read_response};
 pub use tokenize::{Source, read as read_tokenize, read_ids as read_detokenize};
 pub use tools::ReadCalls;
 
@@ -87,7 +92,8 @@ fn resource(path: &'static str, method: Method, route: Route) -> Resource {
 
 async fn no_route(request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let path = shortened(request.path(), 128);
-    let message =
-        format!("there is nothing at {path}; see /v1/models, /v1/completions, /v1/chat/completions");
+    let message = format!(
+        "there is nothing at {path}; see /v1/models, /v1/completions, /v1/chat/completions, /v1/responses"
+    );
     Err(ApiError::refused(StatusCode::NOT_FOUND, "not_found", message))
 }

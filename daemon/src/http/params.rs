@@ -5,10 +5,10 @@ use faser_engine::{Handling, TokenId};
 use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
+use super::answer::Shape;
 use super::bounds::Bounds;
 use super::format::format;
 use super::prediction::prediction;
-use super::shapes::Shape;
 use super::speculation::handling;
 use super::tools::ReadCalls;
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
@@ -27,9 +27,11 @@ const MAX_CHOICES: usize = 16;
 /// How a request wants its tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters {
+    /// The name by which the request asks for the model, which answers repeat.
+    pub model: String,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// `max_tokens` or `max_completion_tokens`.
+    /// `max_tokens`, `max_completion_tokens` or `max_output_tokens`.
     pub max_new_tokens: Option<usize>,
     /// Stop strings.
     pub stop: Vec<String>,
@@ -82,7 +84,7 @@ impl Parameters {
     }
 }
 
-/// Reads them; no token at all may be asked for where the prompt is repeated.
+/// Reads them, but for the model's name and calls; no token at all may be asked for where the prompt is repeated.
 ///
 /// # Errors
 /// The first field that is of the wrong type, out of range, or not offered.
@@ -93,16 +95,15 @@ pub(super) fn parameters(
     echo: bool,
 ) -> Result<Parameters, FieldError> {
     let vocab = bounds.vocab;
-    refuse_unsupported(fields)?;
-    let (stream, include_usage) = streaming(fields)?;
+    refuse_unsupported(fields, shape)?;
+    let (stream, include_usage) = streaming(fields, shape)?;
     fields.text("user")?;
-    let max_new_tokens = max_new_tokens(fields, usize::from(!echo))?;
+    let max_new_tokens = max_new_tokens(fields, shape, usize::from(!echo))?;
     let parameters = Parameters {
         sampling: sampling(fields, vocab)?,
         max_new_tokens,
-        format: format(fields)?,
-        calls: None,
-        n: choices(fields)?,
+        format: format(fields, shape)?,
+        n: choices(fields, shape)?,
         logprobs: logprobs(fields, shape)?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
         min_tokens: min_tokens(fields, max_new_tokens)?,
@@ -118,6 +119,7 @@ pub(super) fn parameters(
         include_metrics: fields.flag("include_metrics")?.unwrap_or(false),
         stream,
         include_usage,
+        ..Parameters::default()
     };
     check_ends(fields, &parameters)?;
     Ok(parameters)
@@ -142,14 +144,16 @@ pub(super) fn check_ends(fields: &Fields<'_>, parameters: &Parameters) -> Result
 }
 
 /// Fields of other servers: taken only with the value that means the same as leaving them out.
-fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+fn refuse_unsupported(fields: &mut Fields<'_>, shape: Shape) -> Result<(), FieldError> {
     fields.neutral("prompt_logprobs", &[], "use /v1/completions with `echo` and `logprobs`")?;
     fields.neutral("length_penalty", &[json!(1), json!(1.0)], "beam search is not offered")?;
     fields.neutral("use_beam_search", &[json!(false)], "beam search is not offered")?;
     fields.neutral("skip_special_tokens", &[json!(true)], "special tokens are always left out")?;
     fields.neutral("service_tier", &[json!("auto"), json!("default")], "there is one tier")?;
     fields.neutral("store", &[json!(false)], "nothing is stored")?;
-    fields.neutral("metadata", &[json!({})], "nothing is stored")?;
+    if shape != Shape::Response {
+        fields.neutral("metadata", &[json!({})], "nothing is stored")?;
+    }
     refuse_routers(fields)
 }
 
@@ -162,12 +166,17 @@ fn refuse_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("stream_reasoning", &[json!(true), json!(false)], split)
 }
 
-fn streaming(fields: &mut Fields<'_>) -> Result<(bool, bool), FieldError> {
+fn streaming(fields: &mut Fields<'_>, shape: Shape) -> Result<(bool, bool), FieldError> {
     let stream = fields.flag("stream")?.unwrap_or(false);
     let Some(mut options) = fields.object("stream_options")? else { return Ok((stream, false)) };
     if !stream {
         let problem = "needs `\"stream\": true`";
         return Err(FieldError::new(fields.path("stream_options"), Fault::Value, problem));
+    }
+    if shape == Shape::Response {
+        options.neutral("include_obfuscation", &[json!(false)], "nothing is obfuscated")?;
+        options.finish()?;
+        return Ok((stream, false));
     }
     let include_usage = options.flag("include_usage")?.unwrap_or(false);
     options.neutral("continuous_usage_stats", &[json!(false)], "usage comes once, at the end")?;
@@ -252,14 +261,17 @@ fn logit_bias(fields: &mut Fields<'_>, vocab: usize) -> Result<Vec<(TokenId, f32
 }
 
 /// How many choices; finished ones are never thrown away for better ones.
-fn choices(fields: &mut Fields<'_>) -> Result<Choices, FieldError> {
+fn choices(fields: &mut Fields<'_>, shape: Shape) -> Result<Choices, FieldError> {
+    if shape == Shape::Response {
+        return Ok(Choices::default());
+    }
     let n = fields.size("n", 1..=MAX_CHOICES)?.unwrap_or(1);
     let why = "no choice is made to be thrown away: ask for `n` choices with `logprobs`, and take the best";
     fields.neutral("best_of", &[json!(n)], why)?;
     Ok(Choices(n))
 }
 
-/// The likeliest tokens to tell of in each place: a number for completions, a flag and a number for chats.
+/// The likeliest tokens to tell of in each place: a number for completions, a flag and a number for chats and responses.
 fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, FieldError> {
     match shape {
         Shape::Completion => {
@@ -269,16 +281,40 @@ fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, Fiel
                 Some(_) => fields.size("logprobs", 0..=MAX_TOP_LOGPROBS),
             }
         }
-        Shape::Chat => {
-            let wanted = fields.flag("logprobs")?.unwrap_or(false);
+        Shape::Chat | Shape::Response => {
+            let (wanted, problem) = match shape {
+                Shape::Response => {
+                    (included(fields)?, "needs `\"include\": [\"message.output_text.logprobs\"]`")
+                }
+                _ => (fields.flag("logprobs")?.unwrap_or(false), "needs `\"logprobs\": true`"),
+            };
             let top = fields.size("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
             if !wanted && top.is_some_and(|top| top > 0) {
-                let problem = "needs `\"logprobs\": true`";
                 return Err(FieldError::new(fields.path("top_logprobs"), Fault::Value, problem));
             }
             Ok(wanted.then_some(top.unwrap_or(0)))
         }
     }
+}
+
+/// Whether `include` asks for log-probabilities. Reasoning that nobody tells from the text needs no encrypted form either.
+fn included(fields: &mut Fields<'_>) -> Result<bool, FieldError> {
+    const LOGPROBS: &str = "message.output_text.logprobs";
+    let path = fields.path("include");
+    let mut wanted = false;
+    for (i, value) in fields.list("include")?.unwrap_or_default().iter().enumerate() {
+        let path = format!("{path}[{i}]");
+        match value.as_str() {
+            Some(LOGPROBS) => wanted = true,
+            Some("reasoning.encrypted_content") => {}
+            Some(_) => {
+                let problem = format!("is not supported: only `{LOGPROBS}` can be had");
+                return Err(FieldError::new(path, Fault::Unsupported, problem));
+            }
+            None => return Err(wrong_type(&path, "a string", value)),
+        }
+    }
+    Ok(wanted)
 }
 
 fn min_tokens(fields: &mut Fields<'_>, most: Option<usize>) -> Result<usize, FieldError> {
@@ -292,7 +328,10 @@ fn min_tokens(fields: &mut Fields<'_>, most: Option<usize>) -> Result<usize, Fie
     }
 }
 
-fn max_new_tokens(fields: &mut Fields<'_>, least: usize) -> Result<Option<usize>, FieldError> {
+fn max_new_tokens(fields: &mut Fields<'_>, shape: Shape, least: usize) -> Result<Option<usize>, FieldError> {
+    if shape == Shape::Response {
+        return fields.size("max_output_tokens", least..=usize::MAX);
+    }
     let old = fields.size("max_tokens", least..=usize::MAX)?;
     let new = fields.size("max_completion_tokens", least..=usize::MAX)?;
     match (old, new) {

@@ -3,6 +3,7 @@
 use faser_models::{CallForm, CallFormat, Function, GrammarSource};
 use serde_json::Value;
 
+use super::answer::Shape;
 use super::params::{Parameters, check_ends};
 use crate::fields::{Fault, FieldError, Fields, did_you_mean, shortened, wrong_type, wrong_value};
 
@@ -41,10 +42,11 @@ enum Mode {
 /// One of them is wrong, asks for what is not there, or cannot be had with another field.
 pub(super) fn tools(
     fields: &mut Fields<'_>,
+    shape: Shape,
     format: Option<CallFormat>,
     parameters: &mut Parameters,
 ) -> Result<(), FieldError> {
-    let choice = choice(fields)?;
+    let choice = choice(fields, shape)?;
     let several = fields.flag("parallel_tool_calls")?.unwrap_or(true);
     let list = fields.list("tools")?.unwrap_or_default();
     if list.is_empty() {
@@ -58,7 +60,7 @@ pub(super) fn tools(
                        say it by `model.tool_calls` in the server's config, or give \"tool_choice\": \"none\"";
         return Err(FieldError::new(fields.path("tools"), Fault::Unsupported, problem));
     }
-    let functions = functions(&fields.path("tools"), list)?;
+    let functions = functions(&fields.path("tools"), list, shape)?;
     let (functions, strict) = allowed(fields, functions, choice.allowed.as_deref())?;
     let (Some(format), true) = (format, choice.mode != Mode::None) else { return Ok(()) };
     let free = choice.mode == Mode::Auto;
@@ -80,9 +82,11 @@ pub(super) fn tools(
     Ok(())
 }
 
-fn choice(fields: &mut Fields<'_>) -> Result<Choice, FieldError> {
-    const WANTED: &str =
-        "`none`, `auto`, `required`, or {\"type\": \"function\", \"function\": {\"name\": \"…\"}}";
+fn choice(fields: &mut Fields<'_>, shape: Shape) -> Result<Choice, FieldError> {
+    let wanted = match shape {
+        Shape::Response => "`none`, `auto`, `required`, or {\"type\": \"function\", \"name\": \"…\"}",
+        _ => "`none`, `auto`, `required`, or {\"type\": \"function\", \"function\": {\"name\": \"…\"}}",
+    };
     let path = fields.path("tool_choice");
     let all = |mode| Ok(Choice { mode, allowed: None });
     let mut inner = match fields.value("tool_choice") {
@@ -91,42 +95,50 @@ fn choice(fields: &mut Fields<'_>) -> Result<Choice, FieldError> {
             "none" => return all(Mode::None),
             "auto" => return all(Mode::Auto),
             "required" => return all(Mode::Required),
-            other => return Err(wrong_value(&path, WANTED, &other.into())),
+            other => return Err(wrong_value(&path, wanted, &other.into())),
         },
         Some(value @ Value::Object(_)) => Fields::new(path, value)?,
-        Some(other) => return Err(wrong_type(&path, WANTED, other)),
+        Some(other) => return Err(wrong_type(&path, wanted, other)),
     };
     let choice = match inner.word("type", &["function", "allowed_tools"])? {
         Some("allowed_tools") => {
-            let mut allowed = required(inner.object("allowed_tools")?, &inner, "allowed_tools")?;
+            let mut allowed = within(inner, "allowed_tools", shape)?;
             let mode = match allowed.word("mode", &["auto", "required"])? {
                 Some("required") => Mode::Required,
                 _ => Mode::Auto,
             };
             let path = allowed.path("tools");
             let list = allowed.list("tools")?.unwrap_or_default();
-            let name = |(at, value)| named(Fields::new(format!("{path}[{at}]"), value)?);
+            let name = |(at, value)| named(Fields::new(format!("{path}[{at}]"), value)?, shape);
             let names = list.iter().enumerate().map(name).collect::<Result<Vec<_>, _>>()?;
             if names.is_empty() {
                 return Err(FieldError::new(path, Fault::Missing, "is missing: name one function at least"));
             }
             allowed.finish()?;
-            inner.finish()?;
             Choice { mode, allowed: Some(names) }
         }
-        _ => Choice { mode: Mode::Named, allowed: Some(vec![named(inner)?]) },
+        _ => Choice { mode: Mode::Named, allowed: Some(vec![named(inner, shape)?]) },
     };
     Ok(choice)
 }
 
 /// The name in `{"type": "function", "function": {"name": …}}`.
-fn named(mut fields: Fields<'_>) -> Result<String, FieldError> {
+fn named(mut fields: Fields<'_>, shape: Shape) -> Result<String, FieldError> {
     fields.word("type", &["function"])?;
-    let mut function = required(fields.object("function")?, &fields, "function")?;
+    let mut function = within(fields, "function", shape)?;
     let name = required(function.text("name")?, &function, "name")?.to_owned();
     function.finish()?;
-    fields.finish()?;
     Ok(name)
+}
+
+/// What a chat has in an object of its own, and a response beside the type.
+fn within<'a>(mut outer: Fields<'a>, name: &'static str, shape: Shape) -> Result<Fields<'a>, FieldError> {
+    if shape == Shape::Response {
+        return Ok(outer);
+    }
+    let inner = required(outer.object(name)?, &outer, name)?;
+    outer.finish()?;
+    Ok(inner)
 }
 
 fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, FieldError> {
@@ -134,7 +146,7 @@ fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, F
 }
 
 /// The functions, each with whether its calls have to be valid.
-fn functions(path: &str, list: &[Value]) -> Result<Vec<(Function, bool)>, FieldError> {
+fn functions(path: &str, list: &[Value], shape: Shape) -> Result<Vec<(Function, bool)>, FieldError> {
     if list.len() > MAX_TOOLS {
         let problem = format!("has {} functions; {MAX_TOOLS} are taken at most", list.len());
         return Err(FieldError::new(path, Fault::Value, problem));
@@ -143,10 +155,9 @@ fn functions(path: &str, list: &[Value]) -> Result<Vec<(Function, bool)>, FieldE
     for (at, value) in list.iter().enumerate() {
         let mut tool = Fields::new(format!("{path}[{at}]"), value)?;
         required(tool.word("type", &["function"])?, &tool, "type")?;
-        let inner = required(tool.object("function")?, &tool, "function")?;
+        let inner = within(tool, "function", shape)?;
         let name = inner.path("name");
-        let function = function(inner)?;
-        tool.finish()?;
+        let function = function(inner, shape)?;
         if functions.iter().any(|(other, _)| other.name == function.0.name) {
             return Err(FieldError::new(name, Fault::Value, "is that of another function"));
         }
@@ -155,7 +166,7 @@ fn functions(path: &str, list: &[Value]) -> Result<Vec<(Function, bool)>, FieldE
     Ok(functions)
 }
 
-fn function(mut fields: Fields<'_>) -> Result<(Function, bool), FieldError> {
+fn function(mut fields: Fields<'_>, shape: Shape) -> Result<(Function, bool), FieldError> {
     let name = required(fields.text("name")?, &fields, "name")?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(fits) {
@@ -171,7 +182,8 @@ fn function(mut fields: Fields<'_>) -> Result<(Function, bool), FieldError> {
             return Err(wrong_value(&format!("{path}.type"), "`object`", kind));
         }
     }
-    let strict = fields.flag("strict")?.unwrap_or(false);
+    // OpenAI's default for responses.
+    let strict = fields.flag("strict")?.unwrap_or(shape == Shape::Response);
     fields.finish()?;
     Ok((Function { name: name.to_owned(), parameters: parameters.cloned() }, strict))
 }

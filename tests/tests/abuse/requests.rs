@@ -29,6 +29,7 @@ fn case(name: &str, bytes: Vec<u8>, wanted: Wanted) -> Case {
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
 
 /// Bodies of completions that are refused with 400.
 fn bodies() -> Vec<(&'static str, Vec<u8>)> {
@@ -130,10 +131,20 @@ fn json_cases() -> Vec<Case> {
     }
     let user = json!({"role": "user", "content": "x"});
     let part = json!({"type": "text", "text": "x"});
+    let pairs: serde_json::Map<_, _> = (0..1000).map(|i| (i.to_string(), json!("x"))).collect();
     for (name, path, status, body) in [
         ("another model", COMPLETIONS, 404, json!({"model": "\u{0}\n\u{1b}[2J", "prompt": "x"})),
         ("a model of a megabyte", COMPLETIONS, 404, json!({"model": "x".repeat(1 << 20), "prompt": "x"})),
         ("no messages", CHAT, 400, json!({"messages": null})),
+        ("five thousand items", RESPONSES, 400, json!({"input": vec![user.clone(); 5000]})),
+        ("an item within an item", RESPONSES, 400, json!({"input": [{"role": "user", "content": [[user]]}]})),
+        ("a thousand pairs", RESPONSES, 400, json!({"input": "x", "metadata": pairs})),
+        (
+            "arguments of lists",
+            RESPONSES,
+            400,
+            json!({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[".repeat(100_000)}]}),
+        ),
         ("five thousand messages", CHAT, 400, json!({"messages": vec![user.clone(); 5000]})),
         ("a role of control characters", CHAT, 400, json!({"messages": [{"role": "\u{7}", "content": "x"}]})),
         ("a number as content", CHAT, 400, json!({"messages": [{"role": "user", "content": 1e300}]})),

@@ -1,9 +1,10 @@
 //! What a request may ask for, and what is refused by name.
 
 use super::*;
+use crate::names::Names;
 
 const BOUNDS: Bounds<'static> = Bounds {
-    name: "m",
+    names: Names { main: "m", aliases: &[] },
     vocab: 1000,
     max_context: 512,
     max_prompts: 8,
@@ -58,6 +59,7 @@ fn every_field_arrives() {
         ..Sampling::default()
     };
     let wanted = Parameters {
+        model: String::new(),
         sampling,
         max_new_tokens: Some(12),
         stop: vec!["a".into(), "b".into()],

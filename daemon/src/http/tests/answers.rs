@@ -97,6 +97,53 @@ async fn several_prompts_are_several_choices_in_their_order() {
 }
 
 #[actix_web::test]
+async fn a_model_answers_to_each_of_its_names() {
+    let yaml = "model: {name: pair, aliases: [gpt-4o, some/other], synthetic: {preset: tiny}}\n";
+    let (app, served) = daemon_of(yaml, None).await;
+    let client = client!(app);
+    let (_, list) = get!(client, "/v1/models");
+    let list: Value = serde_json::from_slice(&list).unwrap();
+    let ids: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["pair", "gpt-4o", "some/other"]);
+    let (status, one) = get!(client, "/v1/models/some/other");
+    assert_eq!(status, StatusCode::OK);
+    let one: Value = serde_json::from_slice(&one).unwrap();
+    assert_eq!((&one, &one["root"]), (&list["data"][2], &json!("pair")));
+
+    let mut texts = Vec::new();
+    for (asked, told) in [(json!("pair"), "pair"), (json!("gpt-4o"), "gpt-4o"), (json!(null), "pair")] {
+        let body = json!({"model": asked, "prompt": [1, 2], "max_tokens": 6, "seed": 1});
+        let (status, answer) = post!(client, "/v1/completions", body);
+        assert_eq!((status, &answer["model"]), (StatusCode::OK, &json!(told)), "{answer}");
+        texts.push(text_of(&answer).to_owned());
+    }
+    assert_eq!(texts, vec![texts[0].clone(); 3]);
+    let (_, streamed) = post!(
+        client,
+        "/v1/completions",
+        json!({"model": "gpt-4o", "prompt": [1], "max_tokens": 2, "stream": true})
+    );
+    assert!(events(&streamed).iter().all(|event| event["model"] == "gpt-4o"));
+    let (status, answer) = post!(client, "/tokenize", json!({"model": "some/other", "prompt": "x"}));
+    assert_eq!((status, &answer["count"]), (StatusCode::OK, &json!(1)));
+    let (status, answer) = post!(client, "/v1/completions", json!({"model": "gpt-4", "prompt": "x"}));
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.ends_with("this server has `pair`, `gpt-4o`, `some/other`"), "{message}");
+    served.service.clone().stop().await;
+}
+
+#[actix_web::test]
+async fn an_alias_that_is_the_name_of_the_pair_is_refused() {
+    let text = "model: {aliases: [synthetic], synthetic: {preset: tiny}}\n".to_owned();
+    let document = Document::parse(Path::new("test.yaml"), text).unwrap();
+    let config = Config::from_document(&document).unwrap();
+    let loaded = crate::load::load(&config, &mut |_, _| {});
+    let refused = loaded.err().map(|err| err.to_string()).unwrap();
+    assert!(refused.contains("`model.aliases` names `synthetic`"), "{refused}");
+}
+
+#[actix_web::test]
 async fn models_tokens_ids_and_metrics_can_be_asked_for() {
     let (app, served) = daemon("").await;
     let client = client!(app);

@@ -130,6 +130,7 @@ mod forms;
 mod handling;
 mod life;
 mod refusals;
+mod responses;
 mod router;
 mod scoring;
 mod tools;

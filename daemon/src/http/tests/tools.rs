@@ -7,11 +7,16 @@ const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% e
 
 /// The synthetic pair, writing calls as `format` says.
 async fn calling(format: &str) -> (web::Data<App>, Arc<Served>) {
+    calling_by(format, TEMPLATE).await
+}
+
+/// The same with this chat template.
+pub(super) async fn calling_by(format: &str, template: &str) -> (web::Data<App>, Arc<Served>) {
     let yaml = format!(
         "model: {{name: pair, synthetic: {{preset: tiny}}, tool_calls: {format}}}\nscheduler: {{max_context: 1024}}\n\
          server: {{max_body_bytes: 64KiB}}\nspeculation: {{policy: \"fixed:4\"}}\n"
     );
-    let template = ChatTemplate::of("test".into(), TEMPLATE, Default::default()).unwrap();
+    let template = ChatTemplate::of("test".into(), template, Default::default()).unwrap();
     daemon_of(&yaml, Some(template)).await
 }
 

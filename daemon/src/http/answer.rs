@@ -1,0 +1,68 @@
+//! What every kind of answer can do: be written whole, or as the events of a stream.
+
+use actix_web::web::Bytes;
+use serde_json::Value;
+
+use super::calls::Part;
+use super::errors::ApiError;
+use super::logprobs::LogprobShape;
+use super::metrics::Place;
+use crate::sequence::{Ending, Told};
+
+/// Which API an answer is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Completion,
+    Chat,
+    Response,
+}
+
+/// One finished choice.
+pub(super) struct Choice {
+    /// Its parts in their order, each with what is told of the tokens that came with it.
+    pub(super) parts: Vec<(Part, Vec<Told>)>,
+    pub(super) ending: Ending,
+}
+
+/// What is known of an answer before there is any of it.
+pub(super) struct Head {
+    pub(super) tokens: LogprobShape,
+    /// The model's name, as the request has it.
+    pub(super) model: String,
+    /// Unix time in seconds.
+    pub(super) created: u64,
+    pub(super) metrics: Place,
+    /// Whether a stream ends with a chunk of its usage.
+    pub(super) usage_chunk: bool,
+    pub(super) choices: usize,
+    pub(super) prompt_tokens: usize,
+}
+
+/// An answer being written.
+pub(super) trait Answer {
+    /// The answer to a request that does not stream.
+    fn whole(self: Box<Self>, choices: Vec<Choice>) -> Value;
+
+    /// What a stream begins with, before there is any text.
+    fn opening(&mut self) -> Bytes;
+
+    /// More of choice `index`, and what is told of the tokens that came with it.
+    fn part(&mut self, index: usize, part: Part, told: Vec<Told>) -> Bytes;
+
+    /// The end of choice `index`.
+    fn end(&mut self, index: usize, ending: Ending) -> Bytes;
+
+    /// What a stream ends with.
+    fn last(&mut self) -> Bytes;
+
+    /// What a stream that breaks ends with.
+    fn broken(&mut self, err: &ApiError) -> Bytes;
+
+    /// The same for a client that has stopped reading, whose stream is cut off wherever it is by then.
+    fn cut_off(&self, err: &ApiError) -> Bytes;
+}
+
+/// One server-sent event without a name. JSON has no line breaks of its own, so it is one line.
+pub(super) fn event(data: &Value) -> Bytes {
+    format!("data: {data}\n\n").into()
+}
