@@ -12,6 +12,8 @@ import threading
 
 import openai
 
+import wishes
+
 PROMPT = "Returns the number of elements in the"
 LONG = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0.8, "seed": 3, "extra_body": {"ignore_eos": True}}
 
@@ -259,7 +261,7 @@ def responds(client, model):
     pieces = "".join(event.delta for event in streamed if event.type == "response.function_call_arguments.delta")
     assert call.arguments == done.arguments == pieces, (call, done, pieces)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "the number of elements"}
-    said = [{"role": "user", "content": "What does Vec::len do?"}, call.model_dump(), output]
+    said = [{"role": "user", "content": "What does Vec::len do?"}, call, output]
     again = client.responses.create(**{**asked, "tool_choice": "none", "max_output_tokens": 8}, input=said)
     assert again.output_text, again
     print("response with a call:", call.arguments)
@@ -336,6 +338,8 @@ def main():
     follows(client, model)
     calls(client, model)
     responds(client, model)
+    wishes.samples(client, model, expects)
+    wishes.wishes(client, model, expects)
     refuses(client, model)
     is_limited(client, model)
     print(f"openai {openai.__version__}: all as expected")

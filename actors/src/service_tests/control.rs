@@ -42,10 +42,11 @@ fn nobody_waits_for_a_dispatcher_that_hangs() {
     in_system(async {
         let service = Service::start(spec()).await.expect("a service");
         let (go_on, until) = std::sync::mpsc::channel();
-        service.dispatcher().do_send(Message::Hang(until));
+        let hanging = service.dispatcher().send(Message::Hang(until));
         assert!(service.look(0, None).await.is_none());
         assert!(matches!(service.tune(tuning()).await, Err(TuneError::Stopped)));
         drop(go_on);
+        hanging.await.expect("it goes on");
         assert!(service.look(0, None).await.is_some());
         service.stop().await;
     });
