@@ -174,6 +174,21 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
     }
     let (_, status) = ctl(&server, &["--pair", "Tiny/one", "status"]);
     assert!(status.contains("pair *") && status.contains("Tiny/one on"), "{status}");
+    // So are a trace, a frame of `faser top`, and the dashboard, whose page asks for events with its own query.
+    let trace = server.config().folder().join("trace.json");
+    let (code, text) =
+        ctl(&server, &["--pair", "Tiny/one", "trace", "--seconds", "1", "-o", &trace.to_string_lossy()]);
+    assert!(code == Some(0) && trace.is_file(), "{text}");
+    let socket = server.config().folder().join("admin.sock");
+    let mut top = Command::new(faser());
+    let top = top
+        .args(["top", "--once", "--pair", "Tiny/one", "--interval", "0.1", "--socket"])
+        .arg(&socket)
+        .output();
+    let frame = String::from_utf8_lossy(&top.expect("the binary can be started").stdout).into_owned();
+    assert!(frame.contains("Tiny/one on cpu"), "{frame}");
+    let page = faser::ctl::client::Client::new(&socket).get("/?pair=Tiny%2Fone").expect("the page");
+    assert!(String::from_utf8_lossy(&page.body).contains("<html"));
     // What runs is listed with the number of its pair, and is ended by that.
     let long = |model: &str, tokens: usize| {
         let body = json!({"model": model, "prompt": "x", "max_tokens": tokens, "seed": 1, "ignore_eos": true, "stream": true});
