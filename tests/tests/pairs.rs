@@ -28,7 +28,7 @@ fn both(demo: &str, tiny: &str) -> String {
 fn body(model: Option<&str>, seed: usize) -> Value {
     let mut body = json!({
         "prompt": format!("Returns the number {}", seed % 3), "max_tokens": 60, "seed": seed, "stream": true, "ignore_eos": true,
-        "temperature": if seed % 2 == 0 { 0.0 } else { 0.9 },
+        "temperature": if seed.is_multiple_of(2) { 0.0 } else { 0.9 },
     });
     if let Some(model) = model {
         body["model"] = model.into();
@@ -222,7 +222,7 @@ fn a_pair_whose_device_is_given_up_leaves_the_other_serving() {
         let kept = scope.spawn(|| ask(client, &[Some("rustdoc")]));
         let lost = client
             .try_stream("/v1/completions", &body(Some("Tiny/one"), 0))
-            .map(|events| events.transcript());
+            .map(faser_tests::stream::Events::transcript);
         (lost, kept.join().expect("the streams"))
     });
     assert!(lost.is_err() || lost.is_ok_and(|lost| lost.error.is_some()));
