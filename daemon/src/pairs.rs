@@ -43,19 +43,12 @@ impl Pairs {
         self.0.get(number)
     }
 
-    /// The number of the pair of this name.
-    pub fn position(&self, name: &str) -> Option<usize> {
-        self.iter().position(|served| served.names().find(name).is_some())
-    }
-
     /// The pair of this name, or the first.
     ///
     /// # Errors
     /// 404: there is none of this name.
     pub fn named(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
-        let Some(name) = name else { return Ok(self.first()) };
-        let found = self.position(name).and_then(|number| self.get(number));
-        found.ok_or_else(|| ApiError::unknown_model(name, self.names()))
+        self.place(name).map(|(_, served)| served)
     }
 
     /// [`Pairs::named`] with the number of the pair.
@@ -63,8 +56,9 @@ impl Pairs {
     /// # Errors
     /// 404: there is none of this name.
     pub fn place(&self, name: Option<&str>) -> Result<(usize, &Arc<Served>), ApiError> {
-        let served = self.named(name)?;
-        Ok((self.position(&served.name).unwrap_or(0), served))
+        let Some(name) = name else { return Ok((0, self.first())) };
+        let found = self.iter().enumerate().find(|(_, served)| served.names().find(name).is_some());
+        found.ok_or_else(|| ApiError::unknown_model(name, self.names()))
     }
 
     /// The pair that the JSON of a request names as `model`, or the first: also of a body that cannot be read, for whoever reads it whole

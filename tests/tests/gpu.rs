@@ -203,6 +203,36 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
     }
 }
 
+#[test]
+fn pairs_have_gpus_of_their_own_and_the_cpu_where_none_is_left() {
+    let name = "pairs_have_gpus_of_their_own_and_the_cpu_where_none_is_left";
+    let Some(variables) = fake(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let (model, shared) = PAIR.split_once("kv: ").expect("the model comes first");
+    let model = model
+        .replace("model:\n", "  model:\n")
+        .replace("  dtype", "    dtype")
+        .replace("  synthetic", "    synthetic");
+    let pairs = |kinds: [&str; 3]| {
+        let pair =
+            |(name, kind)| format!("- name: {name}\n{model}  device: {{kind: '{kind}', partitions: []}}\n");
+        let list: String = ["a", "b", "c"].into_iter().zip(kinds).map(pair).collect();
+        format!("kv: {shared}speculation: {{policy: 'fixed:2'}}\npairs:\n{list}")
+    };
+    let server = Server::start_with(&pairs(["auto", "cuda:0", "auto"]), &variables);
+    for (model, device) in [("a", "cuda:1"), ("b", "cuda:0"), ("c", "cpu")] {
+        assert!(server.output().contains(&format!("device of {model}: {device}")), "{}", server.output());
+    }
+    let text = |model: &str| {
+        let body = json!({"model": model, "prompt": "hello", "max_tokens": 8, "temperature": 0.8, "seed": 1});
+        server.client().post("/v1/completions", &body).json()["choices"][0]["text"].clone()
+    };
+    assert_eq!([text("a"), text("b")], [text("c"), text("c")]);
+    let one_for_two = pairs(["cuda:1", "cpu", "cuda:1"]).replace("'cpu', partitions: []", "'cpu'");
+    let output = run(&["check"], &Config::new(&one_for_two), &variables);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("`pairs[2].device.kind` takes GPU 1, which pairs[0] has"), "{err}");
+}
+
 fn run(arguments: &[&str], config: &Config, variables: &[(&str, OsString)]) -> Output {
     let mut command = Command::new(faser());
     command.args(arguments).arg("-c").arg(config.path()).env("CACHE_DIRECTORY", cost_cache());

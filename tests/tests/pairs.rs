@@ -28,7 +28,7 @@ fn both(demo: &str, tiny: &str) -> String {
 fn body(model: Option<&str>, seed: usize) -> Value {
     let mut body = json!({
         "prompt": format!("Returns the number {}", seed % 3), "max_tokens": 60, "seed": seed, "stream": true, "ignore_eos": true,
-        "temperature": if seed % 2 == 0 { 0.0 } else { 0.9 },
+        "temperature": if seed.is_multiple_of(2) { 0.0 } else { 0.9 },
     });
     if let Some(model) = model {
         body["model"] = model.into();
@@ -174,6 +174,21 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
     }
     let (_, status) = ctl(&server, &["--pair", "Tiny/one", "status"]);
     assert!(status.contains("pair *") && status.contains("Tiny/one on"), "{status}");
+    // So are a trace, a frame of `faser top`, and the dashboard, whose page asks for events with its own query.
+    let trace = server.config().folder().join("trace.json");
+    let (code, text) =
+        ctl(&server, &["--pair", "Tiny/one", "trace", "--seconds", "1", "-o", &trace.to_string_lossy()]);
+    assert!(code == Some(0) && trace.is_file(), "{text}");
+    let socket = server.config().folder().join("admin.sock");
+    let mut top = Command::new(faser());
+    let top = top
+        .args(["top", "--once", "--pair", "Tiny/one", "--interval", "0.1", "--socket"])
+        .arg(&socket)
+        .output();
+    let frame = String::from_utf8_lossy(&top.expect("the binary can be started").stdout).into_owned();
+    assert!(frame.contains("Tiny/one on cpu"), "{frame}");
+    let page = faser::ctl::client::Client::new(&socket).get("/?pair=Tiny%2Fone").expect("the page");
+    assert!(String::from_utf8_lossy(&page.body).contains("<html"));
     // What runs is listed with the number of its pair, and is ended by that.
     let long = |model: &str, tokens: usize| {
         let body = json!({"model": model, "prompt": "x", "max_tokens": tokens, "seed": 1, "ignore_eos": true, "stream": true});
@@ -207,7 +222,7 @@ fn a_pair_whose_device_is_given_up_leaves_the_other_serving() {
         let kept = scope.spawn(|| ask(client, &[Some("rustdoc")]));
         let lost = client
             .try_stream("/v1/completions", &body(Some("Tiny/one"), 0))
-            .map(|events| events.transcript());
+            .map(faser_tests::stream::Events::transcript);
         (lost, kept.join().expect("the streams"))
     });
     assert!(lost.is_err() || lost.is_ok_and(|lost| lost.error.is_some()));

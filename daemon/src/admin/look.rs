@@ -123,11 +123,11 @@ impl Admin {
             None => served.service.replica(number).map(faser_actors::Service::view).unwrap_or_default(),
         };
         let mut timeline = None;
-        if let Some(look) = &look {
-            if let (Some(seen), Some(recent)) = (seen, &look.recent) {
-                *seen = recent.seen;
-                timeline = Some(Timeline::new(look.now, recent));
-            }
+        if let Some(look) = &look
+            && let (Some(seen), Some(recent)) = (seen, &look.recent)
+        {
+            *seen = recent.seen;
+            timeline = Some(Timeline::new(look.now, recent));
         }
         let figures = figures(then, &view, window, 1);
         let replica =

@@ -175,7 +175,7 @@ mod tests {
         assert_eq!((demo.scheduler.max_running, big.scheduler.max_running), (64, 2));
         assert_eq!(big.drain_timeout, Duration::from_secs(5));
         let alone = read("kv: {block_size: 8}\n").unwrap();
-        assert_eq!(alone.each(), [alone.clone()]);
+        assert_eq!(alone.each(), std::slice::from_ref(&alone));
     }
 
     #[test]
