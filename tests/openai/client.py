@@ -259,7 +259,7 @@ def responds(client, model):
     pieces = "".join(event.delta for event in streamed if event.type == "response.function_call_arguments.delta")
     assert call.arguments == done.arguments == pieces, (call, done, pieces)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "the number of elements"}
-    said = [{"role": "user", "content": "What does Vec::len do?"}, call.model_dump(), output]
+    said = [{"role": "user", "content": "What does Vec::len do?"}, call, output]
     again = client.responses.create(**{**asked, "tool_choice": "none", "max_output_tokens": 8}, input=said)
     assert again.output_text, again
     print("response with a call:", call.arguments)
