@@ -75,6 +75,8 @@ impl<'a> Fields<'a> {
     /// The field as it stands; null counts as absent.
     pub fn value(&mut self, name: &'static str) -> Option<&'a Value> {
         self.asked.push(name);
+        #[cfg(test)]
+        asked::note(self.path(name));
         self.map.get(name).filter(|value| !value.is_null())
     }
 
@@ -265,6 +267,26 @@ pub fn shortened(text: &str, limit: usize) -> String {
         short.push('…');
     }
     short
+}
+
+/// Every field that readers of this thread have asked for.
+#[cfg(test)]
+pub(crate) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(super) fn note(path: String) {
+        ASKED.with_borrow_mut(|asked| asked.insert(path));
+    }
+
+    /// Those since the last call, by their full names.
+    pub(crate) fn take() -> BTreeSet<String> {
+        ASKED.take()
+    }
 }
 
 #[cfg(test)]

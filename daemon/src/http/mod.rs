@@ -18,6 +18,7 @@ mod messages;
 mod metrics;
 mod models;
 mod observe;
+mod openapi;
 pub mod params;
 mod prediction;
 mod responses;
@@ -59,6 +60,7 @@ pub fn routes(config: &mut web::ServiceConfig) {
         .service(resource("/get_model_info", Method::GET, web::route().to(router::model_info)))
         .service(resource("/server_info", Method::GET, web::route().to(router::server_info)))
         .service(resource("/get_server_info", Method::GET, web::route().to(router::server_info)))
+        .service(resource("/openapi.json", Method::GET, web::route().to(openapi::openapi)))
         .service(resource("/debug/trace", Method::GET, web::route().to(debug::trace)))
         .default_service(web::to(no_route));
 }

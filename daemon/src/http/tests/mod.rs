@@ -129,6 +129,7 @@ mod fields;
 mod forms;
 mod handling;
 mod life;
+mod openapi;
 mod refusals;
 mod responses;
 mod router;

@@ -1,0 +1,303 @@
+//! GET /openapi.json: the whole API as an OpenAPI 3.1 document. Bodies are read by hand, so what they may have stands here once more, as types
+//! that only document; tests hold them against what the readers ask for.
+#![allow(dead_code, reason = "most types are there for their schemas")]
+
+mod answers;
+mod common;
+mod neutral;
+mod requests;
+mod responses;
+
+#[cfg(test)]
+pub(super) mod tests;
+
+use actix_web::HttpResponse;
+use serde_json::{Map, Value, json};
+use utoipa::OpenApi;
+
+use answers::{
+    ChatCompletion, Completion, Detokenized, Failure, Model, ModelInfo, Models, Readiness, Response,
+    ServerInfo, Status, Tokens, Version,
+};
+use common::{Choices, Common};
+use requests::{ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText};
+use responses::ResponseRequest;
+
+/// All schemas.
+#[derive(OpenApi)]
+#[openapi(components(schemas(
+    ChatCompletion,
+    ChatRequest,
+    Choices,
+    Common,
+    Completion,
+    CompletionRequest,
+    DetokenizeRequest,
+    Detokenized,
+    Failure,
+    Model,
+    ModelInfo,
+    Models,
+    Readiness,
+    Response,
+    ResponseRequest,
+    ServerInfo,
+    Status,
+    TokenizeChat,
+    TokenizeText,
+    Tokens,
+    Version
+)))]
+struct Schemas;
+
+/// One way of asking.
+struct Operation {
+    method: &'static str,
+    path: &'static str,
+    summary: &'static str,
+    /// Schemas of which a body has one.
+    bodies: &'static [&'static str],
+    /// The schema of what is answered with 200; none: it is no JSON of a known shape, or there is no 200.
+    answer: Option<&'static str>,
+    /// Statuses beside 200.
+    others: &'static [u16],
+    /// Names of what the query may have.
+    query: &'static [&'static str],
+}
+
+const GENERATES: &[u16] = &[400, 401, 404, 408, 413, 415, 429, 500, 503];
+const LOOKS: &[u16] = &[401, 429, 503];
+/// Those of what is never there.
+const GONE: &[u16] = &[401, 404, 429];
+
+const fn get(path: &'static str, summary: &'static str, answer: &'static str) -> Operation {
+    Operation { method: "get", path, summary, bodies: &[], answer: Some(answer), others: LOOKS, query: &[] }
+}
+
+const fn post(
+    path: &'static str,
+    summary: &'static str,
+    bodies: &'static [&'static str],
+    answer: &'static str,
+) -> Operation {
+    Operation { method: "post", path, summary, bodies, answer: Some(answer), others: GENERATES, query: &[] }
+}
+
+const fn gone(method: &'static str, path: &'static str) -> Operation {
+    let summary = "nothing is stored: there is no such response";
+    Operation { method, path, summary, bodies: &[], answer: None, others: GONE, query: &[] }
+}
+
+const OPERATIONS: [Operation; 22] = [
+    post("/v1/completions", "continues prompts", &["CompletionRequest"], "Completion"),
+    post("/v1/chat/completions", "answers a chat", &["ChatRequest"], "ChatCompletion"),
+    post(
+        "/v1/responses",
+        "answers a chat, in the words of the Responses API",
+        &["ResponseRequest"],
+        "Response",
+    ),
+    gone("get", "/v1/responses/{id}"),
+    gone("delete", "/v1/responses/{id}"),
+    gone("post", "/v1/responses/{id}/cancel"),
+    gone("get", "/v1/responses/{id}/input_items"),
+    get("/v1/models", "names of models", "Models"),
+    Operation { others: &[401, 404, 429, 503], ..get("/v1/models/{id}", "one model", "Model") },
+    post("/tokenize", "the tokens of a text or chat", &["TokenizeText", "TokenizeChat"], "Tokens"),
+    post("/detokenize", "the text of tokens", &["DetokenizeRequest"], "Detokenized"),
+    Operation { others: &[], ..get("/health", "whether the process is alive", "Status") },
+    Operation { others: &[503], ..get("/ready", "whether requests are taken", "Readiness") },
+    Operation { others: &[401, 429], ..get("/version", "which faser this is", "Version") },
+    Operation {
+        answer: None,
+        others: &[401, 429],
+        ..get("/metrics", "metrics, as Prometheus reads them", "")
+    },
+    get("/health_generate", "whether a token comes", "Status"),
+    get("/model_info", "what is served", "ModelInfo"),
+    get("/get_model_info", "the same", "ModelInfo"),
+    get("/server_info", "what serves it", "ServerInfo"),
+    get("/get_server_info", "the same", "ServerInfo"),
+    Operation {
+        answer: None,
+        others: &[400, 401, 404, 409, 429, 500, 503],
+        query: &["seconds", "replica"],
+        ..get("/debug/trace", "what the lanes do from now on, as Chrome trace JSON", "")
+    },
+    Operation { answer: None, others: &[401, 429], ..get("/openapi.json", "this document", "") },
+];
+
+/// The handler.
+pub(super) async fn openapi() -> HttpResponse {
+    HttpResponse::Ok().json(document())
+}
+
+/// The document.
+pub(super) fn document() -> Value {
+    let mut paths = Map::new();
+    for operation in &OPERATIONS {
+        let path = paths.entry(operation.path).or_insert_with(|| json!({}));
+        path[operation.method] = operation.json();
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "faser",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "OpenAI's API and what stands beside it. A field that is unknown, or cannot be honoured, is refused.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    })
+}
+
+/// All schemas; requests have those fields too that they share, or that say nothing, and no others.
+fn schemas() -> Map<String, Value> {
+    // What a derive has made is valid JSON; a document without schemas fails the tests.
+    let made = serde_json::to_value(Schemas::openapi()).unwrap_or_default();
+    let mut schemas = made["components"]["schemas"].as_object().cloned().unwrap_or_default();
+    let shared = [schemas.remove("Common"), schemas.remove("Choices")].map(|schema| {
+        schema.and_then(|mut schema| schema["properties"].as_object_mut().cloned()).unwrap_or_default()
+    });
+    let [common, choices] = shared;
+    for (name, properties) in [
+        ("CompletionRequest", vec![&common, &choices]),
+        ("ChatRequest", vec![&common, &choices]),
+        ("ResponseRequest", vec![&common]),
+    ] {
+        if let Some(own) = properties_of(&mut schemas, name) {
+            own.extend(properties.into_iter().flatten().map(|(name, schema)| (name.clone(), schema.clone())));
+        }
+    }
+    for (name, field, values) in neutral::all() {
+        if let Some(own) = properties_of(&mut schemas, name) {
+            let values: Vec<Value> = values.into_iter().chain([Value::Null]).collect();
+            own.insert(
+                field.to_owned(),
+                json!({"enum": values, "description": "says what its absence says"}),
+            );
+        }
+    }
+    let requests: Vec<String> = reachable(&schemas, &OPERATIONS.map(|operation| operation.bodies).concat());
+    for name in requests {
+        if let Some(schema) = schemas.get_mut(&name)
+            && schema.get("properties").is_some()
+        {
+            schema["additionalProperties"] = false.into();
+        }
+    }
+    schemas
+}
+
+fn properties_of<'s>(schemas: &'s mut Map<String, Value>, name: &str) -> Option<&'s mut Map<String, Value>> {
+    schemas.get_mut(name)?.get_mut("properties")?.as_object_mut()
+}
+
+/// Names of these schemas and of all that they refer to.
+fn reachable(schemas: &Map<String, Value>, names: &[&str]) -> Vec<String> {
+    let mut found: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut next = 0;
+    while let Some(name) = found.get(next).cloned() {
+        let text = schemas.get(&name).map(Value::to_string).unwrap_or_default();
+        let refer = text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next());
+        for name in refer {
+            if !found.iter().any(|other| other == name) {
+                found.push(name.to_owned());
+            }
+        }
+        next += 1;
+    }
+    found
+}
+
+impl Operation {
+    fn json(&self) -> Value {
+        let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+        let failure = |why: &str| json!({"description": why, "content": {"application/json": {"schema": schema("Failure")}}});
+        let mut responses = Map::new();
+        for status in self.others {
+            let described = match (status, self.path) {
+                // What load balancers ask says how it stands, whatever that is.
+                (503, "/ready" | "/health_generate") => {
+                    let schema = schema(self.answer.unwrap_or("Status"));
+                    json!({"description": why(*status), "content": {"application/json": {"schema": schema}}})
+                }
+                _ => failure(why(*status)),
+            };
+            responses.insert(status.to_string(), described);
+        }
+        if self.others != GONE {
+            responses
+                .insert("200".to_owned(), json!({"description": "done", "content": self.content(schema)}));
+        }
+        let mut operation = json!({
+            "summary": self.summary, "operationId": self.id(), "responses": responses,
+        });
+        match self.bodies {
+            [] => {}
+            [one] => operation["requestBody"] = body(&schema(one)),
+            several => {
+                let all: Vec<Value> = several.iter().map(|name| schema(name)).collect();
+                operation["requestBody"] = body(&json!({"oneOf": all}));
+            }
+        }
+        let mut parameters = Vec::new();
+        if self.path.contains("{id}") {
+            parameters
+                .push(json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}));
+        }
+        for name in self.query {
+            parameters
+                .push(json!({"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}}));
+        }
+        if !parameters.is_empty() {
+            operation["parameters"] = parameters.into();
+        }
+        if matches!(self.path, "/health" | "/ready") {
+            operation["security"] = json!([]);
+        }
+        operation
+    }
+
+    fn content(&self, schema: impl Fn(&str) -> Value) -> Value {
+        let Some(answer) = self.answer else {
+            let kind = if self.path == "/metrics" { "text/plain" } else { "application/json" };
+            return json!({kind: {}});
+        };
+        let mut content = json!({"application/json": {"schema": schema(answer)}});
+        // Those that can be streamed.
+        if self.path.starts_with("/v1/") && self.method == "post" {
+            content["text/event-stream"] = json!({"schema": {"type": "string"}});
+        }
+        content
+    }
+
+    /// `post_v1_chat_completions`.
+    fn id(&self) -> String {
+        let path = self.path.trim_matches('/').replace(['/', '.'], "_").replace(['{', '}'], "");
+        format!("{}_{path}", self.method)
+    }
+}
+
+fn body(schema: &Value) -> Value {
+    json!({"required": true, "content": {"application/json": {"schema": schema}}})
+}
+
+fn why(status: u16) -> &'static str {
+    match status {
+        400 => "the request is wrong",
+        401 => "there is no key, or a wrong one",
+        404 => "there is none of that name",
+        408 => "the body took too long",
+        409 => "somebody else does that",
+        413 => "the body is too large",
+        415 => "the body is compressed",
+        429 => "later: the server, or the key, has enough to do",
+        500 => "the server failed",
+        _ => "not for now",
+    }
+}
