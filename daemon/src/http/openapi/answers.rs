@@ -28,6 +28,9 @@ pub(super) struct Completion {
     model: String,
     choices: Vec<CompletionChoice>,
     usage: Usage,
+    /// What it took, if `include_metrics` asks (docs/requests.md); of several choices it stands in each.
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -37,6 +40,8 @@ struct CompletionChoice {
     #[schema(value_type = Option<Object>)]
     logprobs: Option<Value>,
     finish_reason: String,
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
 }
 
 /// A chat's answer.
@@ -48,6 +53,9 @@ pub(super) struct ChatCompletion {
     model: String,
     choices: Vec<ChatChoice>,
     usage: Usage,
+    /// What it took, if `include_metrics` asks (docs/requests.md); of several choices it stands in each.
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -57,6 +65,8 @@ struct ChatChoice {
     #[schema(value_type = Option<Object>)]
     logprobs: Option<Value>,
     finish_reason: String,
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -64,6 +74,8 @@ struct AnswerMessage {
     role: String,
     content: Option<String>,
     refusal: Option<String>,
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -72,8 +84,11 @@ struct Usage {
     completion_tokens: u64,
     total_tokens: u64,
     /// What of the prompt was in the cache, where that is known.
-    #[schema(value_type = Option<Object>, required = false)]
+    #[schema(value_type = Option<Object>)]
     prompt_tokens_details: Option<Value>,
+    /// What became of the client's prediction.
+    #[schema(value_type = Option<Object>)]
+    completion_tokens_details: Option<Value>,
 }
 
 /// A response.
@@ -116,6 +131,9 @@ pub(super) struct Response {
     #[schema(value_type = Option<Object>)]
     usage: Option<Value>,
     user: Option<String>,
+    /// What it took, if `include_metrics` asks (docs/requests.md).
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
 }
 
 /// A word, or an object.

@@ -19,10 +19,18 @@ async fn answers_are_as_the_document_says() {
         assert!(schema.is_object(), "{method} {path} {status}");
         assert_eq!(unlike(answer, schema, schemas), None, "{method} {path}: {answer}");
     };
+    let function = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
     for (path, sent) in [
-        ("/v1/completions", json!({"prompt": "x", "max_tokens": 3, "logprobs": 1})),
+        (
+            "/v1/completions",
+            json!({"prompt": "x", "max_tokens": 3, "logprobs": 1, "n": 2, "include_metrics": true}),
+        ),
         ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3})),
-        ("/v1/responses", json!({"input": "x", "max_output_tokens": 3})),
+        ("/v1/responses", json!({"input": "x", "max_output_tokens": 3, "include_metrics": true})),
+        (
+            "/v1/responses",
+            json!({"input": "x", "tools": [function], "tool_choice": "required", "max_output_tokens": 60}),
+        ),
         ("/tokenize", json!({"prompt": "x"})),
         ("/detokenize", json!({"tokens": [1]})),
     ] {
