@@ -35,7 +35,7 @@ pub(super) async fn chat(
     let ids = generation::encode(served, prompt, false).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
-    generation.respond(served, app.limits.write_timeout, Chunks::new).await
+    generation.respond(served, app.limits.write_timeout, Chunks::answer).await
 }
 
 /// Reads the body of a request for a chat: what its template is given, and the parameters.

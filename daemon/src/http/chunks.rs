@@ -20,7 +20,7 @@ pub(super) struct Chunks {
 
 impl Chunks {
     /// Of a completion or a chat, as the head's shape says.
-    pub(super) fn new(head: Head) -> Box<dyn Answer> {
+    pub(super) fn answer(head: Head) -> Box<dyn Answer> {
         let prefix = match head.tokens.shape {
             Shape::Completion => "cmpl",
             _ => "chatcmpl",

@@ -47,7 +47,7 @@ pub(super) async fn completions(
         parameters,
         max_new_tokens: Some(DEFAULT_MAX_TOKENS),
     };
-    generation.respond(served, app.limits.write_timeout, Chunks::new).await
+    generation.respond(served, app.limits.write_timeout, Chunks::answer).await
 }
 
 /// What a request for completions asks for.

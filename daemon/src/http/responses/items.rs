@@ -50,11 +50,11 @@ impl Item {
     }
 
     /// More text of a message with what is told of its tokens, or more arguments of a call.
-    pub(super) fn extend(&mut self, more: &str, told: Value, events: &mut Events) {
+    pub(super) fn extend(&mut self, more: &str, told: &Value, events: &mut Events) {
         match &mut self.kind {
             Kind::Message { text, logprobs } => {
                 text.push_str(more);
-                if let Value::Array(told) = &told {
+                if let Value::Array(told) = told {
                     logprobs.extend(told.iter().cloned());
                 }
                 let delta = json!({"content_index": 0, "delta": more, "logprobs": told});

@@ -54,7 +54,7 @@ impl Response {
                 }
                 let (index, events) = (self.output.len(), &mut self.events);
                 let message = self.open.get_or_insert_with(|| Item::message(index, events));
-                message.extend(&text, told, &mut self.events);
+                message.extend(&text, &told, &mut self.events);
             }
             Part::Call { id, name, .. } => {
                 self.close("completed");
@@ -64,7 +64,7 @@ impl Response {
             Part::Arguments { text, .. } => {
                 self.pending.clear();
                 if let Some(call) = &mut self.open {
-                    call.extend(&text, Value::Null, &mut self.events);
+                    call.extend(&text, &Value::Null, &mut self.events);
                 }
             }
         }
@@ -193,5 +193,93 @@ impl Events {
     /// Those that are not handed out yet.
     fn written(&mut self) -> Bytes {
         self.bytes.split().freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use faser_models::Tokenizer;
+
+    use super::*;
+    use crate::http::answer::Shape;
+    use crate::http::logprobs::LogprobShape;
+
+    fn answer() -> Box<dyn Answer> {
+        let tokenizer = Arc::new(Tokenizer::synthetic(300).unwrap());
+        let tokens = LogprobShape { shape: Shape::Response, as_ids: false, tokenizer };
+        let model = "m".to_owned();
+        let (created, metrics) = (1, Place::Nowhere);
+        let head = Head { tokens, model, created, metrics, usage_chunk: false, choices: 1, prompt_tokens: 2 };
+        Response::answer(head, Map::new())
+    }
+
+    fn parts() -> Vec<Part> {
+        let call = |index, name: &str| Part::Call { index, id: format!("call_{index}"), name: name.into() };
+        vec![
+            Part::Content("one ".into()),
+            Part::Content(String::new()),
+            Part::Content("two".into()),
+            call(0, "f"),
+            Part::Arguments { index: 0, text: "{}".into() },
+            call(1, "g"),
+            Part::Content("three".into()),
+        ]
+    }
+
+    fn last(bytes: &Bytes) -> Value {
+        let text = std::str::from_utf8(bytes).unwrap();
+        serde_json::from_str(text.trim_end().rsplit_once("data: ").unwrap().1).unwrap()
+    }
+
+    /// What stands in each item of a response's output, with its status.
+    fn output(response: &Value) -> Vec<(&str, &str)> {
+        let items = response["output"].as_array().unwrap().iter();
+        let said = |item: &Value| item["content"].get(0).is_some();
+        items
+            .map(|item| {
+                let text = if said(item) { &item["content"][0]["text"] } else { &item["name"] };
+                (text.as_str().unwrap(), item["status"].as_str().unwrap())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn text_and_calls_are_items_in_their_order() {
+        let ending = Ending { finish: Finish::Length, output: vec![1, 2, 3], usage: None };
+        let mut streamed = answer();
+        for part in parts() {
+            streamed.part(0, part, Vec::new());
+        }
+        streamed.end(0, ending.clone());
+        let event = last(&streamed.last());
+        assert_eq!(event["type"], "response.incomplete");
+        let choice = Choice { parts: parts().into_iter().map(|part| (part, Vec::new())).collect(), ending };
+        let whole = answer().whole(vec![choice]);
+        for response in [&event["response"], &whole] {
+            let wanted =
+                [("one two", "completed"), ("f", "completed"), ("g", "completed"), ("three", "incomplete")];
+            assert_eq!(output(response), wanted);
+            assert_eq!(response["output"][1]["arguments"], "{}");
+            assert_eq!(
+                (&response["usage"]["output_tokens"], &response["usage"]["total_tokens"]),
+                (&json!(3), &json!(5))
+            );
+        }
+    }
+
+    #[test]
+    fn a_stream_that_breaks_ends_with_what_was_finished_and_why() {
+        let mut broken = answer();
+        broken.opening();
+        for part in parts() {
+            broken.part(0, part, Vec::new());
+        }
+        let event = last(&broken.broken(&ApiError::internal("it went away", "device_failed")));
+        let response = &event["response"];
+        assert_eq!((&event["type"], &response["status"]), (&json!("response.failed"), &json!("failed")));
+        assert_eq!(response["error"], json!({"code": "device_failed", "message": "it went away"}));
+        assert_eq!(output(response).len(), 3);
     }
 }
