@@ -57,7 +57,11 @@ pub async fn run(spec: &BenchSpec, progress: &mut dyn FnMut(Progress<'_>)) -> Re
     let prompts = spec.prompts.load()?;
     let most = spec.concurrency.iter().copied().max().unwrap_or(1);
     let connector = Connector::new().limit(most).timeout(Duration::from_secs(5));
-    let client = Client::builder().connector(connector).timeout(spec.patience).finish();
+    let mut builder = Client::builder().connector(connector).timeout(spec.patience);
+    if let Some(key) = &spec.api_key {
+        builder = builder.bearer_auth(key);
+    }
+    let client = builder.finish();
     let model = match &spec.model {
         Some(model) => model.clone(),
         None => first_model(&client, &spec.url).await?,
@@ -106,6 +110,10 @@ async fn first_model(client: &Client, url: &str) -> Result<String, BenchError> {
     let refuse = |why: String| BenchError::Server { url: url.to_owned(), why };
     let mut response =
         client.get(format!("{url}/v1/models")).send().await.map_err(|error| refuse(error.to_string()))?;
+    if !response.status().is_success() {
+        let hint = if response.status() == 401 { " (set OPENAI_API_KEY)" } else { "" };
+        return Err(refuse(format!("/v1/models is answered with {}{hint}", response.status())));
+    }
     let list: ModelList = response.json().await.map_err(|error| refuse(format!("/v1/models: {error}")))?;
     let first = list.data.into_iter().next();
     first.map(|entry| entry.id).ok_or_else(|| refuse("/v1/models lists none".into()))

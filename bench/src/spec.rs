@@ -74,6 +74,9 @@ pub struct BenchSpec {
     pub patience: Duration,
     /// The machine the server runs on, for the report's reader.
     pub machine: String,
+    /// Sent as `Authorization: Bearer …`; in no report.
+    #[serde(skip)]
+    pub api_key: Option<String>,
 }
 
 impl BenchSpec {
@@ -92,6 +95,7 @@ impl BenchSpec {
             warm_up: true,
             patience: Duration::from_secs(120),
             machine: String::new(),
+            api_key: None,
         }
     }
 

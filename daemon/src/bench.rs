@@ -26,6 +26,7 @@ pub async fn bench(args: &BenchArgs) -> Result<(), DaemonError> {
         repeats: args.repeats,
         prompts: args.prompts.clone().map_or(Prompts::BuiltIn, Prompts::File),
         machine,
+        api_key: std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty()),
         ..BenchSpec::new(&args.url)
     };
     let report = faser_bench::run(&spec, &mut |progress| show(&progress)).await?;

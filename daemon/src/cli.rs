@@ -193,6 +193,7 @@ pub struct GenerateArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Every concurrency with every k, interleaved, so that ratios come from one session of the machine. The table goes to standard output.
+A server that wants an API key gets the one in the environment variable OPENAI_API_KEY.
 
 Examples:
   faser bench --concurrency 1,4,16 --k 0,4 --repeats 3

@@ -139,3 +139,18 @@ fn keys_come_as_a_credential_of_the_service_manager() {
     let output = server.output();
     assert!(output.contains("TRACE") && !output.contains(NEW), "everything is logged but the key");
 }
+
+#[test]
+fn bench_brings_the_key_of_its_environment() {
+    let server = guarded(&format!("old:{OLD}\n"));
+    let bench = |key: &str| {
+        let url = format!("http://{}", server.client().address);
+        let mut command = Command::new(faser());
+        command.args(["bench", "--url", &url, "--concurrency", "1", "--requests", "2", "--max-tokens", "4"]);
+        command.env("OPENAI_API_KEY", key).output().expect("it can be started")
+    };
+    let (without, with) = (bench(""), bench(OLD));
+    let said = String::from_utf8_lossy(&without.stderr).into_owned();
+    assert!(!without.status.success() && said.contains("401"), "{said}");
+    assert!(with.status.success(), "{}", String::from_utf8_lossy(&with.stderr));
+}

@@ -261,7 +261,7 @@ fn a_picture_under_load() {
         browser.value("[...document.querySelectorAll('#spans button')][2].click()");
         // Until the lines of the tiles are full, and what the picture is of is on it.
         seconds(60);
-        browser.wait_until(&format!("{} > 4000 && {} > 300", drawn("['ahead']"), drawn("['bad']")));
+        browser.wait_until(&format!("{} > 1500 && {} > 60", drawn("['ahead']"), drawn("['bad']")));
         browser.value("document.dispatchEvent(new KeyboardEvent('keydown', {key: ' '}))");
         seconds(1);
         println!("{}", browser.screenshot());
