@@ -34,6 +34,7 @@ pub(crate) struct LoadMetrics {
     chunks_cancelled: Counter,
     overlapped_passes: Counter,
     gated_passes: Counter,
+    late_chunks: Counter,
     rows_pruned: Counter,
     pruned_in_vain: Counter,
     partition: Gauge,
@@ -152,6 +153,11 @@ impl LoadMetrics {
                 Unit::Count,
                 "verify passes in which proposals were tested between layers",
             ),
+            late_chunks: meter.counts(
+                "faser_late_chunks",
+                Unit::Count,
+                "verify chunks that sat out, since it was not known in time what their grammar allows",
+            ),
             rows_pruned: meter.counts(
                 "faser_rows_pruned",
                 Unit::Count,
@@ -230,6 +236,7 @@ impl LoadMetrics {
             (&self.chunks_cancelled, totals.chunks_cancelled),
             (&self.overlapped_passes, totals.overlapped_passes),
             (&self.gated_passes, totals.gated_passes),
+            (&self.late_chunks, totals.late_chunks),
             (&self.rows_pruned, totals.rows_pruned),
             (&self.pruned_in_vain, totals.pruned_in_vain),
             (&self.calibrated, view.calibration.observed),

@@ -52,6 +52,7 @@ fn lanes() -> Lanes {
         block_size: BLOCK,
         max_rows: MAX_ROWS,
         max_logit_rows: SEQUENCES,
+        mask_patience: RunnerSpec::MASK_PATIENCE,
     };
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
     let (_, draft) = CudaModel::synthetic_pair(&gpu, &spec(), Dtype::F32, &mut |_| {}).expect("memory");

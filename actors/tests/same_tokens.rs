@@ -53,6 +53,8 @@ struct Tally {
     prompt_logprobs: u64,
     min_tokens: u64,
     constrained: u64,
+    /// Chunks that came again, since it was not known in time what their grammars allow.
+    late: u64,
     forbidden: u64,
     complete: u64,
 }
@@ -260,6 +262,7 @@ fn in_a_batch(
     tally.priorities += if differ { totals.preemptions } else { 0 };
     tally.chunks_cancelled += totals.chunks_cancelled;
     tally.late_drafts += totals.late_drafts;
+    tally.late += totals.late_chunks;
     tally.pruned += totals.rows_pruned;
     tally.pruned_in_vain += totals.pruned_in_vain;
     tally.gone_inside += rig.gone_inside;
@@ -328,6 +331,7 @@ impl Tally {
             ("log-probabilities of prompts", self.prompt_logprobs),
             ("requests for a least number of tokens", self.min_tokens),
             ("outputs that follow a grammar", self.constrained),
+            ("chunks whose grammars were waited for no longer", self.late),
             ("copied proposals that a grammar forbids", self.forbidden),
             ("outputs that come to the end of one", self.complete),
         ] {

@@ -94,6 +94,7 @@ fn ranks_with_different_plans_say_so() {
                 block_size: 16,
                 max_rows: 8,
                 max_logit_rows: 8,
+                mask_patience: RunnerSpec::MASK_PATIENCE,
             };
             let mut runner = VerifyRunner::new(model, &spec).expect("a lane");
             runner.join(&(Arc::new(way) as _));

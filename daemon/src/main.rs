@@ -6,9 +6,15 @@ use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::LogConfig;
 use faser::reload::Reload;
-use faser::{bench, check, compare, ctl, generate, gpu_check, log, manual, output, plan, serve, sim, top};
+use faser::{
+    bench, check, compare, ctl, generate, gpu_check, grammars, log, manual, output, plan, serve, sim, top,
+};
 
 fn main() {
+    // Forks, so it is to have no thread.
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == grammars::COMMAND) {
+        std::process::exit(grammars::run());
+    }
     let system = actix_web::rt::System::new();
     match run(&system, Cli::parse()) {
         // Before the system is dropped: that waits for threads, also for one that is still loading weights.

@@ -214,9 +214,12 @@ pub struct Test {
 pub struct Verdict {
     /// Length of the accepted prefix of the chunk's proposals.
     pub accepted: usize,
-    /// The next token; `None` exactly when the chunk did not sample or was shed.
+    /// The next token; `None` exactly when the chunk did not sample, was shed, or is late.
     pub next: Option<TokenId>,
-    /// Proposals, the last ones, whose rows were in no pass: a grammar forbids the first of them.
+    /// What its grammar allows was not known in time. Nothing is decided: the chunk comes again, until it is known.
+    pub late: bool,
+    /// Proposals, the last ones, whose rows were in no pass: a grammar forbids the first of them. Of a late chunk: all its rows, if none
+    /// was in a pass.
     pub forbidden: usize,
     /// Of the others the last ones, whose rows left the pass before its end.
     pub pruned: usize,

@@ -202,7 +202,9 @@ impl Engine {
         // Rows that left cost what they took part in.
         let saved: f64 = plan.outcome.verdicts.iter().map(|verdict| self.share_left(&plan, verdict)).sum();
         let shape = PassShape { rows: self.verify_shape.rows - saved as usize, ..self.verify_shape };
-        if let Some(predicted) = self.planner.timed_verify(&shape, took) {
+        // A pass of late chunks alone only waits.
+        let timed = (shape.rows > 0).then(|| self.planner.timed_verify(&shape, took)).flatten();
+        if let Some(predicted) = timed {
             self.totals.predicted_verify_time += predicted;
             self.totals.verify_time_error += predicted.abs_diff(took);
             self.totals.verify_errors.count(predicted, took);
@@ -227,8 +229,10 @@ impl Engine {
         };
         let Some(next) = verdict.next else {
             if let Some(VerifyOut { end, .. }) = sequence.verify_out.take() {
-                sequence.target.advance(&sequence.tokens, end);
+                // The row of an anchor comes again with that of the token after it.
+                sequence.target.advance(&sequence.tokens, end - usize::from(verdict.late));
             }
+            self.totals.late_chunks += u64::from(verdict.late);
             return;
         };
         let done = sequence.verified(verdict, next, self.now, &mut self.calibrations);

@@ -172,6 +172,8 @@ pub struct Totals {
     pub late_drafts: u64,
     /// Chunks not sent yet, or being drafted, that fell with a rejection in front of them.
     pub chunks_cancelled: u64,
+    /// Verify chunks from which nothing was drawn, since it was not known in time what their grammar allows.
+    pub late_chunks: u64,
     /// Proposals whose rows left a verify pass before its end.
     pub rows_pruned: u64,
     /// Chunks that lost such rows although the first of them would have been accepted.
@@ -225,6 +227,7 @@ impl Totals {
             draft_tokens,
             late_drafts,
             chunks_cancelled,
+            late_chunks,
             rows_pruned,
             pruned_in_vain,
             gated_passes,
@@ -257,6 +260,7 @@ impl Totals {
         self.draft_tokens += draft_tokens;
         self.late_drafts += late_drafts;
         self.chunks_cancelled += chunks_cancelled;
+        self.late_chunks += late_chunks;
         self.rows_pruned += rows_pruned;
         self.pruned_in_vain += pruned_in_vain;
         self.gated_passes += gated_passes;

@@ -27,6 +27,6 @@ pub use scratch::Scratch;
 pub use shard::Shard;
 pub use text::{
     CallEvent, CallForm, CallFormat, CallParser, ChatTemplate, Conversation, Detokenizer, ForcedToken,
-    Function, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, LastTurn, TokenMask,
-    Tokenizer,
+    Function, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher, GrammarProgram,
+    GrammarSource, GrammarVocabulary, LastTurn, TokenMask, Tokenizer,
 };

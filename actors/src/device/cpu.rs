@@ -103,7 +103,15 @@ impl CpuSpec {
             let ranks = parts.map(|((model, cores), way)| {
                 let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
                 let (isa, block_size, max_rows) = (self.isa, engine.block_size, limits.rows);
-                let spec = RunnerSpec { partitions, isa, blocks, block_size, max_rows, max_logit_rows };
+                let spec = RunnerSpec {
+                    partitions,
+                    isa,
+                    blocks,
+                    block_size,
+                    max_rows,
+                    max_logit_rows,
+                    mask_patience: RunnerSpec::MASK_PATIENCE,
+                };
                 Rank { model: model.clone(), spec, way }
             });
             ranks.collect::<Vec<_>>()

@@ -133,6 +133,7 @@ impl ProfileSpec<'_> {
                 block_size: self.block_size,
                 max_rows: most_rows,
                 max_logit_rows: most_rows,
+                mask_patience: RunnerSpec::MASK_PATIENCE,
             };
             let model = Arc::clone(model);
             // On a thread of its own, which may be pinned as the lane's will be.

@@ -59,7 +59,7 @@ impl DraftRunner {
             sampled: Vec::new(),
             confidence: Vec::new(),
             top: Vec::new(),
-            masks: Masks::default(),
+            masks: Masks::new(spec.mask_patience),
         })
     }
 
@@ -90,7 +90,7 @@ impl DraftRunner {
         self.passes.agree_on(plan.step);
         self.sequences.update(&plan.retire, &plan.admit, &requests);
         self.falls.begin();
-        self.masks.begin(plan.chunks.len());
+        self.masks.begin(plan.chunks.len(), &mut self.sequences);
         let mut job = Drafting::new(&plan);
         self.catch_up(&mut job);
         for step in 1..job.most_steps() {
@@ -101,7 +101,7 @@ impl DraftRunner {
             }
         }
         // Asked in vain, if a chunk stopped by its rule.
-        self.hear(&plan);
+        self.hear(&mut job);
         let proposals = job.end();
         proposals.told(&mut plan, started.elapsed());
         plan
@@ -115,7 +115,7 @@ impl DraftRunner {
             self.sequences.of_mut(chunk.seq).rewind_and_extend(chunk.start, tokens);
             self.ask(index, job);
         }
-        self.hear(plan);
+        self.hear(job);
         for (index, chunk) in plan.chunks.iter().enumerate() {
             if let Some((&last, before)) = job.rows(chunk).split_last() {
                 for (offset, &token) in before.iter().enumerate() {
@@ -130,7 +130,7 @@ impl DraftRunner {
     /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
     fn step(&mut self, job: &mut Drafting<'_>) -> bool {
         let mut wanted = false;
-        self.hear(job.plan);
+        self.hear(job);
         for index in 0..job.plan.chunks.len() {
             if let Some((latest, position)) = job.goes_on(index, self.falls.gone()) {
                 self.draft_from(latest, position, index, job);
@@ -161,16 +161,21 @@ impl DraftRunner {
 
     /// Asks what the grammar of a chunk's sequence allows next, if it has one and more is to be drafted.
     fn ask(&mut self, index: usize, job: &Drafting<'_>) {
-        let following = &mut self.sequences.of_mut(job.plan.chunks[index].seq).following;
-        if let (Some(following), most @ 1..) = (following, job.missing(index)) {
-            self.masks.ask_forced(index, following, most);
+        let seq = job.plan.chunks[index].seq;
+        if let (Some(following), most @ 1..) = (&mut self.sequences.of_mut(seq).following, job.missing(index))
+        {
+            self.masks.ask_forced(index, seq, following, most);
         }
     }
 
-    /// Waits for what was asked.
-    fn hear(&mut self, plan: &DraftPlan) {
-        let sequences = &mut self.sequences;
-        self.masks.wait(|chunk, matcher| sequences.give_back(plan.chunks[chunk].seq, matcher, false));
+    /// Waits for what was asked. Where it is not known in time what a grammar allows, nothing more is drafted.
+    fn hear(&mut self, job: &mut Drafting<'_>) {
+        self.masks.settle(&self.passes, &mut self.sequences);
+        for index in 0..job.plan.chunks.len() {
+            if self.masks.places(index) == Some(0) {
+                job.cease(index);
+            }
+        }
     }
 
     /// Adds a row to the pass; one that is full runs before.

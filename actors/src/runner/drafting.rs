@@ -58,7 +58,15 @@ impl<'a> Drafting<'a> {
 
     /// Proposals that the plan wants of a chunk and that are not there.
     pub(super) fn missing(&self, index: usize) -> usize {
-        self.plan.chunks[index].steps - self.drafted[index].len()
+        match self.ended[index] {
+            true => 0,
+            false => self.plan.chunks[index].steps - self.drafted[index].len(),
+        }
+    }
+
+    /// A chunk gets no more.
+    pub(super) fn cease(&mut self, index: usize) {
+        self.ended[index] = true;
     }
 
     /// A chunk's next proposal.

@@ -9,6 +9,8 @@ pub(super) struct Progress {
     pub(super) rows: usize,
     /// Rows that never were.
     forbidden: usize,
+    /// Nothing is drawn: it is not known what may be.
+    late: bool,
     /// The gate at which it lost rows.
     pub(super) pruned_at: usize,
     pub(super) samples: usize,
@@ -17,13 +19,18 @@ pub(super) struct Progress {
 impl Progress {
     /// All rows are wanted.
     pub(super) fn new(chunk: &VerifyChunk) -> Progress {
-        Progress { rows: chunk.rows.len(), forbidden: 0, pruned_at: 0, samples: 0 }
+        Progress { rows: chunk.rows.len(), forbidden: 0, late: false, pruned_at: 0, samples: 0 }
     }
 
     /// The last `rows` are not to be in any pass.
     pub(super) fn forbid(&mut self, rows: usize) {
         self.rows -= rows;
         self.forbidden = rows;
+    }
+
+    /// The chunk is late, with what of it was in the pass.
+    pub(super) fn be_late(&mut self) {
+        (self.rows, self.late) = (0, true);
     }
 }
 
@@ -41,8 +48,9 @@ pub(super) fn judge(
     samples: &[TokenId],
 ) -> Verdict {
     if progress.rows == 0 {
-        // It fell.
-        return Verdict::default();
+        // It fell, or is late.
+        let forbidden = if progress.late { progress.forbidden } else { 0 };
+        return Verdict { late: progress.late, forbidden, ..Verdict::default() };
     }
     let accepted = proposals.iter().zip(samples).take_while(|(proposal, sample)| proposal == sample).count();
     // Behind the last row there is no proposal to compare with, whatever has left the pass.
@@ -50,6 +58,7 @@ pub(super) fn judge(
     Verdict {
         accepted,
         next: samples.get(accepted).copied(),
+        late: false,
         forbidden: progress.forbidden,
         pruned: chunk.rows.len() - progress.forbidden - progress.rows,
         pruned_at: progress.pruned_at,
@@ -111,10 +120,39 @@ mod tests {
 
     #[test]
     fn what_was_forbidden_is_told_apart_from_what_left() {
-        let of = |forbidden, pruned| Verdict { accepted: 1, next: Some(2), forbidden, pruned, pruned_at: 0 };
+        let of = |forbidden, pruned| Verdict {
+            accepted: 1,
+            next: Some(2),
+            forbidden,
+            pruned,
+            ..Verdict::default()
+        };
         assert_eq!(verdict_without(2, &[1, 2, 3], 2, &[1, 2]), of(2, 0));
         assert_eq!(verdict_without(1, &[1, 2, 3], 2, &[1, 2]), of(1, 1));
         let fallen = verdict_without(1, &[1, 2, 3], 0, &[]);
         assert_eq!(fallen, Verdict::default());
+    }
+
+    #[test]
+    fn a_late_chunk_says_nothing_of_its_proposals() {
+        let chunk = VerifyChunk {
+            seq: SeqId(1),
+            epoch: 0,
+            start: 5,
+            rows: 0..3,
+            proposals: 2,
+            copied: false,
+            sample: true,
+            table: 0..1,
+            tests: 0..0,
+        };
+        let mut progress = Progress::new(&chunk);
+        progress.be_late();
+        let late = Verdict { late: true, ..Verdict::default() };
+        assert_eq!(judge(&chunk, &[1, 2], &progress, &[]), late);
+        let mut progress = Progress::new(&chunk);
+        progress.forbid(3);
+        progress.be_late();
+        assert_eq!(judge(&chunk, &[1, 2], &progress, &[]), Verdict { forbidden: 3, ..late });
     }
 }

@@ -1,65 +1,69 @@
-//! What grammars allow, computed beside the lane: its thread asks, goes on with the pass, and waits where tokens are drawn.
+//! What grammars allow, computed beside the lane: its thread asks, goes on with the pass, and waits a little where tokens are drawn.
+//!
+//! Nobody waits for a grammar that takes long. What is not known in time is late: the sequence sits out until it is, and the others go on. That
+//! a clock says who is late changes no token, only when they come. A matcher found slow works in a thread of its own kind from then on, of
+//! which there are few, and which get what the lanes leave of the cores.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::time::{Duration, Instant};
 
-use faser_engine::TokenId;
-use faser_models::{ForcedToken, GrammarMatcher, TokenMask};
+use faser_engine::{SeqId, TokenId};
+use faser_models::{ForcedToken, TokenMask};
 
-use super::sequences::Following;
+use super::mask_threads::{Answer, Job, MaskThreads, Question};
+use super::passes::Passes;
+use super::sequences::{Following, Sequences};
 
-/// What is asked of a matcher that stands at the end of an output.
-enum Question {
-    /// What may come there, and after each of these tokens.
-    Along(Vec<TokenId>),
-    /// The text that must come there, so many tokens at most, and what may come after that.
-    Forced(usize),
-}
+/// How long a lane waits that has nothing to do before one of them comes.
+const IDLE: Duration = Duration::from_millis(5);
 
 /// What is known of a chunk.
 #[derive(Default)]
-pub(super) struct Allowed {
+struct Allowed {
+    /// Its job, while its answers are listened to.
+    ticket: Option<u64>,
+    /// Whether that is worth waiting for.
+    quick: bool,
+    /// Its sequence has a grammar, and so many places whose tokens are to be drawn.
+    places: Option<usize>,
     /// Tokens of text that must come.
-    pub(super) forced: Vec<ForcedToken>,
-    /// What may come after those; or in each place of a chunk's samples. None: anything.
-    pub(super) masks: Vec<Option<TokenMask>>,
-}
-
-struct Job {
-    chunk: usize,
-    matcher: Box<GrammarMatcher>,
-    output: Vec<TokenId>,
-    question: Question,
-    answer: Allowed,
-}
-
-struct Worker {
-    jobs: Sender<Job>,
-    done: Receiver<Job>,
+    forced: Vec<ForcedToken>,
+    /// What may come after those; or in each place of a chunk's samples, as far as it is known. None: anything.
+    masks: Vec<Option<TokenMask>>,
+    answered: bool,
 }
 
 /// The masks of one plan, chunk by chunk.
-#[derive(Default)]
 pub(super) struct Masks {
-    /// There once a request had a grammar; ends with this.
-    worker: Option<Worker>,
-    /// Asked and not yet answered.
-    open: usize,
-    /// Answered without the worker, if the system gave no thread.
-    here: Vec<Job>,
+    /// How long tokens wait to be drawn.
+    patience: Duration,
+    /// There once a request had a grammar; their threads end with this.
+    threads: Option<MaskThreads>,
+    tickets: u64,
     of: Vec<Allowed>,
 }
 
 impl Masks {
-    /// A new plan of so many chunks.
-    pub(super) fn begin(&mut self, chunks: usize) {
-        self.of.clear();
-        self.of.resize_with(chunks, Allowed::default);
+    pub(super) fn new(patience: Duration) -> Masks {
+        Masks { patience, threads: None, tickets: 0, of: Vec::new() }
     }
 
-    /// What is known of a chunk, after `wait`.
-    pub(super) fn of(&self, chunk: usize) -> &Allowed {
-        &self.of[chunk]
+    /// A new plan of so many chunks. Matchers that came back meanwhile go to their sequences.
+    pub(super) fn begin(&mut self, chunks: usize, sequences: &mut Sequences) {
+        self.of.clear();
+        self.of.resize_with(chunks, Allowed::default);
+        while let Some(answer) = self.threads.as_mut().and_then(MaskThreads::answer) {
+            self.hear(answer, sequences);
+        }
+    }
+
+    /// A chunk's tokens are drawn in so many places under a grammar.
+    pub(super) fn expect(&mut self, chunk: usize, places: usize) {
+        self.of[chunk].places = Some(places);
+    }
+
+    /// In how many places a chunk's tokens can be drawn, if it has a grammar.
+    pub(super) fn places(&self, chunk: usize) -> Option<usize> {
+        self.of[chunk].places
     }
 
     /// The tokens of text that must come in a chunk, once.
@@ -69,79 +73,123 @@ impl Masks {
 
     /// The bits of the tokens that may be drawn in a place of a chunk; none if all may.
     pub(super) fn bits(&self, chunk: usize, place: usize) -> Option<&[u32]> {
-        Some(self.of(chunk).masks.get(place)?.as_ref()?.words())
+        Some(self.of[chunk].masks.get(place)?.as_ref()?.words())
     }
 
-    /// Asks what may come after a chunk's output, and after each of `proposals` behind it.
-    pub(super) fn ask_along(&mut self, chunk: usize, following: &mut Following, proposals: &[TokenId]) {
-        self.ask(chunk, following, Question::Along(proposals.to_vec()));
+    /// Why a chunk's grammar could be followed no further than to a place, if that is so.
+    pub(super) fn failure(&self, chunk: usize, place: usize) -> Option<&str> {
+        self.of[chunk].masks.get(place)?.as_ref()?.failure()
+    }
+
+    /// Asks what may come after a chunk's output, and after each of the proposals behind it, as far as is expected.
+    pub(super) fn ask_along(
+        &mut self,
+        chunk: usize,
+        seq: SeqId,
+        following: &mut Following,
+        proposals: &[TokenId],
+    ) {
+        let known = following.known();
+        let wanted = self.of[chunk].places.unwrap_or(0);
+        self.of[chunk].masks.extend(known.cloned().map(Some));
+        let first = self.of[chunk].masks.len();
+        if first >= wanted {
+            return;
+        }
+        let proposals = proposals[..wanted - 1].to_vec();
+        self.ask(chunk, seq, following, Question::Along { proposals, first });
     }
 
     /// Asks which text must come after a chunk's output, `most` tokens at most.
-    pub(super) fn ask_forced(&mut self, chunk: usize, following: &mut Following, most: usize) {
-        self.ask(chunk, following, Question::Forced(most));
+    pub(super) fn ask_forced(&mut self, chunk: usize, seq: SeqId, following: &mut Following, most: usize) {
+        self.of[chunk] = Allowed { places: Some(1), ..Allowed::default() };
+        self.ask(chunk, seq, following, Question::Forced { most });
     }
 
-    fn ask(&mut self, chunk: usize, following: &mut Following, question: Question) {
+    fn ask(&mut self, chunk: usize, seq: SeqId, following: &mut Following, question: Question) {
         let Some(matcher) = following.matcher.take() else { return };
-        let (output, answer) = (following.output.clone(), Allowed::default());
-        let job = Job { chunk, matcher, output, question, answer };
-        self.worker = self.worker.take().or_else(start);
-        match &self.worker {
-            Some(worker) => {
-                worker.jobs.send(job).unwrap_or_else(|_| gone());
-                self.open += 1;
-            }
-            None => self.here.push(answered(job)),
-        }
+        self.tickets += 1;
+        (following.ticket, following.asked_at) = (self.tickets, following.output.len());
+        let allowed = &mut self.of[chunk];
+        (allowed.ticket, allowed.answered, allowed.quick) = (Some(self.tickets), false, !following.slow);
+        let (output, slow) = (following.output.clone(), following.slow);
+        let job = Job { ticket: self.tickets, seq, matcher, output, question, slow };
+        self.threads.get_or_insert_default().send(job);
     }
 
-    /// Waits for all answers. Each matcher goes back to where it came from, by the number of its chunk.
-    pub(super) fn wait(&mut self, mut give_back: impl FnMut(usize, Box<GrammarMatcher>)) {
-        while self.open > 0 || !self.here.is_empty() {
-            let Job { chunk, matcher, answer, .. } = match (&self.worker, self.here.pop()) {
-                (_, Some(job)) => job,
-                (Some(worker), None) => {
-                    self.open -= 1;
-                    worker.done.recv().unwrap_or_else(|_| gone())
-                }
-                (None, None) => gone(),
+    /// Waits for what was asked, though not long, and for slow ones not at all. Then it is known for each chunk with a grammar in how many
+    /// places tokens can be drawn; in a group that is where all ranks can.
+    pub(super) fn settle(&mut self, passes: &Passes, sequences: &mut Sequences) {
+        if self.of.iter().all(|allowed| allowed.places.is_none()) {
+            return;
+        }
+        let until = Instant::now() + self.patience;
+        while self.of.iter().any(|allowed| allowed.ticket.is_some() && allowed.quick && !allowed.answered) {
+            let Some(answer) = self.threads.as_mut().and_then(|threads| threads.answer_until(until)) else {
+                break;
             };
-            self.of[chunk] = answer;
-            give_back(chunk, matcher);
+            self.hear(answer, sequences);
         }
-    }
-}
-
-/// The lane is of no use without it.
-fn gone() -> ! {
-    panic!("the thread that follows grammars is gone")
-}
-
-fn start() -> Option<Worker> {
-    let (jobs, queue) = channel::<Job>();
-    let (tell, done) = channel();
-    let work = move || {
-        for job in queue {
-            // The lane has gone: nobody asks any more.
-            if tell.send(answered(job)).is_err() {
-                return;
+        if let Some(threads) = &mut self.threads {
+            threads.settled(self.tickets);
+        }
+        for allowed in &mut self.of {
+            let known = allowed.masks.len();
+            if let Some(places) = allowed.places.as_mut().filter(|places| **places > known) {
+                (*places, allowed.ticket) = (known, None);
             }
         }
-    };
-    thread::Builder::new().name("faser-grammar".to_owned()).spawn(work).ok()?;
-    Some(Worker { jobs, done })
-}
+        self.agree(passes);
+    }
 
-fn answered(mut job: Job) -> Job {
-    job.answer = match &job.question {
-        Question::Along(proposals) => {
-            Allowed { forced: Vec::new(), masks: job.matcher.along(&job.output, proposals) }
+    /// In a group no rank draws in more places than any other can.
+    pub(super) fn agree(&mut self, passes: &Passes) {
+        // Which chunks have grammars is the same on all ranks.
+        if passes.group().ranks() == 1 || self.of.iter().all(|allowed| allowed.places.is_none()) {
+            return;
         }
-        Question::Forced(most) => {
-            let (forced, next) = job.matcher.forced(&job.output, *most);
-            Allowed { forced, masks: vec![next] }
+        let mut places: Vec<f32> =
+            self.of.iter().map(|allowed| allowed.places.map_or(f32::MAX, |places| places as f32)).collect();
+        passes.least(&mut places);
+        for (allowed, least) in self.of.iter_mut().zip(places) {
+            allowed.places = allowed.places.map(|places| places.min(least as usize));
         }
-    };
-    job
+    }
+
+    /// Nothing else is to be done: waits until something comes, though not long.
+    pub(super) fn idle(&mut self, sequences: &mut Sequences) {
+        let until = Instant::now() + IDLE;
+        if let Some(answer) = self.threads.as_mut().and_then(|threads| threads.answer_until(until)) {
+            self.hear(answer, sequences);
+        }
+    }
+
+    fn hear(&mut self, answer: Answer, sequences: &mut Sequences) {
+        match answer {
+            Answer::Place { ticket, seq, place, mask } => {
+                if let Some(allowed) = self.asked(ticket) {
+                    allowed.masks.push(mask);
+                } else if let Some(mask) = mask.filter(|_| place == 0) {
+                    sequences.know(seq, ticket, mask);
+                }
+            }
+            Answer::Forced { ticket, forced, mask } => {
+                if let Some(allowed) = self.asked(ticket) {
+                    (allowed.forced, allowed.masks) = (forced, vec![mask]);
+                }
+            }
+            Answer::Home { ticket, seq, matcher, slow } => {
+                if let Some(allowed) = self.asked(ticket) {
+                    allowed.answered = true;
+                }
+                sequences.give_back(seq, ticket, matcher, slow);
+            }
+            // Seen to where answers are taken.
+            Answer::Lost => {}
+        }
+    }
+
+    fn asked(&mut self, ticket: u64) -> Option<&mut Allowed> {
+        self.of.iter_mut().find(|allowed| allowed.ticket == Some(ticket))
+    }
 }

@@ -1,5 +1,5 @@
-//! The lanes' executors: they join the engine's plans and a model. No threads but the `Lane`'s workers, no actors, no
-//! clock in any decision; GpuActor's lanes call them, and so do the tests that need no actors.
+//! The lanes' executors: they join the engine's plans and a model. No threads but the `Lane`'s workers and those that follow grammars, no actors, no
+//! clock in any decision about tokens; GpuActor's lanes call them, and so do the tests that need no actors.
 
 mod cuda;
 mod draft;
@@ -7,11 +7,14 @@ mod drafting;
 mod falls;
 mod gone;
 mod judging;
+mod mask_threads;
 mod masks;
 mod passes;
 mod sequences;
 mod telling;
 mod verify;
+
+use std::time::Duration;
 
 use faser_kernels::Isa;
 use faser_topology::Partition;
@@ -37,4 +40,11 @@ pub struct RunnerSpec {
     pub max_rows: usize,
     /// Rows of its largest pass whose logits are wanted.
     pub max_logit_rows: usize,
+    /// How long tokens wait to be drawn for what their grammars allow. Who is late then comes in a later pass, with the same tokens.
+    pub mask_patience: Duration,
+}
+
+impl RunnerSpec {
+    /// As much as nobody notices; what takes microseconds is there by then also on a machine whose cores are all at work.
+    pub const MASK_PATIENCE: Duration = Duration::from_millis(3);
 }

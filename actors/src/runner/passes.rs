@@ -90,6 +90,15 @@ impl Passes {
         self.group().all_reduce_sum(values).unwrap_or_else(|error| lost(&error));
     }
 
+    /// Each value becomes the least that a rank has in its place.
+    pub(crate) fn least(&self, values: &mut [f32]) {
+        let mut all = vec![0.0; values.len() * self.group().ranks()];
+        self.group().all_gather(values, &mut all).unwrap_or_else(|error| lost(&error));
+        for theirs in all.chunks_exact(values.len().max(1)) {
+            values.iter_mut().zip(theirs).for_each(|(value, other)| *value = value.min(*other));
+        }
+    }
+
     /// Sees to it that all ranks have the same plan.
     ///
     /// # Panics

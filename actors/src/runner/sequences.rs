@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use faser_engine::{Admission, SeqId, TokenId};
 use faser_kernels::History;
-use faser_models::GrammarMatcher;
+use faser_models::{GrammarCancel, GrammarMatcher, TokenMask};
 
 use crate::lane_request::LaneRequest;
 
@@ -22,22 +22,61 @@ pub(super) struct Following {
     pub(super) output: Vec<TokenId>,
     /// Away while it is being asked.
     pub(super) matcher: Option<Box<GrammarMatcher>>,
+    /// What it was asked last: who comes back with another one was of a sequence that is gone.
+    pub(super) ticket: u64,
+    /// Tokens of the output then.
+    pub(super) asked_at: usize,
+    /// It takes longer than a lane should wait for.
+    pub(super) slow: bool,
+    /// What may come behind so many tokens of the output: an answer that came too late for the pass that asked.
+    late: Option<(usize, TokenMask)>,
+    cancel: GrammarCancel,
 }
 
 impl Following {
-    /// How many of `proposals` may come behind the output before one that the grammar forbids.
-    pub(super) fn rightful(&mut self, proposals: &[TokenId]) -> usize {
-        let Following { output, matcher } = self;
-        matcher.as_mut().map_or(proposals.len(), |matcher| matcher.rightful(output, proposals))
+    fn new(output: Vec<TokenId>, matcher: GrammarMatcher) -> Following {
+        let cancel = matcher.cancel();
+        Following {
+            output,
+            matcher: Some(Box::new(matcher)),
+            ticket: 0,
+            asked_at: 0,
+            slow: false,
+            late: None,
+            cancel,
+        }
+    }
+
+    /// In how many places tokens may be drawn in the next pass, as far as is known: behind the output and behind each of `proposals` before
+    /// one that the grammar forbids, which only has to be looked for among `copied` ones. Of a slow one behind the output alone; nowhere, as
+    /// long as its matcher is away and has not said what may come there.
+    pub(super) fn places(&mut self, proposals: &[TokenId], copied: bool) -> usize {
+        match &mut self.matcher {
+            None => usize::from(self.known().is_some()),
+            Some(_) if self.slow => 1,
+            Some(matcher) if copied => 1 + matcher.rightful(&self.output, proposals),
+            Some(_) => 1 + proposals.len(),
+        }
+    }
+
+    /// What may come behind the output, if that is known already.
+    pub(super) fn known(&self) -> Option<&TokenMask> {
+        self.late.as_ref().filter(|(tokens, _)| *tokens == self.output.len()).map(|(_, mask)| mask)
+    }
+}
+
+impl Drop for Following {
+    /// Nobody waits for a matcher that is still away.
+    fn drop(&mut self) {
+        self.cancel.cancel();
     }
 }
 
 impl LaneSequence {
     fn new(admission: &Admission, request: &Arc<LaneRequest>) -> LaneSequence {
         let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
-        let following = request.constraint.as_ref().map(|constraint| Following {
-            output: admission.tokens[admission.prompt_len..].to_vec(),
-            matcher: Some(Box::new(constraint.grammar().matcher())),
+        let following = request.constraint.as_ref().map(|constraint| {
+            Following::new(admission.tokens[admission.prompt_len..].to_vec(), constraint.grammar().matcher())
         });
         LaneSequence { history, request: request.clone(), following }
     }
@@ -90,16 +129,22 @@ impl Sequences {
         self.0.get_mut(&seq).unwrap_or_else(|| panic!("{seq} has a chunk but was not admitted to this lane"))
     }
 
-    /// A matcher comes back to its sequence. What is there to tell of its failure, is told.
-    pub(super) fn give_back(&mut self, seq: SeqId, matcher: Box<GrammarMatcher>, tells: bool) {
-        let sequence = self.of_mut(seq);
-        if let (Some(constraint), Some(reason)) = (&sequence.request.constraint, matcher.failure())
-            && tells
-        {
-            constraint.failed(reason);
+    /// A matcher comes back to its sequence, if that is still there.
+    pub(super) fn give_back(&mut self, seq: SeqId, ticket: u64, matcher: Box<GrammarMatcher>, slow: bool) {
+        if let Some(following) = self.following(seq, ticket) {
+            (following.matcher, following.slow) = (Some(matcher), slow);
         }
-        if let Some(following) = &mut sequence.following {
-            following.matcher = Some(matcher);
+    }
+
+    /// What may come behind the output of a sequence, as long as that was when it was asked.
+    pub(super) fn know(&mut self, seq: SeqId, ticket: u64, mask: TokenMask) {
+        if let Some(following) = self.following(seq, ticket) {
+            following.late = Some((following.asked_at, mask));
         }
+    }
+
+    fn following(&mut self, seq: SeqId, ticket: u64) -> Option<&mut Following> {
+        let following = self.0.get_mut(&seq)?.following.as_mut();
+        following.filter(|following| following.ticket == ticket)
     }
 }

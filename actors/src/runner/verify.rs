@@ -87,7 +87,7 @@ impl VerifyRunner {
             chunks: Vec::new(),
             gating: Gating::default(),
             telling: Telling::default(),
-            masks: Masks::default(),
+            masks: Masks::new(spec.mask_patience),
         })
     }
 
@@ -119,7 +119,7 @@ impl VerifyRunner {
         self.falls.begin();
         self.sequences.update(&plan.retire, &plan.admit, &requests);
         self.telling.begin();
-        self.masks.begin(plan.chunks.len());
+        self.masks.begin(plan.chunks.len(), &mut self.sequences);
         self.sampled.clear();
         self.chunks.clear();
         self.chunks.extend(plan.chunks.iter().map(Progress::new));
@@ -131,10 +131,27 @@ impl VerifyRunner {
             let sequence = self.sequences.of_mut(chunk.seq);
             sequence.rewind_and_extend(chunk.start, &tokens[..anchored]);
             if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
-                let proposals = &tokens[anchored..];
-                let rightful = if chunk.copied { following.rightful(proposals) } else { proposals.len() };
-                self.chunks[index].forbid(proposals.len() - rightful);
-                self.masks.ask_along(index, following, &proposals[..rightful]);
+                self.masks.expect(index, following.places(&tokens[anchored..], chunk.copied));
+            }
+        }
+        self.masks.agree(&self.passes);
+        for (index, chunk) in plan.chunks.iter().enumerate() {
+            let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
+            if let Some(places) = self.masks.places(index) {
+                let progress = &mut self.chunks[index];
+                match places.checked_sub(1) {
+                    Some(proposals) => progress.forbid(chunk.proposals - proposals),
+                    // Its anchor would be computed in vain.
+                    None if anchored == 1 => {
+                        progress.forbid(tokens.len());
+                        progress.be_late();
+                    }
+                    None => progress.forbid(chunk.proposals),
+                }
+            }
+            let sequence = self.sequences.of_mut(chunk.seq);
+            if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
+                self.masks.ask_along(index, chunk.seq, following, &tokens[anchored..]);
             }
             let board = sequence.request.logprobs.clone();
             for (offset, &token) in tokens.iter().enumerate().take(self.chunks[index].rows) {
@@ -154,10 +171,14 @@ impl VerifyRunner {
                 }
             }
         }
+        if self.rows.is_empty() && !plan.chunks.is_empty() {
+            self.masks.idle(&mut self.sequences);
+        }
         self.forward(&plan, &tables, &mut gaps);
+        let tells = self.passes.group().rank() == 0;
         let mut samples = self.sampled.as_slice();
         let mut told = 0;
-        for (chunk, progress) in plan.chunks.iter().zip(&self.chunks) {
+        for (index, (chunk, progress)) in plan.chunks.iter().zip(&self.chunks).enumerate() {
             let (own, rest) = samples.split_at(progress.samples);
             samples = rest;
             let verdict = judge(chunk, plan.proposals(chunk), progress, own);
@@ -169,6 +190,13 @@ impl VerifyRunner {
                 && verdict.next.is_some()
             {
                 self.telling.tell(board, told, verdict.accepted + 1, end);
+            }
+            if let (Some(constraint), Some(reason)) =
+                (&sequence.request.constraint, self.masks.failure(index, verdict.accepted))
+                && tells
+                && verdict.next.is_some()
+            {
+                constraint.failed(reason.to_owned());
             }
             told += progress.samples;
             plan.outcome.verdicts.push(verdict);
@@ -188,9 +216,8 @@ impl VerifyRunner {
             self.passes.layers(layer..layer + 1, tables);
         }
         self.passes.finish();
-        let sequences = &mut self.sequences;
-        let tells = self.passes.group().rank() == 0;
-        self.masks.wait(|chunk, matcher| sequences.give_back(plan.chunks[chunk].seq, matcher, tells));
+        self.masks.settle(&self.passes, &mut self.sequences);
+        self.leave_out_late(plan);
         let (sequences, masks) = (&self.sequences, &self.masks);
         let sampled = |(_, awaited): &(usize, &Awaited)| awaited.samples;
         let sample_row = |(row, awaited): (usize, &Awaited)| {
@@ -225,6 +252,22 @@ impl VerifyRunner {
         }
         self.rows.clear();
         self.telling.look_up(&mut self.passes);
+    }
+
+    /// What is not known to be allowed is not drawn.
+    fn leave_out_late(&mut self, plan: &VerifyPlan) {
+        for awaited in self.awaited.iter_mut().filter(|awaited| awaited.samples) {
+            let (chunk, progress) = (&plan.chunks[awaited.chunk], &mut self.chunks[awaited.chunk]);
+            let Some(places) = self.masks.places(awaited.chunk) else { continue };
+            awaited.samples = awaited.offset + 1 - committed(chunk) < places;
+            match places {
+                0 => progress.be_late(),
+                _ if progress.rows >= committed(chunk) + places => {
+                    (progress.rows, progress.pruned_at) = (committed(chunk) + places - 1, plan.gates.len());
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Between two layers: who fell leaves, and at a gate what fails its test.

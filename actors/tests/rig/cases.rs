@@ -8,7 +8,7 @@ use faser_engine::{
     SpeculationMode, TokenId, Usage,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Grammar, GrammarCompiler, GrammarSource, Tokenizer};
+use faser_models::{Grammar, GrammarCompiler, GrammarSource, GrammarVocabulary, Tokenizer};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -56,7 +56,9 @@ pub(crate) static GRAMMARS: LazyLock<Vec<Grammar>> = LazyLock::new(|| {
         "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["a", null]}},
     });
     let tokenizer = Tokenizer::synthetic(VOCAB).expect("a tokenizer");
-    let compiler = GrammarCompiler::new(&tokenizer, VOCAB, &[END]).expect("a compiler");
+    let vocabulary = GrammarVocabulary::new(&tokenizer, VOCAB, &[END]).expect("a vocabulary");
+    let compiler = GrammarCompiler::new(&vocabulary).expect("a compiler");
+    let compile = |source| compiler.compile(&vocabulary.program(source)?);
     let sources = [
         GrammarSource::JsonSchema(schema),
         GrammarSource::JsonObject,
@@ -64,7 +66,7 @@ pub(crate) static GRAMMARS: LazyLock<Vec<Grammar>> = LazyLock::new(|| {
         GrammarSource::Choice(["yes", "no, never", "yes, of course"].map(str::to_owned).to_vec()),
         GrammarSource::Lark("start: \"(\" (start | /[0-9]+/)* \")\"".to_owned()),
     ];
-    sources.iter().map(|source| compiler.compile(source).expect("a grammar")).collect()
+    sources.iter().map(|source| compile(source).expect("a grammar")).collect()
 });
 
 /// What a request got.

@@ -179,10 +179,11 @@ impl From<FormatError> for ApiError {
     fn from(err: FormatError) -> ApiError {
         let message = err.to_string();
         match err {
-            FormatError::Grammar(_) | FormatError::TooSlow => {
+            FormatError::Grammar(_) | FormatError::TooSlow | FormatError::TooLarge => {
                 ApiError::bad_request(message, Some("response_format"), "invalid_grammar")
             }
             FormatError::Busy => ApiError::unavailable(message, "grammars_busy"),
+            FormatError::Unavailable => ApiError::unavailable(message, "grammars_unavailable"),
         }
     }
 }

@@ -133,6 +133,7 @@ impl SimDevice {
         let mut verdict = Verdict {
             accepted: 0,
             next: chunk.sample.then(|| self.target_token(&prefix)),
+            late: false,
             forbidden: 0,
             pruned: chunk.proposals - kept,
             pruned_at,

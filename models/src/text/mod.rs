@@ -21,6 +21,7 @@ pub use self::chat_template::ChatTemplate;
 pub use self::conversation::{Conversation, LastTurn};
 pub use self::detokenizer::Detokenizer;
 pub use self::grammar::{
-    ForcedToken, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask,
+    ForcedToken, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher, GrammarProgram,
+    GrammarSource, GrammarVocabulary, TokenMask,
 };
 pub use self::tokenizer::Tokenizer;

@@ -238,5 +238,5 @@ fn verdict(plan: &VerifyPlan, chunk: &VerifyChunk, judged: &Judged, gaps: &[f32]
     }
     let next = (judged.next != faser_kernels::cuda::NOTHING).then_some(judged.next);
     let pruned = chunk.rows.len() - rows;
-    Verdict { accepted: judged.accepted as usize, next, forbidden: 0, pruned, pruned_at }
+    Verdict { accepted: judged.accepted as usize, next, late: false, forbidden: 0, pruned, pruned_at }
 }

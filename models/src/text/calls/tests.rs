@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Detokenizer, Grammar, GrammarCompiler, GrammarSource};
+use crate::text::grammar::tests::Both;
+use crate::{Detokenizer, Grammar, GrammarSource};
 
 const END: u32 = 255;
 
@@ -201,7 +202,7 @@ fn form(format: CallFormat, free: bool, several: bool) -> CallForm {
 }
 
 fn compiled(form: CallForm) -> Grammar {
-    let compiler = GrammarCompiler::new(&Tokenizer::synthetic(256).unwrap(), 256, &[END]).unwrap();
+    let compiler = Both::new(&Tokenizer::synthetic(256).unwrap(), 256, &[END]).unwrap();
     compiler.compile(&GrammarSource::Calls(form)).unwrap()
 }
 
@@ -333,7 +334,7 @@ fn tags_that_are_tokens_are_shown_to_the_parser_and_demanded_by_grammars() {
         }
         assert_eq!(text, HERMES[1]);
 
-        let compiler = GrammarCompiler::new(&tokenizer, 410, &[end]).unwrap();
+        let compiler = Both::new(&tokenizer, 410, &[end]).unwrap();
         let spelled: Vec<u32> = "<tool_call>"
             .chars()
             .flat_map(|c| tokenizer.encode(&c.to_string(), false).unwrap())

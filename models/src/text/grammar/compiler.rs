@@ -1,13 +1,19 @@
 //! From the text of a grammar to something that can be followed, within limits.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
+use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{InferenceCapabilities, TokRxInfo, TokTrie, TokenizerEnv};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{ParserFactory, TokenParser};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::GrammarMatcher;
+use super::matcher::MOST_LEXER_BYTES;
+use super::words::in_plain_words;
 use crate::Tokenizer;
 use crate::text::calls::{CallForm, CallFormat};
 
@@ -40,23 +46,45 @@ pub enum GrammarSource {
 }
 
 /// Why a grammar is not taken.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{0}")]
 pub struct GrammarError(String);
+
+impl GrammarError {
+    /// Says this.
+    pub fn new(text: &str) -> GrammarError {
+        GrammarError(text.to_owned())
+    }
+}
+
+/// What grammars are compiled for: the tokens of a model. It can be handed to another process, which compiles for the same model.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct GrammarVocabulary {
+    /// What each token stands for.
+    words: Vec<Vec<u8>>,
+    /// Tokens that end a text.
+    ends: Vec<u32>,
+    /// Tags around calls that are one token.
+    tags: Vec<(String, u32)>,
+}
+
+/// A grammar as the compiler takes it. It can be handed to another process.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct GrammarProgram(TopLevelGrammar);
 
 /// Compiles grammars for one model's vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     ends: Arc<[u32]>,
-    /// Tags around calls that are one token.
-    tags: Vec<(&'static str, u32)>,
 }
 
 /// A compiled grammar. Clones and matchers share what they learn of it.
 #[derive(Clone)]
 pub struct Grammar {
-    start: Matcher,
+    start: TokenParser,
     ends: Arc<[u32]>,
+    /// What is to be there as long as the grammar is.
+    _held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// What llguidance asks of a vocabulary.
@@ -78,17 +106,17 @@ impl TokenizerEnv for Vocabulary {
     }
 }
 
-impl GrammarCompiler {
-    /// For a vocabulary of `vocab` tokens, of which `ends` end a text: one of them may come where the grammar is complete.
+impl GrammarVocabulary {
+    /// The `vocab` tokens of a model, of which `ends` end a text: one of them may come where the grammar is complete.
     ///
     /// # Errors
     /// There is no such token.
-    pub fn new(tokenizer: &Tokenizer, vocab: usize, ends: &[u32]) -> Result<GrammarCompiler, GrammarError> {
+    pub fn new(tokenizer: &Tokenizer, vocab: usize, ends: &[u32]) -> Result<GrammarVocabulary, GrammarError> {
         let known = |end: &&u32| (**end as usize) < vocab;
-        let ends: Arc<[u32]> = ends.iter().filter(known).copied().collect();
-        let Some(&first) = ends.first() else {
+        let ends: Vec<u32> = ends.iter().filter(known).copied().collect();
+        if ends.is_empty() {
             return Err(GrammarError("the model has no token that could end a text".to_owned()));
-        };
+        }
         let word = |id: u32| {
             if ends.contains(&id) || tokenizer.is_special(id) {
                 let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
@@ -97,27 +125,17 @@ impl GrammarCompiler {
             }
             tokenizer.token_bytes(id)
         };
-        let words: Vec<Vec<u8>> = (0..vocab as u32).map(word).collect();
-        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, first), &words).with_eos_tokens(&ends);
-        let vocabulary = Arc::new(Vocabulary(trie)) as _;
-        let caps = InferenceCapabilities::default();
-        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-        let mut factory = ParserFactory::new(&vocabulary, caps, &slices).map_err(|error| refusal(&error))?;
-        factory.quiet();
-        let limits = factory.limits_mut();
-        limits.max_grammar_size = MAX_SYMBOLS;
-        limits.max_lexer_states = MAX_LEXER_STATES;
-        limits.verbose_errors = false;
-        let token = |tag: &'static str| Some((tag, tokenizer.token_id(tag)?));
+        let words = (0..vocab as u32).map(word).collect();
+        let token = |tag: &'static str| Some((tag.to_owned(), tokenizer.token_id(tag)?));
         let tags = CallFormat::Hermes.tags().into_iter().filter_map(token).collect();
-        Ok(GrammarCompiler { factory, ends, tags })
+        Ok(GrammarVocabulary { words, ends, tags })
     }
 
-    /// Compiles a grammar. Takes milliseconds for most; the limits keep it below a second or so for any.
+    /// A grammar of a request as the compiler takes it. Takes no longer than reading it.
     ///
     /// # Errors
-    /// It is wrong, has what is not offered, or is beyond a limit.
-    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+    /// It is too long, nested too deeply, or no grammar of its kind.
+    pub fn program(&self, source: &GrammarSource) -> Result<GrammarProgram, GrammarError> {
         let grammar = match source {
             GrammarSource::JsonObject => {
                 TopLevelGrammar::from_json_schema(compact(&json!({"type": "object"}))?)
@@ -136,17 +154,55 @@ impl GrammarCompiler {
             }
             GrammarSource::Choice(choices) => TopLevelGrammar::from_lark(alternatives(choices)?),
             GrammarSource::Calls(form) => {
-                let token = |tag: &str| self.tags.iter().find_map(|(name, id)| (*name == tag).then_some(*id));
+                let token = |tag: &str| self.tags.iter().find_map(|(name, id)| (name == tag).then_some(*id));
                 let grammar = form.lark(token);
                 measure(&grammar)?;
                 TopLevelGrammar::from_lark(grammar)
             }
         };
-        let parser = self.factory.create_parser(grammar);
-        let start = Matcher::new(parser);
-        match start.get_error() {
-            Some(error) => Err(GrammarError(shortened(&error))),
-            None => Ok(Grammar { start, ends: self.ends.clone() }),
+        Ok(GrammarProgram(grammar))
+    }
+}
+
+impl GrammarCompiler {
+    /// What a grammar may come to have beyond what it has once it is compiled, in bytes.
+    pub const MOST_LEXER_BYTES: u64 = MOST_LEXER_BYTES as u64;
+
+    /// For the tokens of a model.
+    ///
+    /// # Errors
+    /// The tokens are none that could be followed.
+    pub fn new(vocabulary: &GrammarVocabulary) -> Result<GrammarCompiler, GrammarError> {
+        let GrammarVocabulary { words, ends, .. } = vocabulary;
+        let &first = ends.first().ok_or_else(|| GrammarError("no token ends a text".to_owned()))?;
+        let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, first), words).with_eos_tokens(ends);
+        let vocabulary = Arc::new(Vocabulary(trie)) as _;
+        let caps = InferenceCapabilities::default();
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&vocabulary, caps, &slices)
+            .map_err(|error| GrammarError(in_plain_words(&error.to_string())))?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_grammar_size = MAX_SYMBOLS;
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.verbose_errors = false;
+        Ok(GrammarCompiler { factory, ends: ends.as_slice().into() })
+    }
+
+    /// Compiles a grammar. Takes milliseconds for most, but there are small ones that take minutes, gigabytes, or more stack than a thread
+    /// has by itself: what strangers send is for a process that can be stopped.
+    ///
+    /// # Errors
+    /// It is wrong, has what is not offered, or is beyond a limit.
+    pub fn compile(&self, program: &GrammarProgram) -> Result<Grammar, GrammarError> {
+        let started = catch_unwind(AssertUnwindSafe(|| {
+            let mut start = self.factory.create_parser(program.0.clone())?;
+            start.start_without_prompt();
+            Ok(start)
+        }));
+        match started {
+            Ok(start) => Ok(Grammar { start, ends: self.ends.clone(), _held: None }),
+            Err(error) => Err(GrammarError(in_plain_words(&error.to_string()))),
         }
     }
 }
@@ -154,7 +210,18 @@ impl GrammarCompiler {
 impl Grammar {
     /// A matcher at the beginning of an output.
     pub fn matcher(&self) -> GrammarMatcher {
-        GrammarMatcher::new(self.start.clone(), self.ends.clone())
+        GrammarMatcher::new(&self.start, self.ends.clone())
+    }
+
+    /// The same, which keeps something: its part of a budget, for instance.
+    pub fn holding(self, held: Arc<dyn Any + Send + Sync>) -> Grammar {
+        Grammar { _held: Some(held), ..self }
+    }
+
+    /// Whether its lexer, which matchers share, has grown to its limit: no output can be followed any more.
+    pub fn spent(&self) -> bool {
+        self.start.parser.get_error().is_some()
+            || self.start.parser.lexer_stats().num_bytes > MOST_LEXER_BYTES
     }
 }
 
@@ -216,17 +283,4 @@ fn measure(source: &str) -> Result<(), GrammarError> {
 
 fn too_long(bytes: usize) -> GrammarError {
     GrammarError(format!("it has {bytes} bytes; {MAX_SOURCE_BYTES} are taken at most"))
-}
-
-fn refusal(error: &dyn std::fmt::Display) -> GrammarError {
-    GrammarError(shortened(&error.to_string()))
-}
-
-fn shortened(text: &str) -> String {
-    const MOST: usize = 400;
-    let mut short: String = text.chars().take(MOST).collect();
-    if short.len() < text.len() {
-        short.push('…');
-    }
-    short
 }

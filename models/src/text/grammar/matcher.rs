@@ -1,12 +1,28 @@
 //! An output on its way through a grammar.
 
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use llguidance::Matcher;
+use anyhow::{Result, ensure};
+use llguidance::api::StopReason;
+use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::SimpleVob;
+use llguidance::{CancellationHandle, TokenParser};
+
+use super::words::in_plain_words;
 
 /// More tokens than this are never beginnings of one another, as vocabularies go.
 const MOST_BEGINNINGS: usize = 32;
+/// Earley items that an output may take, and how many more for each of its tokens: a count, so that no clock decides who fails. Grammars
+/// that can be read in one way take tens for a token.
+const MOST_ITEMS: u64 = 20_000;
+const ITEMS_PER_TOKEN: u64 = 250;
+const MOST_ITEMS_EVER: u64 = 4_000_000;
+/// Bytes of a grammar's lexer at most, which grows with what is asked of it.
+pub(super) const MOST_LEXER_BYTES: usize = 16 << 20;
+/// What those limits say, as the library says it of its own.
+const TOO_MANY_ITEMS: &str = "too many items";
+const TOO_MANY_STATES: &str = "too many states";
 
 /// A token of text that a grammar forces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +39,19 @@ pub struct TokenMask {
     bits: SimpleVob,
     /// The only one, if there is one alone.
     only: Option<u32>,
+    /// Why the grammar could not be followed to here.
+    failure: Option<Box<str>>,
 }
 
 impl TokenMask {
     fn new(bits: SimpleVob) -> TokenMask {
         let only = (bits.num_set() == 1).then(|| bits.first_bit_set()).flatten();
-        TokenMask { only: only.map(|token| token as u32), bits }
+        TokenMask { only: only.map(|token| token as u32), bits, failure: None }
+    }
+
+    /// Why the grammar could not be followed to here, if so: an end alone may come then.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
     }
 
     /// A bit for each token, the lowest first.
@@ -49,63 +72,155 @@ impl TokenMask {
 
 /// Follows one output. Outputs may be taken back: what is asked of it is a function of the tokens it is given alone.
 pub struct GrammarMatcher {
-    inner: Matcher,
+    start: TokenParser,
+    parser: TokenParser,
+    cancel: GrammarCancel,
     ends: Arc<[u32]>,
-    /// What `inner` has been given: no token that ends a text.
+    /// What `parser` has been given: no token that ends a text.
     taken: Vec<u32>,
+    /// Earley items made on the way there, after each of those. What masks and looks ahead make does not count: how often those are asked
+    /// depends on the schedule.
+    items: Vec<u64>,
     /// The output goes on behind its end, or with a token that may not stand there: nothing of it is asked for.
     beyond: bool,
+    failure: Option<Failure>,
+}
+
+/// An output that could not be followed any further.
+struct Failure {
+    output: Vec<u32>,
+    reason: String,
+}
+
+/// Has a matcher that works in another thread give up soon.
+#[derive(Clone, Debug)]
+pub struct GrammarCancel(Arc<Mutex<CancellationHandle>>);
+
+impl GrammarCancel {
+    /// The matcher fails from now on.
+    pub fn cancel(&self) {
+        self.handle().cancel();
+    }
+
+    fn handle(&self) -> MutexGuard<'_, CancellationHandle> {
+        // A handle is whole at any time.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl GrammarMatcher {
-    pub(super) fn new(inner: Matcher, ends: Arc<[u32]>) -> GrammarMatcher {
-        GrammarMatcher { inner, ends, taken: Vec::new(), beyond: false }
+    pub(super) fn new(start: &TokenParser, ends: Arc<[u32]>) -> GrammarMatcher {
+        let mut parser = start.clone();
+        let cancellation = parser.enable_cancellation();
+        GrammarMatcher {
+            start: parser.clone(),
+            parser,
+            cancel: GrammarCancel(Arc::new(Mutex::new(cancellation))),
+            ends,
+            taken: Vec::new(),
+            items: Vec::new(),
+            beyond: false,
+            failure: None,
+        }
+    }
+
+    /// By what its work can be ended from another thread.
+    pub fn cancel(&self) -> GrammarCancel {
+        self.cancel.clone()
     }
 
     /// Goes to the end of `output`.
     pub fn follow(&mut self, output: &[u32]) {
+        if let Some(failure) = &self.failure {
+            if output.starts_with(&failure.output) || self.cancel.handle().is_cancelled() {
+                return;
+            }
+            // It failed on a way that was taken back.
+            self.again();
+        }
         let same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
-        if same < self.taken.len() && self.inner.rollback(self.taken.len() - same).is_ok() {
+        let back = self.taken.len() - same;
+        if back > 0 {
+            let parser = &mut self.parser;
+            if catch_unwind(AssertUnwindSafe(|| parser.rollback(back))).is_err() {
+                self.again();
+                return self.follow(output);
+            }
             self.taken.truncate(same);
+            self.items.truncate(same);
         }
-        let rest = &output[same..];
-        // An error is kept by `inner`, and shows in what may come next.
-        let mut taken = 0;
-        while let Some(token) = rest.get(taken)
-            && !self.ends.contains(token)
-            && !self.inner.is_stopped()
-            && self.inner.try_consume_tokens(&[*token]).is_ok_and(|one| one == 1)
+        while let Some(&token) = output.get(self.taken.len())
+            && !self.ends.contains(&token)
+            && self.parser.stop_reason() == StopReason::NotStopped
         {
-            taken += 1;
+            match catch_unwind(AssertUnwindSafe(|| take(&mut self.parser, token))) {
+                Ok(Some(items)) => {
+                    self.taken.push(token);
+                    self.items.push(self.items.last().unwrap_or(&0) + items);
+                }
+                Ok(None) => break,
+                Err(error) => return self.fail(output, &error.to_string()),
+            }
+            let most = MOST_ITEMS_EVER.min(MOST_ITEMS + ITEMS_PER_TOKEN * self.taken.len() as u64);
+            if self.items.last().is_some_and(|items| *items > most) {
+                return self.fail(output, TOO_MANY_ITEMS);
+            }
         }
-        self.taken.extend(&rest[..taken]);
-        self.beyond = taken < rest.len();
+        self.beyond = self.taken.len() < output.len();
+    }
+
+    /// Stands at the beginning again.
+    fn again(&mut self) {
+        self.parser = self.start.clone();
+        let mut handle = self.cancel.handle();
+        let before = std::mem::replace(&mut *handle, self.parser.enable_cancellation());
+        if before.is_cancelled() {
+            handle.cancel();
+        }
+        drop(handle);
+        self.taken.clear();
+        self.items.clear();
+        (self.beyond, self.failure) = (false, None);
+    }
+
+    /// An output cannot be followed to its end, or not further than that.
+    fn fail(&mut self, output: &[u32], reason: &str) {
+        let end = output.len().min(self.taken.len() + 1);
+        self.failure = Some(Failure { output: output[..end].to_vec(), reason: in_plain_words(reason) });
     }
 
     /// What may come next: anything, behind the end of a text or where it left the grammar before. Only an end, if the grammar became too
     /// large to be followed; `failure` says why then.
     pub fn allowed(&mut self) -> Option<TokenMask> {
-        if self.beyond && !self.inner.is_error() {
-            return None;
+        if self.failure.is_none() {
+            if self.beyond {
+                return None;
+            }
+            match catch_unwind(AssertUnwindSafe(|| mask(&mut self.parser))) {
+                Ok(bits) => return Some(TokenMask::new(bits)),
+                Err(error) => {
+                    let output = self.taken.clone();
+                    self.fail(&output, &error.to_string());
+                }
+            }
         }
-        let bits = self.inner.compute_mask_or_eos();
-        Some(TokenMask::new(bits.unwrap_or_else(|_| {
-            let longest = self.ends.iter().max().map_or(0, |end| *end as usize + 1);
-            let mut bits = SimpleVob::alloc(longest);
-            self.ends.iter().for_each(|end| bits.allow_token(*end));
-            bits
-        })))
+        let longest = self.ends.iter().max().map_or(0, |end| *end as usize + 1);
+        let mut bits = SimpleVob::alloc(longest);
+        self.ends.iter().for_each(|end| bits.allow_token(*end));
+        let failure = self.failure.as_ref().map(|failure| failure.reason.as_str().into());
+        Some(TokenMask { failure, ..TokenMask::new(bits) })
     }
 
     /// How many of `proposals` may come behind `output` before one that is forbidden, without a mask being computed. Of the first token that
     /// ends a text the mask alone can say whether it may: it is counted, and what stands behind it is not.
     pub fn rightful(&mut self, output: &[u32], proposals: &[u32]) -> usize {
         self.follow(output);
-        if self.beyond || self.inner.is_error() {
+        if self.beyond || self.failure.is_some() {
             return proposals.len();
         }
         let plain = proposals.iter().position(|token| self.ends.contains(token)).unwrap_or(proposals.len());
-        match self.inner.validate_tokens(&proposals[..plain]) {
+        let parser = &mut self.parser;
+        match catch_unwind(AssertUnwindSafe(|| parser.validate_tokens_raw(&proposals[..plain]))) {
             Ok(valid) if valid < plain => valid,
             Ok(_) => proposals.len().min(plain + 1),
             // It shows in the masks.
@@ -151,8 +266,7 @@ impl GrammarMatcher {
         if mask.bits.num_set() > MOST_BEGINNINGS {
             return None;
         }
-        let vocabulary = self.inner.tok_env().ok()?;
-        let bytes = |token: u32| vocabulary.tok_trie().token(token);
+        let bytes = |token: u32| self.parser.token_env.tok_trie().token(token);
         let allowed = mask.bits.to_list();
         let token = allowed.iter().copied().max_by_key(|token| bytes(*token).len())?;
         let beginnings = allowed.iter().all(|shorter| bytes(token).starts_with(bytes(*shorter)));
@@ -160,7 +274,29 @@ impl GrammarMatcher {
     }
 
     /// Why the grammar could not be followed any further.
-    pub fn failure(&self) -> Option<String> {
-        self.inner.get_error()
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_ref().map(|failure| failure.reason.as_str())
     }
+}
+
+/// Takes one more token, if it may come; how many Earley items that made.
+fn take(parser: &mut TokenParser, token: u32) -> Result<Option<u64>> {
+    if parser.validate_tokens_raw(&[token])? == 0 {
+        return Ok(None);
+    }
+    let before = parser.parser.stats().all_items;
+    ensure!(parser.consume_token(token)? == 0, "panic: backtracking");
+    let items = parser.parser.stats().all_items - before;
+    parser.check_stop()?;
+    Ok(Some(items as u64))
+}
+
+/// The tokens that may come, an end alone behind the last word.
+fn mask(parser: &mut TokenParser) -> Result<SimpleVob> {
+    if parser.stop_reason() != StopReason::NotStopped {
+        return Ok(parser.token_env.tok_trie().eos_token_set());
+    }
+    let mask = parser.compute_mask()?;
+    ensure!(parser.parser.lexer_stats().num_bytes <= MOST_LEXER_BYTES, TOO_MANY_STATES);
+    Ok(mask)
 }

@@ -2,9 +2,12 @@
 
 mod compiler;
 mod matcher;
+mod words;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
-pub use compiler::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
-pub use matcher::{ForcedToken, GrammarMatcher, TokenMask};
+pub use compiler::{
+    Grammar, GrammarCompiler, GrammarError, GrammarProgram, GrammarSource, GrammarVocabulary,
+};
+pub use matcher::{ForcedToken, GrammarCancel, GrammarMatcher, TokenMask};

@@ -11,8 +11,29 @@ use serde_json::json;
 
 const END: u32 = 255;
 
-fn compiler() -> GrammarCompiler {
-    GrammarCompiler::new(&Tokenizer::synthetic(256).unwrap(), 256, &[END]).unwrap()
+/// Compiles what requests state.
+pub(crate) struct Both {
+    vocabulary: GrammarVocabulary,
+    compiler: GrammarCompiler,
+}
+
+impl Both {
+    pub(crate) fn new(tokenizer: &Tokenizer, vocab: usize, ends: &[u32]) -> Result<Both, GrammarError> {
+        let vocabulary = GrammarVocabulary::new(tokenizer, vocab, ends)?;
+        // Compilers of other processes get it in this way.
+        let sent = serde_json::to_vec(&vocabulary).unwrap();
+        let compiler = GrammarCompiler::new(&serde_json::from_slice(&sent).unwrap())?;
+        Ok(Both { vocabulary, compiler })
+    }
+
+    pub(crate) fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        let sent = serde_json::to_vec(&self.vocabulary.program(source)?).unwrap();
+        self.compiler.compile(&serde_json::from_slice(&sent).unwrap())
+    }
+}
+
+fn compiler() -> Both {
+    Both::new(&Tokenizer::synthetic(256).unwrap(), 256, &[END]).unwrap()
 }
 
 fn sources() -> Vec<GrammarSource> {
@@ -106,7 +127,7 @@ fn a_tokenizers_tokens_are_their_bytes_and_its_marks_are_no_text() {
         let tokenizer = Tokenizer::from_json(&std::fs::read(&path).unwrap(), &path).unwrap();
         let end = tokenizer.token_id(end).unwrap();
         // A vocabulary that is padded, as models' are.
-        let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size() + 30, &[end]).unwrap();
+        let compiler = Both::new(&tokenizer, tokenizer.vocab_size() + 30, &[end]).unwrap();
         let grammar = compiler.compile(&GrammarSource::Regex("(Hello|日本)[ -z{}]*".to_owned())).unwrap();
         let mut matcher = grammar.matcher();
         let mut output = Vec::new();
@@ -172,7 +193,7 @@ fn what_is_wrong_or_too_large_is_refused_in_words() {
         let refused = compiler.compile(&source).expect_err("this has to be refused").to_string();
         assert!(refused.contains(words) && refused.len() < 2000, "{words}: {refused}");
     }
-    let none = GrammarCompiler::new(&Tokenizer::synthetic(256).unwrap(), 256, &[256]);
+    let none = Both::new(&Tokenizer::synthetic(256).unwrap(), 256, &[256]);
     assert!(none.is_err_and(|error| error.to_string().contains("end")));
 }
 
@@ -218,7 +239,7 @@ fn text_that_must_come_is_divided_as_models_like_it() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("rustdoc/target/tokenizer.json");
     let tokenizer = Tokenizer::from_json(&std::fs::read(&path).unwrap(), &path).unwrap();
     let end = tokenizer.token_id("</s>").unwrap();
-    let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size(), &[end]).unwrap();
+    let compiler = Both::new(&tokenizer, tokenizer.vocab_size(), &[end]).unwrap();
     let schema = json!({"type": "object", "properties": {"the_number_of_functions": {"type": "boolean"}}, "required": ["the_number_of_functions"]});
     let mut matcher = compiler.compile(&GrammarSource::JsonSchema(schema)).unwrap().matcher();
     let (forced, _) = matcher.forced(&[], 100);
