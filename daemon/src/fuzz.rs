@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use actix_web::ResponseError;
 use faser_actors::Dtype;
 use faser_models::{
-    CallFormat, ChatTemplate, Conversation, Detokenizer, LastTurn, ModelConfig, Shard, Tokenizer,
-    check_header,
+    CallFormat, ChatTemplate, Conversation, Detokenizer, GrammarCompiler, GrammarSource, GrammarVocabulary,
+    LastTurn, ModelConfig, Shard, Tokenizer, check_header,
 };
 use serde_json::{Value, json};
 
@@ -38,12 +38,13 @@ const LONGEST_MESSAGE: usize = 4096;
 pub type Entry = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const ENTRIES: [Entry; 5] = [
+pub const ENTRIES: [Entry; 6] = [
     ("config", config),
     ("requests", requests),
     ("checkpoint", checkpoint),
     ("chat_template", chat_template),
     ("tokenizer", tokenizer),
+    ("grammars", grammars),
 ];
 
 /// A config file.
@@ -210,4 +211,63 @@ fn known() -> &'static [Arc<Tokenizer>; 3] {
         });
         [bytes, pieces, Tokenizer::synthetic(300).expect("as many tokens as bytes")].map(Arc::new)
     })
+}
+/// A grammar, its kind by the first byte, and what follows it for up to 200 tokens.
+///
+/// # Panics
+/// A token that may come may not; what is refused says nothing, or too much.
+pub fn grammars(data: &[u8]) {
+    const VOCAB: usize = 256;
+    const END: u32 = 255;
+    const STEPS: usize = 200;
+    const MOST_BYTES: usize = 2 << 10;
+    static COMPILER: OnceLock<Option<(GrammarVocabulary, GrammarCompiler)>> = OnceLock::new();
+    let Some((kind, text)) = data.split_first().filter(|_| data.len() <= MOST_BYTES) else { return };
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let source = match kind % 4 {
+        0 => match serde_json::from_str(text) {
+            Ok(schema) => GrammarSource::JsonSchema(schema),
+            Err(_) => return,
+        },
+        1 => GrammarSource::Regex(text.to_owned()),
+        2 => GrammarSource::Lark(text.to_owned()),
+        _ => GrammarSource::Choice(text.lines().map(str::to_owned).collect()),
+    };
+    let compiler = COMPILER.get_or_init(|| {
+        let vocabulary = GrammarVocabulary::new(&Tokenizer::synthetic(VOCAB).ok()?, VOCAB, &[END]).ok()?;
+        let compiler = GrammarCompiler::new(&vocabulary).ok()?;
+        Some((vocabulary, compiler))
+    });
+    let Some((vocabulary, compiler)) = compiler else { panic!("no compiler for bytes") };
+    let work = || {
+        let grammar = match vocabulary.program(&source).and_then(|program| compiler.compile(&program)) {
+            Ok(grammar) => grammar,
+            Err(refused) => return readable(&refused.to_string()),
+        };
+        let (mut matcher, mut output) = (grammar.matcher(), Vec::new());
+        for step in 0..STEPS {
+            matcher.follow(&output);
+            let mask = matcher.allowed().expect("what was allowed so far leads on");
+            if let Some(reason) = mask.failure() {
+                return readable(reason);
+            }
+            let may: Vec<u32> = (0..VOCAB as u32).filter(|token| mask.allows(*token)).collect();
+            let next = may[(data[step % data.len()] as usize + step) % may.len()];
+            if next == END {
+                return;
+            }
+            assert_eq!(matcher.rightful(&output, &[next]), 1, "token {next} may come behind {output:?}");
+            output.push(next);
+        }
+    };
+    // What is tried in a process of its own has a stack like this.
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(256 << 20).spawn_scoped(scope, work);
+        thread.expect("a thread").join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+fn readable(refusal: &str) {
+    assert!(!refusal.is_empty() && refusal.len() <= LONGEST_MESSAGE, "{refusal}");
+    assert!(!refusal.contains("verbose/>") && !refusal.contains("<backtrace>"), "{refusal}");
 }

@@ -19,7 +19,7 @@ use faser_models::{
     Grammar, GrammarCompiler, GrammarError, GrammarProgram, GrammarSource, GrammarVocabulary, Tokenizer,
 };
 use rustix::process::setpriority_process;
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -48,8 +48,8 @@ const COMPILED_AT_ONCE: usize = 1;
 const STACK_BYTES: usize = 2 * trial::STACK_BYTES;
 /// Lanes and streams come first.
 const NICE: i32 = 10;
-/// Compiled grammars that are kept.
-const KEPT: usize = 32;
+/// Grammars that are kept, compiled or refused.
+const KEPT: usize = 64;
 /// Memory of one compiled grammar at most, what it may come to have by being followed counted, and of all that are kept or in use.
 const MAX_BYTES: u64 = 64 << 20;
 const MAX_ALL_BYTES: u64 = 1 << 30;
@@ -92,9 +92,11 @@ pub struct Grammars {
     long: Semaphore,
     compiling: Semaphore,
     memory: Arc<Semaphore>,
-    /// By the text of their source, the latest last.
-    kept: Mutex<VecDeque<(String, Grammar)>>,
+    /// By the text of their source, the latest last. Those who send one while it is being compiled wait for it together.
+    kept: Mutex<VecDeque<(String, Shared)>>,
 }
+
+type Shared = Arc<OnceCell<Result<Grammar, FormatError>>>;
 
 impl Grammars {
     /// For a model whose texts end with one of `eos`. If it has no such token, the last one of its vocabulary ends what follows a grammar.
@@ -126,32 +128,39 @@ impl Grammars {
     /// # Errors
     /// See [`FormatError`].
     pub async fn compile(&self, source: &GrammarSource) -> Result<Grammar, FormatError> {
-        let key = format!("{source:?}");
-        if let Some(grammar) = self.known(&key) {
-            return Ok(grammar);
-        }
+        let shared = self.shared(format!("{source:?}"));
+        let compiled = shared.get_or_try_init(|| async {
+            match self.made(source).await {
+                // That may be otherwise the next time.
+                Err(passing @ (FormatError::Busy | FormatError::Unavailable)) => Err(passing),
+                made => Ok(made),
+            }
+        });
+        compiled.await?.clone()
+    }
+
+    async fn made(&self, source: &GrammarSource) -> Result<Grammar, FormatError> {
         let program = self.program(source).await?;
         let bytes = self.tried(&program).await? + GrammarCompiler::MOST_LEXER_BYTES;
         if bytes > MAX_BYTES {
             return Err(FormatError::TooLarge);
         }
         let memory = self.memory_of(bytes).await?;
-        let grammar = self.compiled(program).await?.holding(memory);
+        Ok(self.compiled(program).await?.holding(memory))
+    }
+
+    /// What is known, or will be, of a grammar.
+    fn shared(&self, key: String) -> Shared {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|(known, _)| *known == key);
+        let spent = |shared: &Shared| matches!(shared.get(), Some(Ok(grammar)) if grammar.spent());
+        let found = at.and_then(|at| kept.remove(at)).filter(|(_, shared)| !spent(shared));
         if kept.len() == KEPT {
             kept.pop_front();
         }
-        kept.push_back((key, grammar.clone()));
-        Ok(grammar)
-    }
-
-    fn known(&self, key: &str) -> Option<Grammar> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|(known, _)| known == key)?;
-        let found = kept.remove(at).filter(|(_, grammar)| !grammar.spent())?;
-        let grammar = found.1.clone();
-        kept.push_back(found);
-        Some(grammar)
+        let (key, shared) = found.unwrap_or_else(|| (key, Arc::default()));
+        kept.push_back((key, Arc::clone(&shared)));
+        shared
     }
 
     /// The grammar as compilers take it.

@@ -89,6 +89,7 @@ impl Trials {
 
     fn start(&self, vocabulary: &GrammarVocabulary) -> io::Result<(Process, BufReader<ChildStdout>)> {
         let mut child = Command::new(&self.binary)
+            .arg0("faser")
             .arg(COMMAND)
             .env_clear()
             .stdin(Stdio::piped())
