@@ -10,6 +10,7 @@ mod detokenizer;
 mod generation;
 mod grammar;
 mod jinja;
+mod long;
 mod python;
 mod template_files;
 #[cfg(test)]
@@ -23,4 +24,5 @@ pub use self::detokenizer::Detokenizer;
 pub use self::grammar::{
     ForcedToken, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, GrammarSource, TokenMask,
 };
+pub use self::long::Encoded;
 pub use self::tokenizer::Tokenizer;
