@@ -76,9 +76,10 @@ impl Fewest {
         }
         let mut chars = text.chars().peekable();
         while let Some(c) = chars.next() {
-            let melts =
-                self.composes && !(is_composed(c) && chars.peek().is_none_or(|next| is_composed(*next)));
-            if !melts && !(self.strips && c.is_whitespace()) {
+            let stays =
+                !self.composes || is_composed(c) && chars.peek().is_none_or(|next| is_composed(*next));
+            let stripped = self.strips && c.is_whitespace();
+            if stays && !stripped {
                 let mut buffer = [0; 4];
                 let bytes = c.encode_utf8(&mut buffer).bytes();
                 weight += bytes.map(|byte| self.weights[usize::from(byte)]).sum::<u64>();
