@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::undisturbed;
 
-/// Sent for each kind of text, and how many at a time.
+/// Sent of each kind, and how many at a time.
 const PROMPTS: usize = 10;
 const AT_ONCE: usize = 4;
 /// What they may leave behind.
@@ -26,8 +26,8 @@ fn texts() -> [(&'static str, String); 3] {
 }
 
 /// Sends the body so often, several at once, and looks at the status and body of each answer.
-fn flood(server: &Server, path: &str, body: &Value, look: impl Fn(u16, &str) + Sync) {
-    let left = AtomicUsize::new(PROMPTS);
+fn flood(server: &Server, count: usize, path: &str, body: &Value, look: impl Fn(u16, &str) + Sync) {
+    let left = AtomicUsize::new(count);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
@@ -65,7 +65,7 @@ fn prompts_far_beyond_the_context_are_refused_and_leave_nothing() {
                 ("/v1/chat/completions", json!({"messages": messages})),
                 ("/v1/responses", json!({"input": text})),
             ] {
-                flood(&server, path, &body, |status, answer| {
+                flood(&server, PROMPTS, path, &body, |status, answer| {
                     let answer: Value = serde_json::from_str(answer).expect("JSON");
                     let error = &answer["error"];
                     let said =
@@ -85,7 +85,7 @@ fn long_texts_are_tokenized_whatever_their_length_and_leave_nothing() {
     let server = Server::start("log: {level: info}\n");
     for (name, text) in &texts() {
         leaves_nothing(&server, name, || {
-            flood(&server, "/tokenize", &json!({"prompt": text}), |status, answer| {
+            flood(&server, AT_ONCE, "/tokenize", &json!({"prompt": text}), |status, answer| {
                 let rest = answer.strip_prefix("{\"count\":").unwrap_or_default();
                 let count = rest.split(',').next().and_then(|count| count.parse().ok());
                 // As many commas as there are ids and other fields, less one.
