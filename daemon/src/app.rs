@@ -43,7 +43,7 @@ pub struct Served {
     /// Tokens of a sequence, prompt and output together.
     pub max_context: usize,
     /// Places for long texts that are being tokenized, which takes a core for a while.
-    pub encoding: Semaphore,
+    pub encoding: Arc<Semaphore>,
     /// The config that it was loaded by.
     pub config: Config,
     /// What the first replica runs on.

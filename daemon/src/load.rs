@@ -244,7 +244,7 @@ impl Loaded {
             grammars,
             vocab,
             max_context,
-            encoding: Semaphore::new(LONG_TEXTS_AT_ONCE),
+            encoding: Arc::new(Semaphore::new(LONG_TEXTS_AT_ONCE)),
             config: self.config,
             machine: self.machine,
             device,

@@ -23,6 +23,6 @@ pub use isa::Isa;
 pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
     BlockId, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Slice,
-    Source, Stored, Table, Tensor, Vector, View, ViewMut, on_nodes,
+    Source, Stored, Table, Tensor, Vector, View, ViewMut, give_memory_back, on_nodes,
 };
 pub use sampling::{History, SampleRow, Sampling};

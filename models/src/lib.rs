@@ -20,13 +20,13 @@ mod text;
 pub use checkpoint::{check_header, weight_files};
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
-pub use faser_kernels::on_nodes;
+pub use faser_kernels::{give_memory_back, on_nodes};
 pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;
 pub use text::{
-    CallEvent, CallForm, CallFormat, CallParser, ChatTemplate, Conversation, Detokenizer, ForcedToken,
-    Function, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher, GrammarProgram,
-    GrammarSource, GrammarVocabulary, LastTurn, TokenMask, Tokenizer,
+    CallEvent, CallForm, CallFormat, CallParser, ChatTemplate, Conversation, Detokenizer, Encoded,
+    ForcedToken, Function, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher,
+    GrammarProgram, GrammarSource, GrammarVocabulary, LastTurn, TokenMask, Tokenizer,
 };

@@ -7,11 +7,11 @@ use serde_json::{Map, Value, json};
 use super::answer::Shape;
 use super::chunks::Chunks;
 use super::errors::ApiError;
-use super::generation::{self, Generation, Prompt};
+use super::generation::{Generation, Prompt};
 use super::messages::messages;
 use super::params::{Parameters, parameters};
 use super::tools::tools;
-use super::{Bounds, body};
+use super::{Bounds, body, encoding};
 use crate::app::{App, Served};
 use crate::fields::{Fault, FieldError, Fields, shortened, wrong_type};
 
@@ -32,7 +32,7 @@ pub(super) async fn chat(
     drop(body);
     let prompt = render(served, &conversation)?;
     drop(conversation);
-    let ids = generation::encode(served, prompt, false).await?;
+    let ids = encoding::prompt(served, prompt, false).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
     generation.respond(served, app.limits.write_timeout, Chunks::answer).await

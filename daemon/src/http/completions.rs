@@ -9,7 +9,7 @@ use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
 use super::params::{Parameters, parameters, token_ids};
-use super::{Bounds, body};
+use super::{Bounds, body, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
 
@@ -36,7 +36,7 @@ pub(super) async fn completions(
             }
             Prompt::Text(text) => {
                 let again = echo.then(|| text.clone());
-                (generation::encode(served, text, true).await?, again)
+                (encoding::prompt(served, text, true).await?, again)
             }
         };
         encoded.push(generation::Prompt { ids: ids.into(), echo: text });

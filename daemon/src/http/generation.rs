@@ -22,9 +22,6 @@ use crate::app::{Opening, Served};
 use crate::grammars::FormatError;
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
-/// Longer texts are tokenized off the thread that serves everybody's streams.
-const LONG_TEXT_BYTES: usize = 16 << 10;
-
 /// Everything a request asks for.
 pub(super) struct Generation {
     pub(super) shape: Shape,
@@ -120,22 +117,6 @@ impl Generation {
         }
         Ok(sequences)
     }
-}
-
-/// Token ids of a text.
-pub(super) async fn encode(
-    served: &Arc<Served>,
-    text: String,
-    add_special: bool,
-) -> Result<Vec<TokenId>, ApiError> {
-    if text.len() <= LONG_TEXT_BYTES {
-        return Ok(served.tokenizer.encode(&text, add_special)?);
-    }
-    let tokenizer = Arc::clone(&served.tokenizer);
-    let place = served.encoding.acquire().await;
-    let ids = web::block(move || tokenizer.encode(&text, add_special)).await;
-    drop(place);
-    Ok(ids.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))??)
 }
 
 /// A grammar that is not taken is a fault of the field that it was made of.

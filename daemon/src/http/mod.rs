@@ -9,6 +9,7 @@ mod chat;
 mod chunks;
 mod completions;
 mod debug;
+mod encoding;
 pub mod errors;
 mod format;
 mod generation;

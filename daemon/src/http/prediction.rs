@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use faser_engine::TokenId;
 
+use super::encoding;
 use super::errors::ApiError;
-use super::generation::encode;
 use super::messages::content;
 use crate::app::Served;
 use crate::fields::{Fault, FieldError, Fields};
@@ -26,18 +26,11 @@ pub(super) fn prediction(fields: &mut Fields<'_>) -> Result<Option<String>, Fiel
     Ok(Some(text))
 }
 
-/// Its tokens; none without a prediction.
+/// Its tokens, no more of them than an output could have; none without a prediction.
 ///
 /// # Errors
-/// 400: it is longer than any output could be.
+/// 400: the tokenizer cannot express it.
 pub(super) async fn predicted(served: &Arc<Served>, text: Option<&str>) -> Result<Vec<TokenId>, ApiError> {
     let Some(text) = text else { return Ok(Vec::new()) };
-    let tokens = encode(served, text.to_owned(), false).await?;
-    if tokens.len() > served.max_context {
-        let (tokens, most) = (tokens.len(), served.max_context);
-        let problem =
-            format!("has {tokens} tokens, but the context holds {most}: predict the beginning alone");
-        return Err(FieldError::new("prediction", Fault::Value, problem).into());
-    }
-    Ok(tokens)
+    encoding::beginning(served, text.to_owned(), served.max_context).await
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::errors::ApiError;
 use super::params::token_ids;
-use super::{Bounds, body, chat, generation};
+use super::{Bounds, body, chat, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields};
 
@@ -26,10 +26,16 @@ pub(super) async fn tokenize(
         Source::Text(prompt) => prompt,
         Source::Chat(conversation) => chat::render(served, &conversation)?,
     };
-    let tokens = generation::encode(served, prompt, add_special).await?;
-    Ok(HttpResponse::Ok().json(json!({
-        "count": tokens.len(), "max_model_len": served.max_context, "tokens": tokens,
-    })))
+    let tokens = encoding::all(served, prompt, add_special).await?;
+    Ok(HttpResponse::Ok().json(Tokens { count: tokens.len(), max_model_len: served.max_context, tokens }))
+}
+
+/// The answer; as a JSON value a long text's would take many times the memory.
+#[derive(serde::Serialize)]
+struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<TokenId>,
 }
 
 /// What is to be tokenized.

@@ -9,6 +9,7 @@ mod nodes;
 mod rope;
 mod share;
 mod source;
+mod spare;
 mod table;
 mod tensor;
 
@@ -26,6 +27,7 @@ pub use rope::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use share::SharedMut;
 pub(crate) use source::FromSource;
 pub use source::{Make, Slice, Source, Stored};
+pub use spare::give_memory_back;
 pub(crate) use table::TableRows;
 pub use table::{Table, Vector};
 pub(crate) use tensor::SharedRows;

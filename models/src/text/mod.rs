@@ -10,6 +10,7 @@ mod detokenizer;
 mod generation;
 mod grammar;
 mod jinja;
+mod long;
 mod python;
 mod template_files;
 #[cfg(test)]
@@ -24,4 +25,5 @@ pub use self::grammar::{
     ForcedToken, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher, GrammarProgram,
     GrammarSource, GrammarVocabulary, TokenMask,
 };
+pub use self::long::Encoded;
 pub use self::tokenizer::Tokenizer;

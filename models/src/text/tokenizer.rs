@@ -2,11 +2,15 @@
 
 use std::path::Path;
 
-use tokenizers::DecoderWrapper;
+use tokenizers::{DecoderWrapper, ModelWrapper};
 
 use super::bytes;
 use super::careful::careful;
+use super::long::{Encoded, Long, is_long};
 use crate::{ModelConfig, ModelError};
+
+/// Words that each thread keeps the tokens of; the longest of them take 8 KiB each.
+const WORDS_KEPT: usize = 1024;
 
 /// Turns text into token ids and back. Share it in an `Arc`; streams of tokens go through a [`crate::Detokenizer`].
 pub struct Tokenizer {
@@ -18,6 +22,7 @@ enum Kind {
     Hf {
         inner: Box<tokenizers::Tokenizer>,
         byte_level: bool,
+        long: Box<Long>,
     },
     /// Token ids 0 to 255 are bytes; there is no tokenizer file.
     Synthetic,
@@ -80,7 +85,16 @@ impl Tokenizer {
             return Err(ModelError::format(path, &problem));
         }
         let byte_level = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
-        Ok(Tokenizer { kind: Kind::Hf { inner: Box::new(inner), byte_level }, vocab: highest as usize + 1 })
+        if let ModelWrapper::BPE(model) = inner.get_model() {
+            let mut model = model.clone();
+            model.resize_cache(WORDS_KEPT);
+            inner.with_model(model);
+        }
+        let long = Box::new(Long::of(&inner));
+        Ok(Tokenizer {
+            kind: Kind::Hf { inner: Box::new(inner), byte_level, long },
+            vocab: highest as usize + 1,
+        })
     }
 
     /// The tokenizer of synthetic models, which have no file: each byte of a text is the token id 0 to 255, and
@@ -102,12 +116,34 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer cannot express the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
+        match self.encode_within(text, add_special, usize::MAX)? {
+            Encoded::All(ids) => Ok(ids),
+            Encoded::TooMany => Err(ModelError::Tokenize("it has too many tokens".to_owned())),
+        }
+    }
+
+    /// The same of a text that is of no use if it has more tokens than `most`. A long one that has more costs little: it is found out by
+    /// the text's length, or by its first part.
+    ///
+    /// # Errors
+    /// The tokenizer cannot express the text.
+    pub fn encode_within(&self, text: &str, add_special: bool, most: usize) -> Result<Encoded, ModelError> {
         match &self.kind {
-            Kind::Hf { inner, .. } => careful(|| inner.encode_fast(text, add_special))
-                .unwrap_or_else(|why| Err(why.into()))
-                .map(|encoding| encoding.get_ids().to_vec())
-                .map_err(|e| ModelError::Tokenize(e.to_string())),
-            Kind::Synthetic => Ok(text.bytes().map(u32::from).collect()),
+            Kind::Hf { inner, long, .. } => long.encode(inner, text, add_special, most),
+            Kind::Synthetic if is_long(text) && text.len() > most => Ok(Encoded::TooMany),
+            Kind::Synthetic => Ok(Encoded::All(text.bytes().map(u32::from).collect())),
+        }
+    }
+
+    /// The first token ids of a text, `most` at most, for what need not be exact: where a long text cannot be cut for sure, some
+    /// ids may be others than the whole text has.
+    ///
+    /// # Errors
+    /// The tokenizer cannot express the text.
+    pub fn encode_beginning(&self, text: &str, most: usize) -> Result<Vec<u32>, ModelError> {
+        match &self.kind {
+            Kind::Hf { inner, long, .. } => long.beginning(inner, text, most),
+            Kind::Synthetic => Ok(text.bytes().take(most).map(u32::from).collect()),
         }
     }
 
@@ -144,7 +180,7 @@ impl Tokenizer {
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         let (inner, byte_level) = match &self.kind {
             Kind::Synthetic => return self.synthetic_bytes(id),
-            Kind::Hf { inner, byte_level } => (inner, *byte_level),
+            Kind::Hf { inner, byte_level, .. } => (inner, *byte_level),
         };
         let Some(token) = inner.id_to_token(id) else { return Vec::new() };
         if inner.get_added_vocabulary().is_special_token(&token) {
@@ -172,7 +208,7 @@ impl Tokenizer {
     pub(super) fn piece(&self, id: u32) -> Piece {
         let (inner, byte_level) = match &self.kind {
             Kind::Synthetic => return Piece::Bytes(self.synthetic_bytes(id)),
-            Kind::Hf { inner, byte_level } => (inner, *byte_level),
+            Kind::Hf { inner, byte_level, .. } => (inner, *byte_level),
         };
         let Some(token) = inner.id_to_token(id) else { return Piece::Nothing };
         if inner.get_added_vocabulary().is_special_token(&token) {

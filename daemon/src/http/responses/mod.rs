@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 use super::answer::Shape;
 use super::chat::{render, variables};
 use super::errors::ApiError;
-use super::generation::{self, Generation, Prompt};
+use super::generation::{Generation, Prompt};
 use super::params::{Parameters, parameters};
 use super::tools::tools;
-use super::{Bounds, body};
+use super::{Bounds, body, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, shortened, wrong_type};
 use writer::Response;
@@ -56,7 +56,7 @@ pub(super) async fn create(
     let prompt =
         render(served, &conversation).map_err(|err| ApiError { param: Some("input".into()), ..err })?;
     drop(conversation);
-    let ids = generation::encode(served, prompt, false).await?;
+    let ids = encoding::prompt(served, prompt, false).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Response, prompts, parameters, max_new_tokens: None };
     let write = |head| Response::answer(head, echoed);
