@@ -29,6 +29,8 @@ pub enum Machine {
         device: CpuDevice,
         /// The instruction set of the kernels.
         isa: Isa,
+        /// Whether the environment chose it (`FASER_ISA`), and not the config or what is fastest.
+        forced: bool,
         /// Why it is not a GPU, if that was left open.
         why: Option<String>,
     },
@@ -69,7 +71,10 @@ impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}, ", self.kind(), self.name())?;
         match self {
-            Machine::Cpu { device, isa, .. } => write!(f, "{} cores, {isa}", device.cores.len()),
+            Machine::Cpu { device, isa, forced, .. } => {
+                let by = if *forced { format!(" by {}", Isa::FORCED_BY) } else { String::new() };
+                write!(f, "{} cores, {isa}{by}", device.cores.len())
+            }
             Machine::Gpus { first, ordinals, .. } => {
                 let (major, minor) = first.capability;
                 let each = if ordinals.len() > 1 { "each with " } else { "" };

@@ -182,6 +182,7 @@ fn on_cpu(
     let place = |host| faser_topology::place(host, None, &for_target, for_draft.as_ref(), &kv);
     let placements = hosts.iter().map(place).collect::<Result<Vec<Placement>, _>>()?;
     let isa = config.device.isa.unwrap_or_else(Isa::detect);
+    let forced = config.device.isa.is_none() && matches!(Isa::forced(), Ok(Some(_)));
     let cores = hosts[0].cores.len();
     let ranks = 1 + others_of_target.len().max(others_of_draft.len());
     if cores < ranks {
@@ -198,7 +199,7 @@ fn on_cpu(
     Ok(Placed {
         device: devices.remove(0),
         more: devices,
-        machine: Machine::Cpu { device: host, isa, why },
+        machine: Machine::Cpu { device: host, isa, forced, why },
         pools: KvPools { target_blocks, draft_blocks, kv_bytes },
     })
 }

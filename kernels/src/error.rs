@@ -12,9 +12,19 @@ pub enum KernelError {
         isa: Isa,
     },
     /// No such instruction set.
-    #[error("unknown instruction set `{name}`: choose one of avx512-bf16, avx512, avx2, portable")]
+    #[error("unknown instruction set `{name}`: choose one of {}", named(&Isa::ALL))]
     UnknownIsa {
         /// The name given.
+        name: String,
+    },
+    /// The environment asks for an instruction set that is not there.
+    #[error(
+        "{} in the environment is `{name}`, which this machine has not got: make it one of {}, or unset it",
+        Isa::FORCED_BY,
+        available()
+    )]
+    ForcedIsa {
+        /// What the variable says.
         name: String,
     },
     /// No such weight type.
@@ -85,5 +95,9 @@ pub enum KernelError {
 }
 
 fn available() -> String {
-    Isa::available().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    named(&Isa::available())
+}
+
+fn named(sets: &[Isa]) -> String {
+    sets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,7 +1,7 @@
 //! Instruction sets, found at run time.
 
 use crate::KernelError;
-use std::{fmt, str::FromStr};
+use std::{env, ffi::OsStr, fmt, str::FromStr};
 
 /// The instruction set a lane's kernels use. Results are bit for bit reproducible on one; they differ between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,12 +24,46 @@ impl Isa {
     /// All there are, widest first.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
-    /// The fastest this machine has; always the same on the same machine.
+    /// The environment variable that names the set [`Isa::detect`] takes, so that tests can be run on each set a machine has.
+    pub const FORCED_BY: &str = "FASER_ISA";
+
+    /// The fastest this machine has, always the same on the same machine; or the one that [`Isa::FORCED_BY`] names.
     ///
     /// Intel's cores carry out `vdpbf16ps` at half the rate at which AMD's do, and no faster than two f32 multiply-adds: there the
     /// widened weights win (16 rows of a 110M model by a fifth, measured on a Xeon with AMX).
+    /// # Panics
+    /// [`Isa::FORCED_BY`] names a set that is not there: see [`Isa::auto`], which says so.
     #[must_use]
     pub fn detect() -> Isa {
+        match Isa::auto() {
+            Ok(isa) => isa,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As [`Isa::detect`].
+    ///
+    /// # Errors
+    /// [`Isa::FORCED_BY`] names a set that is not there. No other is taken in its place, lest a test show what it has not tested.
+    pub fn auto() -> Result<Isa, KernelError> {
+        Ok(Isa::forced()?.unwrap_or_else(Isa::fastest))
+    }
+
+    /// The set that [`Isa::FORCED_BY`] names, if it is in the environment.
+    ///
+    /// # Errors
+    /// There is no such set, or this machine has not got it.
+    pub fn forced() -> Result<Option<Isa>, KernelError> {
+        env::var_os(Isa::FORCED_BY).map(|name| Isa::named(&name)).transpose()
+    }
+
+    fn named(name: &OsStr) -> Result<Isa, KernelError> {
+        let name = name.to_string_lossy().into_owned();
+        let found = name.parse().ok().filter(|isa: &Isa| isa.is_available());
+        found.ok_or(KernelError::ForcedIsa { name })
+    }
+
+    fn fastest() -> Isa {
         let slow = |isa: Isa| isa == Isa::Avx512Bf16 && is_intel();
         let fastest = Isa::ALL.into_iter().find(|&isa| isa.is_available() && !slow(isa));
         fastest.unwrap_or(Isa::Portable)
@@ -145,8 +179,24 @@ mod tests {
         for isa in Isa::ALL {
             assert_eq!(isa.to_string().parse::<Isa>().unwrap(), isa);
         }
-        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx2"));
+        assert!("sse9".parse::<Isa>().unwrap_err().to_string().contains("avx512, avx2, neon, portable"));
         assert_eq!(Isa::available().last(), Some(&Isa::Portable));
-        assert!(Isa::available().contains(&Isa::detect()));
+        assert!(Isa::available().contains(&Isa::fastest()));
+    }
+
+    #[test]
+    fn a_set_that_is_forced_is_there_or_refused() {
+        assert_eq!(Isa::detect(), Isa::forced().unwrap().unwrap_or_else(Isa::fastest));
+        for isa in Isa::ALL {
+            match Isa::named(isa.to_string().as_ref()) {
+                Ok(found) => assert!(found == isa && isa.is_available()),
+                Err(error) => assert!(!isa.is_available(), "{error}"),
+            }
+        }
+        for name in ["sse9", ""] {
+            let error = Isa::named(name.as_ref()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("FASER_ISA in the environment is `{name}`")), "{error}");
+            assert!(error.contains("portable"), "{error}");
+        }
     }
 }

@@ -11,6 +11,7 @@ mod error;
 mod layer;
 mod load;
 mod model;
+pub mod rounding;
 mod scratch;
 mod segments;
 mod shard;

@@ -1,5 +1,6 @@
-//! Models on a GPU against the same models on the CPU, over a fake driver: every family of the golden checkpoints, and synthetic shapes
+//! Models on a GPU against the f32 models on the CPU, over a fake driver: every family of the golden checkpoints, and synthetic shapes
 //! for which there are kernels on tensor cores; prefill of two sequences together, then a row of one and several of the other.
+//! `golden.rs` does the same for every instruction set.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use faser_kernels::cuda::{Chunk, Gpu, Ptr, Sampler, Share};
 use faser_kernels::{BlockId, Dtype, Isa, Sampling};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
+use faser_models::rounding::Distance;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, ModelConfig};
 
@@ -129,30 +131,24 @@ fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<Vec<f32>> {
     found.concat()
 }
 
-/// The largest difference anywhere, as a share of the largest logit.
-fn error(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
-    assert_eq!(found.len(), expected.len());
-    assert!(found.iter().flatten().all(|logit| logit.is_finite()));
-    let largest = |values: &mut dyn Iterator<Item = f32>| values.map(f32::abs).fold(0.0, f32::max);
-    let pairs = found.iter().flatten().zip(expected.iter().flatten());
-    largest(&mut pairs.map(|(a, b)| a - b)) / largest(&mut expected.iter().flatten().copied())
-}
-
-fn bound(dtype: Dtype) -> f32 {
-    // bf16: the same roundings at the same places, but for sums in another order that now and then round to the neighbour.
-    if dtype == Dtype::F32 { 1e-4 } else { 0.015 }
+#[track_caller]
+fn is_rounding(what: &str, dtype: Dtype, layers: usize, found: &[Vec<f32>], f32: &[Vec<f32>]) {
+    let (distance, most) = (Distance::between(found, f32), Distance::of_rounding(dtype, layers));
+    println!("{what}, {dtype}: {distance}");
+    assert!(distance.is_within(most), "{what}, {dtype}: {distance} beyond {most}");
 }
 
 #[test]
 fn every_family_has_the_cpus_logits() {
     cuda_fake::inside("every_family_has_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
-        for (case, dtype) in GOLDEN.iter().flat_map(|case| [(case, Dtype::F32), (case, Dtype::Bf16)]) {
-            let cpu = Model::load(&folder(case), dtype, &mut |_| {}).unwrap();
-            let cuda = Arc::new(CudaModel::load(&gpu, &folder(case), dtype, &mut |_| {}).unwrap());
-            let error = error(&on_gpu(&cuda, false), &on_cpu(&cpu));
-            println!("{case} {dtype}: {error:.1e}");
-            assert!(error < bound(dtype), "{case} {dtype}: {error:.1e}");
+        for case in GOLDEN {
+            let cpu = Model::load(&folder(case), Dtype::F32, &mut |_| {}).unwrap();
+            let expected = on_cpu(&cpu);
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                let cuda = Arc::new(CudaModel::load(&gpu, &folder(case), dtype, &mut |_| {}).unwrap());
+                is_rounding(case, dtype, cpu.config().layers, &on_gpu(&cuda, false), &expected);
+            }
         }
     });
 }
@@ -161,9 +157,7 @@ fn every_family_has_the_cpus_logits() {
 fn heads_that_share_keys_have_the_cpus_logits() {
     let report = cuda_fake::inside("heads_that_share_keys_have_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
-        for (kv_heads, dtype) in
-            [8, 4, 1].into_iter().flat_map(|heads| [(heads, Dtype::F32), (heads, Dtype::Bf16)])
-        {
+        for kv_heads in [8, 4, 1] {
             let spec = SyntheticSpec {
                 layers: 2,
                 draft_layers: 1,
@@ -176,16 +170,15 @@ fn heads_that_share_keys_have_the_cpus_logits() {
                 seed: 5,
                 residual_scale: 0.5,
             };
-            let (cpu, cpu_draft) = synthetic::pair(&spec, dtype, &mut |_| {}).unwrap();
-            let (cuda, cuda_draft) = CudaModel::synthetic_pair(&gpu, &spec, dtype, &mut |_| {}).unwrap();
-            for (cpu, cuda) in [(cpu, cuda), (cpu_draft, cuda_draft)] {
-                let layers = cpu.config().layers;
-                let error = error(&on_gpu(&Arc::new(cuda), false), &on_cpu(&cpu));
-                println!("8 heads over {kv_heads}, {layers} layers, {dtype}: {error:.1e}");
-                assert!(
-                    error < bound(dtype),
-                    "8 heads over {kv_heads}, {layers} layers, {dtype}: {error:.1e}"
-                );
+            let (cpu, cpu_draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
+            let expected = [on_cpu(&cpu), on_cpu(&cpu_draft)];
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                let (cuda, draft) = CudaModel::synthetic_pair(&gpu, &spec, dtype, &mut |_| {}).unwrap();
+                for (cuda, expected) in [cuda, draft].into_iter().zip(&expected) {
+                    let layers = cuda.config().layers;
+                    let what = format!("8 heads over {kv_heads}, {layers} layers");
+                    is_rounding(&what, dtype, layers, &on_gpu(&Arc::new(cuda), false), expected);
+                }
             }
         }
     });
@@ -204,7 +197,8 @@ fn rows_that_the_host_cancels_are_not_multiplied_any_more() {
         let case = folder("llama");
         let cpu = on_cpu(&Model::load(&case, Dtype::F32, &mut |_| {}).unwrap());
         let cuda = Arc::new(CudaModel::load(&gpu, &case, Dtype::F32, &mut |_| {}).unwrap());
-        assert!(error(&on_gpu(&cuda, true), &cpu[SEQUENCES[0].0..]) < bound(Dtype::F32));
+        let layers = cuda.config().layers;
+        is_rounding("half of it", Dtype::F32, layers, &on_gpu(&cuda, true), &cpu[SEQUENCES[0].0..]);
     });
     let Some(report) = report else { return };
     let rows = report.lines().find_map(|line| line.strip_prefix("rows of products ")).unwrap();

@@ -78,6 +78,32 @@ fn a_gpu_that_is_not_there_is_refused_with_what_is_missing() {
 }
 
 #[test]
+fn auto_takes_the_instruction_set_that_the_environment_forces_and_says_so() {
+    let run = |isa: &str, forced: &str| {
+        let config =
+            Config::new(&format!("speculation: {{policy: off}}\ndevice: {{kind: cpu, isa: {isa}}}\n"));
+        let mut command = Command::new(faser());
+        command.args(["check", "-c"]).arg(config.path()).env("FASER_ISA", forced);
+        command.output().expect("the binary can be started")
+    };
+    let device = |output: &Output| {
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = stdout.lines().find(|line| line.starts_with("device ")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("{stdout}{}", String::from_utf8_lossy(&output.stderr)))
+    };
+    let forced = device(&run("auto", "portable"));
+    assert!(forced.contains("cores, portable by FASER_ISA,"), "{forced}");
+    // What the config names stands, whatever the environment says.
+    let named = device(&run("portable", "sse9"));
+    assert!(named.contains("cores, portable,"), "{named}");
+    for name in ["sse9", ""] {
+        let words = format!("FASER_ISA in the environment is `{name}`");
+        let parts = ["faser.yaml:2", "`device.isa` is `auto`", &words, "portable", "unset it"];
+        refused(&run("auto", name), name, &parts);
+    }
+}
+
+#[test]
 fn bad_configs_are_refused_with_file_line_and_advice() {
     let cases: &[(&str, &[&str])] = &[
         ("modle: {target: demo}\n", &["faser.yaml:1", "`modle`", "`model`"]),

@@ -31,7 +31,7 @@ const SPLIT: u32 = 16;
 /// A service does not start, or loses a request.
 pub fn tokens(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let pair = Pair::new(setting)?;
-    let expected = pair.tokens(pair.on_cpu(), Policy::Off, None)?;
+    let expected = pair.tokens(pair.on_cpu()?, Policy::Off, None)?;
     for policy in [Policy::Off, Policy::Fixed { k: 1 }, Policy::Fixed { k: 4 }] {
         let name = policy.to_string();
         let found = pair.tokens(pair.on_gpu(setting)?, policy, None)?;
@@ -47,7 +47,7 @@ pub fn tokens(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
 pub fn lost(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let pair = Pair::new(setting)?;
     let policy = Policy::Fixed { k: 3 };
-    let expected = pair.tokens(pair.on_cpu(), policy.clone(), None)?;
+    let expected = pair.tokens(pair.on_cpu()?, policy.clone(), None)?;
     let device = pair.on_gpu(setting)?;
     let DeviceSpec::Cuda(cuda) = &device else { return Err("not a GPU".into()) };
     let on_gpu = cuda.device.open(&mut |_| {})?;
@@ -102,11 +102,12 @@ impl Pair {
         Ok(Pair { spec, target: Arc::new(target), draft: Arc::new(draft), context, output })
     }
 
-    fn on_cpu(&self) -> DeviceSpec {
+    fn on_cpu(&self) -> Result<DeviceSpec, Failure> {
         let lane = Partition { cores: vec![0] };
         let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
         let (target, draft) = (self.target.clone(), Some(self.draft.clone()));
-        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa: Isa::detect(), group: CpuGroup::default() })
+        let (isa, group) = (Isa::auto()?, CpuGroup::default());
+        Ok(DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, group }))
     }
 
     fn on_gpu(&self, setting: &Setting) -> Result<DeviceSpec, Failure> {

@@ -196,7 +196,7 @@ pub struct DeviceConfig {
     pub kind: DeviceKind,
     /// Threads of a lane; `None` takes every core this process may use.
     pub threads: Option<usize>,
-    /// The instruction set; `None` takes the best one this CPU has.
+    /// The instruction set; `None` takes the best one this CPU has, or the one that the environment forces.
     pub isa: Option<Isa>,
     /// SMs of the draft lane where both lanes work at a time, one number for each partition to be had; `None`: a few sensible
     /// for the GPU; empty: both lanes always have all of it.

@@ -180,7 +180,12 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     };
     let threads = fields.size("threads", 1..=4096)?;
     let isa = match fields.text("isa")? {
-        None | Some("auto") => None,
+        None | Some("auto") => {
+            let refused =
+                |error| FieldError::new(fields.path("isa"), Fault::Value, format!("is `auto`, but {error}"));
+            Isa::auto().map_err(refused)?;
+            None
+        }
         Some(text) => {
             let isa = text.parse().ok().filter(|isa| Isa::available().contains(isa));
             Some(isa.ok_or_else(|| {

@@ -48,7 +48,7 @@ impl Calibration {
         let shape =
             KvShape { layers: 1, blocks: SEQUENCES * BLOCKS, block_size: BLOCK_SIZE, kv_heads, head_dim };
         Ok(Calibration {
-            lane: Lane::new(&Partition { cores: (0..cores).collect() }, Isa::detect())?,
+            lane: Lane::new(&Partition { cores: (0..cores).collect() }, Isa::auto()?)?,
             rope: rope_table(&ModelConfig { max_context: length, ..config.clone() })?,
             kv: KvCache::new(shape, dtype.beside())?,
             scratch,

@@ -70,7 +70,7 @@ fn whatever_changes_a_cost_changes_the_key() {
     let one = device(&draft, &[0], Isa::Portable);
     let machine = |name: &str| {
         let device = CpuDevice { name: name.to_owned(), nodes: Vec::new(), cores: vec![0], memory_bytes: 1 };
-        Machine::Cpu { device, isa: Isa::Portable, why: None }
+        Machine::Cpu { device, isa: Isa::Portable, forced: false, why: None }
     };
     let weights = || [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)];
     let of = |device: &DeviceSpec, [block_size, max_rows, max_context]: [usize; 3]| {
