@@ -321,6 +321,13 @@ impl Random {
             let biases = self.between(1, 20);
             sampling.logit_bias = (0..biases).map(|_| (self.token(), self.fraction(-4.0, 4.0))).collect();
         }
+        if self.chance(15) {
+            let words = self.between(1, 20);
+            sampling.banned = (0..words).map(|i| (0..1 + i % 3).map(|_| self.token()).collect()).collect();
+        }
+        if self.chance(10) {
+            sampling.allowed = Some((0..64).map(|_| self.next() as u32).collect());
+        }
         sampling
     }
 }

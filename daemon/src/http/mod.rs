@@ -9,6 +9,8 @@ mod chat;
 mod chunks;
 mod completions;
 mod debug;
+mod effort;
+mod elsewhere;
 pub mod errors;
 mod format;
 mod generation;
@@ -21,12 +23,14 @@ mod observe;
 mod openapi;
 pub mod params;
 mod prediction;
+mod prompt_tokens;
 mod responses;
 mod router;
 mod slow;
 mod speculation;
 mod tokenize;
 mod tools;
+mod vocabulary;
 
 #[cfg(test)]
 mod tests;
@@ -67,7 +71,7 @@ pub fn routes(config: &mut web::ServiceConfig) {
 
 pub use authorize::authorize;
 pub use body::Bodies;
-pub use bounds::Bounds;
+pub use bounds::{Bounds, TemplateReads};
 pub use chat::read as read_chat;
 pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;
