@@ -17,7 +17,8 @@ use crate::config::changes::changed;
 use crate::config::raw::Document;
 use crate::http::errors::ApiError;
 use crate::http::{
-    Bounds, Completion, Prompt, TemplateReads, read_chat, read_completion, read_detokenize, read_response, read_tokenize,
+    Bounds, Completion, Prompt, TemplateReads, read_chat, read_completion, read_detokenize, read_response,
+    read_tokenize,
 };
 use crate::names::Names;
 use crate::stop::StopMatcher;

@@ -273,18 +273,29 @@ fn a_requests_own_tokens_alone_are_drawn_and_none_that_ends_a_banned_row() {
         ] {
             let mut seen = [0; 8];
             for seed in 0..400 {
-                let sampling =
-                    Sampling { seed, allowed: Option::clone(&allowed), banned: banned.clone(), ..plain.clone() };
+                let sampling = Sampling {
+                    seed,
+                    allowed: Option::clone(&allowed),
+                    banned: banned.clone(),
+                    ..plain.clone()
+                };
                 let history = History::new(1, &[&[2], output].concat(), &sampling);
                 let position = (1 + output.len() + since.len()) as u32;
-                let row =
-                    SampleRow { row: 0, position, sampling: &sampling, history: &history, since, allowed: None };
+                let row = SampleRow {
+                    row: 0,
+                    position,
+                    sampling: &sampling,
+                    history: &history,
+                    since,
+                    allowed: None,
+                };
                 let mut out = [0];
                 sample(&lane, logits.view(1), &[row], &mut out);
                 seen[out[0] as usize] += 1;
             }
             let drawn: Vec<usize> = (0..8).filter(|token| seen[*token] > 0).collect();
-            let possible: Vec<usize> = [1, 3, 6].into_iter().filter(|token| !barred.contains(token)).collect();
+            let possible: Vec<usize> =
+                [1, 3, 6].into_iter().filter(|token| !barred.contains(token)).collect();
             assert_eq!(drawn, possible, "{isa} {output:?} {since:?}");
         }
     });

@@ -85,7 +85,8 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
     fields.neutral("continue_final_message", &[json!(false)], "a prompt has no messages")?;
     let parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Completion, echo)? };
     // Of longer ones the end is kept, if that is asked for.
-    let most = if parameters.prompt_tokens.kept == Kept::All { bounds.max_context } else { bounds.max_body_bytes };
+    let most =
+        if parameters.prompt_tokens.kept == Kept::All { bounds.max_context } else { bounds.max_body_bytes };
     let prompts = read_prompts(&mut fields, &Bounds { max_context: most, ..*bounds })?;
     fields.finish()?;
     Ok(Completion { prompts, echo, parameters })

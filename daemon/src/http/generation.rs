@@ -68,7 +68,8 @@ impl Generation {
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
-        let Parameters { model, calls, include_metrics, include_usage, usage_so_far, stream, .. } = self.parameters;
+        let Parameters { model, calls, include_metrics, include_usage, usage_so_far, stream, .. } =
+            self.parameters;
         let Choices(n) = self.parameters.n;
         let token_ids = self.parameters.return_token_ids.then(|| {
             let ids = self.prompts.iter().flat_map(|prompt| std::iter::repeat_n(&prompt.ids, n));

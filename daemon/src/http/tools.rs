@@ -49,7 +49,8 @@ pub(super) fn tools(
 ) -> Result<(), FieldError> {
     let format = bounds.calls;
     let choice = choice(fields, shape)?;
-    let several = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+    // A model that does not know a form does not know either when it has called enough.
+    let several = fields.flag("parallel_tool_calls")?.unwrap_or(format != Some(CallFormat::Json));
     let list = fields.list("tools")?.unwrap_or_default();
     if list.is_empty() {
         return match choice {
@@ -224,7 +225,8 @@ pub(super) fn told(conversation: &Conversation) -> Conversation {
     let mut told = conversation.clone();
     let Value::Array(messages) = &mut told.messages else { return told };
     for message in messages.iter_mut() {
-        let calls = message.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let calls =
+            message.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let call = |call: &Value| {
             let function = &call["function"];
             json!({"name": function["name"], "arguments": function["arguments"]}).to_string()

@@ -22,11 +22,18 @@ const BAD_WORDS: &str = "bad_words";
 ///
 /// # Errors
 /// It is no list of token ids, or an empty one.
-pub(super) fn allowed_tokens(fields: &mut Fields<'_>, vocab: usize) -> Result<Option<Arc<[u32]>>, FieldError> {
+pub(super) fn allowed_tokens(
+    fields: &mut Fields<'_>,
+    vocab: usize,
+) -> Result<Option<Arc<[u32]>>, FieldError> {
     let path = fields.path(ALLOWED);
     let Some(list) = fields.list(ALLOWED)? else { return Ok(None) };
     if list.is_empty() {
-        return Err(FieldError::new(path, Fault::Value, "is an empty list, so that nothing could be written"));
+        return Err(FieldError::new(
+            path,
+            Fault::Value,
+            "is an empty list, so that nothing could be written",
+        ));
     }
     let mut bits = vec![0; vocab.div_ceil(32)];
     for id in token_ids(&path, list, vocab, vocab)? {
@@ -51,7 +58,9 @@ pub(super) fn bad_words(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldErr
     }
     let wanted = format!("a string of 1 to {MAX_BAD_WORD_BYTES} bytes that is not only white space");
     let word = |(i, value): (usize, &Value)| match value {
-        Value::String(text) if text.len() <= MAX_BAD_WORD_BYTES && !text.trim().is_empty() => Ok(text.clone()),
+        Value::String(text) if text.len() <= MAX_BAD_WORD_BYTES && !text.trim().is_empty() => {
+            Ok(text.clone())
+        }
         Value::String(_) => Err(wrong_value(&format!("{path}[{i}]"), &wanted, value)),
         other => Err(wrong_type(&format!("{path}[{i}]"), &wanted, other)),
     };

@@ -33,7 +33,9 @@ pub fn gap(
         if greedy { logit } else { logit * (1.0 / sampling.temperature) + noise.of(token) }
     };
     let mut best: Option<(f32, u32)> = None;
-    for (&rival, &score) in rivals.iter().zip(scores).filter(|(rival, _)| **rival != proposal && !sampling.never(**rival)) {
+    for (&rival, &score) in
+        rivals.iter().zip(scores).filter(|(rival, _)| **rival != proposal && !sampling.never(**rival))
+    {
         let value = value(rival, score);
         let leads = best.is_none_or(|(v, token)| value > v || (value == v && rival < token));
         if value.is_finite() && leads {

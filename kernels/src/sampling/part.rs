@@ -162,7 +162,10 @@ mod tests {
                 Sampling { min_p: 0.1, ..plain.clone() },
                 Sampling { logit_bias: bias, ..plain.clone() },
                 Sampling { repetition_penalty: 1.3, frequency_penalty: 0.4, ..plain.clone() },
-                Sampling { banned: vec![vec![7], vec![2, 3, 40], vec![8, 2, 3, 41], vec![1, 3, 5]], ..plain.clone() },
+                Sampling {
+                    banned: vec![vec![7], vec![2, 3, 40], vec![8, 2, 3, 41], vec![1, 3, 5]],
+                    ..plain.clone()
+                },
                 Sampling {
                     allowed: Some(vec![0xaaaa_5555, 0xf0, 1 << 30].into()),
                     banned: vec![vec![3, 2]],

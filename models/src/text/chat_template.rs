@@ -62,7 +62,9 @@ impl ChatTemplate {
         let added =
             careful(|| environment.add_template_owned(name, source).map_err(|error| describe(&error)));
         added.and_then(|added| added).map_err(|problem| self.error(problem))?;
-        let read = careful(|| self.environment.get_template(name).ok().map(|added| added.undeclared_variables(false)));
+        let read = careful(|| {
+            self.environment.get_template(name).ok().map(|added| added.undeclared_variables(false))
+        });
         self.variables.extend(read.ok().flatten().unwrap_or_default());
         Ok(())
     }

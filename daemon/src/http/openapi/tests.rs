@@ -7,7 +7,9 @@ use faser_models::CallFormat;
 use super::*;
 use crate::fields::asked;
 use crate::http::errors::ApiError;
-use crate::http::{Bounds, TemplateReads, read_chat, read_completion, read_detokenize, read_response, read_tokenize};
+use crate::http::{
+    Bounds, TemplateReads, read_chat, read_completion, read_detokenize, read_response, read_tokenize,
+};
 use crate::names::Names;
 
 const BOUNDS: Bounds<'static> = Bounds {

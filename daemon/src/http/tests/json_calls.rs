@@ -19,15 +19,17 @@ async fn calls_are_had_of_any_model() {
     let client = client!(app);
     let tools = json!([tool("f", &schema()), tool("g", &schema())]);
     let named = json!({"type": "function", "function": {"name": "g"}});
-    let form = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}});
+    let form =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}});
     for (more, ending) in [
         (json!({"tool_choice": "required"}), "tool_calls"),
-        (json!({"tool_choice": "required", "parallel_tool_calls": false, "n": 2}), "tool_calls"),
+        (json!({"tool_choice": "required", "n": 2}), "tool_calls"),
+        (json!({"tool_choice": "required", "parallel_tool_calls": true}), "tool_calls"),
         (json!({"tool_choice": named}), "stop"),
         // A text would have this form, but there is none.
         (json!({"tool_choice": named, "response_format": form}), "stop"),
     ] {
-        let mut body = chat(&json!({"tools": tools, "seed": 5}));
+        let mut body = chat(&json!({"tools": tools, "seed": 5, "max_tokens": 400}));
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let (status, answer) = post!(client, CHATS, body);
         assert_eq!(status, StatusCode::OK, "{answer}");
@@ -39,6 +41,7 @@ async fn calls_are_had_of_any_model() {
             assert_eq!(said(&plain["choices"][index]), found, "{more}");
             let (content, calls, finish) = found;
             assert_eq!(content, None, "{answer}");
+            assert!(calls.len() == 1 || !more["parallel_tool_calls"].is_null(), "{answer}");
             assert!(finish == ending || finish == "length", "{answer}");
             for (name, arguments) in &calls[..calls.len() - usize::from(finish == "length")] {
                 assert!(name == "g" || name == "f" && ending == "tool_calls");
@@ -82,14 +85,18 @@ async fn the_model_is_told_of_functions_and_calls_where_its_template_does_not() 
     served.service.clone().stop().await;
 
     // A template that has a form of its own for calls, which is not known here.
-    let (app, served) = calling_by("auto", "{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}").await;
+    let (app, served) =
+        calling_by("auto", "{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}").await;
     let client = client!(app);
     let tools = json!([tool("f", &schema())]);
     let (status, answer) = post!(client, CHATS, chat(&json!({"tools": tools})));
     assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("tools")), "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("model.tool_calls"), "{answer}");
-    let (_, answer) =
-        post!(client, CHATS, chat(&json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false})));
+    let (_, answer) = post!(
+        client,
+        CHATS,
+        chat(&json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false}))
+    );
     assert_eq!(said(&answer["choices"][0]).1.len(), 1, "{answer}");
     idle(&served).await;
     served.service.clone().stop().await;
