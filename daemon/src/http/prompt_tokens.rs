@@ -6,7 +6,7 @@ use faser_engine::TokenId;
 
 use super::answer::Shape;
 use super::bounds::Bounds;
-use crate::fields::{FieldError, Fields, whole};
+use crate::fields::{FieldError, Fields, wrong_type, wrong_value};
 
 /// What a request says of its prompts' tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,8 +47,10 @@ pub(super) fn prompt_tokens(
         None => Kept::All,
         Some(value) if value.as_i64() == Some(-1) => Kept::Fitting,
         Some(value) => {
-            let most = bounds.max_context as u64;
-            Kept::Last(whole(&fields.path(TRUNCATE), value, 1..=most)? as usize)
+            let wanted = format!("-1 or a whole number from 1 to {}", bounds.max_context);
+            let most = value.as_u64().filter(|most| (1..=bounds.max_context as u64).contains(most));
+            let wrong = if value.is_number() { wrong_value } else { wrong_type };
+            Kept::Last(most.ok_or_else(|| wrong(&fields.path(TRUNCATE), &wanted, value))? as usize)
         }
     };
     Ok(PromptTokens { add_special, kept })
