@@ -12,9 +12,9 @@ use super::params::token_ids;
 use crate::app::Served;
 use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
 
-/// Bad words of a request at most, and bytes of each.
+/// Bad words of a request at most, and bytes of each: together no more than a thread that serves everybody may tokenize.
 const MAX_BAD_WORDS: usize = 128;
-const MAX_BAD_WORD_BYTES: usize = 256;
+const MAX_BAD_WORD_BYTES: usize = 64;
 const ALLOWED: &str = "allowed_token_ids";
 const BAD_WORDS: &str = "bad_words";
 

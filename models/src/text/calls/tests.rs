@@ -107,7 +107,7 @@ fn examples() -> Vec<Example> {
             "",
             AB,
         ),
-        (Json, "{\"name\": \"f\", \"arguments\": {}} {so on}", "{so on}", ONE),
+        (Json, "{\"name\": \"f\", \"arguments\": {}} {so on}", " {so on}", ONE),
         (Json, "{\"name\": \"f\", \"parameters\": {}}", "{\"name\": \"f\", \"parameters\": {}}", &[]),
         (Json, "Say {\"name\": \"f\", \"arguments\": {}}", "Say {\"name\": \"f\", \"arguments\": {}}", &[]),
         (Json, " \n", " \n", &[]),
