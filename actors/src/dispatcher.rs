@@ -311,9 +311,9 @@ impl Handler<Message> for FrontierDispatcher {
             Message::DeviceLost => self.device_lost(),
             Message::DeviceReady(device) => self.device_ready(device),
             Message::DeviceGivenUp { reason } => self.device_given_up(reason),
-            Message::Probe { tokens, answer } => {
+            Message::Probe { tokens, salt, answer } => {
                 // Whoever asked may have gone.
-                let _ = answer.send(self.engine.cached_tokens(&tokens));
+                let _ = answer.send(self.engine.cached_tokens(&tokens, salt));
             }
             Message::Record { length, answer } => self.record(length, answer, ctx),
             Message::Control(control) => self.control(*control),

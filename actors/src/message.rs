@@ -31,8 +31,8 @@ pub(crate) enum Message {
     DeviceReady(Device),
     /// There will be no device any more.
     DeviceGivenUp { reason: String },
-    /// The router wants to know how many tokens of a prompt are cached.
-    Probe { tokens: Arc<[TokenId]>, answer: oneshot::Sender<usize> },
+    /// The router wants to know how many tokens of a prompt are cached under a salt.
+    Probe { tokens: Arc<[TokenId]>, salt: u128, answer: oneshot::Sender<usize> },
     /// Somebody wants to know what the lanes do for so long, from now on.
     Record { length: Duration, answer: RecordAnswer },
     /// An operator asks for something.

@@ -242,10 +242,10 @@ impl Service {
         self.0.health.given_up()
     }
 
-    /// Leading tokens of a prompt whose KV is there; 0 if the dispatcher has more to do than to look.
-    pub(crate) async fn cached_tokens(&self, tokens: &Arc<[TokenId]>) -> usize {
+    /// Leading tokens of a prompt whose KV is there under this salt; 0 if the dispatcher has more to do than to look.
+    pub(crate) async fn cached_tokens(&self, tokens: &Arc<[TokenId]>, salt: u128) -> usize {
         let (answer, cached) = oneshot::channel();
-        let probe = Message::Probe { tokens: tokens.clone(), answer };
+        let probe = Message::Probe { tokens: tokens.clone(), salt, answer };
         if self.0.dispatcher.try_send(probe).is_err() {
             return 0;
         }

@@ -47,6 +47,11 @@ impl Submission {
         if on_gpu && self.sampling.min_tokens > 0 {
             return invalid("`min_tokens` is not offered on a GPU yet; leave it out".to_owned());
         }
+        if on_gpu && self.sampling.forbids() {
+            return invalid(
+                "`allowed_token_ids` and `bad_words` are not offered on a GPU yet; leave them out".to_owned(),
+            );
+        }
         let unknown = |&&token: &&TokenId| token as usize >= vocab;
         if let Some(token) = self.prompt.iter().find(unknown) {
             return invalid(format!("prompt token {token} is not in the vocabulary of {vocab} entries"));

@@ -75,6 +75,16 @@ impl Served {
         Names { main: &self.name, aliases: &self.config.model.aliases }
     }
 
+    /// Tokens that end an output without a form.
+    pub fn ends(&self, parameters: &Parameters) -> Vec<TokenId> {
+        let mut ends = parameters.stop_tokens.clone();
+        if !parameters.ignore_eos {
+            ends.extend(&self.eos);
+            ends.extend(parameters.calls.and_then(|calls| calls.format.end(&self.tokenizer)));
+        }
+        ends
+    }
+
     /// Opens a sequence.
     ///
     /// # Errors
@@ -87,11 +97,7 @@ impl Served {
     ) -> Result<TextSequence, SubmitError> {
         let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
-        let mut stop_tokens = parameters.stop_tokens.clone();
-        if !parameters.ignore_eos {
-            stop_tokens.extend(&self.eos);
-            stop_tokens.extend(parameters.calls.and_then(|calls| calls.format.end(&self.tokenizer)));
-        }
+        let mut stop_tokens = self.ends(parameters);
         let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
         if constraint.is_some() {
             stop_tokens.extend(self.grammars.ends());
@@ -119,6 +125,7 @@ impl Served {
             echo,
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
+            tells: parameters.tells_tokens(),
             constraint: constraint.clone(),
             marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
             took: parameters.include_metrics,

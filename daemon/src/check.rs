@@ -50,6 +50,9 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     let calls = match loaded.calls {
         Some(CallFormat::Hermes) => "calls as Hermes writes them",
         Some(CallFormat::Llama3) => "calls as Llama 3 writes them",
+        Some(CallFormat::Json) => {
+            "calls as JSON under a grammar: its chat template tells no way to write them"
+        }
         None => "none (model.tool_calls)",
     };
     line("tools", calls.to_owned());

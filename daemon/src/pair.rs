@@ -86,7 +86,8 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
         check_pair(&pair.target, draft)?;
     }
     match config.model.tool_calls {
-        ToolCalls::Auto => {}
+        // Nobody knows how it writes calls, so they are had in a form that anybody can read.
+        ToolCalls::Auto => pair.calls = pair.calls.or(Some(CallFormat::Json)),
         ToolCalls::Format(format) => pair.calls = Some(format),
         ToolCalls::None => pair.calls = None,
     }

@@ -42,6 +42,8 @@ pub struct Reading {
     pub prompt_only: bool,
     /// Log-probabilities, if they are wanted.
     pub logprobs: Option<Arc<LogprobBoard>>,
+    /// Every token of output is told of, with log-probabilities or without.
+    pub tells: bool,
     /// What the output has to follow.
     pub constraint: Option<Arc<Constraint>>,
     /// Special tokens that are text.
@@ -75,9 +77,11 @@ pub struct Span {
 pub struct Told {
     /// The token.
     pub token: TokenId,
+    /// It is one of the prompt, which is repeated.
+    pub echoed: bool,
     /// Where its text begins, in characters.
     pub offset: usize,
-    /// None for the first token of a prompt.
+    /// None for the first token of a prompt, and where nobody wants them.
     pub logprobs: Option<Logprobs>,
 }
 
@@ -212,8 +216,10 @@ impl TextSequence {
 
     /// What is told of the token at a position.
     fn told(&self, token: TokenId, position: usize) -> Option<Told> {
-        let board = self.reading.logprobs.as_ref()?;
-        Some(Told { token, offset: self.characters, logprobs: board.take(position) })
+        let board = self.reading.logprobs.as_ref();
+        let echoed = position < self.reading.prompt.len();
+        let told = |logprobs| Told { token, echoed, offset: self.characters, logprobs };
+        (board.is_some() || self.reading.tells).then(|| told(board.and_then(|board| board.take(position))))
     }
 
     /// One token: its text joins the spans unless a stop string was seen.

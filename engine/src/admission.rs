@@ -47,7 +47,7 @@ impl Engine {
     fn admit(&mut self, seq: SeqId) -> bool {
         let Some(sequence) = self.sequences.get_mut(&seq) else { return false };
         let cached = if sequence.cacheable { sequence.tokens.as_slice() } else { &[] };
-        let mut target = SequenceKv::from_cache(&self.target_pool, cached);
+        let mut target = SequenceKv::from_cache(&self.target_pool, cached, sequence.salt());
         let missing = target.table.missing(sequence.tokens.len());
         if missing + self.running.len() > self.target_pool.free() || !target.table.grow(sequence.tokens.len())
         {
@@ -64,7 +64,7 @@ impl Engine {
         sequence.target.table.reserve(sequence.tokens.capacity() + K_LIMIT);
         self.verify_lane.admit(seq, || sequence.admission());
         if sequence.drafts() {
-            sequence.draft = SequenceKv::from_cache(&self.draft_pool, &sequence.tokens);
+            sequence.draft = SequenceKv::from_cache(&self.draft_pool, &sequence.tokens, sequence.salt());
             sequence.draft.table.reserve(sequence.tokens.capacity() + 2 * K_LIMIT);
         }
         true

@@ -60,6 +60,8 @@ pub struct Handling {
     /// Lower is sooner: of those that wait the lowest number is admitted first, of those that run the highest gives way first. Among
     /// equals the older one comes first. Nothing keeps a high number from waiting for as long as lower ones come.
     pub priority: i32,
+    /// The prefix cache is shared with requests of the same salt alone.
+    pub salt: u128,
 }
 
 /// Where the proposals of a request may come from.

@@ -23,6 +23,8 @@ use crate::view::PoolView;
 struct PrefixKey {
     /// Serial of the content before; 0 at the beginning of a sequence.
     parent: u64,
+    /// Who shares it; see [`crate::Handling::salt`].
+    salt: u128,
     tokens: Box<[TokenId]>,
 }
 
@@ -133,17 +135,17 @@ impl BlockPool {
         BlockPool { state: Rc::new(RefCell::new(state)), block_size, cache_prefixes }
     }
 
-    /// A table that holds nothing yet.
-    pub(crate) fn table(&self) -> BlockTable {
-        BlockTable { pool: self.clone(), blocks: Vec::new(), registered: 0, last_serial: 0 }
+    /// A table that holds nothing yet, for a sequence of this salt.
+    pub(crate) fn table(&self, salt: u128) -> BlockTable {
+        BlockTable { pool: self.clone(), blocks: Vec::new(), registered: 0, last_serial: 0, salt }
     }
 
-    /// A table over the longest cached prefix of `tokens`, in whole blocks, that leaves at least one token to compute.
-    pub(crate) fn table_for_prefix(&self, tokens: &[TokenId]) -> BlockTable {
-        let mut table = self.table();
+    /// A table over the longest prefix of `tokens` cached under the same salt, in whole blocks, that leaves at least one token to compute.
+    pub(crate) fn table_for_prefix(&self, tokens: &[TokenId], salt: u128) -> BlockTable {
+        let mut table = self.table(salt);
         let cacheable = tokens.len().saturating_sub(1) / self.block_size;
         for chunk in tokens.chunks_exact(self.block_size).take(cacheable) {
-            let key = PrefixKey { parent: table.last_serial, tokens: chunk.into() };
+            let key = PrefixKey { parent: table.last_serial, salt, tokens: chunk.into() };
             let mut state = self.state.borrow_mut();
             let Some(&id) = state.by_prefix.get(&key) else { break };
             let Some(serial) = state.slots[id as usize].cached.as_ref().map(|cached| cached.serial) else {
@@ -158,7 +160,7 @@ impl BlockPool {
     }
 
     /// Leading tokens that `table_for_prefix` would find; nothing is held.
-    pub(crate) fn cached_tokens(&self, tokens: &[TokenId]) -> usize {
+    pub(crate) fn cached_tokens(&self, tokens: &[TokenId], salt: u128) -> usize {
         let state = self.state.borrow();
         if state.by_prefix.is_empty() {
             return 0;
@@ -166,7 +168,7 @@ impl BlockPool {
         let (mut parent, mut found) = (0, 0);
         let cacheable = tokens.len().saturating_sub(1) / self.block_size;
         for chunk in tokens.chunks_exact(self.block_size).take(cacheable) {
-            let key = PrefixKey { parent, tokens: chunk.into() };
+            let key = PrefixKey { parent, salt, tokens: chunk.into() };
             let Some(&id) = state.by_prefix.get(&key) else { break };
             let Some(cached) = state.slots[id as usize].cached.as_ref() else { break };
             parent = cached.serial;
@@ -200,6 +202,7 @@ pub(crate) struct BlockTable {
     /// Leading blocks whose content is in the prefix cache, under this table or another.
     registered: usize,
     last_serial: u64,
+    salt: u128,
 }
 
 impl Drop for BlockTable {
@@ -265,6 +268,7 @@ impl BlockTable {
             let index = self.registered;
             let key = PrefixKey {
                 parent: self.last_serial,
+                salt: self.salt,
                 tokens: tokens[index * size..(index + 1) * size].into(),
             };
             let state = &mut *self.pool.state.borrow_mut();

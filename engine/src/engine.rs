@@ -171,9 +171,9 @@ impl Engine {
         }
     }
 
-    /// Leading tokens of `prompt` whose target KV is cached, as an admission now would find it.
-    pub fn cached_tokens(&self, prompt: &[TokenId]) -> usize {
-        self.target_pool.cached_tokens(prompt)
+    /// Leading tokens of `prompt` whose target KV is cached under this salt, as an admission now would find it.
+    pub fn cached_tokens(&self, prompt: &[TokenId], salt: u128) -> usize {
+        self.target_pool.cached_tokens(prompt, salt)
     }
 
     /// Epochs that the last event ended, in order.

@@ -47,13 +47,13 @@ pub(crate) struct SequenceKv {
 
 impl SequenceKv {
     /// Nothing held.
-    pub(crate) fn empty(pool: &BlockPool) -> SequenceKv {
-        SequenceKv { table: pool.table(), computed: 0 }
+    pub(crate) fn empty(pool: &BlockPool, salt: u128) -> SequenceKv {
+        SequenceKv { table: pool.table(salt), computed: 0 }
     }
 
-    /// The cached beginning of `tokens`.
-    pub(crate) fn from_cache(pool: &BlockPool, tokens: &[TokenId]) -> SequenceKv {
-        let table = pool.table_for_prefix(tokens);
+    /// The beginning of `tokens` that is cached under the same salt.
+    pub(crate) fn from_cache(pool: &BlockPool, tokens: &[TokenId], salt: u128) -> SequenceKv {
+        let table = pool.table_for_prefix(tokens, salt);
         SequenceKv { computed: table.cached_tokens(), table }
     }
 
@@ -167,8 +167,8 @@ impl Sequence {
             handling: request.handling,
             submitted: now,
             first_token: None,
-            target: SequenceKv::empty(pools.0),
-            draft: SequenceKv::empty(pools.1),
+            target: SequenceKv::empty(pools.0, request.handling.salt),
+            draft: SequenceKv::empty(pools.1, request.handling.salt),
             proposals: VecDeque::new(),
             draft_out: None,
             verify_out: None,
@@ -204,6 +204,11 @@ impl Sequence {
     /// May the draft model work for it?
     pub(crate) fn drafts(&self) -> bool {
         self.speculates() && self.handling.mode.drafts()
+    }
+
+    /// Whose cached prefixes it shares.
+    pub(crate) fn salt(&self) -> u128 {
+        self.handling.salt
     }
 
     /// Lower comes first.
@@ -339,13 +344,13 @@ impl Sequence {
 
     /// Gives back all draft KV; what is drafted stands.
     pub(crate) fn evict_draft(&mut self, pool: &BlockPool) {
-        self.draft = SequenceKv::empty(pool);
+        self.draft = SequenceKv::empty(pool, self.handling.salt);
     }
 
     /// Gives back all KV, to be recomputed after the next admission. Committed tokens stay.
     pub(crate) fn evict(&mut self, pools: (&BlockPool, &BlockPool)) {
-        self.target = SequenceKv::empty(pools.0);
-        self.draft = SequenceKv::empty(pools.1);
+        self.target = SequenceKv::empty(pools.0, self.handling.salt);
+        self.draft = SequenceKv::empty(pools.1, self.handling.salt);
         self.proposals.clear();
         self.draft_out = None;
         self.verify_out = None;

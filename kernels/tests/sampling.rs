@@ -255,6 +255,53 @@ fn only_allowed_tokens_are_drawn_however_likely_the_others_are() {
 }
 
 #[test]
+fn a_requests_own_tokens_alone_are_drawn_and_none_that_ends_a_banned_row() {
+    let allowed = Some([1 << 1 | 1 << 3 | 1 << 6].as_slice().into());
+    let banned = vec![vec![9], vec![2, 4, 1], vec![4, 3], vec![4, 4, 6]];
+    let plain = Sampling { temperature: 0.8, ..Sampling::default() };
+    on_each_isa(|isa| {
+        let lane = lane(isa, 1);
+        let logits = Tensor::from_rows(8, &LOGITS);
+        // The prompt is 2; behind it 4 is the output's.
+        for (output, since, barred) in [
+            (&[4][..], &[][..], vec![3]),
+            (&[2, 4], &[], vec![1, 3]),
+            (&[2], &[4], vec![1, 3]),
+            (&[], &[2, 4], vec![1, 3]),
+            (&[5, 4], &[4], vec![3, 6]),
+            (&[4, 5], &[], vec![]),
+        ] {
+            let mut seen = [0; 8];
+            for seed in 0..400 {
+                let sampling = Sampling {
+                    seed,
+                    allowed: Option::clone(&allowed),
+                    banned: banned.clone(),
+                    ..plain.clone()
+                };
+                let history = History::new(1, &[&[2], output].concat(), &sampling);
+                let position = (1 + output.len() + since.len()) as u32;
+                let row = SampleRow {
+                    row: 0,
+                    position,
+                    sampling: &sampling,
+                    history: &history,
+                    since,
+                    allowed: None,
+                };
+                let mut out = [0];
+                sample(&lane, logits.view(1), &[row], &mut out);
+                seen[out[0] as usize] += 1;
+            }
+            let drawn: Vec<usize> = (0..8).filter(|token| seen[*token] > 0).collect();
+            let possible: Vec<usize> =
+                [1, 3, 6].into_iter().filter(|token| !barred.contains(token)).collect();
+            assert_eq!(drawn, possible, "{isa} {output:?} {since:?}");
+        }
+    });
+}
+
+#[test]
 fn no_end_is_drawn_before_there_are_enough_tokens_of_output() {
     let sampling = Sampling { temperature: 0.0, min_tokens: 2, ends: vec![0, 7, 99], ..Sampling::default() };
     on_each_isa(|isa| {

@@ -12,6 +12,7 @@ import threading
 
 import openai
 
+import fields
 import wishes
 
 PROMPT = "Returns the number of elements in the"
@@ -340,6 +341,7 @@ def main():
     responds(client, model)
     wishes.samples(client, model, expects)
     wishes.wishes(client, model, expects)
+    fields.fields(client, model, expects)
     refuses(client, model)
     is_limited(client, model)
     print(f"openai {openai.__version__}: all as expected")

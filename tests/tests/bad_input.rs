@@ -116,7 +116,7 @@ fn each_bad_field_of_a_chat_is_named() {
             "messages[0].content[0].type",
             "text",
         ),
-        (json!({"messages": hello, "tools": ["f"]}), "tools", "model.tool_calls"),
+        (json!({"messages": hello, "tools": ["f"]}), "tools[0]", "object"),
         (
             json!({"messages": hello, "response_format": {"type": "xml"}}),
             "response_format.type",

@@ -4,8 +4,7 @@ use std::process::Command;
 
 use faser_tests::{Server, rules::root};
 
-const DEMO: &str =
-    "model: {tool_calls: hermes}\nscheduler: {max_running: 1, max_waiting: 1}\nlog: {level: warn}\n";
+const DEMO: &str = "scheduler: {max_running: 1, max_waiting: 1}\nlog: {level: warn}\n";
 
 #[test]
 #[ignore = "needs python3 with tests/openai/requirements.txt; .ci/run makes a venv and runs it"]

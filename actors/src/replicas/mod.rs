@@ -275,7 +275,7 @@ impl Inner {
         submitted: Instant,
     ) -> Result<Taken, Refused> {
         let (mut full, mut stopped) = (None, false);
-        for number in self.order(&submission.prompt, output).await {
+        for number in self.order(&submission.prompt, output, submission.handling.salt).await {
             let replica = &self.replicas[number];
             match replica.service.hand_in(submission.clone(), output, submitted).await {
                 Ok(tokens) => {
@@ -296,7 +296,7 @@ impl Inner {
     }
 
     /// The replicas that serve, the best for this request first.
-    async fn order(&self, prompt: &[TokenId], output: &[TokenId]) -> Vec<usize> {
+    async fn order(&self, prompt: &[TokenId], output: &[TokenId], salt: u128) -> Vec<usize> {
         if self.replicas.len() == 1 {
             return vec![0];
         }
@@ -304,7 +304,7 @@ impl Inner {
         let mut cached = Vec::with_capacity(self.replicas.len());
         for Replica { service, .. } in &self.replicas {
             let asked = service.serving() && !tokens.is_empty();
-            cached.push(if asked { service.cached_tokens(&tokens).await } else { 0 });
+            cached.push(if asked { service.cached_tokens(&tokens, salt).await } else { 0 });
         }
         // Read at once, after the last wait.
         let load = |(replica, cached_tokens): (&Replica, usize)| ReplicaLoad {

@@ -277,6 +277,7 @@ impl Random {
             mode: self.one_of(&MODES),
             slo: Slo { ttft: target(self, 20, 9000), tpot: target(self, 20, 900) },
             priority: if self.chance(60) { 0 } else { self.below(5) as i32 - 2 },
+            salt: if self.chance(80) { 0 } else { u128::from(self.below(3)) },
         }
     }
 
@@ -290,6 +291,12 @@ impl Random {
             } else if self.chance(25) {
                 sampling.min_tokens = self.between(1, 20) as u32;
                 sampling.ends = request.stop_tokens.to_vec();
+            }
+            if wants.grammar.is_none() && self.chance(30) {
+                let words = self.between(1, 20);
+                sampling.banned =
+                    (0..words).map(|i| (0..1 + i % 3).map(|_| self.token()).collect()).collect();
+                sampling.allowed = self.chance(30).then(|| (0..64).map(|_| self.next() as u32).collect());
             }
             if self.chance(30) {
                 wants.logprobs = Some(self.between(0, 20));

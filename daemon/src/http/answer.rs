@@ -1,6 +1,9 @@
 //! What every kind of answer can do: be written whole, or as the events of a stream.
 
+use std::sync::Arc;
+
 use actix_web::web::Bytes;
+use faser_engine::TokenId;
 use serde_json::Value;
 
 use super::calls::Part;
@@ -34,6 +37,10 @@ pub(super) struct Head {
     pub(super) metrics: Place,
     /// Whether a stream ends with a chunk of its usage.
     pub(super) usage_chunk: bool,
+    /// Whether each chunk says what was used so far.
+    pub(super) usage_so_far: bool,
+    /// The prompt of each choice, if tokens are told by their ids.
+    pub(super) token_ids: Option<Vec<Arc<[TokenId]>>>,
     pub(super) choices: usize,
     pub(super) prompt_tokens: usize,
 }

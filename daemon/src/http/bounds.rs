@@ -2,6 +2,7 @@
 
 use faser_models::CallFormat;
 
+use super::effort::{EFFORT, VERBOSITY};
 use super::errors::ApiError;
 use crate::app::{App, Served};
 use crate::fields::Fields;
@@ -24,6 +25,26 @@ pub struct Bounds<'a> {
     pub calls: Option<CallFormat>,
     /// Whether priorities of requests count.
     pub priorities: bool,
+    /// Which variables the chat template reads.
+    pub template: TemplateReads,
+}
+
+/// Variables that a chat template may read or not.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TemplateReads {
+    /// `tools`: it tells the model of functions, and in which form they are called.
+    pub tools: bool,
+    /// `reasoning_effort`.
+    pub reasoning_effort: bool,
+    /// `verbosity`.
+    pub verbosity: bool,
+}
+
+impl TemplateReads {
+    fn of(served: &Served) -> TemplateReads {
+        let reads = |name| served.template.as_ref().is_ok_and(|template| template.reads(name));
+        TemplateReads { tools: reads("tools"), reasoning_effort: reads(EFFORT), verbosity: reads(VERBOSITY) }
+    }
 }
 
 impl<'a> Bounds<'a> {
@@ -36,6 +57,7 @@ impl<'a> Bounds<'a> {
             max_body_bytes: app.limits.max_body_bytes,
             calls: served.calls,
             priorities: served.config.scheduler.priorities,
+            template: TemplateReads::of(served),
         }
     }
 

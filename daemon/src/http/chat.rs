@@ -1,16 +1,18 @@
 //! POST /v1/chat/completions: messages, through the model's chat template.
 
 use actix_web::{HttpRequest, HttpResponse, web};
-use faser_models::{Conversation, LastTurn};
+use faser_models::{CallFormat, Conversation, LastTurn};
 use serde_json::{Map, Value, json};
 
 use super::answer::Shape;
 use super::chunks::Chunks;
+use super::effort::{self, EFFORT, EFFORTS, VERBOSITIES, VERBOSITY};
 use super::errors::ApiError;
 use super::generation::{Generation, Prompt};
 use super::messages::messages;
 use super::params::{Parameters, parameters};
-use super::tools::tools;
+use super::prompt_tokens::PromptTokens;
+use super::tools::{self, tools};
 use super::{Bounds, body, encoding};
 use crate::app::{App, Served};
 use crate::fields::{Fault, FieldError, Fields, shortened, wrong_type};
@@ -32,7 +34,8 @@ pub(super) async fn chat(
     drop(body);
     let prompt = render(served, &conversation)?;
     drop(conversation);
-    let ids = encoding::prompt(served, prompt, false).await?;
+    let PromptTokens { add_special, kept } = parameters.prompt_tokens;
+    let ids = encoding::prompt(served, prompt, add_special.unwrap_or(false), kept).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
     generation.respond(served, app.limits.write_timeout, Chunks::answer).await
@@ -48,14 +51,18 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameter
     let model = bounds.check_name(&mut fields)?.to_owned();
     refuse_unsupported(&mut fields)?;
     let mut parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Chat, false)? };
-    tools(&mut fields, Shape::Chat, bounds.calls, &mut parameters)?;
-    let conversation = conversation(&mut fields)?.ok_or_else(|| {
+    tools(&mut fields, Shape::Chat, bounds, &mut parameters)?;
+    let mut conversation = conversation(&mut fields)?.ok_or_else(|| {
         FieldError::new(
             "messages",
             Fault::Missing,
             "is missing: give a list such as [{\"role\": \"user\", \"content\": \"…\"}]",
         )
     })?;
+    let variables = &mut conversation.variables;
+    let reads = bounds.template;
+    effort::word(&mut fields, (EFFORT, EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
+    effort::word(&mut fields, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)?;
     fields.finish()?;
     Ok((conversation, parameters))
 }
@@ -74,7 +81,10 @@ pub(super) fn render(served: &Served, conversation: &Conversation) -> Result<Str
         ApiError::bad_request(err.to_string(), Some("messages"), "chat_template_error")
     };
     let template = served.template.as_ref().map_err(|err| refuse(err))?;
-    template.render(conversation).map_err(|err| refuse(&err))
+    // What the template does not tell the model of functions, is told here.
+    let untold = served.calls == Some(CallFormat::Json) && !template.reads("tools");
+    let told = untold.then(|| tools::told(conversation));
+    template.render(told.as_ref().unwrap_or(conversation)).map_err(|err| refuse(&err))
 }
 
 /// Reads `tools`, which the template gets as they are; an empty list is none.
@@ -133,6 +143,5 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("functions", &[json!([])], "give them as `tools`")?;
     fields.neutral("function_call", &[json!("none"), json!("auto")], "give it as `tool_choice`")?;
     fields.neutral("modalities", &[json!(["text"])], "the only modality is text")?;
-    fields.neutral("audio", &[], "the only modality is text")?;
-    fields.neutral("reasoning_effort", &[], "give `chat_template_kwargs` what the model's template knows")
+    fields.neutral("audio", &[], "the only modality is text")
 }

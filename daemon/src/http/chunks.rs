@@ -1,6 +1,9 @@
 //! Completions and chats: whole, and as the chunks of a stream that ends with `[DONE]`.
 
+use std::sync::Arc;
+
 use actix_web::web::{Bytes, BytesMut};
+use faser_engine::TokenId;
 use faser_engine::survival::Source;
 use serde_json::{Value, json};
 
@@ -16,6 +19,10 @@ pub(super) struct Chunks {
     head: Head,
     id: String,
     endings: Vec<Ending>,
+    /// Tokens of output that chunks have told of.
+    told: usize,
+    /// Choices of which a stream has said something.
+    begun: Vec<bool>,
 }
 
 impl Chunks {
@@ -26,7 +33,8 @@ impl Chunks {
             _ => "chatcmpl",
         };
         let id = format!("{prefix}-{}", random::id());
-        Box::new(Chunks { head, id, endings: Vec::new() })
+        let begun = vec![false; head.choices];
+        Box::new(Chunks { head, id, endings: Vec::new(), told: 0, begun })
     }
 
     fn completes(&self) -> bool {
@@ -47,16 +55,40 @@ impl Chunks {
         } else {
             value["message"] = message.json();
         }
+        if let Some(prompts) = &self.head.token_ids {
+            value["token_ids"] = ending.output.clone().into();
+            if self.completes() {
+                value["prompt_token_ids"] = ids(prompts.get(index));
+            }
+        }
         self.head.metrics.add(Place::Choices, &mut value, &ending);
         (value, ending)
     }
 
     fn chunk(&self, choices: &Value) -> Value {
         let object = if self.completes() { "text_completion" } else { "chat.completion.chunk" };
+        let usage = self.head.usage_so_far.then(|| counts(self.head.prompt_tokens, self.told));
         json!({
             "id": self.id, "object": object, "created": self.head.created, "model": self.head.model,
-            "choices": choices, "usage": null,
+            "choices": choices, "usage": usage,
         })
+    }
+
+    /// Adds the ids of the tokens that a chunk tells of, if they are wanted, and to a completion's first chunk those of its prompt.
+    fn add_ids(&mut self, index: usize, told: &[Told], choice: &mut Value) {
+        let first = self.begun.get_mut(index).is_some_and(|begun| !std::mem::replace(begun, true));
+        let Some(prompts) = &self.head.token_ids else { return };
+        choice["token_ids"] = told.iter().filter(|told| !told.echoed).map(|told| told.token).collect();
+        if first && self.completes() {
+            choice["prompt_token_ids"] = ids(prompts.get(index));
+        }
+    }
+
+    /// Adds the ids of a chat's prompt, which all its choices have in common.
+    fn add_prompt(&self, answer: &mut Value) {
+        if let (false, Some(prompts)) = (self.completes(), &self.head.token_ids) {
+            answer["prompt_token_ids"] = ids(prompts.first());
+        }
     }
 
     /// The last chunk of a stream that asked for its usage; none if it did not.
@@ -68,6 +100,18 @@ impl Chunks {
         }
         Some(chunk)
     }
+}
+
+/// What every `usage` begins with.
+fn counts(prompt_tokens: usize, completion_tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    })
+}
+
+fn ids(tokens: Option<&Arc<[TokenId]>>) -> Value {
+    tokens.map_or(Value::Null, |tokens| tokens.to_vec().into())
 }
 
 impl Answer for Chunks {
@@ -82,6 +126,7 @@ impl Answer for Chunks {
         if let [only] = endings.as_slice() {
             self.head.metrics.add(Place::Answer, &mut answer, only);
         }
+        self.add_prompt(&mut answer);
         answer
     }
 
@@ -92,7 +137,11 @@ impl Answer for Chunks {
             for index in 0..self.head.choices {
                 let choice =
                     json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]);
-                bytes.extend_from_slice(&event(&self.chunk(&choice)));
+                let mut chunk = self.chunk(&choice);
+                if index == 0 {
+                    self.add_prompt(&mut chunk);
+                }
+                bytes.extend_from_slice(&event(&chunk));
             }
         }
         bytes.freeze()
@@ -100,14 +149,17 @@ impl Answer for Chunks {
 
     fn part(&mut self, index: usize, part: Part, told: Vec<Told>) -> Bytes {
         let logprobs = self.head.tokens.of(&told);
-        event(&self.chunk(&match part {
+        self.told += told.iter().filter(|told| !told.echoed).count();
+        let mut choice = match part {
             Part::Content(text) if self.completes() => {
-                json!([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}])
+                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null})
             }
             part => {
-                json!([{"index": index, "delta": part.delta(), "logprobs": logprobs, "finish_reason": null}])
+                json!({"index": index, "delta": part.delta(), "logprobs": logprobs, "finish_reason": null})
             }
-        }))
+        };
+        self.add_ids(index, &told, &mut choice);
+        event(&self.chunk(&json!([choice])))
     }
 
     fn end(&mut self, index: usize, ending: Ending) -> Bytes {
@@ -117,6 +169,7 @@ impl Answer for Chunks {
         } else {
             json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": finish})
         };
+        self.add_ids(index, &[], &mut choice);
         self.head.metrics.add(Place::Choices, &mut choice, &ending);
         let mut chunk = self.chunk(&json!([choice]));
         if !self.head.usage_chunk {
@@ -151,11 +204,7 @@ pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e 
         (accepted + predicted.accepted, all + predicted.proposed)
     });
     let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
-    let mut usage = json!({
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    });
+    let mut usage = counts(prompt_tokens, completion_tokens);
     if let (Some(cached), Value::Object(map)) = (cached, &mut usage) {
         map.insert("prompt_tokens_details".to_owned(), json!({"cached_tokens": cached}));
     }

@@ -9,6 +9,7 @@ use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
 use super::params::{Parameters, parameters, token_ids};
+use super::prompt_tokens::{Kept, PromptTokens};
 use super::{Bounds, body, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
@@ -27,6 +28,8 @@ pub(super) async fn completions(
     let served = pairs.of_body(&body)?;
     let Completion { prompts, echo, parameters } = read(&body, &Bounds::of(&app, served))?;
     drop(body);
+    let PromptTokens { add_special, kept } = parameters.prompt_tokens;
+    let add_special = add_special.unwrap_or(true);
     let mut encoded = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let (ids, text) = match prompt {
@@ -36,7 +39,7 @@ pub(super) async fn completions(
             }
             Prompt::Text(text) => {
                 let again = echo.then(|| text.clone());
-                (encoding::prompt(served, text, true).await?, again)
+                (encoding::prompt(served, text, add_special, kept).await?, again)
             }
         };
         encoded.push(generation::Prompt { ids: ids.into(), echo: text });
@@ -82,7 +85,10 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
     fields.neutral("continue_final_message", &[json!(false)], "a prompt has no messages")?;
     let parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Completion, echo)? };
-    let prompts = read_prompts(&mut fields, bounds)?;
+    // Of longer ones the end is kept, if that is asked for.
+    let most =
+        if parameters.prompt_tokens.kept == Kept::All { bounds.max_context } else { bounds.max_body_bytes };
+    let prompts = read_prompts(&mut fields, &Bounds { max_context: most, ..*bounds })?;
     fields.finish()?;
     Ok(Completion { prompts, echo, parameters })
 }

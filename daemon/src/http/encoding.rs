@@ -8,6 +8,7 @@ use faser_engine::TokenId;
 use faser_models::{Encoded, ModelError, Tokenizer};
 
 use super::errors::ApiError;
+use super::prompt_tokens::Kept;
 use crate::app::Served;
 
 /// Longer texts go to another thread.
@@ -21,7 +22,12 @@ pub(super) async fn prompt(
     served: &Arc<Served>,
     text: String,
     add_special: bool,
+    kept: Kept,
 ) -> Result<Vec<TokenId>, ApiError> {
+    if kept != Kept::All {
+        // Its end is kept, however long it is.
+        return all(served, text, add_special).await;
+    }
     let most = served.max_context;
     let encoded =
         encoded(served, text, move |tokenizer, text| tokenizer.encode_within(text, add_special, most))

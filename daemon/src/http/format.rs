@@ -6,11 +6,20 @@ use serde_json::{Value, json};
 use super::answer::Shape;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
 
+/// What an output is to look like.
+#[derive(Debug, PartialEq)]
+pub(super) struct Form {
+    /// None: plain text.
+    pub(super) source: Option<GrammarSource>,
+    /// OpenAI's fields ask for it, whose form is that of a text: calls are none. vLLM's are of the whole output.
+    pub(super) of_text: bool,
+}
+
 /// Reads the fields that ask for a form; none of them is plain text.
 ///
 /// # Errors
 /// One of them is wrong, or several ask for something.
-pub(super) fn format(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<GrammarSource>, FieldError> {
+pub(super) fn form(fields: &mut Fields<'_>, shape: Shape) -> Result<Form, FieldError> {
     let mut asked: Vec<(String, GrammarSource)> = Vec::new();
     let mut add = |path: String, source: Option<GrammarSource>| {
         asked.extend(source.map(|source| (path, source)));
@@ -19,6 +28,10 @@ pub(super) fn format(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<Gra
         Shape::Response => add(fields.path("text.format"), text_format(fields)?),
         _ => add(fields.path("response_format"), response_format(fields)?),
     }
+    let of_text = !asked.is_empty();
+    let mut add = |path: String, source: Option<GrammarSource>| {
+        asked.extend(source.map(|source| (path, source)));
+    };
     add(fields.path("guided_json"), json_of(fields, "guided_json")?);
     add(
         fields.path("guided_regex"),
@@ -42,13 +55,14 @@ pub(super) fn format(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<Gra
         let problem = format!("and `{first}` both say what the output is to look like: give one of them");
         return Err(FieldError::new(second.clone(), Fault::Value, problem));
     }
-    Ok(asked.pop().map(|(_, source)| source))
+    Ok(Form { source: asked.pop().map(|(_, source)| source), of_text })
 }
 
 /// `text` of a response: its form, with the schema beside the type.
 fn text_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
     let Some(mut text) = fields.object("text")? else { return Ok(None) };
-    text.neutral("verbosity", &[json!("medium")], "say it in words")?;
+    // Read where the template's variables are.
+    text.value("verbosity");
     let form = text.object("format")?;
     text.finish()?;
     form.map_or(Ok(None), |form| typed(form, true))
@@ -138,9 +152,10 @@ mod tests {
 
     fn read(body: &Value) -> Result<Option<GrammarSource>, FieldError> {
         let mut fields = Fields::new("", body)?;
-        let read = format(&mut fields, Shape::Chat)?;
+        let read = form(&mut fields, Shape::Chat)?;
         fields.finish()?;
-        Ok(read)
+        assert_eq!(read.of_text, read.source.is_some() && body.get("response_format").is_some());
+        Ok(read.source)
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::metrics::Place;
 use super::params::{Choices, Parameters};
 use super::prediction::predicted;
 use super::slow::Watched;
+use super::vocabulary::{banned, check_left};
 use crate::app::{Opening, Served};
 use crate::grammars::FormatError;
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
@@ -42,11 +43,13 @@ impl Generation {
     /// Answers the request in the way that `write` makes; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
     /// cancels its sequences.
     pub(super) async fn respond(
-        self,
+        mut self,
         served: &Arc<Served>,
         patience: Duration,
         write: impl FnOnce(Head) -> Box<dyn Answer>,
     ) -> Result<HttpResponse, ApiError> {
+        self.cut(served);
+        self.ban(served)?;
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let grammar = match &self.parameters.format {
             Some(source) => {
@@ -58,16 +61,25 @@ impl Generation {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let tokens = LogprobShape {
             shape: self.shape,
+            wanted: self.parameters.logprobs.is_some(),
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
-        let Parameters { model, calls, include_metrics, include_usage, stream, .. } = self.parameters;
+        let Parameters { model, calls, include_metrics, include_usage, usage_so_far, stream, .. } =
+            self.parameters;
+        let Choices(n) = self.parameters.n;
+        let token_ids = self.parameters.return_token_ids.then(|| {
+            let ids = self.prompts.iter().flat_map(|prompt| std::iter::repeat_n(&prompt.ids, n));
+            ids.cloned().collect()
+        });
         let answer = write(Head {
             tokens,
             model,
             created: now.as_secs(),
             metrics: Place::of(include_metrics, sequences.len()),
             usage_chunk: include_usage,
+            usage_so_far,
+            token_ids,
             choices: sequences.len(),
             prompt_tokens,
         });
@@ -78,6 +90,29 @@ impl Generation {
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
         Ok(HttpResponse::Ok().json(answer.whole(choices)))
+    }
+
+    /// Leaves of each prompt what the request wants of it.
+    fn cut(&mut self, served: &Served) {
+        let output = self.parameters.max_new_tokens.or(self.max_new_tokens).unwrap_or(1);
+        for prompt in &mut self.prompts {
+            let kept = self.parameters.prompt_tokens.kept.of(&prompt.ids, served.max_context, output);
+            if let Some(ids) = kept {
+                prompt.echo = prompt.echo.take().map(|_| served.tokenizer.decode(&ids));
+                prompt.ids = ids;
+            }
+        }
+    }
+
+    /// Has the sampler keep to the tokens that the request allows.
+    fn ban(&mut self, served: &Served) -> Result<(), ApiError> {
+        let Parameters { sampling, bad_words, .. } = &mut self.parameters;
+        sampling.banned = banned(served, bad_words)?;
+        if sampling.banned.is_empty() && sampling.allowed.is_none() {
+            return Ok(());
+        }
+        let ends = if self.parameters.min_tokens > 0 { served.ends(&self.parameters) } else { Vec::new() };
+        check_left(&self.parameters.sampling, served.vocab, &ends)
     }
 
     /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its

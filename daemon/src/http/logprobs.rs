@@ -16,6 +16,8 @@ const IMPOSSIBLE: f32 = -9999.0;
 /// How one answer shows them.
 pub(super) struct LogprobShape {
     pub(super) shape: Shape,
+    /// They are wanted: tokens may be told of without.
+    pub(super) wanted: bool,
     /// Tokens are shown as `token_id:N`.
     pub(super) as_ids: bool,
     pub(super) tokenizer: Arc<Tokenizer>,
@@ -26,7 +28,7 @@ impl LogprobShape {
     pub(super) fn of(&self, told: &[Told]) -> Value {
         match self.shape {
             Shape::Response => self.objects(told),
-            _ if told.is_empty() => Value::Null,
+            _ if told.is_empty() || !self.wanted => Value::Null,
             Shape::Completion => self.lists(told),
             Shape::Chat => json!({"content": self.objects(told), "refusal": null}),
         }

@@ -9,6 +9,8 @@ mod chat;
 mod chunks;
 mod completions;
 mod debug;
+mod effort;
+mod elsewhere;
 mod encoding;
 pub mod errors;
 mod format;
@@ -22,12 +24,14 @@ mod observe;
 mod openapi;
 pub mod params;
 mod prediction;
+mod prompt_tokens;
 mod responses;
 mod router;
 mod slow;
 mod speculation;
 mod tokenize;
 mod tools;
+mod vocabulary;
 
 #[cfg(test)]
 mod tests;
@@ -68,7 +72,7 @@ pub fn routes(config: &mut web::ServiceConfig) {
 
 pub use authorize::authorize;
 pub use body::Bodies;
-pub use bounds::Bounds;
+pub use bounds::{Bounds, TemplateReads};
 pub use chat::read as read_chat;
 pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;

@@ -7,10 +7,13 @@ use serde_json::{Value, json};
 
 use super::answer::Shape;
 use super::bounds::Bounds;
-use super::format::format;
+use super::elsewhere::elsewhere;
+use super::format::{Form, form};
 use super::prediction::prediction;
+use super::prompt_tokens::{PromptTokens, prompt_tokens};
 use super::speculation::handling;
 use super::tools::ReadCalls;
+use super::vocabulary::{allowed_tokens, bad_words};
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
 use crate::random;
 
@@ -49,6 +52,12 @@ pub struct Parameters {
     pub include_stop: bool,
     /// What the output has to follow.
     pub format: Option<GrammarSource>,
+    /// Whether that is the form of a text, beside which there may be calls.
+    pub text_form: bool,
+    /// Texts of which no output has the tokens; they become some of [`Sampling::banned`].
+    pub bad_words: Vec<String>,
+    /// What of a prompt is computed.
+    pub prompt_tokens: PromptTokens,
     /// How calls are read from the output; none: it is text alone.
     pub calls: Option<ReadCalls>,
     /// Whether the model's own end tokens are ordinary ones.
@@ -63,6 +72,10 @@ pub struct Parameters {
     pub stream: bool,
     /// Whether a stream ends with its usage.
     pub include_usage: bool,
+    /// Whether each chunk of a stream says what was used so far.
+    pub usage_so_far: bool,
+    /// Whether answers have the ids of their tokens.
+    pub return_token_ids: bool,
 }
 
 /// How many choices a prompt gets: 1, if nobody says more.
@@ -76,6 +89,11 @@ impl Default for Choices {
 }
 
 impl Parameters {
+    /// Whether every token of output is told of.
+    pub fn tells_tokens(&self) -> bool {
+        self.usage_so_far || self.return_token_ids
+    }
+
     /// How choice `number` of a prompt is drawn. The first has the request's seed, each other a seed of its own that follows from it.
     pub fn sampling_of(&self, number: usize) -> Sampling {
         let seed = self.sampling.seed;
@@ -95,14 +113,16 @@ pub(super) fn parameters(
     echo: bool,
 ) -> Result<Parameters, FieldError> {
     let vocab = bounds.vocab;
-    refuse_unsupported(fields, shape)?;
-    let (stream, include_usage) = streaming(fields, shape)?;
-    fields.text("user")?;
+    elsewhere(fields, shape)?;
     let max_new_tokens = max_new_tokens(fields, shape, usize::from(!echo))?;
-    let parameters = Parameters {
+    let Form { source: format, of_text: text_form } = form(fields, shape)?;
+    let mut parameters = Parameters {
         sampling: sampling(fields, vocab)?,
         max_new_tokens,
-        format: format(fields, shape)?,
+        format,
+        text_form,
+        bad_words: bad_words(fields)?,
+        prompt_tokens: prompt_tokens(fields, shape, bounds)?,
         n: choices(fields, shape)?,
         logprobs: logprobs(fields, shape)?,
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
@@ -117,71 +137,50 @@ pub(super) fn parameters(
         prediction: prediction(fields)?,
         handling: handling(fields, bounds.priorities)?,
         include_metrics: fields.flag("include_metrics")?.unwrap_or(false),
-        stream,
-        include_usage,
+        return_token_ids: shape != Shape::Response && fields.flag("return_token_ids")?.unwrap_or(false),
         ..Parameters::default()
     };
-    check_ends(fields, &parameters)?;
+    streaming(fields, shape, &mut parameters)?;
+    check_form(fields, &parameters)?;
     Ok(parameters)
 }
 
-/// Refuses what would move the end of an output that has a form.
+/// Refuses what would move the end of an output that has a form, or forbid tokens that it needs.
 ///
 /// # Errors
-/// There is a form, and something else that says when an output ends.
-pub(super) fn check_ends(fields: &Fields<'_>, parameters: &Parameters) -> Result<(), FieldError> {
+/// There is a form, and something else that says when an output ends, or what it has in it.
+pub(super) fn check_form(fields: &Fields<'_>, parameters: &Parameters) -> Result<(), FieldError> {
     if parameters.format.is_some() {
         let ends = "cannot be had together with a form of the output, whose end is given by that";
-        for (name, asked) in
-            [("ignore_eos", parameters.ignore_eos), ("min_tokens", parameters.min_tokens > 0)]
-        {
+        let tokens = "cannot be had together with a form of the output, for which no token might be left";
+        for (name, asked, problem) in [
+            ("ignore_eos", parameters.ignore_eos, ends),
+            ("min_tokens", parameters.min_tokens > 0, ends),
+            ("allowed_token_ids", parameters.sampling.allowed.is_some(), tokens),
+            ("bad_words", !parameters.bad_words.is_empty(), tokens),
+        ] {
             if asked {
-                return Err(FieldError::new(fields.path(name), Fault::Value, ends));
+                return Err(FieldError::new(fields.path(name), Fault::Value, problem));
             }
         }
     }
     Ok(())
 }
 
-/// Fields of other servers: taken only with the value that means the same as leaving them out.
-fn refuse_unsupported(fields: &mut Fields<'_>, shape: Shape) -> Result<(), FieldError> {
-    fields.neutral("prompt_logprobs", &[], "use /v1/completions with `echo` and `logprobs`")?;
-    fields.neutral("length_penalty", &[json!(1), json!(1.0)], "beam search is not offered")?;
-    fields.neutral("use_beam_search", &[json!(false)], "beam search is not offered")?;
-    fields.neutral("skip_special_tokens", &[json!(true)], "special tokens are always left out")?;
-    fields.neutral("service_tier", &[json!("auto"), json!("default")], "there is one tier")?;
-    fields.neutral("store", &[json!(false)], "nothing is stored")?;
-    if shape != Shape::Response {
-        fields.neutral("metadata", &[json!({})], "nothing is stored")?;
-    }
-    refuse_routers(fields)
-}
-
-/// What routers add to every request they pass on.
-fn refuse_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    fields.neutral("no_stop_trim", &[json!(false)], "use `include_stop_str_in_output`")?;
-    fields.neutral("return_hidden_states", &[json!(false)], "hidden states are not offered")?;
-    let split = "reasoning is not told from the rest of the text";
-    fields.neutral("separate_reasoning", &[json!(true), json!(false)], split)?;
-    fields.neutral("stream_reasoning", &[json!(true), json!(false)], split)
-}
-
-fn streaming(fields: &mut Fields<'_>, shape: Shape) -> Result<(bool, bool), FieldError> {
-    let stream = fields.flag("stream")?.unwrap_or(false);
-    let Some(mut options) = fields.object("stream_options")? else { return Ok((stream, false)) };
-    if !stream {
+fn streaming(fields: &mut Fields<'_>, shape: Shape, parameters: &mut Parameters) -> Result<(), FieldError> {
+    parameters.stream = fields.flag("stream")?.unwrap_or(false);
+    let Some(mut options) = fields.object("stream_options")? else { return Ok(()) };
+    if !parameters.stream {
         let problem = "needs `\"stream\": true`";
         return Err(FieldError::new(fields.path("stream_options"), Fault::Value, problem));
     }
     if shape == Shape::Response {
         options.neutral("include_obfuscation", &[json!(false)], "nothing is obfuscated")?;
-        options.finish()?;
-        return Ok((stream, false));
+        return options.finish();
     }
-    let include_usage = options.flag("include_usage")?.unwrap_or(false);
-    options.neutral("continuous_usage_stats", &[json!(false)], "usage comes once, at the end")?;
-    options.finish()?;
-    Ok((stream, include_usage))
+    parameters.include_usage = options.flag("include_usage")?.unwrap_or(false);
+    parameters.usage_so_far = options.flag("continuous_usage_stats")?.unwrap_or(false);
+    options.finish()
 }
 
 fn sampling(fields: &mut Fields<'_>, vocab: usize) -> Result<Sampling, FieldError> {
@@ -195,6 +194,7 @@ fn sampling(fields: &mut Fields<'_>, vocab: usize) -> Result<Sampling, FieldErro
         presence_penalty: real(fields.number("presence_penalty", -2.0..=2.0)?, 0.0),
         frequency_penalty: real(fields.number("frequency_penalty", -2.0..=2.0)?, 0.0),
         logit_bias: logit_bias(fields, vocab)?,
+        allowed: allowed_tokens(fields, vocab)?,
         seed: seed(fields)?,
         ..Sampling::default()
     })

@@ -1,4 +1,5 @@
-//! `speculation` and `priority`: how a request wants to be scheduled. Nothing of it changes the text.
+//! `speculation`, `priority` and `cache_salt`: how a request wants to be scheduled, and with whom it shares cached prompts. Nothing of it
+//! changes the text.
 
 use std::time::Duration;
 
@@ -10,15 +11,19 @@ use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
 /// The longest latency target, as in the config: an hour.
 const LONGEST_TARGET_MS: u64 = 3_600_000;
 
-/// Reads both; `priorities` says whether the server goes by priorities.
+/// Bytes of a `cache_salt` at most.
+const MAX_SALT_BYTES: usize = 1024;
+
+/// Reads them; `priorities` says whether the server goes by priorities.
 ///
 /// # Errors
 /// A field that is wrong, or a priority that would not count.
 pub(super) fn handling(fields: &mut Fields<'_>, priorities: bool) -> Result<Handling, FieldError> {
     // vLLM's place for it.
     let outer = priority(fields, priorities)?;
+    let salt = salt(fields)?;
     let Some(mut inner) = fields.object("speculation")? else {
-        return Ok(Handling { priority: outer.unwrap_or(0), ..Handling::default() });
+        return Ok(Handling { priority: outer.unwrap_or(0), salt, ..Handling::default() });
     };
     let handling = Handling {
         k_max: inner.size("k_max", 0..=K_LIMIT)?,
@@ -34,9 +39,22 @@ pub(super) fn handling(fields: &mut Fields<'_>, priorities: bool) -> Result<Hand
             }
             (outer, inner) => outer.or(inner).unwrap_or(0),
         },
+        salt,
     };
     inner.finish()?;
     Ok(handling)
+}
+
+/// Half of the text's SHA-256: nobody finds a text for the salt of another one. 0, that of requests without a salt, is none's.
+fn salt(fields: &mut Fields<'_>) -> Result<u128, FieldError> {
+    let Some(text) = fields.text("cache_salt")? else { return Ok(0) };
+    if text.is_empty() || text.len() > MAX_SALT_BYTES {
+        let wanted = format!("a string of 1 to {MAX_SALT_BYTES} bytes");
+        return Err(wrong_value(&fields.path("cache_salt"), &wanted, &text.into()));
+    }
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    let half = digest.as_ref().iter().take(16);
+    Ok(half.fold(0, |salt: u128, byte| salt << 8 | u128::from(*byte)).max(1))
 }
 
 fn mode(fields: &mut Fields<'_>) -> Result<SpeculationMode, FieldError> {
@@ -92,7 +110,7 @@ mod tests {
             "k_max": 3, "mode": "lookup", "slo": {"ttft_ms": 200, "itl_ms": 25}, "priority": -7,
         }});
         let slo = Slo { ttft: Some(Duration::from_millis(200)), tpot: Some(Duration::from_millis(25)) };
-        let wanted = Handling { k_max: Some(3), mode: SpeculationMode::Lookup, slo, priority: -7 };
+        let wanted = Handling { k_max: Some(3), mode: SpeculationMode::Lookup, slo, priority: -7, salt: 0 };
         assert_eq!(read(&all, true), Ok(wanted));
         for nothing in
             [json!({}), json!({"speculation": {}}), json!({"speculation": {"mode": "auto", "slo": {}}})]

@@ -1,10 +1,11 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`: which functions a chat may call, and what that makes of its output.
 
-use faser_models::{CallForm, CallFormat, Function, GrammarSource};
-use serde_json::Value;
+use faser_models::{CallForm, CallFormat, Conversation, Function, GrammarSource};
+use serde_json::{Value, json};
 
 use super::answer::Shape;
-use super::params::{Parameters, check_ends};
+use super::bounds::Bounds;
+use super::params::{Parameters, check_form};
 use crate::fields::{Fault, FieldError, Fields, did_you_mean, shortened, wrong_type, wrong_value};
 
 /// Functions of a request at most.
@@ -36,18 +37,20 @@ enum Mode {
     Named,
 }
 
-/// Reads the fields, and has the parameters say how the output is read and what it is held to; `format` is how the model writes calls.
+/// Reads the fields, and has the parameters say how the output is read and what it is held to.
 ///
 /// # Errors
 /// One of them is wrong, asks for what is not there, or cannot be had with another field.
 pub(super) fn tools(
     fields: &mut Fields<'_>,
     shape: Shape,
-    format: Option<CallFormat>,
+    bounds: &Bounds<'_>,
     parameters: &mut Parameters,
 ) -> Result<(), FieldError> {
+    let format = bounds.calls;
     let choice = choice(fields, shape)?;
-    let several = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+    // A model that does not know a form does not know either when it has called enough.
+    let several = fields.flag("parallel_tool_calls")?.unwrap_or(format != Some(CallFormat::Json));
     let list = fields.list("tools")?.unwrap_or_default();
     if list.is_empty() {
         return match choice {
@@ -56,28 +59,36 @@ pub(super) fn tools(
         };
     }
     if choice.mode != Mode::None && format.is_none() {
-        let problem = "are not supported: how this model writes calls is not known from its chat template; \
-                       say it by `model.tool_calls` in the server's config, or give \"tool_choice\": \"none\"";
+        let problem = "are not supported: `model.tool_calls` is `none` in the server's config; give \"tool_choice\": \"none\"";
         return Err(FieldError::new(fields.path("tools"), Fault::Unsupported, problem));
     }
     let functions = functions(&fields.path("tools"), list, shape)?;
     let (functions, strict) = allowed(fields, functions, choice.allowed.as_deref())?;
     let (Some(format), true) = (format, choice.mode != Mode::None) else { return Ok(()) };
     let free = choice.mode == Mode::Auto;
-    if parameters.format.is_some() {
+    if parameters.format.is_some() && free && choice.allowed.is_none() {
         // The output has its form, and no calls.
-        if free && choice.allowed.is_none() {
-            return Ok(());
-        }
+        return Ok(());
+    }
+    // A text has its form, but here there is none: the output is calls.
+    if parameters.format.is_some() && (free || !parameters.text_form) {
         let problem = "asks for calls, and another field for a form of the output: give one of them";
         return Err(FieldError::new(fields.path("tool_choice"), Fault::Value, problem));
     }
+    // In a form that the model does not know there would be none by itself.
+    let json = format == CallFormat::Json;
+    if free && json && bounds.template.tools {
+        let problem = "are supported with \"tool_choice\": \"required\" or a function's name alone: the model's chat template writes calls in a \
+                       form that is not known, so that calls it chooses to make could not be told from text; if it is one of \
+                       `hermes` and `llama3`, say so by `model.tool_calls` in the server's config";
+        return Err(FieldError::new(fields.path("tools"), Fault::Unsupported, problem));
+    }
     parameters.calls = Some(ReadCalls { format, named: choice.mode == Mode::Named });
-    if !free || strict || !several || choice.allowed.is_some() {
+    if !free || strict || !several || choice.allowed.is_some() || json {
         // A function that was named is called once, as in OpenAI's API.
         let several = several && choice.mode != Mode::Named;
         parameters.format = Some(GrammarSource::Calls(CallForm { format, functions, free, several }));
-        check_ends(fields, parameters)?;
+        check_form(fields, parameters)?;
     }
     Ok(())
 }
@@ -206,4 +217,45 @@ fn allowed(
     }
     let strict = functions.iter().any(|(_, strict)| *strict);
     Ok((functions.into_iter().map(|(function, _)| function).collect(), strict))
+}
+
+/// The conversation as a template is given it that knows nothing of functions: the first message tells of them and of the form of a call,
+/// and calls among the messages stand in their texts.
+pub(super) fn told(conversation: &Conversation) -> Conversation {
+    let mut told = conversation.clone();
+    let Value::Array(messages) = &mut told.messages else { return told };
+    for message in messages.iter_mut() {
+        let calls =
+            message.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let call = |call: &Value| {
+            let function = &call["function"];
+            json!({"name": function["name"], "arguments": function["arguments"]}).to_string()
+        };
+        let calls: Vec<String> = calls.iter().map(call).collect();
+        if !calls.is_empty() {
+            rewrite(message, |content| {
+                let parts = Some(content).filter(|content| !content.is_empty()).into_iter().chain(calls);
+                parts.collect::<Vec<String>>().join("\n")
+            });
+        }
+    }
+    let tools = conversation.tools.as_ref().and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    if let (Some(first), false) = (messages.first_mut(), tools.is_empty()) {
+        let functions: Vec<String> = tools.iter().map(|tool| tool["function"].to_string()).collect();
+        rewrite(first, |content| {
+            format!(
+                "Functions that can be called:\n\n{}\n\nA call is written as {{\"name\": \"...\", \"arguments\": {{...}}}}, and nothing \
+                 else.\n\n{content}",
+                functions.join("\n")
+            )
+        });
+    }
+    told
+}
+
+/// Replaces the text of a message.
+fn rewrite(message: &mut Value, change: impl FnOnce(String) -> String) {
+    if let Some(Value::String(content)) = message.get_mut("content") {
+        *content = change(std::mem::take(content));
+    }
 }

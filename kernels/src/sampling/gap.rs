@@ -9,8 +9,8 @@ use super::{GREEDY_BELOW, Sampling};
 ///
 /// Where the rivals are all there is, it is at most 0 exactly when the sampler takes the proposal: a tie that goes to a rival, of lower
 /// token, is the least positive number. Scores that are not finite are never drawn: as a rival one does not count, as `own` it
-/// loses to any rival, by infinity. Without a rival: negative infinity. The request's logit bias counts; its penalties, top-k, top-p and
-/// min-p are ignored.
+/// loses to any rival, by infinity. Without a rival: negative infinity. The request's logit bias and the tokens that it never has drawn count;
+/// its penalties, top-k, top-p and min-p are ignored.
 ///
 /// # Panics
 /// If there is not one score per rival.
@@ -33,7 +33,9 @@ pub fn gap(
         if greedy { logit } else { logit * (1.0 / sampling.temperature) + noise.of(token) }
     };
     let mut best: Option<(f32, u32)> = None;
-    for (&rival, &score) in rivals.iter().zip(scores).filter(|(rival, _)| **rival != proposal) {
+    for (&rival, &score) in
+        rivals.iter().zip(scores).filter(|(rival, _)| **rival != proposal && !sampling.never(**rival))
+    {
         let value = value(rival, score);
         let leads = best.is_none_or(|(v, token)| value > v || (value == v && rival < token));
         if value.is_finite() && leads {

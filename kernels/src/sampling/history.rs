@@ -4,12 +4,13 @@ use super::Sampling;
 use std::collections::HashMap;
 
 /// Prompt, output and proposals of one sequence, on one lane. Counts are kept up to date token by token, and only if
-/// the request has penalties.
+/// the request has penalties; the output itself only if it bans tokens in a row.
 #[derive(Clone, Debug)]
 pub struct History {
     prompt_len: usize,
     len: usize,
     counted: Option<Counted>,
+    output: Option<Vec<u32>>,
 }
 
 #[derive(Clone, Debug)]
@@ -31,7 +32,8 @@ impl History {
     pub fn new(prompt_len: usize, tokens: &[u32], sampling: &Sampling) -> History {
         let counted =
             sampling.has_penalties().then(|| Counted { tokens: Vec::new(), counts: HashMap::new() });
-        let mut history = History { prompt_len, len: 0, counted };
+        let output = sampling.banned.iter().any(|word| word.len() > 1).then(Vec::new);
+        let mut history = History { prompt_len, len: 0, counted, output };
         history.rewind_and_extend(0, tokens);
         history
     }
@@ -67,6 +69,18 @@ impl History {
             }
             tokens.iter().for_each(|token| counted.push(*token, self.prompt_len));
         }
+        if let Some(output) = &mut self.output {
+            output.truncate(start.saturating_sub(self.prompt_len));
+            output.extend(tokens.iter().skip(self.prompt_len.saturating_sub(start)));
+        }
+    }
+
+    /// Whether the output, with `since` behind it, ends with these tokens. Tokens of the prompt are none of it.
+    pub(super) fn output_ends_with(&self, since: &[u32], tokens: &[u32]) -> bool {
+        let of_since = tokens.len().min(since.len());
+        let (before, after) = tokens.split_at(tokens.len() - of_since);
+        let output = self.output.as_deref().unwrap_or_default();
+        since.ends_with(after) && (before.is_empty() || output.ends_with(before))
     }
 
     /// Adds bias and penalties to `logits`, those of the tokens from `first` on, where `since` follow the history.
@@ -168,6 +182,26 @@ mod tests {
     #[should_panic(expected = "a history of 1 tokens has none before 2")]
     fn a_gap_is_refused() {
         History::new(1, &[5], &penalties()).rewind_and_extend(2, &[1]);
+    }
+
+    #[test]
+    fn the_end_of_the_output_is_found_across_history_and_since() {
+        let sampling = Sampling { banned: vec![vec![1, 2, 3]], ..Sampling::default() };
+        let mut history = History::new(2, &[8, 1, 2, 1], &sampling);
+        for (since, tokens, wanted) in [
+            (&[][..], &[][..], true),
+            (&[], &[2, 1], true),
+            (&[], &[1, 2, 1], false), // its first token is the prompt's
+            (&[7], &[1, 7], true),
+            (&[5, 7], &[7], true),
+            (&[5, 7], &[2, 1, 5, 7], true),
+            (&[5, 7], &[1, 7], false),
+        ] {
+            assert_eq!(history.output_ends_with(since, tokens), wanted, "{since:?} {tokens:?}");
+        }
+        history.rewind_and_extend(1, &[4, 5, 6]);
+        assert_eq!(history.output, Some(vec![5, 6]));
+        assert!(History::new(0, &[1], &Sampling { banned: vec![vec![1]], ..sampling }).output.is_none());
     }
 
     proptest! {

@@ -17,6 +17,11 @@ pub(super) fn only(allowed: &[u32], first: u32, logits: &mut [f32]) {
     }
 }
 
+/// Whether the bit of a token is set.
+pub(super) fn has(allowed: &[u32], token: u32) -> bool {
+    allowed.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
 /// Leaves all but these tokens.
 pub(super) fn forbid(tokens: &[u32], first: u32, logits: &mut [f32]) {
     for token in tokens {

@@ -16,6 +16,8 @@ mod nucleus;
 mod part;
 mod top_tokens;
 
+use std::sync::Arc;
+
 use crate::isa::Supported;
 use crate::lane::Scratch;
 use crate::memory::View;
@@ -53,6 +55,10 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens. Tokens beyond the vocabulary are ignored: check before.
     pub logit_bias: Vec<(u32, f32)>,
+    /// The tokens that may be drawn, as in [`SampleRow::allowed`].
+    pub allowed: Option<Arc<[u32]>>,
+    /// Tokens of which the last is not drawn where the output ends with those before it. One that is alone is never drawn.
+    pub banned: Vec<Vec<u32>>,
     /// Tokens of output that there are at least before any of `ends` is drawn.
     pub min_tokens: u32,
     /// Tokens that end the text. Tokens beyond the vocabulary are ignored.
@@ -73,6 +79,8 @@ impl Default for Sampling {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: Vec::new(),
+            allowed: None,
+            banned: Vec::new(),
             min_tokens: 0,
             ends: Vec::new(),
             seed: 0,
@@ -117,6 +125,19 @@ impl Sampling {
     #[must_use]
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether tokens are left out, whatever the logits are.
+    #[must_use]
+    pub fn forbids(&self) -> bool {
+        self.allowed.is_some() || !self.banned.is_empty()
+    }
+
+    /// Whether a token is never drawn.
+    #[must_use]
+    pub fn never(&self, token: u32) -> bool {
+        let banned = || self.banned.iter().any(|word| matches!(word.as_slice(), [only] if *only == token));
+        self.allowed.as_deref().is_some_and(|allowed| !mask::has(allowed, token)) || banned()
     }
 
     /// Whether a token may be none of `ends`, with so many tokens of output before it.
@@ -222,7 +243,8 @@ fn processed<'a>(
     assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
     let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
     let goes_on = sampling.goes_on(position as usize - history.prompt_len().min(position as usize));
-    if !sampling.has_penalties() && sampling.logit_bias.is_empty() && !goes_on && allowed.is_none() {
+    let plain = !sampling.has_penalties() && sampling.logit_bias.is_empty() && !sampling.forbids();
+    if plain && !goes_on && allowed.is_none() {
         return (logits, candidates);
     }
     buffer.copy_from_slice(logits);
@@ -230,8 +252,15 @@ fn processed<'a>(
     if goes_on {
         mask::forbid(&sampling.ends, first, buffer);
     }
-    if let Some(allowed) = allowed {
+    for allowed in [sampling.allowed.as_deref(), allowed].into_iter().flatten() {
         mask::only(allowed, first, buffer);
+    }
+    for word in &sampling.banned {
+        if let Some((last, before)) = word.split_last()
+            && history.output_ends_with(since, before)
+        {
+            mask::forbid(&[*last], first, buffer);
+        }
     }
     (buffer, candidates)
 }

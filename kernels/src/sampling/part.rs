@@ -162,6 +162,17 @@ mod tests {
                 Sampling { min_p: 0.1, ..plain.clone() },
                 Sampling { logit_bias: bias, ..plain.clone() },
                 Sampling { repetition_penalty: 1.3, frequency_penalty: 0.4, ..plain.clone() },
+                Sampling {
+                    banned: vec![vec![7], vec![2, 3, 40], vec![8, 2, 3, 41], vec![1, 3, 5]],
+                    ..plain.clone()
+                },
+                Sampling {
+                    allowed: Some(vec![0xaaaa_5555, 0xf0, 1 << 30].into()),
+                    banned: vec![vec![3, 2]],
+                    top_p: 0.7,
+                    ..plain.clone()
+                },
+                Sampling { allowed: Some(vec![0x5555_aaaa, 0xf].into()), ..plain.clone() },
                 Sampling { top_p: 0.9, presence_penalty: 0.5, ..plain.clone() },
                 plain,
             ]);

@@ -1,5 +1,6 @@
 //! Chat templates: the Jinja source that comes with a model, rendered as transformers renders it.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use minijinja::{Environment, ErrorKind, Value};
@@ -22,6 +23,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     path: PathBuf,
     tokens: Map<String, Json>,
+    /// Variables that it may look up.
+    variables: HashSet<String>,
 }
 
 impl ChatTemplate {
@@ -44,7 +47,8 @@ impl ChatTemplate {
     /// # Errors
     /// [`ModelError::ChatTemplate`] if it is not valid Jinja, or absurdly long.
     pub fn of(path: PathBuf, source: &str, tokens: Map<String, Json>) -> Result<ChatTemplate, ModelError> {
-        let mut template = ChatTemplate { environment: jinja::environment(), path, tokens };
+        let environment = jinja::environment();
+        let mut template = ChatTemplate { environment, path, tokens, variables: HashSet::new() };
         template.add(PLAIN, source)?;
         Ok(template)
     }
@@ -57,7 +61,18 @@ impl ChatTemplate {
         let environment = &mut self.environment;
         let added =
             careful(|| environment.add_template_owned(name, source).map_err(|error| describe(&error)));
-        added.and_then(|added| added).map_err(|problem| self.error(problem))
+        added.and_then(|added| added).map_err(|problem| self.error(problem))?;
+        let read = careful(|| {
+            self.environment.get_template(name).ok().map(|added| added.undeclared_variables(false))
+        });
+        self.variables.extend(read.ok().flatten().unwrap_or_default());
+        Ok(())
+    }
+
+    /// Whether it may look up a variable of this name: one that it never does makes no difference.
+    #[must_use]
+    pub fn reads(&self, variable: &str) -> bool {
+        self.variables.contains(variable)
     }
 
     /// The prompt for a conversation. The text has its special tokens in it: encode it with `add_special = false`.

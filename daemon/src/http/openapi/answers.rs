@@ -40,6 +40,9 @@ struct CompletionChoice {
     #[schema(value_type = Option<Object>)]
     logprobs: Option<Value>,
     finish_reason: String,
+    /// If `return_token_ids` asks.
+    token_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
     #[schema(value_type = Option<Object>)]
     metrics: Option<Value>,
 }
@@ -53,6 +56,8 @@ pub(super) struct ChatCompletion {
     model: String,
     choices: Vec<ChatChoice>,
     usage: Usage,
+    /// If `return_token_ids` asks.
+    prompt_token_ids: Option<Vec<u32>>,
     /// What it took, if `include_metrics` asks (docs/requests.md); of several choices it stands in each.
     #[schema(value_type = Option<Object>)]
     metrics: Option<Value>,
@@ -65,6 +70,8 @@ struct ChatChoice {
     #[schema(value_type = Option<Object>)]
     logprobs: Option<Value>,
     finish_reason: String,
+    /// If `return_token_ids` asks.
+    token_ids: Option<Vec<u32>>,
     #[schema(value_type = Option<Object>)]
     metrics: Option<Value>,
 }

@@ -13,6 +13,16 @@ pub(super) struct Common {
     stream: Option<bool>,
     /// Who asks; of no effect.
     user: Option<String>,
+    /// Of no effect.
+    safety_identifier: Option<String>,
+    /// Of no effect: prompts are found in the cache by what they say.
+    prompt_cache_key: Option<String>,
+    /// Strings by name, 16 at most; of no effect, but that responses repeat them.
+    #[schema(value_type = Option<Object>, example = json!({"a": "b"}))]
+    metadata: Option<()>,
+    /// Cached prompts are shared with requests of the same salt alone.
+    #[schema(min_length = 1, max_length = 1024)]
+    cache_salt: Option<String>,
     #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f64>,
     /// 0 and -1: off.
@@ -31,6 +41,12 @@ pub(super) struct Common {
     /// Token ids, each with a number from -100 to 100; 1024 at most.
     #[schema(value_type = Option<Object>, example = json!({"7": -100}))]
     logit_bias: Option<()>,
+    /// Token ids that alone may be drawn.
+    #[schema(min_items = 1)]
+    allowed_token_ids: Option<Vec<u32>>,
+    /// Texts of which no output has the tokens, neither as they are nor with a space before them.
+    #[schema(max_items = 128)]
+    bad_words: Option<Vec<String>>,
     /// A whole number of 64 bits; without one it is random.
     seed: Option<i64>,
     /// A JSON schema, or its text.
@@ -74,6 +90,13 @@ pub(super) struct Choices {
     n: Option<u32>,
     response_format: Option<ResponseFormat>,
     stream_options: Option<StreamOptions>,
+    /// Whether the tokenizer adds its own tokens: for texts it does, if nothing is said, for chats it does not.
+    add_special_tokens: Option<bool>,
+    /// Of longer prompts so many tokens at the end are kept; -1: as many as there is room for.
+    #[schema(minimum = -1)]
+    truncate_prompt_tokens: Option<i64>,
+    /// The answer has the ids of its tokens, and of its prompt's.
+    return_token_ids: Option<bool>,
 }
 
 /// Up to 16 strings of 1 to 256 bytes.
@@ -187,7 +210,6 @@ struct NamedSchema {
 #[derive(Serialize, ToSchema)]
 struct StreamOptions {
     include_usage: Option<bool>,
-    /// Usage comes once, at the end.
-    #[schema(example = false)]
+    /// Every chunk has the usage so far.
     continuous_usage_stats: Option<bool>,
 }

@@ -20,7 +20,7 @@ pub(super) fn all() -> Vec<(&'static str, &'static str, Vec<Value>)> {
         ]);
     }
     for schema in ["CompletionRequest", "ChatRequest"] {
-        all.extend([(schema, "best_of", vec![json!(1)]), (schema, "metadata", vec![json!({})])]);
+        all.push((schema, "best_of", vec![json!(1)]));
     }
     all.extend([
         ("CompletionRequest", "suffix", vec![json!("")]),
@@ -30,7 +30,6 @@ pub(super) fn all() -> Vec<(&'static str, &'static str, Vec<Value>)> {
         ("ChatRequest", "function_call", vec![json!("none"), json!("auto")]),
         ("ChatRequest", "modalities", vec![json!(["text"])]),
         ("ChatRequest", "audio", vec![]),
-        ("ChatRequest", "reasoning_effort", vec![]),
         ("AssistantMessage", "refusal", vec![]),
         ("AssistantMessage", "audio", vec![]),
         ("AssistantMessage", "function_call", vec![]),
@@ -39,7 +38,9 @@ pub(super) fn all() -> Vec<(&'static str, &'static str, Vec<Value>)> {
         ("ResponseRequest", "prompt", vec![]),
         ("ResponseRequest", "background", vec![json!(false)]),
         ("ResponseRequest", "truncation", vec![json!("disabled")]),
-        ("ResponseRequest", "reasoning", vec![json!({})]),
+        ("ResponseRequest", "return_token_ids", vec![json!(false)]),
+        ("ReasoningOptions", "summary", vec![]),
+        ("ReasoningOptions", "generate_summary", vec![]),
         ("ResponseRequest", "max_tool_calls", vec![]),
         ("ResponseRequest", "prompt_cache_retention", vec![]),
         ("TokenizeText", "return_token_strs", vec![json!(false)]),

@@ -43,10 +43,35 @@ pub(super) struct ChatRequest {
     /// Variables of the chat template; 64 in 16 KiB at most.
     #[schema(value_type = Option<Object>, example = json!({"enable_thinking": false}))]
     chat_template_kwargs: Option<()>,
+    /// For the chat template; one that does not read it allows `medium` alone.
+    reasoning_effort: Option<Effort>,
+    /// For the chat template; one that does not read it allows `medium` alone.
+    verbosity: Option<Verbosity>,
     /// Whether the assistant's turn is opened behind the messages.
     add_generation_prompt: Option<bool>,
     /// Whether the last message is continued; only with `"add_generation_prompt": false`.
     continue_final_message: Option<bool>,
+}
+
+/// How long the model is to think.
+#[derive(Serialize, ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub(super) enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+}
+
+/// How long the model is to speak.
+#[derive(Serialize, ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub(super) enum Verbosity {
+    Low,
+    Medium,
+    High,
 }
 
 #[derive(Serialize, ToSchema)]

@@ -4,7 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::common::FormatType;
-use super::requests::{AllowedMode, AllowedType, FunctionType, ToolMode};
+use super::requests::{AllowedMode, AllowedType, Effort, FunctionType, ToolMode, Verbosity};
 
 /// POST /v1/responses.
 #[derive(Serialize, ToSchema)]
@@ -24,16 +24,10 @@ pub(super) struct ResponseRequest {
     /// Only with log-probabilities in `include`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// Strings by name, repeated by the answer; 16 at most.
-    #[schema(value_type = Option<Object>, example = json!({"a": "b"}))]
-    metadata: Option<()>,
     /// Variables of the chat template; 64 in 16 KiB at most.
     #[schema(value_type = Option<Object>, example = json!({"enable_thinking": false}))]
     chat_template_kwargs: Option<()>,
-    /// Of no effect.
-    safety_identifier: Option<String>,
-    /// Of no effect: prompts are found in the cache by what they say.
-    prompt_cache_key: Option<String>,
+    reasoning: Option<ReasoningOptions>,
     stream_options: Option<ResponseStreamOptions>,
 }
 
@@ -183,13 +177,14 @@ struct FlatAllowedTools {
 #[derive(Serialize, ToSchema)]
 struct TextOptions {
     format: Option<FlatFormat>,
+    /// For the chat template; one that does not read it allows `medium` alone.
     verbosity: Option<Verbosity>,
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum Verbosity {
-    Medium,
+struct ReasoningOptions {
+    /// For the chat template, as `reasoning_effort`; one that does not read it allows `medium` alone.
+    effort: Option<Effort>,
 }
 
 #[derive(Serialize, ToSchema)]

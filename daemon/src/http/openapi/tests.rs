@@ -7,7 +7,9 @@ use faser_models::CallFormat;
 use super::*;
 use crate::fields::asked;
 use crate::http::errors::ApiError;
-use crate::http::{Bounds, read_chat, read_completion, read_detokenize, read_response, read_tokenize};
+use crate::http::{
+    Bounds, TemplateReads, read_chat, read_completion, read_detokenize, read_response, read_tokenize,
+};
 use crate::names::Names;
 
 const BOUNDS: Bounds<'static> = Bounds {
@@ -18,6 +20,7 @@ const BOUNDS: Bounds<'static> = Bounds {
     max_body_bytes: 1 << 16,
     priorities: true,
     calls: Some(CallFormat::Hermes),
+    template: TemplateReads { tools: true, reasoning_effort: true, verbosity: true },
 };
 
 fn resolved<'a>(schema: &'a Value, all: &'a Map<String, Value>) -> &'a Value {

@@ -1,6 +1,8 @@
 //! What a request may ask for, and what is refused by name.
 
 use super::*;
+use crate::http::TemplateReads;
+use crate::http::prompt_tokens::Kept;
 use crate::names::Names;
 
 const BOUNDS: Bounds<'static> = Bounds {
@@ -11,6 +13,7 @@ const BOUNDS: Bounds<'static> = Bounds {
     max_body_bytes: 1 << 16,
     priorities: true,
     calls: None,
+    template: TemplateReads { tools: false, reasoning_effort: false, verbosity: false },
 };
 
 fn read(body: &Value) -> Result<Parameters, FieldError> {
@@ -44,8 +47,12 @@ fn every_field_arrives() {
         "speculation": {"k_max": 0}, "priority": 3, "include_metrics": true, "stream": true, "stream_options": {"include_usage": true}, "user": "me",
         "n": 3, "best_of": 3, "logprobs": 5, "min_tokens": 4, "include_stop_str_in_output": true, "return_tokens_as_token_ids": true,
         "prediction": {"type": "content", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "parts"}]},
+        "allowed_token_ids": [0, 33, 999], "bad_words": [" bad", "word"], "add_special_tokens": false, "truncate_prompt_tokens": 7,
+        "return_token_ids": true,
     }))
     .unwrap();
+    let mut allowed = [0; 32];
+    (allowed[0], allowed[1], allowed[31]) = (1, 2, 1 << 7);
     let sampling = Sampling {
         temperature: 0.5,
         top_k: 40,
@@ -56,6 +63,7 @@ fn every_field_arrives() {
         frequency_penalty: 2.0,
         logit_bias: vec![(3, 1.5), (7, -100.0)],
         seed: u64::MAX,
+        allowed: Some(allowed.into()),
         ..Sampling::default()
     };
     let wanted = Parameters {
@@ -73,6 +81,11 @@ fn every_field_arrives() {
         n: Choices(3),
         calls: None,
         format: None,
+        text_form: false,
+        bad_words: vec![" bad".into(), "word".into()],
+        prompt_tokens: PromptTokens { add_special: Some(false), kept: Kept::Last(7) },
+        usage_so_far: false,
+        return_token_ids: true,
         logprobs: Some(5),
         tokens_as_ids: true,
         min_tokens: 4,
@@ -86,7 +99,8 @@ fn what_means_nothing_is_taken() {
     for body in [
         json!({"n": 1, "best_of": 1, "logprobs": null, "top_logprobs": 0, "response_format": {"type": "text"}}),
         json!({"top_k": -1, "stop": null, "seed": null, "temperature": null, "max_tokens": 3, "max_completion_tokens": 3}),
-        json!({"logprobs": false, "stop": "x", "stream": false, "service_tier": "auto", "store": false, "metadata": {}}),
+        json!({"logprobs": false, "stop": "x", "stream": false, "service_tier": "auto", "store": false}),
+        json!({"metadata": {"a": "b"}, "prompt_cache_key": "k", "safety_identifier": "me", "user": "me"}),
     ] {
         assert!(read(&body).is_ok(), "{body}: {:?}", read(&body));
     }
@@ -120,6 +134,20 @@ fn everything_else_is_refused_by_name() {
         (json!({"speculation": {"k_max": 17}}), "speculation.k_max", Fault::Value),
         (json!({"include_metrics": 1}), "include_metrics", Fault::Type),
         (json!({"stream_options": {"include_usage": true}}), "stream_options", Fault::Value),
+        (json!({"metadata": {"a": 1}}), "metadata.a", Fault::Type),
+        (json!({"prompt_cache_key": 1}), "prompt_cache_key", Fault::Type),
+        (json!({"allowed_token_ids": []}), "allowed_token_ids", Fault::Value),
+        (json!({"allowed_token_ids": [1, 1000]}), "allowed_token_ids[1]", Fault::Value),
+        (json!({"allowed_token_ids": [1], "guided_regex": "a"}), "allowed_token_ids", Fault::Value),
+        (json!({"bad_words": "x"}), "bad_words", Fault::Type),
+        (json!({"bad_words": ["x", " "]}), "bad_words[1]", Fault::Value),
+        (json!({"bad_words": vec!["x"; 129]}), "bad_words", Fault::Value),
+        (json!({"bad_words": ["x"], "guided_regex": "a"}), "bad_words", Fault::Value),
+        (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens", Fault::Value),
+        (json!({"truncate_prompt_tokens": -2}), "truncate_prompt_tokens", Fault::Value),
+        (json!({"truncate_prompt_tokens": 513}), "truncate_prompt_tokens", Fault::Value),
+        (json!({"cache_salt": ""}), "cache_salt", Fault::Value),
+        (json!({"cache_salt": 1}), "cache_salt", Fault::Type),
         (json!({"n": 0}), "n", Fault::Value),
         (json!({"n": 17}), "n", Fault::Value),
         (json!({"n": 2, "best_of": 4}), "best_of", Fault::Unsupported),

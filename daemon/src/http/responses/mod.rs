@@ -11,27 +11,25 @@ use serde_json::{Map, Value, json};
 
 use super::answer::Shape;
 use super::chat::{render, variables};
+use super::effort::{self, EFFORT, EFFORTS, VERBOSITIES, VERBOSITY};
 use super::errors::ApiError;
 use super::generation::{Generation, Prompt};
 use super::params::{Parameters, parameters};
+use super::prompt_tokens::Kept;
 use super::tools::tools;
 use super::{Bounds, body, encoding};
 use crate::app::App;
-use crate::fields::{Fault, FieldError, Fields, shortened, wrong_type};
+use crate::fields::{FieldError, Fields, shortened};
 use writer::Response;
 
-/// Pairs of `metadata`, and characters of a key and of a value, as in OpenAI's API.
-const MAX_METADATA: usize = 16;
-const MAX_METADATA_KEY: usize = 64;
-const MAX_METADATA_VALUE: usize = 512;
-
 /// What answers repeat of the request.
-const ECHOED: [&str; 13] = [
+const ECHOED: [&str; 14] = [
     "instructions",
     "max_output_tokens",
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
+    "reasoning",
     "safety_identifier",
     "temperature",
     "text",
@@ -56,7 +54,7 @@ pub(super) async fn create(
     let prompt =
         render(served, &conversation).map_err(|err| ApiError { param: Some("input".into()), ..err })?;
     drop(conversation);
-    let ids = encoding::prompt(served, prompt, false).await?;
+    let ids = encoding::prompt(served, prompt, false, Kept::All).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Response, prompts, parameters, max_new_tokens: None };
     let write = |head| Response::answer(head, echoed);
@@ -94,14 +92,11 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Asked, ApiError> {
     let model = bounds.check_name(&mut fields)?.to_owned();
     refuse_unsupported(&mut fields)?;
     let mut parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Response, false)? };
-    tools(&mut fields, Shape::Response, bounds.calls, &mut parameters)?;
+    tools(&mut fields, Shape::Response, bounds, &mut parameters)?;
     let messages = input::messages(&mut fields)?;
     let functions = input::functions(&mut fields)?;
-    let variables = variables(&mut fields)?;
-    metadata(&mut fields)?;
-    // Words of who asks. Prompts are found in the cache by what they say.
-    fields.text("safety_identifier")?;
-    fields.text("prompt_cache_key")?;
+    let mut variables = variables(&mut fields)?;
+    words(&mut fields, bounds, &mut variables)?;
     fields.finish()?;
     let conversation = Conversation { messages, tools: functions, variables, last_turn: LastTurn::Opened };
     Ok(Asked { conversation, parameters, echoed: echoed(&body) })
@@ -118,35 +113,26 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
         "nothing is stored: an answer can be had only as it is made",
     )?;
     fields.neutral("truncation", &[json!("disabled")], "leave out yourself what is too much")?;
-    fields.neutral(
-        "reasoning",
-        &[json!({})],
-        "give `chat_template_kwargs` what the model's template knows",
-    )?;
     fields.neutral("max_tool_calls", &[], "the server calls nothing itself")?;
     fields.neutral("prompt_cache_retention", &[], "how long a prompt is kept is not a request's to say")
 }
 
-fn metadata(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    let path = fields.path("metadata");
-    let pairs = match fields.value("metadata") {
-        None => return Ok(()),
-        Some(Value::Object(pairs)) => pairs,
-        Some(other) => return Err(wrong_type(&path, "an object of strings", other)),
-    };
-    if pairs.len() > MAX_METADATA {
-        let problem = format!("has {} pairs; {MAX_METADATA} are taken at most", pairs.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
+/// How long the model is to think and to speak.
+fn words(
+    fields: &mut Fields<'_>,
+    bounds: &Bounds<'_>,
+    variables: &mut Map<String, Value>,
+) -> Result<(), FieldError> {
+    let reads = bounds.template;
+    if let Some(mut reasoning) = fields.object("reasoning")? {
+        effort::word(&mut reasoning, ("effort", EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
+        let split = "reasoning is not told from the rest of the text";
+        reasoning.neutral("summary", &[], split)?;
+        reasoning.neutral("generate_summary", &[], split)?;
+        reasoning.finish()?;
     }
-    for (key, value) in pairs {
-        let path = format!("{path}.{}", shortened(key, MAX_METADATA_KEY));
-        let text = value.as_str().ok_or_else(|| wrong_type(&path, "a string", value))?;
-        if key.chars().count() > MAX_METADATA_KEY || text.chars().count() > MAX_METADATA_VALUE {
-            let problem = format!(
-                "is too long: keys have {MAX_METADATA_KEY} characters at most, values {MAX_METADATA_VALUE}"
-            );
-            return Err(FieldError::new(path, Fault::Value, problem));
-        }
+    if let Some(mut text) = fields.object("text")? {
+        effort::word(&mut text, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)?;
     }
     Ok(())
 }
@@ -162,12 +148,18 @@ fn echoed(body: &Value) -> Map<String, Value> {
         "tool_choice" => json!("auto"),
         "tools" => json!([]),
         "top_logprobs" => json!(0),
+        "reasoning" => json!({"effort": null, "summary": null}),
         _ => Value::Null,
     };
     let pair = |name: &str| (name.to_owned(), value(name).unwrap_or_else(|| default(name)));
     let mut all: Map<String, Value> = ECHOED.into_iter().map(pair).collect();
     if let Some(Value::Object(text)) = all.get_mut("text") {
         text.entry("format").or_insert_with(|| json!({"type": "text"}));
+    }
+    if let Some(Value::Object(reasoning)) = all.get_mut("reasoning") {
+        for name in ["effort", "summary"] {
+            reasoning.entry(name).or_insert(Value::Null);
+        }
     }
     all
 }

@@ -100,7 +100,7 @@ impl Response {
             "id": self.id, "object": "response", "created_at": self.head.created, "status": status,
             "background": false, "error": error, "incomplete_details": incomplete, "max_tool_calls": null,
             "model": self.head.model, "output": self.output, "previous_response_id": null,
-            "reasoning": {"effort": null, "summary": null}, "service_tier": "default", "store": false,
+            "service_tier": "default", "store": false,
             "truncation": "disabled", "usage": self.ending.as_ref().map(|ending| self.usage(ending)),
         });
         if let Value::Object(map) = &mut response {
@@ -208,10 +208,20 @@ mod tests {
 
     fn answer() -> Box<dyn Answer> {
         let tokenizer = Arc::new(Tokenizer::synthetic(300).unwrap());
-        let tokens = LogprobShape { shape: Shape::Response, as_ids: false, tokenizer };
+        let tokens = LogprobShape { shape: Shape::Response, wanted: true, as_ids: false, tokenizer };
         let model = "m".to_owned();
         let (created, metrics) = (1, Place::Nowhere);
-        let head = Head { tokens, model, created, metrics, usage_chunk: false, choices: 1, prompt_tokens: 2 };
+        let head = Head {
+            tokens,
+            model,
+            created,
+            metrics,
+            usage_chunk: false,
+            usage_so_far: false,
+            token_ids: None,
+            choices: 1,
+            prompt_tokens: 2,
+        };
         Response::answer(head, Map::new())
     }
 

@@ -125,9 +125,11 @@ fn body_chunks<B: MessageBody + 'static>(
 mod access;
 mod answers;
 mod chats;
+mod clients;
 mod fields;
 mod forms;
 mod handling;
+mod json_calls;
 mod life;
 mod openapi;
 mod refusals;

@@ -23,9 +23,12 @@ async fn answers_are_as_the_document_says() {
     for (path, sent) in [
         (
             "/v1/completions",
-            json!({"prompt": "x", "max_tokens": 3, "logprobs": 1, "n": 2, "include_metrics": true}),
+            json!({"prompt": "x", "max_tokens": 3, "logprobs": 1, "n": 2, "include_metrics": true, "return_token_ids": true}),
         ),
-        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "return_token_ids": true}),
+        ),
         ("/v1/responses", json!({"input": "x", "max_output_tokens": 3, "include_metrics": true})),
         (
             "/v1/responses",

@@ -20,26 +20,26 @@ pub(super) async fn calling_by(format: &str, template: &str) -> (web::Data<App>,
     daemon_of(&yaml, Some(template)).await
 }
 
-fn tool(name: &str, parameters: &Value) -> Value {
+pub(super) fn tool(name: &str, parameters: &Value) -> Value {
     json!({"type": "function", "function": {"name": name, "description": "It does.", "parameters": parameters}})
 }
 
-fn chat(more: &Value) -> Value {
+pub(super) fn chat(more: &Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "do it"}], "seed": 3, "max_tokens": 700});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
 
-fn with(body: &Value, key: &str, value: Value) -> Value {
+pub(super) fn with(body: &Value, key: &str, value: Value) -> Value {
     let mut body = body.clone();
     body[key] = value;
     body
 }
 
 /// Content, calls as name and arguments, and how it ended.
-type Said = (Option<String>, Vec<(String, String)>, String);
+pub(super) type Said = (Option<String>, Vec<(String, String)>, String);
 
-fn said(choice: &Value) -> Said {
+pub(super) fn said(choice: &Value) -> Said {
     let message = &choice["message"];
     let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
     let call = |call: &Value| {
@@ -53,7 +53,7 @@ fn said(choice: &Value) -> Said {
 }
 
 /// The same of a stream's choice, put together as clients do.
-fn gathered(streamed: &Value, index: usize) -> Said {
+pub(super) fn gathered(streamed: &Value, index: usize) -> Said {
     let (mut content, mut calls, mut finish) = (String::new(), Vec::<(String, String)>::new(), String::new());
     for event in events(streamed) {
         let choice = &event["choices"][0];
@@ -258,7 +258,7 @@ async fn what_cannot_be_called_is_refused_by_name() {
         ),
         (json!({"tools": [f], "parallel_tool_calls": 1}), kind, "parallel_tool_calls"),
         (
-            json!({"tools": [f], "tool_choice": "required", "response_format": {"type": "json_object"}}),
+            json!({"tools": [f], "tool_choice": "required", "guided_json": {"type": "object"}}),
             value,
             "tool_choice",
         ),

@@ -32,7 +32,8 @@ impl CallForm {
     pub(crate) fn lark(&self, token: impl Fn(&str) -> Option<u32>) -> String {
         let mut rules = match self.format {
             CallFormat::Hermes => self.hermes(&token),
-            CallFormat::Llama3 => self.llama3(),
+            CallFormat::Llama3 => self.bare("; ", &self.format.opening().replace('|', "\\|")),
+            CallFormat::Json => self.bare("\n", ""),
         };
         let numbers = (0..self.functions.len()).map(|number| format!("f{number}"));
         rules.push(format!("object: {}", numbers.collect::<Vec<_>>().join(" | ")));
@@ -63,14 +64,18 @@ impl CallForm {
         vec![start.to_owned(), opening, text, body]
     }
 
-    fn llama3(&self) -> Vec<String> {
-        let calls = if self.several { "object (\"; \" object)*" } else { "object" };
+    /// Objects without tags, between which `between` stands; text has no `tag` in it, if there is one.
+    fn bare(&self, between: &str, tag: &str) -> Vec<String> {
+        let more = format!(" ({} object)*", literal(between));
+        let calls = format!("object{}", if self.several { more.as_str() } else { "" });
         if !self.free {
             return vec![format!("start: {calls}")];
         }
         // What begins with a bracket is a call.
-        let tag = self.format.opening().replace('|', "\\|");
-        let text = format!("TEXT: /[^\\s{{](?s:.*)/ & ~/(?s:.*){tag}(?s:.*)/");
+        let text = match tag {
+            "" => "TEXT: /\\s*[^\\s{](?s:.*)/".to_owned(),
+            tag => format!("TEXT: /[^\\s{{](?s:.*)/ & ~/(?s:.*){tag}(?s:.*)/"),
+        };
         vec![format!("start: TEXT? | {calls}"), text]
     }
 }

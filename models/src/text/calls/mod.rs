@@ -25,6 +25,9 @@ pub enum CallFormat {
     Hermes,
     /// The whole output is `{"name": …, "parameters": {…}}`, several divided by `; `; `<|python_tag|>` may stand before. Llama 3.
     Llama3,
+    /// The whole output is `{"name": …, "arguments": {…}}`, several divided by line breaks: for models of which nobody knows how they write
+    /// calls. Grammars have them write it so.
+    Json,
 }
 
 impl CallFormat {
@@ -65,11 +68,17 @@ impl CallFormat {
         llama.then_some(CallFormat::Llama3)
     }
 
+    /// Whether the bracket that a whole output begins with is that of a call.
+    fn bare(self) -> bool {
+        matches!(self, CallFormat::Llama3 | CallFormat::Json)
+    }
+
     /// What stands before a call, where something does.
     fn opening(self) -> &'static str {
         match self {
             CallFormat::Hermes => "<tool_call>",
             CallFormat::Llama3 => "<|python_tag|>",
+            CallFormat::Json => "",
         }
     }
 
@@ -77,7 +86,7 @@ impl CallFormat {
     fn closing(self) -> &'static str {
         match self {
             CallFormat::Hermes => "</tool_call>",
-            CallFormat::Llama3 => "",
+            CallFormat::Llama3 | CallFormat::Json => "",
         }
     }
 
@@ -89,7 +98,7 @@ impl CallFormat {
     /// Names of the arguments in the object of a call; the first is what grammars write.
     fn arguments(self) -> &'static [&'static str] {
         match self {
-            CallFormat::Hermes => &["arguments"],
+            CallFormat::Hermes | CallFormat::Json => &["arguments"],
             CallFormat::Llama3 => &["parameters", "arguments"],
         }
     }
@@ -103,7 +112,7 @@ impl CallFormat {
     /// The token by which a model ends a message with calls, if it is not the one that ends every message.
     pub fn end(self, tokenizer: &Tokenizer) -> Option<u32> {
         match self {
-            CallFormat::Hermes => None,
+            CallFormat::Hermes | CallFormat::Json => None,
             CallFormat::Llama3 => tokenizer.token_id("<|eom_id|>"),
         }
     }

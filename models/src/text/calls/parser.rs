@@ -67,7 +67,7 @@ struct Outside {
 impl CallParser {
     /// At the beginning of an output.
     pub fn new(format: CallFormat) -> CallParser {
-        let outside = Outside { bare: format == CallFormat::Llama3, ..Outside::default() };
+        let outside = Outside { bare: format.bare(), ..Outside::default() };
         CallParser {
             format,
             place: Place::Outside(outside),
@@ -219,7 +219,8 @@ impl CallParser {
     }
 
     fn after(&self) -> Place {
-        Place::Outside(Outside { again: self.format == CallFormat::Llama3, ..Outside::default() })
+        let (again, bare) = (self.format == CallFormat::Llama3, self.format == CallFormat::Json);
+        Place::Outside(Outside { again, bare, ..Outside::default() })
     }
 
     fn call(&mut self, name: String) {
