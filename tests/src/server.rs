@@ -175,6 +175,41 @@ impl Server {
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
+    /// The daemon and the processes that it has started, and they.
+    pub fn family(&self) -> Vec<u32> {
+        let mut all = vec![lock(&self.child).id()];
+        let mut at = 0;
+        while let Some(&pid) = all.get(at) {
+            at += 1;
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            for task in tasks {
+                let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                all.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+            }
+        }
+        all
+    }
+
+    /// Memory of its own that the family has, in bytes.
+    pub fn family_bytes(&self) -> u64 {
+        let own = |pid: &u32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+            line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+        };
+        self.family().iter().filter_map(own).sum::<u64>() << 10
+    }
+
+    /// Processor time that the living family has taken, in hundredths of a second.
+    pub fn family_ticks(&self) -> u64 {
+        let own = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+            Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+        };
+        self.family().iter().filter_map(own).sum()
+    }
+
     /// Descriptors that it has open now.
     ///
     /// # Panics

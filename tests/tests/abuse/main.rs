@@ -2,6 +2,7 @@
 //! shape or a clean end, memory stays flat, and a stream beside them goes on with its right text.
 
 mod connections;
+mod grammars;
 mod prompts;
 mod requests;
 mod templates;

@@ -249,3 +249,76 @@ fn text_that_must_come_is_divided_as_models_like_it() {
     assert_eq!(tokens, tokenizer.encode(&text, false).unwrap());
     assert!(forced.iter().any(|forced| !forced.certain));
 }
+
+/// Follows an output of `a`s for as long as it can be; how long that is, and why it ends.
+fn fails_after(matcher: &mut GrammarMatcher, most: usize) -> (usize, Option<String>) {
+    let mut output = Vec::new();
+    while output.len() < most {
+        matcher.follow(&output);
+        let mask = matcher.allowed().unwrap();
+        if let Some(reason) = mask.failure() {
+            assert!(mask.allows(END) && mask.only() == Some(END));
+            return (output.len(), Some(reason.to_owned()));
+        }
+        output.push(u32::from(b'a'));
+    }
+    (most, None)
+}
+
+#[test]
+fn what_can_be_read_in_too_many_ways_fails_by_a_count_at_the_same_place_however_it_is_asked() {
+    let source = GrammarSource::Lark("start: e\ne: e e e e | \"a\"* | (\"a\"*)*".to_owned());
+    let grammar = compiler().compile(&source).unwrap();
+    let mut matcher = grammar.matcher();
+    let (tokens, reason) = fails_after(&mut matcher, 200);
+    assert!(
+        (20..200).contains(&tokens) && reason.as_deref().unwrap().contains("ambiguous"),
+        "{tokens} {reason:?}"
+    );
+    // At once, without a mask before, as after a preemption; and again after something else.
+    let output = vec![u32::from(b'a'); 200];
+    for _ in 0..2 {
+        let mut other = grammar.matcher();
+        other.follow(&output[..tokens - 1]);
+        assert_eq!(other.allowed().unwrap().failure(), None);
+        other.follow(&output[..tokens]);
+        assert!(other.allowed().unwrap().failure().is_some() && other.failure().is_some());
+        // What failed may be taken back: it was a proposal, say.
+        other.follow(&output[..3]);
+        assert_eq!((other.allowed().unwrap().failure(), other.failure()), (None, None));
+        assert_eq!(fails_after(&mut other, 200).0, tokens);
+    }
+}
+
+#[test]
+fn ordinary_grammars_come_nowhere_near_the_count() {
+    let source = GrammarSource::JsonSchema(
+        json!({"type": "array", "items": {"anyOf": (0..20).map(|kind| json!({
+        "type": "object", "required": ["kind", "text"], "additionalProperties": false,
+        "properties": {"kind": {"const": format!("kind {kind}")}, "text": {"type": "string"}, "more": {"type": "array"}},
+    })).collect::<Vec<_>>()}}),
+    );
+    let grammar = compiler().compile(&source).unwrap();
+    let item = "{\"kind\":\"kind 17\",\"text\":\"some words, \\\"quoted\\\", and more\",\"more\":[1,[true,{\"a\":null}]]}";
+    let text = format!("[{}]", vec![item; 60].join(","));
+    assert!(accepts(&grammar, &text));
+}
+
+#[test]
+fn a_matcher_that_nobody_waits_for_gives_up() {
+    let grammar = compiler().compile(&GrammarSource::Regex("[a-z]+".to_owned())).unwrap();
+    let mut matcher = grammar.matcher();
+    let cancel = matcher.cancel();
+    matcher.follow(&ids("ab"));
+    assert_eq!(matcher.allowed().unwrap().failure(), None);
+    cancel.cancel();
+    matcher.follow(&ids("abc"));
+    assert!(matcher.allowed().unwrap().failure().is_some());
+    // Also where it would begin anew.
+    matcher.follow(&ids("x"));
+    assert!(matcher.allowed().unwrap().failure().is_some());
+    // Others that follow the same grammar go on.
+    let mut other = grammar.matcher();
+    other.follow(&ids("abc"));
+    assert_eq!(other.allowed().unwrap().failure(), None);
+}
