@@ -272,5 +272,6 @@ pub fn grammars(data: &[u8]) {
 
 fn readable(refusal: &str) {
     assert!(!refusal.is_empty() && refusal.len() <= LONGEST_MESSAGE, "{refusal}");
-    assert!(!refusal.contains("verbose/>") && !refusal.contains("<backtrace>"), "{refusal}");
+    // The grammar itself may be in it; what the library appends is on lines of its own.
+    assert!(!refusal.contains("\n<"), "{refusal}");
 }

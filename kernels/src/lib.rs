@@ -12,6 +12,7 @@ mod isa;
 mod lane;
 mod memory;
 pub mod ops;
+mod process;
 pub mod sampling;
 mod simd;
 
@@ -25,4 +26,5 @@ pub use memory::{
     BlockId, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Slice,
     Source, Stored, Table, Tensor, Vector, View, ViewMut, give_memory_back, on_nodes,
 };
+pub use process::{fork, one_arena};
 pub use sampling::{History, SampleRow, Sampling};

@@ -21,7 +21,7 @@ mod text;
 pub use checkpoint::{check_header, weight_files};
 pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
 pub use error::ModelError;
-pub use faser_kernels::{give_memory_back, on_nodes};
+pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
 pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;

@@ -174,6 +174,8 @@ impl DraftRunner {
         for index in 0..job.plan.chunks.len() {
             if self.masks.places(index) == Some(0) {
                 job.cease(index);
+                // In a group another rank may not know it.
+                self.masks.take_forced(index);
             }
         }
     }

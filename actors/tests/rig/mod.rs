@@ -295,7 +295,11 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
         max_rows: limits.rows,
         max_logit_rows,
         // Some wait for no mask: what is not there when tokens are drawn comes in a later pass.
-        mask_patience: if config.target_blocks.is_multiple_of(2) { Duration::ZERO } else { RunnerSpec::MASK_PATIENCE },
+        mask_patience: if config.target_blocks.is_multiple_of(2) {
+            Duration::ZERO
+        } else {
+            RunnerSpec::MASK_PATIENCE
+        },
     };
     if let Some(shards) = &pair.shards {
         let draft = (!shards.draft.is_empty()).then(|| {

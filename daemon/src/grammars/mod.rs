@@ -176,6 +176,10 @@ impl Grammars {
 
     /// The memory that a grammar takes, in bytes, if it fits within the limits.
     async fn tried(&self, program: &GrammarProgram) -> Result<u64, FormatError> {
+        if cfg!(test) {
+            // Their binary is not the daemon's, which tests/tests/abuse/grammars.rs has.
+            return Ok(0);
+        }
         let turn = turn_in(&self.quick).await?;
         match timeout(QUICK_WITHIN, self.attempt(program, QUICK)).await {
             Ok(Ok(Outcome::Fits { bytes })) => return Ok(bytes),

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-use faser_models::{GrammarCompiler, GrammarProgram, GrammarVocabulary};
+use faser_models::{GrammarCompiler, GrammarProgram, GrammarVocabulary, fork, one_arena};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, getppid, kill_process, set_parent_process_death_signal,
@@ -156,25 +156,4 @@ fn status_bytes(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kb| kb << 10)
-}
-
-/// A process of which everything is as here; none in that process itself.
-#[allow(unsafe_code, reason = "no library has a safe fork: it is only safe where there is one thread")]
-fn fork() -> io::Result<Option<i32>> {
-    // SAFETY: this process has one thread, so no lock is held by one that is not there in the copy.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(None),
-        pid => Ok(Some(pid)),
-    }
-}
-
-/// Has glibc keep memory of all threads in one place: an arena of another thread's own takes 128 MiB of addresses, which the bound counts.
-#[allow(unsafe_code, reason = "a setting of the allocator")]
-fn one_arena() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: called before there is another thread; sets a number.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
 }
