@@ -93,8 +93,13 @@ pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
 impl Tally {
     /// Of everything that may happen there has been some.
     pub(crate) fn assert_all_happened(&self) {
+        assert!(self.all_happened(), "{self:?}");
+    }
+
+    /// Whether there has been some of everything.
+    pub(crate) fn all_happened(&self) -> bool {
         let happened = [self.accepted, self.rejected, self.pruned, self.gone_inside, self.devices_lost];
         let kinds = [self.drawn, self.penalties, self.restricted];
-        assert!(happened.iter().all(|count| *count > 0) && kinds.iter().all(|count| *count > 5), "{self:?}");
+        happened.iter().all(|count| *count > 0) && kinds.iter().all(|count| *count > 5)
     }
 }
