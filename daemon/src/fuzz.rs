@@ -259,7 +259,11 @@ pub fn grammars(data: &[u8]) {
             if next == END {
                 return;
             }
-            assert_eq!(matcher.rightful(&output, &[next]), 1, "token {next} may come behind {output:?}");
+            assert_eq!(
+                matcher.rightful(&output, &[next]),
+                Some(1),
+                "token {next} may come behind {output:?}"
+            );
             output.push(next);
         }
     };

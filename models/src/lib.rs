@@ -29,5 +29,5 @@ pub use shard::Shard;
 pub use text::{
     CallEvent, CallForm, CallFormat, CallParser, ChatTemplate, Conversation, Detokenizer, Encoded,
     ForcedToken, Function, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher,
-    GrammarProgram, GrammarSource, GrammarVocabulary, LastTurn, TokenMask, Tokenizer,
+    GrammarProgram, GrammarSource, GrammarTurn, GrammarVocabulary, LastTurn, TokenMask, Tokenizer,
 };

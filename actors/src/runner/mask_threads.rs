@@ -15,13 +15,11 @@ use rustix::process::{Pid, setpriority_process};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processor time from which on a job is slow.
+/// Time, of a core or in wait for others who follow the same grammar, from which on a job is slow.
 const SLOW: Duration = Duration::from_millis(2);
-/// Processor time of a slow matcher's job from which on it is not slow any more.
+/// Such a time of a slow matcher's job below which it is slow no more.
 const QUICK: Duration = Duration::from_millis(1);
-/// Slow jobs that may be under way: one for good, more for as long as jobs last that were not known to be slow.
-const MOST_SLOW: usize = 3;
-/// Slow threads that stay.
+/// Slow threads that stay. There are more for as long as jobs last that were not known to be slow: at most one for each sequence.
 const STAYING_SLOW: usize = 1;
 /// The least that a thread can ask for.
 const LEAST_NICE: i32 = 19;
@@ -89,9 +87,8 @@ struct State {
 #[derive(Clone, Copy)]
 struct Running {
     thread: Pid,
-    since: Instant,
-    /// Of the thread, when it began.
-    cpu_time: Duration,
+    /// When somebody first looked, and how long the thread had waited for a core by then.
+    seen: Option<(Instant, Duration)>,
 }
 
 impl Default for MaskThreads {
@@ -164,11 +161,11 @@ impl MaskThreads {
     /// If the thread for quick jobs is at a slow one, another takes its place.
     fn part_from_slow(&mut self) {
         let mut state = self.shared.lock();
-        let Some(Running { thread, since, cpu_time }) = state.running else { return };
-        if since.elapsed() < SLOW
-            || state.slow_threads >= MOST_SLOW
-            || cpu_time_of(thread).is_none_or(|now| now.saturating_sub(cpu_time) < SLOW)
-        {
+        let Some(Running { thread, seen }) = &mut state.running else { return };
+        let (thread, Some(waited)) = (*thread, waited_for_a_core(*thread)) else { return };
+        let (since, waited_then) = *seen.get_or_insert((Instant::now(), waited));
+        // At work, or in wait for somebody else who is at work on the same grammar.
+        if since.elapsed().saturating_sub(waited.saturating_sub(waited_then)) < SLOW {
             return;
         }
         // If that is not allowed, it takes more of the cores than it should.
@@ -231,8 +228,7 @@ impl Shared {
                 continue;
             };
             if quick {
-                state.running =
-                    Some(Running { thread: gettid(), since: Instant::now(), cpu_time: own_cpu_time() });
+                state.running = Some(Running { thread: gettid(), seen: None });
             }
             drop(state);
             self.carry_out(job);
@@ -246,14 +242,25 @@ impl Shared {
     fn carry_out(&self, job: Job) {
         let Job { ticket, seq, mut matcher, mut output, question, slow } = job;
         let begun = own_cpu_time();
+        let (turns, mut waited) = (matcher.turn(), Duration::ZERO);
+        let mut turn = || {
+            let begun = Instant::now();
+            let turn = turns.take();
+            waited += begun.elapsed();
+            turn
+        };
         // Who asked may be gone.
         let tell = |answer| drop(self.tell.send(answer));
         match question {
             Question::Along { proposals, first } => {
                 output.extend(&proposals[..first]);
                 for place in first..=proposals.len() {
-                    matcher.follow(&output);
-                    tell(Answer::Place { ticket, seq, place, mask: matcher.allowed() });
+                    let mask = {
+                        let _turn = turn();
+                        matcher.follow(&output);
+                        matcher.allowed()
+                    };
+                    tell(Answer::Place { ticket, seq, place, mask });
                     if self.settled.load(Ordering::Relaxed) >= ticket {
                         break;
                     }
@@ -261,11 +268,14 @@ impl Shared {
                 }
             }
             Question::Forced { most } => {
-                let (forced, mask) = matcher.forced(&output, most);
+                let (forced, mask) = {
+                    let _turn = turn();
+                    matcher.forced(&output, most)
+                };
                 tell(Answer::Forced { ticket, forced, mask });
             }
         }
-        let took = own_cpu_time().saturating_sub(begun);
+        let took = own_cpu_time().saturating_sub(begun) + waited;
         tell(Answer::Home { ticket, seq, matcher, slow: took > if slow { QUICK } else { SLOW } });
     }
 }
@@ -285,8 +295,9 @@ fn own_cpu_time() -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-fn cpu_time_of(thread: Pid) -> Option<Duration> {
+/// How long a thread that could have run has waited for a core so far.
+fn waited_for_a_core(thread: Pid) -> Option<Duration> {
     let path = format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero());
     let text = std::fs::read_to_string(path).ok()?;
-    text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+    text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }

@@ -54,7 +54,7 @@ impl Following {
         match &mut self.matcher {
             None => usize::from(self.known().is_some()),
             Some(_) if self.slow => 1,
-            Some(matcher) if copied => 1 + matcher.rightful(&self.output, proposals),
+            Some(matcher) if copied => 1 + matcher.rightful(&self.output, proposals).unwrap_or(0),
             Some(_) => 1 + proposals.len(),
         }
     }

@@ -23,7 +23,7 @@ pub use self::conversation::{Conversation, LastTurn};
 pub use self::detokenizer::Detokenizer;
 pub use self::grammar::{
     ForcedToken, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher, GrammarProgram,
-    GrammarSource, GrammarVocabulary, TokenMask,
+    GrammarSource, GrammarTurn, GrammarVocabulary, TokenMask,
 };
 pub use self::long::Encoded;
 pub use self::tokenizer::Tokenizer;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::GrammarMatcher;
-use super::matcher::MOST_LEXER_BYTES;
+use super::matcher::{Common, MOST_LEXER_BYTES};
 use super::words::in_plain_words;
 use crate::Tokenizer;
 use crate::text::calls::{CallForm, CallFormat};
@@ -82,6 +82,7 @@ pub struct GrammarCompiler {
 #[derive(Clone)]
 pub struct Grammar {
     start: TokenParser,
+    common: Arc<Common>,
     ends: Arc<[u32]>,
     /// What is to be there as long as the grammar is.
     _held: Option<Arc<dyn Any + Send + Sync>>,
@@ -201,7 +202,7 @@ impl GrammarCompiler {
             Ok(start)
         }));
         match started {
-            Ok(start) => Ok(Grammar { start, ends: self.ends.clone(), _held: None }),
+            Ok(start) => Ok(Grammar { start, common: Arc::default(), ends: self.ends.clone(), _held: None }),
             Err(error) => Err(GrammarError(in_plain_words(&error.to_string()))),
         }
     }
@@ -210,7 +211,7 @@ impl GrammarCompiler {
 impl Grammar {
     /// A matcher at the beginning of an output.
     pub fn matcher(&self) -> GrammarMatcher {
-        GrammarMatcher::new(&self.start, self.ends.clone())
+        GrammarMatcher::new(&self.start, self.common.clone(), self.ends.clone())
     }
 
     /// The same, which keeps something: its part of a budget, for instance.
@@ -218,10 +219,9 @@ impl Grammar {
         Grammar { _held: Some(held), ..self }
     }
 
-    /// Whether its lexer, which matchers share, has grown to its limit: no output can be followed any more.
+    /// Whether its lexer, which matchers share, is at its limit or broken: whoever comes next had better compile it anew.
     pub fn spent(&self) -> bool {
-        self.start.parser.get_error().is_some()
-            || self.start.parser.lexer_stats().num_bytes > MOST_LEXER_BYTES
+        self.common.spent()
     }
 }
 

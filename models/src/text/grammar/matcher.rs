@@ -1,7 +1,8 @@
 //! An output on its way through a grammar.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use anyhow::{Result, ensure};
 use llguidance::api::StopReason;
@@ -70,10 +71,36 @@ impl TokenMask {
     }
 }
 
+/// What all who follow a grammar share beside its lexer.
+#[derive(Debug, Default)]
+pub(super) struct Common {
+    /// Held by whoever works with the lexer, which has a lock of its own that can only be waited for.
+    turn: Mutex<()>,
+    /// Of no more use: the lexer is at its limit, or broken.
+    spent: AtomicBool,
+}
+
+impl Common {
+    pub(super) fn spent(&self) -> bool {
+        self.spent.load(Ordering::Relaxed)
+    }
+}
+
+/// A turn at a grammar: who follows it in a thread takes one for each mask, so that a lane can tell that it would have to wait.
+pub struct GrammarTurn(Arc<Common>);
+
+impl GrammarTurn {
+    /// Waits until it is one's turn.
+    pub fn take(&self) -> MutexGuard<'_, ()> {
+        self.0.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Follows one output. Outputs may be taken back: what is asked of it is a function of the tokens it is given alone.
 pub struct GrammarMatcher {
     start: TokenParser,
     parser: TokenParser,
+    common: Arc<Common>,
     cancel: GrammarCancel,
     ends: Arc<[u32]>,
     /// What `parser` has been given: no token that ends a text.
@@ -109,12 +136,13 @@ impl GrammarCancel {
 }
 
 impl GrammarMatcher {
-    pub(super) fn new(start: &TokenParser, ends: Arc<[u32]>) -> GrammarMatcher {
+    pub(super) fn new(start: &TokenParser, common: Arc<Common>, ends: Arc<[u32]>) -> GrammarMatcher {
         let mut parser = start.clone();
         let cancellation = parser.enable_cancellation();
         GrammarMatcher {
             start: parser.clone(),
             parser,
+            common,
             cancel: GrammarCancel(Arc::new(Mutex::new(cancellation))),
             ends,
             taken: Vec::new(),
@@ -122,6 +150,11 @@ impl GrammarMatcher {
             beyond: false,
             failure: None,
         }
+    }
+
+    /// The turns of those who follow the same grammar.
+    pub fn turn(&self) -> GrammarTurn {
+        GrammarTurn(self.common.clone())
     }
 
     /// By what its work can be ended from another thread.
@@ -159,7 +192,7 @@ impl GrammarMatcher {
                     self.items.push(self.items.last().unwrap_or(&0) + items);
                 }
                 Ok(None) => break,
-                Err(error) => return self.fail(output, &error.to_string()),
+                Err(error) => return self.broken(output, &error.to_string()),
             }
             let most = MOST_ITEMS_EVER.min(MOST_ITEMS + ITEMS_PER_TOKEN * self.taken.len() as u64);
             if self.items.last().is_some_and(|items| *items > most) {
@@ -183,6 +216,14 @@ impl GrammarMatcher {
         (self.beyond, self.failure) = (false, None);
     }
 
+    /// The library cannot go on: others had better begin with the grammar anew.
+    fn broken(&mut self, output: &[u32], reason: &str) {
+        if !self.cancel.handle().is_cancelled() {
+            self.common.spent.store(true, Ordering::Relaxed);
+        }
+        self.fail(output, reason);
+    }
+
     /// An output cannot be followed to its end, or not further than that.
     fn fail(&mut self, output: &[u32], reason: &str) {
         let end = output.len().min(self.taken.len() + 1);
@@ -200,7 +241,7 @@ impl GrammarMatcher {
                 Ok(bits) => return Some(TokenMask::new(bits)),
                 Err(error) => {
                     let output = self.taken.clone();
-                    self.fail(&output, &error.to_string());
+                    self.broken(&output, &error.to_string());
                 }
             }
         }
@@ -212,20 +253,27 @@ impl GrammarMatcher {
     }
 
     /// How many of `proposals` may come behind `output` before one that is forbidden, without a mask being computed. Of the first token that
-    /// ends a text the mask alone can say whether it may: it is counted, and what stands behind it is not.
-    pub fn rightful(&mut self, output: &[u32], proposals: &[u32]) -> usize {
+    /// ends a text the mask alone can say whether it may: it is counted, and what stands behind it is not. None if somebody else is at work on
+    /// the grammar: that may take long.
+    pub fn rightful(&mut self, output: &[u32], proposals: &[u32]) -> Option<usize> {
+        let common = self.common.clone();
+        let _turn = match common.turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         self.follow(output);
         if self.beyond || self.failure.is_some() {
-            return proposals.len();
+            return Some(proposals.len());
         }
         let plain = proposals.iter().position(|token| self.ends.contains(token)).unwrap_or(proposals.len());
         let parser = &mut self.parser;
-        match catch_unwind(AssertUnwindSafe(|| parser.validate_tokens_raw(&proposals[..plain]))) {
+        Some(match catch_unwind(AssertUnwindSafe(|| parser.validate_tokens_raw(&proposals[..plain]))) {
             Ok(valid) if valid < plain => valid,
             Ok(_) => proposals.len().min(plain + 1),
             // It shows in the masks.
             Err(_) => proposals.len(),
-        }
+        })
     }
 
     /// What may come after `output`, and after each of `proposals` behind it.

@@ -10,4 +10,4 @@ pub(super) mod tests;
 pub use compiler::{
     Grammar, GrammarCompiler, GrammarError, GrammarProgram, GrammarSource, GrammarVocabulary,
 };
-pub use matcher::{ForcedToken, GrammarCancel, GrammarMatcher, TokenMask};
+pub use matcher::{ForcedToken, GrammarCancel, GrammarMatcher, GrammarTurn, TokenMask};
