@@ -123,7 +123,7 @@ impl Finish {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SequenceError {
     /// The grammar of the output grew beyond its limits.
-    #[error("the output's grammar became too large to be followed: {0}")]
+    #[error("the output's grammar could not be followed to its end: {0}")]
     Grammar(String),
     /// The device went away under it, more often than is put up with.
     #[error("the device failed while it worked on this request; send it again")]

@@ -141,7 +141,8 @@ impl Grammars {
 
     async fn made(&self, source: &GrammarSource) -> Result<Grammar, FormatError> {
         let program = self.program(source).await?;
-        let bytes = self.tried(&program).await? + GrammarCompiler::MOST_LEXER_BYTES;
+        // Twice: as the compiler leaves it, and as it is followed.
+        let bytes = 2 * self.tried(&program).await? + GrammarCompiler::MOST_LEXER_BYTES;
         if bytes > MAX_BYTES {
             return Err(FormatError::TooLarge);
         }

@@ -192,7 +192,7 @@ impl From<SequenceError> for ApiError {
     fn from(err: SequenceError) -> ApiError {
         match err {
             SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
-            SequenceError::Grammar(_) => ApiError::bad_request(err.to_string(), None, "grammar_too_large"),
+            SequenceError::Grammar(_) => ApiError::bad_request(err.to_string(), None, "grammar_failed"),
             SequenceError::Cancelled => ApiError::internal(err.to_string(), "cancelled"),
             SequenceError::Ended => ApiError::unavailable(err.to_string(), "shutting_down"),
         }

@@ -4,15 +4,15 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{InferenceCapabilities, TokRxInfo, TokTrie, TokenizerEnv};
-use llguidance::{ParserFactory, TokenParser};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::GrammarMatcher;
-use super::matcher::{Common, MOST_LEXER_BYTES};
+use super::matcher::{Common, MOST_LEXER_BYTES, Start};
 use super::words::in_plain_words;
 use crate::Tokenizer;
 use crate::text::calls::{CallForm, CallFormat};
@@ -27,6 +27,8 @@ const MAX_CHOICES: usize = 1024;
 const MAX_SYMBOLS: usize = 100_000;
 /// States of its lexer at most, of 1 to 2 KiB each; they come as they are needed.
 const MAX_LEXER_STATES: usize = 20_000;
+/// Expressions that one mask may take: the library's own count, of some tenths of a microsecond each.
+const MAX_STEP_FUEL: u64 = 500_000;
 
 /// A grammar as a request states it.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,7 +83,7 @@ pub struct GrammarCompiler {
 /// A compiled grammar. Clones and matchers share what they learn of it.
 #[derive(Clone)]
 pub struct Grammar {
-    start: TokenParser,
+    start: Start,
     common: Arc<Common>,
     ends: Arc<[u32]>,
     /// What is to be there as long as the grammar is.
@@ -186,6 +188,7 @@ impl GrammarCompiler {
         let limits = factory.limits_mut();
         limits.max_grammar_size = MAX_SYMBOLS;
         limits.max_lexer_states = MAX_LEXER_STATES;
+        limits.step_lexer_fuel = MAX_STEP_FUEL;
         limits.verbose_errors = false;
         Ok(GrammarCompiler { factory, ends: ends.as_slice().into() })
     }
@@ -202,7 +205,12 @@ impl GrammarCompiler {
             Ok(start)
         }));
         match started {
-            Ok(start) => Ok(Grammar { start, common: Arc::default(), ends: self.ends.clone(), _held: None }),
+            Ok(shared) => Ok(Grammar {
+                start: Start { untouched: Arc::new(shared.deep_clone()), shared },
+                common: Arc::default(),
+                ends: self.ends.clone(),
+                _held: None,
+            }),
             Err(error) => Err(GrammarError(in_plain_words(&error.to_string()))),
         }
     }

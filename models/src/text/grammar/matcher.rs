@@ -19,11 +19,10 @@ const MOST_BEGINNINGS: usize = 32;
 const MOST_ITEMS: u64 = 20_000;
 const ITEMS_PER_TOKEN: u64 = 250;
 const MOST_ITEMS_EVER: u64 = 4_000_000;
-/// Bytes of a grammar's lexer at most, which grows with what is asked of it.
+/// Bytes of a lexer at most, which grows with what is asked of it: one that is larger is given up for a new one.
 pub(super) const MOST_LEXER_BYTES: usize = 16 << 20;
-/// What those limits say, as the library says it of its own.
+/// What that says, as the library says it of its own limits.
 const TOO_MANY_ITEMS: &str = "too many items";
-const TOO_MANY_STATES: &str = "too many states";
 
 /// A token of text that a grammar forces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +70,15 @@ impl TokenMask {
     }
 }
 
+/// A grammar at the beginning of an output.
+#[derive(Clone)]
+pub(super) struct Start {
+    /// Its lexer is that of all who follow the grammar: what one has found out, the others know.
+    pub(super) shared: TokenParser,
+    /// As the compiler left it.
+    pub(super) untouched: Arc<TokenParser>,
+}
+
 /// What all who follow a grammar share beside its lexer.
 #[derive(Debug, Default)]
 pub(super) struct Common {
@@ -98,8 +106,10 @@ impl GrammarTurn {
 
 /// Follows one output. Outputs may be taken back: what is asked of it is a function of the tokens it is given alone.
 pub struct GrammarMatcher {
-    start: TokenParser,
+    start: Start,
     parser: TokenParser,
+    /// Its lexer is no other's, and began as the compiler left it.
+    own: bool,
     common: Arc<Common>,
     cancel: GrammarCancel,
     ends: Arc<[u32]>,
@@ -136,12 +146,13 @@ impl GrammarCancel {
 }
 
 impl GrammarMatcher {
-    pub(super) fn new(start: &TokenParser, common: Arc<Common>, ends: Arc<[u32]>) -> GrammarMatcher {
-        let mut parser = start.clone();
+    pub(super) fn new(start: &Start, common: Arc<Common>, ends: Arc<[u32]>) -> GrammarMatcher {
+        let mut parser = start.shared.clone();
         let cancellation = parser.enable_cancellation();
         GrammarMatcher {
-            start: parser.clone(),
+            start: start.clone(),
             parser,
+            own: false,
             common,
             cancel: GrammarCancel(Arc::new(Mutex::new(cancellation))),
             ends,
@@ -169,15 +180,24 @@ impl GrammarMatcher {
                 return;
             }
             // It failed on a way that was taken back.
-            self.again();
+            self.again(self.own);
         }
+        self.go(output);
+        if self.failure.is_some() && !self.own && !self.cancel.handle().is_cancelled() {
+            // What others have asked of the lexer may have been too much for it. What this output asks is the same each time.
+            self.again(true);
+            self.go(output);
+        }
+    }
+
+    fn go(&mut self, output: &[u32]) {
         let same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
         let back = self.taken.len() - same;
         if back > 0 {
             let parser = &mut self.parser;
             if catch_unwind(AssertUnwindSafe(|| parser.rollback(back))).is_err() {
-                self.again();
-                return self.follow(output);
+                self.again(true);
+                return self.go(output);
             }
             self.taken.truncate(same);
             self.items.truncate(same);
@@ -202,9 +222,10 @@ impl GrammarMatcher {
         self.beyond = self.taken.len() < output.len();
     }
 
-    /// Stands at the beginning again.
-    fn again(&mut self) {
-        self.parser = self.start.clone();
+    /// Stands at the beginning again, if need be with a lexer of its own that nobody has asked anything.
+    fn again(&mut self, own: bool) {
+        self.own = own;
+        self.parser = if own { self.start.untouched.deep_clone() } else { self.start.shared.clone() };
         let mut handle = self.cancel.handle();
         let before = std::mem::replace(&mut *handle, self.parser.enable_cancellation());
         if before.is_cancelled() {
@@ -237,11 +258,29 @@ impl GrammarMatcher {
             if self.beyond {
                 return None;
             }
-            match catch_unwind(AssertUnwindSafe(|| mask(&mut self.parser))) {
-                Ok(bits) => return Some(TokenMask::new(bits)),
-                Err(error) => {
-                    let output = self.taken.clone();
-                    self.broken(&output, &error.to_string());
+            let output = self.taken.clone();
+            for own in [self.own, true] {
+                if own != self.own {
+                    self.again(own);
+                    self.go(&output);
+                    if self.failure.is_some() {
+                        break;
+                    }
+                }
+                match catch_unwind(AssertUnwindSafe(|| mask(&mut self.parser))) {
+                    Ok((bits, grown)) => {
+                        if grown {
+                            // The lexer is a memory of what was asked: without it, the same is computed again.
+                            self.common.spent.store(true, Ordering::Relaxed);
+                            self.again(true);
+                            self.go(&output);
+                        }
+                        return Some(TokenMask::new(bits));
+                    }
+                    Err(error) => self.broken(&output, &error.to_string()),
+                }
+                if self.own || self.cancel.handle().is_cancelled() {
+                    break;
                 }
             }
         }
@@ -339,12 +378,11 @@ fn take(parser: &mut TokenParser, token: u32) -> Result<Option<u64>> {
     Ok(Some(items as u64))
 }
 
-/// The tokens that may come, an end alone behind the last word.
-fn mask(parser: &mut TokenParser) -> Result<SimpleVob> {
+/// The tokens that may come, an end alone behind the last word; and whether the lexer has grown too large over it.
+fn mask(parser: &mut TokenParser) -> Result<(SimpleVob, bool)> {
     if parser.stop_reason() != StopReason::NotStopped {
-        return Ok(parser.token_env.tok_trie().eos_token_set());
+        return Ok((parser.token_env.tok_trie().eos_token_set(), false));
     }
     let mask = parser.compute_mask()?;
-    ensure!(parser.parser.lexer_stats().num_bytes <= MOST_LEXER_BYTES, TOO_MANY_STATES);
-    Ok(mask)
+    Ok((mask, parser.parser.lexer_stats().num_bytes > MOST_LEXER_BYTES))
 }

@@ -322,3 +322,28 @@ fn a_matcher_that_nobody_waits_for_gives_up() {
     other.follow(&ids("abc"));
     assert_eq!(other.allowed().unwrap().failure(), None);
 }
+
+/// The lexer is a memory that all who follow a grammar share. What one of them finds there changes how long it takes, and not what it finds.
+#[test]
+fn how_much_others_have_asked_of_a_grammar_decides_nothing() {
+    let source = GrammarSource::Regex("(.*a.{30}b|.*c.{50}d).*".to_owned());
+    let grammar = compiler().compile(&source).unwrap();
+    let mut random = 7u32;
+    let mut letter = || {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        u32::from(b'a') + (random >> 24) % 4
+    };
+    let outputs: Vec<Vec<u32>> = (0..12).map(|_| (0..80).map(|_| letter()).collect()).collect();
+    let follow = |grammar: &Grammar, output: &[u32]| -> Vec<Option<String>> {
+        let mut matcher = grammar.matcher();
+        let at = |at: usize| {
+            matcher.follow(&output[..at]);
+            matcher.allowed().unwrap().failure().map(str::to_owned)
+        };
+        (0..output.len()).map(at).collect()
+    };
+    for output in &outputs {
+        let alone = follow(&compiler().compile(&source).unwrap(), output);
+        assert_eq!(follow(&grammar, output), alone);
+    }
+}

@@ -4,7 +4,11 @@
 const MOST_CHARACTERS: usize = 400;
 
 /// What a message of the library begins with, or has in it, and what is said instead.
-const PLAIN: [(&[&str], &str); 8] = [
+const PLAIN: [(&[&str], &str); 9] = [
+    (
+        &["Failed to generate regex for"],
+        "the bounds of a number are too far apart, or beyond 64 bits, to be written as a pattern; leave them out, or take smaller ones",
+    ),
     (
         &["Current row has", "ParserTooComplex", "max items", "too many items"],
         "it is too ambiguous: there are too many ways to read what was written so far; leave out alternatives that mean the same, \
@@ -19,6 +23,7 @@ const PLAIN: [(&[&str], &str); 8] = [
             "initial_lexer_fuel",
             "initial lexer configuration",
             "DNF too large",
+            "Unable to determine if regex is empty",
         ],
         "its patterns are too complex; use fewer and smaller ones, with smaller counts of repetition",
     ),
@@ -45,7 +50,12 @@ pub(super) fn in_plain_words(message: &str) -> String {
     if let Some((_, plain)) = PLAIN.iter().find(known) {
         return (*plain).to_owned();
     }
-    let text = message.split("\n<").next().unwrap_or_default().trim();
+    // The library quotes lines of the grammar it compiled, which nobody may have written.
+    let quoted =
+        |line: &&str| line.split_once(" | ").is_some_and(|(number, _)| number.trim().parse::<u32>().is_ok());
+    let lines = message.split("\n<").next().unwrap_or_default().lines().take_while(|line| !quoted(line));
+    let text = lines.collect::<Vec<_>>().join("\n");
+    let text = text.trim();
     match text.char_indices().nth(MOST_CHARACTERS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

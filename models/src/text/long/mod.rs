@@ -25,7 +25,7 @@ const PIECE: usize = 32 << 10;
 /// thousand characters of one kind, and does not split what comes after them any more.
 const STRETCH: usize = 256 << 10;
 /// Pieces of more bytes are tokenized one at a time, and their memory is given back.
-const LARGE_PIECE: usize = 1 << 20;
+const LARGE_PIECE: usize = 128 << 10;
 
 /// Whether a text is more than one piece.
 pub(super) fn is_long(text: &str) -> bool {
