@@ -76,9 +76,9 @@ impl Masks {
         Some(self.of[chunk].masks.get(place)?.as_ref()?.words())
     }
 
-    /// Why a chunk's grammar could be followed no further than to a place, if that is so.
+    /// Why a chunk's grammar could not be followed up to a place, if that is so: the end that came instead may have been proposed, too.
     pub(super) fn failure(&self, chunk: usize, place: usize) -> Option<&str> {
-        self.of[chunk].masks.get(place)?.as_ref()?.failure()
+        self.of[chunk].masks.iter().take(place + 1).find_map(|mask| mask.as_ref()?.failure())
     }
 
     /// Asks what may come after a chunk's output, and after each of the proposals behind it, as far as is expected.
