@@ -92,7 +92,7 @@ fn stream(server: &Server, number: u64) -> String {
 
 /// Sends an attack, and looks at what it gets: a text, or an error that says something to whoever sent it.
 fn send(server: &Server, name: &str, attack: &Value) {
-    let mut body = json!({"prompt": "x", "max_tokens": 150, "temperature": 0});
+    let mut body = json!({"prompt": "x", "max_tokens": 40, "temperature": 0});
     if let (Value::Object(body), Value::Object(attack)) = (&mut body, attack.clone()) {
         body.extend(attack);
     }

@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use llguidance::api::StopReason;
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::SimpleVob;
@@ -369,7 +369,11 @@ impl GrammarMatcher {
 /// Takes one more token, if it may come; how many Earley items that made.
 fn take(parser: &mut TokenParser, token: u32) -> Result<Option<u64>> {
     if parser.validate_tokens_raw(&[token])? == 0 {
-        return Ok(None);
+        // A lexer that has come to its limit over it says no to everything.
+        return match parser.parser.get_error() {
+            Some(error) => Err(anyhow!(error.message())),
+            None => Ok(None),
+        };
     }
     let before = parser.parser.stats().all_items;
     ensure!(parser.consume_token(token)? == 0, "panic: backtracking");
