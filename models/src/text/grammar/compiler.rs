@@ -28,7 +28,7 @@ const MAX_SYMBOLS: usize = 100_000;
 /// States of its lexer at most, of 1 to 2 KiB each; they come as they are needed. One mask may need one for each node of the vocabulary's trie.
 const MAX_LEXER_STATES: usize = 100_000;
 /// Expressions that one mask may take: the library's own count, of some tenths of a microsecond each.
-const MAX_STEP_FUEL: u64 = 4_000_000;
+const MAX_STEP_FUEL: u64 = 500_000;
 
 /// A grammar as a request states it.
 #[derive(Clone, Debug, PartialEq)]
