@@ -247,6 +247,9 @@ pub fn grammars(data: &[u8]) {
             Ok(grammar) => grammar,
             Err(refused) => return readable(&refused.to_string()),
         };
+        if let Err(refused) = grammar.try_out() {
+            return readable(&refused.to_string());
+        }
         let (mut matcher, mut output) = (grammar.matcher(), Vec::new());
         for step in 0..STEPS {
             matcher.follow(&output);

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-use faser_models::{GrammarCompiler, GrammarProgram, GrammarVocabulary, fork, one_arena};
+use faser_models::{GrammarCompiler, GrammarError, GrammarProgram, GrammarVocabulary, fork, one_arena};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, getppid, kill_process, set_parent_process_death_signal,
@@ -49,7 +49,9 @@ fn serve() -> io::Result<()> {
     let stdin = io::stdin();
     let mut orders = BufReader::with_capacity(64 << 10, stdin);
     let Some(vocabulary) = frames::read::<GrammarVocabulary>(&mut orders)? else { return Ok(()) };
-    let compiler = GrammarCompiler::new(&vocabulary).map_err(|error| io::Error::other(error.to_string()))?;
+    let compiler = GrammarCompiler::new(&vocabulary)
+        .map_err(|error| io::Error::other(error.to_string()))?
+        .for_trials();
     drop(vocabulary);
     let mut open = Open::new();
     loop {
@@ -109,11 +111,9 @@ fn attempt(compiler: &GrammarCompiler, program: &GrammarProgram, bounds: Bounds,
     let tried = bounded(bounds).and_then(|()| {
         let before = resident_bytes();
         let work = || {
-            compiler.compile(program).map(|grammar| {
-                // The first mask makes much of what a grammar has.
-                grammar.matcher().allowed();
-                resident_bytes().saturating_sub(before)
-            })
+            let grammar = compiler.compile(program)?;
+            grammar.try_out()?;
+            Ok::<_, GrammarError>(resident_bytes().saturating_sub(before))
         };
         thread::scope(|scope| {
             let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)?;

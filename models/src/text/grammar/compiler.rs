@@ -29,6 +29,8 @@ const MAX_SYMBOLS: usize = 100_000;
 const MAX_LEXER_STATES: usize = 100_000;
 /// Expressions that one mask may take: the library's own count, of some tenths of a microsecond each.
 const MAX_STEP_FUEL: u64 = 500_000;
+/// Tokens of an output that a grammar is tried with.
+const TRIED_TOKENS: usize = 4;
 
 /// A grammar as a request states it.
 #[derive(Clone, Debug, PartialEq)]
@@ -193,6 +195,13 @@ impl GrammarCompiler {
         Ok(GrammarCompiler { factory, ends: ends.as_slice().into() })
     }
 
+    /// The same for grammars that are tried: a mask may take half as much. What passes has something to spare when a lexer that knows more or
+    /// less than that of the trial is asked.
+    pub fn for_trials(mut self) -> GrammarCompiler {
+        self.factory.limits_mut().step_lexer_fuel = MAX_STEP_FUEL / 2;
+        self
+    }
+
     /// Compiles a grammar. Takes milliseconds for most, but there are small ones that take minutes, gigabytes, or more stack than a thread
     /// has by itself: what strangers send is for a process that can be stopped.
     ///
@@ -220,6 +229,27 @@ impl Grammar {
     /// A matcher at the beginning of an output.
     pub fn matcher(&self) -> GrammarMatcher {
         GrammarMatcher::new(&self.start, self.common.clone(), self.ends.clone())
+    }
+
+    /// Follows it a little way, which makes much of what it will have.
+    ///
+    /// # Errors
+    /// Its masks take more work than they may.
+    pub fn try_out(&self) -> Result<(), GrammarError> {
+        let mut matcher = self.matcher();
+        let mut output = Vec::new();
+        while let Some(mask) = matcher.allowed() {
+            if let Some(reason) = mask.failure() {
+                return Err(GrammarError(reason.to_owned()));
+            }
+            let Some(token) = matcher.longest(&mask) else { break };
+            output.push(token);
+            if output.len() == TRIED_TOKENS {
+                break;
+            }
+            matcher.follow(&output);
+        }
+        Ok(())
     }
 
     /// The same, which keeps something: its part of a budget, for instance.

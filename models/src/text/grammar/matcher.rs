@@ -353,11 +353,19 @@ impl GrammarMatcher {
         if mask.bits.num_set() > MOST_BEGINNINGS {
             return None;
         }
-        let bytes = |token: u32| self.parser.token_env.tok_trie().token(token);
-        let allowed = mask.bits.to_list();
-        let token = allowed.iter().copied().max_by_key(|token| bytes(*token).len())?;
-        let beginnings = allowed.iter().all(|shorter| bytes(token).starts_with(bytes(*shorter)));
-        beginnings.then_some(ForcedToken { token, certain: false })
+        let token = self.longest(mask)?;
+        let beginning = |shorter: u32| self.bytes(token).starts_with(self.bytes(shorter));
+        mask.bits.iter().all(beginning).then_some(ForcedToken { token, certain: false })
+    }
+
+    /// The longest token of text that may come.
+    pub(super) fn longest(&self, mask: &TokenMask) -> Option<u32> {
+        let text = mask.bits.iter().filter(|token| !self.ends.contains(token));
+        text.max_by_key(|token| self.bytes(*token).len())
+    }
+
+    fn bytes(&self, token: u32) -> &[u8] {
+        self.parser.token_env.tok_trie().token(token)
     }
 
     /// Why the grammar could not be followed any further.
