@@ -37,7 +37,8 @@ ATTACKS = {
 
 
 def call(port, path, body, timeout=300):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
     return urllib.request.urlopen(request, timeout=timeout)
 
 
@@ -113,8 +114,9 @@ def cpu_s(pid):
 
 def attack(port, extra, seconds, answers):
     until = time.monotonic() + seconds
+    # Made once: what this process does, the server cannot do meanwhile.
+    body = json.dumps({"model": "rustdoc", "prompt": "x", "max_tokens": 300, "temperature": 0, **extra}).encode()
     while time.monotonic() < until:
-        body = {"model": "rustdoc", "prompt": "x", "max_tokens": 300, "temperature": 0, **extra}
         try:
             with call(port, "/v1/completions", body) as answer:
                 answers.append(answer.status)
