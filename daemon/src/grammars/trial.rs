@@ -49,9 +49,8 @@ fn serve() -> io::Result<()> {
     let stdin = io::stdin();
     let mut orders = BufReader::with_capacity(64 << 10, stdin);
     let Some(vocabulary) = frames::read::<GrammarVocabulary>(&mut orders)? else { return Ok(()) };
-    let compiler = GrammarCompiler::new(&vocabulary)
-        .map_err(|error| io::Error::other(error.to_string()))?
-        .for_trials();
+    let compiler =
+        GrammarCompiler::new(&vocabulary).map_err(|error| io::Error::other(error.to_string()))?.for_trials();
     drop(vocabulary);
     let mut open = Open::new();
     loop {

@@ -55,6 +55,18 @@ impl ApiError {
         }
     }
 
+    /// The grammar that a field stands for is not taken, or not now.
+    pub(super) fn of_grammar(err: FormatError, field: &str) -> ApiError {
+        let message = err.to_string();
+        match err {
+            FormatError::Grammar(_) | FormatError::TooSlow | FormatError::TooLarge => {
+                ApiError::bad_request(message, Some(field), "invalid_grammar")
+            }
+            FormatError::Busy => ApiError::unavailable(message, "grammars_busy"),
+            FormatError::Unavailable => ApiError::unavailable(message, "grammars_unavailable"),
+        }
+    }
+
     /// 503: try again in a moment.
     pub fn unavailable(message: impl Into<String>, code: &'static str) -> ApiError {
         ApiError {
@@ -172,19 +184,6 @@ impl From<ModelError> for ApiError {
             _ => "messages",
         };
         ApiError::bad_request(err.to_string(), Some(param), "invalid_value")
-    }
-}
-
-impl From<FormatError> for ApiError {
-    fn from(err: FormatError) -> ApiError {
-        let message = err.to_string();
-        match err {
-            FormatError::Grammar(_) | FormatError::TooSlow | FormatError::TooLarge => {
-                ApiError::bad_request(message, Some("response_format"), "invalid_grammar")
-            }
-            FormatError::Busy => ApiError::unavailable(message, "grammars_busy"),
-            FormatError::Unavailable => ApiError::unavailable(message, "grammars_unavailable"),
-        }
     }
 }
 

@@ -7,30 +7,29 @@ use super::answer::Shape;
 use crate::fields::{Fault, FieldError, Fields, wrong_type};
 
 /// What an output is to look like.
-#[derive(Debug, PartialEq)]
-pub(super) struct Form {
-    /// None: plain text.
-    pub(super) source: Option<GrammarSource>,
-    /// OpenAI's fields ask for it, whose form is that of a text: calls are none. vLLM's are of the whole output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Form {
+    /// The field that asks for it.
+    pub(super) field: String,
+    /// What it asks for.
+    pub(super) source: GrammarSource,
+    /// It is one of OpenAI's, whose form is that of a text: calls are none. vLLM's are of the whole output.
     pub(super) of_text: bool,
 }
 
-/// Reads the fields that ask for a form; none of them is plain text.
+/// Reads the fields that ask for a form; without one the output is plain text.
 ///
 /// # Errors
 /// One of them is wrong, or several ask for something.
-pub(super) fn form(fields: &mut Fields<'_>, shape: Shape) -> Result<Form, FieldError> {
-    let mut asked: Vec<(String, GrammarSource)> = Vec::new();
-    let mut add = |path: String, source: Option<GrammarSource>| {
-        asked.extend(source.map(|source| (path, source)));
+pub(super) fn form(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<Form>, FieldError> {
+    let mut asked: Vec<Form> = Vec::new();
+    let (field, source) = match shape {
+        Shape::Response => (fields.path("text.format"), text_format(fields)?),
+        _ => (fields.path("response_format"), response_format(fields)?),
     };
-    match shape {
-        Shape::Response => add(fields.path("text.format"), text_format(fields)?),
-        _ => add(fields.path("response_format"), response_format(fields)?),
-    }
-    let of_text = !asked.is_empty();
-    let mut add = |path: String, source: Option<GrammarSource>| {
-        asked.extend(source.map(|source| (path, source)));
+    asked.extend(source.map(|source| Form { field, source, of_text: true }));
+    let mut add = |field: String, source: Option<GrammarSource>| {
+        asked.extend(source.map(|source| Form { field, source, of_text: false }));
     };
     add(fields.path("guided_json"), json_of(fields, "guided_json")?);
     add(
@@ -51,11 +50,11 @@ pub(super) fn form(fields: &mut Fields<'_>, shape: Shape) -> Result<Form, FieldE
         add(inner.path("json_object"), any.then_some(GrammarSource::JsonObject));
         inner.finish()?;
     }
-    if let [(first, _), (second, _), ..] = asked.as_slice() {
+    if let [Form { field: first, .. }, Form { field: second, .. }, ..] = asked.as_slice() {
         let problem = format!("and `{first}` both say what the output is to look like: give one of them");
         return Err(FieldError::new(second.clone(), Fault::Value, problem));
     }
-    Ok(Form { source: asked.pop().map(|(_, source)| source), of_text })
+    Ok(asked.pop())
 }
 
 /// `text` of a response: its form, with the schema beside the type.
@@ -154,8 +153,11 @@ mod tests {
         let mut fields = Fields::new("", body)?;
         let read = form(&mut fields, Shape::Chat)?;
         fields.finish()?;
-        assert_eq!(read.of_text, read.source.is_some() && body.get("response_format").is_some());
-        Ok(read.source)
+        if let Some(Form { field, of_text, .. }) = &read {
+            assert!(body.pointer(&format!("/{}", field.replace('.', "/"))).is_some(), "{field}");
+            assert_eq!(*of_text, field == "response_format");
+        }
+        Ok(read.map(|form| form.source))
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, web};
 use faser_engine::TokenId;
-use faser_models::{Grammar, GrammarSource};
+use faser_models::Grammar;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 
 use super::answer::{Answer, Choice, Head, Shape};
@@ -20,7 +20,6 @@ use super::prediction::predicted;
 use super::slow::Watched;
 use super::vocabulary::{banned, check_left};
 use crate::app::{Opening, Served};
-use crate::grammars::FormatError;
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
 /// Everything a request asks for.
@@ -51,9 +50,10 @@ impl Generation {
         self.cut(served);
         self.ban(served)?;
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
-        let grammar = match &self.parameters.format {
-            Some(source) => {
-                Some(served.grammars.compile(source).await.map_err(|err| refused(err, source, self.shape))?)
+        let grammar = match &self.parameters.form {
+            Some(form) => {
+                let compiled = served.grammars.compile(&form.source).await;
+                Some(compiled.map_err(|err| ApiError::of_grammar(err, &form.field))?)
             }
             None => None,
         };
@@ -151,18 +151,6 @@ impl Generation {
             }
         }
         Ok(sequences)
-    }
-}
-
-/// A grammar that is not taken is a fault of the field that it was made of.
-fn refused(err: FormatError, source: &GrammarSource, shape: Shape) -> ApiError {
-    let err = ApiError::from(err);
-    match source {
-        GrammarSource::Calls(_) if err.param.is_some() => ApiError { param: Some("tools".into()), ..err },
-        _ if err.param.is_some() && shape == Shape::Response => {
-            ApiError { param: Some("text.format".into()), ..err }
-        }
-        _ => err,
     }
 }
 

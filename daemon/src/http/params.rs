@@ -2,7 +2,6 @@
 
 use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
 use faser_engine::{Handling, TokenId};
-use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
 use super::answer::Shape;
@@ -50,10 +49,8 @@ pub struct Parameters {
     pub min_tokens: usize,
     /// Whether text ends behind a stop string or stop token, not before it.
     pub include_stop: bool,
-    /// What the output has to follow.
-    pub format: Option<GrammarSource>,
-    /// Whether that is the form of a text, beside which there may be calls.
-    pub text_form: bool,
+    /// What the output is to look like; plain text without.
+    pub form: Option<Form>,
     /// Texts of which no output has the tokens; they become some of [`Sampling::banned`].
     pub bad_words: Vec<String>,
     /// What of a prompt is computed.
@@ -115,12 +112,10 @@ pub(super) fn parameters(
     let vocab = bounds.vocab;
     elsewhere(fields, shape)?;
     let max_new_tokens = max_new_tokens(fields, shape, usize::from(!echo))?;
-    let Form { source: format, of_text: text_form } = form(fields, shape)?;
     let mut parameters = Parameters {
         sampling: sampling(fields, vocab)?,
         max_new_tokens,
-        format,
-        text_form,
+        form: form(fields, shape)?,
         bad_words: bad_words(fields)?,
         prompt_tokens: prompt_tokens(fields, shape, bounds)?,
         n: choices(fields, shape)?,
@@ -150,7 +145,7 @@ pub(super) fn parameters(
 /// # Errors
 /// There is a form, and something else that says when an output ends, or what it has in it.
 pub(super) fn check_form(fields: &Fields<'_>, parameters: &Parameters) -> Result<(), FieldError> {
-    if parameters.format.is_some() {
+    if parameters.form.is_some() {
         let ends = "cannot be had together with a form of the output, whose end is given by that";
         let tokens = "cannot be had together with a form of the output, for which no token might be left";
         for (name, asked, problem) in [

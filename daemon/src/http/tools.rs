@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::answer::Shape;
 use super::bounds::Bounds;
+use super::format::Form;
 use super::params::{Parameters, check_form};
 use crate::fields::{Fault, FieldError, Fields, did_you_mean, shortened, wrong_type, wrong_value};
 
@@ -66,12 +67,12 @@ pub(super) fn tools(
     let (functions, strict) = allowed(fields, functions, choice.allowed.as_deref())?;
     let (Some(format), true) = (format, choice.mode != Mode::None) else { return Ok(()) };
     let free = choice.mode == Mode::Auto;
-    if parameters.format.is_some() && free && choice.allowed.is_none() {
+    if parameters.form.is_some() && free && choice.allowed.is_none() {
         // The output has its form, and no calls.
         return Ok(());
     }
     // A text has its form, but here there is none: the output is calls.
-    if parameters.format.is_some() && (free || !parameters.text_form) {
+    if parameters.form.as_ref().is_some_and(|form| free || !form.of_text) {
         let problem = "asks for calls, and another field for a form of the output: give one of them";
         return Err(FieldError::new(fields.path("tool_choice"), Fault::Value, problem));
     }
@@ -87,7 +88,8 @@ pub(super) fn tools(
     if !free || strict || !several || choice.allowed.is_some() || json {
         // A function that was named is called once, as in OpenAI's API.
         let several = several && choice.mode != Mode::Named;
-        parameters.format = Some(GrammarSource::Calls(CallForm { format, functions, free, several }));
+        let source = GrammarSource::Calls(CallForm { format, functions, free, several });
+        parameters.form = Some(Form { field: fields.path("tools"), source, of_text: false });
         check_form(fields, parameters)?;
     }
     Ok(())

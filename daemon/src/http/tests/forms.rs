@@ -152,19 +152,25 @@ async fn every_kind_of_form_is_followed_whole_and_streamed() {
             assert_eq!(json!(text), choice["text"]);
         }
     }
-    for (form, code) in [
-        (json!({"guided_regex": "("}), "invalid_grammar"),
-        (json!({"guided_grammar": "start: nothing"}), "invalid_grammar"),
+    for (form, code, param) in [
+        (json!({"guided_regex": "("}), "invalid_grammar", "guided_regex"),
+        (
+            json!({"structured_outputs": {"grammar": "start: x"}}),
+            "invalid_grammar",
+            "structured_outputs.grammar",
+        ),
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strange"}}}}),
             "invalid_grammar",
+            "response_format",
         ),
-        (json!({"guided_regex": "a", "guided_choice": ["a"]}), "invalid_value"),
+        (json!({"guided_regex": "a", "guided_choice": ["a"]}), "invalid_value", "guided_choice"),
     ] {
         let mut body = json!({"prompt": "x"});
         body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
         let (status, answer) = post!(client, "/v1/completions", body);
         assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!(code)), "{answer}");
+        assert_eq!(answer["error"]["param"], param, "{answer}");
     }
     idle(&served).await;
     served.service.clone().stop().await;
