@@ -34,7 +34,7 @@ pub struct Reading {
     pub include_stop: bool,
     /// Tokens whose text is not searched for stop strings.
     pub min_tokens: usize,
-    /// The prompt, where log-probabilities are.
+    /// The prompt, behind which the text goes on.
     pub prompt: Arc<[TokenId]>,
     /// The prompt as text, if text begins with it.
     pub echo: Option<String>,
@@ -141,7 +141,9 @@ impl TextSequence {
     pub fn new(tokens: ReplicaStream, tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
         TextSequence {
             tokens: Some(tokens),
-            detokenizer: Detokenizer::new(Arc::clone(tokenizer)).showing(std::mem::take(&mut reading.marks)),
+            detokenizer: Detokenizer::new(Arc::clone(tokenizer))
+                .showing(std::mem::take(&mut reading.marks))
+                .behind(&reading.prompt),
             stop: StopMatcher::new(std::mem::take(&mut reading.stops), reading.include_stop),
             reading,
             ahead: None,

@@ -1,5 +1,5 @@
 //! Text of a token stream, piece by piece: what it has shown is always a prefix of [`Tokenizer::decode`] of all
-//! tokens so far and to come.
+//! tokens so far and to come; behind a prompt, of what that shows beyond the prompt's own text.
 //!
 //! Three kinds of token: some are bytes wherever they stand (byte-level BPE, synthetic models), then only an
 //! unfinished UTF-8 character is held back. With others the text depends on the neighbours (SentencePiece: a
@@ -9,6 +9,9 @@
 use std::sync::Arc;
 
 use super::tokenizer::{Piece, Tokenizer};
+
+/// Tokens of a prompt at most among which one is looked for that is text.
+const MOST_CONTEXT: usize = 64;
 
 /// The state of one stream.
 pub struct Detokenizer {
@@ -33,6 +36,31 @@ impl Detokenizer {
     #[must_use]
     pub fn showing(self, marks: Vec<u32>) -> Detokenizer {
         Detokenizer { marks, ..self }
+    }
+
+    /// The same behind a prompt, which is shown already: what its first token shows depends on whether there is text before it.
+    #[must_use]
+    pub fn behind(mut self, prompt: &[u32]) -> Detokenizer {
+        let recent = &prompt[prompt.len().saturating_sub(MOST_CONTEXT)..];
+        let mut window = Vec::new();
+        // The last tokens that are text by themselves. A character that is not complete shows nothing yet.
+        for &id in recent.iter().rev() {
+            match self.tokenizer.piece(id) {
+                Piece::Nothing => continue,
+                Piece::Bytes(_) => break,
+                Piece::FallbackByte | Piece::Contextual => window.insert(0, id),
+            }
+            let text = self.tokenizer.decode(&window);
+            if text.is_empty() || text.starts_with(char::REPLACEMENT_CHARACTER) {
+                continue;
+            }
+            if !text.ends_with(char::REPLACEMENT_CHARACTER) {
+                (self.shown, self.window) = (window.len(), window);
+                break;
+            }
+            window.clear();
+        }
+        self
     }
 
     /// A stream of the same tokenizer without tokens.
