@@ -57,7 +57,7 @@ pub use error::{ServiceError, SubmitError};
 pub use failures::WatchdogConfig;
 pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, nccl_version, probe_one};
 pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
-pub use faser_kernels::{Dtype, Isa, Sampling};
+pub use faser_kernels::{Dtype, Isa, KV_BLOCK_MULTIPLE, Sampling};
 pub use health::DeviceStatus;
 pub use lane::LANE_BUCKETS;
 pub use lane_request::{Constraint, LaneRequest, LogprobBoard};

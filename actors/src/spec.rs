@@ -52,12 +52,15 @@ impl ServiceSpec {
                 "a draft model and draft blocks go together: give both or neither".to_owned(),
             );
         }
-        for model in [Some(target), draft].into_iter().flatten() {
-            let holds = model.config.max_context;
-            if engine.max_context > holds {
+        let drafted = draft.map(|draft| {
+            let holds = draft.config.max_context;
+            ("draft_context", engine.max_context.min(engine.speculation.draft_context), holds)
+        });
+        let verified = ("max_context", engine.max_context, target.config.max_context);
+        for (name, asked, holds) in std::iter::once(verified).chain(drafted) {
+            if asked > holds {
                 return contradiction(format!(
-                    "max_context is {}, but a model has {holds} positions; lower it",
-                    engine.max_context
+                    "{name} is {asked}, but the model has {holds} positions; lower it"
                 ));
             }
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
 use faser_engine::{EngineConfig, TokenId};
-use faser_models::{CallFormat, ChatTemplate, Grammar, ModelError, Tokenizer};
+use faser_models::{CallFormat, ChatTemplate, GenerationDefaults, Grammar, ModelError, Tokenizer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::Semaphore;
 
@@ -38,6 +38,8 @@ pub struct Served {
     pub eos: Vec<TokenId>,
     /// What outputs may have to follow.
     pub grammars: Grammars,
+    /// What requests sample by where they say nothing themselves.
+    pub defaults: GenerationDefaults,
     /// Token ids are below this.
     pub vocab: usize,
     /// Tokens of a sequence, prompt and output together.

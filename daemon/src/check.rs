@@ -56,6 +56,10 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         None => "none (model.tool_calls)",
     };
     line("tools", calls.to_owned());
+    line("sampling", format!("{} (model.generation_config)", loaded.defaults));
+    for note in &loaded.notes {
+        line("note", note.clone());
+    }
     line("device", format!("{}, {}", loaded.machine, memory(config, &loaded.machine)));
     if let Machine::Cpu { device, .. } = &loaded.machine
         && device.nodes.len() > 1

@@ -31,15 +31,13 @@ pub enum DaemonError {
     /// A model cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A model cannot hold the contexts asked for.
+    /// The target model cannot hold the contexts asked for.
     #[error(
-        "`scheduler.max_context` is {asked}, but the {model} model holds {limit} tokens: lower it, or leave it out"
+        "`scheduler.max_context` is {asked}, but the target model holds {limit} tokens: lower it, or leave it out"
     )]
     Context {
         /// What the config asks for.
         asked: usize,
-        /// `target` or `draft`.
-        model: &'static str,
         /// What the model holds.
         limit: usize,
     },

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use actix_web::ResponseError;
 use faser_actors::Dtype;
 use faser_models::{
-    CallFormat, ChatTemplate, Conversation, Detokenizer, GrammarCompiler, GrammarSource, GrammarVocabulary,
-    LastTurn, ModelConfig, Shard, Tokenizer, check_header,
+    CallFormat, ChatTemplate, Conversation, Detokenizer, GenerationDefaults, GrammarCompiler, GrammarSource,
+    GrammarVocabulary, LastTurn, ModelConfig, Shard, Tokenizer, check_header,
 };
 use serde_json::{Value, json};
 
@@ -32,6 +32,7 @@ const BOUNDS: Bounds<'static> = Bounds {
     calls: Some(CallFormat::Hermes),
     priorities: true,
     template: TemplateReads { tools: false, reasoning_effort: true, verbosity: false },
+    defaults: GenerationDefaults::NOTHING,
 };
 /// A refusal is for people to read.
 const LONGEST_MESSAGE: usize = 4096;

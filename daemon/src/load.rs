@@ -8,7 +8,9 @@ use faser_actors::{
     WatchdogConfig,
 };
 use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
-use faser_models::{CallFormat, ChatTemplate, ModelError, Progress, Tokenizer};
+use faser_models::{
+    CallFormat, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, Progress, Tokenizer,
+};
 use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
@@ -18,7 +20,7 @@ use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
 use crate::error::DaemonError;
 use crate::grammars::Grammars;
-use crate::pair::{Pair, pair};
+use crate::pair::{Pair, pair, shorter_draft};
 use crate::place::{Placed, Staged, place, stage};
 use crate::sequence::SequenceError;
 use crate::shares::memory_of_pairs;
@@ -42,6 +44,10 @@ pub struct Loaded {
     pub template: Result<ChatTemplate, ModelError>,
     /// How the target writes calls of functions, if it does.
     pub calls: Option<CallFormat>,
+    /// What requests sample by where they say nothing themselves.
+    pub defaults: GenerationDefaults,
+    /// What is not as one might think.
+    pub notes: Vec<String>,
     /// The sizes of the KV pools of each replica.
     pub pools: KvPools,
     /// The faults made on purpose.
@@ -68,8 +74,20 @@ struct Begun<'c> {
 pub type Watch<'w> = &'w mut dyn FnMut(&str, Progress);
 
 /// The engine's bounds, its pools and costs yet to be known.
-pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) -> EngineConfig {
-    EngineConfig {
+///
+/// # Errors
+/// A context is asked for that the target cannot hold.
+pub(crate) fn bounds(
+    config: &Config,
+    target: &ModelConfig,
+    draft: Option<&ModelConfig>,
+) -> Result<EngineConfig, DaemonError> {
+    let limit = target.max_context;
+    let max_context = config.scheduler.max_context.unwrap_or(limit);
+    if max_context > limit {
+        return Err(DaemonError::Context { asked: max_context, limit });
+    }
+    Ok(EngineConfig {
         block_size: config.kv.block_size,
         target_blocks: 0,
         draft_blocks: 0,
@@ -79,7 +97,7 @@ pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) 
         max_context,
         policy: config.speculation.policy.clone(),
         partitions: Vec::new(),
-        target_layers,
+        target_layers: target.layers,
         mechanisms: config.speculation.mechanisms,
         speculation: SpeculationBounds {
             // Where nothing is drafted and nothing copied, lanes need no room for it.
@@ -90,10 +108,11 @@ pub(crate) fn bounds(config: &Config, max_context: usize, target_layers: usize) 
             },
             k_max: config.speculation.k_max.unwrap_or(K_LIMIT),
             partition: config.speculation.partition,
+            draft_context: draft.map_or(usize::MAX, |draft| draft.max_context),
         },
         slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
-    }
+    })
 }
 
 /// What can be planned, and not be served yet.
@@ -156,14 +175,15 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
     refuse_plans_only(config)?;
     let chosen = choose(config)?;
     let pair = pair(config)?;
-    let bounds = bounds(config, pair.max_context(config)?, pair.target.layers);
+    let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
     let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }
 
 fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
     let Begun { config, pair, bounds, staged } = begun;
-    let Pair { name, target, draft, weights, tokenizer, template, calls } = pair;
+    let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
+    notes.extend(shorter_draft(&bounds));
     let name = config.model.name.clone().unwrap_or(name);
     if config.model.aliases.contains(&name) {
         return Err(DaemonError::Alias { name });
@@ -197,6 +217,8 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         tokenizer: Arc::new(tokenizer),
         template,
         calls,
+        defaults,
+        notes,
         pools,
         engine,
         cost_source,
@@ -240,6 +262,7 @@ impl Loaded {
             tokenizer: self.tokenizer,
             template: self.template,
             calls: self.calls,
+            defaults: self.defaults,
             eos,
             grammars,
             vocab,

@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use faser_actors::{CudaWeights, Dtype};
+use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{CallFormat, ChatTemplate, Model, ModelConfig, ModelError, Shard, Tokenizer, check_pair};
+use faser_models::{
+    CallFormat, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelError, Shard, Tokenizer, fitted,
+};
 
 use crate::config::{Config, ModelSource, ToolCalls};
 use crate::error::DaemonError;
@@ -23,6 +26,10 @@ pub(crate) struct Pair {
     pub(crate) template: Result<ChatTemplate, ModelError>,
     /// How the target writes calls of functions, if it does.
     pub(crate) calls: Option<CallFormat>,
+    /// What requests sample by where they say nothing themselves.
+    pub(crate) defaults: GenerationDefaults,
+    /// What of the files is not as one might think.
+    pub(crate) notes: Vec<String>,
 }
 
 /// Where the weights of a pair are, and in which type they are to be held.
@@ -31,9 +38,12 @@ pub(crate) struct Weights {
     pub(crate) dtype: Dtype,
 }
 
+/// A model's folder, and what was read of it.
+type Folder = (PathBuf, Box<ModelConfig>);
+
 #[derive(Clone)]
 enum Source {
-    Folders { target: PathBuf, draft: Option<PathBuf> },
+    Folders { target: Folder, draft: Option<Folder> },
     Synthetic { spec: SyntheticSpec, draft: bool },
 }
 
@@ -58,17 +68,18 @@ pub(crate) struct Others {
 /// A file that is missing or wrong, or models that do not go together.
 pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
     let dtype = config.model.dtype;
+    let authors = config.model.generation_config;
     let mut pair = match &config.model.source {
         ModelSource::Demo { draft } => {
             let folder = locate::demo_pair()?;
             let draft = draft.then(|| folder.join("draft"));
             Pair {
                 name: "rustdoc".to_owned(),
-                ..in_folders(&folder.join("target"), draft.as_deref(), dtype)?
+                ..in_folders(&folder.join("target"), draft.as_deref(), dtype, authors)?
             }
         }
         ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly { key: "model.shape" }),
-        ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype)?,
+        ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype, authors)?,
         ModelSource::Synthetic { spec, draft: drafts } => {
             let (target, draft) = spec.configs()?;
             Pair {
@@ -78,41 +89,63 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
                 tokenizer: Tokenizer::synthetic(spec.vocab)?,
                 template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
                 calls: None,
+                defaults: GenerationDefaults::default(),
+                notes: Vec::new(),
                 weights: Weights { source: Source::Synthetic { spec: spec.clone(), draft: *drafts }, dtype },
             }
         }
     };
-    if let Some(draft) = &pair.draft {
-        check_pair(&pair.target, draft)?;
-    }
     match config.model.tool_calls {
         // Nobody knows how it writes calls, so they are had in a form that anybody can read.
         ToolCalls::Auto => pair.calls = pair.calls.or(Some(CallFormat::Json)),
         ToolCalls::Format(format) => pair.calls = Some(format),
         ToolCalls::None => pair.calls = None,
     }
+    let ranks = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
+    for (model, ranks) in [Some(&pair.target), pair.draft.as_ref()].into_iter().zip(ranks) {
+        model.map_or(Ok(()), |model| Shard { rank: 0, ranks }.check(model))?;
+    }
+    for (which, model) in [("target", Some(&pair.target)), ("draft", pair.draft.as_ref())] {
+        let notes = model.map_or(&[][..], |model| &model.notes);
+        pair.notes.extend(notes.iter().map(|note| format!("{which}: {note}")));
+    }
     Ok(pair)
 }
 
-fn in_folders(target_dir: &Path, draft_dir: Option<&Path>, dtype: Dtype) -> Result<Pair, ModelError> {
+fn in_folders(
+    target_dir: &Path,
+    draft_dir: Option<&Path>,
+    dtype: Dtype,
+    authors: bool,
+) -> Result<Pair, ModelError> {
     let target = ModelConfig::load(target_dir)?;
     let tokenizer = Tokenizer::load(target_dir, &target)?;
-    let draft = draft_dir.map(ModelConfig::load).transpose()?;
+    let mut draft = draft_dir.map(ModelConfig::load).transpose()?;
+    let mut tokens = None;
     if let (Some(dir), Some(draft)) = (draft_dir, &draft)
         && dir.join("tokenizer.json").is_file()
     {
         same_tokens(&tokenizer, &Tokenizer::load(dir, draft)?)?;
+        tokens = Some(tokenizer.vocab_size());
+    }
+    draft = draft.map(|draft| fitted(&target, draft, tokens)).transpose()?;
+    // From the headers: what is wrong with either is known before any weight is read.
+    for (dir, model) in std::iter::once((target_dir, &target)).chain(draft_dir.zip(draft.as_ref())) {
+        model.check_weights(dir)?;
     }
     let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
+    let folder = |(dir, config): (&Path, &ModelConfig)| (dir.to_owned(), Box::new(config.clone()));
     let source = Source::Folders {
-        target: target_dir.to_owned(),
-        draft: draft_dir.map(std::borrow::ToOwned::to_owned),
+        target: folder((target_dir, &target)),
+        draft: draft_dir.zip(draft.as_ref()).map(folder),
     };
     let weights = Weights { source, dtype };
     let template = ChatTemplate::load(target_dir);
     // What cannot be read is told of where the template is.
     let calls = CallFormat::of_model(target_dir).ok().flatten();
-    Ok(Pair { name, target, draft, weights, tokenizer, template, calls })
+    let defaults =
+        if authors { GenerationDefaults::load(target_dir)? } else { GenerationDefaults::default() };
+    Ok(Pair { name, target, draft, weights, tokenizer, template, calls, defaults, notes: Vec::new() })
 }
 
 impl Weights {
@@ -124,11 +157,12 @@ impl Weights {
         let ranks = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
         match &self.source {
             Source::Folders { target, draft } => {
-                let mut load = |what, dir: &Path, shard| {
-                    Model::load_shard(dir, shard, self.dtype, &mut |progress| watch(what, progress))
+                let mut load = |what, (dir, model): &Folder, shard| {
+                    let config = ModelConfig::clone(model);
+                    Model::load_as(config, dir, shard, self.dtype, &mut |progress| watch(what, progress))
                 };
                 let (target, targets) = split(ranks[0], |shard| load("target model", target, shard))?;
-                let draft = draft.as_deref();
+                let draft = draft.as_ref();
                 let draft =
                     draft.map(|dir| split(ranks[1], |shard| load("draft model", dir, shard))).transpose()?;
                 let (draft, drafts) =
@@ -160,7 +194,10 @@ impl Weights {
             Source::Folders { target, draft } => {
                 let draft = draft.as_ref().zip(draft_shard);
                 let models = [Some((target, target_shard)), draft].into_iter().flatten();
-                models.map(|(dir, shard)| CudaModel::load_shard(gpu, dir, shard, dtype, progress)).collect()
+                let load = |((dir, model), shard): (&Folder, Shard)| {
+                    CudaModel::load_as(gpu, ModelConfig::clone(model), dir, shard, dtype, progress)
+                };
+                models.map(load).collect()
             }
             Source::Synthetic { spec, .. } => {
                 let (target, draft) = CudaModel::synthetic_shards(gpu, spec, target_shard, dtype, progress)?;
@@ -192,38 +229,26 @@ fn same_tokens(target: &Tokenizer, draft: &Tokenizer) -> Result<(), ModelError> 
     const PROBE: &str =
         "The quick brown fox, naïve in 1984: `fn main() { println!(\"{:?}\", x += 3.14); }`\n\t→ 你好 🦊";
     if target.encode(PROBE, false)? == draft.encode(PROBE, false)? {
-        return Ok(());
+        let other = |id: &u32| target.token_bytes(*id) != draft.token_bytes(*id);
+        let most = target.vocab_size().max(draft.vocab_size()) as u32;
+        return match (0..most).find(other) {
+            None => Ok(()),
+            Some(id) => {
+                Err(ModelError::Pair(format!("token {id} is another one in their tokenizer.json files")))
+            }
+        };
     }
     let problem = "their tokenizer.json files turn the same text into different tokens";
     Err(ModelError::Pair(problem.to_owned()))
 }
 
-impl Pair {
-    /// What both models hold, or less if the config says so.
-    ///
-    /// # Errors
-    /// It says more.
-    pub(crate) fn max_context(&self, config: &Config) -> Result<usize, DaemonError> {
-        let draft = self.draft.as_ref().map(|draft| draft.max_context);
-        max_context(config, self.target.max_context, draft)
-    }
-}
-
-/// What models of these contexts hold, or less if the config says so.
-///
-/// # Errors
-/// It says more.
-pub(crate) fn max_context(
-    config: &Config,
-    target: usize,
-    draft: Option<usize>,
-) -> Result<usize, DaemonError> {
-    let draft = draft.map(|draft| ("draft", draft));
-    let (model, limit) = draft
-        .into_iter()
-        .fold(("target", target), |least, draft| if draft.1 < least.1 { draft } else { least });
-    match config.scheduler.max_context {
-        Some(asked) if asked > limit => Err(DaemonError::Context { asked, model, limit }),
-        asked => Ok(asked.unwrap_or(limit)),
-    }
+/// What is to be said of a draft whose context ends before the target's.
+pub(crate) fn shorter_draft(bounds: &EngineConfig) -> Option<String> {
+    let (draft, all) = (bounds.speculation.draft_context, bounds.max_context);
+    let said = || {
+        format!(
+            "the draft model holds {draft} tokens and sequences may have {all}: behind {draft} the target goes on without it"
+        )
+    };
+    (draft < all).then(said)
 }

@@ -15,6 +15,7 @@ use actix_web::dev::ServerHandle;
 use actix_web::middleware::from_fn;
 use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
+use faser_models::GenerationDefaults;
 use tokio::sync::Mutex;
 
 use crate::access::Access;
@@ -269,6 +270,12 @@ fn tell_loaded(loaded: &Loaded) {
     );
     if let Some(source) = &loaded.cost_source {
         tracing::info!("cost tables {source}");
+    }
+    if loaded.defaults != GenerationDefaults::default() {
+        tracing::info!("requests sample by generation_config.json: {}", loaded.defaults);
+    }
+    for note in &loaded.notes {
+        tracing::warn!("{note}");
     }
     if let Err(why) = &loaded.template {
         tracing::info!(%why, "chats are refused");

@@ -47,12 +47,14 @@ pub struct SpeculationBounds {
     pub k_max: usize,
     /// The one partition, counted from 1, for overlapped execution; `None` leaves the choice to the planner.
     pub partition: Option<usize>,
+    /// Tokens of a sequence that the draft model can have: what is longer goes on without it.
+    pub draft_context: usize,
 }
 
 impl Default for SpeculationBounds {
     /// None but the engine's own.
     fn default() -> SpeculationBounds {
-        SpeculationBounds { room: K_LIMIT, k_max: K_LIMIT, partition: None }
+        SpeculationBounds { room: K_LIMIT, k_max: K_LIMIT, partition: None, draft_context: usize::MAX }
     }
 }
 

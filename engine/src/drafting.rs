@@ -1,6 +1,6 @@
 //! The draft stage: who drafts how far, and which draft KV has to be caught up with first.
 
-use crate::api::SeqId;
+use crate::api::{K_LIMIT, SeqId};
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
@@ -13,6 +13,8 @@ use crate::survival::{AcceptanceTable, Source};
 const STEPS_AHEAD: usize = 1;
 /// Rows that such a plan may catch up with, for the same reason.
 const ROWS_AHEAD: usize = 64;
+/// Rows of one sequence that nobody minds: what a round commits, and a step.
+const SHORT: usize = 2 * K_LIMIT;
 
 impl Engine {
     /// Decides on the round that begins: how many proposals every running sequence should have.
@@ -49,14 +51,43 @@ impl Engine {
         }
         Candidate {
             // Where nothing is drafted there is nothing but what is there.
-            useful: if self.config.draft_blocks > 0 && sequence.drafts() { useful } else { ready },
+            useful: useful.min(ready + self.draft_room(sequence)),
             ready,
             expected,
             survival,
             typical: sequence.levels[Source::Draft].typical(),
             context: sequence.tokens.len(),
+            behind: self.long_way(sequence),
             weight: sequence.weight(self.now),
         }
+    }
+
+    /// Proposals that could still be drafted behind those that are there: none where there is no draft model, or its context ends.
+    pub(crate) fn draft_room(&self, sequence: &Sequence) -> usize {
+        if self.config.draft_blocks == 0 || !sequence.drafts() {
+            return 0;
+        }
+        // The last proposal has no row of its own.
+        self.config.speculation.draft_context.saturating_add(1).saturating_sub(sequence.known())
+    }
+
+    /// Rows for sequences with far to catch up, if others that decode wait for it.
+    fn long_rows(&self, running: &[SeqId]) -> Option<usize> {
+        let (mut decoding, mut prefill) = (0, 0);
+        for sequence in running.iter().filter_map(|seq| self.sequences.get(seq)) {
+            match sequence.decoding() {
+                true => decoding += 1,
+                false => prefill += sequence.uncomputed(),
+            }
+        }
+        let rows = (decoding + prefill).min(self.config.max_pass_rows);
+        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows))
+    }
+
+    /// Tokens without draft KV, where they are so many that they may take more than a round.
+    fn long_way(&self, sequence: &Sequence) -> usize {
+        let missing = sequence.known().saturating_sub(sequence.draft.computed);
+        if missing > SHORT { missing } else { 0 }
     }
 
     /// Does the round want proposals that are not there?
@@ -79,13 +110,14 @@ impl Engine {
         plan.clear();
         let running = std::mem::take(&mut self.running);
         let mut rows_left = wish.rows(self.config.max_pass_rows);
+        let mut long_rows_left = self.long_rows(&running).unwrap_or(rows_left);
         // Those that draft now go first; what is left of the pass goes to draft prefill.
         for drafting in [true, false] {
             for &seq in &running {
                 // While nobody speculates, a draft prefill would be for nothing; whoever drafts later catches up then.
                 let due = drafting || self.planner.speculating();
                 if due && self.sequences.get(&seq).is_some_and(|sequence| sequence.decoding() == drafting) {
-                    self.add_draft_chunk(seq, &wish, &mut rows_left, &mut plan);
+                    self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
                 }
             }
         }
@@ -103,12 +135,19 @@ impl Engine {
 
     /// Adds the chunk of one sequence, if it has anything to draft or to catch up with, and rows and blocks for it. Without
     /// blocks the sequence goes on without proposals: speculation never pushes anyone out.
-    fn add_draft_chunk(&mut self, seq: SeqId, wish: &Wish, rows_left: &mut usize, plan: &mut DraftPlan) {
+    fn add_draft_chunk(
+        &mut self,
+        seq: SeqId,
+        wish: &Wish,
+        (rows_left, long_rows_left): (&mut usize, &mut usize),
+        plan: &mut DraftPlan,
+    ) {
         let Some(sequence) = self.sequences.get(&seq) else { return };
-        if !sequence.drafts() || sequence.draft_out.is_some() {
+        let room = self.draft_room(sequence);
+        if room == 0 || sequence.draft_out.is_some() {
             return;
         }
-        let k = wish.steps(sequence);
+        let k = wish.steps(sequence).min(room);
         if k == 0 && sequence.decoding() {
             // It can catch up in one pass when its turn to speculate comes.
             return;
@@ -116,13 +155,16 @@ impl Engine {
         let start = sequence.draft.computed;
         let missing = sequence.known() - start;
         // The anchor has no business in a prefill: its row is part of the first draft step.
-        let rows = if k > 0 { missing } else { missing - 1 }.min(*rows_left);
+        let long = missing > SHORT;
+        let most = if long { (*rows_left).min(*long_rows_left) } else { *rows_left };
+        let rows = if k > 0 { missing } else { missing - 1 }.min(most);
         let steps = if rows == missing { k } else { 0 };
         let covered = (start + rows + steps).saturating_sub(usize::from(steps > 0));
         if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
             return;
         }
         *rows_left -= rows;
+        *long_rows_left -= if long { rows } else { 0 };
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         sequence.draft_out = Some(DraftOut { end: start + rows });
         self.draft_lane.admit(seq, || sequence.admission());

@@ -23,6 +23,9 @@ pub(crate) use ahead::{Leaving, WORTH_AHEAD};
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
 
+/// Rows that a draft plan may catch up with while others wait for it; the second where nobody knows what they cost.
+const LONG_ROWS: [usize; 4] = [64, 128, 256, 512];
+
 /// What the planner knows of a sequence that decodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
@@ -38,6 +41,8 @@ pub(crate) struct Candidate {
     pub(crate) typical: f32,
     /// Tokens of its context.
     pub(crate) context: usize,
+    /// Those of them that the draft has yet to compute, where they are many.
+    pub(crate) behind: usize,
     /// What one of its tokens is worth, in those of a sequence without latency targets.
     pub(crate) weight: f32,
 }
@@ -169,12 +174,20 @@ impl Planner {
 
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {
         self.probing = false;
-        let Some(able) = batch.candidates.iter().position(|candidate| candidate.useful > 0) else { return };
+        // Of those that could draft, who has the least to catch up.
+        let able = batch.candidates.iter().enumerate().filter(|(_, candidate)| candidate.useful > 0);
+        let Some((able, Candidate { behind, .. })) = able.min_by_key(|(_, candidate)| candidate.behind)
+        else {
+            return;
+        };
         self.quiet_rounds = if lengths.iter().any(|&k| k > 0) { 0 } else { self.quiet_rounds + 1 };
         if self.policy.needs_costs() && self.quiet_rounds >= PROBE_AFTER {
             lengths[able] = 1;
-            self.quiet_rounds = 0;
             self.probing = true;
+            // Else it goes on in the next round.
+            if *behind == 0 {
+                self.quiet_rounds = 0;
+            }
         }
     }
 
@@ -243,6 +256,17 @@ impl Planner {
         if let Some(costs) = self.partitions.get_mut(shape.partition.0).filter(|_| rows <= 3 * sequences) {
             costs.draft.observe(sequences, shape.reach, took / steps as u32);
         }
+    }
+
+    /// Rows of a draft plan that may be of sequences with far to catch up, while others wait for it: as many as take no longer than a verify
+    /// pass of `rows` rows, the next one.
+    pub(crate) fn long_rows(&self, rows: usize) -> usize {
+        let Some(costs) = self.partitions.first().filter(|_| self.policy.needs_costs()) else {
+            return LONG_ROWS[1];
+        };
+        let pass_s = costs.verify.seconds(rows, Reach::NONE);
+        let fits = |rows: &&usize| costs.draft.seconds(**rows, Reach::NONE) <= pass_s;
+        LONG_ROWS.iter().rev().find(fits).copied().unwrap_or(LONG_ROWS[0])
     }
 
     /// Survival below which a further proposal does not pay its row of a verify pass of about `rows` rows.

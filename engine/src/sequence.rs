@@ -297,13 +297,16 @@ impl Sequence {
         for _ in 0..accepted {
             let Some(proposal) = self.proposals.pop_front() else { break };
             if self.take(proposal.token, Origin::Draft, &mut done) {
-                return done;
+                break;
             }
+        }
+        if done.ended.is_some() {
+            return self.left(end + accepted, done);
         }
         let unsent = self.proposals.len().saturating_sub(sent - accepted);
         let foreseen = self.proposals.pop_front().map(|proposal| proposal.token);
         if self.take(next, Origin::Target, &mut done) {
-            return done;
+            return self.left(end + accepted, done);
         }
         self.target.advance(&self.tokens, end + accepted);
         if foreseen.is_some_and(|token| token != next) {
@@ -314,6 +317,12 @@ impl Sequence {
         self.draft.advance(&self.tokens, self.draft.computed);
         // The provisional KV of what was rejected goes back to the pool; what the draft holds it may still need.
         self.target.table.shrink(self.known());
+        done
+    }
+
+    /// It has ended: the KV of its tokens stays for others.
+    fn left(&mut self, computed: usize, done: Committed) -> Committed {
+        self.target.advance(&self.tokens, computed.min(self.tokens.len()));
         done
     }
 

@@ -260,7 +260,7 @@ mod tests {
             draft_blocks,
             partitions: vec![costs.clone()],
             mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
-            speculation: SpeculationBounds { room: 4, k_max: 4, partition: None },
+            speculation: SpeculationBounds { room: 4, k_max: 4, ..SpeculationBounds::default() },
             ..config()
         };
         let words = |config: EngineConfig, mode| refused(config, mode).unwrap_or_default();

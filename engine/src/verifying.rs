@@ -174,7 +174,7 @@ impl Engine {
                 .proposals
                 .get(k)
                 .map_or(sequence.levels[Source::Draft].typical(), |next| next.acceptance);
-            scratch.chances.push(if sequence.drafts() && sequence.room_ahead() > 0 {
+            scratch.chances.push(if self.draft_room(sequence) > 0 && sequence.room_ahead() > 0 {
                 sent * next
             } else {
                 0.0

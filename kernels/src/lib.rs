@@ -23,8 +23,8 @@ pub use faser_topology::{CpuDevice, Partition};
 pub use isa::Isa;
 pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
-    BlockId, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Slice,
-    Source, Stored, Table, Tensor, Vector, View, ViewMut, give_memory_back, on_nodes,
+    BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable,
+    Rows, Slice, Source, Stored, Table, Tensor, Vector, View, ViewMut, give_memory_back, on_nodes,
 };
 pub use process::{fork, one_arena};
 pub use sampling::{History, SampleRow, Sampling};

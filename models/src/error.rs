@@ -24,6 +24,14 @@ pub enum ModelError {
         /// What is wrong and what was expected.
         problem: String,
     },
+    /// What is there is not a model's folder.
+    #[error("{} {problem}", path.display())]
+    NoModel {
+        /// What was given.
+        path: PathBuf,
+        /// What it is, and what to do.
+        problem: String,
+    },
     /// A key of a JSON file has a value that is wrong or cannot be honoured.
     #[error("{}: `{key}` {problem}", path.display())]
     Key {
@@ -116,6 +124,18 @@ pub enum ModelError {
         path: PathBuf,
         /// The template's own words, or the line that is wrong.
         problem: String,
+    },
+    /// A weight is no number, or infinite.
+    #[error(
+        "`{tensor}` has {value} at place {place}: a damaged checkpoint, or one whose training went wrong; download it again"
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// Which of its numbers, row by row.
+        place: usize,
+        /// What stands there.
+        value: f32,
     },
     /// A matrix cannot be packed.
     #[error("cannot pack `{tensor}`: {source}")]

@@ -19,7 +19,7 @@ pub mod synthetic;
 mod text;
 
 pub use checkpoint::{check_header, weight_files};
-pub use config::{Architecture, ModelConfig, RopeConfig, check_pair};
+pub use config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, fitted};
 pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
 pub use load::Progress;

@@ -62,6 +62,11 @@ impl Scratch {
         self.x.capacity()
     }
 
+    /// The same, to be changed.
+    pub fn logits_mut(&mut self) -> &mut Tensor {
+        &mut self.logits
+    }
+
     /// Most rows with logits of a pass.
     pub fn max_logit_rows(&self) -> usize {
         self.logits.capacity()

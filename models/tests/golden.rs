@@ -14,7 +14,7 @@ use faser_models::rounding::Distance;
 
 use session::Session;
 
-const CASES: [&str; 10] = [
+const CASES: [&str; 12] = [
     "llama",
     "llama-gqa8-llama3-rope-tied",
     "llama-llama3-rope-old-keys",
@@ -25,6 +25,8 @@ const CASES: [&str; 10] = [
     "qwen2-some-layers-sliding",
     "qwen3-sharded",
     "qwen3-tied",
+    "llama-scaling-beside-parameters",
+    "qwen2-tied-with-another-head",
 ];
 
 fn folder(case: &str) -> PathBuf {

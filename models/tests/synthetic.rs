@@ -8,7 +8,7 @@ mod session;
 use acceptance::{Figures, measure};
 use faser_kernels::{Dtype, Isa};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Model, ModelError, Progress, check_pair};
+use faser_models::{Model, ModelError, Progress};
 
 const LENGTH: usize = 96;
 
@@ -68,7 +68,7 @@ fn the_draft_is_a_model_of_its_own_with_the_same_vocabulary() {
     let spec = tiny(0.1);
     let mut last = Progress { done_bytes: 0, total_bytes: 1 };
     let (target, draft) = pair(&spec, Dtype::Bf16, &mut |progress| last = progress).unwrap();
-    check_pair(target.config(), draft.config()).unwrap();
+    assert_eq!(target.config().vocab, draft.config().vocab);
     assert_eq!((target.config().layers, draft.config().layers), (4, 1));
     assert!(draft.weight_bytes() < target.weight_bytes());
     assert_eq!(draft.kv_bytes_per_token() * 4, target.kv_bytes_per_token());

@@ -37,11 +37,9 @@ pub enum TopologyError {
     },
     /// The context asked for is longer than a model was made for.
     #[error(
-        "a context of {asked} tokens is longer than the {model} model's {limit}: set max_context to at most {limit}"
+        "a context of {asked} tokens is longer than the target model's {limit}: set max_context to at most {limit}"
     )]
     Context {
-        /// `target` or `draft`.
-        model: &'static str,
         /// Tokens asked for.
         asked: usize,
         /// Tokens the model takes.

@@ -188,10 +188,9 @@ pub(crate) fn check(
     if let Some((field, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
         return Err(TopologyError::Zero { field });
     }
-    for (model, footprint) in [("target", Some(target)), ("draft", draft)] {
-        if let Some(limit) = footprint.map(|f| f.max_context).filter(|limit| kv.max_context > *limit) {
-            return Err(TopologyError::Context { model, asked: kv.max_context, limit });
-        }
+    // Beyond the draft's context the target goes on alone.
+    if kv.max_context > target.max_context {
+        return Err(TopologyError::Context { asked: kv.max_context, limit: target.max_context });
     }
     Ok(())
 }

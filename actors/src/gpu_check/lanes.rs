@@ -36,6 +36,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         head_dim,
         intermediate,
         vocab,
+        stored_vocab: vocab,
         max_context,
         rms_eps: 1e-6,
         rope: RopeConfig { theta: 1e6, scaling: faser_kernels::RopeScaling::None },
@@ -47,6 +48,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         windows: vec![None; layers],
         bos: None,
         eos: Vec::new(),
+        notes: Vec::new(),
     }
 }
 

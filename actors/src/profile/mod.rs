@@ -110,8 +110,9 @@ impl ProfileSpec<'_> {
         self.max_rows.min(ROW_GRID[ROW_GRID.len() - 1])
     }
 
-    fn context(&self) -> usize {
-        CONTEXT.min(self.max_context - 1)
+    /// The context that attention is measured at, of a model that holds so many tokens.
+    fn context(&self, holds: usize) -> usize {
+        CONTEXT.min(self.max_context.min(holds) - 1)
     }
 
     /// What the first rank measures of a model's shards; the others do what it does.
@@ -121,7 +122,8 @@ impl ProfileSpec<'_> {
         partition: &Partition,
         cpu: &CpuSpec,
     ) -> Result<PassCost, ServiceError> {
-        let (most_rows, context) = (self.most_rows(), self.context());
+        let holds = shards.first().map_or(1, |model| model.config().max_context);
+        let (most_rows, context) = (self.most_rows(), self.context(holds));
         let ranks =
             shards.iter().zip(partition.split(shards.len())).zip(ways(shards.len(), cpu.group.deadline));
         let mut threads = Vec::with_capacity(shards.len());
@@ -172,7 +174,8 @@ impl ProfileSpec<'_> {
         drafts: bool,
         deadline: Duration,
     ) -> Result<PassCost, ServiceError> {
-        let (most_rows, context) = (self.most_rows(), self.context());
+        let holds = shards.first().map_or(1, |(model, _)| model.config().max_context);
+        let (most_rows, context) = (self.most_rows(), self.context(holds));
         let make = |(model, share): (Arc<CudaModel>, Arc<Share>), seat: Option<NcclSeat>| {
             let made = GpuPasses::new(model, share, drafts, most_rows, context + 1);
             let Some(seat) = seat else { return made };

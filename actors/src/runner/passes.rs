@@ -241,12 +241,24 @@ impl Passes {
 
     /// The logits of the pass that was finished last, for all tokens, `[rows, vocab]`: of a shard, those of all ranks.
     pub(crate) fn whole_logits(&mut self) -> (&Lane, View<'_>) {
-        let (lane, own) = (&self.lanes[self.current], self.scratch.logits().view(self.finished));
-        let Some(part) = &mut self.part else { return (lane, own) };
-        let (rows, vocab) = (self.max_logit_rows, self.model.config().vocab);
-        let whole = part.whole.get_or_insert_with(|| Tensor::zeros(rows, vocab));
-        ops::all_gather(lane, own, whole.view_mut(self.finished)).unwrap_or_else(|error| lost(&error));
-        (lane, whole.view(self.finished))
+        let (lane, config) = (&self.lanes[self.current], self.model.config());
+        let logits = match &mut self.part {
+            None => self.scratch.logits_mut(),
+            Some(part) => {
+                let whole =
+                    part.whole.get_or_insert_with(|| Tensor::zeros(self.max_logit_rows, config.vocab));
+                let own = self.scratch.logits().view(self.finished);
+                ops::all_gather(lane, own, whole.view_mut(self.finished))
+                    .unwrap_or_else(|error| lost(&error));
+                whole
+            }
+        };
+        let known = config.known_vocab();
+        if known < config.vocab {
+            // Nothing is known of padding.
+            (0..self.finished).for_each(|row| logits.row_mut(row)[known..].fill(f32::NEG_INFINITY));
+        }
+        (lane, logits.view(self.finished))
     }
 }
 

@@ -123,6 +123,8 @@ pub struct ModelConfig {
     pub dtype: Dtype,
     /// How the model writes calls of functions.
     pub tool_calls: ToolCalls,
+    /// Whether requests begin with what generation_config.json says of sampling.
+    pub generation_config: bool,
 }
 
 /// How a model writes calls of functions.

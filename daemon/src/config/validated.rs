@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use faser_actors::{Dtype, Isa};
+use faser_actors::{Dtype, Isa, KV_BLOCK_MULTIPLE};
 use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
 use faser_models::CallFormat;
 use faser_topology::DraftPlace;
@@ -151,8 +151,9 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
         Some("none") => ToolCalls::None,
         _ => ToolCalls::Auto,
     };
+    let generation_config = fields.word("generation_config", &["auto", "none"])? != Some("none");
     fields.finish()?;
-    Ok(ModelConfig { name, aliases, source, dtype, tool_calls })
+    Ok(ModelConfig { name, aliases, source, dtype, tool_calls, generation_config })
 }
 
 /// Partitions beside the whole device.
@@ -274,7 +275,11 @@ fn partitions(fields: &mut Fields<'_>) -> Result<Option<Vec<u32>>, FieldError> {
 }
 
 fn kv(mut fields: Fields<'_>) -> Result<KvConfig, FieldError> {
-    let block_size = fields.size("block_size", 1..=256)?.unwrap_or(16);
+    let block_size = fields.size("block_size", 1..=256)?.unwrap_or(KV_BLOCK_MULTIPLE);
+    if !block_size.is_multiple_of(KV_BLOCK_MULTIPLE) {
+        let wanted = format!("a multiple of {KV_BLOCK_MULTIPLE} (on a GPU it is {KV_BLOCK_MULTIPLE})");
+        return Err(wrong_value(&fields.path("block_size"), &wanted, &block_size.into()));
+    }
     let memory_bytes = sizes::bytes(&mut fields, "memory", MIB, 1 << 50)?;
     let prefix_cache = fields.flag("prefix_cache")?.unwrap_or(true);
     fields.finish()?;

@@ -1,6 +1,6 @@
 //! What a request is measured against, so that it can be read without a model at hand.
 
-use faser_models::CallFormat;
+use faser_models::{CallFormat, GenerationDefaults};
 
 use super::effort::{EFFORT, VERBOSITY};
 use super::errors::ApiError;
@@ -27,6 +27,8 @@ pub struct Bounds<'a> {
     pub priorities: bool,
     /// Which variables the chat template reads.
     pub template: TemplateReads,
+    /// What a request samples by where it says nothing itself.
+    pub defaults: GenerationDefaults,
 }
 
 /// Variables that a chat template may read or not.
@@ -58,6 +60,7 @@ impl<'a> Bounds<'a> {
             calls: served.calls,
             priorities: served.config.scheduler.priorities,
             template: TemplateReads::of(served),
+            defaults: served.defaults,
         }
     }
 

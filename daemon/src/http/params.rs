@@ -113,7 +113,7 @@ pub(super) fn parameters(
     elsewhere(fields, shape)?;
     let max_new_tokens = max_new_tokens(fields, shape, usize::from(!echo))?;
     let mut parameters = Parameters {
-        sampling: sampling(fields, vocab)?,
+        sampling: sampling(fields, bounds)?,
         max_new_tokens,
         form: form(fields, shape)?,
         bad_words: bad_words(fields)?,
@@ -178,14 +178,17 @@ fn streaming(fields: &mut Fields<'_>, shape: Shape, parameters: &mut Parameters)
     options.finish()
 }
 
-fn sampling(fields: &mut Fields<'_>, vocab: usize) -> Result<Sampling, FieldError> {
+fn sampling(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Sampling, FieldError> {
+    let (vocab, defaults) = (bounds.vocab, bounds.defaults);
     let real = |value: Option<f64>, default: f32| value.map_or(default, |value| value as f32);
     Ok(Sampling {
-        temperature: real(fields.number("temperature", 0.0..=2.0)?, 1.0),
-        top_k: top_k(fields)?,
-        top_p: positive(fields, "top_p", 1.0)?,
-        min_p: real(fields.number("min_p", 0.0..=1.0)?, 0.0),
-        repetition_penalty: positive(fields, "repetition_penalty", 10.0)?,
+        temperature: real(fields.number("temperature", 0.0..=2.0)?, defaults.temperature.unwrap_or(1.0)),
+        top_k: top_k(fields)?.or(defaults.top_k).unwrap_or(0),
+        top_p: positive(fields, "top_p", 1.0)?.or(defaults.top_p).unwrap_or(1.0),
+        min_p: real(fields.number("min_p", 0.0..=1.0)?, defaults.min_p.unwrap_or(0.0)),
+        repetition_penalty: positive(fields, "repetition_penalty", 10.0)?
+            .or(defaults.repetition_penalty)
+            .unwrap_or(1.0),
         presence_penalty: real(fields.number("presence_penalty", -2.0..=2.0)?, 0.0),
         frequency_penalty: real(fields.number("frequency_penalty", -2.0..=2.0)?, 0.0),
         logit_bias: logit_bias(fields, vocab)?,
@@ -195,10 +198,10 @@ fn sampling(fields: &mut Fields<'_>, vocab: usize) -> Result<Sampling, FieldErro
     })
 }
 
-/// A number above 0, up to `most`; 1 if absent, which is without effect for the fields that come here.
-fn positive(fields: &mut Fields<'_>, name: &'static str, most: f64) -> Result<f32, FieldError> {
-    let value = fields.number(name, 0.0..=most)?.unwrap_or(1.0) as f32;
-    if value > 0.0 {
+/// A number above 0, up to `most`.
+fn positive(fields: &mut Fields<'_>, name: &'static str, most: f64) -> Result<Option<f32>, FieldError> {
+    let value = fields.number(name, 0.0..=most)?.map(|value| value as f32);
+    if value.is_none_or(|value| value > 0.0) {
         return Ok(value);
     }
     let wanted = format!("a number above 0, up to {most}");
@@ -206,12 +209,12 @@ fn positive(fields: &mut Fields<'_>, name: &'static str, most: f64) -> Result<f3
 }
 
 /// 0, and -1 as others write it, is off.
-fn top_k(fields: &mut Fields<'_>) -> Result<u32, FieldError> {
-    match fields.value("top_k") {
-        None => Ok(0),
-        Some(value) if value.as_i64() == Some(-1) => Ok(0),
-        Some(value) => whole(&fields.path("top_k"), value, 0..=u64::from(u32::MAX)).map(|k| k as u32),
+fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, FieldError> {
+    let Some(value) = fields.value("top_k") else { return Ok(None) };
+    if value.as_i64() == Some(-1) {
+        return Ok(Some(0));
     }
+    whole(&fields.path("top_k"), value, 0..=u64::from(u32::MAX)).map(|k| Some(k as u32))
 }
 
 /// Any 64-bit number, signed or not; a random one if absent.

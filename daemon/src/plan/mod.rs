@@ -110,8 +110,9 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
                 .to_owned(),
         );
     }
-    let max_context = models.max_context(config)?;
-    let bounds = crate::load::bounds(config, max_context, models.target.config.layers);
+    let bounds =
+        crate::load::bounds(config, &models.target.config, models.draft.as_ref().map(|draft| &draft.config))?;
+    notes.extend(crate::pair::shorter_draft(&bounds));
     let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
     let target = Planned::new(&models.target, &bounds, on_gpu, true);
     let draft = models.draft.as_ref().map(|draft| Planned::new(draft, &bounds, on_gpu, false));
@@ -139,7 +140,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
             block_size: bounds.block_size,
             memory_bytes: config.kv.memory_bytes,
             max_running: bounds.max_running,
-            max_context,
+            max_context: bounds.max_context,
         },
     };
     let facts = |model: &PlanModel<'_>, planned: &Planned<'_>, ranks| planned.facts(model, &dtype, ranks);
@@ -159,7 +160,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
         topology,
         target: target_facts,
         draft: draft_facts,
-        max_context,
+        max_context: bounds.max_context,
         block_size: bounds.block_size,
         notes,
         plan,

@@ -7,7 +7,7 @@ use std::path::Path;
 use faser_actors::{Dtype, PassLimits};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
-use faser_models::{ModelConfig, Scratch, Shard, check_pair};
+use faser_models::{ModelConfig, Scratch, Shard, fitted};
 use faser_topology::{Divisible, PlanModel, Share, ShareBytes};
 
 use super::Facts;
@@ -43,16 +43,13 @@ impl Models {
             }
             ModelSource::Shape { target, draft } => ((**target).clone(), draft.as_deref().cloned()),
         };
-        if let Some(draft) = &draft {
-            check_pair(&target.config, &draft.config)?;
-        }
+        // Whether tokenizers are the same is seen where they are read.
+        let tokens = matches!(config.model.source, ModelSource::Directories { .. }).then_some(0);
+        let fit = |draft: NamedShape| -> Result<NamedShape, DaemonError> {
+            Ok(NamedShape { config: fitted(&target.config, draft.config, tokens)?, ..draft })
+        };
+        let draft = draft.map(fit).transpose()?;
         Ok(Models { target, draft, notes })
-    }
-
-    /// What both models hold, or less if the config says so.
-    pub(super) fn max_context(&self, config: &Config) -> Result<usize, DaemonError> {
-        let draft = self.draft.as_ref().map(|draft| draft.config.max_context);
-        crate::pair::max_context(config, self.target.config.max_context, draft)
     }
 }
 

@@ -11,8 +11,11 @@ use half::bf16;
 /// Number of a KV block in its pool.
 pub type BlockId = u32;
 
-/// Positions that are scored together: a block holds a multiple of these.
+/// Positions that are scored together.
 pub(crate) const POSITIONS: usize = 16;
+
+/// A KV block holds a multiple of so many positions.
+pub const KV_BLOCK_MULTIPLE: usize = POSITIONS;
 
 /// Sizes of a [`KvCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

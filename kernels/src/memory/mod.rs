@@ -15,7 +15,7 @@ mod tensor;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use int8::{BLOCK, BLOCKS, SCALE_UNIT};
-pub use kv::{BlockId, KvCache, KvShape, Rows};
+pub use kv::{BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Rows};
 pub(crate) use kv::{POSITIONS, Pages};
 pub use mapped::MappedFile;
 #[cfg(target_arch = "x86_64")]

@@ -72,6 +72,18 @@ impl Slice {
 /// Numbers that are made at a time.
 const MADE: usize = 64;
 
+/// Numbers that are looked at together, without a branch between them.
+const LOOKED_AT: usize = 1024;
+
+/// The first of `numbers` that is not `finite`.
+fn first<T>(numbers: &[T], finite: impl Fn(&T) -> bool, value: impl Fn(&T) -> f32) -> Option<(usize, f32)> {
+    let chunk =
+        numbers.chunks(LOOKED_AT).position(|chunk| !chunk.iter().fold(true, |all, x| all & finite(x)))?;
+    let begin = chunk * LOOKED_AT;
+    let place = begin + numbers[begin..].iter().position(|x| !finite(x))?;
+    Some((place, value(&numbers[place])))
+}
+
 impl Source<'_> {
     /// How many numbers.
     #[must_use]
@@ -105,6 +117,47 @@ impl Source<'_> {
             Source::File(stored, _) => stored.bytes(),
             Source::Part(whole, _) => whole.bytes_of_one(),
         }
+    }
+
+    /// The first that is infinite or no number, with its place; none of those that are made is.
+    #[must_use]
+    pub fn first_not_finite(&self) -> Option<(usize, f32)> {
+        self.not_finite_in(0..self.len())
+    }
+
+    fn not_finite_in(&self, range: Range<usize>) -> Option<(usize, f32)> {
+        let begin = range.start;
+        let (place, value) = match self {
+            Source::F32(x) => first(&x[range], |x| x.is_finite(), |x| *x),
+            Source::Bf16(x) => first(&x[range], |x| x.is_finite(), |x| x.to_f32()),
+            Source::F16(x) => first(&x[range], |x| x.is_finite(), |x| x.to_f32()),
+            Source::File(stored, x) => {
+                let x = &x[range.start * stored.bytes()..range.end * stored.bytes()];
+                match stored {
+                    Stored::F32 => {
+                        let of = |x: &[u8; 4]| f32::from_le_bytes(*x);
+                        first(x.as_chunks().0, |x| of(x).is_finite(), of)
+                    }
+                    Stored::Bf16 => {
+                        let of = |x: &[u8; 2]| bf16::from_le_bytes(*x);
+                        first(x.as_chunks().0, |x| of(x).is_finite(), |x| of(x).to_f32())
+                    }
+                    Stored::F16 => {
+                        let of = |x: &[u8; 2]| f16::from_le_bytes(*x);
+                        first(x.as_chunks().0, |x| of(x).is_finite(), |x| of(x).to_f32())
+                    }
+                }
+            }
+            Source::Made(..) => None,
+            Source::Part(whole, Slice { first, rows, cols, stride }) => {
+                return (0..*rows).find_map(|row| {
+                    let start = first + row * stride;
+                    let (place, value) = whole.not_finite_in(start..start + cols)?;
+                    Some((row * cols + place - start, value))
+                });
+            }
+        }?;
+        Some((begin + place, value))
     }
 
     /// Copies numbers from `from` on, as many as `to` takes.

@@ -9,6 +9,8 @@ use serde_json::Value;
 use crate::ModelError;
 use crate::config::Keys;
 
+use super::folder::{check_pointer, why_not};
+
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -26,7 +28,11 @@ impl Files {
         let (paths, catalogue) = find(dir)?;
         let mut mapped = Vec::with_capacity(paths.len());
         for path in paths {
-            let file = MappedFile::open(&path).map_err(|e| ModelError::read(&path, e))?;
+            let file = MappedFile::open(&path).map_err(|error| match path == catalogue {
+                true => ModelError::read(&path, error),
+                false => missing_shard(&path, error),
+            })?;
+            check_pointer(&path)?;
             mapped.push((path, file));
         }
         Ok(Files { mapped, catalogue })
@@ -46,6 +52,11 @@ pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     Ok(find(dir)?.0)
 }
 
+/// Whether `dir` has weights at all.
+pub(crate) fn has_weights(dir: &Path) -> bool {
+    [SINGLE, INDEX].iter().any(|file| dir.join(file).exists())
+}
+
 /// The paths, and the catalogue. transformers, too, prefers the single file if there is an index as well.
 fn find(dir: &Path) -> Result<(Vec<PathBuf>, PathBuf), ModelError> {
     let single = dir.join(SINGLE);
@@ -55,8 +66,11 @@ fn find(dir: &Path) -> Result<(Vec<PathBuf>, PathBuf), ModelError> {
     let index = dir.join(INDEX);
     if !index.exists() {
         let problem = format!("neither this file nor {INDEX} exists (weights must be in safetensors format)");
-        return Err(ModelError::read(&single, std::io::Error::new(std::io::ErrorKind::NotFound, problem)));
+        return Err(why_not(dir).unwrap_or_else(|| {
+            ModelError::read(&single, std::io::Error::new(std::io::ErrorKind::NotFound, problem))
+        }));
     }
+    check_pointer(&index)?;
     let keys = Keys::read(&index)?;
     let map = match keys.get("weight_map") {
         Some(Value::Object(map)) if !map.is_empty() => map,
@@ -79,6 +93,12 @@ fn find(dir: &Path) -> Result<(Vec<PathBuf>, PathBuf), ModelError> {
         };
     }
     Ok((names.into_iter().map(|name| dir.join(name)).collect(), index))
+}
+
+/// A file that the index names.
+fn missing_shard(path: &Path, error: std::io::Error) -> ModelError {
+    let problem = format!("{error}; {INDEX} names this file: download it again");
+    ModelError::read(path, std::io::Error::new(error.kind(), problem))
 }
 
 /// An index must not reach outside of the model's folder.

@@ -2,6 +2,7 @@
 //! config.json.
 
 mod files;
+mod folder;
 mod header;
 #[cfg(test)]
 mod tests;
@@ -9,14 +10,16 @@ mod tests;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::Path;
 
 use faser_kernels::{Source, Stored};
 
-pub(crate) use self::files::Files;
 pub use self::files::weight_files;
-use self::header::Header;
+pub(crate) use self::files::{Files, has_weights};
+pub(crate) use self::folder::{check_pointer, why_not};
+use self::header::{Header, Placed};
 use crate::ModelError;
-use crate::load::Tensors;
+use crate::load::{EMBEDDING, HEAD, Tensors};
 
 /// Looks whether `file` is a safetensors file, by its header alone; returns where each tensor's bytes are.
 ///
@@ -25,6 +28,23 @@ use crate::load::Tensors;
 pub fn check_header(file: &[u8]) -> Result<Vec<Range<usize>>, String> {
     let header = Header::read(file)?;
     Ok(header.iter().map(|(_, placed)| placed.bytes.clone()).collect())
+}
+
+/// Whether an LM head is stored beside the embedding, and is another matrix.
+///
+/// # Errors
+/// The files are damaged.
+pub(crate) fn has_head_of_its_own(dir: &Path) -> Result<bool, ModelError> {
+    if !has_weights(dir) {
+        return Ok(false);
+    }
+    let files = Files::map(dir)?;
+    let checkpoint = Checkpoint::new(&files)?;
+    let stored = |name| checkpoint.stored(name).map(|(placed, data)| (&placed.dtype, &placed.shape, data));
+    Ok(match (stored(EMBEDDING), stored(HEAD)) {
+        (Some(embedding), Some(head)) => embedding != head,
+        _ => false,
+    })
 }
 
 /// Where one tensor lies, and whether the model has asked for it.
@@ -63,6 +83,22 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
+impl Checkpoint<'_> {
+    /// A tensor that no whole model has, and a head of EAGLE's kind has.
+    fn head_of_a_draft(&self) -> Option<&str> {
+        let of_a_head = |name: &&String| *name == "fc.weight" || name.starts_with("midlayer.");
+        self.entries.keys().find(of_a_head).map(String::as_str)
+    }
+
+    /// A tensor as it lies in its file.
+    fn stored(&self, name: &str) -> Option<(&Placed, &[u8])> {
+        let entry = self.entries.get(name)?;
+        let placed = self.headers.get(entry.file)?.get(name)?;
+        let (_, bytes) = self.files.mapped.get(entry.file)?;
+        Some((placed, bytes.get(placed.bytes.clone())?))
+    }
+}
+
 impl Tensors for Checkpoint<'_> {
     fn total_bytes(&self) -> u64 {
         self.total_bytes
@@ -73,16 +109,22 @@ impl Tensors for Checkpoint<'_> {
     }
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
-        let missing = || ModelError::MissingTensor {
-            path: self.files.catalogue.clone(),
-            tensor: name.to_owned(),
-            reason: reason.to_owned(),
+        let missing = || match self.head_of_a_draft() {
+            Some(part) => ModelError::NoModel {
+                path: self.files.catalogue.clone(),
+                problem: format!(
+                    "is a head that drafts from its target's hidden states (EAGLE: it has `{part}`), whatever its config.json calls it; those are not supported, take a whole model of the same tokenizer as the draft"
+                ),
+            },
+            None => ModelError::MissingTensor {
+                path: self.files.catalogue.clone(),
+                tensor: name.to_owned(),
+                reason: reason.to_owned(),
+            },
         };
         let entry = self.entries.get(name).ok_or_else(missing)?;
         let path = self.files.path(entry.file);
-        let placed = self.headers.get(entry.file).and_then(|header| header.get(name)).ok_or_else(missing)?;
-        let (_, bytes) = self.files.mapped.get(entry.file).ok_or_else(missing)?;
-        let data = bytes.get(placed.bytes.clone()).ok_or_else(missing)?;
+        let (placed, data) = self.stored(name).ok_or_else(missing)?;
         entry.taken.set(true);
         if placed.shape != shape {
             return Err(ModelError::Shape {
@@ -121,7 +163,7 @@ impl Tensors for Checkpoint<'_> {
 
 /// Tensors that some exporters write although they follow from config.json or from another tensor.
 fn harmless(name: &str, tied: bool) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
+    name.ends_with(".rotary_emb.inv_freq") || (tied && name == HEAD)
 }
 
 fn hint(name: &str) -> &'static str {

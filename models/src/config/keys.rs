@@ -43,6 +43,11 @@ impl Keys {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether null stands there, where that is another thing than nothing.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
     /// All names in it.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.map.keys().map(String::as_str)
@@ -71,11 +76,19 @@ impl Keys {
         }
     }
 
-    /// The same for a key without which no model can be built.
+    /// The same for a key without which no scaling can be computed.
     pub(crate) fn required_size(&self, key: &str, most: usize) -> Result<usize, ModelError> {
         self.size(key, most)?.ok_or_else(|| {
             self.error(key, format!("is missing, a whole number from 1 to {most} is expected"))
         })
+    }
+
+    /// A whole number from 1 to `most`; `default` if the key is absent. Null is none.
+    pub(crate) fn size_or(&self, key: &str, most: usize, default: usize) -> Result<usize, ModelError> {
+        match self.is_null(key) {
+            true => self.required_size(key, most),
+            false => Ok(self.size(key, most)?.unwrap_or(default)),
+        }
     }
 
     /// A finite number above zero, if the key is there.
@@ -90,6 +103,14 @@ impl Keys {
     /// The same for a key that must be there.
     pub(crate) fn required_positive(&self, key: &str) -> Result<f64, ModelError> {
         self.positive(key)?.ok_or_else(|| self.error(key, "is missing, a number above 0 is expected"))
+    }
+
+    /// A finite number above zero; `default` if the key is absent. Null is none.
+    pub(crate) fn positive_or(&self, key: &str, default: f64) -> Result<f64, ModelError> {
+        match self.is_null(key) {
+            true => self.required_positive(key),
+            false => Ok(self.positive(key)?.unwrap_or(default)),
+        }
     }
 
     /// true or false; `default` if the key is absent.

@@ -1,5 +1,7 @@
 //! A model's shape from `config.json` (and `generation_config.json`): read once, checked once, then trusted.
 
+mod defaults;
+mod generation;
 mod keys;
 mod rope;
 #[cfg(test)]
@@ -11,9 +13,11 @@ use std::path::Path;
 use faser_kernels::Dtype;
 use serde_json::Value;
 
+pub use self::generation::GenerationDefaults;
 pub(crate) use self::keys::Keys;
 pub use self::rope::RopeConfig;
 use crate::ModelError;
+use crate::checkpoint::{check_pointer, has_head_of_its_own, why_not};
 
 // Generous bounds that keep every product of two sizes far from overflow.
 const MAX_WIDTH: usize = 1 << 20;
@@ -76,6 +80,9 @@ pub struct ModelConfig {
     pub intermediate: usize,
     /// Rows of the embedding and of the LM head (may be padded beyond the tokenizer's tokens).
     pub vocab: usize,
+    /// The same in its files, if that is another number: a draft gets as many rows as its target has. Those that are added are zeros, and
+    /// never proposed.
+    pub stored_vocab: usize,
     /// Most positions the model was made for.
     pub max_context: usize,
     /// Epsilon of every RMS norm.
@@ -98,6 +105,8 @@ pub struct ModelConfig {
     pub bos: Option<u32>,
     /// Tokens that end a text: config.json's and generation_config.json's.
     pub eos: Vec<u32>,
+    /// What of its files is not as one might think, for whoever reads the log.
+    pub notes: Vec<String>,
 }
 
 impl ModelConfig {
@@ -106,23 +115,46 @@ impl ModelConfig {
     /// # Errors
     /// Names the file and the key when a value is missing, impossible, or asks for something this crate does not do.
     pub fn load(dir: &Path) -> Result<ModelConfig, ModelError> {
-        let keys = Keys::read(&dir.join("config.json"))?;
+        let path = dir.join("config.json");
+        if !path.exists()
+            && let Some(why) = why_not(dir)
+        {
+            return Err(why);
+        }
+        check_pointer(&path)?;
+        let keys = Keys::read(&path)?;
         let generation = Keys::read_if_present(&dir.join("generation_config.json"))?;
-        ModelConfig::from_keys(&keys, generation.as_ref())
+        let mut config = ModelConfig::from_keys(&keys, generation.as_ref())?;
+        if config.tie_embeddings && has_head_of_its_own(dir)? {
+            config.tie_embeddings = false;
+            config.notes.push(
+                "`tie_word_embeddings` is true, but lm_head.weight is there and is not the embedding: it is used, as in transformers"
+                    .to_owned(),
+            );
+        }
+        let not_read = generation.as_ref().map_or_else(Vec::new, generation::not_read);
+        if !not_read.is_empty() {
+            config
+                .notes
+                .push(format!("generation_config.json has what is not read: {}", not_read.join(", ")));
+        }
+        Ok(config)
     }
 
     pub(crate) fn from_keys(keys: &Keys, generation: Option<&Keys>) -> Result<ModelConfig, ModelError> {
         let architecture = Architecture::from_keys(keys)?;
         refuse_what_is_not_done(keys)?;
-        let hidden = keys.required_size("hidden_size", MAX_WIDTH)?;
-        let layers = keys.required_size("num_hidden_layers", MAX_LAYERS)?;
-        let heads = keys.required_size("num_attention_heads", MAX_WIDTH)?;
-        let kv_heads = keys.size("num_key_value_heads", MAX_WIDTH)?.unwrap_or(heads);
+        let defaults = architecture.defaults();
+        let hidden = keys.size_or("hidden_size", MAX_WIDTH, defaults.hidden_size)?;
+        let layers = keys.size_or("num_hidden_layers", MAX_LAYERS, defaults.num_hidden_layers)?;
+        let heads = keys.size_or("num_attention_heads", MAX_WIDTH, defaults.num_attention_heads)?;
+        let usual = defaults.num_key_value_heads.filter(|_| !keys.is_null("num_key_value_heads"));
+        let kv_heads = keys.size("num_key_value_heads", MAX_WIDTH)?.or(usual).unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             let problem = format!("is {kv_heads}, which does not divide num_attention_heads ({heads})");
             return Err(keys.error("num_key_value_heads", problem));
         }
-        let vocab = keys.required_size("vocab_size", MAX_VOCAB)?;
+        let vocab = keys.size_or("vocab_size", MAX_VOCAB, defaults.vocab_size)?;
         let attention_bias = keys.flag("attention_bias", false)?;
         let config = ModelConfig {
             architecture,
@@ -131,19 +163,25 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim: head_dim(keys, architecture, hidden, heads)?,
-            intermediate: keys.required_size("intermediate_size", MAX_WIDTH)?,
+            intermediate: keys.size_or("intermediate_size", MAX_WIDTH, defaults.intermediate_size)?,
             vocab,
-            max_context: keys.required_size("max_position_embeddings", MAX_CONTEXT)?,
-            rms_eps: keys.required_positive("rms_norm_eps")? as f32,
-            rope: RopeConfig::from_keys(keys)?,
+            stored_vocab: vocab,
+            max_context: keys.size_or(
+                "max_position_embeddings",
+                MAX_CONTEXT,
+                defaults.max_position_embeddings,
+            )?,
+            rms_eps: keys.positive_or("rms_norm_eps", defaults.rms_norm_eps)? as f32,
+            rope: RopeConfig::from_keys(keys, defaults.rope_theta)?,
             tie_embeddings: keys.flag("tie_word_embeddings", false)?,
             qkv_bias: architecture == Architecture::Qwen2 || attention_bias,
             o_bias: architecture != Architecture::Qwen2 && attention_bias,
             mlp_bias: keys.flag("mlp_bias", false)?,
             qk_norm: architecture == Architecture::Qwen3,
             windows: windows::of_layers(keys, architecture, layers)?,
-            bos: ids_below(keys, "bos_token_id", vocab)?.first().copied(),
-            eos: end_tokens(keys, generation, vocab)?,
+            bos: token_ids(keys, "bos_token_id", vocab, defaults.bos_token_id)?.first().copied(),
+            eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
+            notes: Vec::new(),
         };
         config.refuse_switches_of_other_families(keys)?;
         Ok(config)
@@ -170,6 +208,11 @@ impl ModelConfig {
             );
         }
         Ok(())
+    }
+
+    /// Tokens that it knows: the rest of `vocab` is padding.
+    pub fn known_vocab(&self) -> usize {
+        self.vocab.min(self.stored_vocab)
     }
 
     /// Width of the queries of all heads.
@@ -209,13 +252,11 @@ fn head_dim(
     hidden: usize,
     heads: usize,
 ) -> Result<usize, ModelError> {
-    // Qwen2 has no head_dim of its own; Qwen3's default is a constant.
-    let explicit = keys.size("head_dim", 1 << 12)?;
-    let head_dim = match (explicit, architecture) {
-        (Some(explicit), _) => explicit,
-        (None, Architecture::Qwen3) => 128,
-        (None, _) if hidden.is_multiple_of(heads) => hidden / heads,
-        (None, _) => {
+    let usual = architecture.defaults().head_dim;
+    let head_dim = match keys.size("head_dim", 1 << 12)?.or(usual) {
+        Some(head_dim) => head_dim,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
             let problem = format!(
                 "is missing, and hidden_size ({hidden}) does not divide by num_attention_heads ({heads})"
             );
@@ -237,16 +278,29 @@ fn head_dim(
     }
 }
 
-fn end_tokens(keys: &Keys, generation: Option<&Keys>, vocab: usize) -> Result<Vec<u32>, ModelError> {
-    let mut eos = Vec::new();
-    for file in std::iter::once(keys).chain(generation) {
-        for id in ids_below(file, "eos_token_id", vocab)? {
-            if !eos.contains(&id) {
-                eos.push(id);
-            }
+fn end_tokens(
+    keys: &Keys,
+    generation: Option<&Keys>,
+    vocab: usize,
+    usual: Option<u32>,
+) -> Result<Vec<u32>, ModelError> {
+    // Where generation_config.json is, it says how texts end.
+    let mut eos = token_ids(keys, "eos_token_id", vocab, usual.filter(|_| generation.is_none()))?;
+    for id in generation.map_or(Ok(Vec::new()), |file| ids_below(file, "eos_token_id", vocab))? {
+        if !eos.contains(&id) {
+            eos.push(id);
         }
     }
     Ok(eos)
+}
+
+/// The ids that a key names; the `usual` one, if the vocabulary has it, where the key is absent. Null is none.
+fn token_ids(keys: &Keys, key: &str, vocab: usize, usual: Option<u32>) -> Result<Vec<u32>, ModelError> {
+    let ids = ids_below(keys, key, vocab)?;
+    if !ids.is_empty() || keys.is_null(key) {
+        return Ok(ids);
+    }
+    Ok(usual.filter(|id| (*id as usize) < vocab).into_iter().collect())
 }
 
 fn ids_below(keys: &Keys, key: &str, vocab: usize) -> Result<Vec<u32>, ModelError> {
@@ -257,16 +311,21 @@ fn ids_below(keys: &Keys, key: &str, vocab: usize) -> Result<Vec<u32>, ModelErro
     }
 }
 
-/// Whether a draft model can propose for a target model: both must have the same vocabulary.
+/// The draft as it proposes for the target: with as many rows of embedding and LM head. Vocabularies that differ by padding alone, beyond the
+/// `tokens` of the tokenizer that both have, go together.
 ///
 /// # Errors
-/// [`ModelError::Pair`] with both sizes, or with the end tokens that differ.
-pub fn check_pair(target: &ModelConfig, draft: &ModelConfig) -> Result<(), ModelError> {
-    if target.vocab != draft.vocab {
+/// [`ModelError::Pair`]: they differ, and it is not known that it is only by padding.
+pub fn fitted(
+    target: &ModelConfig,
+    draft: ModelConfig,
+    tokens: Option<usize>,
+) -> Result<ModelConfig, ModelError> {
+    let (wanted, own) = (target.vocab, draft.vocab);
+    if wanted != own && tokens.is_none_or(|tokens| tokens > wanted.min(own)) {
         return Err(ModelError::Pair(format!(
-            "the target's vocab_size is {}, the draft's is {}; take a draft model of the same family and tokenizer",
-            target.vocab, draft.vocab
+            "the target's vocab_size is {wanted}, the draft's is {own}; take a draft model of the same family and tokenizer (with its tokenizer.json, if they differ by padding alone)"
         )));
     }
-    Ok(())
+    Ok(ModelConfig { vocab: wanted, ..draft })
 }

@@ -18,19 +18,32 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    pub(super) fn from_keys(keys: &Keys) -> Result<RopeConfig, ModelError> {
+    /// As transformers merges them: `rope_scaling` stands in the place of `rope_parameters`, and a base that it has not is that of the top
+    /// level, or `usual_theta`.
+    pub(super) fn from_keys(keys: &Keys, usual_theta: f64) -> Result<RopeConfig, ModelError> {
         if let Some(part) = keys.get("partial_rotary_factor").filter(|part| part.as_f64() != Some(1.0)) {
             return Err(keys.error("partial_rotary_factor", format!("is {part}, only 1.0 is supported")));
         }
-        let (section, name) = match keys.object("rope_parameters")? {
-            Some(section) => (Some(section), "rope_parameters"),
-            None => (keys.object("rope_scaling")?, "rope_scaling"),
+        let parameters = keys.object("rope_parameters")?;
+        let scaling_of_old = keys.object("rope_scaling")?.filter(|section| section.names().next().is_some());
+        let theta_of = |section: &Option<Keys>| {
+            section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))
         };
-        let nested_theta = section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))?;
-        let theta = match nested_theta {
+        let lost_theta = theta_of(&parameters)?.filter(|_| scaling_of_old.is_some());
+        let (section, name) = match scaling_of_old {
+            Some(section) => (Some(section), "rope_scaling"),
+            None => (parameters, "rope_parameters"),
+        };
+        let theta = match theta_of(&section)? {
             Some(theta) => theta,
-            None => keys.positive("rope_theta")?.unwrap_or(10_000.0),
+            None => keys.positive("rope_theta")?.unwrap_or(usual_theta),
         };
+        if let Some(lost) = lost_theta.filter(|lost| *lost != theta) {
+            let problem = format!(
+                "stands beside `rope_parameters`, all of which it replaces: rope_theta would be {theta} instead of {lost}; write the scaling into `rope_parameters`"
+            );
+            return Err(keys.error("rope_scaling", problem));
+        }
         let scaling = match section {
             Some(section) => scaling(&section, keys, name)?,
             None => RopeScaling::None,

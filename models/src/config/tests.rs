@@ -112,9 +112,14 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"sliding_window": 64}), "`sliding_window`", "Mistral"),
         (json!({"architectures": ["Qwen2ForCausalLM"], "mlp_bias": true}), "`mlp_bias`", "Qwen2"),
         (
-            json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true}),
-            "`sliding_window`",
-            "missing",
+            json!({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]}),
+            "`layer_types`",
+            "use_sliding_window",
+        ),
+        (
+            json!({"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"rope_type": "linear", "factor": 2}}),
+            "`rope_scaling`",
+            "10000 instead of 1000000",
         ),
         (
             json!({"architectures": ["MistralForCausalLM"], "attention_bias": true}),
@@ -158,15 +163,64 @@ fn impossible_values_are_refused_by_name() {
 }
 
 #[test]
-fn a_pair_needs_one_vocabulary() {
+fn a_pair_needs_one_vocabulary_but_for_padding() {
     let target = parse(llama()).unwrap();
-    let draft = parse(with(llama(), &json!({"vocab_size": 1024}))).unwrap();
-    assert!(check_pair(&target, &target).is_ok());
-    let message = check_pair(&target, &draft).unwrap_err().to_string();
-    assert!(
-        message.contains("1000") && message.contains("1024") && message.contains("vocab_size"),
-        "{message}"
+    let of = |vocab: usize| parse(with(llama(), &json!({"vocab_size": vocab}))).unwrap();
+    assert_eq!(fitted(&target, of(1000), None).unwrap(), target);
+    for (vocab, known) in [(1024, 1000), (990, 990)] {
+        let draft = fitted(&target, of(vocab), Some(980)).unwrap();
+        assert_eq!((draft.vocab, draft.stored_vocab, draft.known_vocab()), (1000, vocab, known));
+    }
+    for (vocab, tokens) in [(1024, None), (1024, Some(1001)), (990, Some(995))] {
+        let message = fitted(&target, of(vocab), tokens).unwrap_err().to_string();
+        for part in ["1000", &vocab.to_string(), "vocab_size", "tokenizer"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}
+
+/// The keys that transformers' class has, and those that it is written with, are another matter than null.
+#[test]
+fn what_is_left_out_is_what_transformers_takes() {
+    let bare = |name: &str, changes: &Value| {
+        parse(with(json!({"architectures": [name], "num_hidden_layers": 1}), changes)).unwrap()
+    };
+    let mistral = bare("MistralForCausalLM", &json!({}));
+    assert_eq!(
+        (mistral.windows.as_slice(), mistral.kv_heads, mistral.max_context),
+        (&[Some(4096)][..], 8, 131_072)
     );
+    assert_eq!((mistral.bos, mistral.eos.as_slice()), (Some(1), &[2][..]));
+    let full = bare(
+        "MistralForCausalLM",
+        &json!({"sliding_window": null, "num_key_value_heads": null, "eos_token_id": null}),
+    );
+    assert_eq!((full.windows.as_slice(), full.kv_heads, full.eos.len()), (&[None][..], 32, 0));
+    let qwen = bare("Qwen2ForCausalLM", &json!({"use_sliding_window": true, "max_window_layers": 0}));
+    assert_eq!((qwen.windows.as_slice(), qwen.vocab, qwen.eos.len()), (&[Some(4096)][..], 151_936, 0));
+    let no_window = json!({"use_sliding_window": true, "max_window_layers": 0, "sliding_window": null});
+    assert_eq!(bare("Qwen3ForCausalLM", &no_window).windows, [None]);
+    // Of a file that says how texts end, nothing is made up.
+    let (config, generation) = (json!({"architectures": ["LlamaForCausalLM"]}), json!({"eos_token_id": 9}));
+    let of = |generation: Option<&Value>| {
+        let generation = generation.map(|file| keys(file.clone(), "m/generation_config.json"));
+        ModelConfig::from_keys(&keys(config.clone(), "m/config.json"), generation.as_ref()).unwrap().eos
+    };
+    assert_eq!((of(None), of(Some(&generation)), of(Some(&json!({})))), (vec![2], vec![9], vec![]));
+}
+
+/// Of both rotary keys the older one counts, as in transformers, with the base that it or the top level gives.
+#[test]
+fn a_scaling_beside_parameters_takes_their_place() {
+    let parameters = json!({"rope_type": "llama3", "rope_theta": 7e5, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
+    let scaling = json!({"type": "linear", "factor": 2});
+    let both = json!({"rope_parameters": parameters, "rope_scaling": scaling, "rope_theta": 7e5});
+    let rope = parse(with(llama(), &both)).unwrap().rope;
+    assert_eq!(rope, RopeConfig { theta: 7e5, scaling: RopeScaling::Linear { factor: 2.0 } });
+    let empty =
+        parse(with(llama(), &json!({"rope_parameters": {"rope_theta": 7e5}, "rope_scaling": {}}))).unwrap();
+    assert_eq!(empty.rope, RopeConfig { theta: 7e5, scaling: RopeScaling::None });
 }
 
 proptest! {

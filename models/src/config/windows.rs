@@ -12,31 +12,33 @@ pub(super) fn of_layers(
     architecture: Architecture,
     layers: usize,
 ) -> Result<Vec<Option<usize>>, ModelError> {
-    let window = keys.size("sliding_window", usize::MAX)?;
+    let usual = architecture.defaults().sliding_window.filter(|_| !keys.is_null("sliding_window"));
+    let window = keys.size("sliding_window", usize::MAX)?.or(usual);
     match architecture {
         Architecture::Llama => Ok(vec![None; layers]),
         Architecture::Mistral => Ok(vec![window; layers]),
         Architecture::Qwen2 | Architecture::Qwen3 => {
-            if !keys.flag("use_sliding_window", false)? {
-                return Ok(vec![None; layers]);
-            }
-            let Some(window) = window else {
-                return Err(keys.error("sliding_window", "is missing, but use_sliding_window is true"));
-            };
-            let kinds = layer_kinds(keys, layers)?;
-            Ok(kinds.into_iter().map(|sliding| sliding.then_some(window)).collect())
+            let slides = keys.flag("use_sliding_window", false)?;
+            let window = window.filter(|_| slides);
+            let kinds = layer_kinds(keys, architecture, layers, window)?;
+            Ok(kinds.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
         }
     }
 }
 
 /// Which layers slide: `layer_types` of newer files, `max_window_layers` (the first layers that do not) of
 /// older ones.
-fn layer_kinds(keys: &Keys, layers: usize) -> Result<Vec<bool>, ModelError> {
+fn layer_kinds(
+    keys: &Keys,
+    architecture: Architecture,
+    layers: usize,
+    window: Option<usize>,
+) -> Result<Vec<bool>, ModelError> {
     let Some(types) = keys.get("layer_types") else {
-        // transformers' default for Qwen2 and Qwen3.
+        let usual = architecture.defaults().max_window_layers;
         let full = match keys.get("max_window_layers") {
             Some(Value::Number(zero)) if zero.as_u64() == Some(0) => 0,
-            _ => keys.size("max_window_layers", MAX_LAYERS)?.unwrap_or(28),
+            _ => keys.size("max_window_layers", MAX_LAYERS)?.unwrap_or(usual),
         };
         return Ok((0..layers).map(|layer| layer >= full).collect());
     };
@@ -50,9 +52,15 @@ fn layer_kinds(keys: &Keys, layers: usize) -> Result<Vec<bool>, ModelError> {
             })
             .collect()
     });
-    kinds.ok_or_else(|| {
+    let kinds = kinds.ok_or_else(|| {
         let problem =
             format!("must be {layers} of \"full_attention\" or \"sliding_attention\", one per layer");
         keys.error("layer_types", problem)
-    })
+    })?;
+    if window.is_none() && kinds.contains(&true) {
+        let problem =
+            "has \"sliding_attention\", but no window is set: give `use_sliding_window` and `sliding_window`";
+        return Err(keys.error("layer_types", problem));
+    }
+    Ok(kinds)
 }

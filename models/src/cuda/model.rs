@@ -65,7 +65,21 @@ impl CudaModel {
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<CudaModel, ModelError> {
-        let config = ModelConfig::load(dir)?;
+        CudaModel::load_as(gpu, ModelConfig::load(dir)?, dir, shard, dtype, progress)
+    }
+
+    /// As [`CudaModel::load_shard`], with a config that was loaded before.
+    ///
+    /// # Errors
+    /// As [`CudaModel::load_shard`].
+    pub fn load_as(
+        gpu: &Arc<Gpu>,
+        config: ModelConfig,
+        dir: &Path,
+        shard: Shard,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
         let files = Files::map(dir)?;
         CudaModel::of(gpu, (config, shard), &mut Checkpoint::new(&files)?, dtype, progress)
     }

@@ -5,10 +5,11 @@ mod cut;
 mod sizes;
 mod source;
 
+use std::cmp::Ordering;
 use std::path::Path;
 use std::sync::Arc;
 
-use faser_kernels::{Dtype, Source};
+use faser_kernels::{Dtype, Make, Slice, Source};
 
 pub(crate) use self::cpu::CpuPacker;
 use self::cut::Cut;
@@ -51,7 +52,20 @@ impl Model {
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, ModelError> {
-        let config = ModelConfig::load(dir)?;
+        Model::load_as(ModelConfig::load(dir)?, dir, shard, dtype, progress)
+    }
+
+    /// As [`Model::load_shard`], with a config that was loaded before.
+    ///
+    /// # Errors
+    /// As [`Model::load_shard`].
+    pub fn load_as(
+        config: ModelConfig,
+        dir: &Path,
+        shard: Shard,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Model, ModelError> {
         shard.check(&config)?;
         let files = Files::map(dir)?;
         let mut checkpoint = Checkpoint::new(&files)?;
@@ -68,6 +82,8 @@ pub(crate) trait Packer {
     type Matrix;
     /// A norm or a bias.
     type Vector;
+    /// Whether the numbers count, not the shapes alone.
+    const READS: bool = true;
 
     /// Rows of `cols`.
     fn table(&mut self, cols: usize, source: Source<'_>) -> Result<Self::Table, ModelError>;
@@ -122,30 +138,39 @@ struct Loader<'a, P> {
     progress: &'a mut dyn FnMut(Progress),
 }
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 impl<P: Packer> Loader<'_, P> {
     fn parts(&mut self) -> Result<PartsOf<P>, ModelError> {
-        let ModelConfig { hidden, vocab, layers, tie_embeddings, .. } = *self.config;
-        let shape = [vocab, hidden];
-        let source = self.tensors.tensor(EMBEDDING, &shape, "vocab_size, hidden_size")?;
-        let bytes = source.bytes();
+        let ModelConfig { hidden, vocab, stored_vocab, layers, tie_embeddings, .. } = *self.config;
+        let shape = [stored_vocab, hidden];
         let tokens = Cut::of(EMBEDDING, self.shard, self.config);
-        let source = tokens.source(&source, vocab, hidden);
-        let embedding = Arc::new(self.packer.table(hidden, source)?);
-        let tied = tie_embeddings
-            .then(|| self.packer.tied_head(&embedding, EMBEDDING, hidden, source))
-            .transpose()?;
+        let (embedding, tied, bytes) = {
+            let stored = self.tensors.tensor(EMBEDDING, &shape, "vocab_size, hidden_size")?;
+            let padded = padding(&stored);
+            let all = with_rows(&stored, &padded, vocab, hidden);
+            let own = tokens.source(&all, vocab, hidden);
+            finite::<P>(EMBEDDING, if vocab == stored_vocab { &own } else { &stored })?;
+            let embedding = Arc::new(self.packer.table(hidden, own)?);
+            let tied = tie_embeddings
+                .then(|| self.packer.tied_head(&embedding, EMBEDDING, hidden, own))
+                .transpose()?;
+            (embedding, tied, stored.bytes())
+        };
         self.tell(bytes);
         let head = match tied {
             Some(head) => head,
             None => {
                 let reason = "tie_word_embeddings is false; vocab_size, hidden_size";
-                let source = self.tensors.tensor(HEAD, &shape, reason)?;
-                let bytes = source.bytes();
-                let source = tokens.source(&source, vocab, hidden);
-                let head = self.packer.matrix(HEAD, hidden, &[source])?;
+                let (head, bytes) = {
+                    let stored = self.tensors.tensor(HEAD, &shape, reason)?;
+                    let padded = padding(&stored);
+                    let all = with_rows(&stored, &padded, vocab, hidden);
+                    let own = tokens.source(&all, vocab, hidden);
+                    finite::<P>(HEAD, if vocab == stored_vocab { &own } else { &stored })?;
+                    (self.packer.matrix(HEAD, hidden, &[own])?, stored.bytes())
+                };
                 self.tell(bytes);
                 Arc::new(head)
             }
@@ -216,6 +241,10 @@ impl<P: Packer> Loader<'_, P> {
             .map(|((name, outputs), source)| cut(name).source(source, *outputs, inputs))
             .collect();
         let own_inputs = cut(first).inputs(inputs).len();
+        parts
+            .iter()
+            .zip(&own)
+            .try_for_each(|((name, _), source)| finite::<P>(&format!("{name}.weight"), source))?;
         let matrix = self.packer.matrix(&format!("{first}.weight"), own_inputs, &own)?;
         self.tell(bytes);
         Ok(matrix)
@@ -239,6 +268,10 @@ impl<P: Packer> Loader<'_, P> {
         // What is summed over the ranks has its bias once.
         let once = cuts.clone().any(|(cut, _)| cut.is_summed());
         let own: Vec<_> = cuts.zip(&sources).map(|((cut, len), source)| cut.source(source, len, 1)).collect();
+        parts
+            .iter()
+            .zip(&own)
+            .try_for_each(|((name, _), source)| finite::<P>(&format!("{name}.bias"), source))?;
         let bias = (!once || self.shard.is_first()).then(|| self.packer.vector(&own)).transpose()?;
         self.tell(bytes);
         Ok(bias)
@@ -246,6 +279,7 @@ impl<P: Packer> Loader<'_, P> {
 
     fn norm(&mut self, name: &str, width: usize, reason: &str) -> Result<P::Vector, ModelError> {
         let source = self.tensors.tensor(name, &[width], reason)?;
+        finite::<P>(name, &source)?;
         let bytes = source.bytes();
         let norm = self.packer.vector(&[source])?;
         self.tell(bytes);
@@ -255,5 +289,32 @@ impl<P: Packer> Loader<'_, P> {
     fn tell(&mut self, bytes: u64) {
         self.done.done_bytes += bytes;
         (self.progress)(self.done);
+    }
+}
+
+/// The numbers of a source, and zeros behind them.
+fn padding<'a>(stored: &'a Source<'a>) -> impl Fn(usize, &mut [f32]) + use<'a> {
+    move |from, to| {
+        let there = stored.len().saturating_sub(from).min(to.len());
+        let (known, rest) = to.split_at_mut(there);
+        stored.read_f32(from, known);
+        rest.fill(0.0);
+    }
+}
+
+/// A matrix of `cols` columns with so many of its rows, or with rows of zeros behind them.
+fn with_rows<'a>(stored: &'a Source<'a>, padded: &'a Make<'a>, rows: usize, cols: usize) -> Source<'a> {
+    match stored.len().cmp(&(rows * cols)) {
+        Ordering::Equal => *stored,
+        Ordering::Greater => Source::Part(stored, Slice::new(cols, 0..rows, 0..cols)),
+        Ordering::Less => Source::Made(rows * cols, padded),
+    }
+}
+
+/// Refuses what would make all that follows from it no number either.
+fn finite<P: Packer>(tensor: &str, source: &Source<'_>) -> Result<(), ModelError> {
+    match P::READS.then(|| source.first_not_finite()).flatten() {
+        Some((place, value)) => Err(ModelError::NotFinite { tensor: tensor.to_owned(), place, value }),
+        None => Ok(()),
     }
 }

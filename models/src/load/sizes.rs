@@ -7,7 +7,7 @@ use faser_kernels::{Dtype, Make, Matrix, Source};
 use serde_json::Value;
 
 use super::{Packer, Tensors, load};
-use crate::checkpoint::{Checkpoint, Files};
+use crate::checkpoint::{Checkpoint, Files, has_weights};
 use crate::config::Keys;
 use crate::{ModelConfig, ModelError, Shard};
 
@@ -34,12 +34,17 @@ impl ModelConfig {
     /// # Errors
     /// They are there, and damaged or of another shape.
     pub fn check_headers(&self, dir: &Path) -> Result<bool, ModelError> {
-        if !["model.safetensors", "model.safetensors.index.json"].iter().any(|file| dir.join(file).exists()) {
-            return Ok(false);
-        }
+        if has_weights(dir) { self.check_weights(dir).map(|()| true) } else { Ok(false) }
+    }
+
+    /// The same of a model whose weights have to be there.
+    ///
+    /// # Errors
+    /// They are not, or damaged, or of another shape.
+    pub fn check_weights(&self, dir: &Path) -> Result<(), ModelError> {
         let files = Files::map(dir)?;
         let mut checkpoint = Checkpoint::new(&files)?;
-        counted(self, Shard::WHOLE, &mut checkpoint, Dtype::F32).map(|_| true)
+        counted(self, Shard::WHOLE, &mut checkpoint, Dtype::F32).map(|_| ())
     }
 }
 
@@ -91,6 +96,7 @@ impl Packer for Counter {
     type Table = ();
     type Matrix = ();
     type Vector = ();
+    const READS: bool = false;
 
     fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<(), ModelError> {
         self.bytes += (source.len() * self.dtype.beside().bytes()) as u64;

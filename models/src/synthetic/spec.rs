@@ -79,6 +79,7 @@ impl SyntheticSpec {
             head_dim: self.hidden / self.heads,
             intermediate: self.intermediate,
             vocab: self.vocab,
+            stored_vocab: self.vocab,
             max_context: self.max_context,
             rms_eps: 1e-5,
             rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
@@ -90,6 +91,7 @@ impl SyntheticSpec {
             windows: vec![None; layers],
             bos: None,
             eos: Vec::new(),
+            notes: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@ use tokenizers::{DecoderWrapper, ModelWrapper};
 use super::bytes;
 use super::careful::careful;
 use super::long::{Encoded, Long, is_long};
+use crate::checkpoint::{check_pointer, why_not};
 use crate::{ModelConfig, ModelError};
 
 /// Words that each thread keeps the tokens of; the longest of them take 8 KiB each.
@@ -48,6 +49,12 @@ impl Tokenizer {
     /// config.json) has not.
     pub fn load(dir: &Path, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
         let path = dir.join("tokenizer.json");
+        if !path.exists()
+            && let Some(why) = why_not(dir)
+        {
+            return Err(why);
+        }
+        check_pointer(&path)?;
         let bytes = std::fs::read(&path).map_err(|e| ModelError::read(&path, e))?;
         let tokenizer = Tokenizer::from_json(&bytes, &path)?;
         if tokenizer.vocab > config.vocab {

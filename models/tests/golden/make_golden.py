@@ -4,12 +4,14 @@ in float32, and two small tokenizers with what the tokenizers library makes of s
 
     pip install torch transformers safetensors tokenizers
     python make_golden.py            # writes the folders beside this file
+    python make_golden.py NAME ...   # only these checkpoints
 
 Everything is seeded; the same library versions write the same files.
 """
 import json
 import pathlib
 import shutil
+import sys
 
 import jinja2
 import tokenizers
@@ -50,7 +52,34 @@ CASES = {
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=48), "bfloat16", False, 24_000),
     "qwen3-tied": ("Qwen3", dict(
         hidden_size=48, num_attention_heads=4, num_key_value_heads=4, head_dim=8, intermediate_size=40, tie_word_embeddings=True), "float32", False, None),
+    "llama-scaling-beside-parameters": ("Llama", dict(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48, rope_parameters=dict(rope_type="default", rope_theta=20000.0)),
+        "bfloat16", False, None),
+    "qwen2-tied-with-another-head": ("Qwen2", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, tie_word_embeddings=True), "bfloat16", False, None),
 }
+
+
+def extended(folder):
+    """As somebody writes who extends a context by an older recipe."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_scaling"] = dict(rope_type="linear", factor=3.0, rope_theta=20000.0)
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def another_head(folder):
+    """A head of its own, though config.json says that it is the embedding."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["model.embed_tokens.weight"]
+    noise = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(99))
+    tensors["lm_head.weight"] = (embedding + 0.2 * noise).to(embedding.dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+# What is done to a checkpoint once it is saved.
+EDITS = {"llama-scaling-beside-parameters": extended, "qwen2-tied-with-another-head": another_head}
 
 
 def randomize(model, generator):
@@ -89,6 +118,8 @@ def make_checkpoint(seed, name, family, options, dtype, old_keys, shard_bytes):
     model.to(getattr(torch, dtype)).save_pretrained(folder, **(dict(max_shard_size=shard_bytes) if shard_bytes else {}))
     if old_keys:
         old_rope_keys(folder / "config.json")
+    if name in EDITS:
+        EDITS[name](folder)
     # What is stored is the model: read it back, and compute in float32.
     model = getattr(transformers, family + "ForCausalLM").from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
@@ -239,7 +270,10 @@ def make_chats():
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, tokenizers {tokenizers.__version__}")
     for seed, (name, case) in enumerate(CASES.items()):
-        make_checkpoint(seed, name, *case)
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            make_checkpoint(seed, name, *case)
+    if sys.argv[1:]:
+        sys.exit()
     make_tokenizer("tokenizer-byte-level", byte_level())
     make_tokenizer("tokenizer-sentencepiece", sentencepiece())
     make_chats()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use faser_models::CallFormat;
+use faser_models::{CallFormat, GenerationDefaults};
 
 use super::*;
 use crate::fields::asked;
@@ -21,6 +21,7 @@ const BOUNDS: Bounds<'static> = Bounds {
     priorities: true,
     calls: Some(CallFormat::Hermes),
     template: TemplateReads { tools: true, reasoning_effort: true, verbosity: true },
+    defaults: GenerationDefaults::NOTHING,
 };
 
 fn resolved<'a>(schema: &'a Value, all: &'a Map<String, Value>) -> &'a Value {

@@ -1,5 +1,7 @@
 //! What a request may ask for, and what is refused by name.
 
+use faser_models::GenerationDefaults;
+
 use super::*;
 use crate::http::TemplateReads;
 use crate::http::prompt_tokens::Kept;
@@ -14,6 +16,7 @@ const BOUNDS: Bounds<'static> = Bounds {
     priorities: true,
     calls: None,
     template: TemplateReads { tools: false, reasoning_effort: false, verbosity: false },
+    defaults: GenerationDefaults::NOTHING,
 };
 
 fn read(body: &Value) -> Result<Parameters, FieldError> {

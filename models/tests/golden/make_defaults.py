@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Ask transformers' configuration classes for their defaults: the table of models/src/config/defaults.rs.
+
+    pip install torch transformers
+    python make_defaults.py           # writes defaults.json beside this file
+"""
+import json
+import pathlib
+
+import transformers
+
+KEYS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+        "rms_norm_eps", "bos_token_id", "eos_token_id"]
+SWITCHES = ["tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "hidden_act"]
+
+
+def defaults(kind):
+    config = kind()
+    said = {key: getattr(config, key) for key in KEYS}
+    # Of another shape, what is not a constant follows the shape.
+    other = kind(num_attention_heads=4, hidden_size=64)
+    said["num_key_value_heads"] = None if other.num_key_value_heads == 4 else other.num_key_value_heads
+    other_dim = getattr(other, "head_dim", None)
+    said["head_dim"] = None if other_dim in (None, 16) else other_dim
+    said["rope_theta"] = config.rope_parameters["rope_theta"]
+    # Qwen's is null as long as `use_sliding_window` is false.
+    sliding = kind(use_sliding_window=True) if hasattr(config, "use_sliding_window") else config
+    said["sliding_window"] = getattr(sliding, "sliding_window", None)
+    said["max_window_layers"] = getattr(config, "max_window_layers", 0)
+    return said
+
+
+def main():
+    kinds = [transformers.LlamaConfig, transformers.MistralConfig, transformers.Qwen2Config, transformers.Qwen3Config]
+    said = {
+        "transformers": transformers.__version__,
+        "classes": {kind.__name__: defaults(kind) for kind in kinds},
+        "switches": {kind.__name__: {key: getattr(kind(), key) for key in SWITCHES if hasattr(kind(), key)} for kind in kinds},
+    }
+    path = pathlib.Path(__file__).parent / "defaults.json"
+    path.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
