@@ -43,7 +43,7 @@ impl Detokenizer {
     pub fn behind(mut self, prompt: &[u32]) -> Detokenizer {
         let recent = &prompt[prompt.len().saturating_sub(MOST_CONTEXT)..];
         let mut window = Vec::new();
-        // The last tokens that are text by themselves. A character that is not complete shows nothing yet.
+        // The last tokens that are text by themselves, or all, if none is. A character that is not complete shows nothing yet.
         for &id in recent.iter().rev() {
             match self.tokenizer.piece(id) {
                 Piece::Nothing => continue,
@@ -55,10 +55,12 @@ impl Detokenizer {
                 continue;
             }
             if !text.ends_with(char::REPLACEMENT_CHARACTER) {
-                (self.shown, self.window) = (window.len(), window);
                 break;
             }
             window.clear();
+        }
+        if !self.tokenizer.decode(&window).starts_with(char::REPLACEMENT_CHARACTER) {
+            (self.shown, self.window) = (window.len(), window);
         }
         self
     }

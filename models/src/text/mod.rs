@@ -16,6 +16,7 @@ mod template_files;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod tokenizer_files;
 
 pub use self::calls::{CallEvent, CallForm, CallFormat, CallParser, Function};
 pub use self::chat_template::ChatTemplate;

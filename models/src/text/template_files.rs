@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::tokenizer_files::NAMED;
 use crate::ModelError;
 use crate::config::Keys;
 
@@ -11,9 +12,6 @@ use crate::config::Keys;
 const DEFAULT: &str = "default";
 /// The template that transformers takes where tools are given.
 const WITH_TOOLS: &str = "tool_use";
-/// Tokens that have a name in every tokenizer of transformers.
-const NAMED: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// What was found in a model directory.
 pub(super) struct TemplateFiles {

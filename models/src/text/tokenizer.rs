@@ -7,6 +7,7 @@ use tokenizers::{DecoderWrapper, ModelWrapper};
 use super::bytes;
 use super::careful::careful;
 use super::long::{Encoded, Long, is_long};
+use super::tokenizer_files::as_transformers;
 use crate::checkpoint::{check_pointer, why_not};
 use crate::{ModelConfig, ModelError};
 
@@ -42,7 +43,8 @@ pub(super) enum Piece {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` of a model directory.
+    /// Loads `tokenizer.json` of a model directory, as transformers does: with what the files beside it say of added and special tokens, and
+    /// what the class of the model's family makes of it.
     ///
     /// # Errors
     /// The file is missing or not a tokenizer, or it has token ids that the model (`vocab_size` in
@@ -56,6 +58,10 @@ impl Tokenizer {
         }
         check_pointer(&path)?;
         let bytes = std::fs::read(&path).map_err(|e| ModelError::read(&path, e))?;
+        let mut json = serde_json::from_slice(&bytes).map_err(|e| ModelError::format(&path, &e))?;
+        let changed = as_transformers(&mut json, dir, config.architecture)?;
+        let bytes = if changed { json.to_string().into_bytes() } else { bytes };
+        drop(json);
         let tokenizer = Tokenizer::from_json(&bytes, &path)?;
         if tokenizer.vocab > config.vocab {
             let problem = format!(

@@ -66,6 +66,73 @@ fn ids_and_texts_are_those_of_the_library_that_made_the_files() {
     }
 }
 
+/// Layouts of published tokenizers, and what files beside tokenizer.json say otherwise: see make_tokenizers.py.
+#[test]
+fn ids_texts_and_streams_are_those_of_auto_tokenizer() {
+    let mut texts = 0;
+    let mut folders: Vec<PathBuf> =
+        fs::read_dir(golden("tokenizers")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    assert_eq!(folders.len(), 20);
+    for dir in folders {
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        let tokenizer = Arc::new(Tokenizer::load(&dir, &of_family(&dir)).unwrap());
+        let cases: Vec<Value> =
+            serde_json::from_str(&fs::read_to_string(dir.join("expected.json")).unwrap()).unwrap();
+        for case in &cases {
+            let ids = |key: &str| -> Vec<u32> {
+                case[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+            };
+            let text = case["text"].as_str().unwrap();
+            let all = ids("ids");
+            assert_eq!(tokenizer.encode(text, true).unwrap(), all, "{name}: {text:?}");
+            assert_eq!(tokenizer.encode(text, false).unwrap(), ids("plain"), "{name}: {text:?} plain");
+            assert_eq!(tokenizer.decode(&all), case["decoded"].as_str().unwrap(), "{name}: {text:?}");
+            if text.contains('\u{fffd}') {
+                // Whether that is a character or a part of one cannot be told by the text alone.
+                continue;
+            }
+            // The first third is a prompt, and what is shown goes on behind it.
+            let (prompt, output) = all.split_at(case["prompt"].as_u64().unwrap() as usize);
+            let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer)).behind(prompt);
+            let mut shown = String::new();
+            let (ends, mut held) = (case["ends"].as_array().unwrap(), false);
+            for (place, (id, end)) in output.iter().zip(ends).enumerate() {
+                shown.extend(detokenizer.push(*id));
+                // A run of byte tokens is held back to its end: what it shows may still change.
+                held = match tokenizer.piece(*id) {
+                    tokenizer::Piece::FallbackByte => true,
+                    tokenizer::Piece::Nothing => held,
+                    _ => false,
+                };
+                if let Some(end) = end.as_u64().filter(|_| !held) {
+                    assert_eq!(
+                        shown.chars().count() as u64,
+                        end,
+                        "{name}: {text:?} to {place} of {output:?}"
+                    );
+                }
+            }
+            shown.push_str(&detokenizer.finish());
+            assert_eq!(shown, case["shown"].as_str().unwrap(), "{name}: {text:?} behind {prompt:?}");
+        }
+        texts += cases.len();
+    }
+    assert_eq!(texts, 6 * 303 + 14 * 60);
+}
+
+/// A config of the family that a folder's config.json names.
+fn of_family(dir: &Path) -> ModelConfig {
+    let json: Value = serde_json::from_str(&fs::read_to_string(dir.join("config.json")).unwrap()).unwrap();
+    let (case, vocab) = (json["model_type"].as_str().unwrap(), 4096);
+    let case = match case {
+        "qwen2" => "qwen2-tied",
+        "qwen3" => "qwen3-tied",
+        other => other,
+    };
+    ModelConfig { vocab, stored_vocab: vocab, ..ModelConfig::load(&golden(case)).unwrap() }
+}
+
 #[test]
 fn a_character_of_several_tokens_is_shown_when_it_is_complete() {
     for tokenizer in all_tokenizers() {
