@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
 use faser_kernels::{Dtype, Isa};
-use faser_models::Model;
 use faser_models::rounding::Distance;
+use faser_models::{Model, ModelConfig, Shard};
 
 use session::Session;
 
@@ -118,6 +118,30 @@ fn bf16_puts_logits_no_farther_than_its_rounding() {
             let distance = Distance::between(&in_chunks(&model, isa, &tokens, tokens.len()), &expected);
             println!("{isa} {case} in bf16: {distance}");
             assert!(distance.is_within(most), "{isa} {case}: {distance} beyond {most}");
+        }
+    }
+}
+
+/// A draft gets as many rows as its target has: what both know is as it was, and padding is zeros.
+#[test]
+fn a_vocabulary_with_more_or_fewer_rows_changes_no_logit_that_both_have() {
+    let isa = Isa::detect();
+    for case in ["llama", "qwen2-tied"] {
+        let config = load(case).config().clone();
+        let (tokens, _) = expected(case);
+        let tokens: Vec<u32> = tokens.into_iter().filter(|token| *token < 120).collect();
+        let whole = in_chunks(&load(case), isa, &tokens, tokens.len());
+        for vocab in [120, 140] {
+            let resized = ModelConfig { vocab, ..config.clone() };
+            let dir = folder(case);
+            let model = Model::load_as(resized, &dir, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+            let known = model.config().known_vocab();
+            assert_eq!(known, vocab.min(config.vocab));
+            for (row, original) in in_chunks(&model, isa, &tokens, tokens.len()).iter().zip(&whole) {
+                assert_eq!(row.len(), vocab);
+                assert_eq!(row[..known], original[..known], "{case} {vocab}");
+                assert!(row[known..].iter().all(|logit| *logit == 0.0), "{case} {vocab}");
+            }
         }
     }
 }

@@ -130,10 +130,10 @@ mod tests {
 
     #[test]
     fn another_way_of_writing_the_same_is_no_change() {
-        let plain = "kv: {block_size: 8}\n";
-        assert!(keys(plain, "# a comment\nkv: {block_size: 8, memory: null}\nserver:\n").is_empty());
+        let plain = "kv: {block_size: 32}\n";
+        assert!(keys(plain, "# a comment\nkv: {block_size: 32, memory: null}\nserver:\n").is_empty());
         let defaults =
-            "kv: {block_size: 8}\nserver: {workers: 2, max_body_bytes: 4194304}\nlog: {level: warn}\n";
+            "kv: {block_size: 32}\nserver: {workers: 2, max_body_bytes: 4194304}\nlog: {level: warn}\n";
         assert_eq!(keys(plain, defaults), ["log.level"]);
     }
 

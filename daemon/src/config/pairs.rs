@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_pair_is_the_document_with_its_own_sections_laid_over_it() {
         let config = read(
-            "kv: {memory: 1GiB, block_size: 8}\nspeculation: {k_max: 3, policy: 'fixed:2', slo: {ttft_ms: 9, tpot_ms: 7}}\n\
+            "kv: {memory: 1GiB, block_size: 32}\nspeculation: {k_max: 3, policy: 'fixed:2', slo: {ttft_ms: 9, tpot_ms: 7}}\n\
              drain_timeout_s: 5\n\
              pairs:\n\
              - {name: demo}\n\
@@ -168,13 +168,13 @@ mod tests {
         assert_eq!((demo.kv.memory_bytes, big.kv.memory_bytes), (Some(1 << 30), None), "null is the default");
         assert_eq!(
             (big.kv.block_size, big.speculation.k_max, &big.speculation.policy),
-            (8, Some(3), &Policy::Off)
+            (32, Some(3), &Policy::Off)
         );
         let ms = |ms| Some(Duration::from_millis(ms));
         assert_eq!((big.speculation.slo.ttft, big.speculation.slo.tpot), (ms(1), ms(7)));
         assert_eq!((demo.scheduler.max_running, big.scheduler.max_running), (64, 2));
         assert_eq!(big.drain_timeout, Duration::from_secs(5));
-        let alone = read("kv: {block_size: 8}\n").unwrap();
+        let alone = read("kv: {block_size: 32}\n").unwrap();
         assert_eq!(alone.each(), std::slice::from_ref(&alone));
     }
 

@@ -56,7 +56,7 @@ impl ApiError {
     }
 
     /// The grammar that a field stands for is not taken, or not now.
-    pub(super) fn of_grammar(err: FormatError, field: &str) -> ApiError {
+    pub(super) fn of_grammar(err: &FormatError, field: &str) -> ApiError {
         let message = err.to_string();
         match err {
             FormatError::Grammar(_) | FormatError::TooSlow | FormatError::TooLarge => {

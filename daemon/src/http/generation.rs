@@ -53,7 +53,7 @@ impl Generation {
         let grammar = match &self.parameters.form {
             Some(form) => {
                 let compiled = served.grammars.compile(&form.source).await;
-                Some(compiled.map_err(|err| ApiError::of_grammar(err, &form.field))?)
+                Some(compiled.map_err(|err| ApiError::of_grammar(&err, &form.field))?)
             }
             None => None,
         };

@@ -88,10 +88,10 @@ fn the_kind_of_device_chooses_what_is_planned_on() {
     assert_eq!(device(""), DeviceId::Gpu(0));
     assert_eq!(device("device: {kind: 'cuda:1'}"), DeviceId::Gpu(1));
     assert_eq!(device("device: {kind: cpu}"), DeviceId::Cpu);
-    assert_eq!(device("kv: {block_size: 8}"), DeviceId::Cpu);
+    assert_eq!(device("kv: {block_size: 32}"), DeviceId::Cpu);
     let refusal = |rest: &str| plan(&config(&format!("{MACHINE}{rest}"))).unwrap_err().to_string();
     assert!(refusal("device: {kind: 'cuda:2'}").contains("the machine has 2 GPUs"));
-    assert!(refusal("device: {kind: 'cuda:0'}\nkv: {block_size: 8}").contains("must be 16"));
+    assert!(refusal("device: {kind: 'cuda:0'}\nkv: {block_size: 32}").contains("must be 16"));
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Files {
         for path in paths {
             let file = MappedFile::open(&path).map_err(|error| match path == catalogue {
                 true => ModelError::read(&path, error),
-                false => missing_shard(&path, error),
+                false => missing_shard(&path, &error),
             })?;
             check_pointer(&path)?;
             mapped.push((path, file));
@@ -96,7 +96,7 @@ fn find(dir: &Path) -> Result<(Vec<PathBuf>, PathBuf), ModelError> {
 }
 
 /// A file that the index names.
-fn missing_shard(path: &Path, error: std::io::Error) -> ModelError {
+fn missing_shard(path: &Path, error: &std::io::Error) -> ModelError {
     let problem = format!("{error}; {INDEX} names this file: download it again");
     ModelError::read(path, std::io::Error::new(error.kind(), problem))
 }

@@ -191,6 +191,57 @@ fn copies_that_follow_from_the_rest_are_harmless() {
 }
 
 #[test]
+fn what_is_no_number_is_named_in_every_type() {
+    for (number, (tensor, value)) in [
+        ("model.layers.1.mlp.up_proj.weight", f32::NAN),
+        ("model.embed_tokens.weight", f32::INFINITY),
+        ("lm_head.weight", f32::NEG_INFINITY),
+        ("model.layers.0.input_layernorm.weight", f32::NAN),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let copy = Copy::of("llama", &format!("no-number-{number}"));
+        copy.change_tensors(|tensors| {
+            let old = &tensors[tensor];
+            let mut numbers: Vec<f32> = old.flatten_all().unwrap().to_vec1().unwrap();
+            numbers[3] = value;
+            let new = Tensor::from_vec(numbers, old.shape(), &Device::Cpu).unwrap();
+            tensors.insert(tensor.to_owned(), new);
+        });
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8] {
+            let refused = Model::load(&copy.0, dtype, &mut |_| {}).unwrap_err().to_string();
+            let said = format!("`{tensor}` has {value} at place 3");
+            assert!(refused.contains(&said), "{said}, {dtype}: {refused}");
+        }
+        // The headers alone do not tell.
+        assert!(crate::ModelConfig::load(&copy.0).unwrap().check_headers(&copy.0).unwrap());
+    }
+}
+
+#[test]
+fn a_head_that_calls_itself_a_llama_is_told_what_it_is() {
+    let copy = Copy::of("llama", "head");
+    copy.change_tensors(|tensors| {
+        let own = tensors.drain().filter_map(|(name, tensor)| {
+            Some((format!("midlayer.{}", name.strip_prefix("model.layers.0.")?), tensor))
+        });
+        *tensors = own.collect();
+    });
+    let refused = copy.refusal();
+    for part in ["EAGLE", "midlayer.", "take a whole model of the same tokenizer"] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+}
+
+#[test]
+fn a_pointer_in_the_place_of_weights_says_so() {
+    let copy = Copy::of("llama", "pointer");
+    fs::write(copy.path("model.safetensors"), "version https://git-lfs.example/spec/v1\n").unwrap();
+    assert!(copy.refusal().contains("git lfs pull"), "{}", copy.refusal());
+}
+
+#[test]
 fn an_unsupported_number_format_is_named() {
     let copy = Copy::of("llama", "format");
     copy.change_tensors(|tensors| {

@@ -297,7 +297,9 @@ fn padding<'a>(stored: &'a Source<'a>) -> impl Fn(usize, &mut [f32]) + use<'a> {
     move |from, to| {
         let there = stored.len().saturating_sub(from).min(to.len());
         let (known, rest) = to.split_at_mut(there);
-        stored.read_f32(from, known);
+        if there > 0 {
+            stored.read_f32(from, known);
+        }
         rest.fill(0.0);
     }
 }
