@@ -31,6 +31,16 @@ pub enum DaemonError {
     /// A model cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A model cannot be split as the config says.
+    #[error("`{key}` is {ranks}: {source}")]
+    Ranks {
+        /// The key.
+        key: &'static str,
+        /// What it says.
+        ranks: usize,
+        /// Why not.
+        source: ModelError,
+    },
     /// The target model cannot hold the contexts asked for.
     #[error(
         "`scheduler.max_context` is {asked}, but the target model holds {limit} tokens: lower it, or leave it out"

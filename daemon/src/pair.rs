@@ -101,9 +101,12 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
         ToolCalls::Format(format) => pair.calls = Some(format),
         ToolCalls::None => pair.calls = None,
     }
-    let ranks = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
-    for (model, ranks) in [Some(&pair.target), pair.draft.as_ref()].into_iter().zip(ranks) {
-        model.map_or(Ok(()), |model| Shard { rank: 0, ranks }.check(model))?;
+    for (key, model, ranks) in [
+        ("device.tensor_parallel", Some(&pair.target), config.device.tensor_parallel),
+        ("device.draft_tensor_parallel", pair.draft.as_ref(), config.device.draft_tensor_parallel),
+    ] {
+        let split = model.map_or(Ok(()), |model| Shard { rank: 0, ranks }.check(model));
+        split.map_err(|source| DaemonError::Ranks { key, ranks, source })?;
     }
     for (which, model) in [("target", Some(&pair.target)), ("draft", pair.draft.as_ref())] {
         let notes = model.map_or(&[][..], |model| &model.notes);

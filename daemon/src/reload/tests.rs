@@ -117,7 +117,7 @@ async fn keys_of_a_pair_are_live_as_long_as_the_pairs_are_the_same() {
     };
     folder.write(&pairs(2));
     let (mut reload, _) = folder.reload();
-    folder.write(&pairs(3).replace("{name: a}", "{name: a, kv: {block_size: 8}}"));
+    folder.write(&pairs(3).replace("{name: a}", "{name: a, kv: {block_size: 32}}"));
     let changes = reload.run(None).await.unwrap();
     assert_eq!(
         changes.to_string(),

@@ -63,7 +63,7 @@ pub(crate) fn why_not(dir: &Path) -> Option<ModelError> {
 
 fn of_gguf(what: &str) -> String {
     format!(
-        "{what}, which are not read: give the folder of the same model in Hugging Face's format (config.json, tokenizer.json, safetensors files)"
+        "{what}: such are not read, give the folder of the same model in Hugging Face's format (config.json, tokenizer.json, safetensors files)"
     )
 }
 
