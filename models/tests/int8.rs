@@ -81,9 +81,8 @@ fn a_weight_that_int8_cannot_hold_is_named() {
     let header: serde_json::Value = serde_json::from_slice(&file[8..8 + header_bytes]).unwrap();
     let name = "model.layers.0.mlp.down_proj.weight";
     let at = 8 + header_bytes + header[name]["data_offsets"][0].as_u64().unwrap() as usize;
-    // The exponent of a bf16 all ones: infinite, or no number.
-    file[at + 1] |= 0x7f;
-    file[at] |= 0x80;
+    // A billion in bf16.
+    file[at..at + 2].copy_from_slice(&[0x6e, 0x4e]);
     std::fs::write(folder.join("model.safetensors"), file).unwrap();
     let error = Model::load(&folder, Dtype::Int8, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains(name) && error.contains("int8") && error.contains("bf16"), "{error}");

@@ -152,7 +152,7 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
             assert_eq!((code, policies(&server)), (Some(0), wanted.map(str::to_owned)), "{args:?}: {text}");
         }
         // The file changes one pair too, and names it.
-        server.rewrite_config(&both("kv: {block_size: 8}", "speculation: {policy: 'fixed:2'}"));
+        server.rewrite_config(&both("kv: {block_size: 32}", "speculation: {policy: 'fixed:2'}"));
         let (code, text) = ctl(&server, &["reload"]);
         assert!(
             code == Some(0) && text.contains("pairs[1].speculation.policy  fixed:3 -> fixed:2"),
