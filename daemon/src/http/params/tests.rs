@@ -41,6 +41,26 @@ fn absent_fields_take_the_defaults_of_the_openai_api() {
     assert_eq!(read.sampling.temperature, 1.0);
 }
 
+/// What a model's authors say is what a request begins with; its own fields win.
+#[test]
+fn absent_fields_take_what_the_models_authors_say() {
+    let defaults = GenerationDefaults {
+        temperature: Some(0.6),
+        top_p: Some(0.95),
+        top_k: Some(20),
+        min_p: Some(0.1),
+        repetition_penalty: Some(1.05),
+    };
+    let read = |body: &Value| {
+        let bounds = Bounds { defaults, ..BOUNDS };
+        parameters(&mut Fields::new("", body).unwrap(), &bounds, Shape::Chat, false).unwrap().sampling
+    };
+    let told = |s: Sampling| (s.temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty);
+    assert_eq!(told(read(&json!({}))), (0.6, 0.95, 20, 0.1, 1.05));
+    let own = json!({"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1});
+    assert_eq!(told(read(&own)), (0.0, 1.0, 0, 0.0, 1.0));
+}
+
 #[test]
 fn every_field_arrives() {
     let read = read(&json!({
