@@ -85,6 +85,8 @@ pub(super) fn as_transformers(
 fn class(named: Option<&str>, family: Architecture, tokenizer: &Value) -> Option<Class> {
     let named = named.map(|name| name.strip_suffix("Fast").unwrap_or(name));
     match (family, named) {
+        // They build nothing else.
+        _ if tokenizer["model"]["type"] != "BPE" => None,
         // The class of Mistral's own library is another matter: without that it is the file.
         (Architecture::Mistral, _) => None,
         (Architecture::Qwen2, _) | (Architecture::Qwen3, None) | (_, Some("Qwen2Tokenizer")) => {

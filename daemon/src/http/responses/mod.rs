@@ -6,7 +6,7 @@ mod writer;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
-use faser_models::{Conversation, LastTurn};
+use faser_models::{Conversation, GenerationDefaults, LastTurn};
 use serde_json::{Map, Value, json};
 
 use super::answer::Shape;
@@ -99,7 +99,7 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Asked, ApiError> {
     words(&mut fields, bounds, &mut variables)?;
     fields.finish()?;
     let conversation = Conversation { messages, tools: functions, variables, last_turn: LastTurn::Opened };
-    Ok(Asked { conversation, parameters, echoed: echoed(&body) })
+    Ok(Asked { conversation, parameters, echoed: echoed(&body, bounds.defaults) })
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
@@ -138,12 +138,17 @@ fn words(
 }
 
 /// What an answer repeats, the defaults filled in.
-fn echoed(body: &Value) -> Map<String, Value> {
+fn echoed(body: &Value, defaults: GenerationDefaults) -> Map<String, Value> {
+    // As it is written: the nearest f64 has more digits.
+    let number = |value: Option<f32>| {
+        value.map_or_else(|| json!(1.0), |value| json!(value.to_string().parse::<f64>().ok()))
+    };
     let value = |name: &str| body.get(name).filter(|value| !value.is_null()).cloned();
     let default = |name: &str| match name {
         "metadata" => json!({}),
         "parallel_tool_calls" => json!(true),
-        "temperature" | "top_p" => json!(1.0),
+        "temperature" => number(defaults.temperature),
+        "top_p" => number(defaults.top_p),
         "text" => json!({"format": {"type": "text"}}),
         "tool_choice" => json!("auto"),
         "tools" => json!([]),
