@@ -39,7 +39,7 @@ pub enum DaemonError {
         /// What it says.
         ranks: usize,
         /// Why not.
-        source: ModelError,
+        source: Box<ModelError>,
     },
     /// The target model cannot hold the contexts asked for.
     #[error(

@@ -106,7 +106,7 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
         ("device.draft_tensor_parallel", pair.draft.as_ref(), config.device.draft_tensor_parallel),
     ] {
         let split = model.map_or(Ok(()), |model| Shard { rank: 0, ranks }.check(model));
-        split.map_err(|source| DaemonError::Ranks { key, ranks, source })?;
+        split.map_err(|source| DaemonError::Ranks { key, ranks, source: Box::new(source) })?;
     }
     for (which, model) in [("target", Some(&pair.target)), ("draft", pair.draft.as_ref())] {
         let notes = model.map_or(&[][..], |model| &model.notes);
