@@ -16,6 +16,13 @@ pub(crate) struct Keys {
 impl Keys {
     /// Reads a file whose top level is an object.
     pub(crate) fn read(path: &Path) -> Result<Keys, ModelError> {
+        if path.exists() && !path.is_file() {
+            let problem = "it is not a regular file";
+            return Err(ModelError::read(
+                path,
+                std::io::Error::new(std::io::ErrorKind::InvalidInput, problem),
+            ));
+        }
         let text = std::fs::read_to_string(path).map_err(|e| ModelError::read(path, e))?;
         Keys::of(path, serde_json::from_str(&text).map_err(|e| ModelError::format(path, &e))?)
     }

@@ -81,6 +81,7 @@ impl Detokenizer {
             Piece::Nothing => String::new(),
             Piece::Bytes(bytes) => self.push_bytes(&bytes),
             Piece::FallbackByte => {
+                self.part_from_bytes();
                 self.window.push(id);
                 String::new()
             }
@@ -122,6 +123,17 @@ impl Detokenizer {
         }
         self.partial.drain(..done);
         text
+    }
+
+    /// Bytes that are shown are no part of a run that goes on: it could be shown otherwise as a whole.
+    fn part_from_bytes(&mut self) {
+        while self.shown == self.window.len()
+            && let Some(&last) = self.window.last()
+            && matches!(self.tokenizer.piece(last), Piece::FallbackByte)
+        {
+            self.window.pop();
+            self.shown -= 1;
+        }
     }
 
     fn show_window(&mut self) -> String {

@@ -59,7 +59,7 @@ impl Tokenizer {
         check_pointer(&path)?;
         let bytes = std::fs::read(&path).map_err(|e| ModelError::read(&path, e))?;
         let mut json = serde_json::from_slice(&bytes).map_err(|e| ModelError::format(&path, &e))?;
-        let changed = as_transformers(&mut json, dir, config.architecture)?;
+        let changed = as_transformers(&mut json, dir, config)?;
         let bytes = if changed { json.to_string().into_bytes() } else { bytes };
         drop(json);
         let tokenizer = Tokenizer::from_json(&bytes, &path)?;
@@ -67,6 +67,13 @@ impl Tokenizer {
             let problem = format!(
                 "has token ids up to {}, but `vocab_size` in config.json is {}: the two files are not of the same model",
                 tokenizer.vocab - 1,
+                config.vocab
+            );
+            return Err(ModelError::Format { path, problem });
+        }
+        if let Some(id) = tokenizer.encode("", true)?.into_iter().find(|id| *id as usize >= config.vocab) {
+            let problem = format!(
+                "its post_processor adds the token {id}, but `vocab_size` in config.json is {}",
                 config.vocab
             );
             return Err(ModelError::Format { path, problem });

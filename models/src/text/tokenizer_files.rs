@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::config::Keys;
-use crate::{Architecture, ModelError};
+use crate::{Architecture, ModelConfig, ModelError};
 
 /// How Qwen's class splits texts.
 const QWEN_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -17,6 +17,10 @@ pub(super) const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// Lists of further ones: what tokenizer.json says of those stands.
 const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+
+/// What is said of an added token beside its text, and what holds where nothing is.
+const FLAGS: [(&str, bool); 5] =
+    [("single_word", false), ("lstrip", false), ("rstrip", false), ("normalized", true), ("special", false)];
 
 /// Classes that do not take tokenizer.json as it is.
 enum Class {
@@ -28,11 +32,11 @@ enum Class {
 /// Changes the content of tokenizer.json to what transformers makes of it; false if it is that already.
 ///
 /// # Errors
-/// A file beside it is no JSON, or has a value of another type than it should.
+/// A file beside it is no JSON, has a value of another type than it should, or names tokens that the model has not.
 pub(super) fn as_transformers(
     tokenizer: &mut Value,
     dir: &Path,
-    family: Architecture,
+    model: &ModelConfig,
 ) -> Result<bool, ModelError> {
     if !tokenizer.is_object() || !tokenizer["model"].is_object() {
         // That is told of where it is read.
@@ -41,7 +45,12 @@ pub(super) fn as_transformers(
     let read = |name: &str| Keys::read_if_present(&dir.join(name));
     let config = read("tokenizer_config.json")?;
     let named_class = config.as_ref().map_or(Ok(None), |config| config.text("tokenizer_class"))?;
-    let class = class(named_class, family, tokenizer);
+    if let Some(config) =
+        config.as_ref().filter(|config| config.get("split_special_tokens") == Some(&true.into()))
+    {
+        return Err(config.error("split_special_tokens", "is true, which is not supported: take it out"));
+    }
+    let class = class(named_class, model.architecture, tokenizer);
     match class {
         Some(Class::Llama) => llama(tokenizer, config.as_ref())?,
         Some(Class::Qwen2) => qwen2(tokenizer, config.as_ref())?,
@@ -56,15 +65,23 @@ pub(super) fn as_transformers(
     let (named, listed) = (named_tokens(&files), listed_tokens(&files));
     let list = tokenizer["added_tokens"].as_array().cloned().unwrap_or_default();
     let mut all = list.clone();
-    for (id, entry) in told.iter().flat_map(entries) {
-        add(&mut all, id, entry);
+    if let Some(told) = &told {
+        entries(told, model.vocab)?.into_iter().for_each(|(id, entry)| add(&mut all, id, entry));
     }
-    for name in file.iter().flat_map(Keys::names) {
-        if let Some(id) = file.as_ref().and_then(|file| file.get(name)).and_then(Value::as_u64) {
+    if let Some(file) = &file {
+        for name in file.names() {
+            let id = file.get(name).and_then(Value::as_u64);
+            let id = id.ok_or_else(|| file.error(name, "must be the id of a token"))?;
             let is_special = named.iter().chain(&listed).any(|token| token == name);
-            add(&mut all, id, plain(name, is_special, !is_special));
+            add(&mut all, known_id(file, name, id, model.vocab)?, plain(name, is_special, !is_special));
         }
     }
+    // Behind all that are there, as far as the model has rows.
+    let ids = |list: &[Value]| list.iter().filter_map(|entry| entry["id"].as_u64()).max();
+    let of_model = tokenizer["model"]["vocab"]
+        .as_object()
+        .and_then(|vocab| vocab.values().filter_map(Value::as_u64).max());
+    let mut next = of_model.max(ids(&all)).map_or(0, |last| last + 1);
     for (token, decides) in
         named.iter().map(|token| (token, true)).chain(listed.iter().map(|token| (token, false)))
     {
@@ -73,11 +90,20 @@ pub(super) fn as_transformers(
             (Some(entry), _) if decides => entry["special"] = true.into(),
             (Some(_), _) => {}
             (None, Some(id)) => add(&mut all, id, plain(token, true, false)),
+            (None, None) if next < model.vocab as u64 => {
+                add(&mut all, next, plain(token, true, false));
+                next += 1;
+            }
             // The model has no such token.
             (None, None) => {}
         }
     }
-    let changed = class.is_some() || all != list;
+    // Of use in training alone.
+    let drops = !tokenizer["model"]["dropout"].is_null();
+    if drops {
+        tokenizer["model"]["dropout"] = Value::Null;
+    }
+    let changed = class.is_some() || drops || all != list;
     tokenizer["added_tokens"] = all.into();
     Ok(changed)
 }
@@ -166,11 +192,30 @@ fn text(token: &Value) -> Option<String> {
 }
 
 /// Those of `added_tokens_decoder`, by their ids.
-fn entries(told: &Keys) -> Vec<(u64, Map<String, Value>)> {
-    let entry = |name: &str| Some((name.parse().ok()?, told.get(name)?.as_object()?.clone()));
-    let mut all: Vec<_> = told.names().filter_map(entry).collect();
+fn entries(told: &Keys, vocab: usize) -> Result<Vec<(u64, Map<String, Value>)>, ModelError> {
+    let mut all = Vec::new();
+    for name in told.names() {
+        let wrong = |problem: &str| told.error(name, problem);
+        let id = name.parse().map_err(|_| wrong("is no token id"))?;
+        let entry = told.object(name)?.ok_or_else(|| wrong("must be an object with `content`"))?;
+        entry.text("content")?.ok_or_else(|| wrong("must have `content`, a string"))?;
+        FLAGS.iter().try_for_each(|(flag, default)| entry.flag(flag, *default).map(drop))?;
+        let whole = told.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
+        all.push((
+            known_id(told, name, id, vocab)?,
+            whole.into_iter().filter(|(_, value)| !value.is_null()).collect(),
+        ));
+    }
     all.sort_unstable_by_key(|(id, _)| *id);
-    all
+    Ok(all)
+}
+
+/// An id that the model has a row for.
+fn known_id(file: &Keys, name: &str, id: u64, vocab: usize) -> Result<u64, ModelError> {
+    if id < vocab as u64 {
+        return Ok(id);
+    }
+    Err(file.error(name, format!("is a token with the id {id}, but `vocab_size` in config.json is {vocab}")))
 }
 
 fn plain(content: &str, special: bool, normalized: bool) -> Map<String, Value> {

@@ -109,6 +109,7 @@ def edges():
     yield "edge-named-are-special", named, dict(plain, eos_token="<|im_end|>", additional_special_tokens=["</s>"]), "llama", {}
     yield "edge-map-names-are-special", named, dict(tokenizer_class="PreTrainedTokenizerFast"), "llama", {
         "special_tokens_map.json": {"eos_token": dict(content="<|im_end|>", **entry), "additional_special_tokens": ["</s>"]}}
+    yield "edge-named-is-new", byte_level(GPT4, [end]), dict(plain, pad_token="<pad>", additional_special_tokens=["</s>"]), "llama", {}
     yield "edge-prefix-space", byte_level(None, [end]), dict(plain, add_prefix_space=True), "llama", {}
     old = pieces([], metaspace=False)
     yield "edge-no-prefix-space", old, dict(tokenizer_class="LlamaTokenizerFast", add_prefix_space=False, legacy=True, bos_token="<s>", eos_token="</s>"), "llama", {}
@@ -151,7 +152,7 @@ def texts():
     """Three hundred and three of them."""
     said = ["", " ", "  ", "\n", "\t", "a", " a", "a ", "Hello, world!", " two  spaces, a tab\tand\nlines\r\n", "naïve café, straße, 3.14159",
             "nai\u0308ve cafe\u0301", "日本語のテキスト、中文 and 한국어", "emoji 🦀🔥👩‍👩‍👧 done", "fn main() { println!(\"{}\", 1 << 4); }",
-            "it's THEY'D we'll I'm", "1234567890 12 3 45,678.90", "<s>", "</s> a", "a</s>b", "<|im_end|>", "x <|endoftext|> y", "[INST] hi [/INST] ok",
+            "it's THEY'D we'll I'm", "a<pad>b", "1234567890 12 3 45,678.90", "<s>", "</s> a", "a</s>b", "<|im_end|>", "x <|endoftext|> y", "[INST] hi [/INST] ok",
             "[INST]hi[/INST]ok", "<tool_call>{\"a\": 1}</tool_call>", "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>",
             "▁", "a▁b", " ▁ ", "\u00a0nbsp\u3000wide", "ﬁ ligature ½ ²", "\u200bzero width", "ÅÅ A\u030a", "مرحبا بالعالم", "שלום", "नमस्ते",
             "\U0001f1e9\U0001f1ea", "tab\t\ttab", "\n\n\n", "  indented\n    more", "a\u0000b", "<0x41> literal", "The scheduler requests", " .", " ,a", " n't", "do n't",

@@ -29,6 +29,8 @@ const MAX_SYMBOLS: usize = 100_000;
 const MAX_LEXER_STATES: usize = 100_000;
 /// Expressions that one mask may take: the library's own count, of some tenths of a microsecond each.
 const MAX_STEP_FUEL: u64 = 500_000;
+/// Bytes of a token at most.
+const MAX_WORD_BYTES: usize = 1000;
 /// Tokens of an output that a grammar is tried with.
 const TRIED_TOKENS: usize = 4;
 
@@ -128,7 +130,8 @@ impl GrammarVocabulary {
                 word.extend_from_slice(format!("<{id}>").as_bytes());
                 return word;
             }
-            tokenizer.token_bytes(id)
+            // A longer one is never allowed: the trie has no place for it.
+            Some(tokenizer.token_bytes(id)).filter(|word| word.len() <= MAX_WORD_BYTES).unwrap_or_default()
         };
         let words = (0..vocab as u32).map(word).collect();
         let token = |tag: &'static str| Some((tag.to_owned(), tokenizer.token_id(tag)?));

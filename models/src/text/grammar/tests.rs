@@ -347,3 +347,20 @@ fn how_much_others_have_asked_of_a_grammar_decides_nothing() {
         assert_eq!(follow(&grammar, output), alone);
     }
 }
+
+/// A tokenizer that was trained on one long line has tokens of thousands of bytes.
+#[test]
+fn a_token_that_the_trie_has_no_place_for_is_never_allowed() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tokenizers/sentencepiece/tokenizer.json");
+    let tokenizer = Tokenizer::from_json(&std::fs::read(&path).unwrap(), &path).unwrap();
+    let vocab = tokenizer.vocab_size();
+    let long = (0..vocab as u32).filter(|id| tokenizer.token_bytes(*id).len() > 1000).collect::<Vec<_>>();
+    assert!(!long.is_empty());
+    let compiler = Both::new(&tokenizer, vocab, &[2]).unwrap();
+    let grammar = compiler.compile(&GrammarSource::Regex("(?s:.*)".to_owned())).unwrap();
+    let mask = grammar.matcher().allowed().unwrap();
+    assert!(
+        long.iter().all(|id| !mask.allows(*id)) && mask.allows(tokenizer.encode("the", false).unwrap()[0])
+    );
+}

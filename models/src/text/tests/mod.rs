@@ -73,7 +73,7 @@ fn ids_texts_and_streams_are_those_of_auto_tokenizer() {
     let mut folders: Vec<PathBuf> =
         fs::read_dir(golden("tokenizers")).unwrap().map(|entry| entry.unwrap().path()).collect();
     folders.sort();
-    assert_eq!(folders.len(), 20);
+    assert_eq!(folders.len(), 21);
     for dir in folders {
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();
         let tokenizer = Arc::new(Tokenizer::load(&dir, &of_family(&dir)).unwrap());
@@ -118,7 +118,76 @@ fn ids_texts_and_streams_are_those_of_auto_tokenizer() {
         }
         texts += cases.len();
     }
-    assert_eq!(texts, 6 * 303 + 14 * 60);
+    assert_eq!(texts, 6 * 303 + 15 * 60);
+}
+
+#[test]
+fn what_stands_beside_a_tokenizer_is_refused_by_its_own_name() {
+    let dir = std::env::temp_dir().join(format!("faser-beside-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    fs::copy(golden("tokenizer-byte-level").join("tokenizer.json"), dir.join("tokenizer.json")).unwrap();
+    let config =
+        ModelConfig { vocab: 400, stored_vocab: 400, ..ModelConfig::load(&golden("llama")).unwrap() };
+    for (file, json, part) in [
+        (
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder": {"350": {}}}"#,
+            "`added_tokens_decoder.350` must have `content`",
+        ),
+        (
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder": {"x": {"content": "a"}}}"#,
+            "`added_tokens_decoder.x` is no token id",
+        ),
+        (
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder": {"400": {"content": "a"}}}"#,
+            "`vocab_size` in config.json is 400",
+        ),
+        (
+            "tokenizer_config.json",
+            r#"{"added_tokens_decoder": {"1": {"content": "a", "special": 1}}}"#,
+            "added_tokens_decoder.1.special",
+        ),
+        ("tokenizer_config.json", r#"{"split_special_tokens": true}"#, "`split_special_tokens` is true"),
+        ("added_tokens.json", r#"{"a": -1}"#, "`a` must be the id of a token"),
+        ("added_tokens.json", r#"{"a": 99999999999}"#, "the id 99999999999"),
+    ] {
+        fs::write(dir.join(file), json).unwrap();
+        let refused = Tokenizer::load(&dir, &config).unwrap_err().to_string();
+        fs::remove_file(dir.join(file)).unwrap();
+        assert!(refused.contains(part) && refused.contains(file), "{json}: {refused}");
+    }
+    // Tokens are the same each time, whatever was of use in training.
+    let mut tokenizer: Value =
+        serde_json::from_slice(&fs::read(dir.join("tokenizer.json")).unwrap()).unwrap();
+    tokenizer["model"]["dropout"] = 0.9.into();
+    fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let tokenizer = Tokenizer::load(&dir, &config).unwrap();
+    fs::remove_dir_all(&dir).unwrap();
+    let text = "The quick brown fox jumps over the lazy dog. ".repeat(4);
+    let ids = tokenizer.encode(&text, false).unwrap();
+    assert_eq!(ids, self::tokenizer("tokenizer-byte-level").encode(&text, false).unwrap());
+}
+
+/// What is shown behind bytes of a prompt is what comes after them, also where all of them together are no character.
+#[test]
+fn bytes_behind_a_prompt_of_bytes_are_all_shown() {
+    let tokenizer = tokenizer("tokenizer-sentencepiece");
+    let crab = tokenizer.encode("🦀", false).unwrap();
+    let bytes = &crab[crab.len() - 4..];
+    let the = tokenizer.encode("the", false).unwrap();
+    for (output, shown) in [
+        ([bytes, bytes].concat(), "🦀🦀".to_owned()),
+        ([bytes, bytes, &bytes[..1]].concat(), "\u{fffd}".repeat(9)),
+        (the.clone(), " the".to_owned()),
+        ([&bytes[..1], &the].concat(), "\u{fffd} the".to_owned()),
+    ] {
+        let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer)).behind(&crab);
+        let mut text: String = output.iter().filter_map(|id| detokenizer.push(*id)).collect();
+        text.push_str(&detokenizer.finish());
+        assert_eq!(text, shown, "{output:?}");
+    }
 }
 
 /// A config of the family that a folder's config.json names.
