@@ -22,6 +22,9 @@ const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 const FLAGS: [(&str, bool); 5] =
     [("single_word", false), ("lstrip", false), ("rstrip", false), ("normalized", true), ("special", false)];
 
+/// What tokenizer.json says of an added token.
+type Entry = Map<String, Value>;
+
 /// Classes that do not take tokenizer.json as it is.
 enum Class {
     /// SentencePiece's rules.
@@ -192,7 +195,7 @@ fn text(token: &Value) -> Option<String> {
 }
 
 /// Those of `added_tokens_decoder`, by their ids.
-fn entries(told: &Keys, vocab: usize) -> Result<Vec<(u64, Map<String, Value>)>, ModelError> {
+fn entries(told: &Keys, vocab: usize) -> Result<Vec<(u64, Entry)>, ModelError> {
     let mut all = Vec::new();
     for name in told.names() {
         let wrong = |problem: &str| told.error(name, problem);
@@ -218,14 +221,14 @@ fn known_id(file: &Keys, name: &str, id: u64, vocab: usize) -> Result<u64, Model
     Err(file.error(name, format!("is a token with the id {id}, but `vocab_size` in config.json is {vocab}")))
 }
 
-fn plain(content: &str, special: bool, normalized: bool) -> Map<String, Value> {
+fn plain(content: &str, special: bool, normalized: bool) -> Entry {
     let entry = json!({"content": content, "single_word": false, "lstrip": false, "rstrip": false,
         "normalized": normalized, "special": special});
     entry.as_object().cloned().unwrap_or_default()
 }
 
 /// Adds a token, in the place of one of the same text or id.
-fn add(list: &mut Vec<Value>, id: u64, mut entry: Map<String, Value>) {
+fn add(list: &mut Vec<Value>, id: u64, mut entry: Entry) {
     entry.insert("id".to_owned(), id.into());
     for (flag, default) in [
         ("single_word", false),
