@@ -146,6 +146,20 @@ mod tests {
     }
 
     #[test]
+    fn it_is_read_as_transformers_reads_it() {
+        let golden: Value = serde_json::from_str(include_str!("../../tests/golden/generation.json")).unwrap();
+        for case in golden.as_array().unwrap() {
+            let said = GenerationDefaults::from_keys(&keys(case["file"].clone())).unwrap();
+            let number = |name: &str| case["read"][name].as_f64().map(|value| value as f32);
+            assert_eq!(said.temperature, number("temperature"), "{case}");
+            assert_eq!(said.top_p, number("top_p"), "{case}");
+            assert_eq!(said.top_k.map(|k| k as f32), number("top_k"), "{case}");
+            assert_eq!(said.min_p, number("min_p"), "{case}");
+            assert_eq!(said.repetition_penalty, number("repetition_penalty"), "{case}");
+        }
+    }
+
+    #[test]
     fn what_no_request_could_ask_for_is_refused_by_name() {
         for (json, part) in [
             (json!({"temperature": -1}), "`temperature` is -1, a number from 0 to 2 is expected"),

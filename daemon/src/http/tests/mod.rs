@@ -128,6 +128,7 @@ mod chats;
 mod clients;
 mod fields;
 mod forms;
+mod greedy;
 mod handling;
 mod json_calls;
 mod life;

@@ -33,9 +33,9 @@ fn cases() -> Vec<String> {
 }
 
 /// The golden model as a folder that can be served: it has no tokenizer, and a prompt of ids needs none.
-fn folder(case: &str) -> std::path::PathBuf {
+pub(super) fn folder(test: &str, case: &str) -> std::path::PathBuf {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden").join(case);
-    let folder = std::env::temp_dir().join(format!("faser-scoring-{}-{case}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("faser-{test}-{}-{case}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     for file in std::fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path()) {
         std::fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
@@ -51,7 +51,7 @@ async fn every_token_of_a_prompt_has_the_log_likelihood_of_transformers() {
     let cases = cases();
     assert!(cases.len() >= 10, "{cases:?}");
     for case in &cases {
-        let folder = folder(case);
+        let folder = folder("scoring", case);
         let tensors = Tensors::read(&folder.join("expected.safetensors"));
         let ids = tensors.values("tokens", i64::from_le_bytes);
         let logits = tensors.values("logits", f32::from_le_bytes);

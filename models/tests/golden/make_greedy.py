@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""What transformers generates, greedily and in float32, from some of the checkpoints beside this file; and what it reads of a
+generation_config.json.
+
+    pip install torch transformers
+    python make_greedy.py            # writes greedy.json and generation.json
+"""
+import json
+import pathlib
+
+import torch
+import transformers
+
+HERE = pathlib.Path(__file__).parent
+CASES = ["llama", "llama-scaling-beside-parameters", "qwen2-tied-with-another-head", "mistral-sliding"]
+READ = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
+SAID = [
+    {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2]},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "bos_token_id": 1},
+    {"min_p": 0.1, "do_sample": True},
+    {"eos_token_id": 2, "pad_token_id": 0},
+]
+
+
+def greedy(case):
+    model = transformers.AutoModelForCausalLM.from_pretrained(HERE / case, dtype=torch.float32, attn_implementation="eager").eval()
+    prompt = [1, 17, 40, 96, 5, 77, 12, 64]
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return dict(prompt=prompt, output=out[0, len(prompt):].tolist())
+
+
+def main():
+    (HERE / "greedy.json").write_text(json.dumps({case: greedy(case) for case in CASES}, indent=1) + "\n")
+    nothing = transformers.GenerationConfig()
+    said = []
+    for file in SAID:
+        config = transformers.GenerationConfig.from_dict(file)
+        read = {key: getattr(config, key) for key in READ if getattr(config, key) != getattr(nothing, key)}
+        said.append(dict(file=file, read=read))
+    (HERE / "generation.json").write_text(json.dumps(said, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
