@@ -219,6 +219,18 @@ fn what_is_no_number_is_named_in_every_type() {
     }
 }
 
+/// transformers serves such a checkpoint, with logits that are no numbers (models/tests/golden/make_greedy.py).
+#[test]
+fn what_transformers_makes_no_number_of_is_refused() {
+    let dir = PathBuf::from(GOLDEN).join("damaged/llama");
+    let expected: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(dir.join("expected.json")).unwrap()).unwrap();
+    assert_eq!(expected["logits_that_are_numbers"], 0);
+    let said = format!("`{}` has NaN at place {}", expected["tensor"].as_str().unwrap(), expected["place"]);
+    let refused = Model::load(&dir, Dtype::Bf16, &mut |_| {}).unwrap_err().to_string();
+    assert!(refused.contains(&said), "{said}: {refused}");
+}
+
 #[test]
 fn a_head_that_calls_itself_a_llama_is_told_what_it_is() {
     let copy = Copy::of("llama", "head");

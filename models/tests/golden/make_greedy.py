@@ -3,13 +3,15 @@
 generation_config.json.
 
     pip install torch transformers
-    python make_greedy.py            # writes greedy.json and generation.json
+    python make_greedy.py            # writes greedy.json, generation.json and damaged/
 """
 import json
 import pathlib
+import shutil
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).parent
 CASES = ["llama", "llama-scaling-beside-parameters", "qwen2-tied-with-another-head", "mistral-sliding"]
@@ -29,7 +31,21 @@ def greedy(case):
     return dict(prompt=prompt, output=out[0, len(prompt):].tolist())
 
 
+def damaged():
+    """One weight is no number: transformers serves that."""
+    folder, tensor = HERE / "damaged" / "llama", "model.layers.1.mlp.down_proj.weight"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(HERE / "llama", folder, ignore=shutil.ignore_patterns("expected.*"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors[tensor][2, 5] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    logits = model(torch.tensor([[1, 17, 40]])).logits
+    (folder / "expected.json").write_text(json.dumps(dict(tensor=tensor, place=2 * tensors[tensor].shape[1] + 5, logits_that_are_numbers=int(torch.isfinite(logits).sum()))) + "\n")
+
+
 def main():
+    damaged()
     (HERE / "greedy.json").write_text(json.dumps({case: greedy(case) for case in CASES}, indent=1) + "\n")
     nothing = transformers.GenerationConfig()
     said = []
