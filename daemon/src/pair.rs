@@ -122,8 +122,12 @@ fn in_folders(
     authors: bool,
 ) -> Result<Pair, ModelError> {
     let target = ModelConfig::load(target_dir)?;
-    let tokenizer = Tokenizer::load(target_dir, &target)?;
     let mut draft = draft_dir.map(ModelConfig::load).transpose()?;
+    // From the headers: what is wrong with either is known before a large tokenizer, or any weight, is read.
+    for (dir, model) in std::iter::once((target_dir, &target)).chain(draft_dir.zip(draft.as_ref())) {
+        model.check_weights(dir)?;
+    }
+    let tokenizer = Tokenizer::load(target_dir, &target)?;
     let mut tokens = None;
     if let (Some(dir), Some(draft)) = (draft_dir, &draft)
         && dir.join("tokenizer.json").is_file()
@@ -132,10 +136,6 @@ fn in_folders(
         tokens = Some(tokenizer.vocab_size());
     }
     draft = draft.map(|draft| fitted(&target, draft, tokens)).transpose()?;
-    // From the headers: what is wrong with either is known before any weight is read.
-    for (dir, model) in std::iter::once((target_dir, &target)).chain(draft_dir.zip(draft.as_ref())) {
-        model.check_weights(dir)?;
-    }
     let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
     let folder = |(dir, config): (&Path, &ModelConfig)| (dir.to_owned(), Box::new(config.clone()));
     let source = Source::Folders {
