@@ -172,7 +172,7 @@ def follows(client, model):
     assert complete(guided_choice=["vector", "map"]) in ("vector", "map")
     assert re.fullmatch("[a-f]{3}-[0-9]{2}", complete(guided_regex="[a-f]{3}-[0-9]{2}"))
     assert re.fullmatch("<[a-z]{1,5}>", complete(structured_outputs={"grammar": 'start: "<" /[a-z]{1,5}/ ">"'}))
-    expects(openai.BadRequestError, lambda: complete(guided_regex="("), "response_format")
+    expects(openai.BadRequestError, lambda: complete(guided_regex="("), "guided_regex")
     print("outputs of a given form:", value)
 
 
