@@ -62,7 +62,7 @@ impl Scratch {
         self.x.capacity()
     }
 
-    /// The same, to be changed.
+    /// As [`Scratch::logits`], to be changed.
     pub fn logits_mut(&mut self) -> &mut Tensor {
         &mut self.logits
     }

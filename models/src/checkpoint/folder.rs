@@ -89,7 +89,7 @@ fn hub_name(path: &Path) -> Option<String> {
     (!path.parent()?.exists()).then(|| format!("{owner}/{name}"))
 }
 
-/// The newest snapshot in a model's folder of the cache, or in the cache itself.
+/// The first snapshot, by name, in a model's folder of the cache, or in the cache itself.
 fn snapshot(dir: &Path) -> Option<PathBuf> {
     let folders = |dir: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
