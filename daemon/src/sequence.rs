@@ -36,7 +36,7 @@ pub struct Reading {
     pub min_tokens: usize,
     /// The prompt, behind which the text goes on.
     pub prompt: Arc<[TokenId]>,
-    /// The prompt as text, if text begins with it.
+    /// The prompt as text, if text begins with it; with log-probabilities it begins with what the prompt's tokens decode to.
     pub echo: Option<String>,
     /// The prompt alone is wanted: no token of output is shown or counted.
     pub prompt_only: bool,
@@ -196,16 +196,21 @@ impl TextSequence {
 
     /// The prompt, if it is to be repeated and was not.
     fn prompt(&mut self) -> Vec<Span> {
-        let Some(text) = self.reading.echo.take() else { return Vec::new() };
+        let Some(mut text) = self.reading.echo.take() else { return Vec::new() };
         let mut spans = Vec::new();
         if self.reading.logprobs.is_some() {
+            // Places are counted in what the tokens decode to, so that is the text.
+            text.clear();
             let prompt = Arc::clone(&self.reading.prompt);
             let mut detokenizer = self.detokenizer.again();
             for (position, &token) in prompt.iter().enumerate() {
                 let told = self.told(token, position);
-                self.characters += detokenizer.push(token).map_or(0, |text| text.chars().count());
+                let piece = detokenizer.push(token).unwrap_or_default();
+                self.characters += piece.chars().count();
+                text.push_str(&piece);
                 spans.push(Span { text: String::new(), origin: Origin::Target, told });
             }
+            text.push_str(&detokenizer.finish());
         }
         self.characters = text.chars().count();
         match spans.first_mut() {

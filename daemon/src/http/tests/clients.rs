@@ -7,12 +7,6 @@ use super::*;
 const COMPLETIONS: &str = "/v1/completions";
 const CHATS: &str = "/v1/chat/completions";
 
-fn with(body: &Value, more: &Value) -> Value {
-    let mut body = body.clone();
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
 fn ids(value: &Value) -> Vec<u64> {
     value.as_array().unwrap_or_else(|| panic!("{value}")).iter().map(|id| id.as_u64().unwrap()).collect()
 }

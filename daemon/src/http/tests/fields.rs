@@ -2,29 +2,6 @@
 
 use super::*;
 
-fn with(body: &Value, more: &Value) -> Value {
-    let mut body = body.clone();
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
-/// The text and the log-probabilities of a choice of a stream, put together again.
-fn streamed(events: &[Value], index: usize) -> (String, Value) {
-    let (mut text, mut lists) = (String::new(), json!({}));
-    for choice in events.iter().filter_map(|event| event["choices"].get(0)) {
-        if choice["index"] == json!(index) {
-            text.push_str(choice["text"].as_str().unwrap());
-            for (name, list) in choice["logprobs"].as_object().into_iter().flatten() {
-                if lists[name].is_null() {
-                    lists[name] = json!([]);
-                }
-                lists[name].as_array_mut().unwrap().extend(list.as_array().unwrap().clone());
-            }
-        }
-    }
-    (text, lists)
-}
-
 #[actix_web::test]
 async fn log_probabilities_are_the_same_whole_streamed_and_without_speculation() {
     let (app, served) = daemon("").await;

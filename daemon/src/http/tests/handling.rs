@@ -6,12 +6,6 @@ use super::*;
 const ALWAYS: &str = "speculation: {policy: budget, trim: false}\n";
 const NO_DRAFT: &str = "model: {name: pair, draft: none, synthetic: {preset: tiny}}\n";
 
-fn with(body: &Value, more: &Value) -> Value {
-    let mut body = body.clone();
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
 /// Proposals verified of a source.
 fn tried(metrics: &Value, source: &str) -> u64 {
     let sources = &metrics["speculative_decoding"]["sources"];

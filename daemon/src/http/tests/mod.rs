@@ -78,6 +78,30 @@ macro_rules! get {
     }};
 }
 
+/// The body with more fields.
+fn with(body: &Value, more: &Value) -> Value {
+    let mut body = body.clone();
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// The text and the log-probabilities of a choice of a stream, put together again.
+fn streamed(events: &[Value], index: usize) -> (String, Value) {
+    let (mut text, mut lists) = (String::new(), json!({}));
+    for choice in events.iter().filter_map(|event| event["choices"].get(0)) {
+        if choice["index"] == json!(index) {
+            text.push_str(choice["text"].as_str().unwrap());
+            for (name, list) in choice["logprobs"].as_object().into_iter().flatten() {
+                if lists[name].is_null() {
+                    lists[name] = json!([]);
+                }
+                lists[name].as_array_mut().unwrap().extend(list.as_array().unwrap().clone());
+            }
+        }
+    }
+    (text, lists)
+}
+
 /// The events of a stream; the last must be `[DONE]`, which is left out.
 fn events(body: &Value) -> Vec<Value> {
     let text = body.as_str().unwrap();

@@ -10,12 +10,6 @@ const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endf
 const PATH: &str = "/v1/responses";
 const CHAT: &str = "/v1/chat/completions";
 
-fn with(body: &Value, more: &Value) -> Value {
-    let mut body = body.clone();
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
 /// The events of a stream by their names, in the order of their numbers.
 fn named(body: &Value) -> Vec<(String, Value)> {
     let text = body.as_str().unwrap_or_else(|| panic!("{body}"));

@@ -79,3 +79,53 @@ async fn every_token_of_a_prompt_has_the_log_likelihood_of_transformers() {
         served.service.clone().stop().await;
     }
 }
+
+#[actix_web::test]
+async fn places_are_counted_in_the_text_that_is_told_where_a_prompt_decodes_to_something_else() {
+    let folder = folder("places", "qwen3-tied");
+    let vocab: serde_json::Map<String, Value> = (0..130).map(|id| (format!("▁t{id}"), json!(id))).collect();
+    let spaces = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let tokenizer = json!({"version": "1.0", "pre_tokenizer": spaces, "decoder": spaces,
+        "added_tokens": [{"id": 130, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "▁t0"}});
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let yaml = format!("model: {{name: pair, target: {}, draft: none, dtype: f32}}\n", folder.display());
+    let (app, served) = daemon_of(&yaml, None).await;
+    std::fs::remove_dir_all(&folder).unwrap();
+    let client = client!(app);
+    let prompts = [("t5 t6", "t5 t6"), (" t5  t6", "t5 t0 t6"), ("t5</s>t6", "t5 t6"), ("</s>", "")];
+    for (prompt, decoded) in prompts {
+        let body = json!({"prompt": prompt, "max_tokens": 4, "echo": true, "logprobs": 1, "temperature": 0, "ignore_eos": true,
+            "return_token_ids": true});
+        let (status, answer) = post!(client, "/v1/completions", body);
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        let (text, told) = (text_of(&answer), &answer["choices"][0]["logprobs"]);
+        let ids = answer["choices"][0]["prompt_token_ids"].as_array().unwrap().len();
+        let offsets: Vec<usize> = told["text_offset"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|place| place.as_u64().unwrap() as usize)
+            .collect();
+        println!("{prompt:?}: {text:?} {offsets:?} {}", told["tokens"]);
+        assert_eq!(offsets[ids], decoded.len(), "{prompt:?}: {text:?}");
+        assert_eq!(&text[..offsets[ids]], decoded);
+        // What stands from one place to the next is the token; the first of a text has no space before it.
+        for (place, token) in told["tokens"].as_array().unwrap().iter().enumerate() {
+            let end = offsets.get(place + 1).copied().unwrap_or(text.len());
+            let (shown, token) = (&text[offsets[place]..end], token.as_str().unwrap());
+            let of_the_text = if token == "</s>" { "" } else { token };
+            let first = offsets[place] == 0;
+            assert!(
+                shown == of_the_text || first && shown == of_the_text.trim_start(),
+                "{prompt:?}, {place}: {shown:?} {token:?}"
+            );
+        }
+        let (_, bare) = post!(client, "/v1/completions", with(&body, &json!({"logprobs": null})));
+        let output = &text[offsets[ids]..];
+        assert_eq!(text_of(&bare), format!("{prompt}{output}"), "as it was sent");
+        let (_, sent) = post!(client, "/v1/completions", with(&body, &json!({"stream": true})));
+        assert_eq!(streamed(&events(&sent), 0), (text.to_owned(), told.clone()));
+    }
+    served.service.clone().stop().await;
+}
