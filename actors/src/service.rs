@@ -11,7 +11,6 @@ use tokio::sync::oneshot;
 use faser_engine::record::Record;
 use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, TokenId};
 
-use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
 use crate::error::{ServiceError, SubmitError};
 use crate::faults::Faults;
@@ -45,7 +44,6 @@ struct Inner {
     vocab: usize,
     max_context: usize,
     block_size: usize,
-    on_gpu: bool,
     running: Mutex<Option<Running>>,
 }
 
@@ -84,7 +82,6 @@ impl Service {
     ) -> Result<Service, ServiceError> {
         System::try_current().ok_or(ServiceError::NoSystem)?;
         let vocab = spec.device.target().config.vocab;
-        let on_gpu = matches!(spec.device, DeviceSpec::Cuda(_));
         let (max_context, block_size) = (spec.engine.max_context, spec.engine.block_size);
         spec.engine.validate()?;
         let arbiter = |name| Arbiter::try_new().map_err(|source| ServiceError::Thread { name, source });
@@ -141,7 +138,6 @@ impl Service {
             vocab,
             max_context,
             block_size,
-            on_gpu,
             running: Mutex::new(Some(Running { stop_watchdog, watchdog_ended, arbiters })),
         }));
         if let Err(error) = first_build.await.unwrap_or(Err(ServiceError::NoSystem)) {
@@ -173,7 +169,7 @@ impl Service {
         submitted: Instant,
     ) -> Result<TokenStream, SubmitError> {
         let inner = &*self.0;
-        submission.check(inner.vocab, inner.on_gpu)?;
+        submission.check(inner.vocab)?;
         let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
         // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
         let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));

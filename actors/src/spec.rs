@@ -47,10 +47,11 @@ impl ServiceSpec {
         let contradiction = |text: String| Err(ServiceError::Contradiction(text));
         let engine = &self.engine;
         let (target, draft) = (self.device.target(), self.device.draft());
-        if draft.is_some() != (engine.draft_blocks > 0) {
-            return contradiction(
-                "a draft model and draft blocks go together: give both or neither".to_owned(),
-            );
+        if draft.is_some() != engine.draft.drafts() {
+            return contradiction(format!(
+                "the engine plans for {}, and the device has another",
+                engine.draft
+            ));
         }
         let drafted = draft.map(|draft| {
             let holds = draft.config.max_context;
@@ -70,13 +71,9 @@ impl ServiceSpec {
                 "the engine knows what {known} partitions cost, and the device has {there}"
             ));
         }
-        if matches!(self.device, DeviceSpec::Cuda(_)) && engine.block_size != faser_kernels::cuda::BLOCK_SIZE
-        {
-            return contradiction(format!(
-                "KV blocks have {} tokens on a GPU, not {}",
-                faser_kernels::cuda::BLOCK_SIZE,
-                engine.block_size
-            ));
+        if let Some(tokens) = self.device.block_size().filter(|tokens| *tokens != engine.block_size) {
+            let asked = engine.block_size;
+            return contradiction(format!("KV blocks have {tokens} tokens on this device, not {asked}"));
         }
         Ok(())
     }

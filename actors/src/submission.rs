@@ -31,26 +31,10 @@ pub struct Submission {
 
 impl Submission {
     /// What can be checked before a request may touch a lane, of a model with `vocab` tokens.
-    pub(crate) fn check(&self, vocab: usize, on_gpu: bool) -> Result<(), SubmitError> {
+    pub(crate) fn check(&self, vocab: usize) -> Result<(), SubmitError> {
         let invalid = |text: String| Err(SubmitError::Invalid(text));
         if let Err(error) = self.sampling.validate() {
             return invalid(error.to_string());
-        }
-        if on_gpu && self.logprobs.is_some() {
-            return invalid(
-                "log-probabilities are not offered on a GPU yet; leave out `logprobs`".to_owned(),
-            );
-        }
-        if on_gpu && self.constraint.is_some() {
-            return invalid("structured output is not offered on a GPU yet".to_owned());
-        }
-        if on_gpu && self.sampling.min_tokens > 0 {
-            return invalid("`min_tokens` is not offered on a GPU yet; leave it out".to_owned());
-        }
-        if on_gpu && self.sampling.forbids() {
-            return invalid(
-                "`allowed_token_ids` and `bad_words` are not offered on a GPU yet; leave them out".to_owned(),
-            );
         }
         let unknown = |&&token: &&TokenId| token as usize >= vocab;
         if let Some(token) = self.prompt.iter().find(unknown) {

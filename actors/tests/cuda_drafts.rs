@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use cases::{pair, spec};
 use faser_actors::{
-    CudaDraftRunner, CudaRunnerSpec, DraftRunner, DraftWork, Dtype, Isa, LaneRequest, RunnerSpec,
+    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Dtype, Isa, LaneRequest,
+    MASK_PATIENCE,
 };
 use faser_engine::{
     Admission, BlockId, DraftChunk, DraftPlan, Drafted, PartitionId, SeqId, StopRule, TokenId,
@@ -39,25 +40,25 @@ struct Sequence {
 
 /// Both lanes, and the GPU of the second.
 struct Lanes {
-    cpu: DraftRunner,
-    gpu: CudaDraftRunner,
+    cpu: DraftRunner<CpuBackend>,
+    gpu: DraftRunner<CudaBackend>,
     device: Arc<Gpu>,
 }
 
 fn lanes() -> Lanes {
-    let cpu = RunnerSpec {
+    let cpu = CpuLaneSpec {
         partitions: vec![Partition { cores: vec![0] }; PARTITIONS],
         isa: Isa::detect(),
         blocks: SEQUENCES * BLOCKS_EACH,
         block_size: BLOCK,
         max_rows: MAX_ROWS,
         max_logit_rows: SEQUENCES,
-        mask_patience: RunnerSpec::MASK_PATIENCE,
     };
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
     let (_, draft) = CudaModel::synthetic_pair(&gpu, &spec(), Dtype::F32, &mut |_| {}).expect("memory");
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split").draft);
-    let spec = CudaRunnerSpec {
+    let spec = CudaLaneSpec {
+        drafts: true,
         shares: [Share::whole(&gpu)].into_iter().chain(splits).collect(),
         sizes: CudaSizes {
             blocks: cpu.blocks,
@@ -70,8 +71,8 @@ fn lanes() -> Lanes {
     };
     let draft_of_cpu = pair(Dtype::F32).draft.expect("a draft model");
     Lanes {
-        cpu: DraftRunner::new(draft_of_cpu, &cpu).expect("a draft lane"),
-        gpu: CudaDraftRunner::new(Arc::new(draft), &spec).expect("a draft lane"),
+        cpu: DraftRunner::new(CpuBackend::new(draft_of_cpu, &cpu).expect("a draft lane"), MASK_PATIENCE),
+        gpu: DraftRunner::new(CudaBackend::new(Arc::new(draft), &spec).expect("a draft lane"), MASK_PATIENCE),
         device: gpu,
     }
 }

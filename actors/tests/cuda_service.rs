@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use faser_actors::{
     CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa,
-    LaneSizes, ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update,
-    WatchdogConfig, probe_one, profile,
+    LaneSizes, LogprobBoard, ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission,
+    SubmitError, Update, WatchdogConfig, probe_one, profile,
 };
 use faser_engine::cost::Reach;
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId};
+use faser_engine::{
+    DraftSource, EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId,
+};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard};
@@ -109,7 +111,7 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
         engine: EngineConfig {
             block_size: 16,
             target_blocks: BLOCKS,
-            draft_blocks: BLOCKS,
+            draft: DraftSource::model(BLOCKS),
             max_running: 3,
             max_waiting: 8,
             max_pass_rows: 32,
@@ -133,6 +135,8 @@ fn submission(seed: u64) -> Submission {
         max_new_tokens: 16,
         stop_tokens: Vec::new(),
         prediction: Vec::new(),
+        // The verify lane alone computes them.
+        logprobs: Some(Arc::new(LogprobBoard::of_output(2))),
         ..Submission::default()
     }
 }
@@ -194,7 +198,7 @@ fn a_service_on_a_gpu_gives_the_cpus_tokens_and_leaves_nothing_behind() {
 
 #[test]
 fn streams_go_on_with_the_same_tokens_after_the_gpu_is_lost() {
-    for (short, kernel) in [("draft", "confidence:9"), ("verify", "accept_prefix:4")] {
+    for (short, kernel) in [("draft", "confidence:9"), ("verify", "logprobs:4")] {
         let name = "streams_go_on_with_the_same_tokens_after_the_gpu_is_lost";
         let report = cuda_fake::inside(name, &[("FASER_FAKE_LOSE", kernel)], || {
             in_system(async {
@@ -245,7 +249,7 @@ fn streams_go_on_with_the_same_tokens_after_a_rank_is_lost() {
         // It never comes to a call; its communicator reports an error; its GPU is lost; its host fails.
         ("FASER_FAKE_NCCL_LOSE", "1:30", "have not ended within"),
         ("FASER_FAKE_NCCL_FAIL", "0:25", "ncclRemoteError"),
-        ("FASER_FAKE_LOSE", "accept_prefix:9", "LAUNCH_FAILED"),
+        ("FASER_FAKE_LOSE", "logprobs:9", "LAUNCH_FAILED"),
         ("FASER_FAKE_REFUSE", "silu_mul_f32:33", "OUT_OF_RESOURCES"),
     ] {
         let report = cuda_fake::inside(name, &[GPUS, (variable, value)], || {
@@ -279,7 +283,7 @@ fn streams_go_on_with_the_same_tokens_after_a_rank_is_lost() {
 #[test]
 fn a_gpu_whose_context_cannot_be_renewed_is_given_up_and_every_request_is_told() {
     let name = "a_gpu_whose_context_cannot_be_renewed_is_given_up_and_every_request_is_told";
-    cuda_fake::inside(name, &[("FASER_FAKE_LOSE", "accept_prefix:4")], || {
+    cuda_fake::inside(name, &[("FASER_FAKE_LOSE", "logprobs:4")], || {
         // Somebody else in this process keeps the lost context alive.
         let held = faser_kernels::cuda::Gpu::open(0, None).expect("the fake GPU opens");
         in_system(async {

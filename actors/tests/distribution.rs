@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use faser_actors::{Dtype, Isa, Sampling};
 use faser_engine::{
-    EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+    DraftSource, EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
 };
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -116,7 +116,7 @@ impl Draws {
         let config = EngineConfig {
             block_size: BLOCK,
             target_blocks: blocks,
-            draft_blocks: blocks,
+            draft: DraftSource::model(blocks),
             max_running: AT_ONCE as usize,
             max_waiting: AT_ONCE as usize,
             max_pass_rows: 8 * AT_ONCE as usize,

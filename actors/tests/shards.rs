@@ -80,24 +80,24 @@ fn target_and_draft_may_be_split_differently() {
 
 #[test]
 fn ranks_with_different_plans_say_so() {
-    use faser_actors::{RunnerSpec, VerifyRunner, VerifyWork};
+    use faser_actors::{CpuBackend, CpuLaneSpec, MASK_PATIENCE, VerifyRunner, VerifyWork};
     use faser_engine::VerifyPlan;
     use faser_kernels::{Isa, Partition};
     let group = faser_kernels::collective::in_process(2, Duration::from_secs(60));
     let ranks = split(2, 1).target.into_iter().zip(group).zip([7, 8]);
     let threads = ranks.map(|((model, way), step)| {
         std::thread::spawn(move || {
-            let spec = RunnerSpec {
+            let spec = CpuLaneSpec {
                 partitions: vec![Partition { cores: vec![0] }],
                 isa: Isa::detect(),
                 blocks: 4,
                 block_size: 16,
                 max_rows: 8,
                 max_logit_rows: 8,
-                mask_patience: RunnerSpec::MASK_PATIENCE,
             };
-            let mut runner = VerifyRunner::new(model, &spec).expect("a lane");
-            runner.join(&(Arc::new(way) as _));
+            let mut backend = CpuBackend::new(model, &spec).expect("a lane");
+            backend.join(&(Arc::new(way) as _));
+            let mut runner = VerifyRunner::new(backend, MASK_PATIENCE);
             let plan = VerifyPlan { step, ..VerifyPlan::default() };
             runner.run(VerifyWork { plan, requests: Vec::new() });
         })

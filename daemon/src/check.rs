@@ -5,7 +5,7 @@ use std::fmt::Write;
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_engine::cost::{PassCost, Reach};
 use faser_models::CallFormat;
-use faser_topology::{LanePair, Node};
+use faser_topology::Node;
 
 use crate::access::Access;
 use crate::config::{Config, sizes};
@@ -141,21 +141,8 @@ fn lanes(device: &DeviceSpec) -> Vec<String> {
     let over = |ranks: usize| if ranks > 1 { format!(" over {ranks} ranks") } else { String::new() };
     let (target, draft) = device.ranks();
     let (draft_over, verify_over) = (over(draft), over(target));
-    match device {
-        DeviceSpec::Cpu(spec) => {
-            let on_cores = |pair: &LanePair| {
-                let (draft, verify) = (&pair.draft.cores, &pair.verify.cores);
-                format!("draft on cores {draft:?}{draft_over}, verify on cores {verify:?}{verify_over}")
-            };
-            spec.partitions.iter().map(on_cores).collect()
-        }
-        DeviceSpec::Cuda(_) => {
-            let on_sms = |LaneSizes { draft, verify }: &LaneSizes| {
-                format!("draft on {draft} SMs{draft_over}, verify on {verify} SMs{verify_over}")
-            };
-            device.partitions().iter().map(on_sms).collect()
-        }
-    }
+    let words = |(draft, verify)| format!("draft on {draft}{draft_over}, verify on {verify}{verify_over}");
+    device.lanes().into_iter().map(words).collect()
 }
 
 fn described(model: &ModelFacts) -> String {

@@ -7,7 +7,7 @@ use faser_actors::{
     DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
-use faser_engine::{EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
+use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, Progress, Tokenizer,
 };
@@ -90,7 +90,7 @@ pub(crate) fn bounds(
     Ok(EngineConfig {
         block_size: config.kv.block_size,
         target_blocks: 0,
-        draft_blocks: 0,
+        draft: DraftSource::model(0),
         max_running: config.scheduler.max_running,
         max_waiting: config.scheduler.max_waiting,
         max_pass_rows: config.scheduler.max_pass_rows,
@@ -190,8 +190,11 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
     }
     let Placed { device, more, machine, pools } =
         place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
-    let engine =
-        EngineConfig { target_blocks: pools.target_blocks, draft_blocks: pools.draft_blocks, ..bounds };
+    let engine = EngineConfig {
+        target_blocks: pools.target_blocks,
+        draft: DraftSource::model(pools.draft_blocks),
+        ..bounds
+    };
     let (partitions, cost_source) = if engine.policy.needs_costs() {
         let spec = ProfileSpec {
             device: &device,

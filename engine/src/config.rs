@@ -3,6 +3,7 @@
 use crate::api::{K_LIMIT, Refusal, Slo};
 use crate::cost::PartitionCosts;
 use crate::policy::{Mechanisms, Policy};
+use crate::source::DraftSource;
 
 /// The engine's bounds and sizes. What of them can change while it runs is its [`Tuning`](crate::Tuning).
 #[derive(Clone, Debug)]
@@ -11,8 +12,8 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Blocks of the target's pool.
     pub target_blocks: usize,
-    /// Blocks of the draft's pool; 0 if there is no draft model.
-    pub draft_blocks: usize,
+    /// What drafts.
+    pub draft: DraftSource,
     /// Sequences that may hold KV at once.
     pub max_running: usize,
     /// Requests that may wait; one more is refused.
@@ -89,6 +90,9 @@ pub enum EngineError {
     /// A policy that predicts has nothing to predict from.
     #[error("policy {0} needs the cost tables of the device")]
     NoCosts(String),
+    /// The engine does not plan for what drafts.
+    #[error("{0} is not served yet")]
+    Source(DraftSource),
     /// The policy cannot be honoured.
     #[error("{0}")]
     Policy(String),
@@ -132,15 +136,16 @@ impl EngineConfig {
             return Err(EngineError::PassTooSmall { rows: self.max_pass_rows, running: self.max_running });
         }
         self.pool_holds_a_sequence("target", self.target_blocks)?;
-        if self.draft_blocks > 0 {
-            self.pool_holds_a_sequence("draft", self.draft_blocks)?;
+        self.draft.check()?;
+        if let blocks @ 1.. = self.draft.needs().blocks {
+            self.pool_holds_a_sequence("draft", blocks)?;
         }
         // A policy made by hand is held to what its text form allows.
         self.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
         if self.policy.needs_costs() && self.partitions.is_empty() {
             return Err(EngineError::NoCosts(self.policy.to_string()));
         }
-        if self.draft_blocks > 0 { self.tunable(&self.tuning()) } else { Ok(()) }
+        if self.draft.drafts() { self.tunable(&self.tuning()) } else { Ok(()) }
     }
 
     fn pool_holds_a_sequence(&self, pool: &'static str, blocks: usize) -> Result<(), EngineError> {

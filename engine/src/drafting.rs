@@ -62,9 +62,9 @@ impl Engine {
         }
     }
 
-    /// Proposals that could still be drafted behind those that are there: none where there is no draft model, or its context ends.
+    /// Proposals that could still be drafted behind those that are there: none where nothing drafts, or its context ends.
     pub(crate) fn draft_room(&self, sequence: &Sequence) -> usize {
-        if self.config.draft_blocks == 0 || !sequence.drafts() {
+        if !self.config.draft.drafts() || !sequence.drafts() {
             return 0;
         }
         // The last proposal has no row of its own.
@@ -98,7 +98,7 @@ impl Engine {
 
     /// The next draft plan, or none if nobody has anything to draft.
     pub(crate) fn plan_draft(&mut self, execution: Execution) -> Option<DraftPlan> {
-        if self.config.draft_blocks == 0 || *self.planner.policy() == Policy::Off {
+        if !self.config.draft.drafts() || *self.planner.policy() == Policy::Off {
             return None;
         }
         let wish = Wish {

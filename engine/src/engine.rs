@@ -350,7 +350,7 @@ fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
     let draft = DraftPlan {
         chunks: Vec::with_capacity(chunks),
         tokens: Vec::with_capacity(rows),
-        blocks: Vec::with_capacity(config.draft_blocks),
+        blocks: Vec::with_capacity(config.draft.needs().blocks),
         ..DraftPlan::default()
     };
     let verify = VerifyPlan {
@@ -365,5 +365,5 @@ fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
 
 fn pools(config: &EngineConfig) -> (BlockPool, BlockPool) {
     let pool = |blocks| BlockPool::new(blocks, config.block_size, config.prefix_cache);
-    (pool(config.target_blocks), pool(config.draft_blocks))
+    (pool(config.target_blocks), pool(config.draft.needs().blocks))
 }

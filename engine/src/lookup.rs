@@ -195,7 +195,7 @@ impl Engine {
             return;
         }
         let tables = self.calibrations.tables();
-        let drafts = self.config.draft_blocks > 0;
+        let drafts = self.config.draft.drafts();
         for seq in &self.running {
             if let Some(sequence) = self.sequences.get_mut(seq) {
                 let drafts = drafts && sequence.drafts();

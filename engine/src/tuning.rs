@@ -41,7 +41,7 @@ impl EngineConfig {
 
     /// A tuning as the planner goes by it: nobody can work beside a pass without a draft model.
     pub(crate) fn deciding(&self, tuning: &Tuning) -> Tuning {
-        let overlap = tuning.mechanisms.overlap && self.draft_blocks > 0;
+        let overlap = tuning.mechanisms.overlap && self.draft.drafts();
         Tuning { mechanisms: Mechanisms { overlap, ..tuning.mechanisms }, ..tuning.clone() }
     }
 
@@ -66,7 +66,7 @@ impl EngineConfig {
             return Err(EngineError::Beyond { name: "k_max", asked: tuning.k_max, built: K_LIMIT });
         }
         tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
-        if tuning.policy != Policy::Off && !tuning.policy.needs_costs() && self.draft_blocks == 0 {
+        if tuning.policy != Policy::Off && !tuning.policy.needs_costs() && !self.draft.drafts() {
             return Err(EngineError::Policy(format!("policy {} needs a draft model", tuning.policy)));
         }
         let k = tuning.policy.k_max().min(tuning.k_max);
@@ -125,7 +125,7 @@ impl Engine {
     pub fn proposes(&self, mode: SpeculationMode) -> Result<(), Refusal> {
         let Tuning { policy, mechanisms, .. } = &self.tuning;
         let why = match mode {
-            SpeculationMode::Draft if self.config.draft_blocks == 0 => {
+            SpeculationMode::Draft if !self.config.draft.drafts() => {
                 "there is no draft model here (`model.draft: none`)"
             }
             SpeculationMode::Draft if *policy == Policy::Off => {
@@ -144,7 +144,7 @@ impl Engine {
 
     /// The most proposals that any sequence may have now.
     pub(crate) fn k_limit(&self) -> usize {
-        let proposes = self.config.draft_blocks > 0 || self.copies();
+        let proposes = self.config.draft.drafts() || self.copies();
         if proposes { self.tuning.k_max.min(self.config.speculation.room) } else { 0 }
     }
 }
@@ -157,12 +157,13 @@ mod tests {
     use crate::api::{Command, Event, Handling, Request, SeqId};
     use crate::config::SpeculationBounds;
     use crate::cost::PassCost;
+    use crate::source::DraftSource;
 
     fn config() -> EngineConfig {
         EngineConfig {
             block_size: 4,
             target_blocks: 64,
-            draft_blocks: 64,
+            draft: DraftSource::model(64),
             max_running: 4,
             max_waiting: 3,
             max_pass_rows: 32,
@@ -216,7 +217,7 @@ mod tests {
         }
         // With a cap that there is room for, the same policy can be had.
         assert_eq!(config.tunable(&Tuning { policy: Policy::Fixed { k: 5 }, k_max: 4, ..tuning }), Ok(()));
-        let without_draft = EngineConfig { draft_blocks: 0, ..config };
+        let without_draft = EngineConfig { draft: DraftSource::Lookup, ..config };
         let off = Tuning { policy: Policy::Off, ..without_draft.tuning() };
         assert!(without_draft.tunable(&without_draft.tuning()).is_err());
         assert_eq!(without_draft.tunable(&off), Ok(()));
@@ -255,9 +256,9 @@ mod tests {
             }
         };
         let costs = PartitionCosts { draft: PassCost::nothing(), verify: PassCost::nothing() };
-        let with = |policy, draft_blocks, lookup| EngineConfig {
+        let with = |policy, blocks, lookup| EngineConfig {
             policy,
-            draft_blocks,
+            draft: DraftSource::model(blocks),
             partitions: vec![costs.clone()],
             mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
             speculation: SpeculationBounds { room: 4, k_max: 4, ..SpeculationBounds::default() },

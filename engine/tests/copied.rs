@@ -7,7 +7,7 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
-    EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+    DraftSource, EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
 };
 
 const TOKENS: usize = 160;
@@ -41,7 +41,7 @@ fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
     let config = EngineConfig {
         block_size: 16,
         target_blocks: 40,
-        draft_blocks: if drafts { 40 } else { 0 },
+        draft: DraftSource::model(if drafts { 40 } else { 0 }),
         max_running: 4,
         max_waiting: 4,
         max_pass_rows: 64,

@@ -6,8 +6,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
-    EngineConfig, FinishReason, Handling, K_LIMIT, Mechanisms, Policy, Refusal, Request, SeqId, Slo,
-    SpeculationBounds, SpeculationMode, TokenId,
+    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, Mechanisms, Policy, Refusal, Request, SeqId,
+    Slo, SpeculationBounds, SpeculationMode, TokenId,
 };
 
 const VOCABULARY: u32 = 50;
@@ -24,7 +24,7 @@ fn config(policy: Policy) -> EngineConfig {
     EngineConfig {
         block_size: 4,
         target_blocks: 200,
-        draft_blocks: 200,
+        draft: DraftSource::model(200),
         max_running: 8,
         max_waiting: 100,
         max_pass_rows: 64,

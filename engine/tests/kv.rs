@@ -6,7 +6,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::record::ChunkRecord;
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
 use faser_engine::{
-    EngineConfig, Handling, LaneKind, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+    DraftSource, EngineConfig, Handling, LaneKind, Mechanisms, Policy, Request, SeqId, Slo,
+    SpeculationBounds, TokenId,
 };
 
 const VOCABULARY: u32 = 50;
@@ -29,7 +30,7 @@ fn config(policy: Policy) -> EngineConfig {
     EngineConfig {
         block_size: 4,
         target_blocks: 200,
-        draft_blocks: 200,
+        draft: DraftSource::model(200),
         max_running: 8,
         max_waiting: 100,
         max_pass_rows: 64,
@@ -97,7 +98,7 @@ fn what_has_ended_is_cached_for_the_next_one() {
         assert_eq!(of(first(80), vec![cancel]), 40, "cancelled");
     }
     // One that was put back computes what nobody has kept, and leaves it.
-    let small = EngineConfig { target_blocks: 33, draft_blocks: 33, ..config(Policy::Off) };
+    let small = EngineConfig { target_blocks: 33, draft: DraftSource::model(33), ..config(Policy::Off) };
     let other: Vec<TokenId> = (0..50).map(|token| (token * 7 + 3) % VOCABULARY).collect();
     let happenings = vec![
         (begin, Happening::Arrival(request(2, other, 60))),
@@ -148,7 +149,7 @@ fn a_draft_catches_up_in_parts_while_others_decode() {
             max_context: 1024,
             max_pass_rows: 512,
             target_blocks: 600,
-            draft_blocks: 600,
+            draft: DraftSource::model(600),
             partitions: vec![costs.clone()],
             ..config(policy.clone())
         };

@@ -7,7 +7,7 @@ use faser_engine::sim::{
     Simulation, Workload,
 };
 use faser_engine::{
-    EngineConfig, FinishReason, Handling, LaneKind, Mechanisms, Policy, Request, SeqId, Slo,
+    DraftSource, EngineConfig, FinishReason, Handling, LaneKind, Mechanisms, Policy, Request, SeqId, Slo,
     SpeculationBounds,
 };
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ fn config(policy: Policy, device: &Roofline) -> EngineConfig {
     EngineConfig {
         block_size: 16,
         target_blocks: 200,
-        draft_blocks: 200,
+        draft: DraftSource::model(200),
         max_running: 24,
         max_waiting: 1000,
         max_pass_rows: 256,

@@ -7,7 +7,7 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
-    EngineConfig, FinishReason, Handling, Mechanisms, Policy, Refusal, Request, SeqId, Slo,
+    DraftSource, EngineConfig, FinishReason, Handling, Mechanisms, Policy, Refusal, Request, SeqId, Slo,
     SpeculationBounds, SpeculationMode, TokenId,
 };
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn config(policy: Policy) -> EngineConfig {
     EngineConfig {
         block_size: 4,
         target_blocks: 200,
-        draft_blocks: 200,
+        draft: DraftSource::model(200),
         max_running: 8,
         max_waiting: 100,
         max_pass_rows: 64,
@@ -252,7 +252,11 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
             EngineConfig {
                 block_size,
                 target_blocks: target_tokens.div_ceil(block_size),
-                draft_blocks: if draft_tokens < 90 { 0 } else { draft_tokens.div_ceil(block_size) },
+                draft: DraftSource::model(if draft_tokens < 90 {
+                    0
+                } else {
+                    draft_tokens.div_ceil(block_size)
+                }),
                 max_running,
                 max_waiting: 100,
                 max_pass_rows: max_running + more_rows,
@@ -274,7 +278,7 @@ fn offers(config: &EngineConfig, mode: SpeculationMode) -> bool {
     match mode {
         SpeculationMode::Auto | SpeculationMode::Off => true,
         SpeculationMode::Lookup => config.policy.needs_costs(),
-        SpeculationMode::Draft => config.draft_blocks > 0 && config.policy != Policy::Off,
+        SpeculationMode::Draft => config.draft.drafts() && config.policy != Policy::Off,
     }
 }
 

@@ -1,14 +1,17 @@
 // adjust_logits: bias and penalties of each sample's sequence, in place, as the CPU's History::adjust: bias first, then each token that
 // prompt or output has is penalised once. Proposals of the chunk that stand before the sample count as output. The
-// operations round one by one: the bits are the CPU's. A block for a sample; those of sequences without any are left alone. The logits are
-// those of `vocabulary` tokens from `first` on: of a group, what this rank has.
+// operations round one by one: the bits are the CPU's. Last, tokens without a bit in the sample's mask become impossible. A block for a sample;
+// those of sequences without any of that are left alone. The logits are those of `vocabulary` tokens from `first` on: of a group, what this
+// rank has.
 struct AdjustArgs {
     float *logits; // [samples][vocabulary]
     const Sample *samples;
     const Sampler *samplers; // of each chunk
     const u32 *proposals; // [chunk][proposal_stride]
+    const u32 *masks; // [..][mask_words]: a bit for each token that may be drawn
+    const u32 *mask_of; // [chunk]: the mask of a sample with no proposal before it, those of others follow; NOTHING: all may. Null: none has any
     const u32 *count;
-    u32 vocabulary, proposal_stride, first;
+    u32 vocabulary, proposal_stride, first, mask_words;
 };
 
 DEVICE float penalised(const Sampler &s, float logit, u32 output) {
@@ -56,6 +59,14 @@ KERNEL(512) adjust_logits(AdjustArgs a) {
                 u32 again = 0;
                 for (u32 other = p; other < sample.since; other++) again += since[other] == token;
                 logits[at] = penalised(s, logits[at], (s.counts[token] & 0x7fffffffu) + again);
+            }
+        }
+        if (a.mask_of && a.mask_of[sample.chunk] != NOTHING) {
+            __syncthreads(); // what is impossible stays so
+            const u32 *mask = a.masks + (size_t)(a.mask_of[sample.chunk] + sample.since) * a.mask_words;
+            for (u32 at = threadIdx.x; at < a.vocabulary; at += blockDim.x) {
+                const u32 token = a.first + at;
+                if (!(mask[token / 32] >> (token % 32) & 1)) logits[at] = -infinity();
             }
         }
     }

@@ -82,7 +82,8 @@ KERNEL(1024) draft_step(DraftStepArgs a) {
         const u32 to = rows + block_rank(goes_on, shared, going);
         if (c < a.chunk_count) {
             Chunk chunk;
-            chunk.first = chunk.first_sample = to;
+            chunk.first = to;
+            chunk.since = 0;
             chunk.rows = goes_on ? 1 : 0;
             chunk.sampled_from = goes_on ? 0 : NOTHING;
             a.chunks[c] = chunk;

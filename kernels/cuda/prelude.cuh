@@ -18,8 +18,9 @@ static constexpr u32 WARP = 32;
 static constexpr u32 BLOCK = 16; // positions of a KV block
 static constexpr u32 NOTHING = 0xffffffffu;
 
-// The rows of one sequence in a pass. Rows from `sampled_from` on, counted in the chunk, get a token each: samples from `first_sample` on.
-struct Chunk { u32 first, rows, sampled_from, first_sample; };
+// The rows of one sequence in a pass. Rows from `sampled_from` on, counted in the chunk, are samples. Before the place of the first of them
+// stand `since` proposals, or, if that is negative, so many samples before the first place that a proposal may stand in.
+struct Chunk { u32 first, rows, sampled_from; int since; };
 // A row that gets a token: its row in the pass, its chunk, the token's position, how many proposals of its chunk stand before it.
 struct Sample { u32 row, chunk, position, since; };
 // How the tokens of a sequence are drawn; kernels/src/cuda says what is in it.

@@ -45,7 +45,8 @@ KERNEL(1024) shed_rows(ShedRowsArgs a) {
             out.row = to;
             out.chunk = c;
             out.position = position + 1;
-            out.since = offset - chunk.sampled_from;
+            const int since = chunk.since + (int)(offset - chunk.sampled_from);
+            out.since = since > 0 ? (u32)since : 0;
         }
         kept += staying;
         sampled += sampling;
@@ -53,14 +54,12 @@ KERNEL(1024) shed_rows(ShedRowsArgs a) {
     __syncthreads(); // chunks have been read, `moves` is known
     if (threadIdx.x == 0) {
         // Chunks stand in the order of their rows.
-        u32 first = 0, first_sample = 0;
+        u32 first = 0;
         for (u32 c = 0; c < a.chunk_count; c++) {
             Chunk &chunk = a.chunks[c];
             chunk.first = first;
             chunk.rows = a.live[c];
-            chunk.first_sample = first_sample;
             first += chunk.rows;
-            first_sample += chunk.rows > chunk.sampled_from ? chunk.rows - chunk.sampled_from : 0;
         }
         a.counts[0] = kept;
         a.counts[1] = moves < kept ? moves : kept;

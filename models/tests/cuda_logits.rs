@@ -93,7 +93,7 @@ fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<Vec<f32>> {
         for (sequence, (len, first)) in SEQUENCES.into_iter().enumerate() {
             let range = if second { first..len } else { 0..first };
             let (begin, rows) = (all.len() as u32, range.len() as u32);
-            chunks.push(Chunk { first: begin, rows, sampled_from: 0, first_sample: 0 });
+            chunks.push(Chunk { first: begin, rows, sampled_from: 0, since: 0 });
             chunk_of.extend(range.clone().map(|_| sequence as u32));
             positions.extend(range.clone().map(|position| position as u32));
             all.extend(&tokens(config, sequence)[range]);
@@ -106,11 +106,7 @@ fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<Vec<f32>> {
             tables: &tables.each_ref().map(Vec::as_slice),
             samplers: &[sampler, sampler],
             proposals: &[&[], &[]],
-            adjusts: false,
-            restricts: false,
-            cuts: false,
-            of_plan: &[],
-            tests: &[],
+            ..PassInput::default()
         };
         let mut logits = run(&mut passes, &input, cancels);
         if second {

@@ -242,7 +242,7 @@ fn gpu_is_lost(seed: u64) -> Option<Outcome> {
             return None;
         }
     };
-    let lose = format!("accept_prefix:{}", Seeded(seed).between(7, 11));
+    let lose = format!("pick_tokens:{}", Seeded(seed).between(20, 30));
     let variables =
         [("LD_LIBRARY_PATH", fake_gpu::search_path(&folder)), ("FASER_FAKE_LOSE", OsString::from(lose))];
     let yaml = format!("{PAIR}device: {{kind: 'cuda:0', partitions: []}}\n");

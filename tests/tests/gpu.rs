@@ -14,6 +14,7 @@ use std::{
 use faser_tests::{
     Config, Server, cost_cache, faser,
     metrics::{Metrics, wait_until},
+    rules::root,
 };
 use serde_json::{Value, json};
 
@@ -132,7 +133,7 @@ fn every_policy_streams_the_cpus_text() {
 
 #[test]
 fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
-    let lose = [("FASER_FAKE_LOSE", "accept_prefix:9")];
+    let lose = [("FASER_FAKE_LOSE", "pick_tokens:25")];
     let name = "a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on";
     let Some(variables) = fake(name, &lose) else { return };
     let speculation = "speculation: {policy: 'fixed:3'}\n";
@@ -231,6 +232,171 @@ fn pairs_have_gpus_of_their_own_and_the_cpu_where_none_is_left() {
     let output = run(&["check"], &Config::new(&one_for_two), &variables);
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(err.contains("`pairs[2].device.kind` takes GPU 1, which pairs[0] has"), "{err}");
+}
+
+/// Requests for what is more than text.
+fn requests(chats: bool) -> Vec<(&'static str, Value)> {
+    let (text, chat) = ("/v1/completions", "/v1/chat/completions");
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+        "required": ["a", "b"], "additionalProperties": false});
+    let function = |strict: bool| json!({"type": "function", "function": {"name": "look", "strict": strict, "parameters": schema}});
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "f", "schema": schema, "strict": true}});
+    let ends: Vec<u32> = (60..120).collect();
+    let mut requests = vec![
+        (text, json!({"prompt": "hello", "logprobs": 5})),
+        (text, json!({"prompt": "hello", "logprobs": 0, "temperature": 0, "n": 2})),
+        (text, json!({"prompt": "a prompt that is scored", "logprobs": 3, "echo": true})),
+        (text, json!({"prompt": "a prompt that is scored", "logprobs": 2, "echo": true, "max_tokens": 0})),
+        // Penalties and bias change what is drawn, and no log-probability.
+        (
+            text,
+            json!({"prompt": "hello hello", "logprobs": 2, "frequency_penalty": 1.5, "repetition_penalty": 1.3,
+            "logit_bias": {"104": 4.0}, "top_p": 0.8}),
+        ),
+        (text, json!({"prompt": "hello", "min_tokens": 9, "stop_token_ids": ends, "max_tokens": 12})),
+        (text, json!({"prompt": "hello", "bad_words": ["a", "he", "zz"], "temperature": 1.5})),
+        (text, json!({"prompt": "hello", "allowed_token_ids": [97, 98, 99, 100], "top_k": 3, "logprobs": 2})),
+        (text, json!({"prompt": "hello", "response_format": format, "max_tokens": 40})),
+        (text, json!({"prompt": "hello", "guided_regex": "[a-f]{3}-[0-9]{2,5}", "logprobs": 1})),
+        (text, json!({"prompt": "hello", "guided_choice": ["yes", "no", "no way"], "temperature": 0})),
+    ];
+    if !chats {
+        return requests;
+    }
+    requests.extend([
+        (chat, json!({"messages": messages, "response_format": {"type": "json_object"}, "max_tokens": 24})),
+        (chat, json!({"messages": messages, "logprobs": true, "top_logprobs": 4})),
+        (
+            chat,
+            json!({"messages": messages, "tools": [function(true)], "tool_choice": "required", "max_tokens": 90}),
+        ),
+        (
+            chat,
+            json!({"messages": messages, "tools": [function(false)], "max_tokens": 20,
+            "tool_choice": {"type": "function", "function": {"name": "look"}}}),
+        ),
+    ]);
+    requests
+}
+
+/// A golden model as one that chats: with a context for that, a tokenizer of characters, and a template.
+fn chatting(config: &Config, name: &str) {
+    let golden = root().join("models/tests/golden").join(name);
+    let folder = config.folder().join(name);
+    fs::create_dir(&folder).expect("a folder can be made");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(golden.join(file), folder.join(file)).expect("a golden file");
+    }
+    let text = fs::read_to_string(folder.join("config.json")).expect("it was copied");
+    let longer = text.replace("\"max_position_embeddings\": 64", "\"max_position_embeddings\": 512");
+    assert_ne!(longer, text);
+    fs::write(folder.join("config.json"), longer).expect("a file can be written");
+    // As GPT-2 writes bytes that are no letters.
+    let of_byte = |byte: u32| match byte {
+        33..=126 => byte,
+        127 => 289,
+        _ => 256 + byte,
+    };
+    let letter = |byte: u32| char::from_u32(of_byte(byte)).expect("a letter").to_string();
+    let vocab: serde_json::Map<String, Value> = (0..128).map(|byte| (letter(byte), json!(byte))).collect();
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let tokenizer = json!({"version": "1.0", "added_tokens": [], "pre_tokenizer": bytes, "decoder": bytes,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("a file can be written");
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    fs::write(folder.join("chat_template.jinja"), template).expect("a file can be written");
+}
+
+/// An answer without what differs from one to the next; log-probabilities apart from it.
+fn comparable(answer: Value, found: &mut Vec<f64>) -> Value {
+    match answer {
+        Value::Object(fields) => {
+            let same = fields.into_iter().filter(|(name, _)| !["id", "created"].contains(&name.as_str()));
+            Value::Object(same.map(|(name, value)| (name, comparable(value, found))).collect())
+        }
+        Value::Array(list) => list.into_iter().map(|value| comparable(value, found)).collect(),
+        Value::Number(number) if number.is_f64() => {
+            found.extend(number.as_f64());
+            json!("a float")
+        }
+        same => same,
+    }
+}
+
+/// Each answer with the log-probabilities in it.
+fn answers(server: &Server, chats: bool) -> Vec<(Value, Value, Vec<f64>)> {
+    let one = |(path, mut body): (&str, Value)| {
+        for (field, value) in [("seed", json!(3)), ("max_tokens", json!(10))] {
+            body.as_object_mut().expect("a body").entry(field).or_insert(value);
+        }
+        let answer = server.client().post(path, &body);
+        assert_eq!(answer.status, 200, "{body}: {}", answer.body);
+        let mut floats = Vec::new();
+        (body, comparable(answer.json(), &mut floats), floats)
+    };
+    let found = requests(chats).into_iter().map(one).collect();
+    assert_whole(server);
+    found
+}
+
+/// One server after the other, of a pair on the devices of `yaml`: all answer as the first does.
+fn answer_alike(chats: bool, servers: impl IntoIterator<Item = (String, Server)>) {
+    let mut servers = servers.into_iter();
+    let (_, on_cores) = servers.next().expect("a first one");
+    let expected = answers(&on_cores, chats);
+    for (what, server) in servers {
+        let mut floats_of_all = 0;
+        for ((body, expected, of_cpu), (_, found, of_gpu)) in expected.iter().zip(answers(&server, chats)) {
+            assert_eq!(found, *expected, "{what} {body}");
+            let near = of_cpu.iter().zip(&of_gpu).all(|(a, b)| (a - b).abs() < 1e-3);
+            assert!(near, "{what} {body}: {of_cpu:?} {of_gpu:?}");
+            floats_of_all += of_gpu.len();
+        }
+        assert!(floats_of_all > 150, "{floats_of_all} log-probabilities");
+        println!("{what}: {} answers, {floats_of_all} log-probabilities", expected.len());
+    }
+}
+
+const TWO: &str = "device: {kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}\n";
+
+#[test]
+fn log_probabilities_grammars_and_masks_are_on_a_gpu_as_on_cores() {
+    let name = "log_probabilities_grammars_and_masks_are_on_a_gpu_as_on_cores";
+    let Some(variables) = fake(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let pair = PAIR.replace("max_context: 64", "max_context: 512").replace("memory: 1MiB", "memory: 4MiB");
+    let cases = [(CPU, "off"), (GPU, "off"), (GPU, "fixed:3"), (TWO, "fixed:3")];
+    let servers = cases.map(|(device, policy)| {
+        let yaml = format!("{pair}{device}speculation: {{policy: '{policy}'}}\n");
+        (format!("{device}{policy}"), yaml)
+    });
+    answer_alike(
+        false,
+        servers.into_iter().map(|(what, yaml)| (what, Server::start_with(&yaml, &variables))),
+    );
+}
+
+#[test]
+fn chats_with_forms_and_tools_are_on_a_gpu_as_on_cores() {
+    let name = "chats_with_forms_and_tools_are_on_a_gpu_as_on_cores";
+    let Some(variables) = fake(name, &[]) else { return };
+    let servers = [CPU, GPU].map(|device| {
+        let config = Config::new(&format!(
+            "model: {{name: chat, target: qwen3-tied, draft: llama, dtype: f32}}\nkv: {{memory: 4MiB}}\n{device}\
+             scheduler: {{max_running: 3, max_pass_rows: 16}}\nspeculation: {{policy: 'fixed:3'}}\n"
+        ));
+        ["qwen3-tied", "llama"].iter().for_each(|name| chatting(&config, name));
+        (device.to_owned(), config)
+    });
+    let servers = servers.into_iter().map(|(what, config)| {
+        let mut command = Command::new(faser());
+        command.args(["serve", "--listen", "127.0.0.1:0", "-c"]).arg(config.path());
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        (what, Server::run(config, command))
+    });
+    answer_alike(true, servers);
 }
 
 fn run(arguments: &[&str], config: &Config, variables: &[(&str, OsString)]) -> Output {

@@ -1,4 +1,4 @@
-//! The repository's rules, checked on the repository: dependency edges, where `unsafe` may stand, banned calls, file sizes,
+//! The repository's rules, checked on the repository: dependency edges, where `unsafe` may stand, banned calls, who tells kinds of devices and drafts apart,
 //! and that the architecture page names files that exist. The rules are in tests/src/rules, each tested on a bad example.
 
 use std::process::Command;

@@ -10,11 +10,10 @@ use faser_kernels::{Collective, Isa};
 use faser_models::{Model, Shard};
 use faser_topology::{LanePair, Partition, rank_partitions};
 
+use super::{LanePasses, Open, lanes_of};
 use crate::error::ServiceError;
-use crate::gpu_actor::{DeviceBuild, RankBuild};
-use crate::lane::{Build, Follow, Run};
-use crate::runner::{DraftRunner, DraftWork, RunnerSpec, VerifyRunner, VerifyWork};
-use crate::shed::ShedReader;
+use crate::gpu_actor::DeviceBuild;
+use crate::runner::{CpuBackend, CpuLaneSpec};
 use crate::spec::PassLimits;
 
 /// A pair on cores of this host.
@@ -97,43 +96,62 @@ impl CpuSpec {
         let limits = PassLimits::of(engine);
         let (targets, drafts) = (self.targets(), self.drafts());
         let cores = rank_partitions(&self.partitions, targets.len(), drafts.len().max(1));
-        let ranks = |models: Vec<&Arc<Model>>, lane: fn(&LanePair) -> &Partition, blocks, max_logit_rows| {
-            let ways = ways(models.len(), self.group.deadline);
-            let parts = models.into_iter().zip(&cores).zip(ways);
-            let ranks = parts.map(|((model, cores), way)| {
-                let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
-                let (isa, block_size, max_rows) = (self.isa, engine.block_size, limits.rows);
-                let spec = RunnerSpec {
-                    partitions,
-                    isa,
-                    blocks,
-                    block_size,
-                    max_rows,
-                    max_logit_rows,
-                    mask_patience: RunnerSpec::MASK_PATIENCE,
-                };
-                Rank { model: model.clone(), spec, way }
-            });
-            ranks.collect::<Vec<_>>()
-        };
-        let draft = ranks(drafts, |pair| &pair.draft, engine.draft_blocks, limits.draft_logit_rows);
-        let mut draft = draft.into_iter();
-        let mut verify = ranks(targets, |pair| &pair.verify, engine.target_blocks, limits.verify_logit_rows);
-        let first_draft = draft.next();
-        // The target itself.
-        let first_verify = verify.remove(0);
-        let mut verify = verify.into_iter();
-        let others = (0..draft.len().max(verify.len())).map(|_| RankBuild {
-            draft: draft.next().map(Rank::following_draft),
-            verify: verify.next().map(Rank::following_verify),
-        });
-        let others = others.collect();
-        DeviceBuild {
-            draft: first_draft.map(Rank::leading_draft),
-            verify: first_verify.leading_verify(),
-            others,
-        }
+        let lanes =
+            |name, models: Vec<&Arc<Model>>, lane: fn(&LanePair) -> &Partition, blocks, max_logit_rows| {
+                let ways = ways(models.len(), self.group.deadline);
+                let parts = models.into_iter().zip(&cores).zip(ways);
+                let ranks = parts.map(|((model, cores), way)| {
+                    let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
+                    let (isa, block_size, max_rows) = (self.isa, engine.block_size, limits.rows);
+                    let spec = CpuLaneSpec { partitions, isa, blocks, block_size, max_rows, max_logit_rows };
+                    opened(name, model.clone(), spec, way)
+                });
+                ranks.collect()
+            };
+        let draft =
+            lanes("draft", drafts, |pair| &pair.draft, engine.draft.needs().blocks, limits.draft_logit_rows);
+        let verify =
+            lanes("verify", targets, |pair| &pair.verify, engine.target_blocks, limits.verify_logit_rows);
+        lanes_of(draft, verify)
     }
+
+    /// One lane on one partition, to be timed: that of each rank.
+    pub(crate) fn open_lane(&self, lane: &LanePasses) -> Vec<Open<CpuBackend>> {
+        let pair = &self.partitions[lane.place];
+        let (models, cores) =
+            if lane.drafts { (self.drafts(), &pair.draft) } else { (self.targets(), &pair.verify) };
+        let (ranks, name) = (models.len(), if lane.drafts { "draft" } else { "verify" });
+        let parts = models.into_iter().zip(cores.split(ranks)).zip(ways(ranks, self.group.deadline));
+        let open = parts.map(|((model, cores), way)| {
+            let spec = CpuLaneSpec {
+                partitions: vec![cores],
+                isa: self.isa,
+                blocks: lane.blocks,
+                block_size: lane.block_size,
+                max_rows: lane.most_rows,
+                max_logit_rows: lane.most_rows,
+            };
+            opened(name, model.clone(), spec, way)
+        });
+        open.collect()
+    }
+}
+
+/// A rank's lane: its model, what it is made for, and its way to the group.
+fn opened(
+    lane: &'static str,
+    model: Arc<Model>,
+    spec: CpuLaneSpec,
+    way: Option<Arc<dyn Collective>>,
+) -> Open<CpuBackend> {
+    Box::new(move || {
+        let mut backend = CpuBackend::new(model.clone(), &spec)?;
+        way.iter().for_each(|way| backend.join(way));
+        if !backend.pin_current_thread() {
+            tracing::warn!(lane, "the lane's thread cannot be pinned to its core; it may be slower");
+        }
+        Ok(backend)
+    })
 }
 
 /// Each rank's way to its group; none is needed alone.
@@ -142,65 +160,4 @@ pub(crate) fn ways(ranks: usize, deadline: Duration) -> Vec<Option<Arc<dyn Colle
         return vec![None; ranks];
     }
     in_process(ranks, deadline).into_iter().map(|way| Some(Arc::new(way) as Arc<dyn Collective>)).collect()
-}
-
-/// One rank's model, what its lane is made for, and its way to the group.
-struct Rank {
-    model: Arc<Model>,
-    spec: RunnerSpec,
-    way: Option<Arc<dyn Collective>>,
-}
-
-impl Rank {
-    fn draft_runner(&self) -> Result<DraftRunner, ServiceError> {
-        let mut runner = DraftRunner::new(self.model.clone(), &self.spec)?;
-        self.way.iter().for_each(|way| runner.join(way));
-        say_if_unpinned("draft", runner.pin_current_thread());
-        Ok(runner)
-    }
-
-    fn verify_runner(&self) -> Result<VerifyRunner, ServiceError> {
-        let mut runner = VerifyRunner::new(self.model.clone(), &self.spec)?;
-        self.way.iter().for_each(|way| runner.join(way));
-        say_if_unpinned("verify", runner.pin_current_thread());
-        Ok(runner)
-    }
-
-    fn leading_draft(self) -> Build<DraftWork> {
-        Arc::new(move |shed| {
-            let mut runner = self.draft_runner()?;
-            runner.shedding(Box::new(ShedReader::new(shed)));
-            Ok(Box::new(move |work: DraftWork| runner.run(work)) as Run<DraftWork>)
-        })
-    }
-
-    fn leading_verify(self) -> Build<VerifyWork> {
-        Arc::new(move |shed| {
-            let mut runner = self.verify_runner()?;
-            runner.shedding(Box::new(ShedReader::new(shed)));
-            Ok(Box::new(move |work: VerifyWork| runner.run(work)) as Run<VerifyWork>)
-        })
-    }
-
-    fn following_draft(self) -> Build<Follow<DraftWork>> {
-        Arc::new(move |_| {
-            let mut runner = self.draft_runner()?;
-            let run = move |Follow(work)| drop(runner.run(Arc::unwrap_or_clone(work)));
-            Ok(Box::new(run) as Run<Follow<DraftWork>>)
-        })
-    }
-
-    fn following_verify(self) -> Build<Follow<VerifyWork>> {
-        Arc::new(move |_| {
-            let mut runner = self.verify_runner()?;
-            let run = move |Follow(work)| drop(runner.run(Arc::unwrap_or_clone(work)));
-            Ok(Box::new(run) as Run<Follow<VerifyWork>>)
-        })
-    }
-}
-
-fn say_if_unpinned(lane: &str, pinned: bool) {
-    if !pinned {
-        tracing::warn!(lane, "the lane's thread cannot be pinned to its core; it may be slower");
-    }
 }

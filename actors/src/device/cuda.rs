@@ -12,12 +12,11 @@ use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
-use super::{LaneSizes, ModelFacts};
+use super::{LanePasses, LaneSizes, ModelFacts, Open, lanes_of};
 use crate::error::ServiceError;
-use crate::gpu_actor::{DeviceBuild, RankBuild};
-use crate::lane::{Build, Follow, Run};
-use crate::runner::{CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftWork, VerifyWork};
-use crate::shed::ShedReader;
+use crate::gpu_actor::DeviceBuild;
+use crate::profile::SAMPLED_ROWS;
+use crate::runner::{CudaBackend, CudaLaneSpec};
 use crate::spec::PassLimits;
 
 /// Brings the weights to a GPU, the target's first, then the draft's if there is one. Called again when a GPU was lost.
@@ -214,36 +213,59 @@ impl CudaSpec {
         let mut verify_seats = seats(ranks.len(), self.group.deadline)?.into_iter();
         let drafts = ranks.iter().filter(|rank| rank.draft.is_some()).count();
         let mut draft_seats = seats(drafts, self.group.deadline)?.into_iter();
-        let mut lanes = Vec::with_capacity(ranks.len());
+        let (mut draft, mut verify) = (Vec::new(), Vec::new());
         for rank in &ranks {
             let shares = rank.shares(&self.draft_sms)?;
-            let spec = |lane: fn(&SharePair) -> &Arc<Share>, sizes| CudaRunnerSpec {
+            let spec = |lane: fn(&SharePair) -> &Arc<Share>, sizes, drafts| CudaLaneSpec {
                 shares: shares.iter().map(|pair| lane(pair).clone()).collect(),
                 sizes,
+                drafts,
             };
-            let draft = rank.draft.clone().map(|model| RankLane {
-                model,
-                spec: spec(|pair| &pair.draft, limits.cuda_draft(engine)),
-                seat: draft_seats.next().flatten(),
-            });
-            let verify = RankLane {
-                model: rank.target.clone(),
-                spec: spec(|pair| &pair.verify, limits.cuda_verify(engine)),
-                seat: verify_seats.next().flatten(),
-            };
-            lanes.push((draft, verify));
+            if let Some(model) = &rank.draft {
+                let spec = spec(|pair| &pair.draft, limits.cuda_draft(engine), true);
+                draft.push(opened(model.clone(), spec, draft_seats.next().flatten()));
+            }
+            let spec = spec(|pair| &pair.verify, limits.cuda_verify(engine), false);
+            verify.push(opened(rank.target.clone(), spec, verify_seats.next().flatten()));
         }
-        let (draft, verify) = lanes.remove(0);
-        let other = |(draft, verify): (Option<RankLane>, RankLane)| RankBuild {
-            draft: draft.map(RankLane::following_draft),
-            verify: Some(verify.following_verify()),
-        };
-        Ok(DeviceBuild {
-            draft: draft.map(RankLane::leading_draft),
-            verify: verify.leading_verify(),
-            others: lanes.into_iter().map(other).collect(),
-        })
+        Ok(lanes_of(draft, verify))
     }
+
+    /// One lane on one partition, to be timed: that of each rank.
+    ///
+    /// # Errors
+    /// As [`CudaSpec::open`].
+    pub(crate) fn open_lane(&self, lane: &LanePasses) -> Result<Vec<Open<CudaBackend>>, ServiceError> {
+        let ranks = self.open(&mut |_| {})?;
+        let sizes = CudaSizes {
+            blocks: lane.blocks,
+            max_rows: lane.most_rows,
+            max_logit_rows: lane.most_rows.min(SAMPLED_ROWS),
+            max_chunks: lane.most_rows,
+            max_context: lane.context + 1,
+            max_gates: 1,
+        };
+        let mut models = Vec::new();
+        for rank in &ranks {
+            let SharePair { draft, verify } = rank.shares(&self.draft_sms)?[lane.place].clone();
+            let of_lane = if lane.drafts { rank.draft.clone() } else { Some(rank.target.clone()) };
+            let share = if lane.drafts { draft } else { verify };
+            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts };
+            models.extend(of_lane.map(|model| (model, spec)));
+        }
+        let seats = seats(models.len(), self.group.deadline)?;
+        Ok(models.into_iter().zip(seats).map(|((model, spec), seat)| opened(model, spec, seat)).collect())
+    }
+}
+
+/// A rank's lane: its model, what it is made for, and its place in the group. If it cannot be made, the others hear of it.
+fn opened(model: Arc<CudaModel>, spec: CudaLaneSpec, seat: Option<NcclSeat>) -> Open<CudaBackend> {
+    Box::new(move || {
+        let made = CudaBackend::new(model.clone(), &spec);
+        let Some(seat) = &seat else { return made };
+        let joined = made.and_then(|mut backend| backend.join(seat).map(|()| backend));
+        joined.inspect_err(|error| seat.abort(&format!("rank {} cannot be built: {error}", seat.rank())))
+    })
 }
 
 /// Each rank's place in a group of its lane's; none is needed alone.
@@ -254,71 +276,10 @@ pub(crate) fn seats(ranks: usize, deadline: Duration) -> Result<Vec<Option<NcclS
     Ok(nccl_group(ranks, deadline)?.into_iter().map(Some).collect())
 }
 
-/// One rank's model, what its lane is made for, and its place in the group.
-struct RankLane {
-    model: Arc<CudaModel>,
-    spec: CudaRunnerSpec,
-    seat: Option<NcclSeat>,
-}
-
-impl RankLane {
-    /// Made with `new`, and joined to the group; if it cannot be, the others hear of it.
-    fn joined<R>(
-        &self,
-        new: fn(Arc<CudaModel>, &CudaRunnerSpec) -> Result<R, ServiceError>,
-        join: fn(&mut R, &NcclSeat) -> Result<(), ServiceError>,
-    ) -> Result<R, ServiceError> {
-        let made = new(self.model.clone(), &self.spec);
-        let Some(seat) = &self.seat else { return made };
-        let joined = made.and_then(|mut runner| join(&mut runner, seat).map(|()| runner));
-        joined.inspect_err(|error| seat.abort(&format!("rank {} cannot be built: {error}", seat.rank())))
-    }
-
-    fn draft_runner(&self) -> Result<CudaDraftRunner, ServiceError> {
-        self.joined(CudaDraftRunner::new, CudaDraftRunner::join)
-    }
-
-    fn verify_runner(&self) -> Result<CudaVerifyRunner, ServiceError> {
-        self.joined(CudaVerifyRunner::new, CudaVerifyRunner::join)
-    }
-
-    fn leading_draft(self) -> Build<DraftWork> {
-        Arc::new(move |shed| {
-            let mut runner = self.draft_runner()?;
-            runner.shedding(Box::new(ShedReader::new(shed)));
-            Ok(Box::new(move |work: DraftWork| runner.run(work)) as Run<DraftWork>)
-        })
-    }
-
-    fn leading_verify(self) -> Build<VerifyWork> {
-        Arc::new(move |shed| {
-            let mut runner = self.verify_runner()?;
-            runner.shedding(Box::new(ShedReader::new(shed)));
-            Ok(Box::new(move |work: VerifyWork| runner.run(work)) as Run<VerifyWork>)
-        })
-    }
-
-    fn following_draft(self) -> Build<Follow<DraftWork>> {
-        Arc::new(move |_| {
-            let mut runner = self.draft_runner()?;
-            let run = move |Follow(work)| drop(runner.run(Arc::unwrap_or_clone(work)));
-            Ok(Box::new(run) as Run<Follow<DraftWork>>)
-        })
-    }
-
-    fn following_verify(self) -> Build<Follow<VerifyWork>> {
-        Arc::new(move |_| {
-            let mut runner = self.verify_runner()?;
-            let run = move |Follow(work)| drop(runner.run(Arc::unwrap_or_clone(work)));
-            Ok(Box::new(run) as Run<Follow<VerifyWork>>)
-        })
-    }
-}
-
 impl PassLimits {
     /// The bounds of the draft lane's passes on a GPU.
     pub fn cuda_draft(&self, engine: &EngineConfig) -> CudaSizes {
-        self.cuda(engine, engine.draft_blocks, self.draft_logit_rows)
+        self.cuda(engine, engine.draft.needs().blocks, self.draft_logit_rows)
     }
 
     /// The bounds of the verify lane's passes on a GPU.

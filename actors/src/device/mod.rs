@@ -10,11 +10,13 @@ use faser_kernels::Dtype;
 use faser_models::{Model, ModelConfig};
 
 use crate::error::ServiceError;
-use crate::gpu_actor::DeviceFactory;
+use crate::gpu_actor::{DeviceBuild, DeviceFactory, RankBuild};
+use crate::lane::{Build, Follow, Run, Work};
+use crate::runner::{DraftRunner, LaneBackend, MASK_PATIENCE, VerifyRunner};
+use crate::shed::{Fallen, ShedReader};
 
 pub(crate) use cpu::ways;
 pub use cpu::{CpuGroup, CpuSpec};
-pub(crate) use cuda::seats;
 pub use cuda::{CudaDevice, CudaGroup, CudaSource, CudaSpec, CudaWeights, OnGpu};
 
 /// The pair and where it runs. Clones share the weights.
@@ -126,6 +128,46 @@ impl DeviceSpec {
         }
     }
 
+    /// Tokens of a KV block, where nothing else can be had.
+    pub fn block_size(&self) -> Option<usize> {
+        match self {
+            DeviceSpec::Cpu(_) => None,
+            DeviceSpec::Cuda(_) => Some(faser_kernels::cuda::BLOCK_SIZE),
+        }
+    }
+
+    /// Why passes cannot be timed beside a service; none if they can.
+    pub fn measures_alone(&self) -> Option<&'static str> {
+        match self {
+            DeviceSpec::Cpu(_) => None,
+            DeviceSpec::Cuda(_) => {
+                Some("the service has the GPU's memory, and measuring needs some of its own")
+            }
+        }
+    }
+
+    /// What the draft lane and the verify lane have of each partition, in words.
+    pub fn lanes(&self) -> Vec<(String, String)> {
+        match self {
+            DeviceSpec::Cpu(spec) => {
+                let cores = |partition: &faser_topology::Partition| format!("cores {:?}", partition.cores);
+                spec.partitions.iter().map(|pair| (cores(&pair.draft), cores(&pair.verify))).collect()
+            }
+            DeviceSpec::Cuda(spec) => {
+                let sms = |LaneSizes { draft, verify }| (format!("{draft} SMs"), format!("{verify} SMs"));
+                spec.partitions().into_iter().map(sms).collect()
+            }
+        }
+    }
+
+    /// Opens one lane, and does something with it.
+    pub(crate) fn with_lane<W: OnLane>(&self, lane: &LanePasses, work: W) -> Result<W::Found, ServiceError> {
+        match self {
+            DeviceSpec::Cpu(spec) => work.on(spec.open_lane(lane)),
+            DeviceSpec::Cuda(spec) => work.on(spec.open_lane(lane)?),
+        }
+    }
+
     /// Ranks of the target's group, and of the draft's; 1 where a model is whole.
     pub fn ranks(&self) -> (usize, usize) {
         match self {
@@ -158,6 +200,78 @@ impl DeviceSpec {
             }
         }
     }
+}
+
+/// What is done with one lane, on any device.
+pub(crate) trait OnLane {
+    /// What comes of it.
+    type Found;
+
+    /// Does it, with each rank's way to its lane.
+    fn on<B: LaneBackend + 'static>(self, ranks: Vec<Open<B>>) -> Result<Self::Found, ServiceError>;
+}
+
+/// A lane on one partition whose passes are to be timed.
+pub(crate) struct LanePasses {
+    /// Which partition.
+    pub(crate) place: usize,
+    /// The draft lane.
+    pub(crate) drafts: bool,
+    pub(crate) blocks: usize,
+    pub(crate) block_size: usize,
+    pub(crate) most_rows: usize,
+    /// Tokens before the last row.
+    pub(crate) context: usize,
+}
+
+/// Makes what a lane's runner drives, with fresh KV memory; called on the lane's thread.
+pub(crate) type Open<B> = Box<dyn Fn() -> Result<B, ServiceError> + Send + Sync>;
+
+/// The lanes of both models, rank after rank: the first of each leads.
+fn lanes_of<B: LaneBackend + 'static>(draft: Vec<Open<B>>, verify: Vec<Open<B>>) -> DeviceBuild {
+    let (mut draft, mut verify) = (draft.into_iter(), verify.into_iter());
+    let first_draft =
+        draft.next().map(|open| leading(open, drafting, DraftRunner::shedding, DraftRunner::run));
+    let Some(first_verify) = verify.next() else { panic!("a device without a target") };
+    let others = (0..draft.len().max(verify.len())).map(|_| RankBuild {
+        draft: draft.next().map(|open| following(open, drafting, DraftRunner::run)),
+        verify: verify.next().map(|open| following(open, verifying, VerifyRunner::run)),
+    });
+    let others = others.collect();
+    let verify = leading(first_verify, verifying, VerifyRunner::shedding, VerifyRunner::run);
+    DeviceBuild { draft: first_draft, verify, others }
+}
+
+fn drafting<B: LaneBackend>(backend: B) -> DraftRunner<B> {
+    DraftRunner::new(backend, MASK_PATIENCE)
+}
+
+fn verifying<B: LaneBackend>(backend: B) -> VerifyRunner<B> {
+    VerifyRunner::new(backend, MASK_PATIENCE)
+}
+
+fn leading<B: 'static, R: 'static, W: Work>(
+    open: Open<B>,
+    make: fn(B) -> R,
+    shedding: fn(&mut R, Box<dyn Fallen>),
+    run: fn(&mut R, W) -> W::Outcome,
+) -> Build<W> {
+    Arc::new(move |shed| {
+        let mut runner = make(open()?);
+        shedding(&mut runner, Box::new(ShedReader::new(shed)));
+        Ok(Box::new(move |work: W| run(&mut runner, work)) as Run<W>)
+    })
+}
+
+fn following<B: 'static, R: 'static, W: Work + Clone + Sync>(
+    open: Open<B>,
+    make: fn(B) -> R,
+    run: fn(&mut R, W) -> W::Outcome,
+) -> Build<Follow<W>> {
+    Arc::new(move |_| {
+        let mut runner = make(open()?);
+        Ok(Box::new(move |Follow(work)| drop(run(&mut runner, Arc::unwrap_or_clone(work)))) as Run<Follow<W>>)
+    })
 }
 
 /// Of a model in shards: its weights are those of all ranks.

@@ -12,7 +12,9 @@ use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{Architecture, ModelConfig, RopeConfig};
 
 use crate::error::ServiceError;
-use crate::runner::{CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftWork, VerifyWork};
+use crate::runner::{
+    CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, MASK_PATIENCE, VerifyRunner, VerifyWork,
+};
 use crate::{LaneRequest, Sampling};
 
 const BLOCK: usize = faser_kernels::cuda::BLOCK_SIZE;
@@ -204,9 +206,10 @@ pub(super) fn verify_lane(
     load: Load,
 ) -> Result<Worker<VerifyWork>, ServiceError> {
     let (model, sizes) = (model.clone(), load.sizes());
-    let spec = CudaRunnerSpec { shares: shares.iter().map(|pair| pair.verify.clone()).collect(), sizes };
+    let shares = shares.iter().map(|pair| pair.verify.clone()).collect();
+    let spec = CudaLaneSpec { shares, sizes, drafts: false };
     Worker::new(move || {
-        let mut runner = CudaVerifyRunner::new(model, &spec)?;
+        let mut runner = VerifyRunner::new(CudaBackend::new(model, &spec)?, MASK_PATIENCE);
         Ok(move |work| drop(runner.run(work)))
     })
 }
@@ -218,9 +221,10 @@ pub(super) fn draft_lane(
     load: Load,
 ) -> Result<Worker<DraftWork>, ServiceError> {
     let (model, sizes) = (model.clone(), load.sizes());
-    let spec = CudaRunnerSpec { shares: shares.iter().map(|pair| pair.draft.clone()).collect(), sizes };
+    let shares = shares.iter().map(|pair| pair.draft.clone()).collect();
+    let spec = CudaLaneSpec { shares, sizes, drafts: true };
     Worker::new(move || {
-        let mut runner = CudaDraftRunner::new(model, &spec)?;
+        let mut runner = DraftRunner::new(CudaBackend::new(model, &spec)?, MASK_PATIENCE);
         Ok(move |work| drop(runner.run(work)))
     })
 }

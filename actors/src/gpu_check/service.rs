@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_engine::{EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId};
+use faser_engine::{
+    DraftSource, EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId,
+};
 use faser_kernels::cuda::check::{CheckResult, Report, Setting, StrayArgs};
 use faser_kernels::cuda::{BLOCK_SIZE, CudaLane, Share, probe_one};
 use faser_kernels::{Dtype, Isa, Sampling};
@@ -135,7 +137,7 @@ impl Pair {
             engine: EngineConfig {
                 block_size: BLOCK_SIZE,
                 target_blocks: blocks,
-                draft_blocks: blocks,
+                draft: DraftSource::model(blocks),
                 max_running: REQUESTS as usize,
                 max_waiting: REQUESTS as usize,
                 max_pass_rows: 64,

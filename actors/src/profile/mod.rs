@@ -4,24 +4,17 @@
 //! to tell what attention adds, in a few rounds over all of them: a moment in which the machine is busy spoils one reading of each
 //! at most, and medians count. Long passes are run once.
 
-mod cpu;
-mod cuda;
+mod passes;
 
-use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_kernels::cuda::{NcclSeat, Share, SharePair};
-use faser_models::Model;
-use faser_models::cuda::CudaModel;
-use faser_topology::Partition;
+use faser_kernels::cuda::BLOCK_SIZE;
 
-use self::cpu::CpuPasses;
-use self::cuda::GpuPasses;
-use crate::device::{CpuSpec, DeviceSpec, OnGpu, seats, ways};
+use self::passes::TimedPasses;
+use crate::device::{DeviceSpec, LanePasses, OnLane, Open};
 use crate::error::ServiceError;
-use crate::runner::RunnerSpec;
+use crate::runner::LaneBackend;
 
 /// Rounds over all passes.
 const ROUNDS: usize = 3;
@@ -37,7 +30,7 @@ const LONG: Duration = Duration::from_millis(600);
 const CONTEXT_ROWS: usize = 8;
 const CONTEXT: usize = 512;
 /// Rows of a pass whose logits are wanted, at most: larger passes are mostly prefill, which needs none.
-const SAMPLED_ROWS: usize = 64;
+pub(crate) const SAMPLED_ROWS: usize = 64;
 
 /// What is to be measured.
 pub struct ProfileSpec<'a> {
@@ -67,161 +60,69 @@ pub fn profile(
         progress(done, lanes);
         cost
     };
-    let mut costs = Vec::with_capacity(lanes);
-    match spec.device {
-        DeviceSpec::Cpu(cpu) => {
-            let (targets, drafts) = (cpu.targets(), cpu.drafts());
-            for pair in &cpu.partitions {
-                let draft = match drafts.as_slice() {
-                    [] => PassCost::nothing(),
-                    drafts => told(spec.on_cores(drafts, &pair.draft, cpu)?),
-                };
-                costs.push(PartitionCosts {
-                    draft,
-                    verify: told(spec.on_cores(&targets, &pair.verify, cpu)?),
-                });
-            }
-        }
-        DeviceSpec::Cuda(cuda) => {
-            let ranks = cuda.open(&mut |_| {})?;
-            let shares =
-                ranks.iter().map(|rank| rank.shares(&cuda.draft_sms)).collect::<Result<Vec<_>, _>>()?;
-            for place in 0..=cuda.draft_sms.len() {
-                let of_rank = |(rank, shares): (&Arc<OnGpu>, &Vec<SharePair>)| {
-                    let SharePair { draft, verify } = shares[place].clone();
-                    (rank.draft.clone().map(|model| (model, draft)), (rank.target.clone(), verify))
-                };
-                let (drafts, targets): (Vec<_>, Vec<_>) = ranks.iter().zip(&shares).map(of_rank).unzip();
-                let (drafts, deadline): (Vec<_>, _) =
-                    (drafts.into_iter().flatten().collect(), cuda.group.deadline);
-                let draft = match drafts.is_empty() {
-                    true => PassCost::nothing(),
-                    false => told(spec.on_sms(&drafts, true, deadline)?),
-                };
-                costs.push(PartitionCosts { draft, verify: told(spec.on_sms(&targets, false, deadline)?) });
-            }
-        }
-    }
-    Ok(costs)
+    let places = 0..spec.device.partitions().len();
+    let costs = places.map(|place| {
+        let draft = if drafts { told(spec.lane(place, true)?) } else { PassCost::nothing() };
+        Ok(PartitionCosts { draft, verify: told(spec.lane(place, false)?) })
+    });
+    costs.collect()
 }
 
 impl ProfileSpec<'_> {
-    fn most_rows(&self) -> usize {
-        self.max_rows.min(ROW_GRID[ROW_GRID.len() - 1])
+    /// What the first rank measures of a lane on a partition; the others do what it does.
+    fn lane(&self, place: usize, drafts: bool) -> Result<PassCost, ServiceError> {
+        let model = if drafts { self.device.draft() } else { Some(self.device.target()) };
+        let holds = model.map_or(1, |model| model.config.max_context);
+        let most_rows = self.max_rows.min(ROW_GRID[ROW_GRID.len() - 1]);
+        let context = CONTEXT.min(self.max_context.min(holds) - 1);
+        // Blocks of the longest table; a GPU's may be smaller than they are said to be.
+        let table = context / self.block_size.min(BLOCK_SIZE) + 1;
+        let blocks = most_rows.max(table);
+        let lane = LanePasses { place, drafts, blocks, block_size: self.block_size, most_rows, context };
+        self.device.with_lane(&lane, Passes { drafts, most_rows, context, table })
     }
+}
 
-    /// The context that attention is measured at, of a model that holds so many tokens.
-    fn context(&self, holds: usize) -> usize {
-        CONTEXT.min(self.max_context.min(holds) - 1)
-    }
+/// Which passes are measured.
+#[derive(Clone, Copy)]
+struct Passes {
+    drafts: bool,
+    most_rows: usize,
+    context: usize,
+    table: usize,
+}
 
-    /// What the first rank measures of a model's shards; the others do what it does.
-    fn on_cores(
-        &self,
-        shards: &[&Arc<Model>],
-        partition: &Partition,
-        cpu: &CpuSpec,
-    ) -> Result<PassCost, ServiceError> {
-        let holds = shards.first().map_or(1, |model| model.config().max_context);
-        let (most_rows, context) = (self.most_rows(), self.context(holds));
-        let ranks =
-            shards.iter().zip(partition.split(shards.len())).zip(ways(shards.len(), cpu.group.deadline));
-        let mut threads = Vec::with_capacity(shards.len());
-        for ((model, cores), way) in ranks {
-            let runner = RunnerSpec {
-                partitions: vec![cores],
-                isa: cpu.isa,
-                blocks: most_rows.max(context / self.block_size + 1),
-                block_size: self.block_size,
-                max_rows: most_rows,
-                max_logit_rows: most_rows,
-                mask_patience: RunnerSpec::MASK_PATIENCE,
-            };
-            let model = Arc::clone(model);
-            // On a thread of its own, which may be pinned as the lane's will be.
+impl OnLane for Passes {
+    type Found = PassCost;
+
+    /// Each rank on a thread of its own, which may be pinned as the lane's will be.
+    fn on<B: LaneBackend + 'static>(self, ranks: Vec<Open<B>>) -> Result<PassCost, ServiceError> {
+        let mut threads = Vec::with_capacity(ranks.len());
+        for open in ranks {
             let measured = std::thread::Builder::new().name("faser-profile".to_owned()).spawn(move || {
-                let mut passes = CpuPasses::new(model, &runner, way.as_ref())?;
+                let mut passes = TimedPasses::new(open()?, self.drafts, self.table, self.context);
                 if !passes.leads() {
                     passes.follow();
                     return Ok(None);
                 }
-                let cost = cost(&mut passes, most_rows, context)?;
-                passes.end();
+                let cost = cost(&mut passes, self.most_rows, self.context);
+                passes.told(0, 0);
                 Ok(Some(cost))
             });
             threads.push(measured.map_err(|source| ServiceError::Thread { name: "profiling", source })?);
         }
-        let panicked = |_| {
-            Err(ServiceError::Lane {
-                lane: "profiled",
-                reason: format!("a pass on cores {:?} panicked", partition.cores),
-            })
-        };
-        let measured: Vec<_> =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect();
-        let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
-        measured
+        let lost = |reason: &str| ServiceError::Lane { lane: "profiled", reason: reason.to_owned() };
+        let measured: Vec<_> = threads
             .into_iter()
-            .flatten()
-            .next()
-            .ok_or_else(|| ServiceError::Lane { lane: "profiled", reason: "it has no first rank".to_owned() })
-    }
-
-    /// What the first rank measures of a model's shards, each with its share of its GPU; the others do what it does.
-    fn on_sms(
-        &self,
-        shards: &[(Arc<CudaModel>, Arc<Share>)],
-        drafts: bool,
-        deadline: Duration,
-    ) -> Result<PassCost, ServiceError> {
-        let holds = shards.first().map_or(1, |(model, _)| model.config().max_context);
-        let (most_rows, context) = (self.most_rows(), self.context(holds));
-        let make = |(model, share): (Arc<CudaModel>, Arc<Share>), seat: Option<NcclSeat>| {
-            let made = GpuPasses::new(model, share, drafts, most_rows, context + 1);
-            let Some(seat) = seat else { return made };
-            let joined = made.and_then(|mut passes| passes.join(&seat).map(|()| passes));
-            joined.inspect_err(|error| seat.abort(&format!("rank {} cannot be built: {error}", seat.rank())))
-        };
-        let mut ranks = shards.iter().cloned().zip(seats(shards.len(), deadline)?);
-        let Some((first, seat)) = ranks.next() else {
-            return Err(ServiceError::Lane { lane: "profiled", reason: "it has no first rank".to_owned() });
-        };
-        std::thread::scope(|scope| {
-            let mut ways = Vec::new();
-            let mut followers = Vec::new();
-            for (own, seat) in ranks {
-                let (way, told) = channel();
-                ways.push(way);
-                followers.push(scope.spawn(move || make(own, seat)?.follow(&told)));
-            }
-            let measured = make(first, seat).and_then(|mut passes| {
-                passes.lead(ways);
-                cost(&mut passes, most_rows, context)
-            });
-            let panicked = |_| {
-                let reason = "a pass of another rank panicked".to_owned();
-                Err(ServiceError::Lane { lane: "profiled", reason })
-            };
-            let followed: Vec<_> =
-                followers.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect();
-            let measured = measured?;
-            followed.into_iter().collect::<Result<(), _>>()?;
-            Ok(measured)
-        })
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(lost("a pass panicked; see above"))))
+            .collect();
+        let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
+        measured.into_iter().flatten().next().ok_or_else(|| lost("it has no first rank"))
     }
 }
 
-/// Passes of a lane.
-trait Timed {
-    /// Whether the first pass of a row count takes longer than those after it.
-    const FIRST_IS_COLD: bool;
-
-    /// Carries out one of `rows` rows, each at position `context`, or those of one chunk that ends there.
-    fn pass(&mut self, rows: usize, context: usize) -> Result<(), ServiceError>;
-}
-
-fn cost<T: Timed>(lane: &mut T, most_rows: usize, context: usize) -> Result<PassCost, ServiceError> {
-    reading(lane, 1, 0)?;
+fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: usize) -> PassCost {
+    reading(lane, 1, 0);
     let some = CONTEXT_ROWS.min(most_rows);
     // At position 0 for each row count, then one row and some rows with context.
     let passes: Vec<(usize, usize)> =
@@ -233,10 +134,11 @@ fn cost<T: Timed>(lane: &mut T, most_rows: usize, context: usize) -> Result<Pass
             let first = readings.first().copied().unwrap_or_default();
             let wanted = context > 0 || (rows <= most_rows && longest < LONG);
             if wanted && (round == 0 || (!readings.is_empty() && first < ONCE)) {
-                if T::FIRST_IS_COLD && round == 0 {
-                    lane.pass(rows, context)?;
+                if lane.first_is_cold() && round == 0 {
+                    lane.told(rows, context);
+                    lane.run(rows, context);
                 }
-                readings.push(reading(lane, rows, context)?);
+                readings.push(reading(lane, rows, context));
             }
             longest = readings.first().copied().unwrap_or(longest);
         }
@@ -254,19 +156,20 @@ fn cost<T: Timed>(lane: &mut T, most_rows: usize, context: usize) -> Result<Pass
         medians[with].unwrap_or_default().saturating_sub(without.unwrap_or_default())
     };
     let (one, many) = (longer(1, ROW_GRID.len()), longer(some, ROW_GRID.len() + 1));
-    Ok(PassCost::new(times, AttentionCost::fitted(context, some, one, many)))
+    PassCost::new(times, AttentionCost::fitted(context, some, one, many))
 }
 
 /// Median time of a few passes.
-fn reading(lane: &mut impl Timed, rows: usize, context: usize) -> Result<Duration, ServiceError> {
+fn reading<B: LaneBackend>(lane: &mut TimedPasses<B>, rows: usize, context: usize) -> Duration {
     let mut times = Vec::with_capacity(RUNS);
     let begin = Instant::now();
     while times.is_empty() || (times.len() < RUNS && begin.elapsed() < ENOUGH) {
+        lane.told(rows, context);
         let started = Instant::now();
-        lane.pass(rows, context)?;
+        lane.run(rows, context);
         times.push(started.elapsed());
     }
-    Ok(median(times).unwrap_or_default())
+    median(times).unwrap_or_default()
 }
 
 fn median(mut times: Vec<Duration>) -> Option<Duration> {
@@ -280,9 +183,10 @@ mod tests {
     use faser_engine::cost::Reach;
     use faser_kernels::{Dtype, Isa};
     use faser_models::synthetic::{self, SyntheticSpec};
-    use faser_topology::LanePair;
+    use faser_topology::{LanePair, Partition};
+    use std::sync::Arc;
 
-    use crate::device::CpuGroup;
+    use crate::device::{CpuGroup, CpuSpec};
 
     #[test]
     fn a_target_costs_more_than_its_draft_and_more_rows_cost_more() {

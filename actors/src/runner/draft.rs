@@ -1,19 +1,16 @@
 //! The draft lane's executor: catch-up rows for all chunks, then proposals, one token of every sequence per step.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use faser_engine::{DraftPlan, Rivals, TokenId};
-use faser_kernels::{Collective, SampleRow, ops};
-use faser_models::{ForcedToken, Model};
+use faser_engine::{DraftPlan, Drafted, Rivals, TokenId};
+use faser_models::ForcedToken;
 
-use super::RunnerSpec;
+use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece};
 use super::drafting::Drafting;
 use super::falls::Falls;
 use super::masks::Masks;
-use super::passes::Passes;
 use super::sequences::Sequences;
-use crate::error::ServiceError;
 use crate::lane_request::LaneRequest;
 use crate::shed::Fallen;
 
@@ -30,81 +27,81 @@ pub struct DraftWork {
 }
 
 /// Runs draft plans. Proposals stay with the lane from step to step; the host sees them when all are there.
-pub struct DraftRunner {
-    passes: Passes,
-    sequences: Sequences,
+pub struct DraftRunner<B: LaneBackend> {
+    backend: B,
+    sequences: Sequences<B::Sequence>,
     falls: Falls,
-    /// Chunks whose next proposal the pass in the making brings, in the order of its logits.
-    awaited: Vec<usize>,
-    sampled: Vec<TokenId>,
-    /// The draft's confidence in each of `sampled`.
-    confidence: Vec<f32>,
-    /// The draft's likeliest tokens in each place.
-    top: Vec<[TokenId; ops::TOP_TOKENS]>,
+    outputs: PassOutputs,
     masks: Masks,
 }
 
-impl DraftRunner {
-    /// A runner with empty KV memory.
-    ///
-    /// # Errors
-    /// The lane's threads or its memory cannot be had.
-    pub fn new(model: Arc<Model>, spec: &RunnerSpec) -> Result<DraftRunner, ServiceError> {
-        let passes = Passes::new(model, spec)?;
-        Ok(DraftRunner {
-            passes,
+impl<B: LaneBackend> DraftRunner<B> {
+    /// A runner on a device whose KV memory is empty. Tokens wait so long to be drawn for what their grammars allow; then no more is drafted of
+    /// who is late.
+    pub fn new(backend: B, mask_patience: Duration) -> DraftRunner<B> {
+        DraftRunner {
+            backend,
             sequences: Sequences::default(),
             falls: Falls::default(),
-            awaited: Vec::new(),
-            sampled: Vec::new(),
-            confidence: Vec::new(),
-            top: Vec::new(),
-            masks: Masks::new(spec.mask_patience),
-        })
+            outputs: PassOutputs::default(),
+            masks: Masks::new(mask_patience),
+        }
     }
 
-    /// From now on asks between two steps which sequences fell.
+    /// From now on asks between two steps which sequences fell; in a group the first rank alone does.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
         self.falls.listen(fallen);
-    }
-
-    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
-    pub fn join(&mut self, group: &Arc<dyn Collective>) {
-        self.passes.join(group);
-    }
-
-    /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
-    pub fn pin_current_thread(&mut self) -> bool {
-        self.passes.pin_current_thread()
     }
 
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
-    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens. In a group: if the ranks
-    /// have different plans, or one is lost.
+    /// If the device fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens. In a
+    /// group: if the ranks have different plans, or one is lost.
     pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
         let DraftWork { mut plan, requests } = work;
-        self.passes.work_on(plan.partition);
-        self.passes.agree_on(plan.step);
-        self.sequences.update(&plan.retire, &plan.admit, &requests);
+        self.backend.work_on(plan.partition);
+        self.backend.agree_on(plan.step);
+        self.sequences.update(&mut self.backend, &plan.retire, &plan.admit, &requests);
         self.falls.begin();
+        let alone = !plan.chunks.is_empty() && !self.asks_the_host(&plan);
+        let drafted = alone
+            .then(|| self.backend.draft(&plan, &mut self.sequences, &mut self.falls))
+            .flatten()
+            .unwrap_or_else(|| self.step_by_step(&plan));
+        plan.outcome.counts.extend(drafted.iter().map(Vec::len));
+        plan.outcome.proposals.extend(drafted.into_iter().flatten());
+        plan.outcome.took = started.elapsed();
+        plan
+    }
+
+    /// Whether what may be drawn next is for the host to say.
+    fn asks_the_host(&self, plan: &DraftPlan) -> bool {
+        plan.chunks.iter().filter(|chunk| chunk.steps > 0).any(|chunk| {
+            let sequence = self.sequences.of(chunk.seq);
+            let sampling = &sequence.request.sampling;
+            let output = (chunk.start + chunk.rows.len()).saturating_sub(sequence.history.prompt_len());
+            sequence.following.is_some() || sampling.forbids() || sampling.goes_on(output)
+        })
+    }
+
+    /// A pass for the first proposals, and one more for each after it: the host has a look at what is drawn.
+    fn step_by_step(&mut self, plan: &DraftPlan) -> Vec<Vec<Drafted>> {
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
-        let mut job = Drafting::new(&plan);
+        let mut job = Drafting::new(plan);
         self.catch_up(&mut job);
         for step in 1..job.most_steps() {
-            let layers = self.passes.layer_count() * step;
-            self.falls.look(&self.passes, plan.step, layers, plan.chunks.iter().map(|chunk| chunk.seq));
+            let layers = self.backend.layer_count() * step;
+            let of_plan = plan.chunks.iter().map(|chunk| chunk.seq);
+            self.falls.look(&mut self.backend, plan.step, layers, of_plan);
             if !self.step(&mut job) {
                 break;
             }
         }
         // Asked in vain, if a chunk stopped by its rule.
         self.hear(&mut job);
-        let proposals = job.end();
-        proposals.told(&mut plan, started.elapsed());
-        plan
+        job.end()
     }
 
     /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal, unless a grammar forces it.
@@ -116,47 +113,64 @@ impl DraftRunner {
             self.ask(index, job);
         }
         self.hear(job);
+        let mut rows = PassRows::default();
         for (index, chunk) in plan.chunks.iter().enumerate() {
-            if let Some((&last, before)) = job.rows(chunk).split_last() {
-                for (offset, &token) in before.iter().enumerate() {
-                    self.push(token, chunk.start + offset, index, false, job);
-                }
-                self.draft_from(last, chunk.start + before.len(), index, job);
-            }
+            self.draft_from(job.rows(chunk), chunk.start, index, &mut rows, job);
         }
-        self.forward(job);
+        self.forward(&rows, job);
     }
 
     /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
     fn step(&mut self, job: &mut Drafting<'_>) -> bool {
-        let mut wanted = false;
         self.hear(job);
+        let mut rows = PassRows::default();
+        let mut wanted = false;
         for index in 0..job.plan.chunks.len() {
             if let Some((latest, position)) = job.goes_on(index, self.falls.gone()) {
-                self.draft_from(latest, position, index, job);
+                self.draft_from(&[latest], position, index, &mut rows, job);
                 wanted = true;
             }
         }
-        self.forward(job);
+        self.forward(&rows, job);
         wanted
     }
 
-    /// Adds the row of a chunk's latest token, which brings the next proposal. Where a grammar forces that, it takes no step: its own row
-    /// follows in the same pass.
-    fn draft_from(&mut self, latest: TokenId, position: usize, chunk: usize, job: &mut Drafting<'_>) {
-        let (mut latest, mut position) = (latest, position);
+    /// Adds the rows of a chunk's latest tokens, of which the last brings the next proposal. Where a grammar forces that, it takes no step: its own
+    /// row follows in the same pass. A pass that is full runs before.
+    fn draft_from<'a>(
+        &mut self,
+        latest: &[TokenId],
+        position: usize,
+        chunk: usize,
+        rows: &mut PassRows<'a>,
+        job: &mut Drafting<'a>,
+    ) {
+        let mut tokens = latest.to_vec();
+        let mut drafts = true;
         for ForcedToken { token, certain } in self.masks.take_forced(chunk) {
-            self.push(latest, position, chunk, false, job);
             self.sequences.of_mut(job.plan.chunks[chunk].seq).push(token);
             job.drew(chunk, token, if certain { 1.0 } else { LIKELY }, Rivals::new());
-            (latest, position) = (token, position + 1);
             if job.goes_on(chunk, self.falls.gone()).is_none() {
                 // The KV of the last proposal is not computed.
-                return;
+                drafts = false;
+                break;
             }
+            tokens.push(token);
         }
-        let drafts = job.missing(chunk) > 0;
-        self.push(latest, position, chunk, drafts, job);
+        let drawn = usize::from(drafts && job.missing(chunk) > 0);
+        let mut from = 0;
+        while from < tokens.len() {
+            let left = tokens.len() - from;
+            let count = rows.room(self.backend.bounds(), left, drawn);
+            if count == 0 {
+                self.forward(&std::mem::take(rows), job);
+                continue;
+            }
+            let seq = job.plan.chunks[chunk].seq;
+            let piece = Piece::drafting(seq, chunk, position + from, left - drawn);
+            rows.push(piece, &tokens[from..from + count], job.tables[chunk]);
+            from += count;
+        }
     }
 
     /// Asks what the grammar of a chunk's sequence allows next, if it has one and more is to be drafted.
@@ -170,7 +184,7 @@ impl DraftRunner {
 
     /// Waits for what was asked. Where it is not known in time what a grammar allows, nothing more is drafted.
     fn hear(&mut self, job: &mut Drafting<'_>) {
-        self.masks.settle(&self.passes, &mut self.sequences);
+        self.masks.settle(&mut self.backend, &mut self.sequences);
         for index in 0..job.plan.chunks.len() {
             if self.masks.places(index) == Some(0) {
                 job.cease(index);
@@ -180,57 +194,27 @@ impl DraftRunner {
         }
     }
 
-    /// Adds a row to the pass; one that is full runs before.
-    fn push(&mut self, token: TokenId, position: usize, chunk: usize, drafts: bool, job: &mut Drafting<'_>) {
-        if !self.passes.fits(drafts) {
-            self.forward(job);
+    /// Runs the pass; appends the proposals it brings to what is drafted and to the histories.
+    fn forward(&mut self, rows: &PassRows<'_>, job: &mut Drafting<'_>) {
+        if rows.is_empty() {
+            return;
         }
-        self.passes.push(token, position, chunk, drafts);
-        if drafts {
-            self.awaited.push(chunk);
-        }
-    }
-
-    /// Runs the pass; samples the proposals it brings, and appends them to what is drafted and to the histories.
-    fn forward(&mut self, job: &mut Drafting<'_>) {
-        self.passes.forward(&job.tables);
-        let (lane, logits) = self.passes.whole_logits();
-        let (sequences, masks) = (&self.sequences, &self.masks);
-        let sample_row = |(row, &index): (usize, &usize)| {
-            let sequence = sequences.of(job.plan.chunks[index].seq);
-            SampleRow {
-                row,
-                position: sequence.history.len() as u32,
-                sampling: &sequence.request.sampling,
-                history: &sequence.history,
-                since: &[],
-                allowed: masks.bits(index, 0),
-            }
-        };
-        let rows: Vec<SampleRow<'_>> = self.awaited.iter().enumerate().map(sample_row).collect();
-        self.sampled.clear();
-        self.sampled.resize(rows.len(), 0);
-        self.confidence.clear();
-        self.confidence.resize(rows.len(), 0.0);
-        ops::sample(lane, logits, &rows, &mut self.sampled);
-        let allowed: Vec<Option<&[u32]>> = rows.iter().map(|row| row.allowed).collect();
-        ops::confidence(lane, logits, &self.sampled, &allowed, &mut self.confidence);
-        self.top.clear();
-        if job.plan.rivals {
-            self.top.resize(rows.len(), [0; ops::TOP_TOKENS]);
-            ops::top_tokens(lane, logits, &mut self.top);
-        }
-        let mut awaited = std::mem::take(&mut self.awaited);
-        for (place, index) in awaited.drain(..).enumerate() {
-            let (token, confidence) = (self.sampled[place], self.confidence[place]);
+        self.backend.stage(rows, &mut self.sequences);
+        self.backend.layers(rows, 0..self.backend.layer_count());
+        self.backend.finish();
+        let how = Draw { masks: &self.masks, confidence: true, rivals: job.plan.rivals };
+        self.backend.draw(rows, &self.sequences, &how);
+        self.backend.collect(rows, &mut self.outputs, &mut |_| {});
+        let drawing = rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows);
+        for (place, piece) in drawing.enumerate() {
+            let (token, confidence) = (self.outputs.tokens[place], self.outputs.confidence[place]);
             // Rivals that a grammar forbids say nothing of what the target draws under it.
-            let free = self.masks.bits(index, 0).is_none();
-            let rivals =
-                self.top.get(place).filter(|_| free).map_or_else(Rivals::new, |top| Rivals::from(*top));
-            self.sequences.of_mut(job.plan.chunks[index].seq).push(token);
-            job.drew(index, token, confidence, rivals);
-            self.ask(index, job);
+            let free = self.masks.bits(piece.chunk, 0).is_none();
+            let top = self.outputs.top.get(place).filter(|_| free);
+            let rivals = top.map_or_else(Rivals::new, |top| Rivals::from(*top));
+            self.sequences.of_mut(piece.seq).push(token);
+            job.drew(piece.chunk, token, confidence, rivals);
+            self.ask(piece.chunk, job);
         }
-        self.awaited = awaited;
     }
 }

@@ -1,6 +1,4 @@
-//! A draft plan being carried out step by step: who goes on, what was drafted. A GPU keeps this itself.
-
-use std::time::Duration;
+//! A draft plan being carried out step by step by the host: who goes on, what was drafted.
 
 use faser_engine::{BlockId, DraftChunk, DraftPlan, Drafted, Rivals, SeqId, TokenId};
 
@@ -16,9 +14,6 @@ pub(super) struct Drafting<'a> {
     /// Chunks that get no more, whatever they wanted.
     ended: Vec<bool>,
 }
-
-/// What a plan has brought, chunk by chunk.
-pub(super) struct Proposals(Vec<Vec<Drafted>>);
 
 impl<'a> Drafting<'a> {
     pub(super) fn new(plan: &'a DraftPlan) -> Drafting<'a> {
@@ -75,17 +70,8 @@ impl<'a> Drafting<'a> {
         self.drafted[index].push(Drafted { token, confidence, rivals });
     }
 
-    /// What it has brought.
-    pub(super) fn end(self) -> Proposals {
-        Proposals(self.drafted)
-    }
-}
-
-impl Proposals {
-    /// Writes the outcome into the plan.
-    pub(super) fn told(self, plan: &mut DraftPlan, took: Duration) {
-        plan.outcome.counts.extend(self.0.iter().map(Vec::len));
-        plan.outcome.proposals.extend(self.0.into_iter().flatten());
-        plan.outcome.took = took;
+    /// The proposals of each chunk.
+    pub(super) fn end(self) -> Vec<Vec<Drafted>> {
+        self.drafted
     }
 }

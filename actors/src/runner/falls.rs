@@ -1,57 +1,75 @@
-//! Which sequences of a plan fell while it is carried out. In a group the first rank alone looks, at the same place of the work for all,
-//! and tells the others: ranks that let different rows go could not go on together.
+//! Which sequences of a plan fell while it is carried out. In a group the first rank alone asks: ranks that let different rows go could not go
+//! on together.
 
 use faser_engine::SeqId;
 
-use super::gone::Gone;
-use super::passes::Passes;
+use super::backend::{LaneBackend, PassRows};
 use crate::shed::Fallen;
 
-/// What has fallen under the plan at hand.
+/// What has fallen under the plan at hand, as far as this rank has heard.
 #[derive(Default)]
-pub(super) struct Falls {
-    heard: Gone,
-    /// One per chunk, of the first rank: 1 if its sequence fell.
-    flags: Vec<f32>,
+pub struct Falls {
+    source: Option<Box<dyn Fallen>>,
+    seqs: Vec<SeqId>,
 }
 
 impl Falls {
-    /// From now on asks this one; on ranks after the first it is not asked.
-    pub(super) fn listen(&mut self, fallen: Box<dyn Fallen>) {
-        self.heard.listen(fallen);
+    /// From now on asks this one.
+    pub(super) fn listen(&mut self, source: Box<dyn Fallen>) {
+        self.source = Some(source);
+    }
+
+    /// Whether anybody is asked.
+    pub(super) fn listens(&self) -> bool {
+        self.source.is_some()
     }
 
     /// A new plan: nothing has fallen.
     pub(super) fn begin(&mut self) {
-        self.heard.clear();
+        self.seqs.clear();
     }
 
     /// The sequences that have fallen under this plan.
     pub(super) fn gone(&self) -> &[SeqId] {
-        &self.heard.seqs
+        &self.seqs
     }
 
-    /// The sequences that fell since the last look. `chunks` are those of the plan, `layers` of the pass in the making are done.
+    /// Asks again, with `layers` of the plan done.
+    pub(super) fn ask(&mut self, step: u64, layers: usize) {
+        if let Some(source) = &mut self.source {
+            source.fallen(step, layers, &mut self.seqs);
+        }
+    }
+
+    /// Has what fell leave the pass under way.
+    pub(super) fn cancel(&self, rows: &PassRows<'_>, cancel: &mut dyn FnMut(usize)) {
+        if self.seqs.is_empty() {
+            return;
+        }
+        for (number, piece) in rows.pieces.iter().enumerate() {
+            if self.seqs.contains(&piece.seq) {
+                cancel(number);
+            }
+        }
+    }
+
+    /// Asks between two steps of a plan of these sequences; all ranks hear the same.
     pub(super) fn look(
         &mut self,
-        passes: &Passes,
+        backend: &mut impl LaneBackend,
         step: u64,
         layers: usize,
-        chunks: impl Iterator<Item = SeqId> + Clone,
-    ) -> &[SeqId] {
-        let before = self.heard.seqs.len();
-        let group = passes.group();
-        if group.rank() == 0 {
-            self.heard.ask(step, layers);
+        of_plan: impl Iterator<Item = SeqId> + Clone,
+    ) {
+        let (rank, ranks) = backend.rank();
+        if rank == 0 {
+            self.ask(step, layers);
         }
-        if group.ranks() > 1 {
-            let seqs = &mut self.heard.seqs;
-            self.flags.clear();
-            self.flags.extend(chunks.clone().map(|seq| f32::from(u8::from(seqs[before..].contains(&seq)))));
-            passes.add_up(&mut self.flags);
-            seqs.truncate(before);
-            seqs.extend(chunks.zip(&self.flags).filter(|(_, flag)| **flag > 0.0).map(|(seq, _)| seq));
+        if ranks > 1 {
+            let flags: Vec<u32> = of_plan.clone().map(|seq| u32::from(self.seqs.contains(&seq))).collect();
+            let first = backend.gather(&flags);
+            self.seqs.clear();
+            self.seqs.extend(of_plan.zip(first).filter(|(_, flag)| *flag > 0).map(|(seq, _)| seq));
         }
-        &self.heard.seqs[before..]
     }
 }

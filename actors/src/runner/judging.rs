@@ -1,6 +1,6 @@
 //! Verdicts: how far a chunk has come through its pass, and what its samples say of its proposals.
 
-use faser_engine::{TokenId, Verdict, VerifyChunk};
+use faser_engine::{TokenId, Verdict, VerifyChunk, VerifyPlan};
 
 /// How far a chunk has come.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,19 @@ impl Progress {
 pub(super) fn committed(chunk: &VerifyChunk) -> usize {
     let committed = chunk.rows.len().checked_sub(chunk.proposals).filter(|&rows| rows > 0);
     committed.unwrap_or_else(|| panic!("{} has a chunk without an anchor", chunk.seq))
+}
+
+/// The gate at which a chunk lost rows, if it has `left` of them: that follows from the gaps.
+pub(super) fn pruned_at(plan: &VerifyPlan, chunk: &VerifyChunk, left: usize, gaps: &[f32]) -> usize {
+    let fails = |gate: usize| {
+        let ends = chunk
+            .tests
+            .clone()
+            .zip(committed(chunk)..)
+            .find(|&(test, _)| gaps[gate * plan.tests.len() + test] > plan.tests[test].max_gap);
+        ends.is_some_and(|(_, ends)| ends == left)
+    };
+    (0..plan.gates.len()).find(|&gate| fails(gate)).unwrap_or(0)
 }
 
 /// The verdict on a chunk whose proposals, and the place behind them, have these samples.

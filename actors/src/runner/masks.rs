@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use faser_engine::{SeqId, TokenId};
 use faser_models::{ForcedToken, TokenMask};
 
+use super::backend::{LaneBackend, OnDevice};
 use super::mask_threads::{Answer, Job, MaskThreads, Question};
-use super::passes::Passes;
 use super::sequences::{Following, Sequences};
 
 /// How long a lane waits that has nothing to do before one of them comes.
@@ -33,7 +33,7 @@ struct Allowed {
 }
 
 /// The masks of one plan, chunk by chunk.
-pub(super) struct Masks {
+pub struct Masks {
     /// How long tokens wait to be drawn.
     patience: Duration,
     /// There once a request had a grammar; their threads end with this.
@@ -43,12 +43,12 @@ pub(super) struct Masks {
 }
 
 impl Masks {
-    pub(super) fn new(patience: Duration) -> Masks {
+    pub(crate) fn new(patience: Duration) -> Masks {
         Masks { patience, threads: None, tickets: 0, of: Vec::new() }
     }
 
     /// A new plan of so many chunks. Matchers that came back meanwhile go to their sequences.
-    pub(super) fn begin(&mut self, chunks: usize, sequences: &mut Sequences) {
+    pub(crate) fn begin(&mut self, chunks: usize, sequences: &mut Sequences<impl OnDevice>) {
         self.of.clear();
         self.of.resize_with(chunks, Allowed::default);
         while let Some(answer) = self.threads.as_mut().and_then(MaskThreads::answer) {
@@ -72,7 +72,7 @@ impl Masks {
     }
 
     /// The bits of the tokens that may be drawn in a place of a chunk; none if all may.
-    pub(super) fn bits(&self, chunk: usize, place: usize) -> Option<&[u32]> {
+    pub(crate) fn bits(&self, chunk: usize, place: usize) -> Option<&[u32]> {
         Some(self.of[chunk].masks.get(place)?.as_ref()?.words())
     }
 
@@ -119,7 +119,7 @@ impl Masks {
 
     /// Waits for what was asked, though not long, and for slow ones not at all. Then it is known for each chunk with a grammar in how many
     /// places tokens can be drawn; in a group that is where all ranks can.
-    pub(super) fn settle(&mut self, passes: &Passes, sequences: &mut Sequences) {
+    pub(super) fn settle<B: LaneBackend>(&mut self, backend: &mut B, sequences: &mut Sequences<B::Sequence>) {
         if self.of.iter().all(|allowed| allowed.places.is_none()) {
             return;
         }
@@ -139,32 +139,33 @@ impl Masks {
                 (*places, allowed.ticket) = (known, None);
             }
         }
-        self.agree(passes);
+        self.agree(backend);
     }
 
     /// In a group no rank draws in more places than any other can.
-    pub(super) fn agree(&mut self, passes: &Passes) {
+    pub(super) fn agree(&mut self, backend: &mut impl LaneBackend) {
         // Which chunks have grammars is the same on all ranks.
-        if passes.group().ranks() == 1 || self.of.iter().all(|allowed| allowed.places.is_none()) {
+        if backend.rank().1 == 1 || self.of.iter().all(|allowed| allowed.places.is_none()) {
             return;
         }
-        let mut places: Vec<f32> =
-            self.of.iter().map(|allowed| allowed.places.map_or(f32::MAX, |places| places as f32)).collect();
-        passes.least(&mut places);
-        for (allowed, least) in self.of.iter_mut().zip(places) {
-            allowed.places = allowed.places.map(|places| places.min(least as usize));
+        let known = |allowed: &Allowed| allowed.places.map_or(u32::MAX, |places| places as u32);
+        let own: Vec<u32> = self.of.iter().map(known).collect();
+        for of_rank in backend.gather(&own).chunks_exact(own.len()) {
+            for (allowed, &least) in self.of.iter_mut().zip(of_rank) {
+                allowed.places = allowed.places.map(|places| places.min(least as usize));
+            }
         }
     }
 
     /// Nothing else is to be done: waits until something comes, though not long.
-    pub(super) fn idle(&mut self, sequences: &mut Sequences) {
+    pub(super) fn idle(&mut self, sequences: &mut Sequences<impl OnDevice>) {
         let until = Instant::now() + IDLE;
         if let Some(answer) = self.threads.as_mut().and_then(|threads| threads.answer_until(until)) {
             self.hear(answer, sequences);
         }
     }
 
-    fn hear(&mut self, answer: Answer, sequences: &mut Sequences) {
+    fn hear(&mut self, answer: Answer, sequences: &mut Sequences<impl OnDevice>) {
         match answer {
             Answer::Place { ticket, seq, place, mask } => {
                 if let Some(allowed) = self.asked(ticket) {

@@ -7,11 +7,15 @@ use faser_engine::{Admission, SeqId, TokenId};
 use faser_kernels::History;
 use faser_models::{GrammarCancel, GrammarMatcher, TokenMask};
 
+use super::backend::{LaneBackend, OnDevice};
 use crate::lane_request::LaneRequest;
 
-pub(crate) struct LaneSequence {
+/// A sequence of a lane.
+pub(crate) struct LaneSequence<S> {
     pub(crate) history: History,
     pub(crate) request: Arc<LaneRequest>,
+    /// What the device keeps of it.
+    pub(crate) on_device: S,
     /// Its way through its grammar, if it has one.
     pub(super) following: Option<Following>,
 }
@@ -72,13 +76,13 @@ impl Drop for Following {
     }
 }
 
-impl LaneSequence {
-    fn new(admission: &Admission, request: &Arc<LaneRequest>) -> LaneSequence {
+impl<S: OnDevice> LaneSequence<S> {
+    fn new(admission: &Admission, request: &Arc<LaneRequest>, on_device: S) -> LaneSequence<S> {
         let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
         let following = request.constraint.as_ref().map(|constraint| {
             Following::new(admission.tokens[admission.prompt_len..].to_vec(), constraint.grammar().matcher())
         });
-        LaneSequence { history, request: request.clone(), following }
+        LaneSequence { history, request: request.clone(), on_device, following }
     }
 
     /// Forgets the tokens from position `start` and puts `tokens` there.
@@ -87,6 +91,7 @@ impl LaneSequence {
     /// If `start` is beyond the end: tokens between are missing.
     pub(crate) fn rewind_and_extend(&mut self, start: usize, tokens: &[TokenId]) {
         self.history.rewind_and_extend(start, tokens);
+        self.on_device.rewind_and_extend(start, tokens);
         if let Some(Following { output, .. }) = &mut self.following {
             let prompt_len = self.history.prompt_len();
             output.truncate(start.saturating_sub(prompt_len));
@@ -101,18 +106,31 @@ impl LaneSequence {
 }
 
 /// The sequences of one lane. Bounded by the engine, which retires what it admits.
-#[derive(Default)]
-pub(crate) struct Sequences(HashMap<SeqId, LaneSequence>);
+pub struct Sequences<S>(HashMap<SeqId, LaneSequence<S>>);
 
-impl Sequences {
+impl<S> Default for Sequences<S> {
+    fn default() -> Sequences<S> {
+        Sequences(HashMap::new())
+    }
+}
+
+impl<S: OnDevice> Sequences<S> {
     /// Carries out a plan's `retire`, then its `admit`; `requests` holds one entry per admission.
-    pub(crate) fn update(&mut self, retire: &[SeqId], admit: &[Admission], requests: &[Arc<LaneRequest>]) {
+    pub(crate) fn update(
+        &mut self,
+        backend: &mut impl LaneBackend<Sequence = S>,
+        retire: &[SeqId],
+        admit: &[Admission],
+        requests: &[Arc<LaneRequest>],
+    ) {
         for seq in retire {
-            self.0.remove(seq);
+            self.0.remove(seq).into_iter().for_each(|gone| backend.retire(gone.on_device));
         }
         assert_eq!(admit.len(), requests.len(), "one request per admission");
         for (admission, request) in admit.iter().zip(requests) {
-            self.0.insert(admission.seq, LaneSequence::new(admission, request));
+            let sequence = LaneSequence::new(admission, request, backend.admit(admission, request));
+            let before = self.0.insert(admission.seq, sequence);
+            before.into_iter().for_each(|gone| backend.retire(gone.on_device));
         }
     }
 
@@ -120,12 +138,12 @@ impl Sequences {
     ///
     /// # Panics
     /// If the engine has not admitted it: a broken plan is a device failure, not something to guess around.
-    pub(crate) fn of(&self, seq: SeqId) -> &LaneSequence {
+    pub(crate) fn of(&self, seq: SeqId) -> &LaneSequence<S> {
         self.0.get(&seq).unwrap_or_else(|| panic!("{seq} has a chunk but was not admitted to this lane"))
     }
 
     /// As `of`.
-    pub(crate) fn of_mut(&mut self, seq: SeqId) -> &mut LaneSequence {
+    pub(crate) fn of_mut(&mut self, seq: SeqId) -> &mut LaneSequence<S> {
         self.0.get_mut(&seq).unwrap_or_else(|| panic!("{seq} has a chunk but was not admitted to this lane"))
     }
 

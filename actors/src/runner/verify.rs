@@ -5,20 +5,16 @@
 //! proposal that fails its test. What leaves counts as not sent, and so does what a grammar forbids, which is in no pass.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use faser_engine::{BlockId, RIVALS, TokenId, VerifyPlan};
-use faser_kernels::{Collective, SampleRow, sampling};
-use faser_models::Model;
+use faser_engine::{RIVALS, TokenId, VerifyPlan};
+use faser_kernels::sampling::Logprobs;
 
-use super::RunnerSpec;
+use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece, RowTest, SCORED};
 use super::falls::Falls;
-use super::judging::{Progress, committed, judge};
+use super::judging::{Progress, committed, judge, pruned_at};
 use super::masks::Masks;
-use super::passes::Passes;
 use super::sequences::Sequences;
-use super::telling::Telling;
-use crate::error::ServiceError;
 use crate::lane_request::LaneRequest;
 use crate::shed::Fallen;
 
@@ -32,100 +28,68 @@ pub struct VerifyWork {
 }
 
 /// Runs verify plans.
-pub struct VerifyRunner {
-    passes: Passes,
-    sequences: Sequences,
+pub struct VerifyRunner<B: LaneBackend> {
+    backend: B,
+    sequences: Sequences<B::Sequence>,
     falls: Falls,
-    /// Chunk, and place in it, of each row of the pass in the making.
-    rows: Vec<(usize, usize)>,
-    /// Rows of the pass in the making whose logits are wanted.
-    awaited: Vec<Awaited>,
+    outputs: PassOutputs,
+    chunks: Vec<Progress>,
     /// The target's samples of the whole plan, in the order of its rows.
     sampled: Vec<TokenId>,
-    chunks: Vec<Progress>,
-    gating: Gating,
-    telling: Telling,
+    /// Of each of those, where anybody wants them: which of them are committed is known at the end of the plan.
+    logprobs: Vec<Option<Logprobs>>,
     masks: Masks,
 }
 
-/// A row whose logits are wanted: to be sampled from, or to tell what they say of the prompt's next token.
-#[derive(Clone, Copy, Debug)]
-struct Awaited {
-    chunk: usize,
-    offset: usize,
-    samples: bool,
-}
-
-/// Buffers of a gate.
-#[derive(Default)]
-struct Gating {
-    /// Rows of the pass that are tested, and the number of their test.
-    rows: Vec<u32>,
-    tests: Vec<usize>,
-    /// Rivals and proposal of each.
-    tokens: Vec<TokenId>,
-    scores: Vec<f32>,
-    keep: Vec<u32>,
-}
-
-/// Tokens scored per test: the rivals, and the proposal itself.
-const SCORED: usize = RIVALS + 1;
-
-impl VerifyRunner {
-    /// A runner with empty KV memory.
-    ///
-    /// # Errors
-    /// The lane's threads or its memory cannot be had.
-    pub fn new(model: Arc<Model>, spec: &RunnerSpec) -> Result<VerifyRunner, ServiceError> {
-        Ok(VerifyRunner {
-            passes: Passes::new(model, spec)?,
+impl<B: LaneBackend> VerifyRunner<B> {
+    /// A runner on a device whose KV memory is empty. Tokens wait so long to be drawn for what their grammars allow; who is late then comes in
+    /// a later pass, with the same tokens.
+    pub fn new(backend: B, mask_patience: Duration) -> VerifyRunner<B> {
+        VerifyRunner {
+            backend,
             sequences: Sequences::default(),
             falls: Falls::default(),
-            rows: Vec::new(),
-            awaited: Vec::new(),
-            sampled: Vec::new(),
+            outputs: PassOutputs::default(),
             chunks: Vec::new(),
-            gating: Gating::default(),
-            telling: Telling::default(),
-            masks: Masks::new(spec.mask_patience),
-        })
+            sampled: Vec::new(),
+            logprobs: Vec::new(),
+            masks: Masks::new(mask_patience),
+        }
     }
 
-    /// From now on asks between two layers which sequences fell.
+    /// From now on asks while a pass runs which sequences fell; in a group the first rank alone does.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
         self.falls.listen(fallen);
-    }
-
-    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
-    pub fn join(&mut self, group: &Arc<dyn Collective>) {
-        self.passes.join(group);
-    }
-
-    /// Pins the calling thread to the first core of the partition in use, now and whenever that changes; false if the system does not allow it.
-    pub fn pin_current_thread(&mut self) -> bool {
-        self.passes.pin_current_thread()
     }
 
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
-    /// On a plan the engine would not make: a chunk of a sequence that was not admitted, or without an anchor. In a group: if the
-    /// ranks have different plans, or one is lost.
+    /// If the device fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without an anchor. In a
+    /// group: if the ranks have different plans, or one is lost.
     pub fn run(&mut self, work: VerifyWork) -> VerifyPlan {
         let started = Instant::now();
         let VerifyWork { mut plan, requests } = work;
-        self.passes.work_on(plan.partition);
-        self.passes.agree_on(plan.step);
+        self.backend.work_on(plan.partition);
+        self.backend.agree_on(plan.step);
         self.falls.begin();
-        self.sequences.update(&plan.retire, &plan.admit, &requests);
-        self.telling.begin();
+        self.sequences.update(&mut self.backend, &plan.retire, &plan.admit, &requests);
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
         self.sampled.clear();
+        self.logprobs.clear();
         self.chunks.clear();
         self.chunks.extend(plan.chunks.iter().map(Progress::new));
         let mut gaps = std::mem::take(&mut plan.outcome.gaps);
         gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
-        let tables: Vec<&[BlockId]> = plan.chunks.iter().map(|chunk| plan.table(chunk)).collect();
+        self.carry_out(&plan, &mut gaps);
+        self.judge(&mut plan);
+        plan.outcome.gaps = gaps;
+        plan.outcome.took = started.elapsed();
+        plan
+    }
+
+    /// All chunks, in as many passes as it takes: one, unless more rows have logits than a pass keeps.
+    fn carry_out(&mut self, plan: &VerifyPlan, gaps: &mut [f32]) {
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             let sequence = self.sequences.of_mut(chunk.seq);
@@ -134,7 +98,9 @@ impl VerifyRunner {
                 self.masks.expect(index, following.places(&tokens[anchored..], chunk.copied));
             }
         }
-        self.masks.agree(&self.passes);
+        self.masks.agree(&mut self.backend);
+        let bounds = self.backend.bounds();
+        let mut rows = PassRows::default();
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             if let Some(places) = self.masks.places(index) {
@@ -153,116 +119,116 @@ impl VerifyRunner {
             if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
                 self.masks.ask_along(index, chunk.seq, following, &tokens[anchored..]);
             }
-            let board = sequence.request.logprobs.clone();
-            for (offset, &token) in tokens.iter().enumerate().take(self.chunks[index].rows) {
-                let samples = chunk.sample && offset + 1 >= anchored;
-                let position = chunk.start + offset;
-                let told = board.as_ref().is_some_and(|board| board.of_prompt(position + 1).is_some());
-                if !self.passes.fits(samples || told) {
-                    self.forward(&plan, &tables, &mut gaps);
+            let board = sequence.request.logprobs.as_ref();
+            let scored = board.is_some_and(|board| board.of_prompt(chunk.start + 1).is_some());
+            let drawn_from = if chunk.sample { anchored - 1 } else { tokens.len() };
+            let logits_from = if scored { 0 } else { drawn_from };
+            let mut from = 0;
+            while from < self.chunks[index].rows {
+                let left = self.chunks[index].rows - from;
+                let count = rows.room(bounds, left, left.min((from + left).saturating_sub(logits_from)));
+                if count == 0 {
+                    self.forward(plan, &std::mem::take(&mut rows), gaps);
+                    continue;
                 }
-                if offset >= self.chunks[index].rows {
-                    break;
-                }
-                self.passes.push(token, position, index, samples || told);
-                self.rows.push((index, offset));
-                if samples || told {
-                    self.awaited.push(Awaited { chunk: index, offset, samples });
-                }
+                let piece = Piece {
+                    seq: chunk.seq,
+                    chunk: index,
+                    first: 0,
+                    start: chunk.start + from,
+                    rows: 0,
+                    logits_from: logits_from.saturating_sub(from),
+                    drawn_from: drawn_from.saturating_sub(from),
+                    since: from.saturating_sub(drawn_from),
+                    proposals: plan.proposals(chunk),
+                };
+                let number = rows.push(piece, &tokens[from..from + count], plan.table(chunk));
+                add_tests(&mut rows, number, from, plan);
+                from += count;
             }
         }
-        if self.rows.is_empty() && !plan.chunks.is_empty() {
+        if rows.is_empty() && !plan.chunks.is_empty() {
             self.masks.idle(&mut self.sequences);
         }
-        self.forward(&plan, &tables, &mut gaps);
-        let tells = self.passes.group().rank() == 0;
-        let mut samples = self.sampled.as_slice();
-        let mut told = 0;
-        for (index, (chunk, progress)) in plan.chunks.iter().zip(&self.chunks).enumerate() {
-            let (own, rest) = samples.split_at(progress.samples);
-            samples = rest;
-            let verdict = judge(chunk, plan.proposals(chunk), progress, own);
-            // The next chunk starts after the accepted prefix; its own tokens bring the rest.
-            let sequence = self.sequences.of_mut(chunk.seq);
-            let end = chunk.start + committed(chunk);
-            sequence.rewind_and_extend(end, &plan.proposals(chunk)[..verdict.accepted]);
-            if let Some(board) = &sequence.request.logprobs
-                && verdict.next.is_some()
-            {
-                self.telling.tell(board, told, verdict.accepted + 1, end);
-            }
-            if let (Some(constraint), Some(reason)) =
-                (&sequence.request.constraint, self.masks.failure(index, verdict.accepted))
-                && tells
-                && verdict.next.is_some()
-            {
-                constraint.failed(reason.to_owned());
-            }
-            told += progress.samples;
-            plan.outcome.verdicts.push(verdict);
-        }
-        plan.outcome.gaps = gaps;
-        plan.outcome.took = started.elapsed();
-        plan
+        self.forward(plan, &rows, gaps);
     }
 
-    /// Runs the pass and appends what it samples.
-    fn forward(&mut self, plan: &VerifyPlan, tables: &[&[BlockId]], gaps: &mut [f32]) {
-        self.passes.begin();
-        for layer in 0..self.passes.layer_count() {
-            if layer > 0 {
-                self.between(layer, plan, gaps);
+    /// Runs a pass, and keeps what it brings.
+    fn forward(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, gaps: &mut [f32]) {
+        let layers = self.backend.layer_count();
+        let drawn = !rows.is_empty();
+        if drawn {
+            self.backend.stage(rows, &mut self.sequences);
+            let (mut begin, mut gates) = (0, 0);
+            while begin < layers {
+                let end = self.next_stop(plan, begin, gates, layers);
+                self.backend.layers(rows, begin..end);
+                if end < layers {
+                    self.ask(plan, rows, end);
+                    if plan.gates.get(gates) == Some(&end) {
+                        self.backend.test(rows, &self.sequences);
+                        gates += 1;
+                    }
+                    self.backend.shed(rows);
+                }
+                begin = end;
             }
-            self.passes.layers(layer..layer + 1, tables);
+            self.backend.finish();
         }
-        self.passes.finish();
-        self.masks.settle(&self.passes, &mut self.sequences);
-        self.leave_out_late(plan);
-        let (sequences, masks) = (&self.sequences, &self.masks);
-        let sampled = |(_, awaited): &(usize, &Awaited)| awaited.samples;
-        let sample_row = |(row, awaited): (usize, &Awaited)| {
-            let chunk = &plan.chunks[awaited.chunk];
-            let sequence = sequences.of(chunk.seq);
-            let since = awaited.offset + 1 - committed(chunk);
-            SampleRow {
-                row,
-                position: (sequence.history.len() + since) as u32,
-                sampling: &sequence.request.sampling,
-                history: &sequence.history,
-                since: &plan.proposals(chunk)[..since],
-                allowed: masks.bits(awaited.chunk, since),
-            }
-        };
-        let rows: Vec<SampleRow<'_>> =
-            self.awaited.iter().enumerate().filter(sampled).map(sample_row).collect();
-        let before = self.sampled.len();
-        self.sampled.resize(before + rows.len(), 0);
-        self.passes.sample(&rows, &mut self.sampled[before..]);
-        let mut number = before;
-        for (row, Awaited { chunk, offset, samples }) in self.awaited.drain(..).enumerate() {
-            let position = plan.chunks[chunk].start + offset + 1;
-            let board = sequences.of(plan.chunks[chunk].seq).request.logprobs.as_ref();
-            match board {
-                Some(board) if samples => self.telling.of_sample(row, board, self.sampled[number], number),
-                Some(board) => self.telling.of_prompt(row, board, position),
-                None => {}
-            }
-            self.chunks[chunk].samples += usize::from(samples);
-            number += usize::from(samples);
+        self.masks.settle(&mut self.backend, &mut self.sequences);
+        if !drawn {
+            return;
         }
-        self.rows.clear();
-        self.telling.look_up(&mut self.passes);
+        self.backend.draw(
+            rows,
+            &self.sequences,
+            &Draw { masks: &self.masks, confidence: false, rivals: false },
+        );
+        let (falls, leads) = (&mut self.falls, self.backend.rank().0 == 0);
+        self.backend.collect(rows, &mut self.outputs, &mut |cancel| {
+            if leads {
+                falls.ask(plan.step, layers);
+                falls.cancel(rows, cancel);
+            }
+        });
+        for (number, found) in self.outputs.gaps.chunks_exact(rows.tests.len().max(1)).enumerate() {
+            for (test, &gap) in rows.tests.iter().zip(found) {
+                gaps[number * plan.tests.len() + test.of_plan] = gap;
+            }
+        }
+        self.keep(plan, rows, gaps);
     }
 
-    /// What is not known to be allowed is not drawn.
-    fn leave_out_late(&mut self, plan: &VerifyPlan) {
-        for awaited in self.awaited.iter_mut().filter(|awaited| awaited.samples) {
-            let (chunk, progress) = (&plan.chunks[awaited.chunk], &mut self.chunks[awaited.chunk]);
-            let Some(places) = self.masks.places(awaited.chunk) else { continue };
-            awaited.samples = awaited.offset + 1 - committed(chunk) < places;
-            match places {
-                0 => progress.be_late(),
-                _ if progress.rows >= committed(chunk) + places => {
+    /// What the pass has brought of each chunk.
+    fn keep(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, gaps: &[f32]) {
+        let tells = self.backend.rank().0 == 0;
+        let mut place = 0;
+        for (piece, &left) in rows.pieces.iter().zip(&self.outputs.rows) {
+            let (chunk, progress) = (&plan.chunks[piece.chunk], &mut self.chunks[piece.chunk]);
+            if left < piece.rows {
+                progress.rows = if left == 0 { 0 } else { piece.start + left - chunk.start };
+                progress.pruned_at = pruned_at(plan, chunk, progress.rows, gaps);
+            }
+            let places = self.masks.places(piece.chunk);
+            let board = self.sequences.of(piece.seq).request.logprobs.as_ref();
+            for offset in piece.logits_from..left.max(piece.logits_from) {
+                let (token, logprobs) =
+                    (self.outputs.tokens[place], self.outputs.logprobs.get_mut(place).and_then(Option::take));
+                place += 1;
+                if offset < piece.drawn_from {
+                    if let (Some(board), Some(logprobs), true) = (board, logprobs, tells) {
+                        board.put(piece.start + offset + 1, logprobs);
+                    }
+                } else if places.is_none_or(|places| piece.since(offset) < places) {
+                    self.sampled.push(token);
+                    self.logprobs.push(logprobs);
+                    progress.samples += 1;
+                }
+            }
+            // What is not known to be allowed is taken for not drawn.
+            match places.filter(|_| piece.drawn_from < left) {
+                Some(0) => progress.be_late(),
+                Some(places) if progress.rows >= committed(chunk) + places => {
                     (progress.rows, progress.pruned_at) = (committed(chunk) + places - 1, plan.gates.len());
                 }
                 _ => {}
@@ -270,90 +236,68 @@ impl VerifyRunner {
         }
     }
 
-    /// Between two layers: who fell leaves, and at a gate what fails its test.
-    fn between(&mut self, layers: usize, plan: &VerifyPlan, gaps: &mut [f32]) {
-        let mut fewer = false;
-        let seqs = plan.chunks.iter().map(|chunk| chunk.seq);
-        let gone = self.falls.look(&self.passes, plan.step, layers, seqs);
-        if !gone.is_empty() {
-            for (chunk, progress) in plan.chunks.iter().zip(&mut self.chunks) {
-                if gone.contains(&chunk.seq) {
-                    progress.rows = 0;
-                    fewer = true;
+    /// The verdicts, and what is told of what they commit.
+    fn judge(&mut self, plan: &mut VerifyPlan) {
+        let tells = self.backend.rank().0 == 0;
+        let mut first = 0;
+        for index in 0..plan.chunks.len() {
+            let (chunk, progress) = (&plan.chunks[index], &self.chunks[index]);
+            let own = first..first + progress.samples;
+            first = own.end;
+            let verdict = judge(chunk, plan.proposals(chunk), progress, &self.sampled[own.clone()]);
+            // The next chunk starts after the accepted prefix; its own tokens bring the rest.
+            let sequence = self.sequences.of_mut(chunk.seq);
+            let end = chunk.start + committed(chunk);
+            sequence.rewind_and_extend(end, &plan.proposals(chunk)[..verdict.accepted]);
+            if tells && verdict.next.is_some() {
+                if let Some(board) = &sequence.request.logprobs {
+                    let told = self.logprobs[own].iter_mut().take(verdict.accepted + 1).enumerate();
+                    told.filter_map(|(at, logprobs)| Some((end + at, logprobs.take()?)))
+                        .for_each(|(position, logprobs)| board.put(position, logprobs));
+                }
+                if let (Some(constraint), Some(reason)) =
+                    (&sequence.request.constraint, self.masks.failure(index, verdict.accepted))
+                {
+                    constraint.failed(reason.to_owned());
                 }
             }
-        }
-        if let Some(gate) = plan.gates.iter().position(|&gate| gate == layers) {
-            fewer |= self.test(gate, plan, gaps);
-        }
-        if !fewer {
-            return;
-        }
-        let Gating { keep, .. } = &mut self.gating;
-        keep.clear();
-        let chunks = &self.chunks;
-        let stays = |&(index, offset): &(usize, usize)| offset < chunks[index].rows;
-        keep.extend((0..).zip(&self.rows).filter(|(_, row)| stays(row)).map(|(place, _)| place));
-        if keep.len() < self.rows.len() {
-            self.passes.keep(keep);
-            self.rows.retain(stays);
-            self.awaited.retain(|awaited| stays(&(awaited.chunk, awaited.offset)));
+            plan.outcome.verdicts.push(verdict);
         }
     }
 
-    /// Tests what is to be tested at a gate; true if something failed.
-    fn test(&mut self, gate: usize, plan: &VerifyPlan, gaps: &mut [f32]) -> bool {
-        let Gating { rows, tests, tokens, scores, .. } = &mut self.gating;
-        rows.clear();
-        tests.clear();
-        tokens.clear();
-        for (place, &(index, offset)) in (0..).zip(&self.rows) {
-            let chunk = &plan.chunks[index];
-            // The row predicts the proposal behind it, if that is still wanted.
-            let Some(proposal) = (offset + 1).checked_sub(committed(chunk)) else { continue };
-            if chunk.tests.is_empty() || offset + 1 >= self.chunks[index].rows {
-                continue;
-            }
-            let test = chunk.tests.start + proposal;
-            if plan.tests[test].rivals.is_empty() {
-                continue;
-            }
-            let own = plan.proposals(chunk)[proposal];
-            rows.push(place);
-            tests.push(test);
-            let rivals = plan.tests[test].rivals.iter().copied();
-            tokens.extend(rivals.chain(std::iter::repeat(own)).take(RIVALS).chain([own]));
+    /// Where rows may leave next: at a gate, or where the device looks at what was cancelled. The layers up to there are asked for in one go.
+    fn next_stop(&self, plan: &VerifyPlan, begin: usize, gates: usize, layers: usize) -> usize {
+        // Of a group the first rank hears for all.
+        let looks = self.falls.listens() || self.backend.rank().1 > 1;
+        let look = if looks { (begin / B::LOOK_EVERY + 1) * B::LOOK_EVERY } else { layers };
+        look.min(plan.gates.get(gates).copied().unwrap_or(layers)).min(layers)
+    }
+
+    /// Asks who fell, and has them leave.
+    fn ask(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, layers: usize) {
+        if self.backend.rank().0 == 0 {
+            self.falls.ask(plan.step, layers);
+            let backend = &mut self.backend;
+            self.falls.cancel(rows, &mut |piece| backend.cancel(piece));
         }
-        if rows.is_empty() {
-            return false;
+    }
+}
+
+/// The tests of a piece's proposals, which begins `from` rows into its chunk; those without rivals are not made.
+fn add_tests(rows: &mut PassRows<'_>, number: usize, from: usize, plan: &VerifyPlan) {
+    let piece = rows.pieces[number];
+    let chunk = &plan.chunks[piece.chunk];
+    for (at, of_plan) in chunk.tests.clone().enumerate() {
+        let test = &plan.tests[of_plan];
+        // The row before the proposal predicts it.
+        let Some(offset) = (committed(chunk) + at - 1).checked_sub(from) else { continue };
+        if offset >= piece.rows || test.rivals.is_empty() {
+            continue;
         }
-        scores.clear();
-        scores.resize(tokens.len(), 0.0);
-        self.passes.score(rows, tokens, scores);
-        let mut failed = false;
-        let scored = tokens.chunks_exact(SCORED).zip(scores.chunks_exact(SCORED));
-        for ((&row, &test), (tokens, scores)) in rows.iter().zip(tests.iter()).zip(scored) {
-            let (index, offset) = self.rows[row as usize];
-            let chunk = &plan.chunks[index];
-            let sequence = self.sequences.of(chunk.seq);
-            let position = (sequence.history.len() + offset + 1 - committed(chunk)) as u32;
-            let (own, own_score) = (tokens[RIVALS], scores[RIVALS]);
-            let gap = sampling::gap(
-                &sequence.request.sampling,
-                position,
-                own,
-                &tokens[..RIVALS],
-                &scores[..RIVALS],
-                own_score,
-            );
-            gaps[gate * plan.tests.len() + test] = gap;
-            let progress = &mut self.chunks[index];
-            if gap > plan.tests[test].max_gap && offset + 1 < progress.rows {
-                progress.rows = offset + 1;
-                progress.pruned_at = gate;
-                failed = true;
-            }
-        }
-        failed
+        let own = plan.proposals(chunk)[at];
+        let mut tokens = [own; SCORED];
+        tokens[..RIVALS].iter_mut().zip(test.rivals.iter()).for_each(|(to, rival)| *to = *rival);
+        let position = piece.start + offset + 1;
+        rows.tests.push(RowTest { piece: number, offset, position, tokens, max_gap: test.max_gap, of_plan });
     }
 }

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use actix::System;
 use faser_engine::{
-    Engine, EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, SpeculationBounds, TokenId,
+    DraftSource, Engine, EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, SpeculationBounds,
+    TokenId,
 };
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
@@ -69,7 +70,7 @@ fn spec() -> ServiceSpec {
         engine: EngineConfig {
             block_size: 16,
             target_blocks: BLOCKS,
-            draft_blocks: BLOCKS,
+            draft: DraftSource::model(BLOCKS),
             max_running: 4,
             max_waiting: 8,
             max_pass_rows: 64,
@@ -324,9 +325,11 @@ fn stopping_ends_streams_that_are_still_open() {
         let service = start_gated(spec(), &gate).await;
         let stream = service.submit(submission(1, 60)).await.expect("it is taken");
         assert_eq!(service.drain(Duration::from_millis(5)).await, 1);
-        gate.open();
-        service.clone().stop().await;
+        // The lane is in a pass until the stream has been told: what it does then could end the request.
+        let stopping = actix::spawn(service.clone().stop());
         assert_eq!(read(stream).await.1, None);
+        gate.open();
+        stopping.await.expect("it stops");
         assert_eq!(service.submit(submission(2, 4)).await.expect_err("it is over"), SubmitError::Draining);
         service.stop().await;
     });
@@ -345,7 +348,7 @@ fn contradictory_specifications_are_refused() {
         cpu
     }
     contradicts(|spec| cpu(spec).draft = None);
-    contradicts(|spec| spec.engine.draft_blocks = 0);
+    contradicts(|spec| spec.engine.draft = DraftSource::Lookup);
     contradicts(|spec| cpu(spec).partitions.clear());
     contradicts(|spec| spec.engine.max_context = 1 << 20);
 }

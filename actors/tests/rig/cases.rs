@@ -4,8 +4,8 @@ use crate::rig::{PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Constraint, Dtype, LaneRequest, LogprobBoard, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
-    EngineConfig, FinishReason, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds,
-    SpeculationMode, TokenId, Usage,
+    DraftSource, EngineConfig, FinishReason, Handling, Mechanisms, Policy, Request, SeqId, Slo,
+    SpeculationBounds, SpeculationMode, TokenId, Usage,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Grammar, GrammarCompiler, GrammarSource, GrammarVocabulary, Tokenizer};
@@ -119,7 +119,7 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
     let config = EngineConfig {
         block_size: BLOCK,
         target_blocks: MAX_CONTEXT / BLOCK,
-        draft_blocks: 0,
+        draft: DraftSource::Lookup,
         max_running: 1,
         max_waiting: 1,
         max_pass_rows: MAX_CONTEXT,
@@ -196,7 +196,7 @@ impl Random {
         EngineConfig {
             block_size: BLOCK,
             target_blocks: self.between(least_blocks, least_blocks + 4),
-            draft_blocks: self.between(least_blocks, 2 * least_blocks),
+            draft: DraftSource::model(self.between(least_blocks, 2 * least_blocks)),
             max_running,
             max_waiting: 16,
             max_pass_rows: self.between(max_running, 40),

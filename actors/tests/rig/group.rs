@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use faser_actors::{
-    CudaDraftRunner, CudaRunnerSpec, CudaVerifyRunner, DraftRunner, DraftWork, Fallen, RunnerSpec,
-    VerifyRunner, VerifyWork,
+    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Fallen, LaneBackend,
+    MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 use faser_engine::{DraftPlan, VerifyPlan};
 use faser_kernels::Collective;
@@ -91,9 +91,15 @@ fn group<S: Send + 'static, W: Clone + Send + 'static, P: Send + 'static, R: FnM
     })
 }
 
-/// Each shard with its way to the group.
-fn with_ways(shards: &[Arc<Model>]) -> Vec<(Arc<Model>, Arc<dyn Collective>)> {
-    let ways = in_process(shards.len(), DEADLINE).into_iter().map(|way| Arc::new(way) as Arc<dyn Collective>);
+/// A rank's shard, and its way to the group.
+type Member = (Arc<Model>, Option<Arc<dyn Collective>>);
+
+/// Each shard with its way to the group; alone it needs none.
+fn with_ways(shards: &[Arc<Model>]) -> Vec<Member> {
+    let ways: Vec<Option<Arc<dyn Collective>>> = match shards.len() {
+        1 => vec![None],
+        several => in_process(several, DEADLINE).into_iter().map(|way| Some(Arc::new(way) as _)).collect(),
+    };
     shards.iter().cloned().zip(ways).collect()
 }
 
@@ -109,7 +115,7 @@ fn same_verdicts(other: &VerifyPlan, first: &VerifyPlan) {
 }
 
 /// A rank's shard on its GPU, and what its lane is made for.
-pub(crate) type OfRank = (Arc<CudaModel>, CudaRunnerSpec);
+pub(crate) type OfRank = (Arc<CudaModel>, CudaLaneSpec);
 
 /// Each rank with its place in the group; alone it needs none.
 fn with_seats(ranks: Vec<OfRank>) -> Vec<(OfRank, Option<NcclSeat>)> {
@@ -120,70 +126,75 @@ fn with_seats(ranks: Vec<OfRank>) -> Vec<(OfRank, Option<NcclSeat>)> {
     ranks.into_iter().zip(seats).collect()
 }
 
+/// A rank's lane on its GPU.
+fn on_gpu(((model, spec), seat): (OfRank, Option<NcclSeat>)) -> CudaBackend {
+    let mut backend = CudaBackend::new(model, &spec).expect("a lane");
+    seat.iter().for_each(|seat| backend.join(seat).expect("the others join"));
+    backend
+}
+
+fn draft_of<B: LaneBackend>(
+    backend: B,
+    falls: Option<Box<dyn Fallen>>,
+) -> impl FnMut(DraftWork) -> DraftPlan {
+    let mut runner = DraftRunner::new(backend, MASK_PATIENCE);
+    falls.into_iter().for_each(|falls| runner.shedding(falls));
+    move |work| runner.run(work)
+}
+
+fn verify_of<B: LaneBackend>(
+    backend: B,
+    falls: Option<Box<dyn Fallen>>,
+    mask_patience: Duration,
+) -> impl FnMut(VerifyWork) -> VerifyPlan {
+    let mut runner = VerifyRunner::new(backend, mask_patience);
+    falls.into_iter().for_each(|falls| runner.shedding(falls));
+    move |work| runner.run(work)
+}
+
 /// Draft runners of all ranks on GPUs as one.
 pub(crate) fn cuda_draft(
     ranks: Vec<OfRank>,
     falls: Box<dyn Fallen>,
 ) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
-    let make = |((model, spec), seat): (OfRank, Option<NcclSeat>), falls| {
-        let mut runner = CudaDraftRunner::new(model, &spec).expect("a draft lane");
-        seat.iter().for_each(|seat| runner.join(seat).expect("the others join"));
-        if let Some(falls) = falls {
-            runner.shedding(falls);
-        }
-        move |work| runner.run(work)
-    };
-    group(with_seats(ranks), falls, make, same_proposals)
+    group(with_seats(ranks), falls, |rank, falls| draft_of(on_gpu(rank), falls), same_proposals)
 }
 
 /// Verify runners of all ranks on GPUs as one.
 pub(crate) fn cuda_verify(
     ranks: Vec<OfRank>,
     falls: Box<dyn Fallen>,
+    mask_patience: Duration,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
-    let make = |((model, spec), seat): (OfRank, Option<NcclSeat>), falls| {
-        let mut runner = CudaVerifyRunner::new(model, &spec).expect("a verify lane");
-        seat.iter().for_each(|seat| runner.join(seat).expect("the others join"));
-        if let Some(falls) = falls {
-            runner.shedding(falls);
-        }
-        move |work| runner.run(work)
-    };
+    let make = move |rank, falls| verify_of(on_gpu(rank), falls, mask_patience);
     group(with_seats(ranks), falls, make, same_verdicts)
+}
+
+fn on_cores(spec: &CpuLaneSpec, (model, way): Member) -> CpuBackend {
+    let mut backend = CpuBackend::new(model, spec).expect("a lane");
+    way.iter().for_each(|way| backend.join(way));
+    backend
 }
 
 /// Draft runners of all ranks as one: each must come to the first one's proposals.
 pub(crate) fn draft(
     shards: &[Arc<Model>],
-    spec: &RunnerSpec,
+    spec: &CpuLaneSpec,
     falls: Box<dyn Fallen>,
 ) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
     let spec = spec.clone();
-    let make = move |(model, way): (Arc<Model>, Arc<dyn Collective>), falls| {
-        let mut runner = DraftRunner::new(model, &spec).expect("a draft lane");
-        runner.join(&way);
-        if let Some(falls) = falls {
-            runner.shedding(falls);
-        }
-        move |work| runner.run(work)
-    };
+    let make = move |rank, falls| draft_of(on_cores(&spec, rank), falls);
     group(with_ways(shards), falls, make, same_proposals)
 }
 
 /// Verify runners of all ranks as one: each must come to the first one's verdicts and gaps.
 pub(crate) fn verify(
     shards: &[Arc<Model>],
-    spec: &RunnerSpec,
+    spec: &CpuLaneSpec,
     falls: Box<dyn Fallen>,
+    mask_patience: Duration,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
     let spec = spec.clone();
-    let make = move |(model, way): (Arc<Model>, Arc<dyn Collective>), falls| {
-        let mut runner = VerifyRunner::new(model, &spec).expect("a verify lane");
-        runner.join(&way);
-        if let Some(falls) = falls {
-            runner.shedding(falls);
-        }
-        move |work| runner.run(work)
-    };
+    let make = move |rank, falls| verify_of(on_cores(&spec, rank), falls, mask_patience);
     group(with_ways(shards), falls, make, same_verdicts)
 }

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CudaRunnerSpec, DraftRunner, DraftWork, Fallen, Isa, LaneRequest, PassLimits, RunnerSpec, VerifyRunner,
-    VerifyWork,
+    CpuLaneSpec, CudaLaneSpec, DraftWork, Fallen, Isa, LaneRequest, MASK_PATIENCE, PassLimits, VerifyWork,
 };
 use faser_engine::{
     Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, PartitionId, Request,
@@ -18,7 +17,7 @@ use faser_engine::{
 };
 use faser_kernels::cuda::{Share, SharePair};
 use faser_models::Model;
-use faser_models::cuda::{CudaModel, CudaSizes};
+use faser_models::cuda::CudaModel;
 use faser_topology::Partition;
 
 /// Partitions of the rig's device, all alike.
@@ -250,24 +249,18 @@ fn next_partition(step: u64) -> PartitionId {
 fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (Option<Draft>, Verify) {
     let limits = PassLimits::of(config);
     let falls = |lane| Box::new(LaneFalls { lane, falls: falls.clone() });
+    // Some wait for no mask: what is not there when tokens are drawn comes in a later pass.
+    let patience = if config.target_blocks.is_multiple_of(2) { Duration::ZERO } else { MASK_PATIENCE };
     if let Some(gpu) = &pair.cuda {
-        let spec =
-            |rank: &OnGpu, lane: fn(&SharePair) -> &Arc<Share>, (blocks, max_logit_rows)| CudaRunnerSpec {
-                shares: rank.shares.iter().map(|pair| lane(pair).clone()).collect(),
-                sizes: CudaSizes {
-                    blocks,
-                    max_rows: limits.rows,
-                    max_logit_rows,
-                    max_chunks: config.max_running,
-                    max_context: config.max_context,
-                    max_gates: config.target_layers,
-                },
-            };
+        let spec = |rank: &OnGpu, lane: fn(&SharePair) -> &Arc<Share>, sizes, drafts| CudaLaneSpec {
+            shares: rank.shares.iter().map(|pair| lane(pair).clone()).collect(),
+            sizes,
+            drafts,
+        };
         let ranks = || std::iter::once(gpu).chain(&gpu.others);
         let drafts: Vec<_> = ranks()
             .filter_map(|rank| {
-                let sizes = (config.draft_blocks, limits.draft_logit_rows);
-                Some((rank.draft.clone()?, spec(rank, |pair| &pair.draft, sizes)))
+                Some((rank.draft.clone()?, spec(rank, |pair| &pair.draft, limits.cuda_draft(config), true)))
             })
             .collect();
         let draft = (!drafts.is_empty()).then(|| {
@@ -278,47 +271,35 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
                 DraftPlan { partition: planned, ..run(work) }
             }) as Draft
         });
-        let sizes = (config.target_blocks, limits.verify_logit_rows);
-        let targets = ranks().map(|rank| (rank.target.clone(), spec(rank, |pair| &pair.verify, sizes)));
-        let mut run = group::cuda_verify(targets.collect(), falls(LaneKind::Verify));
+        let sizes = limits.cuda_verify(config);
+        let targets =
+            ranks().map(|rank| (rank.target.clone(), spec(rank, |pair| &pair.verify, sizes, false)));
+        let mut run = group::cuda_verify(targets.collect(), falls(LaneKind::Verify), patience);
         let verify = move |mut work: VerifyWork| {
             let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
             VerifyPlan { partition: planned, ..run(work) }
         };
         return (draft, Box::new(verify));
     }
-    let spec = |blocks, max_logit_rows| RunnerSpec {
+    let spec = |blocks, max_logit_rows| CpuLaneSpec {
         partitions: vec![Partition { cores: vec![0] }; PARTITIONS],
         isa: Isa::detect(),
         blocks,
         block_size: config.block_size,
         max_rows: limits.rows,
         max_logit_rows,
-        // Some wait for no mask: what is not there when tokens are drawn comes in a later pass.
-        mask_patience: if config.target_blocks.is_multiple_of(2) {
-            Duration::ZERO
-        } else {
-            RunnerSpec::MASK_PATIENCE
-        },
     };
-    if let Some(shards) = &pair.shards {
-        let draft = (!shards.draft.is_empty()).then(|| {
-            let spec = spec(config.draft_blocks, limits.draft_logit_rows);
-            Box::new(group::draft(&shards.draft, &spec, falls(LaneKind::Draft))) as Draft
-        });
-        let spec = spec(config.target_blocks, limits.verify_logit_rows);
-        return (draft, Box::new(group::verify(&shards.target, &spec, falls(LaneKind::Verify))));
-    }
-    let draft = pair.draft.as_ref().map(|model| {
-        let spec = spec(config.draft_blocks, limits.draft_logit_rows);
-        let mut runner = DraftRunner::new(model.clone(), &spec).expect("a draft lane");
-        runner.shedding(falls(LaneKind::Draft));
-        Box::new(move |work| runner.run(work)) as Draft
+    let whole = |model: &Arc<Model>| vec![model.clone()];
+    let (targets, drafts) = match &pair.shards {
+        Some(shards) => (shards.target.clone(), shards.draft.clone()),
+        None => (whole(&pair.target), pair.draft.as_ref().map_or_else(Vec::new, whole)),
+    };
+    let draft = (!drafts.is_empty()).then(|| {
+        let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows);
+        Box::new(group::draft(&drafts, &spec, falls(LaneKind::Draft))) as Draft
     });
     let spec = spec(config.target_blocks, limits.verify_logit_rows);
-    let mut verify = VerifyRunner::new(pair.target.clone(), &spec).expect("a verify lane");
-    verify.shedding(falls(LaneKind::Verify));
-    (draft, Box::new(move |work| verify.run(work)))
+    (draft, Box::new(group::verify(&targets, &spec, falls(LaneKind::Verify), patience)))
 }
 
 /// A small generator of random numbers (splitmix64), so that a case is its seed on every machine.

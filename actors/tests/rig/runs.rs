@@ -39,10 +39,7 @@ fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
 pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
     let random = &mut Random(seed);
     let (config, mut cases) = (random.config(), random.cases());
-    // On GPUs there are none.
-    if other.cuda.is_none() {
-        random.want_more(&mut cases);
-    }
+    random.want_more(&mut cases);
     let mut rig = Rig::new(other, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
     let mut to_come = cases.iter();

@@ -13,7 +13,7 @@ use faser_engine::cost::PartitionCosts;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
 };
-use faser_engine::{EngineConfig, Mechanisms, Policy, Slo, SpeculationBounds};
+use faser_engine::{DraftSource, EngineConfig, Mechanisms, Policy, Slo, SpeculationBounds};
 use serde::{Serialize, Serializer};
 
 pub use figures::{Figures, Moment};
@@ -291,7 +291,7 @@ impl SimSpec {
         EngineConfig {
             block_size: BLOCK_TOKENS,
             target_blocks: self.kv_tokens / BLOCK_TOKENS,
-            draft_blocks: self.kv_tokens / BLOCK_TOKENS,
+            draft: DraftSource::model(self.kv_tokens / BLOCK_TOKENS),
             max_running,
             max_waiting: 1_000_000,
             max_pass_rows: self.max_pass_rows,

@@ -1,7 +1,7 @@
 //! Measuring anew what passes cost, in a daemon that runs: on a CPU, while there is nothing else to do.
 
 use actix_web::web;
-use faser_actors::{DeviceSpec, ProfileSpec};
+use faser_actors::ProfileSpec;
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -30,10 +30,8 @@ impl Admin {
         self.not_ending()?;
         let pairs = self.pairs()?;
         let served = pairs.named(pair)?.clone();
-        if matches!(served.device, DeviceSpec::Cuda(_)) {
-            let message = "the service has the GPU's memory, and measuring needs some of its own: \
-                           restart with `faser serve --profile`";
-            return Err(conflict("no_memory", message));
+        if let Some(why) = served.device.measures_alone() {
+            return Err(conflict("no_memory", format!("{why}: restart with `faser serve --profile`")));
         }
         let busy = || conflict("measuring", "costs are being measured already");
         let _measuring = self.measuring.try_lock().map_err(|_| busy())?;

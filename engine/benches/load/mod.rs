@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
-    Command, DraftPlan, Drafted, Engine, EngineConfig, Event, Handling, Mechanisms, Policy, Request, Rivals,
-    SeqId, Slo, SpeculationBounds, Verdict, VerifyPlan,
+    Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Handling, Mechanisms, Policy,
+    Request, Rivals, SeqId, Slo, SpeculationBounds, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -30,7 +30,7 @@ impl Load {
         let engine = Engine::new(EngineConfig {
             block_size: 16,
             target_blocks: sequences * 512,
-            draft_blocks: sequences * 512,
+            draft: DraftSource::model(sequences * 512),
             max_running: sequences,
             max_waiting: sequences,
             max_pass_rows: 2048,

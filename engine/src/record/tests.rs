@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::plan::{Verdict, VerifyPlan};
 use crate::policy::{Mechanisms, Policy};
 use crate::sim::{Happening, Report, SimDevice, Simulation};
+use crate::source::DraftSource;
 
 const PLENTY: Bounds = Bounds { passes: 1000, chunks: 1000, marks: 1000 };
 
@@ -31,7 +32,7 @@ fn config(policy: Policy) -> EngineConfig {
     EngineConfig {
         block_size: 4,
         target_blocks: 60,
-        draft_blocks: 60,
+        draft: DraftSource::model(60),
         max_running: 8,
         max_waiting: 100,
         max_pass_rows: 64,

@@ -71,13 +71,21 @@ pub struct Chunk {
     pub first: u32,
     /// Rows that it has (still).
     pub rows: u32,
-    /// From this row on, counted in the chunk, rows get a token each; [`NOTHING`] if none does.
+    /// From this row on, counted in the chunk, rows are samples; [`NOTHING`] if none is.
     pub sampled_from: u32,
-    /// The first of them among the samples of the pass.
-    pub first_sample: u32,
+    /// Proposals that stand before the place of the first sample; negative: so many samples come before any proposal may.
+    pub since: i32,
 }
 
-/// A row that gets a token, in device memory.
+impl Chunk {
+    /// Proposals that stand before the place of a sample, by its row in the chunk.
+    #[must_use]
+    pub fn since(&self, offset: u32) -> u32 {
+        (self.since + (offset - self.sampled_from) as i32).max(0) as u32
+    }
+}
+
+/// A row that has logits, and gets a token, in device memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {

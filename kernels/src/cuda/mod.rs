@@ -10,13 +10,13 @@ pub mod check;
 mod compile;
 mod device;
 mod drafting;
+mod gate;
 mod gemm;
 mod launch;
 mod ptxas;
 mod rows;
 mod sampling;
 mod sources;
-mod verdicts;
 
 pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
 pub use compile::{Compiler, Cubin, NvrtcError};
@@ -25,13 +25,13 @@ pub use device::{
     Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
 pub use drafting::{DraftState, DraftStepArgs};
+pub use gate::{GateArgs, Test};
 pub use gemm::{MatmulArgs, ScoreTokensArgs};
 pub use launch::{BLOCK_SIZE, Chunk, Element, Launch, NOTHING, Ptr, Sample};
 pub use ptxas::{Usage, usages};
 pub use rows::{CompactRowsArgs, EmbedArgs, GatherRowsArgs, QkvArgs, RmsNormArgs, ShedRowsArgs, SiluMulArgs};
 pub use sampling::{
-    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LOGITS_CHUNK, LogitStats, LogitStatsArgs, NucleusArgs,
-    PickArgs, Sampler, TopTokensArgs,
+    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LOGITS_CHUNK, LogitStats, LogitStatsArgs, LogprobFound,
+    LogprobWish, LogprobsArgs, NucleusArgs, PickArgs, Sampler, TopTokensArgs,
 };
 pub use sources::{File, Kernel, PRELUDE, check_files, file, files, kernel, kernels};
-pub use verdicts::{AcceptArgs, GateArgs, Test, Verdict};

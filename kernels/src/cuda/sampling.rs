@@ -1,7 +1,7 @@
 //! Launches of the sampler.
 
 use super::launch::{Launch, Ptr, strided};
-use crate::sampling::{GREEDY_BELOW, Sampling};
+use crate::sampling::{GREEDY_BELOW, Logprobs, MAX_TOP_LOGPROBS, Sampling, logprob};
 
 /// Logits of a part: what one block looks at.
 pub const LOGITS_CHUNK: u32 = 4096;
@@ -89,7 +89,7 @@ impl CountArgs {
     }
 }
 
-/// Bias and penalties, in place.
+/// Bias, penalties and masks, in place.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AdjustArgs {
@@ -101,6 +101,11 @@ pub struct AdjustArgs {
     pub samplers: Ptr,
     /// u32 `[chunk][proposal_stride]`.
     pub proposals: Ptr,
+    /// u32 `[..][mask_words]`: a bit for each token that may be drawn.
+    pub masks: Ptr,
+    /// u32 of each chunk: the mask of a sample with no proposal before it, those of others follow; [`super::NOTHING`]: all tokens may be drawn.
+    /// Null: so it is of all.
+    pub mask_of: Ptr,
     /// u32: how many samples there are.
     pub count: Ptr,
     /// Tokens that the logits are of.
@@ -109,6 +114,8 @@ pub struct AdjustArgs {
     pub proposal_stride: u32,
     /// The first of those tokens.
     pub first: u32,
+    /// Words of a mask.
+    pub mask_words: u32,
 }
 
 impl AdjustArgs {
@@ -322,5 +329,87 @@ impl TopTokensArgs {
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<TopTokensArgs> {
         Launch::new("top_tokens", [strided(most_rows, sms, 4), 1, 1], 512, self)
+    }
+}
+
+/// What of log-probabilities a chunk wants, in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogprobWish {
+    /// How many of the likeliest tokens; [`super::NOTHING`]: no log-probabilities at all.
+    pub top: u32,
+    /// Where its prompt's tokens begin, among those of all chunks: they are asked for in their places, in place of what is drawn there.
+    pub told: u32,
+    /// Position of the first of them.
+    pub start: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+impl LogprobWish {
+    /// None.
+    pub const NONE: LogprobWish = LogprobWish { top: super::NOTHING, told: 0, start: 0, count: 0 };
+}
+
+/// What is found for a sample, in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LogprobFound {
+    /// The largest logit; infinite if none is finite.
+    largest: f32,
+    /// The sum of `e^(logit - largest)`.
+    sum: f32,
+    logit: f32,
+    token: u32,
+    found: u32,
+    tokens: [u32; MAX_TOP_LOGPROBS],
+    logits: [f32; MAX_TOP_LOGPROBS],
+}
+
+impl LogprobFound {
+    /// The token asked for, and the likeliest.
+    #[must_use]
+    pub fn logprobs(&self) -> Logprobs {
+        let normaliser = f64::from(self.largest) + f64::from(self.sum).ln();
+        let likeliest = self.tokens.iter().zip(self.logits).take(self.found as usize);
+        Logprobs {
+            token: self.token,
+            logprob: logprob(self.logit, normaliser),
+            top: likeliest.map(|(token, logit)| (*token, logprob(logit, normaliser))).collect(),
+        }
+    }
+}
+
+/// What log-probabilities are made of.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LogprobsArgs {
+    /// f32 `[samples][vocabulary]`, plain.
+    pub logits: Ptr,
+    /// [`LogitStats`] of them.
+    pub stats: Ptr,
+    /// [`super::Sample`]s.
+    pub samples: Ptr,
+    /// u32 per sample: what was drawn.
+    pub tokens: Ptr,
+    /// [`LogprobWish`] of each chunk.
+    pub wishes: Ptr,
+    /// u32: tokens of prompts.
+    pub told: Ptr,
+    /// [`LogprobFound`] per sample.
+    pub out: Ptr,
+    /// u32: how many samples there are.
+    pub count: Ptr,
+    /// The vocabulary.
+    pub vocabulary: u32,
+    /// Parts of a row.
+    pub parts: u32,
+}
+
+impl LogprobsArgs {
+    /// One block for a sample.
+    #[must_use]
+    pub fn launch(self, most: u32, sms: u32) -> Launch<LogprobsArgs> {
+        Launch::new("logprobs", [strided(most, sms, 4), 1, 1], 512, self)
     }
 }

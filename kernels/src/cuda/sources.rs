@@ -74,9 +74,9 @@ const FILES: &[File] = files! {
     "nucleus": "nucleus" 48;
     "draw_tokens": "draw_tokens" 48, "pick_tokens" 32;
     "top_tokens": "top_tokens" 64;
+    "logprobs": "logprobs" 48;
     "gate": "gate_rows" 32, "gate_test" 48;
     "shed_rows": "shed_rows" 48;
-    "accept": "accept_prefix" 32;
     "draft_step": "draft_step" 40;
 };
 

@@ -50,17 +50,7 @@ pub fn logprobs(lane: &Lane, logits: View<'_>, rows: &[LogprobRow], out: &mut [L
         let parts = logits.chunks(PART);
         let sum: f64 = parts.map(|logits| f64::from(dispatch(isa, Exponentials { logits, largest }))).sum();
         let normaliser = f64::from(largest) + sum.ln();
-        let of = |logit: f32| {
-            let logprob = (f64::from(logit) - normaliser) as f32;
-            // Of logits that are no numbers, nothing can be said.
-            if logprob <= 0.0 {
-                logprob
-            } else if logprob < 1e-3 {
-                0.0
-            } else {
-                f32::NEG_INFINITY
-            }
-        };
+        let of = |logit| logprob(logit, normaliser);
         let likeliest = best.tokens.iter().zip(best.logits).take(best.found.min(top));
         // SAFETY: each row is one item, done once.
         let place = unsafe { out.part(i, 1) };
@@ -70,6 +60,19 @@ pub fn logprobs(lane: &Lane, logits: View<'_>, rows: &[LogprobRow], out: &mut [L
             top: likeliest.map(|(token, logit)| (*token, of(logit))).collect(),
         };
     });
+}
+
+/// The logarithm of a token's probability.
+pub(crate) fn logprob(logit: f32, normaliser: f64) -> f32 {
+    let logprob = (f64::from(logit) - normaliser) as f32;
+    // Of logits that are no numbers, nothing can be said.
+    if logprob <= 0.0 {
+        logprob
+    } else if logprob < 1e-3 {
+        0.0
+    } else {
+        f32::NEG_INFINITY
+    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,9 @@ use choose::{Best, Greedy, Noisy};
 pub use confidence::confidence;
 pub use gap::gap;
 pub use history::History;
+pub(crate) use logprobs::logprob;
 pub use logprobs::{LogprobRow, Logprobs, MAX_TOP_LOGPROBS, logprobs};
+pub use mask::mask_of;
 use noise::Noise;
 use nucleus::Nucleus;
 pub use part::PartSampler;
@@ -176,6 +178,13 @@ pub struct SampleRow<'a> {
     pub allowed: Option<&'a [u32]>,
 }
 
+impl SampleRow<'_> {
+    /// Whether the token may be none of the ends.
+    fn goes_on(&self) -> bool {
+        self.sampling.goes_on((self.position as usize).saturating_sub(self.history.prompt_len()))
+    }
+}
+
 /// Draws one token for each of `rows`. Logits that are not finite are never drawn; token 0 if none is finite.
 ///
 /// # Panics
@@ -242,7 +251,7 @@ fn processed<'a>(
     let SampleRow { position, sampling, history, since, allowed, .. } = *row;
     assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
     let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
-    let goes_on = sampling.goes_on(position as usize - history.prompt_len().min(position as usize));
+    let goes_on = row.goes_on();
     let plain = !sampling.has_penalties() && sampling.logit_bias.is_empty() && !sampling.forbids();
     if plain && !goes_on && allowed.is_none() {
         return (logits, candidates);

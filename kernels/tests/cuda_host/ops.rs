@@ -44,8 +44,8 @@ tests! {
     ranks_with_parts_of_the_tokens_draw_the_same,
     a_row_without_a_finite_logit_gives_token_0,
     confidence_and_top_tokens_are_the_cpus,
+    logprobs_are_the_cpus,
     steps_record_proposals_and_go_on_with_those_that_may,
     cancelled_chunks_and_rows_behind_the_live_ones_leave,
     gaps_are_the_cpus_and_end_chunks,
-    verdicts_are_the_accepted_prefix_and_the_token_after_it,
 }

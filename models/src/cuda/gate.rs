@@ -63,6 +63,7 @@ impl CudaPasses {
     /// The driver refuses.
     pub fn shed(&mut self) -> Result<(), CudaError> {
         self.shrink();
+        self.pass.shed = true;
         let pass = self.pass;
         let cancelled = match &self.group {
             None => self.cancelled.ptr(),

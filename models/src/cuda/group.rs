@@ -122,6 +122,30 @@ impl CudaPasses {
         self.lane.agree_on(plan)
     }
 
+    /// The words of all ranks, rank after rank, as many of each: waits for them, and for all that was asked for before.
+    ///
+    /// # Errors
+    /// The group is lost, or the driver refuses.
+    ///
+    /// # Panics
+    /// If those are more than some tens of thousands.
+    pub fn gather(&mut self, words: &[u32]) -> Result<Vec<u32>, CudaError> {
+        self.lane.wait(&mut || {})?;
+        self.history.clear();
+        let own = self.history.put(words);
+        let (all, place) = self.history.reserve::<u32>(words.len() * self.lane.ranks());
+        self.lane.send(&mut self.history)?;
+        self.lane.all_gather(own, all, words.len())?;
+        self.lane.fetch(&mut self.history)?;
+        self.lane.wait(&mut || {})?;
+        Ok(self.history.get(place).to_vec())
+    }
+
+    /// Rank and ranks of the lane's group: 0 and 1 alone.
+    pub fn rank(&self) -> (usize, usize) {
+        (self.lane.rank(), self.lane.ranks())
+    }
+
     /// The residual stream becomes the sum of the ranks' shares.
     pub(super) fn add_up(&mut self) -> Result<(), CudaError> {
         let len = self.pass.rows.bucket * self.model.config.hidden;

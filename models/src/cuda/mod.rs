@@ -17,6 +17,6 @@ pub use gate::Gate;
 pub use model::CudaModel;
 pub use pass::{CudaPasses, PassInput};
 pub use penalties::{Bias, HistoryChange, PenaltySlot};
-pub use sampler::Drawn;
+pub use sampler::{DrawInput, Drawn};
 pub use sizes::CudaSizes;
 pub use steps::{DraftChunk, DraftInput, DraftedChunk};

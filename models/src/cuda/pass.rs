@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    GateArgs, NOTHING, Ptr, Sample, Sampler, Share, Test, Tile,
+    GateArgs, LogprobWish, NOTHING, Ptr, Sample, Sampler, Share, Test, Tile,
 };
 use faser_kernels::{BlockId, Dtype};
 
@@ -27,7 +27,7 @@ use super::{CudaModel, CudaSizes};
 use crate::Shard;
 
 /// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PassInput<'a> {
     /// One token per row.
     pub tokens: &'a [u32],
@@ -35,7 +35,7 @@ pub struct PassInput<'a> {
     pub positions: &'a [u32],
     /// Chunk of each row.
     pub chunk_of: &'a [u32],
-    /// First row, rows and `sampled_from` of each chunk; the first sample is filled in here.
+    /// The chunks.
     pub chunks: &'a [Chunk],
     /// Block table of each chunk.
     pub tables: &'a [&'a [BlockId]],
@@ -51,6 +51,10 @@ pub struct PassInput<'a> {
     pub cuts: bool,
     /// On a draft lane: the chunk of the plan that each chunk is part of; else nothing.
     pub of_plan: &'a [u32],
+    /// What log-probabilities each chunk wants; nothing if none does.
+    pub wishes: &'a [LogprobWish],
+    /// The prompts' tokens that those are of.
+    pub told: &'a [u32],
     /// Tests of proposals at gates: the test, its rivals (a full row of [`GateArgs::SCORED`] tokens), and the largest gap that stays.
     pub tests: &'a [(Test, [u32; GateArgs::SCORED], f32)],
 }
@@ -63,6 +67,7 @@ pub struct CudaPasses {
     pub(super) input: Arena,
     pub(super) output: Arena,
     pub(super) history: Arena,
+    pub(super) masks: Arena,
     pub(super) cancelled: Flags,
     pub(super) keys: DeviceBuffer,
     pub(super) values: DeviceBuffer,
@@ -116,6 +121,7 @@ impl CudaPasses {
             input: Arena::new(&gpu, sizes.input_bytes(), "the arrays of a pass")?,
             output: Arena::new(&gpu, sizes.output_bytes(), "what a pass brings")?,
             history: history(&gpu, sizes.history_bytes())?,
+            masks: Arena::new(&gpu, sizes.mask_bytes(config), "masks of tokens")?,
             cancelled: Flags::new(&gpu, sizes.max_chunks)?,
             keys: DeviceBuffer::zeroed(&gpu, kv_bytes, "keys")?,
             values: DeviceBuffer::zeroed(&gpu, kv_bytes, "values")?,
@@ -218,18 +224,18 @@ impl CudaPasses {
         self.cancelled.clear();
         self.input.clear();
         self.output.clear();
+        self.masks.clear();
 
         let mut samples = Vec::new();
-        let mut placed = chunks.to_vec();
         self.known.clear();
-        for (chunk, index) in placed.iter_mut().zip(0..) {
-            chunk.first_sample = samples.len() as u32;
+        for (chunk, index) in chunks.iter().zip(0..) {
+            let before = samples.len();
             for offset in chunk.sampled_from..chunk.rows.max(chunk.sampled_from) {
                 let row = chunk.first + offset;
-                let (position, since) = (positions[row as usize] + 1, offset - chunk.sampled_from);
+                let (position, since) = (positions[row as usize] + 1, chunk.since(offset));
                 samples.push(Sample { row, chunk: index, position, since });
             }
-            let sampled = samples.len() - chunk.first_sample as usize;
+            let sampled = samples.len() - before;
             self.known.push(KnownChunk { rows: chunk.rows as usize, samples: sampled, cancelled: false });
         }
         assert!(samples.len() <= sizes.max_logit_rows, "{} rows get tokens", samples.len());
@@ -255,7 +261,6 @@ impl CudaPasses {
         for (to, proposals) in proposed.chunks_exact_mut(proposal_stride).zip(proposals) {
             to[..proposals.len()].copy_from_slice(proposals);
         }
-        let proposal_counts: Vec<u32> = proposals.iter().map(|proposals| proposals.len() as u32).collect();
         let live: Vec<u32> = chunks.iter().map(|chunk| chunk.rows).collect();
         let sample_bucket = if samples.is_empty() { 0 } else { CudaSizes::bucket(samples.len()) };
 
@@ -266,7 +271,7 @@ impl CudaPasses {
             counts: arena.put(&[rows as u32, rows as u32, samples.len() as u32]),
             positions: arena.put_padded(positions, up_to(bucket, rows)),
             chunk_of: arena.put_padded(chunk_of, up_to(bucket, rows)),
-            chunks: arena.put_padded(&placed, chunk_places),
+            chunks: arena.put_padded(chunks, chunk_places),
             tables: arena.put_padded(&blocks, chunk_places * stride),
             table_stride: stride as u32,
             tiles: arena.put(&tiles),
@@ -292,8 +297,10 @@ impl CudaPasses {
             samples: samples.len(),
             chunk_count: count,
             live: arena.put(&live),
-            proposal_counts: arena.put(&proposal_counts),
             of_plan: arena.put(input.of_plan),
+            shed: false,
+            wishes: if input.wishes.is_empty() { Ptr::NULL } else { arena.put(input.wishes) },
+            told: arena.put(input.told),
             tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<Test>>()),
             rivals: arena.put(&tests.iter().flat_map(|(_, rivals, _)| *rivals).collect::<Vec<u32>>()),
             most: arena.put(&tests.iter().map(|(.., most)| *most).collect::<Vec<f32>>()),

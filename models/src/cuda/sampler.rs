@@ -1,13 +1,14 @@
-//! The end of a pass: tokens drawn, proposals judged, what comes back.
+//! The end of a pass: tokens drawn, what comes back.
 
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    AcceptArgs, AdjustArgs, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, Gpu, LogitStats,
-    LogitStatsArgs, NucleusArgs, Place, Ptr, TopTokensArgs, Verdict,
+    AdjustArgs, Chunk, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, Gpu, LogitStats, LogitStatsArgs,
+    LogprobFound, LogprobsArgs, NOTHING, NucleusArgs, Place, Ptr, TopTokensArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
 
+use super::sizes::mask_words;
 use super::{CudaPasses, CudaSizes, Gate};
 use crate::ModelConfig;
 
@@ -18,7 +19,9 @@ pub(super) struct SamplerBuffers {
     least: DeviceBuffer,
     best: DeviceBuffer,
     /// Logits with penalties, where the plain ones are needed too.
-    adjusted: Option<DeviceBuffer>,
+    adjusted: DeviceBuffer,
+    /// The draft's confidence is wanted.
+    confidence: bool,
 }
 
 impl SamplerBuffers {
@@ -36,7 +39,8 @@ impl SamplerBuffers {
             stats: [stats()?, stats()?],
             least: buffer(rows * size_of::<u64>())?,
             best: buffer(rows * parts * size_of::<u64>())?,
-            adjusted: drafts.then(|| buffer(logits_bytes)).transpose()?,
+            adjusted: buffer(logits_bytes)?,
+            confidence: drafts,
         })
     }
 }
@@ -51,22 +55,46 @@ pub struct Drawn {
     tokens: Place,
     confidence: Option<Place>,
     top: Option<Place>,
+    logprobs: Option<Place>,
+    left: Option<Place>,
+}
+
+/// How tokens are drawn, beside what samplers say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrawInput<'a> {
+    /// The likeliest tokens in each place are wanted.
+    pub rivals: bool,
+    /// Masks of tokens that may be drawn, a bit each, of the whole vocabulary: those of a chunk's samples one after the other.
+    pub masks: &'a [u32],
+    /// Which of them is that of a chunk's sample with no proposal before it (others count from there); [`NOTHING`] if the chunk has none. Nothing at
+    /// all if no chunk has.
+    pub mask_of: &'a [u32],
 }
 
 impl CudaPasses {
     /// Draws a token for each sample of the pass that was finished. On a draft lane also the confidence in each, and if asked the
-    /// likeliest tokens. Of a split model every rank draws the same: from the best of each rank's own tokens, or from all logits, which are
-    /// gathered where top-k, top-p or min-p of any chunk, or a confidence, looks at all tokens.
+    /// likeliest tokens; log-probabilities, where the pass wants them. Of a split model every rank draws the same: from the best of each rank's own tokens, or from all logits, which are
+    /// gathered where top-k, top-p or min-p of any chunk, a confidence, or a log-probability looks at all tokens.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn draw(&mut self, rivals: bool) -> Result<Drawn, CudaError> {
+    ///
+    /// # Panics
+    /// If there are more masks than rows get tokens.
+    pub fn draw(&mut self, how: &DrawInput<'_>) -> Result<Drawn, CudaError> {
+        let rivals = how.rivals;
         let (pass, sms) = (self.pass, self.lane.sms());
-        let drafts = self.sampling.adjusted.is_some();
+        let (drafts, tells) = (self.sampling.confidence, pass.wishes != Ptr::NULL);
+        let plain_too = drafts || tells;
         let (most, count) = (pass.tail.samples, pass.sample_count());
         let (on_device, tokens) = self.output.reserve::<u32>(most);
         let confidence = drafts.then(|| self.output.reserve::<f32>(most));
         let top = rivals.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
+        let logprobs = tells.then(|| self.output.reserve::<LogprobFound>(most));
+        let left = pass.shed.then(|| self.output.reserve::<Chunk>(pass.chunk_count));
+        if let Some((to, _)) = left {
+            self.lane.copy(pass.rows.chunks, to, pass.chunk_count * size_of::<Chunk>())?;
+        }
         let ptr = |reserved: Option<(Ptr, Place)>| reserved.map_or(Ptr::NULL, |(ptr, _)| ptr);
         let place = |reserved: Option<(Ptr, Place)>| reserved.map(|(_, place)| place);
         let drawn = Drawn {
@@ -77,36 +105,44 @@ impl CudaPasses {
             tokens,
             confidence: place(confidence),
             top: place(top),
+            logprobs: logprobs.map(|(_, place)| place),
+            left: left.map(|(_, place)| place),
         };
         if most == 0 {
             return Ok(drawn);
         }
-        // Confidence looks at all tokens.
-        let found = self.logits_to_draw_from(most, drafts || pass.tail.cuts)?;
+        let masks = self.masks_for(how)?;
+        // Confidence and log-probabilities look at all tokens.
+        let found = self.logits_to_draw_from(most, plain_too || pass.tail.cuts)?;
         let (plain, vocabulary, first_token) = (found.at, found.tokens, found.first);
         let parts = LogitStatsArgs::parts(vocabulary);
         let (logits_bytes, most) = (most * vocabulary as usize * size_of::<f32>(), most as u32);
         let mut logits = plain;
         let [plain_stats, adjusted_stats] = self.sampling.stats.each_ref().map(DeviceBuffer::ptr);
         let mut stats = plain_stats;
-        if drafts || !pass.tail.adjusts {
+        let adjusts = pass.tail.adjusts || masks.is_some();
+        if plain_too || !adjusts {
             let args = LogitStatsArgs { logits, stats, rows: count, vocabulary, first_token };
             self.lane.launch(&args.launch(most))?;
         }
-        if pass.tail.adjusts {
-            if let Some(adjusted) = &self.sampling.adjusted {
-                logits = adjusted.ptr();
+        if adjusts {
+            if plain_too {
+                logits = self.sampling.adjusted.ptr();
                 self.lane.copy(plain, logits, logits_bytes)?;
             }
+            let (masks, mask_of) = masks.unwrap_or((Ptr::NULL, Ptr::NULL));
             let args = AdjustArgs {
                 logits,
                 samples: pass.tail.sample_rows,
                 samplers: pass.tail.samplers,
                 proposals: pass.tail.proposals,
+                masks,
+                mask_of,
                 count,
                 vocabulary,
                 proposal_stride: pass.tail.proposal_stride,
                 first: first_token,
+                mask_words: mask_words(&self.model.config) as u32,
             };
             self.lane.launch(&args.launch(most, sms))?;
             stats = adjusted_stats;
@@ -134,27 +170,24 @@ impl CudaPasses {
             let args = TopTokensArgs { logits: plain, out, rows: count, vocabulary };
             self.lane.launch(&args.launch(most, sms))?;
         }
+        if let Some((out, _)) = logprobs {
+            let (logits, stats, tokens) = (plain, plain_stats, on_device);
+            let (samples, wishes, told) = (pass.tail.sample_rows, pass.wishes, pass.told);
+            let args =
+                LogprobsArgs { logits, stats, samples, tokens, wishes, told, out, count, vocabulary, parts };
+            self.lane.launch(&args.launch(most, sms))?;
+        }
         Ok(drawn)
     }
 
-    /// Compares what was drawn with the chunks' proposals: a [`Verdict`] of each chunk.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn judge(&mut self, drawn: &Drawn) -> Result<Place, CudaError> {
-        let pass = self.pass;
-        let (verdicts, place) = self.output.reserve::<Verdict>(pass.chunk_count);
-        let args = AcceptArgs {
-            chunks: pass.rows.chunks,
-            tokens: drawn.on_device,
-            proposals: pass.tail.proposals,
-            proposal_counts: pass.proposal_counts,
-            verdicts,
-            chunk_count: pass.chunk_count as u32,
-            proposal_stride: pass.tail.proposal_stride,
-        };
-        self.lane.launch(&args.launch())?;
-        Ok(place)
+    /// Sends masks; where they are then, and which is whose.
+    fn masks_for(&mut self, how: &DrawInput<'_>) -> Result<Option<(Ptr, Ptr)>, CudaError> {
+        if how.mask_of.iter().all(|first| *first == NOTHING) {
+            return Ok(None);
+        }
+        let masks = (self.masks.put(how.masks), self.masks.put(how.mask_of));
+        self.lane.send(&mut self.masks)?;
+        Ok(Some(masks))
     }
 
     /// Asks for what the pass brings; it is there when the lane was waited for.
@@ -180,9 +213,14 @@ impl CudaPasses {
         drawn.top.map_or(&[], |place| &self.output.get(place)[..drawn.samples * TOP_TOKENS])
     }
 
-    /// The verdicts, in the order of the chunks.
-    pub fn verdicts(&self, place: Place) -> &[Verdict] {
-        self.output.get(place)
+    /// What is found of log-probabilities, in the order of the samples; of no meaning where none are wanted, nothing if nobody wants any.
+    pub fn logprobs(&self, drawn: &Drawn) -> &[LogprobFound] {
+        drawn.logprobs.map_or(&[], |place| &self.output.get(place)[..drawn.samples])
+    }
+
+    /// The chunks as they are at the end, if any may have lost rows.
+    pub fn left(&self, drawn: &Drawn) -> Option<&[Chunk]> {
+        drawn.left.map(|place| self.output.get(place))
     }
 
     /// The gaps of a gate, in the order of the tests.

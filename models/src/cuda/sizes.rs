@@ -1,6 +1,8 @@
 //! What the passes of a lane take of a GPU's memory: one place for those who plan and those who allocate.
 
-use faser_kernels::cuda::{ATTENTION_SPLITS, BLOCK_SIZE, DraftStepArgs, LogitStatsArgs, QkvArgs};
+use faser_kernels::cuda::{
+    ATTENTION_SPLITS, BLOCK_SIZE, DraftStepArgs, LogitStatsArgs, LogprobFound, QkvArgs,
+};
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::{BlockId, Dtype};
 
@@ -105,16 +107,17 @@ impl CudaSizes {
         let rope = config.max_context as u64 * config.head_dim as u64 * f32;
         let (steps, drafted) = self.step_bytes();
         let staging =
-            (self.input_bytes() + self.output_bytes() + self.history_bytes() + steps + drafted) as u64;
+            self.input_bytes() + self.output_bytes() + self.history_bytes() + self.mask_bytes(whole);
         let penalties = (self.max_chunks * PenaltyTables::bytes_each(whole)) as u64;
         let group = GroupBuffers::bytes(whole, shard, self);
+        let staging = (staging + steps + drafted) as u64;
         rows * row + attention + logit_rows * logit_row + rope + staging + penalties + group + FIXED_BYTES
     }
 
     /// Small arrays of a pass: rows, chunks with their tables, samples, tests.
     pub(super) fn input_bytes(&self) -> usize {
-        let rows = self.rows() * 80;
-        let chunks = CudaSizes::bucket(self.max_chunks) * (256 + 4 * self.table_stride().next_power_of_two());
+        let rows = self.rows() * 84;
+        let chunks = CudaSizes::bucket(self.max_chunks) * (288 + 4 * self.table_stride().next_power_of_two());
         let samples = self.logit_rows() * 128;
         rows + chunks + samples + (64 << 10)
     }
@@ -128,13 +131,24 @@ impl CudaSizes {
 
     /// What comes back: a few integers per sample and chunk, gaps.
     pub(super) fn output_bytes(&self) -> usize {
-        self.logit_rows() * (64 + 4 * self.max_gates) + self.max_chunks * 32 + 16 * self.max_gates + (4 << 10)
+        let sample = 64 + size_of::<LogprobFound>() + 4 * self.max_gates;
+        self.logit_rows() * sample + self.max_chunks * 48 + 16 * self.max_gates + (4 << 10)
+    }
+
+    /// A mask for each row that gets a token, and where those of each chunk are.
+    pub(super) fn mask_bytes(&self, config: &ModelConfig) -> usize {
+        4 * (self.logit_rows() * mask_words(config) + CudaSizes::bucket(self.max_chunks)) + 64
     }
 
     /// Tokens on their way into tables of counts, and biases into theirs.
     pub(super) fn history_bytes(&self) -> usize {
         2 * 4 * self.max_context + (256 << 10)
     }
+}
+
+/// Words of a mask of the vocabulary.
+pub(super) fn mask_words(config: &ModelConfig) -> usize {
+    config.vocab.div_ceil(32)
 }
 
 // A split is at least as long as a block of keys.

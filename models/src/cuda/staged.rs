@@ -12,8 +12,12 @@ pub(super) struct Staged {
     pub(super) samples: usize,
     pub(super) chunk_count: usize,
     pub(super) live: Ptr,
-    pub(super) proposal_counts: Ptr,
     pub(super) of_plan: Ptr,
+    /// Whether rows may have left.
+    pub(super) shed: bool,
+    /// Null if no log-probabilities are wanted.
+    pub(super) wishes: Ptr,
+    pub(super) told: Ptr,
     pub(super) tests: Ptr,
     pub(super) rivals: Ptr,
     pub(super) most: Ptr,

@@ -17,7 +17,7 @@ use faser_kernels::ops::TOP_TOKENS;
 
 use super::graphs::Work;
 use super::staged::{RowArrays, Staged, Tail, plan_attention};
-use super::{CudaPasses, CudaSizes, Drawn};
+use super::{CudaPasses, CudaSizes, DrawInput, Drawn};
 
 /// A chunk of a draft plan.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +210,7 @@ impl CudaPasses {
             passes.embed(steps.row_tokens)?;
             passes.run_layers(0..passes.model.config.layers)?;
             passes.finish()?;
-            let drawn = passes.draw(steps.rivals)?;
+            let drawn = passes.draw(&DrawInput { rivals: steps.rivals, ..DrawInput::default() })?;
             let (samples, count) = (passes.pass.tail.sample_rows, passes.pass.sample_count());
             passes.record_from(Some(&drawn), (samples, count, Ptr::NULL), true)
         })

@@ -2,9 +2,6 @@
 
 use super::code::{code_only, has_word};
 
-/// A file over this many lines is split.
-pub const MOST_LINES: usize = 400;
-
 /// Crates (folders) where `unsafe` may stand.
 const UNSAFE: &[&str] = &["kernels", "topology"];
 /// Calls and macros that are banned everywhere, with what to do instead.
@@ -17,15 +14,34 @@ const BANNED: &[(&str, &str)] = &[
 const IMPURE: &[&str] =
     &["Instant", "SystemTime", "std::fs", "std::net", "std::io", "std::env", "std::thread", "tokio", "actix"];
 
+/// What tells kinds of devices and of draft sources apart, and the files that may: those that declare them, make them, or write down which one was
+/// measured. Everybody else asks what a device or a source can do and needs.
+const KINDS: &[(&str, &[&str])] = &[
+    (
+        "DeviceSpec::Cpu(",
+        &[
+            "actors/src/device/",
+            "actors/src/gpu_check/",
+            "actors/src/drill.rs",
+            "daemon/src/place.rs",
+            "daemon/src/costs/key.rs",
+        ],
+    ),
+    (
+        "DeviceSpec::Cuda(",
+        &["actors/src/device/", "actors/src/gpu_check/", "daemon/src/place.rs", "daemon/src/costs/key.rs"],
+    ),
+    ("DraftSource::Lookup", &["engine/src/source.rs"]),
+    ("DraftSource::Model", &["engine/src/source.rs"]),
+    ("DraftSource::OnePass", &["engine/src/source.rs"]),
+    ("DraftSource::Head", &["engine/src/source.rs"]),
+];
+
 /// Faults of one file; `path` from the root, with `/`.
 pub fn faults(path: &str, source: &str) -> Vec<String> {
     let code = code_only(source);
     let folder = path.split('/').next().unwrap_or_default();
     let mut faults = Vec::new();
-    let lines = source.lines().count();
-    if lines > MOST_LINES {
-        faults.push(format!("{path}: {lines} lines, split it below {MOST_LINES}"));
-    }
     if !source.starts_with("//!") && path.contains("/src/") {
         faults.push(format!("{path}: its first line must say what it is for (`//! ...`)"));
     }
@@ -39,6 +55,17 @@ pub fn faults(path: &str, source: &str) -> Vec<String> {
                 fault(&format!("`{banned}`: {instead}"));
             }
         }
+        // Tests name what they test.
+        let tests = path.contains("tests") || number + 1 > tests_begin(source);
+        for (kind, homes) in KINDS.iter().filter(|(kind, _)| !tests && line.contains(kind)) {
+            if !homes.iter().any(|home| path.starts_with(home)) {
+                fault(&format!(
+                    "`{}` is told apart in {} alone: ask what it can do",
+                    kind.trim_end_matches('('),
+                    homes.join(", ")
+                ));
+            }
+        }
         if path.starts_with("engine/src/") {
             for impure in IMPURE.iter().filter(|impure| has_word(line, impure)) {
                 fault(&format!("`{impure}`: the engine is pure"));
@@ -46,6 +73,11 @@ pub fn faults(path: &str, source: &str) -> Vec<String> {
         }
     }
     faults
+}
+
+/// The line that a file's tests begin at.
+fn tests_begin(source: &str) -> usize {
+    source.lines().position(|line| line.trim() == "#[cfg(test)]").map_or(usize::MAX, |line| line + 1)
 }
 
 /// A fault when more than one of the files names `serde_yaml`; `files` are (path, source).
@@ -83,7 +115,9 @@ mod tests {
         one_fault("daemon/tests/a.rs", "fn f() { unimplemented!(\"x\") }", "unimplemented!");
         one_fault("engine/src/a.rs", "let now = Instant::now();", "pure");
         one_fault("engine/src/a.rs", "use std::thread;", "pure");
-        one_fault("bench/src/a.rs", &"\n".repeat(MOST_LINES), "401 lines");
+        one_fault("daemon/src/a.rs", "match device { DeviceSpec::Cuda(_) => 1 }", "actors/src/device/");
+        one_fault("actors/src/runner/a.rs", "if let DeviceSpec::Cpu(spec) = device {}", "ask what it can do");
+        one_fault("engine/src/a.rs", "if source == DraftSource::Lookup {}", "engine/src/source.rs");
         assert!(faults("bench/src/a.rs", "fn f() {}\n")[0].contains("first line"));
     }
 
@@ -95,6 +129,9 @@ mod tests {
             ("models/src/a.rs", "// unsafe, todo!() and do_send( in a comment\nlet s = \"unsafe todo!()\";"),
             ("actors/src/a.rs", "let undo_send = 1; let now = Instant::now();"),
             ("engine/tests/a.rs", "use std::fs;"),
+            ("engine/tests/a.rs", "let source = DraftSource::Lookup;"),
+            ("actors/src/device/a.rs", "match device { DeviceSpec::Cuda(_) => 1 }"),
+            ("actors/src/a.rs", "#[cfg(test)]\nmod tests { fn f() { DeviceSpec::Cpu(spec) } }"),
         ] {
             assert_eq!(faults(path, &format!("//! A module.\n{body}")), Vec::<String>::new());
         }

@@ -1,28 +1,307 @@
-//! The lanes' executors on a GPU: the same plans as the CPU's, and the same outcome.
-//!
-//! The host queues a pass and reads back a few integers for each chunk, gaps and confidences. Any error of the device is a panic here:
-//! the lane's thread reports it, and the watchdog decides.
+//! A lane on a GPU. The host queues a pass and reads back a few integers for each row that gets a token; draft steps follow one another on
+//! the device. Any error of the device is a panic here: the lane's thread reports it, and the watchdog decides.
 
-mod draft;
-mod rows;
-mod sequences;
-mod verify;
+mod counts;
+mod steps;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use faser_kernels::cuda::{CudaError, Share};
-use faser_models::cuda::CudaSizes;
+use faser_engine::{Admission, DraftPlan, Drafted, PartitionId};
+use faser_kernels::SampleRow;
+use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclSeat, Sampler, Share, Test};
+use faser_kernels::sampling::mask_of;
+use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, Gate, PassInput};
 
-pub use draft::CudaDraftRunner;
-pub use verify::CudaVerifyRunner;
+use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
+use super::falls::Falls;
+use super::sequences::Sequences;
+use crate::error::ServiceError;
+use crate::lane_request::LaneRequest;
+use counts::CudaSequence;
 
-/// What a runner on a GPU is made for, beside its model.
+/// Looks at the device between two questions of who fell, while a pass runs.
+const ASK_EVERY: usize = 256;
+
+/// What a lane on a GPU is made for, beside its model.
 #[derive(Clone)]
-pub struct CudaRunnerSpec {
+pub struct CudaLaneSpec {
     /// Its share of the SMs on each of the device's partitions, the whole GPU first.
     pub shares: Vec<Arc<Share>>,
     /// The bounds of its passes.
     pub sizes: CudaSizes,
+    /// Whether it drafts: then it goes first where SMs are shared, and tells confidences.
+    pub drafts: bool,
+}
+
+/// A model on a GPU.
+pub struct CudaBackend {
+    passes: CudaPasses,
+    vocab: usize,
+    drafts: bool,
+    /// Of the pass under way, whether each piece wants log-probabilities.
+    tells: Vec<bool>,
+    gates: Vec<Gate>,
+    drawn: Option<Drawn>,
+}
+
+impl CudaBackend {
+    /// A lane with empty KV memory.
+    ///
+    /// # Errors
+    /// The GPU has not enough memory, or no stream.
+    pub fn new(model: Arc<CudaModel>, spec: &CudaLaneSpec) -> Result<CudaBackend, ServiceError> {
+        let vocab = model.config().vocab;
+        let passes = CudaPasses::new(model, &spec.shares, spec.drafts, spec.sizes)?;
+        let (drafts, tells, gates) = (spec.drafts, Vec::new(), Vec::new());
+        Ok(CudaBackend { passes, vocab, drafts, tells, gates, drawn: None })
+    }
+
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    ///
+    /// # Errors
+    /// NCCL refuses, or the others do not join too.
+    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), ServiceError> {
+        Ok(self.passes.join(seat)?)
+    }
+
+    /// Sends a pass. On a draft lane what it draws may become proposals of the plan's chunks.
+    fn send(
+        &mut self,
+        rows: &PassRows<'_>,
+        sequences: &mut Sequences<CudaSequence>,
+    ) -> Result<(), CudaError> {
+        let drawing = rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows);
+        sequences.count(&mut self.passes, drawing.map(|piece| piece.seq))?;
+        let mut pass = Arrays::default();
+        for (number, piece) in rows.pieces.iter().enumerate() {
+            let sequence = sequences.of(piece.seq);
+            pass.positions.extend((piece.start..piece.start + piece.rows).map(|position| position as u32));
+            pass.chunk_of.extend(std::iter::repeat_n(number as u32, piece.rows));
+            let some = piece.logits_from < piece.rows;
+            pass.chunks.push(Chunk {
+                first: piece.first as u32,
+                rows: piece.rows as u32,
+                sampled_from: if some { piece.logits_from as u32 } else { NOTHING },
+                since: (piece.since + piece.logits_from) as i32 - piece.drawn_from as i32,
+            });
+            pass.samplers.push(sequence.sampler());
+            pass.of_plan.push(piece.chunk as u32);
+            let sampling = &sequence.request.sampling;
+            if piece.drawn_from < piece.rows {
+                pass.adjusts |= sequence.on_device.adjusts();
+                pass.restricts |= sampling.restricts(self.vocab);
+                pass.cuts |= sampling.cuts(self.vocab);
+            }
+            let wish = match &sequence.request.logprobs {
+                Some(board) if some && !self.drafts => {
+                    let (told, start) = (pass.told.len(), piece.start + piece.logits_from + 1);
+                    let places = start..start + piece.drawn_from.saturating_sub(piece.logits_from);
+                    pass.told.extend(places.map_while(|position| board.of_prompt(position)));
+                    let count = (pass.told.len() - told) as u32;
+                    LogprobWish { top: board.top() as u32, told: told as u32, start: start as u32, count }
+                }
+                _ => LogprobWish::NONE,
+            };
+            pass.wishes.push(wish);
+        }
+        self.tells.clear();
+        self.tells.extend(pass.wishes.iter().map(|wish| *wish != LogprobWish::NONE));
+        let tests = rows.tests.iter().map(|test| {
+            let (chunk, offset) = (test.piece as u32, test.offset as u32);
+            let position = test.position as u32;
+            (Test { chunk, offset, position, proposal: test.tokens[SCORED - 1] }, test.tokens, test.max_gap)
+        });
+        let proposals: Vec<&[u32]> = rows.pieces.iter().map(|piece| piece.proposals).collect();
+        self.gates.clear();
+        self.passes.stage(&PassInput {
+            tokens: &rows.tokens,
+            positions: &pass.positions,
+            chunk_of: &pass.chunk_of,
+            chunks: &pass.chunks,
+            tables: &rows.tables,
+            samplers: &pass.samplers,
+            proposals: &proposals,
+            adjusts: pass.adjusts,
+            restricts: pass.restricts,
+            cuts: pass.cuts,
+            of_plan: &pass.of_plan,
+            wishes: if self.tells.contains(&true) { &pass.wishes } else { &[] },
+            told: &pass.told,
+            tests: &tests.collect::<Vec<_>>(),
+        })
+    }
+
+    /// The masks of a pass: of each piece that has any, for all rows that get a token.
+    fn masks(
+        &self,
+        rows: &PassRows<'_>,
+        sequences: &Sequences<CudaSequence>,
+        how: &Draw<'_>,
+    ) -> (Vec<u32>, Vec<u32>) {
+        let words = self.vocab.div_ceil(32);
+        let (mut masks, mut mask_of_piece) = (Vec::new(), vec![NOTHING; rows.pieces.len()]);
+        for (piece, first) in rows.pieces.iter().zip(&mut mask_of_piece) {
+            let sequence = sequences.of(piece.seq);
+            let before = masks.len();
+            let mut some = false;
+            for offset in piece.drawn_from..piece.rows {
+                let since = piece.since(offset);
+                let row = SampleRow {
+                    row: 0,
+                    position: (piece.start + offset + 1) as u32,
+                    sampling: &sequence.request.sampling,
+                    history: &sequence.history,
+                    since: &piece.proposals[..since],
+                    allowed: how.masks.bits(piece.chunk, since),
+                };
+                let mask = mask_of(&row, self.vocab);
+                some |= mask.is_some();
+                match mask {
+                    Some(mask) => masks.extend(mask),
+                    None => masks.resize(masks.len() + words, u32::MAX),
+                }
+            }
+            match some {
+                // Where a piece begins within the proposals, its masks do so too.
+                true => *first = ((before / words) as u32).wrapping_sub(piece.since as u32),
+                false => masks.truncate(before),
+            }
+        }
+        (masks, mask_of_piece)
+    }
+}
+
+/// What is staged of a pass, beside what its rows say themselves.
+#[derive(Default)]
+struct Arrays {
+    positions: Vec<u32>,
+    chunk_of: Vec<u32>,
+    chunks: Vec<Chunk>,
+    samplers: Vec<Sampler>,
+    of_plan: Vec<u32>,
+    wishes: Vec<LogprobWish>,
+    told: Vec<u32>,
+    adjusts: bool,
+    restricts: bool,
+    cuts: bool,
+}
+
+impl LaneBackend for CudaBackend {
+    type Sequence = CudaSequence;
+
+    const LOOK_EVERY: usize = 4;
+    // Kernels are loaded and products chosen when they are first asked for.
+    const FIRST_IS_COLD: bool = true;
+
+    fn bounds(&self) -> PassBounds {
+        let sizes = self.passes.sizes();
+        PassBounds { rows: sizes.max_rows, logit_rows: sizes.max_logit_rows, pieces: sizes.max_chunks }
+    }
+
+    fn layer_count(&self) -> usize {
+        self.passes.model().config().layers
+    }
+
+    fn rank(&self) -> (usize, usize) {
+        self.passes.rank()
+    }
+
+    fn work_on(&mut self, partition: PartitionId) {
+        self.passes.work_on(partition.0).or_lost();
+    }
+
+    fn agree_on(&mut self, plan: u64) {
+        self.passes.agree_on(plan).or_lost();
+    }
+
+    fn gather(&mut self, words: &[u32]) -> Vec<u32> {
+        self.passes.gather(words).or_lost()
+    }
+
+    fn admit(&mut self, admission: &Admission, request: &LaneRequest) -> CudaSequence {
+        CudaSequence::new(&mut self.passes, admission, &request.sampling).or_lost()
+    }
+
+    fn retire(&mut self, sequence: CudaSequence) {
+        sequence.give_back(&mut self.passes);
+    }
+
+    fn stage(&mut self, rows: &PassRows<'_>, sequences: &mut Sequences<CudaSequence>) {
+        self.send(rows, sequences).or_lost();
+    }
+
+    fn layers(&mut self, _rows: &PassRows<'_>, layers: Range<usize>) {
+        self.passes.layers(layers).or_lost();
+    }
+
+    fn cancel(&mut self, piece: usize) {
+        self.passes.cancel(piece);
+    }
+
+    fn test(&mut self, _rows: &PassRows<'_>, _sequences: &Sequences<CudaSequence>) {
+        let gate = self.passes.gate().or_lost();
+        self.gates.push(gate);
+    }
+
+    fn shed(&mut self, _rows: &PassRows<'_>) {
+        self.passes.shed().or_lost();
+    }
+
+    fn finish(&mut self) {
+        self.passes.finish().or_lost();
+    }
+
+    fn draw(&mut self, rows: &PassRows<'_>, sequences: &Sequences<CudaSequence>, how: &Draw<'_>) {
+        let (masks, mask_of) = self.masks(rows, sequences, how);
+        let input = DrawInput { rivals: how.rivals, masks: &masks, mask_of: &mask_of };
+        self.drawn = Some(self.passes.draw(&input).or_lost());
+        self.passes.fetch().or_lost();
+    }
+
+    fn collect(
+        &mut self,
+        rows: &PassRows<'_>,
+        outputs: &mut PassOutputs,
+        meanwhile: &mut dyn FnMut(Cancel<'_>),
+    ) {
+        let mut looks = 0usize;
+        let waited = self.passes.wait(&mut |flags| {
+            looks += 1;
+            if looks.is_multiple_of(ASK_EVERY) {
+                meanwhile(&mut |piece| flags.set(piece));
+            }
+        });
+        waited.or_lost();
+        outputs.begin(rows);
+        for gate in &self.gates {
+            outputs.gaps.extend(self.passes.gaps(*gate));
+        }
+        let Some(drawn) = self.drawn.take() else { return };
+        if let Some(chunks) = self.passes.left(&drawn) {
+            outputs.rows.iter_mut().zip(chunks).for_each(|(left, chunk)| *left = chunk.rows as usize);
+        }
+        outputs.tokens.extend(self.passes.tokens(&drawn));
+        outputs.confidence.extend(self.passes.confidence(&drawn));
+        outputs.top.extend(self.passes.top(&drawn).as_chunks().0);
+        let found = self.passes.logprobs(&drawn);
+        let left = rows.pieces.iter().zip(&outputs.rows).zip(&self.tells);
+        let wanted = left.flat_map(|((piece, &left), &tells)| {
+            std::iter::repeat_n(tells, left.saturating_sub(piece.logits_from))
+        });
+        outputs
+            .logprobs
+            .extend(found.iter().zip(wanted).map(|(found, tells)| tells.then(|| found.logprobs())));
+    }
+
+    fn draft(
+        &mut self,
+        plan: &DraftPlan,
+        sequences: &mut Sequences<CudaSequence>,
+        falls: &mut Falls,
+    ) -> Option<Vec<Vec<Drafted>>> {
+        Some(self.carry_out(plan, sequences, falls).or_lost())
+    }
 }
 
 /// The value, or the end of this device.

@@ -66,12 +66,8 @@ impl Shape {
         let queries = AttentionArgs::tile_queries(element, HEAD_DIM as u32, (rows * group) as u32);
         let mut tiles = Vec::new();
         Tile::cover(vec![rows as u32; sequences], group as u32, queries, &mut tiles);
-        let chunk = |s: usize| Chunk {
-            first: (s * rows) as u32,
-            rows: rows as u32,
-            sampled_from: NOTHING,
-            first_sample: 0,
-        };
+        let chunk =
+            |s: usize| Chunk { first: (s * rows) as u32, rows: rows as u32, sampled_from: NOTHING, since: 0 };
         let mut arena = Arena::new(
             &gpu,
             sequences * (blocks * 4 + 64) + total * 8 + tiles.len() * 8 + 1024,

@@ -51,7 +51,7 @@ fn seen(
     let mut arena = Arena::new(&gpu, 2048, "rows to be shed")?;
     let rows = CHUNKS as u32 * ROWS;
     let chunks: Vec<Chunk> = (0..CHUNKS as u32)
-        .map(|c| Chunk { first: c * ROWS, rows: ROWS, sampled_from: NOTHING, first_sample: 0 })
+        .map(|c| Chunk { first: c * ROWS, rows: ROWS, sampled_from: NOTHING, since: 0 })
         .collect();
     let samples = DeviceBuffer::zeroed(&gpu, rows as usize * size_of::<Sample>(), "samples")?;
     let args = ShedRowsArgs {

@@ -2,7 +2,7 @@
 
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
-use crate::cuda::{Chunk, DraftState, NOTHING, Ptr, Sample, Sampler, Test, Tile, Verdict};
+use crate::cuda::{Chunk, DraftState, LogprobFound, LogprobWish, Ptr, Sample, Sampler, Test, Tile};
 use cudarc::driver::{result, sys};
 use half::bf16;
 use std::ptr::NonNull;
@@ -35,7 +35,9 @@ unsafe impl Plain for Test {}
 // SAFETY: as above.
 unsafe impl Plain for Tile {}
 // SAFETY: as above.
-unsafe impl Plain for Verdict {}
+unsafe impl Plain for LogprobFound {}
+// SAFETY: as above.
+unsafe impl Plain for LogprobWish {}
 
 /// Places in arenas are multiples of this: what vector loads and cp.async take.
 const ALIGN: usize = 16;
@@ -321,5 +323,5 @@ impl Flags {
     }
 }
 
-// Chunks without samples begin them nowhere.
-const _: () = assert!(NOTHING == u32::MAX && size_of::<Verdict>() == 16 && size_of::<Tile>() == 8);
+// No padding.
+const _: () = assert!(size_of::<LogprobFound>() == 180 && size_of::<Tile>() == 8);

@@ -101,7 +101,7 @@ fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
         for (sequence, (len, first)) in SEQUENCES.into_iter().enumerate() {
             let range = if second { first..len } else { 0..first };
             let (begin, rows) = (all.len() as u32, range.len() as u32);
-            chunks.push(Chunk { first: begin, rows, sampled_from: 0, first_sample: 0 });
+            chunks.push(Chunk { first: begin, rows, sampled_from: 0, since: 0 });
             chunk_of.extend(range.clone().map(|_| sequence as u32));
             positions.extend(range.clone().map(|position| position as u32));
             all.extend(&tokens(config, sequence)[range]);
@@ -114,11 +114,7 @@ fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
             tables: &tables,
             samplers: &[sampler, sampler],
             proposals: &[&[], &[]],
-            adjusts: false,
-            restricts: false,
-            cuts: false,
-            of_plan: &[],
-            tests: &[],
+            ..PassInput::default()
         })?;
         passes.layers(0..config.layers)?;
         passes.finish()?;

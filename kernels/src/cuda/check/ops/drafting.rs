@@ -138,7 +138,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 assert_eq!(found, [all[c].drafted[count as usize - 1].0, base + count - 1, c as u32]);
                 let sample = Sample { row: to as u32, chunk: c as u32, position: base + count, since: count };
                 assert_eq!(samples_read[to], sample);
-                let chunk = Chunk { first: to as u32, rows: 1, sampled_from: 0, first_sample: to as u32 };
+                let chunk = Chunk { first: to as u32, rows: 1, sampled_from: 0, since: 0 };
                 assert_eq!(chunks_read[c], chunk);
                 let of_row = (0..each).map(|t| Tile { chunk: c as u32, first_query: t * queries });
                 assert!(of_row.eq(tiles_read[to * each as usize..][..each as usize].iter().copied()));

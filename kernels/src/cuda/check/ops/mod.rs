@@ -40,8 +40,8 @@ pub const CASES: &[(&str, Case)] = cases! {
     sampling::ranks_with_parts_of_the_tokens_draw_the_same,
     sampling::a_row_without_a_finite_logit_gives_token_0,
     sampling::confidence_and_top_tokens_are_the_cpus,
+    sampling::logprobs_are_the_cpus,
     drafting::steps_record_proposals_and_go_on_with_those_that_may,
     passes::cancelled_chunks_and_rows_behind_the_live_ones_leave,
     passes::gaps_are_the_cpus_and_end_chunks,
-    passes::verdicts_are_the_accepted_prefix_and_the_token_after_it,
 };

@@ -1,23 +1,24 @@
-//! What happens to the rows of a pass: proposals tested, rows shed, verdicts.
+//! What happens to the rows of a pass: proposals tested, rows shed.
 
 use super::bench::Bench;
 use super::reference::Random;
 use super::sampling::sampler;
-use crate::cuda::{AcceptArgs, Chunk, GateArgs, NOTHING, Ptr, Sample, ShedRowsArgs, Test, Verdict};
+use crate::cuda::{Chunk, GateArgs, NOTHING, Ptr, Sample, ShedRowsArgs, Test};
 use crate::sampling::gap;
 use crate::{Sampling, ops::TOP_TOKENS};
 
 /// A pass: chunks in the order of their rows.
 fn pass(random: &mut Random, chunks: usize, most_rows: usize) -> Vec<Chunk> {
-    let (mut first, mut first_sample) = (0, 0);
+    let mut first = 0;
     (0..chunks)
         .map(|_| {
             let rows = 1 + random.below(most_rows) as u32;
             let sampled_from =
                 if random.below(4) == 0 { NOTHING } else { random.below(rows as usize) as u32 };
-            let chunk = Chunk { first, rows, sampled_from, first_sample };
+            // Some begin within the proposals, some before the rows that proposals stand behind.
+            let since = random.below(7) as i32 - 3;
+            let chunk = Chunk { first, rows, sampled_from, since };
             first += rows;
-            first_sample += rows.saturating_sub(sampled_from);
             chunk
         })
         .collect()
@@ -51,17 +52,16 @@ pub(super) fn cancelled_chunks_and_rows_behind_the_live_ones_leave(bench: &Bench
             cancelled[c] == 0 && (*r as u32 - before[c].first) < live[c]
         };
         let keep: Vec<usize> = (0..rows).filter(stays).collect();
-        let (mut after, mut samples, mut first, mut first_sample) = (vec![], vec![], 0, 0);
+        let (mut after, mut samples, mut first) = (vec![], vec![], 0);
         for (c, chunk) in before.iter().enumerate() {
             let rows = if cancelled[c] == 0 { live[c] } else { 0 };
-            after.push(Chunk { first, rows, sampled_from: chunk.sampled_from, first_sample });
+            after.push(Chunk { first, rows, ..*chunk });
             for offset in chunk.sampled_from..rows.max(chunk.sampled_from) {
                 let position = positions[(chunk.first + offset) as usize] + 1;
-                let since = offset - chunk.sampled_from;
+                let since = chunk.since(offset);
                 samples.push(Sample { row: first + offset, chunk: c as u32, position, since });
             }
             first += rows;
-            first_sample += rows.saturating_sub(chunk.sampled_from);
         }
 
         let empty = Sample { row: 7, chunk: 7, position: 7, since: 7 };
@@ -174,47 +174,4 @@ pub(super) fn gaps_are_the_cpus_and_end_chunks(bench: &Bench<'_>) {
         assert_eq!(found_live.read(), expected_live);
     }
     assert!(ended > 20 && ties > 3 && untested > 20, "{ended} {ties} {untested}");
-}
-
-pub(super) fn verdicts_are_the_accepted_prefix_and_the_token_after_it(bench: &Bench<'_>) {
-    let (none, stride) = (NOTHING, 4);
-    // Rows, sampled_from, proposals, tokens of the rows sampled; accepted, next.
-    type Case<'a> = (u32, u32, &'a [u32], &'a [u32], u32, u32);
-    let cases: [Case<'_>; 9] = [
-        (1, 0, &[], &[5], 0, 5),
-        (4, 0, &[1, 2, 3], &[1, 2, 3, 9], 3, 9),
-        (4, 0, &[1, 2, 3], &[1, 7, 3, 9], 1, 7),
-        (4, 0, &[1, 2, 3], &[8, 2, 3, 9], 0, 8),
-        // Committed rows before the anchor.
-        (5, 2, &[4, 4], &[4, 4, 6], 2, 6),
-        // Two rows left: the last one's own token is the next, though it is the proposal.
-        (2, 0, &[1, 2, 3], &[1, 2], 1, 2),
-        (1, 0, &[1, 2, 3], &[1], 0, 1),
-        // Cancelled, and rows that only fill KV.
-        (0, 0, &[1, 2], &[], 0, none),
-        (6, none, &[], &[], 0, none),
-    ];
-    let (mut chunks, mut tokens, mut proposals, mut counts) = (vec![], Vec::<u32>::new(), vec![], vec![]);
-    for (rows, sampled_from, proposed, sampled, ..) in cases {
-        chunks.push(Chunk { first: 0, rows, sampled_from, first_sample: tokens.len() as u32 });
-        tokens.extend(sampled);
-        let mut row = proposed.to_vec();
-        row.resize(stride, 77);
-        proposals.extend(row);
-        counts.push(proposed.len() as u32);
-    }
-    let verdicts = bench.memory(&[Verdict::default(); 9], Verdict::default());
-    let args = AcceptArgs {
-        chunks: bench.lasting(&chunks),
-        tokens: bench.lasting(&tokens),
-        proposals: bench.lasting(&proposals),
-        proposal_counts: bench.lasting(&counts),
-        verdicts: verdicts.ptr(),
-        chunk_count: 9,
-        proposal_stride: stride as u32,
-    };
-    bench.run(&args.launch(), 2);
-    for (verdict, (rows, .., accepted, next)) in verdicts.read().iter().zip(cases) {
-        assert_eq!((verdict.rows, verdict.accepted, verdict.next), (rows, accepted, next));
-    }
 }

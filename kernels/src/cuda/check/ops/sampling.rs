@@ -5,10 +5,11 @@ use super::bench::Bench;
 use super::reference::{Random, lane};
 use crate::collective::part;
 use crate::cuda::{
-    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LogitStats, LogitStatsArgs, NucleusArgs, PickArgs, Ptr,
-    Sample, Sampler, TopTokensArgs,
+    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LogitStats, LogitStatsArgs, LogprobFound, LogprobWish,
+    LogprobsArgs, NOTHING, NucleusArgs, PickArgs, Ptr, Sample, Sampler, TopTokensArgs,
 };
 use crate::ops::{self, TOP_TOKENS};
+use crate::sampling::{LogprobRow, Logprobs, mask_of};
 use crate::{History, Isa, SampleRow, Sampling, Tensor};
 
 /// A sampler in memory that stays.
@@ -61,6 +62,9 @@ const PROPOSALS: u32 = 4;
 /// A pass in memory that stays.
 struct Staged {
     n: usize,
+    masks: Ptr,
+    mask_of: Ptr,
+    mask_words: u32,
     samples: Ptr,
     samplers: Ptr,
     proposals: Ptr,
@@ -86,6 +90,11 @@ impl Pass {
                     sampling.logit_bias = (0..5).map(|_| (token(random), 4.0 * random.number())).collect();
                     sampling.logit_bias.push((u32::MAX, 1.0));
                 }
+                match random.below(4) {
+                    0 => sampling.allowed = Some((0..4).map(|_| random.bits() as u32).collect()),
+                    1 => sampling.banned = vec![vec![token(random)], vec![token(random), token(random)]],
+                    _ => {}
+                }
                 let (prompt, output) = (1 + random.below(20), random.below(20));
                 let tokens = (0..prompt + output).map(|_| token(random)).collect();
                 let proposals = (0..random.below(4)).map(|_| token(random)).collect();
@@ -104,27 +113,35 @@ impl Pass {
         Pass { vocabulary, chunks, logits }
     }
 
-    fn on_cpu(&self) -> Vec<u32> {
-        let histories: Vec<History> = self
-            .chunks
-            .iter()
-            .map(|(sampling, prompt, tokens, _)| History::new(*prompt, tokens, sampling))
-            .collect();
+    fn histories(&self) -> Vec<History> {
+        let of = |(sampling, prompt, tokens, _): &(Sampling, usize, Vec<u32>, Vec<u32>)| {
+            History::new(*prompt, tokens, sampling)
+        };
+        self.chunks.iter().map(of).collect()
+    }
+
+    fn rows<'a>(&'a self, histories: &'a [History]) -> Vec<SampleRow<'a>> {
         let mut rows = Vec::new();
-        for ((sampling, _, tokens, proposals), history) in self.chunks.iter().zip(&histories) {
+        for ((sampling, _, tokens, proposals), history) in self.chunks.iter().zip(histories) {
             for since in 0..=proposals.len() {
                 let position = (tokens.len() + since) as u32;
                 let since = &proposals[..since];
                 rows.push(SampleRow { row: rows.len(), position, sampling, history, since, allowed: None });
             }
         }
+        rows
+    }
+
+    fn on_cpu(&self) -> Vec<u32> {
+        let histories = self.histories();
+        let rows = self.rows(&histories);
         let mut out = vec![0; rows.len()];
         let logits = Tensor::from_rows(self.vocabulary, &self.logits);
         ops::sample(&lane(Isa::Portable, 1), logits.view(rows.len()), &rows, &mut out);
         out
     }
 
-    /// Bias, then penalties, one operation after the other.
+    /// Bias, then penalties, one operation after the other; then what may not be drawn.
     fn adjusted(&self) -> Vec<f32> {
         let mut all = self.logits.clone();
         let mut rows = all.chunks_mut(self.vocabulary);
@@ -150,6 +167,13 @@ impl Pass {
                     }
                 }
             }
+        }
+        let histories = self.histories();
+        for (row, logits) in self.rows(&histories).iter().zip(all.chunks_mut(self.vocabulary)) {
+            let Some(mask) = mask_of(row, self.vocabulary) else { continue };
+            let forbidden =
+                logits.iter_mut().enumerate().filter(|(token, _)| mask[token / 32] >> (token % 32) & 1 == 0);
+            forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
         }
         all
     }
@@ -184,8 +208,27 @@ impl Pass {
             proposals.extend(row);
         }
         let n = samples.len();
+        let mask_words = self.vocabulary.div_ceil(32);
+        let (mut masks, mut mask_of_chunk) = (Vec::new(), vec![NOTHING; self.chunks.len()]);
+        let histories = self.histories();
+        for (row, sample) in self.rows(&histories).iter().zip(&samples) {
+            if let Some(mask) = mask_of(row, self.vocabulary) {
+                let first = &mut mask_of_chunk[sample.chunk as usize];
+                if *first == NOTHING {
+                    *first = (masks.len() / mask_words) as u32;
+                }
+                // Those of a chunk stand together.
+                masks.resize((*first + sample.since) as usize * mask_words, u32::MAX);
+                masks.extend(mask);
+            } else if mask_of_chunk[sample.chunk as usize] != NOTHING {
+                masks.extend(vec![u32::MAX; mask_words]);
+            }
+        }
         Staged {
             n,
+            masks: bench.lasting(&masks),
+            mask_of: bench.lasting(&mask_of_chunk),
+            mask_words: mask_words as u32,
             samples: bench.lasting(&samples),
             samplers: bench.lasting(&samplers),
             proposals: bench.lasting(&proposals),
@@ -195,7 +238,8 @@ impl Pass {
 
     fn on_device(&self, bench: &Bench<'_>, order: i32) -> Vec<u32> {
         let vocabulary = self.vocabulary as u32;
-        let Staged { n, samples, samplers, proposals, count } = self.stage(bench, order);
+        let Staged { n, masks, mask_of, mask_words, samples, samplers, proposals, count } =
+            self.stage(bench, order);
         let (parts, most) = (LogitStatsArgs::parts(vocabulary), n as u32 + 1);
         let logits = bench.floats(&self.logits);
         let places = n * parts as usize;
@@ -207,10 +251,13 @@ impl Pass {
             samples,
             samplers,
             proposals,
+            masks,
+            mask_of,
             count,
             vocabulary,
             proposal_stride: PROPOSALS,
             first: 0,
+            mask_words,
         };
         bench.run(&adjust.launch(most, 1), order);
         for (found, expected) in logits.read().iter().zip(self.adjusted()) {
@@ -254,7 +301,8 @@ impl Pass {
 
     /// As ranks of a group, of which each has the logits of some tokens.
     fn on_ranks(&self, bench: &Bench<'_>, order: i32, ranks: usize) -> Vec<u32> {
-        let Staged { n, samples, samplers, proposals, count } = self.stage(bench, order);
+        let Staged { n, masks, mask_of, mask_words, samples, samplers, proposals, count } =
+            self.stage(bench, order);
         let most = n as u32 + 1;
         let mut keys_of_all = Vec::new();
         for rank in 0..ranks {
@@ -272,10 +320,13 @@ impl Pass {
                 samples,
                 samplers,
                 proposals,
+                masks,
+                mask_of,
                 count,
                 vocabulary,
                 proposal_stride,
                 first,
+                mask_words,
             };
             bench.run(&adjust.launch(most, 1), order);
             let (first_token, least, best_at) = (first, Ptr::NULL, best.ptr());
@@ -389,5 +440,72 @@ pub(super) fn confidence_and_top_tokens_are_the_cpus(bench: &Bench<'_>) {
         let args = TopTokensArgs { logits, out: top.ptr(), rows: bench.count(rows), vocabulary };
         bench.run(&args.launch(most, 1), order);
         assert_eq!(top.read(), tops.concat(), "case {case}");
+    }
+}
+
+pub(super) fn logprobs_are_the_cpus(bench: &Bench<'_>) {
+    let mut random = Random::new(6);
+    for case in 0..20 {
+        let (chunks, vocabulary) = (1 + random.below(4), [3, 50, 4096, 5000, 8200][case % 5]);
+        let (mut samples, mut wishes, mut told, mut asked) = (vec![], vec![], vec![], vec![]);
+        let drawn: Vec<u32> = (0..chunks * 4).map(|_| random.below(vocabulary) as u32).collect();
+        for chunk in 0..chunks as u32 {
+            // Some places are the prompt's, whose tokens are known; behind them something is drawn.
+            let (start, places, prompt) = (random.below(90) as u32, 1 + random.below(4), random.below(3));
+            let top = if random.below(5) == 0 { NOTHING } else { random.below(22) as u32 };
+            wishes.push(LogprobWish { top, told: told.len() as u32, start, count: prompt as u32 });
+            for place in 0..places {
+                let row = samples.len();
+                let token = if place < prompt { random.below(vocabulary) as u32 } else { drawn[row] };
+                if place < prompt {
+                    told.push(token);
+                }
+                samples.push(Sample { row: 0, chunk, position: start + place as u32, since: 0 });
+                if top != NOTHING {
+                    asked.push(LogprobRow { row, token, top: top as usize });
+                }
+            }
+            told.resize((wishes[chunk as usize].told + prompt as u32) as usize, 0);
+        }
+        let rows = samples.len();
+        let mut logits: Vec<f32> =
+            random.numbers(rows * vocabulary).iter().map(|x| (x * 40.0).round() / 4.0).collect();
+        for _ in 0..rows * vocabulary / 5 {
+            let at = random.below(rows * vocabulary);
+            logits[at] = f32::NEG_INFINITY;
+        }
+        let (cpu, tensor) = (lane(Isa::Portable, 1), Tensor::from_rows(vocabulary, &logits));
+        let mut expected = vec![Logprobs::default(); asked.len()];
+        ops::logprobs(&cpu, tensor.view(rows), &asked, &mut expected);
+
+        let (order, vocabulary, count) = (bench.order(case), vocabulary as u32, bench.count(rows));
+        let parts = LogitStatsArgs::parts(vocabulary);
+        let stats = bench.memory(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
+        let out = bench.memory(&vec![LogprobFound::default(); rows], LogprobFound::default());
+        let (logits, at, most) = (bench.lasting(&logits), stats.ptr(), rows as u32);
+        let args = LogitStatsArgs { logits, stats: at, rows: count, vocabulary, first_token: 0 };
+        bench.run(&args.launch(most), order);
+        let args = LogprobsArgs {
+            logits,
+            stats: at,
+            samples: bench.lasting(&samples),
+            tokens: bench.lasting(&drawn),
+            wishes: bench.lasting(&wishes),
+            told: bench.lasting(&told),
+            out: out.ptr(),
+            count,
+            vocabulary,
+            parts,
+        };
+        bench.run(&args.launch(most, 1), order);
+        let near = |a: f32, b: f32| a == b || (a - b).abs() < 1e-4;
+        for (asked, expected) in asked.iter().zip(&expected) {
+            let found = out.read()[asked.row].logprobs();
+            let tokens = |found: &Logprobs| found.top.iter().map(|(token, _)| *token).collect::<Vec<u32>>();
+            assert_eq!((found.token, tokens(&found)), (expected.token, tokens(expected)), "case {case}");
+            assert!(near(found.logprob, expected.logprob), "case {case}: {found:?} {expected:?}");
+            let pairs = found.top.iter().zip(&expected.top);
+            assert!(pairs.into_iter().all(|((_, a), (_, b))| near(*a, *b)), "case {case}");
+        }
     }
 }

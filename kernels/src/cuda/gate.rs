@@ -1,4 +1,4 @@
-//! Launches of the test of proposals inside a pass, and of acceptance.
+//! Launches of the test of proposals inside a pass.
 
 use super::launch::{Launch, Ptr};
 use crate::sampling::TOP_TOKENS;
@@ -57,46 +57,5 @@ impl GateArgs {
     #[must_use]
     pub fn test(self, most: u32) -> Launch<GateArgs> {
         Launch::new("gate_test", [most.div_ceil(128), 1, 1], 128, self)
-    }
-}
-
-/// What a verify pass answers for a chunk, in device memory.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
-    /// Proposals accepted.
-    pub accepted: u32,
-    /// The token after them; [`super::NOTHING`] if no row gave one.
-    pub next: u32,
-    /// Rows of the chunk that ran all layers.
-    pub rows: u32,
-    unused: u32,
-}
-
-/// Proposals against the target's own tokens.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct AcceptArgs {
-    /// [`super::Chunk`]s.
-    pub chunks: Ptr,
-    /// u32 per sample.
-    pub tokens: Ptr,
-    /// u32 `[chunk][proposal_stride]`.
-    pub proposals: Ptr,
-    /// u32 per chunk.
-    pub proposal_counts: Ptr,
-    /// [`Verdict`] of each chunk.
-    pub verdicts: Ptr,
-    /// Chunks.
-    pub chunk_count: u32,
-    /// Places for proposals of a chunk.
-    pub proposal_stride: u32,
-}
-
-impl AcceptArgs {
-    /// One thread for a chunk.
-    #[must_use]
-    pub fn launch(self) -> Launch<AcceptArgs> {
-        Launch::new("accept_prefix", [self.chunk_count.div_ceil(128), 1, 1], 128, self)
     }
 }

@@ -1,0 +1,258 @@
+//! What a device does of a lane's passes, and what stands in one: all that runners know of devices.
+//!
+//! ```text
+//! stage(rows) ── layers(a..b) ──┬───────────────────────────────┬── layers(b..c) ── .. ── finish ── draw ── collect
+//!                               └─ cancel(piece), test ─ shed ──┘
+//! ```
+//!
+//! A device that works by itself has been asked for all of that by the time `collect` waits for it; one that does not has done it. Where a
+//! device fails, it panics: the lane's thread reports that, and the watchdog decides.
+
+use std::ops::Range;
+
+use faser_engine::{Admission, BlockId, DraftPlan, Drafted, PartitionId, RIVALS, SeqId, TokenId};
+use faser_kernels::ops::TOP_TOKENS;
+use faser_kernels::sampling::Logprobs;
+
+use super::falls::Falls;
+use super::masks::Masks;
+use super::sequences::Sequences;
+use crate::lane_request::LaneRequest;
+
+/// Tokens scored for a test: the rivals, and the proposal itself.
+pub(crate) const SCORED: usize = RIVALS + 1;
+
+/// A device as a lane's runner knows it: of one rank, which does what all others of its group do.
+pub trait LaneBackend {
+    /// What the device keeps of a sequence, beside its history.
+    type Sequence: OnDevice;
+
+    /// Layers between two looks at what was cancelled, where there is no gate.
+    const LOOK_EVERY: usize;
+
+    /// Whether the first pass of a row count takes longer than those after it.
+    const FIRST_IS_COLD: bool;
+
+    /// The largest pass.
+    fn bounds(&self) -> PassBounds;
+
+    /// Layers of the model.
+    fn layer_count(&self) -> usize;
+
+    /// This rank of the group, and how many there are: 0 and 1 alone.
+    fn rank(&self) -> (usize, usize);
+
+    /// Runs what follows on this partition.
+    fn work_on(&mut self, partition: PartitionId);
+
+    /// Sees to it that all ranks have the same plan.
+    ///
+    /// # Panics
+    /// If not: what ranks compute of different plans would be of no use.
+    fn agree_on(&mut self, plan: u64);
+
+    /// The words of all ranks, rank after rank, as many of each. It waits for them.
+    fn gather(&mut self, words: &[u32]) -> Vec<u32>;
+
+    /// A sequence has come.
+    fn admit(&mut self, admission: &Admission, request: &LaneRequest) -> Self::Sequence;
+
+    /// A sequence has gone.
+    fn retire(&mut self, sequence: Self::Sequence);
+
+    /// Begins a pass.
+    fn stage(&mut self, rows: &PassRows<'_>, sequences: &mut Sequences<Self::Sequence>);
+
+    /// Runs these layers.
+    fn layers(&mut self, rows: &PassRows<'_>, layers: Range<usize>);
+
+    /// Nobody wants this piece any more: its rows leave at the next `shed`. In a group the first rank's word counts, and no other's.
+    fn cancel(&mut self, piece: usize);
+
+    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next `shed`.
+    fn test(&mut self, rows: &PassRows<'_>, sequences: &Sequences<Self::Sequence>);
+
+    /// Rows that are not wanted any more leave the pass.
+    fn shed(&mut self, rows: &PassRows<'_>);
+
+    /// Ends the layers: logits of the rows that have some.
+    fn finish(&mut self);
+
+    /// Draws tokens from them.
+    fn draw(&mut self, rows: &PassRows<'_>, sequences: &Sequences<Self::Sequence>, how: &Draw<'_>);
+
+    /// Waits for what the pass brings. `meanwhile` is called now and then while it waits, with what cancels a piece.
+    fn collect(
+        &mut self,
+        rows: &PassRows<'_>,
+        outputs: &mut PassOutputs,
+        meanwhile: &mut dyn FnMut(Cancel<'_>),
+    );
+
+    /// Carries out a draft plan by itself, without a pass of the runner's, if it can do that: the proposals of each chunk. Nothing of it
+    /// depends on the tokens before but by logits, bias and penalties.
+    fn draft(
+        &mut self,
+        _plan: &DraftPlan,
+        _sequences: &mut Sequences<Self::Sequence>,
+        _falls: &mut Falls,
+    ) -> Option<Vec<Vec<Drafted>>> {
+        None
+    }
+}
+
+/// What cancels a piece of the pass under way, by its number.
+pub(crate) type Cancel<'a> = &'a mut dyn FnMut(usize);
+
+/// What a device keeps of a sequence.
+pub trait OnDevice {
+    /// The tokens from position `start` on are these now.
+    fn rewind_and_extend(&mut self, start: usize, tokens: &[TokenId]);
+}
+
+/// The largest pass of a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct PassBounds {
+    /// Rows.
+    pub rows: usize,
+    /// Rows with logits.
+    pub logit_rows: usize,
+    /// Pieces.
+    pub pieces: usize,
+}
+
+/// The rows of a pass, piece by piece. Rows of a piece stand together, and leave from its end only.
+#[derive(Default)]
+pub struct PassRows<'a> {
+    /// A token for each row.
+    pub tokens: Vec<TokenId>,
+    /// In the order of their rows.
+    pub pieces: Vec<Piece<'a>>,
+    /// Block table of each piece.
+    pub tables: Vec<&'a [BlockId]>,
+    /// What is tested at gates.
+    pub tests: Vec<RowTest>,
+    logit_rows: usize,
+}
+
+/// Rows of one chunk of a plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Its sequence.
+    pub seq: SeqId,
+    /// The chunk.
+    pub chunk: usize,
+    /// Its first row in the pass.
+    pub first: usize,
+    /// Position of that.
+    pub start: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Rows from this one on, counted in the piece, have logits; as many as `rows` if none has.
+    pub logits_from: usize,
+    /// A token is drawn for each row from this one on.
+    pub drawn_from: usize,
+    /// Proposals that stand before the place of the first of those.
+    pub since: usize,
+    /// The chunk's proposals.
+    pub proposals: &'a [TokenId],
+}
+
+/// A proposal to be tested at gates.
+#[derive(Clone, Copy, Debug)]
+pub struct RowTest {
+    /// Its piece.
+    pub piece: usize,
+    /// The row that predicts it, counted in the piece.
+    pub offset: usize,
+    /// Its position.
+    pub position: usize,
+    /// Its rivals, the proposal itself where there are fewer, and the proposal.
+    pub tokens: [TokenId; SCORED],
+    /// The largest gap that stays.
+    pub max_gap: f32,
+    /// Which of the plan's tests it is.
+    pub of_plan: usize,
+}
+
+/// How tokens are drawn, beside what their requests say.
+pub struct Draw<'a> {
+    /// What grammars allow.
+    pub masks: &'a Masks,
+    /// The draft's confidence is wanted.
+    pub confidence: bool,
+    /// The likeliest tokens in each place are.
+    pub rivals: bool,
+}
+
+/// What a pass brings.
+#[derive(Default)]
+pub struct PassOutputs {
+    /// Rows that each piece still has.
+    pub rows: Vec<usize>,
+    /// Of each row with logits, piece by piece: the token drawn; of no meaning where none is.
+    pub tokens: Vec<TokenId>,
+    /// The draft's confidence in each, if that is wanted.
+    pub confidence: Vec<f32>,
+    /// The likeliest tokens in each place, if those are.
+    pub top: Vec<[TokenId; TOP_TOKENS]>,
+    /// Log-probabilities in each place whose request wants them; nothing at all if none does.
+    pub logprobs: Vec<Option<Logprobs>>,
+    /// Gate by gate, a gap for each test; NaN where there was none.
+    pub gaps: Vec<f32>,
+}
+
+impl<'a> PassRows<'a> {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// How many more rows fit of a chunk of which so many more have logits, the last ones.
+    pub fn room(&self, bounds: PassBounds, rows: usize, logit_rows: usize) -> usize {
+        if self.pieces.len() == bounds.pieces {
+            return 0;
+        }
+        let without = rows - logit_rows;
+        let with = logit_rows.min(bounds.logit_rows - self.logit_rows);
+        (without + with).min(bounds.rows - self.tokens.len())
+    }
+
+    /// Appends a piece, whose `first` and `rows` are filled in here; its number.
+    pub fn push(&mut self, piece: Piece<'a>, tokens: &[TokenId], table: &'a [BlockId]) -> usize {
+        let (first, rows) = (self.tokens.len(), tokens.len());
+        let (logits_from, drawn_from) = (piece.logits_from.min(rows), piece.drawn_from.min(rows));
+        self.tokens.extend(tokens);
+        self.tables.push(table);
+        self.logit_rows += rows - logits_from;
+        self.pieces.push(Piece { first, rows, logits_from, drawn_from, ..piece });
+        self.pieces.len() - 1
+    }
+}
+
+impl Piece<'_> {
+    /// Tokens of a draft plan, from the chunk's row at position `start` on; what is drawn stands behind all tokens that there are.
+    pub(super) fn drafting(seq: SeqId, chunk: usize, start: usize, drawn_from: usize) -> Self {
+        let (first, rows, since) = (0, 0, 0);
+        Piece { seq, chunk, first, start, rows, logits_from: drawn_from, drawn_from, since, proposals: &[] }
+    }
+
+    /// How many proposals stand before the place of a row that a token is drawn for.
+    pub fn since(&self, offset: usize) -> usize {
+        self.since + offset - self.drawn_from
+    }
+}
+
+impl PassOutputs {
+    /// Nothing yet, of a pass of these rows.
+    pub fn begin(&mut self, rows: &PassRows<'_>) {
+        let PassOutputs { rows: left, tokens, confidence, top, logprobs, gaps } = self;
+        left.clear();
+        left.extend(rows.pieces.iter().map(|piece| piece.rows));
+        tokens.clear();
+        confidence.clear();
+        top.clear();
+        logprobs.clear();
+        gaps.clear();
+    }
+}

@@ -1,0 +1,422 @@
+//! A lane on cores of this host: a model with its KV memory and buffers.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use faser_engine::{Admission, PartitionId, TokenId};
+use faser_kernels::sampling::{self, LogprobRow, Logprobs, PartSampler};
+use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
+use faser_models::{Model, Scratch, Shard};
+use faser_topology::Partition;
+
+use super::backend::{Cancel, Draw, LaneBackend, OnDevice, PassBounds, PassOutputs, PassRows, SCORED};
+use super::sequences::Sequences;
+use crate::error::ServiceError;
+use crate::lane_request::LaneRequest;
+
+/// What a lane is made for, beside its model.
+#[derive(Clone, Debug)]
+pub struct CpuLaneSpec {
+    /// Its cores, on each of the device's partitions.
+    pub partitions: Vec<Partition>,
+    /// The instruction set of its kernels.
+    pub isa: Isa,
+    /// KV blocks of its pool.
+    pub blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Rows of its largest pass; more work than that is done in several passes.
+    pub max_rows: usize,
+    /// Rows of its largest pass whose logits are wanted.
+    pub max_logit_rows: usize,
+}
+
+/// A model on cores.
+pub struct CpuBackend {
+    /// One lane per partition, and the one in use.
+    lanes: Vec<Lane>,
+    current: usize,
+    pinned: bool,
+    model: Arc<Model>,
+    kv: KvCache,
+    scratch: Scratch,
+    bounds: PassBounds,
+    pass: Pass,
+    outputs: PassOutputs,
+    /// Of a shard, what brings the ranks' logits together.
+    part: Option<Part>,
+}
+
+/// The pass under way.
+#[derive(Default)]
+struct Pass {
+    positions: Vec<u32>,
+    /// Piece of each row.
+    piece_of: Vec<u32>,
+    /// Rows with logits.
+    logits: Vec<u32>,
+    pieces: Vec<Here>,
+    /// Somebody has rows that are not wanted any more.
+    sheds: bool,
+    keep: Vec<u32>,
+    tested: Vec<u32>,
+    tokens: Vec<TokenId>,
+    scores: Vec<f32>,
+}
+
+/// What is in the pass of a piece.
+#[derive(Clone, Copy)]
+struct Here {
+    first: usize,
+    rows: usize,
+    /// Rows that are wanted.
+    live: usize,
+    cancelled: bool,
+}
+
+struct Part {
+    sampler: PartSampler,
+    /// The logits of all ranks, once somebody wanted them.
+    whole: Option<Tensor>,
+}
+
+impl OnDevice for () {
+    fn rewind_and_extend(&mut self, _start: usize, _tokens: &[TokenId]) {}
+}
+
+impl CpuBackend {
+    /// A lane with empty KV memory.
+    ///
+    /// # Errors
+    /// The lane's threads or its memory cannot be had.
+    pub fn new(model: Arc<Model>, spec: &CpuLaneSpec) -> Result<CpuBackend, ServiceError> {
+        let lanes = spec
+            .partitions
+            .iter()
+            .map(|partition| Lane::new(partition, spec.isa))
+            .collect::<Result<Vec<_>, _>>()?;
+        if lanes.is_empty() {
+            return Err(ServiceError::Contradiction(
+                "a runner needs the cores of at least one partition".to_owned(),
+            ));
+        }
+        let kv = KvCache::new(model.kv_shape(spec.blocks, spec.block_size), model.kv_dtype())?;
+        let scratch = model.scratch(spec.max_rows, spec.max_logit_rows);
+        let shard = model.shard();
+        let part = (shard != Shard::WHOLE).then(|| Part {
+            sampler: PartSampler::new(model.config().vocab, shard.rank, shard.ranks),
+            whole: None,
+        });
+        let bounds =
+            PassBounds { rows: spec.max_rows, logit_rows: spec.max_logit_rows, pieces: spec.max_rows };
+        let (pass, outputs) = (Pass::default(), PassOutputs::default());
+        Ok(CpuBackend { lanes, current: 0, pinned: false, model, kv, scratch, bounds, pass, outputs, part })
+    }
+
+    /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
+    pub fn join(&mut self, group: &Arc<dyn Collective>) {
+        self.lanes.iter_mut().for_each(|lane| lane.join(group.clone()));
+    }
+
+    /// Pins the calling thread to the first core of the lane in use, and from now on to that of every lane that is used.
+    /// False if the system does not allow it.
+    pub fn pin_current_thread(&mut self) -> bool {
+        self.pinned = self.lane().pin_current_thread();
+        self.pinned
+    }
+
+    fn lane(&self) -> &Lane {
+        &self.lanes[self.current]
+    }
+
+    /// The logits of the pass, for all tokens, `[rows, vocab]`: of a shard, those of all ranks.
+    fn whole_logits(&mut self) -> (&Lane, View<'_>) {
+        let (lane, config, rows) = (&self.lanes[self.current], self.model.config(), self.pass.logits.len());
+        let logits = match &mut self.part {
+            None => self.scratch.logits_mut(),
+            Some(part) => {
+                let most = self.bounds.logit_rows;
+                let whole = part.whole.get_or_insert_with(|| Tensor::zeros(most, config.vocab));
+                let own = self.scratch.logits().view(rows);
+                ops::all_gather(lane, own, whole.view_mut(rows)).unwrap_or_else(|error| lost(&error));
+                whole
+            }
+        };
+        let known = config.known_vocab();
+        if known < config.vocab {
+            // Nothing is known of padding.
+            (0..rows).for_each(|row| logits.row_mut(row)[known..].fill(f32::NEG_INFINITY));
+        }
+        (lane, logits.view(rows))
+    }
+
+    /// The log-probabilities that requests of the pass want.
+    fn tell(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>, places: &[(usize, usize)]) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let (mut asked, mut of) = (Vec::new(), Vec::new());
+        for (row, &(piece, offset)) in places.iter().enumerate() {
+            let piece = &rows.pieces[piece];
+            let Some(board) = &sequences.of(piece.seq).request.logprobs else { continue };
+            let drawn = (offset >= piece.drawn_from).then(|| outputs.tokens[row]);
+            if let Some(token) = drawn.or_else(|| board.of_prompt(piece.start + offset + 1)) {
+                asked.push(LogprobRow { row, token, top: board.top() });
+                of.push(row);
+            }
+        }
+        if !asked.is_empty() {
+            let mut found = vec![Logprobs::default(); asked.len()];
+            let (lane, logits) = self.whole_logits();
+            ops::logprobs(lane, logits, &asked, &mut found);
+            outputs.logprobs.resize(places.len(), None);
+            of.into_iter().zip(found).for_each(|(row, found)| outputs.logprobs[row] = Some(found));
+        }
+        self.outputs = outputs;
+    }
+}
+
+impl LaneBackend for CpuBackend {
+    type Sequence = ();
+
+    const LOOK_EVERY: usize = 1;
+    const FIRST_IS_COLD: bool = false;
+
+    fn bounds(&self) -> PassBounds {
+        self.bounds
+    }
+
+    fn layer_count(&self) -> usize {
+        self.model.config().layers
+    }
+
+    fn rank(&self) -> (usize, usize) {
+        let group = self.lane().group();
+        (group.rank(), group.ranks())
+    }
+
+    fn work_on(&mut self, partition: PartitionId) {
+        if partition.0 == self.current {
+            return;
+        }
+        assert!(
+            partition.0 < self.lanes.len(),
+            "a plan for {partition:?}, but there are {}",
+            self.lanes.len()
+        );
+        self.current = partition.0;
+        if self.pinned {
+            // It worked before; if it does not now, the lane is slower and nothing else.
+            let _ = self.lane().pin_current_thread();
+        }
+    }
+
+    fn agree_on(&mut self, plan: u64) {
+        let (rank, ranks) = self.rank();
+        if ranks == 1 {
+            return;
+        }
+        for (other, halves) in self.gather(&[plan as u32, (plan >> 32) as u32]).chunks_exact(2).enumerate() {
+            let theirs = u64::from(halves[1]) << 32 | u64::from(halves[0]);
+            assert!(theirs == plan, "rank {rank} has plan {plan}, rank {other} plan {theirs}");
+        }
+    }
+
+    fn gather(&mut self, words: &[u32]) -> Vec<u32> {
+        let group = self.lane().group();
+        let own: Vec<f32> = words.iter().copied().map(f32::from_bits).collect();
+        let mut all = vec![0.0; own.len() * group.ranks()];
+        group.all_gather(&own, &mut all).unwrap_or_else(|error| lost(&error));
+        all.into_iter().map(f32::to_bits).collect()
+    }
+
+    fn admit(&mut self, _admission: &Admission, _request: &LaneRequest) {}
+
+    fn retire(&mut self, (): ()) {}
+
+    fn stage(&mut self, rows: &PassRows<'_>, _sequences: &mut Sequences<()>) {
+        let Pass { positions, piece_of, logits, pieces, sheds, .. } = &mut self.pass;
+        positions.clear();
+        piece_of.clear();
+        logits.clear();
+        pieces.clear();
+        *sheds = false;
+        for (piece, number) in rows.pieces.iter().zip(0..) {
+            let (first, count) = (piece.first, piece.rows);
+            positions.extend((piece.start..piece.start + count).map(index));
+            piece_of.extend(std::iter::repeat_n(number, count));
+            logits.extend((first + piece.logits_from..first + count).map(index));
+            pieces.push(Here { first, rows: count, live: count, cancelled: false });
+        }
+        self.outputs.begin(rows);
+        self.model.begin(&self.lanes[self.current], &mut self.scratch, &rows.tokens);
+    }
+
+    fn layers(&mut self, rows: &PassRows<'_>, layers: Range<usize>) {
+        let Pass { positions, piece_of, .. } = &self.pass;
+        if !positions.is_empty() {
+            let rows = faser_kernels::Rows { positions, table_of: piece_of, tables: &rows.tables };
+            self.model.layers(&self.lanes[self.current], layers, &mut self.kv, &mut self.scratch, rows);
+        }
+    }
+
+    fn cancel(&mut self, piece: usize) {
+        self.pass.pieces[piece].cancelled = true;
+        self.pass.sheds = true;
+    }
+
+    fn test(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>) {
+        let Pass { positions, pieces, sheds, tested, tokens, scores, .. } = &mut self.pass;
+        tested.clear();
+        tokens.clear();
+        // What the row predicts is tested as long as it is wanted.
+        let wanted =
+            |test: &super::backend::RowTest, pieces: &[Here]| test.offset + 1 < pieces[test.piece].live;
+        for test in rows.tests.iter().filter(|test| wanted(test, pieces)) {
+            tested.push(index(pieces[test.piece].first + test.offset));
+            tokens.extend(test.tokens);
+        }
+        scores.clear();
+        scores.resize(tokens.len(), 0.0);
+        if !tested.is_empty() {
+            let lane = &self.lanes[self.current];
+            self.model.score(lane, &mut self.scratch, positions.len(), tested, tokens, scores);
+        }
+        let gaps = &mut self.outputs.gaps;
+        let begin = gaps.len();
+        gaps.resize(begin + rows.tests.len(), f32::NAN);
+        let before = pieces.clone();
+        let mut scores = scores.chunks_exact(SCORED);
+        for (test, gap) in rows.tests.iter().zip(&mut gaps[begin..]) {
+            if !wanted(test, &before) {
+                continue;
+            }
+            let Some((own_score, others)) = scores.next().and_then(|scores| scores.split_last()) else {
+                break;
+            };
+            let sampling = &sequences.of(rows.pieces[test.piece].seq).request.sampling;
+            let [rivals @ .., own] = &test.tokens;
+            *gap = sampling::gap(sampling, index(test.position), *own, rivals, others, *own_score);
+            let piece = &mut pieces[test.piece];
+            if *gap > test.max_gap && test.offset + 1 < piece.live {
+                piece.live = test.offset + 1;
+                *sheds = true;
+            }
+        }
+    }
+
+    fn shed(&mut self, _rows: &PassRows<'_>) {
+        if self.rank().1 > 1 {
+            let flags: Vec<u32> = self.pass.pieces.iter().map(|piece| u32::from(piece.cancelled)).collect();
+            let first = self.gather(&flags);
+            for (piece, flag) in self.pass.pieces.iter_mut().zip(first) {
+                piece.cancelled = flag > 0;
+                self.pass.sheds |= piece.cancelled && piece.rows > 0;
+            }
+        }
+        let Pass { positions, piece_of, logits, pieces, sheds, keep, .. } = &mut self.pass;
+        if !std::mem::take(sheds) {
+            return;
+        }
+        keep.clear();
+        let mut first = 0;
+        for piece in pieces.iter_mut() {
+            piece.live = if piece.cancelled { 0 } else { piece.live };
+            keep.extend((piece.first..piece.first + piece.live).map(index));
+            (piece.first, piece.rows) = (first, piece.live);
+            first += piece.live;
+        }
+        self.model.keep(&mut self.scratch, positions.len(), keep);
+        for (new, &old) in keep.iter().enumerate() {
+            positions[new] = positions[old as usize];
+            piece_of[new] = piece_of[old as usize];
+        }
+        positions.truncate(keep.len());
+        piece_of.truncate(keep.len());
+        // Both are in increasing order.
+        let mut kept = keep.iter().enumerate().peekable();
+        logits.retain_mut(|wanted| {
+            while kept.next_if(|(_, old)| **old < *wanted).is_some() {}
+            let Some((new, _)) = kept.next_if(|(_, old)| **old == *wanted) else { return false };
+            *wanted = index(new);
+            true
+        });
+    }
+
+    fn finish(&mut self) {
+        let Pass { positions, logits, .. } = &self.pass;
+        if !logits.is_empty() {
+            self.model.finish(&self.lanes[self.current], &mut self.scratch, positions.len(), logits);
+        }
+    }
+
+    fn draw(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>, how: &Draw<'_>) {
+        let place = |&row: &u32| {
+            let piece = self.pass.piece_of[row as usize] as usize;
+            (piece, row as usize - self.pass.pieces[piece].first)
+        };
+        let places: Vec<(usize, usize)> = self.pass.logits.iter().map(place).collect();
+        let drawn = |(row, &(piece, offset)): (usize, &(usize, usize))| {
+            let piece = &rows.pieces[piece];
+            let since = (offset >= piece.drawn_from).then(|| piece.since(offset))?;
+            let sequence = sequences.of(piece.seq);
+            Some(SampleRow {
+                row,
+                position: index(piece.start + offset + 1),
+                sampling: &sequence.request.sampling,
+                history: &sequence.history,
+                since: &piece.proposals[..since],
+                allowed: how.masks.bits(piece.chunk, since),
+            })
+        };
+        let samples: Vec<SampleRow<'_>> = places.iter().enumerate().filter_map(drawn).collect();
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let mut tokens = vec![0; samples.len()];
+        if how.confidence {
+            let (lane, logits) = self.whole_logits();
+            ops::sample(lane, logits, &samples, &mut tokens);
+            let allowed: Vec<Option<&[u32]>> = samples.iter().map(|row| row.allowed).collect();
+            outputs.confidence.resize(samples.len(), 0.0);
+            ops::confidence(lane, logits, &tokens, &allowed, &mut outputs.confidence);
+            if how.rivals {
+                outputs.top.resize(samples.len(), [0; ops::TOP_TOKENS]);
+                ops::top_tokens(lane, logits, &mut outputs.top);
+            }
+        } else {
+            let (lane, logits) =
+                (&self.lanes[self.current], self.scratch.logits().view(self.pass.logits.len()));
+            match &mut self.part {
+                None => ops::sample(lane, logits, &samples, &mut tokens),
+                Some(part) => part
+                    .sampler
+                    .sample(lane, logits, &samples, &mut tokens)
+                    .unwrap_or_else(|error| lost(&error)),
+            }
+        }
+        outputs.tokens.resize(places.len(), 0);
+        samples.iter().zip(tokens).for_each(|(sample, token)| outputs.tokens[sample.row] = token);
+        self.outputs = outputs;
+        if !how.confidence {
+            self.tell(rows, sequences, &places);
+        }
+    }
+
+    fn collect(
+        &mut self,
+        _rows: &PassRows<'_>,
+        outputs: &mut PassOutputs,
+        _meanwhile: &mut dyn FnMut(Cancel<'_>),
+    ) {
+        let left = self.outputs.rows.iter_mut().zip(&self.pass.pieces);
+        left.for_each(|(left, piece)| *left = piece.rows);
+        std::mem::swap(&mut self.outputs, outputs);
+    }
+}
+
+/// The lane is of no use any more: what it has begun cannot be finished without the others.
+fn lost(error: &CollectiveError) -> ! {
+    panic!("{error}")
+}
+
+/// Positions, rows and pieces are far below 2^32: a context or a batch that large has no memory to stand in.
+fn index(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or_else(|_| panic!("{value} does not fit a 32-bit index"))
+}
