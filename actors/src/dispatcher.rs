@@ -3,7 +3,6 @@
 
 mod control;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
 use crate::message::{Message, Submit};
 use crate::meter::Meter;
 use crate::recording::{RecordAnswer, Recording, RecordingError};
-use crate::registry::Registry;
+use crate::requests::Requests;
 use crate::runner::{DraftWork, VerifyWork};
 use crate::stream::{CancelSet, Update};
 use crate::watching::Watching;
@@ -36,15 +35,9 @@ enum DeviceState {
     GivenUp { reason: String },
 }
 
-/// What the dispatcher itself remembers of a sequence the engine has.
-struct Live {
-    for_lanes: Arc<LaneRequest>,
-    clock: RequestClock,
-}
-
 /// What the dispatcher shares with the other actors.
 pub(crate) struct Links {
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) requests: Arc<Requests>,
     pub(crate) cancels: Arc<CancelSet>,
     pub(crate) board: Arc<LoadBoard>,
     pub(crate) monitor: Addr<LoadMonitor>,
@@ -56,7 +49,6 @@ pub(crate) struct Links {
 pub(crate) struct FrontierDispatcher {
     engine: Engine,
     device: DeviceState,
-    live: HashMap<SeqId, Live>,
     links: Links,
     latencies: Latencies,
     /// Kept only while somebody waits for it.
@@ -78,7 +70,6 @@ impl FrontierDispatcher {
         FrontierDispatcher {
             engine,
             device: DeviceState::Lost,
-            live: HashMap::new(),
             latencies: Latencies::new(&links.meter),
             links,
             recording: None,
@@ -91,25 +82,23 @@ impl FrontierDispatcher {
     }
 
     fn submit(&mut self, submit: Submit) {
-        let Submit { request, for_lanes, submitted, verdict } = submit;
+        let Submit { request, submitted, verdict } = submit;
         let seq = request.seq;
-        if self.links.registry.abandoned(seq) {
-            self.links.registry.close(seq);
-            return;
-        }
-        if let DeviceState::GivenUp { reason } = &self.device {
-            let refusal = SubmitError::NotReady(reason.clone());
-            self.links.registry.close(seq);
-            // The other end may have gone away: then nobody wants the verdict.
-            let _ = verdict.send(Err(refusal));
-            return;
-        }
         let clock = if request.output.is_empty() {
             RequestClock::new(submitted)
         } else {
             RequestClock::going_on(submitted, Instant::now())
         };
-        self.live.insert(seq, Live { for_lanes, clock });
+        if !self.links.requests.take(seq, clock) {
+            return;
+        }
+        if let DeviceState::GivenUp { reason } = &self.device {
+            let refusal = SubmitError::NotReady(reason.clone());
+            self.links.requests.close(seq);
+            // The other end may have gone away: then nobody wants the verdict.
+            let _ = verdict.send(Err(refusal));
+            return;
+        }
         let refused = self.tell(Event::Submit(request), None);
         // As above. If it is gone, its stream is too, and the drop of that has asked for cancellation.
         let _ = verdict.send(refused.map_or(Ok(()), Err));
@@ -200,22 +189,21 @@ impl FrontierDispatcher {
                 }
                 Command::Shed(shed) => self.shed(shed),
                 Command::Emit { seq, tokens } => {
-                    if let Some(live) = self.live.get_mut(&seq) {
-                        self.latencies.emitted(&mut live.clock, Instant::now(), tokens.len());
-                    }
-                    self.links.registry.send(seq, Update::Tokens(tokens));
+                    let (latencies, count) = (&self.latencies, tokens.len());
+                    self.links.requests.send(seq, Update::Tokens(tokens), |clock| {
+                        latencies.emitted(clock, Instant::now(), count);
+                    });
                 }
                 Command::Finish { seq, reason, usage } => {
-                    if let Some(live) = self.live.remove(&seq)
-                        && reason != FinishReason::Cancelled
-                    {
-                        self.latencies.finished(&live.clock, Instant::now());
-                    }
-                    self.links.registry.end(seq, Update::Finished { reason, usage });
+                    let latencies = &self.latencies;
+                    self.links.requests.end(seq, Update::Finished { reason, usage }, |clock| {
+                        if reason != FinishReason::Cancelled {
+                            latencies.finished(clock, Instant::now());
+                        }
+                    });
                 }
                 Command::Reject { seq, why } => {
-                    self.live.remove(&seq);
-                    self.links.registry.close(seq);
+                    self.links.requests.close(seq);
                     refused = Some(match why {
                         Refusal::QueueFull { capacity, .. } => SubmitError::Full { capacity },
                         why => SubmitError::Refused(why),
@@ -274,9 +262,8 @@ impl FrontierDispatcher {
 
     fn requests_of(&self, admissions: &[Admission]) -> Result<Vec<Arc<LaneRequest>>, String> {
         let request = |admission: &Admission| {
-            let live = self.live.get(&admission.seq);
-            live.map(|live| live.for_lanes.clone())
-                .ok_or_else(|| format!("{} is admitted but unknown", admission.seq))
+            let for_lanes = self.links.requests.for_lanes(admission.seq);
+            for_lanes.ok_or_else(|| format!("{} is admitted but unknown", admission.seq))
         };
         admissions.iter().map(request).collect()
     }
@@ -322,7 +309,7 @@ impl Handler<Message> for FrontierDispatcher {
             Message::Hang(until) => drop(until.recv()),
             Message::Stop => {
                 self.device = DeviceState::Lost;
-                self.links.registry.close_all();
+                self.links.requests.close_all();
                 ctx.stop();
             }
         }

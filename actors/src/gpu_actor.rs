@@ -1,15 +1,14 @@
 //! GpuActor: one device (a CPU is one, or what one rank has of it), from its first lane thread to its last. It owns its lanes, and through
-//! them their KV memory; on its own thread, because releasing a device means waiting for its lanes.
+//! them their KV memory.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use actix::{Actor, Context, Handler, Recipient};
+use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 
 use crate::error::ServiceError;
 use crate::faults::Faults;
-use crate::lane::{Build, Follow, LaneQueue, LaneThread, Work};
+use crate::lane::{Build, Follow, LaneEnd, LaneQueue, LaneThread, Work};
 use crate::message::Message;
 use crate::meter::Meter;
 use crate::pulse::Pulse;
@@ -17,9 +16,6 @@ use crate::runner::{DraftWork, VerifyWork};
 
 /// `Attach` once, `Release` once, and one to spare.
 const MAILBOX_CAPACITY: usize = 4;
-/// How often a device that is being released looks whether its lanes have ended.
-const RELEASE_TICK: Duration = Duration::from_millis(1);
-
 /// Opens a device, as often as it takes: once for each generation.
 pub(crate) type DeviceFactory = Arc<dyn Fn() -> Result<DeviceBuild, ServiceError> + Send + Sync>;
 
@@ -51,7 +47,7 @@ pub(crate) struct Device {
 /// The owner of one device's lanes.
 pub(crate) struct GpuActor {
     device: Option<Device>,
-    threads: Vec<JoinHandle<()>>,
+    lanes: Vec<LaneEnd>,
     pulses: Vec<(&'static str, Arc<Pulse>)>,
 }
 
@@ -98,7 +94,7 @@ impl GpuActor {
         draft: Option<LaneThread<D>>,
         verify: Option<LaneThread<V>>,
     ) -> Result<GpuActor, ServiceError> {
-        let mut actor = GpuActor { device, threads: Vec::new(), pulses: Vec::new() };
+        let mut actor = GpuActor { device, lanes: Vec::new(), pulses: Vec::new() };
         actor.own(draft)?;
         actor.own(verify)?;
         Ok(actor)
@@ -108,7 +104,7 @@ impl GpuActor {
         if let Some(lane) = lane {
             lane.wait_until_built()?;
             self.pulses.push((W::LANE, lane.pulse()));
-            self.threads.push(lane.thread);
+            self.lanes.push(lane.end);
         }
         Ok(())
     }
@@ -172,18 +168,18 @@ impl actix::Message for Release {
 }
 
 impl Handler<Release> for GpuActor {
-    type Result = bool;
+    type Result = ResponseFuture<bool>;
 
-    fn handle(&mut self, Release { within }: Release, _: &mut Self::Context) -> bool {
+    fn handle(&mut self, Release { within }: Release, _: &mut Self::Context) -> Self::Result {
         self.device = None;
-        let give_up = Instant::now() + within;
-        loop {
-            // A lane that panicked has reported it already.
-            self.threads.extract_if(.., |thread| thread.is_finished()).for_each(|thread| drop(thread.join()));
-            if self.threads.is_empty() || Instant::now() >= give_up {
-                return self.threads.is_empty();
-            }
-            std::thread::sleep(RELEASE_TICK);
-        }
+        let lanes = std::mem::take(&mut self.lanes);
+        Box::pin(async move {
+            let all = async {
+                for lane in lanes {
+                    lane.wait().await;
+                }
+            };
+            tokio::time::timeout(within, all).await.is_ok()
+        })
     }
 }

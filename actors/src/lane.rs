@@ -18,6 +18,7 @@ use actix::Recipient;
 use actix::dev::SendError;
 use faser_engine::SeqId;
 use metrics::Histogram;
+use tokio::sync::oneshot;
 
 use crate::error::ServiceError;
 use crate::faults::{Fault, Faults};
@@ -143,8 +144,24 @@ fn give<W>(orders: &SyncSender<Order<W>>, pulse: &Pulse, order: Order<W>, lane: 
 /// A running lane; it ends when the last `LaneQueue` is dropped and what is queued is done.
 pub(crate) struct LaneThread<W> {
     pub(crate) queue: LaneQueue<W>,
-    pub(crate) thread: JoinHandle<()>,
+    pub(crate) end: LaneEnd,
     built: Receiver<Result<(), ServiceError>>,
+}
+
+/// A lane's thread, and word of its end.
+pub(crate) struct LaneEnd {
+    thread: JoinHandle<()>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl LaneEnd {
+    /// Waits until all that the lane had is released.
+    pub(crate) async fn wait(self) {
+        // Dropped, not sent.
+        let _ = self.ended.await;
+        // A lane that panicked has reported it already.
+        let _ = self.thread.join();
+    }
 }
 
 impl<W: Work> LaneThread<W> {
@@ -158,6 +175,7 @@ impl<W: Work> LaneThread<W> {
     ) -> Result<LaneThread<W>, ServiceError> {
         let (orders, queue) = sync_channel(QUEUE_CAPACITY);
         let (tell_built, built) = sync_channel(1);
+        let (tell_ended, ended) = oneshot::channel::<()>();
         let pulse = Arc::new(Pulse::default());
         let shed = Arc::new(ShedList::default());
         let list = shed.clone();
@@ -166,6 +184,8 @@ impl<W: Work> LaneThread<W> {
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
             .spawn(move || {
+                // Goes last, with everything else released.
+                let _ended = tell_ended;
                 let run = catch_unwind(AssertUnwindSafe(|| build(list))).unwrap_or_else(|panic| {
                     Err(ServiceError::Lane { lane: W::LANE, reason: words_of(&*panic) })
                 });
@@ -178,7 +198,7 @@ impl<W: Work> LaneThread<W> {
             })
             .map_err(|source| ServiceError::Thread { name: W::THREAD, source })?;
         let queue = LaneQueue { orders, pulse, shed, followers: Vec::new() };
-        Ok(LaneThread { queue, thread, built })
+        Ok(LaneThread { queue, end: LaneEnd { thread, ended }, built })
     }
 
     /// Waits until the lane can take work.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Service::submit --mailbox--> FrontierDispatcher (owns the Engine) --queue--> lane threads of the GpuActor
-//!   TokenStream <---registry----        |      ^                                    |  DraftRunner, VerifyRunner
+//!   TokenStream <---requests----        |      ^                                    |  DraftRunner, VerifyRunner
 //!                                       |      +------------- results --------------+
 //!                       load board, LoadMonitor --> metrics          Watchdog <-- faults, pulses
 //! ```
@@ -31,8 +31,8 @@ mod meter;
 mod profile;
 mod pulse;
 mod recording;
-mod registry;
 mod replicas;
+mod requests;
 mod runner;
 mod service;
 mod shed;

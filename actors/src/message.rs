@@ -11,13 +11,12 @@ use crate::control::Control;
 use crate::error::SubmitError;
 use crate::gpu_actor::Device;
 use crate::lane::Work;
-use crate::lane_request::LaneRequest;
 use crate::recording::RecordAnswer;
 use crate::runner::{DraftWork, VerifyWork};
 
 /// Everything the dispatcher is told.
 pub(crate) enum Message {
-    /// A client wants tokens; its stream is in the registry already.
+    /// A client wants tokens; its stream is among the open requests already.
     Submit(Box<Submit>),
     /// A client is gone: its id is in the `CancelSet`.
     CancelsWaiting,
@@ -53,7 +52,6 @@ impl actix::Message for Message {
 /// A request on its way to the engine.
 pub(crate) struct Submit {
     pub(crate) request: Request,
-    pub(crate) for_lanes: Arc<LaneRequest>,
     pub(crate) submitted: Instant,
     pub(crate) verdict: oneshot::Sender<Result<(), SubmitError>>,
 }

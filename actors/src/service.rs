@@ -22,7 +22,7 @@ use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Message, Submit};
 use crate::meter::Meter;
 use crate::recording::{LONGEST_RECORDING, RecordingError};
-use crate::registry::Registry;
+use crate::requests::Requests;
 use crate::spec::ServiceSpec;
 use crate::stream::{CancelSet, Canceller, TokenStream};
 use crate::submission::Submission;
@@ -34,7 +34,7 @@ pub struct Service(Arc<Inner>);
 
 struct Inner {
     dispatcher: Addr<FrontierDispatcher>,
-    registry: Arc<Registry>,
+    requests: Arc<Requests>,
     canceller: Arc<Canceller>,
     board: Arc<LoadBoard>,
     metrics: Arc<LoadMetrics>,
@@ -90,7 +90,7 @@ impl Service {
         let board = Arc::new(LoadBoard::default());
         let metrics = Arc::new(LoadMetrics::new(&meter));
         let health = Arc::new(Health::new(&meter));
-        let registry = Arc::new(Registry::default());
+        let requests = Arc::new(Requests::default());
         let cancels = Arc::new(CancelSet::default());
         let (faults, reported) = Faults::channel();
         let monitor = LoadMonitor::start_in_arbiter(&arbiters[1].handle(), {
@@ -98,7 +98,7 @@ impl Service {
             move |_| LoadMonitor::new(board, metrics)
         });
         let links = Links {
-            registry: registry.clone(),
+            requests: requests.clone(),
             cancels: cancels.clone(),
             board: board.clone(),
             monitor,
@@ -114,7 +114,7 @@ impl Service {
             factory,
             dispatcher: dispatcher.clone(),
             health: health.clone(),
-            registry: registry.clone(),
+            requests: requests.clone(),
             meter,
             faults,
             reported,
@@ -128,7 +128,7 @@ impl Service {
         let canceller = Arc::new(Canceller { set: cancels, dispatcher: dispatcher.clone().recipient() });
         let service = Service(Arc::new(Inner {
             dispatcher,
-            registry,
+            requests,
             canceller,
             board,
             metrics,
@@ -171,10 +171,6 @@ impl Service {
         let inner = &*self.0;
         submission.check(inner.vocab)?;
         let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
-        // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
-        let updates = inner.registry.open(seq, submission.max_new_tokens.min(inner.max_context));
-        let stream = TokenStream::new(seq, updates, inner.canceller.clone());
-        let (verdict, decided) = oneshot::channel();
         let Submission {
             prompt,
             sampling,
@@ -196,7 +192,11 @@ impl Service {
             handling,
         };
         let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });
-        let submit = Submit { request, for_lanes, submitted, verdict };
+        // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
+        let updates = inner.requests.open(seq, max_new_tokens.min(inner.max_context), for_lanes);
+        let stream = TokenStream::new(seq, updates, inner.canceller.clone());
+        let (verdict, decided) = oneshot::channel();
+        let submit = Submit { request, submitted, verdict };
         let sent = inner.serving().and_then(|()| {
             inner.dispatcher.try_send(Message::Submit(Box::new(submit))).map_err(|refused| match refused {
                 SendError::Full(_) => SubmitError::Full { capacity: MAILBOX_CAPACITY },
@@ -204,7 +204,7 @@ impl Service {
             })
         });
         if let Err(refused) = sent {
-            inner.registry.close(seq);
+            inner.requests.close(seq);
             stream.disarm();
             return Err(refused);
         }
@@ -286,7 +286,7 @@ impl Service {
 
     /// Streams that have not ended.
     pub fn active(&self) -> usize {
-        self.0.registry.len()
+        self.0.requests.len()
     }
 
     /// Takes no new requests from now on and waits, at most for `timeout`, until those it has are finished. Returns how
@@ -305,7 +305,7 @@ impl Service {
 
     /// Waits until no stream is open.
     pub(crate) async fn emptied(&self) {
-        self.0.registry.emptied().await;
+        self.0.requests.emptied().await;
     }
 
     /// Ends all actors and threads. Streams that are still open end without `Update::Finished`; `drain` first if that

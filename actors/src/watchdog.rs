@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, Addr, Arbiter};
+use actix::{Actor, Addr};
 use metrics::Unit;
 use tokio::sync::{mpsc, oneshot};
 
@@ -29,7 +29,7 @@ use crate::health::{DeviceStatus, Health};
 use crate::message::Message;
 use crate::meter::Meter;
 use crate::pulse::Pulse;
-use crate::registry::Registry;
+use crate::requests::Requests;
 
 /// How often the lanes' pulses are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -40,7 +40,7 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(10);
 struct Charge {
     generation: u64,
     /// One per rank, with its thread.
-    ranks: Vec<(Addr<GpuActor>, Arbiter)>,
+    ranks: Vec<Addr<GpuActor>>,
     pulses: Vec<(&'static str, Arc<Pulse>)>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Watchdog {
     pub(crate) factory: DeviceFactory,
     pub(crate) dispatcher: Addr<FrontierDispatcher>,
     pub(crate) health: Arc<Health>,
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) requests: Arc<Requests>,
     pub(crate) meter: Meter,
     pub(crate) faults: Faults,
     pub(crate) reported: mpsc::Receiver<Fault>,
@@ -93,7 +93,7 @@ impl Watchdog {
                     let reason = "the dispatcher has stopped; restart the daemon".to_owned();
                     tracing::error!(reason);
                     self.health.set(DeviceStatus::GivenUp { reason });
-                    self.registry.close_all();
+                    self.requests.close_all();
                     return;
                 }
                 Ended::Stop => return release(charge).await,
@@ -157,14 +157,9 @@ impl Watchdog {
         let device_died = |reason: String| ServiceError::Lane { lane: "device's", reason };
         let actors = built.await.map_err(|panic| device_died(panic.to_string()))??;
         let pulses = actors.iter().flat_map(GpuActor::pulses).collect();
-        let mut ranks = Vec::with_capacity(actors.len());
-        for actor in actors {
-            let arbiter =
-                Arbiter::try_new().map_err(|source| ServiceError::Thread { name: "the GpuActor", source })?;
-            ranks.push((GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor), arbiter));
-        }
+        let ranks: Vec<Addr<GpuActor>> = actors.into_iter().map(Actor::start).collect();
         // The first rank's lanes are the way to all.
-        let (first, _) = ranks.first().ok_or_else(|| device_died("it has no rank".to_owned()))?;
+        let first = ranks.first().ok_or_else(|| device_died("it has no rank".to_owned()))?;
         let device: Option<Device> =
             first.send(Attach).await.map_err(|error| device_died(error.to_string()))?;
         let device = device.ok_or_else(|| device_died("its queues were taken".to_owned()))?;
@@ -226,7 +221,7 @@ impl Watchdog {
 
 /// Waits for a device's lanes to end and ends its actors: all at the same time.
 async fn release(charge: Charge) {
-    let asked = charge.ranks.iter().map(|(actor, _)| actor.send(Release { within: RELEASE_WITHIN }));
+    let asked = charge.ranks.iter().map(|actor| actor.send(Release { within: RELEASE_WITHIN }));
     for ended in asked.collect::<Vec<_>>() {
         match ended.await {
             Ok(true) => {}
@@ -236,8 +231,5 @@ async fn release(charge: Charge) {
             ),
             Err(error) => tracing::error!(%error, "the GpuActor ended before its lanes"),
         }
-    }
-    for (_, arbiter) in charge.ranks {
-        arbiter.stop();
     }
 }

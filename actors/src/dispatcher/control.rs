@@ -26,7 +26,7 @@ impl FrontierDispatcher {
                 });
             }
             Control::Cancel { seq, answer } => {
-                let there = self.live.contains_key(&seq);
+                let there = self.links.requests.taken(seq);
                 self.tell(Event::Cancel(seq), None);
                 let _ = answer.send(there);
             }
