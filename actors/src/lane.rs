@@ -184,8 +184,9 @@ impl<W: Work> LaneThread<W> {
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
             .spawn(move || {
-                // Goes last, with everything else released.
+                // Goes last, with everything else released: what is the closure's own would go later.
                 let _ended = tell_ended;
+                let (build, queue) = (build, queue);
                 let run = catch_unwind(AssertUnwindSafe(|| build(list))).unwrap_or_else(|panic| {
                     Err(ServiceError::Lane { lane: W::LANE, reason: words_of(&*panic) })
                 });

@@ -23,7 +23,7 @@ DEVICE float penalised(const Sampler &s, float logit, u32 output) {
     return logit;
 }
 
-KERNEL(512) adjust_logits(AdjustArgs a) {
+KERNEL(512, 48) adjust_logits(AdjustArgs a) {
     const u32 count = *a.count;
     for (u32 i = blockIdx.x; i < count; i += gridDim.x) {
         const Sample sample = a.samples[i];

@@ -8,14 +8,14 @@ struct WaitArgs { const u32 *flag; u32 *looks; u32 most; };
 struct StrayArgs { u32 *at; };
 
 // Counts its blocks by the SM they run on; behind the SMs those that cannot say. Long enough for all SMs to get some.
-KERNEL(32) check_sms(SmsArgs a) {
+KERNEL(32, 32) check_sms(SmsArgs a) {
     float x = (float)threadIdx.x;
     for (u32 i = 0; i < a.turns; i++) x = __fmaf_rn(x, 0.99f, 1.0f);
     const u32 sm = this_sm();
     if (threadIdx.x == 0 && finite(x)) atomicAdd(a.seen + (sm < a.sms ? sm : a.sms), 1u);
 }
 // Four words of 16 bytes under way for each thread.
-KERNEL(512) check_copy(CopyArgs a) {
+KERNEL(512, 64) check_copy(CopyArgs a) {
     const u64 stride = (u64)gridDim.x * blockDim.x;
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i + 3 * stride < a.count; i += 4 * stride) {
@@ -26,7 +26,7 @@ KERNEL(512) check_copy(CopyArgs a) {
     for (; i < a.count; i += stride) a.to[i] = load_once(a.from + i);
 }
 // Adds up all words of 4 bytes.
-KERNEL(512) check_read(ReadArgs a) {
+KERNEL(512, 64) check_read(ReadArgs a) {
     const u64 stride = (u64)gridDim.x * blockDim.x;
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u32 sum = 0;
@@ -43,7 +43,7 @@ KERNEL(512) check_read(ReadArgs a) {
     if (lane() == 0) atomicAdd(a.sum, sum);
 }
 // Numbers between -scale and scale.
-KERNEL(256) check_fill(FillArgs a) {
+KERNEL(256, 40) check_fill(FillArgs a) {
     const u64 stride = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += stride) {
         const float x = (__int2float_rn((int)(mix(a.seed + i) >> 40)) * (1.0f / 8388608.0f) - 1.0f) * a.scale;
@@ -51,16 +51,16 @@ KERNEL(256) check_fill(FillArgs a) {
         else ((float *)a.to)[i] = x;
     }
 }
-KERNEL(32) check_noise(NoiseArgs a) {
+KERNEL(32, 40) check_noise(NoiseArgs a) {
     for (u32 i = threadIdx.x; i < a.count; i += 32) a.out[i] = __float_as_uint(noise(noise_keys(a.seed, a.position), i));
 }
 // Looks at a flag until it is set, or often enough.
-KERNEL(32) check_wait(WaitArgs a) {
+KERNEL(32, 32) check_wait(WaitArgs a) {
     if (threadIdx.x) return;
     u32 looks = 0;
     while (looks < a.most && !*(volatile const u32 *)a.flag) looks++;
     *a.looks = looks;
 }
-KERNEL(32) check_stray(StrayArgs a) {
+KERNEL(32, 32) check_stray(StrayArgs a) {
     if (threadIdx.x == 0) stray_write(a.at);
 }

@@ -11,7 +11,7 @@ struct CompactRowsArgs {
 
 static constexpr u32 TOGETHER = 8;
 
-KERNEL(128) compact_rows(CompactRowsArgs a) {
+KERNEL(128, 48) compact_rows(CompactRowsArgs a) {
     const u32 rows = a.counts[0], column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= a.cols) return;
     for (u32 first = a.counts[1]; first < rows; first += TOGETHER) {

@@ -10,7 +10,7 @@ struct ConfidenceArgs {
     u32 vocabulary, parts;
 };
 
-KERNEL(128) confidence(ConfidenceArgs a) {
+KERNEL(128, 40) confidence(ConfidenceArgs a) {
     const u32 rows = *a.rows, warps = gridDim.x * (blockDim.x / WARP);
     for (u32 r = blockIdx.x * (blockDim.x / WARP) + warp(); r < rows; r += warps) {
         const LogitStats *stats = a.stats + (size_t)r * a.parts;

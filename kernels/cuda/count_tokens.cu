@@ -7,7 +7,7 @@ struct CountArgs {
     u32 len, first_position, prompt_len, vocabulary, remove;
 };
 
-KERNEL(256) count_tokens(CountArgs a) {
+KERNEL(256, 32) count_tokens(CountArgs a) {
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.len; i += gridDim.x * blockDim.x) {
         const u32 token = a.tokens[i];
         if (token >= a.vocabulary) continue;

@@ -24,7 +24,7 @@ struct PickArgs {
 
 static constexpr u32 CHUNK = 4096;
 
-KERNEL(256) draw_tokens(DrawArgs a) {
+KERNEL(256, 48) draw_tokens(DrawArgs a) {
     __shared__ u64 shared[32];
     const u32 count = *a.count, first = blockIdx.x * CHUNK, end = first + CHUNK < a.vocabulary ? first + CHUNK : a.vocabulary;
     for (u32 i = blockIdx.y; i < count; i += gridDim.y) {
@@ -54,7 +54,7 @@ KERNEL(256) draw_tokens(DrawArgs a) {
     }
 }
 
-KERNEL(128) pick_tokens(PickArgs a) {
+KERNEL(128, 32) pick_tokens(PickArgs a) {
     const u32 count = *a.count, warps = gridDim.x * (blockDim.x / WARP);
     for (u32 i = blockIdx.x * (blockDim.x / WARP) + warp(); i < count; i += warps) {
         u64 best = 0;

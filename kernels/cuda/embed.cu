@@ -20,5 +20,5 @@ template <typename T> DEVICE void embed(const EmbedArgs &a) {
         for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) to[i] = known && here ? widen(from[i]) : otherwise;
     }
 }
-KERNEL(256) embed_f32(EmbedArgs a) { embed<float>(a); }
-KERNEL(256) embed_bf16(EmbedArgs a) { embed<bf16>(a); }
+KERNEL(256, 32) embed_f32(EmbedArgs a) { embed<float>(a); }
+KERNEL(256, 32) embed_bf16(EmbedArgs a) { embed<bf16>(a); }

@@ -17,7 +17,7 @@ struct GateArgs {
 
 static constexpr u32 RIVALS = 8;
 
-KERNEL(128) gate_rows(GateArgs a) {
+KERNEL(128, 32) gate_rows(GateArgs a) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= *a.count) return;
     const Test test = a.tests[i];
@@ -33,7 +33,7 @@ DEVICE float value_of(const Sampler &s, u64 keys, u32 token, float logit) {
     return s.greedy ? logit : __fadd_rn(__fmul_rn(logit, s.inverse), noise(keys, token));
 }
 
-KERNEL(128) gate_test(GateArgs a) {
+KERNEL(128, 48) gate_test(GateArgs a) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= *a.count) return;
     if (a.rows[i] == NOTHING) {

@@ -7,7 +7,7 @@ struct GatherRowsArgs {
     u32 cols, stride;
 };
 
-KERNEL(256) gather_rows(GatherRowsArgs a) {
+KERNEL(256, 32) gather_rows(GatherRowsArgs a) {
     const u32 rows = *a.rows;
     for (u32 r = blockIdx.x; r < rows; r += gridDim.x) {
         const u32 index = a.indices[(size_t)r * a.stride];

@@ -10,7 +10,7 @@ struct LogitStatsArgs {
 
 static constexpr u32 CHUNK = 4096;
 
-KERNEL(256) logit_stats(LogitStatsArgs a) {
+KERNEL(256, 40) logit_stats(LogitStatsArgs a) {
     __shared__ u64 shared[32];
     __shared__ float sums[32];
     const u32 rows = *a.rows, first = blockIdx.x * CHUNK, end = first + CHUNK < a.vocabulary ? first + CHUNK : a.vocabulary;

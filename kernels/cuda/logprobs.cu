@@ -17,7 +17,7 @@ struct LogprobsArgs {
     u32 vocabulary, parts;
 };
 
-KERNEL(512) logprobs(LogprobsArgs a) {
+KERNEL(512, 48) logprobs(LogprobsArgs a) {
     __shared__ u64 shared[32];
     const u32 count = *a.count;
     for (u32 i = blockIdx.x; i < count; i += gridDim.x) {

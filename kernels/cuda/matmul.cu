@@ -68,11 +68,11 @@ template <u32 TILES> DEVICE void matmul_bf16(const MatmulArgs &a) {
         __syncthreads(); // the parts have been read
     }
 }
-KERNEL(256) matmul_8_bf16(MatmulArgs a) { matmul_bf16<1>(a); }
-KERNEL(256) matmul_16_bf16(MatmulArgs a) { matmul_bf16<2>(a); }
+KERNEL(256, 64) matmul_8_bf16(MatmulArgs a) { matmul_bf16<1>(a); }
+KERNEL(256, 80) matmul_16_bf16(MatmulArgs a) { matmul_bf16<2>(a); }
 
 // f32, for tests: a warp for an output of a row.
-KERNEL(256) matmul_f32(MatmulArgs a) {
+KERNEL(256, 48) matmul_f32(MatmulArgs a) {
     const u32 items = *a.rows * a.outputs, warps = gridDim.x * WARPS;
     for (u32 item = blockIdx.x * WARPS + warp(); item < items; item += warps) {
         const u32 r = item / a.outputs, output = item % a.outputs;

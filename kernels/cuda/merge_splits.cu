@@ -28,5 +28,5 @@ template <typename T> DEVICE void merge_splits(const MergeSplitsArgs &a) {
         }
     }
 }
-KERNEL(128) merge_splits_f32(MergeSplitsArgs a) { merge_splits<float>(a); }
-KERNEL(128) merge_splits_bf16(MergeSplitsArgs a) { merge_splits<bf16>(a); }
+KERNEL(128, 48) merge_splits_f32(MergeSplitsArgs a) { merge_splits<float>(a); }
+KERNEL(128, 48) merge_splits_bf16(MergeSplitsArgs a) { merge_splits<bf16>(a); }

@@ -53,7 +53,7 @@ DEVICE u64 select(const Row &row, bool by_mass, u64 floor, u64 target, Shared &s
     return prefix;
 }
 
-KERNEL(1024) nucleus(NucleusArgs a) {
+KERNEL(1024, 48) nucleus(NucleusArgs a) {
     __shared__ Shared shared;
     const u32 count = *a.count;
     for (u32 i = blockIdx.x; i < count; i += gridDim.x) {

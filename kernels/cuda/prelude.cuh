@@ -6,7 +6,8 @@
 //
 // Compiled by NVRTC for a device, and by a C++ compiler with FASER_HOST for tests: there each thread is a fiber (cuda_host.h of
 // the tests). PTX stands in this file alone, in small functions, each with a twin for the host.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// Threads of a block; more registers of a thread than this are a mistake, for fewer warps would hide the memory's latency (kernels/tests/cuda_compile.rs).
+#define KERNEL(threads, registers) extern "C" __global__ void __launch_bounds__(threads)
 #define DEVICE static __device__ __forceinline__
 
 typedef unsigned short u16;

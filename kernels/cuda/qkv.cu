@@ -69,5 +69,5 @@ template <typename T> DEVICE void qkv(const QkvArgs &a) {
         }
     }
 }
-KERNEL(256) qkv_f32(QkvArgs a) { qkv<float>(a); }
-KERNEL(256) qkv_bf16(QkvArgs a) { qkv<bf16>(a); }
+KERNEL(256, 64) qkv_f32(QkvArgs a) { qkv<float>(a); }
+KERNEL(256, 64) qkv_bf16(QkvArgs a) { qkv<bf16>(a); }

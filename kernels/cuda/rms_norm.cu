@@ -29,5 +29,5 @@ template <typename T> DEVICE void rms_norm(const RmsNormArgs &a) {
         for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) out[i] = Of<T>::round(x[i] * inverse * a.weight[i]);
     }
 }
-KERNEL(256) rms_norm_f32(RmsNormArgs a) { rms_norm<float>(a); }
-KERNEL(256) rms_norm_bf16(RmsNormArgs a) { rms_norm<bf16>(a); }
+KERNEL(256, 40) rms_norm_f32(RmsNormArgs a) { rms_norm<float>(a); }
+KERNEL(256, 40) rms_norm_bf16(RmsNormArgs a) { rms_norm<bf16>(a); }

@@ -24,5 +24,5 @@ template <typename T> DEVICE void score_tokens(const ScoreTokensArgs &a) {
         if (lane() == 0) a.out[item] = here ? sum : known ? 0.0f : -infinity();
     }
 }
-KERNEL(256) score_tokens_f32(ScoreTokensArgs a) { score_tokens<float>(a); }
-KERNEL(256) score_tokens_bf16(ScoreTokensArgs a) { score_tokens<bf16>(a); }
+KERNEL(256, 48) score_tokens_f32(ScoreTokensArgs a) { score_tokens<float>(a); }
+KERNEL(256, 48) score_tokens_bf16(ScoreTokensArgs a) { score_tokens<bf16>(a); }

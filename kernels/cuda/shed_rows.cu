@@ -14,7 +14,7 @@ struct ShedRowsArgs {
 
 static constexpr u32 THREADS = 1024;
 
-KERNEL(1024) shed_rows(ShedRowsArgs a) {
+KERNEL(1024, 48) shed_rows(ShedRowsArgs a) {
     __shared__ u32 shared[32];
     __shared__ u32 moves;
     const u32 rows = a.counts[0];

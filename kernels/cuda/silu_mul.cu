@@ -17,5 +17,5 @@ template <typename T> DEVICE void silu_mul(const SiluMulArgs &a) {
         }
     }
 }
-KERNEL(256) silu_mul_f32(SiluMulArgs a) { silu_mul<float>(a); }
-KERNEL(256) silu_mul_bf16(SiluMulArgs a) { silu_mul<bf16>(a); }
+KERNEL(256, 40) silu_mul_f32(SiluMulArgs a) { silu_mul<float>(a); }
+KERNEL(256, 40) silu_mul_bf16(SiluMulArgs a) { silu_mul<bf16>(a); }

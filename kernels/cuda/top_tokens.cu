@@ -10,7 +10,7 @@ struct TopTokensArgs {
 
 static constexpr u32 TOP = 8;
 
-KERNEL(512) top_tokens(TopTokensArgs a) {
+KERNEL(512, 64) top_tokens(TopTokensArgs a) {
     __shared__ u64 shared[32];
     const u32 rows = *a.rows;
     for (u32 r = blockIdx.x; r < rows; r += gridDim.x) {

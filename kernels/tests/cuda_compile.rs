@@ -77,7 +77,7 @@ fn cubins_are_kept_by_what_went_in() {
     std::fs::write(&cubin, b"kept").unwrap();
     assert_eq!(compiler.compile(embed).unwrap().bytes, b"kept");
     // Another source, or another architecture, is another cubin.
-    let other = File::new("embed", "// other\nKERNEL(32) other() {}\n");
+    let other = File::new("embed", "// other\nKERNEL(32, 32) other() {}\n");
     assert_ne!(compiler.compile(&other).unwrap().bytes, b"kept");
     let older = Compiler::new("sm_80", Some(&folder)).unwrap();
     assert_ne!(older.compile(embed).unwrap().bytes, b"kept");
@@ -88,7 +88,7 @@ fn cubins_are_kept_by_what_went_in() {
 #[test]
 fn a_file_that_does_not_compile_says_where() {
     let Some(compiler) = compiler("a_file_that_does_not_compile", "sm_90", None) else { return };
-    let bad = File::new("bad", "// bad\nKERNEL(32) bad() { missing(); }\n");
+    let bad = File::new("bad", "// bad\nKERNEL(32, 32) bad() { missing(); }\n");
     let refusal = compiler.compile(&bad).unwrap_err().to_string();
     assert!(
         refusal.contains("bad.cu") && refusal.contains("missing") && refusal.contains("(2)"),

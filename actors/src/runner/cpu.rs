@@ -259,8 +259,8 @@ impl LaneBackend for CpuBackend {
     }
 
     fn cancel(&mut self, piece: usize) {
-        self.pass.pieces[piece].cancelled = true;
-        self.pass.sheds = true;
+        let before = std::mem::replace(&mut self.pass.pieces[piece].cancelled, true);
+        self.pass.sheds |= !before;
     }
 
     fn test(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>) {

@@ -184,7 +184,7 @@ impl<B: LaneBackend> DraftRunner<B> {
 
     /// Waits for what was asked. Where it is not known in time what a grammar allows, nothing more is drafted.
     fn hear(&mut self, job: &mut Drafting<'_>) {
-        self.masks.settle(&mut self.backend, &mut self.sequences);
+        self.masks.settle(&mut self.backend, &mut self.sequences, job.plan.chunks.len());
         for index in 0..job.plan.chunks.len() {
             if self.masks.places(index) == Some(0) {
                 job.cease(index);

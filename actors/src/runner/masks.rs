@@ -117,23 +117,31 @@ impl Masks {
         self.threads.get_or_insert_default().send(job);
     }
 
-    /// Waits for what was asked, though not long, and for slow ones not at all. Then it is known for each chunk with a grammar in how many
-    /// places tokens can be drawn; in a group that is where all ranks can.
-    pub(super) fn settle<B: LaneBackend>(&mut self, backend: &mut B, sequences: &mut Sequences<B::Sequence>) {
+    /// Waits for what was asked of the first so many chunks, though not long, and for slow ones not at all. Then it is known for each of those
+    /// with a grammar in how many places tokens can be drawn; in a group that is where all ranks can.
+    pub(super) fn settle<B: LaneBackend>(
+        &mut self,
+        backend: &mut B,
+        sequences: &mut Sequences<B::Sequence>,
+        chunks: usize,
+    ) {
         if self.of.iter().all(|allowed| allowed.places.is_none()) {
             return;
         }
         let until = Instant::now() + self.patience;
-        while self.of.iter().any(|allowed| allowed.ticket.is_some() && allowed.quick && !allowed.answered) {
+        let awaited = |allowed: &Allowed| allowed.ticket.is_some() && allowed.quick && !allowed.answered;
+        while self.of[..chunks].iter().any(awaited) {
             let Some(answer) = self.threads.as_mut().and_then(|threads| threads.answer_until(until)) else {
                 break;
             };
             self.hear(answer, sequences);
         }
-        if let Some(threads) = &mut self.threads {
-            threads.settled(self.tickets);
+        // Later chunks are asked about later.
+        let last = self.of[..chunks].iter().filter_map(|allowed| allowed.ticket).max();
+        if let (Some(threads), Some(last)) = (&mut self.threads, last) {
+            threads.settled(last);
         }
-        for allowed in &mut self.of {
+        for allowed in &mut self.of[..chunks] {
             let known = allowed.masks.len();
             if let Some(places) = allowed.places.as_mut().filter(|places| **places > known) {
                 (*places, allowed.ticket) = (known, None);

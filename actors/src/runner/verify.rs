@@ -99,8 +99,6 @@ impl<B: LaneBackend> VerifyRunner<B> {
             }
         }
         self.masks.agree(&mut self.backend);
-        let bounds = self.backend.bounds();
-        let mut rows = PassRows::default();
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             if let Some(places) = self.masks.places(index) {
@@ -119,16 +117,25 @@ impl<B: LaneBackend> VerifyRunner<B> {
             if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
                 self.masks.ask_along(index, chunk.seq, following, &tokens[anchored..]);
             }
-            let board = sequence.request.logprobs.as_ref();
-            let scored = board.is_some_and(|board| board.of_prompt(chunk.start + 1).is_some());
-            let drawn_from = if chunk.sample { anchored - 1 } else { tokens.len() };
-            let logits_from = if scored { 0 } else { drawn_from };
+        }
+        let bounds = self.backend.bounds();
+        let mut rows = PassRows::default();
+        for (index, chunk) in plan.chunks.iter().enumerate() {
+            let tokens = plan.rows(chunk);
+            let drawn_from = if chunk.sample { committed(chunk) - 1 } else { tokens.len() };
+            let board = self.sequences.of(chunk.seq).request.logprobs.as_ref();
+            let of_prompt =
+                |&row: &usize| board.is_some_and(|board| board.of_prompt(chunk.start + row + 1).is_some());
+            let told = (0..drawn_from).take_while(of_prompt).count();
             let mut from = 0;
             while from < self.chunks[index].rows {
-                let left = self.chunks[index].rows - from;
+                // Rows that tell of the prompt are a piece of their own where others without logits follow.
+                let logits_from = if from < told { 0 } else { drawn_from };
+                let end = if from < told && told < drawn_from { told } else { usize::MAX };
+                let left = self.chunks[index].rows.min(end) - from;
                 let count = rows.room(bounds, left, left.min((from + left).saturating_sub(logits_from)));
                 if count == 0 {
-                    self.forward(plan, &std::mem::take(&mut rows), gaps);
+                    self.forward(plan, &std::mem::take(&mut rows), false, gaps);
                     continue;
                 }
                 let piece = Piece {
@@ -150,11 +157,11 @@ impl<B: LaneBackend> VerifyRunner<B> {
         if rows.is_empty() && !plan.chunks.is_empty() {
             self.masks.idle(&mut self.sequences);
         }
-        self.forward(plan, &rows, gaps);
+        self.forward(plan, &rows, true, gaps);
     }
 
     /// Runs a pass, and keeps what it brings.
-    fn forward(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, gaps: &mut [f32]) {
+    fn forward(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, last: bool, gaps: &mut [f32]) {
         let layers = self.backend.layer_count();
         let drawn = !rows.is_empty();
         if drawn {
@@ -175,7 +182,11 @@ impl<B: LaneBackend> VerifyRunner<B> {
             }
             self.backend.finish();
         }
-        self.masks.settle(&mut self.backend, &mut self.sequences);
+        // Chunks of which this pass draws nothing have time until a later one.
+        let draws =
+            rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows).map(|piece| piece.chunk + 1);
+        let settled = if last { plan.chunks.len() } else { draws.max().unwrap_or(0) };
+        self.masks.settle(&mut self.backend, &mut self.sequences, settled);
         if !drawn {
             return;
         }

@@ -18,20 +18,17 @@ mod rows;
 mod sampling;
 mod sources;
 
-pub use attention::{ATTENTION_SPLITS, AttentionArgs, AttentionPlan, MergeArgs, Tile};
+pub use attention::*;
 pub use compile::{Compiler, Cubin, NvrtcError};
 pub use device::{
     Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Graph, NcclSeat, Place, Plain, Product,
     Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
-pub use drafting::{DraftState, DraftStepArgs};
-pub use gate::{GateArgs, Test};
-pub use gemm::{MatmulArgs, ScoreTokensArgs};
-pub use launch::{BLOCK_SIZE, Chunk, Element, Launch, NOTHING, Ptr, Sample};
+pub use drafting::*;
+pub use gate::*;
+pub use gemm::*;
+pub use launch::*;
 pub use ptxas::{Usage, usages};
-pub use rows::{CompactRowsArgs, EmbedArgs, GatherRowsArgs, QkvArgs, RmsNormArgs, ShedRowsArgs, SiluMulArgs};
-pub use sampling::{
-    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LOGITS_CHUNK, LogitStats, LogitStatsArgs, LogprobFound,
-    LogprobWish, LogprobsArgs, NucleusArgs, PickArgs, Sampler, TopTokensArgs,
-};
+pub use rows::*;
+pub use sampling::*;
 pub use sources::{File, Kernel, PRELUDE, check_files, file, files, kernel, kernels};

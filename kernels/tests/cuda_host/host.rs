@@ -2,7 +2,7 @@
 
 use crate::build;
 use faser_kernels::cuda::check::ops::bench::{AnyArgs, Executor};
-use faser_kernels::cuda::{Launch, Ptr, file, kernel};
+use faser_kernels::cuda::{Launch, Ptr, kernel};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -56,9 +56,7 @@ impl Host {
     fn entered<A>(&self, launch: &Launch<A>, args: (*const u8, usize), order: i32) -> Result<(), String> {
         if let Some(kernel) = kernel(launch.kernel) {
             // A device refuses more threads than the kernel was compiled for.
-            let text = file(kernel.file).expect("a kernel's file").text;
-            let written = format!("KERNEL({}) {}(", launch.block, launch.kernel);
-            assert!(text.contains(&written), "{} has not {} threads", launch.kernel, launch.block);
+            assert_eq!(kernel.threads, launch.block, "threads of a block of {}", launch.kernel);
         }
         let name = CString::new(launch.kernel).expect("a name");
         let _one = self.busy.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,7 +2,7 @@
 struct ProbeArgs { const u32 *in; u32 *out; u32 count; };
 
 // Reverses a block through shared memory without the barrier between.
-KERNEL(64) barrier_missing(ProbeArgs a) {
+KERNEL(64, 32) barrier_missing(ProbeArgs a) {
     __shared__ u32 shared[64];
     shared[threadIdx.x] = a.in[threadIdx.x];
     if (a.count) __syncthreads();
@@ -10,7 +10,7 @@ KERNEL(64) barrier_missing(ProbeArgs a) {
     __syncthreads();
 }
 // Copies in the background and does not wait.
-KERNEL(32) wait_missing(ProbeArgs a) {
+KERNEL(32, 32) wait_missing(ProbeArgs a) {
     DYNAMIC_SHARED(bytes);
     copy_async(bytes + 16 * threadIdx.x, a.in + 4 * threadIdx.x, true);
     copy_commit();

@@ -135,9 +135,10 @@ impl CudaSizes {
         self.logit_rows() * sample + self.max_chunks * 48 + 16 * self.max_gates + (4 << 10)
     }
 
-    /// A mask for each row that gets a token, and where those of each chunk are.
+    /// A mask for each row that gets a token, and as many as one chunk may have that went before; and where those of each chunk are.
     pub(super) fn mask_bytes(&self, config: &ModelConfig) -> usize {
-        4 * (self.logit_rows() * mask_words(config) + CudaSizes::bucket(self.max_chunks)) + 64
+        let masks = self.logit_rows() + DraftStepArgs::STEPS + 1;
+        4 * (masks * mask_words(config) + CudaSizes::bucket(self.max_chunks)) + 64
     }
 
     /// Tokens on their way into tables of counts, and biases into theirs.

@@ -144,7 +144,7 @@ impl CudaBackend {
         for (piece, first) in rows.pieces.iter().zip(&mut mask_of_piece) {
             let sequence = sequences.of(piece.seq);
             let before = masks.len();
-            let mut some = false;
+            let place = |since: usize| before + since * words;
             for offset in piece.drawn_from..piece.rows {
                 let since = piece.since(offset);
                 let row = SampleRow {
@@ -155,17 +155,15 @@ impl CudaBackend {
                     since: &piece.proposals[..since],
                     allowed: how.masks.bits(piece.chunk, since),
                 };
-                let mask = mask_of(&row, self.vocab);
-                some |= mask.is_some();
-                match mask {
-                    Some(mask) => masks.extend(mask),
-                    None => masks.resize(masks.len() + words, u32::MAX),
+                // Most pieces have none, and nothing is written for them. Where one begins within the proposals, masks that nobody reads come first.
+                if let Some(mask) = mask_of(&row, self.vocab) {
+                    masks.resize(place(since), u32::MAX);
+                    masks.extend(mask);
                 }
             }
-            match some {
-                // Where a piece begins within the proposals, its masks do so too.
-                true => *first = ((before / words) as u32).wrapping_sub(piece.since as u32),
-                false => masks.truncate(before),
+            if masks.len() > before {
+                masks.resize(place(piece.since(piece.rows)), u32::MAX);
+                *first = (before / words) as u32;
             }
         }
         (masks, mask_of_piece)
