@@ -126,7 +126,7 @@ impl CpuSpec {
             let spec = CpuLaneSpec {
                 partitions: vec![cores],
                 isa: self.isa,
-                blocks: lane.blocks,
+                blocks: lane.blocks(),
                 block_size: lane.block_size,
                 max_rows: lane.most_rows,
                 max_logit_rows: lane.most_rows,

@@ -238,7 +238,7 @@ impl CudaSpec {
     pub(crate) fn open_lane(&self, lane: &LanePasses) -> Result<Vec<Open<CudaBackend>>, ServiceError> {
         let ranks = self.open(&mut |_| {})?;
         let sizes = CudaSizes {
-            blocks: lane.blocks,
+            blocks: lane.blocks(),
             max_rows: lane.most_rows,
             max_logit_rows: lane.most_rows.min(SAMPLED_ROWS),
             max_chunks: lane.most_rows,

@@ -161,10 +161,10 @@ impl DeviceSpec {
     }
 
     /// Opens one lane, and does something with it.
-    pub(crate) fn with_lane<W: OnLane>(&self, lane: &LanePasses, work: W) -> Result<W::Found, ServiceError> {
+    pub(crate) fn with_lane<W: OnLane>(&self, lane: LanePasses, work: W) -> Result<W::Found, ServiceError> {
         match self {
-            DeviceSpec::Cpu(spec) => work.on(spec.open_lane(lane)),
-            DeviceSpec::Cuda(spec) => work.on(spec.open_lane(lane)?),
+            DeviceSpec::Cpu(spec) => work.on(lane, spec.open_lane(&lane)),
+            DeviceSpec::Cuda(spec) => work.on(lane, spec.open_lane(&lane)?),
         }
     }
 
@@ -208,20 +208,33 @@ pub(crate) trait OnLane {
     type Found;
 
     /// Does it, with each rank's way to its lane.
-    fn on<B: LaneBackend + 'static>(self, ranks: Vec<Open<B>>) -> Result<Self::Found, ServiceError>;
+    fn on<B: LaneBackend + 'static>(
+        self,
+        lane: LanePasses,
+        ranks: Vec<Open<B>>,
+    ) -> Result<Self::Found, ServiceError>;
 }
 
 /// A lane on one partition whose passes are to be timed.
+#[derive(Clone, Copy)]
 pub(crate) struct LanePasses {
     /// Which partition.
     pub(crate) place: usize,
     /// The draft lane.
     pub(crate) drafts: bool,
-    pub(crate) blocks: usize,
     pub(crate) block_size: usize,
+    /// Rows of its largest pass, which have a block each where they have no context.
     pub(crate) most_rows: usize,
-    /// Tokens before the last row.
+    /// Tokens before the last row of a pass with context, and blocks of its table.
     pub(crate) context: usize,
+    pub(crate) table: usize,
+}
+
+impl LanePasses {
+    /// Blocks of its pool.
+    pub(crate) fn blocks(&self) -> usize {
+        self.most_rows.max(self.table)
+    }
 }
 
 /// Makes what a lane's runner drives, with fresh KV memory; called on the lane's thread.

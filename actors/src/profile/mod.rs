@@ -77,35 +77,32 @@ impl ProfileSpec<'_> {
         let context = CONTEXT.min(self.max_context.min(holds) - 1);
         // Blocks of the longest table; a GPU's may be smaller than they are said to be.
         let table = context / self.block_size.min(BLOCK_SIZE) + 1;
-        let blocks = most_rows.max(table);
-        let lane = LanePasses { place, drafts, blocks, block_size: self.block_size, most_rows, context };
-        self.device.with_lane(&lane, Passes { drafts, most_rows, context, table })
+        let lane = LanePasses { place, drafts, block_size: self.block_size, most_rows, context, table };
+        self.device.with_lane(lane, Timed)
     }
 }
 
-/// Which passes are measured.
-#[derive(Clone, Copy)]
-struct Passes {
-    drafts: bool,
-    most_rows: usize,
-    context: usize,
-    table: usize,
-}
+/// What is done with a lane here.
+struct Timed;
 
-impl OnLane for Passes {
+impl OnLane for Timed {
     type Found = PassCost;
 
     /// Each rank on a thread of its own, which may be pinned as the lane's will be.
-    fn on<B: LaneBackend + 'static>(self, ranks: Vec<Open<B>>) -> Result<PassCost, ServiceError> {
+    fn on<B: LaneBackend + 'static>(
+        self,
+        lane: LanePasses,
+        ranks: Vec<Open<B>>,
+    ) -> Result<PassCost, ServiceError> {
         let mut threads = Vec::with_capacity(ranks.len());
         for open in ranks {
             let measured = std::thread::Builder::new().name("faser-profile".to_owned()).spawn(move || {
-                let mut passes = TimedPasses::new(open()?, self.drafts, self.table, self.context);
+                let mut passes = TimedPasses::new(open()?, lane);
                 if !passes.leads() {
                     passes.follow();
                     return Ok(None);
                 }
-                let cost = cost(&mut passes, self.most_rows, self.context);
+                let cost = cost(&mut passes, lane.most_rows, lane.context);
                 passes.told(0, 0);
                 Ok(Some(cost))
             });

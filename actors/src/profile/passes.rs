@@ -6,6 +6,7 @@ use faser_engine::{Admission, BlockId, SeqId};
 use faser_kernels::Sampling;
 
 use super::SAMPLED_ROWS;
+use crate::device::LanePasses;
 use crate::lane_request::LaneRequest;
 use crate::runner::{Draw, LaneBackend, MASK_PATIENCE, Masks, PassOutputs, PassRows, Piece, Sequences};
 
@@ -15,27 +16,24 @@ const SEQ: SeqId = SeqId(0);
 /// Passes of one lane, of one rank.
 pub(super) struct TimedPasses<B: LaneBackend> {
     backend: B,
+    lane: LanePasses,
     sequences: Sequences<B::Sequence>,
     masks: Masks,
     blocks: Vec<BlockId>,
-    /// Blocks of rows with context.
-    table: usize,
     tokens: Vec<u32>,
     outputs: PassOutputs,
-    drafts: bool,
 }
 
 impl<B: LaneBackend> TimedPasses<B> {
-    /// Passes with contexts of `context` tokens, in so many blocks.
-    pub(super) fn new(mut backend: B, drafts: bool, table: usize, context: usize) -> TimedPasses<B> {
+    /// Passes of a rank's lane.
+    pub(super) fn new(mut backend: B, lane: LanePasses) -> TimedPasses<B> {
         let mut sequences = Sequences::default();
         let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
         let admission = Admission { seq: SEQ, prompt_len: 1, tokens: [0].into() };
         sequences.update(&mut backend, &[], &[admission], &[Arc::new(LaneRequest::from(sampling))]);
         let (masks, outputs) = (Masks::new(MASK_PATIENCE), PassOutputs::default());
-        let blocks = (0..backend.bounds().rows.max(table) as BlockId).collect();
-        let tokens = vec![0; context + 1];
-        TimedPasses { backend, sequences, masks, blocks, table, tokens, outputs, drafts }
+        let (blocks, tokens) = ((0..lane.blocks() as BlockId).collect(), vec![0; lane.context + 1]);
+        TimedPasses { backend, lane, sequences, masks, blocks, tokens, outputs }
     }
 
     /// Whether it is this rank that measures.
@@ -88,13 +86,14 @@ impl<B: LaneBackend> TimedPasses<B> {
                 since: 0,
                 proposals: &self.tokens[..each],
             };
-            let table = if context == 0 { &self.blocks[number..=number] } else { &self.blocks[..self.table] };
+            let table =
+                if context == 0 { &self.blocks[number..=number] } else { &self.blocks[..self.lane.table] };
             pass.push(piece, &self.tokens[..each], table);
         }
         self.backend.stage(&pass, &mut self.sequences);
         self.backend.layers(&pass, 0..self.backend.layer_count());
         self.backend.finish();
-        let how = Draw { masks: &self.masks, confidence: self.drafts, rivals: false };
+        let how = Draw { masks: &self.masks, confidence: self.lane.drafts, rivals: false };
         self.backend.draw(&pass, &self.sequences, &how);
         self.backend.collect(&pass, &mut self.outputs, &mut |_| {});
     }
