@@ -250,7 +250,7 @@ fn streams_go_on_with_the_same_tokens_after_a_rank_is_lost() {
         ("FASER_FAKE_NCCL_LOSE", "1:30", "have not ended within"),
         ("FASER_FAKE_NCCL_FAIL", "0:25", "ncclRemoteError"),
         ("FASER_FAKE_LOSE", "logprobs:9", "LAUNCH_FAILED"),
-        ("FASER_FAKE_REFUSE", "silu_mul_f32:33", "OUT_OF_RESOURCES"),
+        ("FASER_FAKE_REFUSE", "activate_f32:33", "OUT_OF_RESOURCES"),
     ] {
         let report = cuda_fake::inside(name, &[GPUS, (variable, value)], || {
             in_system(async {

@@ -150,7 +150,7 @@ fn described(model: &ModelFacts) -> String {
     format!(
         "{:?}, {} layers, hidden {}, {} heads ({} kv), vocabulary {}, context {}, weights {}",
         config.architecture,
-        config.layers,
+        config.layers.len(),
         config.hidden,
         config.heads,
         config.kv_heads,

@@ -97,7 +97,7 @@ pub(crate) fn bounds(
         max_context,
         policy: config.speculation.policy.clone(),
         partitions: Vec::new(),
-        target_layers: target.layers,
+        target_layers: target.layers.len(),
         mechanisms: config.speculation.mechanisms,
         speculation: SpeculationBounds {
             // Where nothing is drafted and nothing copied, lanes need no room for it.

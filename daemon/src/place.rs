@@ -220,8 +220,7 @@ fn on_gpus(
     let [ranks, draft_ranks] = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
     let facts = |config: &ModelConfig, shard: Shard| -> Result<ModelFacts, DaemonError> {
         shard.check(config)?;
-        let weight_bytes =
-            CudaModel::weight_bytes(config, shard, weights.dtype).map_err(|error| refused(error.into()))?;
+        let weight_bytes = CudaModel::weight_bytes(config, shard, weights.dtype)?;
         Ok(ModelFacts { config: config.clone(), dtype: weights.dtype, weight_bytes })
     };
     // What a rank has of both models; the first has most.

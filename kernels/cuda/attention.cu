@@ -16,7 +16,7 @@ struct AttentionArgs {
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     u32 q_stride, table_stride, heads, kv_heads, head_dim, window, split, splits;
-    float scale;
+    float scale, soft_cap; // no cap: 0
 };
 
 static constexpr u32 QUERIES = 16; // of a tile
@@ -52,7 +52,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
             if (seen) {
                 for (u32 i = 0; i < dim; i++) score += queries[warp()][i] * widen(key[i]);
             }
-            score = seen ? score * a.scale : -infinity();
+            score = seen ? (a.soft_cap != 0.0f ? capped(score * a.scale, a.soft_cap) : score * a.scale) : -infinity();
             const float before = largest;
             largest = fmaxf(largest, warp_max(score));
             if (largest == -infinity()) continue; // none of these is seen

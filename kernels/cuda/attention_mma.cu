@@ -17,7 +17,7 @@ struct AttentionArgs {
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     u32 q_stride, table_stride, heads, kv_heads, head_dim, window, split, splits;
-    float scale;
+    float scale, soft_cap; // no cap: 0
 };
 
 static constexpr u32 THREADS = 128, POSITIONS = 64, STAGES = 3;
@@ -82,6 +82,7 @@ template <u32 DIM, u32 QUERIES> struct Attention {
 #pragma unroll
         for (u32 n = 0; n < DIM / 8; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
         const float to_log2 = a.scale * LOG2_E;
+        const auto scaled = [&](float score) { return a.soft_cap != 0.0f ? capped(score * a.scale, a.soft_cap) * LOG2_E : score * to_log2; };
         const u32 count = (to - start + POSITIONS - 1) / POSITIONS;
         for (u32 s = 0; s < STAGES - 1; s++) {
             if (s < count) fetch(a, table, stages + s * 2 * TILE, start + s * POSITIONS, to);
@@ -119,7 +120,7 @@ template <u32 DIM, u32 QUERIES> struct Attention {
                     for (u32 c = 0; c < 2; c++) {
                         const u32 position = first + n * 8 + c;
                         float &score = scores[n][2 * i + c];
-                        score = position >= begins[i] && position >= from && position < ends[i] && position < to ? score * to_log2 : -infinity();
+                        score = position >= begins[i] && position >= from && position < ends[i] && position < to ? scaled(score) : -infinity();
                         highest = fmaxf(highest, score);
                     }
                 }

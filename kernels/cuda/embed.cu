@@ -1,4 +1,4 @@
-// embed: row r of `out` becomes the table's row of token r, in f32. A token beyond the vocabulary gives NaN, never another's row; one that is
+// embed: row r of `out` becomes the table's row of token r, in f32, times `scale`. A token beyond the vocabulary gives NaN, never another's row; one that is
 // not among those whose rows are here gives zeros: of a group, another rank has it.
 struct EmbedArgs {
     const void *table;
@@ -7,6 +7,7 @@ struct EmbedArgs {
     const u32 *rows;
     u32 cols, vocabulary;
     u32 first, held; // tokens whose rows are here
+    float scale;
 };
 
 template <typename T> DEVICE void embed(const EmbedArgs &a) {
@@ -17,7 +18,7 @@ template <typename T> DEVICE void embed(const EmbedArgs &a) {
         const T *from = (const T *)a.table + (size_t)(here ? token - a.first : 0) * a.cols;
         const float otherwise = known ? 0.0f : infinity() - infinity();
         float *to = a.out + (size_t)r * a.cols;
-        for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) to[i] = known && here ? widen(from[i]) : otherwise;
+        for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) to[i] = known && here ? widen(from[i]) * a.scale : otherwise;
     }
 }
 KERNEL(256, 32) embed_f32(EmbedArgs a) { embed<float>(a); }

@@ -79,6 +79,20 @@ DEVICE float exp_of(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
+// Hyperbolic tangent, about 2 ulp; of what is infinite, 1 or -1.
+DEVICE float tanh_of(float x) {
+    if (!(fabsf(x) < 0.625f)) return 1.0f - 2.0f / (exp_of(x + x) + 1.0f);
+    const float square = x * x; // near 0 the exponential would lose the low bits of x
+    float p = -5.7049887e-3f;
+    p = __fmaf_rn(p, square, 2.0639089e-2f);
+    p = __fmaf_rn(p, square, -5.3739716e-2f);
+    p = __fmaf_rn(p, square, 1.3331442e-1f);
+    p = __fmaf_rn(p, square, -3.333328e-1f);
+    return __fmaf_rn(p * square, x, x);
+}
+// A logit or a score, at most as large as a cap.
+DEVICE float capped(float x, float cap) { return cap * tanh_of(x * (1.0f / cap)); }
+
 // ---- a warp and a block
 DEVICE u32 lane() { return threadIdx.x % WARP; }
 DEVICE u32 warp() { return threadIdx.x / WARP; }

@@ -9,6 +9,7 @@ struct ScoreTokensArgs {
     const u32 *rows;
     u32 inputs, outputs, each;
     u32 first, vocabulary; // the token of the first output, and all there are
+    float soft_cap; // 0: none
 };
 
 template <typename T> DEVICE void score_tokens(const ScoreTokensArgs &a) {
@@ -21,7 +22,7 @@ template <typename T> DEVICE void score_tokens(const ScoreTokensArgs &a) {
         float sum = 0.0f;
         for (u32 i = lane(); i < a.inputs; i += WARP) sum += widen(x[i]) * widen(w[i]);
         sum = warp_sum(sum);
-        if (lane() == 0) a.out[item] = here ? sum : known ? 0.0f : -infinity();
+        if (lane() == 0) a.out[item] = here ? (a.soft_cap != 0.0f ? capped(sum, a.soft_cap) : sum) : known ? 0.0f : -infinity();
     }
 }
 KERNEL(256, 48) score_tokens_f32(ScoreTokensArgs a) { score_tokens<float>(a); }

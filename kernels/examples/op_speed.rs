@@ -3,8 +3,8 @@
 //! `cargo run --release -p faser-kernels --example op_speed -- [THREADS]`
 
 use faser_kernels::ops::{
-    AttentionShape, TOP_TOKENS, attention, confidence, rms_norm, rope, sample, score_tokens, silu_mul,
-    store_kv, top_tokens,
+    Activation, AttentionShape, TOP_TOKENS, Write, activate, attention, confidence, rms_norm, rope, sample,
+    score_tokens, store_kv, top_tokens,
 };
 use faser_kernels::{
     Dtype, History, Isa, KvCache, KvShape, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, SampleRow,
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_positions: 4096,
     })?;
     let weight = Vector::new(Source::F32(&values[..2048]));
-    println!("\n{:>5} {:>10} {:>10} {:>10}", "rows", "rms_norm", "rope", "silu_mul");
+    println!("\n{:>5} {:>10} {:>10} {:>10}", "rows", "rms_norm", "rope", "activate");
     for rows in [1, 8, 64] {
         let (x, wide) = (
             Tensor::from_rows(2048, &values[..rows * 2048]),
@@ -48,9 +48,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
         let (mut out, mut narrow) = (Tensor::zeros(rows, 2048), Tensor::zeros(rows, 5632));
         let positions: Vec<u32> = (0..rows as u32).collect();
-        let norm = best(|| rms_norm(&lane, x.view(rows), &weight, 1e-5, out.view_mut(rows)));
+        let norm = best(|| rms_norm(&lane, x.view(rows), &weight, 1e-5, out.view_mut(rows), Write::Replace));
         let rotate = best(|| rope(&lane, out.view_mut(rows), &positions, &table));
-        let gate = best(|| silu_mul(&lane, wide.view(rows), narrow.view_mut(rows)));
+        let gate = best(|| activate(&lane, wide.view(rows), Activation::Silu, narrow.view_mut(rows)));
         println!("{rows:>5} {:>10.2} {:>10.2} {:>10.2}", norm * 1e6, rotate * 1e6, gate * 1e6);
     }
 
@@ -145,8 +145,9 @@ fn one_sequence(
         (Tensor::from_rows(2048, &values[..rows * 2048]), Tensor::from_rows(256, &values[..rows * 256]));
     let mut out = Tensor::zeros(rows, 2048);
     let stored = best(|| store_kv(lane, k.view(rows), k.view(rows), &mut kv, 0, pass));
-    let shape = AttentionShape { heads: HEADS, scale: 0.125, window: None };
-    let seconds = best(|| attention(lane, q.view(rows), &kv, 0, pass, shape, out.view_mut(rows)));
+    let shape = AttentionShape { heads: HEADS, scale: 0.125, soft_cap: None, window: None };
+    let seconds =
+        best(|| attention(lane, q.view(rows), &kv, 0, pass, shape, out.view_mut(rows)));
     let seen: usize = positions.iter().map(|position| *position as usize + 1).sum();
     let flop = (4 * seen * HEADS * KV.head_dim) as f64;
     let bytes = (2 * context * KV.kv_heads * KV.head_dim * dtype.bytes()) as f64;

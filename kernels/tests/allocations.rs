@@ -53,15 +53,16 @@ fn a_second_pass_allocates_nothing() {
     let mut sampled = [0; ROWS];
     let (mut top, mut scores) = ([[0; TOP_TOKENS]; ROWS], [0.0; ROWS * TOP_TOKENS]);
     let mut pass = |lane: &Lane| {
-        ops::embed(lane, &table, &tokens, x.view_mut(ROWS));
-        ops::rms_norm(lane, x.view(ROWS), &weight, 1e-5, normal.view_mut(ROWS));
+        ops::embed(lane, &table, &tokens, 1.0, x.view_mut(ROWS));
+        ops::rms_norm(lane, x.view(ROWS), &weight, 1e-5, normal.view_mut(ROWS), Write::Replace);
         ops::matmul(lane, normal.view(ROWS), &qkv, None, fused.view_mut(ROWS), Write::Replace);
         ops::rope(lane, fused.view_mut(ROWS).columns(0..2 * HIDDEN), &positions, &rope);
         let [q, k, v] = [0, 1, 2].map(|i| fused.view(ROWS).columns(i * HIDDEN..(i + 1) * HIDDEN));
         ops::store_kv(lane, k, v, &mut kv, 0, rows);
-        let shape = AttentionShape { heads: 4, scale: 0.125, window: None };
+        let shape = AttentionShape { heads: 4, scale: 0.125, soft_cap: None, window: None };
         ops::attention(lane, q, &kv, 0, rows, shape, out.view_mut(ROWS));
-        ops::silu_mul(lane, fused.view(ROWS).columns(0..2 * HIDDEN), normal.view_mut(ROWS));
+        let gated = fused.view(ROWS).columns(0..2 * HIDDEN);
+        ops::activate(lane, gated, ops::Activation::Silu, normal.view_mut(ROWS));
         ops::gather_rows(lane, out.view(ROWS), &tokens, normal.view_mut(ROWS));
         ops::matmul(lane, normal.view(ROWS), &head, None, logits.view_mut(ROWS), Write::Replace);
         ops::sample(lane, logits.view(ROWS), &draws, &mut sampled);

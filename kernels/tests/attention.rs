@@ -15,13 +15,19 @@ struct Sizes {
     head_dim: usize,
     block_size: usize,
     window: Option<usize>,
+    soft_cap: Option<f32>,
     dtype: Dtype,
 }
 
 impl Sizes {
     fn shape(&self) -> AttentionShape {
         let scale = 1.0 / (self.head_dim as f32).sqrt();
-        AttentionShape { heads: self.kv_heads * self.group, scale, window: self.window }
+        AttentionShape {
+            heads: self.kv_heads * self.group,
+            scale,
+            soft_cap: self.soft_cap,
+            window: self.window,
+        }
     }
 
     fn stored(&self, x: f32) -> f64 {
@@ -62,6 +68,9 @@ impl Sequence {
             let k = &self.k.row(p)[columns.clone()];
             q.iter().zip(k).map(|(q, k)| q * sizes.stored(*k)).sum::<f64>() * f64::from(sizes.shape().scale)
         });
+        let capped =
+            |score: f64| sizes.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+        let scores = scores.map(capped);
         let powers: Vec<f64> = scores.map(f64::exp).collect();
         let total: f64 = powers.iter().sum();
         let mut out = vec![0.0; dim];
@@ -131,13 +140,15 @@ fn sizes() -> impl Strategy<Value = Sizes> {
     let dims = prop::sample::select(vec![2usize, 16, 20, 32, 64, 80, 128]);
     let window = prop::option::of(1usize..150);
     let dtype = prop::sample::select(vec![Dtype::F32, Dtype::Bf16]);
-    (1usize..4, 1usize..9, dims, 1usize..4, window, dtype).prop_map(
-        |(kv_heads, group, head_dim, blocks, window, dtype)| Sizes {
+    let soft_cap = prop::sample::select(vec![None, Some(2.0)]);
+    (1usize..4, 1usize..9, dims, 1usize..4, window, soft_cap, dtype).prop_map(
+        |(kv_heads, group, head_dim, blocks, window, soft_cap, dtype)| Sizes {
             kv_heads,
             group,
             head_dim,
             block_size: 16 * blocks,
             window,
+            soft_cap,
             dtype,
         },
     )
@@ -145,13 +156,22 @@ fn sizes() -> impl Strategy<Value = Sizes> {
 
 #[test]
 fn it_agrees_with_f64() {
-    let base = Sizes { kv_heads: 2, group: 4, head_dim: 64, block_size: 16, window: None, dtype: Dtype::F32 };
+    let base = Sizes {
+        kv_heads: 2,
+        group: 4,
+        head_dim: 64,
+        block_size: 16,
+        window: None,
+        soft_cap: None,
+        dtype: Dtype::F32,
+    };
     let variants = [
         base,
         Sizes { dtype: Dtype::Bf16, ..base },
         Sizes { group: 1, kv_heads: 3, head_dim: 80, block_size: 32, ..base },
         Sizes { group: 8, kv_heads: 1, head_dim: 20, window: Some(50), dtype: Dtype::Bf16, ..base },
         Sizes { window: Some(1), ..base },
+        Sizes { soft_cap: Some(2.0), window: Some(70), ..base },
         Sizes { group: 3, head_dim: 128, window: Some(130), ..base },
     ];
     on_each_isa(|isa| {
@@ -216,6 +236,6 @@ fn heads_that_do_not_divide_are_refused() {
             .unwrap();
     let (q, mut out) = (Tensor::zeros(1, 16), Tensor::zeros(1, 16));
     let rows = Rows { positions: &[0], table_of: &[0], tables: &[&[0]] };
-    let shape = AttentionShape { heads: 4, scale: 1.0, window: None };
+    let shape = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window: None };
     attention(&lane(Isa::Portable, 1), q.view(1), &kv, 0, rows, shape, out.view_mut(1));
 }

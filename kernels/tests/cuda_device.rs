@@ -73,6 +73,7 @@ fn a_kernel_runs_through_the_driver_and_what_it_wrote_comes_back() {
                 vocabulary: 5,
                 first: 0,
                 held: 5,
+                scale: 1.0,
             };
             let sms = lane.sms();
             lane.launch(&args.launch(Element::F32, 4, sms)).unwrap();

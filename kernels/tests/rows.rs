@@ -1,9 +1,9 @@
-//! The ops that go row by row, against f64: embed, gather_rows, rms_norm, rope, silu_mul.
+//! The ops that go row by row, against f64: embed, gather_rows, rms_norm, rope, activate, soft_cap.
 
 mod reference;
 
 use faser_kernels::ops::{
-    Write, embed, gather_rows, matmul, rms_norm, rms_norm_heads, rope, sample, silu_mul,
+    Activation, Write, activate, embed, gather_rows, matmul, rms_norm, rms_norm_heads, rope, sample, soft_cap,
 };
 use faser_kernels::{Dtype, Isa, Matrix, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
 use reference::{Random, bits, close, lane, on_each_isa};
@@ -19,7 +19,7 @@ fn embed_looks_up_rows_in_both_types() {
         let table = Table::new(21, Source::F32(&values), dtype).unwrap();
         assert_eq!((table.rows(), table.cols(), table.bytes()), (50, 21, (50 * 21 * dtype.bytes()) as u64));
         let mut out = Tensor::zeros(3, 21);
-        embed(&lane(Isa::Portable, 1), &table, &[7, 49, 7], out.view_mut(3));
+        embed(&lane(Isa::Portable, 1), &table, &[7, 49, 7], 1.0, out.view_mut(3));
         for (r, token) in [7, 49, 7].into_iter().enumerate() {
             let row = values[token * 21..(token + 1) * 21].iter();
             let expected: Vec<f32> =
@@ -33,7 +33,7 @@ fn embed_looks_up_rows_in_both_types() {
 #[should_panic(expected = "token 50 of a vocabulary of 50")]
 fn embed_refuses_a_token_beyond_the_vocabulary() {
     let table = Table::new(2, Source::F32(&[0.0; 100]), Dtype::F32).unwrap();
-    embed(&lane(Isa::Portable, 1), &table, &[50], Tensor::zeros(1, 2).view_mut(1));
+    embed(&lane(Isa::Portable, 1), &table, &[50], 1.0, Tensor::zeros(1, 2).view_mut(1));
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn rms_norm_agrees_with_f64() {
             let (x, weight) = (random.tensor(rows, cols), random.numbers(cols));
             let mut out = Tensor::zeros(rows, cols);
             let weights = Vector::new(Source::F32(&weight));
-            rms_norm(&lane(isa, 2), x.view(rows), &weights, 1e-5, out.view_mut(rows));
+            rms_norm(&lane(isa, 2), x.view(rows), &weights, 1e-5, out.view_mut(rows), Write::Replace);
             for r in 0..rows {
                 let mean = x.row(r).iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / cols as f64;
                 for (i, weight) in weight.iter().enumerate() {
@@ -78,7 +78,14 @@ fn rms_norm_heads_is_rms_norm_of_each_head() {
         rms_norm_heads(&lane, heads.view_mut(7), &weight, 1e-6);
         for head in 0..5 {
             let mut alone = Tensor::zeros(7, 24);
-            rms_norm(&lane, x.view(7).columns(head * 24..(head + 1) * 24), &weight, 1e-6, alone.view_mut(7));
+            rms_norm(
+                &lane,
+                x.view(7).columns(head * 24..(head + 1) * 24),
+                &weight,
+                1e-6,
+                alone.view_mut(7),
+                Write::Replace,
+            );
             for r in 0..7 {
                 assert_eq!(heads.row(r)[head * 24..(head + 1) * 24], *alone.row(r), "{isa}");
             }
@@ -110,34 +117,110 @@ fn rope_rotates_each_head_and_leaves_other_columns_alone() {
     });
 }
 
+/// The functions as they are defined, of a number and of what multiplies it.
+fn activation(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            x / (1.0 + (-2.0 * u).exp())
+        }
+        // 1 - Phi by its continued fraction, Phi near 0 by its series.
+        Activation::Gelu => {
+            let z = x.abs();
+            let density = (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            let tail = if z > 3.0 {
+                density / (1..200).rev().fold(z, |f, k| z + f64::from(k) / f)
+            } else {
+                let (series, _) = (1..100).fold((z, z), |(sum, term), k| {
+                    let next = term * z * z / f64::from(2 * k + 1);
+                    (sum + next, next)
+                });
+                0.5 - density * series
+            };
+            x * if x > 0.0 { 1.0 - tail } else { tail }
+        }
+    }
+}
+
 #[test]
-fn silu_mul_agrees_with_f64() {
+fn activations_agree_with_f64_gated_and_plain() {
+    for one in Activation::ALL {
+        on_each_isa(|isa| {
+            for (rows, cols) in SHAPES {
+                let mut random = Random::new(cols as u64 + 1);
+                let size = if one == Activation::Silu { 30.0 } else { 6.0 };
+                let values: Vec<f32> = random.numbers(rows * 2 * cols).iter().map(|x| x * size).collect();
+                let x = Tensor::from_rows(2 * cols, &values);
+                let (mut gated, mut plain) = (Tensor::zeros(rows, cols), Tensor::zeros(rows, 2 * cols));
+                activate(&lane(isa, 2), x.view(rows), one, gated.view_mut(rows));
+                activate(&lane(isa, 2), x.view(rows), one, plain.view_mut(rows));
+                // The exponential's argument is a square: its rounding counts where it is large.
+                let tolerance = if one == Activation::Silu { 1e-6 } else { 1e-5 };
+                for r in 0..rows {
+                    let what = format!("{isa} {one:?} {rows}x{cols}");
+                    for i in 0..2 * cols {
+                        let expected = activation(one, f64::from(x.row(r)[i]));
+                        close(plain.row(r)[i], expected, expected.abs(), tolerance, &what);
+                        if i < cols {
+                            let expected = expected * f64::from(x.row(r)[cols + i]);
+                            close(gated.row(r)[i], expected, expected.abs(), tolerance, &what);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn activations_are_finite_at_the_ends() {
+    let x = Tensor::from_rows(8, &[-1e30, -200.0, 200.0, 1e30, 1.0, 1.0, 1.0, 1.0]);
+    for one in Activation::ALL {
+        on_each_isa(|isa| {
+            let mut out = Tensor::zeros(1, 4);
+            activate(&lane(isa, 1), x.view(1), one, out.view_mut(1));
+            assert_eq!(out.row(0)[2..], [200.0, 1e30], "{isa} {one:?}");
+            assert!(
+                out.row(0)[1].abs() < 1e-30 && out.row(0)[0].is_finite(),
+                "{isa} {one:?} {:?}",
+                out.row(0)
+            );
+        });
+    }
+}
+
+#[test]
+fn soft_caps_agree_with_f64() {
     on_each_isa(|isa| {
         for (rows, cols) in SHAPES {
-            let mut random = Random::new(cols as u64 + 1);
-            let values: Vec<f32> = random.numbers(rows * 2 * cols).iter().map(|x| x * 30.0).collect();
-            let x = Tensor::from_rows(2 * cols, &values);
-            let mut out = Tensor::zeros(rows, cols);
-            silu_mul(&lane(isa, 2), x.view(rows), out.view_mut(rows));
-            for r in 0..rows {
-                for i in 0..cols {
-                    let (gate, up) = (f64::from(x.row(r)[i]), f64::from(x.row(r)[cols + i]));
-                    let expected = gate / (1.0 + (-gate).exp()) * up;
-                    close(out.row(r)[i], expected, expected.abs(), 1e-6, &format!("{isa} {rows}x{cols}"));
-                }
+            let mut random = Random::new(cols as u64 + 3);
+            let values: Vec<f32> = random.numbers(rows * cols).iter().map(|x| x * 90.0).collect();
+            let mut x = Tensor::from_rows(cols, &values);
+            soft_cap(&lane(isa, 2), x.view_mut(rows), 30.0);
+            for (found, value) in (0..rows).flat_map(|r| x.row(r)).zip(&values) {
+                let expected = 30.0 * (f64::from(*value) / 30.0).tanh();
+                close(*found, expected, expected.abs(), 1e-6, &format!("{isa} {value}"));
             }
         }
     });
 }
 
 #[test]
-fn silu_mul_is_finite_at_the_ends() {
-    let x = Tensor::from_rows(8, &[-1e30, -200.0, 200.0, 1e30, 1.0, 1.0, 1.0, 1.0]);
+fn a_norm_that_is_added_is_the_norm() {
     on_each_isa(|isa| {
-        let mut out = Tensor::zeros(1, 4);
-        silu_mul(&lane(isa, 1), x.view(1), out.view_mut(1));
-        assert_eq!(out.row(0)[2..], [200.0, 1e30], "{isa}");
-        assert!(out.row(0)[1].abs() < 1e-30 && out.row(0)[0].is_finite(), "{isa} {:?}", out.row(0));
+        let mut random = Random::new(21);
+        let (x, before) = (random.tensor(9, 301), random.tensor(9, 301));
+        let weight = Vector::new(Source::F32(&random.numbers(301)));
+        let (mut normal, mut sum) = (Tensor::zeros(9, 301), Tensor::zeros(9, 301));
+        (0..9).for_each(|r| sum.row_mut(r).copy_from_slice(before.row(r)));
+        rms_norm(&lane(isa, 2), x.view(9), &weight, 1e-5, normal.view_mut(9), Write::Replace);
+        rms_norm(&lane(isa, 2), x.view(9), &weight, 1e-5, sum.view_mut(9), Write::Add);
+        for r in 0..9 {
+            for (i, sum) in sum.row(r).iter().enumerate() {
+                assert_eq!(*sum, before.row(r)[i] + normal.row(r)[i], "{isa}");
+            }
+        }
     });
 }
 
@@ -150,7 +233,14 @@ fn a_pass_may_want_no_rows_of_an_op() {
         let lane = lane(isa, 2);
         gather_rows(&lane, x.view(4), &[], out.view_mut(0));
         matmul(&lane, x.view(0), &matrix, None, out.view_mut(0), Write::Replace);
-        rms_norm(&lane, x.view(0), &Vector::new(Source::F32(&[1.0; 8])), 1e-5, out.view_mut(0));
+        rms_norm(
+            &lane,
+            x.view(0),
+            &Vector::new(Source::F32(&[1.0; 8])),
+            1e-5,
+            out.view_mut(0),
+            Write::Replace,
+        );
         sample(&lane, out.view(0), &[], &mut []);
     });
 }
@@ -161,17 +251,24 @@ fn rows_have_the_same_bits_alone_and_together() {
         let mut random = Random::new(12);
         let (x, weight) = (random.tensor(64, 1000), Vector::new(Source::F32(&random.numbers(1000))));
         let gates = random.tensor(64, 2000);
-        let (mut norms, mut silus) = (Tensor::zeros(64, 1000), Tensor::zeros(64, 1000));
+        let (mut norms, mut activated) = (Tensor::zeros(64, 1000), Tensor::zeros(64, 1000));
         let several = lane(isa, 3);
-        rms_norm(&several, x.view(64), &weight, 1e-5, norms.view_mut(64));
-        silu_mul(&several, gates.view(64), silus.view_mut(64));
+        rms_norm(&several, x.view(64), &weight, 1e-5, norms.view_mut(64), Write::Replace);
+        activate(&several, gates.view(64), Activation::Gelu, activated.view_mut(64));
         let one = lane(isa, 1);
         for r in 0..64 {
             let mut out = Tensor::zeros(1, 1000);
-            rms_norm(&one, Tensor::from_rows(1000, x.row(r)).view(1), &weight, 1e-5, out.view_mut(1));
+            rms_norm(
+                &one,
+                Tensor::from_rows(1000, x.row(r)).view(1),
+                &weight,
+                1e-5,
+                out.view_mut(1),
+                Write::Replace,
+            );
             assert_eq!(bits(&out, 1)[0], bits(&norms, 64)[r], "{isa}");
-            silu_mul(&one, Tensor::from_rows(2000, gates.row(r)).view(1), out.view_mut(1));
-            assert_eq!(bits(&out, 1)[0], bits(&silus, 64)[r], "{isa}");
+            activate(&one, Tensor::from_rows(2000, gates.row(r)).view(1), Activation::Gelu, out.view_mut(1));
+            assert_eq!(bits(&out, 1)[0], bits(&activated, 64)[r], "{isa}");
         }
     });
 }

@@ -1,65 +1,51 @@
-//! One decoder layer, the same for all families: attention branch, then MLP branch, each added to the residual
-//! stream.
+//! One decoder layer on the CPU: attention branch, then MLP branch, each added to the residual stream.
 
 use faser_kernels::ops::{self, AttentionShape, Write};
-use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Vector};
+use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector};
 
 use crate::segments::summed;
-use crate::{ModelConfig, Scratch, Shard};
+use crate::{LayerSpec, ModelConfig, Scratch, Shard};
 
 /// The weights of one layer, as a device holds them. What a family does not have is `None`.
 pub(crate) struct Layer<M = Matrix, V = Vector> {
-    pub(crate) attention_norm: V,
-    /// Queries, keys and values in one matrix.
-    pub(crate) qkv: M,
-    pub(crate) qkv_bias: Option<V>,
+    pub(crate) attention: Branch<M, V>,
     pub(crate) q_norm: Option<V>,
     pub(crate) k_norm: Option<V>,
-    pub(crate) o: M,
-    pub(crate) o_bias: Option<V>,
-    pub(crate) mlp_norm: V,
-    /// Gate and up projection in one matrix.
-    pub(crate) gate_up: M,
-    pub(crate) gate_up_bias: Option<V>,
-    pub(crate) down: M,
-    pub(crate) down_bias: Option<V>,
+    pub(crate) mlp: Branch<M, V>,
+}
+
+/// What both branches have: see [`crate::layer_spec`].
+pub(crate) struct Branch<M = Matrix, V = Vector> {
+    pub(crate) norm_before: V,
+    /// The projections of its input, one behind the other along their outputs.
+    pub(crate) inputs: M,
+    pub(crate) inputs_bias: Option<V>,
+    pub(crate) output: M,
+    pub(crate) output_bias: Option<V>,
+    pub(crate) norm_after: Option<V>,
+}
+
+impl<M, V> Layer<M, V> {
+    /// All there is, with what each takes.
+    pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
+        let branches = [&self.attention, &self.mlp];
+        let heads = [&self.q_norm, &self.k_norm].into_iter().flatten();
+        let optional = branches.into_iter().flat_map(|b| [&b.inputs_bias, &b.output_bias, &b.norm_after]);
+        let vectors = branches.into_iter().map(|b| &b.norm_before).chain(optional.flatten()).chain(heads);
+        let matrices = branches.into_iter().flat_map(|b| [&b.inputs, &b.output]);
+        vectors.map(vector).sum::<u64>() + matrices.map(matrix).sum::<u64>()
+    }
 }
 
 impl Layer {
-    pub(crate) fn bytes(&self) -> u64 {
-        let optional =
-            [&self.qkv_bias, &self.q_norm, &self.k_norm, &self.o_bias, &self.gate_up_bias, &self.down_bias];
-        let vectors =
-            [&self.attention_norm, &self.mlp_norm].into_iter().chain(optional.into_iter().flatten());
-        let matrices = [&self.qkv, &self.o, &self.gate_up, &self.down];
-        vectors.map(Vector::bytes).sum::<u64>() + matrices.into_iter().map(Matrix::bytes).sum::<u64>()
-    }
-
-    /// Rows of the residual stream in, the same rows out, with this layer's contribution added; keys and values
-    /// go to `kv`. A rank has a share of each branch's sum: the first adds its own to the stream, and all shares are added up.
+    /// Rows of the residual stream in, the same rows out, with this layer's contribution added; keys and values go to `kv`.
     pub(crate) fn forward(&self, at: &At<'_>, kv: &mut KvCache, scratch: &mut Scratch) {
-        let n = at.rows.positions.len();
-        let write = if at.shard.is_first() { Write::Add } else { Write::Replace };
         self.attend(at, kv, scratch);
-        ops::matmul(
-            at.lane,
-            scratch.attended.view(n),
-            &self.o,
-            self.o_bias.as_ref(),
-            scratch.x.view_mut(n),
-            write,
-        );
-        summed(at.lane, scratch.x.view_mut(n));
+        let Scratch { x, normed, attended, .. } = scratch;
+        self.attention.close(at, attended, normed, x);
         self.activate(at, scratch);
-        ops::matmul(
-            at.lane,
-            scratch.activated.view(n),
-            &self.down,
-            self.down_bias.as_ref(),
-            scratch.x.view_mut(n),
-            write,
-        );
-        summed(at.lane, scratch.x.view_mut(n));
+        let Scratch { x, normed, activated, .. } = scratch;
+        self.mlp.close(at, activated, normed, x);
     }
 
     /// The attention branch up to its output projection: `scratch.x` to `scratch.attended`.
@@ -69,50 +55,64 @@ impl Layer {
         let (q, kv_width) = (config.q_width(), config.kv_width());
         let (queries, keys, values) = (0..q, q..q + kv_width, q + kv_width..q + 2 * kv_width);
 
-        ops::rms_norm(
-            lane,
-            scratch.x.view(n),
-            &self.attention_norm,
-            config.rms_eps,
-            scratch.normed.view_mut(n),
-        );
-        let (normed, qkv) = (scratch.normed.view(n), scratch.qkv.view_mut(n));
-        ops::matmul(lane, normed, &self.qkv, self.qkv_bias.as_ref(), qkv, Write::Replace);
-        if let Some(weight) = &self.q_norm {
-            ops::rms_norm_heads(
-                lane,
-                scratch.qkv.view_mut(n).columns(queries.clone()),
-                weight,
-                config.rms_eps,
-            );
+        let Scratch { x, normed, qkv, attended, .. } = scratch;
+        self.attention.open(at, x, normed, qkv);
+        for (norm, columns) in [(&self.q_norm, queries.clone()), (&self.k_norm, keys.clone())] {
+            if let Some(weight) = norm {
+                ops::rms_norm_heads(lane, qkv.view_mut(n).columns(columns), weight, config.rms_eps);
+            }
         }
-        if let Some(weight) = &self.k_norm {
-            ops::rms_norm_heads(lane, scratch.qkv.view_mut(n).columns(keys.clone()), weight, config.rms_eps);
-        }
-        ops::rope(lane, scratch.qkv.view_mut(n).columns(0..q + kv_width), rows.positions, at.rope);
-        let qkv = scratch.qkv.view(n);
+        ops::rope(lane, qkv.view_mut(n).columns(0..q + kv_width), rows.positions, at.rope);
+        let qkv = qkv.view(n);
         ops::store_kv(lane, qkv.columns(keys), qkv.columns(values), kv, at.index, rows);
+        let spec = &at.spec.attention;
         let shape = AttentionShape {
             heads: config.heads,
-            scale: (config.head_dim as f32).sqrt().recip(),
-            window: config.windows.get(at.index).copied().flatten(),
+            scale: spec.scale,
+            soft_cap: spec.soft_cap,
+            window: spec.window,
         };
-        ops::attention(lane, qkv.columns(queries), kv, at.index, rows, shape, scratch.attended.view_mut(n));
+        ops::attention(lane, qkv.columns(queries), kv, at.index, rows, shape, attended.view_mut(n));
     }
 
     /// The MLP branch up to its down projection: `scratch.x` to `scratch.activated`.
     pub(crate) fn activate(&self, at: &At<'_>, scratch: &mut Scratch) {
         let n = at.rows.positions.len();
-        ops::rms_norm(
-            at.lane,
-            scratch.x.view(n),
-            &self.mlp_norm,
-            at.config.rms_eps,
-            scratch.normed.view_mut(n),
-        );
-        let (normed, gate_up) = (scratch.normed.view(n), scratch.gate_up.view_mut(n));
-        ops::matmul(at.lane, normed, &self.gate_up, self.gate_up_bias.as_ref(), gate_up, Write::Replace);
-        ops::silu_mul(at.lane, scratch.gate_up.view(n), scratch.activated.view_mut(n));
+        let Scratch { x, normed, mlp, activated, .. } = scratch;
+        self.mlp.open(at, x, normed, mlp);
+        ops::activate(at.lane, mlp.view(n), at.spec.mlp.kind.activation().0, activated.view_mut(n));
+    }
+}
+
+impl Branch {
+    /// The residual stream `x`, normalised in `normed`, to the branch's projections `out`.
+    fn open(&self, at: &At<'_>, x: &Tensor, normed: &mut Tensor, out: &mut Tensor) {
+        let n = at.rows.positions.len();
+        let eps = at.config.rms_eps;
+        ops::rms_norm(at.lane, x.view(n), &self.norm_before, eps, normed.view_mut(n), Write::Replace);
+        let (normed, out) = (normed.view(n), out.view_mut(n));
+        ops::matmul(at.lane, normed, &self.inputs, self.inputs_bias.as_ref(), out, Write::Replace);
+    }
+
+    /// Projects what the branch computed, `from`, back, and adds it to the residual stream `x`; `sum` is room for it where it has a norm of
+    /// its own. Of a group each rank has a share: without a norm the first adds its own to the stream, and all shares are added up.
+    fn close(&self, at: &At<'_>, from: &Tensor, sum: &mut Tensor, x: &mut Tensor) {
+        let n = at.rows.positions.len();
+        let project = |to: &mut Tensor, write| {
+            let (from, to) = (from.view(n), to.view_mut(n));
+            ops::matmul(at.lane, from, &self.output, self.output_bias.as_ref(), to, write);
+        };
+        match &self.norm_after {
+            None => {
+                project(x, if at.shard.is_first() { Write::Add } else { Write::Replace });
+                summed(at.lane, x.view_mut(n));
+            }
+            Some(norm) => {
+                project(sum, Write::Replace);
+                summed(at.lane, sum.view_mut(n));
+                ops::rms_norm(at.lane, sum.view(n), norm, at.config.rms_eps, x.view_mut(n), Write::Add);
+            }
+        }
     }
 }
 
@@ -121,6 +121,7 @@ impl Layer {
 pub(crate) struct At<'a> {
     /// The sizes of the shard.
     pub(crate) config: &'a ModelConfig,
+    pub(crate) spec: &'a LayerSpec,
     pub(crate) shard: Shard,
     pub(crate) rope: &'a RopeTable,
     pub(crate) lane: &'a Lane,

@@ -1,6 +1,6 @@
 //! Language models over the kernels' ops: configuration, weights, the forward pass, and the text on both sides of it.
 //!
-//! The Llama family (Llama 2 and 3, Mistral, Qwen2, Qwen3) is written once: see [`Model::forward`]. Models come
+//! The families are written once, layer by layer as data: see [`LayerSpec`] and [`Model::forward`]. Models come
 //! from Hugging Face directories ([`Model::load`]) or from a seed ([`synthetic::pair`]). This crate knows no
 //! requests, no scheduling and no threads but the lane's.
 
@@ -9,6 +9,7 @@ mod config;
 pub mod cuda;
 mod error;
 mod layer;
+mod layer_spec;
 mod load;
 mod model;
 pub mod rounding;
@@ -22,6 +23,7 @@ pub use checkpoint::{check_header, weight_files};
 pub use config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, fitted};
 pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
+pub use layer_spec::{AttentionSpec, LayerSpec, Mlp, MlpSpec, Norms};
 pub use load::Progress;
 pub use model::{Model, Pass};
 pub use scratch::Scratch;

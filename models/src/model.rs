@@ -90,7 +90,7 @@ impl Model {
     /// Bytes of all weights; weights shared with another model are counted in both.
     pub fn weight_bytes(&self) -> u64 {
         let Parts { embedding, layers, norm, head } = &self.parts;
-        let layers: u64 = layers.iter().map(|layer| layer.bytes()).sum();
+        let layers: u64 = layers.iter().map(|layer| layer.bytes(Matrix::bytes, Vector::bytes)).sum();
         embedding.bytes() + layers + norm.bytes() + head.bytes()
     }
 
@@ -101,8 +101,8 @@ impl Model {
 
     /// The shape of this model's KV memory.
     pub fn kv_shape(&self, blocks: usize, block_size: usize) -> KvShape {
-        let ModelConfig { layers, kv_heads, head_dim, .. } = self.own;
-        KvShape { layers, blocks, block_size, kv_heads, head_dim }
+        let ModelConfig { kv_heads, head_dim, .. } = self.own;
+        KvShape { layers: self.own.layers.len(), blocks, block_size, kv_heads, head_dim }
     }
 
     /// Room for passes of this model: see [`Scratch::new`].

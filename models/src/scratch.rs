@@ -14,8 +14,8 @@ pub struct Scratch {
     pub(crate) qkv: Tensor,
     /// The attention's output, all heads side by side.
     pub(crate) attended: Tensor,
-    /// The MLP's gate and up projections side by side.
-    pub(crate) gate_up: Tensor,
+    /// The projections of the MLP's input side by side.
+    pub(crate) mlp: Tensor,
     /// The MLP's activations: `intermediate` columns.
     pub(crate) activated: Tensor,
     /// The rows that need logits, gathered; then the same, normalised.
@@ -34,7 +34,7 @@ impl Scratch {
             normed: Tensor::zeros(max_rows, config.hidden),
             qkv: Tensor::zeros(max_rows, config.q_width() + 2 * config.kv_width()),
             attended: Tensor::zeros(max_rows, config.q_width()),
-            gate_up: Tensor::zeros(max_rows, 2 * config.intermediate),
+            mlp: Tensor::zeros(max_rows, config.mlp_width()),
             activated: Tensor::zeros(max_rows, config.intermediate),
             gathered: Tensor::zeros(max_logit_rows, config.hidden),
             final_normed: Tensor::zeros(max_logit_rows, config.hidden),
@@ -45,7 +45,11 @@ impl Scratch {
 
     /// Bytes that [`Scratch::new`] will allocate, for planning.
     pub fn bytes(config: &ModelConfig, max_rows: usize, max_logit_rows: usize) -> u64 {
-        let row = 2 * config.hidden + 2 * config.q_width() + 2 * config.kv_width() + 3 * config.intermediate;
+        let row = 2 * config.hidden
+            + 2 * config.q_width()
+            + 2 * config.kv_width()
+            + config.mlp_width()
+            + config.intermediate;
         let logit_row = 2 * config.hidden + config.vocab;
         let columns = (max_rows as u64) * (row as u64) + (max_logit_rows as u64) * (logit_row as u64);
         columns * size_of::<f32>() as u64

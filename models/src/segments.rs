@@ -36,16 +36,16 @@ impl Model {
             (shard.rank, shard.ranks),
             "rank and ranks of the lane, and of the model's shard"
         );
-        let x = scratch.x.view_mut(tokens.len());
+        let (x, scale) = (scratch.x.view_mut(tokens.len()), self.config().embedding_scale);
         if shard == Shard::WHOLE {
-            return ops::embed(lane, &self.parts.embedding, tokens, x);
+            return ops::embed(lane, &self.parts.embedding, tokens, scale, x);
         }
         let vocab = self.config().vocab;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
             panic!("token {token} of a vocabulary of {vocab}");
         }
         let first = shard.tokens(self.config()).start;
-        ops::embed_part(lane, &self.parts.embedding, first, tokens, x);
+        ops::embed_part(lane, &self.parts.embedding, first, tokens, scale, x);
         summed(lane, scratch.x.view_mut(tokens.len()));
     }
 
@@ -64,7 +64,9 @@ impl Model {
         rows: Rows<'_>,
     ) {
         for (layer, index) in self.parts.layers[range.clone()].iter().zip(range) {
-            let at = At { config: self.own(), shard: self.shard(), rope: &self.rope, lane, index, rows };
+            let (config, shard) = (self.own(), self.shard());
+            let spec = &config.layers[index];
+            let at = At { config, spec, shard, rope: &self.rope, lane, index, rows };
             layer.forward(&at, kv, scratch);
         }
     }
@@ -99,7 +101,8 @@ impl Model {
         let Scratch { final_normed, own_tokens, .. } = scratch;
         let (normed, head) = (final_normed.view(rows.len()), &self.parts.head);
         if self.shard() == Shard::WHOLE {
-            return ops::score_tokens(lane, normed, head, tokens, out);
+            ops::score_tokens(lane, normed, head, tokens, out);
+            return self.cap(lane, ViewMut::of_row(out));
         }
         // Each rank scores its own tokens; a sum with zeros is exact.
         let own = self.shard().tokens(self.config());
@@ -110,6 +113,7 @@ impl Model {
         ops::score_tokens(lane, normed, head, own_tokens, out);
         out.iter_mut().zip(tokens).filter(|(_, token)| !is_own(token)).for_each(|(score, _)| *score = 0.0);
         lane.group().all_reduce_sum(out).unwrap_or_else(|error| panic!("{error}"));
+        self.cap(lane, ViewMut::of_row(out));
     }
 
     /// Ends a pass of `n` rows: final norm and LM head of the rows in `wanted`, whose logits are in [`Scratch::logits`] afterwards,
@@ -122,6 +126,13 @@ impl Model {
         let (normed, logits) =
             (scratch.final_normed.view(wanted.len()), scratch.logits.view_mut(wanted.len()));
         ops::matmul(lane, normed, &self.parts.head, None, logits, Write::Replace);
+        self.cap(lane, scratch.logits.view_mut(wanted.len()));
+    }
+
+    fn cap(&self, lane: &Lane, logits: ViewMut<'_>) {
+        if let Some(cap) = self.config().logit_soft_cap {
+            ops::soft_cap(lane, logits, cap);
+        }
     }
 
     /// The final norm of some of the `n` rows, into `scratch.final_normed`; the residual stream stays.
@@ -130,7 +141,7 @@ impl Model {
         assert!(m <= most, "{m} rows with logits in a scratch for {most}");
         ops::gather_rows(lane, scratch.x.view(n), rows, scratch.gathered.view_mut(m));
         let (gathered, normed) = (scratch.gathered.view(m), scratch.final_normed.view_mut(m));
-        ops::rms_norm(lane, gathered, &self.parts.norm, self.config().rms_eps, normed);
+        ops::rms_norm(lane, gathered, &self.parts.norm, self.config().rms_eps, normed, Write::Replace);
     }
 }
 

@@ -8,7 +8,6 @@
 mod cuda_fake;
 mod session;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use faser_kernels::cuda::{Chunk, Gpu, Ptr, Sampler, Share};
@@ -18,26 +17,10 @@ use faser_models::rounding::Distance;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, ModelConfig};
 
-use session::Session;
+use session::{Session, golden, golden_cases};
 
-const GOLDEN: [&str; 10] = [
-    "llama",
-    "llama-gqa8-llama3-rope-tied",
-    "llama-linear-rope-biases",
-    "llama-llama3-rope-old-keys",
-    "mistral",
-    "mistral-sliding",
-    "qwen2-some-layers-sliding",
-    "qwen2-tied",
-    "qwen3-sharded",
-    "qwen3-tied",
-];
 /// Tokens of each sequence, and how many of them are in the first pass.
 const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
-
-fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
-}
 
 fn tokens(config: &ModelConfig, sequence: usize) -> Vec<u32> {
     (0..SEQUENCES[sequence].0).map(|i| ((i * 31 + sequence * 7 + 3) % config.vocab) as u32).collect()
@@ -57,7 +40,7 @@ fn on_cpu(model: &Model) -> Vec<Vec<f32>> {
 
 /// A pass; its logits.
 fn run(passes: &mut CudaPasses, input: &PassInput<'_>, cancels: bool) -> Vec<f32> {
-    let layers = passes.model().config().layers;
+    let layers = passes.model().config().layers.len();
     passes.stage(input).unwrap();
     passes.layers(0..1).unwrap();
     let mut rows = input.tokens.len();
@@ -138,12 +121,12 @@ fn is_rounding(what: &str, dtype: Dtype, layers: usize, found: &[Vec<f32>], f32:
 fn every_family_has_the_cpus_logits() {
     cuda_fake::inside("every_family_has_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
-        for case in GOLDEN {
-            let cpu = Model::load(&folder(case), Dtype::F32, &mut |_| {}).unwrap();
+        for case in &golden_cases() {
+            let cpu = Model::load(&golden(case), Dtype::F32, &mut |_| {}).unwrap();
             let expected = on_cpu(&cpu);
             for dtype in [Dtype::F32, Dtype::Bf16] {
-                let cuda = Arc::new(CudaModel::load(&gpu, &folder(case), dtype, &mut |_| {}).unwrap());
-                is_rounding(case, dtype, cpu.config().layers, &on_gpu(&cuda, false), &expected);
+                let cuda = Arc::new(CudaModel::load(&gpu, &golden(case), dtype, &mut |_| {}).unwrap());
+                is_rounding(case, dtype, cpu.config().layers.len(), &on_gpu(&cuda, false), &expected);
             }
         }
     });
@@ -171,7 +154,7 @@ fn heads_that_share_keys_have_the_cpus_logits() {
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let (cuda, draft) = CudaModel::synthetic_pair(&gpu, &spec, dtype, &mut |_| {}).unwrap();
                 for (cuda, expected) in [cuda, draft].into_iter().zip(&expected) {
-                    let layers = cuda.config().layers;
+                    let layers = cuda.config().layers.len();
                     let what = format!("8 heads over {kv_heads}, {layers} layers");
                     is_rounding(&what, dtype, layers, &on_gpu(&Arc::new(cuda), false), expected);
                 }
@@ -190,10 +173,10 @@ fn heads_that_share_keys_have_the_cpus_logits() {
 fn rows_that_the_host_cancels_are_not_multiplied_any_more() {
     let report = cuda_fake::inside("rows_that_the_host_cancels_are_not_multiplied_any_more", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
-        let case = folder("llama");
+        let case = golden("llama");
         let cpu = on_cpu(&Model::load(&case, Dtype::F32, &mut |_| {}).unwrap());
         let cuda = Arc::new(CudaModel::load(&gpu, &case, Dtype::F32, &mut |_| {}).unwrap());
-        let layers = cuda.config().layers;
+        let layers = cuda.config().layers.len();
         is_rounding("half of it", Dtype::F32, layers, &on_gpu(&cuda, true), &cpu[SEQUENCES[0].0..]);
     });
     let Some(report) = report else { return };

@@ -5,42 +5,21 @@
 
 mod session;
 
-use std::path::{Path, PathBuf};
-
 use candle_core::{DType, Device};
 use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
 use faser_models::{Model, ModelConfig, Shard};
 
-use session::Session;
-
-const CASES: [&str; 12] = [
-    "llama",
-    "llama-gqa8-llama3-rope-tied",
-    "llama-llama3-rope-old-keys",
-    "llama-linear-rope-biases",
-    "mistral-sliding",
-    "mistral",
-    "qwen2-tied",
-    "qwen2-some-layers-sliding",
-    "qwen3-sharded",
-    "qwen3-tied",
-    "llama-scaling-beside-parameters",
-    "qwen2-tied-with-another-head",
-];
-
-fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
-}
+use session::{Session, golden, golden_cases};
 
 fn load(case: &str) -> Model {
-    Model::load(&folder(case), Dtype::F32, &mut |_| {}).unwrap()
+    Model::load(&golden(case), Dtype::F32, &mut |_| {}).unwrap()
 }
 
 /// The prompt, and the logits after each of its tokens.
 fn expected(case: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
     let tensors =
-        candle_core::safetensors::load(folder(case).join("expected.safetensors"), &Device::Cpu).unwrap();
+        candle_core::safetensors::load(golden(case).join("expected.safetensors"), &Device::Cpu).unwrap();
     let tokens = tensors["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();
     (tokens, tensors["logits"].to_vec2().unwrap())
 }
@@ -54,12 +33,12 @@ fn in_chunks(model: &Model, isa: Isa, tokens: &[u32], chunk: usize) -> Vec<Vec<f
 #[test]
 fn logits_agree_with_transformers() {
     for isa in Isa::available() {
-        for case in CASES {
-            let model = load(case);
-            let (tokens, expected) = expected(case);
+        for case in golden_cases() {
+            let model = load(&case);
+            let (tokens, expected) = expected(&case);
             let found = in_chunks(&model, isa, &tokens, tokens.len());
             let distance = Distance::between(&found, &expected);
-            let most = Distance::of_rounding(Dtype::F32, model.config().layers);
+            let most = Distance::of_rounding(Dtype::F32, model.config().layers.len());
             println!("{isa} {case}: {distance}");
             assert!(distance.is_within(most), "{isa} {case}: {distance} beyond {most}");
         }
@@ -69,9 +48,9 @@ fn logits_agree_with_transformers() {
 #[test]
 fn chunks_and_single_tokens_give_the_same_bits_as_one_prefill() {
     for isa in Isa::available() {
-        for case in CASES {
-            let model = load(case);
-            let (tokens, _) = expected(case);
+        for case in golden_cases() {
+            let model = load(&case);
+            let (tokens, _) = expected(&case);
             let whole = in_chunks(&model, isa, &tokens, tokens.len());
             for chunk in [1, 2, 5, 16] {
                 assert!(
@@ -110,10 +89,10 @@ fn rows_written_again_leave_no_trace() {
 
 #[test]
 fn bf16_puts_logits_no_farther_than_its_rounding() {
-    for case in CASES {
-        let model = Model::load(&folder(case), Dtype::Bf16, &mut |_| {}).unwrap();
-        let (tokens, expected) = expected(case);
-        let most = Distance::of_rounding(Dtype::Bf16, model.config().layers);
+    for case in golden_cases() {
+        let model = Model::load(&golden(&case), Dtype::Bf16, &mut |_| {}).unwrap();
+        let (tokens, expected) = expected(&case);
+        let most = Distance::of_rounding(Dtype::Bf16, model.config().layers.len());
         for isa in Isa::available() {
             let distance = Distance::between(&in_chunks(&model, isa, &tokens, tokens.len()), &expected);
             println!("{isa} {case} in bf16: {distance}");
@@ -133,7 +112,7 @@ fn a_vocabulary_with_more_or_fewer_rows_changes_no_logit_that_both_have() {
         let whole = in_chunks(&load(case), isa, &tokens, tokens.len());
         for vocab in [120, 140] {
             let resized = ModelConfig { vocab, ..config.clone() };
-            let dir = folder(case);
+            let dir = golden(case);
             let model = Model::load_as(resized, &dir, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let known = model.config().known_vocab();
             assert_eq!(known, vocab.min(config.vocab));

@@ -52,7 +52,8 @@ fn matrices_shrink_and_embedding_and_kv_stay_bf16() {
     assert_eq!((int8.dtype(), int8.kv_dtype()), (Dtype::Int8, Dtype::Bf16));
     assert_eq!(int8.kv_bytes_per_token(), bf16.kv_bytes_per_token());
     let config = bf16.config();
-    let (embedding, norms) = (2 * config.vocab * config.hidden, 4 * (2 * config.layers + 1) * config.hidden);
+    let (embedding, norms) =
+        (2 * config.vocab * config.hidden, 4 * (2 * config.layers.len() + 1) * config.hidden);
     let matrices = bf16.weight_bytes() - (embedding + norms) as u64;
     // 34 bytes for 32 weights; the inputs of all matrices here are multiples of 64.
     assert_eq!(int8.weight_bytes(), matrices * 34 / 64 + (embedding + norms) as u64);

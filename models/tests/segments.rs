@@ -25,7 +25,7 @@ fn models() -> Vec<Model> {
     let spec = SyntheticSpec { residual_scale: 1.0, ..SyntheticSpec::preset("tiny").unwrap() };
     let [f32, bf16, int8] =
         [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
-    vec![f32, bf16, golden("qwen2-some-layers-sliding"), golden("qwen3-tied"), int8]
+    vec![f32, bf16, golden("qwen2-some-layers-sliding"), golden("qwen3-tied"), golden("gemma2"), int8]
 }
 
 /// Small numbers that look random.
@@ -169,7 +169,7 @@ fn rows_that_leave_change_nothing_for_those_that_stay() {
                 // Which row of the whole pass each row is.
                 let (mut batch, mut origin) = (whole.clone(), whole.all());
                 device.begin(&batch);
-                for layer in 0..model.config().layers {
+                for layer in 0..model.config().layers.len() {
                     let n = batch.tokens.len();
                     if random.below(2) == 0 && n > 0 {
                         let rows = [random.below(n) as u32, 0];
@@ -241,7 +241,7 @@ fn scores_on_the_way_come_near_the_logits() {
     let all: Vec<u32> = (0..model.config().vocab as u32).collect();
     device.begin(&whole);
     let mut distance = Vec::new();
-    for layer in 0..model.config().layers {
+    for layer in 0..model.config().layers.len() {
         device.layer(&whole, layer);
         distance.push(device.score(whole.tokens.len(), &[2], &all));
     }

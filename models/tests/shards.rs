@@ -5,7 +5,6 @@
 #[allow(dead_code, reason = "a helper of several tests")]
 mod session;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,24 +13,9 @@ use faser_kernels::collective::in_process;
 use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard};
-use session::Session;
+use session::{Session, golden, golden_cases};
 
 const TOLERANCE: f32 = 1e-4;
-const CASES: [&str; 8] = [
-    "llama",
-    "llama-gqa8-llama3-rope-tied",
-    "llama-llama3-rope-old-keys",
-    "llama-linear-rope-biases",
-    "mistral-sliding",
-    "qwen2-tied",
-    "qwen3-sharded",
-    "qwen3-tied",
-];
-
-fn folder(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
-}
-
 /// Runs each rank of a group on a thread; what each returned, rank after rank.
 fn on_ranks<T: Send>(ranks: usize, run: impl Fn(Shard, Arc<dyn Collective>) -> T + Sync) -> Vec<T> {
     let run = &run;
@@ -70,12 +54,12 @@ fn logits(
 #[test]
 fn shards_agree_with_transformers() {
     let mut split = 0;
-    for case in CASES {
+    for case in &golden_cases() {
         let tensors =
-            candle_core::safetensors::load(folder(case).join("expected.safetensors"), &Device::Cpu).unwrap();
+            candle_core::safetensors::load(golden(case).join("expected.safetensors"), &Device::Cpu).unwrap();
         let tokens: Vec<u32> = tensors["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();
         let expected: Vec<Vec<f32>> = tensors["logits"].to_vec2().unwrap();
-        let load = |shard| Model::load_shard(&folder(case), shard, Dtype::F32, &mut |_| {}).unwrap();
+        let load = |shard| Model::load_shard(&golden(case), shard, Dtype::F32, &mut |_| {}).unwrap();
         let whole = load(Shard::WHOLE);
         for ranks in [2, 4, 8] {
             if (Shard { rank: 0, ranks }).check(whole.config()).is_err() {
@@ -97,13 +81,13 @@ fn shards_agree_with_transformers() {
             }
         }
     }
-    assert!(split >= 14, "only {split} cases could be split");
+    assert!(split >= 20, "only {split} cases could be split");
 }
 
 #[test]
 fn chunks_give_the_same_bits_as_one_prefill_and_every_run_the_same() {
     let case = "llama-linear-rope-biases";
-    let load = |shard| Model::load_shard(&folder(case), shard, Dtype::Bf16, &mut |_| {}).unwrap();
+    let load = |shard| Model::load_shard(&golden(case), shard, Dtype::Bf16, &mut |_| {}).unwrap();
     let tokens: Vec<u32> = (0..29).map(|i| i * 31 % 131).collect();
     let isa = Isa::detect();
     let (whole, _) = logits(&load, 2, isa, &tokens, tokens.len());
@@ -153,7 +137,7 @@ fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
     let scored: Vec<u32> = (0..2 * 131).map(|i| i % 131).collect();
     let scores = |ranks| {
         on_ranks(ranks, |shard, group| {
-            let model = Model::load_shard(&folder(case), shard, Dtype::F32, &mut |_| {}).unwrap();
+            let model = Model::load_shard(&golden(case), shard, Dtype::F32, &mut |_| {}).unwrap();
             let mut lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
             lane.join(group);
             let mut kv = KvCache::new(model.kv_shape(1, 16), model.kv_dtype()).unwrap();
@@ -180,13 +164,13 @@ fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
 #[should_panic(expected = "rank and ranks of the lane, and of the model's shard")]
 fn a_shard_does_not_run_alone() {
     let shard = Shard { rank: 0, ranks: 2 };
-    let model = Model::load_shard(&folder("llama"), shard, Dtype::F32, &mut |_| {}).unwrap();
+    let model = Model::load_shard(&golden("llama"), shard, Dtype::F32, &mut |_| {}).unwrap();
     Session::new(&model, Isa::Portable, 16, 4).feed(0, &[1, 2]);
 }
 
 #[test]
 fn what_cannot_be_split_is_refused_at_load() {
     let shard = Shard { rank: 0, ranks: 3 };
-    let refusal = Model::load_shard(&folder("llama"), shard, Dtype::F32, &mut |_| {}).unwrap_err();
+    let refusal = Model::load_shard(&golden("llama"), shard, Dtype::F32, &mut |_| {}).unwrap_err();
     assert!(refusal.to_string().contains("over 3 ranks: its 4 heads"), "{refusal}");
 }

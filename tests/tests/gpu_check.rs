@@ -88,12 +88,15 @@ fn a_fake_gpu_answers_what_it_can_and_times_have_no_meaning() {
 #[test]
 fn a_check_that_loses_the_gpu_fails_and_the_next_one_goes_on() {
     let name = "a_check_that_loses_the_gpu_fails_and_the_next_one_goes_on";
-    let lose = [("FASER_FAKE_LOSE", "silu_mul_f32:1")];
+    let lose = [("FASER_FAKE_LOSE", "activate_f32:1")];
     let Some(ran) = run(name, "ops,split", &lose) else { return };
     assert_eq!(ran.code, Some(1));
     assert_eq!((ran.outcome("ops"), ran.outcome("split")), ("FAILED", "passed"));
     let error = ran.check("ops")["error"].as_str().expect("an error").to_owned();
     assert!(error.contains("CUDA_ERROR_LAUNCH_FAILED"), "{error}");
     let figures = ran.check("ops")["figures"].to_string();
-    assert!(figures.contains("embed is the cpus") && figures.contains("silu mul is the cpus: "), "{figures}");
+    assert!(
+        figures.contains("embed is the cpus") && figures.contains("activations are the cpus: "),
+        "{figures}"
+    );
 }

@@ -9,7 +9,7 @@ use faser_engine::{
 };
 use faser_kernels::cuda::{Element, SharePair};
 use faser_models::cuda::{CudaModel, CudaSizes};
-use faser_models::{Architecture, ModelConfig, RopeConfig};
+use faser_models::{Architecture, LayerSpec, ModelConfig, RopeConfig};
 
 use crate::error::ServiceError;
 use crate::runner::{
@@ -29,10 +29,12 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         (false, _) => (3584, 28, 28, 4, 128, 18_944, 152_064),
         (true, _) => (896, 24, 14, 2, 64, 4864, 152_064),
     };
+    let mut layer = LayerSpec::llama(head_dim);
+    layer.attention.qkv_bias = true;
     ModelConfig {
         architecture: Architecture::Qwen2,
         hidden,
-        layers,
+        layers: vec![layer; layers],
         heads,
         kv_heads,
         head_dim,
@@ -43,11 +45,9 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         rms_eps: 1e-6,
         rope: RopeConfig { theta: 1e6, scaling: faser_kernels::RopeScaling::None },
         tie_embeddings: draft,
-        qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        windows: vec![None; layers],
+        embedding_scale: 1.0,
+        norm_offset: 0.0,
+        logit_soft_cap: None,
         bos: None,
         eos: Vec::new(),
         notes: Vec::new(),
@@ -70,7 +70,7 @@ pub(super) struct Load {
 impl Load {
     /// Bytes of keys and values that a pass reads.
     pub(super) fn kv_bytes(&self, config: &ModelConfig) -> f64 {
-        (self.sequences * self.context * config.layers * 2 * config.kv_width() * ELEMENT.bytes()) as f64
+        (self.sequences * self.context * config.layers.len() * 2 * config.kv_width() * ELEMENT.bytes()) as f64
     }
 
     fn blocks_each(&self) -> usize {

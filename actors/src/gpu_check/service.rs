@@ -144,7 +144,7 @@ impl Pair {
                 max_context: self.context,
                 policy,
                 partitions: Vec::new(),
-                target_layers: self.target.config().layers,
+                target_layers: self.target.config().layers.len(),
                 mechanisms: Mechanisms::default(),
                 speculation: SpeculationBounds::default(),
                 slo: Slo::default(),

@@ -185,7 +185,7 @@ impl LaneBackend for CpuBackend {
     }
 
     fn layer_count(&self) -> usize {
-        self.model.config().layers
+        self.model.config().layers.len()
     }
 
     fn rank(&self) -> (usize, usize) {

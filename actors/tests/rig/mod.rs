@@ -195,7 +195,7 @@ impl Rig {
             Some(Plan::Verify(mut work)) => {
                 self.falls.borrow_mut().of_plan = work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
                 if let Some(random) = &mut self.gates {
-                    add_gates(&mut work.plan, random, self.pair.target.config().layers);
+                    add_gates(&mut work.plan, random, self.pair.target.config().layers.len());
                 }
                 let mut plan = (self.verify)(work);
                 self.forbidden +=

@@ -36,14 +36,14 @@ pub(crate) struct Key {
 struct ModelKey {
     architecture: String,
     layers: usize,
+    /// Runs of equal layers: how many, and what they compute.
+    kinds: Vec<(usize, String)>,
     hidden: usize,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
     intermediate: usize,
     vocab: usize,
-    /// Runs of layers with the same window: how many, and the window in tokens.
-    windows: Vec<(usize, Option<usize>)>,
     dtype: String,
     weight_bytes: u64,
     weights: Weights,
@@ -154,17 +154,17 @@ impl Key {
 impl ModelKey {
     fn new(model: &ModelFacts, weights: Weights) -> ModelKey {
         let config = &model.config;
-        let runs = config.windows.chunk_by(|a, b| a == b);
+        let runs = config.layers.chunk_by(|a, b| a == b);
         ModelKey {
             architecture: format!("{:?}", config.architecture),
-            layers: config.layers,
+            layers: config.layers.len(),
+            kinds: runs.map(|run| (run.len(), format!("{:?}", run[0]))).collect(),
             hidden: config.hidden,
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
             intermediate: config.intermediate,
             vocab: config.vocab,
-            windows: runs.map(|run| (run.len(), run[0])).collect(),
             dtype: model.dtype.to_string(),
             weight_bytes: model.weight_bytes,
             weights,

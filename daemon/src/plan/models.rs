@@ -80,7 +80,8 @@ impl<'a> Planned<'a> {
         on_gpu: bool,
         is_target: bool,
     ) -> Planned<'a> {
-        let ModelConfig { layers, heads, kv_heads, intermediate, vocab, .. } = shape.config;
+        let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = shape.config;
+        let layers = shape.config.layers.len();
         let whole = Divisible { layers, heads, kv_heads, columns: intermediate, tokens: vocab };
         Planned { shape, whole, bounds, on_gpu, is_target, known: RefCell::default() }
     }
@@ -96,11 +97,11 @@ impl<'a> Planned<'a> {
 
     pub(super) fn facts(&self, model: &PlanModel<'_>, dtype: &str, ranks: usize) -> Facts {
         let whole = (model.bytes)(&self.whole.share(0, 1), dtype);
-        let ModelConfig { layers, heads, kv_heads, hidden, vocab, .. } = self.shape.config;
+        let ModelConfig { heads, kv_heads, hidden, vocab, .. } = self.shape.config;
         Facts {
             name: self.shape.name.clone(),
             dtype: dtype.to_owned(),
-            layers,
+            layers: self.whole.layers,
             heads,
             kv_heads,
             hidden,

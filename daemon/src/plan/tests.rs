@@ -50,8 +50,9 @@ fn shares_are_the_shards_that_models_are_cut_into() {
         ..base.clone()
     };
     for whole in [shape(8, 2, 96, 301), shape(6, 3, 64, 100), shape(8, 8, 65, 9), shape(4, 1, 8, 5)] {
-        let ModelConfig { layers, heads, kv_heads, intermediate, vocab, .. } = whole;
-        let divisible = Divisible { layers, heads, kv_heads, columns: intermediate, tokens: vocab };
+        let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = whole;
+        let divisible =
+            Divisible { layers: base.layers.len(), heads, kv_heads, columns: intermediate, tokens: vocab };
         for ranks in 1..=8 {
             for shard in Shard::all(ranks) {
                 assert_eq!(

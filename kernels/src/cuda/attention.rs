@@ -110,6 +110,8 @@ pub struct AttentionArgs {
     pub splits: u32,
     /// Factor of the scores.
     pub scale: f32,
+    /// Scores, so scaled, are at most this large: `cap tanh(score / cap)`; 0: no cap.
+    pub soft_cap: f32,
 }
 
 impl AttentionArgs {

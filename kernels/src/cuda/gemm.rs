@@ -69,6 +69,8 @@ pub struct ScoreTokensArgs {
     pub first: u32,
     /// The vocabulary; a token beyond it scores negative infinity.
     pub vocabulary: u32,
+    /// Scores are at most this large: `cap tanh(score / cap)`; 0: no cap.
+    pub soft_cap: f32,
 }
 
 impl ScoreTokensArgs {

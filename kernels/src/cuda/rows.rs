@@ -25,6 +25,8 @@ pub struct EmbedArgs {
     pub first: u32,
     /// Rows of the table; a token without one gives zeros.
     pub held: u32,
+    /// What embeddings are multiplied by.
+    pub scale: f32,
 }
 
 impl EmbedArgs {
@@ -36,14 +38,12 @@ impl EmbedArgs {
     }
 }
 
-/// RMSNorm of each row, after adding `partial` to it if there is one.
+/// RMSNorm of each row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormArgs {
-    /// f32 `[rows][cols]`; written only with `partial`.
+    /// f32 `[rows][cols]`.
     pub x: Ptr,
-    /// f32 `[rows][cols]`, or null.
-    pub partial: Ptr,
     /// f32 `[cols]`.
     pub weight: Ptr,
     /// The element's `[rows][cols]`.
@@ -63,29 +63,62 @@ impl RmsNormArgs {
         let kernel = element.choose("rms_norm_f32", "rms_norm_bf16");
         Launch::new(kernel, [strided(most_rows, sms, 8), 1, 1], THREADS, self)
     }
+
+    /// The same, added to `out`, which is f32.
+    #[must_use]
+    pub fn add(self, most_rows: u32, sms: u32) -> Launch<RmsNormArgs> {
+        Launch::new("rms_norm_add", [strided(most_rows, sms, 8), 1, 1], THREADS, self)
+    }
 }
 
-/// `silu(gate) * up`.
+/// The activation of an MLP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct SiluMulArgs {
-    /// f32 `[rows][gate | up]`.
-    pub gate_up: Ptr,
+pub struct ActivateArgs {
+    /// f32 `[rows][gate | up]`, or `[rows][cols]` without a gate.
+    pub x: Ptr,
     /// The element's `[rows][cols]`.
     pub out: Ptr,
     /// u32: how many rows there are.
     pub rows: Ptr,
     /// The width of the MLP.
     pub cols: u32,
+    /// Its place in [`crate::ops::Activation::ALL`].
+    pub activation: u32,
+    /// 1 with a gate, else 0.
+    pub gated: u32,
 }
 
-impl SiluMulArgs {
-    /// Blocks over columns and rows; the element is that of `out`.
+impl ActivateArgs {
+    /// One thread for a column; the element is that of `out`.
     #[must_use]
-    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<SiluMulArgs> {
-        let kernel = element.choose("silu_mul_f32", "silu_mul_bf16");
+    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<ActivateArgs> {
+        let kernel = element.choose("activate_f32", "activate_bf16");
         let across = strided(self.cols.div_ceil(THREADS), sms, 8);
         Launch::new(kernel, [across, strided(most_rows, sms, 8), 1], THREADS, self)
+    }
+}
+
+/// Logits that are no larger than a cap.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SoftCapArgs {
+    /// f32 `[rows][cols]`, in place.
+    pub x: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// Columns.
+    pub cols: u32,
+    /// More than 0.
+    pub cap: f32,
+}
+
+impl SoftCapArgs {
+    /// One thread for a column.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<SoftCapArgs> {
+        let across = strided(self.cols.div_ceil(THREADS), sms, 8);
+        Launch::new("soft_cap", [across, strided(most_rows, sms, 8), 1], THREADS, self)
     }
 }
 

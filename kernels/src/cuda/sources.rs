@@ -51,39 +51,16 @@ pub struct Kernel {
 }
 
 macro_rules! files {
-    ($($file:literal),+ $(,)?) => {
-        &[$(File { name: $file, text: include_str!(concat!("../../cuda/", $file, ".cu")) }),+]
+    ($($name:ident ($($slot:ident)?) [$($file:literal),*] [$($module:ident::$case:ident),*];)+) => {
+        &[$($(File::new($file, include_str!(concat!("../../cuda/", $file, ".cu"))),)*)+]
     };
 }
 
-/// One more op is one more name here: what its file declares of kernels is read from it.
-const FILES: &[File] = files![
-    "embed",
-    "rms_norm",
-    "silu_mul",
-    "qkv",
-    "gather_rows",
-    "compact_rows",
-    "attention",
-    "attention_mma",
-    "merge_splits",
-    "matmul",
-    "score_tokens",
-    "count_tokens",
-    "adjust_logits",
-    "logit_stats",
-    "confidence",
-    "nucleus",
-    "draw_tokens",
-    "top_tokens",
-    "logprobs",
-    "gate",
-    "shed_rows",
-    "draft_step",
-];
+/// Those of [`each_op`](crate::each_op): what a file declares of kernels is read from it.
+const FILES: &[File] = crate::each_op!(files);
 
 /// Kernels that serve nothing: checks of a GPU are made of them.
-const CHECKS: &[File] = files!["check"];
+const CHECKS: &[File] = &[File::new("check", include_str!("../../cuda/check.cu"))];
 
 /// The files that checks of a GPU have beside all others; no GPU loads them to serve.
 #[must_use]

@@ -3,71 +3,34 @@
 use std::fmt;
 use std::time::Duration;
 
-/// The ops that run on a lane, by the names they have in [`crate::ops`]; `rms_norm_heads` counts as `rms_norm`. `compact_rows` has no
-/// lane and is not counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "each is the op of its name")]
-pub enum Op {
-    AllGather,
-    AllReduce,
-    Attention,
-    Confidence,
-    Embed,
-    GatherRows,
-    Logprobs,
-    Matmul,
-    RmsNorm,
-    Rope,
-    Sample,
-    ScoreTokens,
-    SiluMul,
-    StoreKv,
-    SumRows,
-    TopTokens,
+macro_rules! slots {
+    ($($name:ident ($($slot:ident)?) [$($file:literal),*] [$($module:ident::$case:ident),*];)+) => {
+        /// The ops that run on a lane, by the names they have in [`crate::ops`]; `rms_norm_heads` counts as `rms_norm`. `compact_rows` has
+        /// no lane and is not counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs, reason = "each is the op of its name")]
+        pub enum Op {
+            $($($slot,)?)+
+        }
+
+        impl Op {
+            /// All there are, and their names.
+            const NAMED: &[(Op, &str)] = &[$($((Op::$slot, stringify!($name)),)?)+];
+        }
+    };
 }
+crate::each_op!(slots);
 
 impl Op {
     /// All there are.
-    pub const ALL: [Op; 16] = [
-        Op::AllGather,
-        Op::AllReduce,
-        Op::Attention,
-        Op::Confidence,
-        Op::Embed,
-        Op::GatherRows,
-        Op::Logprobs,
-        Op::Matmul,
-        Op::RmsNorm,
-        Op::Rope,
-        Op::Sample,
-        Op::ScoreTokens,
-        Op::SiluMul,
-        Op::StoreKv,
-        Op::SumRows,
-        Op::TopTokens,
-    ];
+    pub fn all() -> impl Iterator<Item = Op> {
+        Op::NAMED.iter().map(|(op, _)| *op)
+    }
 }
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Op::AllGather => "all_gather",
-            Op::AllReduce => "all_reduce",
-            Op::Attention => "attention",
-            Op::Confidence => "confidence",
-            Op::Embed => "embed",
-            Op::GatherRows => "gather_rows",
-            Op::Logprobs => "logprobs",
-            Op::Matmul => "matmul",
-            Op::RmsNorm => "rms_norm",
-            Op::Rope => "rope",
-            Op::Sample => "sample",
-            Op::ScoreTokens => "score_tokens",
-            Op::SiluMul => "silu_mul",
-            Op::StoreKv => "store_kv",
-            Op::SumRows => "sum_rows",
-            Op::TopTokens => "top_tokens",
-        })
+        f.write_str(Op::NAMED[*self as usize].1)
     }
 }
 
@@ -86,7 +49,7 @@ pub struct OpTime {
 /// Times of all ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpTimes {
-    each: [OpTime; Op::ALL.len()],
+    each: [OpTime; Op::NAMED.len()],
 }
 
 impl OpTimes {
@@ -122,7 +85,7 @@ mod tests {
     #[test]
     fn every_op_has_its_own_counters() {
         let mut times = OpTimes::default();
-        for (i, op) in Op::ALL.into_iter().enumerate() {
+        for (i, op) in Op::all().enumerate() {
             let before = times.sum();
             times.count(op, Duration::from_nanos(100 + i as u64), Duration::from_nanos(i as u64));
             let (one, sum) = (times.of(op), times.sum());

@@ -143,6 +143,13 @@ pub struct ViewMut<'a> {
 }
 
 impl<'a> ViewMut<'a> {
+    /// Numbers as one row.
+    #[must_use]
+    pub fn of_row(data: &'a mut [f32]) -> ViewMut<'a> {
+        let cols = data.len();
+        ViewMut { data, rows: 1, cols, first: 0, stride: cols }
+    }
+
     /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {

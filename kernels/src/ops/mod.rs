@@ -1,7 +1,11 @@
 //! The ops of a transformer pass, one file each: the contract in words, then the CPU version.
 //!
+//! [`each_op`](crate::each_op) is the one list of them, the GPU's included. One more op is a file here, a line of that list, a source in
+//! `kernels/cuda`, its arguments in `kernels/src/cuda`, and a case in `kernels/src/cuda/check/ops`.
+//!
 //! The number of rows is that of the views. Shapes that do not fit are a mistake of the caller's code and panic with both shapes.
 
+mod activate;
 mod all_gather;
 mod all_reduce;
 mod attention;
@@ -12,11 +16,12 @@ mod matmul;
 mod rms_norm;
 mod rope;
 mod score_tokens;
-mod silu_mul;
+mod soft_cap;
 mod store_kv;
 mod sum_rows;
 
 pub use crate::sampling::{TOP_TOKENS, confidence, logprobs, sample, top_tokens};
+pub use activate::{Activation, activate};
 pub use all_gather::all_gather;
 pub use all_reduce::all_reduce;
 pub use attention::{AttentionShape, attention};
@@ -27,6 +32,42 @@ pub use matmul::{Write, matmul};
 pub use rms_norm::{rms_norm, rms_norm_heads};
 pub use rope::rope;
 pub use score_tokens::score_tokens;
-pub use silu_mul::silu_mul;
+pub use soft_cap::soft_cap;
 pub use store_kv::store_kv;
 pub use sum_rows::sum_rows;
+
+/// Every op, for a macro that makes something of each: its name, `(Slot)` in the times of a CPU lane if it runs there, its `["source"]`s in
+/// `kernels/cuda`, and the `[module::case]`s of `kernels/src/cuda/check/ops` that hold those against the CPU's.
+#[macro_export]
+macro_rules! each_op {
+    ($each:ident) => {
+        $each! {
+            embed (Embed) ["embed"] [rows::embed_is_the_cpus, rows::an_unknown_token_is_nan];
+            rms_norm (RmsNorm) ["rms_norm"] [rows::rms_norm_is_the_cpus_and_adds_where_asked];
+            activate (Activate) ["activate"] [rows::activations_are_the_cpus];
+            soft_cap (SoftCap) ["soft_cap"] [rows::soft_cap_is_the_cpus];
+            qkv () ["qkv"] [rows::qkv_is_bias_norm_rotation_and_store];
+            rope (Rope) [] [];
+            store_kv (StoreKv) [] [];
+            gather_rows (GatherRows) ["gather_rows"] [rows::gather_and_compact_are_the_cpus];
+            compact_rows () ["compact_rows"] [];
+            matmul (Matmul) ["matmul"] [matmul::matmul_is_the_cpus, matmul::a_row_has_the_same_bits_in_any_bucket];
+            score_tokens (ScoreTokens) ["score_tokens"] [matmul::score_tokens_is_the_cpus];
+            attention (Attention) ["attention", "attention_mma", "merge_splits"]
+                [attention::attention_is_the_cpus, attention::a_row_has_the_same_bits_alone_and_among_others];
+            sample (Sample) ["count_tokens", "adjust_logits", "logit_stats", "nucleus", "draw_tokens"]
+                [sampling::noise_is_the_cpus_bit_for_bit, sampling::tokens_are_the_cpus,
+                 sampling::ranks_with_parts_of_the_tokens_draw_the_same,
+                 sampling::a_row_without_a_finite_logit_gives_token_0];
+            confidence (Confidence) ["confidence"] [sampling::confidence_and_top_tokens_are_the_cpus];
+            top_tokens (TopTokens) ["top_tokens"] [];
+            logprobs (Logprobs) ["logprobs"] [sampling::logprobs_are_the_cpus];
+            draft_step () ["draft_step"] [drafting::steps_record_proposals_and_go_on_with_those_that_may];
+            shed_rows () ["shed_rows"] [passes::cancelled_chunks_and_rows_behind_the_live_ones_leave];
+            gate () ["gate"] [passes::gaps_are_the_cpus_and_end_chunks];
+            all_gather (AllGather) [] [];
+            all_reduce (AllReduce) [] [];
+            sum_rows (SumRows) [] [];
+        }
+    };
+}

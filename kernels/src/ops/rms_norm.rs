@@ -1,6 +1,7 @@
-//! rms_norm: `out = x / sqrt(mean(x^2) + eps) * weight`, row by row (Zhang and Sennrich 2019); and the same for each head of a
-//! row, in place (the QK norm of Qwen3).
+//! rms_norm: `out = x / sqrt(mean(x^2) + eps) * weight`, row by row (Zhang and Sennrich 2019), or `out +=` it: a norm behind a branch; and
+//! the same for each head of a row, in place (the QK norm of Qwen3).
 
+use super::Write;
 use crate::memory::{Vector, View, ViewMut};
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::{Lane, Op};
@@ -9,7 +10,7 @@ use crate::{Lane, Op};
 ///
 /// # Panics
 /// If `out` has another shape than `x`, or `weight` is not one row.
-pub fn rms_norm(lane: &Lane, x: View<'_>, weight: &Vector, eps: f32, out: ViewMut<'_>) {
+pub fn rms_norm(lane: &Lane, x: View<'_>, weight: &Vector, eps: f32, out: ViewMut<'_>, write: Write) {
     assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()), "rms_norm: shape of out");
     assert_eq!(weight.len(), x.cols(), "rms_norm: length of weight");
     let out = out.share();
@@ -17,8 +18,14 @@ pub fn rms_norm(lane: &Lane, x: View<'_>, weight: &Vector, eps: f32, out: ViewMu
     lane.for_each(Op::RmsNorm, x.rows(), x.cols() / 4, |r, _| {
         // SAFETY: each row is one item, done once.
         let out = unsafe { out.row(r) };
-        out.copy_from_slice(x.row(r));
-        dispatch(isa, Normalise { x: out, weight: weight.as_slice(), eps });
+        let weight = weight.as_slice();
+        match write {
+            Write::Replace => {
+                out.copy_from_slice(x.row(r));
+                dispatch(isa, Normalise { x: out, weight, eps });
+            }
+            Write::Add => dispatch(isa, AddNormal { x: x.row(r), weight, eps, out }),
+        }
     });
 }
 
@@ -54,19 +61,47 @@ impl Kernel for Normalise<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // Two chains hide the latency of the additions.
-        let mut sums = [s.splat(0.0); 2];
-        for pair in self.x.chunks(2 * S::LANES) {
-            for (sum, x) in sums.iter_mut().zip(pair.chunks(S::LANES)) {
-                let x = s.load_some(x);
-                *sum = s.mul_add(x, x, *sum);
-            }
-        }
-        let mean = s.sum(s.add(sums[0], sums[1])) / self.x.len() as f32;
-        let inverse = s.splat(1.0 / (mean + self.eps).sqrt());
+        let inverse = inverse(s, self.x, self.eps);
         for (x, weight) in self.x.chunks_mut(S::LANES).zip(self.weight.chunks(S::LANES)) {
             let normal = s.mul(s.load_some(x), inverse);
             s.store_some(x, s.mul(normal, s.load_some(weight)));
         }
     }
+}
+
+/// Leaves `x` as it is.
+struct AddNormal<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for AddNormal<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let inverse = inverse(s, self.x, self.eps);
+        let inputs = self.x.chunks(S::LANES).zip(self.weight.chunks(S::LANES));
+        for ((x, weight), out) in inputs.zip(self.out.chunks_mut(S::LANES)) {
+            let normal = s.mul(s.mul(s.load_some(x), inverse), s.load_some(weight));
+            s.store_some(out, s.add(s.load_some(out), normal));
+        }
+    }
+}
+
+/// `1 / sqrt(mean(x^2) + eps)`.
+#[inline(always)]
+fn inverse<S: Simd>(s: S, x: &[f32], eps: f32) -> S::F {
+    // Two chains hide the latency of the additions.
+    let mut sums = [s.splat(0.0); 2];
+    for pair in x.chunks(2 * S::LANES) {
+        for (sum, x) in sums.iter_mut().zip(pair.chunks(S::LANES)) {
+            let x = s.load_some(x);
+            *sum = s.mul_add(x, x, *sum);
+        }
+    }
+    let mean = s.sum(s.add(sums[0], sums[1])) / x.len() as f32;
+    s.splat(1.0 / (mean + eps).sqrt())
 }

@@ -1,6 +1,6 @@
-//! Exponential and logarithm of vectors.
+//! Exponential, hyperbolic tangent and logarithm of vectors.
 //!
-//! Both reduce the argument by powers of two and evaluate a polynomial (coefficients: the classic minimax ones of Cephes,
+//! They reduce the argument by powers of two and evaluate a polynomial (coefficients: the classic minimax ones of Cephes,
 //! Moshier 1989). `exp` uses `mul_add`; `ln` uses single-rounding operations only, so that the sampler's
 //! noise is the same number on every device.
 
@@ -24,6 +24,22 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     // The low bits of `shifted` are n: moved to the exponent they multiply by 2^n.
     let exponent = s.shift_left::<23>(s.bits(shifted));
     s.of_bits(s.add_u32(s.bits(p), exponent))
+}
+
+/// Hyperbolic tangent, about 2 ulp; of what is infinite, 1 or -1.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
+    let (zero, one) = (s.splat(0.0), s.splat(1.0));
+    // Far from 0 by an exponential; near it that would lose the low bits of x.
+    let far = s.sub(one, s.div(s.splat(2.0), s.add(exp(s, s.add(x, x)), one)));
+    let near = s.less(s.max(x, s.sub(zero, x)), s.splat(0.625));
+    let x = s.select(near, x, zero);
+    let square = s.mul(x, x);
+    let mut p = s.splat(-5.704_988_7e-3);
+    for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+        p = s.mul_add(p, square, s.splat(c));
+    }
+    s.select(near, s.mul_add(s.mul(p, square), x, x), far)
 }
 
 /// Natural logarithm of `x` > 0, normal and finite; about 2 ulp, also where `x` is near 1.
@@ -102,6 +118,14 @@ mod tests {
         }
     }
     #[derive(Clone, Copy)]
+    struct Tanh;
+    impl Op for Tanh {
+        #[inline(always)]
+        fn at<S: Simd>(&self, s: S, x: S::F) -> S::F {
+            tanh(s, x)
+        }
+    }
+    #[derive(Clone, Copy)]
     struct Ln;
     impl Op for Ln {
         #[inline(always)]
@@ -137,6 +161,14 @@ mod tests {
     fn exponentials() {
         let inputs: Vec<f32> = (-8690..8790).map(|i| i as f32 / 100.0 + 0.003).collect();
         check(Exp, &inputs, f64::exp, false);
+    }
+
+    #[test]
+    fn hyperbolic_tangents() {
+        let mut inputs: Vec<f32> = (-2000..2000).map(|i| i as f32 / 150.0 + 0.001).collect();
+        inputs.extend((0..60).map(|i| 0.8f32.powi(i) * 1e-3));
+        check(Tanh, &inputs, f64::tanh, false);
+        check(Tanh, &[f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30], f64::tanh, false);
     }
 
     #[test]

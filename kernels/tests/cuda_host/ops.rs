@@ -12,12 +12,12 @@ fn run(name: &str) {
 }
 
 macro_rules! tests {
-    ($($module:ident::$name:ident),+ $(,)?) => {
-        $(#[test]
-        fn $name() {
-            run(stringify!($name));
-        })+
+    ($($op:ident ($($slot:ident)?) [$($file:literal),*] [$($module:ident::$case:ident),*];)+) => {
+        $($(#[test]
+        fn $case() {
+            run(stringify!($case));
+        })*)+
     };
 }
 
-faser_kernels::cuda_cases!(tests);
+faser_kernels::each_op!(tests);

@@ -103,7 +103,7 @@ fn figures(workload: &Workload, case: Case, timings: &[Timing]) -> Figures {
     let config = workload.model().config();
     let (q, kv) = (config.q_width(), config.kv_width());
     let layer = config.hidden * (2 * q + 2 * kv + 3 * config.intermediate);
-    let weights = config.layers * layer + config.hidden * config.vocab;
+    let weights = config.layers.len() * layer + config.hidden * config.vocab;
     Figures {
         context: case.context,
         rows: case.rows,
@@ -132,7 +132,7 @@ fn parts(timings: &[Timing]) -> Parts {
     };
     Parts {
         pass_ms,
-        ops: Op::ALL.into_iter().map(figures).filter(|figures| figures.calls > 0).collect(),
+        ops: Op::all().map(figures).filter(|figures| figures.calls > 0).collect(),
         unexplained_ms: pass_ms - mean(&|timing| timing.ops.sum().total_ns),
     }
 }

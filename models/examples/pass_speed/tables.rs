@@ -89,7 +89,7 @@ fn parts(cases: &[Figures]) {
         );
     }
     println!(
-        "\nShares of the faster half of the passes. Small ops: embed, rms_norm, rope, store_kv, silu_mul, gather_rows. Barriers: the lane's \
+        "\nShares of the faster half of the passes. Small ops: embed, rms_norm, rope, store_kv, activate, gather_rows. Barriers: the lane's \
          thread calls its helpers, or waits for those that are still at work. Unexplained: between the ops."
     );
 }

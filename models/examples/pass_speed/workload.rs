@@ -87,7 +87,7 @@ impl Workload {
             let (view, table_of) = (values.view(positions.len()), vec![0; positions.len()]);
             for table in &self.tables {
                 let rows = Rows { positions, table_of: &table_of, tables: &[table] };
-                for layer in 0..self.model.config().layers {
+                for layer in 0..self.model.config().layers.len() {
                     ops::store_kv(&self.lane, view, view, &mut self.kv, layer, rows);
                 }
             }

@@ -1,6 +1,6 @@
 //! A model's shape from `config.json` (and `generation_config.json`): read once, checked once, then trusted.
 
-mod defaults;
+mod families;
 mod generation;
 mod keys;
 mod rope;
@@ -11,13 +11,13 @@ mod windows;
 use std::path::Path;
 
 use faser_kernels::Dtype;
-use serde_json::Value;
 
+use self::families::Family;
 pub use self::generation::GenerationDefaults;
 pub(crate) use self::keys::Keys;
 pub use self::rope::RopeConfig;
-use crate::ModelError;
 use crate::checkpoint::{check_pointer, has_head_of_its_own, why_not};
+use crate::{LayerSpec, ModelError};
 
 // Generous bounds that keep every product of two sizes far from overflow.
 const MAX_WIDTH: usize = 1 << 20;
@@ -25,7 +25,7 @@ const MAX_LAYERS: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_CONTEXT: usize = 1 << 24;
 
-/// The model families: all are decoders of the Llama kind and differ in a few switches.
+/// The model families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// `LlamaForCausalLM`: Llama 2 and 3.
@@ -36,28 +36,8 @@ pub enum Architecture {
     Qwen2,
     /// `Qwen3ForCausalLM`: norms on the heads of q and k.
     Qwen3,
-}
-
-impl Architecture {
-    const SUPPORTED: &str =
-        "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
-
-    fn from_keys(keys: &Keys) -> Result<Architecture, ModelError> {
-        let names = keys.get("architectures").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        match names {
-            [Value::String(name)] => match name.as_str() {
-                "LlamaForCausalLM" => Ok(Architecture::Llama),
-                "MistralForCausalLM" => Ok(Architecture::Mistral),
-                "Qwen2ForCausalLM" => Ok(Architecture::Qwen2),
-                "Qwen3ForCausalLM" => Ok(Architecture::Qwen3),
-                other => {
-                    Err(keys.error("architectures", format!("is {other:?}; {}", Architecture::SUPPORTED)))
-                }
-            },
-            _ => Err(keys
-                .error("architectures", format!("must be a list of one name; {}", Architecture::SUPPORTED))),
-        }
-    }
+    /// `Gemma2ForCausalLM`: GELU, scaled embeddings, norms behind the branches, soft caps, sliding windows in every other layer.
+    Gemma2,
 }
 
 /// The shape of a model. Sizes are checked: products of two of them fit a `usize`, heads divide by kv_heads,
@@ -68,8 +48,8 @@ pub struct ModelConfig {
     pub architecture: Architecture,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of decoder layers.
-    pub layers: usize,
+    /// The decoder layers.
+    pub layers: Vec<LayerSpec>,
     /// Query heads per layer.
     pub heads: usize,
     /// Key and value heads per layer; divides `heads`.
@@ -91,16 +71,12 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// The LM head is the embedding.
     pub tie_embeddings: bool,
-    /// q, k and v projections have biases.
-    pub qkv_bias: bool,
-    /// The attention's output projection has a bias.
-    pub o_bias: bool,
-    /// gate, up and down projections have biases.
-    pub mlp_bias: bool,
-    /// The heads of q and k are RMS-normalised before the rotary embedding.
-    pub qk_norm: bool,
-    /// For each layer how many positions it sees, itself included; `None`: all of them.
-    pub windows: Vec<Option<usize>>,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f32,
+    /// What is added to the weights of norms as they are stored.
+    pub norm_offset: f32,
+    /// Logits are at most this large: `cap tanh(logit / cap)`.
+    pub logit_soft_cap: Option<f32>,
     /// Token that starts a text, if the model has one.
     pub bos: Option<u32>,
     /// Tokens that end a text: config.json's and generation_config.json's.
@@ -142,9 +118,9 @@ impl ModelConfig {
     }
 
     pub(crate) fn from_keys(keys: &Keys, generation: Option<&Keys>) -> Result<ModelConfig, ModelError> {
-        let architecture = Architecture::from_keys(keys)?;
+        let family = Family::of(keys)?;
         refuse_what_is_not_done(keys)?;
-        let defaults = architecture.defaults();
+        let defaults = &family.defaults;
         let hidden = keys.size_or("hidden_size", MAX_WIDTH, defaults.hidden_size)?;
         let layers = keys.size_or("num_hidden_layers", MAX_LAYERS, defaults.num_hidden_layers)?;
         let heads = keys.size_or("num_attention_heads", MAX_WIDTH, defaults.num_attention_heads)?;
@@ -155,14 +131,14 @@ impl ModelConfig {
             return Err(keys.error("num_key_value_heads", problem));
         }
         let vocab = keys.size_or("vocab_size", MAX_VOCAB, defaults.vocab_size)?;
-        let attention_bias = keys.flag("attention_bias", false)?;
-        let config = ModelConfig {
-            architecture,
+        let head_dim = head_dim(keys, defaults.head_dim, hidden, heads)?;
+        let mut config = ModelConfig {
+            architecture: family.architecture,
             hidden,
-            layers,
+            layers: vec![LayerSpec::llama(head_dim); layers],
             heads,
             kv_heads,
-            head_dim: head_dim(keys, architecture, hidden, heads)?,
+            head_dim,
             intermediate: keys.size_or("intermediate_size", MAX_WIDTH, defaults.intermediate_size)?,
             vocab,
             stored_vocab: vocab,
@@ -173,41 +149,16 @@ impl ModelConfig {
             )?,
             rms_eps: keys.positive_or("rms_norm_eps", defaults.rms_norm_eps)? as f32,
             rope: RopeConfig::from_keys(keys, defaults.rope_theta)?,
-            tie_embeddings: keys.flag("tie_word_embeddings", false)?,
-            qkv_bias: architecture == Architecture::Qwen2 || attention_bias,
-            o_bias: architecture != Architecture::Qwen2 && attention_bias,
-            mlp_bias: keys.flag("mlp_bias", false)?,
-            qk_norm: architecture == Architecture::Qwen3,
-            windows: windows::of_layers(keys, architecture, layers)?,
+            tie_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
+            embedding_scale: 1.0,
+            norm_offset: 0.0,
+            logit_soft_cap: None,
             bos: token_ids(keys, "bos_token_id", vocab, defaults.bos_token_id)?.first().copied(),
             eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
             notes: Vec::new(),
         };
-        config.refuse_switches_of_other_families(keys)?;
+        family.shape(keys, &mut config)?;
         Ok(config)
-    }
-
-    /// A switch that transformers does not read for this family must not be set: honouring or ignoring it would
-    /// both surprise.
-    fn refuse_switches_of_other_families(&self, keys: &Keys) -> Result<(), ModelError> {
-        use Architecture::{Llama, Mistral, Qwen2, Qwen3};
-        let attention_bias = keys.flag("attention_bias", false)?;
-        if attention_bias && matches!(self.architecture, Mistral | Qwen2) {
-            return Err(
-                keys.error("attention_bias", format!("is true, which {:?} does not have", self.architecture))
-            );
-        }
-        if self.mlp_bias && matches!(self.architecture, Mistral | Qwen2 | Qwen3) {
-            return Err(
-                keys.error("mlp_bias", format!("is true, which {:?} does not have", self.architecture))
-            );
-        }
-        if self.architecture == Llama && keys.get("sliding_window").is_some() {
-            return Err(
-                keys.error("sliding_window", "is set, which Llama does not have (Mistral and Qwen do)")
-            );
-        }
-        Ok(())
     }
 
     /// Tokens that it knows: the rest of `vocab` is padding.
@@ -225,34 +176,37 @@ impl ModelConfig {
         self.kv_heads * self.head_dim
     }
 
+    /// Whether a norm stands behind any branch.
+    pub(crate) fn norms_after(&self) -> bool {
+        self.layers.iter().any(LayerSpec::norms_after)
+    }
+
+    /// Width of the projections of the MLP's input in the widest layer.
+    pub(crate) fn mlp_width(&self) -> usize {
+        let gated = self.layers.iter().any(|layer| layer.mlp.kind.activation().1);
+        if gated { 2 * self.intermediate } else { self.intermediate }
+    }
+
     /// Bytes of keys and values per token, all layers together.
     pub fn kv_bytes_per_token(&self, held: Dtype) -> u64 {
-        2 * (self.layers * self.kv_width() * held.bytes()) as u64
+        2 * (self.layers.len() * self.kv_width() * held.bytes()) as u64
     }
 }
 
 /// Refuses what would change the result if it were ignored.
 fn refuse_what_is_not_done(keys: &Keys) -> Result<(), ModelError> {
-    match keys.text("hidden_act")? {
-        None | Some("silu" | "swish") => {}
-        Some(other) => {
-            return Err(keys.error("hidden_act", format!("is {other:?}, only \"silu\" is supported")));
-        }
-    }
     if keys.get("quantization_config").is_some() {
         let problem = "is set: quantized checkpoints are not supported, give one in bf16, f16 or f32";
         return Err(keys.error("quantization_config", problem));
     }
+    if keys.flag("use_bidirectional_attention", false)? {
+        let problem = "is true: texts are generated from left to right";
+        return Err(keys.error("use_bidirectional_attention", problem));
+    }
     Ok(())
 }
 
-fn head_dim(
-    keys: &Keys,
-    architecture: Architecture,
-    hidden: usize,
-    heads: usize,
-) -> Result<usize, ModelError> {
-    let usual = architecture.defaults().head_dim;
+fn head_dim(keys: &Keys, usual: Option<usize>, hidden: usize, heads: usize) -> Result<usize, ModelError> {
     let head_dim = match keys.size("head_dim", 1 << 12)?.or(usual) {
         Some(head_dim) => head_dim,
         None if hidden.is_multiple_of(heads) => hidden / heads,

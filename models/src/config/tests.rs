@@ -42,8 +42,8 @@ fn a_plain_llama() {
     assert_eq!((config.head_dim, config.q_width(), config.kv_width()), (16, 64, 32));
     assert_eq!((config.bos, config.eos.as_slice()), (Some(1), &[2][..]));
     assert_eq!(config.rope, RopeConfig { theta: 10_000.0, scaling: RopeScaling::None });
-    assert_eq!(config.windows, [None, None]);
-    assert!(!config.tie_embeddings && !config.qkv_bias && !config.o_bias && !config.qk_norm);
+    assert_eq!(config.layers, vec![LayerSpec::llama(16); 2]);
+    assert!(!config.tie_embeddings);
     let mha = parse(with(llama(), &json!({"num_key_value_heads": null}))).unwrap();
     assert_eq!(mha.kv_heads, 4);
 }
@@ -59,24 +59,32 @@ fn end_tokens_of_both_files_are_joined() {
     assert!(error.contains("generation_config.json: `eos_token_id` has 5000"), "{error}");
 }
 
+fn windows(config: &ModelConfig) -> Vec<Option<usize>> {
+    config.layers.iter().map(|layer| layer.attention.window).collect()
+}
+
 #[test]
 fn families_differ_in_their_switches() {
     let family = |name: &str, changes: &Value| {
         parse(with(with(llama(), &json!({"architectures": [name]})), changes)).unwrap()
     };
     let mistral = family("MistralForCausalLM", &json!({"sliding_window": 100, "head_dim": 32}));
-    assert_eq!((mistral.windows.as_slice(), mistral.head_dim), (&[Some(100), Some(100)][..], 32));
+    assert_eq!((windows(&mistral), mistral.head_dim), (vec![Some(100); 2], 32));
     let qwen2 = family("Qwen2ForCausalLM", &json!({"sliding_window": 100, "use_sliding_window": false}));
-    assert!(qwen2.qkv_bias && !qwen2.o_bias && qwen2.windows == [None, None]);
+    assert_eq!(windows(&qwen2), [None, None]);
+    let attention = &qwen2.layers[1].attention;
+    assert!(attention.qkv_bias && !attention.o_bias);
     let slides = json!({"sliding_window": 100, "use_sliding_window": true, "max_window_layers": 1});
-    assert_eq!(family("Qwen2ForCausalLM", &slides).windows, [None, Some(100)]);
+    assert_eq!(windows(&family("Qwen2ForCausalLM", &slides)), [None, Some(100)]);
     let types = json!({"sliding_window": 9, "use_sliding_window": true,
         "layer_types": ["sliding_attention", "full_attention"]});
-    assert_eq!(family("Qwen3ForCausalLM", &types).windows, [Some(9), None]);
+    assert_eq!(windows(&family("Qwen3ForCausalLM", &types)), [Some(9), None]);
     let qwen3 = family("Qwen3ForCausalLM", &json!({}));
-    assert!(qwen3.qk_norm && !qwen3.qkv_bias && qwen3.head_dim == 128);
+    let attention = &qwen3.layers[0].attention;
+    assert!(attention.qk_norm && !attention.qkv_bias && qwen3.head_dim == 128);
     let biased = family("LlamaForCausalLM", &json!({"attention_bias": true, "mlp_bias": true}));
-    assert!(biased.qkv_bias && biased.o_bias && biased.mlp_bias);
+    let LayerSpec { attention, mlp } = &biased.layers[1];
+    assert!(attention.qkv_bias && attention.o_bias && mlp.bias);
 }
 
 #[test]
@@ -102,7 +110,8 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     let cases = [
         (json!({"architectures": ["GPT2LMHeadModel"]}), "`architectures`", "Qwen3ForCausalLM"),
         (json!({"architectures": null}), "`architectures`", "LlamaForCausalLM"),
-        (json!({"hidden_act": "gelu"}), "`hidden_act`", "silu"),
+        (json!({"hidden_act": "quick_gelu"}), "`hidden_act`", "silu"),
+        (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention`", "left to right"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type`", "llama3"),
         (json!({"rope_parameters": {"rope_type": "dynamic"}}), "`rope_parameters.rope_type`", "linear"),
         (json!({"rope_parameters": {"full_attention": {}}}), "`rope_parameters`", "layer type"),
@@ -187,7 +196,7 @@ fn what_is_left_out_is_what_transformers_takes() {
     };
     let mistral = bare("MistralForCausalLM", &json!({}));
     assert_eq!(
-        (mistral.windows.as_slice(), mistral.kv_heads, mistral.max_context),
+        (windows(&mistral).as_slice(), mistral.kv_heads, mistral.max_context),
         (&[Some(4096)][..], 8, 131_072)
     );
     assert_eq!((mistral.bos, mistral.eos.as_slice()), (Some(1), &[2][..]));
@@ -195,11 +204,11 @@ fn what_is_left_out_is_what_transformers_takes() {
         "MistralForCausalLM",
         &json!({"sliding_window": null, "num_key_value_heads": null, "eos_token_id": null}),
     );
-    assert_eq!((full.windows.as_slice(), full.kv_heads, full.eos.len()), (&[None][..], 32, 0));
+    assert_eq!((windows(&full).as_slice(), full.kv_heads, full.eos.len()), (&[None][..], 32, 0));
     let qwen = bare("Qwen2ForCausalLM", &json!({"use_sliding_window": true, "max_window_layers": 0}));
-    assert_eq!((qwen.windows.as_slice(), qwen.vocab, qwen.eos.len()), (&[Some(4096)][..], 151_936, 0));
+    assert_eq!((windows(&qwen).as_slice(), qwen.vocab, qwen.eos.len()), (&[Some(4096)][..], 151_936, 0));
     let no_window = json!({"use_sliding_window": true, "max_window_layers": 0, "sliding_window": null});
-    assert_eq!(bare("Qwen3ForCausalLM", &no_window).windows, [None]);
+    assert_eq!(windows(&bare("Qwen3ForCausalLM", &no_window)), [None]);
     // Of a file that says how texts end, nothing is made up.
     let (config, generation) = (json!({"architectures": ["LlamaForCausalLM"]}), json!({"eos_token_id": 9}));
     let of = |generation: Option<&Value>| {
@@ -237,7 +246,7 @@ proptest! {
             prop_assert_eq!(config.heads % config.kv_heads, 0);
             prop_assert_eq!(config.head_dim % 2, 0);
             prop_assert!(config.vocab.checked_mul(config.hidden).is_some());
-            prop_assert_eq!(config.windows.len() as u64, layers);
+            prop_assert_eq!(config.layers.len() as u64, layers);
         }
     }
 }

@@ -1,46 +1,23 @@
-//! Sliding windows: which layers have one, by the keys of each family.
-
-use serde_json::Value;
+//! Sliding windows: how long they are, and which layers have one.
 
 use super::keys::Keys;
-use super::{Architecture, MAX_LAYERS};
 use crate::ModelError;
 
-/// For each layer how many positions it sees, itself included; `None`: all of them.
-pub(super) fn of_layers(
-    keys: &Keys,
-    architecture: Architecture,
-    layers: usize,
-) -> Result<Vec<Option<usize>>, ModelError> {
-    let usual = architecture.defaults().sliding_window.filter(|_| !keys.is_null("sliding_window"));
-    let window = keys.size("sliding_window", usize::MAX)?.or(usual);
-    match architecture {
-        Architecture::Llama => Ok(vec![None; layers]),
-        Architecture::Mistral => Ok(vec![window; layers]),
-        Architecture::Qwen2 | Architecture::Qwen3 => {
-            let slides = keys.flag("use_sliding_window", false)?;
-            let window = window.filter(|_| slides);
-            let kinds = layer_kinds(keys, architecture, layers, window)?;
-            Ok(kinds.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
-        }
-    }
+/// `sliding_window`, or the `usual` one where the key is absent; null is none.
+pub(super) fn window(keys: &Keys, usual: Option<usize>) -> Result<Option<usize>, ModelError> {
+    let usual = usual.filter(|_| !keys.is_null("sliding_window"));
+    Ok(keys.size("sliding_window", usize::MAX)?.or(usual))
 }
 
-/// Which layers slide: `layer_types` of newer files, `max_window_layers` (the first layers that do not) of
-/// older ones.
-fn layer_kinds(
+/// For each layer whether it slides: by `layer_types`, or as the family `usually` has it.
+pub(super) fn sliding_layers(
     keys: &Keys,
-    architecture: Architecture,
     layers: usize,
     window: Option<usize>,
+    usually: impl Fn(usize) -> bool,
 ) -> Result<Vec<bool>, ModelError> {
     let Some(types) = keys.get("layer_types") else {
-        let usual = architecture.defaults().max_window_layers;
-        let full = match keys.get("max_window_layers") {
-            Some(Value::Number(zero)) if zero.as_u64() == Some(0) => 0,
-            _ => keys.size("max_window_layers", MAX_LAYERS)?.unwrap_or(usual),
-        };
-        return Ok((0..layers).map(|layer| layer >= full).collect());
+        return Ok((0..layers).map(usually).collect());
     };
     let kinds: Option<Vec<bool>> = types.as_array().filter(|types| types.len() == layers).and_then(|types| {
         types

@@ -1,7 +1,8 @@
 //! Between two layers, and after the last: proposals tested, rows let go, logits of those that get tokens.
 
 use faser_kernels::cuda::{
-    CompactRowsArgs, CudaError, Element, GateArgs, Place, Product, Ptr, Sample, ScoreTokensArgs, ShedRowsArgs,
+    CompactRowsArgs, CudaError, Element, GateArgs, Place, Product, Ptr, Sample, ScoreTokensArgs,
+    ShedRowsArgs, SoftCapArgs,
 };
 
 use super::CudaPasses;
@@ -49,6 +50,7 @@ impl CudaPasses {
             each: GateArgs::SCORED as u32,
             first: own.start as u32,
             vocabulary: model.config.vocab as u32,
+            soft_cap: model.config.logit_soft_cap.unwrap_or(0.0),
         };
         self.lane.launch(&scores.launch(model.element, most, sms))?;
         // Each rank has scored its own tokens; a sum with zeros is exact.
@@ -110,6 +112,10 @@ impl CudaPasses {
             outputs: model.own.vocab,
             add: false,
         };
-        self.multiply(product, pass.sample_count())
+        self.multiply(product, pass.sample_count())?;
+        let Some(cap) = model.config.logit_soft_cap else { return Ok(()) };
+        let cols = model.own.vocab as u32;
+        let args = SoftCapArgs { x: self.logits.ptr(), rows: pass.sample_count(), cols, cap };
+        self.lane.launch(&args.launch(bucket as u32, self.lane.sms()))
     }
 }

@@ -146,10 +146,10 @@ impl CudaPasses {
         (self.lane.rank(), self.lane.ranks())
     }
 
-    /// The residual stream becomes the sum of the ranks' shares.
-    pub(super) fn add_up(&mut self) -> Result<(), CudaError> {
+    /// Rows as wide as the residual stream become the sum of the ranks' shares.
+    pub(super) fn add_up(&mut self, x: Ptr) -> Result<(), CudaError> {
         let len = self.pass.rows.bucket * self.model.config.hidden;
-        self.lane.all_reduce_sum(self.x.ptr(), len, Element::F32)
+        self.lane.all_reduce_sum(x, len, Element::F32)
     }
 
     /// The logits that tokens are drawn from: all ranks' where a token's fate depends on others (`of_all`), else this rank's own.

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use faser_kernels::cuda::{
-    AttentionArgs, CudaError, DeviceBuffer, Element, GatherRowsArgs, MatmulArgs, Product, Ptr, QkvArgs,
-    RmsNormArgs, SiluMulArgs,
+    ActivateArgs, AttentionArgs, CudaError, DeviceBuffer, Element, GatherRowsArgs, MatmulArgs, Product, Ptr,
+    QkvArgs, RmsNormArgs,
 };
 
 use super::graphs::Work;
-use super::model::ptr;
+use super::model::{CudaBranch, ptr};
 use super::{CudaModel, CudaPasses};
+use crate::LayerSpec;
 
 impl CudaPasses {
     /// Runs the pass through these layers.
@@ -31,34 +32,20 @@ impl CudaPasses {
 
     fn layer(&mut self, model: &CudaModel, index: usize) -> Result<(), CudaError> {
         let (config, layer, pass) = (&model.own, &model.layers[index], self.pass.rows);
+        let LayerSpec { attention, mlp } = &config.layers[index];
         let (element, bucket, sms) = (model.element, pass.bucket as u32, self.lane.sms());
-        let (hidden, q, kv) = (config.hidden, config.q_width(), config.kv_width());
+        let (q, kv) = (config.q_width(), config.kv_width());
         let (heads, kv_heads, head_dim) =
             (config.heads as u32, config.kv_heads as u32, config.head_dim as u32);
         let kv_at = index * QkvArgs::layer_elements(self.sizes.blocks, config.kv_heads, config.head_dim);
         let (keys, values) = (self.keys.at(kv_at * element.bytes()), self.values.at(kv_at * element.bytes()));
         let stride = pass.table_stride;
 
-        self.norm(self.x.ptr(), layer.attention_norm.ptr(), self.normed.ptr(), (pass.counts, bucket))?;
-        let into =
-            |x: &DeviceBuffer, w: &DeviceBuffer, bias, out: &DeviceBuffer, shape: (usize, usize), add| {
-                Product {
-                    element,
-                    x: x.ptr(),
-                    w: w.ptr(),
-                    bias,
-                    out: out.ptr(),
-                    rows: pass.bucket,
-                    inputs: shape.0,
-                    outputs: shape.1,
-                    add,
-                }
-            };
-        let product = into(&self.normed, &layer.qkv, Ptr::NULL, &self.qkv, (hidden, q + 2 * kv), false);
-        self.multiply(product, pass.counts)?;
+        // The bias of q, k and v is added where they are rotated.
+        self.open(&layer.attention, Ptr::NULL, self.qkv.ptr(), q + 2 * kv)?;
         let args = QkvArgs {
             qkv: self.qkv.ptr(),
-            bias: ptr(&layer.qkv_bias),
+            bias: ptr(&layer.attention.inputs_bias),
             q_norm: ptr(&layer.q_norm),
             k_norm: ptr(&layer.k_norm),
             cos_sin: model.rope.ptr(),
@@ -91,41 +78,62 @@ impl CudaPasses {
             heads,
             kv_heads,
             head_dim,
-            window: config.windows.get(index).copied().flatten().unwrap_or(0) as u32,
+            window: attention.window.unwrap_or(0) as u32,
             split: pass.split,
             splits: pass.splits,
-            scale: (config.head_dim as f32).sqrt().recip(),
+            scale: attention.scale,
+            soft_cap: attention.soft_cap.unwrap_or(0.0),
         };
         self.lane.launch(&args.launch(element, pass.tile_queries, pass.tile_count as u32))?;
         if let Some(merge) = args.merge(element, pass.counts, bucket, sms) {
             self.lane.launch(&merge)?;
         }
-        // A rank has a share of each branch's sum: the first adds its own to the stream, and all shares are added up.
-        let first = model.shard().is_first();
-        let bias = ptr(&layer.o_bias);
-        self.multiply(into(&self.attended, &layer.o, bias, &self.x, (q, hidden), first), pass.counts)?;
-        self.add_up()?;
+        self.close(&layer.attention, self.attended.ptr(), q)?;
 
-        self.norm(self.x.ptr(), layer.mlp_norm.ptr(), self.normed.ptr(), (pass.counts, bucket))?;
-        let inner = config.intermediate;
-        let bias = ptr(&layer.gate_up_bias);
-        self.multiply(
-            into(&self.normed, &layer.gate_up, bias, &self.gate_up, (hidden, 2 * inner), false),
-            pass.counts,
-        )?;
-        let args = SiluMulArgs {
-            gate_up: self.gate_up.ptr(),
+        let (inner, (activation, gated)) = (config.intermediate, mlp.kind.activation());
+        let bias = ptr(&layer.mlp.inputs_bias);
+        self.open(&layer.mlp, bias, self.mlp.ptr(), if gated { 2 * inner } else { inner })?;
+        let args = ActivateArgs {
+            x: self.mlp.ptr(),
             out: self.activated.ptr(),
             rows: pass.counts,
             cols: inner as u32,
+            activation: activation as u32,
+            gated: u32::from(gated),
         };
         self.lane.launch(&args.launch(element, bucket, sms))?;
-        let bias = ptr(&layer.down_bias);
+        self.close(&layer.mlp, self.activated.ptr(), inner)
+    }
+
+    /// The residual stream, normalised, to so many `outputs` of a branch's projections.
+    fn open(&mut self, branch: &CudaBranch, bias: Ptr, out: Ptr, outputs: usize) -> Result<(), CudaError> {
+        let (rows, hidden) = (self.pass.rows, self.model.config.hidden);
+        let counts = (rows.counts, rows.bucket as u32);
+        self.norm(self.x.ptr(), branch.norm_before.ptr(), self.normed.ptr(), counts)?;
+        let (x, w, element) = (self.normed.ptr(), branch.inputs.ptr(), self.model.element);
+        let product =
+            Product { element, x, w, bias, out, rows: rows.bucket, inputs: hidden, outputs, add: false };
+        self.multiply(product, rows.counts)
+    }
+
+    /// Projects what a branch computed back, and adds it to the residual stream. A rank has a share of the sum: without a norm the first adds
+    /// its own to the stream, and all shares are added up.
+    fn close(&mut self, branch: &CudaBranch, x: Ptr, inputs: usize) -> Result<(), CudaError> {
+        let (rows, outputs, element) = (self.pass.rows, self.model.config.hidden, self.model.element);
+        let (w, bias) = (branch.output.ptr(), ptr(&branch.output_bias));
+        let (out, add) = match &branch.norm_after {
+            None => (self.x.ptr(), self.model.shard().is_first()),
+            Some(_) => (self.branch.ptr(), false),
+        };
         self.multiply(
-            into(&self.activated, &layer.down, bias, &self.x, (inner, hidden), first),
-            pass.counts,
+            Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add },
+            rows.counts,
         )?;
-        self.add_up()
+        self.add_up(out)?;
+        let Some(weight) = branch.norm_after.as_ref().map(DeviceBuffer::ptr) else { return Ok(()) };
+        let (cols, eps) = (outputs as u32, self.model.config.rms_eps);
+        let args = RmsNormArgs { x: out, weight, out: self.x.ptr(), rows: rows.counts, cols, eps };
+        self.lane.launch(&args.add(rows.bucket as u32, self.lane.sms()))
     }
 
     /// The final norm of some rows; `rows` is where their number is, and their bucket.
@@ -145,7 +153,7 @@ impl CudaPasses {
     fn norm(&mut self, x: Ptr, weight: Ptr, out: Ptr, rows: (Ptr, u32)) -> Result<(), CudaError> {
         let config = &self.model.config;
         let (cols, eps, sms) = (config.hidden as u32, config.rms_eps, self.lane.sms());
-        let args = RmsNormArgs { x, partial: Ptr::NULL, weight, out, rows: rows.0, cols, eps };
+        let args = RmsNormArgs { x, weight, out, rows: rows.0, cols, eps };
         self.lane.launch(&args.launch(self.model.element, rows.1, sms))
     }
 

@@ -7,8 +7,8 @@ use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, 
 use faser_kernels::{Dtype, RopeTable, Source};
 
 use crate::checkpoint::{Checkpoint, Files};
-use crate::layer::Layer;
-use crate::load::{Packer, Tensors, load};
+use crate::layer::{Branch, Layer};
+use crate::load::{Held, Packer, Shapes, Tensors, counted, load};
 use crate::model::{Parts, rope_table};
 use crate::synthetic::{Synthetic, SyntheticSpec};
 use crate::{ModelConfig, ModelError, Progress, Shard};
@@ -30,6 +30,9 @@ pub struct CudaModel {
 
 /// A layer's weights on a GPU.
 pub(super) type CudaLayer = Layer<DeviceBuffer, DeviceBuffer>;
+
+/// A branch's weights on a GPU.
+pub(super) type CudaBranch = Branch<DeviceBuffer, DeviceBuffer>;
 
 /// A model's weights on a GPU.
 pub(super) type CudaParts = Parts<DeviceBuffer, DeviceBuffer, DeviceBuffer>;
@@ -146,24 +149,9 @@ impl CudaModel {
     ///
     /// # Errors
     /// There are no kernels for the dtype.
-    pub fn weight_bytes(whole: &ModelConfig, shard: Shard, dtype: Dtype) -> Result<u64, CudaError> {
-        let held = element(dtype)?.bytes();
-        let config = &shard.config(whole);
-        let ModelConfig { hidden, intermediate, vocab, layers, head_dim, .. } = *config;
-        let (q, kv, f32) = (config.q_width(), config.kv_width(), size_of::<f32>());
-        let matrices = hidden * (2 * q + 2 * kv + 3 * intermediate);
-        let if_there = |there: bool, len: usize| if there { len } else { 0 };
-        // What is summed over the ranks has its bias once.
-        let first = shard.is_first();
-        let vectors = 2 * hidden
-            + if_there(config.qkv_bias, q + 2 * kv)
-            + if_there(config.qk_norm, 2 * head_dim)
-            + if_there(config.o_bias && first, hidden)
-            + if_there(config.mlp_bias, 2 * intermediate)
-            + if_there(config.mlp_bias && first, hidden);
-        let tables = if config.tie_embeddings { 1 } else { 2 };
-        let outside = tables * vocab * hidden * held + (hidden + config.max_context * head_dim) * f32;
-        Ok((outside + layers * (matrices * held + vectors * f32)) as u64)
+    pub fn weight_bytes(whole: &ModelConfig, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
+        let weights = counted(whole, shard, &mut Shapes, Held::Rows(element(dtype)?.bytes()))?;
+        Ok(weights + (whole.max_context * whole.head_dim * size_of::<f32>()) as u64)
     }
 
     fn of(

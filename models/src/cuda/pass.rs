@@ -72,10 +72,12 @@ pub struct CudaPasses {
     pub(super) keys: DeviceBuffer,
     pub(super) values: DeviceBuffer,
     pub(super) x: DeviceBuffer,
+    /// What a branch adds, where a norm stands behind it.
+    pub(super) branch: DeviceBuffer,
     pub(super) normed: DeviceBuffer,
     pub(super) qkv: DeviceBuffer,
     pub(super) attended: DeviceBuffer,
-    pub(super) gate_up: DeviceBuffer,
+    pub(super) mlp: DeviceBuffer,
     pub(super) activated: DeviceBuffer,
     pub(super) attention_sums: DeviceBuffer,
     pub(super) attention_stats: DeviceBuffer,
@@ -126,10 +128,11 @@ impl CudaPasses {
             keys: DeviceBuffer::zeroed(&gpu, kv_bytes, "keys")?,
             values: DeviceBuffer::zeroed(&gpu, kv_bytes, "values")?,
             x: activations(rows, hidden * f32)?,
+            branch: activations(if config.norms_after() { rows } else { 1 }, hidden * f32)?,
             normed: activations(rows, hidden * held)?,
             qkv: activations(rows, (q + 2 * kv) * f32)?,
             attended: activations(rows, q * held)?,
-            gate_up: activations(rows, 2 * own.intermediate * f32)?,
+            mlp: activations(rows, own.mlp_width() * f32)?,
             activated: activations(rows, own.intermediate * held)?,
             attention_sums: activations(split_rows, config.head_dim * f32)?,
             attention_stats: activations(split_rows, 2 * f32)?,
@@ -326,10 +329,11 @@ impl CudaPasses {
             vocabulary: config.vocab as u32,
             first: own.start as u32,
             held: own.len() as u32,
+            scale: config.embedding_scale,
         };
         let (bucket, sms) = (self.pass.rows.bucket as u32, self.lane.sms());
         self.lane.launch(&args.launch(self.model.element, bucket, sms))?;
-        self.add_up()
+        self.add_up(self.x.ptr())
     }
 }
 

@@ -89,7 +89,7 @@ impl CudaSizes {
     /// Bytes of one of keys and values, all layers.
     pub(super) fn kv_bytes(&self, config: &ModelConfig, dtype: Dtype) -> usize {
         let layer = QkvArgs::layer_elements(self.blocks, config.kv_heads, config.head_dim);
-        config.layers * layer * dtype.bytes()
+        config.layers.len() * layer * dtype.bytes()
     }
 
     /// Everything but weights and KV that a shard of a model takes, in bytes: what a planner leaves free. A little more than it takes.
@@ -98,8 +98,9 @@ impl CudaSizes {
         let (rows, logit_rows, f32) = (self.rows() as u64, self.logit_rows() as u64, size_of::<f32>() as u64);
         let held = dtype.bytes() as u64;
         let (hidden, q, kv) = (config.hidden as u64, config.q_width() as u64, config.kv_width() as u64);
-        let intermediate = config.intermediate as u64;
-        let row = f32 * (hidden + q + 2 * kv + 2 * intermediate) + held * (hidden + q + intermediate);
+        let (mlp, intermediate) = (config.mlp_width() as u64, config.intermediate as u64);
+        let branch = if config.norms_after() { hidden } else { 0 };
+        let row = f32 * (hidden + branch + q + 2 * kv + mlp) + held * (hidden + q + intermediate);
         let attention = self.split_rows() as u64 * config.heads as u64 * (config.head_dim as u64 + 2) * f32;
         // Logits twice: plain, and with penalties.
         let parts = CudaSizes::parts(whole) as u64;

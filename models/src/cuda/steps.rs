@@ -208,7 +208,7 @@ impl CudaPasses {
         let work = Work::Step { tail: self.pass.tail, rivals: steps.rivals };
         self.captured(work, |passes| {
             passes.embed(steps.row_tokens)?;
-            passes.run_layers(0..passes.model.config.layers)?;
+            passes.run_layers(0..passes.model.config.layers.len())?;
             passes.finish()?;
             let drawn = passes.draw(&DrawInput { rivals: steps.rivals, ..DrawInput::default() })?;
             let (samples, count) = (passes.pass.tail.sample_rows, passes.pass.sample_count());

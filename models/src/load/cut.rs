@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use faser_kernels::{Slice, Source};
 
+use crate::layer_spec::Split;
 use crate::{ModelConfig, Shard};
 
 /// How one tensor is shared out over the ranks of a group.
@@ -18,26 +19,18 @@ pub(super) enum Cut {
 }
 
 impl Cut {
-    /// The cut of the tensor of this name, with or without its `.weight`.
-    pub(super) fn of(name: &str, shard: Shard, whole: &ModelConfig) -> Cut {
-        if shard == Shard::WHOLE {
-            return Cut::Whole;
-        }
-        let wide = |heads: Range<usize>| heads.start * whole.head_dim..heads.end * whole.head_dim;
-        let part = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
-        match part {
-            "embed_tokens" | "lm_head" => Cut::Rows(shard.tokens(whole)),
-            "q_proj" => Cut::Rows(wide(shard.heads(whole))),
-            "k_proj" | "v_proj" => Cut::Rows(wide(shard.kv_heads(whole))),
-            "gate_proj" | "up_proj" => Cut::Rows(shard.intermediate(whole)),
-            "o_proj" => Cut::Columns(wide(shard.heads(whole))),
-            "down_proj" => Cut::Columns(shard.intermediate(whole)),
-            _ => Cut::Whole,
-        }
+    /// A shard's part of a projection whose outputs are these.
+    pub(super) fn rows(split: Split, shard: Shard, whole: &ModelConfig) -> Cut {
+        if shard == Shard::WHOLE { Cut::Whole } else { Cut::Rows(split.of(shard, whole)) }
+    }
+
+    /// A shard's part of a projection whose inputs are these.
+    pub(super) fn columns(split: Split, shard: Shard, whole: &ModelConfig) -> Cut {
+        if shard == Shard::WHOLE { Cut::Whole } else { Cut::Columns(split.of(shard, whole)) }
     }
 
     /// Of a matrix `[rows, columns]`, or a bias (of one column, and never cut along it), what the shard has.
-    pub(super) fn source<'a>(&self, whole: &'a Source<'a>, rows: usize, columns: usize) -> Source<'a> {
+    pub(super) fn source<'a>(&self, whole: &'a Source<'a>, [rows, columns]: [usize; 2]) -> Source<'a> {
         match self {
             Cut::Rows(own) => Source::Part(whole, Slice::new(columns, own.clone(), 0..columns)),
             Cut::Columns(own) if columns > 1 => {
@@ -107,7 +100,9 @@ mod tests {
     fn a_shard_reads_its_own_slices_alone() {
         let tiny = SyntheticSpec::preset("tiny").unwrap();
         let spec = SyntheticSpec { hidden: 128, heads: 8, kv_heads: 2, intermediate: 96, vocab: 300, ..tiny };
-        let whole = ModelConfig { layers: 1, qkv_bias: true, o_bias: true, ..spec.config(1) };
+        let mut whole = spec.config(1);
+        whole.layers[0].attention.qkv_bias = true;
+        whole.layers[0].attention.o_bias = true;
         // Numbers that 4 ranks read of each tensor, all together.
         let (all, split_by_tokens) = (4, 300 * 128);
         let expected = [

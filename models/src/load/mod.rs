@@ -13,9 +13,11 @@ use faser_kernels::{Dtype, Make, Slice, Source};
 
 pub(crate) use self::cpu::CpuPacker;
 use self::cut::Cut;
+pub(crate) use self::sizes::{Counter, Held, Shapes, counted};
 pub(crate) use self::source::Tensors;
 use crate::checkpoint::{Checkpoint, Files};
-use crate::layer::Layer;
+use crate::layer::{Branch, Layer};
+use crate::layer_spec::{BranchWeights, Split};
 use crate::model::Parts;
 use crate::{Model, ModelConfig, ModelError, Shard};
 
@@ -129,6 +131,17 @@ pub(crate) fn load<P: Packer>(
     Ok(parts)
 }
 
+/// Packs the tensors of one layer of a whole model, for which `tensors` are ready.
+pub(crate) fn load_layer<P: Packer>(
+    config: &ModelConfig,
+    index: usize,
+    tensors: &mut dyn Tensors,
+    packer: &mut P,
+) -> Result<Layer<P::Matrix, P::Vector>, ModelError> {
+    let done = Progress { done_bytes: 0, total_bytes: 0 };
+    Loader { config, shard: Shard::WHOLE, tensors, packer, done, progress: &mut |_| {} }.layer(index)
+}
+
 struct Loader<'a, P> {
     config: &'a ModelConfig,
     shard: Shard,
@@ -143,14 +156,15 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 
 impl<P: Packer> Loader<'_, P> {
     fn parts(&mut self) -> Result<PartsOf<P>, ModelError> {
-        let ModelConfig { hidden, vocab, stored_vocab, layers, tie_embeddings, .. } = *self.config;
+        let ModelConfig { hidden, vocab, stored_vocab, tie_embeddings, .. } = *self.config;
+        let layers = self.config.layers.len();
         let shape = [stored_vocab, hidden];
-        let tokens = Cut::of(EMBEDDING, self.shard, self.config);
+        let tokens = Cut::rows(Split::Tokens, self.shard, self.config);
         let (embedding, tied, bytes) = {
             let stored = self.tensors.tensor(EMBEDDING, &shape, "vocab_size, hidden_size")?;
             let padded = padding(&stored);
             let all = with_rows(&stored, &padded, vocab, hidden);
-            let own = tokens.source(&all, vocab, hidden);
+            let own = tokens.source(&all, [vocab, hidden]);
             finite::<P>(EMBEDDING, if vocab == stored_vocab { &own } else { &stored })?;
             let embedding = Arc::new(self.packer.table(hidden, own)?);
             let tied = tie_embeddings
@@ -167,7 +181,7 @@ impl<P: Packer> Loader<'_, P> {
                     let stored = self.tensors.tensor(HEAD, &shape, reason)?;
                     let padded = padding(&stored);
                     let all = with_rows(&stored, &padded, vocab, hidden);
-                    let own = tokens.source(&all, vocab, hidden);
+                    let own = tokens.source(&all, [vocab, hidden]);
                     finite::<P>(HEAD, if vocab == stored_vocab { &own } else { &stored })?;
                     (self.packer.matrix(HEAD, hidden, &[own])?, stored.bytes())
                 };
@@ -175,113 +189,108 @@ impl<P: Packer> Loader<'_, P> {
                 Arc::new(head)
             }
         };
-        let layers = (0..layers).map(|index| self.layer(index).map(Arc::new)).collect::<Result<_, _>>()?;
-        let norm = self.norm("model.norm.weight", hidden, "hidden_size")?;
+        let layers = (0..layers).map(|index| {
+            self.tensors.prepare(index)?;
+            self.layer(index).map(Arc::new)
+        });
+        let layers = layers.collect::<Result<_, ModelError>>()?;
+        let norm = self.norm("model.norm", hidden, "hidden_size")?;
         Ok(Parts { embedding, layers, norm: Arc::new(norm), head })
     }
 
     fn layer(&mut self, index: usize) -> Result<Layer<P::Matrix, P::Vector>, ModelError> {
-        self.tensors.prepare(index)?;
-        let ModelConfig { hidden, intermediate, head_dim, qkv_bias, o_bias, mlp_bias, qk_norm, .. } =
-            *self.config;
-        let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let name = |part: &str| format!("model.layers.{index}.{part}");
-        let attention = "num_attention_heads, num_key_value_heads, head_dim, hidden_size";
-        let mlp = "intermediate_size, hidden_size";
-        let qkv =
-            [(name("self_attn.q_proj"), q), (name("self_attn.k_proj"), kv), (name("self_attn.v_proj"), kv)];
-        let gate_up = [(name("mlp.gate_proj"), intermediate), (name("mlp.up_proj"), intermediate)];
-        let o = [(name("self_attn.o_proj"), hidden)];
-        let down = [(name("mlp.down_proj"), hidden)];
-        let head_norm = |loader: &mut Self, part| -> Result<Option<P::Vector>, ModelError> {
-            if !qk_norm {
-                return Ok(None);
-            }
-            loader.norm(&name(part), head_dim, "architectures, head_dim").map(Some)
+        let config = self.config;
+        let place = format!("model.layers.{index}");
+        let [attention, mlp] = config.layers[index].branches();
+        let head_norm = |loader: &mut Self, part| {
+            let there = config.layers[index].attention.qk_norm;
+            let name = format!("{place}.self_attn.{part}");
+            there.then(|| loader.norm(&name, config.head_dim, "architectures, head_dim")).transpose()
         };
         Ok(Layer {
-            attention_norm: self.norm(
-                &name("input_layernorm.weight"),
-                hidden,
-                "num_hidden_layers, hidden_size",
-            )?,
-            qkv: self.matrix(&qkv, hidden, attention)?,
-            qkv_bias: self.bias(&qkv, qkv_bias, "architectures, attention_bias")?,
-            q_norm: head_norm(self, "self_attn.q_norm.weight")?,
-            k_norm: head_norm(self, "self_attn.k_norm.weight")?,
-            o: self.matrix(&o, q, attention)?,
-            o_bias: self.bias(&o, o_bias, "attention_bias")?,
-            mlp_norm: self.norm(&name("post_attention_layernorm.weight"), hidden, "hidden_size")?,
-            gate_up: self.matrix(&gate_up, hidden, mlp)?,
-            gate_up_bias: self.bias(&gate_up, mlp_bias, "mlp_bias")?,
-            down: self.matrix(&down, intermediate, mlp)?,
-            down_bias: self.bias(&down, mlp_bias, "mlp_bias")?,
+            attention: self.branch(&place, &attention)?,
+            q_norm: head_norm(self, "q_norm")?,
+            k_norm: head_norm(self, "k_norm")?,
+            mlp: self.branch(&place, &mlp)?,
+        })
+    }
+
+    fn branch(
+        &mut self,
+        place: &str,
+        branch: &BranchWeights,
+    ) -> Result<Branch<P::Matrix, P::Vector>, ModelError> {
+        let (config, hidden) = (self.config, self.config.hidden);
+        let norm = |loader: &mut Self, name: &str| {
+            loader.norm(&format!("{place}.{name}"), hidden, "num_hidden_layers, hidden_size")
+        };
+        let inputs = branch.inputs.iter().map(|(name, split)| Projection {
+            name: format!("{place}.{name}"),
+            shape: [split.width(config), hidden],
+            cut: Cut::rows(*split, self.shard, config),
+        });
+        let inputs: Vec<Projection> = inputs.collect();
+        let (name, split) = branch.output;
+        let output = [Projection {
+            name: format!("{place}.{name}"),
+            shape: [hidden, split.width(config)],
+            cut: Cut::columns(split, self.shard, config),
+        }];
+        let bias = |loader: &mut Self, there: bool, of: &[Projection]| {
+            if there { loader.bias(of, branch.bias_keys) } else { Ok(None) }
+        };
+        Ok(Branch {
+            norm_before: norm(self, branch.norms.before)?,
+            inputs: self.matrix(&inputs, branch.keys)?,
+            inputs_bias: bias(self, branch.inputs_bias, &inputs)?,
+            output: self.matrix(&output, branch.keys)?,
+            output_bias: bias(self, branch.output_bias, &output)?,
+            norm_after: branch.norms.after.map(|name| norm(self, name)).transpose()?,
         })
     }
 
     /// Several projections of the same input, fused along their outputs.
-    fn matrix(
-        &mut self,
-        parts: &[(String, usize)],
-        inputs: usize,
-        reason: &str,
-    ) -> Result<P::Matrix, ModelError> {
-        let sources = parts
-            .iter()
-            .map(|(name, outputs)| {
-                self.tensors.tensor(&format!("{name}.weight"), &[*outputs, inputs], reason)
-            })
-            .collect::<Result<Vec<Source<'_>>, _>>()?;
+    fn matrix(&mut self, parts: &[Projection], reason: &str) -> Result<P::Matrix, ModelError> {
+        let names: Vec<String> = parts.iter().map(|part| format!("{}.weight", part.name)).collect();
+        let sources =
+            parts.iter().zip(&names).map(|(part, name)| self.tensors.tensor(name, &part.shape, reason));
+        let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
         let bytes = sources.iter().map(Source::bytes).sum();
-        let first = parts.first().map_or("", |(name, _)| name);
-        let cut = |name: &str| Cut::of(name, self.shard, self.config);
-        let own: Vec<_> = parts
-            .iter()
-            .zip(&sources)
-            .map(|((name, outputs), source)| cut(name).source(source, *outputs, inputs))
-            .collect();
-        let own_inputs = cut(first).inputs(inputs).len();
-        parts
-            .iter()
-            .zip(&own)
-            .try_for_each(|((name, _), source)| finite::<P>(&format!("{name}.weight"), source))?;
-        let matrix = self.packer.matrix(&format!("{first}.weight"), own_inputs, &own)?;
+        let own = own::<P>(parts, &names, &sources, |part| part.shape)?;
+        let inputs = parts.first().map_or(0, |part| part.cut.inputs(part.shape[1]).len());
+        let matrix = self.packer.matrix(names.first().map_or("", String::as_str), inputs, &own)?;
         self.tell(bytes);
         Ok(matrix)
     }
 
-    fn bias(
-        &mut self,
-        parts: &[(String, usize)],
-        wanted: bool,
-        reason: &str,
-    ) -> Result<Option<P::Vector>, ModelError> {
-        if !wanted {
-            return Ok(None);
-        }
-        let sources = parts
-            .iter()
-            .map(|(name, outputs)| self.tensors.tensor(&format!("{name}.bias"), &[*outputs], reason))
-            .collect::<Result<Vec<Source<'_>>, _>>()?;
+    /// Their biases. What is summed over the ranks has its bias once.
+    fn bias(&mut self, parts: &[Projection], reason: &str) -> Result<Option<P::Vector>, ModelError> {
+        let names: Vec<String> = parts.iter().map(|part| format!("{}.bias", part.name)).collect();
+        let sources =
+            parts.iter().zip(&names).map(|(part, name)| self.tensors.tensor(name, &part.shape[..1], reason));
+        let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
         let bytes = sources.iter().map(Source::bytes).sum();
-        let cuts = parts.iter().map(|(name, outputs)| (Cut::of(name, self.shard, self.config), *outputs));
-        // What is summed over the ranks has its bias once.
-        let once = cuts.clone().any(|(cut, _)| cut.is_summed());
-        let own: Vec<_> = cuts.zip(&sources).map(|((cut, len), source)| cut.source(source, len, 1)).collect();
-        parts
-            .iter()
-            .zip(&own)
-            .try_for_each(|((name, _), source)| finite::<P>(&format!("{name}.bias"), source))?;
-        let bias = (!once || self.shard.is_first()).then(|| self.packer.vector(&own)).transpose()?;
+        let own = own::<P>(parts, &names, &sources, |part| [part.shape[0], 1])?;
+        let here = self.shard.is_first() || !parts.iter().any(|part| part.cut.is_summed());
+        let bias = here.then(|| self.packer.vector(&own)).transpose()?;
         self.tell(bytes);
         Ok(bias)
     }
 
+    /// The norm of this name.
     fn norm(&mut self, name: &str, width: usize, reason: &str) -> Result<P::Vector, ModelError> {
-        let source = self.tensors.tensor(name, &[width], reason)?;
-        finite::<P>(name, &source)?;
+        let (name, offset) = (format!("{name}.weight"), self.config.norm_offset);
+        let source = self.tensors.tensor(&name, &[width], reason)?;
+        finite::<P>(&name, &source)?;
         let bytes = source.bytes();
-        let norm = self.packer.vector(&[source])?;
+        let with_offset = move |from: usize, to: &mut [f32]| {
+            source.read_f32(from, to);
+            to.iter_mut().for_each(|x| *x += offset);
+        };
+        let norm = match offset {
+            0.0 => self.packer.vector(&[source])?,
+            _ => self.packer.vector(&[Source::Made(width, &with_offset)])?,
+        };
         self.tell(bytes);
         Ok(norm)
     }
@@ -290,6 +299,26 @@ impl<P: Packer> Loader<'_, P> {
         self.done.done_bytes += bytes;
         (self.progress)(self.done);
     }
+}
+
+/// A projection `[outputs, inputs]` of a layer: its name less `.weight`, and what of it a shard has.
+struct Projection {
+    name: String,
+    shape: [usize; 2],
+    cut: Cut,
+}
+
+/// What a shard has of each source, which is all that is looked at; `shape` is a source's rows and columns.
+fn own<'a, P: Packer>(
+    parts: &[Projection],
+    names: &[String],
+    sources: &'a [Source<'a>],
+    shape: impl Fn(&Projection) -> [usize; 2],
+) -> Result<Vec<Source<'a>>, ModelError> {
+    let cut = parts.iter().zip(sources).map(|(part, source)| part.cut.source(source, shape(part)));
+    let own: Vec<Source<'a>> = cut.collect();
+    names.iter().zip(&own).try_for_each(|(name, source)| finite::<P>(name, source))?;
+    Ok(own)
 }
 
 /// The numbers of a source, and zeros behind them.

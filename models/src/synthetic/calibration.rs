@@ -8,7 +8,7 @@ use faser_kernels::{
 use super::normal::Normal;
 use crate::layer::{At, Layer};
 use crate::model::rope_table;
-use crate::{ModelConfig, ModelError, Scratch, Shard};
+use crate::{LayerSpec, ModelConfig, ModelError, Scratch, Shard};
 
 const BRANCH_RMS: f32 = 0.7;
 const SEQUENCES: usize = 2;
@@ -62,23 +62,23 @@ impl Calibration {
         })
     }
 
-    /// By what `layer.o` must be scaled; adds the scaled branch to the batch.
-    pub(super) fn attention_gain(&mut self, config: &ModelConfig, layer: &Layer) -> f32 {
+    /// By what the attention's output projection must be scaled; adds the scaled branch to the batch.
+    pub(super) fn attention_gain(&mut self, config: &ModelConfig, spec: &LayerSpec, layer: &Layer) -> f32 {
         let tables: Vec<&[BlockId]> = self.tables.iter().map(Vec::as_slice).collect();
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &tables };
-        let at = At { config, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let at = At { config, spec, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
         layer.attend(&at, &mut self.kv, &mut self.scratch);
         let Scratch { attended, normed, x, .. } = &mut self.scratch;
-        add_scaled(&self.lane, attended.view(self.positions.len()), &layer.o, normed, x)
+        add_scaled(&self.lane, attended.view(self.positions.len()), &layer.attention.output, normed, x)
     }
 
-    /// By what `layer.down` must be scaled; adds the scaled branch to the batch.
-    pub(super) fn mlp_gain(&mut self, config: &ModelConfig, layer: &Layer) -> f32 {
+    /// By what the MLP's must be scaled; adds the scaled branch to the batch.
+    pub(super) fn mlp_gain(&mut self, config: &ModelConfig, spec: &LayerSpec, layer: &Layer) -> f32 {
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &[] };
-        let at = At { config, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let at = At { config, spec, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
         layer.activate(&at, &mut self.scratch);
         let Scratch { activated, normed, x, .. } = &mut self.scratch;
-        add_scaled(&self.lane, activated.view(self.positions.len()), &layer.down, normed, x)
+        add_scaled(&self.lane, activated.view(self.positions.len()), &layer.mlp.output, normed, x)
     }
 }
 

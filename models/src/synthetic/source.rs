@@ -1,5 +1,6 @@
 //! The tensors of a synthetic pair's target, under the names of a checkpoint.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use faser_kernels::{Dtype, Make, Source};
@@ -7,9 +8,8 @@ use faser_kernels::{Dtype, Make, Source};
 use super::SyntheticSpec;
 use super::calibration::Calibration;
 use super::normal::Normal;
-use crate::layer::Layer;
-use crate::load::{CpuPacker, Packer, Tensors};
-use crate::{ModelConfig, ModelError};
+use crate::load::{Counter, CpuPacker, EMBEDDING, HEAD, Held, Shapes, Tensors, counted, load_layer};
+use crate::{ModelConfig, ModelError, Shard};
 
 const LOGIT_STD: f32 = 6.0;
 const ATTENTION_STD: f32 = 3.0;
@@ -25,12 +25,10 @@ pub(crate) struct Synthetic {
     calibration: Calibration,
     embedding: Box<Make<'static>>,
     head: Box<Make<'static>>,
-    /// The layer at hand, by what follows `model.layers.N.`.
-    layer: HashMap<&'static str, Vec<f32>>,
+    /// The matrices of the layer at hand, by name.
+    layer: HashMap<String, Vec<f32>>,
 }
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
 const ONES: &Make<'static> = &|_, to| to.fill(1.0);
 
 impl Synthetic {
@@ -67,55 +65,31 @@ impl Synthetic {
 
 impl Tensors for Synthetic {
     fn total_bytes(&self) -> u64 {
-        let ModelConfig { hidden, intermediate, vocab, layers, .. } = self.config;
-        let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let layer = hidden * (2 * q + 2 * kv + 3 * intermediate + 2);
-        (size_of::<f32>() * (2 * vocab * hidden + layers * layer + hidden)) as u64
+        counted(&self.config, Shard::WHOLE, &mut Shapes, Held::Rows(size_of::<f32>())).unwrap_or(0)
     }
 
     fn prepare(&mut self, layer: usize) -> Result<(), ModelError> {
-        let ModelConfig { hidden, intermediate, .. } = self.config;
-        let (q, kv) = (self.config.q_width(), self.config.kv_width());
-        let sharp = ATTENTION_STD.sqrt();
-        let shapes = [
-            ("self_attn.q_proj.weight", "q", q, hidden, sharp),
-            ("self_attn.k_proj.weight", "k", kv, hidden, sharp),
-            ("self_attn.v_proj.weight", "v", kv, hidden, 1.0),
-            ("self_attn.o_proj.weight", "o", hidden, q, 1.0),
-            ("mlp.gate_proj.weight", "gate", intermediate, hidden, 1.0),
-            ("mlp.up_proj.weight", "up", intermediate, hidden, 1.0),
-            ("mlp.down_proj.weight", "down", hidden, intermediate, 1.0),
-        ];
+        let config = self.config.clone();
+        let mut wanted = Wanted::default();
+        load_layer(&config, layer, &mut wanted, &mut Counter::new(Held::Rows(0)))?;
         self.layer.clear();
-        for (name, part, outputs, inputs, gain) in shapes {
+        for (name, outputs, inputs) in wanted.matrices.into_inner() {
+            let part = name.trim_end_matches("_proj.weight").rsplit('.').next().unwrap_or_default();
+            let gain = if matches!(part, "q" | "k") { ATTENTION_STD.sqrt() } else { 1.0 };
             let made = self.weights(&format!("layer {layer} {part}"), outputs, inputs, gain);
             self.layer.insert(name, made);
         }
-        let made = |name: &str| Source::F32(&self.layer[name]);
         let mut packer = CpuPacker { dtype: self.dtype };
-        let mut pack = |inputs, sources: &[Source<'_>]| packer.matrix("synthetic", inputs, sources);
-        let qkv = ["q", "k", "v"].map(|part| made(&format!("self_attn.{part}_proj.weight")));
-        let trial = Layer {
-            attention_norm: CpuPacker { dtype: self.dtype }.vector(&[Source::Made(hidden, ONES)])?,
-            qkv: pack(hidden, &qkv)?,
-            qkv_bias: None,
-            q_norm: None,
-            k_norm: None,
-            o: pack(q, &[made("self_attn.o_proj.weight")])?,
-            o_bias: None,
-            mlp_norm: CpuPacker { dtype: self.dtype }.vector(&[Source::Made(hidden, ONES)])?,
-            gate_up: pack(hidden, &[made("mlp.gate_proj.weight"), made("mlp.up_proj.weight")])?,
-            gate_up_bias: None,
-            down: pack(intermediate, &[made("mlp.down_proj.weight")])?,
-            down_bias: None,
-        };
+        let trial = load_layer(&config, layer, self, &mut packer)?;
         let epsilon = if layer < self.spec.draft_layers { 1.0 } else { self.spec.residual_scale };
+        let spec = &config.layers[layer];
         let gains = [
-            ("self_attn.o_proj.weight", self.calibration.attention_gain(&self.config, &trial)),
-            ("mlp.down_proj.weight", self.calibration.mlp_gain(&self.config, &trial)),
+            self.calibration.attention_gain(&config, spec, &trial),
+            self.calibration.mlp_gain(&config, spec, &trial),
         ];
-        for (name, gain) in gains {
-            let made = self.layer.get_mut(name).into_iter().flatten();
+        for (branch, gain) in spec.branches().iter().zip(gains) {
+            let name = format!("model.layers.{layer}.{}.weight", branch.output.0);
+            let made = self.layer.get_mut(&name).into_iter().flatten();
             made.for_each(|value| *value *= gain * epsilon);
         }
         Ok(())
@@ -123,19 +97,44 @@ impl Tensors for Synthetic {
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
         let len = shape.iter().product();
-        let part = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        let source = match (name, part) {
-            (EMBEDDING, _) => Some(Source::Made(len, &*self.embedding)),
-            (HEAD, _) => Some(Source::Made(len, &*self.head)),
-            (_, _) if name.ends_with("norm.weight") => Some(Source::Made(len, ONES)),
-            (_, Some((_, part))) => self.layer.get(part).map(|made| Source::F32(made)),
-            _ => None,
+        let source = match name {
+            EMBEDDING => Some(Source::Made(len, &*self.embedding)),
+            HEAD => Some(Source::Made(len, &*self.head)),
+            _ if name.ends_with("norm.weight") => Some(Source::Made(len, ONES)),
+            _ => self.layer.get(name).map(|made| Source::F32(made)),
         };
         source.filter(|source| source.len() == len).ok_or_else(|| ModelError::MissingTensor {
             path: "a synthetic pair".into(),
             tensor: name.to_owned(),
             reason: reason.to_owned(),
         })
+    }
+
+    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
+/// The matrices that a loader asks for: name, outputs, inputs.
+#[derive(Default)]
+struct Wanted {
+    matrices: RefCell<Vec<(String, usize, usize)>>,
+}
+
+impl Tensors for Wanted {
+    fn total_bytes(&self) -> u64 {
+        0
+    }
+
+    fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
+        if let [outputs, inputs] = *shape {
+            self.matrices.borrow_mut().push((name.to_owned(), outputs, inputs));
+        }
+        Shapes.tensor(name, shape, reason)
     }
 
     fn finish(&self, _tied: bool) -> Result<(), ModelError> {

@@ -2,7 +2,7 @@
 
 use faser_kernels::RopeScaling;
 
-use crate::{Architecture, ModelConfig, ModelError, RopeConfig};
+use crate::{Architecture, LayerSpec, ModelConfig, ModelError, RopeConfig};
 
 /// The shape of a synthetic pair. Everything that is made of it depends on these values alone.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +73,7 @@ impl SyntheticSpec {
         ModelConfig {
             architecture: Architecture::Llama,
             hidden: self.hidden,
-            layers,
+            layers: vec![LayerSpec::llama(self.hidden / self.heads); layers],
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.hidden / self.heads,
@@ -84,11 +84,9 @@ impl SyntheticSpec {
             rms_eps: 1e-5,
             rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
             tie_embeddings: false,
-            qkv_bias: false,
-            o_bias: false,
-            mlp_bias: false,
-            qk_norm: false,
-            windows: vec![None; layers],
+            embedding_scale: 1.0,
+            norm_offset: 0.0,
+            logit_soft_cap: None,
             bos: None,
             eos: Vec::new(),
             notes: Vec::new(),

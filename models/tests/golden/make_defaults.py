@@ -9,29 +9,32 @@ import pathlib
 
 import transformers
 
+from make_golden import CASES
+
 KEYS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
-        "rms_norm_eps", "bos_token_id", "eos_token_id"]
-SWITCHES = ["tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "hidden_act"]
+        "rms_norm_eps", "bos_token_id", "eos_token_id", "tie_word_embeddings"]
+SWITCHES = ["attention_bias", "mlp_bias", "use_sliding_window"]
 
 
 def defaults(kind):
     config = kind()
     said = {key: getattr(config, key) for key in KEYS}
     # Of another shape, what is not a constant follows the shape.
-    other = kind(num_attention_heads=4, hidden_size=64)
-    said["num_key_value_heads"] = None if other.num_key_value_heads == 4 else other.num_key_value_heads
+    other = kind(num_attention_heads=64, hidden_size=1024)
+    said["num_key_value_heads"] = None if other.num_key_value_heads == 64 else other.num_key_value_heads
     other_dim = getattr(other, "head_dim", None)
     said["head_dim"] = None if other_dim in (None, 16) else other_dim
     said["rope_theta"] = config.rope_parameters["rope_theta"]
     # Qwen's is null as long as `use_sliding_window` is false.
     sliding = kind(use_sliding_window=True) if hasattr(config, "use_sliding_window") else config
     said["sliding_window"] = getattr(sliding, "sliding_window", None)
+    said["hidden_act"] = getattr(config, "hidden_activation", None) or config.hidden_act
     said["max_window_layers"] = getattr(config, "max_window_layers", 0)
     return said
 
 
 def main():
-    kinds = [transformers.LlamaConfig, transformers.MistralConfig, transformers.Qwen2Config, transformers.Qwen3Config]
+    kinds = [getattr(transformers, family + "Config") for family in sorted({case[0] for case in CASES.values()})]
     said = {
         "transformers": transformers.__version__,
         "classes": {kind.__name__: defaults(kind) for kind in kinds},

@@ -57,6 +57,12 @@ CASES = {
         "bfloat16", False, None),
     "qwen2-tied-with-another-head": ("Qwen2", dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, tie_word_embeddings=True), "bfloat16", False, None),
+    "gemma2": ("Gemma2", dict(
+        hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=12, intermediate_size=48, query_pre_attn_scalar=5, sliding_window=7,
+        attn_logit_softcapping=3.0, final_logit_softcapping=20.0, tie_word_embeddings=True, num_hidden_layers=3), "float32", False, None),
+    "gemma2-biases-no-caps": ("Gemma2", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8, intermediate_size=40, query_pre_attn_scalar=8, sliding_window=5,
+        attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True, hidden_activation="gelu"), "bfloat16", False, None),
 }
 
 
@@ -86,8 +92,9 @@ def randomize(model, generator):
     """Weights that make every part count: unit gain, norm weights away from 1, biases away from 0."""
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            parameter.data = 1.0 + 0.3 * noise
+        if name.endswith(("norm.weight", "layernorm.weight")):
+            # Gemma stores them less 1.
+            parameter.data = (0.0 if "Gemma" in type(model).__name__ else 1.0) + 0.3 * noise
         elif name.endswith("bias"):
             parameter.data = 0.5 * noise
         elif "embed_tokens" in name or "lm_head" in name:

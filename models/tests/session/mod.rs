@@ -1,11 +1,30 @@
 //! One sequence on one lane: what the tests and the acceptance example need of a lane's executor.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use faser_kernels::{BlockId, Collective, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::{Model, Pass, Scratch};
 
 const BLOCK_SIZE: usize = 16;
+
+/// A checkpoint of tests/golden.
+#[allow(dead_code, reason = "not every test has them")]
+pub(crate) fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+}
+
+/// Those that have logits: a family has some of its own.
+#[allow(dead_code, reason = "not every test has them")]
+pub(crate) fn golden_cases() -> Vec<String> {
+    let entries = std::fs::read_dir(golden("")).expect("a folder").map(|entry| entry.expect("an entry"));
+    let cases = entries.filter(|entry| entry.path().join("expected.safetensors").exists());
+    let mut names: Vec<String> =
+        cases.map(|entry| entry.file_name().into_string().expect("a name")).collect();
+    names.sort();
+    assert!(names.len() >= 14, "{names:?}");
+    names
+}
 
 /// A sequence with its KV memory.
 pub(crate) struct Session<'m> {

@@ -198,7 +198,7 @@ impl LaneBackend for CudaBackend {
     }
 
     fn layer_count(&self) -> usize {
-        self.passes.model().config().layers
+        self.passes.model().config().layers.len()
     }
 
     fn rank(&self) -> (usize, usize) {

@@ -114,7 +114,7 @@ impl CudaBackend {
         sequences: &mut Sequences<CudaSequence>,
     ) -> Result<(), CudaError> {
         self.send(rows, sequences)?;
-        self.passes.layers(0..self.passes.model().config().layers)?;
+        self.passes.layers(0..self.passes.model().config().layers.len())?;
         let mut drawn = None;
         if rows.pieces.iter().any(|piece| piece.drawn_from < piece.rows) {
             self.passes.finish()?;
@@ -128,7 +128,7 @@ impl CudaBackend {
 
     /// One more proposal with every step for the chunks that go on.
     fn steps(&mut self, plan: &DraftPlan, most: usize, falls: &mut Falls) -> Result<(), CudaError> {
-        let layers = self.passes.model().config().layers;
+        let layers = self.passes.model().config().layers.len();
         for step in 1..most {
             let mut rows = plan.chunks.iter().filter(|chunk| chunk.steps > step).count();
             ask(falls, &self.passes, plan, layers * step);

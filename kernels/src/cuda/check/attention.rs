@@ -101,6 +101,7 @@ impl Shape {
                 split: plan.split,
                 splits: plan.splits,
                 scale: (HEAD_DIM as f32).sqrt().recip(),
+                soft_cap: 0.0,
             };
             lane.launch(&args.launch(element, queries, tiles.len() as u32))?;
             args.merge(element, count, total as u32, sms).map_or(Ok(()), |merge| lane.launch(&merge))

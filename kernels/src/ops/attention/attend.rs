@@ -2,6 +2,7 @@
 //!
 //! A query is one head of one row. Tile by tile: scores of all queries (keys are read once), softmax, values.
 
+use super::super::soft_cap::capped;
 use super::values::Stored;
 use super::{AttentionShape, TILE};
 use crate::lane::Scratch;
@@ -279,6 +280,11 @@ impl Item<'_> {
                 continue;
             }
             let scores = &mut state.scores[query * TILE..(query + 1) * TILE];
+            if let Some(cap) = self.shape.soft_cap {
+                for scores in scores.chunks_exact_mut(S::LANES) {
+                    s.store_some(scores, capped(s, s.load_some(scores), cap));
+                }
+            }
             scores[..seen.start].fill(f32::NEG_INFINITY);
             scores[seen.end..].fill(f32::NEG_INFINITY);
             let mut largest = s.splat(state.largest[query]);

@@ -24,6 +24,8 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// Scores, so scaled, are at most this large: `cap tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
     /// Sliding window: a row sees this many positions, its own included.
     pub window: Option<usize>,
 }
@@ -113,7 +115,7 @@ mod tests {
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let kv = KvCache::new(shape, dtype).unwrap();
                 let (q, mut out) = (Tensor::zeros(1, 80), Tensor::zeros(1, 80));
-                let attended = AttentionShape { heads: 4, scale: 1.0, window };
+                let attended = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window };
                 let mut found = asked::during(|| {
                     attention(&lane, q.view(1), &kv, 1, rows, attended, out.view_mut(1));
                 });

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use faser_kernels::Source;
 use faser_kernels::cuda::check::FillArgs;
-use faser_kernels::cuda::{CudaError, CudaLane, DeviceBuffer, Element, Gpu, Share, Upload};
+use faser_kernels::cuda::{CudaLane, DeviceBuffer, Element, Gpu, Share, Upload};
 
 use crate::cuda::CudaModel;
-use crate::cuda::model::{CudaLayer, copy_rope};
-use crate::model::{Parts, rope_table};
-use crate::{ModelConfig, ModelError};
+use crate::cuda::model::copy_rope;
+use crate::load::{Packer, Shapes, load};
+use crate::model::rope_table;
+use crate::{ModelConfig, ModelError, Shard};
 
 /// The largest weight: what goes through many layers stays finite.
 const LARGEST: f32 = 0.02;
@@ -29,67 +31,63 @@ impl CudaModel {
         gpu.load_checks()?;
         let lane = CudaLane::new(&[Share::whole(gpu)], false)?;
         let mut filler = Filler { gpu: gpu.clone(), lane, element, seed: 0 };
-        let (hidden, vocab) = (config.hidden, config.vocab);
-        let embedding = Arc::new(filler.matrix(vocab, hidden)?);
-        let head =
-            if config.tie_embeddings { embedding.clone() } else { Arc::new(filler.matrix(vocab, hidden)?) };
-        let norm = Arc::new(filler.vector(hidden)?);
-        let layers = (0..config.layers).map(|_| filler.layer(&config).map(Arc::new));
-        let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        let parts = load(&config, Shard::WHOLE, &mut Shapes, &mut filler, &mut |_| {})?;
         filler.lane.wait(&mut || {})?;
         let mut upload = Upload::new(gpu)?;
         let rope = copy_rope(gpu, &mut upload, &rope_table(&config)?)?;
         upload.finish()?;
-        let parts = Parts { embedding, layers, norm, head };
         Ok(CudaModel::whole(config, element, gpu, parts, rope))
     }
 
     /// Bytes of the matrices that every pass reads: those of the layers, and the LM head.
     pub fn read_bytes(&self) -> u64 {
-        let ModelConfig { hidden, intermediate, layers, vocab, .. } = self.config;
-        let layer = hidden * (2 * self.config.q_width() + 2 * self.config.kv_width() + 3 * intermediate);
-        ((layers * layer + vocab * hidden) * self.element.bytes()) as u64
+        let bytes = |matrix: &DeviceBuffer| matrix.bytes() as u64;
+        self.layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(&self.head)
     }
 }
 
 impl Filler {
-    fn filled(&mut self, element: Element, count: usize) -> Result<DeviceBuffer, CudaError> {
+    fn filled(&mut self, element: Element, shapes: &[Source<'_>]) -> Result<DeviceBuffer, ModelError> {
         self.seed += 1;
+        let count = shapes.iter().map(Source::len).sum();
         let buffer = DeviceBuffer::unfilled(&self.gpu, count * element.bytes(), "weights")?;
         let fill = FillArgs::new(element, buffer.ptr(), count, self.seed << 40, LARGEST);
         let sms = self.lane.sms();
         self.lane.launch(&fill.launch(sms))?;
         Ok(buffer)
     }
+}
 
-    fn matrix(&mut self, outputs: usize, inputs: usize) -> Result<DeviceBuffer, CudaError> {
-        self.filled(self.element, outputs * inputs)
+impl Packer for Filler {
+    type Table = DeviceBuffer;
+    type Matrix = DeviceBuffer;
+    type Vector = DeviceBuffer;
+    const READS: bool = false;
+
+    fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<DeviceBuffer, ModelError> {
+        self.filled(self.element, &[source])
     }
 
-    fn vector(&mut self, len: usize) -> Result<DeviceBuffer, CudaError> {
-        self.filled(Element::F32, len)
+    fn matrix(
+        &mut self,
+        _tensor: &str,
+        _inputs: usize,
+        sources: &[Source<'_>],
+    ) -> Result<DeviceBuffer, ModelError> {
+        self.filled(self.element, sources)
     }
 
-    fn vector_if(&mut self, there: bool, len: usize) -> Result<Option<DeviceBuffer>, CudaError> {
-        there.then(|| self.vector(len)).transpose()
+    fn vector(&mut self, sources: &[Source<'_>]) -> Result<DeviceBuffer, ModelError> {
+        self.filled(Element::F32, sources)
     }
 
-    fn layer(&mut self, config: &ModelConfig) -> Result<CudaLayer, CudaError> {
-        let ModelConfig { hidden, intermediate, head_dim, .. } = *config;
-        let (q, kv) = (config.q_width(), config.kv_width());
-        Ok(CudaLayer {
-            attention_norm: self.vector(hidden)?,
-            qkv: self.matrix(q + 2 * kv, hidden)?,
-            qkv_bias: self.vector_if(config.qkv_bias, q + 2 * kv)?,
-            q_norm: self.vector_if(config.qk_norm, head_dim)?,
-            k_norm: self.vector_if(config.qk_norm, head_dim)?,
-            o: self.matrix(hidden, q)?,
-            o_bias: self.vector_if(config.o_bias, hidden)?,
-            mlp_norm: self.vector(hidden)?,
-            gate_up: self.matrix(2 * intermediate, hidden)?,
-            gate_up_bias: self.vector_if(config.mlp_bias, 2 * intermediate)?,
-            down: self.matrix(hidden, intermediate)?,
-            down_bias: self.vector_if(config.mlp_bias, hidden)?,
-        })
+    fn tied_head(
+        &mut self,
+        embedding: &Arc<DeviceBuffer>,
+        _tensor: &str,
+        _inputs: usize,
+        _source: Source<'_>,
+    ) -> Result<Arc<DeviceBuffer>, ModelError> {
+        Ok(embedding.clone())
     }
 }

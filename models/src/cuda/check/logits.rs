@@ -116,7 +116,7 @@ fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
             proposals: &[&[], &[]],
             ..PassInput::default()
         })?;
-        passes.layers(0..config.layers)?;
+        passes.layers(0..config.layers.len())?;
         passes.finish()?;
         let logits = passes.read_logits(all.len())?;
         for (logits, sequence) in logits.chunks(config.vocab).zip(&chunk_of) {

@@ -13,6 +13,7 @@ struct Case {
     group: usize,
     head_dim: usize,
     window: Option<usize>,
+    soft_cap: Option<f32>,
     split: u32,
     /// Of each sequence: its length, and how many rows at its end are in the pass.
     sequences: Vec<(usize, usize)>,
@@ -82,7 +83,7 @@ impl Case {
             &kv,
             0,
             Rows { positions: &positions, table_of: &table_of, tables: &tables },
-            AttentionShape { heads, scale: self.scale(), window: self.window },
+            AttentionShape { heads, scale: self.scale(), soft_cap: self.soft_cap, window: self.window },
             expected.view_mut(n),
         );
         World { expected, q, keys, values, positions, chunks, rows, tables: pool, stride }
@@ -132,6 +133,7 @@ impl Case {
             split,
             splits,
             scale: self.scale(),
+            soft_cap: self.soft_cap.unwrap_or(0.0),
         };
         bench.run(&args.launch(element, queries, tiles.len() as u32), order);
         if let Some(merge) = args.merge(element, bench.count(n), n as u32, 2) {
@@ -167,6 +169,7 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         group,
         head_dim,
         window,
+        soft_cap: None,
         split,
         sequences: sequences.to_vec(),
     };
@@ -187,7 +190,9 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         case(Bf16, 1, 3, 32, None, 64, &[(150, 8)]),
         case(Bf16, 1, 1, 32, Some(1), 64, &[(100, 64), (3, 3)]),
     ];
-    for case in cases {
+    // Scores of these sizes lie on the bend of the cap.
+    let capped = [0, 2, 3, 5, 7].map(|at: usize| Case { soft_cap: Some(3.0), ..cases[at].clone() });
+    for case in cases.into_iter().chain(capped) {
         for order in bench.orders() {
             case.check(bench, order);
         }
@@ -202,6 +207,7 @@ pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) 
             group: 2,
             head_dim,
             window: None,
+            soft_cap: None,
             split: 64,
             sequences: vec![(140, 7), (30, 4)],
         };

@@ -3,9 +3,12 @@
 use super::bench::Bench;
 use super::reference::{Random, close, lane};
 use crate::cuda::{
-    CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs, RmsNormArgs, SiluMulArgs,
+    ActivateArgs, CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs, RmsNormArgs,
+    SoftCapArgs,
 };
-use crate::ops::{self, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, silu_mul};
+use crate::ops::{
+    self, Activation, Write, activate, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, soft_cap,
+};
 use crate::{Dtype, Isa, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
 
 const ELEMENTS: [Element; 2] = [Element::F32, Element::Bf16];
@@ -40,7 +43,7 @@ pub(super) fn embed_is_the_cpus(bench: &Bench<'_>) {
             let table = Table::new(cols, Source::F32(&values), dtype).expect("memory");
             let tokens: Vec<u32> = (0..rows).map(|_| random.below(50) as u32).collect();
             let mut expected = Tensor::zeros(rows, cols);
-            ops::embed(&lane(Isa::Portable, 1), &table, &tokens, expected.view_mut(rows));
+            ops::embed(&lane(Isa::Portable, 1), &table, &tokens, 2.5, expected.view_mut(rows));
             let (stored, out) =
                 (bench.elements(element, &values), bench.floats(&vec![UNSET; (rows + 1) * cols]));
             let args = EmbedArgs {
@@ -52,6 +55,7 @@ pub(super) fn embed_is_the_cpus(bench: &Bench<'_>) {
                 vocabulary: 50,
                 first: 0,
                 held: 50,
+                scale: 2.5,
             };
             bench.run(&args.launch(element, rows as u32 + 1, 2), order);
             for r in 0..rows {
@@ -89,47 +93,44 @@ pub(super) fn an_unknown_token_is_nan(bench: &Bench<'_>) {
         vocabulary: 3,
         first: 0,
         held: 3,
+        scale: 1.0,
     };
     bench.run(&args.launch(Element::F32, 2, 8), 0);
     assert!(out.read()[..2].iter().all(|x| x.is_nan()));
     assert_eq!(out.read()[2..], [1.0; 2]);
 }
 
-pub(super) fn rms_norm_is_the_cpus_with_and_without_a_partial_sum(bench: &Bench<'_>) {
+pub(super) fn rms_norm_is_the_cpus_and_adds_where_asked(bench: &Bench<'_>) {
     each(bench, |element, order| {
         for (rows, cols) in SHAPES {
-            for add in [false, true] {
+            for write in [Write::Replace, Write::Add] {
                 let mut random = Random::new(cols as u64 + 5);
-                let (x, partial) = (random.numbers(rows * cols), random.numbers(rows * cols));
+                let (x, before) = (random.numbers(rows * cols), random.numbers(rows * cols));
                 let weight = random.numbers(cols);
-                let sums: Vec<f32> =
-                    x.iter().zip(&partial).map(|(x, y)| if add { x + y } else { *x }).collect();
-                let mut expected = Tensor::zeros(rows, cols);
-                let weights = Vector::new(Source::F32(&weight));
-                rms_norm(
-                    &lane(Isa::Portable, 1),
-                    Tensor::from_rows(cols, &sums).view(rows),
-                    &weights,
-                    1e-5,
-                    expected.view_mut(rows),
-                );
-                let (stream, out) = (bench.floats(&x), bench.elements(element, &vec![UNSET; rows * cols]));
+                let mut expected = Tensor::from_rows(cols, &before);
+                let (numbers, weights) = (Tensor::from_rows(cols, &x), Vector::new(Source::F32(&weight)));
+                let cpu = lane(Isa::Portable, 1);
+                rms_norm(&cpu, numbers.view(rows), &weights, 1e-5, expected.view_mut(rows), write);
+                let add = write == Write::Add;
+                let element = if add { Element::F32 } else { element };
+                let out = bench.elements(element, &before);
                 let args = RmsNormArgs {
-                    x: stream.ptr(),
-                    partial: if add { bench.lasting(&partial) } else { Ptr::NULL },
+                    x: bench.lasting(&x),
                     weight: bench.lasting(&weight),
                     out: out.ptr(),
                     rows: bench.count(rows),
                     cols: cols as u32,
                     eps: 1e-5,
                 };
-                bench.run(&args.launch(element, rows as u32, 1), order);
-                assert_eq!(stream.read(), sums, "the residual stream");
+                let launch =
+                    if add { args.add(rows as u32, 1) } else { args.launch(element, rows as u32, 1) };
+                bench.run(&launch, order);
                 let found = out.read();
                 for r in 0..rows {
                     for (i, expected) in expected.row(r).iter().enumerate() {
                         let expected = f64::from(*expected);
-                        close(found[r * cols + i], expected, expected.abs(), tolerance(element), "rms_norm");
+                        let size = expected.abs().max(if add { 1.0 } else { 0.0 });
+                        close(found[r * cols + i], expected, size, tolerance(element), "rms_norm");
                     }
                 }
             }
@@ -137,32 +138,67 @@ pub(super) fn rms_norm_is_the_cpus_with_and_without_a_partial_sum(bench: &Bench<
     });
 }
 
-pub(super) fn silu_mul_is_the_cpus(bench: &Bench<'_>) {
+pub(super) fn activations_are_the_cpus(bench: &Bench<'_>) {
     each(bench, |element, order| {
-        for (rows, cols) in SHAPES {
-            let mut random = Random::new(cols as u64 + 1);
-            let mut values: Vec<f32> = random.numbers(rows * 2 * cols).iter().map(|x| x * 30.0).collect();
-            values[0] = -1e30;
-            let mut expected = Tensor::zeros(rows, cols);
-            let x = Tensor::from_rows(2 * cols, &values);
-            silu_mul(&lane(Isa::Portable, 1), x.view(rows), expected.view_mut(rows));
-            let out = bench.elements(element, &vec![UNSET; rows * cols]);
-            let args = SiluMulArgs {
-                gate_up: bench.lasting(&values),
-                out: out.ptr(),
-                rows: bench.count(rows),
-                cols: cols as u32,
-            };
-            bench.run(&args.launch(element, rows as u32, 1), order);
-            let found = out.read();
-            for r in 0..rows {
-                for (i, expected) in expected.row(r).iter().enumerate() {
-                    let expected = f64::from(*expected);
-                    close(found[r * cols + i], expected, expected.abs(), tolerance(element), "silu_mul");
+        for ((rows, cols), activation) in
+            SHAPES.into_iter().flat_map(|shape| Activation::ALL.map(|one| (shape, one)))
+        {
+            for gated in [true, false] {
+                let mut random = Random::new(cols as u64 + 1);
+                let width = if gated { 2 * cols } else { cols };
+                let mut values: Vec<f32> = random.numbers(rows * width).iter().map(|x| x * 30.0).collect();
+                values[0] = -1e30;
+                let mut expected = Tensor::zeros(rows, cols);
+                let x = Tensor::from_rows(width, &values);
+                activate(&lane(Isa::Portable, 1), x.view(rows), activation, expected.view_mut(rows));
+                let out = bench.elements(element, &vec![UNSET; rows * cols]);
+                let args = ActivateArgs {
+                    x: bench.lasting(&values),
+                    out: out.ptr(),
+                    rows: bench.count(rows),
+                    cols: cols as u32,
+                    activation: activation as u32,
+                    gated: u32::from(gated),
+                };
+                bench.run(&args.launch(element, rows as u32, 1), order);
+                let found = out.read();
+                for r in 0..rows {
+                    for (i, expected) in expected.row(r).iter().enumerate() {
+                        let expected = f64::from(*expected);
+                        // Of a tail the last bits of an exponential's argument count.
+                        let size = expected.abs() * 16.0;
+                        close(
+                            found[r * cols + i],
+                            expected,
+                            size,
+                            tolerance(element),
+                            &format!("{activation:?}"),
+                        );
+                    }
                 }
             }
         }
     });
+}
+
+pub(super) fn soft_cap_is_the_cpus(bench: &Bench<'_>) {
+    for (case, (rows, cols)) in SHAPES.into_iter().enumerate() {
+        let mut random = Random::new(cols as u64 + 2);
+        let mut values: Vec<f32> = random.numbers(rows * cols).iter().map(|x| x * 40.0).collect();
+        values[0] = -1e30;
+        let mut expected = Tensor::from_rows(cols, &values);
+        soft_cap(&lane(Isa::Portable, 1), expected.view_mut(rows), 30.0);
+        let found = bench.floats(&values);
+        let args = SoftCapArgs { x: found.ptr(), rows: bench.count(rows), cols: cols as u32, cap: 30.0 };
+        bench.run(&args.launch(rows as u32, 1), bench.order(case));
+        for r in 0..rows {
+            for (i, expected) in expected.row(r).iter().enumerate() {
+                let expected = f64::from(*expected);
+                assert!(expected.abs() <= 30.0);
+                close(found.read()[r * cols + i], expected, expected.abs(), 1e-6, "soft_cap");
+            }
+        }
+    }
 }
 
 pub(super) fn gather_and_compact_are_the_cpus(bench: &Bench<'_>) {

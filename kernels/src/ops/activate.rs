@@ -1,0 +1,126 @@
+//! activate: the activation of an MLP: `out = f(gate) * up` where the columns of `x` are `gate | up`, or `out = f(x)` where there is no gate.
+
+use crate::memory::{View, ViewMut};
+use crate::simd::{Kernel, Simd, dispatch, exp};
+use crate::{Lane, Op};
+
+/// The function. `kernels/cuda/activate.cu` has the same ones, by their place here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x Phi(x)`, Phi by a hyperbolic tangent: `x / (1 + e^-2u)`, `u = sqrt(2 / pi) (x + 0.044715 x^3)` (Hendrycks and Gimpel 2016).
+    GeluTanh,
+    /// `x Phi(x)`, Phi the normal distribution's.
+    Gelu,
+}
+
+impl Activation {
+    /// All there are.
+    pub const ALL: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Gelu];
+
+    /// The names that config.json may have for each: those of transformers.
+    pub const NAMES: [(Activation, &[&str]); 3] = [
+        (Activation::Silu, &["silu", "swish"]),
+        (Activation::GeluTanh, &["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh"]),
+        (Activation::Gelu, &["gelu", "gelu_python"]),
+    ];
+
+    /// By such a name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Activation> {
+        Self::NAMES.iter().find(|(_, names)| names.contains(&name)).map(|(activation, _)| *activation)
+    }
+
+    /// Its value.
+    #[inline(always)]
+    fn of<S: Simd>(self, s: S, x: S::F) -> S::F {
+        let (zero, one) = (s.splat(0.0), s.splat(1.0));
+        match self {
+            Activation::Silu => s.div(x, s.add(one, exp(s, s.sub(zero, x)))),
+            Activation::GeluTanh => {
+                let cubic = s.mul_add(s.mul(x, x), s.splat(0.044_715), one);
+                s.div(x, s.add(one, exp(s, s.mul(s.mul(x, s.splat(-1.595_769)), cubic))))
+            }
+            Activation::Gelu => {
+                let tail = s.mul(upper_tail(s, s.max(x, s.sub(zero, x))), s.max(x, s.sub(zero, x)));
+                s.sub(s.max(x, zero), tail)
+            }
+        }
+    }
+}
+
+/// `1 - Phi(x)` for `x` of 0 or more: `e^(-x^2 / 2) t Q(t)` with `t = 1 / (1 + 0.3 x / sqrt 2)`. Q, of degree 8, goes through the exact
+/// values at Chebyshev's nodes for x up to 9.9; its relative error is 2e-8.
+#[inline(always)]
+fn upper_tail<S: Simd>(s: S, x: S::F) -> S::F {
+    let t = s.div(s.splat(1.0), s.mul_add(x, s.splat(0.3 * std::f32::consts::FRAC_1_SQRT_2), s.splat(1.0)));
+    let mut q = s.splat(-0.125_708_17);
+    for c in [
+        0.465_423_4,
+        -0.466_601_53,
+        0.489_652_93,
+        -0.049_437_64,
+        0.192_866_16,
+        0.154_920_3,
+        0.169_618_36,
+        0.169_266_16,
+    ] {
+        q = s.mul_add(q, t, s.splat(c));
+    }
+    let power = exp(s, s.mul(s.mul(x, x), s.splat(-0.5)));
+    s.mul(s.mul(power, s.splat(0.5)), s.mul(t, q))
+}
+
+/// Activates each row; with a gate if `x` has twice the columns of `out`.
+///
+/// # Panics
+/// If `x` does not have the rows, and the columns or twice the columns, of `out`.
+pub fn activate(lane: &Lane, x: View<'_>, activation: Activation, out: ViewMut<'_>) {
+    let (rows, cols) = (out.rows(), out.cols());
+    let gated = x.cols() == 2 * cols;
+    assert_eq!((x.rows(), x.cols()), (rows, if gated { 2 * cols } else { cols }), "activate: shape of x");
+    let out = out.share();
+    let isa = lane.supported();
+    lane.for_each(Op::Activate, rows, cols / 4, |r, _| {
+        let (gate, up) = x.row(r).split_at(cols);
+        // SAFETY: each row is one item, done once.
+        let row = Row { gate, up, out: unsafe { out.row(r) } };
+        match activation {
+            Activation::Silu => dispatch(isa, Activate::<0>(row)),
+            Activation::GeluTanh => dispatch(isa, Activate::<1>(row)),
+            Activation::Gelu => dispatch(isa, Activate::<2>(row)),
+        }
+    });
+}
+
+struct Row<'a> {
+    gate: &'a [f32],
+    /// Empty without a gate.
+    up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+/// With the function of this place among all.
+struct Activate<'a, const ACTIVATION: usize>(Row<'a>);
+
+impl<const ACTIVATION: usize> Kernel for Activate<'_, ACTIVATION> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Row { gate, up, out } = self.0;
+        let activation = Activation::ALL[ACTIVATION];
+        if up.is_empty() {
+            for (x, out) in gate.chunks(S::LANES).zip(out.chunks_mut(S::LANES)) {
+                s.store_some(out, activation.of(s, s.load_some(x)));
+            }
+            return;
+        }
+        let inputs = gate.chunks(S::LANES).zip(up.chunks(S::LANES));
+        for ((gate, up), out) in inputs.zip(out.chunks_mut(S::LANES)) {
+            let (gate, up) = (s.load_some(gate), s.load_some(up));
+            s.store_some(out, s.mul(activation.of(s, gate), up));
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The model families: what each makes of the keys of a config.json, and what a key that it leaves out stands for. One more family is one more
+//! entry of [`FAMILIES`], and a checkpoint with logits in `tests/golden`.
+//!
+//! Source of the defaults: the configuration classes of transformers 5.23.0. `tests/golden/make_defaults.py` asks them; a test here holds the
+//! table against what they said (`tests/golden/defaults.json`).
+
+use faser_kernels::ops::Activation;
+use serde_json::Value;
+
+use super::keys::Keys;
+use super::windows::{sliding_layers, window};
+use super::{Architecture, MAX_LAYERS, ModelConfig};
+use crate::layer_spec::{Mlp, Norms};
+use crate::{LayerSpec, ModelError};
+
+/// A family.
+pub(super) struct Family {
+    pub(super) architecture: Architecture,
+    /// The class of its models, less `ForCausalLM`.
+    name: &'static str,
+    pub(super) defaults: Defaults,
+    /// The key of the activation.
+    activation: &'static str,
+    /// Switches that transformers reads for it.
+    reads: &'static [&'static str],
+    /// Makes this family's shape of a Llama's.
+    shape: fn(&mut Shape<'_>) -> Result<(), ModelError>,
+}
+
+/// A model whose layers are becoming those of its family.
+struct Shape<'a> {
+    keys: &'a Keys,
+    defaults: &'a Defaults,
+    config: &'a mut ModelConfig,
+}
+
+/// All there are.
+const FAMILIES: [Family; 5] = [
+    Family {
+        architecture: Architecture::Llama,
+        name: "Llama",
+        defaults: LLAMA,
+        activation: "hidden_act",
+        reads: &["attention_bias", "mlp_bias"],
+        shape: |_| Ok(()),
+    },
+    Family {
+        architecture: Architecture::Mistral,
+        name: "Mistral",
+        defaults: Defaults {
+            intermediate_size: 14_336,
+            num_key_value_heads: Some(8),
+            max_position_embeddings: 131_072,
+            sliding_window: Some(4096),
+            ..LLAMA
+        },
+        activation: "hidden_act",
+        reads: &["sliding_window"],
+        shape: |shape| {
+            let window = shape.window()?;
+            shape.each(|layer, _| layer.attention.window = window);
+            Ok(())
+        },
+    },
+    Family {
+        architecture: Architecture::Qwen2,
+        name: "Qwen2",
+        defaults: QWEN2,
+        activation: "hidden_act",
+        reads: &["sliding_window"],
+        shape: |shape| {
+            shape.each(|layer, _| layer.attention.qkv_bias = true);
+            shape.slide_as_qwen()
+        },
+    },
+    Family {
+        architecture: Architecture::Qwen3,
+        name: "Qwen3",
+        defaults: Defaults { head_dim: Some(128), ..QWEN2 },
+        activation: "hidden_act",
+        reads: &["attention_bias", "sliding_window"],
+        shape: |shape| {
+            shape.each(|layer, _| layer.attention.qk_norm = true);
+            shape.slide_as_qwen()
+        },
+    },
+    Family {
+        architecture: Architecture::Gemma2,
+        name: "Gemma2",
+        defaults: Defaults {
+            hidden_size: 2304,
+            intermediate_size: 9216,
+            num_hidden_layers: 26,
+            num_attention_heads: 8,
+            num_key_value_heads: Some(4),
+            sliding_window: Some(4096),
+            ..GEMMA
+        },
+        activation: "hidden_activation",
+        reads: &["attention_bias", "sliding_window"],
+        shape: |shape| {
+            let scale = shape.keys.positive_or("query_pre_attn_scalar", 256.0)?.sqrt().recip() as f32;
+            let soft_cap = shape.cap("attn_logit_softcapping", 50.0)?;
+            shape.config.logit_soft_cap = shape.cap("final_logit_softcapping", 30.0)?;
+            let window = shape.window()?;
+            let layers = shape.config.layers.len();
+            let slides = sliding_layers(shape.keys, layers, window, |layer| layer % 2 == 0)?;
+            shape.each(|layer, index| {
+                layer.attention.norms.after = Some("post_attention_layernorm");
+                layer.attention.scale = scale;
+                layer.attention.soft_cap = soft_cap;
+                layer.attention.window = window.filter(|_| slides[index]);
+                layer.mlp.norms =
+                    Norms { before: "pre_feedforward_layernorm", after: Some("post_feedforward_layernorm") };
+            });
+            shape.scale_as_gemma();
+            Ok(())
+        },
+    },
+];
+
+impl Shape<'_> {
+    fn each(&mut self, change: impl Fn(&mut LayerSpec, usize)) {
+        self.config.layers.iter_mut().enumerate().for_each(|(index, layer)| change(layer, index));
+    }
+
+    /// The window of layers that have one; null is none.
+    fn window(&self) -> Result<Option<usize>, ModelError> {
+        window(self.keys, self.defaults.sliding_window)
+    }
+
+    /// The layers behind `max_window_layers` slide, or those of `layer_types`, if any may.
+    fn slide_as_qwen(&mut self) -> Result<(), ModelError> {
+        let slides = self.keys.flag("use_sliding_window", false)?;
+        let window = self.window()?.filter(|_| slides);
+        let full = match self.keys.get("max_window_layers") {
+            Some(Value::Number(zero)) if zero.as_u64() == Some(0) => 0,
+            _ => self.keys.size_or("max_window_layers", MAX_LAYERS, self.defaults.max_window_layers)?,
+        };
+        let slides = sliding_layers(self.keys, self.config.layers.len(), window, |layer| layer >= full)?;
+        self.each(|layer, index| layer.attention.window = window.filter(|_| slides[index]));
+        Ok(())
+    }
+
+    /// Norms are stored less 1, and embeddings are as long as the model is wide.
+    fn scale_as_gemma(&mut self) {
+        self.config.norm_offset = 1.0;
+        self.config.embedding_scale = (self.config.hidden as f32).sqrt();
+    }
+
+    /// A soft cap; null is none.
+    fn cap(&self, key: &str, usual: f64) -> Result<Option<f32>, ModelError> {
+        let usual = Some(usual).filter(|_| !self.keys.is_null(key));
+        Ok(self.keys.positive(key)?.or(usual).map(|cap| cap as f32))
+    }
+}
+
+impl Family {
+    /// That of a config.json.
+    pub(super) fn of(keys: &Keys) -> Result<&'static Family, ModelError> {
+        let classes = || FAMILIES.iter().map(|family| format!("{}ForCausalLM", family.name));
+        let refuse = |problem: String| {
+            let known: Vec<String> = classes().collect();
+            Err(keys.error("architectures", format!("{problem}; supported are {}", known.join(", "))))
+        };
+        match keys.get("architectures").and_then(Value::as_array).map_or(&[][..], Vec::as_slice) {
+            [Value::String(name)] => match classes().position(|class| class == *name) {
+                Some(index) => Ok(&FAMILIES[index]),
+                None => refuse(format!("is {name:?}")),
+            },
+            _ => refuse("must be a list of one name".to_owned()),
+        }
+    }
+
+    /// Makes `config`, which has the layers of a Llama, a model of this family.
+    pub(super) fn shape(&self, keys: &Keys, config: &mut ModelConfig) -> Result<(), ModelError> {
+        self.refuse_switches_of_others(keys)?;
+        let named = keys.text(self.activation)?.unwrap_or(self.defaults.hidden_act);
+        let Some(activation) = Activation::named(named) else {
+            let known = Activation::NAMES.iter().flat_map(|(_, names)| *names).copied();
+            let known: Vec<&str> = known.collect();
+            let problem = format!("is {named:?}; supported are {}", known.join(", "));
+            return Err(keys.error(self.activation, problem));
+        };
+        let (attention_bias, mlp_bias) = (keys.flag("attention_bias", false)?, keys.flag("mlp_bias", false)?);
+        let mut shape = Shape { keys, defaults: &self.defaults, config };
+        shape.each(|layer, _| {
+            (layer.attention.qkv_bias, layer.attention.o_bias) = (attention_bias, attention_bias);
+            (layer.mlp.bias, layer.mlp.kind) = (mlp_bias, Mlp::Gated(activation));
+        });
+        (self.shape)(&mut shape)
+    }
+
+    /// A switch that transformers does not read for this family must not be set: honouring or ignoring it would both surprise.
+    fn refuse_switches_of_others(&self, keys: &Keys) -> Result<(), ModelError> {
+        for switch in ["attention_bias", "mlp_bias", "sliding_window"] {
+            let set = match keys.get(switch) {
+                Some(Value::Number(_)) => switch == "sliding_window",
+                _ => switch != "sliding_window" && keys.flag(switch, false)?,
+            };
+            if set && !self.reads.contains(&switch) {
+                let others = FAMILIES.iter().filter(|family| family.reads.contains(&switch));
+                let others: Vec<&str> = others.map(|family| family.name).collect();
+                let problem = format!("is set, which {} does not have ({} do)", self.name, others.join(", "));
+                return Err(keys.error(switch, problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The defaults of one family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Defaults {
+    pub(super) vocab_size: usize,
+    pub(super) hidden_size: usize,
+    pub(super) intermediate_size: usize,
+    pub(super) num_hidden_layers: usize,
+    pub(super) num_attention_heads: usize,
+    /// None: as many as there are heads, which is also what null stands for.
+    pub(super) num_key_value_heads: Option<usize>,
+    /// None: `hidden_size` by `num_attention_heads`, which is also what null stands for.
+    pub(super) head_dim: Option<usize>,
+    pub(super) max_position_embeddings: usize,
+    pub(super) rms_norm_eps: f64,
+    pub(super) hidden_act: &'static str,
+    pub(super) tie_word_embeddings: bool,
+    pub(super) rope_theta: f64,
+    /// Where there is a window at all; null stands for none.
+    pub(super) sliding_window: Option<usize>,
+    /// The first layers that have no window.
+    pub(super) max_window_layers: usize,
+    pub(super) bos_token_id: Option<u32>,
+    pub(super) eos_token_id: Option<u32>,
+}
+
+const LLAMA: Defaults = Defaults {
+    vocab_size: 32_000,
+    hidden_size: 4096,
+    intermediate_size: 11_008,
+    num_hidden_layers: 32,
+    num_attention_heads: 32,
+    num_key_value_heads: None,
+    head_dim: None,
+    max_position_embeddings: 2048,
+    rms_norm_eps: 1e-6,
+    hidden_act: "silu",
+    tie_word_embeddings: false,
+    rope_theta: 10_000.0,
+    sliding_window: None,
+    max_window_layers: 0,
+    bos_token_id: Some(1),
+    eos_token_id: Some(2),
+};
+
+const QWEN2: Defaults = Defaults {
+    vocab_size: 151_936,
+    intermediate_size: 22_016,
+    num_key_value_heads: Some(32),
+    max_position_embeddings: 32_768,
+    sliding_window: Some(4096),
+    max_window_layers: 28,
+    bos_token_id: None,
+    eos_token_id: None,
+    ..LLAMA
+};
+
+const GEMMA: Defaults = Defaults {
+    vocab_size: 256_000,
+    hidden_size: 3072,
+    intermediate_size: 24_576,
+    num_hidden_layers: 28,
+    num_attention_heads: 16,
+    num_key_value_heads: Some(16),
+    head_dim: Some(256),
+    max_position_embeddings: 8192,
+    hidden_act: "gelu_pytorch_tanh",
+    tie_word_embeddings: true,
+    bos_token_id: Some(2),
+    eos_token_id: Some(1),
+    ..LLAMA
+};
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// As the script that asks transformers writes it.
+    fn told(defaults: &Defaults) -> Value {
+        json!({
+            "vocab_size": defaults.vocab_size,
+            "hidden_size": defaults.hidden_size,
+            "intermediate_size": defaults.intermediate_size,
+            "num_hidden_layers": defaults.num_hidden_layers,
+            "num_attention_heads": defaults.num_attention_heads,
+            "num_key_value_heads": defaults.num_key_value_heads,
+            "head_dim": defaults.head_dim,
+            "max_position_embeddings": defaults.max_position_embeddings,
+            "rms_norm_eps": defaults.rms_norm_eps,
+            "hidden_act": defaults.hidden_act,
+            "tie_word_embeddings": defaults.tie_word_embeddings,
+            "rope_theta": defaults.rope_theta,
+            "sliding_window": defaults.sliding_window,
+            "max_window_layers": defaults.max_window_layers,
+            "bos_token_id": defaults.bos_token_id,
+            "eos_token_id": defaults.eos_token_id,
+        })
+    }
+
+    #[test]
+    fn the_table_is_what_transformers_says() {
+        let said: Value = serde_json::from_str(include_str!("../../tests/golden/defaults.json")).unwrap();
+        for Family { name, defaults, .. } in &FAMILIES {
+            assert_eq!(told(defaults), said["classes"][format!("{name}Config")], "{name}");
+        }
+        assert_eq!(said["classes"].as_object().unwrap().len(), FAMILIES.len());
+        // Switches are off wherever a family has them: they are taken so.
+        for (name, class) in said["switches"].as_object().unwrap() {
+            assert!(class.as_object().unwrap().values().all(|value| value == &json!(false)), "{name}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A decoder layer as data: what it computes, and where its weights lie in a checkpoint.
+//!
+//! ```text
+//! x ─┬─ norm ─ q, k, v ─ attention ─ o ───── (norm) ─ + ─┬─ norm ─ gate, up ─ activation ─ down ─ (norm) ─ + ─
+//!    └───────────────────────────────────────────────┘   └──────────────────────────────────────────────┘
+//!      attention branch                                    MLP branch
+//! ```
+//! Loaders (and so sizes, shards and synthetic sources) walk [`LayerSpec::branches`]; the forward passes read the rest.
+
+use std::ops::Range;
+
+use faser_kernels::ops::Activation;
+
+use crate::{ModelConfig, Shard};
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Its attention branch.
+    pub attention: AttentionSpec,
+    /// Its MLP branch.
+    pub mlp: MlpSpec,
+}
+
+/// The norms of a branch: the names of their weights in the layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Norms {
+    /// Of what goes into the branch.
+    pub before: &'static str,
+    /// Of what the branch adds to the residual stream.
+    pub after: Option<&'static str>,
+}
+
+/// Causal attention with rotary positions. Heads are the same in all layers: see [`ModelConfig`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Its norms.
+    pub norms: Norms,
+    /// The q, k and v projections have biases.
+    pub qkv_bias: bool,
+    /// The output projection has a bias.
+    pub o_bias: bool,
+    /// The heads of q and k are RMS-normalised before the rotary embedding.
+    pub qk_norm: bool,
+    /// How many positions a row sees, itself included; `None`: all of them.
+    pub window: Option<usize>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Scores, so scaled, are at most this large: `cap tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
+/// The MLP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Its norms.
+    pub norms: Norms,
+    /// What it computes between its projections.
+    pub kind: Mlp,
+    /// All its projections have biases.
+    pub bias: bool,
+}
+
+/// Kinds of MLPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mlp {
+    /// `down(f(gate(x)) * up(x))`.
+    Gated(Activation),
+    /// `down(f(up(x)))`.
+    Plain(Activation),
+}
+
+impl Mlp {
+    /// The activation, and whether it is gated.
+    pub(crate) fn activation(self) -> (Activation, bool) {
+        match self {
+            Mlp::Gated(activation) => (activation, true),
+            Mlp::Plain(activation) => (activation, false),
+        }
+    }
+}
+
+impl LayerSpec {
+    /// A layer as Llama has them, for heads of this width.
+    pub fn llama(head_dim: usize) -> LayerSpec {
+        LayerSpec {
+            attention: AttentionSpec {
+                norms: Norms { before: "input_layernorm", after: None },
+                qkv_bias: false,
+                o_bias: false,
+                qk_norm: false,
+                window: None,
+                scale: (head_dim as f32).sqrt().recip(),
+                soft_cap: None,
+            },
+            mlp: MlpSpec {
+                norms: Norms { before: "post_attention_layernorm", after: None },
+                kind: Mlp::Gated(Activation::Silu),
+                bias: false,
+            },
+        }
+    }
+
+    /// Whether a norm stands behind any branch.
+    pub(crate) fn norms_after(&self) -> bool {
+        self.attention.norms.after.is_some() || self.mlp.norms.after.is_some()
+    }
+
+    /// The weights of both branches: attention, MLP.
+    pub(crate) fn branches(&self) -> [BranchWeights; 2] {
+        let LayerSpec { attention, mlp } = self;
+        let (qkv, gated, plain): (&[_], &[_], &[_]) = (
+            &[
+                ("self_attn.q_proj", Split::Heads),
+                ("self_attn.k_proj", Split::KvHeads),
+                ("self_attn.v_proj", Split::KvHeads),
+            ],
+            &[("mlp.gate_proj", Split::Mlp), ("mlp.up_proj", Split::Mlp)],
+            &[("mlp.up_proj", Split::Mlp)],
+        );
+        [
+            BranchWeights {
+                norms: attention.norms,
+                inputs: qkv,
+                inputs_bias: attention.qkv_bias,
+                output: ("self_attn.o_proj", Split::Heads),
+                output_bias: attention.o_bias,
+                keys: "num_attention_heads, num_key_value_heads, head_dim, hidden_size",
+                bias_keys: "architectures, attention_bias",
+            },
+            BranchWeights {
+                norms: mlp.norms,
+                inputs: if mlp.kind.activation().1 { gated } else { plain },
+                inputs_bias: mlp.bias,
+                output: ("mlp.down_proj", Split::Mlp),
+                output_bias: mlp.bias,
+                keys: "intermediate_size, hidden_size",
+                bias_keys: "mlp_bias",
+            },
+        ]
+    }
+}
+
+/// The weights of a branch, by the names that they have in the layer.
+pub(crate) struct BranchWeights {
+    pub(crate) norms: Norms,
+    /// Projections of the branch's input, one matrix on every device: `[outputs, hidden]`, shards have some of the outputs.
+    pub(crate) inputs: &'static [(&'static str, Split)],
+    pub(crate) inputs_bias: bool,
+    /// The projection back: `[hidden, inputs]`, shards have some of the inputs, and their outputs are summed.
+    pub(crate) output: (&'static str, Split),
+    pub(crate) output_bias: bool,
+    /// The keys of config.json that the shapes follow from, and the biases' presence.
+    pub(crate) keys: &'static str,
+    pub(crate) bias_keys: &'static str,
+}
+
+/// What the ranks of a group share out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Split {
+    /// Columns of query heads.
+    Heads,
+    /// Columns of key and value heads.
+    KvHeads,
+    /// Columns of the MLP.
+    Mlp,
+    /// Tokens of the vocabulary.
+    Tokens,
+}
+
+impl Split {
+    /// How many there are in the whole model.
+    pub(crate) fn width(self, whole: &ModelConfig) -> usize {
+        match self {
+            Split::Heads => whole.q_width(),
+            Split::KvHeads => whole.kv_width(),
+            Split::Mlp => whole.intermediate,
+            Split::Tokens => whole.vocab,
+        }
+    }
+
+    /// Those of a shard.
+    pub(crate) fn of(self, shard: Shard, whole: &ModelConfig) -> Range<usize> {
+        let wide = |heads: Range<usize>| heads.start * whole.head_dim..heads.end * whole.head_dim;
+        match self {
+            Split::Heads => wide(shard.heads(whole)),
+            Split::KvHeads => wide(shard.kv_heads(whole)),
+            Split::Mlp => shard.intermediate(whole),
+            Split::Tokens => shard.tokens(whole),
+        }
+    }
+}
