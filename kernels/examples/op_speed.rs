@@ -146,8 +146,7 @@ fn one_sequence(
     let mut out = Tensor::zeros(rows, 2048);
     let stored = best(|| store_kv(lane, k.view(rows), k.view(rows), &mut kv, 0, pass));
     let shape = AttentionShape { heads: HEADS, scale: 0.125, soft_cap: None, window: None };
-    let seconds =
-        best(|| attention(lane, q.view(rows), &kv, 0, pass, shape, out.view_mut(rows)));
+    let seconds = best(|| attention(lane, q.view(rows), &kv, 0, pass, shape, out.view_mut(rows)));
     let seen: usize = positions.iter().map(|position| *position as usize + 1).sum();
     let flop = (4 * seen * HEADS * KV.head_dim) as f64;
     let bytes = (2 * context * KV.kv_heads * KV.head_dim * dtype.bytes()) as f64;

@@ -13,17 +13,21 @@ pub enum Activation {
     GeluTanh,
     /// `x Phi(x)`, Phi the normal distribution's.
     Gelu,
+    /// `max(x, 0)^2`.
+    ReluSquared,
 }
 
 impl Activation {
     /// All there are.
-    pub const ALL: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Gelu];
+    pub const ALL: [Activation; 4] =
+        [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::ReluSquared];
 
     /// The names that config.json may have for each: those of transformers.
-    pub const NAMES: [(Activation, &[&str]); 3] = [
+    pub const NAMES: [(Activation, &[&str]); 4] = [
         (Activation::Silu, &["silu", "swish"]),
         (Activation::GeluTanh, &["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh"]),
         (Activation::Gelu, &["gelu", "gelu_python"]),
+        (Activation::ReluSquared, &["relu2"]),
     ];
 
     /// By such a name.
@@ -46,6 +50,7 @@ impl Activation {
                 let tail = s.mul(upper_tail(s, s.max(x, s.sub(zero, x))), s.max(x, s.sub(zero, x)));
                 s.sub(s.max(x, zero), tail)
             }
+            Activation::ReluSquared => s.mul(s.max(x, zero), s.max(x, zero)),
         }
     }
 }
@@ -90,6 +95,7 @@ pub fn activate(lane: &Lane, x: View<'_>, activation: Activation, out: ViewMut<'
             Activation::Silu => dispatch(isa, Activate::<0>(row)),
             Activation::GeluTanh => dispatch(isa, Activate::<1>(row)),
             Activation::Gelu => dispatch(isa, Activate::<2>(row)),
+            Activation::ReluSquared => dispatch(isa, Activate::<3>(row)),
         }
     });
 }
