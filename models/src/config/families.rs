@@ -35,7 +35,7 @@ struct Shape<'a> {
 }
 
 /// All there are.
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 6] = [
     Family {
         architecture: Architecture::Llama,
         name: "Llama",
@@ -114,6 +114,26 @@ const FAMILIES: [Family; 5] = [
                     Norms { before: "pre_feedforward_layernorm", after: Some("post_feedforward_layernorm") };
             });
             shape.scale_as_gemma();
+            Ok(())
+        },
+    },
+    Family {
+        architecture: Architecture::Arcee,
+        name: "Arcee",
+        defaults: Defaults {
+            hidden_size: 2560,
+            intermediate_size: 18_432,
+            max_position_embeddings: 4096,
+            rms_norm_eps: 1e-5,
+            hidden_act: "relu2",
+            bos_token_id: Some(128_000),
+            eos_token_id: Some(128_001),
+            ..LLAMA
+        },
+        activation: "hidden_act",
+        reads: &["attention_bias", "mlp_bias"],
+        shape: |shape| {
+            shape.each(|layer, _| layer.mlp.kind = Mlp::Plain(layer.mlp.kind.activation().0));
             Ok(())
         },
     },

@@ -38,6 +38,8 @@ pub enum Architecture {
     Qwen3,
     /// `Gemma2ForCausalLM`: GELU, scaled embeddings, norms behind the branches, soft caps, sliding windows in every other layer.
     Gemma2,
+    /// `ArceeForCausalLM`: an MLP without a gate, squared ReLU.
+    Arcee,
 }
 
 /// The shape of a model. Sizes are checked: products of two of them fit a `usize`, heads divide by kv_heads,

@@ -63,6 +63,8 @@ CASES = {
     "gemma2-biases-no-caps": ("Gemma2", dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8, intermediate_size=40, query_pre_attn_scalar=8, sliding_window=5,
         attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True, hidden_activation="gelu"), "bfloat16", False, None),
+    "arcee": ("Arcee", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=56, mlp_bias=True), "float32", False, None),
 }
 
 
