@@ -35,7 +35,7 @@ struct Shape<'a> {
 }
 
 /// All there are.
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     Family {
         architecture: Architecture::Llama,
         name: "Llama",
@@ -82,6 +82,21 @@ const FAMILIES: [Family; 6] = [
         shape: |shape| {
             shape.each(|layer, _| layer.attention.qk_norm = true);
             shape.slide_as_qwen()
+        },
+    },
+    Family {
+        architecture: Architecture::Gemma,
+        name: "Gemma",
+        defaults: GEMMA,
+        activation: "hidden_act",
+        reads: &["attention_bias"],
+        shape: |shape| {
+            // The first releases say gelu, and mean the other one.
+            if shape.keys.text("hidden_act")? == Some("gelu") {
+                shape.each(|layer, _| layer.mlp.kind = Mlp::Gated(Activation::GeluTanh));
+            }
+            shape.scale_as_gemma();
+            Ok(())
         },
     },
     Family {

@@ -36,7 +36,9 @@ pub enum Architecture {
     Qwen2,
     /// `Qwen3ForCausalLM`: norms on the heads of q and k.
     Qwen3,
-    /// `Gemma2ForCausalLM`: GELU, scaled embeddings, norms behind the branches, soft caps, sliding windows in every other layer.
+    /// `GemmaForCausalLM`: GELU, scaled embeddings.
+    Gemma,
+    /// `Gemma2ForCausalLM`: that, norms behind the branches, soft caps, sliding windows in every other layer.
     Gemma2,
     /// `ArceeForCausalLM`: an MLP without a gate, squared ReLU.
     Arcee,

@@ -65,6 +65,9 @@ CASES = {
         attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True, hidden_activation="gelu"), "bfloat16", False, None),
     "arcee": ("Arcee", dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=56, mlp_bias=True), "float32", False, None),
+    "gemma": ("Gemma", dict(
+        hidden_size=36, num_attention_heads=2, num_key_value_heads=1, head_dim=20, intermediate_size=44, tie_word_embeddings=True,
+        hidden_act="gelu"), "float32", False, None),
 }
 
 
