@@ -3,6 +3,7 @@
 use faser_kernels::Tensor;
 
 use crate::ModelConfig;
+use crate::hidden::HiddenWriter;
 
 /// Room for the activations of passes up to a number of rows. A pass allocates nothing.
 pub struct Scratch {
@@ -24,6 +25,8 @@ pub struct Scratch {
     pub(crate) logits: Tensor,
     /// Tokens to score, as the shard counts them.
     pub(crate) own_tokens: Vec<u32>,
+    /// Where hidden states go, if anybody reads them.
+    pub(crate) hidden: Option<HiddenWriter>,
 }
 
 impl Scratch {
@@ -40,6 +43,7 @@ impl Scratch {
             final_normed: Tensor::zeros(max_logit_rows, config.hidden),
             logits: Tensor::zeros(max_logit_rows, config.vocab),
             own_tokens: Vec::new(),
+            hidden: None,
         }
     }
 
@@ -59,6 +63,11 @@ impl Scratch {
     /// those of its own tokens.
     pub fn logits(&self) -> &Tensor {
         &self.logits
+    }
+
+    /// The residual stream of the pass under way: `hidden` columns.
+    pub fn residual(&self) -> &Tensor {
+        &self.x
     }
 
     /// Most rows of a pass.

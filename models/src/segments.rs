@@ -13,6 +13,8 @@
 //! Of a shard all ranks of the group make the same calls with the same rows: the residual stream is the same on every rank, bit by bit, and
 //! so is what comes of it but for logits, of which each rank has those of its tokens.
 //!
+//! Hidden states that were [asked for](Scratch::attach) leave the pass behind their layers.
+//!
 //! Nothing here allocates; in a group, but for what travels between ranks.
 
 use std::ops::Range;
@@ -37,6 +39,9 @@ impl Model {
             "rank and ranks of the lane, and of the model's shard"
         );
         let (x, scale) = (scratch.x.view_mut(tokens.len()), self.config().embedding_scale);
+        if let Some(hidden) = &mut scratch.hidden {
+            hidden.begin(tokens.len());
+        }
         if shard == Shard::WHOLE {
             return ops::embed(lane, &self.parts.embedding, tokens, scale, x);
         }
@@ -68,6 +73,9 @@ impl Model {
             let spec = &config.layers[index];
             let at = At { config, spec, shard, rope: &self.rope, lane, index, rows };
             layer.forward(&at, kv, scratch);
+            if let Some(hidden) = &scratch.hidden {
+                hidden.behind(index, &scratch.x);
+            }
         }
     }
 
@@ -79,6 +87,9 @@ impl Model {
     pub fn keep(&self, scratch: &mut Scratch, n: usize, keep: &[u32]) {
         assert_eq!(scratch.x.cols(), self.config().hidden, "the scratch of another model");
         ops::compact_rows(scratch.x.view_mut(n), keep);
+        if let Some(hidden) = &mut scratch.hidden {
+            hidden.keep(keep);
+        }
     }
 
     /// The logits that `rows`, of the `n` in the pass, would give to `tokens` if the layers ended here: `c` tokens for each row, row by row,

@@ -7,8 +7,8 @@ mod counting;
 
 use counting::allocations;
 use faser_kernels::{Dtype, Isa, KvCache, Lane, Partition, Rows};
-use faser_models::Pass;
 use faser_models::synthetic::{SyntheticSpec, pair};
+use faser_models::{HiddenStates, Pass};
 
 const ROWS: usize = 24;
 
@@ -20,6 +20,7 @@ fn a_second_pass_allocates_nothing() {
         let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
         let mut kv = KvCache::new(model.kv_shape(2, 16), model.kv_dtype()).unwrap();
         let mut scratch = model.scratch(ROWS, ROWS);
+        scratch.attach(HiddenStates::new(model.config(), &[1, 3], 2 * ROWS));
         let numbers: Vec<u32> = (0..ROWS as u32).collect();
         let rows = |n| Rows { positions: &numbers[..n], table_of: &[0; ROWS][..n], tables: &[&[1, 0]] };
         let mut scores = [0.0; 4 * ROWS];
