@@ -4,8 +4,8 @@ mod cuda_fake;
 
 use cuda_fake::inside;
 use faser_kernels::cuda::{
-    Arena, CompactRowsArgs, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags, Gpu, Product, Ptr,
-    Share, Upload, probe,
+    Arena, CompactRowsArgs, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Event, Flags, Gpu,
+    Product, Ptr, Share, Upload, probe,
 };
 use std::sync::Arc;
 
@@ -165,6 +165,47 @@ fn flags_are_seen_by_kernels_that_were_asked_for_before_they_were_set() {
         lane.wait(&mut || {}).unwrap();
         assert_eq!(again.get::<f32>(place), [8.0]);
     });
+}
+
+#[test]
+fn a_lane_that_waits_for_an_event_sees_what_stands_before_it() {
+    let name = "a_lane_that_waits_for_an_event_sees_what_stands_before_it";
+    let report = inside(name, &[], || {
+        let gpu = open();
+        let pair = Share::split(&gpu, 16).unwrap();
+        let mut writer = CudaLane::new(&[pair.verify], false).unwrap();
+        let mut reader = CudaLane::new(&[pair.draft], true).unwrap();
+        let (written, read) = (Event::new(&gpu).unwrap(), Event::new(&gpu).unwrap());
+        let mut from = Arena::new(&gpu, 64, "a test").unwrap();
+        let mut to = Arena::new(&gpu, 64, "a test").unwrap();
+        let (out, place) = to.reserve::<u32>(1);
+        let shared = DeviceBuffer::zeroed(&gpu, 4, "a test").unwrap();
+        // Nobody has recorded it: nothing to wait for.
+        reader.wait_for(&written).unwrap();
+        for (number, waits) in [(1, true), (2, true), (3, false)] {
+            from.clear();
+            let value = from.put(&[number]);
+            // Not before the last number was read.
+            writer.wait_for(&read).unwrap();
+            writer.send(&mut from).unwrap();
+            writer.copy(value, shared.ptr(), 4).unwrap();
+            writer.record(&written).unwrap();
+            if waits {
+                reader.wait_for(&written).unwrap();
+            }
+            reader.copy(shared.ptr(), out, 4).unwrap();
+            reader.record(&read).unwrap();
+            reader.fetch(&mut to).unwrap();
+            // The writer's lane is waited for by nobody: it runs as far as the reader's needs.
+            reader.wait(&mut || {}).unwrap();
+            assert_eq!(to.get::<u32>(place), [if waits { number } else { number - 1 }]);
+            writer.wait(&mut || {}).unwrap();
+        }
+        writer.begin_capture().unwrap();
+        assert!(writer.record(&written).is_err() && writer.end_capture().is_err());
+    });
+    let Some(report) = report else { return };
+    assert_eq!((reported(&report, "events left"), reported(&report, "memory left")), (0, 0));
 }
 
 #[test]

@@ -21,8 +21,8 @@ mod sources;
 pub use attention::*;
 pub use compile::{Compiler, Cubin, NvrtcError};
 pub use device::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Flags, Gpu, GpuInfo, Graph, NcclSeat, Place, Plain, Product,
-    Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
+    Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclSeat, Place, Plain,
+    Product, Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
 pub use drafting::*;
 pub use gate::*;

@@ -4,7 +4,8 @@
 //
 // Streams are lazy: an order runs when its stream is waited for, or one at a time when it is asked whether it is done. Copies read
 // pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed. A stream that captures
-// keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs. Every GPU has streams and
+// keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs. A stream that waits for an event has the event's stream
+// run up to it; nothing else orders streams. Every GPU has streams and
 // memory of its own, and a thread must be bound to the one that it asks.
 //
 // By the environment: FASER_FAKE_GPUS (how many), FASER_FAKE_MEMORY (bytes of each), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
@@ -25,7 +26,9 @@ enum { NOT_YET = -1 };
 using Work = std::function<int()>;
 struct Green { unsigned sms; unsigned streams; };
 struct Graph { std::vector<Work> work; Green *green; unsigned sms; bool broken; };
-struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captures; int device; };
+struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captures; int device; bool running; };
+// How often it was recorded, up to which of those its stream has come.
+struct Event { unsigned asked, reached; Stream *stream; int device; };
 struct Function { std::string name; size_t args; unsigned shared; };
 struct Resource { int type; unsigned char padding[92]; unsigned sms, least, alignment; unsigned char more[36]; };
 struct Block { char *all; size_t bytes; int device; };
@@ -43,7 +46,7 @@ static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
 static size_t pinned, most_pinned;
 static std::map<void *, size_t> pinned_blocks;
 static size_t product_rows;
-static unsigned copies, fetches, graphs_left, graphs_captured, graphs_launched, graph_launches;
+static unsigned copies, fetches, events_left, graphs_left, graphs_captured, graphs_launched, graph_launches;
 // Of NCCL: communicators that were made and are left, calls.
 static unsigned comms_made, comms_left, reduced, gathered;
 static thread_local Graph *capturing; // of this thread
@@ -62,10 +65,14 @@ inline bool named(const char *variable, const std::string &kernel, unsigned time
     return text && kernel + ":" + std::to_string(time) == text;
 }
 inline int step(Stream *s) {
+    // It waits for an event, which waits for it in turn.
+    if (s->running) return NOT_YET;
     Work work = std::move(s->work.front());
     s->work.pop_front();
     int &lost = devices[s->device].lost;
+    s->running = true;
     const int code = lost ? lost : work();
+    s->running = false;
     if (code == NOT_YET) {
         s->work.push_front(std::move(work));
         return NOT_YET;
@@ -109,7 +116,7 @@ inline int ask(void *stream, Work work) {
     return 0;
 }
 inline Stream *open_stream(unsigned sms, Green *green) {
-    streams.push_back(new Stream{{}, sms, green, nullptr, bound - 1});
+    streams.push_back(new Stream{{}, sms, green, nullptr, bound - 1, false});
     return streams.back();
 }
 inline void look_at_margins(const Block &block) {
@@ -170,6 +177,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\nmost pinned memory %zu\n", left, fake::streams.size(), fake::copies, fake::most_pinned);
     fprintf(file, "rows of products %zu\nfetches %u\ngraphs left %u\ngraphs captured %u\ngraphs launched %u\nlaunches by graphs %u\n", fake::product_rows, fake::fetches, fake::graphs_left, fake::graphs_captured,
             fake::graphs_launched, fake::graph_launches);
+    fprintf(file, "events left %u\n", fake::events_left);
     fprintf(file, "communicators made %u\ncommunicators left %u\nall-reduces %u\nall-gathers %u\n", fake::comms_made, fake::comms_left, fake::reduced, fake::gathered);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
@@ -328,6 +336,41 @@ int cuStreamQuery(void *stream) {
     auto *s = (fake::Stream *)stream;
     if (!s->work.empty() && fake::step(s) == fake::NOT_YET) fake::let_others();
     return fake::here().lost ? fake::here().lost : s->work.empty() ? 0 : (int)fake::NOT_READY;
+}
+
+// ---- events
+int cuEventCreate(void **event, unsigned flags) {
+    BOUND;
+    UNCAPTURED;
+    *event = new std::shared_ptr<fake::Event>(new fake::Event{0, 0, nullptr, fake::bound - 1});
+    fake::events_left++;
+    return flags == 2 ? 0 : fake::INVALID_VALUE; // without times
+}
+int cuEventDestroy_v2(void *event) { LOCKED; delete (std::shared_ptr<fake::Event> *)event; fake::events_left--; return 0; }
+int cuEventRecord(void *event, void *stream) {
+    BOUND;
+    UNCAPTURED;
+    auto e = *(std::shared_ptr<fake::Event> *)event;
+    auto *s = (fake::Stream *)stream;
+    if (e->device != s->device) return fake::INVALID_VALUE;
+    // What waits for an earlier record of it may not wait for another stream.
+    if (e->stream && e->stream != s && e->reached < e->asked) fake::drain(e->stream);
+    e->stream = s;
+    const unsigned number = ++e->asked;
+    return fake::ask(stream, [=] { e->reached = number; return 0; });
+}
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    BOUND;
+    UNCAPTURED;
+    auto e = *(std::shared_ptr<fake::Event> *)event;
+    const unsigned number = e->asked;
+    if (flags || e->device != fake::bound - 1) return fake::INVALID_VALUE;
+    return fake::ask(stream, [=] {
+        while (e->reached < number && !e->stream->work.empty()) {
+            if (int code = fake::step(e->stream)) return code;
+        }
+        return e->reached < number ? (int)fake::NOT_YET : 0;
+    });
 }
 
 // ---- graphs

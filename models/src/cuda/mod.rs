@@ -4,6 +4,7 @@ pub mod check;
 mod gate;
 mod graphs;
 mod group;
+mod hidden;
 mod layer;
 mod model;
 mod pass;
@@ -14,6 +15,7 @@ mod staged;
 mod steps;
 
 pub use gate::Gate;
+pub use hidden::CudaHiddenStates;
 pub use model::CudaModel;
 pub use pass::{CudaPasses, PassInput};
 pub use penalties::{Bias, HistoryChange, PenaltySlot};

@@ -19,6 +19,7 @@ use faser_kernels::{BlockId, Dtype};
 
 use super::graphs::Graphs;
 use super::group::{GroupBuffers, width};
+use super::hidden::HiddenWriter;
 use super::penalties::{PenaltyTables, history};
 use super::sampler::SamplerBuffers;
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
@@ -91,6 +92,8 @@ pub struct CudaPasses {
     pub(super) group: Option<GroupBuffers>,
     /// On a lane that drafts.
     pub(super) steps: Option<StepBuffers>,
+    /// Where hidden states go, if anybody reads them.
+    pub(super) hidden: Option<HiddenWriter>,
     pub(super) pass: Staged,
     pub(super) known: Vec<KnownChunk>,
     /// Last: they go when the lane has been waited for.
@@ -146,6 +149,7 @@ impl CudaPasses {
                 .then(|| GroupBuffers::new(&gpu, config, shard, &sizes))
                 .transpose()?,
             steps: drafts.then(|| StepBuffers::new(&gpu, &sizes)).transpose()?,
+            hidden: None,
             pass: Staged::default(),
             known: Vec::new(),
             graphs: Graphs::default(),
@@ -267,6 +271,7 @@ impl CudaPasses {
         let live: Vec<u32> = chunks.iter().map(|chunk| chunk.rows).collect();
         let sample_bucket = if samples.is_empty() { 0 } else { CudaSizes::bucket(samples.len()) };
 
+        let hidden_slots = self.hidden_slots(rows, chunks)?;
         let arena = &mut self.input;
         let tokens = arena.put_padded(tokens, up_to(bucket, rows));
         let rows = RowArrays {
@@ -275,6 +280,11 @@ impl CudaPasses {
             positions: arena.put_padded(positions, up_to(bucket, rows)),
             chunk_of: arena.put_padded(chunk_of, up_to(bucket, rows)),
             chunks: arena.put_padded(chunks, chunk_places),
+            hidden_slots: if self.hidden.is_some() {
+                arena.put_padded(&hidden_slots, chunk_places)
+            } else {
+                Ptr::NULL
+            },
             tables: arena.put_padded(&blocks, chunk_places * stride),
             table_stride: stride as u32,
             tiles: arena.put(&tiles),

@@ -1,11 +1,12 @@
 //! A GPU: found, opened, its SMs shared out, its memory, and the lanes that launch on it.
 //!
-//! Everything is made on the primary context. Lanes share nothing but weights, which do not change: what runs on one stream is in order,
-//! and nothing has to be ordered between streams. A lane may be a rank of a group, whose others have GPUs of their own: `nccl.rs`.
+//! Everything is made on the primary context. Lanes share weights, which do not change: what runs on one stream is in order, and
+//! where one lane reads what another writes, events order their streams. A lane may be a rank of a group, whose others have GPUs of their own: `nccl.rs`.
 
 mod blaslt;
 mod communicator;
 mod error;
+mod event;
 mod gpu;
 mod graph;
 mod lane;
@@ -18,6 +19,7 @@ mod upload;
 pub use blaslt::Product;
 pub use communicator::nccl_version;
 pub use error::CudaError;
+pub use event::Event;
 pub use gpu::Gpu;
 pub use graph::Graph;
 pub use lane::CudaLane;
