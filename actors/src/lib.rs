@@ -66,8 +66,8 @@ pub use profile::{ProfileSpec, profile};
 pub use recording::{LONGEST_RECORDING, RecordingError};
 pub use replicas::{ReplicaStream, Replicas};
 pub use runner::{
-    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, LaneBackend, MASK_PATIENCE,
-    VerifyRunner, VerifyWork,
+    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, HiddenRows, LaneBackend,
+    MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 pub use service::Service;
 pub use shed::Fallen;

@@ -53,12 +53,14 @@ fn lanes() -> Lanes {
         block_size: BLOCK,
         max_rows: MAX_ROWS,
         max_logit_rows: SEQUENCES,
+        hidden: None,
     };
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
     let (_, draft) = CudaModel::synthetic_pair(&gpu, &spec(), Dtype::F32, &mut |_| {}).expect("memory");
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split").draft);
     let spec = CudaLaneSpec {
         drafts: true,
+        hidden: None,
         shares: [Share::whole(&gpu)].into_iter().chain(splits).collect(),
         sizes: CudaSizes {
             blocks: cpu.blocks,

@@ -103,7 +103,9 @@ impl CpuSpec {
                 let ranks = parts.map(|((model, cores), way)| {
                     let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
                     let (isa, block_size, max_rows) = (self.isa, engine.block_size, limits.rows);
-                    let spec = CpuLaneSpec { partitions, isa, blocks, block_size, max_rows, max_logit_rows };
+                    let hidden = None;
+                    let spec =
+                        CpuLaneSpec { partitions, isa, blocks, block_size, max_rows, max_logit_rows, hidden };
                     opened(name, model.clone(), spec, way)
                 });
                 ranks.collect()
@@ -130,6 +132,7 @@ impl CpuSpec {
                 block_size: lane.block_size,
                 max_rows: lane.most_rows,
                 max_logit_rows: lane.most_rows,
+                hidden: None,
             };
             opened(name, model.clone(), spec, way)
         });

@@ -220,6 +220,7 @@ impl CudaSpec {
                 shares: shares.iter().map(|pair| lane(pair).clone()).collect(),
                 sizes,
                 drafts,
+                hidden: None,
             };
             if let Some(model) = &rank.draft {
                 let spec = spec(|pair| &pair.draft, limits.cuda_draft(engine), true);
@@ -250,7 +251,7 @@ impl CudaSpec {
             let SharePair { draft, verify } = rank.shares(&self.draft_sms)?[lane.place].clone();
             let of_lane = if lane.drafts { rank.draft.clone() } else { Some(rank.target.clone()) };
             let share = if lane.drafts { draft } else { verify };
-            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts };
+            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts, hidden: None };
             models.extend(of_lane.map(|model| (model, spec)));
         }
         let seats = seats(models.len(), self.group.deadline)?;

@@ -63,6 +63,9 @@ pub trait LaneBackend {
     /// Begins a pass.
     fn stage(&mut self, rows: &PassRows<'_>, sequences: &mut Sequences<Self::Sequence>);
 
+    /// The index of the pass's first row in the channel that its hidden states go to, if there is one; those of its other rows follow.
+    fn first_hidden(&self) -> Option<u64>;
+
     /// Runs these layers.
     fn layers(&mut self, rows: &PassRows<'_>, layers: Range<usize>);
 
@@ -156,6 +159,19 @@ pub struct Piece<'a> {
     pub since: usize,
     /// The chunk's proposals.
     pub proposals: &'a [TokenId],
+}
+
+/// Rows of committed tokens, one behind the other, whose hidden states the verify lane's channel has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HiddenRows {
+    /// Their sequence.
+    pub seq: SeqId,
+    /// The chunk of the plan.
+    pub chunk: usize,
+    /// Position of the first.
+    pub start: usize,
+    /// Their indices in the channel.
+    pub rows: Range<u64>,
 }
 
 /// A proposal to be tested at gates.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use faser_engine::{Admission, PartitionId, TokenId};
 use faser_kernels::sampling::{self, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
-use faser_models::{Model, Scratch, Shard};
+use faser_models::{HiddenStates, Model, Scratch, Shard};
 use faser_topology::Partition;
 
 use super::backend::{Cancel, Draw, LaneBackend, OnDevice, PassBounds, PassOutputs, PassRows, SCORED};
@@ -29,6 +29,8 @@ pub struct CpuLaneSpec {
     pub max_rows: usize,
     /// Rows of its largest pass whose logits are wanted.
     pub max_logit_rows: usize,
+    /// The channel that hidden states go to, of a lane that verifies for a draft that reads them.
+    pub hidden: Option<Arc<HiddenStates>>,
 }
 
 /// A model on cores.
@@ -89,6 +91,9 @@ impl CpuBackend {
     ///
     /// # Errors
     /// The lane's threads or its memory cannot be had.
+    ///
+    /// # Panics
+    /// If the channel of hidden states is not for such passes: see [`Scratch::attach`].
     pub fn new(model: Arc<Model>, spec: &CpuLaneSpec) -> Result<CpuBackend, ServiceError> {
         let lanes = spec
             .partitions
@@ -101,7 +106,10 @@ impl CpuBackend {
             ));
         }
         let kv = KvCache::new(model.kv_shape(spec.blocks, spec.block_size), model.kv_dtype())?;
-        let scratch = model.scratch(spec.max_rows, spec.max_logit_rows);
+        let mut scratch = model.scratch(spec.max_rows, spec.max_logit_rows);
+        if let Some(hidden) = &spec.hidden {
+            scratch.attach(hidden.clone());
+        }
         let shard = model.shard();
         let part = (shard != Shard::WHOLE).then(|| Part {
             sampler: PartSampler::new(model.config().vocab, shard.rank, shard.ranks),
@@ -248,6 +256,10 @@ impl LaneBackend for CpuBackend {
         }
         self.outputs.begin(rows);
         self.model.begin(&self.lanes[self.current], &mut self.scratch, &rows.tokens);
+    }
+
+    fn first_hidden(&self) -> Option<u64> {
+        self.scratch.first_hidden()
     }
 
     fn layers(&mut self, rows: &PassRows<'_>, layers: Range<usize>) {

@@ -15,8 +15,8 @@ mod verify;
 
 use std::time::Duration;
 
-pub use backend::LaneBackend;
 pub(crate) use backend::{Draw, PassOutputs, PassRows, Piece};
+pub use backend::{HiddenRows, LaneBackend};
 pub use cpu::{CpuBackend, CpuLaneSpec};
 pub use cuda::{CudaBackend, CudaLaneSpec};
 pub use draft::{DraftRunner, DraftWork};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use faser_engine::{RIVALS, TokenId, VerifyPlan};
 use faser_kernels::sampling::Logprobs;
 
-use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece, RowTest, SCORED};
+use super::backend::{Draw, HiddenRows, LaneBackend, PassOutputs, PassRows, Piece, RowTest, SCORED};
 use super::falls::Falls;
 use super::judging::{Progress, committed, judge, pruned_at};
 use super::masks::Masks;
@@ -38,6 +38,8 @@ pub struct VerifyRunner<B: LaneBackend> {
     sampled: Vec<TokenId>,
     /// Of each of those, where anybody wants them: which of them are committed is known at the end of the plan.
     logprobs: Vec<Option<Logprobs>>,
+    /// Of the plan, in the order of its chunks; until its verdicts, of all rows that were in passes.
+    hidden: Vec<HiddenRows>,
     masks: Masks,
 }
 
@@ -53,6 +55,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
             chunks: Vec::new(),
             sampled: Vec::new(),
             logprobs: Vec::new(),
+            hidden: Vec::new(),
             masks: Masks::new(mask_patience),
         }
     }
@@ -60,6 +63,12 @@ impl<B: LaneBackend> VerifyRunner<B> {
     /// From now on asks while a pass runs which sequences fell; in a group the first rank alone does.
     pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
         self.falls.listen(fallen);
+    }
+
+    /// The rows that the last plan committed, chunk by chunk, whose hidden states are in the lane's channel; none without a channel. A chunk that
+    /// took several passes has some for each.
+    pub fn hidden_rows(&self) -> &[HiddenRows] {
+        &self.hidden
     }
 
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
@@ -77,12 +86,14 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
         self.sampled.clear();
         self.logprobs.clear();
+        self.hidden.clear();
         self.chunks.clear();
         self.chunks.extend(plan.chunks.iter().map(Progress::new));
         let mut gaps = std::mem::take(&mut plan.outcome.gaps);
         gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
         self.carry_out(&plan, &mut gaps);
         self.judge(&mut plan);
+        self.commit_hidden(&plan);
         plan.outcome.gaps = gaps;
         plan.outcome.took = started.elapsed();
         plan
@@ -166,6 +177,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         let drawn = !rows.is_empty();
         if drawn {
             self.backend.stage(rows, &mut self.sequences);
+            self.name_hidden(rows);
             let (mut begin, mut gates) = (0, 0);
             while begin < layers {
                 let end = self.next_stop(plan, begin, gates, layers);
@@ -208,6 +220,28 @@ impl<B: LaneBackend> VerifyRunner<B> {
             }
         }
         self.keep(plan, rows, gaps);
+    }
+
+    /// Which rows the pass has in the channel of hidden states, if there is one.
+    fn name_hidden(&mut self, rows: &PassRows<'_>) {
+        let Some(first) = self.backend.first_hidden() else { return };
+        self.hidden.extend(rows.pieces.iter().map(|piece| {
+            let Piece { seq, chunk, start, .. } = *piece;
+            let first = first + piece.first as u64;
+            HiddenRows { seq, chunk, start, rows: first..first + piece.rows as u64 }
+        }));
+    }
+
+    /// Of those rows the committed ones stay: rows of committed tokens, and the accepted prefix.
+    fn commit_hidden(&mut self, plan: &VerifyPlan) {
+        let (chunks, verdicts) = (&self.chunks, &plan.outcome.verdicts);
+        self.hidden.retain_mut(|hidden| {
+            let chunk = &plan.chunks[hidden.chunk];
+            let kept = chunks[hidden.chunk].rows.min(committed(chunk) + verdicts[hidden.chunk].accepted);
+            let rows = (chunk.start + kept).saturating_sub(hidden.start) as u64;
+            hidden.rows.end = hidden.rows.end.min(hidden.rows.start + rows);
+            !hidden.rows.is_empty()
+        });
     }
 
     /// What the pass has brought of each chunk.

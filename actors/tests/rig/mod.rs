@@ -256,6 +256,7 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
             shares: rank.shares.iter().map(|pair| lane(pair).clone()).collect(),
             sizes,
             drafts,
+            hidden: None,
         };
         let ranks = || std::iter::once(gpu).chain(&gpu.others);
         let drafts: Vec<_> = ranks()
@@ -288,6 +289,7 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
         block_size: config.block_size,
         max_rows: limits.rows,
         max_logit_rows,
+        hidden: None,
     };
     let whole = |model: &Arc<Model>| vec![model.clone()];
     let (targets, drafts) = match &pair.shards {

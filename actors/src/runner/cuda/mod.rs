@@ -11,7 +11,9 @@ use faser_engine::{Admission, DraftPlan, Drafted, PartitionId};
 use faser_kernels::SampleRow;
 use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclSeat, Sampler, Share, Test};
 use faser_kernels::sampling::mask_of;
-use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, Gate, PassInput};
+use faser_models::cuda::{
+    CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, Gate, PassInput,
+};
 
 use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
 use super::falls::Falls;
@@ -32,6 +34,8 @@ pub struct CudaLaneSpec {
     pub sizes: CudaSizes,
     /// Whether it drafts: then it goes first where SMs are shared, and tells confidences.
     pub drafts: bool,
+    /// The channel that hidden states go to, of a lane that verifies for a draft that reads them.
+    pub hidden: Option<Arc<CudaHiddenStates>>,
 }
 
 /// A model on a GPU.
@@ -50,9 +54,15 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The GPU has not enough memory, or no stream.
+    ///
+    /// # Panics
+    /// If the channel of hidden states is not for such passes: see [`CudaPasses::attach`].
     pub fn new(model: Arc<CudaModel>, spec: &CudaLaneSpec) -> Result<CudaBackend, ServiceError> {
         let vocab = model.config().vocab;
-        let passes = CudaPasses::new(model, &spec.shares, spec.drafts, spec.sizes)?;
+        let mut passes = CudaPasses::new(model, &spec.shares, spec.drafts, spec.sizes)?;
+        if let Some(hidden) = &spec.hidden {
+            passes.attach(hidden.clone());
+        }
         let (drafts, tells, gates) = (spec.drafts, Vec::new(), Vec::new());
         Ok(CudaBackend { passes, vocab, drafts, tells, gates, drawn: None })
     }
@@ -227,6 +237,10 @@ impl LaneBackend for CudaBackend {
 
     fn stage(&mut self, rows: &PassRows<'_>, sequences: &mut Sequences<CudaSequence>) {
         self.send(rows, sequences).or_lost();
+    }
+
+    fn first_hidden(&self) -> Option<u64> {
+        self.passes.first_hidden()
     }
 
     fn layers(&mut self, _rows: &PassRows<'_>, layers: Range<usize>) {
