@@ -34,8 +34,8 @@ impl PassLimits {
         let rows = engine.max_pass_rows;
         PassLimits {
             rows,
-            draft_logit_rows: engine.max_running.min(rows),
-            verify_logit_rows: engine.max_running.saturating_mul(k + 1).min(rows),
+            draft_logit_rows: engine.tuning.max_running.min(rows),
+            verify_logit_rows: engine.tuning.max_running.saturating_mul(k + 1).min(rows),
         }
     }
 }

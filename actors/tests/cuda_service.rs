@@ -13,9 +13,7 @@ use faser_actors::{
     SubmitError, Update, WatchdogConfig, probe_one, profile,
 };
 use faser_engine::cost::Reach;
-use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId,
-};
+use faser_engine::{DraftSource, EngineConfig, FinishReason, Policy, SpeculationBounds, TokenId, Tuning};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard};
@@ -112,17 +110,18 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
             block_size: 16,
             target_blocks: BLOCKS,
             draft: DraftSource::model(BLOCKS),
-            max_running: 3,
-            max_waiting: 8,
             max_pass_rows: 32,
             max_context: 96,
-            policy: Policy::Fixed { k: 3 },
             partitions: Vec::new(),
             target_layers: 2,
-            mechanisms: Mechanisms::default(),
             speculation: SpeculationBounds::default(),
-            slo: Slo::default(),
             prefix_cache: true,
+            tuning: Tuning {
+                max_running: 3,
+                max_waiting: 8,
+                policy: Policy::Fixed { k: 3 },
+                ..Tuning::default()
+            },
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use faser_actors::{Dtype, Isa, Sampling};
 use faser_engine::{
-    DraftSource, EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+    DraftSource, EngineConfig, Handling, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning,
 };
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -117,17 +117,18 @@ impl Draws {
             block_size: BLOCK,
             target_blocks: blocks,
             draft: DraftSource::model(blocks),
-            max_running: AT_ONCE as usize,
-            max_waiting: AT_ONCE as usize,
             max_pass_rows: 8 * AT_ONCE as usize,
             max_context: MAX_CONTEXT,
-            policy: Policy::Fixed { k: K },
             partitions: Vec::new(),
             target_layers: 0,
-            mechanisms: Mechanisms::default(),
             speculation: SpeculationBounds::default(),
-            slo: Slo::default(),
             prefix_cache: false,
+            tuning: Tuning {
+                max_running: AT_ONCE as usize,
+                max_waiting: AT_ONCE as usize,
+                policy: Policy::Fixed { k: K },
+                ..Tuning::default()
+            },
         };
         let mut rig = Rig::new(pair, &config);
         rig.disturb(Some(seed), None);

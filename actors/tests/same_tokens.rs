@@ -89,7 +89,7 @@ fn a_draft_that_is_the_target_is_never_rejected() {
         let random = &mut Random(seed);
         let (mut config, mut cases) = (random.config(), random.cases());
         // What is copied may be wrong; a change of the tuning may have some copied nevertheless.
-        config.mechanisms.lookup = false;
+        config.tuning.mechanisms.lookup = false;
         random.want_more(&mut cases);
         in_a_batch(&pair, &config, &cases, random, &mut tally);
         assert_eq!(tally.rejected, tally.copied - tally.copied_accepted, "{tally:?}");
@@ -276,14 +276,14 @@ fn in_a_batch(
 
 /// Another way to decide, of those that an engine of this config can be told in the middle of everything.
 fn tuning(config: &EngineConfig, random: &mut Random) -> Tuning {
-    let other = random.config().tuning();
+    let other = random.config().tuning.clone();
     let partitions = config.partitions.len();
     let pinned = partitions > 1 && random.chance(30);
     let tuning = Tuning {
-        k_max: random.between(0, K_LIMIT),
+        k_max: Some(random.between(0, K_LIMIT)),
         partition: pinned.then(|| random.between(1, partitions - 1)),
-        max_running: random.between(1, config.max_running),
-        max_waiting: config.max_waiting,
+        max_running: random.between(1, config.tuning.max_running),
+        max_waiting: config.tuning.max_waiting,
         ..other
     };
     assert_eq!(config.tunable(&tuning), Ok(()));

@@ -103,10 +103,10 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         "bounds",
         format!(
             "{} running, {} waiting, {} rows per pass",
-            engine.max_running, engine.max_waiting, engine.max_pass_rows
+            engine.tuning.max_running, engine.tuning.max_waiting, engine.max_pass_rows
         ),
     );
-    line("policy", engine.policy.to_string());
+    line("policy", engine.tuning.policy.to_string());
     if let Some(source) = &loaded.cost_source {
         line("tables", source.to_string());
     }

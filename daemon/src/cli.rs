@@ -309,10 +309,10 @@ pub(crate) fn document(file: Option<&PathBuf>) -> Result<Document, ConfigError> 
 
 /// The config, with `--profile` if it was given.
 fn profiled(mut config: Config, profile: bool) -> Result<Config, ConfigError> {
-    if profile && !config.each().iter().any(|config| config.speculation.policy.needs_costs()) {
+    if profile && !config.each().iter().any(|config| config.tuning.policy.traits().predicts) {
         let message = format!(
             "there is nothing to measure, for `speculation.policy` is `{}`: leave it out, or choose `budget` or `faser`",
-            config.each()[0].speculation.policy
+            config.each()[0].tuning.policy
         );
         return Err(ConfigError { place: Some("--profile".to_owned()), message });
     }
@@ -345,7 +345,7 @@ mod tests {
         };
         let config = args.load_config().unwrap();
         assert_eq!(config.server.listen.port(), 9);
-        assert_eq!(config.speculation.policy.to_string(), "fixed:2");
+        assert_eq!(config.tuning.policy.to_string(), "fixed:2");
         let Command::Serve(args) = parse("faser serve --policy fixed:99").unwrap().command else {
             panic!("another command");
         };

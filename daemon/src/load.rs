@@ -91,27 +91,21 @@ pub(crate) fn bounds(
         block_size: config.kv.block_size,
         target_blocks: 0,
         draft: DraftSource::model(0),
-        max_running: config.scheduler.max_running,
-        max_waiting: config.scheduler.max_waiting,
         max_pass_rows: config.scheduler.max_pass_rows,
         max_context,
-        policy: config.speculation.policy.clone(),
         partitions: Vec::new(),
         target_layers: target.layers.len(),
-        mechanisms: config.speculation.mechanisms,
         speculation: SpeculationBounds {
             // Where nothing is drafted and nothing copied, lanes need no room for it.
-            room: if config.model.source.has_draft() || config.speculation.policy.needs_costs() {
+            room: if config.model.source.has_draft() || config.tuning.policy.traits().predicts {
                 K_LIMIT
             } else {
                 0
             },
-            k_max: config.speculation.k_max.unwrap_or(K_LIMIT),
-            partition: config.speculation.partition,
             draft_context: draft.map_or(usize::MAX, |draft| draft.max_context),
         },
-        slo: config.speculation.slo,
         prefix_cache: config.kv.prefix_cache,
+        tuning: config.tuning.clone(),
     })
 }
 
@@ -195,7 +189,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         draft: DraftSource::model(pools.draft_blocks),
         ..bounds
     };
-    let (partitions, cost_source) = if engine.policy.needs_costs() {
+    let (partitions, cost_source) = if engine.tuning.policy.traits().predicts {
         let spec = ProfileSpec {
             device: &device,
             block_size: engine.block_size,

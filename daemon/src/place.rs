@@ -109,7 +109,7 @@ fn request(config: &Config, bounds: &EngineConfig) -> KvRequest {
     KvRequest {
         block_size: bounds.block_size,
         memory_bytes: config.kv.memory_bytes,
-        max_running: bounds.max_running,
+        max_running: bounds.tuning.max_running,
         max_context: bounds.max_context,
     }
 }

@@ -12,7 +12,7 @@ use faser_engine::EngineError;
 use serde::Serialize;
 use serde_json::Value;
 
-pub use self::live::{LIVE, LiveKey, tuning};
+pub use self::live::{LIVE, LiveKey};
 use crate::access::{Access, Renewal};
 use crate::cli::ServeArgs;
 use crate::config::changes::{changed, value, with};
@@ -226,7 +226,7 @@ impl Reload {
         pairs: Option<&Pairs>,
     ) -> Result<(), ReloadError> {
         for (served, config) in pairs.iter().flat_map(|pairs| pairs.iter()).zip(config.each()) {
-            served.service.tune(&tuning(config)).await.map_err(|err| match err {
+            served.service.tune(&config.tuning).await.map_err(|err| match err {
                 TuneError::Engine(err) => {
                     ReloadError::Restart { key: "speculation".to_owned(), why: err.to_string() }
                 }
@@ -247,7 +247,7 @@ impl Reload {
         let mut change =
             Change { key: key.to_owned(), before: written(&self.running), after: written(next), why };
         if let Some(live) = live::find(key) {
-            let of = |config: &Config| live::config_of(key, config).map(|config| (live.of)(config));
+            let of = |config: &Config| live::config_of(key, config).map(|config| live.value(config));
             change.before = of(&self.config).unwrap_or(change.before);
             if let Ok(config) = Config::from_document(next) {
                 change.after = of(&config).unwrap_or(change.after);
@@ -270,7 +270,7 @@ async fn tunable(
 ) -> Result<Result<(), (usize, EngineError)>, ReloadError> {
     let all = pairs.iter().flat_map(|pairs| pairs.iter()).zip(config.each());
     for (pair, (served, config)) in all.enumerate() {
-        match served.service.tunable(&tuning(config)).await {
+        match served.service.tunable(&config.tuning).await {
             Ok(()) => {}
             Err(TuneError::Engine(err)) => return Ok(Err((pair, err))),
             Err(TuneError::Stopped) => return Err(ReloadError::Stopped),

@@ -265,7 +265,7 @@ fn tell_loaded(loaded: &Loaded) {
         model = loaded.name,
         device = %loaded.machine,
         kv = sizes::written(loaded.pools.kv_bytes),
-        policy = %loaded.engine.policy,
+        policy = %loaded.engine.tuning.policy,
         "loaded"
     );
     if let Some(source) = &loaded.cost_source {

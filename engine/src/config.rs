@@ -1,11 +1,12 @@
 //! What an engine is built from: bounds, pool sizes, policy.
 
-use crate::api::{K_LIMIT, Refusal, Slo};
+use crate::api::{K_LIMIT, Refusal};
 use crate::cost::PartitionCosts;
-use crate::policy::{Mechanisms, Policy};
+use crate::policy::Policy;
 use crate::source::DraftSource;
+use crate::tuning::Tuning;
 
-/// The engine's bounds and sizes. What of them can change while it runs is its [`Tuning`](crate::Tuning).
+/// The engine's bounds and sizes, and its [`Tuning`].
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Tokens per KV block, in both pools.
@@ -14,29 +15,21 @@ pub struct EngineConfig {
     pub target_blocks: usize,
     /// What drafts.
     pub draft: DraftSource,
-    /// Sequences that may hold KV at once.
-    pub max_running: usize,
-    /// Requests that may wait; one more is refused.
-    pub max_waiting: usize,
     /// Rows of one pass, on either lane: the token budget.
     pub max_pass_rows: usize,
     /// Tokens a sequence may have, prompt and output together.
     pub max_context: usize,
-    /// How speculative lengths are chosen.
-    pub policy: Policy,
     /// What passes cost on each of the device's partitions, the whole device first. Policies that predict need at least that
     /// one; overlapped execution needs a second.
     pub partitions: Vec<PartitionCosts>,
     /// Layers of the target, which a verify pass can be divided at for pruning.
     pub target_layers: usize,
-    /// What policies that predict may use.
-    pub mechanisms: Mechanisms,
     /// Bounds of speculation, whatever the policy.
     pub speculation: SpeculationBounds,
-    /// Targets of requests that bring none of their own.
-    pub slo: Slo,
     /// Keep the KV of finished prompts for later requests with the same beginning.
     pub prefix_cache: bool,
+    /// What it starts with of all that can change while it runs.
+    pub tuning: Tuning,
 }
 
 /// Bounds of speculation, whatever the policy.
@@ -44,10 +37,6 @@ pub struct EngineConfig {
 pub struct SpeculationBounds {
     /// Proposals per sequence that the lanes have room for, so that no policy and no tuning may ask for more.
     pub room: usize,
-    /// Cap on the speculative length of every sequence.
-    pub k_max: usize,
-    /// The one partition, counted from 1, for overlapped execution; `None` leaves the choice to the planner.
-    pub partition: Option<usize>,
     /// Tokens of a sequence that the draft model can have: what is longer goes on without it.
     pub draft_context: usize,
 }
@@ -55,7 +44,7 @@ pub struct SpeculationBounds {
 impl Default for SpeculationBounds {
     /// None but the engine's own.
     fn default() -> SpeculationBounds {
-        SpeculationBounds { room: K_LIMIT, k_max: K_LIMIT, partition: None, draft_context: usize::MAX }
+        SpeculationBounds { room: K_LIMIT, draft_context: usize::MAX }
     }
 }
 
@@ -124,16 +113,19 @@ impl EngineConfig {
     pub fn validate(&self) -> Result<(), EngineError> {
         for (value, name) in [
             (self.block_size, "block_size"),
-            (self.max_running, "max_running"),
-            (self.max_waiting, "max_waiting"),
+            (self.tuning.max_running, "max_running"),
+            (self.tuning.max_waiting, "max_waiting"),
             (self.max_context, "max_context"),
         ] {
             if value == 0 {
                 return Err(EngineError::Zero(name));
             }
         }
-        if self.max_pass_rows < self.max_running {
-            return Err(EngineError::PassTooSmall { rows: self.max_pass_rows, running: self.max_running });
+        if self.max_pass_rows < self.tuning.max_running {
+            return Err(EngineError::PassTooSmall {
+                rows: self.max_pass_rows,
+                running: self.tuning.max_running,
+            });
         }
         self.pool_holds_a_sequence("target", self.target_blocks)?;
         self.draft.check()?;
@@ -141,11 +133,11 @@ impl EngineConfig {
             self.pool_holds_a_sequence("draft", blocks)?;
         }
         // A policy made by hand is held to what its text form allows.
-        self.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
-        if self.policy.needs_costs() && self.partitions.is_empty() {
-            return Err(EngineError::NoCosts(self.policy.to_string()));
+        self.tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
+        if self.tuning.policy.traits().predicts && self.partitions.is_empty() {
+            return Err(EngineError::NoCosts(self.tuning.policy.to_string()));
         }
-        if self.draft.drafts() { self.tunable(&self.tuning()) } else { Ok(()) }
+        if self.draft.drafts() { self.tunable(&self.tuning) } else { Ok(()) }
     }
 
     fn pool_holds_a_sequence(&self, pool: &'static str, blocks: usize) -> Result<(), EngineError> {

@@ -5,7 +5,6 @@ use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Batch, Candidate, Execution, PassShape, WORTH_AHEAD};
-use crate::policy::Policy;
 use crate::sequence::{DraftOut, Sequence};
 use crate::survival::{AcceptanceTable, Source};
 
@@ -98,7 +97,7 @@ impl Engine {
 
     /// The next draft plan, or none if nobody has anything to draft.
     pub(crate) fn plan_draft(&mut self, execution: Execution) -> Option<DraftPlan> {
-        if !self.config.draft.drafts() || *self.planner.policy() == Policy::Off {
+        if !self.config.draft.drafts() || !self.planner.policy().traits().drafts {
             return None;
         }
         let wish = Wish {

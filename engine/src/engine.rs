@@ -26,7 +26,6 @@ use crate::lane::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
-use crate::policy::Policy;
 use crate::pruning::{Prospect, Pruning};
 use crate::sequence::Sequence;
 use crate::survival::{Calibration, PerSource, Source};
@@ -108,8 +107,8 @@ impl Engine {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
         Ok(Engine {
-            planner: Planner::new(&config.deciding(&config.tuning()), config.partitions.clone()),
-            tuning: config.tuning(),
+            planner: Planner::new(&config.deciding(&config.tuning), config.partitions.clone()),
+            tuning: config.tuning.clone(),
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -123,12 +122,12 @@ impl Engine {
             verify_shape: PassShape::default(),
             pruning: Pruning::new(
                 config.target_layers,
-                config.mechanisms.prune && config.policy == Policy::Faser,
+                config.tuning.mechanisms.prune && config.tuning.policy.traits().prunes,
             ),
             scratch: Scratch::default(),
             spent: plans(&config),
             fallen: Vec::new(),
-            moves: Vec::with_capacity(config.max_running),
+            moves: Vec::with_capacity(config.tuning.max_running),
             now: Duration::ZERO,
             stage: Stage::Draft,
             device: Device::Up,
@@ -345,7 +344,7 @@ impl Engine {
 
 /// Empty plans, with room for the largest.
 fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
-    let (rows, chunks) = (config.max_pass_rows, config.max_running);
+    let (rows, chunks) = (config.max_pass_rows, config.tuning.max_running);
     let proposals = chunks * config.speculation.room;
     let draft = DraftPlan {
         chunks: Vec::with_capacity(chunks),

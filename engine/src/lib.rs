@@ -35,7 +35,7 @@ pub use engine::Engine;
 pub use histogram::ErrorHistogram;
 pub use plan::*;
 pub use planner::Execution;
-pub use policy::{Mechanisms, Policy};
+pub use policy::{Mechanisms, Policy, PolicyTraits, Switch};
 pub use source::{DraftSource, RoundPasses, SourceNeeds};
 pub use tuning::Tuning;
 pub use usage::{Moments, Tried, Usage};

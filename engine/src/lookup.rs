@@ -186,7 +186,7 @@ impl Lookup {
 impl Engine {
     /// Are proposals copied?
     pub(crate) fn copies(&self) -> bool {
-        self.tuning.mechanisms.lookup && self.tuning.policy.needs_costs()
+        self.tuning.mechanisms.lookup && self.tuning.policy.traits().copies
     }
 
     /// Gives every sequence that decodes what can be copied for it.

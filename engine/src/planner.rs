@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::api::K_LIMIT;
 use crate::cost::{PartitionCosts, Reach};
 use crate::plan::PartitionId;
-use crate::policy::{Mechanisms, Policy};
+use crate::policy::{Lengths, Mechanisms, Policy};
 use crate::tuning::Tuning;
 use ahead::Ahead;
 use budget::Budget;
@@ -151,15 +151,9 @@ impl Planner {
     /// Decides how many proposals each candidate should have, those that are ready included.
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
-        match &self.policy {
-            Policy::Off => lengths.extend(batch.candidates.iter().map(|_| 0)),
-            Policy::Fixed { k } => share_out(*k, batch, lengths),
-            Policy::BatchTable { steps } => {
-                let sequences = batch.candidates.len();
-                let step = steps.iter().find(|&&(largest, _)| sequences <= largest);
-                share_out(step.map_or(0, |&(_, k)| k), batch, lengths);
-            }
-            Policy::Budget | Policy::Faser => {
+        match self.policy.lengths(batch.candidates.len()) {
+            Lengths::Same(k) => share_out(k, batch, lengths),
+            Lengths::Goodput => {
                 self.value_time(batch);
                 self.budget.plan(batch, self.worth, &self.partitions[0], lengths);
             }
@@ -181,7 +175,7 @@ impl Planner {
             return;
         };
         self.quiet_rounds = if lengths.iter().any(|&k| k > 0) { 0 } else { self.quiet_rounds + 1 };
-        if self.policy.needs_costs() && self.quiet_rounds >= PROBE_AFTER {
+        if self.policy.traits().predicts && self.quiet_rounds >= PROBE_AFTER {
             lengths[able] = 1;
             self.probing = true;
             // Else it goes on in the next round.
@@ -194,7 +188,7 @@ impl Planner {
     /// Decides on the execution of a verify pass that is about to leave. While the draft lane works on what was begun under
     /// the pass before, no other partition than that one's is looked at.
     pub(crate) fn execute(&mut self, batch: &Batch<'_>, leaving: &Leaving<'_>) -> Execution {
-        if self.policy != Policy::Faser || !self.mechanisms.overlap {
+        if !self.policy.traits().overlaps || !self.mechanisms.overlap {
             return self.execution;
         }
         let now = match self.execution {
@@ -209,14 +203,16 @@ impl Planner {
 
     /// Tokens that a further row costs in a verify pass of about `rows` rows.
     pub(crate) fn row_worth(&self, rows: usize) -> f64 {
-        let Some(costs) = self.partitions.first().filter(|_| self.policy.needs_costs()) else { return 0.0 };
+        let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
+            return 0.0;
+        };
         budget::row_worth(rows, self.worth, costs)
     }
 
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, sequence after
     /// sequence.
     pub(crate) fn trim(&mut self, batch: &Batch<'_>, acceptances: &[f32], lengths: &mut Vec<usize>) {
-        if !self.policy.needs_costs() || !self.mechanisms.trim || self.probing {
+        if !self.policy.traits().trims || !self.mechanisms.trim || self.probing {
             let mut left = batch.rows;
             lengths.clear();
             lengths.extend(batch.candidates.iter().map(|candidate| {
@@ -261,7 +257,7 @@ impl Planner {
     /// Rows of a draft plan that may be of sequences with far to catch up, while others wait for it: as many as take no longer than a verify
     /// pass of `rows` rows, the next one.
     pub(crate) fn long_rows(&self, rows: usize) -> usize {
-        let Some(costs) = self.partitions.first().filter(|_| self.policy.needs_costs()) else {
+        let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
             return LONG_ROWS[1];
         };
         let pass_s = costs.verify.seconds(rows, Reach::NONE);
@@ -271,7 +267,7 @@ impl Planner {
 
     /// Survival below which a further proposal does not pay its row of a verify pass of about `rows` rows.
     pub(crate) fn worthwhile(&self, rows: usize) -> f32 {
-        if !self.policy.needs_costs() {
+        if !self.policy.traits().predicts {
             return 0.0;
         }
         budget::worthwhile(rows, self.worth, &self.partitions[0])

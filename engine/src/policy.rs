@@ -26,27 +26,113 @@ pub enum Policy {
     Faser,
 }
 
-/// What policies that predict may use; each can be switched off, and so be judged by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mechanisms {
-    /// Leave proposals that do not pay out of a verify pass (`budget` and `faser`).
-    pub trim: bool,
-    /// Draft past the frontier while a verify pass runs (`faser`).
-    pub overlap: bool,
-    /// Test proposals between layers of a verify pass, and take out the rows of those that fail (`faser`).
-    pub prune: bool,
-    /// Copy proposals from a sequence's own text and the client's prediction (`budget` and `faser`).
-    pub lookup: bool,
+macro_rules! mechanisms {
+    ($($(#[$doc:meta])* $name:ident: $help:literal, $when:literal;)+) => {
+        /// What policies that predict may use; each can be switched off, and so be judged by itself.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Mechanisms {
+            $($(#[$doc])* pub $name: bool,)+
+        }
+
+        impl Default for Mechanisms {
+            /// All of them.
+            fn default() -> Mechanisms {
+                Mechanisms { $($name: true,)+ }
+            }
+        }
+
+        impl Mechanisms {
+            /// Each as it is switched, in alphabetical order.
+            pub const SWITCHES: &[Switch] = &[$(Switch {
+                name: stringify!($name),
+                help: $help,
+                when: $when,
+                is_on: |mechanisms| mechanisms.$name,
+                set: |mechanisms, on| mechanisms.$name = on,
+            },)+];
+        }
+    };
 }
 
-impl Default for Mechanisms {
-    /// All of them.
-    fn default() -> Mechanisms {
-        Mechanisms { trim: true, overlap: true, prune: true, lookup: true }
-    }
+/// A mechanism as it is switched: a key of `speculation` in the config, live.
+#[derive(Clone, Copy, Debug)]
+pub struct Switch {
+    /// Its key.
+    pub name: &'static str,
+    /// One line on it.
+    pub help: &'static str,
+    /// From when on a change counts.
+    pub when: &'static str,
+    /// Whether it may be used.
+    pub is_on: fn(&Mechanisms) -> bool,
+    /// Switches it.
+    pub set: fn(&mut Mechanisms, bool),
+}
+
+mechanisms! {
+    /// Copy proposals from a sequence's own text and the client's prediction.
+    lookup: "copy proposals from the text before and from predictions",
+        "the next pass; switched on, requests that come from then on";
+    /// Draft past the frontier while a verify pass runs.
+    overlap: "draft past the frontier while a pass runs", "the next pass";
+    /// Test proposals between layers of a verify pass, and take out the rows of those that fail.
+    prune: "test proposals between layers of a pass", "the next pass";
+    /// Leave proposals that do not pay out of a verify pass.
+    trim: "leave proposals that do not pay out of a pass", "the next pass";
+}
+
+/// What a policy does, and so what it needs: whoever asks goes by this, not by which policy it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicyTraits {
+    /// It has the draft lane propose.
+    pub drafts: bool,
+    /// It decides by predicted goodput, so that it needs cost tables.
+    pub predicts: bool,
+    /// It may copy proposals ([`Mechanisms::lookup`]), so that it can do without a draft.
+    pub copies: bool,
+    /// It may leave proposals out of a pass ([`Mechanisms::trim`]).
+    pub trims: bool,
+    /// It may test proposals between layers ([`Mechanisms::prune`]).
+    pub prunes: bool,
+    /// It may draft while a pass runs ([`Mechanisms::overlap`]).
+    pub overlaps: bool,
+}
+
+/// How a policy comes to the lengths of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lengths {
+    /// The same for everyone.
+    Same(usize),
+    /// By predicted goodput across the batch.
+    Goodput,
 }
 
 impl Policy {
+    /// What it does.
+    pub fn traits(&self) -> PolicyTraits {
+        let drafts = PolicyTraits { drafts: true, ..PolicyTraits::default() };
+        let budget = PolicyTraits { predicts: true, copies: true, trims: true, ..drafts };
+        match self {
+            Policy::Off => PolicyTraits::default(),
+            Policy::Fixed { .. } | Policy::BatchTable { .. } => drafts,
+            Policy::Budget => budget,
+            Policy::Faser => PolicyTraits { prunes: true, overlaps: true, ..budget },
+        }
+    }
+
+    /// How it comes to the lengths of a batch of so many sequences.
+    pub(crate) fn lengths(&self, sequences: usize) -> Lengths {
+        match self {
+            Policy::Off => Lengths::Same(0),
+            Policy::Fixed { k } => Lengths::Same(*k),
+            Policy::BatchTable { steps } => {
+                let step = steps.iter().find(|&&(largest, _)| sequences <= largest);
+                Lengths::Same(step.map_or(0, |&(_, k)| k))
+            }
+            Policy::Budget | Policy::Faser => Lengths::Goodput,
+        }
+    }
+
     /// The most proposals it ever gives a sequence.
     pub fn k_max(&self) -> usize {
         match self {
@@ -55,11 +141,6 @@ impl Policy {
             Policy::BatchTable { steps } => steps.iter().map(|&(_, k)| k).max().unwrap_or(0).min(K_LIMIT),
             Policy::Budget | Policy::Faser => K_LIMIT,
         }
-    }
-
-    /// Does it decide by predicted goodput, so that it needs cost tables?
-    pub fn needs_costs(&self) -> bool {
-        matches!(self, Policy::Budget | Policy::Faser)
     }
 }
 

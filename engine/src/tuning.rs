@@ -15,30 +15,39 @@ pub struct Tuning {
     pub mechanisms: Mechanisms,
     /// Targets of requests that come from now on and bring none of their own.
     pub slo: Slo,
-    /// Cap on the speculative length of every sequence; 0 switches speculation off.
-    pub k_max: usize,
+    /// Cap on the speculative length of every sequence, at most [`K_LIMIT`]; 0 switches speculation off, `None` leaves it to the policy.
+    pub k_max: Option<usize>,
     /// The one partition, counted from 1, for overlapped execution; `None` leaves the choice to the planner.
     pub partition: Option<usize>,
-    /// Sequences that may hold KV at once; of those that do none is put back.
+    /// Sequences that may hold KV at once, no more than the engine was built with; of those that do none is put back.
     pub max_running: usize,
     /// Requests that may wait; of those that do none is refused.
     pub max_waiting: usize,
 }
 
-impl EngineConfig {
-    /// The tuning that an engine of this config starts with.
-    pub fn tuning(&self) -> Tuning {
+impl Default for Tuning {
+    /// What a config that says nothing stands for.
+    fn default() -> Tuning {
         Tuning {
-            policy: self.policy.clone(),
-            mechanisms: self.mechanisms,
-            slo: self.slo,
-            k_max: self.speculation.k_max,
-            partition: self.speculation.partition,
-            max_running: self.max_running,
-            max_waiting: self.max_waiting,
+            policy: Policy::Faser,
+            mechanisms: Mechanisms::default(),
+            slo: Slo::default(),
+            k_max: None,
+            partition: None,
+            max_running: 64,
+            max_waiting: 256,
         }
     }
+}
 
+impl Tuning {
+    /// The cap as a number.
+    fn k_cap(&self) -> usize {
+        self.k_max.unwrap_or(K_LIMIT)
+    }
+}
+
+impl EngineConfig {
     /// A tuning as the planner goes by it: nobody can work beside a pass without a draft model.
     pub(crate) fn deciding(&self, tuning: &Tuning) -> Tuning {
         let overlap = tuning.mechanisms.overlap && self.draft.drafts();
@@ -55,29 +64,30 @@ impl EngineConfig {
                 return Err(EngineError::Zero(name));
             }
         }
-        if tuning.max_running > self.max_running {
+        if tuning.max_running > self.tuning.max_running {
             return Err(EngineError::Beyond {
                 name: "max_running",
                 asked: tuning.max_running,
-                built: self.max_running,
+                built: self.tuning.max_running,
             });
         }
-        if tuning.k_max > K_LIMIT {
-            return Err(EngineError::Beyond { name: "k_max", asked: tuning.k_max, built: K_LIMIT });
+        if tuning.k_cap() > K_LIMIT {
+            return Err(EngineError::Beyond { name: "k_max", asked: tuning.k_cap(), built: K_LIMIT });
         }
         tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
-        if tuning.policy != Policy::Off && !tuning.policy.needs_costs() && !self.draft.drafts() {
+        let traits = tuning.policy.traits();
+        if traits.drafts && !traits.copies && !self.draft.drafts() {
             return Err(EngineError::Policy(format!("policy {} needs a draft model", tuning.policy)));
         }
-        let k = tuning.policy.k_max().min(tuning.k_max);
+        let k = tuning.policy.k_max().min(tuning.k_cap());
         if k > self.speculation.room {
             return Err(EngineError::Beyond { name: "k", asked: k, built: self.speculation.room });
         }
-        if tuning.policy.needs_costs() && self.partitions.is_empty() {
+        if traits.predicts && self.partitions.is_empty() {
             return Err(EngineError::NoCosts(tuning.policy.to_string()));
         }
         match tuning.partition {
-            Some(place) if place == 0 || tuning.policy == Policy::Faser && place >= self.partitions.len() => {
+            Some(place) if place == 0 || traits.overlaps && place >= self.partitions.len() => {
                 Err(EngineError::Partition { asked: place, there: self.partitions.len().saturating_sub(1) })
             }
             _ => Ok(()),
@@ -102,7 +112,7 @@ impl Engine {
             return;
         }
         self.planner.tune(&self.config.deciding(&tuning));
-        self.pruning.want(tuning.mechanisms.prune && tuning.policy == Policy::Faser);
+        self.pruning.want(tuning.mechanisms.prune && tuning.policy.traits().prunes);
         self.tuning = tuning;
         let limit = self.k_limit();
         self.sequences.values_mut().for_each(|sequence| sequence.limit_k(limit));
@@ -128,13 +138,13 @@ impl Engine {
             SpeculationMode::Draft if !self.config.draft.drafts() => {
                 "there is no draft model here (`model.draft: none`)"
             }
-            SpeculationMode::Draft if *policy == Policy::Off => {
+            SpeculationMode::Draft if !policy.traits().drafts => {
                 "nothing is drafted here (`speculation.policy: off`)"
             }
             SpeculationMode::Lookup if !mechanisms.lookup => {
                 "nothing is copied here (`speculation.lookup: false`)"
             }
-            SpeculationMode::Lookup if !policy.needs_costs() => {
+            SpeculationMode::Lookup if !policy.traits().copies => {
                 "nothing is copied here (`speculation.policy` is neither `budget` nor `faser`)"
             }
             _ => return Ok(()),
@@ -145,7 +155,7 @@ impl Engine {
     /// The most proposals that any sequence may have now.
     pub(crate) fn k_limit(&self) -> usize {
         let proposes = self.config.draft.drafts() || self.copies();
-        if proposes { self.tuning.k_max.min(self.config.speculation.room) } else { 0 }
+        if proposes { self.tuning.k_cap().min(self.config.speculation.room) } else { 0 }
     }
 }
 
@@ -164,17 +174,18 @@ mod tests {
             block_size: 4,
             target_blocks: 64,
             draft: DraftSource::model(64),
-            max_running: 4,
-            max_waiting: 3,
             max_pass_rows: 32,
             max_context: 64,
-            policy: Policy::Fixed { k: 2 },
             partitions: Vec::new(),
             target_layers: 4,
-            mechanisms: Mechanisms::default(),
             speculation: SpeculationBounds { room: 4, ..SpeculationBounds::default() },
-            slo: Slo::default(),
             prefix_cache: true,
+            tuning: Tuning {
+                max_running: 4,
+                max_waiting: 3,
+                policy: Policy::Fixed { k: 2 },
+                ..Tuning::default()
+            },
         }
     }
 
@@ -200,26 +211,29 @@ mod tests {
     #[test]
     fn what_needs_other_lanes_or_costs_is_refused_and_changes_nothing() {
         let config = config();
-        let tuning = config.tuning();
+        let tuning = config.tuning.clone();
         let mut engine = Engine::new(config.clone()).expect("a valid config");
         for wrong in [
             Tuning { max_running: 5, ..tuning.clone() },
             Tuning { max_running: 0, ..tuning.clone() },
             Tuning { policy: Policy::Fixed { k: 5 }, ..tuning.clone() },
-            Tuning { policy: Policy::Budget, k_max: 3, ..tuning.clone() },
+            Tuning { policy: Policy::Budget, k_max: Some(3), ..tuning.clone() },
             Tuning { policy: Policy::Faser, partition: Some(1), ..tuning.clone() },
             Tuning { partition: Some(0), ..tuning.clone() },
-            Tuning { k_max: K_LIMIT + 1, ..tuning.clone() },
+            Tuning { k_max: Some(K_LIMIT + 1), ..tuning.clone() },
         ] {
             assert!(config.tunable(&wrong).is_err(), "{wrong:?}");
             tell(&mut engine, Event::Tune(wrong));
             assert_eq!(*engine.tuning(), tuning);
         }
         // With a cap that there is room for, the same policy can be had.
-        assert_eq!(config.tunable(&Tuning { policy: Policy::Fixed { k: 5 }, k_max: 4, ..tuning }), Ok(()));
+        assert_eq!(
+            config.tunable(&Tuning { policy: Policy::Fixed { k: 5 }, k_max: Some(4), ..tuning }),
+            Ok(())
+        );
         let without_draft = EngineConfig { draft: DraftSource::Lookup, ..config };
-        let off = Tuning { policy: Policy::Off, ..without_draft.tuning() };
-        assert!(without_draft.tunable(&without_draft.tuning()).is_err());
+        let off = Tuning { policy: Policy::Off, ..without_draft.tuning.clone() };
+        assert!(without_draft.tunable(&without_draft.tuning.clone()).is_err());
         assert_eq!(without_draft.tunable(&off), Ok(()));
     }
 
@@ -257,11 +271,15 @@ mod tests {
         };
         let costs = PartitionCosts { draft: PassCost::nothing(), verify: PassCost::nothing() };
         let with = |policy, blocks, lookup| EngineConfig {
-            policy,
             draft: DraftSource::model(blocks),
             partitions: vec![costs.clone()],
-            mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
-            speculation: SpeculationBounds { room: 4, k_max: 4, ..SpeculationBounds::default() },
+            speculation: SpeculationBounds { room: 4, ..SpeculationBounds::default() },
+            tuning: Tuning {
+                policy,
+                mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
+                k_max: Some(4),
+                ..config().tuning
+            },
             ..config()
         };
         let words = |config: EngineConfig, mode| refused(config, mode).unwrap_or_default();
@@ -289,9 +307,9 @@ mod tests {
         let speculates = |engine: &Engine| [1, 2].map(|seq| engine.sequences[&SeqId(seq)].speculates());
         let tuning = engine.tuning().clone();
         assert_eq!(speculates(&engine), [true, true]);
-        tell(&mut engine, Event::Tune(Tuning { k_max: 0, ..tuning.clone() }));
+        tell(&mut engine, Event::Tune(Tuning { k_max: Some(0), ..tuning.clone() }));
         assert_eq!(speculates(&engine), [false, false]);
-        tell(&mut engine, Event::Tune(Tuning { k_max: 3, ..tuning }));
+        tell(&mut engine, Event::Tune(Tuning { k_max: Some(3), ..tuning }));
         assert_eq!(speculates(&engine), [true, true]);
         let requests = engine.requests(Duration::from_secs(1), 1);
         assert_eq!((requests.len(), requests[0].seq, requests[0].age), (1, SeqId(1), Duration::from_secs(1)));

@@ -7,7 +7,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, Slo, SpeculationBounds, TokenId,
+    DraftSource, EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, SpeculationBounds, TokenId,
+    Tuning,
 };
 
 const TOKENS: usize = 160;
@@ -42,17 +43,19 @@ fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
         block_size: 16,
         target_blocks: 40,
         draft: DraftSource::model(if drafts { 40 } else { 0 }),
-        max_running: 4,
-        max_waiting: 4,
         max_pass_rows: 64,
         max_context: 320,
-        policy: Policy::Faser,
         partitions: partitions(),
         target_layers: 32,
-        mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
         speculation: SpeculationBounds::default(),
-        slo: Slo::default(),
         prefix_cache: true,
+        tuning: Tuning {
+            max_running: 4,
+            max_waiting: 4,
+            policy: Policy::Faser,
+            mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
+            ..Tuning::default()
+        },
     };
     let request = Request {
         seq: SeqId(1),

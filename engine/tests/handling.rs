@@ -6,8 +6,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, Mechanisms, Policy, Refusal, Request, SeqId,
-    Slo, SpeculationBounds, SpeculationMode, TokenId,
+    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, Policy, Refusal, Request, SeqId, Slo,
+    SpeculationBounds, SpeculationMode, TokenId, Tuning,
 };
 
 const VOCABULARY: u32 = 50;
@@ -25,17 +25,13 @@ fn config(policy: Policy) -> EngineConfig {
         block_size: 4,
         target_blocks: 200,
         draft: DraftSource::model(200),
-        max_running: 8,
-        max_waiting: 100,
         max_pass_rows: 64,
         max_context: 128,
-        policy,
         partitions: partitions(),
         target_layers: 32,
-        mechanisms: Mechanisms::default(),
         speculation: SpeculationBounds::default(),
-        slo: Slo::default(),
         prefix_cache: true,
+        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
     }
 }
 
@@ -79,7 +75,10 @@ fn order(report: &Report) -> Vec<u64> {
 
 #[test]
 fn who_waits_is_admitted_by_priority_and_then_by_arrival() {
-    let config = EngineConfig { max_running: 1, ..config(Policy::Off) };
+    let config = EngineConfig {
+        tuning: Tuning { max_running: 1, ..config(Policy::Off).tuning },
+        ..config(Policy::Off)
+    };
     let priorities = [9, 1, 0, -5, 1, 0, i32::MIN];
     let happenings = (0..).zip(priorities).map(|(seq, priority)| {
         let request = of_priority(priority, request(seq, vec![seq as u32; 5], 10));
@@ -111,7 +110,10 @@ fn the_least_urgent_gives_way_and_of_equals_the_youngest() {
 
 #[test]
 fn a_lost_device_puts_back_in_the_same_order_and_before_who_had_not_begun() {
-    let config = EngineConfig { max_running: 2, ..config(Policy::Off) };
+    let config = EngineConfig {
+        tuning: Tuning { max_running: 2, ..config(Policy::Off).tuning },
+        ..config(Policy::Off)
+    };
     let priorities = [3, 3, 3, 1, 3];
     let mut happenings: Vec<_> = (0..)
         .zip(priorities)
@@ -134,7 +136,10 @@ fn a_lost_device_puts_back_in_the_same_order_and_before_who_had_not_begun() {
 
 #[test]
 fn a_full_queue_refuses_the_most_urgent_too() {
-    let config = EngineConfig { max_running: 1, max_waiting: 2, ..config(Policy::Off) };
+    let config = EngineConfig {
+        tuning: Tuning { max_running: 1, max_waiting: 2, ..config(Policy::Off).tuning },
+        ..config(Policy::Off)
+    };
     let happenings = (0..4).map(|seq| {
         let request = of_priority(-(seq as i32), request(seq, vec![1; 4], 8));
         (Duration::ZERO, Happening::Arrival(request))
@@ -199,7 +204,11 @@ fn proposals_per_pass(slo: Slo) -> [f64; 2] {
         PassCost::new(times, AttentionCost::default())
     };
     let partitions = vec![PartitionCosts { draft: cost(20, 1), verify: cost(500, 250) }];
-    let config = EngineConfig { partitions, max_running: 2, ..config(Policy::Budget) };
+    let config = EngineConfig {
+        partitions,
+        tuning: Tuning { max_running: 2, ..config(Policy::Budget).tuning },
+        ..config(Policy::Budget)
+    };
     let happenings = (0..2).map(|seq| {
         let slo = if seq == 0 { slo } else { Slo::default() };
         let request = with_slo(slo, request(seq, vec![seq as u32; 10], 100));
@@ -224,7 +233,11 @@ fn who_is_behind_its_target_gets_more_and_who_is_ahead_less() {
 
 #[test]
 fn prefill_goes_first_to_the_most_urgent_and_among_equals_to_whose_first_token_is_due_first() {
-    let config = EngineConfig { max_running: 5, max_pass_rows: 10, ..config(Policy::Off) };
+    let config = EngineConfig {
+        max_pass_rows: 10,
+        tuning: Tuning { max_running: 5, ..config(Policy::Off).tuning },
+        ..config(Policy::Off)
+    };
     let happenings = (0..5).map(|seq| {
         let ttft = (seq == 3).then_some(Duration::from_millis(1));
         let request = with_slo(Slo { ttft, tpot: None }, request(seq, vec![seq as u32; 40], 5));

@@ -6,8 +6,7 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::record::ChunkRecord;
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
 use faser_engine::{
-    DraftSource, EngineConfig, Handling, LaneKind, Mechanisms, Policy, Request, SeqId, Slo,
-    SpeculationBounds, TokenId,
+    DraftSource, EngineConfig, Handling, LaneKind, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning,
 };
 
 const VOCABULARY: u32 = 50;
@@ -31,17 +30,13 @@ fn config(policy: Policy) -> EngineConfig {
         block_size: 4,
         target_blocks: 200,
         draft: DraftSource::model(200),
-        max_running: 8,
-        max_waiting: 100,
         max_pass_rows: 64,
         max_context: 128,
-        policy,
         partitions: partitions(),
         target_layers: 32,
-        mechanisms: Mechanisms::default(),
         speculation: SpeculationBounds::default(),
-        slo: Slo::default(),
         prefix_cache: true,
+        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
     }
 }
 

@@ -7,8 +7,8 @@ use faser_engine::sim::{
     Simulation, Workload,
 };
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, LaneKind, Mechanisms, Policy, Request, SeqId, Slo,
-    SpeculationBounds,
+    DraftSource, EngineConfig, FinishReason, Handling, LaneKind, Policy, Request, SeqId, SpeculationBounds,
+    Tuning,
 };
 use proptest::prelude::*;
 
@@ -29,17 +29,13 @@ fn config(policy: Policy, device: &Roofline) -> EngineConfig {
         block_size: 16,
         target_blocks: 200,
         draft: DraftSource::model(200),
-        max_running: 24,
-        max_waiting: 1000,
         max_pass_rows: 256,
         max_context: 128,
-        policy,
         partitions: device.tables(),
         target_layers: 64,
-        mechanisms: Mechanisms::default(),
         speculation: SpeculationBounds::default(),
-        slo: Slo::default(),
         prefix_cache: false,
+        tuning: Tuning { max_running: 24, max_waiting: 1000, policy, ..Tuning::default() },
     }
 }
 

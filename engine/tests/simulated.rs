@@ -7,8 +7,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, Mechanisms, Policy, Refusal, Request, SeqId, Slo,
-    SpeculationBounds, SpeculationMode, TokenId,
+    DraftSource, EngineConfig, FinishReason, Handling, Policy, Refusal, Request, SeqId, Slo,
+    SpeculationBounds, SpeculationMode, TokenId, Tuning,
 };
 use proptest::prelude::*;
 
@@ -33,17 +33,13 @@ fn config(policy: Policy) -> EngineConfig {
         block_size: 4,
         target_blocks: 200,
         draft: DraftSource::model(200),
-        max_running: 8,
-        max_waiting: 100,
         max_pass_rows: 64,
         max_context: 128,
-        policy,
         partitions: partitions(),
         target_layers: 32,
-        mechanisms: Mechanisms::default(),
         speculation: SpeculationBounds::default(),
-        slo: Slo::default(),
         prefix_cache: true,
+        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
     }
 }
 
@@ -91,7 +87,10 @@ fn one_sequence_takes_the_passes_it_should() {
 fn acceptance_is_what_the_device_was_given() {
     let arrivals =
         (0..200).map(|i| (Duration::ZERO, Happening::Arrival(request(i, vec![i as u32; 8], 100)))).collect();
-    let config = EngineConfig { max_waiting: 200, ..config(Policy::Fixed { k: 1 }) };
+    let config = EngineConfig {
+        tuning: Tuning { max_waiting: 200, ..config(Policy::Fixed { k: 1 }).tuning },
+        ..config(Policy::Fixed { k: 1 })
+    };
     let view = run(&config, 0.7, arrivals).view;
     let rate = view.totals.accepted_tokens as f64 / view.totals.draft_tokens as f64;
     assert!((rate - 0.7).abs() < 0.02, "acceptance is {rate}");
@@ -135,7 +134,11 @@ fn what_another_replica_began_goes_on_with_the_same_text() {
 
 #[test]
 fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
-    let config = EngineConfig { max_waiting: 2, max_running: 1, max_pass_rows: 8, ..config(Policy::Off) };
+    let config = EngineConfig {
+        max_pass_rows: 8,
+        tuning: Tuning { max_waiting: 2, max_running: 1, ..config(Policy::Off).tuning },
+        ..config(Policy::Off)
+    };
     let at = Duration::ZERO;
     let report = run(
         &config,
@@ -257,17 +260,19 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 } else {
                     draft_tokens.div_ceil(block_size)
                 }),
-                max_running,
-                max_waiting: 100,
                 max_pass_rows: max_running + more_rows,
                 max_context: 90,
-                policy,
                 partitions: partitions(),
                 target_layers: 32,
-                mechanisms: Mechanisms::default(),
                 speculation: SpeculationBounds::default(),
-                slo: Slo { tpot: slo.map(Duration::from_micros), ttft: slo.map(Duration::from_millis) },
                 prefix_cache,
+                tuning: Tuning {
+                    max_running,
+                    max_waiting: 100,
+                    policy,
+                    slo: Slo { tpot: slo.map(Duration::from_micros), ttft: slo.map(Duration::from_millis) },
+                    ..Tuning::default()
+                },
             }
         },
     )
@@ -277,8 +282,8 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
 fn offers(config: &EngineConfig, mode: SpeculationMode) -> bool {
     match mode {
         SpeculationMode::Auto | SpeculationMode::Off => true,
-        SpeculationMode::Lookup => config.policy.needs_costs(),
-        SpeculationMode::Draft => config.draft.drafts() && config.policy != Policy::Off,
+        SpeculationMode::Lookup => config.tuning.policy.traits().copies,
+        SpeculationMode::Draft => config.draft.drafts() && config.tuning.policy.traits().drafts,
     }
 }
 
@@ -353,7 +358,11 @@ proptest! {
 /// The property above would be empty if the loads it draws never pushed anyone out.
 #[test]
 fn small_pools_do_preempt() {
-    let config = EngineConfig { target_blocks: 32, max_running: 8, ..config(Policy::Fixed { k: 4 }) };
+    let config = EngineConfig {
+        target_blocks: 32,
+        tuning: Tuning { max_running: 8, ..config(Policy::Fixed { k: 4 }).tuning },
+        ..config(Policy::Fixed { k: 4 })
+    };
     let arrivals =
         (0..8).map(|i| (Duration::ZERO, Happening::Arrival(request(i, vec![i as u32; 12], 60)))).collect();
     let report = run(&config, 0.8, arrivals);

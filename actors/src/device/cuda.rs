@@ -293,7 +293,7 @@ impl PassLimits {
             blocks,
             max_rows: self.rows,
             max_logit_rows,
-            max_chunks: engine.max_running,
+            max_chunks: engine.tuning.max_running,
             max_context: engine.max_context,
             max_gates: engine.target_layers,
         }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Mechanisms, Policy, Slo, SpeculationBounds, TokenId,
-};
+use faser_engine::{DraftSource, EngineConfig, FinishReason, Policy, SpeculationBounds, TokenId, Tuning};
 use faser_kernels::cuda::check::{CheckResult, Report, Setting, StrayArgs};
 use faser_kernels::cuda::{BLOCK_SIZE, CudaLane, Share, probe_one};
 use faser_kernels::{Dtype, Isa, Sampling};
@@ -138,17 +136,18 @@ impl Pair {
                 block_size: BLOCK_SIZE,
                 target_blocks: blocks,
                 draft: DraftSource::model(blocks),
-                max_running: REQUESTS as usize,
-                max_waiting: REQUESTS as usize,
                 max_pass_rows: 64,
                 max_context: self.context,
-                policy,
                 partitions: Vec::new(),
                 target_layers: self.target.config().layers.len(),
-                mechanisms: Mechanisms::default(),
                 speculation: SpeculationBounds::default(),
-                slo: Slo::default(),
                 prefix_cache: true,
+                tuning: Tuning {
+                    max_running: REQUESTS as usize,
+                    max_waiting: REQUESTS as usize,
+                    policy,
+                    ..Tuning::default()
+                },
             },
             watchdog: WatchdogConfig { back_off: Duration::from_millis(10), ..WatchdogConfig::default() },
         }

@@ -72,7 +72,7 @@ impl Replicas {
         drills: &[Drill],
     ) -> Result<Replicas, ServiceError> {
         let all = Meter::of_pair(pair);
-        let Some(running) = specs.iter().map(|spec| spec.engine.max_running).min() else {
+        let Some(running) = specs.iter().map(|spec| spec.engine.tuning.max_running).min() else {
             return Err(ServiceError::Contradiction("there is to be at least one replica".to_owned()));
         };
         let several = specs.len() > 1;

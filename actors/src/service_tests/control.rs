@@ -6,7 +6,7 @@ use crate::message::Message;
 use crate::replicas::Replicas;
 
 fn tuning() -> faser_engine::Tuning {
-    spec().engine.tuning()
+    spec().engine.tuning.clone()
 }
 
 #[test]

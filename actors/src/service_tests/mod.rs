@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use actix::System;
 use faser_engine::{
-    DraftSource, Engine, EngineConfig, FinishReason, Mechanisms, Policy, Refusal, Slo, SpeculationBounds,
-    TokenId,
+    DraftSource, Engine, EngineConfig, FinishReason, Policy, Refusal, SpeculationBounds, TokenId, Tuning,
 };
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
@@ -71,17 +70,18 @@ fn spec() -> ServiceSpec {
             block_size: 16,
             target_blocks: BLOCKS,
             draft: DraftSource::model(BLOCKS),
-            max_running: 4,
-            max_waiting: 8,
             max_pass_rows: 64,
             max_context: 128,
-            policy: Policy::Fixed { k: 3 },
             partitions: Vec::new(),
             target_layers: 0,
-            mechanisms: Mechanisms::default(),
             speculation: SpeculationBounds::default(),
-            slo: Slo::default(),
             prefix_cache: true,
+            tuning: Tuning {
+                max_running: 4,
+                max_waiting: 8,
+                policy: Policy::Fixed { k: 3 },
+                ..Tuning::default()
+            },
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
     }
@@ -252,7 +252,7 @@ fn a_full_queue_refuses_and_takes_again_later() {
     in_system(async {
         let gate = Gate::default();
         let mut spec = spec();
-        (spec.engine.max_running, spec.engine.max_waiting) = (1, 1);
+        (spec.engine.tuning.max_running, spec.engine.tuning.max_waiting) = (1, 1);
         let service = start_gated(spec, &gate).await;
         let first = service.submit(submission(1, 4)).await.expect("it runs");
         let second = service.submit(submission(2, 4)).await.expect("it waits");

@@ -227,7 +227,7 @@ fn a_request_is_refused_as_full_only_if_all_are() {
     in_system(async {
         let narrow = || {
             let mut spec = spec();
-            (spec.engine.max_running, spec.engine.max_waiting) = (1, 1);
+            (spec.engine.tuning.max_running, spec.engine.tuning.max_waiting) = (1, 1);
             spec
         };
         // Nothing moves until all are there.

@@ -5,7 +5,7 @@ use faser_actors::{Constraint, Dtype, LaneRequest, LogprobBoard, Logprobs, Sampl
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, Handling, Mechanisms, Policy, Request, SeqId, Slo,
-    SpeculationBounds, SpeculationMode, TokenId, Usage,
+    SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Grammar, GrammarCompiler, GrammarSource, GrammarVocabulary, Tokenizer};
@@ -120,17 +120,13 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
         block_size: BLOCK,
         target_blocks: MAX_CONTEXT / BLOCK,
         draft: DraftSource::Lookup,
-        max_running: 1,
-        max_waiting: 1,
         max_pass_rows: MAX_CONTEXT,
         max_context: MAX_CONTEXT,
-        policy: Policy::Off,
         partitions: Vec::new(),
         target_layers: 0,
-        mechanisms: Mechanisms::default(),
         speculation: SpeculationBounds::default(),
-        slo: Slo::default(),
         prefix_cache: false,
+        tuning: Tuning { max_running: 1, max_waiting: 1, policy: Policy::Off, ..Tuning::default() },
     };
     let mut rig =
         Rig::new(&Pair { target: pair.target.clone(), draft: None, cuda: None, shards: None }, &config);
@@ -197,33 +193,39 @@ impl Random {
             block_size: BLOCK,
             target_blocks: self.between(least_blocks, least_blocks + 4),
             draft: DraftSource::model(self.between(least_blocks, 2 * least_blocks)),
-            max_running,
-            max_waiting: 16,
             max_pass_rows: self.between(max_running, 40),
             max_context: MAX_CONTEXT,
-            policy: self.one_of(&[
-                Policy::Off,
-                Policy::Fixed { k: 1 },
-                Policy::Fixed { k: 2 },
-                Policy::Fixed { k: 4 },
-                Policy::Fixed { k: 8 },
-                Policy::BatchTable { steps: vec![(1, 8), (3, 2)] },
-                Policy::Budget,
-                Policy::Faser,
-                Policy::Faser,
-                Policy::Faser,
-            ]),
             partitions: (0..self.between(1, PARTITIONS)).map(|_| self.costs()).collect(),
             target_layers: LAYERS,
-            mechanisms: Mechanisms {
-                trim: self.chance(80),
-                overlap: self.chance(80),
-                prune: self.chance(80),
-                lookup: self.chance(80),
-            },
             speculation: SpeculationBounds::default(),
-            slo: Slo { ttft: None, tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))) },
             prefix_cache: self.chance(50),
+            tuning: Tuning {
+                max_running,
+                max_waiting: 16,
+                policy: self.one_of(&[
+                    Policy::Off,
+                    Policy::Fixed { k: 1 },
+                    Policy::Fixed { k: 2 },
+                    Policy::Fixed { k: 4 },
+                    Policy::Fixed { k: 8 },
+                    Policy::BatchTable { steps: vec![(1, 8), (3, 2)] },
+                    Policy::Budget,
+                    Policy::Faser,
+                    Policy::Faser,
+                    Policy::Faser,
+                ]),
+                mechanisms: Mechanisms {
+                    trim: self.chance(80),
+                    overlap: self.chance(80),
+                    prune: self.chance(80),
+                    lookup: self.chance(80),
+                },
+                slo: Slo {
+                    ttft: None,
+                    tpot: self.chance(20).then(|| Duration::from_micros(self.below(900))),
+                },
+                ..Tuning::default()
+            },
         }
     }
 

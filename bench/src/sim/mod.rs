@@ -13,7 +13,7 @@ use faser_engine::cost::PartitionCosts;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
 };
-use faser_engine::{DraftSource, EngineConfig, Mechanisms, Policy, Slo, SpeculationBounds};
+use faser_engine::{DraftSource, EngineConfig, Mechanisms, Policy, SpeculationBounds, Tuning};
 use serde::{Serialize, Serializer};
 
 pub use figures::{Figures, Moment};
@@ -292,18 +292,19 @@ impl SimSpec {
             block_size: BLOCK_TOKENS,
             target_blocks: self.kv_tokens / BLOCK_TOKENS,
             draft: DraftSource::model(self.kv_tokens / BLOCK_TOKENS),
-            max_running,
-            max_waiting: 1_000_000,
             max_pass_rows: self.max_pass_rows,
             max_context: self.max_context,
-            policy,
             partitions,
             target_layers: self.pair.target.layers,
-            mechanisms: self.mechanisms,
-            speculation: SpeculationBounds::default(),
-            slo: Slo::default(),
-            // Simulated prompts share nothing.
+            speculation: SpeculationBounds::default(), // Simulated prompts share nothing.
             prefix_cache: false,
+            tuning: Tuning {
+                max_running,
+                max_waiting: 1_000_000,
+                policy,
+                mechanisms: self.mechanisms,
+                ..Tuning::default()
+            },
         }
     }
 }

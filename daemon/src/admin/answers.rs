@@ -11,8 +11,9 @@ use utoipa::ToSchema;
 use super::api::{Call, RequestId};
 use super::errors::conflict;
 use super::figures::requests;
-use super::look::{oldest_first, policy};
+use super::look::oldest_first;
 use super::peer::Peer;
+use super::snapshot::PolicyView;
 use super::snapshot::RequestRow;
 use super::{Admin, audit, dashboard, events, openapi};
 use crate::config::Config;
@@ -81,7 +82,7 @@ pub(super) async fn answer(
             ok.insert_header((header::ETAG, format!("\"{}\"", config.tag))).json(config)
         }
         Call::Plan { pair } => ok.json(admin.plan(pair.as_deref()).await?),
-        Call::Policy { pair } => ok.json(policy(&admin.config_of(pair.as_deref()).await?)),
+        Call::Policy { pair } => ok.json(PolicyView::of(&admin.config_of(pair.as_deref()).await?.tuning)),
         Call::LogLevel => ok.json(json!({"level": admin.level().await})),
         Call::Metrics => {
             ok.content_type("text/plain; version=0.0.4; charset=utf-8").body(admin.app.render_metrics())
@@ -177,7 +178,7 @@ impl Admin {
         };
         let row = |live: &crate::reload::LiveKey| LiveRow {
             key: live.key,
-            value: (live.of)(reload.config()),
+            value: live.value(reload.config()),
             when: live.when,
         };
         ConfigView {

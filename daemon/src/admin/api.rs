@@ -1,5 +1,6 @@
 //! The whole admin API: one enum, and the table of how each of its calls looks in HTTP.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use actix_web::http::{Method, StatusCode};
@@ -8,6 +9,7 @@ use faser_engine::SeqId;
 use serde_json::Value;
 
 use super::errors::not_here;
+use crate::config::tunables::{TUNABLES, Tunable};
 use crate::fields::{Fault, FieldError, Fields};
 use crate::http::errors::ApiError;
 
@@ -131,95 +133,69 @@ const fn route(
 const THE_PAIR: (&str, &str) = ("pair", "which of several pairs; the first if left out");
 const ANY_PAIR: (&str, &str) = ("pair", "which of several pairs; all if left out");
 
-const POLICY_FIELDS: &[(&str, &str)] = &[
-    ("policy", "off, fixed:K, batch-table:B=K,B=K, budget or faser"),
-    ("k_max", "cap on the speculative length, 0 to 16; null for none"),
-    ("trim", "leave proposals that do not pay out of a pass"),
-    ("overlap", "draft past the frontier while a pass runs"),
-    ("prune", "test proposals between layers of a pass"),
-    ("lookup", "copy proposals from the text before and from predictions"),
-    ("partition", "the one partition for overlapped execution, counted from 1; null for any"),
-    ("ttft_ms", "latency target, from arrival to the first token; null for none"),
-    ("tpot_ms", "latency target, per token after that; null for none"),
-    ("max_running", "sequences that run at once, up to what the daemon was started with"),
-    ("max_waiting", "sequences that wait"),
-    ANY_PAIR,
-];
-
-/// Where each field of [`Call::SetPolicy`] stands in the config, but for the pair.
-const POLICY_KEYS: [&str; 11] = [
-    "speculation.policy",
-    "speculation.k_max",
-    "speculation.trim",
-    "speculation.overlap",
-    "speculation.prune",
-    "speculation.lookup",
-    "speculation.partition",
-    "speculation.slo.ttft_ms",
-    "speculation.slo.tpot_ms",
-    "scheduler.max_running",
-    "scheduler.max_waiting",
-];
-
 /// All calls.
-pub const ROUTES: &[Route] = &[
-    route(Method::GET, "/", "a page that shows all this in a browser", &[THE_PAIR]),
-    route(Method::GET, "/v1/status", "what the daemon does now", &[THE_PAIR]),
-    route(
-        Method::GET,
-        "/v1/events",
-        "the same again and again, as server-sent events",
-        &[
-            ("every_ms", "time between two events, 100 to 60000; 1000 if left out"),
-            ("timeline", "true, or false to leave out what the lanes did; true if left out"),
-            THE_PAIR,
-        ],
-    ),
-    route(Method::GET, "/v1/requests", "the requests it has, the oldest first", &[ANY_PAIR]),
-    route(Method::POST, "/v1/requests/{id}/cancel", "end one request", &[]),
-    route(Method::GET, "/v1/config", "the config in force, and what a reload would change", &[]),
-    route(Method::POST, "/v1/reload", "read the config file again; If-Match: the tag of /v1/config", &[]),
-    route(Method::GET, "/v1/plan", "where the models of the config would go", &[THE_PAIR]),
-    route(Method::GET, "/v1/policy", "how speculative lengths are chosen", &[THE_PAIR]),
-    route(
-        Method::PATCH,
-        "/v1/policy",
-        "have them chosen otherwise; If-Match: the tag of /v1/config",
-        POLICY_FIELDS,
-    ),
-    route(
-        Method::POST,
-        "/v1/profile",
-        "measure anew what passes cost, while there are no requests",
-        &[THE_PAIR],
-    ),
-    route(
-        Method::POST,
-        "/v1/drain",
-        "take no new requests, and wait for those there are",
-        &[("wait_s", "how long the answer may be waited for, 0 to 86400; 0 if left out")],
-    ),
-    route(Method::POST, "/v1/resume", "take requests again", &[]),
-    route(
-        Method::POST,
-        "/v1/trace",
-        "record what the lanes do, as a trace for ui.perfetto.dev",
-        &[
-            ("seconds", "how long, 1 to 60; 5 if left out"),
-            ("replica", "whose lanes; 0 if left out"),
-            THE_PAIR,
-        ],
-    ),
-    route(Method::GET, "/v1/log-level", "the level of the log", &[]),
-    route(
-        Method::PUT,
-        "/v1/log-level",
-        "log at another level",
-        &[("level", "error, warn, info, debug or trace")],
-    ),
-    route(Method::GET, "/metrics", "all metrics, in Prometheus' text format", &[]),
-    route(Method::GET, "/openapi.json", "this API as an OpenAPI document", &[]),
-];
+pub static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
+    let tunables = TUNABLES.iter().map(|tunable| (tunable.name(), tunable.help));
+    let policy_fields: Vec<_> = tunables.chain([ANY_PAIR]).collect();
+    vec![
+        route(Method::GET, "/", "a page that shows all this in a browser", &[THE_PAIR]),
+        route(Method::GET, "/v1/status", "what the daemon does now", &[THE_PAIR]),
+        route(
+            Method::GET,
+            "/v1/events",
+            "the same again and again, as server-sent events",
+            &[
+                ("every_ms", "time between two events, 100 to 60000; 1000 if left out"),
+                ("timeline", "true, or false to leave out what the lanes did; true if left out"),
+                THE_PAIR,
+            ],
+        ),
+        route(Method::GET, "/v1/requests", "the requests it has, the oldest first", &[ANY_PAIR]),
+        route(Method::POST, "/v1/requests/{id}/cancel", "end one request", &[]),
+        route(Method::GET, "/v1/config", "the config in force, and what a reload would change", &[]),
+        route(Method::POST, "/v1/reload", "read the config file again; If-Match: the tag of /v1/config", &[]),
+        route(Method::GET, "/v1/plan", "where the models of the config would go", &[THE_PAIR]),
+        route(Method::GET, "/v1/policy", "how speculative lengths are chosen", &[THE_PAIR]),
+        route(
+            Method::PATCH,
+            "/v1/policy",
+            "have them chosen otherwise; If-Match: the tag of /v1/config",
+            policy_fields.leak(),
+        ),
+        route(
+            Method::POST,
+            "/v1/profile",
+            "measure anew what passes cost, while there are no requests",
+            &[THE_PAIR],
+        ),
+        route(
+            Method::POST,
+            "/v1/drain",
+            "take no new requests, and wait for those there are",
+            &[("wait_s", "how long the answer may be waited for, 0 to 86400; 0 if left out")],
+        ),
+        route(Method::POST, "/v1/resume", "take requests again", &[]),
+        route(
+            Method::POST,
+            "/v1/trace",
+            "record what the lanes do, as a trace for ui.perfetto.dev",
+            &[
+                ("seconds", "how long, 1 to 60; 5 if left out"),
+                ("replica", "whose lanes; 0 if left out"),
+                THE_PAIR,
+            ],
+        ),
+        route(Method::GET, "/v1/log-level", "the level of the log", &[]),
+        route(
+            Method::PUT,
+            "/v1/log-level",
+            "log at another level",
+            &[("level", "error, warn, info, debug or trace")],
+        ),
+        route(Method::GET, "/metrics", "all metrics, in Prometheus' text format", &[]),
+        route(Method::GET, "/openapi.json", "this API as an OpenAPI document", &[]),
+    ]
+});
 
 impl Call {
     /// Reads a call: `input` is its query or its JSON body, as an object.
@@ -325,15 +301,16 @@ fn part<'p>(pattern: &str, path: &'p str) -> Option<&'p str> {
 /// Every field that is there, null too, by its key of the config. What values may be, the config knows.
 fn policy(fields: &mut Fields<'_>, input: &Value) -> Result<Vec<(&'static str, Value)>, FieldError> {
     let mut keys = Vec::new();
-    for ((name, _), key) in POLICY_FIELDS.iter().zip(POLICY_KEYS) {
+    for tunable in TUNABLES.iter() {
+        let name = tunable.name();
         // Asked for, so that `finish` knows it.
         let value = fields.value(name);
         if input.get(name).is_some() {
-            keys.push((key, value.cloned().unwrap_or(Value::Null)));
+            keys.push((tunable.key, value.cloned().unwrap_or(Value::Null)));
         }
     }
     if keys.is_empty() && input.as_object().is_some_and(|input| input.keys().all(|name| name == "pair")) {
-        let known: Vec<&str> = POLICY_FIELDS.iter().zip(POLICY_KEYS).map(|((name, _), _)| *name).collect();
+        let known: Vec<&str> = TUNABLES.iter().map(Tunable::name).collect();
         return Err(FieldError::new(
             "",
             Fault::Missing,

@@ -14,7 +14,6 @@ use super::snapshot::{
 use super::timeline::Timeline;
 use super::{ANSWERS_WITHIN, Admin};
 use crate::app::Served;
-use crate::config::Config;
 use crate::http::errors::ApiError;
 use crate::pairs::Pairs;
 
@@ -103,7 +102,8 @@ impl Admin {
         snapshot.slowest.truncate(SLOWEST);
         snapshot.pairs = rows(pairs);
         snapshot.model = Some(model(served));
-        snapshot.policy = self.reload.lock().await.config().each().get(place).map(policy);
+        snapshot.policy =
+            self.reload.lock().await.config().each().get(place).map(|config| PolicyView::of(&config.tuning));
         Ok(snapshot)
     }
 
@@ -188,24 +188,5 @@ fn model(served: &Served) -> ModelView {
         partitions: served.device.partitions().into_iter().map(partition).collect(),
         block_size: served.bounds.block_size,
         max_pass_rows: served.bounds.max_pass_rows,
-    }
-}
-
-/// How lengths are chosen by this config.
-pub(super) fn policy(config: &Config) -> PolicyView {
-    let (speculation, scheduler) = (&config.speculation, &config.scheduler);
-    let ms = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
-    PolicyView {
-        policy: speculation.policy.to_string(),
-        k_max: speculation.k_max,
-        trim: speculation.mechanisms.trim,
-        overlap: speculation.mechanisms.overlap,
-        prune: speculation.mechanisms.prune,
-        lookup: speculation.mechanisms.lookup,
-        partition: speculation.partition,
-        ttft_ms: ms(speculation.slo.ttft),
-        tpot_ms: ms(speculation.slo.tpot),
-        max_running: scheduler.max_running,
-        max_waiting: scheduler.max_waiting,
     }
 }

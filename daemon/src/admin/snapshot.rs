@@ -1,10 +1,15 @@
 //! What operators see: one snapshot of the daemon and of one pair, the first or another, made for a screen that is drawn anew once a second. No text, no prompts, no keys.
 //! Shares are from 0 to 1; rates and histograms are over the window behind the snapshot, `window_s`; totals since the start.
 
+use faser_engine::Tuning;
 use serde::Serialize;
-use utoipa::ToSchema;
+use serde_json::{Map, Value};
+use utoipa::openapi::schema::{SchemaType, Type};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::timeline::Timeline;
+use crate::config::tunables::{Kind, TUNABLES, Tunable};
 
 /// Speculative lengths are below this.
 pub(super) const LENGTHS: usize = faser_engine::K_LIMIT + 1;
@@ -84,32 +89,37 @@ pub struct PartitionView {
     pub verify: usize,
 }
 
-/// How speculative lengths are chosen: the live keys of `speculation`, and the bounds of the batch.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-pub struct PolicyView {
-    /// The policy, as in the config.
-    pub policy: String,
-    /// Cap on the speculative length; none: 16.
-    pub k_max: Option<usize>,
-    /// Proposals that do not pay are left out of a pass.
-    pub trim: bool,
-    /// The draft lane may work past the frontier while a pass runs.
-    pub overlap: bool,
-    /// Proposals may be tested between layers.
-    pub prune: bool,
-    /// Proposals may be copied from the text before and from predictions.
-    pub lookup: bool,
-    /// The one partition for overlapped execution; none: any.
-    pub partition: Option<usize>,
-    /// Latency target to the first token, in ms.
-    pub ttft_ms: Option<u64>,
-    /// Latency target per token after that, in ms.
-    pub tpot_ms: Option<u64>,
-    /// Sequences that run at once.
-    pub max_running: usize,
-    /// Requests that may wait.
-    pub max_waiting: usize,
+/// How speculative lengths are chosen: the keys that tune engines, by their names without the section.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PolicyView(Map<String, Value>);
+
+impl PolicyView {
+    /// Those of a tuning.
+    pub fn of(tuning: &Tuning) -> PolicyView {
+        PolicyView(TUNABLES.iter().map(|one| (one.name().to_owned(), one.value(tuning))).collect())
+    }
 }
+
+impl PartialSchema for PolicyView {
+    fn schema() -> RefOr<Schema> {
+        let property = |tunable: &Tunable| {
+            let types = match tunable.kind {
+                Kind::Text => vec![Type::String],
+                Kind::Flag => vec![Type::Boolean],
+                Kind::Number => vec![Type::Integer],
+                Kind::MaybeNumber => vec![Type::Integer, Type::Null],
+            };
+            let types = SchemaType::from_iter(types);
+            ObjectBuilder::new().schema_type(types).description(Some(tunable.help)).build()
+        };
+        let properties = TUNABLES.iter().fold(ObjectBuilder::new(), |object, tunable| {
+            object.property(tunable.name(), property(tunable)).required(tunable.name())
+        });
+        properties.description(Some("How speculative lengths are chosen: the keys that tune engines.")).into()
+    }
+}
+
+impl ToSchema for PolicyView {}
 
 /// One replica.
 #[derive(Clone, Debug, Serialize, ToSchema)]

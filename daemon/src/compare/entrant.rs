@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use faser_actors::{ServiceSpec, WatchdogConfig};
 use faser_bench::sim::Ablation;
-use faser_engine::{EngineConfig, Policy, SpeculationBounds};
+use faser_engine::{EngineConfig, Policy, Tuning};
 
 use crate::load::Loaded;
 
@@ -51,15 +51,17 @@ impl Entrant {
     /// A service of its own over the pair that all share. Up to `waiting` requests may wait.
     pub(super) fn service(&self, pair: &Loaded, waiting: usize) -> ServiceSpec {
         let engine = EngineConfig {
-            policy: self.policy.clone(),
-            mechanisms: self.ablation.map_or(pair.engine.mechanisms, |ablation| ablation.mechanisms),
             partitions: self.partitions(&pair.engine.partitions),
-            // A partition of the config's choice may not be among those of an ablation.
-            speculation: SpeculationBounds {
-                partition: pair.engine.speculation.partition.filter(|_| self.ablation.is_none()),
-                ..pair.engine.speculation
+            tuning: Tuning {
+                policy: self.policy.clone(),
+                mechanisms: self
+                    .ablation
+                    .map_or(pair.engine.tuning.mechanisms, |ablation| ablation.mechanisms),
+                // One of the config's choice may not be among those of an ablation.
+                partition: pair.engine.tuning.partition.filter(|_| self.ablation.is_none()),
+                max_waiting: pair.engine.tuning.max_waiting.max(waiting),
+                ..pair.engine.tuning.clone()
             },
-            max_waiting: pair.engine.max_waiting.max(waiting),
             ..pair.engine.clone()
         };
         let places: Vec<usize> = (0..pair.device.partitions().len()).collect();

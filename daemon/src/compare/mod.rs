@@ -145,7 +145,7 @@ impl CompareArgs {
     /// It is wrong.
     pub fn config_of(&self, document: &Document) -> Result<Config, ConfigError> {
         let mut config = Config::from_document(document)?.one(self.model.as_deref())?;
-        config.speculation.policy = Policy::Faser;
+        config.tuning.policy = Policy::Faser;
         Ok(Config { profile: self.profile, ..config })
     }
 
@@ -177,7 +177,7 @@ impl CompareArgs {
         if config.device.replicas > 1 {
             return refuse("one replica is compared at a time: leave `device.replicas` out".to_owned());
         }
-        let most = config.scheduler.max_running;
+        let most = config.tuning.max_running;
         if let Some(streams) = self.streams.iter().find(|streams| **streams > most) {
             return refuse(format!(
                 "--streams {streams} is more than the {most} sequences that may run at once: raise `scheduler.max_running`"
@@ -186,7 +186,7 @@ impl CompareArgs {
         if let Some(entrant) = self
             .policies
             .iter()
-            .find(|entrant| entrant.policy != Policy::Off && !entrant.policy.needs_costs())
+            .find(|entrant| entrant.policy != Policy::Off && !entrant.policy.traits().predicts)
             && !config.model.source.has_draft()
         {
             return refuse(format!(

@@ -30,7 +30,7 @@ fn policies_may_be_ablations_and_may_be_named_twice() {
 #[test]
 fn costs_are_read_or_measured_whoever_takes_part() {
     let config = args("--policy off --profile").unwrap().load_config().unwrap();
-    assert_eq!((config.speculation.policy, config.profile), (Policy::Faser, true));
+    assert_eq!((config.tuning.policy, config.profile), (Policy::Faser, true));
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod shape;
 pub mod sizes;
 mod synthetic;
 mod topology;
+pub mod tunables;
 mod validated;
 
 #[cfg(test)]
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use faser_actors::{Drill, Dtype, Isa};
-use faser_engine::{Mechanisms, Policy, Slo};
+use faser_engine::Tuning;
 use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
@@ -56,8 +57,8 @@ pub struct Config {
     pub kv: KvConfig,
     /// Bounds of the batch and the queue.
     pub scheduler: SchedulerConfig,
-    /// How speculative lengths are chosen.
-    pub speculation: SpeculationConfig,
+    /// How engines decide, and those of their bounds that can change: see [`tunables`].
+    pub tuning: Tuning,
     /// Where what passes cost is kept between two starts.
     pub cost_cache: CostCache,
     /// Whether costs are measured even if they are kept. No key of the file says so, only `--profile`.
@@ -69,6 +70,9 @@ pub struct Config {
     /// The pairs, if there are to be several: each is this config with its own sections laid over it.
     pub pairs: Vec<Config>,
 }
+
+/// Partitions beside the whole device.
+const MOST_PARTITIONS: usize = 8;
 
 impl Config {
     /// What each pair is served by, in order: `pairs`, or this config alone.
@@ -93,21 +97,6 @@ impl Config {
             ConfigError { place: Some("--model".to_owned()), message }
         })
     }
-}
-
-/// How speculative lengths are chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpeculationConfig {
-    /// The policy.
-    pub policy: Policy,
-    /// What policies that predict may use.
-    pub mechanisms: Mechanisms,
-    /// Latency targets of every request.
-    pub slo: Slo,
-    /// Cap on the speculative length of every sequence; `None` leaves it to the policy.
-    pub k_max: Option<usize>,
-    /// The one partition, counted from 1, that is used while both lanes work; `None` leaves the choice to the policy.
-    pub partition: Option<usize>,
 }
 
 /// The model pair.
@@ -250,10 +239,6 @@ pub struct KvConfig {
 /// Bounds of the batch and the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// Sequences that run at once.
-    pub max_running: usize,
-    /// Sequences that wait; one more is answered with 429.
-    pub max_waiting: usize,
     /// Rows of one pass: the token budget.
     pub max_pass_rows: usize,
     /// Tokens of a sequence, prompt and output together; `None` takes what the models can.

@@ -78,13 +78,13 @@ fn pair(
     }
     let section =
         |name: &'static str| Fields::new(format!("{path}.{name}"), whole.get(name).unwrap_or(&Value::Null));
-    let Sections { mut model, device, kv, scheduler, speculation, cost_cache } = sections(section, folder)?;
+    let Sections { mut model, device, kv, scheduler, tuning, cost_cache } = sections(section, folder)?;
     if model.name.is_some() {
         let problem = format!("stands beside `{path}.name`: leave it out");
         return Err(FieldError::new(format!("{path}.model.name"), Fault::Value, problem));
     }
     model.name = Some(name);
-    Ok(Config { model, device, kv, scheduler, speculation, cost_cache, ..shared.clone() })
+    Ok(Config { model, device, kv, scheduler, tuning, cost_cache, ..shared.clone() })
 }
 
 /// A section as a pair has it: key by key what it says itself, also if that is null, for the default; else what is said for all.
@@ -166,13 +166,10 @@ mod tests {
         assert_eq!(demo.model.source, ModelSource::Demo { draft: true });
         assert_eq!(big.model.source, ModelSource::Directories { target: "etc/t".into(), draft: None });
         assert_eq!((demo.kv.memory_bytes, big.kv.memory_bytes), (Some(1 << 30), None), "null is the default");
-        assert_eq!(
-            (big.kv.block_size, big.speculation.k_max, &big.speculation.policy),
-            (32, Some(3), &Policy::Off)
-        );
+        assert_eq!((big.kv.block_size, big.tuning.k_max, &big.tuning.policy), (32, Some(3), &Policy::Off));
         let ms = |ms| Some(Duration::from_millis(ms));
-        assert_eq!((big.speculation.slo.ttft, big.speculation.slo.tpot), (ms(1), ms(7)));
-        assert_eq!((demo.scheduler.max_running, big.scheduler.max_running), (64, 2));
+        assert_eq!((big.tuning.slo.ttft, big.tuning.slo.tpot), (ms(1), ms(7)));
+        assert_eq!((demo.tuning.max_running, big.tuning.max_running), (64, 2));
         assert_eq!(big.drain_timeout, Duration::from_secs(5));
         let alone = read("kv: {block_size: 32}\n").unwrap();
         assert_eq!(alone.each(), std::slice::from_ref(&alone));

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use faser_actors::DrillFault;
 
+use faser_engine::{Mechanisms, Policy, Slo};
+
 use super::raw::Document;
 use super::*;
 
@@ -65,7 +67,7 @@ fn values_replace_defaults() {
     assert_eq!(config.model.dtype, Dtype::F32);
     assert_eq!(config.kv.memory_bytes, Some(2 << 30));
     assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
-    assert_eq!(config.speculation.policy, Policy::Faser, "without a draft model proposals are copied");
+    assert_eq!(config.tuning.policy, Policy::Faser, "without a draft model proposals are copied");
     assert_eq!(config.drain_timeout, Duration::ZERO);
 }
 
@@ -151,10 +153,10 @@ fn the_format_of_calls_is_the_templates_or_named() {
 #[test]
 fn mechanisms_can_be_switched_off_and_targets_set() {
     let config = read("speculation: {policy: faser, overlap: false, slo: {tpot_ms: 50}}\n").unwrap();
-    let Mechanisms { trim, overlap, prune, lookup } = config.speculation.mechanisms;
+    let Mechanisms { trim, overlap, prune, lookup } = config.tuning.mechanisms;
     assert_eq!((trim, overlap, prune, lookup), (true, false, true, true));
     let tpot = Some(Duration::from_millis(50));
-    assert_eq!(config.speculation.slo, Slo { ttft: None, tpot });
+    assert_eq!(config.tuning.slo, Slo { ttft: None, tpot });
 }
 
 #[test]

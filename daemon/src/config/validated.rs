@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use faser_actors::{Dtype, Isa, KV_BLOCK_MULTIPLE};
-use faser_engine::{K_LIMIT, Mechanisms, Policy, Slo};
+use faser_engine::Tuning;
 use faser_models::CallFormat;
 use faser_topology::DraftPlace;
 use serde_json::Value;
@@ -19,8 +19,8 @@ use super::shape::shapes;
 use super::synthetic::synthetic;
 use super::topology::topology;
 use super::{
-    Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, ModelConfig,
-    ModelSource, SchedulerConfig, SpeculationConfig, ToolCalls, sizes,
+    Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat,
+    MOST_PARTITIONS, ModelConfig, ModelSource, SchedulerConfig, ToolCalls, sizes, tunables,
 };
 use crate::fields::{Fault, FieldError, Fields, whole, wrong_value};
 
@@ -47,7 +47,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let server = server(section("server")?, folder)?;
     let admin = admin(section("admin")?, folder)?;
     let log = log(section("log")?)?;
-    let Sections { model, device, kv, scheduler, speculation, cost_cache } = sections(section, folder)?;
+    let Sections { model, device, kv, scheduler, tuning, cost_cache } = sections(section, folder)?;
     let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     let several = root.list("pairs")?;
@@ -60,7 +60,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         topology,
         kv,
         scheduler,
-        speculation,
+        tuning,
         cost_cache,
         profile: false,
         log,
@@ -79,7 +79,7 @@ pub(super) struct Sections {
     pub(super) device: DeviceConfig,
     pub(super) kv: KvConfig,
     pub(super) scheduler: SchedulerConfig,
-    pub(super) speculation: SpeculationConfig,
+    pub(super) tuning: Tuning,
     pub(super) cost_cache: CostCache,
 }
 
@@ -90,9 +90,10 @@ pub(super) fn sections<'v>(
     let model = model(section("model")?, folder)?;
     let device = device(section("device")?, &model)?;
     let kv = kv(section("kv")?)?;
-    let scheduler = scheduler(section("scheduler")?)?;
-    let (speculation, cost_cache) = speculation(section("speculation")?, &model, folder)?;
-    Ok(Sections { model, device, kv, scheduler, speculation, cost_cache })
+    let mut tuning = Tuning::default();
+    let scheduler = scheduler(section("scheduler")?, &mut tuning)?;
+    let cost_cache = speculation(section("speculation")?, &model, folder, &mut tuning)?;
+    Ok(Sections { model, device, kv, scheduler, tuning, cost_cache })
 }
 
 fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldError> {
@@ -156,8 +157,6 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     Ok(ModelConfig { name, aliases, source, dtype, tool_calls, generation_config })
 }
 
-/// Partitions beside the whole device.
-const MOST_PARTITIONS: usize = 8;
 /// Ranks of a group: more would only wait for each other.
 const MOST_RANKS: usize = 64;
 /// Replicas of one daemon.
@@ -286,9 +285,9 @@ fn kv(mut fields: Fields<'_>) -> Result<KvConfig, FieldError> {
     Ok(KvConfig { block_size, memory_bytes, prefix_cache })
 }
 
-fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
-    let max_running = fields.size("max_running", 1..=4096)?.unwrap_or(64);
-    let max_waiting = fields.size("max_waiting", 1..=65_536)?.unwrap_or(256);
+fn scheduler(mut fields: Fields<'_>, tuning: &mut Tuning) -> Result<SchedulerConfig, FieldError> {
+    tunables::read("scheduler", &mut fields, tuning)?;
+    let max_running = tuning.max_running;
     let rows = fields.size("max_pass_rows", 1..=65_536)?;
     let max_pass_rows = rows.unwrap_or(max_running.max(512));
     if max_pass_rows < max_running {
@@ -298,27 +297,25 @@ fn scheduler(mut fields: Fields<'_>) -> Result<SchedulerConfig, FieldError> {
     let max_context = fields.size("max_context", 2..=(1 << 24))?;
     let priorities = fields.flag("priorities")?.unwrap_or(true);
     fields.finish()?;
-    Ok(SchedulerConfig { max_running, max_waiting, max_pass_rows, max_context, priorities })
+    Ok(SchedulerConfig { max_pass_rows, max_context, priorities })
 }
 
 fn speculation(
     mut fields: Fields<'_>,
     model: &ModelConfig,
     folder: &Path,
-) -> Result<(SpeculationConfig, CostCache), FieldError> {
-    let policy = policy(&mut fields, model)?;
-    let mechanisms = Mechanisms {
-        trim: fields.flag("trim")?.unwrap_or(true),
-        overlap: fields.flag("overlap")?.unwrap_or(true),
-        prune: fields.flag("prune")?.unwrap_or(true),
-        lookup: fields.flag("lookup")?.unwrap_or(true),
-    };
-    let slo = match fields.object("slo")? {
-        Some(targets) => slo(targets)?,
-        None => Slo::default(),
-    };
-    let k_max = fields.size("k_max", 0..=K_LIMIT)?;
-    let partition = fields.size("partition", 1..=MOST_PARTITIONS)?;
+    tuning: &mut Tuning,
+) -> Result<CostCache, FieldError> {
+    tunables::read("speculation", &mut fields, tuning)?;
+    if let Some(mut slo) = fields.object("slo")? {
+        tunables::read("speculation.slo", &mut slo, tuning)?;
+        slo.finish()?;
+    }
+    let traits = tuning.policy.traits();
+    if traits.drafts && !traits.copies && !model.source.has_draft() {
+        let wanted = "`off`, `budget` or `faser` when there is no draft model (`model.draft: none`)";
+        return Err(wrong_value(&fields.path("policy"), wanted, &tuning.policy.to_string().into()));
+    }
     let cost_cache = match fields.text("cost_cache")? {
         None => CostCache::Standard,
         Some("none") => CostCache::Off,
@@ -326,33 +323,7 @@ fn speculation(
         Some(path) => CostCache::Folder(folder.join(path)),
     };
     fields.finish()?;
-    Ok((SpeculationConfig { policy, mechanisms, slo, k_max, partition }, cost_cache))
-}
-
-fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
-    let mut target =
-        |name| Ok::<_, FieldError>(fields.whole(name, 1..=3_600_000)?.map(Duration::from_millis));
-    let slo = Slo { ttft: target("ttft_ms")?, tpot: target("tpot_ms")? };
-    fields.finish()?;
-    Ok(slo)
-}
-
-fn policy(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Policy, FieldError> {
-    let draft = model.source.has_draft();
-    let policy = match fields.text("policy")? {
-        None => Policy::Faser,
-        Some(text) => text.parse().map_err(|_| {
-            let wanted = format!(
-                "`off`, `fixed:K` with K from 1 to {K_LIMIT}, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`"
-            );
-            wrong_value(&fields.path("policy"), &wanted, &text.into())
-        })?,
-    };
-    if !draft && policy != Policy::Off && !policy.needs_costs() {
-        let wanted = "`off`, `budget` or `faser` when there is no draft model (`model.draft: none`)";
-        return Err(wrong_value(&fields.path("policy"), wanted, &policy.to_string().into()));
-    }
-    Ok(policy)
+    Ok(cost_cache)
 }
 
 fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {

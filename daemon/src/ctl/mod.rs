@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use self::client::{Answer, Client};
 use self::dashboard::DashboardArgs;
+use crate::config::tunables::TUNABLES;
 use crate::output;
 
 /// Where the socket of the service is.
@@ -127,13 +128,7 @@ pub enum CtlCommand {
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// Set keys in the running daemon, all or none, until the next reload. Streams go on, and their text stays the same.
-    #[command(after_help = "\
-Keys: policy, k_max, trim, overlap, prune, lookup, partition, ttft_ms, tpot_ms, max_running, max_waiting; as in the config, null for the default.
-
-Examples:
-  faser ctl policy set policy=off
-  faser ctl policy set policy=faser k_max=8 prune=false partition=1
-  faser ctl policy set k_max=null")]
+    #[command(after_help = keys_and_examples())]
     Set {
         /// What to change, as KEY=VALUE.
         #[arg(required = true, value_name = "KEY=VALUE", value_parser = pair)]
@@ -215,6 +210,15 @@ fn advice(err: &io::Error, path: &Path) -> String {
 }
 
 /// KEY=VALUE, a value being JSON where it looks like it.
+fn keys_and_examples() -> String {
+    let keys = TUNABLES.iter().map(|tunable| format!("  {:<13} {}\n", tunable.name(), tunable.help));
+    format!(
+        "Keys, as in the config, null for the default:\n{}\nExamples:\n  faser ctl policy set policy=off\n  \
+         faser ctl policy set policy=faser k_max=8 prune=false partition=1\n  faser ctl policy set k_max=null",
+        keys.collect::<String>()
+    )
+}
+
 fn pair(text: &str) -> Result<(String, Value), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as k_max=3")?;
     let value = match value {

@@ -139,7 +139,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
         kv: KvRequest {
             block_size: bounds.block_size,
             memory_bytes: config.kv.memory_bytes,
-            max_running: bounds.max_running,
+            max_running: bounds.tuning.max_running,
             max_context: bounds.max_context,
         },
     };

@@ -89,7 +89,7 @@ async fn keys_are_set_all_or_none_and_a_reload_brings_the_file_back() {
         (&changes.applied[1].before, &changes.applied[1].after),
         (&json!("fixed:2"), &json!("fixed:4"))
     );
-    assert_eq!(reload.config().speculation.k_max, Some(3));
+    assert_eq!(reload.config().tuning.k_max, Some(3));
     let tag = reload.tag();
     for keys in [
         [("speculation.k_max", json!(1)), ("speculation.policy", json!("fixed:99"))],
@@ -102,9 +102,9 @@ async fn keys_are_set_all_or_none_and_a_reload_brings_the_file_back() {
     assert!(matches!(reload.expect(Some("other")), Err(ReloadError::Outdated { .. })));
     // The default again.
     reload.set(&[("speculation.k_max", Value::Null)], None, None).await.unwrap();
-    assert_eq!(reload.config().speculation.k_max, None);
+    assert_eq!(reload.config().tuning.k_max, None);
     assert_eq!(run(&mut reload).await.unwrap(), "applied: speculation.policy");
-    assert_eq!(reload.config().speculation.policy.to_string(), "fixed:2");
+    assert_eq!(reload.config().tuning.policy.to_string(), "fixed:2");
 }
 
 #[actix_web::test]
@@ -124,9 +124,8 @@ async fn keys_of_a_pair_are_live_as_long_as_the_pairs_are_the_same() {
         "applied: pairs[1].speculation.k_max; needs a restart: pairs[0].kv.block_size"
     );
     assert_eq!((&changes.applied[0].before, &changes.applied[0].after), (&json!(2), &json!(3)));
-    let k_max = |reload: &Reload| {
-        reload.config().each().iter().map(|pair| pair.speculation.k_max).collect::<Vec<_>>()
-    };
+    let k_max =
+        |reload: &Reload| reload.config().each().iter().map(|pair| pair.tuning.k_max).collect::<Vec<_>>();
     assert_eq!(k_max(&reload), [Some(8), Some(3)]);
     // What is said for all counts for those that say nothing themselves.
     folder.write(&pairs(3).replace("k_max: 8", "k_max: 9"));
@@ -164,9 +163,10 @@ fn every_live_key_is_one_of_the_config_and_says_what_is_in_force() {
         Document::read(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/laptop.yaml"))
             .unwrap();
     let config = Config::from_document(&document).unwrap();
-    for LiveKey { key, of, .. } in LIVE {
+    for live in LIVE.iter() {
+        let key = live.key;
         let written = key.split('.').try_fold(document.root(), |value, name| value.get(name));
-        assert_eq!(written.unwrap_or(&Value::Null), &of(&config), "{key}");
+        assert_eq!(written.unwrap_or(&Value::Null), &live.value(&config), "{key}");
     }
     assert!(LIVE.is_sorted_by(|a, b| a.key < b.key));
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
-    Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Handling, Mechanisms, Policy,
-    Request, Rivals, SeqId, Slo, SpeculationBounds, Verdict, VerifyPlan,
+    Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Handling, Policy, Request, Rivals,
+    SeqId, SpeculationBounds, Tuning, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -31,20 +31,16 @@ impl Load {
             block_size: 16,
             target_blocks: sequences * 512,
             draft: DraftSource::model(sequences * 512),
-            max_running: sequences,
-            max_waiting: sequences,
             max_pass_rows: 2048,
             max_context: 8192,
-            policy,
             partitions: vec![
                 PartitionCosts { draft: cost(1500, 2), verify: cost(20_000, 20) },
                 PartitionCosts { draft: cost(1800, 4), verify: cost(21_000, 25) },
             ],
             target_layers: 64,
-            mechanisms: Mechanisms::default(),
             speculation: SpeculationBounds::default(),
-            slo: Slo::default(),
             prefix_cache: false,
+            tuning: Tuning { max_running: sequences, max_waiting: sequences, policy, ..Tuning::default() },
         });
         let mut load = Load {
             engine: engine.expect("a sound config"),

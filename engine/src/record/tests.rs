@@ -10,9 +10,10 @@ use crate::config::SpeculationBounds;
 use crate::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use crate::engine::Engine;
 use crate::plan::{Verdict, VerifyPlan};
-use crate::policy::{Mechanisms, Policy};
+use crate::policy::Policy;
 use crate::sim::{Happening, Report, SimDevice, Simulation};
 use crate::source::DraftSource;
+use crate::tuning::Tuning;
 
 const PLENTY: Bounds = Bounds { passes: 1000, chunks: 1000, marks: 1000 };
 
@@ -33,17 +34,13 @@ fn config(policy: Policy) -> EngineConfig {
         block_size: 4,
         target_blocks: 60,
         draft: DraftSource::model(60),
-        max_running: 8,
-        max_waiting: 100,
         max_pass_rows: 64,
         max_context: 128,
-        policy,
         partitions: partitions(),
         target_layers: 32,
-        mechanisms: Mechanisms::default(),
         speculation: SpeculationBounds::default(),
-        slo: Default::default(),
         prefix_cache: true,
+        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
     }
 }
 

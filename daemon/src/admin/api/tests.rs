@@ -9,7 +9,7 @@ fn read(method: &Method, path: &str, input: &Value) -> Result<Call, String> {
 
 #[test]
 fn every_route_has_a_call_and_only_get_changes_nothing() {
-    for Route { method, path, .. } in ROUTES {
+    for Route { method, path, .. } in ROUTES.iter() {
         let input = match (method.as_str(), *path) {
             ("PATCH", _) => json!({"k_max": 3}),
             ("PUT", _) => json!({"level": "info"}),
@@ -29,7 +29,7 @@ fn calls_are_read_with_their_fields() {
     assert_eq!(
         read(&Method::PATCH, "/v1/policy", &json!({"k_max": null, "max_waiting": 3})),
         Ok(Call::SetPolicy {
-            keys: vec![("speculation.k_max", Value::Null), ("scheduler.max_waiting", json!(3))],
+            keys: vec![("scheduler.max_waiting", json!(3)), ("speculation.k_max", Value::Null)],
             pair: None,
         })
     );
