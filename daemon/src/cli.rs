@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use faser_bench::KMax;
+use faser_engine::Policy;
 use serde_json::Value;
 
 use crate::compare::CompareArgs;
@@ -84,8 +85,8 @@ pub struct ServeArgs {
     /// Address and port instead of server.listen; port 0 takes a free one.
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<String>,
-    /// How speculative lengths are chosen, instead of speculation.policy: off, fixed:1 to fixed:16, batch-table:…, budget or faser.
-    #[arg(long)]
+    /// How speculative lengths are chosen, instead of speculation.policy.
+    #[arg(long, long_help = format!("How speculative lengths are chosen, instead of speculation.policy: {}", Policy::FORMS))]
     pub policy: Option<String>,
     /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
     #[arg(long)]
@@ -351,7 +352,7 @@ mod tests {
         };
         assert_eq!(
             args.load_config().unwrap_err().to_string(),
-            "--policy: `speculation.policy` must be `off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`, but it is the string \"fixed:99\""
+            "--policy: `speculation.policy` must be `off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K` with batches increasing, `budget` or `faser`, but it is the string \"fixed:99\""
         );
     }
 

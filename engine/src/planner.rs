@@ -268,7 +268,7 @@ impl Planner {
     /// Survival below which a further proposal does not pay its row of a verify pass of about `rows` rows.
     pub(crate) fn worthwhile(&self, rows: usize) -> f32 {
         if !self.policy.traits().predicts {
-            return 0.0;
+            return self.policy.floor();
         }
         budget::worthwhile(rows, self.worth, &self.partitions[0])
     }

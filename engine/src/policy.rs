@@ -108,6 +108,9 @@ pub(crate) enum Lengths {
 }
 
 impl Policy {
+    /// How they are written.
+    pub const FORMS: &str = "`off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K` with batches increasing, `budget` or `faser`";
+
     /// What it does.
     pub fn traits(&self) -> PolicyTraits {
         let drafts = PolicyTraits { drafts: true, ..PolicyTraits::default() };
@@ -133,6 +136,11 @@ impl Policy {
         }
     }
 
+    /// Survival below which a lane drafts no further, where cost does not say it.
+    pub(crate) fn floor(&self) -> f32 {
+        0.0
+    }
+
     /// The most proposals it ever gives a sequence.
     pub fn k_max(&self) -> usize {
         match self {
@@ -148,12 +156,7 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Policy, String> {
-        let unknown = || {
-            format!(
-                "unknown policy `{text}`: write `off`, `fixed:K` with K from 1 to {K_LIMIT}, `batch-table:B=K,B=K` with \
-                 batches increasing, `budget` or `faser`"
-            )
-        };
+        let unknown = || format!("unknown policy `{text}`: write {}", Policy::FORMS);
         match text.split_once(':') {
             None => match text {
                 "off" => Ok(Policy::Off),
@@ -197,6 +200,9 @@ impl fmt::Display for Policy {
         }
     }
 }
+
+// As the forms say it.
+const _: () = assert!(K_LIMIT == 16);
 
 #[cfg(test)]
 mod tests {

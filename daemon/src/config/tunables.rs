@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use faser_engine::{K_LIMIT, Mechanisms, Switch, Tuning};
+use faser_engine::{K_LIMIT, Mechanisms, Policy, Switch, Tuning};
 use serde_json::{Value, json};
 
 use super::MOST_PARTITIONS;
@@ -140,14 +140,12 @@ fn own() -> [Tunable; 7] {
         Tunable::of(
             "speculation.policy",
             Kind::Text,
-            "off, fixed:K, batch-table:B=K,B=K, budget or faser",
+            Policy::FORMS,
             "the next pass; `budget` and `faser` if costs are known: by the start, or by `faser ctl profile`",
             |fields, name, tuning| {
                 let Some(text) = fields.text(name)? else { return Ok(()) };
-                let wanted = format!(
-                    "`off`, `fixed:K` with K from 1 to {K_LIMIT}, `batch-table:BATCH=K,BATCH=K`, `budget` or `faser`"
-                );
-                let policy = text.parse().map_err(|_| wrong_value(&fields.path(name), &wanted, &text.into()));
+                let policy =
+                    text.parse().map_err(|_| wrong_value(&fields.path(name), Policy::FORMS, &text.into()));
                 tuning.policy = policy?;
                 Ok(())
             },
