@@ -352,7 +352,10 @@ mod tests {
         };
         assert_eq!(
             args.load_config().unwrap_err().to_string(),
-            "--policy: `speculation.policy` must be `off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K` with batches increasing, `budget` or `faser`, but it is the string \"fixed:99\""
+            format!(
+                "--policy: `speculation.policy` must be {}, but it is the string \"fixed:99\"",
+                Policy::FORMS
+            )
         );
     }
 

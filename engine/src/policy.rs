@@ -20,6 +20,11 @@ pub enum Policy {
         /// (largest batch, k), batches increasing.
         steps: Vec<(usize, usize)>,
     },
+    /// `p-min:0.6`: everyone as long as the draft itself gives its proposals a survival of at least that, as llama.cpp's `--draft-p-min`.
+    PMin {
+        /// That survival, in hundredths, 1 to 100.
+        hundredths: u8,
+    },
     /// `budget`: proposals with the highest survival across the batch as long as predicted goodput grows; serial.
     Budget,
     /// `faser`: budget, and drafting overlapped with verification on partitions where that is predicted to pay.
@@ -109,7 +114,7 @@ pub(crate) enum Lengths {
 
 impl Policy {
     /// How they are written.
-    pub const FORMS: &str = "`off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K` with batches increasing, `budget` or `faser`";
+    pub const FORMS: &str = "`off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K` with batches increasing, `p-min:P` with P from 0.01 to 1, `budget` or `faser`";
 
     /// What it does.
     pub fn traits(&self) -> PolicyTraits {
@@ -117,7 +122,7 @@ impl Policy {
         let budget = PolicyTraits { predicts: true, copies: true, trims: true, ..drafts };
         match self {
             Policy::Off => PolicyTraits::default(),
-            Policy::Fixed { .. } | Policy::BatchTable { .. } => drafts,
+            Policy::Fixed { .. } | Policy::BatchTable { .. } | Policy::PMin { .. } => drafts,
             Policy::Budget => budget,
             Policy::Faser => PolicyTraits { prunes: true, overlaps: true, ..budget },
         }
@@ -132,13 +137,17 @@ impl Policy {
                 let step = steps.iter().find(|&&(largest, _)| sequences <= largest);
                 Lengths::Same(step.map_or(0, |&(_, k)| k))
             }
+            Policy::PMin { .. } => Lengths::Same(K_LIMIT),
             Policy::Budget | Policy::Faser => Lengths::Goodput,
         }
     }
 
     /// Survival below which a lane drafts no further, where cost does not say it.
     pub(crate) fn floor(&self) -> f32 {
-        0.0
+        match self {
+            Policy::PMin { hundredths } => f32::from(*hundredths) / 100.0,
+            _ => 0.0,
+        }
     }
 
     /// The most proposals it ever gives a sequence.
@@ -147,7 +156,7 @@ impl Policy {
             Policy::Off => 0,
             Policy::Fixed { k } => (*k).min(K_LIMIT),
             Policy::BatchTable { steps } => steps.iter().map(|&(_, k)| k).max().unwrap_or(0).min(K_LIMIT),
-            Policy::Budget | Policy::Faser => K_LIMIT,
+            Policy::PMin { .. } | Policy::Budget | Policy::Faser => K_LIMIT,
         }
     }
 }
@@ -169,9 +178,16 @@ impl FromStr for Policy {
                 Ok(Policy::Fixed { k })
             }
             Some(("batch-table", steps)) => batch_table(steps).ok_or_else(unknown),
+            Some(("p-min", p)) => p_min(p).ok_or_else(unknown),
             Some(_) => Err(unknown()),
         }
     }
+}
+
+fn p_min(text: &str) -> Option<Policy> {
+    let hundredths = text.parse::<f32>().ok()? * 100.0;
+    let whole = (hundredths - hundredths.round()).abs() < 1e-3 && (1.0..=100.0).contains(&hundredths);
+    whole.then(|| Policy::PMin { hundredths: hundredths.round() as u8 })
 }
 
 fn batch_table(text: &str) -> Option<Policy> {
@@ -195,6 +211,7 @@ impl fmt::Display for Policy {
                 }
                 Ok(())
             }
+            Policy::PMin { hundredths } => write!(f, "p-min:{}", f32::from(*hundredths) / 100.0),
             Policy::Budget => f.write_str("budget"),
             Policy::Faser => f.write_str("faser"),
         }
@@ -210,11 +227,32 @@ mod tests {
 
     #[test]
     fn policies_are_read_and_written_alike() {
-        for text in ["off", "fixed:1", "fixed:16", "batch-table:4=6,16=2,64=0", "budget", "faser"] {
+        for text in [
+            "off",
+            "fixed:1",
+            "fixed:16",
+            "batch-table:4=6,16=2,64=0",
+            "p-min:0.07",
+            "p-min:1",
+            "budget",
+            "faser",
+        ] {
             assert_eq!(text.parse::<Policy>().map(|p| p.to_string()), Ok(text.to_owned()));
         }
-        for text in ["fixed:0", "fixed:17", "fixed:", "fixed", "batch-table:", "batch-table:4=1,4=2", "x", ""]
-        {
+        for text in [
+            "fixed:0",
+            "fixed:17",
+            "fixed:",
+            "fixed",
+            "batch-table:",
+            "batch-table:4=1,4=2",
+            "p-min:0",
+            "p-min:1.01",
+            "p-min:0.555",
+            "p-min:NaN",
+            "x",
+            "",
+        ] {
             assert!(text.parse::<Policy>().is_err(), "{text} was taken");
         }
     }

@@ -7,7 +7,7 @@ use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, Policy, Refusal, Request, SeqId, Slo,
-    SpeculationBounds, SpeculationMode, TokenId, Tuning,
+    SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
 };
 
 const VOCABULARY: u32 = 50;
@@ -219,6 +219,21 @@ fn proposals_per_pass(slo: Slo) -> [f64; 2] {
         let usage = report.outcomes[&SeqId(seq)].usage;
         usage.proposed as f64 / usage.target_passes as f64
     })
+}
+
+#[test]
+fn p_min_drafts_less_and_is_right_more_often_the_more_it_asks() {
+    let [all, half, most] = ["p-min:0.01", "p-min:0.5", "p-min:0.9"].map(|policy| {
+        let happenings =
+            (0..2).map(|seq| (Duration::ZERO, Happening::Arrival(request(seq, vec![seq as u32; 10], 100))));
+        let report = run(&config(policy.parse().expect("a policy")), happenings.collect());
+        let usage = [0, 1].map(|seq| report.outcomes[&SeqId(seq)].usage);
+        let [proposed, accepted] = [|u: &Usage| u.proposed, |u: &Usage| u.accepted]
+            .map(|of| usage.iter().map(of).sum::<usize>() as f64);
+        (proposed, accepted / proposed)
+    });
+    assert!(all.0 > half.0 && half.0 > most.0 && most.0 > 0.0, "{all:?} {half:?} {most:?}");
+    assert!(all.1 < half.1 && half.1 < most.1, "{all:?} {half:?} {most:?}");
 }
 
 #[test]

@@ -234,7 +234,7 @@ fn wrong_types_and_impossible_values_say_what_to_write() {
         ),
         (
             "speculation: {policy: 'fixed:17'}",
-            "`speculation.policy` must be `off`, `fixed:K` with K from 1 to 16, `batch-table:BATCH=K,BATCH=K` with batches increasing, `budget` or `faser`, but it is the string \"fixed:17\"",
+            &format!("`speculation.policy` must be {}, but it is the string \"fixed:17\"", Policy::FORMS),
         ),
         (
             "model: {draft: none}\nspeculation: {policy: 'fixed:2'}",
