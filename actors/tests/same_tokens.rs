@@ -281,6 +281,7 @@ fn tuning(config: &EngineConfig, random: &mut Random) -> Tuning {
     let pinned = partitions > 1 && random.chance(30);
     let tuning = Tuning {
         k_max: Some(random.between(0, K_LIMIT)),
+        max_prefill_rows: random.chance(30).then(|| random.between(1, 5)),
         partition: pinned.then(|| random.between(1, partitions - 1)),
         max_running: random.between(1, config.tuning.max_running),
         max_waiting: config.tuning.max_waiting,

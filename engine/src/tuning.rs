@@ -23,6 +23,8 @@ pub struct Tuning {
     pub max_running: usize,
     /// Requests that may wait; of those that do none is refused.
     pub max_waiting: usize,
+    /// Rows of prompts in a pass that has sequences that decode, so that their streams do not wait long; `None`: what is left of the pass.
+    pub max_prefill_rows: Option<usize>,
 }
 
 impl Default for Tuning {
@@ -36,6 +38,7 @@ impl Default for Tuning {
             partition: None,
             max_running: 64,
             max_waiting: 256,
+            max_prefill_rows: None,
         }
     }
 }

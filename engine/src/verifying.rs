@@ -20,7 +20,8 @@ impl Engine {
         let mut plan = std::mem::take(&mut self.spent.1);
         plan.clear();
         let decoding_rows: usize = scratch.lengths.iter().map(|k| k + 1).sum::<usize>();
-        let prefill_rows = self.config.max_pass_rows.saturating_sub(decoding_rows);
+        let left = self.config.max_pass_rows.saturating_sub(decoding_rows);
+        let prefill_rows = left.min(self.prefill_limit(decoding_rows > 0));
         let mut lengths = scratch.lengths.iter_mut();
         for i in 0..self.running.len() {
             let seq = self.running[i];
@@ -76,10 +77,16 @@ impl Engine {
             }
         }
         let spare = self.config.max_pass_rows.saturating_sub(scratch.candidates.len());
-        let prefill_rows = prefill_rows.min(spare / 2);
+        let prefill_rows =
+            prefill_rows.min(spare / 2).min(self.prefill_limit(!scratch.candidates.is_empty()));
         scratch.rows = (spare - prefill_rows, prefill_rows);
         let batch = Batch { candidates: &scratch.candidates, rows: spare - prefill_rows, prefill_rows };
         self.planner.trim(&batch, &scratch.acceptances, &mut scratch.lengths);
+    }
+
+    /// The most rows of prompts in a pass, which somebody else decodes in or not.
+    fn prefill_limit(&self, decodes: bool) -> usize {
+        self.tuning.max_prefill_rows.filter(|_| decodes).unwrap_or(usize::MAX)
     }
 
     /// Prefill, up to `rows_left` rows: by priority; among equals who is awaited with a target first, by when it is due, then in order of

@@ -6,8 +6,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, Policy, Refusal, Request, SeqId, Slo,
-    SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
+    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Policy, Refusal, Request, SeqId,
+    Slo, SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
 };
 
 const VOCABULARY: u32 = 50;
@@ -219,6 +219,23 @@ fn proposals_per_pass(slo: Slo) -> [f64; 2] {
         let usage = report.outcomes[&SeqId(seq)].usage;
         usage.proposed as f64 / usage.target_passes as f64
     })
+}
+
+#[test]
+fn a_long_prompt_takes_no_more_rows_of_a_pass_than_it_may_while_others_decode() {
+    let longest = |max_prefill_rows| {
+        let tuning = Tuning { max_prefill_rows, ..config(Policy::Off).tuning };
+        let config = EngineConfig { tuning, ..config(Policy::Off) };
+        let happenings = [(0, 2, 60), (1, 100, 3)].map(|(seq, prompt, output)| {
+            let begin = Duration::from_micros(seq * 2000);
+            (begin, Happening::Arrival(request(seq, vec![seq as u32; prompt], output)))
+        });
+        let report = run(&config, happenings.to_vec());
+        assert_eq!(report.outcomes[&SeqId(1)].tokens.len(), 3);
+        let verified = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+        verified.map(|pass| pass.rows).max().expect("a pass")
+    };
+    assert_eq!((longest(None), longest(Some(7)), longest(Some(3))), (64, 8, 4));
 }
 
 #[test]

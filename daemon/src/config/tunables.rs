@@ -97,8 +97,19 @@ pub static TUNABLES: LazyLock<Vec<Tunable>> = LazyLock::new(|| {
     all
 });
 
-fn own() -> [Tunable; 7] {
+fn own() -> [Tunable; 8] {
     [
+        Tunable::of(
+            "scheduler.max_prefill_rows",
+            Kind::MaybeNumber,
+            "rows of prompts in a pass that streams wait for; null for what is left of it",
+            "the next pass",
+            |fields, name, tuning| {
+                tuning.max_prefill_rows = fields.size(name, 1..=65_536)?;
+                Ok(())
+            },
+            |tuning| json!(tuning.max_prefill_rows),
+        ),
         Tunable::of(
             "scheduler.max_running",
             Kind::Number,
