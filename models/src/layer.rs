@@ -80,7 +80,8 @@ impl Layer {
         let n = at.rows.positions.len();
         let Scratch { x, normed, mlp, activated, .. } = scratch;
         self.mlp.open(at, x, normed, mlp);
-        ops::activate(at.lane, mlp.view(n), at.spec.mlp.kind.activation().0, activated.view_mut(n));
+        let mlp = mlp.view(n).columns(0..self.mlp.inputs.out_features());
+        ops::activate(at.lane, mlp, at.spec.mlp.kind.activation().0, activated.view_mut(n));
     }
 }
 
@@ -90,7 +91,8 @@ impl Branch {
         let n = at.rows.positions.len();
         let eps = at.config.rms_eps;
         ops::rms_norm(at.lane, x.view(n), &self.norm_before, eps, normed.view_mut(n), Write::Replace);
-        let (normed, out) = (normed.view(n), out.view_mut(n));
+        // It may be wide enough for layers that have more.
+        let (normed, out) = (normed.view(n), out.view_mut(n).columns(0..self.inputs.out_features()));
         ops::matmul(at.lane, normed, &self.inputs, self.inputs_bias.as_ref(), out, Write::Replace);
     }
 

@@ -6,6 +6,7 @@
 
 #[path = "../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
+mod oracle;
 mod session;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use faser_kernels::{BlockId, Dtype, Isa, Sampling};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::rounding::Distance;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Model, ModelConfig};
+use faser_models::{Model, ModelConfig, Shard};
 
 use session::{Session, golden, golden_cases};
 
@@ -115,6 +116,28 @@ fn is_rounding(what: &str, dtype: Dtype, layers: usize, found: &[Vec<f32>], f32:
     let (distance, most) = (Distance::between(found, f32), Distance::of_rounding(dtype, layers));
     println!("{what}, {dtype}: {distance}");
     assert!(distance.is_within(most), "{what}, {dtype}: {distance} beyond {most}");
+}
+
+/// What candle says of such layers is in `shapes.rs`.
+#[test]
+fn layers_of_any_mixture_have_the_cpus_logits() {
+    cuda_fake::inside("layers_of_any_mixture_have_the_cpus_logits", &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        for seed in 0..12 {
+            let mut random = oracle::Random(seed);
+            let config = oracle::config(&mut random);
+            let checkpoint = oracle::Checkpoint::new(&config, &mut random, &format!("gpu-{seed}"));
+            let folder = checkpoint.folder();
+            let cpu = Model::load_as(config.clone(), folder, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+            let expected = on_cpu(&cpu);
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                let cuda = CudaModel::load_as(&gpu, config.clone(), folder, Shard::WHOLE, dtype, &mut |_| {});
+                let what = format!("seed {seed}: {config:?}");
+                let layers = config.layers.len();
+                is_rounding(&what, dtype, layers, &on_gpu(&Arc::new(cuda.unwrap()), false), &expected);
+            }
+        }
+    });
 }
 
 #[test]

@@ -1,0 +1,258 @@
+//! A forward pass by candle, in f64, of models of any shape: an oracle that shares no code with what it judges; and random checkpoints for it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use faser_kernels::RopeScaling;
+use faser_kernels::ops::Activation;
+use faser_models::{AttentionSpec, LayerSpec, Mlp, MlpSpec, ModelConfig, Norms, RopeConfig};
+
+/// Numbers that look random.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+
+    fn chance(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    /// From -1 to 1.
+    fn number(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+}
+
+/// A shape with layers that differ, of all that a layer can be.
+pub(crate) fn config(random: &mut Random) -> ModelConfig {
+    let llama = faser_models::synthetic::SyntheticSpec::preset("tiny").expect("a preset").configs();
+    let kv_heads = random.one_of(&[1, 2, 4]);
+    let heads = kv_heads * random.one_of(&[1, 2, 3]);
+    let head_dim = random.one_of(&[4, 10, 16, 32]);
+    let norm_offset = random.one_of(&[0.0, 1.0]);
+    let layers = (0..1 + random.below(3)).map(|_| layer(random)).collect();
+    let vocab = 30 + random.below(60);
+    ModelConfig {
+        hidden: 8 + 4 * random.below(12),
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate: 4 * (1 + random.below(14)),
+        vocab,
+        stored_vocab: vocab,
+        max_context: 64,
+        rope: RopeConfig { theta: random.one_of(&[500.0, 10_000.0]), scaling: RopeScaling::None },
+        tie_embeddings: random.chance(),
+        embedding_scale: random.one_of(&[1.0, 3.5]),
+        norm_offset,
+        logit_soft_cap: random.one_of(&[None, Some(4.0)]),
+        ..llama.expect("a shape").0
+    }
+}
+
+fn layer(random: &mut Random) -> LayerSpec {
+    let activation = random.one_of(&Activation::ALL);
+    LayerSpec {
+        attention: AttentionSpec {
+            norms: Norms { before: "norm_a", after: random.one_of(&[None, Some("norm_b")]) },
+            qkv_bias: random.chance(),
+            o_bias: random.chance(),
+            qk_norm: random.chance(),
+            window: random.one_of(&[None, Some(1), Some(5), Some(17)]),
+            scale: random.one_of(&[0.2, 0.5]),
+            soft_cap: random.one_of(&[None, Some(1.5)]),
+        },
+        mlp: MlpSpec {
+            norms: Norms { before: "norm_c", after: random.one_of(&[None, Some("norm_d")]) },
+            kind: random.one_of(&[Mlp::Gated(activation), Mlp::Plain(activation)]),
+            bias: random.chance(),
+        },
+    }
+}
+
+/// A folder with a random checkpoint of a shape; it goes with this.
+pub(crate) struct Checkpoint {
+    folder: PathBuf,
+    #[allow(dead_code, reason = "not every test asks for logits")]
+    tensors: HashMap<String, Tensor>,
+}
+
+impl Checkpoint {
+    pub(crate) fn new(config: &ModelConfig, random: &mut Random, name: &str) -> Checkpoint {
+        let mut tensors = HashMap::new();
+        let mut add = |name: String, shape: &[usize]| {
+            let count = shape.iter().product::<usize>();
+            // Outputs of a matrix about as large as its inputs; norms away from 1.
+            let size = if let [_, inputs] = shape { 1.7 / (*inputs as f32).sqrt() } else { 0.6 };
+            let middle = if name.contains("norm") { 1.0 - config.norm_offset } else { 0.0 };
+            let numbers: Vec<f32> = (0..count).map(|_| middle + size * random.number()).collect();
+            tensors.insert(name, Tensor::from_vec(numbers, shape, &Device::Cpu).expect("a tensor"));
+        };
+        let ModelConfig { hidden, intermediate, vocab, heads, kv_heads, head_dim, .. } = *config;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        add("model.embed_tokens.weight".into(), &[vocab, hidden]);
+        if !config.tie_embeddings {
+            add("lm_head.weight".into(), &[vocab, hidden]);
+        }
+        add("model.norm.weight".into(), &[hidden]);
+        for (index, LayerSpec { attention, mlp }) in config.layers.iter().enumerate() {
+            let mut add = |part: &str, shape: &[usize]| add(format!("model.layers.{index}.{part}"), shape);
+            let norms = [attention.norms, mlp.norms].map(|norms| [Some(norms.before), norms.after]);
+            norms.into_iter().flatten().flatten().for_each(|norm| add(&format!("{norm}.weight"), &[hidden]));
+            let mut linear = |part: &str, outputs: usize, inputs: usize, bias: bool| {
+                add(&format!("{part}.weight"), &[outputs, inputs]);
+                if bias {
+                    add(&format!("{part}.bias"), &[outputs]);
+                }
+            };
+            linear("self_attn.q_proj", q, hidden, attention.qkv_bias);
+            linear("self_attn.k_proj", kv, hidden, attention.qkv_bias);
+            linear("self_attn.v_proj", kv, hidden, attention.qkv_bias);
+            linear("self_attn.o_proj", hidden, q, attention.o_bias);
+            if matches!(mlp.kind, Mlp::Gated(_)) {
+                linear("mlp.gate_proj", intermediate, hidden, mlp.bias);
+            }
+            linear("mlp.up_proj", intermediate, hidden, mlp.bias);
+            linear("mlp.down_proj", hidden, intermediate, mlp.bias);
+            if attention.qk_norm {
+                add("self_attn.q_norm.weight", &[head_dim]);
+                add("self_attn.k_norm.weight", &[head_dim]);
+            }
+        }
+        let folder = std::env::temp_dir().join(format!("faser-oracle-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        candle_core::safetensors::save(&tensors, folder.join("model.safetensors")).expect("a file");
+        Checkpoint { folder, tensors }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    #[allow(dead_code, reason = "not every test asks for logits")]
+    /// The logits after each token of a text.
+    pub(crate) fn logits(&self, config: &ModelConfig, tokens: &[u32]) -> Result<Vec<Vec<f64>>> {
+        let tensors =
+            self.tensors.iter().map(|(name, tensor)| Ok((name.as_str(), tensor.to_dtype(DType::F64)?)));
+        Oracle { config, tensors: tensors.collect::<Result<_>>()? }.forward(tokens)
+    }
+}
+
+impl Drop for Checkpoint {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+struct Oracle<'a> {
+    config: &'a ModelConfig,
+    tensors: HashMap<&'a str, Tensor>,
+}
+
+impl Oracle<'_> {
+    fn forward(&self, tokens: &[u32]) -> Result<Vec<Vec<f64>>> {
+        let ids = Tensor::new(tokens, &Device::Cpu)?;
+        let embedding = &self.tensors["model.embed_tokens.weight"];
+        let mut x = (embedding.index_select(&ids, 0)? * f64::from(self.config.embedding_scale))?;
+        for (index, LayerSpec { attention, mlp }) in self.config.layers.iter().enumerate() {
+            let place = format!("model.layers.{index}");
+            let branch = self.attend(&place, attention, &self.norm(&x, &format!("{place}.norm_a"))?)?;
+            x = (x + self.normed_behind(branch, &place, attention.norms)?)?;
+            let branch = self.activate(&place, mlp, &self.norm(&x, &format!("{place}.norm_c"))?)?;
+            x = (x + self.normed_behind(branch, &place, mlp.norms)?)?;
+        }
+        let head = if self.config.tie_embeddings { embedding } else { &self.tensors["lm_head.weight"] };
+        let logits = self.norm(&x, "model.norm")?.matmul(&head.t()?)?;
+        capped(logits, self.config.logit_soft_cap)?.to_vec2()
+    }
+
+    fn normed_behind(&self, branch: Tensor, place: &str, norms: Norms) -> Result<Tensor> {
+        norms.after.map_or(Ok(branch.clone()), |name| self.norm(&branch, &format!("{place}.{name}")))
+    }
+
+    /// Over the last dimension.
+    fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        let weight = (&self.tensors[format!("{name}.weight").as_str()] + f64::from(self.config.norm_offset))?;
+        let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
+        let root = (mean + f64::from(self.config.rms_eps))?.sqrt()?;
+        x.broadcast_div(&root)?.broadcast_mul(&weight)
+    }
+
+    fn linear(&self, x: &Tensor, place: &str, name: &str) -> Result<Tensor> {
+        let y = x.matmul(&self.tensors[format!("{place}.{name}.weight").as_str()].t()?)?;
+        let bias = self.tensors.get(format!("{place}.{name}.bias").as_str());
+        bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
+    }
+
+    fn attend(&self, place: &str, spec: &AttentionSpec, x: &Tensor) -> Result<Tensor> {
+        let ModelConfig { heads, kv_heads, head_dim, .. } = *self.config;
+        let n = x.dim(0)?;
+        let by_heads = |name: &str, count: usize, norm: Option<&str>, turned: bool| -> Result<Tensor> {
+            let y = self.linear(x, place, name)?.reshape((n, count, head_dim))?;
+            let y = norm.map_or(Ok(y.clone()), |norm| self.norm(&y, &format!("{place}.{norm}")))?;
+            let y = y.transpose(0, 1)?.contiguous()?;
+            let y = if turned { self.turned(&y)? } else { y };
+            // Query heads share key heads in groups that stand together.
+            let group = heads / count;
+            y.unsqueeze(1)?.expand((count, group, n, head_dim))?.contiguous()?.reshape((heads, n, head_dim))
+        };
+        let q = by_heads("self_attn.q_proj", heads, spec.qk_norm.then_some("self_attn.q_norm"), true)?;
+        let k = by_heads("self_attn.k_proj", kv_heads, spec.qk_norm.then_some("self_attn.k_norm"), true)?;
+        let v = by_heads("self_attn.v_proj", kv_heads, None, false)?;
+        let scores = (q.matmul(&k.transpose(1, 2)?.contiguous()?)? * f64::from(spec.scale))?;
+        let sees = |row: usize, other: usize| other <= row && row - other < spec.window.unwrap_or(n);
+        let mask = (0..n * n).map(|at| if sees(at / n, at % n) { 0.0 } else { f64::NEG_INFINITY });
+        let mask = Tensor::from_iter(mask, &Device::Cpu)?.reshape((n, n))?;
+        let scores = capped(scores, spec.soft_cap)?.broadcast_add(&mask)?;
+        let powers = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
+        let weights = powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)?;
+        let attended = weights.matmul(&v)?.transpose(0, 1)?.contiguous()?.reshape((n, heads * head_dim))?;
+        self.linear(&attended, place, "self_attn.o_proj")
+    }
+
+    /// Rotated by their positions: `[heads, n, head_dim]`, halves of a head are pairs.
+    fn turned(&self, x: &Tensor) -> Result<Tensor> {
+        let (_, n, dim) = x.dims3()?;
+        let half = dim / 2;
+        let theta = f64::from(self.config.rope.theta);
+        let angle = |at: usize| (at / half) as f64 / theta.powf((at % half) as f64 / half as f64);
+        let angles = Tensor::from_iter((0..n * half).map(angle), &Device::Cpu)?.reshape((n, half))?;
+        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
+        let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+        let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+        Tensor::cat(&[first, second], 2)
+    }
+
+    fn activate(&self, place: &str, spec: &MlpSpec, x: &Tensor) -> Result<Tensor> {
+        let of = |activation: Activation, x: Tensor| match activation {
+            Activation::Silu => x.silu(),
+            Activation::GeluTanh => x.gelu(),
+            Activation::Gelu => x.gelu_erf(),
+            Activation::ReluSquared => x.relu()?.sqr(),
+        };
+        let up = self.linear(x, place, "mlp.up_proj")?;
+        let inner = match spec.kind {
+            Mlp::Plain(activation) => of(activation, up)?,
+            Mlp::Gated(activation) => (of(activation, self.linear(x, place, "mlp.gate_proj")?)? * up)?,
+        };
+        self.linear(&inner, place, "mlp.down_proj")
+    }
+}
+
+fn capped(x: Tensor, cap: Option<f32>) -> Result<Tensor> {
+    cap.map(f64::from).map_or(Ok(x.clone()), |cap| (x / cap)?.tanh()? * cap)
+}
