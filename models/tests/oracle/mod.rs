@@ -170,17 +170,17 @@ impl Oracle<'_> {
         for (index, LayerSpec { attention, mlp }) in self.config.layers.iter().enumerate() {
             let place = format!("model.layers.{index}");
             let branch = self.attend(&place, attention, &self.norm(&x, &format!("{place}.norm_a"))?)?;
-            x = (x + self.normed_behind(branch, &place, attention.norms)?)?;
+            x = (x + self.normed_behind(&branch, &place, attention.norms)?)?;
             let branch = self.activate(&place, mlp, &self.norm(&x, &format!("{place}.norm_c"))?)?;
-            x = (x + self.normed_behind(branch, &place, mlp.norms)?)?;
+            x = (x + self.normed_behind(&branch, &place, mlp.norms)?)?;
         }
         let head = if self.config.tie_embeddings { embedding } else { &self.tensors["lm_head.weight"] };
         let logits = self.norm(&x, "model.norm")?.matmul(&head.t()?)?;
         capped(logits, self.config.logit_soft_cap)?.to_vec2()
     }
 
-    fn normed_behind(&self, branch: Tensor, place: &str, norms: Norms) -> Result<Tensor> {
-        norms.after.map_or(Ok(branch.clone()), |name| self.norm(&branch, &format!("{place}.{name}")))
+    fn normed_behind(&self, branch: &Tensor, place: &str, norms: Norms) -> Result<Tensor> {
+        norms.after.map_or(Ok(branch.clone()), |name| self.norm(branch, &format!("{place}.{name}")))
     }
 
     /// Over the last dimension.
