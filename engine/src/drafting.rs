@@ -21,14 +21,15 @@ impl Engine {
         self.copy_proposals();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
-        let mut prefill_rows = 0;
+        let (mut prefill_rows, mut decodes) = (0, false);
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             prefill_rows += sequence.uncomputed() - 1;
+            decodes |= sequence.decoding();
             scratch.candidates.push(self.candidate(sequence));
         }
         // Proposals may take what the verify pass has beside one row per sequence, and leave half of that to prefill.
         let spare = self.config.max_pass_rows.saturating_sub(scratch.candidates.len());
-        let prefill_rows = prefill_rows.min(spare / 2);
+        let prefill_rows = prefill_rows.min(spare / 2).min(self.prefill_limit(decodes));
         let batch = Batch { candidates: &scratch.candidates, rows: spare - prefill_rows, prefill_rows };
         self.planner.plan(&batch, &mut scratch.lengths);
         for (seq, &k) in self.running.iter().zip(&scratch.lengths) {
@@ -79,6 +80,7 @@ impl Engine {
                 false => prefill += sequence.uncomputed(),
             }
         }
+        let prefill = prefill.min(self.prefill_limit(decoding > 0));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
         (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows))
     }

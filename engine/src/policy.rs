@@ -20,9 +20,10 @@ pub enum Policy {
         /// (largest batch, k), batches increasing.
         steps: Vec<(usize, usize)>,
     },
-    /// `p-min:0.6`: everyone as long as the draft itself gives its proposals a survival of at least that, as llama.cpp's `--draft-p-min`.
+    /// `p-min:0.6`: everyone until the survival of the last proposal, by what the draft's confidence has proved to be worth, falls below that;
+    /// the one that falls below is still verified. (llama.cpp's `--draft-p-min` asks each token's own probability.)
     PMin {
-        /// That survival, in hundredths, 1 to 100.
+        /// That survival, in hundredths, 1 to 100. None is ever 1: that is one proposal.
         hundredths: u8,
     },
     /// `budget`: proposals with the highest survival across the batch as long as predicted goodput grows; serial.

@@ -62,7 +62,12 @@ impl EngineConfig {
     /// # Errors
     /// The first value that needs another engine, other lanes, or costs that nobody has measured.
     pub fn tunable(&self, tuning: &Tuning) -> Result<(), EngineError> {
-        for (value, name) in [(tuning.max_running, "max_running"), (tuning.max_waiting, "max_waiting")] {
+        let prefill = tuning.max_prefill_rows.unwrap_or(1);
+        for (value, name) in [
+            (tuning.max_running, "max_running"),
+            (tuning.max_waiting, "max_waiting"),
+            (prefill, "max_prefill_rows"),
+        ] {
             if value == 0 {
                 return Err(EngineError::Zero(name));
             }
@@ -223,6 +228,7 @@ mod tests {
             Tuning { policy: Policy::Budget, k_max: Some(3), ..tuning.clone() },
             Tuning { policy: Policy::Faser, partition: Some(1), ..tuning.clone() },
             Tuning { partition: Some(0), ..tuning.clone() },
+            Tuning { max_prefill_rows: Some(0), ..tuning.clone() },
             Tuning { k_max: Some(K_LIMIT + 1), ..tuning.clone() },
         ] {
             assert!(config.tunable(&wrong).is_err(), "{wrong:?}");

@@ -85,7 +85,7 @@ impl Engine {
     }
 
     /// The most rows of prompts in a pass, which somebody else decodes in or not.
-    fn prefill_limit(&self, decodes: bool) -> usize {
+    pub(crate) fn prefill_limit(&self, decodes: bool) -> usize {
         self.tuning.max_prefill_rows.filter(|_| decodes).unwrap_or(usize::MAX)
     }
 

@@ -239,6 +239,22 @@ fn a_long_prompt_takes_no_more_rows_of_a_pass_than_it_may_while_others_decode() 
 }
 
 #[test]
+fn what_prompts_may_not_take_is_for_proposals() {
+    let proposed = |max_prefill_rows| {
+        let tuning = Tuning { max_prefill_rows, ..config(Policy::Fixed { k: 8 }).tuning };
+        let config = EngineConfig { tuning, max_pass_rows: 20, ..config(Policy::Fixed { k: 8 }) };
+        let happenings = [(0, 2, 40), (1, 2, 40), (2, 100, 3)].map(|(seq, prompt, output)| {
+            let begin = Duration::from_micros(if seq == 2 { 2000 } else { 0 });
+            (begin, Happening::Arrival(request(seq, vec![seq as u32; prompt], output)))
+        });
+        let report = run(&config, happenings.to_vec());
+        let passes = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+        passes.filter(|pass| pass.sequences == 3).map(|pass| pass.proposals).max().unwrap_or(0)
+    };
+    assert!(proposed(Some(1)) > proposed(None), "{} {}", proposed(Some(1)), proposed(None));
+}
+
+#[test]
 fn p_min_drafts_less_and_is_right_more_often_the_more_it_asks() {
     let [all, half, most] = ["p-min:0.01", "p-min:0.5", "p-min:0.9"].map(|policy| {
         let happenings =

@@ -27,7 +27,7 @@ DEVICE float activation(u32 which, float x) {
     case 0: return x / (1.0f + exp_of(-x)); // SiLU
     case 1: return x / (1.0f + exp_of(-1.5957691f * x * __fmaf_rn(x * x, 0.044715f, 1.0f))); // GELU by a hyperbolic tangent
     case 2: return fmaxf(x, 0.0f) - upper_tail(fabsf(x)) * fabsf(x); // GELU
-    default: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f); // squared ReLU
+    default: return x < 0.0f ? 0.0f : x * x; // squared ReLU
     }
 }
 

@@ -79,9 +79,10 @@ DEVICE float exp_of(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-// Hyperbolic tangent, about 2 ulp; of what is infinite, 1 or -1.
+// Hyperbolic tangent, about 2 ulp; of what is infinite, 1 or -1; what is no number stays none.
 DEVICE float tanh_of(float x) {
-    if (!(fabsf(x) < 0.625f)) return 1.0f - 2.0f / (exp_of(x + x) + 1.0f);
+    if (x != x) return x;
+    if (fabsf(x) >= 0.625f) return 1.0f - 2.0f / (exp_of(x + x) + 1.0f);
     const float square = x * x; // near 0 the exponential would lose the low bits of x
     float p = -5.7049887e-3f;
     p = __fmaf_rn(p, square, 2.0639089e-2f);

@@ -186,14 +186,14 @@ fn a_reader_beside_the_writer_never_sees_half_a_row() {
     let (written, enough) = (AtomicU64::new(0), AtomicBool::new(false));
     let (mut found, mut lost) = (0, 0);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let writer = scope.spawn(|| {
             let device = &mut Device::new(&model, Some(&hidden));
             while !enough.load(Ordering::Relaxed) {
                 device.whole_pass();
                 written.fetch_add(ROWS as u64, Ordering::Release);
             }
         });
-        while found < 100_000 || lost < 10_000 {
+        while (found < 100_000 || lost < 10_000) && !writer.is_finished() {
             // The oldest rows there are: the next pass takes their slots.
             let end = written.load(Ordering::Acquire);
             for row in end.saturating_sub(capacity as u64)..end {

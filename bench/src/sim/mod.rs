@@ -296,7 +296,8 @@ impl SimSpec {
             max_context: self.max_context,
             partitions,
             target_layers: self.pair.target.layers,
-            speculation: SpeculationBounds::default(), // Simulated prompts share nothing.
+            speculation: SpeculationBounds::default(),
+            // Simulated prompts share nothing.
             prefix_cache: false,
             tuning: Tuning {
                 max_running,

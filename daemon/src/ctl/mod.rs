@@ -209,9 +209,8 @@ fn advice(err: &io::Error, path: &Path) -> String {
     }
 }
 
-/// KEY=VALUE, a value being JSON where it looks like it.
 fn keys_and_examples() -> String {
-    let keys = TUNABLES.iter().map(|tunable| format!("  {:<13} {}\n", tunable.name(), tunable.help));
+    let keys = TUNABLES.iter().map(|tunable| format!("  {:<16} {}\n", tunable.name(), tunable.help));
     format!(
         "Keys, as in the config, null for the default:\n{}\nExamples:\n  faser ctl policy set policy=off\n  \
          faser ctl policy set policy=faser k_max=8 prune=false partition=1\n  faser ctl policy set k_max=null",
@@ -219,6 +218,7 @@ fn keys_and_examples() -> String {
     )
 }
 
+/// KEY=VALUE, a value being JSON where it looks like it.
 fn pair(text: &str) -> Result<(String, Value), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as k_max=3")?;
     let value = match value {

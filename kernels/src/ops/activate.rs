@@ -50,7 +50,7 @@ impl Activation {
                 let tail = s.mul(upper_tail(s, s.max(x, s.sub(zero, x))), s.max(x, s.sub(zero, x)));
                 s.sub(s.max(x, zero), tail)
             }
-            Activation::ReluSquared => s.mul(s.max(x, zero), s.max(x, zero)),
+            Activation::ReluSquared => s.select(s.less(x, zero), zero, s.mul(x, x)),
         }
     }
 }

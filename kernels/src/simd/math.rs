@@ -26,12 +26,13 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     s.of_bits(s.add_u32(s.bits(p), exponent))
 }
 
-/// Hyperbolic tangent, about 2 ulp; of what is infinite, 1 or -1.
+/// Hyperbolic tangent, about 2 ulp; of what is infinite, 1 or -1; what is no number stays none.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
     // Far from 0 by an exponential; near it that would lose the low bits of x.
     let far = s.sub(one, s.div(s.splat(2.0), s.add(exp(s, s.add(x, x)), one)));
+    let far = s.select(s.either(s.less(x, one), s.less(zero, x)), far, x);
     let near = s.less(s.max(x, s.sub(zero, x)), s.splat(0.625));
     let x = s.select(near, x, zero);
     let square = s.mul(x, x);
@@ -165,6 +166,11 @@ mod tests {
 
     #[test]
     fn hyperbolic_tangents() {
+        for isa in crate::Isa::available() {
+            let mut none = [f32::NAN, -1.0].repeat(9);
+            dispatch(Supported::new(isa).unwrap(), Map(&mut none, Tanh));
+            assert!(none.chunks(2).all(|pair| pair[0].is_nan() && pair[1] < -0.7), "{isa} {none:?}");
+        }
         let mut inputs: Vec<f32> = (-2000..2000).map(|i| i as f32 / 150.0 + 0.001).collect();
         inputs.extend((0..60).map(|i| 0.8f32.powi(i) * 1e-3));
         check(Tanh, &inputs, f64::tanh, false);

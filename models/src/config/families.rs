@@ -1,5 +1,5 @@
 //! The model families: what each makes of the keys of a config.json, and what a key that it leaves out stands for. One more family is one more
-//! entry of [`FAMILIES`], and a checkpoint with logits in `tests/golden`.
+//! entry of [`FAMILIES`] with its name in [`Architecture`], and a checkpoint with logits in `tests/golden`.
 //!
 //! Source of the defaults: the configuration classes of transformers 5.23.0. `tests/golden/make_defaults.py` asks them; a test here holds the
 //! table against what they said (`tests/golden/defaults.json`).
@@ -114,7 +114,7 @@ const FAMILIES: [Family; 7] = [
         activation: "hidden_activation",
         reads: &["attention_bias", "sliding_window"],
         shape: |shape| {
-            let scale = shape.keys.positive_or("query_pre_attn_scalar", 256.0)?.sqrt().recip() as f32;
+            let scale = shape.factor("query_pre_attn_scalar", 256.0)?.sqrt().recip();
             let soft_cap = shape.cap("attn_logit_softcapping", 50.0)?;
             shape.config.logit_soft_cap = shape.cap("final_logit_softcapping", 30.0)?;
             let window = shape.window()?;
@@ -185,8 +185,19 @@ impl Shape<'_> {
 
     /// A soft cap; null is none.
     fn cap(&self, key: &str, usual: f64) -> Result<Option<f32>, ModelError> {
-        let usual = Some(usual).filter(|_| !self.keys.is_null(key));
-        Ok(self.keys.positive(key)?.or(usual).map(|cap| cap as f32))
+        if self.keys.is_null(key) {
+            return Ok(None);
+        }
+        self.factor(key, usual).map(Some)
+    }
+
+    /// A number that others are multiplied or divided by.
+    fn factor(&self, key: &str, usual: f64) -> Result<f32, ModelError> {
+        let value = self.keys.positive_or(key, usual)?;
+        match (1e-6..=1e6).contains(&value) {
+            true => Ok(value as f32),
+            false => Err(self.keys.error(key, format!("is {value}, a number from 1e-6 to 1e6 is expected"))),
+        }
     }
 }
 
@@ -229,9 +240,11 @@ impl Family {
     /// A switch that transformers does not read for this family must not be set: honouring or ignoring it would both surprise.
     fn refuse_switches_of_others(&self, keys: &Keys) -> Result<(), ModelError> {
         for switch in ["attention_bias", "mlp_bias", "sliding_window"] {
-            let set = match keys.get(switch) {
-                Some(Value::Number(_)) => switch == "sliding_window",
-                _ => switch != "sliding_window" && keys.flag(switch, false)?,
+            // A window is set by any value.
+            let set = if switch == "sliding_window" {
+                keys.get(switch).is_some()
+            } else {
+                keys.flag(switch, false)?
             };
             if set && !self.reads.contains(&switch) {
                 let others = FAMILIES.iter().filter(|family| family.reads.contains(&switch));

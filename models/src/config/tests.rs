@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use faser_kernels::RopeScaling;
+use faser_kernels::ops::Activation;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::Mlp;
 
 fn llama() -> Value {
     json!({
@@ -88,6 +90,31 @@ fn families_differ_in_their_switches() {
 }
 
 #[test]
+fn gemmas_are_read_as_they_are_published() {
+    let gemma = |changes: &Value| {
+        let base =
+            json!({"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 3, "hidden_act": null});
+        parse(with(with(llama(), &base), changes)).unwrap()
+    };
+    // As google/gemma-2-9b has them: no `layer_types`, no `tie_word_embeddings`.
+    let two = gemma(&json!({"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "silu", "head_dim": 256,
+        "query_pre_attn_scalar": 224, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "cache_implementation": "hybrid", "sliding_window": 4096}));
+    assert_eq!(windows(&two), [Some(4096), None, Some(4096)]);
+    assert!(two.tie_embeddings && two.norm_offset == 1.0 && two.embedding_scale == 8.0);
+    assert_eq!((two.logit_soft_cap, two.layers[0].attention.soft_cap), (Some(30.0), Some(50.0)));
+    assert_eq!(two.layers[0].attention.scale, 1.0 / 224f32.sqrt());
+    assert_eq!(two.layers[0].mlp.kind, Mlp::Gated(Activation::GeluTanh));
+    let bare = gemma(&json!({"attn_logit_softcapping": null}));
+    assert_eq!((bare.logit_soft_cap, bare.layers[0].attention.soft_cap), (Some(30.0), None));
+    assert_eq!(bare.layers[0].attention.scale, 1.0 / 16.0);
+    // The first Gemma says gelu, and means the one by a hyperbolic tangent.
+    let one = gemma(&json!({"architectures": ["GemmaForCausalLM"], "hidden_act": "gelu"}));
+    assert_eq!((one.layers[0].mlp.kind, windows(&one)), (Mlp::Gated(Activation::GeluTanh), vec![None; 3]));
+    assert_eq!(one.layers[0].attention.norms.after, None);
+}
+
+#[test]
 fn old_and_new_rope_keys_say_the_same() {
     let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -119,6 +146,12 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor`", "1.0"),
         (json!({"quantization_config": {"bits": 4}}), "`quantization_config`", "bf16"),
         (json!({"sliding_window": 64}), "`sliding_window`", "Mistral"),
+        (json!({"sliding_window": "64"}), "`sliding_window`", "Mistral"),
+        (
+            json!({"architectures": ["Gemma2ForCausalLM"], "hidden_act": null, "final_logit_softcapping": 1e39}),
+            "`final_logit_softcapping`",
+            "1e6",
+        ),
         (json!({"architectures": ["Qwen2ForCausalLM"], "mlp_bias": true}), "`mlp_bias`", "Qwen2"),
         (
             json!({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]}),

@@ -35,8 +35,7 @@ pub(super) fn sliding_layers(
         keys.error("layer_types", problem)
     })?;
     if window.is_none() && kinds.contains(&true) {
-        let problem =
-            "has \"sliding_attention\", but no window is set: give `use_sliding_window` and `sliding_window`";
+        let problem = "has \"sliding_attention\", but no window is set: give `sliding_window` (of Qwen, `use_sliding_window` too)";
         return Err(keys.error("layer_types", problem));
     }
     Ok(kinds)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask transformers' configuration classes for their defaults: the table of models/src/config/defaults.rs.
+"""Ask transformers' configuration classes for their defaults: the table of models/src/config/families.rs.
 
     pip install torch transformers
     python make_defaults.py           # writes defaults.json beside this file

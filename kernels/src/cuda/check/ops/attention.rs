@@ -179,6 +179,7 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         case(F32, 1, 3, 64, Some(40), 64, &[(150, 5), (17, 2)]),
         case(F32, 1, 1, 256, None, 128, &[(40, 40)]),
         case(Bf16, 1, 2, 48, None, 64, &[(90, 2)]),
+        case(Bf16, 1, 2, 256, Some(30), 64, &[(70, 3)]),
         // 16, 32 and 64 queries of a tile, of each head.
         case(Bf16, 2, 4, 128, None, 128, &[(1, 1), (200, 3), (64, 2)]),
         case(Bf16, 1, 4, 128, None, 64, &[(190, 8), (65, 5)]),
@@ -191,7 +192,7 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         case(Bf16, 1, 1, 32, Some(1), 64, &[(100, 64), (3, 3)]),
     ];
     // Scores of these sizes lie on the bend of the cap.
-    let capped = [0, 2, 3, 5, 7].map(|at: usize| Case { soft_cap: Some(3.0), ..cases[at].clone() });
+    let capped = [0, 2, 3, 4, 6, 8].map(|at: usize| Case { soft_cap: Some(3.0), ..cases[at].clone() });
     for case in cases.into_iter().chain(capped) {
         for order in bench.orders() {
             case.check(bench, order);
