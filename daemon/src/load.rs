@@ -97,7 +97,7 @@ pub(crate) fn bounds(
         target_layers: target.layers.len(),
         speculation: SpeculationBounds {
             // Where nothing is drafted and nothing copied, lanes need no room for it.
-            room: if config.model.source.has_draft() || config.tuning.policy.traits().predicts {
+            room: if config.model.source.has_draft() || config.tuning.policy.traits().copies {
                 K_LIMIT
             } else {
                 0
