@@ -48,6 +48,22 @@ pub struct Request {
     pub handling: Handling,
 }
 
+impl Request {
+    /// A request that asks for nothing but tokens, until there are so many.
+    pub fn new(seq: SeqId, prompt: impl Into<Arc<[TokenId]>>, max_new_tokens: usize) -> Request {
+        Request {
+            seq,
+            prompt: prompt.into(),
+            output: [].into(),
+            max_new_tokens,
+            stop_tokens: [].into(),
+            prediction: [].into(),
+            whole_prompt: false,
+            handling: Handling::default(),
+        }
+    }
+}
+
 /// What a client may wish of how its request is scheduled. It changes speed, never text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handling {

@@ -76,6 +76,11 @@ impl PassCost {
         PassCost { base_s: base_s.map(|seconds| duration(seconds).as_secs_f64()), attention }
     }
 
+    /// Of passes that take so many µs, and as many more with every row.
+    pub fn linear(pass_us: u64, row_us: u64, attention: AttentionCost) -> PassCost {
+        PassCost::new(ROW_GRID.map(|rows| Duration::from_micros(pass_us + row_us * rows as u64)), attention)
+    }
+
     /// Of a model that is not there: next to nothing.
     pub fn nothing() -> PassCost {
         PassCost::new([Duration::ZERO; ROW_GRID.len()], AttentionCost { per_kv_fs: 0, per_row_fs: 0 })
@@ -167,10 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn staircase() -> PassCost {
-        PassCost::new(
-            ROW_GRID.map(|rows| Duration::from_micros(1000 + 10 * rows as u64)),
-            AttentionCost { per_kv_fs: 3_000_000, per_row_fs: 2_000_000 },
-        )
+        PassCost::linear(1000, 10, AttentionCost { per_kv_fs: 3_000_000, per_row_fs: 2_000_000 })
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::view::Sum;
+
 /// Buckets of one percent each, and a last one for everything from 100 % on.
 const BUCKETS: usize = 101;
 
@@ -22,11 +24,6 @@ impl ErrorHistogram {
         let error = predicted.abs_diff(measured).as_nanos().saturating_mul(100);
         let percent = error.checked_div(measured.as_nanos()).unwrap_or(u128::MAX);
         self.0[percent.min(BUCKETS as u128 - 1) as usize] += 1;
-    }
-
-    /// Counts what another counted.
-    pub(crate) fn add(&mut self, other: &ErrorHistogram) {
-        self.0.iter_mut().zip(other.0).for_each(|(count, more)| *count += more);
     }
 
     /// Passes counted.
@@ -54,6 +51,12 @@ impl ErrorHistogram {
             below += here;
         }
         None
+    }
+}
+
+impl Sum for ErrorHistogram {
+    fn add(&mut self, more: &ErrorHistogram) {
+        self.0.add(&more.0);
     }
 }
 

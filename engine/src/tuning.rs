@@ -198,16 +198,8 @@ mod tests {
     }
 
     fn request(seq: u64, k_max: Option<usize>) -> Event {
-        Event::Submit(Request {
-            seq: SeqId(seq),
-            prompt: [1, 2, 3].into(),
-            output: [].into(),
-            max_new_tokens: 8,
-            stop_tokens: [].into(),
-            prediction: [].into(),
-            whole_prompt: false,
-            handling: Handling { k_max, ..Handling::default() },
-        })
+        let handling = Handling { k_max, ..Handling::default() };
+        Event::Submit(Request { handling, ..Request::new(SeqId(seq), [1, 2, 3], 8) })
     }
 
     fn tell(engine: &mut Engine, event: Event) -> Vec<Command> {

@@ -137,6 +137,45 @@ impl EpochMove {
     }
 }
 
+/// What adds up over replicas.
+pub(crate) trait Sum {
+    /// Adds another replica's.
+    fn add(&mut self, more: &Self);
+}
+
+impl Sum for u64 {
+    fn add(&mut self, more: &u64) {
+        *self += more;
+    }
+}
+
+impl Sum for Duration {
+    fn add(&mut self, more: &Duration) {
+        *self += *more;
+    }
+}
+
+impl<const N: usize> Sum for [u64; N] {
+    fn add(&mut self, more: &[u64; N]) {
+        self.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+}
+
+/// A struct whose sum is that of each field: none can be forgotten.
+macro_rules! sums {
+    ($(#[$about:meta])* pub struct $sums:ident { $($(#[$doc:meta])* pub $name:ident: $kind:ty,)* }) => {
+        $(#[$about])*
+        pub struct $sums { $($(#[$doc])* pub $name: $kind,)* }
+
+        impl Sum for $sums {
+            fn add(&mut self, more: &$sums) {
+                $(self.$name.add(&more.$name);)*
+            }
+        }
+    };
+}
+
+sums! {
 /// Running totals; none ever goes down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -205,81 +244,9 @@ pub struct Totals {
     /// Time the verify lane worked.
     pub verify_time: Duration,
 }
+}
 
 impl Totals {
-    /// Adds another replica's.
-    fn add(&mut self, other: &Totals) {
-        // Named one by one, so that a new one cannot be forgotten.
-        let &Totals {
-            submitted,
-            refused,
-            finished,
-            cancelled,
-            failed,
-            preemptions,
-            prompt_tokens,
-            cached_prompt_tokens,
-            output_tokens,
-            draft_passes,
-            target_passes,
-            target_rows,
-            drafts,
-            draft_tokens,
-            late_drafts,
-            chunks_cancelled,
-            late_chunks,
-            rows_pruned,
-            pruned_in_vain,
-            gated_passes,
-            accepted_tokens,
-            copied_tokens,
-            copied_accepted_tokens,
-            overlapped_passes,
-            predicted_verify_time,
-            verify_time_error,
-            draft_time,
-            verify_time,
-            ref accepted_per_position,
-            ref proposed_per_position,
-            ref chunks_by_length,
-            ref verify_errors,
-        } = other;
-        self.submitted += submitted;
-        self.refused += refused;
-        self.finished += finished;
-        self.cancelled += cancelled;
-        self.failed += failed;
-        self.preemptions += preemptions;
-        self.prompt_tokens += prompt_tokens;
-        self.cached_prompt_tokens += cached_prompt_tokens;
-        self.output_tokens += output_tokens;
-        self.draft_passes += draft_passes;
-        self.target_passes += target_passes;
-        self.target_rows += target_rows;
-        self.drafts += drafts;
-        self.draft_tokens += draft_tokens;
-        self.late_drafts += late_drafts;
-        self.chunks_cancelled += chunks_cancelled;
-        self.late_chunks += late_chunks;
-        self.rows_pruned += rows_pruned;
-        self.pruned_in_vain += pruned_in_vain;
-        self.gated_passes += gated_passes;
-        self.accepted_tokens += accepted_tokens;
-        self.copied_tokens += copied_tokens;
-        self.copied_accepted_tokens += copied_accepted_tokens;
-        self.overlapped_passes += overlapped_passes;
-        self.predicted_verify_time += predicted_verify_time;
-        self.verify_time_error += verify_time_error;
-        self.draft_time += draft_time;
-        self.verify_time += verify_time;
-        let add =
-            |sums: &mut [u64], more: &[u64]| sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
-        add(&mut self.accepted_per_position, accepted_per_position);
-        add(&mut self.proposed_per_position, proposed_per_position);
-        add(&mut self.chunks_by_length, chunks_by_length);
-        self.verify_errors.add(verify_errors);
-    }
-
     /// Counts one verified chunk of `proposed` proposals.
     pub(crate) fn count_draft(&mut self, proposed: usize, accepted: usize) {
         self.drafts += u64::from(proposed > 0);

@@ -1,27 +1,22 @@
 //! Proposals copied from a prediction or from the text itself, in the simulator: what they save, and that they save nothing
 //! where nothing can be copied.
 
+mod common;
+
 use std::time::Duration;
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use common::ATTENTION;
+use faser_engine::cost::{PartitionCosts, PassCost};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
-use faser_engine::{
-    DraftSource, EngineConfig, Handling, Mechanisms, Policy, Request, SeqId, SpeculationBounds, TokenId,
-    Tuning,
-};
+use faser_engine::{DraftSource, EngineConfig, Mechanisms, Policy, Request, SeqId, TokenId, Tuning};
 
 const TOKENS: usize = 160;
 /// So many that no three tokens come twice by chance.
 const VOCABULARY: u32 = 50_000;
 
 fn partitions() -> Vec<PartitionCosts> {
-    let cost = |pass: u64, row: u64| {
-        PassCost::new(
-            ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
-            AttentionCost { per_kv_fs: 1_000_000, per_row_fs: 9_000_000 },
-        )
-    };
+    let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, ATTENTION);
     vec![PartitionCosts { draft: cost(300, 1), verify: cost(1000, 5) }]
 }
 
@@ -39,34 +34,23 @@ fn right() -> Vec<TokenId> {
 
 /// One request; `drafts` says whether there is a draft model, which is right half of the time.
 fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
+    let config = common::config(Policy::Faser);
+    let tuning = config.tuning.clone();
     let config = EngineConfig {
         block_size: 16,
         target_blocks: 40,
         draft: DraftSource::model(if drafts { 40 } else { 0 }),
-        max_pass_rows: 64,
         max_context: 320,
         partitions: partitions(),
-        target_layers: 32,
-        speculation: SpeculationBounds::default(),
-        prefix_cache: true,
         tuning: Tuning {
             max_running: 4,
             max_waiting: 4,
-            policy: Policy::Faser,
             mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
-            ..Tuning::default()
+            ..tuning
         },
+        ..config
     };
-    let request = Request {
-        seq: SeqId(1),
-        prompt: prompt().into(),
-        output: [].into(),
-        max_new_tokens: TOKENS,
-        stop_tokens: [].into(),
-        prediction: prediction.into(),
-        whole_prompt: false,
-        handling: Handling::default(),
-    };
+    let request = Request { prediction: prediction.into(), ..Request::new(SeqId(1), prompt(), TOKENS) };
     let simulation = Simulation::new(config, device(0.5)).expect("the configuration is sound");
     simulation.run(vec![(Duration::ZERO, Happening::Arrival(request))])
 }

@@ -1,51 +1,19 @@
 //! What a client may wish of its request's scheduling, in the simulator: latency targets, priorities, where proposals come from.
 
+mod common;
+
 use std::time::Duration;
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
+use common::{request, undivided};
+use faser_engine::sim::{Happening, Outcome, Report, SimDevice};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Policy, Refusal, Request, SeqId,
-    Slo, SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
+    EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Policy, Refusal, Request, SeqId, Slo,
+    SpeculationMode, Tuning, Usage,
 };
 
-const VOCABULARY: u32 = 50;
-
-fn partitions() -> Vec<PartitionCosts> {
-    let cost = |pass: u64, row: u64| {
-        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
-        PassCost::new(times, AttentionCost::default())
-    };
-    vec![PartitionCosts { draft: cost(100, 1), verify: cost(1000, 5) }]
-}
-
 fn config(policy: Policy) -> EngineConfig {
-    EngineConfig {
-        block_size: 4,
-        target_blocks: 200,
-        draft: DraftSource::model(200),
-        max_pass_rows: 64,
-        max_context: 128,
-        partitions: partitions(),
-        target_layers: 32,
-        speculation: SpeculationBounds::default(),
-        prefix_cache: true,
-        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
-    }
-}
-
-fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
-    Request {
-        seq: SeqId(seq),
-        prompt: prompt.into(),
-        output: [].into(),
-        max_new_tokens,
-        stop_tokens: [].into(),
-        prediction: [].into(),
-        whole_prompt: false,
-        handling: Handling::default(),
-    }
+    EngineConfig { partitions: undivided((100, 1), (1000, 5)), ..common::config(policy) }
 }
 
 fn of_priority(priority: i32, request: Request) -> Request {
@@ -57,11 +25,11 @@ fn with_slo(slo: Slo, request: Request) -> Request {
 }
 
 fn device(config: &EngineConfig) -> SimDevice {
-    SimDevice::new(7, VOCABULARY, 0.7, config.block_size, config.partitions.clone())
+    common::device(config, 0.7)
 }
 
 fn run(config: &EngineConfig, happenings: Vec<(Duration, Happening)>) -> Report {
-    Simulation::new(config.clone(), device(config)).expect("the configuration is sound").run(happenings)
+    common::run(config, 0.7, happenings)
 }
 
 /// The sequences in the order of their ends.
@@ -199,13 +167,8 @@ fn what_came_of_passes_adds_up() {
 /// Proposals verified per pass of two requests alike, of which the first has latency targets.
 fn proposals_per_pass(slo: Slo) -> [f64; 2] {
     // Rows are dear, so that not everyone gets what it could use.
-    let cost = |pass: u64, row: u64| {
-        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
-        PassCost::new(times, AttentionCost::default())
-    };
-    let partitions = vec![PartitionCosts { draft: cost(20, 1), verify: cost(500, 250) }];
     let config = EngineConfig {
-        partitions,
+        partitions: undivided((20, 1), (500, 250)),
         tuning: Tuning { max_running: 2, ..config(Policy::Budget).tuning },
         ..config(Policy::Budget)
     };

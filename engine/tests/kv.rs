@@ -1,66 +1,16 @@
 //! Whose KV is kept for others, and how the draft's comes to be, in the simulator.
 
+mod common;
+
 use std::time::Duration;
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use common::{VOCABULARY, config, request, undivided};
 use faser_engine::record::ChunkRecord;
-use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
-use faser_engine::{
-    DraftSource, EngineConfig, Handling, LaneKind, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning,
-};
-
-const VOCABULARY: u32 = 50;
-
-/// The whole device, and a partition on which both lanes are slower.
-fn partitions() -> Vec<PartitionCosts> {
-    let cost = |pass: u64, row: u64| {
-        PassCost::new(
-            ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
-            AttentionCost { per_kv_fs: 1_000_000, per_row_fs: 9_000_000 },
-        )
-    };
-    vec![
-        PartitionCosts { draft: cost(100, 1), verify: cost(1000, 5) },
-        PartitionCosts { draft: cost(150, 2), verify: cost(1100, 8) },
-    ]
-}
-
-fn config(policy: Policy) -> EngineConfig {
-    EngineConfig {
-        block_size: 4,
-        target_blocks: 200,
-        draft: DraftSource::model(200),
-        max_pass_rows: 64,
-        max_context: 128,
-        partitions: partitions(),
-        target_layers: 32,
-        speculation: SpeculationBounds::default(),
-        prefix_cache: true,
-        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
-    }
-}
-
-fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
-    Request {
-        seq: SeqId(seq),
-        prompt: prompt.into(),
-        output: [].into(),
-        max_new_tokens,
-        stop_tokens: [].into(),
-        prediction: [].into(),
-        whole_prompt: false,
-        handling: Handling::default(),
-    }
-}
-
-fn device(acceptance: f64, block_size: usize) -> SimDevice {
-    SimDevice::new(7, VOCABULARY, acceptance, block_size, partitions())
-}
+use faser_engine::sim::{Happening, Report};
+use faser_engine::{DraftSource, EngineConfig, LaneKind, Policy, Request, SeqId, SpeculationBounds, TokenId};
 
 fn run(config: &EngineConfig, acceptance: f64, happenings: Vec<(Duration, Happening)>) -> Report {
-    let device = device(acceptance, config.block_size);
-    let simulation = Simulation::new(config.clone(), device).expect("the configuration is sound");
-    simulation.in_detail().run(happenings)
+    common::simulation(config, acceptance).in_detail().run(happenings)
 }
 
 /// However short a request was, and however it ended, the KV of its prompt is there for the next one.
@@ -134,18 +84,13 @@ fn beyond_the_drafts_context_the_target_goes_on_alone() {
 /// Whoever decodes does not wait for the whole history of one that begins to draft.
 #[test]
 fn a_draft_catches_up_in_parts_while_others_decode() {
-    let slow_draft = |pass: u64, row: u64| {
-        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
-        PassCost::new(times, AttentionCost::default())
-    };
-    let costs = PartitionCosts { draft: slow_draft(100, 10), verify: slow_draft(1000, 5) };
     for (policy, most) in [(Policy::Fixed { k: 2 }, 128), (Policy::Budget, 64)] {
         let config = EngineConfig {
             max_context: 1024,
             max_pass_rows: 512,
             target_blocks: 600,
             draft: DraftSource::model(600),
-            partitions: vec![costs.clone()],
+            partitions: undivided((100, 10), (1000, 5)),
             ..config(policy.clone())
         };
         let happenings = vec![

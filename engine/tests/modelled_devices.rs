@@ -7,8 +7,7 @@ use faser_engine::sim::{
     Simulation, Workload,
 };
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, LaneKind, Policy, Request, SeqId, SpeculationBounds,
-    Tuning,
+    DraftSource, EngineConfig, FinishReason, LaneKind, Policy, Request, SeqId, SpeculationBounds, Tuning,
 };
 use proptest::prelude::*;
 
@@ -121,16 +120,7 @@ fn lengths_alone(acceptance: f64, policy: Policy) -> Vec<usize> {
     let roofline = device();
     let config = EngineConfig { max_context: 1024, ..config(policy, &roofline) };
     let device = SimDevice::new(3, 1000, acceptance, 16, roofline);
-    let request = Request {
-        seq: SeqId(1),
-        prompt: vec![5; 20].into(),
-        output: [].into(),
-        max_new_tokens: 400,
-        stop_tokens: [].into(),
-        prediction: [].into(),
-        whole_prompt: false,
-        handling: Handling::default(),
-    };
+    let request = Request::new(SeqId(1), [5; 20], 400);
     let simulation = Simulation::new(config, device).expect("the configuration is sound");
     let report = simulation.run([(Duration::ZERO, Happening::Arrival(request))]);
     let verify = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);

@@ -1,69 +1,18 @@
 //! The engine in the simulator: whatever happens, every sequence gets the one right text, and nothing leaks.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
-use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
+use common::{VOCABULARY, config, device, request, run};
+use faser_engine::sim::Happening;
 use faser_engine::survival::Source;
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, Handling, Policy, Refusal, Request, SeqId, Slo,
     SpeculationBounds, SpeculationMode, TokenId, Tuning,
 };
 use proptest::prelude::*;
-
-const VOCABULARY: u32 = 50;
-
-/// The whole device, and a partition on which both lanes are slower.
-fn partitions() -> Vec<PartitionCosts> {
-    let cost = |pass: u64, row: u64| {
-        PassCost::new(
-            ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
-            AttentionCost { per_kv_fs: 1_000_000, per_row_fs: 9_000_000 },
-        )
-    };
-    vec![
-        PartitionCosts { draft: cost(100, 1), verify: cost(1000, 5) },
-        PartitionCosts { draft: cost(150, 2), verify: cost(1100, 8) },
-    ]
-}
-
-fn config(policy: Policy) -> EngineConfig {
-    EngineConfig {
-        block_size: 4,
-        target_blocks: 200,
-        draft: DraftSource::model(200),
-        max_pass_rows: 64,
-        max_context: 128,
-        partitions: partitions(),
-        target_layers: 32,
-        speculation: SpeculationBounds::default(),
-        prefix_cache: true,
-        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
-    }
-}
-
-fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> Request {
-    Request {
-        seq: SeqId(seq),
-        prompt: prompt.into(),
-        output: [].into(),
-        max_new_tokens,
-        stop_tokens: [].into(),
-        prediction: [].into(),
-        whole_prompt: false,
-        handling: Handling::default(),
-    }
-}
-
-fn device(acceptance: f64, block_size: usize) -> SimDevice {
-    SimDevice::new(7, VOCABULARY, acceptance, block_size, partitions())
-}
-
-fn run(config: &EngineConfig, acceptance: f64, happenings: Vec<(Duration, Happening)>) -> Report {
-    let device = device(acceptance, config.block_size);
-    Simulation::new(config.clone(), device).expect("the configuration is sound").run(happenings)
-}
 
 #[test]
 fn one_sequence_takes_the_passes_it_should() {
@@ -179,7 +128,7 @@ fn a_sequence_under_which_every_device_fails_is_given_up() {
     let report = run(&config(Policy::Off), 1.0, happenings);
     let outcome = &report.outcomes[&SeqId(1)];
     assert_eq!(outcome.finish, Some(FinishReason::DeviceFailed));
-    let right = device(1.0, 4).continuation(&[1; 4], 100, &[]);
+    let right = device(&config(Policy::Off), 1.0).continuation(&[1; 4], 100, &[]);
     assert_eq!(outcome.tokens, right[..outcome.tokens.len()]);
     assert_eq!(report.view.totals.failed, 1);
 }
@@ -200,7 +149,7 @@ struct Client {
 impl Client {
     fn prediction(&self) -> Vec<TokenId> {
         let Some(without) = &self.predicted_without else { return Vec::new() };
-        let right = device(1.0, 4).continuation(&self.prompt, 40, &[]);
+        let right = device(&config(Policy::Off), 1.0).continuation(&self.prompt, 40, &[]);
         right
             .into_iter()
             .enumerate()
@@ -262,17 +211,13 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 }),
                 max_pass_rows: max_running + more_rows,
                 max_context: 90,
-                partitions: partitions(),
-                target_layers: 32,
-                speculation: SpeculationBounds::default(),
                 prefix_cache,
                 tuning: Tuning {
                     max_running,
-                    max_waiting: 100,
-                    policy,
                     slo: Slo { tpot: slo.map(Duration::from_micros), ttft: slo.map(Duration::from_millis) },
-                    ..Tuning::default()
+                    ..config(policy.clone()).tuning
                 },
+                ..config(policy)
             }
         },
     )
@@ -291,14 +236,10 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
     let mut all = Vec::new();
     for (seq, client) in (0..).zip(clients) {
         let request = Request {
-            seq: SeqId(seq),
-            prompt: client.prompt.clone().into(),
-            output: [].into(),
-            max_new_tokens: client.max_new_tokens,
             stop_tokens: client.stop_tokens.clone().into(),
             prediction: client.prediction().into(),
-            whole_prompt: false,
             handling: client.handling,
+            ..request(seq, client.prompt.clone(), client.max_new_tokens)
         };
         all.push((client.at, Happening::Arrival(request)));
         all.extend(client.leaves_after.map(|after| (client.at + after, Happening::Cancel(SeqId(seq)))));
@@ -322,7 +263,7 @@ proptest! {
     ) {
         let failures: Vec<u64> = failures.into_iter().collect();
         let report = run(&config, acceptance, happenings(&clients, &failures));
-        let device = device(acceptance, config.block_size);
+        let device = device(&config, acceptance);
         prop_assert!(report.view.target_pool.whole() && report.view.draft_pool.whole());
         for (seq, client) in (0..).zip(&clients) {
             let outcome = &report.outcomes[&SeqId(seq)];
@@ -368,7 +309,7 @@ fn small_pools_do_preempt() {
     let report = run(&config, 0.8, arrivals);
     assert!(report.view.totals.preemptions > 0);
     for seq in 0..8 {
-        let right = device(0.8, 4).continuation(&[seq as u32; 12], 60, &[]);
+        let right = device(&config, 0.8).continuation(&[seq as u32; 12], 60, &[]);
         assert_eq!(report.outcomes[&SeqId(seq)].tokens, right);
     }
 }

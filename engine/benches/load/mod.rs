@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
-    Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Handling, Policy, Request, Rivals,
-    SeqId, SpeculationBounds, Tuning, Verdict, VerifyPlan,
+    Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Policy, Request, Rivals, SeqId,
+    SpeculationBounds, Tuning, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -21,12 +21,7 @@ pub(crate) struct Load {
 impl Load {
     /// With so many sequences running, past their prefill.
     pub(crate) fn new(sequences: usize, policy: Policy) -> Load {
-        let cost = |pass: u64, row: u64| {
-            PassCost::new(
-                ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64)),
-                AttentionCost::default(),
-            )
-        };
+        let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
         let engine = Engine::new(EngineConfig {
             block_size: 16,
             target_blocks: sequences * 512,
@@ -60,19 +55,8 @@ impl Load {
 
     fn submit(&mut self) {
         self.next_seq += 1;
-        let seq = SeqId(self.next_seq);
-        let prompt = vec![self.next_seq as u32; 32].into();
-        let stop_tokens = [].into();
-        let request = Request {
-            seq,
-            prompt,
-            output: [].into(),
-            max_new_tokens: 8000,
-            stop_tokens,
-            prediction: [].into(),
-            whole_prompt: false,
-            handling: Handling::default(),
-        };
+        let prompt = vec![self.next_seq as u32; 32];
+        let request = Request::new(SeqId(self.next_seq), prompt, 8000);
         self.handle(Event::Submit(request));
     }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::api::{Command, Event, Request};
 use crate::config::EngineConfig;
 use crate::config::SpeculationBounds;
-use crate::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use crate::cost::{AttentionCost, PartitionCosts, PassCost};
 use crate::engine::Engine;
 use crate::plan::{Verdict, VerifyPlan};
 use crate::policy::Policy;
@@ -19,10 +19,7 @@ const PLENTY: Bounds = Bounds { passes: 1000, chunks: 1000, marks: 1000 };
 
 /// The whole device, and a partition on which drafting costs little beside a pass.
 fn partitions() -> Vec<PartitionCosts> {
-    let cost = |pass: u64, row: u64| {
-        let times = ROW_GRID.map(|rows| Duration::from_micros(pass + row * rows as u64));
-        PassCost::new(times, AttentionCost::default())
-    };
+    let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
     vec![
         PartitionCosts { draft: cost(300, 1), verify: cost(1000, 5) },
         PartitionCosts { draft: cost(310, 1), verify: cost(1020, 5) },
@@ -45,16 +42,7 @@ fn config(policy: Policy) -> EngineConfig {
 }
 
 fn request(seq: u64, max_new_tokens: usize) -> Request {
-    Request {
-        seq: SeqId(seq),
-        prompt: vec![seq as u32; 6].into(),
-        output: [].into(),
-        max_new_tokens,
-        stop_tokens: [].into(),
-        prediction: [].into(),
-        whole_prompt: false,
-        handling: Default::default(),
-    }
+    Request::new(SeqId(seq), vec![seq as u32; 6], max_new_tokens)
 }
 
 /// Eight requests that draft ahead, are rejected now and then, and run short of KV; with `losses` of the device.

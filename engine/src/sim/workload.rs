@@ -7,7 +7,7 @@ use super::arrivals::Arrivals;
 use super::lengths::Lengths;
 use super::random::Random;
 use super::{Happening, SimDevice};
-use crate::api::{Handling, Request, SeqId, TokenId};
+use crate::api::{Request, SeqId, TokenId};
 use crate::plan::LaneKind;
 
 /// Tokens of the simulated vocabulary.
@@ -58,18 +58,8 @@ impl Workload {
             });
             let class = class.unwrap_or(0) as TokenId;
             let tokens = (1..prompt).map(|_| random.below(u64::from(VOCABULARY)) as TokenId);
-            let prompt = [class].into_iter().chain(tokens).collect();
-            let stop_tokens = [].into();
-            let request = Request {
-                seq,
-                prompt,
-                output: [].into(),
-                max_new_tokens,
-                stop_tokens,
-                prediction: [].into(),
-                whole_prompt: false,
-                handling: Handling::default(),
-            };
+            let prompt: Vec<TokenId> = [class].into_iter().chain(tokens).collect();
+            let request = Request::new(seq, prompt, max_new_tokens);
             happenings.push((at, Happening::Arrival(request)));
             if random.uniform() < self.faults.cancelled {
                 happenings
