@@ -176,74 +176,74 @@ macro_rules! sums {
 }
 
 sums! {
-/// Running totals; none ever goes down.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Requests taken.
-    pub submitted: u64,
-    /// Requests refused.
-    pub refused: u64,
-    /// Sequences that ended by a stop token or by length.
-    pub finished: u64,
-    /// Sequences that were cancelled.
-    pub cancelled: u64,
-    /// Sequences that were given up because the device failed under them.
-    pub failed: u64,
-    /// Sequences that lost their KV to others and were put back to wait.
-    pub preemptions: u64,
-    /// Prompt tokens of admitted requests.
-    pub prompt_tokens: u64,
-    /// Those of them whose target KV came from the prefix cache.
-    pub cached_prompt_tokens: u64,
-    /// Tokens emitted.
-    pub output_tokens: u64,
-    /// Draft plans done.
-    pub draft_passes: u64,
-    /// Verify passes done.
-    pub target_passes: u64,
-    /// Rows of those verify passes.
-    pub target_rows: u64,
-    /// Verified chunks with at least one proposal.
-    pub drafts: u64,
-    /// Proposals verified.
-    pub draft_tokens: u64,
-    /// Proposals that came too late: their sequence had moved on or ended.
-    pub late_drafts: u64,
-    /// Chunks not sent yet, or being drafted, that fell with a rejection in front of them.
-    pub chunks_cancelled: u64,
-    /// Verify chunks from which nothing was drawn, since it was not known in time what their grammar allows.
-    pub late_chunks: u64,
-    /// Proposals whose rows left a verify pass before its end.
-    pub rows_pruned: u64,
-    /// Chunks that lost such rows although the first of them would have been accepted.
-    pub pruned_in_vain: u64,
-    /// Verify passes with at least one gate.
-    pub gated_passes: u64,
-    /// Proposals accepted.
-    pub accepted_tokens: u64,
-    /// Proposals verified that were copied, from the text before or a prediction, and cost no draft step.
-    pub copied_tokens: u64,
-    /// Those of them that were accepted.
-    pub copied_accepted_tokens: u64,
-    /// Proposals accepted, by their place in the chunk.
-    pub accepted_per_position: [u64; K_LIMIT],
-    /// Proposals verified, by their place in the chunk.
-    pub proposed_per_position: [u64; K_LIMIT],
-    /// Verified chunks by their number of proposals.
-    pub chunks_by_length: [u64; K_LIMIT + 1],
-    /// Verify passes planned while the draft lane was to work beside them.
-    pub overlapped_passes: u64,
-    /// What the cost tables said of the verify passes done, before each.
-    pub predicted_verify_time: Duration,
-    /// Sum of the differences between that and the time each took, either way.
-    pub verify_time_error: Duration,
-    /// The same pass by pass, relative to the time it took.
-    pub verify_errors: ErrorHistogram,
-    /// Time the draft lane worked.
-    pub draft_time: Duration,
-    /// Time the verify lane worked.
-    pub verify_time: Duration,
-}
+    /// Running totals; none ever goes down.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct Totals {
+        /// Requests taken.
+        pub submitted: u64,
+        /// Requests refused.
+        pub refused: u64,
+        /// Sequences that ended by a stop token or by length.
+        pub finished: u64,
+        /// Sequences that were cancelled.
+        pub cancelled: u64,
+        /// Sequences that were given up because the device failed under them.
+        pub failed: u64,
+        /// Sequences that lost their KV to others and were put back to wait.
+        pub preemptions: u64,
+        /// Prompt tokens of admitted requests.
+        pub prompt_tokens: u64,
+        /// Those of them whose target KV came from the prefix cache.
+        pub cached_prompt_tokens: u64,
+        /// Tokens emitted.
+        pub output_tokens: u64,
+        /// Draft plans done.
+        pub draft_passes: u64,
+        /// Verify passes done.
+        pub target_passes: u64,
+        /// Rows of those verify passes.
+        pub target_rows: u64,
+        /// Verified chunks with at least one proposal.
+        pub drafts: u64,
+        /// Proposals verified.
+        pub draft_tokens: u64,
+        /// Proposals that came too late: their sequence had moved on or ended.
+        pub late_drafts: u64,
+        /// Chunks not sent yet, or being drafted, that fell with a rejection in front of them.
+        pub chunks_cancelled: u64,
+        /// Verify chunks from which nothing was drawn, since it was not known in time what their grammar allows.
+        pub late_chunks: u64,
+        /// Proposals whose rows left a verify pass before its end.
+        pub rows_pruned: u64,
+        /// Chunks that lost such rows although the first of them would have been accepted.
+        pub pruned_in_vain: u64,
+        /// Verify passes with at least one gate.
+        pub gated_passes: u64,
+        /// Proposals accepted.
+        pub accepted_tokens: u64,
+        /// Proposals verified that were copied, from the text before or a prediction, and cost no draft step.
+        pub copied_tokens: u64,
+        /// Those of them that were accepted.
+        pub copied_accepted_tokens: u64,
+        /// Proposals accepted, by their place in the chunk.
+        pub accepted_per_position: [u64; K_LIMIT],
+        /// Proposals verified, by their place in the chunk.
+        pub proposed_per_position: [u64; K_LIMIT],
+        /// Verified chunks by their number of proposals.
+        pub chunks_by_length: [u64; K_LIMIT + 1],
+        /// Verify passes planned while the draft lane was to work beside them.
+        pub overlapped_passes: u64,
+        /// What the cost tables said of the verify passes done, before each.
+        pub predicted_verify_time: Duration,
+        /// Sum of the differences between that and the time each took, either way.
+        pub verify_time_error: Duration,
+        /// The same pass by pass, relative to the time it took.
+        pub verify_errors: ErrorHistogram,
+        /// Time the draft lane worked.
+        pub draft_time: Duration,
+        /// Time the verify lane worked.
+        pub verify_time: Duration,
+    }
 }
 
 impl Totals {

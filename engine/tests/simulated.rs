@@ -9,8 +9,8 @@ use common::{VOCABULARY, config, device, request, run};
 use faser_engine::sim::Happening;
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, Policy, Refusal, Request, SeqId, Slo,
-    SpeculationBounds, SpeculationMode, TokenId, Tuning,
+    DraftSource, EngineConfig, FinishReason, Handling, Policy, Refusal, Request, SeqId, Slo, SpeculationMode,
+    TokenId, Tuning,
 };
 use proptest::prelude::*;
 

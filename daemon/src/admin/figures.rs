@@ -91,9 +91,9 @@ fn row(id: RequestId, request: &RequestView) -> RequestRow {
     RequestRow {
         id: id.to_string(),
         state: match request.state {
-            RequestState::Waiting => "waiting",
-            RequestState::Prefill => "prefill",
-            RequestState::Decode => "decode",
+            RequestState::Waiting => "waiting".into(),
+            RequestState::Prefill => "prefill".into(),
+            RequestState::Decode => "decode".into(),
         },
         k: request.k,
         proposals: request.proposals,

@@ -8,9 +8,7 @@ use faser_actors::{DeviceStatus, LaneSizes, Look, Seen};
 use faser_engine::LoadView;
 
 use super::figures::{figures, requests};
-use super::snapshot::{
-    Figures, ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot,
-};
+use super::snapshot::{ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
 use super::timeline::Timeline;
 use super::{ANSWERS_WITHIN, Admin};
 use crate::app::Served;
@@ -58,18 +56,12 @@ impl Admin {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut snapshot = Snapshot {
             time_ms: since_epoch.as_millis() as u64,
-            version: env!("CARGO_PKG_VERSION"),
+            version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs_f64(),
-            state,
+            state: state.into(),
             detail,
-            pairs: Vec::new(),
-            model: None,
-            policy: None,
-            window_s: 0.0,
-            total: Figures::default(),
-            replicas: Vec::new(),
-            slowest: Vec::new(),
+            ..Snapshot::default()
         };
         let Some(pairs) = self.app.loaded() else { return Ok(snapshot) };
         let (place, served) = pairs.place(pair)?;
@@ -184,7 +176,7 @@ fn model(served: &Served) -> ModelView {
         max_context: served.max_context,
         device_kind: served.machine.kind(),
         device: served.machine.name().to_owned(),
-        unit: served.device.unit(),
+        unit: served.device.unit().into(),
         partitions: served.device.partitions().into_iter().map(partition).collect(),
         block_size: served.bounds.block_size,
         max_pass_rows: served.bounds.max_pass_rows,

@@ -1,86 +1,86 @@
 //! What the lanes did lately, for a picture of both: drafting under verification, and what was cancelled.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use faser_actors::Recent;
 use faser_engine::LaneKind;
 use faser_engine::record::{Mark, PassRecord};
-use serde::Serialize;
-use utoipa::ToSchema;
+
+use super::snapshot::sent_and_read;
 
 /// Passes of one timeline, the latest; and marks.
 const MOST: usize = 2000;
 
-/// What the lanes of one replica did. Times are in µs since the replica started.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Timeline {
-    /// The moment of the snapshot.
-    pub now_us: u64,
-    /// The timeline is whole from here on; `dropped` says what is missing of it all the same.
-    pub from_us: u64,
-    /// Passes and marks that were too many for one snapshot.
-    pub dropped: usize,
-    /// Passes that ended, in the order of their ends.
-    pub passes: Vec<PassRow>,
-    /// Moments, in order.
-    pub marks: Vec<MarkRow>,
-}
+sent_and_read! {
+    /// What the lanes of one replica did. Times are in µs since the replica started.
+    pub struct Timeline {
+        /// The moment of the snapshot.
+        pub now_us: u64,
+        /// The timeline is whole from here on; `dropped` says what is missing of it all the same.
+        pub from_us: u64,
+        /// Passes and marks that were too many for one snapshot.
+        pub dropped: usize,
+        /// Passes that ended, in the order of their ends.
+        pub passes: Vec<PassRow>,
+        /// Moments, in order.
+        pub marks: Vec<MarkRow>,
+    }
 
-/// One pass of a lane.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct PassRow {
-    /// `draft` or `verify`.
-    pub lane: &'static str,
-    /// The plan's number on that lane.
-    pub step: u64,
-    /// When the lane began.
-    pub began_us: u64,
-    /// When it ended.
-    pub ended_us: u64,
-    /// How long the cost tables said that it would take; none without tables.
-    pub predicted_us: Option<u64>,
-    /// The partition, 0 for the whole device. A draft plan on another one drafts past the frontier, under verification.
-    pub partition: usize,
-    /// Sequences.
-    pub sequences: usize,
-    /// Rows; of a draft plan, of its first step.
-    pub rows: usize,
-    /// Draft steps; 1 for a verify pass.
-    pub steps: usize,
-    /// Proposals drafted or verified.
-    pub proposals: usize,
-    /// Proposals accepted; 0 for drafts.
-    pub accepted: usize,
-    /// Proposals whose rows left before the end.
-    pub pruned: usize,
-    /// Tokens committed; 0 for drafts.
-    pub committed: usize,
-    /// Gates, in layers done.
-    pub gates: Vec<usize>,
-    /// Chunks that the lane was told to leave.
-    pub cancelled: usize,
-    /// Speculative length of each chunk.
-    pub k: Vec<usize>,
-}
+    /// One pass of a lane.
+    pub struct PassRow {
+        /// `draft` or `verify`.
+        pub lane: Cow<'static, str>,
+        /// The plan's number on that lane.
+        pub step: u64,
+        /// When the lane began.
+        pub began_us: u64,
+        /// When it ended.
+        pub ended_us: u64,
+        /// How long the cost tables said that it would take; none without tables.
+        pub predicted_us: Option<u64>,
+        /// The partition, 0 for the whole device. A draft plan on another one drafts past the frontier, under verification.
+        pub partition: usize,
+        /// Sequences.
+        pub sequences: usize,
+        /// Rows; of a draft plan, of its first step.
+        pub rows: usize,
+        /// Draft steps; 1 for a verify pass.
+        pub steps: usize,
+        /// Proposals drafted or verified.
+        pub proposals: usize,
+        /// Proposals accepted; 0 for drafts.
+        pub accepted: usize,
+        /// Proposals whose rows left before the end.
+        pub pruned: usize,
+        /// Tokens committed; 0 for drafts.
+        pub committed: usize,
+        /// Gates, in layers done.
+        pub gates: Vec<usize>,
+        /// Chunks that the lane was told to leave.
+        pub cancelled: usize,
+        /// Speculative length of each chunk.
+        pub k: Vec<usize>,
+    }
 
-/// A moment worth a mark.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct MarkRow {
-    /// When.
-    pub at_us: u64,
-    /// `cancelled` (proposals fell with a rejection in front of them), `shed` (a lane was told to leave a chunk), `preempted`,
-    /// `device-lost` or `device-ready`.
-    pub kind: &'static str,
-    /// The sequence.
-    pub seq: Option<u64>,
-    /// The lane whose plan it is about.
-    pub lane: Option<&'static str>,
-    /// That plan's number.
-    pub step: Option<u64>,
-    /// Of `cancelled`: the verify pass whose verdict did it.
-    pub by: Option<u64>,
-    /// Of `cancelled`: proposals that were drafted and fell.
-    pub proposals: Option<usize>,
+    /// A moment worth a mark.
+    pub struct MarkRow {
+        /// When.
+        pub at_us: u64,
+        /// `cancelled` (proposals fell with a rejection in front of them), `shed` (a lane was told to leave a chunk), `preempted`,
+        /// `device-lost` or `device-ready`.
+        pub kind: Cow<'static, str>,
+        /// The sequence.
+        pub seq: Option<u64>,
+        /// The lane whose plan it is about.
+        pub lane: Option<Cow<'static, str>>,
+        /// That plan's number.
+        pub step: Option<u64>,
+        /// Of `cancelled`: the verify pass whose verdict did it.
+        pub by: Option<u64>,
+        /// Of `cancelled`: proposals that were drafted and fell.
+        pub proposals: Option<usize>,
+    }
 }
 
 impl Timeline {
@@ -127,15 +127,7 @@ fn pass(pass: &PassRecord) -> PassRow {
 
 /// Marks that are to be drawn.
 fn row_of(at: Duration, mark: &Mark) -> Option<MarkRow> {
-    let bare = |kind| MarkRow {
-        at_us: micros(at),
-        kind,
-        seq: None,
-        lane: None,
-        step: None,
-        by: None,
-        proposals: None,
-    };
+    let bare = |kind: &'static str| MarkRow { at_us: micros(at), kind: kind.into(), ..MarkRow::default() };
     match mark {
         Mark::EpochMoved { moved, by } if moved.cancelled() => Some(MarkRow {
             seq: Some(moved.seq.0),
@@ -162,10 +154,10 @@ fn row_of(at: Duration, mark: &Mark) -> Option<MarkRow> {
     }
 }
 
-fn name(lane: LaneKind) -> &'static str {
+fn name(lane: LaneKind) -> Cow<'static, str> {
     match lane {
-        LaneKind::Draft => "draft",
-        LaneKind::Verify => "verify",
+        LaneKind::Draft => "draft".into(),
+        LaneKind::Verify => "verify".into(),
     }
 }
 

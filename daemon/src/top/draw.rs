@@ -78,7 +78,7 @@ fn waiting(state: &State) -> String {
 }
 
 /// The panels, those first that say most.
-fn all(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &super::status::Figures) {
+fn all(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &crate::admin::snapshot::Figures) {
     let mut left = area.height;
     let mut lines = |wanted: u16, beside: u16| {
         let given = if left >= wanted + beside { wanted } else { 0 };
@@ -120,7 +120,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let mut spans = vec![" faser ".bold()];
     let (mut right, mut words) = (String::new(), String::new());
     if let Some(status) = &state.status {
-        spans.push(match (&state.gone, status.state.as_str()) {
+        spans.push(match (&state.gone, status.state.as_ref()) {
             (Some(_), _) => badge("no daemon", Color::Red),
             (None, "serving") => badge("serving", Color::Green),
             (None, "not-ready") => badge("not-ready", Color::Red),
@@ -129,7 +129,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, state: &State) {
         if let Some(model) = &status.model {
             words = format!(" {} on {}", model.name, model.device_kind);
             if let Some(policy) = &status.policy {
-                words.push_str(&format!(", policy {}", policy.policy));
+                words.push_str(&format!(", policy {}", policy.value("policy").as_str().unwrap_or_default()));
             }
         }
         // Why nothing is taken says more than what would be.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use super::status::Status;
+use crate::admin::snapshot::Snapshot;
 use crate::ctl::client::Client;
 use crate::ctl::{CtlError, of_pair};
 
@@ -16,7 +16,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// What came.
 #[derive(Debug)]
 pub(super) enum Message {
-    Status(Box<Status>),
+    Status(Box<Snapshot>),
     /// Nobody answers, and why.
     Gone(String),
 }
@@ -58,7 +58,7 @@ pub(super) fn statuses(
     socket: &Path,
     pair: Option<&str>,
     every: Duration,
-) -> Result<impl Iterator<Item = Result<Status, CtlError>> + use<>, CtlError> {
+) -> Result<impl Iterator<Item = Result<Snapshot, CtlError>> + use<>, CtlError> {
     let path = format!("/v1/events?every_ms={}", every.as_millis());
     let events = Client::new(socket).events(&of_pair(&path, pair))?;
     let odd = |err| CtlError::Broken(format!("a snapshot that is none: {err}"));

@@ -94,10 +94,10 @@ fn worked(lanes: &Lanes, span: Duration, cells: usize) -> Vec<Option<(Worked, u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::status::Pass;
+    use crate::admin::timeline::PassRow;
 
-    fn pass(lane: &str, began_us: u64, ended_us: u64, cancelled: usize) -> Pass {
-        Pass { lane: lane.to_owned(), began_us, ended_us, cancelled }
+    fn pass(lane: &str, began_us: u64, ended_us: u64, cancelled: usize) -> PassRow {
+        PassRow { lane: lane.to_owned().into(), began_us, ended_us, cancelled, ..PassRow::default() }
     }
 
     #[test]

@@ -10,7 +10,6 @@ mod feed;
 mod lanes;
 mod panels;
 mod state;
-mod status;
 
 #[cfg(test)]
 mod tests;

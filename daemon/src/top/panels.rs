@@ -10,7 +10,7 @@ use super::bars::{columns, meter};
 use super::draw::{dim, panel};
 use super::lanes::{self, AHEAD, CANCELLED, DRAFT, VERIFY};
 use super::state::{Lanes, State};
-use super::status::{Figures, Pool, Request};
+use crate::admin::snapshot::{Figures, PolicyView, PoolRow, RequestRow};
 
 /// Cells of a column of a chart, and from one to the next.
 const COLUMN: (u16, u16) = (3, 4);
@@ -44,7 +44,7 @@ pub(super) fn in_few_words(state: &State) -> Text<'static> {
     let Some(status) = &state.status else {
         return Text::raw(state.gone.clone().unwrap_or_else(|| "connecting".to_owned()));
     };
-    let word = if state.gone.is_some() { "no daemon".to_owned() } else { status.state.clone() };
+    let word = if state.gone.is_some() { "no daemon".to_owned() } else { status.state.to_string() };
     let mut lines = vec![Line::from(vec!["faser ".bold(), Span::raw(word)])];
     if let Some(figures) = state.figures() {
         lines.extend([
@@ -87,7 +87,7 @@ pub(super) fn throughput(frame: &mut Frame<'_>, area: Rect, state: &State, figur
     columns(frame.buffer_mut(), line, &heights, (1, 1), VERIFY);
 }
 
-fn used(pool: Pool) -> f64 {
+fn used(pool: PoolRow) -> f64 {
     pool.total.saturating_sub(pool.free) as f64 / pool.total.max(1) as f64
 }
 
@@ -97,15 +97,16 @@ pub(super) fn load(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &F
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let policy = state.status.as_ref().and_then(|status| status.policy.as_ref());
-    let most = |of: Option<usize>| or_dash(of, |most| most.to_string());
     // Of all replicas together nobody has said how many they may be.
     let bound = policy
         .filter(|_| state.replica.is_some() || state.status.as_ref().is_none_or(|s| s.replicas.len() < 2));
+    let most =
+        |key: &str| or_dash(bound, |policy: &PolicyView| policy.value(key).as_u64().unwrap_or(0).to_string());
     let requests = Line::from(vec![
         Span::styled(figures.running.to_string(), Style::new().bold()),
-        dim(format!(" running of {}  ", most(bound.map(|policy| policy.max_running)))),
+        dim(format!(" running of {}  ", most("max_running"))),
         Span::styled(figures.waiting.to_string(), Style::new().bold()),
-        dim(format!(" waiting of {}", most(bound.map(|policy| policy.max_waiting)))),
+        dim(format!(" waiting of {}", most("max_waiting"))),
     ]);
     let lines: [Rect; 4] = Layout::vertical([Constraint::Length(1); 4]).areas(inner);
     frame.render_widget(Paragraph::new(requests), lines[0]);
@@ -241,16 +242,16 @@ pub(super) fn requests(frame: &mut Frame<'_>, area: Rect, state: &State) {
 struct Column {
     name: &'static str,
     width: u16,
-    show: fn(&Request) -> String,
+    show: fn(&RequestRow) -> String,
 }
 
-const fn column(name: &'static str, width: u16, show: fn(&Request) -> String) -> Column {
+const fn column(name: &'static str, width: u16, show: fn(&RequestRow) -> String) -> Column {
     Column { name, width, show }
 }
 
 const COLUMNS: [Column; 9] = [
     column("request", 9, |request| request.id.clone()),
-    column("state", 8, |request| request.state.clone()),
+    column("state", 8, |request| request.state.to_string()),
     column("k", 3, |request| request.k.to_string()),
     column("accepted", 8, |request| percent(request.acceptance)),
     column("output", 11, |request| format!("{} of {}", request.output_tokens, request.max_new_tokens)),

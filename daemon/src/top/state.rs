@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::feed::Message;
-use super::status::{Figures, Pass, Request, Status};
+use crate::admin::snapshot::{Figures, RequestRow, Snapshot};
+use crate::admin::timeline::PassRow;
 
 /// Values of the line of throughput.
 const HISTORY: usize = 240;
@@ -18,7 +19,7 @@ const SHORTEST_SPAN: Duration = Duration::from_secs(1);
 /// What a replica's lanes did, the latest last.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    pub passes: Vec<Pass>,
+    pub passes: Vec<PassRow>,
     pub now_us: u64,
     /// Nothing is missing from here on.
     pub from_us: u64,
@@ -27,7 +28,7 @@ pub(super) struct Lanes {
 /// All that is drawn.
 #[derive(Debug)]
 pub(super) struct State {
-    pub status: Option<Status>,
+    pub status: Option<Snapshot>,
     /// Why nobody answers, if so.
     pub gone: Option<String>,
     /// Output tokens per second of what is shown, the oldest first.
@@ -83,7 +84,7 @@ impl State {
         }
     }
 
-    fn collect(&mut self, status: &Status) {
+    fn collect(&mut self, status: &Snapshot) {
         for replica in &status.replicas {
             let Some(timeline) = &replica.timeline else { continue };
             let lanes = self.lanes.entry(replica.replica).or_default();
@@ -112,9 +113,9 @@ impl State {
     }
 
     /// The oldest requests of what is shown.
-    pub(super) fn requests(&self) -> Vec<&Request> {
+    pub(super) fn requests(&self) -> Vec<&RequestRow> {
         let requests = self.status.iter().flat_map(|status| &status.slowest);
-        let shown = |request: &&Request| {
+        let shown = |request: &&RequestRow| {
             self.replica.is_none_or(|number| request.id.split('-').next() == Some(&number.to_string()))
         };
         requests.filter(shown).collect()
