@@ -1,8 +1,8 @@
 //! Answers, by what stands outermost in them.
 
 use serde::Serialize;
-use serde_json::Value;
 use utoipa::ToSchema;
+use utoipa::openapi::Object;
 
 /// A refusal or a failure.
 #[derive(Serialize, ToSchema)]
@@ -29,22 +29,19 @@ pub(super) struct Completion {
     choices: Vec<CompletionChoice>,
     usage: Usage,
     /// What it took, if `include_metrics` asks (docs/requests.md); of several choices it stands in each.
-    #[schema(value_type = Option<Object>)]
-    metrics: Option<Value>,
+    metrics: Option<Object>,
 }
 
 #[derive(Serialize, ToSchema)]
 struct CompletionChoice {
     index: u32,
     text: String,
-    #[schema(value_type = Option<Object>)]
-    logprobs: Option<Value>,
+    logprobs: Option<Object>,
     finish_reason: String,
     /// If `return_token_ids` asks.
     token_ids: Option<Vec<u32>>,
     prompt_token_ids: Option<Vec<u32>>,
-    #[schema(value_type = Option<Object>)]
-    metrics: Option<Value>,
+    metrics: Option<Object>,
 }
 
 /// A chat's answer.
@@ -59,21 +56,18 @@ pub(super) struct ChatCompletion {
     /// If `return_token_ids` asks.
     prompt_token_ids: Option<Vec<u32>>,
     /// What it took, if `include_metrics` asks (docs/requests.md); of several choices it stands in each.
-    #[schema(value_type = Option<Object>)]
-    metrics: Option<Value>,
+    metrics: Option<Object>,
 }
 
 #[derive(Serialize, ToSchema)]
 struct ChatChoice {
     index: u32,
     message: AnswerMessage,
-    #[schema(value_type = Option<Object>)]
-    logprobs: Option<Value>,
+    logprobs: Option<Object>,
     finish_reason: String,
     /// If `return_token_ids` asks.
     token_ids: Option<Vec<u32>>,
-    #[schema(value_type = Option<Object>)]
-    metrics: Option<Value>,
+    metrics: Option<Object>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -81,8 +75,7 @@ struct AnswerMessage {
     role: String,
     content: Option<String>,
     refusal: Option<String>,
-    #[schema(value_type = Option<Vec<Object>>)]
-    tool_calls: Option<Vec<Value>>,
+    tool_calls: Option<Vec<Object>>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -91,11 +84,9 @@ struct Usage {
     completion_tokens: u64,
     total_tokens: u64,
     /// What of the prompt was in the cache, where that is known.
-    #[schema(value_type = Option<Object>)]
-    prompt_tokens_details: Option<Value>,
+    prompt_tokens_details: Option<Object>,
     /// What became of the client's prediction.
-    #[schema(value_type = Option<Object>)]
-    completion_tokens_details: Option<Value>,
+    completion_tokens_details: Option<Object>,
 }
 
 /// A response.
@@ -106,41 +97,32 @@ pub(super) struct Response {
     created_at: u64,
     status: String,
     background: bool,
-    #[schema(value_type = Option<Object>)]
-    error: Option<Value>,
-    #[schema(value_type = Option<Object>)]
-    incomplete_details: Option<Value>,
+    error: Option<Object>,
+    incomplete_details: Option<Object>,
     instructions: Option<String>,
     max_output_tokens: Option<u64>,
     max_tool_calls: Option<u64>,
-    #[schema(value_type = Object)]
-    metadata: Value,
+    metadata: Object,
     model: String,
-    #[schema(value_type = Vec<Object>)]
-    output: Vec<Value>,
+    output: Vec<Object>,
     parallel_tool_calls: bool,
     previous_response_id: Option<String>,
     prompt_cache_key: Option<String>,
-    #[schema(value_type = Object)]
-    reasoning: Value,
+    reasoning: Object,
     safety_identifier: Option<String>,
     service_tier: String,
     store: bool,
     temperature: f64,
-    #[schema(value_type = Object)]
-    text: Value,
+    text: Object,
     tool_choice: AnsweredChoice,
-    #[schema(value_type = Vec<Object>)]
-    tools: Vec<Value>,
+    tools: Vec<Object>,
     top_logprobs: u64,
     top_p: f64,
     truncation: String,
-    #[schema(value_type = Option<Object>)]
-    usage: Option<Value>,
+    usage: Option<Object>,
     user: Option<String>,
     /// What it took, if `include_metrics` asks (docs/requests.md).
-    #[schema(value_type = Option<Object>)]
-    metrics: Option<Value>,
+    metrics: Option<Object>,
 }
 
 /// A word, or an object.
@@ -148,8 +130,7 @@ pub(super) struct Response {
 #[serde(untagged)]
 enum AnsweredChoice {
     Mode(String),
-    #[schema(value_type = Object)]
-    Functions(Value),
+    Functions(Object),
 }
 
 /// GET /v1/models.

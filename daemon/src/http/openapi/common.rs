@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 use utoipa::ToSchema;
+use utoipa::openapi::Object;
+
+use super::words::{FormatType, Mode, PredictionType, TextPartType};
 
 /// Fields of all three.
 #[derive(Serialize, ToSchema)]
@@ -18,8 +21,8 @@ pub(super) struct Common {
     /// Of no effect: prompts are found in the cache by what they say.
     prompt_cache_key: Option<String>,
     /// Strings by name, 16 at most; of no effect, but that responses repeat them.
-    #[schema(value_type = Option<Object>, example = json!({"a": "b"}))]
-    metadata: Option<()>,
+    #[schema(example = json!({"a": "b"}))]
+    metadata: Option<Object>,
     /// Cached prompts are shared with requests of the same salt alone.
     #[schema(min_length = 1, max_length = 1024)]
     cache_salt: Option<String>,
@@ -39,8 +42,8 @@ pub(super) struct Common {
     #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f64>,
     /// Token ids, each with a number from -100 to 100; 1024 at most.
-    #[schema(value_type = Option<Object>, example = json!({"7": -100}))]
-    logit_bias: Option<()>,
+    #[schema(example = json!({"7": -100}))]
+    logit_bias: Option<Object>,
     /// Token ids that alone may be drawn.
     #[schema(min_items = 1)]
     allowed_token_ids: Option<Vec<u32>>,
@@ -50,8 +53,8 @@ pub(super) struct Common {
     /// A whole number of 64 bits; without one it is random.
     seed: Option<i64>,
     /// A JSON schema, or its text.
-    #[schema(value_type = Option<Object>, example = json!({"type": "integer"}))]
-    guided_json: Option<()>,
+    #[schema(example = json!({"type": "integer"}))]
+    guided_json: Option<Object>,
     #[schema(example = "[a-f]+")]
     guided_regex: Option<String>,
     /// In Lark's form.
@@ -110,8 +113,8 @@ enum Stop {
 /// What the output is to look like, in vLLM's words; one of them.
 #[derive(Serialize, ToSchema)]
 struct StructuredOutputs {
-    #[schema(value_type = Option<Object>, example = json!({"type": "integer"}))]
-    json: Option<()>,
+    #[schema(example = json!({"type": "integer"}))]
+    json: Option<Object>,
     #[schema(example = "[a-f]+")]
     regex: Option<String>,
     #[schema(example = "start: \"a\"")]
@@ -125,12 +128,6 @@ struct StructuredOutputs {
 struct Prediction {
     r#type: PredictionType,
     content: Text,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum PredictionType {
-    Content,
 }
 
 /// A text, or parts of it that are joined by line breaks.
@@ -147,12 +144,6 @@ pub(super) struct TextPart {
     text: String,
 }
 
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum TextPartType {
-    Text,
-}
-
 /// How the request is to be scheduled.
 #[derive(Serialize, ToSchema)]
 struct Speculation {
@@ -162,15 +153,6 @@ struct Speculation {
     slo: Option<Slo>,
     /// Lower is sooner.
     priority: Option<i32>,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum Mode {
-    Auto,
-    Off,
-    Lookup,
-    Draft,
 }
 
 /// Latency targets.
@@ -190,20 +172,12 @@ struct ResponseFormat {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(super) enum FormatType {
-    Text,
-    JsonObject,
-    JsonSchema,
-}
-
-#[derive(Serialize, ToSchema)]
 struct NamedSchema {
     name: Option<String>,
     description: Option<String>,
     strict: Option<bool>,
-    #[schema(value_type = Object, example = json!({"type": "integer"}))]
-    schema: (),
+    #[schema(example = json!({"type": "integer"}))]
+    schema: Object,
 }
 
 /// Only with `stream`.

@@ -7,6 +7,7 @@ mod common;
 mod neutral;
 mod requests;
 mod responses;
+mod words;
 
 #[cfg(test)]
 pub(super) mod tests;

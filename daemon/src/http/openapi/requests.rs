@@ -2,8 +2,12 @@
 
 use serde::Serialize;
 use utoipa::ToSchema;
+use utoipa::openapi::Object;
 
 use super::common::Text;
+use super::words::{
+    AllowedMode, AllowedType, AssistantRole, Effort, FunctionType, PlainRole, ToolMode, ToolRole, Verbosity,
+};
 
 /// POST /v1/completions.
 #[derive(Serialize, ToSchema)]
@@ -41,8 +45,8 @@ pub(super) struct ChatRequest {
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
     /// Variables of the chat template; 64 in 16 KiB at most.
-    #[schema(value_type = Option<Object>, example = json!({"enable_thinking": false}))]
-    chat_template_kwargs: Option<()>,
+    #[schema(example = json!({"enable_thinking": false}))]
+    chat_template_kwargs: Option<Object>,
     /// For the chat template; one that does not read it allows `medium` alone.
     reasoning_effort: Option<Effort>,
     /// For the chat template; one that does not read it allows `medium` alone.
@@ -51,27 +55,6 @@ pub(super) struct ChatRequest {
     add_generation_prompt: Option<bool>,
     /// Whether the last message is continued; only with `"add_generation_prompt": false`.
     continue_final_message: Option<bool>,
-}
-
-/// How long the model is to think.
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(super) enum Effort {
-    None,
-    Minimal,
-    Low,
-    Medium,
-    High,
-    Xhigh,
-}
-
-/// How long the model is to speak.
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(super) enum Verbosity {
-    Low,
-    Medium,
-    High,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -89,16 +72,8 @@ struct PlainMessage {
     content: Text,
     name: Option<String>,
     /// Only an assistant calls.
-    #[schema(max_items = 0, value_type = Option<Vec<String>>, example = json!([]))]
-    tool_calls: Option<()>,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum PlainRole {
-    User,
-    System,
-    Developer,
+    #[schema(max_items = 0, example = json!([]))]
+    tool_calls: Option<Vec<String>>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -110,8 +85,8 @@ struct AssistantMessage {
     #[schema(max_items = 128)]
     tool_calls: Option<Vec<Call>>,
     /// Templates know none.
-    #[schema(max_items = 0, value_type = Option<Vec<String>>, example = json!([]))]
-    annotations: Option<()>,
+    #[schema(max_items = 0, example = json!([]))]
+    annotations: Option<Vec<String>>,
 }
 
 /// An assistant's that need not say anything, as it calls.
@@ -126,23 +101,11 @@ struct CallingMessage {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum AssistantRole {
-    Assistant,
-}
-
-#[derive(Serialize, ToSchema)]
 struct ToolMessage {
     role: ToolRole,
     content: Text,
     tool_call_id: String,
     name: Option<String>,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum ToolRole {
-    Tool,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -164,12 +127,6 @@ struct CalledFunction {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(super) enum FunctionType {
-    Function,
-}
-
-#[derive(Serialize, ToSchema)]
 struct Tool {
     r#type: FunctionType,
     function: Function,
@@ -181,8 +138,8 @@ struct Function {
     name: String,
     description: Option<String>,
     /// A JSON schema of an object.
-    #[schema(value_type = Option<Object>, example = json!({"type": "object"}))]
-    parameters: Option<()>,
+    #[schema(example = json!({"type": "object"}))]
+    parameters: Option<Object>,
     /// Whether calls have to be valid by it.
     strict: Option<bool>,
 }
@@ -194,14 +151,6 @@ enum ToolChoice {
     Mode(ToolMode),
     Named(NamedTool),
     Allowed(AllowedTools),
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(super) enum ToolMode {
-    Auto,
-    None,
-    Required,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -223,23 +172,10 @@ struct AllowedTools {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(super) enum AllowedType {
-    AllowedTools,
-}
-
-#[derive(Serialize, ToSchema)]
 struct Allowed {
     mode: Option<AllowedMode>,
     #[schema(min_items = 1)]
     tools: Vec<NamedTool>,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub(super) enum AllowedMode {
-    Auto,
-    Required,
 }
 
 /// POST /tokenize: of a text.
@@ -259,10 +195,9 @@ pub(super) struct TokenizeChat {
     #[schema(min_items = 1, max_items = 4096)]
     messages: Vec<Message>,
     /// What the template is given, whatever it is.
-    #[schema(value_type = Option<Vec<Object>>)]
-    tools: Option<()>,
-    #[schema(value_type = Option<Object>, example = json!({"enable_thinking": false}))]
-    chat_template_kwargs: Option<()>,
+    tools: Option<Vec<Object>>,
+    #[schema(example = json!({"enable_thinking": false}))]
+    chat_template_kwargs: Option<Object>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     add_special_tokens: Option<bool>,

@@ -2,9 +2,12 @@
 
 use serde::Serialize;
 use utoipa::ToSchema;
+use utoipa::openapi::Object;
 
-use super::common::FormatType;
-use super::requests::{AllowedMode, AllowedType, Effort, FunctionType, ToolMode, Verbosity};
+use super::words::{
+    AllowedMode, AllowedType, Effort, FormatType, FunctionType, InputCallOutputType, InputCallType,
+    InputPartType, InputRole, ItemStatus, MessageType, ToolMode, Verbosity,
+};
 
 /// POST /v1/responses.
 #[derive(Serialize, ToSchema)]
@@ -25,8 +28,8 @@ pub(super) struct ResponseRequest {
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
     /// Variables of the chat template; 64 in 16 KiB at most.
-    #[schema(value_type = Option<Object>, example = json!({"enable_thinking": false}))]
-    chat_template_kwargs: Option<()>,
+    #[schema(example = json!({"enable_thinking": false}))]
+    chat_template_kwargs: Option<Object>,
     reasoning: Option<ReasoningOptions>,
     stream_options: Option<ResponseStreamOptions>,
 }
@@ -56,29 +59,6 @@ struct InputMessage {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum MessageType {
-    Message,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum InputRole {
-    User,
-    Assistant,
-    System,
-    Developer,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum ItemStatus {
-    InProgress,
-    Completed,
-    Incomplete,
-}
-
-#[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 enum InputText {
     Whole(String),
@@ -90,18 +70,11 @@ struct InputPart {
     r#type: InputPartType,
     text: String,
     /// Templates know none.
-    #[schema(max_items = 0, value_type = Option<Vec<String>>, example = json!([]))]
-    annotations: Option<()>,
+    #[schema(max_items = 0, example = json!([]))]
+    annotations: Option<Vec<String>>,
     /// Of no effect.
-    #[schema(value_type = Option<Vec<Object>>, example = json!([]))]
-    logprobs: Option<()>,
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum InputPartType {
-    InputText,
-    OutputText,
+    #[schema(example = json!([]))]
+    logprobs: Option<Vec<Object>>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -117,12 +90,6 @@ struct InputCall {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum InputCallType {
-    FunctionCall,
-}
-
-#[derive(Serialize, ToSchema)]
 struct InputCallOutput {
     r#type: InputCallOutputType,
     call_id: String,
@@ -132,20 +99,14 @@ struct InputCallOutput {
 }
 
 #[derive(Serialize, ToSchema)]
-#[schema(rename_all = "snake_case")]
-enum InputCallOutputType {
-    FunctionCallOutput,
-}
-
-#[derive(Serialize, ToSchema)]
 struct FlatTool {
     r#type: FunctionType,
     #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$", example = "f")]
     name: String,
     description: Option<String>,
     /// A JSON schema of an object.
-    #[schema(value_type = Option<Object>, example = json!({"type": "object"}))]
-    parameters: Option<()>,
+    #[schema(example = json!({"type": "object"}))]
+    parameters: Option<Object>,
     /// Whether calls have to be valid by it: they do, if nothing is said.
     strict: Option<bool>,
 }
@@ -195,8 +156,8 @@ struct FlatFormat {
     description: Option<String>,
     strict: Option<bool>,
     /// Beside the type `json_schema`.
-    #[schema(value_type = Option<Object>, example = json!({"type": "integer"}))]
-    schema: Option<()>,
+    #[schema(example = json!({"type": "integer"}))]
+    schema: Option<Object>,
 }
 
 #[derive(Serialize, ToSchema)]
