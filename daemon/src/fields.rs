@@ -72,6 +72,26 @@ impl<'a> Fields<'a> {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
+    /// The error for a field whose value cannot be; `problem` completes the sentence that begins with its name.
+    pub fn wrong(&self, name: &str, problem: impl Display) -> FieldError {
+        FieldError::new(self.path(name), Fault::Value, problem)
+    }
+
+    /// The error for a field that has to be there.
+    pub fn missing(&self, name: &str, problem: impl Display) -> FieldError {
+        FieldError::new(self.path(name), Fault::Missing, problem)
+    }
+
+    /// The error for a field of the wrong type; `wanted` names the right one.
+    pub fn wrong_type(&self, name: &str, wanted: &str, found: &Value) -> FieldError {
+        wrong_type(&self.path(name), wanted, found)
+    }
+
+    /// The error for an impossible value of a field; `wanted` says what is possible.
+    pub fn wrong_value(&self, name: &str, wanted: &str, found: &Value) -> FieldError {
+        wrong_value(&self.path(name), wanted, found)
+    }
+
     /// The field as it stands; null counts as absent.
     pub fn value(&mut self, name: &'static str) -> Option<&'a Value> {
         self.asked.push(name);
@@ -92,9 +112,9 @@ impl<'a> Fields<'a> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let wanted = format!("a number from {} to {}", range.start(), range.end());
         match value.as_f64() {
-            None => Err(wrong_type(&self.path(name), &wanted, value)),
+            None => Err(self.wrong_type(name, &wanted, value)),
             Some(number) if range.contains(&number) => Ok(Some(number)),
-            Some(_) => Err(wrong_value(&self.path(name), &wanted, value)),
+            Some(_) => Err(self.wrong_value(name, &wanted, value)),
         }
     }
 
@@ -130,7 +150,7 @@ impl<'a> Fields<'a> {
     /// It is something else.
     pub fn flag(&mut self, name: &'static str) -> Result<Option<bool>, FieldError> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| wrong_type(&self.path(name), "true or false", value))
+        value.as_bool().map(Some).ok_or_else(|| self.wrong_type(name, "true or false", value))
     }
 
     /// A string.
@@ -139,7 +159,7 @@ impl<'a> Fields<'a> {
     /// It is something else.
     pub fn text(&mut self, name: &'static str) -> Result<Option<&'a str>, FieldError> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| wrong_type(&self.path(name), "a string", value))
+        value.as_str().map(Some).ok_or_else(|| self.wrong_type(name, "a string", value))
     }
 
     /// One of a few words.
@@ -153,11 +173,7 @@ impl<'a> Fields<'a> {
         }
         let list = words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
         let hint = did_you_mean(word, words.iter().copied());
-        Err(FieldError::new(
-            self.path(name),
-            Fault::Value,
-            format!("must be one of {list}, but it is {}{hint}", shown(&word.into())),
-        ))
+        Err(self.wrong(name, format!("must be one of {list}, but it is {}{hint}", shown(&word.into()))))
     }
 
     /// A list.
@@ -166,7 +182,7 @@ impl<'a> Fields<'a> {
     /// It is something else.
     pub fn list(&mut self, name: &'static str) -> Result<Option<&'a [Value]>, FieldError> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        let list = value.as_array().ok_or_else(|| wrong_type(&self.path(name), "a list", value))?;
+        let list = value.as_array().ok_or_else(|| self.wrong_type(name, "a list", value))?;
         Ok(Some(list))
     }
 
@@ -208,6 +224,14 @@ impl<'a> Fields<'a> {
         };
         Err(FieldError::new(self.path(&shortened(unknown, 64)), Fault::Unknown, format!("is unknown{hint}")))
     }
+}
+
+/// The value of a field that has to be there.
+///
+/// # Errors
+/// There is none.
+pub fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, FieldError> {
+    value.ok_or_else(|| fields.missing(name, "is missing"))
 }
 
 /// A whole number within `range`.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::fields::{FieldError, Fields, wrong_value};
+use crate::fields::{FieldError, Fields};
 
 /// The operators' side.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,14 +35,14 @@ pub(super) fn admin(mut fields: Fields<'_>, folder: &Path) -> Result<AdminConfig
             let path = folder.join(text);
             if text.is_empty() || path.as_os_str().len() > LONGEST_PATH {
                 let wanted = format!("`none`, or a path that is {LONGEST_PATH} bytes long at most");
-                return Err(wrong_value(&fields.path("socket"), &wanted, &text.into()));
+                return Err(fields.wrong_value("socket", &wanted, &text.into()));
             }
             AdminSocket::At(path)
         }
     };
     let group = fields.text("group")?.map(str::to_owned);
     if group.as_ref().is_some_and(String::is_empty) {
-        return Err(wrong_value(&fields.path("group"), "the name of a group", &"".into()));
+        return Err(fields.wrong_value("group", "the name of a group", &"".into()));
     }
     fields.finish()?;
     Ok(AdminConfig { socket, group })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use faser_actors::{Drill, DrillFault};
 use serde_json::Value;
 
-use crate::fields::{Fault, FieldError, Fields};
+use crate::fields::{Fault, FieldError, Fields, required};
 
 /// More would be no drill.
 const MOST_DRILLS: usize = 64;
@@ -29,18 +29,16 @@ fn drill(path: String, item: &Value, replicas: usize) -> Result<Drill, FieldErro
     let mut fields = Fields::new(path, item)?;
     let what = fields.word("what", &["panic", "hang", "build"])?;
     let replica = fields.size("replica", 0..=replicas - 1)?.unwrap_or(0);
-    let missing =
-        |fields: &Fields<'_>, name| FieldError::new(fields.path(name), Fault::Missing, "is missing");
-    let at = fields.size("at", 0..=1_000_000)?.ok_or_else(|| missing(&fields, "at"))?;
+    let at = required(fields.size("at", 0..=1_000_000)?, &fields, "at")?;
     let fault = match what {
         Some("panic") => DrillFault::Panic { rank: fields.size("rank", 0..=63)?.unwrap_or(0), at },
         Some("hang") => {
             let rank = fields.size("rank", 0..=63)?.unwrap_or(0);
-            let lasting = fields.whole("ms", 1..=600_000)?.ok_or_else(|| missing(&fields, "ms"))?;
+            let lasting = required(fields.whole("ms", 1..=600_000)?, &fields, "ms")?;
             DrillFault::Hang { rank, at, lasting: Duration::from_millis(lasting) }
         }
         Some(_) => DrillFault::Build { at },
-        None => return Err(missing(&fields, "what")),
+        None => return Err(fields.missing("what", "is missing")),
     };
     fields.finish()?;
     Ok(Drill { replica, fault })

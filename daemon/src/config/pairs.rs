@@ -67,8 +67,7 @@ fn pair(
     folder: &Path,
 ) -> Result<Config, FieldError> {
     let mut fields = Fields::new(path, item)?;
-    let missing =
-        FieldError::new(fields.path("name"), Fault::Missing, "is missing: what do clients call this pair?");
+    let missing = fields.missing("name", "is missing: what do clients call this pair?");
     let name = name(&mut fields)?.ok_or(missing)?.to_owned();
     let own = SECTIONS.map(|section| fields.value(section));
     fields.finish()?;

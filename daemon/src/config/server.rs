@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::sizes;
 use super::validated::{MIB, seconds};
-use crate::fields::{Fault, FieldError, Fields, wrong_value};
+use crate::fields::{FieldError, Fields};
 
 /// The HTTP side.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub struct TlsConfig {
 pub(super) fn server(mut fields: Fields<'_>, folder: &Path) -> Result<ServerConfig, FieldError> {
     let listen = fields.text("listen")?.unwrap_or("127.0.0.1:8000");
     let listen = listen.parse().map_err(|_| {
-        wrong_value(&fields.path("listen"), "an address and a port, such as 127.0.0.1:8000", &listen.into())
+        fields.wrong_value("listen", "an address and a port, such as 127.0.0.1:8000", &listen.into())
     })?;
     let config = ServerConfig {
         listen,
@@ -82,7 +82,7 @@ pub(super) fn server(mut fields: Fields<'_>, folder: &Path) -> Result<ServerConf
 fn tls(mut fields: Fields<'_>, folder: &Path) -> Result<TlsConfig, FieldError> {
     let mut needed = |name: &'static str| {
         let found = file(&mut fields, name, folder)?;
-        found.ok_or_else(|| FieldError::new(fields.path(name), Fault::Missing, "is missing: a file of PEM"))
+        found.ok_or_else(|| fields.missing(name, "is missing: a file of PEM"))
     };
     let config = TlsConfig { cert: needed("cert")?, key: needed("key")? };
     fields.finish()?;
@@ -92,7 +92,7 @@ fn tls(mut fields: Fields<'_>, folder: &Path) -> Result<TlsConfig, FieldError> {
 /// A file, by its name from the config's folder on.
 fn file(fields: &mut Fields<'_>, name: &'static str, folder: &Path) -> Result<Option<PathBuf>, FieldError> {
     match fields.text(name)? {
-        Some("") => Err(wrong_value(&fields.path(name), "the name of a file", &"".into())),
+        Some("") => Err(fields.wrong_value(name, "the name of a file", &"".into())),
         text => Ok(text.map(|text| folder.join(text))),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::fields::{FieldError, Fields, wrong_type, wrong_value};
+use crate::fields::{FieldError, Fields};
 
 const UNITS: [(&str, u64); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
@@ -22,11 +22,11 @@ pub(super) fn bytes(
     let size = match value {
         Value::String(text) => parse(text),
         Value::Number(number) => number.as_u64(),
-        other => return Err(wrong_type(&fields.path(name), &wanted, other)),
+        other => return Err(fields.wrong_type(name, &wanted, other)),
     };
     match size {
         Some(size) if (least..=most).contains(&size) => Ok(Some(size)),
-        _ => Err(wrong_value(&fields.path(name), &wanted, value)),
+        _ => Err(fields.wrong_value(name, &wanted, value)),
     }
 }
 

@@ -2,14 +2,13 @@
 
 use faser_models::synthetic::SyntheticSpec;
 
-use crate::fields::{Fault, FieldError, Fields};
+use crate::fields::{FieldError, Fields};
 
 /// Reads the section. Whether the numbers make a model is checked when the pair is built.
 pub(super) fn synthetic(mut fields: Fields<'_>) -> Result<SyntheticSpec, FieldError> {
     let preset = fields.text("preset")?.unwrap_or("tiny");
-    let mut spec = SyntheticSpec::preset(preset).map_err(|err| {
-        FieldError::new(fields.path("preset"), Fault::Value, format!("cannot be used: {err}"))
-    })?;
+    let mut spec = SyntheticSpec::preset(preset)
+        .map_err(|err| fields.wrong("preset", format!("cannot be used: {err}")))?;
     let sizes: [(&'static str, &mut usize); 8] = [
         ("layers", &mut spec.layers),
         ("draft_layers", &mut spec.draft_layers),

@@ -31,13 +31,7 @@ fn machine(mut fields: Fields<'_>) -> Result<Topology, FieldError> {
     let name = fields.text("name")?.unwrap_or("a machine").to_owned();
     let host = match fields.object("host")? {
         Some(host) => self::host(host)?,
-        None => {
-            return Err(FieldError::new(
-                fields.path("host"),
-                Fault::Missing,
-                "is missing: {cores: 8, memory: 32GiB}",
-            ));
-        }
+        None => return Err(fields.missing("host", "is missing: {cores: 8, memory: 32GiB}")),
     };
     let mut gpus = Vec::new();
     for (number, value) in fields.list("gpus")?.unwrap_or(&[]).iter().enumerate() {
@@ -62,12 +56,11 @@ fn host(mut fields: Fields<'_>) -> Result<CpuDevice, FieldError> {
     let memory_bytes = sizes::bytes(&mut fields, "memory", 1 << 20, 1 << 50)?;
     let numa = fields.size("numa_nodes", 1..=64)?.unwrap_or(1);
     let (Some(cores), Some(memory_bytes)) = (cores, memory_bytes) else {
-        let problem = "has to say cores and memory, such as {cores: 8, memory: 32GiB}";
-        return Err(FieldError::new(fields.path("cores"), Fault::Missing, problem));
+        return Err(fields.missing("cores", "has to say cores and memory, such as {cores: 8, memory: 32GiB}"));
     };
     if !cores.is_multiple_of(numa) {
         let wanted = format!("a divisor of {cores}, the cores");
-        return Err(wrong_value(&fields.path("numa_nodes"), &wanted, &numa.into()));
+        return Err(fields.wrong_value("numa_nodes", &wanted, &numa.into()));
     }
     fields.finish()?;
     let each = cores / numa;
@@ -84,7 +77,7 @@ fn some_gpus(mut fields: Fields<'_>) -> Result<Vec<Gpu>, FieldError> {
     let numa = fields.size("numa", 0..=63)?;
     let (Some(sms), Some(memory_bytes)) = (sms, memory_bytes) else {
         let problem = "has to say sms and memory, such as {count: 4, sms: 132, memory: 80GiB}";
-        return Err(FieldError::new(fields.path("sms"), Fault::Missing, problem));
+        return Err(fields.missing("sms", problem));
     };
     fields.finish()?;
     Ok(vec![Gpu { name, sms: sms as u32, memory_bytes, numa, bus: None }; count])
@@ -111,11 +104,7 @@ fn some_links(mut fields: Fields<'_>, gpus: usize) -> Result<Vec<Joined>, FieldE
     };
     let names = LinkKind::ALL.map(LinkKind::name);
     let Some(kind) = fields.word("kind", &names)?.and_then(LinkKind::named) else {
-        return Err(FieldError::new(
-            fields.path("kind"),
-            Fault::Missing,
-            format!("is missing: {}", names.join(", ")),
-        ));
+        return Err(fields.missing("kind", format!("is missing: {}", names.join(", "))));
     };
     let bytes_per_s = match fields.number("gb_per_s", 0.1..=100_000.0)? {
         Some(gb_per_s) => gb_per_s * 1e9,

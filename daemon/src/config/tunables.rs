@@ -8,7 +8,7 @@ use faser_engine::{K_LIMIT, Mechanisms, Policy, Switch, Tuning};
 use serde_json::{Value, json};
 
 use super::MOST_PARTITIONS;
-use crate::fields::{FieldError, Fields, wrong_value};
+use crate::fields::{FieldError, Fields};
 
 /// A key that tunes engines.
 #[derive(Debug)]
@@ -155,8 +155,7 @@ fn own() -> [Tunable; 8] {
             "the next pass; `budget` and `faser` if costs are known: by the start, or by `faser ctl profile`",
             |fields, name, tuning| {
                 let Some(text) = fields.text(name)? else { return Ok(()) };
-                let policy =
-                    text.parse().map_err(|_| wrong_value(&fields.path(name), Policy::FORMS, &text.into()));
+                let policy = text.parse().map_err(|_| fields.wrong_value(name, Policy::FORMS, &text.into()));
                 tuning.policy = policy?;
                 Ok(())
             },

@@ -22,7 +22,7 @@ use super::{
     Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat,
     MOST_PARTITIONS, ModelConfig, ModelSource, SchedulerConfig, ToolCalls, sizes, tunables,
 };
-use crate::fields::{Fault, FieldError, Fields, whole, wrong_value};
+use crate::fields::{FieldError, Fields, whole, wrong_value};
 
 pub(super) const MIB: u64 = 1 << 20;
 
@@ -102,36 +102,30 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     let target = fields.text("target")?;
     let draft = fields.text("draft")?;
     let shape = fields.object("shape")?.map(shapes).transpose()?;
-    if shape.is_some()
-        && let Some(other) =
-            [("synthetic", spec.is_some()), ("target", target.is_some()), ("draft", draft.is_some())]
-                .into_iter()
-                .find_map(|(name, given)| given.then_some(name))
-    {
-        let problem = "stands beside `model.shape`: keep one of the two";
-        return Err(FieldError::new(fields.path(other), Fault::Value, problem));
+    let others = [("synthetic", spec.is_some()), ("target", target.is_some()), ("draft", draft.is_some())];
+    if let Some(other) = first_given(&others).filter(|_| shape.is_some()) {
+        return Err(fields.wrong(other, "stands beside `model.shape`: keep one of the two"));
     }
     let named = match (spec, target, draft) {
         (Some(_), Some(_), _) => {
-            let problem = "stands beside `model.synthetic`: keep one of the two";
-            return Err(FieldError::new(fields.path("target"), Fault::Value, problem));
+            return Err(fields.wrong("target", "stands beside `model.synthetic`: keep one of the two"));
         }
         (Some(spec), None, None) => ModelSource::Synthetic { spec, draft: true },
         (Some(spec), None, Some("none")) => ModelSource::Synthetic { spec, draft: false },
         (Some(_), None, Some(other)) => {
             let wanted = "left out, or `none`, beside `model.synthetic`";
-            return Err(wrong_value(&fields.path("draft"), wanted, &other.into()));
+            return Err(fields.wrong_value("draft", wanted, &other.into()));
         }
         (None, None | Some("demo"), None | Some("demo")) => ModelSource::Demo { draft: true },
         (None, None | Some("demo"), Some("none")) => ModelSource::Demo { draft: false },
         (None, None | Some("demo"), Some(other)) => {
             let wanted = "`demo` or `none` beside the demo target; give a directory as `model.target` too";
-            return Err(wrong_value(&fields.path("draft"), wanted, &other.into()));
+            return Err(fields.wrong_value("draft", wanted, &other.into()));
         }
         (None, Some(target), draft) => {
             let Some(draft) = draft else {
                 let problem = "is missing: name the draft model's directory, or write `draft: none`";
-                return Err(FieldError::new(fields.path("draft"), Fault::Missing, problem));
+                return Err(fields.missing("draft", problem));
             };
             let draft = (draft != "none").then(|| folder.join(draft));
             ModelSource::Directories { target: folder.join(target), draft }
@@ -157,6 +151,11 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     Ok(ModelConfig { name, aliases, source, dtype, tool_calls, generation_config })
 }
 
+/// The first of these fields that is there.
+fn first_given(fields: &[(&'static str, bool)]) -> Option<&'static str> {
+    fields.iter().find_map(|(name, given)| given.then_some(*name))
+}
+
 /// Ranks of a group: more would only wait for each other.
 const MOST_RANKS: usize = 64;
 /// Replicas of one daemon.
@@ -173,16 +172,16 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
                     && gpus.iter().all(|gpu| *gpu < 1024)
             };
             let gpus = numbers.and_then(|list| list.split(',').map(|gpu| gpu.trim().parse().ok()).collect());
-            let wanted = "`auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`";
-            let wrong = || wrong_value(&fields.path("kind"), wanted, &text.into());
+            let wrong = || {
+                fields.wrong_value("kind", "`auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`", &text.into())
+            };
             DeviceKind::Cuda(gpus.filter(apart).ok_or_else(wrong)?)
         }
     };
     let threads = fields.size("threads", 1..=4096)?;
     let isa = match fields.text("isa")? {
         None | Some("auto") => {
-            let refused =
-                |error| FieldError::new(fields.path("isa"), Fault::Value, format!("is `auto`, but {error}"));
+            let refused = |error| fields.wrong("isa", format!("is `auto`, but {error}"));
             Isa::auto().map_err(refused)?;
             None
         }
@@ -191,7 +190,7 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
             Some(isa.ok_or_else(|| {
                 let names = Isa::available().iter().map(|isa| format!(", `{isa}`")).collect::<String>();
                 let wanted = format!("one of what this CPU has, `auto`{names}");
-                wrong_value(&fields.path("isa"), &wanted, &text.into())
+                fields.wrong_value("isa", &wanted, &text.into())
             })?)
         }
     };
@@ -203,14 +202,11 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
     let deadline = fields.whole("rank_deadline_s", 1..=3600)?;
     let replicas = fields.size("replicas", 1..=MOST_REPLICAS)?.unwrap_or(1);
     let drills = drills(&mut fields, replicas)?;
-    let path = |name| fields.path(name);
     // What the device named would not look at is refused.
     let idle = match &kind {
         DeviceKind::Auto => None,
-        DeviceKind::Cpu => partitions.is_some().then(|| path("partitions")),
-        DeviceKind::Cuda(_) => [("threads", threads.is_some()), ("isa", isa.is_some())]
-            .into_iter()
-            .find_map(|(name, given)| given.then(|| path(name))),
+        DeviceKind::Cpu => partitions.is_some().then_some("partitions"),
+        DeviceKind::Cuda(_) => first_given(&[("threads", threads.is_some()), ("isa", isa.is_some())]),
     };
     if let DeviceKind::Cuda(gpus) = &kind
         && gpus.len() > 1
@@ -221,24 +217,21 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
             gpus.len(),
             tensor_parallel * replicas
         );
-        return Err(FieldError::new(path("kind"), Fault::Value, problem));
+        return Err(fields.wrong("kind", problem));
     }
     if let Some(idle) = idle {
         let other = if kind == DeviceKind::Cpu { "a GPU" } else { "the CPU" };
         let problem = format!("is for {other}: leave it out, or change `device.kind`");
-        return Err(FieldError::new(idle, Fault::Value, problem));
+        return Err(fields.wrong(idle, problem));
     }
-    if partitions.is_some() && !model.source.has_draft() {
-        let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
-        return Err(FieldError::new(path("partitions"), Fault::Value, problem));
-    }
-    let of_drafts = [
+    let of_drafts = first_given(&[
+        ("partitions", partitions.is_some()),
         ("draft_tensor_parallel", draft_tensor_parallel.is_some()),
         ("draft_placement", draft_placement.is_some()),
-    ];
-    if let Some((name, _)) = of_drafts.into_iter().find(|(_, given)| *given && !model.source.has_draft()) {
+    ]);
+    if let Some(name) = of_drafts.filter(|_| !model.source.has_draft()) {
         let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
-        return Err(FieldError::new(path(name), Fault::Value, problem));
+        return Err(fields.wrong(name, problem));
     }
     fields.finish()?;
     Ok(DeviceConfig {
@@ -277,7 +270,7 @@ fn kv(mut fields: Fields<'_>) -> Result<KvConfig, FieldError> {
     let block_size = fields.size("block_size", 1..=256)?.unwrap_or(KV_BLOCK_MULTIPLE);
     if !block_size.is_multiple_of(KV_BLOCK_MULTIPLE) {
         let wanted = format!("a multiple of {KV_BLOCK_MULTIPLE} (on a GPU it is {KV_BLOCK_MULTIPLE})");
-        return Err(wrong_value(&fields.path("block_size"), &wanted, &block_size.into()));
+        return Err(fields.wrong_value("block_size", &wanted, &block_size.into()));
     }
     let memory_bytes = sizes::bytes(&mut fields, "memory", MIB, 1 << 50)?;
     let prefix_cache = fields.flag("prefix_cache")?.unwrap_or(true);
@@ -292,7 +285,7 @@ fn scheduler(mut fields: Fields<'_>, tuning: &mut Tuning) -> Result<SchedulerCon
     let max_pass_rows = rows.unwrap_or(max_running.max(512));
     if max_pass_rows < max_running {
         let wanted = format!("at least `scheduler.max_running` ({max_running}), a row per sequence");
-        return Err(wrong_value(&fields.path("max_pass_rows"), &wanted, &max_pass_rows.into()));
+        return Err(fields.wrong_value("max_pass_rows", &wanted, &max_pass_rows.into()));
     }
     let max_context = fields.size("max_context", 2..=(1 << 24))?;
     let priorities = fields.flag("priorities")?.unwrap_or(true);
@@ -314,12 +307,12 @@ fn speculation(
     let traits = tuning.policy.traits();
     if traits.drafts && !traits.copies && !model.source.has_draft() {
         let wanted = "`off`, `budget` or `faser` when there is no draft model (`model.draft: none`)";
-        return Err(wrong_value(&fields.path("policy"), wanted, &tuning.policy.to_string().into()));
+        return Err(fields.wrong_value("policy", wanted, &tuning.policy.to_string().into()));
     }
     let cost_cache = match fields.text("cost_cache")? {
         None => CostCache::Standard,
         Some("none") => CostCache::Off,
-        Some("") => return Err(wrong_value(&fields.path("cost_cache"), "a folder, or `none`", &"".into())),
+        Some("") => return Err(fields.wrong_value("cost_cache", "a folder, or `none`", &"".into())),
         Some(path) => CostCache::Folder(folder.join(path)),
     };
     fields.finish()?;

@@ -131,11 +131,10 @@ fn last_turn(fields: &mut Fields<'_>) -> Result<LastTurn, FieldError> {
         (true, false) => Ok(LastTurn::Opened),
         (false, false) => Ok(LastTurn::Closed),
         (false, true) => Ok(LastTurn::Continued),
-        (true, true) => Err(FieldError::new(
-            fields.path("continue_final_message"),
-            Fault::Value,
-            "is only possible with `add_generation_prompt`: false",
-        )),
+        (true, true) => {
+            Err(fields
+                .wrong("continue_final_message", "is only possible with `add_generation_prompt`: false"))
+        }
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) fn word(
         let given = variables.insert(name.to_owned(), word.into());
         if given.is_some_and(|given| given != word) {
             let problem = format!("and `chat_template_kwargs.{name}` differ: give one of them");
-            return Err(FieldError::new(fields.path(field), Fault::Value, problem));
+            return Err(fields.wrong(field, problem));
         }
     } else if word != "medium" {
         let problem = format!(

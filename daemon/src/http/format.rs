@@ -75,20 +75,14 @@ fn response_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, Fie
 fn typed(mut inner: Fields<'_>, flat: bool) -> Result<Option<GrammarSource>, FieldError> {
     let kind = inner.word("type", &["text", "json_object", "json_schema"])?;
     let source = match kind {
-        None => {
-            return Err(FieldError::new(
-                inner.path("type"),
-                Fault::Missing,
-                "is missing: `json_schema`, for instance",
-            ));
-        }
+        None => return Err(inner.missing("type", "is missing: `json_schema`, for instance")),
         Some("text") => None,
         Some("json_object") => Some(GrammarSource::JsonObject),
         Some(_) if flat => Some(schema(&mut inner)?),
         Some(_) => {
             let Some(mut named) = inner.object("json_schema")? else {
-                let wanted = "is missing: give {\"name\": \"…\", \"schema\": {…}}";
-                return Err(FieldError::new(inner.path("json_schema"), Fault::Missing, wanted));
+                let problem = "is missing: give {\"name\": \"…\", \"schema\": {…}}";
+                return Err(inner.missing("json_schema", problem));
             };
             let source = schema(&mut named)?;
             named.finish()?;

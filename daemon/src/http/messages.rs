@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::body::Containers;
-use crate::fields::{Fault, FieldError, Fields, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, required, wrong_type};
 
 /// Messages of a request at most.
 pub(super) const MAX_MESSAGES: usize = 4096;
@@ -27,7 +27,7 @@ pub(super) fn messages(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldEr
 
 fn message(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
     let Some(role) = fields.word("role", &ROLES)? else {
-        return Err(missing(&fields, "role", "is missing: `user`, for instance"));
+        return Err(fields.missing("role", "is missing: `user`, for instance"));
     };
     let mut message = Map::new();
     message.insert("role".to_owned(), role.into());
@@ -38,7 +38,7 @@ fn message(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value,
         Some(content) => content,
         // A message that only calls has no text. Most templates want an empty one then, which vLLM gives them.
         None if calls.is_some() => String::new(),
-        None => return Err(missing(&fields, "content", format_args!("is missing: give {CONTENT}"))),
+        None => return Err(fields.missing("content", format_args!("is missing: give {CONTENT}"))),
     };
     add("content", Some(content.into()));
     match role {
@@ -53,7 +53,7 @@ fn message(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value,
         "tool" => {
             let id = fields.text("tool_call_id")?;
             let id = id.ok_or_else(|| {
-                missing(&fields, "tool_call_id", "is missing: the id of the call that this answers")
+                fields.missing("tool_call_id", "is missing: the id of the call that this answers")
             })?;
             add("tool_call_id", Some(id.into()));
         }
@@ -67,7 +67,7 @@ fn message(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value,
 /// A string, or text parts, which are joined by line breaks.
 pub(super) fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
     optional_content(fields)?
-        .ok_or_else(|| missing(fields, "content", format_args!("is missing: give {CONTENT}")))
+        .ok_or_else(|| fields.missing("content", format_args!("is missing: give {CONTENT}")))
 }
 
 const CONTENT: &str = "a string or a list of {\"type\": \"text\", \"text\": \"…\"}";
@@ -81,7 +81,7 @@ fn optional_content(fields: &mut Fields<'_>) -> Result<Option<String>, FieldErro
             let part = |(i, value)| {
                 let mut part = Fields::new(format!("{path}[{i}]"), value)?;
                 part.word("type", &["text"])?;
-                let text = part.text("text")?.ok_or_else(|| missing(&part, "text", "is missing"))?;
+                let text = required(part.text("text")?, &part, "text")?;
                 part.finish()?;
                 Ok(text)
             };
@@ -106,16 +106,16 @@ fn calls(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Option<
 
 fn call(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
     let Some(id) = fields.text("id")? else {
-        return Err(missing(&fields, "id", "is missing: results are told apart by it"));
+        return Err(fields.missing("id", "is missing: results are told apart by it"));
     };
     fields.word("type", &["function"])?;
     // A place within a stream, which clients that collect one leave there.
     fields.whole("index", 0..=u64::MAX)?;
     let Some(mut function) = fields.object("function")? else {
-        return Err(missing(&fields, "function", "is missing: {\"name\": \"…\", \"arguments\": \"{…}\"}"));
+        return Err(fields.missing("function", "is missing: {\"name\": \"…\", \"arguments\": \"{…}\"}"));
     };
     let Some(name) = function.text("name")? else {
-        return Err(missing(&function, "name", "is missing"));
+        return Err(function.missing("name", "is missing"));
     };
     let arguments = arguments(&mut function, containers)?;
     function.finish()?;
@@ -127,7 +127,7 @@ fn call(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, Fi
 pub(super) fn arguments(function: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
     let path = function.path("arguments");
     let Some(text) = function.text("arguments")? else {
-        return Err(missing(function, "arguments", "is missing: JSON of an object, as a string"));
+        return Err(function.missing("arguments", "is missing: JSON of an object, as a string"));
     };
     if text.trim().is_empty() {
         return Ok(json!({}));
@@ -144,8 +144,4 @@ pub(super) fn arguments(function: &mut Fields<'_>, containers: &mut Containers) 
         object @ Value::Object(_) => Ok(object),
         other => Err(wrong_type(&path, "a string with the JSON of an object", &other)),
     }
-}
-
-pub(super) fn missing(fields: &Fields<'_>, name: &str, problem: impl std::fmt::Display) -> FieldError {
-    FieldError::new(fields.path(name), Fault::Missing, problem)
 }

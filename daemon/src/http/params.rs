@@ -155,7 +155,7 @@ pub(super) fn check_form(fields: &Fields<'_>, parameters: &Parameters) -> Result
             ("bad_words", !parameters.bad_words.is_empty(), tokens),
         ] {
             if asked {
-                return Err(FieldError::new(fields.path(name), Fault::Value, problem));
+                return Err(fields.wrong(name, problem));
             }
         }
     }
@@ -166,8 +166,7 @@ fn streaming(fields: &mut Fields<'_>, shape: Shape, parameters: &mut Parameters)
     parameters.stream = fields.flag("stream")?.unwrap_or(false);
     let Some(mut options) = fields.object("stream_options")? else { return Ok(()) };
     if !parameters.stream {
-        let problem = "needs `\"stream\": true`";
-        return Err(FieldError::new(fields.path("stream_options"), Fault::Value, problem));
+        return Err(fields.wrong("stream_options", "needs `\"stream\": true`"));
     }
     if shape == Shape::Response {
         options.neutral("include_obfuscation", &[json!(false)], "nothing is obfuscated")?;
@@ -205,7 +204,7 @@ fn positive(fields: &mut Fields<'_>, name: &'static str, most: f64) -> Result<Op
         return Ok(value);
     }
     let wanted = format!("a number above 0, up to {most}");
-    Err(wrong_value(&fields.path(name), &wanted, &json!(0)))
+    Err(fields.wrong_value(name, &wanted, &json!(0)))
 }
 
 /// 0, and -1 as others write it, is off.
@@ -224,7 +223,7 @@ fn seed(fields: &mut Fields<'_>) -> Result<u64, FieldError> {
         Some(value) => value
             .as_u64()
             .or_else(|| value.as_i64().map(i64::cast_unsigned))
-            .ok_or_else(|| wrong_type(&fields.path("seed"), "a whole number of 64 bits", value)),
+            .ok_or_else(|| fields.wrong_type("seed", "a whole number of 64 bits", value)),
     }
 }
 
@@ -288,7 +287,7 @@ fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, Fiel
             };
             let top = fields.size("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
             if !wanted && top.is_some_and(|top| top > 0) {
-                return Err(FieldError::new(fields.path("top_logprobs"), Fault::Value, problem));
+                return Err(fields.wrong("top_logprobs", problem));
             }
             Ok(wanted.then_some(top.unwrap_or(0)))
         }
@@ -320,7 +319,7 @@ fn min_tokens(fields: &mut Fields<'_>, most: Option<usize>) -> Result<usize, Fie
     match most {
         Some(most) if least > most => {
             let problem = format!("is {least}, more than the most tokens asked for, {most}");
-            Err(FieldError::new(fields.path("min_tokens"), Fault::Value, problem))
+            Err(fields.wrong("min_tokens", problem))
         }
         _ => Ok(least),
     }
@@ -334,8 +333,7 @@ fn max_new_tokens(fields: &mut Fields<'_>, shape: Shape, least: usize) -> Result
     let new = fields.size("max_completion_tokens", least..=usize::MAX)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
-            let problem = "and `max_tokens` differ: give one of them";
-            Err(FieldError::new(fields.path("max_completion_tokens"), Fault::Value, problem))
+            Err(fields.wrong("max_completion_tokens", "and `max_tokens` differ: give one of them"))
         }
         (old, new) => Ok(new.or(old)),
     }

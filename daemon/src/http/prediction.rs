@@ -9,7 +9,7 @@ use super::encoding;
 use super::errors::ApiError;
 use super::messages::content;
 use crate::app::Served;
-use crate::fields::{Fault, FieldError, Fields};
+use crate::fields::{FieldError, Fields};
 
 /// The field's text, if it is there.
 ///
@@ -18,8 +18,7 @@ use crate::fields::{Fault, FieldError, Fields};
 pub(super) fn prediction(fields: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
     let Some(mut prediction) = fields.object("prediction")? else { return Ok(None) };
     if prediction.word("type", &["content"])?.is_none() {
-        let problem = "is missing: the only type is `content`";
-        return Err(FieldError::new(prediction.path("type"), Fault::Missing, problem));
+        return Err(prediction.missing("type", "is missing: the only type is `content`"));
     }
     let text = content(&mut prediction)?;
     prediction.finish()?;

@@ -34,8 +34,7 @@ pub(super) fn handling(fields: &mut Fields<'_>, priorities: bool) -> Result<Hand
         },
         priority: match (outer, priority(&mut inner, priorities)?) {
             (Some(outer), Some(inner)) if outer != inner => {
-                let problem = "and `speculation.priority` differ: give one of them";
-                return Err(FieldError::new(fields.path("priority"), Fault::Value, problem));
+                return Err(fields.wrong("priority", "and `speculation.priority` differ: give one of them"));
             }
             (outer, inner) => outer.or(inner).unwrap_or(0),
         },
@@ -50,7 +49,7 @@ fn salt(fields: &mut Fields<'_>) -> Result<u128, FieldError> {
     let Some(text) = fields.text("cache_salt")? else { return Ok(0) };
     if text.is_empty() || text.len() > MAX_SALT_BYTES {
         let wanted = format!("a string of 1 to {MAX_SALT_BYTES} bytes");
-        return Err(wrong_value(&fields.path("cache_salt"), &wanted, &text.into()));
+        return Err(fields.wrong_value("cache_salt", &wanted, &text.into()));
     }
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     let half = digest.as_ref().iter().take(16);

@@ -7,7 +7,7 @@ use super::answer::Shape;
 use super::bounds::Bounds;
 use super::format::Form;
 use super::params::{Parameters, check_form};
-use crate::fields::{Fault, FieldError, Fields, did_you_mean, shortened, wrong_type, wrong_value};
+use crate::fields::{Fault, FieldError, Fields, did_you_mean, required, shortened, wrong_type, wrong_value};
 
 /// Functions of a request at most.
 const MAX_TOOLS: usize = 128;
@@ -56,7 +56,7 @@ pub(super) fn tools(
     if list.is_empty() {
         return match choice {
             Choice { mode: Mode::None | Mode::Auto, allowed: None } => Ok(()),
-            _ => Err(FieldError::new(fields.path("tool_choice"), Fault::Value, "needs `tools`")),
+            _ => Err(fields.wrong("tool_choice", "needs `tools`")),
         };
     }
     if choice.mode != Mode::None && format.is_none() {
@@ -74,7 +74,7 @@ pub(super) fn tools(
     // A text has its form, but here there is none: the output is calls.
     if parameters.form.as_ref().is_some_and(|form| free || !form.of_text) {
         let problem = "asks for calls, and another field for a form of the output: give one of them";
-        return Err(FieldError::new(fields.path("tool_choice"), Fault::Value, problem));
+        return Err(fields.wrong("tool_choice", problem));
     }
     // In a form that the model does not know there would be none by itself.
     let json = format == CallFormat::Json;
@@ -154,10 +154,6 @@ fn within<'a>(mut outer: Fields<'a>, name: &'static str, shape: Shape) -> Result
     Ok(inner)
 }
 
-fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, FieldError> {
-    value.ok_or_else(|| FieldError::new(fields.path(name), Fault::Missing, "is missing"))
-}
-
 /// The functions, each with whether its calls have to be valid.
 fn functions(path: &str, list: &[Value], shape: Shape) -> Result<Vec<(Function, bool)>, FieldError> {
     if list.len() > MAX_TOOLS {
@@ -183,8 +179,7 @@ fn function(mut fields: Fields<'_>, shape: Shape) -> Result<(Function, bool), Fi
     let name = required(fields.text("name")?, &fields, "name")?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(fits) {
-        let wanted = "1 to 64 letters, digits, `_`, `-` and `.`";
-        return Err(wrong_value(&fields.path("name"), wanted, &name.into()));
+        return Err(fields.wrong_value("name", "1 to 64 letters, digits, `_`, `-` and `.`", &name.into()));
     }
     fields.text("description")?;
     let path = fields.path("parameters");
@@ -213,7 +208,7 @@ fn allowed(
             let hint = did_you_mean(unknown, functions.iter().map(|(function, _)| function.name.as_str()));
             let problem =
                 format!("names `{}`, which is none of `tools`{hint}", shortened(unknown, MAX_NAME_BYTES));
-            return Err(FieldError::new(fields.path("tool_choice"), Fault::Value, problem));
+            return Err(fields.wrong("tool_choice", problem));
         }
         functions.retain(|(function, _)| names.contains(&function.name));
     }

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::fields::{Fault, FieldError, Fields, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, required, wrong_type};
 use crate::http::body::Containers;
-use crate::http::messages::{MAX_CALLS, MAX_MESSAGES, arguments, missing};
+use crate::http::messages::{MAX_CALLS, MAX_MESSAGES, arguments};
 
 const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
 const ITEMS: [&str; 3] = ["message", "function_call", "function_call_output"];
@@ -91,7 +91,7 @@ fn append(fields: &Fields<'_>, call: Value, messages: &mut Vec<Value>) -> Result
         if let Value::Array(calls) = last.entry("tool_calls").or_insert_with(|| json!([])) {
             if calls.len() == MAX_CALLS {
                 let problem = format!("is one call too many of a message; give {MAX_CALLS} at most");
-                return Err(FieldError::new(fields.path("type"), Fault::Value, problem));
+                return Err(fields.wrong("type", problem));
             }
             calls.push(call);
         }
@@ -124,8 +124,4 @@ fn part<'a>(mut part: Fields<'a>) -> Result<&'a str, FieldError> {
     part.list("logprobs")?;
     part.finish()?;
     Ok(text)
-}
-
-fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, FieldError> {
-    value.ok_or_else(|| missing(fields, name, "is missing"))
 }
