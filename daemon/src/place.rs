@@ -190,7 +190,7 @@ fn on_cpu(
     }
     let deadline = config.device.rank_deadline;
     let group = CpuGroup { target: others_of_target, draft: others_of_draft, deadline };
-    let Placement { target_blocks, draft_blocks, kv_bytes, .. } = placements[0];
+    let pools = placements[0].pools;
     let on = |Placement { partitions, .. }| {
         let (target, draft, group) = (target.clone(), draft.clone(), group.clone());
         DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, group })
@@ -200,7 +200,7 @@ fn on_cpu(
         device: devices.remove(0),
         more: devices,
         machine: Machine::Cpu { device: host, isa, forced, why },
-        pools: KvPools { target_blocks, draft_blocks, kv_bytes },
+        pools,
     })
 }
 

@@ -41,15 +41,11 @@ pub struct KvPools {
     pub kv_bytes: u64,
 }
 
-/// Where everything goes on a CPU. Both pools hold the same number of tokens.
+/// Where everything goes on a CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Placement {
-    /// KV blocks of the target.
-    pub target_blocks: usize,
-    /// KV blocks of the draft; 0 without a draft.
-    pub draft_blocks: usize,
-    /// KV memory of both pools.
-    pub kv_bytes: u64,
+    /// The KV pools.
+    pub pools: KvPools,
     /// How the cores can be shared out between the lanes. The first is all of them for both, to be used in turns; the others
     /// are disjoint, to be used at the same time.
     pub partitions: Vec<LanePair>,
@@ -84,9 +80,7 @@ pub fn place(
     // Memory of the host is wanted by others too.
     let pools =
         pools(&limit, target, draft, kv, |left_bytes, wanted_bytes| wanted_bytes.min(left_bytes / 2))?;
-    let KvPools { target_blocks, draft_blocks, kv_bytes } = pools;
-    let partitions = partitions(&lane, &device.nodes, draft.is_some());
-    Ok(Placement { target_blocks, draft_blocks, kv_bytes, partitions })
+    Ok(Placement { pools, partitions: partitions(&lane, &device.nodes, draft.is_some()) })
 }
 
 /// What the models and their KV must fit in.

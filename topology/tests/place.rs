@@ -1,7 +1,7 @@
 //! The planner's promises: every plan fits, every refusal names what would.
 
 use faser_topology::{
-    CpuDevice, KvRequest, LanePair, ModelFootprint, Node, Partition, Placement, TopologyError, place,
+    CpuDevice, KvPools, KvRequest, LanePair, ModelFootprint, Node, Partition, Placement, TopologyError, place,
 };
 use proptest::prelude::*;
 
@@ -26,9 +26,7 @@ fn with_room_the_pools_hold_all_that_may_run() {
     let lane = device(0).first(2).unwrap();
     let blocks = 8 * 7; // 100 tokens take 7 blocks of 16
     let expected = Placement {
-        target_blocks: blocks,
-        draft_blocks: blocks,
-        kv_bytes: blocks as u64 * 16 * 1100,
+        pools: KvPools { target_blocks: blocks, draft_blocks: blocks, kv_bytes: blocks as u64 * 16 * 1100 },
         partitions: vec![
             LanePair { draft: lane.clone(), verify: lane },
             LanePair { draft: Partition { cores: vec![1] }, verify: Partition { cores: vec![0] } },
@@ -40,7 +38,7 @@ fn with_room_the_pools_hold_all_that_may_run() {
 #[test]
 fn without_a_draft_its_pool_is_empty_and_all_cores_are_used() {
     let plan = place(&device(512 * MIB), None, &model(MIB, 10), None, &request(1, 16)).unwrap();
-    assert_eq!((plan.draft_blocks, plan.target_blocks), (0, 1));
+    assert_eq!((plan.pools.draft_blocks, plan.pools.target_blocks), (0, 1));
     assert_eq!(plan.partitions.len(), 1);
     assert_eq!(plan.partitions[0].verify.cores, [0, 1, 2, 3]);
 }
@@ -121,11 +119,12 @@ proptest! {
         let sequence_bytes = (sequence_blocks * block_size) as u64 * token_bytes;
         match place(&device, threads, &target, draft.as_ref(), &kv) {
             Ok(plan) => {
-                prop_assert!(plan.target_blocks >= sequence_blocks);
-                prop_assert_eq!(plan.draft_blocks, if draft.is_some() { plan.target_blocks } else { 0 });
-                prop_assert_eq!(plan.kv_bytes, (plan.target_blocks * block_size) as u64 * token_bytes);
-                prop_assert!(fixed + plan.kv_bytes <= device.memory_bytes);
-                prop_assert!(plan.kv_bytes <= kv.memory_bytes.unwrap_or((device.memory_bytes - fixed) / 2));
+                let pools = plan.pools;
+                prop_assert!(pools.target_blocks >= sequence_blocks);
+                prop_assert_eq!(pools.draft_blocks, if draft.is_some() { pools.target_blocks } else { 0 });
+                prop_assert_eq!(pools.kv_bytes, (pools.target_blocks * block_size) as u64 * token_bytes);
+                prop_assert!(fixed + pools.kv_bytes <= device.memory_bytes);
+                prop_assert!(pools.kv_bytes <= kv.memory_bytes.unwrap_or((device.memory_bytes - fixed) / 2));
                 let whole = &plan.partitions[0];
                 prop_assert_eq!(whole.verify.cores.len(), threads.unwrap_or(4));
                 for pair in &plan.partitions[1..] {

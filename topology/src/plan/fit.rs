@@ -1,7 +1,6 @@
 //! What of each device's memory a plan takes, and how many tokens of KV are left room for.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use super::assign::{Seat, seats};
 use super::{
@@ -13,11 +12,13 @@ use crate::place::{check, partitions};
 use crate::{LanePair, ModelFootprint, Partition, Topology, rank_partitions};
 
 /// Why there is no plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// What is asked for does not go together, on whatever device.
+    #[error("{0}")]
     Asked(String),
     /// There are too few GPUs.
+    #[error("{needed} GPUs are needed ({ranks} for a replica), and there are {there}")]
     Devices {
         /// GPUs asked for, all replicas together.
         needed: usize,
@@ -27,6 +28,10 @@ pub enum Problem {
         ranks: usize,
     },
     /// Weights and workspaces alone are more than a device has.
+    #[error(
+        "weights and workspaces need {} on {device}, and {} of it may be used",
+        Bytes(*needed_bytes), Bytes(*budget_bytes)
+    )]
     Weights {
         /// Which device.
         device: DeviceId,
@@ -36,6 +41,10 @@ pub enum Problem {
         budget_bytes: u64,
     },
     /// The KV memory asked for is not left.
+    #[error(
+        "kv.memory is {}, and beside weights and workspaces {} are left on {device}",
+        Bytes(*asked_bytes), Bytes(*left_bytes)
+    )]
     KvMemory {
         /// Which device.
         device: DeviceId,
@@ -45,6 +54,10 @@ pub enum Problem {
         left_bytes: u64,
     },
     /// Not even one sequence of the longest context fits.
+    #[error(
+        "one sequence of {max_context} tokens needs {} of KV memory on {device}, and there are {}",
+        Bytes(*needed_bytes), Bytes(*kv_bytes)
+    )]
     Context {
         /// The device with the least room.
         device: DeviceId,
@@ -55,35 +68,6 @@ pub enum Problem {
         /// What there is for KV.
         kv_bytes: u64,
     },
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Problem::Asked(text) => f.write_str(text),
-            Problem::Devices { needed, there, ranks } => {
-                write!(f, "{needed} GPUs are needed ({ranks} for a replica), and there are {there}")
-            }
-            Problem::Weights { device, needed_bytes, budget_bytes } => {
-                let (needed, budget) = (Bytes(*needed_bytes), Bytes(*budget_bytes));
-                write!(f, "weights and workspaces need {needed} on {device}, and {budget} of it may be used")
-            }
-            Problem::KvMemory { device, asked_bytes, left_bytes } => {
-                let (asked, left) = (Bytes(*asked_bytes), Bytes(*left_bytes));
-                write!(
-                    f,
-                    "kv.memory is {asked}, and beside weights and workspaces {left} are left on {device}"
-                )
-            }
-            Problem::Context { device, max_context, needed_bytes, kv_bytes } => {
-                let (needed, left) = (Bytes(*needed_bytes), Bytes(*kv_bytes));
-                write!(
-                    f,
-                    "one sequence of {max_context} tokens needs {needed} of KV memory on {device}, and there are {left}"
-                )
-            }
-        }
-    }
 }
 
 /// What the shards of all replicas on one device add up to.
@@ -146,13 +130,10 @@ fn sums(request: &PlanRequest<'_>, replicas: &[Vec<Seat>]) -> BTreeMap<DeviceId,
     for seats in replicas {
         for seat in seats {
             let sum = sums.entry(seat.device).or_default();
-            if let Some(bytes) = target_bytes(request, seat) {
-                sum.target_weight_bytes += bytes.weight_bytes;
-                sum.workspace_bytes += bytes.workspace_bytes;
-                sum.token_bytes += bytes.kv_bytes_per_token;
-            }
-            if let Some(bytes) = draft_bytes(request, seat) {
-                sum.draft_weight_bytes += bytes.weight_bytes;
+            let (target, draft) = (target_bytes(request, seat), draft_bytes(request, seat));
+            sum.target_weight_bytes += target.map_or(0, |bytes| bytes.weight_bytes);
+            sum.draft_weight_bytes += draft.map_or(0, |bytes| bytes.weight_bytes);
+            for bytes in [target, draft].into_iter().flatten() {
                 sum.workspace_bytes += bytes.workspace_bytes;
                 sum.token_bytes += bytes.kv_bytes_per_token;
             }
