@@ -12,10 +12,10 @@ use super::api::{Call, RequestId};
 use super::errors::conflict;
 use super::figures::requests;
 use super::look::oldest_first;
+use super::openapi::{self, Cancelled, LevelView, Requests, State};
 use super::peer::Peer;
-use super::snapshot::PolicyView;
-use super::snapshot::RequestRow;
-use super::{Admin, audit, dashboard, events, openapi};
+use super::snapshot::{PolicyView, RequestRow};
+use super::{Admin, audit, dashboard, events};
 use crate::config::Config;
 use crate::fields::{Fault, FieldError};
 use crate::http::errors::ApiError;
@@ -76,14 +76,14 @@ pub(super) async fn answer(
         Call::Dashboard => dashboard::answer(),
         Call::Status { pair } => ok.json(admin.snapshot(pair.as_deref(), None).await?),
         Call::Events(watch) => events::stream(admin.clone(), watch)?,
-        Call::Requests { pair } => ok.json(json!({"requests": admin.requests(pair.as_deref()).await?})),
+        Call::Requests { pair } => ok.json(Requests { requests: admin.requests(pair.as_deref()).await? }),
         Call::Config => {
             let config = admin.config().await;
             ok.insert_header((header::ETAG, format!("\"{}\"", config.tag))).json(config)
         }
         Call::Plan { pair } => ok.json(admin.plan(pair.as_deref()).await?),
         Call::Policy { pair } => ok.json(PolicyView::of(&admin.config_of(pair.as_deref()).await?.tuning)),
-        Call::LogLevel => ok.json(json!({"level": admin.level().await})),
+        Call::LogLevel => ok.json(LevelView { level: admin.level().await }),
         Call::Metrics => {
             ok.content_type("text/plain; version=0.0.4; charset=utf-8").body(admin.app.render_metrics())
         }
@@ -91,12 +91,12 @@ pub(super) async fn answer(
         Call::Cancel(id) => {
             admin.cancel(id).await?;
             audit::changed(peer, "cancel", &json!(id.to_string()), &Value::Null);
-            ok.json(json!({"cancelled": id.to_string()}))
+            ok.json(Cancelled { cancelled: id.to_string() })
         }
         Call::Drain { wait } => ok.json(admin.drain(wait, peer).await?),
         Call::Resume => {
             admin.resume(peer)?;
-            ok.json(json!({"state": "serving"}))
+            ok.json(State { state: "serving".to_owned() })
         }
         Call::Reload => ok.json(admin.reload(peer, tag).await?),
         Call::SetPolicy { keys, pair } => {

@@ -247,30 +247,6 @@ impl Call {
         fields.finish()?;
         Ok(call)
     }
-
-    /// Whether it changes something, or costs the daemon more than a look.
-    pub fn changes(&self) -> bool {
-        match self {
-            Call::Dashboard
-            | Call::Status { .. }
-            | Call::Events(_)
-            | Call::Requests { .. }
-            | Call::Config
-            | Call::Plan { .. }
-            | Call::Policy { .. }
-            | Call::LogLevel
-            | Call::Metrics
-            | Call::OpenApi => false,
-            Call::Cancel(_)
-            | Call::Drain { .. }
-            | Call::Resume
-            | Call::Reload
-            | Call::SetPolicy { .. }
-            | Call::SetLogLevel(_)
-            | Call::Trace { .. }
-            | Call::Profile { .. } => true,
-        }
-    }
 }
 
 /// The route of a request, and the part of the path that `{id}` stands for.

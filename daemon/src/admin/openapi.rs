@@ -1,5 +1,6 @@
 //! The API as an OpenAPI document: routes from the table, answers from the types that are sent.
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::{OpenApi, ToSchema};
 
@@ -17,31 +18,27 @@ use crate::reload::Changes;
 struct Schemas;
 
 /// `GET /v1/requests`.
-#[derive(ToSchema)]
-#[allow(dead_code)]
-struct Requests {
-    requests: Vec<RequestRow>,
+#[derive(Serialize, ToSchema)]
+pub(super) struct Requests {
+    pub(super) requests: Vec<RequestRow>,
 }
 
 /// `GET /v1/log-level`.
-#[derive(ToSchema)]
-#[allow(dead_code)]
-struct LevelView {
-    level: String,
+#[derive(Serialize, ToSchema)]
+pub(super) struct LevelView {
+    pub(super) level: String,
 }
 
 /// `POST /v1/requests/{id}/cancel`.
-#[derive(ToSchema)]
-#[allow(dead_code)]
-struct Cancelled {
-    cancelled: String,
+#[derive(Serialize, ToSchema)]
+pub(super) struct Cancelled {
+    pub(super) cancelled: String,
 }
 
 /// `POST /v1/resume`.
-#[derive(ToSchema)]
-#[allow(dead_code)]
-struct State {
-    state: String,
+#[derive(Serialize, ToSchema)]
+pub(super) struct State {
+    pub(super) state: String,
 }
 
 /// The name of the schema of a route's answer; none if it is no JSON object of ours.

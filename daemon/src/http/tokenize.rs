@@ -6,6 +6,7 @@ use faser_models::Conversation;
 use serde_json::json;
 
 use super::errors::ApiError;
+use super::openapi::Tokens;
 use super::params::token_ids;
 use super::{Bounds, body, chat, encoding};
 use crate::app::App;
@@ -27,15 +28,11 @@ pub(super) async fn tokenize(
         Source::Chat(conversation) => chat::render(served, &conversation)?,
     };
     let tokens = encoding::all(served, prompt, add_special).await?;
-    Ok(HttpResponse::Ok().json(Tokens { count: tokens.len(), max_model_len: served.max_context, tokens }))
-}
-
-/// The answer; as a JSON value a long text's would take many times the memory.
-#[derive(serde::Serialize)]
-struct Tokens {
-    count: usize,
-    max_model_len: usize,
-    tokens: Vec<TokenId>,
+    Ok(HttpResponse::Ok().json(Tokens {
+        count: tokens.len() as u64,
+        max_model_len: served.max_context as u64,
+        tokens,
+    }))
 }
 
 /// What is to be tokenized.

@@ -153,12 +153,13 @@ pub(super) struct Model {
     max_model_len: u64,
 }
 
+// What is answered: as a JSON value a long text's would take many times the memory.
 /// POST /tokenize.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Tokens {
-    count: u64,
-    max_model_len: u64,
-    tokens: Vec<u32>,
+pub(in crate::http) struct Tokens {
+    pub(in crate::http) count: u64,
+    pub(in crate::http) max_model_len: u64,
+    pub(in crate::http) tokens: Vec<u32>,
 }
 
 /// POST /detokenize.

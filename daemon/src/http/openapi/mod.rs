@@ -16,9 +16,10 @@ use actix_web::HttpResponse;
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
+pub(super) use answers::Tokens;
 use answers::{
     ChatCompletion, Completion, Detokenized, Failure, Model, ModelInfo, Models, Readiness, Response,
-    ServerInfo, Status, Tokens, Version,
+    ServerInfo, Status, Version,
 };
 use common::{Choices, Common};
 use requests::{ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText};
