@@ -18,7 +18,7 @@ pub type BlockId = u32;
 pub const K_LIMIT: usize = 16;
 
 /// One token stream. The caller chooses it and never uses it twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u64);
 
 impl std::fmt::Display for SeqId {

@@ -29,9 +29,10 @@ pub struct Admission {
 pub struct PartitionId(pub usize);
 
 /// One of a device's two lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LaneKind {
     /// Drafts.
+    #[default]
     Draft,
     /// Verifies.
     Verify,

@@ -32,7 +32,7 @@ pub struct Record {
 }
 
 /// One pass of a lane.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassRecord {
     /// The lane.
     pub lane: LaneKind,
@@ -73,7 +73,7 @@ pub struct PassRecord {
 }
 
 /// One chunk of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkRecord {
     /// The sequence.
     pub seq: SeqId,

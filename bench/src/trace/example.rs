@@ -13,20 +13,7 @@ pub(super) fn ms(ms: u64) -> Duration {
 }
 
 fn chunk(start: usize, rows: usize, k: usize) -> ChunkRecord {
-    ChunkRecord {
-        seq: SEQ,
-        epoch: 3,
-        start,
-        rows,
-        k,
-        proposals: k,
-        accepted: 0,
-        pruned: 0,
-        pruned_after: 0,
-        tested: false,
-        next: false,
-        shed: false,
-    }
+    ChunkRecord { seq: SEQ, epoch: 3, start, rows, k, proposals: k, ..ChunkRecord::default() }
 }
 
 fn pass(lane: LaneKind, step: u64, (began, ended): (u64, u64), chunk: ChunkRecord) -> PassRecord {
@@ -43,12 +30,10 @@ fn pass(lane: LaneKind, step: u64, (began, ended): (u64, u64), chunk: ChunkRecor
         steps: if lane == LaneKind::Draft { chunk.k } else { 1 },
         proposals: chunk.proposals,
         accepted: chunk.accepted,
-        pruned: 0,
         committed: chunk.accepted + usize::from(chunk.next),
         running: 1,
-        waiting: 0,
-        gates: Vec::new(),
         chunks: vec![chunk],
+        ..PassRecord::default()
     }
 }
 

@@ -253,7 +253,7 @@ sent_and_read! {
 }
 
 /// How speculative lengths are chosen: the keys that tune engines, by their names without the section.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct PolicyView(Map<String, Value>);
 
 impl PolicyView {

@@ -1,6 +1,9 @@
 //! The daemon's answers for people.
 
+use serde::Deserialize;
 use serde_json::Value;
+
+use crate::admin::snapshot::{Figures, ModelView, PairRow, PoolRow, ReplicaView, RequestRow, Snapshot};
 
 /// JSON, indented.
 pub(super) fn pretty(value: &Value) -> String {
@@ -34,161 +37,107 @@ fn table(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn percent(value: &Value) -> String {
-    value.as_f64().map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0))
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0))
 }
 
-fn number(value: &Value, digits: usize) -> String {
-    value.as_f64().map_or_else(|| "-".to_owned(), |number| format!("{number:.digits$}"))
+fn number(number: Option<f64>) -> String {
+    number.map_or_else(|| "-".to_owned(), |number| format!("{number:.2}"))
 }
 
 /// `/v1/status`.
 pub(super) fn status(value: &Value) -> String {
-    let (total, model, policy) = (&value["total"], &value["model"], &value["policy"]);
-    let pool = |pool: &Value| {
-        let of = |name: &str| pool[name].as_u64().unwrap_or(0);
-        format!(
-            "{} of {} blocks in use, {} cached",
-            of("total") - of("free").min(of("total")),
-            of("total"),
-            of("cached")
-        )
+    let Ok(now) = Snapshot::deserialize(value) else { return pretty(value) };
+    let Snapshot { state, detail, version, pid, uptime_s, window_s, total, .. } = &now;
+    let pool = |pool: PoolRow| {
+        let used = pool.total - pool.free.min(pool.total);
+        format!("{used} of {} blocks in use, {} cached", pool.total, pool.cached)
     };
-    let mut rows = vec![vec![
-        "state".to_owned(),
-        format!(
-            "{} ({}), version {}, process {}, up {} s",
-            plain(&value["state"]),
-            plain(&value["detail"]),
-            plain(&value["version"]),
-            value["pid"],
-            number(&value["uptime_s"], 0)
-        ),
-    ]];
+    let mut rows = Vec::new();
     let mut row = |name: &str, text: String| rows.push(vec![name.to_owned(), text]);
-    for pair in value["pairs"].as_array().into_iter().flatten() {
-        let name = if pair["name"] == model["name"] { "pair *" } else { "pair" };
-        row(
-            name,
-            format!("{}: {}, {} requests", plain(&pair["name"]), plain(&pair["state"]), pair["requests"]),
-        );
+    row("state", format!("{state} ({detail}), version {version}, process {pid}, up {uptime_s:.0} s"));
+    for PairRow { name, state, requests, .. } in &now.pairs {
+        let chosen = now.model.as_ref().is_some_and(|model| model.name == *name);
+        row(if chosen { "pair *" } else { "pair" }, format!("{name}: {state}, {requests} requests"));
     }
-    if model.is_object() {
-        row(
-            "model",
-            format!(
-                "{} on {} ({})",
-                plain(&model["name"]),
-                plain(&model["device"]),
-                plain(&model["device_kind"])
-            ),
+    if let Some(ModelView { name, device, device_kind, .. }) = &now.model {
+        row("model", format!("{name} on {device} ({device_kind})"));
+        let policy = now.policy.clone().unwrap_or_default();
+        let [name, k_max, running, waiting] =
+            ["policy", "k_max", "max_running", "max_waiting"].map(|key| plain(policy.value(key)));
+        row("policy", format!("{name}, k_max {k_max}"));
+        let of = format!(
+            "{} running (up to {running}), {} waiting (up to {waiting})",
+            total.running, total.waiting
         );
-        row(
-            "policy",
-            format!(
-                "{}, k_max {}",
-                plain(&policy["policy"]),
-                policy["k_max"].as_u64().map_or("-".to_owned(), |k| k.to_string())
-            ),
-        );
-        row(
-            "requests",
-            format!(
-                "{} running (up to {}), {} waiting (up to {})",
-                total["running"], policy["max_running"], total["waiting"], policy["max_waiting"]
-            ),
-        );
-        row(
-            "output",
-            format!(
-                "{} tokens/s, {} requests/s over {} s",
-                number(&total["output_tokens_per_s"], 1),
-                number(&total["requests_per_s"], 2),
-                number(&value["window_s"], 0)
-            ),
-        );
+        row("requests", of);
+        let (tokens, requests) = (total.output_tokens_per_s, total.requests_per_s);
+        row("output", format!("{tokens:.1} tokens/s, {requests:.2} requests/s over {window_s:.0} s"));
         row(
             "drafts",
             format!(
                 "{} accepted, {} tokens per pass and sequence, k by chunks {}",
-                percent(&total["acceptance"]),
-                number(&total["tokens_per_chunk"], 2),
-                histogram(&total["k_histogram"])
+                percent(total.acceptance),
+                number(total.tokens_per_chunk),
+                histogram(&total.k_histogram)
             ),
         );
+        let [draft, verify] = [total.draft_busy, total.verify_busy].map(|share| percent(Some(share)));
+        let (partition, overlapped) = (total.partition, percent(total.overlapped));
         row(
             "lanes",
             format!(
-                "draft {} busy, verify {} busy, partition {}, {} of passes overlapped",
-                percent(&total["draft_busy"]),
-                percent(&total["verify_busy"]),
-                total["partition"],
-                percent(&total["overlapped"])
+                "draft {draft} busy, verify {verify} busy, partition {partition}, {overlapped} of passes overlapped"
             ),
         );
-        row("target KV", pool(&total["target_kv"]));
-        row("draft KV", pool(&total["draft_kv"]));
-        let replicas = value["replicas"].as_array().map_or(&[][..], Vec::as_slice);
-        for replica in replicas.iter().filter(|_| replicas.len() > 1) {
-            let figures = &replica["figures"];
-            row(
-                &format!("replica {}", replica["replica"]),
-                format!(
-                    "{}: {} running, {} waiting, {} tokens/s",
-                    plain(&replica["state"]),
-                    figures["running"],
-                    figures["waiting"],
-                    number(&figures["output_tokens_per_s"], 1)
-                ),
-            );
+        row("target KV", pool(total.target_kv));
+        row("draft KV", pool(total.draft_kv));
+        for ReplicaView { replica, state, figures, .. } in
+            now.replicas.iter().filter(|_| now.replicas.len() > 1)
+        {
+            let Figures { running, waiting, output_tokens_per_s: tokens, .. } = figures;
+            let text = format!("{state}: {running} running, {waiting} waiting, {tokens:.1} tokens/s");
+            row(&format!("replica {replica}"), text);
         }
     }
-    let slowest = value["slowest"].as_array().map_or(&[][..], Vec::as_slice);
     let mut text = table(&rows);
-    if !slowest.is_empty() {
+    if !now.slowest.is_empty() {
         text.push_str("\n\n");
-        text.push_str(&request_table(slowest));
+        text.push_str(&request_table(&now.slowest));
     }
     text
 }
 
 /// Lengths that occur, as `0:3 4:17`.
-fn histogram(value: &Value) -> String {
-    let counts = value.as_array().map_or(&[][..], Vec::as_slice).iter().enumerate();
-    let shown: Vec<String> = counts
-        .filter(|(_, count)| count.as_u64() > Some(0))
-        .map(|(k, count)| format!("{k}:{count}"))
-        .collect();
+fn histogram(counts: &[u64]) -> String {
+    let occurring = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    let shown: Vec<String> = occurring.map(|(k, count)| format!("{k}:{count}")).collect();
     if shown.is_empty() { "-".to_owned() } else { shown.join(" ") }
 }
 
 /// `/v1/requests`.
 pub(super) fn requests(value: &Value) -> String {
-    match value["requests"].as_array().map(Vec::as_slice) {
-        None | Some([]) => "no requests".to_owned(),
-        Some(requests) => request_table(requests),
+    match Vec::deserialize(&value["requests"]).unwrap_or_default().as_slice() {
+        [] => "no requests".to_owned(),
+        requests => request_table(requests),
     }
 }
 
-fn request_table(requests: &[Value]) -> String {
-    let mut rows = vec![
-        ["ID", "STATE", "K", "ACCEPTED", "PROMPT", "OUTPUT", "TOKENS/PASS", "TTFT", "AGE"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+fn request_table(requests: &[RequestRow]) -> String {
+    let names = ["ID", "STATE", "K", "ACCEPTED", "PROMPT", "OUTPUT", "TOKENS/PASS", "TTFT", "AGE"];
+    let mut rows = vec![names.map(str::to_owned).to_vec()];
     rows.extend(requests.iter().map(|request| {
-        let seconds =
-            |value: &Value| value.as_f64().map_or_else(|| "-".to_owned(), |time| format!("{time:.2} s"));
+        let seconds = |time: Option<f64>| time.map_or_else(|| "-".to_owned(), |time| format!("{time:.2} s"));
         vec![
-            plain(&request["id"]),
-            plain(&request["state"]),
-            request["k"].to_string(),
-            percent(&request["acceptance"]),
-            request["prompt_tokens"].to_string(),
-            format!("{}/{}", request["output_tokens"], request["max_new_tokens"]),
-            number(&request["tokens_per_pass"], 2),
-            seconds(&request["ttft_s"]),
-            seconds(&request["age_s"]),
+            request.id.clone(),
+            request.state.to_string(),
+            request.k.to_string(),
+            percent(request.acceptance),
+            request.prompt_tokens.to_string(),
+            format!("{}/{}", request.output_tokens, request.max_new_tokens),
+            number(request.tokens_per_pass),
+            seconds(request.ttft_s),
+            seconds(Some(request.age_s)),
         ]
     }));
     table(&rows)

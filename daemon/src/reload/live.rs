@@ -44,44 +44,34 @@ pub static LIVE: LazyLock<Vec<LiveKey>> = LazyLock::new(|| {
     all
 });
 
+const fn live(key: &'static str, when: &'static str, of: fn(&Config) -> Value) -> LiveKey {
+    LiveKey { key, when, of: Of::Config(of) }
+}
+
 /// Those that tune no engine.
 fn others() -> [LiveKey; 7] {
     [
-        LiveKey {
-            key: "drain_timeout_s",
-            when: "the next SIGTERM",
-            of: Of::Config(|config| config.drain_timeout.as_secs().into()),
-        },
-        LiveKey {
-            key: "log.level",
-            when: "at once",
-            of: Of::Config(|config| config.log.level.to_string().to_lowercase().into()),
-        },
-        LiveKey {
-            key: "server.allow_public_without_keys",
-            when: "at once",
-            of: Of::Config(|config| config.server.allow_public_without_keys.into()),
-        },
-        LiveKey {
-            key: "server.api_keys_file",
-            when: "the next request; the file itself is read again by every reload",
-            of: Of::Config(|config| json!(config.server.api_keys_file)),
-        },
-        LiveKey {
-            key: "server.max_concurrent_per_key",
-            when: "the next request",
-            of: Of::Config(|config| json!(config.server.max_concurrent_per_key)),
-        },
-        LiveKey {
-            key: "server.tls.cert",
-            when: "the next connection, if HTTPS was spoken before; the file itself is read again by every reload",
-            of: Of::Config(|config| json!(config.server.tls.as_ref().map(|tls| &tls.cert))),
-        },
-        LiveKey {
-            key: "server.tls.key",
-            when: "as `server.tls.cert`",
-            of: Of::Config(|config| json!(config.server.tls.as_ref().map(|tls| &tls.key))),
-        },
+        live("drain_timeout_s", "the next SIGTERM", |config| config.drain_timeout.as_secs().into()),
+        live("log.level", "at once", |config| config.log.level.to_string().to_lowercase().into()),
+        live("server.allow_public_without_keys", "at once", |config| {
+            config.server.allow_public_without_keys.into()
+        }),
+        live(
+            "server.api_keys_file",
+            "the next request; the file itself is read again by every reload",
+            |config| json!(config.server.api_keys_file),
+        ),
+        live("server.max_concurrent_per_key", "the next request", |config| {
+            json!(config.server.max_concurrent_per_key)
+        }),
+        live(
+            "server.tls.cert",
+            "the next connection, if HTTPS was spoken before; the file itself is read again by every reload",
+            |config| json!(config.server.tls.as_ref().map(|tls| &tls.cert)),
+        ),
+        live("server.tls.key", "as `server.tls.cert`", |config| {
+            json!(config.server.tls.as_ref().map(|tls| &tls.key))
+        }),
     ]
 }
 

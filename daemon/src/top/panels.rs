@@ -39,6 +39,14 @@ fn rate(rate: f64) -> String {
     if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
 }
 
+/// Draws the frame of a panel; the room in it.
+fn framed<'a>(frame: &mut Frame<'_>, area: Rect, title: impl Into<Line<'a>>) -> Rect {
+    let block = panel(title);
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    inner
+}
+
 /// What fits anywhere.
 pub(super) fn in_few_words(state: &State) -> Text<'static> {
     let Some(status) = &state.status else {
@@ -59,10 +67,8 @@ pub(super) fn in_few_words(state: &State) -> Text<'static> {
 
 /// Tokens per second, now and lately.
 pub(super) fn throughput(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &Figures) {
-    let block = panel(" output tokens/s ");
-    let [words, line] =
-        Layout::vertical([Constraint::Length(2), Constraint::Min(0)]).areas(block.inner(area));
-    frame.render_widget(block, area);
+    let inner = framed(frame, area, " output tokens/s ");
+    let [words, line] = Layout::vertical([Constraint::Length(2), Constraint::Min(0)]).areas(inner);
     let text = vec![
         Line::from(vec![
             Span::styled(rate(figures.output_tokens_per_s), Style::new().fg(VERIFY).bold()),
@@ -93,9 +99,7 @@ fn used(pool: PoolRow) -> f64 {
 
 /// Requests, KV, and what lanes have of the device.
 pub(super) fn load(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &Figures) {
-    let block = panel(" load ");
-    let inner = block.inner(area);
-    frame.render_widget(block, area);
+    let inner = framed(frame, area, " load ");
     let policy = state.status.as_ref().and_then(|status| status.policy.as_ref());
     // Of all replicas together nobody has said how many they may be.
     let bound = policy
@@ -153,10 +157,8 @@ pub(super) fn lanes(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &
         Span::styled("■", Style::new().fg(CANCELLED)),
         dim(" cancelled "),
     ]);
-    let block = panel(title);
-    let [words, picture] =
-        Layout::horizontal([Constraint::Length(14), Constraint::Min(0)]).areas(block.inner(area));
-    frame.render_widget(block, area);
+    let inner = framed(frame, area, title);
+    let [words, picture] = Layout::horizontal([Constraint::Length(14), Constraint::Min(0)]).areas(inner);
     let busy = |name: &str, share: f64| Line::from(format!("{name:<7} {:>4}", percent(Some(share))));
     let overlapped = Line::from(vec![
         Span::raw(percent(figures.overlapped)),
@@ -196,10 +198,8 @@ fn chart(frame: &mut Frame<'_>, area: Rect, shares: &[f64], most: f64, first: us
 /// Speculative lengths of the verified chunks.
 pub(super) fn lengths(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let tokens = or_dash(figures.tokens_per_chunk, |tokens| format!("{tokens:.2}"));
-    let block =
-        panel(Line::from(vec![Span::raw(" k "), dim(format!("in % of chunks, of {tokens} tokens each "))]));
-    let inner = block.inner(area);
-    frame.render_widget(block, area);
+    let title = vec![Span::raw(" k "), dim(format!("in % of chunks, of {tokens} tokens each "))];
+    let inner = framed(frame, area, title);
     let all = figures.k_histogram.iter().sum::<u64>().max(1) as f64;
     let shares: Vec<f64> = figures.k_histogram.iter().map(|count| *count as f64 / all).collect();
     let most = shares.iter().copied().fold(0.0, f64::max);
@@ -213,9 +213,7 @@ pub(super) fn places(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
         Span::raw(percent(figures.acceptance)),
         dim(", by place in the chunk, in % "),
     ];
-    let block = panel(Line::from(title));
-    let inner = block.inner(area);
-    frame.render_widget(block, area);
+    let inner = framed(frame, area, title);
     let shares: Vec<f64> = figures.acceptance_by_position.iter().map(|share| share.unwrap_or(0.0)).collect();
     chart(frame, inner, &shares, 1.0, 1, AHEAD);
 }

@@ -225,41 +225,17 @@ fn counts(view: &LoadView) -> [u64; 2] {
 }
 
 fn of_rows(seq: crate::api::SeqId, epoch: u32, start: usize, rows: usize) -> ChunkRecord {
-    ChunkRecord {
-        seq,
-        epoch,
-        start,
-        rows,
-        k: 0,
-        proposals: 0,
-        accepted: 0,
-        pruned: 0,
-        pruned_after: 0,
-        tested: false,
-        next: false,
-        shed: false,
-    }
+    ChunkRecord { seq, epoch, start, rows, ..ChunkRecord::default() }
 }
 
 fn pass(lane: LaneKind, chunks: Vec<ChunkRecord>) -> PassRecord {
     PassRecord {
         lane,
-        step: 0,
-        left: Duration::ZERO,
-        began: Duration::ZERO,
-        ended: Duration::ZERO,
-        predicted: None,
-        partition: 0,
         sequences: chunks.len(),
         rows: chunks.iter().map(|chunk| chunk.rows).sum(),
         steps: 1,
         proposals: chunks.iter().map(|chunk| chunk.proposals).sum(),
-        accepted: 0,
-        pruned: 0,
-        committed: 0,
-        running: 0,
-        waiting: 0,
-        gates: Vec::new(),
         chunks,
+        ..PassRecord::default()
     }
 }
