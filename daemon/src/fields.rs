@@ -234,6 +234,50 @@ pub fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<
     value.ok_or_else(|| fields.missing(name, "is missing"))
 }
 
+/// Each entry of a list, read with its full name.
+///
+/// # Errors
+/// The first that an entry has.
+pub fn each<'v, T>(
+    path: &str,
+    list: &'v [Value],
+    mut read: impl FnMut(String, &'v Value) -> Result<T, FieldError>,
+) -> Result<Vec<T>, FieldError> {
+    list.iter().enumerate().map(|(i, value)| read(format!("{path}[{i}]"), value)).collect()
+}
+
+/// Refuses more than `most` of something; `what` are they.
+///
+/// # Errors
+/// There are more.
+pub fn at_most(path: &str, count: usize, most: usize, what: &str) -> Result<(), FieldError> {
+    if count <= most {
+        return Ok(());
+    }
+    Err(FieldError::new(path, Fault::Value, format!("has {count} {what}; {most} are taken at most")))
+}
+
+/// A text of one string, or of parts that are joined by line breaks; `wanted` says how that is written.
+///
+/// # Errors
+/// It is something else, or a part is wrong.
+pub fn joined<'v>(
+    fields: &mut Fields<'v>,
+    name: &'static str,
+    wanted: &str,
+    part: impl Fn(Fields<'v>) -> Result<&'v str, FieldError>,
+) -> Result<Option<String>, FieldError> {
+    match fields.value(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Array(parts)) => {
+            let texts = each(&fields.path(name), parts, |path, value| part(Fields::new(path, value)?))?;
+            Ok(Some(texts.join("\n")))
+        }
+        Some(other) => Err(fields.wrong_type(name, wanted, other)),
+    }
+}
+
 /// A whole number within `range`.
 ///
 /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 use faser_actors::{Drill, DrillFault};
 use serde_json::Value;
 
-use crate::fields::{Fault, FieldError, Fields, required};
+use crate::fields::{Fault, FieldError, Fields, each, required};
 
 /// More would be no drill.
 const MOST_DRILLS: usize = 64;
@@ -21,8 +21,7 @@ pub(super) fn drills(fields: &mut Fields<'_>, replicas: usize) -> Result<Vec<Dri
     if items.len() > MOST_DRILLS {
         return refuse("has more than 64 entries");
     }
-    let named = |(index, item)| drill(format!("{path}[{index}]"), item, replicas);
-    items.iter().enumerate().map(named).collect()
+    each(&path, items, |path, item| drill(path, item, replicas))
 }
 
 fn drill(path: String, item: &Value, replicas: usize) -> Result<Drill, FieldError> {

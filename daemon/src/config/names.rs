@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
+use crate::fields::{Fault, FieldError, Fields, at_most, wrong_type, wrong_value};
 
 /// Names beside the model's own.
 const MOST_ALIASES: usize = 16;
@@ -31,10 +31,7 @@ fn valid<'v>(path: &str, value: &'v Value) -> Result<&'v str, FieldError> {
 fn aliases(fields: &mut Fields<'_>, name: Option<&str>) -> Result<Vec<String>, FieldError> {
     let path = fields.path("aliases");
     let list = fields.list("aliases")?.unwrap_or_default();
-    if list.len() > MOST_ALIASES {
-        let problem = format!("has {} names; {MOST_ALIASES} are taken at most", list.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
+    at_most(&path, list.len(), MOST_ALIASES, "names")?;
     let mut aliases: Vec<String> = Vec::with_capacity(list.len());
     for (i, value) in list.iter().enumerate() {
         let path = format!("{path}[{i}]");

@@ -12,7 +12,7 @@ use super::params::{Parameters, parameters, token_ids};
 use super::prompt_tokens::{Kept, PromptTokens};
 use super::{Bounds, body, encoding};
 use crate::app::App;
-use crate::fields::{Fault, FieldError, Fields, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, each, wrong_type};
 
 /// Tokens of a completion when the request does not say, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -116,15 +116,10 @@ fn read_prompts(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Vec<Prom
             );
             Err(FieldError::new(path, Fault::Value, problem))
         }
-        Some(_) => {
-            let prompt = |(i, item): (usize, &Value)| match item {
-                Value::String(text) => Ok(Prompt::Text(text.clone())),
-                Value::Array(ids) => {
-                    token_ids(&format!("{path}[{i}]"), ids, bounds.vocab, bounds.max_context).map(Prompt::Ids)
-                }
-                other => Err(wrong_type(&format!("{path}[{i}]"), "a string or a list of token ids", other)),
-            };
-            items.iter().enumerate().map(prompt).collect()
-        }
+        Some(_) => each(&path, items, |path, item| match item {
+            Value::String(text) => Ok(Prompt::Text(text.clone())),
+            Value::Array(ids) => token_ids(&path, ids, bounds.vocab, bounds.max_context).map(Prompt::Ids),
+            other => Err(wrong_type(&path, "a string or a list of token ids", other)),
+        }),
     }
 }

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::answer::Shape;
-use crate::fields::{Fault, FieldError, Fields, shortened, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, at_most, shortened, wrong_type};
 
 /// Pairs of `metadata`, and characters of a key and of a value, as in OpenAI's API.
 const MAX_METADATA: usize = 16;
@@ -54,10 +54,7 @@ fn metadata(fields: &mut Fields<'_>) -> Result<(), FieldError> {
         Some(Value::Object(pairs)) => pairs,
         Some(other) => return Err(wrong_type(&path, "an object of strings", other)),
     };
-    if pairs.len() > MAX_METADATA {
-        let problem = format!("has {} pairs; {MAX_METADATA} are taken at most", pairs.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
+    at_most(&path, pairs.len(), MAX_METADATA, "pairs")?;
     for (key, value) in pairs {
         let path = format!("{path}.{}", shortened(key, MAX_METADATA_KEY));
         let text = value.as_str().ok_or_else(|| wrong_type(&path, "a string", value))?;

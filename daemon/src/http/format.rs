@@ -4,7 +4,7 @@ use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
 use super::answer::Shape;
-use crate::fields::{Fault, FieldError, Fields, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, each, wrong_type};
 
 /// What an output is to look like.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,11 +132,11 @@ fn of_schema(path: &str, value: &Value) -> Result<GrammarSource, FieldError> {
 fn choice(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<GrammarSource>, FieldError> {
     let path = fields.path(name);
     let Some(list) = fields.list(name)? else { return Ok(None) };
-    let text = |(at, value): (usize, &Value)| {
-        let text = value.as_str().ok_or_else(|| wrong_type(&format!("{path}[{at}]"), "a string", value))?;
+    let choices = each(&path, list, |path, value| {
+        let text = value.as_str().ok_or_else(|| wrong_type(&path, "a string", value))?;
         Ok(text.to_owned())
-    };
-    list.iter().enumerate().map(text).collect::<Result<_, _>>().map(|list| Some(GrammarSource::Choice(list)))
+    })?;
+    Ok(Some(GrammarSource::Choice(choices)))
 }
 
 #[cfg(test)]

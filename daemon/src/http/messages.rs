@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::body::Containers;
-use crate::fields::{Fault, FieldError, Fields, required, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, each, joined, required, wrong_type};
 
 /// Messages of a request at most.
 pub(super) const MAX_MESSAGES: usize = 4096;
@@ -21,8 +21,8 @@ pub(super) fn messages(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldEr
     }
     // Arguments are JSON within strings, which nobody has counted.
     let mut containers = Containers::default();
-    let message = |(i, value)| message(Fields::new(format!("{path}[{i}]"), value)?, &mut containers);
-    list.iter().enumerate().map(message).collect::<Result<Vec<_>, _>>().map(|list| Some(Value::Array(list)))
+    let all = each(&path, list, |path, value| message(Fields::new(path, value)?, &mut containers))?;
+    Ok(Some(all.into()))
 }
 
 fn message(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
@@ -73,23 +73,12 @@ pub(super) fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
 const CONTENT: &str = "a string or a list of {\"type\": \"text\", \"text\": \"…\"}";
 
 fn optional_content(fields: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
-    let path = fields.path("content");
-    match fields.value("content") {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(Value::Array(parts)) => {
-            let part = |(i, value)| {
-                let mut part = Fields::new(format!("{path}[{i}]"), value)?;
-                part.word("type", &["text"])?;
-                let text = required(part.text("text")?, &part, "text")?;
-                part.finish()?;
-                Ok(text)
-            };
-            let texts = parts.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
-            Ok(Some(texts.join("\n")))
-        }
-        Some(other) => Err(wrong_type(&path, CONTENT, other)),
-    }
+    joined(fields, "content", CONTENT, |mut part| {
+        part.word("type", &["text"])?;
+        let text = required(part.text("text")?, &part, "text")?;
+        part.finish()?;
+        Ok(text)
+    })
 }
 
 /// Reads `tool_calls`; an empty list is none.
@@ -100,8 +89,8 @@ fn calls(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Option<
         let problem = format!("has {} calls; give {MAX_CALLS} at most", list.len());
         return Err(FieldError::new(path, Fault::Value, problem));
     }
-    let call = |(i, value)| call(Fields::new(format!("{path}[{i}]"), value)?, containers);
-    list.iter().enumerate().map(call).collect::<Result<Vec<_>, _>>().map(|calls| Some(calls.into()))
+    let all = each(&path, list, |path, value| call(Fields::new(path, value)?, containers))?;
+    Ok(Some(all.into()))
 }
 
 fn call(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
@@ -114,9 +103,7 @@ fn call(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, Fi
     let Some(mut function) = fields.object("function")? else {
         return Err(fields.missing("function", "is missing: {\"name\": \"…\", \"arguments\": \"{…}\"}"));
     };
-    let Some(name) = function.text("name")? else {
-        return Err(function.missing("name", "is missing"));
-    };
+    let name = required(function.text("name")?, &function, "name")?;
     let arguments = arguments(&mut function, containers)?;
     function.finish()?;
     fields.finish()?;

@@ -13,7 +13,7 @@ use super::prompt_tokens::{PromptTokens, prompt_tokens};
 use super::speculation::handling;
 use super::tools::ReadCalls;
 use super::vocabulary::{allowed_tokens, bad_words};
-use crate::fields::{Fault, FieldError, Fields, whole, wrong_type, wrong_value};
+use crate::fields::{Fault, FieldError, Fields, at_most, each, whole, wrong_type, wrong_value};
 use crate::random;
 
 /// Stop strings of a request at most, and bytes of each.
@@ -233,10 +233,7 @@ fn logit_bias(fields: &mut Fields<'_>, vocab: usize) -> Result<Vec<(TokenId, f32
     let Value::Object(map) = value else {
         return Err(wrong_type(&path, "an object of token ids and numbers, such as {\"42\": -100}", value));
     };
-    if map.len() > MAX_BIASES {
-        let problem = format!("has {} entries; {MAX_BIASES} are taken at most", map.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
+    at_most(&path, map.len(), MAX_BIASES, "entries")?;
     let mut biases = Vec::with_capacity(map.len());
     for (key, value) in map {
         let id = key.parse::<TokenId>().ok().filter(|id| (*id as usize) < vocab).ok_or_else(|| {
@@ -346,10 +343,7 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
         Some(Value::Array(stops)) => stops.iter().collect(),
         Some(stop) => vec![stop],
     };
-    if stops.len() > MAX_STOPS {
-        let problem = format!("has {} strings; {MAX_STOPS} are taken at most", stops.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
+    at_most(&path, stops.len(), MAX_STOPS, "strings")?;
     let wanted = format!("a string of 1 to {MAX_STOP_BYTES} bytes, or a list of such");
     stops
         .into_iter()
@@ -366,13 +360,9 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
 /// # Errors
 /// An entry is no such id, or there are too many.
 pub fn token_ids(path: &str, ids: &[Value], vocab: usize, most: usize) -> Result<Vec<TokenId>, FieldError> {
-    if ids.len() > most {
-        let problem = format!("has {} token ids; {most} are taken at most", ids.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
+    at_most(path, ids.len(), most, "token ids")?;
     let highest = vocab.saturating_sub(1) as u64;
-    let id = |(i, value)| whole(&format!("{path}[{i}]"), value, 0..=highest).map(|id| id as TokenId);
-    ids.iter().enumerate().map(id).collect()
+    each(path, ids, |path, value| whole(&path, value, 0..=highest).map(|id| id as TokenId))
 }
 
 #[cfg(test)]

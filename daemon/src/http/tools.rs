@@ -7,7 +7,9 @@ use super::answer::Shape;
 use super::bounds::Bounds;
 use super::format::Form;
 use super::params::{Parameters, check_form};
-use crate::fields::{Fault, FieldError, Fields, did_you_mean, required, shortened, wrong_type, wrong_value};
+use crate::fields::{
+    Fault, FieldError, Fields, at_most, did_you_mean, each, required, shortened, wrong_type, wrong_value,
+};
 
 /// Functions of a request at most.
 const MAX_TOOLS: usize = 128;
@@ -122,8 +124,7 @@ fn choice(fields: &mut Fields<'_>, shape: Shape) -> Result<Choice, FieldError> {
             };
             let path = allowed.path("tools");
             let list = allowed.list("tools")?.unwrap_or_default();
-            let name = |(at, value)| named(Fields::new(format!("{path}[{at}]"), value)?, shape);
-            let names = list.iter().enumerate().map(name).collect::<Result<Vec<_>, _>>()?;
+            let names = each(&path, list, |path, value| named(Fields::new(path, value)?, shape))?;
             if names.is_empty() {
                 return Err(FieldError::new(path, Fault::Missing, "is missing: name one function at least"));
             }
@@ -156,10 +157,7 @@ fn within<'a>(mut outer: Fields<'a>, name: &'static str, shape: Shape) -> Result
 
 /// The functions, each with whether its calls have to be valid.
 fn functions(path: &str, list: &[Value], shape: Shape) -> Result<Vec<(Function, bool)>, FieldError> {
-    if list.len() > MAX_TOOLS {
-        let problem = format!("has {} functions; {MAX_TOOLS} are taken at most", list.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
+    at_most(path, list.len(), MAX_TOOLS, "functions")?;
     let mut functions: Vec<(Function, bool)> = Vec::with_capacity(list.len());
     for (at, value) in list.iter().enumerate() {
         let mut tool = Fields::new(format!("{path}[{at}]"), value)?;

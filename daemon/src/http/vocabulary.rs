@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::errors::ApiError;
 use super::params::token_ids;
 use crate::app::Served;
-use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
+use crate::fields::{Fault, FieldError, Fields, at_most, each, wrong_type, wrong_value};
 
 /// Bad words of a request at most, and bytes of each: together no more than a thread that serves everybody may tokenize.
 const MAX_BAD_WORDS: usize = 128;
@@ -52,19 +52,15 @@ pub(super) fn allowed_tokens(
 pub(super) fn bad_words(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
     let path = fields.path(BAD_WORDS);
     let list = fields.list(BAD_WORDS)?.unwrap_or_default();
-    if list.len() > MAX_BAD_WORDS {
-        let problem = format!("has {} words; {MAX_BAD_WORDS} are taken at most", list.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
+    at_most(&path, list.len(), MAX_BAD_WORDS, "words")?;
     let wanted = format!("a string of 1 to {MAX_BAD_WORD_BYTES} bytes that is not only white space");
-    let word = |(i, value): (usize, &Value)| match value {
+    each(&path, list, |path, value| match value {
         Value::String(text) if text.len() <= MAX_BAD_WORD_BYTES && !text.trim().is_empty() => {
             Ok(text.clone())
         }
-        Value::String(_) => Err(wrong_value(&format!("{path}[{i}]"), &wanted, value)),
-        other => Err(wrong_type(&format!("{path}[{i}]"), &wanted, other)),
-    };
-    list.iter().enumerate().map(word).collect()
+        Value::String(_) => Err(wrong_value(&path, &wanted, value)),
+        other => Err(wrong_type(&path, &wanted, other)),
+    })
 }
 
 /// Tokens of bad words, of each as it is and with a space before it: both at the beginning of a text and within one.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::fields::{Fault, FieldError, Fields, required, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, joined, required, wrong_type};
 use crate::http::body::Containers;
 use crate::http::messages::{MAX_CALLS, MAX_MESSAGES, arguments};
 
@@ -64,12 +64,12 @@ fn item(
         }
         Some("function_call_output") => {
             let id = required(fields.text("call_id")?, &fields, "call_id")?;
-            let output = required(text(&mut fields, "output")?, &fields, "output")?;
+            let output = required(joined(&mut fields, "output", CONTENT, part)?, &fields, "output")?;
             messages.push(json!({"role": "tool", "content": output, "tool_call_id": id}));
         }
         _ => {
             let role = required(fields.word("role", &ROLES)?, &fields, "role")?;
-            let content = required(text(&mut fields, "content")?, &fields, "content")?;
+            let content = required(joined(&mut fields, "content", CONTENT, part)?, &fields, "content")?;
             messages.push(json!({"role": role, "content": content}));
         }
     }
@@ -99,21 +99,6 @@ fn append(fields: &Fields<'_>, call: Value, messages: &mut Vec<Value>) -> Result
     }
     messages.push(json!({"role": "assistant", "content": "", "tool_calls": [call]}));
     Ok(())
-}
-
-/// A string, or text parts, which are joined by line breaks.
-fn text(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<String>, FieldError> {
-    let path = fields.path(name);
-    match fields.value(name) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(Value::Array(parts)) => {
-            let part = |(i, value)| part(Fields::new(format!("{path}[{i}]"), value)?);
-            let texts = parts.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
-            Ok(Some(texts.join("\n")))
-        }
-        Some(other) => Err(wrong_type(&path, CONTENT, other)),
-    }
 }
 
 fn part<'a>(mut part: Fields<'a>) -> Result<&'a str, FieldError> {
