@@ -258,34 +258,14 @@ impl ServeArgs {
     pub fn config_of(&self, document: &Document) -> Result<Config, ConfigError> {
         profiled(Config::from_document(document)?, self.profile)
     }
-
-    /// The config with this command's flags laid over it.
-    ///
-    /// # Errors
-    /// The file or a flag is wrong.
-    pub fn load_config(&self) -> Result<Config, ConfigError> {
-        self.config_of(&self.document()?)
-    }
 }
 
-impl CheckArgs {
-    /// The config.
-    ///
-    /// # Errors
-    /// The file is wrong.
-    pub fn load_config(&self) -> Result<Config, ConfigError> {
-        profiled(Config::from_document(&document(self.config.as_ref())?)?, self.profile)
-    }
-}
-
-impl PlanArgs {
-    /// The config.
-    ///
-    /// # Errors
-    /// The file is wrong.
-    pub fn load_config(&self) -> Result<Config, ConfigError> {
-        Config::from_document(&document(self.config.as_ref())?)
-    }
+/// The config in a file, or every default; measured anew if `profile` says so.
+///
+/// # Errors
+/// The file is wrong.
+pub fn config(file: Option<&PathBuf>, profile: bool) -> Result<Config, ConfigError> {
+    profiled(Config::from_document(&document(file)?)?, profile)
 }
 
 impl GenerateArgs {
@@ -344,14 +324,14 @@ mod tests {
         else {
             panic!("another command");
         };
-        let config = args.load_config().unwrap();
+        let config = args.config_of(&args.document().unwrap()).unwrap();
         assert_eq!(config.server.listen.port(), 9);
         assert_eq!(config.tuning.policy.to_string(), "fixed:2");
         let Command::Serve(args) = parse("faser serve --policy fixed:99").unwrap().command else {
             panic!("another command");
         };
         assert_eq!(
-            args.load_config().unwrap_err().to_string(),
+            args.config_of(&args.document().unwrap()).unwrap_err().to_string(),
             format!(
                 "--policy: `speculation.policy` must be {}, but it is the string \"fixed:99\"",
                 Policy::FORMS
@@ -362,8 +342,8 @@ mod tests {
     #[test]
     fn profile_measures_for_policies_that_need_it_and_is_refused_for_others() {
         let config = |line: &str| match parse(line).unwrap().command {
-            Command::Serve(args) => args.load_config(),
-            Command::Check(args) => args.load_config(),
+            Command::Serve(args) => args.config_of(&args.document().unwrap()),
+            Command::Check(args) => super::config(args.config.as_ref(), args.profile),
             Command::Generate(args) => args.load_config(),
             other => panic!("{other:?}"),
         };

@@ -18,16 +18,13 @@ pub enum DaemonError {
     /// The configuration, or a flag that overrides it.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The demo pair is nowhere.
+    /// The demo pair is in none of these places.
     #[error(
         "the demo pair, a folder with `target` and `draft` in it, is at none of: {}. Run faser from its repository, \
          or name your own models by `model.target` and `model.draft` in a config file (see configs/laptop.yaml)",
-        looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+        .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
-    NoDemoPair {
-        /// Where it was looked for.
-        looked: Vec<PathBuf>,
-    },
+    NoDemoPair(Vec<PathBuf>),
     /// A model cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -59,12 +56,9 @@ pub enum DaemonError {
         /// What is missing.
         source: CudaError,
     },
-    /// An alias is the name that the pair has anyway.
-    #[error("`model.aliases` names `{name}`, which the model is called already: leave it out")]
-    Alias {
-        /// The name.
-        name: String,
-    },
+    /// This alias is the name that the pair has anyway.
+    #[error("`model.aliases` names `{0}`, which the model is called already: leave it out")]
+    Alias(String),
     /// A GPU that is there does not take the pair.
     #[error("GPU {ordinal} cannot serve this pair: {source}. To run on the CPU write `device.kind: cpu`")]
     OpenGpu {
@@ -73,12 +67,9 @@ pub enum DaemonError {
         /// Why not.
         source: Box<ServiceError>,
     },
-    /// A config for `faser plan` alone.
-    #[error("`{key}` is for `faser plan` alone so far: leave it out")]
-    PlanOnly {
-        /// The key.
-        key: &'static str,
-    },
+    /// This key makes it a config for `faser plan` alone.
+    #[error("`{0}` is for `faser plan` alone so far: leave it out")]
+    PlanOnly(&'static str),
     /// A plan was asked for on a GPU that is not there.
     #[error(
         "`device.kind` is cuda:{first}, and the machine has {count} GPUs{}: write `topology` for one that has it, or `device.kind: auto`",

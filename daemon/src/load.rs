@@ -118,7 +118,7 @@ fn refuse_plans_only(config: &Config) -> Result<(), DaemonError> {
         ("device.draft_placement", device.draft_placement != DraftPlace::First),
     ];
     let found = only.into_iter().find_map(|(key, given)| given.then_some(key));
-    found.map_or(Ok(()), |key| Err(DaemonError::PlanOnly { key }))
+    found.map_or(Ok(()), |key| Err(DaemonError::PlanOnly(key)))
 }
 
 /// Loads a pair and plans its place; a GPU has the weights then.
@@ -180,7 +180,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
     notes.extend(shorter_draft(&bounds));
     let name = config.model.name.clone().unwrap_or(name);
     if config.model.aliases.contains(&name) {
-        return Err(DaemonError::Alias { name });
+        return Err(DaemonError::Alias(name));
     }
     let Placed { device, more, machine, pools } =
         place(config, host, staged, (target, draft), &weights, &bounds, watch)?;

@@ -27,7 +27,7 @@ fn first_pair(places: Vec<PathBuf>) -> Result<PathBuf, DaemonError> {
     };
     match places.iter().find(whole) {
         Some(place) => Ok(place.clone()),
-        None => Err(DaemonError::NoDemoPair { looked: places }),
+        None => Err(DaemonError::NoDemoPair(places)),
     }
 }
 

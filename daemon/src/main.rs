@@ -3,8 +3,9 @@
 use actix_web::rt::SystemRunner;
 use anyhow::Result;
 use clap::Parser;
-use faser::cli::{Cli, Command};
+use faser::cli::{self, Cli, Command};
 use faser::config::LogConfig;
+use faser::ctl::CtlError;
 use faser::reload::Reload;
 use faser::{
     bench, check, compare, ctl, generate, gpu_check, grammars, log, manual, output, plan, serve, sim, top,
@@ -37,13 +38,13 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             Ok(system.block_on(serve::serve(config, reload))?)
         }
         Command::Check(args) => {
-            let config = args.load_config()?;
+            let config = cli::config(args.config.as_ref(), args.profile)?;
             log::start(quiet(config.log));
             output::line(&check::check(&config)?)?;
             Ok(0)
         }
         Command::Plan(args) => {
-            let reports = plan::plan_all(&args.load_config()?)?;
+            let reports = plan::plan_all(&cli::config(args.config.as_ref(), false)?)?;
             let text = match &reports[..] {
                 [only] if args.json => serde_json::to_string_pretty(only)?,
                 several if args.json => serde_json::to_string_pretty(several)?,
@@ -72,17 +73,8 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             sim::sim(&args)?;
             Ok(0)
         }
-        Command::Ctl(args) => Ok(ctl::ctl(&args).unwrap_or_else(|err| {
-            log::last_words(&err);
-            err.exit_status()
-        })),
-        Command::Top(args) => Ok(top::top(&args).map_or_else(
-            |err| {
-                log::last_words(&err);
-                err.exit_status()
-            },
-            |()| 0,
-        )),
+        Command::Ctl(args) => Ok(status_of(ctl::ctl(&args))),
+        Command::Top(args) => Ok(status_of(top::top(&args).map(|()| 0))),
         Command::Completions(args) => {
             output::line(manual::completions(&args).trim_end())?;
             Ok(0)
@@ -100,6 +92,14 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             Ok(i32::from(!gpu_check::gpu_check(&args)?))
         }
     }
+}
+
+/// The exit status of what speaks to a daemon.
+fn status_of(ended: Result<i32, CtlError>) -> i32 {
+    ended.unwrap_or_else(|err| {
+        log::last_words(&err);
+        err.exit_status()
+    })
 }
 
 /// One-shot commands say what they have to say themselves: of the log only what is worse than `info`.

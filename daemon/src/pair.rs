@@ -78,7 +78,7 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
                 ..in_folders(&folder.join("target"), draft.as_deref(), dtype, authors)?
             }
         }
-        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly { key: "model.shape" }),
+        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly("model.shape")),
         ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype, authors)?,
         ModelSource::Synthetic { spec, draft: drafts } => {
             let (target, draft) = spec.configs()?;

@@ -67,12 +67,9 @@ pub enum ReloadError {
         /// Why not.
         why: String,
     },
-    /// Somebody else has changed the config since.
-    #[error("the config is another by now ({now}): look at it again")]
-    Outdated {
-        /// Its tag.
-        now: String,
-    },
+    /// Somebody else has changed the config since; this is its tag.
+    #[error("the config is another by now ({0}): look at it again")]
+    Outdated(String),
     /// The service has stopped, or hangs.
     #[error("the service has stopped or hangs")]
     Stopped,
@@ -117,9 +114,7 @@ impl Reload {
     /// It is another.
     pub fn expect(&self, tag: Option<&str>) -> Result<(), ReloadError> {
         match tag {
-            Some(tag) if tag.trim_matches('"') != self.tag() => {
-                Err(ReloadError::Outdated { now: self.tag() })
-            }
+            Some(tag) if tag.trim_matches('"') != self.tag() => Err(ReloadError::Outdated(self.tag())),
             _ => Ok(()),
         }
     }

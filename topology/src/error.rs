@@ -29,12 +29,9 @@ pub enum TopologyError {
         /// Cores this process may use.
         available: usize,
     },
-    /// A size that must be positive is zero.
-    #[error("`{field}` must be at least 1")]
-    Zero {
-        /// The field of [`KvRequest`](crate::KvRequest) or [`ModelFootprint`](crate::ModelFootprint).
-        field: &'static str,
-    },
+    /// A size that must be positive is zero: this field of [`KvRequest`](crate::KvRequest) or [`ModelFootprint`](crate::ModelFootprint).
+    #[error("`{0}` must be at least 1")]
+    Zero(&'static str),
     /// The context asked for is longer than a model was made for.
     #[error(
         "a context of {asked} tokens is longer than the target model's {limit}: set max_context to at most {limit}"

@@ -180,7 +180,7 @@ pub(crate) fn check(
         ("kv_bytes_per_token of the draft", draft.map_or(1, |model| model.kv_bytes_per_token)),
     ];
     if let Some((field, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
-        return Err(TopologyError::Zero { field });
+        return Err(TopologyError::Zero(field));
     }
     // Beyond the draft's context the target goes on alone.
     if kv.max_context > target.max_context {

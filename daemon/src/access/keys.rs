@@ -44,11 +44,8 @@ pub enum Refusal {
     Missing,
     /// Its key is none of ours.
     Wrong,
-    /// Its key has as many requests in flight as it may.
-    Busy {
-        /// So many.
-        most: usize,
-    },
+    /// Its key has as many requests in flight as it may: so many.
+    Busy(usize),
 }
 
 impl Keys {
@@ -169,7 +166,7 @@ impl Permit {
         let more = |active: usize| (active < most).then_some(active + 1);
         match key.active.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
             Ok(_) => Ok(Permit(Arc::clone(key))),
-            Err(_) => Err(Refusal::Busy { most }),
+            Err(_) => Err(Refusal::Busy(most)),
         }
     }
 
@@ -254,10 +251,10 @@ mod tests {
         let (alice, other) = (format!("Bearer {ALICE}"), format!("Bearer {OTHER}"));
         let first = keys.admit(Some(alice.as_bytes())).unwrap();
         let second = keys.admit(Some(alice.as_bytes())).unwrap();
-        assert_eq!(admitted(&keys, &alice), Err(Refusal::Busy { most: 2 }));
+        assert_eq!(admitted(&keys, &alice), Err(Refusal::Busy(2)));
         assert_eq!(admitted(&keys, &other).unwrap(), "b");
         assert!(!keys.replace(Table::parse(&both, Some(2)).unwrap()), "the same");
-        assert_eq!(admitted(&keys, &alice), Err(Refusal::Busy { most: 2 }));
+        assert_eq!(admitted(&keys, &alice), Err(Refusal::Busy(2)));
         drop(second);
         assert_eq!(admitted(&keys, &alice).unwrap(), "a");
         assert!(keys.replace(Table::parse(&format!("b:{OTHER}"), Some(2)).unwrap()));

@@ -74,15 +74,15 @@ pub(super) async fn answer(
     let mut ok = HttpResponse::Ok();
     Ok(match call {
         Call::Dashboard => dashboard::answer(),
-        Call::Status { pair } => ok.json(admin.snapshot(pair.as_deref(), None).await?),
+        Call::Status(pair) => ok.json(admin.snapshot(pair.as_deref(), None).await?),
         Call::Events(watch) => events::stream(admin.clone(), watch)?,
-        Call::Requests { pair } => ok.json(Requests { requests: admin.requests(pair.as_deref()).await? }),
+        Call::Requests(pair) => ok.json(Requests { requests: admin.requests(pair.as_deref()).await? }),
         Call::Config => {
             let config = admin.config().await;
             ok.insert_header((header::ETAG, format!("\"{}\"", config.tag))).json(config)
         }
-        Call::Plan { pair } => ok.json(admin.plan(pair.as_deref()).await?),
-        Call::Policy { pair } => ok.json(PolicyView::of(&admin.config_of(pair.as_deref()).await?.tuning)),
+        Call::Plan(pair) => ok.json(admin.plan(pair.as_deref()).await?),
+        Call::Policy(pair) => ok.json(PolicyView::of(&admin.config_of(pair.as_deref()).await?.tuning)),
         Call::LogLevel => ok.json(LevelView { level: admin.level().await }),
         Call::Metrics => {
             ok.content_type("text/plain; version=0.0.4; charset=utf-8").body(admin.app.render_metrics())
@@ -115,7 +115,7 @@ pub(super) async fn answer(
             );
             ok.content_type("application/json").body(trace)
         }
-        Call::Profile { pair } => ok.json(admin.measure(pair.as_deref(), peer).await?),
+        Call::Profile(pair) => ok.json(admin.measure(pair.as_deref(), peer).await?),
     })
 }
 

@@ -14,35 +14,24 @@ use crate::fields::{Fault, FieldError, Fields};
 use crate::http::errors::ApiError;
 
 /// Everything that can be asked of a running daemon. `POST`, `PUT` and `PATCH` change something: they are for root, faser's own user and
-/// members of `admin.group`, and each is written to the log as an audit line.
+/// members of `admin.group`, and each is written to the log as an audit line. What a call has beside that is the name of a pair, of several:
+/// without one the first is meant, of `Requests` all.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Call {
     /// A page that shows the events in a browser.
     Dashboard,
     /// A snapshot: what the daemon does now, and one pair of it.
-    Status {
-        /// The pair; the first if there is none.
-        pair: Option<String>,
-    },
+    Status(Option<String>),
     /// The same again and again, as server-sent events.
     Events(Watch),
     /// The requests it has.
-    Requests {
-        /// The pair; all if there is none.
-        pair: Option<String>,
-    },
+    Requests(Option<String>),
     /// The config in force, what a reload would change, and the tag of it (`ETag`).
     Config,
     /// Where the models of the config would go, as `faser plan` says.
-    Plan {
-        /// The pair; the first if there is none.
-        pair: Option<String>,
-    },
+    Plan(Option<String>),
     /// How lengths are chosen, and the bounds of that.
-    Policy {
-        /// The pair; the first if there is none.
-        pair: Option<String>,
-    },
+    Policy(Option<String>),
     /// The level of the log.
     LogLevel,
     /// All metrics, in Prometheus' text format.
@@ -81,10 +70,7 @@ pub enum Call {
     },
     /// Measures anew what passes cost, and has all replicas of a pair plan by that. Takes no requests meanwhile. Refused while there are
     /// requests, and on a GPU, whose memory the service has.
-    Profile {
-        /// The pair; the first if there is none.
-        pair: Option<String>,
-    },
+    Profile(Option<String>),
 }
 
 /// How events are wanted.
@@ -210,20 +196,20 @@ impl Call {
         let pair = pair.map(str::to_owned);
         let call = match (route.method.as_str(), route.path) {
             ("GET", "/") => Call::Dashboard,
-            ("GET", "/v1/status") => Call::Status { pair },
+            ("GET", "/v1/status") => Call::Status(pair),
             ("GET", "/v1/events") => Call::Events(Watch {
                 every: Duration::from_millis(fields.whole("every_ms", 100..=60_000)?.unwrap_or(1000)),
                 timeline: fields.flag("timeline")?.unwrap_or(true),
                 pair,
             }),
-            ("GET", "/v1/requests") => Call::Requests { pair },
+            ("GET", "/v1/requests") => Call::Requests(pair),
             ("POST", "/v1/requests/{id}/cancel") => Call::Cancel(RequestId::read(part)?),
             ("GET", "/v1/config") => Call::Config,
             ("POST", "/v1/reload") => Call::Reload,
-            ("GET", "/v1/plan") => Call::Plan { pair },
-            ("GET", "/v1/policy") => Call::Policy { pair },
+            ("GET", "/v1/plan") => Call::Plan(pair),
+            ("GET", "/v1/policy") => Call::Policy(pair),
             ("PATCH", "/v1/policy") => Call::SetPolicy { keys: policy(&mut fields, input)?, pair },
-            ("POST", "/v1/profile") => Call::Profile { pair },
+            ("POST", "/v1/profile") => Call::Profile(pair),
             ("POST", "/v1/drain") => {
                 Call::Drain { wait: Duration::from_secs(fields.whole("wait_s", 0..=86_400)?.unwrap_or(0)) }
             }

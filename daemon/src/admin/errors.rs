@@ -35,7 +35,7 @@ impl From<ReloadError> for ApiError {
         match err {
             ReloadError::Config(err) => err.into(),
             ReloadError::Restart { .. } => conflict("needs_restart", message),
-            ReloadError::Outdated { .. } => {
+            ReloadError::Outdated(_) => {
                 ApiError::refused(StatusCode::PRECONDITION_FAILED, "outdated", message)
             }
             ReloadError::Stopped => ApiError::unavailable(message, "stopped"),

@@ -31,11 +31,8 @@ pub struct CostTables {
 /// Where cost tables are from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostSource {
-    /// From this start.
-    Measured {
-        /// The file they are kept in for the next one.
-        kept: Option<PathBuf>,
-    },
+    /// From this start; the file they are kept in for the next one.
+    Measured(Option<PathBuf>),
     /// From an earlier start.
     Read {
         /// The file they were kept in.
@@ -48,10 +45,10 @@ pub enum CostSource {
 impl fmt::Display for CostSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CostSource::Measured { kept: Some(file) } => {
+            CostSource::Measured(Some(file)) => {
                 write!(f, "measured now, kept in {}", file.display())
             }
-            CostSource::Measured { kept: None } => f.write_str("measured now, not kept"),
+            CostSource::Measured(None) => f.write_str("measured now, not kept"),
             CostSource::Read { file, age } => {
                 write!(f, "measured {} ago, read from {}", spoken(*age), file.display())
             }
@@ -86,7 +83,7 @@ pub(crate) fn tables(
                  name one by `speculation.cost_cache`"
             );
         }
-        return Ok(CostTables { partitions: measure()?, source: CostSource::Measured { kept: None } });
+        return Ok(CostTables { partitions: measure()?, source: CostSource::Measured(None) });
     };
     let key = Key::new(spec, machine, weights(&config.model.source)?);
     let key = json!(key);
@@ -114,7 +111,7 @@ fn weights(source: &ModelSource) -> Result<[Weights; 2], DaemonError> {
         ModelSource::Synthetic { spec, .. } => {
             return Ok([Weights::of_synthetic(spec), Weights::of_synthetic(spec)]);
         }
-        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly { key: "model.shape" }),
+        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly("model.shape")),
         ModelSource::Demo { .. } => {
             let folder = locate::demo_pair()?;
             (folder.join("target"), folder.join("draft"))
@@ -162,7 +159,7 @@ impl Cache<'_> {
                 "measured costs cannot be kept: the next start measures again; see `speculation.cost_cache`"
             );
         }
-        let source = CostSource::Measured { kept: written.is_ok().then_some(file.path) };
+        let source = CostSource::Measured(written.is_ok().then_some(file.path));
         Ok(CostTables { partitions: kept.partitions, source })
     }
 }

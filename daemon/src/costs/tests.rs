@@ -48,7 +48,7 @@ fn a_second_start_reads_what_the_first_measured_unless_told_to_measure() {
     let (folder, now) = (Folder::new("starts"), SystemTime::now());
     let first = start(&folder.0.join("deep/er"), false, now, 1000);
     assert_eq!(first.partitions, [costs(1000)]);
-    let CostSource::Measured { kept: Some(file) } = first.source else { panic!("{:?}", first.source) };
+    let CostSource::Measured(Some(file)) = first.source else { panic!("{:?}", first.source) };
     let later = now + Duration::from_secs(7200);
     let second = start(&folder.0.join("deep/er"), false, later, 2000);
     assert_eq!(second.partitions, [costs(1000)]);
@@ -57,10 +57,7 @@ fn a_second_start_reads_what_the_first_measured_unless_told_to_measure() {
     // Kept to the second.
     assert!((7200..=7201).contains(&age.as_secs()), "{age:?}");
     let third = start(&folder.0.join("deep/er"), true, later, 3000);
-    assert_eq!(
-        (third.partitions, third.source),
-        (vec![costs(3000)], CostSource::Measured { kept: Some(file) })
-    );
+    assert_eq!((third.partitions, third.source), (vec![costs(3000)], CostSource::Measured(Some(file))));
     let before = now - Duration::from_secs(3600);
     let fourth = start(&folder.0.join("deep/er"), false, before, 4000);
     assert_eq!(fourth.partitions, [costs(3000)]);
@@ -70,15 +67,12 @@ fn a_second_start_reads_what_the_first_measured_unless_told_to_measure() {
 #[test]
 fn a_damaged_file_is_measured_anew_and_replaced() {
     let (folder, now) = (Folder::new("replaced"), SystemTime::now());
-    let CostSource::Measured { kept: Some(file) } = start(&folder.0, false, now, 1000).source else {
+    let CostSource::Measured(Some(file)) = start(&folder.0, false, now, 1000).source else {
         panic!("nothing was kept");
     };
     fs::write(&file, "{\"format\": 1, ").unwrap();
     let again = start(&folder.0, false, now, 2000);
-    assert_eq!(
-        (again.partitions, again.source),
-        (vec![costs(2000)], CostSource::Measured { kept: Some(file) })
-    );
+    assert_eq!((again.partitions, again.source), (vec![costs(2000)], CostSource::Measured(Some(file))));
     let read = start(&folder.0, false, now, 3000);
     assert_eq!(read.partitions, [costs(2000)]);
 }
@@ -91,7 +85,7 @@ fn a_folder_that_cannot_be_written_is_no_error() {
     for _ in 0..2 {
         let tables = start(&folder.0.join("costs"), false, SystemTime::now(), 1000);
         assert_eq!(tables.partitions, [costs(1000)]);
-        assert_eq!(tables.source, CostSource::Measured { kept: None });
+        assert_eq!(tables.source, CostSource::Measured(None));
     }
     fs::remove_file(&folder.0).unwrap();
 }

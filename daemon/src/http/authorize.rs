@@ -84,7 +84,7 @@ impl From<Refusal> for ApiError {
                 Some("invalid_api_key"),
                 "Bearer realm=\"faser\", error=\"invalid_token\"",
             ),
-            Refusal::Busy { most } => ApiError::too_many(
+            Refusal::Busy(most) => ApiError::too_many(
                 format!("this API key has {most} requests in flight, which is all it may have"),
                 "too_many_concurrent_requests",
             ),

@@ -99,7 +99,7 @@ async fn keys_are_set_all_or_none_and_a_reload_brings_the_file_back() {
         assert_eq!(reload.tag(), tag);
     }
     assert!(reload.expect(Some(&format!("\"{tag}\""))).is_ok() && reload.expect(None).is_ok());
-    assert!(matches!(reload.expect(Some("other")), Err(ReloadError::Outdated { .. })));
+    assert!(matches!(reload.expect(Some("other")), Err(ReloadError::Outdated(_))));
     // The default again.
     reload.set(&[("speculation.k_max", Value::Null)], None, None).await.unwrap();
     assert_eq!(reload.config().tuning.k_max, None);

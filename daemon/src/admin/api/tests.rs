@@ -40,7 +40,7 @@ fn calls_are_read_with_their_fields() {
             (Ok(Call::Cancel(id)), text)
         );
     }
-    let pair = |text: &str| Ok(Call::Status { pair: Some(text.to_owned()) });
+    let pair = |text: &str| Ok(Call::Status(Some(text.to_owned())));
     assert_eq!(
         read(&Method::GET, "/v1/status", &query("pair=Qwen%2FQwen3%2B").unwrap()),
         pair("Qwen/Qwen3+")
