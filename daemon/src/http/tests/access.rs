@@ -22,8 +22,7 @@ fn with(key: &str, request: TestRequest) -> TestRequest {
 
 #[actix_web::test]
 async fn every_route_but_health_and_readiness_needs_a_key() {
-    let (app, served) = guarded("", None).await;
-    let client = client!(app);
+    let (client, served) = client_of!(guarded("", None));
     for path in ["/health", "/ready"] {
         assert_eq!(get!(client, path).0, StatusCode::OK, "{path}");
     }
@@ -90,8 +89,7 @@ async fn metrics_may_be_open() {
 
 #[actix_web::test]
 async fn a_key_has_so_many_requests_in_flight_and_a_stream_is_one_until_its_end() {
-    let (app, served) = guarded("", Some(1)).await;
-    let client = client!(app);
+    let (client, served) = client_of!(guarded("", Some(1)));
     let body = json!({"prompt": [1], "max_tokens": 400, "temperature": 0, "stream": true}).to_string();
     let request = with(ALICE, TestRequest::post().uri("/v1/completions").set_payload(body)).to_request();
     let response = call_service(&client, request).await;
@@ -110,6 +108,5 @@ async fn a_key_has_so_many_requests_in_flight_and_a_stream_is_one_until_its_end(
     let response = call_service(&client, models(ALICE)).await;
     assert_eq!(response.status(), StatusCode::OK);
     drop(response);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }

@@ -4,8 +4,7 @@ use super::*;
 
 #[actix_web::test]
 async fn a_completion_is_the_same_whole_streamed_and_without_speculation() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let body = json!({"model": "pair", "prompt": "hello", "max_tokens": 40, "seed": 7, "temperature": 0.8});
     let with = |key: &str, value: Value| {
         let mut body = body.clone();
@@ -36,14 +35,12 @@ async fn a_completion_is_the_same_whole_streamed_and_without_speculation() {
     assert_eq!(end["choices"][0]["finish_reason"], "length");
     assert_eq!(usage["choices"], json!([]));
     assert_eq!(usage["usage"]["total_tokens"], 45);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn text_ends_before_a_stop_string_wherever_tokens_break() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let ask = |more: Value| {
         let mut body = json!({"prompt": [1, 2, 3], "max_tokens": 60, "temperature": 0});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -64,14 +61,12 @@ async fn text_ends_before_a_stop_string_wherever_tokens_break() {
             events(&streamed).iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
         assert_eq!(text, wanted);
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn several_prompts_are_several_choices_in_their_order() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let prompts = [json!([4, 5]), json!([6]), json!([7, 8, 9])];
     let ask = |prompt: Value, stream: bool| json!({"prompt": prompt, "max_tokens": 12, "seed": 1, "stream": stream});
     let mut alone = Vec::new();
@@ -99,8 +94,7 @@ async fn several_prompts_are_several_choices_in_their_order() {
 #[actix_web::test]
 async fn a_model_answers_to_each_of_its_names() {
     let yaml = "model: {name: pair, aliases: [gpt-4o, some/other], synthetic: {preset: tiny}}\n";
-    let (app, served) = daemon_of(yaml, None).await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon_of(yaml, None));
     let (_, list) = get!(client, "/v1/models");
     let list: Value = serde_json::from_slice(&list).unwrap();
     let ids: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
@@ -145,8 +139,7 @@ async fn an_alias_that_is_the_name_of_the_pair_is_refused() {
 
 #[actix_web::test]
 async fn models_tokens_ids_and_metrics_can_be_asked_for() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let (_, list) = get!(client, "/v1/models");
     let list: Value = serde_json::from_slice(&list).unwrap();
     assert_eq!((&list["object"], &list["data"][0]["id"]), (&json!("list"), &json!("pair")));
@@ -195,8 +188,7 @@ async fn chats_go_through_the_models_template() {
     std::fs::write(folder.join("chat_template.jinja"), source).unwrap();
     let template = ChatTemplate::load(&folder).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
-    let (app, served) = daemon_with("scheduler: {max_context: 128}\n", Some(template)).await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon_with("scheduler: {max_context: 128}\n", Some(template)));
     let parts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]);
     let messages = json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]);
     let prompt = "<system>be brief<user>one\ntwo<assistant>";

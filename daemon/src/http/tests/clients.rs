@@ -14,8 +14,7 @@ fn ids(value: &Value) -> Vec<u64> {
 #[actix_web::test]
 async fn every_chunk_has_the_usage_so_far_if_that_is_asked_for() {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
-    let (app, served) = calling_by("auto", template).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("auto", template));
     let said = json!([{"role": "user", "content": "hello"}]);
     for (path, body) in [
         (COMPLETIONS, json!({"prompt": "hello", "max_tokens": 20, "seed": 3})),
@@ -60,15 +59,13 @@ async fn every_chunk_has_the_usage_so_far_if_that_is_asked_for() {
         let (end, others) = plain.split_last().unwrap();
         assert!(others.iter().all(|event| event["usage"].is_null()) && end["usage"].is_object());
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn tokens_come_by_their_ids_whole_and_streamed() {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
-    let (app, served) = calling_by("auto", template).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("auto", template));
     let body =
         json!({"prompt": ["hello", "you"], "max_tokens": 15, "seed": 3, "n": 2, "return_token_ids": true});
     for more in [json!({}), json!({"stop": "e"}), json!({"echo": true}), json!({"echo": true, "logprobs": 1})]
@@ -112,14 +109,12 @@ async fn tokens_come_by_their_ids_whole_and_streamed() {
     assert_eq!(json!(of_stream.collect::<Vec<_>>()), whole["choices"][0]["token_ids"]);
     let (_, none) = post!(client, CHATS, json!({"messages": said, "max_tokens": 2}));
     assert!(none.get("prompt_token_ids").is_none() && none["choices"][0].get("token_ids").is_none());
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn only_allowed_tokens_come_and_bad_words_do_not() {
-    let (app, served) = daemon("speculation: {policy: \"fixed:4\"}\n").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon("speculation: {policy: \"fixed:4\"}\n"));
     let body =
         json!({"prompt": "hello", "max_tokens": 60, "seed": 3, "return_token_ids": true, "ignore_eos": true});
     let written = |answer: &Value| ids(&answer["choices"][0]["token_ids"]);
@@ -159,14 +154,12 @@ async fn only_allowed_tokens_come_and_bad_words_do_not() {
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(param)), "{answer}");
     }
     assert!(served.service.view().totals.accepted_tokens > 0);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn long_prompts_are_cut_if_that_is_asked_for() {
-    let (app, served) = daemon("scheduler: {max_context: 64}\n").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon("scheduler: {max_context: 64}\n"));
     let body = json!({"max_tokens": 4, "seed": 3, "return_token_ids": true, "echo": true});
     let long: Vec<u32> = (0..200).map(|i| 97 + i % 26).collect();
     let text: String = long.iter().map(|id| *id as u8 as char).collect();
@@ -185,14 +178,12 @@ async fn long_prompts_are_cut_if_that_is_asked_for() {
     let (_, answer) =
         post!(client, COMPLETIONS, with(&body, &json!({"prompt": "short", "truncate_prompt_tokens": 9})));
     assert_eq!(answer["choices"][0]["prompt_token_ids"], json!("short".as_bytes()));
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn cached_prompts_are_shared_under_one_salt_alone() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let prompt =
         "a prompt of several blocks, whose keys and values somebody else may have had computed before";
     let mut texts = Vec::new();
@@ -212,15 +203,13 @@ async fn cached_prompts_are_shared_under_one_salt_alone() {
         texts.push(text_of(&answer).to_owned());
     }
     assert!(texts.iter().all(|text| *text == texts[0]));
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn templates_that_read_how_long_to_think_are_told_and_others_are_not_asked_to() {
     let reading = "{% if reasoning_effort is defined %}{{ reasoning_effort }}{% endif %}{{ verbosity }}:{{ messages[0].content }}";
-    let (app, served) = calling_by("auto", reading).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("auto", reading));
     let said =
         json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "return_token_ids": true});
     for (more, prompt) in [
@@ -247,11 +236,9 @@ async fn templates_that_read_how_long_to_think_are_told_and_others_are_not_asked
             (&json!("reasoning_effort"), &json!(code))
         );
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 
-    let (app, served) = calling_by("auto", "{{ messages[0].content }}").await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("auto", "{{ messages[0].content }}"));
     let (status, _) =
         post!(client, CHATS, with(&said, &json!({"reasoning_effort": "medium", "verbosity": "medium"})));
     assert_eq!(status, StatusCode::OK);

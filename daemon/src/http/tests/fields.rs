@@ -4,8 +4,7 @@ use super::*;
 
 #[actix_web::test]
 async fn log_probabilities_are_the_same_whole_streamed_and_without_speculation() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let body = json!({"prompt": "hello", "max_tokens": 30, "seed": 7, "temperature": 0.9, "logprobs": 4});
     let (status, whole) = post!(client, "/v1/completions", body);
     assert_eq!(status, StatusCode::OK, "{whole}");
@@ -34,14 +33,12 @@ async fn log_probabilities_are_the_same_whole_streamed_and_without_speculation()
     assert_eq!(ids["token_logprobs"], told["token_logprobs"]);
     let name = ids["tokens"][0].as_str().unwrap();
     assert!(name.strip_prefix("token_id:").is_some_and(|id| id.parse::<u32>().is_ok()), "{name}");
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn a_repeated_prompt_is_scored_with_and_without_output() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let body = json!({"prompt": "the same ünïcode prompt, twice", "echo": true, "logprobs": 2, "seed": 5, "max_tokens": 3});
     let tokens = "the same ünïcode prompt, twice".len();
     let (status, whole) = post!(client, "/v1/completions", body);
@@ -73,14 +70,12 @@ async fn a_repeated_prompt_is_scored_with_and_without_output() {
     assert_eq!(second["token_logprobs"].as_array().unwrap()[..tokens], score.as_array().unwrap()[..]);
     let (_, plain) = post!(client, "/v1/completions", with(&body, &json!({"logprobs": null})));
     assert_eq!((text_of(&plain), &plain["choices"][0]["logprobs"]), (text_of(&whole), &json!(null)));
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn choices_share_the_prompt_and_have_seeds_of_their_own() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let prompt = "a prompt of several blocks, whose keys and values are there once for all its choices";
     let body = json!({"prompt": prompt, "max_tokens": 12, "seed": 3, "n": 4});
     let (status, whole) = post!(client, "/v1/completions", body);
@@ -109,14 +104,12 @@ async fn choices_share_the_prompt_and_have_seeds_of_their_own() {
         assert_eq!(streamed(&events, index).0, *text);
     }
     assert!(!streamed(&events, 7).0.is_empty());
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn ends_wait_for_enough_tokens_and_may_be_shown() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let body = json!({"prompt": [1, 2, 3], "max_tokens": 40, "temperature": 0, "logprobs": 0, "return_tokens_as_token_ids": true});
     let (_, free) = post!(client, "/v1/completions", body);
     let id = |at: usize| -> u32 {
@@ -156,6 +149,5 @@ async fn ends_wait_for_enough_tokens_and_may_be_shown() {
     let waits = with(&body, &json!({"stop": stop, "min_tokens": 40}));
     let (_, answer) = post!(client, "/v1/completions", waits);
     assert_eq!(text_of(&answer), text_of(&free));
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }

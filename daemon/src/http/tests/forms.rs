@@ -88,8 +88,7 @@ pub(super) fn valid(schema: &Value, value: &Value) -> bool {
 #[actix_web::test]
 async fn outputs_of_two_hundred_random_schemas_are_valid() {
     const SCHEMAS: u64 = 200;
-    let (app, served) = daemon("scheduler: {max_context: 1024}\n").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon("scheduler: {max_context: 1024}\n"));
     let random = &mut Random(0x5eed_1234);
     let (mut tokens, mut same) = (0, 0);
     for number in 0..SCHEMAS {
@@ -121,14 +120,12 @@ async fn outputs_of_two_hundred_random_schemas_are_valid() {
         totals.accepted_tokens, totals.draft_tokens, totals.target_passes
     );
     assert!(totals.accepted_tokens > 0);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn every_kind_of_form_is_followed_whole_and_streamed() {
-    let (app, served) = daemon("scheduler: {max_context: 512}\n").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon("scheduler: {max_context: 512}\n"));
     for (form, fits) in [
         (json!({"guided_choice": ["yes", "no", "perhaps, perhaps not"]}), "^(yes|no|perhaps, perhaps not)$"),
         (json!({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2,4}"}}), "^[a-f]{3}-[0-9]{2,4}$"),
@@ -172,8 +169,7 @@ async fn every_kind_of_form_is_followed_whole_and_streamed() {
         assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!(code)), "{answer}");
         assert_eq!(answer["error"]["param"], param, "{answer}");
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 /// The patterns above, by hand.

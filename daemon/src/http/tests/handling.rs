@@ -35,8 +35,7 @@ fn check(metrics: &Value, completion_tokens: u64) {
 
 #[actix_web::test]
 async fn a_mode_says_where_proposals_come_from_and_changes_no_text() {
-    let (app, served) = daemon(ALWAYS).await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(ALWAYS));
     // Letters alone: what is predicted is read as the very same tokens.
     let letters: serde_json::Map<String, Value> =
         (97..123).map(|id: u32| (id.to_string(), json!(100))).collect();
@@ -65,11 +64,9 @@ async fn a_mode_says_where_proposals_come_from_and_changes_no_text() {
             );
         }
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 
-    let (app, served) = daemon("speculation: {policy: 'fixed:4'}\n").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon("speculation: {policy: 'fixed:4'}\n"));
     for (mode, drafts) in [("draft", true), ("off", false)] {
         let (_, answer) =
             post!(client, "/v1/completions", with(&body, &json!({"speculation": {"mode": mode}})));
@@ -81,8 +78,7 @@ async fn a_mode_says_where_proposals_come_from_and_changes_no_text() {
 
 #[actix_web::test]
 async fn metrics_stand_in_the_last_chunk_and_in_each_of_several_choices() {
-    let (app, served) = daemon(ALWAYS).await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(ALWAYS));
     let chat = json!({"prompt": "hello", "max_tokens": 20, "seed": 3, "include_metrics": true});
     let (_, whole) = post!(client, "/v1/completions", chat);
     check(&whole["metrics"], 20);
@@ -111,14 +107,12 @@ async fn metrics_stand_in_the_last_chunk_and_in_each_of_several_choices() {
     }
     let (_, plain) = post!(client, "/v1/completions", with(&chat, &json!({"include_metrics": false})));
     assert!(plain.get("metrics").is_none() && plain["choices"][0].get("metrics").is_none());
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn what_a_text_took_that_a_stop_string_ended_is_told_too() {
-    let (app, served) = daemon(ALWAYS).await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(ALWAYS));
     let body = json!({"prompt": [1, 2, 3], "max_tokens": 60, "temperature": 0});
     let (_, free) = post!(client, "/v1/completions", body);
     let stop: String = text_of(&free).chars().skip(17).take(3).collect();
@@ -155,8 +149,7 @@ async fn what_the_server_does_not_offer_is_refused_by_its_key() {
             "scheduler.priorities",
         ),
     ] {
-        let (app, served) = daemon_of(&yaml, None).await;
-        let client = client!(app);
+        let (client, served) = client_of!(daemon_of(&yaml, None));
         let body = json!({"prompt": [1], "max_tokens": 2, "speculation": body});
         let (status, answer) = post!(client, "/v1/completions", body);
         let error = &answer["error"];
@@ -172,8 +165,7 @@ async fn what_the_server_does_not_offer_is_refused_by_its_key() {
 
 #[actix_web::test]
 async fn the_version_is_told() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let (status, body) = get!(client, "/version");
     let told: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!((status, told), (StatusCode::OK, json!({"version": env!("CARGO_PKG_VERSION")})));

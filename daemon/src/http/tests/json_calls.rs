@@ -15,8 +15,7 @@ fn schema() -> Value {
 
 #[actix_web::test]
 async fn calls_are_had_of_any_model() {
-    let (app, served) = calling_by("auto", TEMPLATE).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("auto", TEMPLATE));
     let tools = json!([tool("f", &schema()), tool("g", &schema())]);
     let named = json!({"type": "function", "function": {"name": "g"}});
     let form =
@@ -58,8 +57,7 @@ async fn calls_are_had_of_any_model() {
     let (_, call) = post!(client, CHATS, with(&body, "logit_bias", json!({"123": 100})));
     let (content, calls, finish) = said(&call["choices"][0]);
     assert_eq!((content, calls.len(), finish.as_str()), (None, 1, "tool_calls"), "{call}");
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
@@ -81,8 +79,7 @@ async fn the_model_is_told_of_functions_and_calls_where_its_template_does_not() 
     assert_eq!(prompt["prompt"], wanted);
     let (_, tokens) = post!(client, "/tokenize", json!({"messages": messages, "tools": [function]}));
     assert_eq!(tokens["tokens"], answer["prompt_token_ids"]);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 
     // A template that has a form of its own for calls, which is not known here.
     let (app, served) =
@@ -98,15 +95,13 @@ async fn the_model_is_told_of_functions_and_calls_where_its_template_does_not() 
         chat(&json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false}))
     );
     assert_eq!(said(&answer["choices"][0]).1.len(), 1, "{answer}");
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 /// What instructor sends: the schema of the function as the form of a text as well.
 #[actix_web::test]
 async fn a_response_that_is_a_call_may_have_a_form_for_its_text() {
-    let (app, served) = calling_by("auto", TEMPLATE).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("auto", TEMPLATE));
     let format = json!({"format": {"type": "json_schema", "name": "F", "strict": true, "schema": schema()}});
     let function = json!({"type": "function", "name": "F", "parameters": schema()});
     let asked = json!({
@@ -126,6 +121,5 @@ async fn a_response_that_is_a_call_may_have_a_form_for_its_text() {
     guided.as_object_mut().unwrap().remove("text");
     let (_, refused) = post!(client, "/v1/responses", guided);
     assert_eq!(refused["error"]["param"], json!("tool_choice"), "{refused}");
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }

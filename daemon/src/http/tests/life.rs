@@ -4,8 +4,7 @@ use super::*;
 
 #[actix_web::test]
 async fn a_client_that_goes_away_frees_its_blocks() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let body = json!({"prompt": [1], "max_tokens": 400, "temperature": 0, "stream": true});
     let request = TestRequest::post().uri("/v1/completions").set_payload(body.to_string()).to_request();
     let response = call_service(&client, request).await;

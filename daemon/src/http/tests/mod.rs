@@ -57,6 +57,14 @@ macro_rules! client {
     };
 }
 
+/// A client of a daemon, and what that serves.
+macro_rules! client_of {
+    ($daemon:expr) => {{
+        let (app, served) = $daemon.await;
+        (client!(app), served)
+    }};
+}
+
 /// One POST: status and body.
 macro_rules! post {
     ($client:expr, $path:expr, $body:expr) => {{
@@ -126,6 +134,12 @@ async fn idle(served: &Served) {
         actix_web::rt::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("sequences are left: {:?}", served.service.view());
+}
+
+/// Stops a daemon of which nothing is left.
+async fn close(served: &Served) {
+    idle(served).await;
+    served.service.clone().stop().await;
 }
 
 /// Waits until a sequence runs.

@@ -6,8 +6,8 @@ use crate::http::openapi::tests::unlike;
 
 #[actix_web::test]
 async fn answers_are_as_the_document_says() {
-    let (app, served) = calling_by("hermes", "{% for m in messages %}{{ m.content }}{% endfor %}").await;
-    let client = client!(app);
+    let (client, served) =
+        client_of!(calling_by("hermes", "{% for m in messages %}{{ m.content }}{% endfor %}"));
     let (status, document) = get!(client, "/openapi.json");
     assert_eq!(status, StatusCode::OK);
     let document: Value = serde_json::from_slice(&document).unwrap();

@@ -4,8 +4,7 @@ use super::*;
 
 #[actix_web::test]
 async fn bad_requests_are_refused_in_openais_shape_and_disturb_nothing() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let too_long = json!({"prompt": vec![1; 100], "max_tokens": 1_000_000});
     for (path, body, status, code, param) in [
         (
@@ -113,6 +112,5 @@ async fn bad_requests_are_refused_in_openais_shape_and_disturb_nothing() {
     let (status, _) = get!(client, "/v1/completions");
     assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(served.service.view().totals.cancelled, 0);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }

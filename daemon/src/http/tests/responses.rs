@@ -80,8 +80,7 @@ fn built(streamed: &Value) -> Value {
 
 #[actix_web::test]
 async fn a_response_says_what_a_chat_says_whole_and_by_events() {
-    let (app, served) = calling_by("hermes", TEMPLATE).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("hermes", TEMPLATE));
     let body = json!({
         "model": "pair", "instructions": "be brief", "seed": 4, "temperature": 0.5, "max_output_tokens": 20,
         "metadata": {"who": "me"}, "include": ["message.output_text.logprobs"], "top_logprobs": 2,
@@ -154,14 +153,12 @@ async fn a_response_says_what_a_chat_says_whole_and_by_events() {
         json!([{"type": "output_text", "text": "", "annotations": [], "logprobs": []}])
     );
     assert!(answer["metrics"]["num_target_passes"].is_u64(), "{answer}");
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn functions_are_called_and_their_results_are_read() {
-    let (app, served) = calling_by("hermes", TEMPLATE).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("hermes", TEMPLATE));
     let schema = json!({"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"], "additionalProperties": false});
     let flat = json!([{"type": "function", "name": "f", "parameters": schema, "strict": true}, {"type": "function", "name": "g"}]);
     let nested = json!([
@@ -231,14 +228,12 @@ async fn functions_are_called_and_their_results_are_read() {
     let (_, said) = post!(client, CHAT, with(&chat, &none));
     assert_eq!(answer["usage"]["input_tokens"], said["usage"]["prompt_tokens"]);
     assert_eq!(answer["output"][0]["content"][0]["text"], said["choices"][0]["message"]["content"]);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn an_output_follows_its_form() {
-    let (app, served) = calling_by("hermes", TEMPLATE).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("hermes", TEMPLATE));
     let schema = json!({"enum": ["yes", "no"]});
     let form = json!({"format": {"type": "json_schema", "name": "n", "strict": true, "schema": schema}});
     let (status, answer) = post!(client, PATH, json!({"input": "well?", "seed": 1, "text": form}));
@@ -246,14 +241,12 @@ async fn an_output_follows_its_form() {
     let text = answer["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(["\"yes\"", "\"no\""].contains(&text), "{text}");
     assert_eq!(answer["text"], form);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn what_needs_memory_or_is_wrong_is_refused_by_name() {
-    let (app, served) = calling_by("hermes", TEMPLATE).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling_by("hermes", TEMPLATE));
     let (kind, missing, value) = ("invalid_type", "missing_required_parameter", "invalid_value");
     let (unknown, unsupported) = ("unknown_parameter", "unsupported_parameter");
     let f = json!({"type": "function", "name": "f"});
@@ -327,6 +320,5 @@ async fn what_needs_memory_or_is_wrong_is_refused_by_name() {
     }
     assert_eq!(post!(client, "/v1/responses/resp_1/cancel", "").0, StatusCode::NOT_FOUND);
     assert_eq!(get!(client, PATH).0, StatusCode::METHOD_NOT_ALLOWED);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }

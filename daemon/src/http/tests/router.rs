@@ -24,8 +24,7 @@ const WARM_UP: u64 = 1;
 
 #[actix_web::test]
 async fn what_routers_add_is_taken_and_what_they_could_ask_for_is_not() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     // As sglang-router 0.3.2 sends it.
     let body = json!({
         "model": "pair", "prompt": [1], "max_tokens": 2, "stream": false, "echo": false, "no_stop_trim": false, "ignore_eos": false,

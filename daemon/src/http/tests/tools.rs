@@ -80,8 +80,7 @@ pub(super) fn gathered(streamed: &Value, index: usize) -> Said {
 }
 
 async fn calls_are_valid(format: &str, cases: u64) {
-    let (app, served) = calling(format).await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling(format));
     let random = &mut Random(0x70015);
     for case in 0..cases {
         let schemas = [random.object(1), random.object(1)];
@@ -118,8 +117,7 @@ async fn calls_are_valid(format: &str, cases: u64) {
         }
     }
     assert!(served.service.view().totals.accepted_tokens > 0);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
@@ -134,8 +132,7 @@ async fn calls_as_llama_writes_them_are_valid_whole_streamed_and_without_specula
 
 #[actix_web::test]
 async fn calls_end_as_texts_do() {
-    let (app, served) = calling("hermes").await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling("hermes"));
     let path = "/v1/chat/completions";
     let schema = json!({"properties": {"a": {"const": "a long constant"}}, "required": ["a"], "additionalProperties": false});
     let tools = json!([tool("f", &schema)]);
@@ -181,14 +178,12 @@ async fn calls_end_as_texts_do() {
         let (_, answer) = post!(client, path, stopped);
         assert_eq!(said(&answer["choices"][0]), (wanted.0, wanted.1, wanted.2.to_owned()), "{answer}");
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn text_that_calls_nothing_is_what_it_would_be_without_tools() {
-    let (app, served) = calling("hermes").await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling("hermes"));
     let path = "/v1/chat/completions";
     let short = chat(&json!({"max_tokens": 40}));
     let tools = json!([tool("f", &json!({"type": "object"}))]);
@@ -221,14 +216,12 @@ async fn text_that_calls_nothing_is_what_it_would_be_without_tools() {
     assert_eq!(gathered(&streamed, 0), said(&answer["choices"][0]));
     let (_, plain) = post!(client, path, with(&strict, "speculation", json!({"k_max": 0})));
     assert_eq!(plain["choices"], answer["choices"]);
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
 
 #[actix_web::test]
 async fn what_cannot_be_called_is_refused_by_name() {
-    let (app, served) = calling("hermes").await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling("hermes"));
     let f = tool("f", &json!({}));
     let named = |name: &str| json!({"type": "function", "function": {"name": name}});
     let (kind, missing, value) = ("invalid_type", "missing_required_parameter", "invalid_value");
@@ -279,11 +272,9 @@ async fn what_cannot_be_called_is_refused_by_name() {
             "{more}: {answer}"
         );
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 
-    let (app, served) = calling("none").await;
-    let client = client!(app);
+    let (client, served) = client_of!(calling("none"));
     let (_, answer) = post!(client, "/v1/chat/completions", chat(&json!({"tools": [f]})));
     assert_eq!(answer["error"]["code"], "unsupported_parameter");
     assert!(answer["error"]["message"].as_str().unwrap().contains("model.tool_calls"), "{answer}");

@@ -13,8 +13,7 @@ async fn debuggable() -> (web::Data<App>, Arc<Served>) {
 
 #[actix_web::test]
 async fn without_the_key_it_is_not_there_and_says_which_key() {
-    let (app, served) = daemon("").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon(""));
     let (status, body) = get!(client, "/debug/trace?seconds=1");
     let error: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!((status, &error["error"]["code"]), (StatusCode::NOT_FOUND, &json!("debug_off")));
@@ -24,8 +23,7 @@ async fn without_the_key_it_is_not_there_and_says_which_key() {
 
 #[actix_web::test]
 async fn what_makes_no_sense_is_refused() {
-    let (app, served) = debuggable().await;
-    let client = client!(app);
+    let (client, served) = client_of!(debuggable());
     for (query, message) in [
         ("seconds=0", "a recording lasts above 0 and up to 60 s"),
         ("seconds=61", "a recording lasts above 0 and up to 60 s"),
@@ -45,8 +43,7 @@ async fn what_makes_no_sense_is_refused() {
 
 #[actix_web::test]
 async fn a_trace_has_the_passes_of_its_time_and_a_second_one_is_told_to_wait() {
-    let (app, served) = debuggable().await;
-    let client = client!(app);
+    let (client, served) = client_of!(debuggable());
     let request = || TestRequest::get().uri("/debug/trace?seconds=1").to_request();
     let trace = client.call(request());
     tokio::pin!(trace);
@@ -83,6 +80,5 @@ async fn a_trace_has_the_passes_of_its_time_and_a_second_one_is_told_to_wait() {
         assert!(slices.windows(2).all(|pair| ends(pair[0]) <= pair[1]["ts"].as_f64().unwrap() + 1e-3));
         assert!(slices.iter().any(|slice| slice["name"].as_str().unwrap().starts_with(name)), "{slices:?}");
     }
-    idle(&served).await;
-    served.service.clone().stop().await;
+    close(&served).await;
 }
