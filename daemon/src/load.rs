@@ -278,8 +278,6 @@ async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonErro
         prompt: vec![0],
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_new_tokens: 8.min(max_context - 1).max(1),
-        stop_tokens: Vec::new(),
-        prediction: Vec::new(),
         ..Submission::default()
     };
     let mut tokens = service.submit(submission).await?;

@@ -27,9 +27,10 @@ pub enum DraftSource {
 }
 
 /// Passes of the draft lane that a round of proposals takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RoundPasses {
     /// The lane has nothing to do.
+    #[default]
     None,
     /// One, however many proposals there are.
     One,
@@ -38,7 +39,7 @@ pub enum RoundPasses {
 }
 
 /// What a source needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceNeeds {
     /// Passes of a round.
     pub passes: RoundPasses,
@@ -60,13 +61,7 @@ impl DraftSource {
 
     /// What it needs.
     pub fn needs(self) -> SourceNeeds {
-        let own = |passes, blocks| SourceNeeds {
-            passes,
-            blocks,
-            hidden_states: false,
-            with_target_blocks: false,
-            vocabulary_map: false,
-        };
+        let own = |passes, blocks| SourceNeeds { passes, blocks, ..SourceNeeds::default() };
         match self {
             DraftSource::Lookup => own(RoundPasses::None, 0),
             DraftSource::Model { blocks } => own(RoundPasses::EachProposal, blocks),

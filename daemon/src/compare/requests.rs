@@ -74,8 +74,6 @@ impl Requests {
             prompt: self.prompts[request % self.prompts.len()].clone(),
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
             max_new_tokens: self.max_tokens,
-            stop_tokens: Vec::new(),
-            prediction: Vec::new(),
             ..Submission::default()
         }
     }

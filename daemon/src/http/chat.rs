@@ -27,11 +27,7 @@ pub(super) async fn chat(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let pairs = app.served()?;
-    let body = body::read(&request, payload, &app).await?;
-    let served = pairs.of_body(&body)?;
-    let (conversation, parameters) = read(&body, &Bounds::of(&app, served))?;
-    drop(body);
+    let (served, (conversation, parameters)) = body::asked(&app, &request, payload, read).await?;
     let prompt = render(served, &conversation)?;
     drop(conversation);
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;

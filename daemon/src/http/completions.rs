@@ -23,11 +23,8 @@ pub(super) async fn completions(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let pairs = app.served()?;
-    let body = body::read(&request, payload, &app).await?;
-    let served = pairs.of_body(&body)?;
-    let Completion { prompts, echo, parameters } = read(&body, &Bounds::of(&app, served))?;
-    drop(body);
+    let (served, Completion { prompts, echo, parameters }) =
+        body::asked(&app, &request, payload, read).await?;
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;
     let add_special = add_special.unwrap_or(true);
     let mut encoded = Vec::with_capacity(prompts.len());

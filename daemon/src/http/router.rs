@@ -53,8 +53,6 @@ async fn one_token(served: &Served) -> Result<(), String> {
         prompt: vec![0],
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_new_tokens: 1,
-        stop_tokens: Vec::new(),
-        prediction: Vec::new(),
         handling: Handling { mode: SpeculationMode::Off, ..Handling::default() },
         ..Submission::default()
     };

@@ -18,11 +18,7 @@ pub(super) async fn tokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let pairs = app.served()?;
-    let body = body::read(&request, payload, &app).await?;
-    let served = pairs.of_body(&body)?;
-    let (source, add_special) = read(&body, &Bounds::of(&app, served))?;
-    drop(body);
+    let (served, (source, add_special)) = body::asked(&app, &request, payload, read).await?;
     let prompt = match source {
         Source::Text(prompt) => prompt,
         Source::Chat(conversation) => chat::render(served, &conversation)?,
@@ -75,11 +71,7 @@ pub(super) async fn detokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let pairs = app.served()?;
-    let body = body::read(&request, payload, &app).await?;
-    let served = pairs.of_body(&body)?;
-    let ids = read_ids(&body, &Bounds::of(&app, served))?;
-    drop(body);
+    let (served, ids) = body::asked(&app, &request, payload, read_ids).await?;
     Ok(HttpResponse::Ok().json(json!({"prompt": served.tokenizer.decode(&ids)})))
 }
 

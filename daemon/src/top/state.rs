@@ -26,7 +26,7 @@ pub(super) struct Lanes {
 }
 
 /// All that is drawn.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     pub status: Option<Snapshot>,
     /// Why nobody answers, if so.
@@ -53,16 +53,7 @@ pub(super) enum Asked {
 
 impl State {
     pub(super) fn new(every: Duration) -> State {
-        State {
-            status: None,
-            gone: None,
-            rates: VecDeque::new(),
-            lanes: BTreeMap::new(),
-            every,
-            paused: false,
-            help: false,
-            replica: None,
-        }
+        State { every, ..State::default() }
     }
 
     /// Takes what came.

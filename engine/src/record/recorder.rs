@@ -138,7 +138,6 @@ impl Recorder {
     fn draft_left(&mut self, now: Duration, plan: &DraftPlan, engine: &Engine) {
         let chunks = plan.chunks.iter().map(|chunk| ChunkRecord {
             k: chunk.steps,
-            proposals: 0,
             ..of_rows(chunk.seq, chunk.epoch, chunk.start, chunk.rows.len())
         });
         let (lane, partition) = (LaneKind::Draft, plan.partition.0);

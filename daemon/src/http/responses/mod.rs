@@ -46,11 +46,8 @@ pub(super) async fn create(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let pairs = app.served()?;
-    let body = body::read(&request, payload, &app).await?;
-    let served = pairs.of_body(&body)?;
-    let Asked { conversation, parameters, echoed } = read(&body, &Bounds::of(&app, served))?;
-    drop(body);
+    let (served, Asked { conversation, parameters, echoed }) =
+        body::asked(&app, &request, payload, read).await?;
     let prompt =
         render(served, &conversation).map_err(|err| ApiError { param: Some("input".into()), ..err })?;
     drop(conversation);
