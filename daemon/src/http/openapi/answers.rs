@@ -130,7 +130,7 @@ pub(super) struct Response {
 #[serde(untagged)]
 enum AnsweredChoice {
     Mode(String),
-    Functions(Object),
+    Functions(Box<Object>),
 }
 
 /// GET /v1/models.
