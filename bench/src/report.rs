@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::{BenchSpec, KMax, Quantiles, stats::median};
+use crate::stats::{differ, median};
+use crate::{BenchSpec, KMax, Quantiles};
 
 /// One run: one concurrency and one k, `requests` requests.
 #[derive(Clone, Debug, Serialize)]
@@ -83,7 +84,8 @@ impl Report {
         for &concurrency in &spec.concurrency {
             cells.extend(spec.k.iter().filter_map(|&k| cell(&runs, concurrency, k, spec.k[0])));
         }
-        let differing_texts = (0..spec.requests).filter(|&request| differs(&runs, request)).count();
+        let texts = |request: usize| runs.iter().filter_map(move |run| run.texts.get(request)?.as_ref());
+        let differing_texts = (0..spec.requests).filter(|&request| differ(texts(request))).count();
         Report { spec, model, cells, differing_texts, runs }
     }
 }
@@ -108,11 +110,6 @@ fn cell(runs: &[Run], concurrency: usize, k: KMax, first_k: KMax) -> Option<Cell
         itl: quantiles(|run| run.itl),
         tpot: quantiles(|run| run.tpot),
     })
-}
-
-fn differs(runs: &[Run], request: usize) -> bool {
-    let mut texts = runs.iter().filter_map(|run| run.texts.get(request)?.as_ref());
-    texts.next().is_some_and(|first| texts.any(|text| text != first))
 }
 
 impl fmt::Display for Report {

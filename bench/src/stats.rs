@@ -30,6 +30,11 @@ impl Quantiles {
     }
 }
 
+/// Whether one request was answered differently by some of the runs that answered it.
+pub(crate) fn differ<T: PartialEq>(mut answers: impl Iterator<Item = T>) -> bool {
+    answers.next().is_some_and(|first| answers.any(|other| other != first))
+}
+
 /// The median of `values`; zero when there are none.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();

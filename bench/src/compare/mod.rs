@@ -9,6 +9,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use crate::Quantiles;
+use crate::stats::differ;
 
 pub use cell::{Cell, Ratio};
 pub use figures::PassFigures;
@@ -92,14 +93,10 @@ impl Comparison {
         let cells = loads.iter().flat_map(|&load| (0..policies.len()).filter_map(move |p| cell(load, p)));
         let cells = cells.collect();
         let requests = runs.iter().map(|run| run.texts.len()).max().unwrap_or(0);
-        let differing_texts = (0..requests).filter(|&request| differs(&runs, request)).count();
+        let texts = |request: usize| runs.iter().filter_map(move |run| run.texts.get(request));
+        let differing_texts = (0..requests).filter(|&request| differ(texts(request))).count();
         Comparison { title, policies, loads, cells, differing_texts, runs }
     }
-}
-
-fn differs(runs: &[Run], request: usize) -> bool {
-    let mut texts = runs.iter().filter_map(|run| run.texts.get(request));
-    texts.next().is_some_and(|first| texts.any(|text| text != first))
 }
 
 #[cfg(test)]
