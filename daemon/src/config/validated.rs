@@ -172,9 +172,8 @@ fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, F
                     && gpus.iter().all(|gpu| *gpu < 1024)
             };
             let gpus = numbers.and_then(|list| list.split(',').map(|gpu| gpu.trim().parse().ok()).collect());
-            let wrong = || {
-                fields.wrong_value("kind", "`auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`", &text.into())
-            };
+            let wanted = "`auto`, `cpu`, `cuda`, or `cuda:N` with the number of a GPU or several, such as `cuda:0` or `cuda:0,1`";
+            let wrong = || fields.wrong_value("kind", wanted, &text.into());
             DeviceKind::Cuda(gpus.filter(apart).ok_or_else(wrong)?)
         }
     };

@@ -128,8 +128,8 @@ fn last_turn(fields: &mut Fields<'_>) -> Result<LastTurn, FieldError> {
         (false, false) => Ok(LastTurn::Closed),
         (false, true) => Ok(LastTurn::Continued),
         (true, true) => {
-            Err(fields
-                .wrong("continue_final_message", "is only possible with `add_generation_prompt`: false"))
+            let problem = "is only possible with `add_generation_prompt`: false";
+            Err(fields.wrong("continue_final_message", problem))
         }
     }
 }
