@@ -49,8 +49,7 @@ mod service_tests;
 
 pub use control::{Look, TuneError};
 pub use device::{
-    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes,
-    ModelFacts, OnGpu,
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts, OnGpu,
 };
 pub use drill::{Drill, DrillFault};
 pub use error::{ServiceError, SubmitError};

@@ -21,6 +21,7 @@ use faser_engine::{
 };
 use faser_kernels::cuda::{Gpu, Share};
 use faser_models::cuda::{CudaModel, CudaSizes};
+use faser_models::{Shard, WeightSource};
 use faser_topology::Partition;
 use rig::{PARTITIONS, Random};
 
@@ -56,7 +57,8 @@ fn lanes() -> Lanes {
         hidden: None,
     };
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
-    let (_, draft) = CudaModel::synthetic_pair(&gpu, &spec(), Dtype::F32, &mut |_| {}).expect("memory");
+    let source = WeightSource::SyntheticDraft(spec());
+    let draft = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).expect("memory");
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split").draft);
     let spec = CudaLaneSpec {
         drafts: true,

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa,
-    LaneSizes, LogprobBoard, ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission,
-    SubmitError, Update, WatchdogConfig, probe_one, profile,
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes, LogprobBoard,
+    ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update, WatchdogConfig,
+    probe_one, profile,
 };
 use faser_engine::cost::Reach;
 use faser_engine::{DraftSource, EngineConfig, FinishReason, Policy, SpeculationBounds, TokenId, Tuning};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Model, Shard};
+use faser_models::{Model, Shard, WeightSource};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
 /// Nothing here takes this long unless it hangs; kernels on fibers are slow.
@@ -48,8 +48,8 @@ fn on_cpu() -> DeviceSpec {
     let (target, draft) = models();
     let lane = Partition { cores: vec![0] };
     let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
-    let (isa, group) = (Isa::detect(), CpuGroup::default());
-    DeviceSpec::Cpu(CpuSpec { target, draft: Some(draft), partitions, isa, group })
+    let (target, draft) = (vec![target], vec![draft]);
+    DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa: Isa::detect(), rank_deadline: PATIENCE })
 }
 
 fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {
@@ -62,7 +62,9 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
     let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization };
     let facts = (ModelFacts::of(&target), ModelFacts::of(&draft));
     let weights = |gpu: &_, progress: &mut dyn FnMut(_)| {
-        let (target, draft) = CudaModel::synthetic_pair(gpu, &pair(), Dtype::F32, progress)?;
+        let source = WeightSource::Synthetic(pair());
+        let target = CudaModel::load(gpu, &source, Shard::WHOLE, Dtype::F32, progress)?;
+        let draft = target.first_layers(pair().draft_layers);
         Ok(vec![target, draft])
     };
     let device = CudaDevice::new(CudaSource {
@@ -73,7 +75,7 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
         draft: Some(facts.1),
         weights: Arc::new(weights),
     });
-    DeviceSpec::Cuda(CudaSpec { device, draft_sms: draft_sms.to_vec(), group: CudaGroup::default() })
+    DeviceSpec::Cuda(CudaSpec { ranks: vec![device], draft_sms: draft_sms.to_vec(), rank_deadline: PATIENCE })
 }
 
 /// The target over `target` GPUs, the draft over the first `draft` of them.
@@ -92,15 +94,17 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
             target: facts.0.clone(),
             draft: drafts.map(|_| facts.1.clone()),
             weights: Arc::new(move |gpu, progress| {
-                let (own, _) = CudaModel::synthetic_shards(gpu, &pair(), own, Dtype::F32, progress)?;
-                let drafts =
-                    drafts.map(|shard| CudaModel::synthetic_draft(gpu, &pair(), shard, Dtype::F32, progress));
-                Ok([own].into_iter().chain(drafts.transpose()?).collect())
+                let draft = drafts.map(|shard| (WeightSource::SyntheticDraft(pair()), shard));
+                [(WeightSource::Synthetic(pair()), own)]
+                    .into_iter()
+                    .chain(draft)
+                    .map(|(source, shard)| CudaModel::load(gpu, &source, shard, Dtype::F32, progress))
+                    .collect()
             }),
         })
     };
-    let group = CudaGroup { others: (1..target).map(rank).collect(), deadline };
-    DeviceSpec::Cuda(CudaSpec { device: rank(0), draft_sms: vec![16], group })
+    let ranks = (0..target).map(rank).collect();
+    DeviceSpec::Cuda(CudaSpec { ranks, draft_sms: vec![16], rank_deadline: deadline })
 }
 
 fn spec(device: DeviceSpec) -> ServiceSpec {
@@ -204,13 +208,13 @@ fn streams_go_on_with_the_same_tokens_after_the_gpu_is_lost() {
                 let expected = tokens(spec(on_cpu())).await;
                 let gpu = on_gpu(&[16], 0.9);
                 let DeviceSpec::Cuda(cuda) = &gpu else { panic!("a GPU") };
-                let before = cuda.device.open(&mut |_| {}).expect("the fake GPU opens");
+                let before = cuda.ranks[0].open(&mut |_| {}).expect("the fake GPU opens");
                 let weights = Arc::downgrade(&before.target);
                 drop(before);
                 assert_eq!(tokens(spec(gpu.clone())).await, expected);
                 // The context with everything on it was let go, and there is another one that works.
                 assert!(weights.upgrade().is_none(), "the weights were copied again");
-                assert!(cuda.device.open(&mut |_| {}).expect("it is open").gpu.memory().is_ok());
+                assert!(cuda.ranks[0].open(&mut |_| {}).expect("it is open").gpu.memory().is_ok());
             });
         });
         let Some(report) = report else { return };
@@ -364,7 +368,7 @@ fn passes_of_a_group_are_timed_by_its_first_rank() {
 fn shards_that_are_no_group_are_refused() {
     cuda_fake::inside("shards_that_are_no_group_are_refused", &[GPUS], || {
         let DeviceSpec::Cuda(mut cuda) = over_gpus(2, 2, PATIENCE) else { panic!("GPUs") };
-        std::mem::swap(&mut cuda.device, &mut cuda.group.others[0]);
+        cuda.ranks.swap(0, 1);
         let refusal = in_system(Service::start(spec(DeviceSpec::Cuda(cuda)))).err().expect("it is refused");
         assert!(refusal.to_string().contains("give all of a group, rank after rank"), "{refusal}");
     });

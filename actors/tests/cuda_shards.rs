@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use faser_actors::Dtype;
 use faser_kernels::cuda::{Gpu, Share, SharePair};
-use faser_models::Shard;
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{Shard, WeightSource};
 use rig::{OnGpu, PARTITIONS, Pair};
 use runs::{Tally, run};
 
@@ -45,12 +45,11 @@ fn whole() -> Pair {
 fn rank(number: usize, target: usize, draft: usize) -> OnGpu {
     let gpu = Gpu::open(number, None).expect("a fake GPU opens");
     let shard = Shard { rank: number, ranks: target };
-    let (own, _) =
-        CudaModel::synthetic_shards(&gpu, &spec(), shard, Dtype::F32, &mut |_| {}).expect("a shard");
-    let draft = (number < draft).then(|| {
-        let shard = Shard { rank: number, ranks: draft };
-        CudaModel::synthetic_draft(&gpu, &spec(), shard, Dtype::F32, &mut |_| {}).expect("a shard")
-    });
+    let load =
+        |source, shard| CudaModel::load(&gpu, &source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
+    let own = load(WeightSource::Synthetic(spec()), shard);
+    let draft = (number < draft)
+        .then(|| load(WeightSource::SyntheticDraft(spec()), Shard { rank: number, ranks: draft }));
     let whole = SharePair { draft: Share::whole(&gpu), verify: Share::whole(&gpu) };
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split"));
     let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();

@@ -16,6 +16,7 @@ use cases::{pair, spec};
 use faser_actors::Dtype;
 use faser_kernels::cuda::{CudaError, Gpu, Share, SharePair};
 use faser_models::cuda::CudaModel;
+use faser_models::{Shard, WeightSource};
 use rig::{OnGpu, PARTITIONS, Pair, Random, Rig};
 use runs::{Tally, run};
 
@@ -23,7 +24,9 @@ use runs::{Tally, run};
 fn on_gpu() -> Pair {
     let pair = pair(Dtype::F32);
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
-    let (target, draft) = CudaModel::synthetic_pair(&gpu, &spec(), Dtype::F32, &mut |_| {}).expect("memory");
+    let source = WeightSource::Synthetic(spec());
+    let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).expect("memory");
+    let draft = target.first_layers(spec().draft_layers);
     let whole = SharePair { draft: Share::whole(&gpu), verify: Share::whole(&gpu) };
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split"));
     let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();

@@ -24,7 +24,7 @@ use faser_engine::{Admission, BlockId, PartitionId, SeqId, Test, TokenId, Verify
 use faser_kernels::cuda::{Arena, CudaLane, Gpu, Share};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::cuda::{CudaHiddenStates, CudaModel, CudaSizes};
-use faser_models::{HiddenStates, Model};
+use faser_models::{HiddenStates, Model, Shard, WeightSource};
 use faser_topology::Partition;
 use rig::Random;
 
@@ -275,7 +275,8 @@ fn committed_rows_are_read_on_cores() {
 fn committed_rows_are_read_on_a_gpu() {
     cuda_fake::inside("committed_rows_are_read_on_a_gpu", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
-        let (target, _) = CudaModel::synthetic_pair(&gpu, &spec(), Dtype::F32, &mut |_| {}).unwrap();
+        let source = WeightSource::Synthetic(spec());
+        let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
         let target = Arc::new(target);
         let split = Share::split(&gpu, 16).unwrap();
         let mut tally = Tally::default();

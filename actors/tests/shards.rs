@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::Dtype;
-use faser_models::Shard;
 use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{Model, Shard, WeightSource};
 use rig::Pair;
 use rig::group::Shards;
 use runs::{Tally, run};
@@ -41,13 +41,13 @@ fn whole() -> Pair {
 
 /// The pair with its target over `target` ranks and its draft over `draft`.
 fn split(target: usize, draft: usize) -> Shards {
-    let of_target =
-        |shard| synthetic::shard_pair(&spec(), shard, Dtype::F32, &mut |_| {}).expect("a shard").0;
-    let of_draft =
-        |shard| synthetic::shard_of_draft(&spec(), shard, Dtype::F32, &mut |_| {}).expect("a shard");
+    let of = |source: WeightSource, ranks| {
+        let load = |shard| Model::load(&source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
+        Shard::all(ranks).map(load).map(Arc::new).collect()
+    };
     Shards {
-        target: Shard::all(target).map(of_target).map(Arc::new).collect(),
-        draft: Shard::all(draft).map(of_draft).map(Arc::new).collect(),
+        target: of(WeightSource::Synthetic(spec()), target),
+        draft: of(WeightSource::SyntheticDraft(spec()), draft),
     }
 }
 

@@ -1,14 +1,14 @@
 //! The pair that the config names: its shapes and text side, and where its weights are, for whichever device takes them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use faser_actors::{CudaWeights, Dtype};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
-use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{
-    CallFormat, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelError, Shard, Tokenizer, fitted,
+    CallFormat, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelError, Shard, Tokenizer,
+    WeightSource, fitted,
 };
 
 use crate::config::{Config, ModelSource, ToolCalls};
@@ -33,33 +33,17 @@ pub(crate) struct Pair {
 }
 
 /// Where the weights of a pair are, and in which type they are to be held.
+#[derive(Clone)]
 pub(crate) struct Weights {
-    source: Source,
+    target: WeightSource,
+    draft: Option<WeightSource>,
     pub(crate) dtype: Dtype,
 }
 
-/// A model's folder, and what was read of it.
-type Folder = (PathBuf, Box<ModelConfig>);
-
-#[derive(Clone)]
-enum Source {
-    Folders { target: Folder, draft: Option<Folder> },
-    Synthetic { spec: SyntheticSpec, draft: bool },
-}
-
-/// A pair in the host's memory.
+/// A pair in the host's memory: the shards of each model, rank after rank; no draft where none is used.
 pub(crate) struct OnHost {
-    pub(crate) target: Model,
-    pub(crate) draft: Option<Model>,
-    /// The shards of other ranks, if the first rank's are all that the two above are.
-    pub(crate) others: Others,
-}
-
-/// The shards of the ranks after the first.
-#[derive(Default)]
-pub(crate) struct Others {
-    pub(crate) target: Vec<Model>,
-    pub(crate) draft: Vec<Model>,
+    pub(crate) target: Vec<Arc<Model>>,
+    pub(crate) draft: Vec<Arc<Model>>,
 }
 
 /// Finds the pair that the config names.
@@ -91,7 +75,11 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
                 calls: None,
                 defaults: GenerationDefaults::default(),
                 notes: Vec::new(),
-                weights: Weights { source: Source::Synthetic { spec: spec.clone(), draft: *drafts }, dtype },
+                weights: Weights {
+                    target: WeightSource::Synthetic(spec.clone()),
+                    draft: drafts.then(|| WeightSource::SyntheticDraft(spec.clone())),
+                    dtype,
+                },
             }
         }
     };
@@ -137,12 +125,10 @@ fn in_folders(
     }
     draft = draft.map(|draft| fitted(&target, draft, tokens)).transpose()?;
     let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
-    let folder = |(dir, config): (&Path, &ModelConfig)| (dir.to_owned(), Box::new(config.clone()));
-    let source = Source::Folders {
-        target: folder((target_dir, &target)),
-        draft: draft_dir.zip(draft.as_ref()).map(folder),
-    };
-    let weights = Weights { source, dtype };
+    let folder =
+        |dir: &Path, config: &ModelConfig| WeightSource::Folder(dir.to_owned(), Box::new(config.clone()));
+    let drafts = draft_dir.zip(draft.as_ref()).map(|(dir, config)| folder(dir, config));
+    let weights = Weights { target: folder(target_dir, &target), draft: drafts, dtype };
     let template = ChatTemplate::load(target_dir);
     // What cannot be read is told of where the template is.
     let calls = CallFormat::of_model(target_dir).ok().flatten();
@@ -157,74 +143,42 @@ impl Weights {
     /// # Errors
     /// A file that is missing or wrong.
     pub(crate) fn on_host(&self, config: &Config, watch: Watch<'_>) -> Result<OnHost, ModelError> {
-        let ranks = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
-        match &self.source {
-            Source::Folders { target, draft } => {
-                let mut load = |what, (dir, model): &Folder, shard| {
-                    let config = ModelConfig::clone(model);
-                    Model::load_as(config, dir, shard, self.dtype, &mut |progress| watch(what, progress))
-                };
-                let (target, targets) = split(ranks[0], |shard| load("target model", target, shard))?;
-                let draft = draft.as_ref();
-                let draft =
-                    draft.map(|dir| split(ranks[1], |shard| load("draft model", dir, shard))).transpose()?;
-                let (draft, drafts) =
-                    draft.map_or((None, Vec::new()), |(draft, others)| (Some(draft), others));
-                Ok(OnHost { target, draft, others: Others { target: targets, draft: drafts } })
+        let mut load = |what, source: &WeightSource, shard| {
+            let what = if matches!(source, WeightSource::Folder(..)) { what } else { "synthetic pair" };
+            Model::load(source, shard, self.dtype, &mut |progress| watch(what, progress)).map(Arc::new)
+        };
+        let targets = Shard::all(config.device.tensor_parallel);
+        let targets = targets.map(|shard| load("target model", &self.target, shard));
+        let target = targets.collect::<Result<Vec<Arc<Model>>, ModelError>>()?;
+        let Some(source) = &self.draft else { return Ok(OnHost { target, draft: Vec::new() }) };
+        let drafts = Shard::all(config.device.draft_tensor_parallel).map(|shard| {
+            let same = target.iter().find(|target| target.shard() == shard);
+            match source.layers_of(&self.target).zip(same) {
+                Some((layers, target)) => Ok(Arc::new(target.first_layers(layers))),
+                None => load("draft model", source, shard),
             }
-            Source::Synthetic { spec, draft: drafts } => {
-                let told = &mut |progress| watch("synthetic pair", progress);
-                let (target, draft, others) = if ranks == [1, 1] {
-                    let (target, draft) = synthetic::pair(spec, self.dtype, told)?;
-                    (target, draft, Others::default())
-                } else {
-                    let of_target = |shard| Ok(synthetic::shard_pair(spec, shard, self.dtype, told)?.0);
-                    let (target, targets) = split(ranks[0], of_target)?;
-                    let of_draft = |shard| synthetic::shard_of_draft(spec, shard, self.dtype, told);
-                    let (first, others) = split(ranks[1], of_draft)?;
-                    (target, first, Others { target: targets, draft: others })
-                };
-                let others = if *drafts { others } else { Others { draft: Vec::new(), ..others } };
-                Ok(OnHost { target, draft: drafts.then_some(draft), others })
-            }
-        }
+        });
+        let draft = drafts.collect::<Result<_, ModelError>>()?;
+        Ok(OnHost { target, draft })
     }
 
     /// How a GPU gets these shards of the pair: read from its files, or made anew, every time.
     pub(crate) fn on_gpu(&self, target_shard: Shard, draft_shard: Option<Shard>) -> CudaWeights {
-        let (source, dtype) = (self.source.clone(), self.dtype);
-        Arc::new(move |gpu, progress| match &source {
-            Source::Folders { target, draft } => {
-                let draft = draft.as_ref().zip(draft_shard);
-                let models = [Some((target, target_shard)), draft].into_iter().flatten();
-                let load = |((dir, model), shard): (&Folder, Shard)| {
-                    CudaModel::load_as(gpu, ModelConfig::clone(model), dir, shard, dtype, progress)
-                };
-                models.map(load).collect()
-            }
-            Source::Synthetic { spec, .. } => {
-                let (target, draft) = CudaModel::synthetic_shards(gpu, spec, target_shard, dtype, progress)?;
-                Ok(match draft_shard {
-                    None => vec![target],
-                    // They share what they have in common.
-                    Some(shard) if shard == target_shard => vec![target, draft],
-                    Some(shard) => {
-                        vec![target, CudaModel::synthetic_draft(gpu, spec, shard, dtype, progress)?]
-                    }
-                })
-            }
+        let weights = self.clone();
+        Arc::new(move |gpu, progress| {
+            let mut load = |source: &_, shard| CudaModel::load(gpu, source, shard, weights.dtype, progress);
+            let target = load(&weights.target, target_shard)?;
+            let draft = weights.draft.as_ref().zip(draft_shard).map(|(source, shard)| {
+                // They share what they have in common.
+                match source.layers_of(&weights.target).filter(|_| shard == target_shard) {
+                    Some(layers) => Ok(target.first_layers(layers)),
+                    None => load(source, shard),
+                }
+            });
+            let draft = draft.transpose()?;
+            Ok([target].into_iter().chain(draft).collect())
         })
     }
-}
-
-/// The shards of a model: the first rank's, and those of the others.
-fn split(
-    ranks: usize,
-    mut load: impl FnMut(Shard) -> Result<Model, ModelError>,
-) -> Result<(Model, Vec<Model>), ModelError> {
-    let first = load(Shard { rank: 0, ranks })?;
-    let others = (1..ranks).map(|rank| load(Shard { rank, ranks })).collect::<Result<_, _>>()?;
-    Ok((first, others))
 }
 
 /// A draft model that reads other tokens than the target would be right by chance alone.

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts,
-    PassLimits,
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
 };
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaModel, CudaSizes};
@@ -40,10 +39,7 @@ pub(crate) enum Staged {
 /// A pair in the host's memory, and how large it is.
 pub(crate) struct OnCpu {
     why: Option<String>,
-    target: Arc<Model>,
-    draft: Option<Arc<Model>>,
-    others_of_target: Vec<Arc<Model>>,
-    others_of_draft: Vec<Arc<Model>>,
+    pair: OnHost,
     for_target: ModelFootprint,
     for_draft: Option<ModelFootprint>,
 }
@@ -126,27 +122,21 @@ fn footprint(model: &Model, workspace_bytes: u64) -> ModelFootprint {
 impl OnCpu {
     fn new(why: Option<String>, pair: OnHost, bounds: &EngineConfig) -> OnCpu {
         let limits = PassLimits::of(bounds);
-        let OnHost { target, draft, others } = pair;
-        let (target, draft) = (Arc::new(target), draft.map(Arc::new));
-        let [others_of_target, others_of_draft] =
-            [others.target, others.draft].map(|shards| shards.into_iter().map(Arc::new).collect::<Vec<_>>());
         // All ranks are in the same memory.
-        let all = |first: &Model, others: &[Arc<Model>], logit_rows| {
-            let scratch =
-                |model: &Model| footprint(model, Scratch::bytes(model.own(), limits.rows, logit_rows));
-            others.iter().fold(scratch(first), |sum, shard| {
-                let own = scratch(shard);
-                ModelFootprint {
-                    weight_bytes: sum.weight_bytes + own.weight_bytes,
-                    kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
-                    workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
-                    ..sum
-                }
+        let all = |shards: &[Arc<Model>], logit_rows| {
+            let shards = shards
+                .iter()
+                .map(|model| footprint(model, Scratch::bytes(model.own(), limits.rows, logit_rows)));
+            shards.reduce(|sum, own| ModelFootprint {
+                weight_bytes: sum.weight_bytes + own.weight_bytes,
+                kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
+                workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
+                ..sum
             })
         };
-        let for_target = all(&target, &others_of_target, limits.verify_logit_rows);
-        let for_draft = draft.as_deref().map(|draft| all(draft, &others_of_draft, limits.draft_logit_rows));
-        OnCpu { why, target, draft, others_of_target, others_of_draft, for_target, for_draft }
+        let for_target = all(&pair.target, limits.verify_logit_rows).expect("a target has a rank");
+        let for_draft = all(&pair.draft, limits.draft_logit_rows);
+        OnCpu { why, pair, for_target, for_draft }
     }
 
     fn footprints(&self) -> impl Iterator<Item = &ModelFootprint> {
@@ -175,7 +165,7 @@ fn on_cpu(
     bounds: &EngineConfig,
 ) -> Result<Placed, DaemonError> {
     let weight_bytes = pair.weight_bytes();
-    let OnCpu { why, target, draft, others_of_target, others_of_draft, for_target, for_draft } = pair;
+    let OnCpu { why, pair: OnHost { target, draft }, for_target, for_draft } = pair;
     let (threads, kv) = (config.device.threads, request(config, bounds));
     let hosts = shares(&host, threads, config.device.replicas, weight_bytes)?;
     // All have as many cores and as much memory: the pools are the same everywhere.
@@ -184,16 +174,15 @@ fn on_cpu(
     let isa = config.device.isa.unwrap_or_else(Isa::detect);
     let forced = config.device.isa.is_none() && matches!(Isa::forced(), Ok(Some(_)));
     let cores = hosts[0].cores.len();
-    let ranks = 1 + others_of_target.len().max(others_of_draft.len());
+    let ranks = target.len().max(draft.len());
     if cores < ranks {
         tracing::warn!(cores, ranks, "there are fewer cores than ranks: some share a core, which is slow");
     }
-    let deadline = config.device.rank_deadline;
-    let group = CpuGroup { target: others_of_target, draft: others_of_draft, deadline };
+    let rank_deadline = config.device.rank_deadline;
     let pools = placements[0].pools;
     let on = |Placement { partitions, .. }| {
-        let (target, draft, group) = (target.clone(), draft.clone(), group.clone());
-        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, group })
+        let (target, draft) = (target.clone(), draft.clone());
+        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, rank_deadline })
     };
     let mut devices: Vec<DeviceSpec> = placements.into_iter().map(on).collect();
     Ok(Placed {
@@ -263,10 +252,9 @@ fn on_gpus(
     };
     let mut devices = Vec::with_capacity(config.device.replicas);
     for own in gpus.chunks(ranks) {
-        let mut group = own.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
-        let (device, draft_sms) = (group.remove(0), placement.draft_sms.clone());
-        let group = CudaGroup { others: group, deadline: config.device.rank_deadline };
-        let spec = CudaSpec { device, draft_sms, group };
+        let ranks = own.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
+        let (draft_sms, rank_deadline) = (placement.draft_sms.clone(), config.device.rank_deadline);
+        let spec = CudaSpec { ranks, draft_sms, rank_deadline };
         spec.open(&mut |progress| watch("weights", progress)).map_err(refused)?;
         devices.push(DeviceSpec::Cuda(spec));
     }

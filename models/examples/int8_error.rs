@@ -10,7 +10,7 @@ mod session;
 
 use faser_kernels::{Dtype, Isa};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Model, ModelError};
+use faser_models::{Model, ModelError, Shard, WeightSource};
 
 const LENGTH: usize = 64;
 
@@ -21,7 +21,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("| model | matrices | RMS error | largest error | same greedy token | weights |");
     println!("|---|---|---|---|---|---|");
     for name in ["target", "draft"] {
-        let load = |dtype| Model::load(&accuracy::demo(name), dtype, &mut |_| {});
+        let load = |dtype| {
+            let source = WeightSource::folder(&accuracy::demo(name))?;
+            Model::load(&source, Shard::WHOLE, dtype, &mut |_| {})
+        };
         let exact = load(Dtype::F32)?;
         report(&format!("rustdoc {name}"), &exact, load, &accuracy::demo_prompts(&exact, prompts))?;
     }

@@ -1,7 +1,7 @@
 //! Language models over the kernels' ops: configuration, weights, the forward pass, and the text on both sides of it.
 //!
 //! The families are written once, layer by layer as data: see [`LayerSpec`] and [`Model::forward`]. Models come
-//! from Hugging Face directories ([`Model::load`]) or from a seed ([`synthetic::pair`]). This crate knows no
+//! from Hugging Face directories or from a seed ([`WeightSource`]). This crate knows no
 //! requests, no scheduling and no threads but the lane's.
 
 mod checkpoint;
@@ -26,7 +26,7 @@ pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
 pub use hidden::{HiddenStates, NamedLayers};
 pub use layer_spec::{AttentionSpec, LayerSpec, Mlp, MlpSpec, Norms};
-pub use load::Progress;
+pub use load::{Progress, WeightSource};
 pub use model::{Model, Pass};
 pub use scratch::Scratch;
 pub use shard::Shard;

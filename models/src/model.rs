@@ -62,6 +62,18 @@ impl Model {
         Ok(Model { config, shard, own, dtype, parts, rope })
     }
 
+    /// The model of the first `layers` layers, which are shared.
+    pub fn first_layers(&self, layers: usize) -> Model {
+        Model {
+            config: self.config.first_layers(layers),
+            shard: self.shard,
+            own: self.own.first_layers(layers),
+            dtype: self.dtype,
+            parts: self.parts.first_layers(layers),
+            rope: self.rope.clone(),
+        }
+    }
+
     /// The shape of the whole model.
     pub fn config(&self) -> &ModelConfig {
         &self.config

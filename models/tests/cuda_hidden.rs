@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{Arena, Chunk, CudaLane, GateArgs, Gpu, Ptr, Sampler, Share, Test};
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling};
-use faser_models::Model;
 use faser_models::cuda::{CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{Model, Shard, WeightSource};
 
 const LAYERS: usize = 4;
 const HIDDEN: usize = 64;
@@ -182,7 +182,8 @@ impl Lanes {
 
 fn models(gpu: &Arc<Gpu>) -> (Model, Arc<CudaModel>) {
     let (cpu, _) = synthetic::pair(&SPEC, Dtype::F32, &mut |_| {}).unwrap();
-    let (cuda, _) = CudaModel::synthetic_pair(gpu, &SPEC, Dtype::F32, &mut |_| {}).unwrap();
+    let source = WeightSource::Synthetic(SPEC);
+    let cuda = CudaModel::load(gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
     (cpu, Arc::new(cuda))
 }
 

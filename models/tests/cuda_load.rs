@@ -15,7 +15,7 @@ use faser_kernels::Dtype;
 use faser_kernels::cuda::{Gpu, Upload};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::SyntheticSpec;
-use faser_models::{ModelConfig, Progress, Shard};
+use faser_models::{ModelConfig, Progress, Shard, WeightSource};
 
 /// A model directory that is removed when dropped.
 struct Folder(PathBuf);
@@ -65,11 +65,12 @@ fn loading_takes_two_pieces_of_the_hosts_memory_and_tells_how_far_it_is() {
     let report = cuda_fake::inside(name, &[], || {
         let folder = large();
         let gpu = Gpu::open(0, None).unwrap();
+        let source = WeightSource::folder(&folder.0).unwrap();
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let (free, _) = gpu.memory().unwrap();
             let mut told: Vec<Progress> = Vec::new();
             let before = counting::begin_bytes();
-            let model = CudaModel::load(&gpu, &folder.0, dtype, &mut |at| told.push(at)).unwrap();
+            let model = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |at| told.push(at)).unwrap();
             let taken = counting::largest_bytes() - before;
             assert!(taken < 256 << 10, "{taken} bytes of the heap for {dtype}");
             let needed = CudaModel::weight_bytes(model.config(), Shard::WHOLE, dtype).unwrap();
@@ -95,14 +96,16 @@ fn weights_that_do_not_fit_are_refused_with_numbers_before_any_is_copied() {
         let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
         let needed =
             CudaModel::weight_bytes(&ModelConfig::load(&case).unwrap(), Shard::WHOLE, Dtype::F32).unwrap();
-        let refusal = CudaModel::load(&gpu, &case, Dtype::F32, &mut |_| {}).err().unwrap().to_string();
+        let load = |source: &_, dtype| CudaModel::load(&gpu, source, Shard::WHOLE, dtype, &mut |_| {});
+        let case = WeightSource::folder(&case).unwrap();
+        let refusal = load(&case, Dtype::F32).err().unwrap().to_string();
         for part in [&format!("take {needed} bytes"), "f32", "60000 of 60000 are free", "smaller model"] {
             assert!(refusal.contains(part), "{part}: {refusal}");
         }
-        let refusal = CudaModel::load(&gpu, &case, Dtype::Int8, &mut |_| {}).err().unwrap().to_string();
+        let refusal = load(&case, Dtype::Int8).err().unwrap().to_string();
         assert!(refusal.contains("int8") && refusal.contains("bf16"), "{refusal}");
         let spec = SyntheticSpec::preset("tiny").unwrap();
-        let refusal = CudaModel::synthetic_pair(&gpu, &spec, Dtype::Bf16, &mut |_| {}).err().unwrap();
+        let refusal = load(&WeightSource::Synthetic(spec), Dtype::Bf16).err().unwrap();
         assert!(refusal.to_string().contains("bf16"), "{refusal}");
     });
     let Some(report) = report else { return };

@@ -16,7 +16,7 @@ use faser_kernels::{BlockId, Dtype, Isa, Sampling};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::rounding::Distance;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Model, ModelConfig, Shard};
+use faser_models::{Model, ModelConfig, Shard, WeightSource};
 
 use session::{Session, golden, golden_cases};
 
@@ -128,10 +128,11 @@ fn layers_of_any_mixture_have_the_cpus_logits() {
             let config = oracle::config(&mut random);
             let checkpoint = oracle::Checkpoint::new(&config, &mut random, &format!("gpu-{seed}"));
             let folder = checkpoint.folder();
-            let cpu = Model::load_as(config.clone(), folder, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+            let source = WeightSource::Folder(folder.to_owned(), Box::new(config.clone()));
+            let cpu = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let expected = on_cpu(&cpu);
             for dtype in [Dtype::F32, Dtype::Bf16] {
-                let cuda = CudaModel::load_as(&gpu, config.clone(), folder, Shard::WHOLE, dtype, &mut |_| {});
+                let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {});
                 let what = format!("seed {seed}: {config:?}");
                 let layers = config.layers.len();
                 is_rounding(&what, dtype, layers, &on_gpu(&Arc::new(cuda.unwrap()), false), &expected);
@@ -145,10 +146,12 @@ fn every_family_has_the_cpus_logits() {
     cuda_fake::inside("every_family_has_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for case in &golden_cases() {
-            let cpu = Model::load(&golden(case), Dtype::F32, &mut |_| {}).unwrap();
+            let source = WeightSource::folder(&golden(case)).unwrap();
+            let cpu = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let expected = on_cpu(&cpu);
             for dtype in [Dtype::F32, Dtype::Bf16] {
-                let cuda = Arc::new(CudaModel::load(&gpu, &golden(case), dtype, &mut |_| {}).unwrap());
+                let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {});
+                let cuda = Arc::new(cuda.unwrap());
                 is_rounding(case, dtype, cpu.config().layers.len(), &on_gpu(&cuda, false), &expected);
             }
         }
@@ -175,7 +178,9 @@ fn heads_that_share_keys_have_the_cpus_logits() {
             let (cpu, cpu_draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
             let expected = [on_cpu(&cpu), on_cpu(&cpu_draft)];
             for dtype in [Dtype::F32, Dtype::Bf16] {
-                let (cuda, draft) = CudaModel::synthetic_pair(&gpu, &spec, dtype, &mut |_| {}).unwrap();
+                let source = WeightSource::Synthetic(spec.clone());
+                let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
+                let draft = cuda.first_layers(spec.draft_layers);
                 for (cuda, expected) in [cuda, draft].into_iter().zip(&expected) {
                     let layers = cuda.config().layers.len();
                     let what = format!("8 heads over {kv_heads}, {layers} layers");
@@ -197,8 +202,9 @@ fn rows_that_the_host_cancels_are_not_multiplied_any_more() {
     let report = cuda_fake::inside("rows_that_the_host_cancels_are_not_multiplied_any_more", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         let case = golden("llama");
-        let cpu = on_cpu(&Model::load(&case, Dtype::F32, &mut |_| {}).unwrap());
-        let cuda = Arc::new(CudaModel::load(&gpu, &case, Dtype::F32, &mut |_| {}).unwrap());
+        let source = WeightSource::folder(&case).unwrap();
+        let cpu = on_cpu(&Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
+        let cuda = Arc::new(CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
         let layers = cuda.config().layers.len();
         is_rounding("half of it", Dtype::F32, layers, &on_gpu(&cuda, true), &cpu[SEQUENCES[0].0..]);
     });

@@ -8,12 +8,16 @@ mod session;
 use candle_core::{DType, Device};
 use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
-use faser_models::{Model, ModelConfig, Shard};
+use faser_models::{Model, ModelConfig, Shard, WeightSource};
 
 use session::{Session, golden, golden_cases};
 
 fn load(case: &str) -> Model {
-    Model::load(&golden(case), Dtype::F32, &mut |_| {}).unwrap()
+    in_dtype(case, Dtype::F32)
+}
+
+fn in_dtype(case: &str, dtype: Dtype) -> Model {
+    Model::load(&WeightSource::folder(&golden(case)).unwrap(), Shard::WHOLE, dtype, &mut |_| {}).unwrap()
 }
 
 /// The prompt, and the logits after each of its tokens.
@@ -90,7 +94,7 @@ fn rows_written_again_leave_no_trace() {
 #[test]
 fn bf16_puts_logits_no_farther_than_its_rounding() {
     for case in golden_cases() {
-        let model = Model::load(&golden(&case), Dtype::Bf16, &mut |_| {}).unwrap();
+        let model = in_dtype(&case, Dtype::Bf16);
         let (tokens, expected) = expected(&case);
         let most = Distance::of_rounding(Dtype::Bf16, model.config().layers.len());
         for isa in Isa::available() {
@@ -113,7 +117,8 @@ fn a_vocabulary_with_more_or_fewer_rows_changes_no_logit_that_both_have() {
         for vocab in [120, 140] {
             let resized = ModelConfig { vocab, ..config.clone() };
             let dir = golden(case);
-            let model = Model::load_as(resized, &dir, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+            let source = WeightSource::Folder(dir.clone(), Box::new(resized));
+            let model = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let known = model.config().known_vocab();
             assert_eq!(known, vocab.min(config.vocab));
             for (row, original) in in_chunks(&model, isa, &tokens, tokens.len()).iter().zip(&whole) {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{HiddenStates, Model, Scratch};
+use faser_models::{HiddenStates, Model, Scratch, Shard, WeightSource};
 
 /// Rows of each sequence.
 const SEQUENCES: [usize; 3] = [4, 5, 3];
@@ -74,7 +74,8 @@ fn models() -> Vec<Model> {
     let spec = SyntheticSpec { residual_scale: 1.0, ..SyntheticSpec::preset("tiny").unwrap() };
     let golden = |case| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case);
-        Model::load(&folder, Dtype::F32, &mut |_| {}).unwrap()
+        let source = WeightSource::folder(&folder).unwrap();
+        Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap()
     };
     let [f32, bf16] = [Dtype::F32, Dtype::Bf16].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
     vec![f32, bf16, golden("gemma2"), golden("qwen3-tied")]

@@ -7,9 +7,11 @@ mod accuracy;
 mod session;
 
 use accuracy::{Errors, compare, demo, demo_prompts};
+use std::path::Path;
+
 use faser_kernels::{Dtype, Isa};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Model, Progress};
+use faser_models::{Model, ModelError, Progress, Shard, WeightSource};
 
 /// A product of normal numbers is off by 0.8 % (kernels' tests). A branch is two products in a row, with attention's weights
 /// between them, which turn an absolute error of 1.1 % times the scores' deviation (3 in the synthetic model) into a relative
@@ -28,11 +30,14 @@ fn is_rounding(what: &str, errors: Errors) {
     assert!(errors.rms > 0.002, "{what}: {errors:?}");
 }
 
+fn load(folder: &Path, dtype: Dtype) -> Result<Model, ModelError> {
+    Model::load(&WeightSource::folder(folder)?, Shard::WHOLE, dtype, &mut |_| {})
+}
+
 #[test]
 fn logits_of_the_demo_pair_stay_near_those_of_f32() {
     for model in ["target", "draft"] {
-        let [exact, int8] =
-            [Dtype::F32, Dtype::Int8].map(|dtype| Model::load(&demo(model), dtype, &mut |_| {}).unwrap());
+        let [exact, int8] = [Dtype::F32, Dtype::Int8].map(|dtype| load(&demo(model), dtype).unwrap());
         is_rounding(model, compare(&exact, &int8, Isa::detect(), &demo_prompts(&exact, 6), 32));
     }
 }
@@ -47,8 +52,7 @@ fn logits_of_a_synthetic_model_stay_near_those_of_f32() {
 
 #[test]
 fn matrices_shrink_and_embedding_and_kv_stay_bf16() {
-    let [bf16, int8] =
-        [Dtype::Bf16, Dtype::Int8].map(|dtype| Model::load(&demo("target"), dtype, &mut |_| {}).unwrap());
+    let [bf16, int8] = [Dtype::Bf16, Dtype::Int8].map(|dtype| load(&demo("target"), dtype).unwrap());
     assert_eq!((int8.dtype(), int8.kv_dtype()), (Dtype::Int8, Dtype::Bf16));
     assert_eq!(int8.kv_bytes_per_token(), bf16.kv_bytes_per_token());
     let config = bf16.config();
@@ -85,8 +89,8 @@ fn a_weight_that_int8_cannot_hold_is_named() {
     // A billion in bf16.
     file[at..at + 2].copy_from_slice(&[0x6e, 0x4e]);
     std::fs::write(folder.join("model.safetensors"), file).unwrap();
-    let error = Model::load(&folder, Dtype::Int8, &mut |_| {}).unwrap_err().to_string();
+    let error = load(&folder, Dtype::Int8).unwrap_err().to_string();
     assert!(error.contains(name) && error.contains("int8") && error.contains("bf16"), "{error}");
-    assert!(Model::load(&folder, Dtype::Bf16, &mut |_| {}).is_ok());
+    assert!(load(&folder, Dtype::Bf16).is_ok());
     std::fs::remove_dir_all(&folder).unwrap();
 }

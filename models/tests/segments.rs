@@ -7,7 +7,7 @@ use std::path::Path;
 
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Model, Pass, Scratch};
+use faser_models::{Model, Pass, Scratch, Shard, WeightSource};
 
 const BLOCK_SIZE: usize = 16;
 const SEQUENCES: usize = 5;
@@ -20,7 +20,8 @@ const ROWS: [usize; SEQUENCES] = [4, 1, 6, 8, 3];
 fn models() -> Vec<Model> {
     let golden = |case| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case);
-        Model::load(&folder, Dtype::F32, &mut |_| {}).unwrap()
+        let source = WeightSource::folder(&folder).unwrap();
+        Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap()
     };
     let spec = SyntheticSpec { residual_scale: 1.0, ..SyntheticSpec::preset("tiny").unwrap() };
     let [f32, bf16, int8] =

@@ -7,7 +7,7 @@ mod session;
 
 use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
-use faser_models::{Model, ModelConfig, Shard};
+use faser_models::{Model, ModelConfig, Shard, WeightSource};
 
 use oracle::{Checkpoint, Random, config};
 use session::Session;
@@ -29,7 +29,8 @@ fn layers_of_any_mixture_have_candles_logits() {
         let tokens = tokens(&config, &mut random);
         let expected = rounded(checkpoint.logits(&config, &tokens).unwrap());
         let folder = checkpoint.folder();
-        let model = Model::load_as(config.clone(), folder, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+        let source = WeightSource::Folder(folder.to_owned(), Box::new(config.clone()));
+        let model = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
         assert_eq!(
             config.weight_bytes(Shard::WHOLE, Dtype::F32).unwrap(),
             model.weight_bytes(),

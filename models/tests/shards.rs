@@ -11,11 +11,16 @@ use std::time::Duration;
 use candle_core::{DType, Device};
 use faser_kernels::collective::in_process;
 use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
-use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Model, Shard};
+use faser_models::synthetic::SyntheticSpec;
+use faser_models::{Model, ModelError, Shard, WeightSource};
 use session::{Session, golden, golden_cases};
 
 const TOLERANCE: f32 = 1e-4;
+
+fn load(case: &str, shard: Shard, dtype: Dtype) -> Result<Model, ModelError> {
+    Model::load(&WeightSource::folder(&golden(case))?, shard, dtype, &mut |_| {})
+}
+
 /// Runs each rank of a group on a thread; what each returned, rank after rank.
 fn on_ranks<T: Send>(ranks: usize, run: impl Fn(Shard, Arc<dyn Collective>) -> T + Sync) -> Vec<T> {
     let run = &run;
@@ -59,7 +64,7 @@ fn shards_agree_with_transformers() {
             candle_core::safetensors::load(golden(case).join("expected.safetensors"), &Device::Cpu).unwrap();
         let tokens: Vec<u32> = tensors["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();
         let expected: Vec<Vec<f32>> = tensors["logits"].to_vec2().unwrap();
-        let load = |shard| Model::load_shard(&golden(case), shard, Dtype::F32, &mut |_| {}).unwrap();
+        let load = |shard| load(case, shard, Dtype::F32).unwrap();
         let whole = load(Shard::WHOLE);
         for ranks in [2, 4, 8] {
             if (Shard { rank: 0, ranks }).check(whole.config()).is_err() {
@@ -87,7 +92,7 @@ fn shards_agree_with_transformers() {
 #[test]
 fn chunks_give_the_same_bits_as_one_prefill_and_every_run_the_same() {
     let case = "llama-linear-rope-biases";
-    let load = |shard| Model::load_shard(&golden(case), shard, Dtype::Bf16, &mut |_| {}).unwrap();
+    let load = |shard| load(case, shard, Dtype::Bf16).unwrap();
     let tokens: Vec<u32> = (0..29).map(|i| i * 31 % 131).collect();
     let isa = Isa::detect();
     let (whole, _) = logits(&load, 2, isa, &tokens, tokens.len());
@@ -113,9 +118,10 @@ fn a_synthetic_pairs_shards_are_those_of_its_models() {
     let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
     let isa = Isa::detect();
     type Load<'a> = &'a (dyn Fn(Shard) -> Model + Sync);
-    let target: Load<'_> = &|shard| synthetic::shard_pair(&spec, shard, Dtype::F32, &mut |_| {}).unwrap().0;
-    let draft: Load<'_> = &|shard| synthetic::shard_of_draft(&spec, shard, Dtype::F32, &mut |_| {}).unwrap();
-    let of_pair: Load<'_> = &|shard| synthetic::shard_pair(&spec, shard, Dtype::F32, &mut |_| {}).unwrap().1;
+    let of = |source: &WeightSource, shard| Model::load(source, shard, Dtype::F32, &mut |_| {}).unwrap();
+    let target: Load<'_> = &|shard| of(&WeightSource::Synthetic(spec.clone()), shard);
+    let draft: Load<'_> = &|shard| of(&WeightSource::SyntheticDraft(spec.clone()), shard);
+    let of_pair: Load<'_> = &|shard| target(shard).first_layers(spec.draft_layers);
     for (load, other) in [(target, target), (draft, of_pair)] {
         let (whole, _) = logits(other, 1, isa, &tokens, 40);
         assert!(logits(load, 1, isa, &tokens, 40).0 == whole);
@@ -137,7 +143,7 @@ fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
     let scored: Vec<u32> = (0..2 * 131).map(|i| i % 131).collect();
     let scores = |ranks| {
         on_ranks(ranks, |shard, group| {
-            let model = Model::load_shard(&golden(case), shard, Dtype::F32, &mut |_| {}).unwrap();
+            let model = load(case, shard, Dtype::F32).unwrap();
             let mut lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
             lane.join(group);
             let mut kv = KvCache::new(model.kv_shape(1, 16), model.kv_dtype()).unwrap();
@@ -164,13 +170,13 @@ fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
 #[should_panic(expected = "rank and ranks of the lane, and of the model's shard")]
 fn a_shard_does_not_run_alone() {
     let shard = Shard { rank: 0, ranks: 2 };
-    let model = Model::load_shard(&golden("llama"), shard, Dtype::F32, &mut |_| {}).unwrap();
+    let model = load("llama", shard, Dtype::F32).unwrap();
     Session::new(&model, Isa::Portable, 16, 4).feed(0, &[1, 2]);
 }
 
 #[test]
 fn what_cannot_be_split_is_refused_at_load() {
     let shard = Shard { rank: 0, ranks: 3 };
-    let refusal = Model::load_shard(&golden("llama"), shard, Dtype::F32, &mut |_| {}).unwrap_err();
+    let refusal = load("llama", shard, Dtype::F32).unwrap_err();
     assert!(refusal.to_string().contains("over 3 ranks: its 4 heads"), "{refusal}");
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use faser_engine::EngineConfig;
 use faser_kernels::collective::in_process;
 use faser_kernels::{Collective, Isa};
-use faser_models::{Model, Shard};
+use faser_models::Model;
 use faser_topology::{LanePair, Partition, rank_partitions};
 
-use super::{LanePasses, Open, lanes_of};
+use super::{LanePasses, Open, lanes_of, whole_group};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::runner::{CpuBackend, CpuLaneSpec};
@@ -19,34 +19,17 @@ use crate::spec::PassLimits;
 /// A pair on cores of this host.
 #[derive(Clone)]
 pub struct CpuSpec {
-    /// The target model; the first rank's shard, if it is split over a group.
-    pub target: Arc<Model>,
-    /// The draft model, of the same vocabulary, or the first rank's shard; without one nobody speculates.
-    pub draft: Option<Arc<Model>>,
+    /// The target's shards, rank after rank: one, the whole model, where it is not split.
+    pub target: Vec<Arc<Model>>,
+    /// Those of the draft, which has the target's vocabulary and a group of its own: both share ranks as far as they go. Without any,
+    /// nobody speculates.
+    pub draft: Vec<Arc<Model>>,
     /// The cores of both lanes on each partition, all of them first: those of all ranks.
     pub partitions: Vec<LanePair>,
     /// The instruction set of the kernels.
     pub isa: Isa,
-    /// The ranks after the first.
-    pub group: CpuGroup,
-}
-
-/// The ranks after the first: target and draft are each split over a group of their own, which share ranks as far as both go.
-#[derive(Clone)]
-pub struct CpuGroup {
-    /// The target's other shards, from rank 1 on.
-    pub target: Vec<Arc<Model>>,
-    /// The draft's other shards, from rank 1 on.
-    pub draft: Vec<Arc<Model>>,
     /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
-    pub deadline: Duration,
-}
-
-impl Default for CpuGroup {
-    /// No other ranks, and a minute.
-    fn default() -> CpuGroup {
-        CpuGroup { target: Vec::new(), draft: Vec::new(), deadline: Duration::from_secs(60) }
-    }
+    pub rank_deadline: Duration,
 }
 
 impl fmt::Debug for CpuSpec {
@@ -61,25 +44,13 @@ impl fmt::Debug for CpuSpec {
 impl CpuSpec {
     /// Whether the shards are those of whole groups.
     pub(super) fn check(&self) -> Result<(), ServiceError> {
-        for (name, shards) in [("target", self.targets()), ("draft", self.drafts())] {
-            let found: Vec<Shard> = shards.iter().map(|model| model.shard()).collect();
-            if !found.iter().copied().eq(Shard::all(found.len())) {
-                return Err(ServiceError::Contradiction(format!(
-                    "the {name} is given in shards {found:?}: give all of a group, rank after rank"
-                )));
-            }
+        for (name, shards) in [("target", &self.target), ("draft", &self.draft)] {
+            whole_group(name, shards.iter().map(|model| model.shard()).collect())?;
+        }
+        if self.target.is_empty() {
+            return Err(ServiceError::Contradiction("there is no target".to_owned()));
         }
         Ok(())
-    }
-
-    /// The target's shards, rank after rank.
-    pub(crate) fn targets(&self) -> Vec<&Arc<Model>> {
-        std::iter::once(&self.target).chain(&self.group.target).collect()
-    }
-
-    /// The draft's shards; none without a draft.
-    pub(crate) fn drafts(&self) -> Vec<&Arc<Model>> {
-        self.draft.iter().chain(&self.group.draft).collect()
     }
 
     /// How to make the lanes, once: a group that was lost is of no use to the lanes after it.
@@ -94,12 +65,12 @@ impl CpuSpec {
         ways: &dyn Fn(usize, Duration) -> Vec<Option<Arc<dyn Collective>>>,
     ) -> DeviceBuild {
         let limits = PassLimits::of(engine);
-        let (targets, drafts) = (self.targets(), self.drafts());
+        let (targets, drafts) = (&self.target, &self.draft);
         let cores = rank_partitions(&self.partitions, targets.len(), drafts.len().max(1));
         let lanes =
-            |name, models: Vec<&Arc<Model>>, lane: fn(&LanePair) -> &Partition, blocks, max_logit_rows| {
-                let ways = ways(models.len(), self.group.deadline);
-                let parts = models.into_iter().zip(&cores).zip(ways);
+            |name, models: &[Arc<Model>], lane: fn(&LanePair) -> &Partition, blocks, max_logit_rows| {
+                let ways = ways(models.len(), self.rank_deadline);
+                let parts = models.iter().zip(&cores).zip(ways);
                 let ranks = parts.map(|((model, cores), way)| {
                     let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
                     let (isa, block_size, max_rows) = (self.isa, engine.block_size, limits.rows);
@@ -121,9 +92,9 @@ impl CpuSpec {
     pub(crate) fn open_lane(&self, lane: &LanePasses) -> Vec<Open<CpuBackend>> {
         let pair = &self.partitions[lane.place];
         let (models, cores) =
-            if lane.drafts { (self.drafts(), &pair.draft) } else { (self.targets(), &pair.verify) };
+            if lane.drafts { (&self.draft, &pair.draft) } else { (&self.target, &pair.verify) };
         let (ranks, name) = (models.len(), if lane.drafts { "draft" } else { "verify" });
-        let parts = models.into_iter().zip(cores.split(ranks)).zip(ways(ranks, self.group.deadline));
+        let parts = models.iter().zip(cores.split(ranks)).zip(ways(ranks, self.rank_deadline));
         let open = parts.map(|((model, cores), way)| {
             let spec = CpuLaneSpec {
                 partitions: vec![cores],

@@ -12,7 +12,7 @@ use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
-use super::{LanePasses, LaneSizes, ModelFacts, Open, lanes_of};
+use super::{LanePasses, LaneSizes, ModelFacts, Open, lanes_of, whole_group};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::profile::SAMPLED_ROWS;
@@ -42,28 +42,12 @@ pub struct CudaSource {
 /// A pair on a GPU, or on the GPUs of a group.
 #[derive(Clone, Debug)]
 pub struct CudaSpec {
-    /// The GPU; the first rank's.
-    pub device: CudaDevice,
+    /// A GPU for each rank of the target, with its shard; the first of them may have shards of the draft.
+    pub ranks: Vec<CudaDevice>,
     /// SMs of the draft lane on each partition behind the first, which is the whole GPU for both lanes. The verify lane has the rest.
     pub draft_sms: Vec<u32>,
-    /// The ranks after the first.
-    pub group: CudaGroup,
-}
-
-/// The ranks after the first: each has a GPU with its shard of the target, and the first of them may have shards of the draft.
-#[derive(Clone, Debug)]
-pub struct CudaGroup {
-    /// Their GPUs, from rank 1 on.
-    pub others: Vec<CudaDevice>,
     /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
-    pub deadline: Duration,
-}
-
-impl Default for CudaGroup {
-    /// No other ranks, and a minute.
-    fn default() -> CudaGroup {
-        CudaGroup { others: Vec::new(), deadline: Duration::from_secs(60) }
-    }
+    pub rank_deadline: Duration,
 }
 
 /// A GPU that is opened when it is first wanted. Clones are the same one.
@@ -171,17 +155,12 @@ impl OnGpu {
 }
 
 impl CudaSpec {
-    /// The GPUs, rank after rank.
-    pub(crate) fn devices(&self) -> impl Iterator<Item = &CudaDevice> {
-        std::iter::once(&self.device).chain(&self.group.others)
-    }
-
     /// Opens the GPUs, rank after rank, or takes them as they are, and makes sure that their SMs can be shared out as said.
     ///
     /// # Errors
     /// As [`CudaDevice::open`]; a partition cannot be had, or the shards are not those of whole groups.
     pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Arc<OnGpu>>, ServiceError> {
-        let ranks = self.devices().map(|device| device.open(progress)).collect::<Result<Vec<_>, _>>()?;
+        let ranks = self.ranks.iter().map(|device| device.open(progress)).collect::<Result<Vec<_>, _>>()?;
         for rank in &ranks {
             rank.shares(&self.draft_sms)?;
         }
@@ -189,18 +168,16 @@ impl CudaSpec {
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
         let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
-        for (name, found) in [("target", target), ("draft", draft)] {
-            if drafts_later || !found.iter().copied().eq(Shard::all(found.len())) {
-                return Err(ServiceError::Contradiction(format!(
-                    "the {name} is given in shards {found:?}: give all of a group, rank after rank"
-                )));
-            }
+        if drafts_later {
+            return Err(ServiceError::Contradiction("shards of the draft are on the first ranks".to_owned()));
         }
+        whole_group("target", target)?;
+        whole_group("draft", draft)?;
         Ok(ranks)
     }
 
     pub(super) fn partitions(&self) -> Vec<LaneSizes> {
-        let sms = self.device.source().info.sms;
+        let sms = self.ranks.first().map_or(0, |first| first.source().info.sms);
         let split =
             |&draft: &u32| LaneSizes { draft: draft as usize, verify: (sms - draft.min(sms)) as usize };
         let whole = LaneSizes { draft: sms as usize, verify: sms as usize };
@@ -210,9 +187,9 @@ impl CudaSpec {
     pub(super) fn build(&self, engine: &EngineConfig) -> Result<DeviceBuild, ServiceError> {
         let ranks = self.open(&mut |_| {})?;
         let limits = PassLimits::of(engine);
-        let mut verify_seats = seats(ranks.len(), self.group.deadline)?.into_iter();
+        let mut verify_seats = seats(ranks.len(), self.rank_deadline)?.into_iter();
         let drafts = ranks.iter().filter(|rank| rank.draft.is_some()).count();
-        let mut draft_seats = seats(drafts, self.group.deadline)?.into_iter();
+        let mut draft_seats = seats(drafts, self.rank_deadline)?.into_iter();
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
         for rank in &ranks {
             let shares = rank.shares(&self.draft_sms)?;
@@ -254,7 +231,7 @@ impl CudaSpec {
             let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts, hidden: None };
             models.extend(of_lane.map(|model| (model, spec)));
         }
-        let seats = seats(models.len(), self.group.deadline)?;
+        let seats = seats(models.len(), self.rank_deadline)?;
         Ok(models.into_iter().zip(seats).map(|((model, spec), seat)| opened(model, spec, seat)).collect())
     }
 }

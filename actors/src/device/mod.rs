@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use faser_engine::EngineConfig;
 use faser_kernels::Dtype;
-use faser_models::{Model, ModelConfig};
+use faser_models::{Model, ModelConfig, Shard};
 
 use crate::error::ServiceError;
 use crate::gpu_actor::{DeviceBuild, DeviceFactory, RankBuild};
@@ -15,9 +15,9 @@ use crate::lane::{Build, Follow, Run, Work};
 use crate::runner::{DraftRunner, LaneBackend, MASK_PATIENCE, VerifyRunner};
 use crate::shed::{Fallen, ShedReader};
 
+pub use cpu::CpuSpec;
 pub(crate) use cpu::ways;
-pub use cpu::{CpuGroup, CpuSpec};
-pub use cuda::{CudaDevice, CudaGroup, CudaSource, CudaSpec, CudaWeights, OnGpu};
+pub use cuda::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
 
 /// The pair and where it runs. Clones share the weights.
 #[derive(Clone, Debug)]
@@ -63,26 +63,20 @@ impl DeviceSpec {
     /// The target model.
     pub fn target(&self) -> ModelFacts {
         match self {
-            DeviceSpec::Cpu(spec) => facts_of_shards(&spec.target, &spec.group.target),
+            DeviceSpec::Cpu(spec) => of_all_ranks(spec.target.iter().map(|shard| ModelFacts::of(shard))),
             DeviceSpec::Cuda(spec) => {
-                let first = spec.device.source().target.clone();
-                let others = spec.group.others.iter().map(|rank| rank.source().target.weight_bytes);
-                ModelFacts { weight_bytes: first.weight_bytes + others.sum::<u64>(), ..first }
+                of_all_ranks(spec.ranks.iter().map(|rank| rank.source().target.clone()))
             }
         }
+        .expect("a device has a rank")
     }
 
     /// The draft model; without one nobody speculates.
     pub fn draft(&self) -> Option<ModelFacts> {
         match self {
-            DeviceSpec::Cpu(spec) => {
-                spec.draft.as_ref().map(|draft| facts_of_shards(draft, &spec.group.draft))
-            }
+            DeviceSpec::Cpu(spec) => of_all_ranks(spec.draft.iter().map(|shard| ModelFacts::of(shard))),
             DeviceSpec::Cuda(spec) => {
-                let first = spec.device.source().draft.clone()?;
-                let others = spec.group.others.iter().flat_map(|rank| &rank.source().draft);
-                let others: u64 = others.map(|draft| draft.weight_bytes).sum();
-                Some(ModelFacts { weight_bytes: first.weight_bytes + others, ..first })
+                of_all_ranks(spec.ranks.iter().filter_map(|rank| rank.source().draft.clone()))
             }
         }
     }
@@ -170,13 +164,14 @@ impl DeviceSpec {
 
     /// Ranks of the target's group, and of the draft's; 1 where a model is whole.
     pub fn ranks(&self) -> (usize, usize) {
-        match self {
-            DeviceSpec::Cpu(spec) => (1 + spec.group.target.len(), 1 + spec.group.draft.len()),
+        let (target, draft) = match self {
+            DeviceSpec::Cpu(spec) => (spec.target.len(), spec.draft.len()),
             DeviceSpec::Cuda(spec) => {
-                let drafts = spec.devices().filter(|rank| rank.source().draft.is_some()).count();
-                (1 + spec.group.others.len(), drafts.max(1))
+                let drafts = spec.ranks.iter().filter(|rank| rank.source().draft.is_some());
+                (spec.ranks.len(), drafts.count())
             }
-        }
+        };
+        (target, draft.max(1))
     }
 
     /// Checks what the parts say of each other.
@@ -288,8 +283,16 @@ fn following<B: 'static, R: 'static, W: Work + Clone + Sync>(
 }
 
 /// Of a model in shards: its weights are those of all ranks.
-fn facts_of_shards(first: &Model, others: &[Arc<Model>]) -> ModelFacts {
-    let facts = ModelFacts::of(first);
-    let others: u64 = others.iter().map(|shard| shard.weight_bytes()).sum();
-    ModelFacts { weight_bytes: facts.weight_bytes + others, ..facts }
+fn of_all_ranks(shards: impl Iterator<Item = ModelFacts>) -> Option<ModelFacts> {
+    shards.reduce(|all, own| ModelFacts { weight_bytes: all.weight_bytes + own.weight_bytes, ..all })
+}
+
+/// Refuses shards that are not those of a whole group, rank after rank.
+fn whole_group(model: &str, found: Vec<Shard>) -> Result<(), ServiceError> {
+    if found.iter().copied().eq(Shard::all(found.len())) {
+        return Ok(());
+    }
+    Err(ServiceError::Contradiction(format!(
+        "the {model} is given in shards {found:?}: give all of a group, rank after rank"
+    )))
 }

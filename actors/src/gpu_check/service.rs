@@ -7,12 +7,12 @@ use faser_engine::{DraftSource, EngineConfig, FinishReason, Policy, SpeculationB
 use faser_kernels::cuda::check::{CheckResult, Report, Setting, StrayArgs};
 use faser_kernels::cuda::{BLOCK_SIZE, CudaLane, Share, probe_one};
 use faser_kernels::{Dtype, Isa, Sampling};
-use faser_models::Model;
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{Model, Shard, WeightSource};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
-use crate::device::{CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
+use crate::device::{CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
 use crate::failures::WatchdogConfig;
 use crate::service::Service;
 use crate::spec::ServiceSpec;
@@ -24,6 +24,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 const REQUESTS: u64 = 4;
 /// SMs of the draft lane on the split.
 const SPLIT: u32 = 16;
+const RANK_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Requests of a small pair in f32, under some policies, give the CPU's tokens; but for ties that rounding decides, which are rare.
 ///
@@ -50,7 +51,7 @@ pub fn lost(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let expected = pair.tokens(pair.on_cpu()?, policy.clone(), None)?;
     let device = pair.on_gpu(setting)?;
     let DeviceSpec::Cuda(cuda) = &device else { return Err("not a GPU".into()) };
-    let on_gpu = cuda.device.open(&mut |_| {})?;
+    let on_gpu = cuda.ranks[0].open(&mut |_| {})?;
     on_gpu.gpu.load_checks()?;
     // Ready before: the requests do not take long.
     let stray = CudaLane::new(&[Share::whole(&on_gpu.gpu)], false)?;
@@ -58,7 +59,7 @@ pub fn lost(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     drop(on_gpu);
     let found = pair.tokens(device.clone(), policy, Some(stray))?;
     report.right("the context was let go, and the pair is on another one", before.upgrade().is_none());
-    report.right("which works", cuda.device.open(&mut |_| {})?.gpu.memory().is_ok());
+    report.right("which works", cuda.ranks[0].open(&mut |_| {})?.gpu.memory().is_ok());
     compare(&expected, &found, "the CPU's tokens all the same", report);
     Ok(())
 }
@@ -105,9 +106,14 @@ impl Pair {
     fn on_cpu(&self) -> Result<DeviceSpec, Failure> {
         let lane = Partition { cores: vec![0] };
         let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
-        let (target, draft) = (self.target.clone(), Some(self.draft.clone()));
-        let (isa, group) = (Isa::auto()?, CpuGroup::default());
-        Ok(DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, group }))
+        let (target, draft) = (vec![self.target.clone()], vec![self.draft.clone()]);
+        Ok(DeviceSpec::Cpu(CpuSpec {
+            target,
+            draft,
+            partitions,
+            isa: Isa::auto()?,
+            rank_deadline: RANK_DEADLINE,
+        }))
     }
 
     fn on_gpu(&self, setting: &Setting) -> Result<DeviceSpec, Failure> {
@@ -121,11 +127,17 @@ impl Pair {
             target: ModelFacts::of(&self.target),
             draft: Some(ModelFacts::of(&self.draft)),
             weights: Arc::new(move |gpu, progress| {
-                let (target, draft) = CudaModel::synthetic_pair(gpu, &spec, Dtype::F32, progress)?;
+                let source = WeightSource::Synthetic(spec.clone());
+                let target = CudaModel::load(gpu, &source, Shard::WHOLE, Dtype::F32, progress)?;
+                let draft = target.first_layers(spec.draft_layers);
                 Ok(vec![target, draft])
             }),
         });
-        Ok(DeviceSpec::Cuda(CudaSpec { device, draft_sms: vec![SPLIT], group: CudaGroup::default() }))
+        Ok(DeviceSpec::Cuda(CudaSpec {
+            ranks: vec![device],
+            draft_sms: vec![SPLIT],
+            rank_deadline: RANK_DEADLINE,
+        }))
     }
 
     fn service(&self, device: DeviceSpec, policy: Policy) -> ServiceSpec {

@@ -183,7 +183,7 @@ mod tests {
     use faser_topology::{LanePair, Partition};
     use std::sync::Arc;
 
-    use crate::device::{CpuGroup, CpuSpec};
+    use crate::device::CpuSpec;
 
     #[test]
     fn a_target_costs_more_than_its_draft_and_more_rows_cost_more() {
@@ -205,11 +205,11 @@ mod tests {
         let costs = profile(
             &ProfileSpec {
                 device: &DeviceSpec::Cpu(CpuSpec {
-                    target: Arc::new(target),
-                    draft: Some(Arc::new(draft)),
+                    target: vec![Arc::new(target)],
+                    draft: vec![Arc::new(draft)],
                     partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
                     isa: Isa::detect(),
-                    group: CpuGroup::default(),
+                    rank_deadline: std::time::Duration::from_secs(60),
                 }),
                 block_size: 16,
                 max_rows: 64,

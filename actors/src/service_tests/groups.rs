@@ -4,7 +4,7 @@ use super::*;
 
 use std::collections::HashMap;
 
-use faser_models::Shard;
+use faser_models::{Shard, WeightSource};
 
 use crate::drill::Disturbed;
 use crate::gpu_actor::DeviceFactory;
@@ -35,26 +35,24 @@ pub(super) fn split(target: usize, draft: usize) -> ServiceSpec {
         let mut made = SHARDS.get_or_init(Mutex::default).lock().expect("the shards");
         let key = (2 * shard.ranks + usize::from(drafts), shard.rank);
         let make = || {
-            let (target, draft) =
-                synthetic::shard_pair(&shape(), shard, Dtype::F32, &mut |_| {}).expect("a shard");
-            Arc::new(if drafts { draft } else { target })
+            let source = if drafts { WeightSource::SyntheticDraft } else { WeightSource::Synthetic };
+            let model = Model::load(&source(shape()), shard, Dtype::F32, &mut |_| {});
+            Arc::new(model.expect("a shard"))
         };
         made.entry(key).or_insert_with(make).clone()
     };
-    let mut targets = Shard::all(target).map(|shard| of(shard, false));
-    let mut drafts = Shard::all(draft).map(|shard| of(shard, true));
     let lane = Partition { cores: vec![0, 1] };
     let apart = |core| Partition { cores: vec![core] };
     let mut spec = spec();
     spec.device = DeviceSpec::Cpu(CpuSpec {
-        target: targets.next().expect("a target"),
-        draft: drafts.next(),
+        target: Shard::all(target).map(|shard| of(shard, false)).collect(),
+        draft: Shard::all(draft).map(|shard| of(shard, true)).collect(),
         partitions: vec![
             LanePair { draft: lane.clone(), verify: lane },
             LanePair { draft: apart(1), verify: apart(0) },
         ],
         isa: Isa::detect(),
-        group: CpuGroup { target: targets.collect(), draft: drafts.collect(), deadline: PATIENCE },
+        rank_deadline: PATIENCE,
     });
     spec
 }
@@ -161,7 +159,7 @@ fn a_rank_that_hangs_is_lost_at_the_deadline_and_streams_go_on_on_the_next() {
         for rank in [0, 1] {
             let mut spec = split(2, 1);
             if let DeviceSpec::Cpu(cpu) = &mut spec.device {
-                cpu.group.deadline = Duration::from_millis(1500);
+                cpu.rank_deadline = Duration::from_millis(1500);
             }
             let gate = Gate::default();
             let hang = gate.clone();
@@ -200,10 +198,10 @@ fn shards_that_are_no_group_are_refused() {
         let error = in_system(Service::start(spec)).err().expect("it is refused").to_string();
         assert!(error.contains("give all of a group"), "{error}");
     };
-    contradicts(|cpu| cpu.group.target.clear());
-    contradicts(|cpu| std::mem::swap(&mut cpu.group.target[0], &mut cpu.target));
-    contradicts(|cpu| cpu.group.draft.push(cpu.group.draft[0].clone()));
-    contradicts(|cpu| cpu.draft = None);
+    contradicts(|cpu| cpu.target.truncate(1));
+    contradicts(|cpu| cpu.target.swap(0, 1));
+    contradicts(|cpu| cpu.draft.push(cpu.draft[1].clone()));
+    contradicts(|cpu| drop(cpu.draft.remove(0)));
 }
 
 #[test]

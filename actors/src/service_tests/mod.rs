@@ -25,7 +25,7 @@ use crate::drill::before_each;
 use crate::gpu_actor::DeviceBuild;
 use crate::lane::Build;
 use crate::{
-    CpuGroup, CpuSpec, DeviceSpec, DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError,
+    CpuSpec, DeviceSpec, DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError,
     TokenStream, Update, WatchdogConfig,
 };
 
@@ -60,11 +60,11 @@ fn spec() -> ServiceSpec {
     let lane = Partition { cores: vec![0] };
     ServiceSpec {
         device: DeviceSpec::Cpu(CpuSpec {
-            target,
-            draft: Some(draft),
+            target: vec![target],
+            draft: vec![draft],
             partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
             isa: Isa::detect(),
-            group: CpuGroup::default(),
+            rank_deadline: PATIENCE,
         }),
         engine: EngineConfig {
             block_size: 16,
@@ -347,7 +347,7 @@ fn contradictory_specifications_are_refused() {
         let DeviceSpec::Cpu(cpu) = &mut spec.device else { panic!("a CPU") };
         cpu
     }
-    contradicts(|spec| cpu(spec).draft = None);
+    contradicts(|spec| cpu(spec).draft.clear());
     contradicts(|spec| spec.engine.draft = DraftSource::Lookup);
     contradicts(|spec| cpu(spec).partitions.clear());
     contradicts(|spec| spec.engine.max_context = 1 << 20);

@@ -110,7 +110,7 @@ impl DeviceKey {
                 }
             }
             (DeviceSpec::Cuda(spec), machine) => {
-                let info = &spec.device.source().info;
+                let info = &spec.ranks[0].source().info;
                 let host =
                     if let Machine::Gpus { host, .. } = machine { host.clone() } else { String::new() };
                 let (target_ranks, draft_ranks) = device.ranks();

@@ -2,15 +2,19 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use faser_kernels::Dtype;
 
 use super::weight_files;
-use crate::{Model, ModelError};
+use crate::{Model, ModelError, Progress, Shard, WeightSource};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+
+fn load(dir: &Path, dtype: Dtype, progress: &mut dyn FnMut(Progress)) -> Result<Model, ModelError> {
+    Model::load(&WeightSource::folder(dir)?, Shard::WHOLE, dtype, progress)
+}
 
 /// A copy of a golden model that a test may damage; removed when dropped.
 struct Copy(PathBuf);
@@ -27,7 +31,7 @@ impl Copy {
     }
 
     fn load(&self) -> Result<Model, ModelError> {
-        Model::load(&self.0, Dtype::F32, &mut |_| {})
+        load(&self.0, Dtype::F32, &mut |_| {})
     }
 
     fn refusal(&self) -> String {
@@ -63,7 +67,7 @@ impl Drop for Copy {
 fn progress_counts_every_byte_once() {
     let copy = Copy::of("qwen3-sharded", "progress");
     let mut seen = Vec::new();
-    Model::load(&copy.0, Dtype::F32, &mut |progress| seen.push(progress)).unwrap();
+    load(&copy.0, Dtype::F32, &mut |progress| seen.push(progress)).unwrap();
     assert_eq!(seen[0].done_bytes, 0);
     assert!(seen.windows(2).all(|pair| pair[0].done_bytes < pair[1].done_bytes));
     let last = seen.last().unwrap();
@@ -210,7 +214,7 @@ fn what_is_no_number_is_named_in_every_type() {
             tensors.insert(tensor.to_owned(), new);
         });
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8] {
-            let refused = Model::load(&copy.0, dtype, &mut |_| {}).unwrap_err().to_string();
+            let refused = load(&copy.0, dtype, &mut |_| {}).unwrap_err().to_string();
             let said = format!("`{tensor}` has {value} at place 3");
             assert!(refused.contains(&said), "{said}, {dtype}: {refused}");
         }
@@ -227,7 +231,7 @@ fn what_transformers_makes_no_number_of_is_refused() {
         serde_json::from_str(&fs::read_to_string(dir.join("expected.json")).unwrap()).unwrap();
     assert_eq!(expected["logits_that_are_numbers"], 0);
     let said = format!("`{}` has NaN at place {}", expected["tensor"].as_str().unwrap(), expected["place"]);
-    let refused = Model::load(&dir, Dtype::Bf16, &mut |_| {}).unwrap_err().to_string();
+    let refused = load(&dir, Dtype::Bf16, &mut |_| {}).unwrap_err().to_string();
     assert!(refused.contains(&said), "{said}: {refused}");
 }
 

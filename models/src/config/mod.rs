@@ -90,6 +90,12 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// The same shape with the first `layers` layers alone.
+    pub(crate) fn first_layers(&self, layers: usize) -> ModelConfig {
+        let layers = self.layers.iter().take(layers).cloned().collect();
+        ModelConfig { layers, ..self.clone() }
+    }
+
     /// Reads and checks `config.json` of a model directory, and `generation_config.json` if it is there.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ impl CudaPasses {
         let own = model.shard().tokens(&model.config);
         let scores = ScoreTokensArgs {
             x: self.final_normed.ptr(),
-            w: model.head.ptr(),
+            w: model.parts.head.ptr(),
             tokens: pass.rivals,
             out: pass.scores,
             rows: pass.test_count,
@@ -104,7 +104,7 @@ impl CudaPasses {
         let product = Product {
             element: model.element,
             x: self.final_normed.ptr(),
-            w: model.head.ptr(),
+            w: model.parts.head.ptr(),
             bias: Ptr::NULL,
             out: self.logits.ptr(),
             rows: bucket,

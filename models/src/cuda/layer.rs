@@ -33,7 +33,7 @@ impl CudaPasses {
     }
 
     fn layer(&mut self, model: &CudaModel, index: usize) -> Result<(), CudaError> {
-        let (config, layer, pass) = (&model.own, &model.layers[index], self.pass.rows);
+        let (config, layer, pass) = (&model.own, &model.parts.layers[index], self.pass.rows);
         let LayerSpec { attention, mlp } = &config.layers[index];
         let (element, bucket, sms) = (model.element, pass.bucket as u32, self.lane.sms());
         let (q, kv) = (config.q_width(), config.kv_width());
@@ -149,7 +149,7 @@ impl CudaPasses {
         let out = self.gathered.ptr();
         let args = GatherRowsArgs { x: self.x.ptr(), indices, out, rows: rows.0, cols, stride };
         self.lane.launch(&args.launch(rows.1, sms))?;
-        self.norm(self.gathered.ptr(), self.model.norm.ptr(), self.final_normed.ptr(), rows)
+        self.norm(self.gathered.ptr(), self.model.parts.norm.ptr(), self.final_normed.ptr(), rows)
     }
 
     fn norm(&mut self, x: Ptr, weight: Ptr, out: Ptr, rows: (Ptr, u32)) -> Result<(), CudaError> {

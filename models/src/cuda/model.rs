@@ -1,17 +1,14 @@
 //! The weights of a model in a GPU's memory, row after row as kernels and cublasLt take them.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, Ptr, Upload};
 use faser_kernels::{Dtype, RopeTable, Source};
 
-use crate::checkpoint::{Checkpoint, Files};
-use crate::layer::{Branch, Layer};
-use crate::load::{Held, Packer, Shapes, Tensors, counted, load};
+use crate::layer::Branch;
+use crate::load::{Held, Packer, Shapes, counted, load};
 use crate::model::{Parts, rope_table};
-use crate::synthetic::{Synthetic, SyntheticSpec};
-use crate::{ModelConfig, ModelError, Progress, Shard};
+use crate::{ModelConfig, ModelError, Progress, Shard, WeightSource};
 
 /// A model whose weights are on a GPU, or a rank's shard of it. Layers that the models of a pair have in common are there once.
 pub struct CudaModel {
@@ -21,15 +18,9 @@ pub struct CudaModel {
     pub(super) own: ModelConfig,
     pub(super) element: Element,
     pub(super) gpu: Arc<Gpu>,
-    pub(super) embedding: Arc<DeviceBuffer>,
-    pub(super) layers: Vec<Arc<CudaLayer>>,
-    pub(super) norm: Arc<DeviceBuffer>,
-    pub(super) head: Arc<DeviceBuffer>,
+    pub(super) parts: CudaParts,
     pub(super) rope: Arc<DeviceBuffer>,
 }
-
-/// A layer's weights on a GPU.
-pub(super) type CudaLayer = Layer<DeviceBuffer, DeviceBuffer>;
 
 /// A branch's weights on a GPU.
 pub(super) type CudaBranch = Branch<DeviceBuffer, DeviceBuffer>;
@@ -43,106 +34,52 @@ pub(super) fn ptr(buffer: &Option<DeviceBuffer>) -> Ptr {
 }
 
 impl CudaModel {
-    /// Loads a model directory, as [`Model::load`](crate::Model::load) does, into a GPU's memory. The host's memory has two pieces of 16 MiB
-    /// of it at a time, beside the files' pages.
+    /// Loads a rank's shard of a model into a GPU's memory, as [`Model::load`](crate::Model::load) does into the host's, which has two pieces
+    /// of 16 MiB of it at a time, beside the files' pages; or one layer, where weights are made.
     ///
     /// # Errors
     /// As there; or there is no kernel for the dtype or a shape, or the GPU has not enough memory, and how much it takes.
     pub fn load(
         gpu: &Arc<Gpu>,
-        dir: &Path,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<CudaModel, ModelError> {
-        CudaModel::load_shard(gpu, dir, Shard::WHOLE, dtype, progress)
-    }
-
-    /// As [`CudaModel::load`], one rank's shard of the model: nothing else is read of the files but their headers.
-    ///
-    /// # Errors
-    /// As [`CudaModel::load`], or the model cannot be split so.
-    pub fn load_shard(
-        gpu: &Arc<Gpu>,
-        dir: &Path,
+        source: &WeightSource,
         shard: Shard,
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<CudaModel, ModelError> {
-        CudaModel::load_as(gpu, ModelConfig::load(dir)?, dir, shard, dtype, progress)
+        source.open(shard, dtype, |config, tensors| {
+            let element = element(dtype)?;
+            fits(gpu, &config, element)?;
+            let needed_bytes = CudaModel::weight_bytes(&config, shard, dtype)?;
+            let (free_bytes, total_bytes) = gpu.memory()?;
+            if needed_bytes > free_bytes as u64 {
+                return Err(CudaError::Weights { needed_bytes, dtype, free_bytes, total_bytes }.into());
+            }
+            let mut upload = Upload::new(gpu)?;
+            let fill = |buffer: &DeviceBuffer, element, sources: &[Source<'_>]| {
+                let mut first = 0;
+                for source in sources {
+                    upload.numbers(buffer, first, *source, element)?;
+                    first += source.len();
+                }
+                Ok(())
+            };
+            let mut packer = RowsPacker { gpu, element, reads: true, fill };
+            let parts = load(&config, shard, tensors, &mut packer, progress)?;
+            CudaModel::new(gpu, (config, shard), element, parts, upload)
+        })
     }
 
-    /// As [`CudaModel::load_shard`], with a config that was loaded before.
-    ///
-    /// # Errors
-    /// As [`CudaModel::load_shard`].
-    pub fn load_as(
-        gpu: &Arc<Gpu>,
-        config: ModelConfig,
-        dir: &Path,
-        shard: Shard,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<CudaModel, ModelError> {
-        let files = Files::map(dir)?;
-        CudaModel::of(gpu, (config, shard), &mut Checkpoint::new(&files)?, dtype, progress)
-    }
-
-    /// Makes the pair of [`synthetic::pair`](crate::synthetic::pair) in a GPU's memory: target and draft, whose layers are the target's first.
-    /// The host's memory has one layer of it at a time.
-    ///
-    /// # Errors
-    /// As there, and as [`CudaModel::load`].
-    pub fn synthetic_pair(
-        gpu: &Arc<Gpu>,
-        spec: &SyntheticSpec,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<(CudaModel, CudaModel), ModelError> {
-        CudaModel::synthetic_shards(gpu, spec, Shard::WHOLE, dtype, progress)
-    }
-
-    /// As [`CudaModel::synthetic_pair`], one rank's shards of both, of a pair that is split alike.
-    ///
-    /// # Errors
-    /// As there, or the models cannot be split so.
-    pub fn synthetic_shards(
-        gpu: &Arc<Gpu>,
-        spec: &SyntheticSpec,
-        shard: Shard,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<(CudaModel, CudaModel), ModelError> {
-        let mut tensors = Synthetic::new(spec, dtype)?;
-        let target = CudaModel::of(gpu, (spec.config(spec.layers), shard), &mut tensors, dtype, progress)?;
-        let config = spec.config(spec.draft_layers);
-        let draft = CudaModel {
-            own: shard.config(&config),
-            config,
-            shard,
-            element: target.element,
-            gpu: gpu.clone(),
-            embedding: target.embedding.clone(),
-            layers: target.layers.iter().take(spec.draft_layers).cloned().collect(),
-            norm: target.norm.clone(),
-            head: target.head.clone(),
-            rope: target.rope.clone(),
-        };
-        Ok((target, draft))
-    }
-
-    /// One rank's shard of the draft of such a pair alone.
-    ///
-    /// # Errors
-    /// As [`CudaModel::synthetic_shards`].
-    pub fn synthetic_draft(
-        gpu: &Arc<Gpu>,
-        spec: &SyntheticSpec,
-        shard: Shard,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<CudaModel, ModelError> {
-        let alone = SyntheticSpec { layers: spec.draft_layers, ..spec.clone() };
-        Ok(CudaModel::synthetic_shards(gpu, &alone, shard, dtype, progress)?.1)
+    /// The model of the first `layers` layers, which are shared.
+    pub fn first_layers(&self, layers: usize) -> CudaModel {
+        CudaModel {
+            config: self.config.first_layers(layers),
+            shard: self.shard,
+            own: self.own.first_layers(layers),
+            element: self.element,
+            gpu: self.gpu.clone(),
+            parts: self.parts.first_layers(layers),
+            rope: self.rope.clone(),
+        }
     }
 
     /// Bytes of GPU memory that the weights of a shard of such a model take.
@@ -154,51 +91,18 @@ impl CudaModel {
         Ok(weights + (whole.max_context * whole.head_dim * size_of::<f32>()) as u64)
     }
 
-    fn of(
+    /// A shard with these weights; `upload` brought them.
+    pub(super) fn new(
         gpu: &Arc<Gpu>,
         (config, shard): (ModelConfig, Shard),
-        tensors: &mut dyn Tensors,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<CudaModel, ModelError> {
-        shard.check(&config)?;
-        let element = element(dtype)?;
-        fits(gpu, &config, element)?;
-        let needed_bytes = CudaModel::weight_bytes(&config, shard, dtype)?;
-        let (free_bytes, total_bytes) = gpu.memory()?;
-        if needed_bytes > free_bytes as u64 {
-            return Err(CudaError::Weights { needed_bytes, dtype, free_bytes, total_bytes }.into());
-        }
-        let mut packer = CudaPacker { gpu, upload: Upload::new(gpu)?, element };
-        let Parts { embedding, layers, norm, head } = load(&config, shard, tensors, &mut packer, progress)?;
-        let rope = Arc::new(copy_rope(gpu, &mut packer.upload, &rope_table(&config)?)?);
-        packer.upload.finish()?;
-        let own = shard.config(&config);
-        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), embedding, layers, norm, head, rope })
-    }
-
-    /// A whole model of this shape with these weights.
-    pub(super) fn whole(
-        config: ModelConfig,
         element: Element,
-        gpu: &Arc<Gpu>,
         parts: CudaParts,
-        rope: DeviceBuffer,
-    ) -> CudaModel {
-        let Parts { embedding, layers, norm, head } = parts;
-        let (own, shard) = (config.clone(), Shard::WHOLE);
-        CudaModel {
-            config,
-            shard,
-            own,
-            element,
-            gpu: gpu.clone(),
-            embedding,
-            layers,
-            norm,
-            head,
-            rope: Arc::new(rope),
-        }
+        mut upload: Upload,
+    ) -> Result<CudaModel, ModelError> {
+        let rope = Arc::new(copy_rope(gpu, &mut upload, &rope_table(&config)?)?);
+        upload.finish()?;
+        let own = shard.config(&config);
+        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, rope })
     }
 
     /// The shape of the whole model.
@@ -222,33 +126,25 @@ impl CudaModel {
     }
 }
 
-/// Rows in a GPU's memory.
-struct CudaPacker<'a> {
-    gpu: &'a Arc<Gpu>,
-    upload: Upload,
-    element: Element,
+/// Rows in a GPU's memory, which `fill` fills with their sources, one after the other.
+pub(super) struct RowsPacker<'a, F> {
+    pub(super) gpu: &'a Arc<Gpu>,
+    pub(super) element: Element,
+    pub(super) reads: bool,
+    pub(super) fill: F,
 }
 
-impl CudaPacker<'_> {
-    /// Sources one after the other.
+impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> RowsPacker<'_, F> {
     fn buffer(&mut self, sources: &[Source<'_>], element: Element) -> Result<DeviceBuffer, ModelError> {
         let len: usize = sources.iter().map(Source::len).sum();
         let buffer = DeviceBuffer::unfilled(self.gpu, len * element.bytes(), "a tensor of the weights")?;
-        let mut first = 0;
-        for source in sources {
-            self.upload.numbers(&buffer, first, *source, element)?;
-            first += source.len();
-        }
+        (self.fill)(&buffer, element, sources)?;
         Ok(buffer)
     }
 }
 
 /// The angles of all positions, copied.
-pub(super) fn copy_rope(
-    gpu: &Arc<Gpu>,
-    upload: &mut Upload,
-    rope: &RopeTable,
-) -> Result<DeviceBuffer, CudaError> {
+fn copy_rope(gpu: &Arc<Gpu>, upload: &mut Upload, rope: &RopeTable) -> Result<DeviceBuffer, CudaError> {
     let row = rope.head_dim();
     let len = rope.max_positions() * row;
     let buffer = DeviceBuffer::unfilled(gpu, len * size_of::<f32>(), "the rope table")?;
@@ -258,10 +154,14 @@ pub(super) fn copy_rope(
     Ok(buffer)
 }
 
-impl Packer for CudaPacker<'_> {
+impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> Packer for RowsPacker<'_, F> {
     type Table = DeviceBuffer;
     type Matrix = DeviceBuffer;
     type Vector = DeviceBuffer;
+
+    fn reads(&self) -> bool {
+        self.reads
+    }
 
     fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<DeviceBuffer, ModelError> {
         self.buffer(&[source], self.element)

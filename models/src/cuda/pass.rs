@@ -331,7 +331,7 @@ impl CudaPasses {
         let config = &self.model.config;
         let own = self.model.shard().tokens(config);
         let args = EmbedArgs {
-            table: self.model.embedding.ptr(),
+            table: self.model.parts.embedding.ptr(),
             tokens,
             out: self.x.ptr(),
             rows: self.pass.rows.counts,

@@ -1,7 +1,5 @@
 //! Weights as the CPU's kernels take them.
 
-use std::sync::Arc;
-
 use faser_kernels::{Dtype, Matrix, Source, Table, Vector};
 
 use super::Packer;
@@ -28,15 +26,5 @@ impl Packer for CpuPacker {
 
     fn vector(&mut self, sources: &[Source<'_>]) -> Result<Vector, ModelError> {
         Ok(Vector::concat(sources))
-    }
-
-    fn tied_head(
-        &mut self,
-        _embedding: &Arc<Table>,
-        tensor: &str,
-        inputs: usize,
-        source: Source<'_>,
-    ) -> Result<Arc<Matrix>, ModelError> {
-        self.matrix(tensor, inputs, &[source]).map(Arc::new)
     }
 }

@@ -77,22 +77,10 @@ mod tests {
     }
 
     impl Tensors for Asked<'_> {
-        fn total_bytes(&self) -> u64 {
-            0
-        }
-
-        fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
-            Ok(())
-        }
-
         fn tensor(&self, name: &str, shape: &[usize], _reason: &str) -> Result<Source<'_>, ModelError> {
             let place = self.counted.names.iter().position(|known| known == name);
             let place = place.unwrap_or_else(|| panic!("{name} is not expected"));
             Ok(Source::Made(shape.iter().product(), &*self.makes[place]))
-        }
-
-        fn finish(&self, _tied: bool) -> Result<(), ModelError> {
-            Ok(())
         }
     }
 

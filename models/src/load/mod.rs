@@ -6,7 +6,6 @@ mod sizes;
 mod source;
 
 use std::cmp::Ordering;
-use std::path::Path;
 use std::sync::Arc;
 
 use faser_kernels::{Dtype, Make, Slice, Source};
@@ -15,7 +14,7 @@ pub(crate) use self::cpu::CpuPacker;
 use self::cut::Cut;
 pub(crate) use self::sizes::{Counter, Held, Shapes, counted};
 pub(crate) use self::source::Tensors;
-use crate::checkpoint::{Checkpoint, Files};
+pub use self::source::WeightSource;
 use crate::layer::{Branch, Layer};
 use crate::layer_spec::{BranchWeights, Split};
 use crate::model::Parts;
@@ -31,48 +30,23 @@ pub struct Progress {
 }
 
 impl Model {
-    /// Loads `config.json` and the safetensors weights (`model.safetensors`, or the shards of
-    /// `model.safetensors.index.json`) of a directory, and packs the matrices in `dtype`, the LM head too; the
-    /// embedding is held in [`Dtype::beside`] it, a tied one in both forms. `progress` is called after each tensor.
+    /// Makes one rank's shard of a model, whose matrices are packed in `dtype`, the LM head too; the embedding is held in
+    /// [`Dtype::beside`] it, a tied one in both forms. Nothing else is read of files but their headers. `progress` is called after each
+    /// tensor, and counts it whole.
     ///
     /// # Errors
-    /// A file is missing or damaged, a tensor is missing, too much, or of another shape than
-    /// config.json gives it, or the model is of a kind that is not supported; the message names file and key or
-    /// tensor.
-    pub fn load(dir: &Path, dtype: Dtype, progress: &mut dyn FnMut(Progress)) -> Result<Model, ModelError> {
-        Model::load_shard(dir, Shard::WHOLE, dtype, progress)
-    }
-
-    /// As [`Model::load`], one rank's shard of the model: nothing else is read of the files but their headers. `progress` counts the tensors
-    /// whole.
-    ///
-    /// # Errors
-    /// As [`Model::load`], or the model cannot be split so.
-    pub fn load_shard(
-        dir: &Path,
+    /// A file is missing or damaged, a tensor is missing, too much, or of another shape than config.json gives it, or the model cannot be
+    /// split so; the message names file and key or tensor.
+    pub fn load(
+        source: &WeightSource,
         shard: Shard,
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, ModelError> {
-        Model::load_as(ModelConfig::load(dir)?, dir, shard, dtype, progress)
-    }
-
-    /// As [`Model::load_shard`], with a config that was loaded before.
-    ///
-    /// # Errors
-    /// As [`Model::load_shard`].
-    pub fn load_as(
-        config: ModelConfig,
-        dir: &Path,
-        shard: Shard,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Model, ModelError> {
-        shard.check(&config)?;
-        let files = Files::map(dir)?;
-        let mut checkpoint = Checkpoint::new(&files)?;
-        let parts = load(&config, shard, &mut checkpoint, &mut CpuPacker { dtype }, progress)?;
-        Model::new(config, shard, dtype, parts)
+        source.open(shard, dtype, |config, tensors| {
+            let parts = load(&config, shard, tensors, &mut CpuPacker { dtype }, progress)?;
+            Model::new(config, shard, dtype, parts)
+        })
     }
 }
 
@@ -85,7 +59,9 @@ pub(crate) trait Packer {
     /// A norm or a bias.
     type Vector;
     /// Whether the numbers count, not the shapes alone.
-    const READS: bool = true;
+    fn reads(&self) -> bool {
+        true
+    }
 
     /// Rows of `cols`.
     fn table(&mut self, cols: usize, source: Source<'_>) -> Result<Self::Table, ModelError>;
@@ -101,14 +77,16 @@ pub(crate) trait Packer {
     /// Several one after the other.
     fn vector(&mut self, sources: &[Source<'_>]) -> Result<Self::Vector, ModelError>;
 
-    /// The LM head of a model whose embedding it is: that one, or another form of it.
+    /// The LM head of a model whose embedding it is: another form of it, or that one.
     fn tied_head(
         &mut self,
-        embedding: &Arc<Self::Table>,
+        _embedding: &Arc<Self::Table>,
         tensor: &str,
         inputs: usize,
         source: Source<'_>,
-    ) -> Result<Arc<Self::Matrix>, ModelError>;
+    ) -> Result<Arc<Self::Matrix>, ModelError> {
+        self.matrix(tensor, inputs, &[source]).map(Arc::new)
+    }
 }
 
 /// A model's weights as a packer makes them.
@@ -156,46 +134,48 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 
 impl<P: Packer> Loader<'_, P> {
     fn parts(&mut self) -> Result<PartsOf<P>, ModelError> {
-        let ModelConfig { hidden, vocab, stored_vocab, tie_embeddings, .. } = *self.config;
-        let layers = self.config.layers.len();
-        let shape = [stored_vocab, hidden];
-        let tokens = Cut::rows(Split::Tokens, self.shard, self.config);
-        let (embedding, tied, bytes) = {
-            let stored = self.tensors.tensor(EMBEDDING, &shape, "vocab_size, hidden_size")?;
-            let padded = padding(&stored);
-            let all = with_rows(&stored, &padded, vocab, hidden);
-            let own = tokens.source(&all, [vocab, hidden]);
-            finite::<P>(EMBEDDING, if vocab == stored_vocab { &own } else { &stored })?;
-            let embedding = Arc::new(self.packer.table(hidden, own)?);
-            let tied = tie_embeddings
-                .then(|| self.packer.tied_head(&embedding, EMBEDDING, hidden, own))
-                .transpose()?;
-            (embedding, tied, stored.bytes())
-        };
-        self.tell(bytes);
+        let ModelConfig { hidden, tie_embeddings, .. } = *self.config;
+        let (embedding, tied) = self.tokens(EMBEDDING, "vocab_size, hidden_size", |packer, own| {
+            let embedding = Arc::new(packer.table(hidden, own)?);
+            let tied = || packer.tied_head(&embedding, EMBEDDING, hidden, own);
+            let tied = tie_embeddings.then(tied).transpose()?;
+            Ok((embedding, tied))
+        })?;
         let head = match tied {
             Some(head) => head,
             None => {
                 let reason = "tie_word_embeddings is false; vocab_size, hidden_size";
-                let (head, bytes) = {
-                    let stored = self.tensors.tensor(HEAD, &shape, reason)?;
-                    let padded = padding(&stored);
-                    let all = with_rows(&stored, &padded, vocab, hidden);
-                    let own = tokens.source(&all, [vocab, hidden]);
-                    finite::<P>(HEAD, if vocab == stored_vocab { &own } else { &stored })?;
-                    (self.packer.matrix(HEAD, hidden, &[own])?, stored.bytes())
-                };
-                self.tell(bytes);
-                Arc::new(head)
+                Arc::new(self.tokens(HEAD, reason, |packer, own| packer.matrix(HEAD, hidden, &[own]))?)
             }
         };
-        let layers = (0..layers).map(|index| {
+        let layers = 0..self.config.layers.len();
+        let layers = layers.map(|index| {
             self.tensors.prepare(index)?;
             self.layer(index).map(Arc::new)
         });
         let layers = layers.collect::<Result<_, ModelError>>()?;
         let norm = self.norm("model.norm", hidden, "hidden_size")?;
         Ok(Parts { embedding, layers, norm: Arc::new(norm), head })
+    }
+
+    /// A matrix with a row for each token, of as many tokens as the model has: packs what of it the shard has.
+    fn tokens<T>(
+        &mut self,
+        name: &str,
+        reason: &str,
+        pack: impl FnOnce(&mut P, Source<'_>) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        let ModelConfig { hidden, vocab, stored_vocab, .. } = *self.config;
+        let (packed, bytes) = {
+            let stored = self.tensors.tensor(name, &[stored_vocab, hidden], reason)?;
+            let padded = padding(&stored);
+            let all = with_rows(&stored, &padded, vocab, hidden);
+            let own = Cut::rows(Split::Tokens, self.shard, self.config).source(&all, [vocab, hidden]);
+            finite(self.packer, name, if vocab == stored_vocab { &own } else { &stored })?;
+            (pack(self.packer, own)?, stored.bytes())
+        };
+        self.tell(bytes);
+        Ok(packed)
     }
 
     fn layer(&mut self, index: usize) -> Result<Layer<P::Matrix, P::Vector>, ModelError> {
@@ -256,7 +236,7 @@ impl<P: Packer> Loader<'_, P> {
             parts.iter().zip(&names).map(|(part, name)| self.tensors.tensor(name, &part.shape, reason));
         let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
         let bytes = sources.iter().map(Source::bytes).sum();
-        let own = own::<P>(parts, &names, &sources, |part| part.shape)?;
+        let own = own(self.packer, parts, &names, &sources, |part| part.shape)?;
         let inputs = parts.first().map_or(0, |part| part.cut.inputs(part.shape[1]).len());
         let matrix = self.packer.matrix(names.first().map_or("", String::as_str), inputs, &own)?;
         self.tell(bytes);
@@ -270,7 +250,7 @@ impl<P: Packer> Loader<'_, P> {
             parts.iter().zip(&names).map(|(part, name)| self.tensors.tensor(name, &part.shape[..1], reason));
         let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
         let bytes = sources.iter().map(Source::bytes).sum();
-        let own = own::<P>(parts, &names, &sources, |part| [part.shape[0], 1])?;
+        let own = own(self.packer, parts, &names, &sources, |part| [part.shape[0], 1])?;
         let here = self.shard.is_first() || !parts.iter().any(|part| part.cut.is_summed());
         let bias = here.then(|| self.packer.vector(&own)).transpose()?;
         self.tell(bytes);
@@ -281,7 +261,7 @@ impl<P: Packer> Loader<'_, P> {
     fn norm(&mut self, name: &str, width: usize, reason: &str) -> Result<P::Vector, ModelError> {
         let (name, offset) = (format!("{name}.weight"), self.config.norm_offset);
         let source = self.tensors.tensor(&name, &[width], reason)?;
-        finite::<P>(&name, &source)?;
+        finite(self.packer, &name, &source)?;
         let bytes = source.bytes();
         let with_offset = move |from: usize, to: &mut [f32]| {
             source.read_f32(from, to);
@@ -310,6 +290,7 @@ struct Projection {
 
 /// What a shard has of each source, which is all that is looked at; `shape` is a source's rows and columns.
 fn own<'a, P: Packer>(
+    packer: &P,
     parts: &[Projection],
     names: &[String],
     sources: &'a [Source<'a>],
@@ -317,7 +298,7 @@ fn own<'a, P: Packer>(
 ) -> Result<Vec<Source<'a>>, ModelError> {
     let cut = parts.iter().zip(sources).map(|(part, source)| part.cut.source(source, shape(part)));
     let own: Vec<Source<'a>> = cut.collect();
-    names.iter().zip(&own).try_for_each(|(name, source)| finite::<P>(name, source))?;
+    names.iter().zip(&own).try_for_each(|(name, source)| finite(packer, name, source))?;
     Ok(own)
 }
 
@@ -343,8 +324,8 @@ fn with_rows<'a>(stored: &'a Source<'a>, padded: &'a Make<'a>, rows: usize, cols
 }
 
 /// Refuses what would make all that follows from it no number either.
-fn finite<P: Packer>(tensor: &str, source: &Source<'_>) -> Result<(), ModelError> {
-    match P::READS.then(|| source.first_not_finite()).flatten() {
+fn finite<P: Packer>(packer: &P, tensor: &str, source: &Source<'_>) -> Result<(), ModelError> {
+    match packer.reads().then(|| source.first_not_finite()).flatten() {
         Some((place, value)) => Err(ModelError::NotFinite { tensor: tensor.to_owned(), place, value }),
         None => Ok(()),
     }

@@ -66,20 +66,8 @@ pub(crate) struct Shapes;
 const NOTHING: &Make<'static> = &|_, _| {};
 
 impl Tensors for Shapes {
-    fn total_bytes(&self) -> u64 {
-        0
-    }
-
-    fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
-        Ok(())
-    }
-
     fn tensor(&self, _name: &str, shape: &[usize], _reason: &str) -> Result<Source<'_>, ModelError> {
         Ok(Source::Made(shape.iter().product(), NOTHING))
-    }
-
-    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
-        Ok(())
     }
 }
 
@@ -109,7 +97,10 @@ impl Packer for Counter {
     type Table = ();
     type Matrix = ();
     type Vector = ();
-    const READS: bool = false;
+
+    fn reads(&self) -> bool {
+        false
+    }
 
     fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<(), ModelError> {
         let each = match self.held {
@@ -151,7 +142,7 @@ impl Packer for Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Model;
+    use crate::{Model, WeightSource};
 
     fn golden(case: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
@@ -166,8 +157,8 @@ mod tests {
             "qwen3-sharded",
             "gemma2",
         ] {
-            let dir = golden(case);
-            let config = ModelConfig::load(&dir).unwrap();
+            let source = WeightSource::folder(&golden(case)).unwrap();
+            let config = source.config().unwrap();
             for (dtype, ranks) in
                 [(Dtype::F32, 1), (Dtype::Bf16, 1), (Dtype::Int8, 1), (Dtype::Bf16, 2), (Dtype::F32, 4)]
             {
@@ -177,7 +168,7 @@ mod tests {
                         assert!(shard.check(&config).is_err());
                         continue;
                     };
-                    let model = Model::load_shard(&dir, shard, dtype, &mut |_| {}).unwrap();
+                    let model = Model::load(&source, shard, dtype, &mut |_| {}).unwrap();
                     assert_eq!(bytes, model.weight_bytes(), "{case} {dtype} {shard}");
                 }
             }

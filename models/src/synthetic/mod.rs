@@ -28,10 +28,9 @@ use faser_kernels::Dtype;
 
 pub(crate) use self::source::Synthetic;
 pub use self::spec::SyntheticSpec;
-use crate::load::{CpuPacker, load};
-use crate::{Model, ModelError, Progress, Shard};
+use crate::{Model, ModelError, Progress, Shard, WeightSource};
 
-/// Makes the target and its draft.
+/// Makes the target and its draft for the CPU.
 ///
 /// # Errors
 /// The shape is impossible, or there is no memory or thread for it.
@@ -40,38 +39,7 @@ pub fn pair(
     dtype: Dtype,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(Model, Model), ModelError> {
-    shard_pair(spec, Shard::WHOLE, dtype, progress)
-}
-
-/// One rank's shards of both, of a pair that is split alike.
-///
-/// # Errors
-/// As [`pair`], or the models cannot be split so.
-pub fn shard_pair(
-    spec: &SyntheticSpec,
-    shard: Shard,
-    dtype: Dtype,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<(Model, Model), ModelError> {
-    let mut tensors = Synthetic::new(spec, dtype)?;
-    let config = spec.config(spec.layers);
-    shard.check(&config)?;
-    let parts = load(&config, shard, &mut tensors, &mut CpuPacker { dtype }, progress)?;
-    let first = parts.first_layers(spec.draft_layers);
-    let draft = Model::new(spec.config(spec.draft_layers), shard, dtype, first)?;
-    Ok((Model::new(config, shard, dtype, parts)?, draft))
-}
-
-/// One rank's shard of the draft alone; the target's later layers are not made.
-///
-/// # Errors
-/// As [`shard_pair`].
-pub fn shard_of_draft(
-    spec: &SyntheticSpec,
-    shard: Shard,
-    dtype: Dtype,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Model, ModelError> {
-    let alone = SyntheticSpec { layers: spec.draft_layers, ..spec.clone() };
-    Ok(shard_pair(&alone, shard, dtype, progress)?.1)
+    let target = Model::load(&WeightSource::Synthetic(spec.clone()), Shard::WHOLE, dtype, progress)?;
+    let draft = target.first_layers(spec.draft_layers);
+    Ok((target, draft))
 }

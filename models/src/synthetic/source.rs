@@ -109,10 +109,6 @@ impl Tensors for Synthetic {
             reason: reason.to_owned(),
         })
     }
-
-    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
-        Ok(())
-    }
 }
 
 /// The matrices that a loader asks for: name, outputs, inputs.
@@ -122,23 +118,11 @@ struct Wanted {
 }
 
 impl Tensors for Wanted {
-    fn total_bytes(&self) -> u64 {
-        0
-    }
-
-    fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
-        Ok(())
-    }
-
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
         if let [outputs, inputs] = *shape {
             self.matrices.borrow_mut().push((name.to_owned(), outputs, inputs));
         }
         Shapes.tensor(name, shape, reason)
-    }
-
-    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
-        Ok(())
     }
 }
 

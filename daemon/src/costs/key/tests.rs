@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::time::Duration;
 
-use faser_actors::{CpuGroup, CpuSpec, CudaDevice, CudaGroup, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
+use faser_actors::{CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
 use faser_models::{Model, synthetic};
 use faser_topology::{CpuDevice, GpuDevice, Partition};
 use serde_json::Value;
@@ -60,11 +61,11 @@ fn whatever_changes_a_cost_changes_the_key() {
         let lane = Partition { cores: cores.to_vec() };
         let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
         DeviceSpec::Cpu(CpuSpec {
-            target: target.clone(),
-            draft: Some(draft.clone()),
+            target: vec![target.clone()],
+            draft: vec![draft.clone()],
             partitions,
             isa,
-            group: CpuGroup::default(),
+            rank_deadline: Duration::ZERO,
         })
     };
     let one = device(&draft, &[0], Isa::Portable);
@@ -133,9 +134,8 @@ fn a_gpus_key_has_what_changes_its_costs() {
                 weights: Arc::new(|_, _| Ok(Vec::new())),
             })
         };
-        let others = (1..ranks).map(|_| device()).collect();
-        let group = CudaGroup { others, ..CudaGroup::default() };
-        let device = DeviceSpec::Cuda(CudaSpec { device: device(), draft_sms: draft_sms.to_vec(), group });
+        let (ranks, draft_sms) = ((0..ranks).map(|_| device()).collect(), draft_sms.to_vec());
+        let device = DeviceSpec::Cuda(CudaSpec { ranks, draft_sms, rank_deadline: Duration::ZERO });
         let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 64, max_context: 64 };
         Key::new(&spec, &machine, [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)])
     };

@@ -9,7 +9,7 @@ use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Samplin
 use crate::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use crate::rounding::Distance;
 use crate::synthetic::{self, SyntheticSpec};
-use crate::{Model, ModelConfig, ModelError, Pass};
+use crate::{Model, ModelConfig, ModelError, Pass, Shard, WeightSource};
 
 /// Tokens of each sequence, and how many of them are in the first pass.
 const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
@@ -38,7 +38,8 @@ pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
         let (target, _) = synthetic::pair(&spec, Dtype::F32, &mut |_| {})?;
         let expected = on_cpu(&target)?;
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            let (model, _) = CudaModel::synthetic_pair(&gpu, &spec, dtype, &mut |_| {})?;
+            let source = WeightSource::Synthetic(spec.clone());
+            let model = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {})?;
             let distance = Distance::between(&[on_gpu(&Arc::new(model))?], &[&expected]);
             let most = Distance::of_rounding(dtype, spec.layers);
             let of = format!("of logits in {dtype}, 8 heads over {kv_heads}");
