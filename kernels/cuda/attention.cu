@@ -15,6 +15,7 @@ struct AttentionArgs {
     void *out; // [rows][heads * head_dim]
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
+    const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
     u32 q_stride, table_stride, heads, kv_heads, head_dim, window, split, splits;
     float scale, soft_cap; // no cap: 0
 };
@@ -73,6 +74,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
         }
         const bool alone = begin / a.split == (end - 1) / a.split;
         const size_t place = ((size_t)r * a.heads + head) * a.splits + blockIdx.x;
+        if (alone && a.sinks) total += exp_of(a.sinks[head] - largest);
         for (u32 p = 0; p < PER_LANE; p++) {
             const u32 i = lane() + p * WARP;
             if (i >= dim) break;

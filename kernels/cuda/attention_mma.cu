@@ -16,6 +16,7 @@ struct AttentionArgs {
     bf16 *out; // [rows][heads * head_dim]
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
+    const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
     u32 q_stride, table_stride, heads, kv_heads, head_dim, window, split, splits;
     float scale, soft_cap; // no cap: 0
 };
@@ -203,6 +204,7 @@ template <u32 DIM, u32 QUERIES> struct Attention {
             }
             const bool alone = begin / a.split == (end - 1) / a.split;
             const size_t place = ((size_t)r * a.heads + head) * a.splits + blockIdx.x;
+            if (alone && a.sinks) sum += exp2_fast(a.sinks[head] * LOG2_E - top);
             for (u32 i = lane(); i < DIM; i += WARP) {
                 float value = 0.0f;
                 for (u32 p = 0; p < OF_POSITIONS; p++) value += parts[(p * QUERIES + row) * (DIM + 4) + i] * factors[p];

@@ -4,6 +4,7 @@ struct MergeSplitsArgs {
     const float *sums; // [row][head][split][head_dim]
     const float2 *stats; // [row][head][split]
     const u32 *positions;
+    const float *sinks; // [heads], or null
     void *out; // [rows][heads * head_dim]
     const u32 *rows;
     u32 heads, head_dim, window, split, splits;
@@ -19,6 +20,7 @@ template <typename T> DEVICE void merge_splits(const MergeSplitsArgs &a) {
         float largest = -infinity(), total = 0.0f;
         for (u32 s = first; s <= last; s++) largest = fmaxf(largest, stats[s].x);
         for (u32 s = first; s <= last; s++) total += stats[s].y * exp_of(stats[s].x - largest);
+        if (a.sinks) total += exp_of(a.sinks[item % a.heads] - largest);
         for (u32 i = lane(); i < a.head_dim; i += WARP) {
             float sum = 0.0f;
             for (u32 s = first; s <= last; s++) {

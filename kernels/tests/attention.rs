@@ -16,17 +16,19 @@ struct Sizes {
     block_size: usize,
     window: Option<usize>,
     soft_cap: Option<f32>,
+    sinks: bool,
     dtype: Dtype,
 }
 
 impl Sizes {
-    fn shape(&self) -> AttentionShape {
+    fn shape(&self) -> AttentionShape<'_> {
         let scale = 1.0 / (self.head_dim as f32).sqrt();
         AttentionShape {
             heads: self.kv_heads * self.group,
             scale,
             soft_cap: self.soft_cap,
             window: self.window,
+            sinks: self.sinks.then(|| &SINKS[..self.kv_heads * self.group]),
         }
     }
 
@@ -34,6 +36,17 @@ impl Sizes {
         f64::from(if self.dtype == Dtype::Bf16 { bf16(x) } else { x })
     }
 }
+
+/// Above, among and below the scores, one for each head.
+const SINKS: [f32; 32] = {
+    let mut sinks = [0.0; 32];
+    let mut head = 0;
+    while head < 32 {
+        sinks[head] = 2.5 * (head as f32 % 7.0) - 7.0;
+        head += 1;
+    }
+    sinks
+};
 
 /// A sequence with all its queries, keys and values.
 struct Sequence {
@@ -72,7 +85,8 @@ impl Sequence {
             |score: f64| sizes.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
         let scores = scores.map(capped);
         let powers: Vec<f64> = scores.map(f64::exp).collect();
-        let total: f64 = powers.iter().sum();
+        let sink = sizes.shape().sinks.map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+        let total: f64 = powers.iter().sum::<f64>() + sink;
         let mut out = vec![0.0; dim];
         for (p, power) in (first..).zip(&powers) {
             let v = &self.v.row(p)[columns.clone()];
@@ -141,14 +155,15 @@ fn sizes() -> impl Strategy<Value = Sizes> {
     let window = prop::option::of(1usize..150);
     let dtype = prop::sample::select(vec![Dtype::F32, Dtype::Bf16]);
     let soft_cap = prop::sample::select(vec![None, Some(2.0)]);
-    (1usize..4, 1usize..9, dims, 1usize..4, window, soft_cap, dtype).prop_map(
-        |(kv_heads, group, head_dim, blocks, window, soft_cap, dtype)| Sizes {
+    (1usize..4, 1usize..9, dims, 1usize..4, window, soft_cap, any::<bool>(), dtype).prop_map(
+        |(kv_heads, group, head_dim, blocks, window, soft_cap, sinks, dtype)| Sizes {
             kv_heads,
             group,
             head_dim,
             block_size: 16 * blocks,
             window,
             soft_cap,
+            sinks,
             dtype,
         },
     )
@@ -163,6 +178,7 @@ fn it_agrees_with_f64() {
         block_size: 16,
         window: None,
         soft_cap: None,
+        sinks: false,
         dtype: Dtype::F32,
     };
     let variants = [
@@ -172,6 +188,8 @@ fn it_agrees_with_f64() {
         Sizes { group: 8, kv_heads: 1, head_dim: 20, window: Some(50), dtype: Dtype::Bf16, ..base },
         Sizes { window: Some(1), ..base },
         Sizes { soft_cap: Some(2.0), window: Some(70), ..base },
+        Sizes { sinks: true, window: Some(90), ..base },
+        Sizes { sinks: true, head_dim: 20, dtype: Dtype::Bf16, ..base },
         Sizes { group: 3, head_dim: 128, window: Some(130), ..base },
     ];
     on_each_isa(|isa| {
@@ -236,6 +254,6 @@ fn heads_that_do_not_divide_are_refused() {
             .unwrap();
     let (q, mut out) = (Tensor::zeros(1, 16), Tensor::zeros(1, 16));
     let rows = Rows { positions: &[0], table_of: &[0], tables: &[&[0]] };
-    let shape = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window: None };
+    let shape = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window: None, sinks: None };
     attention(&lane(Isa::Portable, 1), q.view(1), &kv, 0, rows, shape, out.view_mut(1));
 }

@@ -11,6 +11,7 @@ pub(crate) struct Layer<M = Matrix, V = Vector> {
     pub(crate) attention: Branch<M, V>,
     pub(crate) q_norm: Option<V>,
     pub(crate) k_norm: Option<V>,
+    pub(crate) sinks: Option<V>,
     pub(crate) mlp: Branch<M, V>,
 }
 
@@ -29,7 +30,7 @@ impl<M, V> Layer<M, V> {
     /// All there is, with what each takes.
     pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
         let branches = [&self.attention, &self.mlp];
-        let heads = [&self.q_norm, &self.k_norm].into_iter().flatten();
+        let heads = [&self.q_norm, &self.k_norm, &self.sinks].into_iter().flatten();
         let optional = branches.into_iter().flat_map(|b| [&b.inputs_bias, &b.output_bias, &b.norm_after]);
         let vectors = branches.into_iter().map(|b| &b.norm_before).chain(optional.flatten()).chain(heads);
         let matrices = branches.into_iter().flat_map(|b| [&b.inputs, &b.output]);
@@ -71,6 +72,7 @@ impl Layer {
             scale: spec.scale,
             soft_cap: spec.soft_cap,
             window: spec.window,
+            sinks: self.sinks.as_ref().map(Vector::as_slice),
         };
         ops::attention(lane, qkv.columns(queries), kv, at.index, rows, shape, attended.view_mut(n));
     }

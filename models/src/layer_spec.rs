@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use faser_kernels::ops::Activation;
 
-use crate::{ModelConfig, Shard};
+use crate::{ModelConfig, RopeConfig, Shard};
 
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +48,10 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Scores, so scaled, are at most this large: `cap tanh(score / cap)`.
     pub soft_cap: Option<f32>,
+    /// Each head has a learned score more in its softmax, with no value: what it attends to where nothing fits.
+    pub sinks: bool,
+    /// How q and k are rotated by their positions.
+    pub rope: RopeConfig,
 }
 
 /// The MLP.
@@ -82,7 +86,7 @@ impl Mlp {
 
 impl LayerSpec {
     /// A layer as Llama has them, for heads of this width.
-    pub fn llama(head_dim: usize) -> LayerSpec {
+    pub fn llama(head_dim: usize, rope: RopeConfig) -> LayerSpec {
         LayerSpec {
             attention: AttentionSpec {
                 norms: Norms { before: "input_layernorm", after: None },
@@ -92,6 +96,8 @@ impl LayerSpec {
                 window: None,
                 scale: (head_dim as f32).sqrt().recip(),
                 soft_cap: None,
+                sinks: false,
+                rope,
             },
             mlp: MlpSpec {
                 norms: Norms { before: "post_attention_layernorm", after: None },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use faser_kernels::{Dtype, KvCache, KvShape, Lane, Matrix, RopeSpec, RopeTable, Rows, Table, Vector};
 
 use crate::layer::Layer;
-use crate::{ModelConfig, ModelError, Scratch, Shard};
+use crate::{ModelConfig, ModelError, RopeConfig, Scratch, Shard};
 
 /// Weights and shape of one model, or of a rank's shard of it; never changed after loading. Share it in an `Arc`.
 pub struct Model {
@@ -15,7 +15,8 @@ pub struct Model {
     own: ModelConfig,
     dtype: Dtype,
     pub(crate) parts: Parts,
-    pub(crate) rope: Arc<RopeTable>,
+    /// Of each layer.
+    pub(crate) ropes: Vec<Arc<RopeTable>>,
 }
 
 /// The weights, as a device holds them. They are counted, so that a draft model can be the first layers of its target without a copy.
@@ -57,9 +58,9 @@ impl Model {
         dtype: Dtype,
         parts: Parts,
     ) -> Result<Model, ModelError> {
-        let rope = Arc::new(rope_table(&config)?);
+        let ropes = rope_tables(&config, Ok)?;
         let own = shard.config(&config);
-        Ok(Model { config, shard, own, dtype, parts, rope })
+        Ok(Model { config, shard, own, dtype, parts, ropes })
     }
 
     /// The model of the first `layers` layers, which are shared.
@@ -70,7 +71,7 @@ impl Model {
             own: self.own.first_layers(layers),
             dtype: self.dtype,
             parts: self.parts.first_layers(layers),
-            rope: self.rope.clone(),
+            ropes: self.ropes[..layers].to_vec(),
         }
     }
 
@@ -139,14 +140,27 @@ impl Model {
     }
 }
 
-/// Cosines and sines of all positions of a model.
-pub(crate) fn rope_table(config: &ModelConfig) -> Result<RopeTable, ModelError> {
-    Ok(RopeTable::new(&RopeSpec {
-        head_dim: config.head_dim,
-        theta: config.rope.theta,
-        scaling: config.rope.scaling,
-        max_positions: config.max_context,
-    })?)
+/// Cosines and sines of all positions, as `held` on a device, for each layer: those that turn alike have one table.
+pub(crate) fn rope_tables<T>(
+    config: &ModelConfig,
+    mut held: impl FnMut(RopeTable) -> Result<T, ModelError>,
+) -> Result<Vec<Arc<T>>, ModelError> {
+    let mut tables: Vec<Arc<T>> = Vec::with_capacity(config.layers.len());
+    for (index, layer) in config.layers.iter().enumerate() {
+        let table = match config.turns_like(index) {
+            Some(same) => tables[same].clone(),
+            None => Arc::new(held(rope_table(config, layer.attention.rope)?)?),
+        };
+        tables.push(table);
+    }
+    Ok(tables)
+}
+
+/// Those of one rotary embedding.
+pub(crate) fn rope_table(config: &ModelConfig, rope: RopeConfig) -> Result<RopeTable, ModelError> {
+    let RopeConfig { theta, scaling } = rope;
+    let (head_dim, max_positions) = (config.head_dim, config.max_context);
+    Ok(RopeTable::new(&RopeSpec { head_dim, theta, scaling, max_positions })?)
 }
 
 impl std::fmt::Debug for Model {

@@ -71,7 +71,7 @@ impl Model {
         for (layer, index) in self.parts.layers[range.clone()].iter().zip(range) {
             let (config, shard) = (self.own(), self.shard());
             let spec = &config.layers[index];
-            let at = At { config, spec, shard, rope: &self.rope, lane, index, rows };
+            let at = At { config, spec, shard, rope: &self.ropes[index], lane, index, rows };
             layer.forward(&at, kv, scratch);
             if let Some(hidden) = &scratch.hidden {
                 hidden.behind(index, &scratch.x);

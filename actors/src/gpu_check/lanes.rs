@@ -29,7 +29,8 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         (false, _) => (3584, 28, 28, 4, 128, 18_944, 152_064),
         (true, _) => (896, 24, 14, 2, 64, 4864, 152_064),
     };
-    let mut layer = LayerSpec::llama(head_dim);
+    let mut layer =
+        LayerSpec::llama(head_dim, RopeConfig { theta: 1e6, scaling: faser_kernels::RopeScaling::None });
     layer.attention.qkv_bias = true;
     ModelConfig {
         architecture: Architecture::Qwen2,
@@ -43,7 +44,6 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         stored_vocab: vocab,
         max_context,
         rms_eps: 1e-6,
-        rope: RopeConfig { theta: 1e6, scaling: faser_kernels::RopeScaling::None },
         tie_embeddings: draft,
         embedding_scale: 1.0,
         norm_offset: 0.0,

@@ -92,6 +92,8 @@ pub struct AttentionArgs {
     pub sums: Ptr,
     /// f32 x 2 `[rows][heads][splits]`: workspace.
     pub stats: Ptr,
+    /// f32 `[heads]`: a score more in every softmax, which has no value; or null.
+    pub sinks: Ptr,
     /// f32 between rows of `q`.
     pub q_stride: u32,
     /// Blocks of a table.
@@ -177,6 +179,7 @@ impl AttentionArgs {
             sums: self.sums,
             stats: self.stats,
             positions: self.positions,
+            sinks: self.sinks,
             out: self.out,
             rows,
             heads: self.heads,
@@ -198,6 +201,7 @@ pub struct MergeArgs {
     sums: Ptr,
     stats: Ptr,
     positions: Ptr,
+    sinks: Ptr,
     out: Ptr,
     rows: Ptr,
     heads: u32,

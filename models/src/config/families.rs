@@ -11,7 +11,7 @@ use super::keys::Keys;
 use super::windows::{sliding_layers, window};
 use super::{Architecture, MAX_LAYERS, ModelConfig};
 use crate::layer_spec::{Mlp, Norms};
-use crate::{LayerSpec, ModelError};
+use crate::{LayerSpec, ModelError, RopeConfig};
 
 /// A family.
 pub(super) struct Family {
@@ -31,11 +31,13 @@ pub(super) struct Family {
 struct Shape<'a> {
     keys: &'a Keys,
     defaults: &'a Defaults,
+    /// Of layers that slide, where they turn otherwise than those that do not.
+    sliding_rope: RopeConfig,
     config: &'a mut ModelConfig,
 }
 
 /// All there are.
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     Family {
         architecture: Architecture::Llama,
         name: "Llama",
@@ -113,22 +115,36 @@ const FAMILIES: [Family; 7] = [
         },
         activation: "hidden_activation",
         reads: &["attention_bias", "sliding_window"],
+        shape: |shape| shape.branch_as_gemma([Some(50.0), Some(30.0)], 2),
+    },
+    Family {
+        architecture: Architecture::Gemma3,
+        name: "Gemma3",
+        defaults: Defaults {
+            vocab_size: 262_208,
+            hidden_size: 2304,
+            intermediate_size: 9216,
+            num_hidden_layers: 26,
+            num_attention_heads: 8,
+            num_key_value_heads: Some(4),
+            max_position_embeddings: 131_072,
+            rope_theta: 1e6,
+            sliding_rope_theta: Some(1e4),
+            sliding_window: Some(4096),
+            ..GEMMA
+        },
+        activation: "hidden_activation",
+        reads: &["attention_bias", "sliding_window"],
         shape: |shape| {
-            let scale = shape.factor("query_pre_attn_scalar", 256.0)?.sqrt().recip();
-            let soft_cap = shape.cap("attn_logit_softcapping", 50.0)?;
-            shape.config.logit_soft_cap = shape.cap("final_logit_softcapping", 30.0)?;
-            let window = shape.window()?;
-            let layers = shape.config.layers.len();
-            let slides = sliding_layers(shape.keys, layers, window, |layer| layer % 2 == 0)?;
-            shape.each(|layer, index| {
-                layer.attention.norms.after = Some("post_attention_layernorm");
-                layer.attention.scale = scale;
-                layer.attention.soft_cap = soft_cap;
-                layer.attention.window = window.filter(|_| slides[index]);
-                layer.mlp.norms =
-                    Norms { before: "pre_feedforward_layernorm", after: Some("post_feedforward_layernorm") };
+            let every = shape.keys.size_or("sliding_window_pattern", MAX_LAYERS, 6)?;
+            shape.branch_as_gemma([None, None], every)?;
+            let rope = shape.sliding_rope;
+            shape.each(|LayerSpec { attention, .. }, _| {
+                attention.qk_norm = true;
+                if attention.window.is_some() {
+                    attention.rope = rope;
+                }
             });
-            shape.scale_as_gemma();
             Ok(())
         },
     },
@@ -177,6 +193,27 @@ impl Shape<'_> {
         Ok(())
     }
 
+    /// Norms behind the branches, soft caps (these are usual, of scores and logits), and a window in all layers but each `every`th.
+    fn branch_as_gemma(&mut self, caps: [Option<f64>; 2], every: usize) -> Result<(), ModelError> {
+        let scale = self.factor("query_pre_attn_scalar", 256.0)?.sqrt().recip();
+        let soft_cap = self.cap("attn_logit_softcapping", caps[0])?;
+        self.config.logit_soft_cap = self.cap("final_logit_softcapping", caps[1])?;
+        let window = self.window()?;
+        let slides = sliding_layers(self.keys, self.config.layers.len(), window, |layer| {
+            !(layer + 1).is_multiple_of(every)
+        })?;
+        self.each(|layer, index| {
+            layer.attention.norms.after = Some("post_attention_layernorm");
+            layer.attention.scale = scale;
+            layer.attention.soft_cap = soft_cap;
+            layer.attention.window = window.filter(|_| slides[index]);
+            layer.mlp.norms =
+                Norms { before: "pre_feedforward_layernorm", after: Some("post_feedforward_layernorm") };
+        });
+        self.scale_as_gemma();
+        Ok(())
+    }
+
     /// Norms are stored less 1, and embeddings are as long as the model is wide.
     fn scale_as_gemma(&mut self) {
         self.config.norm_offset = 1.0;
@@ -184,11 +221,11 @@ impl Shape<'_> {
     }
 
     /// A soft cap; null is none.
-    fn cap(&self, key: &str, usual: f64) -> Result<Option<f32>, ModelError> {
-        if self.keys.is_null(key) {
+    fn cap(&self, key: &str, usual: Option<f64>) -> Result<Option<f32>, ModelError> {
+        if self.keys.is_null(key) || usual.is_none() && self.keys.get(key).is_none() {
             return Ok(None);
         }
-        self.factor(key, usual).map(Some)
+        self.factor(key, usual.unwrap_or(1.0)).map(Some)
     }
 
     /// A number that others are multiplied or divided by.
@@ -219,7 +256,12 @@ impl Family {
     }
 
     /// Makes `config`, which has the layers of a Llama, a model of this family.
-    pub(super) fn shape(&self, keys: &Keys, config: &mut ModelConfig) -> Result<(), ModelError> {
+    pub(super) fn shape(
+        &self,
+        keys: &Keys,
+        sliding_rope: RopeConfig,
+        config: &mut ModelConfig,
+    ) -> Result<(), ModelError> {
         self.refuse_switches_of_others(keys)?;
         let named = keys.text(self.activation)?.unwrap_or(self.defaults.hidden_act);
         let Some(activation) = Activation::named(named) else {
@@ -229,7 +271,7 @@ impl Family {
             return Err(keys.error(self.activation, problem));
         };
         let (attention_bias, mlp_bias) = (keys.flag("attention_bias", false)?, keys.flag("mlp_bias", false)?);
-        let mut shape = Shape { keys, defaults: &self.defaults, config };
+        let mut shape = Shape { keys, defaults: &self.defaults, sliding_rope, config };
         shape.each(|layer, _| {
             (layer.attention.qkv_bias, layer.attention.o_bias) = (attention_bias, attention_bias);
             (layer.mlp.bias, layer.mlp.kind) = (mlp_bias, Mlp::Gated(activation));
@@ -274,6 +316,8 @@ pub(super) struct Defaults {
     pub(super) hidden_act: &'static str,
     pub(super) tie_word_embeddings: bool,
     pub(super) rope_theta: f64,
+    /// Of layers that slide, if it is another one.
+    pub(super) sliding_rope_theta: Option<f64>,
     /// Where there is a window at all; null stands for none.
     pub(super) sliding_window: Option<usize>,
     /// The first layers that have no window.
@@ -295,6 +339,7 @@ const LLAMA: Defaults = Defaults {
     hidden_act: "silu",
     tie_word_embeddings: false,
     rope_theta: 10_000.0,
+    sliding_rope_theta: None,
     sliding_window: None,
     max_window_layers: 0,
     bos_token_id: Some(1),
@@ -350,6 +395,7 @@ mod tests {
             "hidden_act": defaults.hidden_act,
             "tie_word_embeddings": defaults.tie_word_embeddings,
             "rope_theta": defaults.rope_theta,
+            "sliding_rope_theta": defaults.sliding_rope_theta,
             "sliding_window": defaults.sliding_window,
             "max_window_layers": defaults.max_window_layers,
             "bos_token_id": defaults.bos_token_id,

@@ -40,6 +40,8 @@ pub enum Architecture {
     Gemma,
     /// `Gemma2ForCausalLM`: that, norms behind the branches, soft caps, sliding windows in every other layer.
     Gemma2,
+    /// `Gemma3ForCausalLM`: no caps but norms on the heads of q and k; layers that slide have a rotary embedding of their own.
+    Gemma3,
     /// `ArceeForCausalLM`: an MLP without a gate, squared ReLU.
     Arcee,
 }
@@ -71,8 +73,6 @@ pub struct ModelConfig {
     pub max_context: usize,
     /// Epsilon of every RMS norm.
     pub rms_eps: f32,
-    /// Rotary embedding.
-    pub rope: RopeConfig,
     /// The LM head is the embedding.
     pub tie_embeddings: bool,
     /// What embeddings are multiplied by.
@@ -142,10 +142,11 @@ impl ModelConfig {
         }
         let vocab = keys.size_or("vocab_size", MAX_VOCAB, defaults.vocab_size)?;
         let head_dim = head_dim(keys, defaults.head_dim, hidden, heads)?;
+        let [rope, sliding_rope] = rope::of_layers(keys, defaults.rope_theta, defaults.sliding_rope_theta)?;
         let mut config = ModelConfig {
             architecture: family.architecture,
             hidden,
-            layers: vec![LayerSpec::llama(head_dim); layers],
+            layers: vec![LayerSpec::llama(head_dim, rope); layers],
             heads,
             kv_heads,
             head_dim,
@@ -158,7 +159,6 @@ impl ModelConfig {
                 defaults.max_position_embeddings,
             )?,
             rms_eps: keys.positive_or("rms_norm_eps", defaults.rms_norm_eps)? as f32,
-            rope: RopeConfig::from_keys(keys, defaults.rope_theta)?,
             tie_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
             embedding_scale: 1.0,
             norm_offset: 0.0,
@@ -167,7 +167,7 @@ impl ModelConfig {
             eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
             notes: Vec::new(),
         };
-        family.shape(keys, &mut config)?;
+        family.shape(keys, sliding_rope, &mut config)?;
         Ok(config)
     }
 
@@ -184,6 +184,12 @@ impl ModelConfig {
     /// Width of the keys (and of the values) of all KV heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// The first layer before this one that has its rotary embedding.
+    pub(crate) fn turns_like(&self, layer: usize) -> Option<usize> {
+        let rope = self.layers[layer].attention.rope;
+        self.layers[..layer].iter().position(|before| before.attention.rope == rope)
     }
 
     /// Whether a norm stands behind any branch.

@@ -9,7 +9,7 @@ use crate::ModelError;
 const SUPPORTED: &str = "supported are default, linear and llama3";
 
 /// The rotary embedding's frequencies.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f32,
@@ -17,49 +17,99 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
 }
 
-impl RopeConfig {
-    /// As transformers merges them: `rope_scaling` stands in the place of `rope_parameters`, and a base that it has not is that of the top
-    /// level, or `usual_theta`.
-    pub(super) fn from_keys(keys: &Keys, usual_theta: f64) -> Result<RopeConfig, ModelError> {
-        if let Some(part) = keys.get("partial_rotary_factor").filter(|part| part.as_f64() != Some(1.0)) {
-            return Err(keys.error("partial_rotary_factor", format!("is {part}, only 1.0 is supported")));
+/// Those of layers that see all positions, and of layers that slide, which are others where `sliding_theta` is what is usual there.
+pub(super) fn of_layers(
+    keys: &Keys,
+    usual_theta: f64,
+    sliding_theta: Option<f64>,
+) -> Result<[RopeConfig; 2], ModelError> {
+    only_whole_heads(keys)?;
+    let parameters = keys.object("rope_parameters")?;
+    let old = keys.object("rope_scaling")?.filter(|section| section.names().next().is_some());
+    match sliding_theta {
+        None => Ok([of_all(keys, parameters, old, usual_theta)?; 2]),
+        Some(sliding_theta) => by_layer_type(keys, parameters, old, [usual_theta, sliding_theta]),
+    }
+}
+
+/// As transformers merges them: `rope_scaling` stands in the place of `rope_parameters`, and a base that it has not is that of the top level,
+/// or the usual one.
+fn of_all(
+    keys: &Keys,
+    parameters: Option<Keys>,
+    old: Option<Keys>,
+    usual_theta: f64,
+) -> Result<RopeConfig, ModelError> {
+    let theta_of =
+        |section: &Option<Keys>| section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"));
+    let lost_theta = theta_of(&parameters)?.filter(|_| old.is_some());
+    let (section, name) = match old {
+        Some(section) => (Some(section), "rope_scaling"),
+        None => (parameters, "rope_parameters"),
+    };
+    let theta = match theta_of(&section)? {
+        Some(theta) => theta,
+        None => keys.positive("rope_theta")?.unwrap_or(usual_theta),
+    };
+    if let Some(lost) = lost_theta.filter(|lost| *lost != theta) {
+        let problem = format!(
+            "stands beside `rope_parameters`, all of which it replaces: rope_theta would be {theta} instead of {lost}; write the scaling into `rope_parameters`"
+        );
+        return Err(keys.error("rope_scaling", problem));
+    }
+    let scaling = match section {
+        Some(section) => scaling(&section, keys, name)?,
+        None => RopeScaling::None,
+    };
+    Ok(RopeConfig { theta: theta as f32, scaling })
+}
+
+/// `rope_parameters` has a section for each type of layers. The older keys are those of layers that see all, but for
+/// `rope_local_base_freq`.
+fn by_layer_type(
+    keys: &Keys,
+    parameters: Option<Keys>,
+    mut old: Option<Keys>,
+    usual: [f64; 2],
+) -> Result<[RopeConfig; 2], ModelError> {
+    let types = ["full_attention", "sliding_attention"];
+    if let Some(other) = parameters.iter().flat_map(Keys::names).find(|name| !types.contains(name)) {
+        let problem = format!("has {other:?}: this family has a section for each of {}", types.join(", "));
+        return Err(keys.error("rope_parameters", problem));
+    }
+    if parameters.is_some() && old.is_some() {
+        let problem =
+            "stands beside `rope_parameters`: write the scaling into `rope_parameters.full_attention`";
+        return Err(keys.error("rope_scaling", problem));
+    }
+    let mut found = [RopeConfig { theta: 0.0, scaling: RopeScaling::None }; 2];
+    for (place, theta_key) in ["rope_theta", "rope_local_base_freq"].into_iter().enumerate() {
+        let section = parameters.as_ref().map_or(Ok(None), |parameters| parameters.object(types[place]))?;
+        let section = section.or(if place == 0 { old.take() } else { None });
+        let theta = section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))?;
+        let theta = theta.map_or_else(|| keys.positive(theta_key), |theta| Ok(Some(theta)))?;
+        let scaling =
+            section.map_or(Ok(RopeScaling::None), |section| scaling(&section, keys, "rope_parameters"))?;
+        found[place] = RopeConfig { theta: theta.unwrap_or(usual[place]) as f32, scaling };
+    }
+    Ok(found)
+}
+
+fn only_whole_heads(section: &Keys) -> Result<(), ModelError> {
+    match section.get("partial_rotary_factor").filter(|part| part.as_f64() != Some(1.0)) {
+        Some(part) => {
+            Err(section.error("partial_rotary_factor", format!("is {part}, only 1.0 is supported")))
         }
-        let parameters = keys.object("rope_parameters")?;
-        let scaling_of_old = keys.object("rope_scaling")?.filter(|section| section.names().next().is_some());
-        let theta_of = |section: &Option<Keys>| {
-            section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))
-        };
-        let lost_theta = theta_of(&parameters)?.filter(|_| scaling_of_old.is_some());
-        let (section, name) = match scaling_of_old {
-            Some(section) => (Some(section), "rope_scaling"),
-            None => (parameters, "rope_parameters"),
-        };
-        let theta = match theta_of(&section)? {
-            Some(theta) => theta,
-            None => keys.positive("rope_theta")?.unwrap_or(usual_theta),
-        };
-        if let Some(lost) = lost_theta.filter(|lost| *lost != theta) {
-            let problem = format!(
-                "stands beside `rope_parameters`, all of which it replaces: rope_theta would be {theta} instead of {lost}; write the scaling into `rope_parameters`"
-            );
-            return Err(keys.error("rope_scaling", problem));
-        }
-        let scaling = match section {
-            Some(section) => scaling(&section, keys, name)?,
-            None => RopeScaling::None,
-        };
-        Ok(RopeConfig { theta: theta as f32, scaling })
+        None => Ok(()),
     }
 }
 
 fn scaling(section: &Keys, keys: &Keys, name: &str) -> Result<RopeScaling, ModelError> {
-    // Gemma-like checkpoints give one object per layer type here.
+    // As Gemma 3 has it.
     if section.get("full_attention").is_some() || section.get("sliding_attention").is_some() {
         return Err(keys.error(name, "differs by layer type, which is not supported: give one set of values"));
     }
-    if let Some(part) = section.get("partial_rotary_factor").filter(|part| part.as_f64() != Some(1.0)) {
-        return Err(section.error("partial_rotary_factor", format!("is {part}, only 1.0 is supported")));
-    }
+    only_whole_heads(section)?;
     let kind = match section.text("rope_type")? {
         Some(kind) => Some(kind),
         None => section.text("type")?,

@@ -38,13 +38,18 @@ fn refusal(changes: &Value) -> String {
     parse(with(llama(), changes)).unwrap_err().to_string()
 }
 
+/// The rotary embedding of the first layer.
+fn rope(config: &ModelConfig) -> RopeConfig {
+    config.layers[0].attention.rope
+}
+
 #[test]
 fn a_plain_llama() {
     let config = parse(llama()).unwrap();
     assert_eq!((config.head_dim, config.q_width(), config.kv_width()), (16, 64, 32));
     assert_eq!((config.bos, config.eos.as_slice()), (Some(1), &[2][..]));
-    assert_eq!(config.rope, RopeConfig { theta: 10_000.0, scaling: RopeScaling::None });
-    assert_eq!(config.layers, vec![LayerSpec::llama(16); 2]);
+    assert_eq!(rope(&config), RopeConfig { theta: 10_000.0, scaling: RopeScaling::None });
+    assert_eq!(config.layers, vec![LayerSpec::llama(16, rope(&config)); 2]);
     assert!(!config.tie_embeddings);
     let mha = parse(with(llama(), &json!({"num_key_value_heads": null}))).unwrap();
     assert_eq!(mha.kv_heads, 4);
@@ -112,6 +117,18 @@ fn gemmas_are_read_as_they_are_published() {
     let one = gemma(&json!({"architectures": ["GemmaForCausalLM"], "hidden_act": "gelu"}));
     assert_eq!((one.layers[0].mlp.kind, windows(&one)), (Mlp::Gated(Activation::GeluTanh), vec![None; 3]));
     assert_eq!(one.layers[0].attention.norms.after, None);
+    // As google/gemma-3-1b-it has it.
+    let three = gemma(
+        &json!({"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": null, "final_logit_softcapping": null,
+        "rope_local_base_freq": 10_000, "rope_theta": 1_000_000, "rope_scaling": null, "sliding_window": 512,
+        "sliding_window_pattern": 6, "cache_implementation": "hybrid"}),
+    );
+    let theta: Vec<f32> = three.layers.iter().map(|layer| layer.attention.rope.theta).collect();
+    assert_eq!(theta, [1e4, 1e4, 1e4, 1e4, 1e4, 1e6, 1e4]);
+    let slides: Vec<bool> = windows(&three).iter().map(Option::is_some).collect();
+    assert_eq!(slides, [true, true, true, true, true, false, true]);
+    assert_eq!((three.logit_soft_cap, three.layers[0].attention.qk_norm), (None, true));
 }
 
 #[test]
@@ -120,20 +137,22 @@ fn old_and_new_rope_keys_say_the_same() {
         "original_max_position_embeddings": 8192});
     let old = parse(with(llama(), &json!({"rope_theta": 500_000.0, "rope_scaling": scaling}))).unwrap();
     let new = with(scaling, &json!({"rope_theta": 500_000.0}));
-    assert_eq!(old.rope, parse(with(llama(), &json!({"rope_parameters": new}))).unwrap().rope);
+    assert_eq!(rope(&old), rope(&parse(with(llama(), &json!({"rope_parameters": new}))).unwrap()));
     let expected = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_positions: 8192,
     };
-    assert_eq!(old.rope, RopeConfig { theta: 500_000.0, scaling: expected });
+    assert_eq!(rope(&old), RopeConfig { theta: 500_000.0, scaling: expected });
     let linear = parse(with(llama(), &json!({"rope_scaling": {"type": "linear", "factor": 2}}))).unwrap();
-    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(rope(&linear).scaling, RopeScaling::Linear { factor: 2.0 });
 }
 
 #[test]
 fn what_cannot_be_honoured_is_refused_by_name() {
+    let gemma3 =
+        |changes| with(json!({"architectures": ["Gemma3ForCausalLM"], "hidden_act": null}), &changes);
     let cases = [
         (json!({"architectures": ["GPT2LMHeadModel"]}), "`architectures`", "Qwen3ForCausalLM"),
         (json!({"architectures": null}), "`architectures`", "LlamaForCausalLM"),
@@ -142,6 +161,17 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type`", "llama3"),
         (json!({"rope_parameters": {"rope_type": "dynamic"}}), "`rope_parameters.rope_type`", "linear"),
         (json!({"rope_parameters": {"full_attention": {}}}), "`rope_parameters`", "layer type"),
+        (gemma3(json!({"rope_parameters": {"rope_theta": 1e6}})), "`rope_parameters`", "sliding_attention"),
+        (
+            gemma3(json!({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}})),
+            "`rope_parameters.sliding_attention.rope_type`",
+            "linear",
+        ),
+        (
+            gemma3(json!({"rope_parameters": {}, "rope_scaling": {"rope_type": "linear", "factor": 8}})),
+            "`rope_scaling`",
+            "full_attention",
+        ),
         (json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor`", "missing"),
         (json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor`", "1.0"),
         (json!({"quantization_config": {"bits": 4}}), "`quantization_config`", "bf16"),
@@ -258,11 +288,11 @@ fn a_scaling_beside_parameters_takes_their_place() {
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
     let scaling = json!({"type": "linear", "factor": 2});
     let both = json!({"rope_parameters": parameters, "rope_scaling": scaling, "rope_theta": 7e5});
-    let rope = parse(with(llama(), &both)).unwrap().rope;
-    assert_eq!(rope, RopeConfig { theta: 7e5, scaling: RopeScaling::Linear { factor: 2.0 } });
+    let both = parse(with(llama(), &both)).unwrap();
+    assert_eq!(rope(&both), RopeConfig { theta: 7e5, scaling: RopeScaling::Linear { factor: 2.0 } });
     let empty =
         parse(with(llama(), &json!({"rope_parameters": {"rope_theta": 7e5}, "rope_scaling": {}}))).unwrap();
-    assert_eq!(empty.rope, RopeConfig { theta: 7e5, scaling: RopeScaling::None });
+    assert_eq!(rope(&empty), RopeConfig { theta: 7e5, scaling: RopeScaling::None });
 }
 
 proptest! {

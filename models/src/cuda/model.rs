@@ -7,7 +7,7 @@ use faser_kernels::{Dtype, RopeTable, Source};
 
 use crate::layer::Branch;
 use crate::load::{Held, Packer, Shapes, counted, load};
-use crate::model::{Parts, rope_table};
+use crate::model::{Parts, rope_tables};
 use crate::{ModelConfig, ModelError, Progress, Shard, WeightSource};
 
 /// A model whose weights are on a GPU, or a rank's shard of it. Layers that the models of a pair have in common are there once.
@@ -19,7 +19,8 @@ pub struct CudaModel {
     pub(super) element: Element,
     pub(super) gpu: Arc<Gpu>,
     pub(super) parts: CudaParts,
-    pub(super) rope: Arc<DeviceBuffer>,
+    /// Of each layer.
+    pub(super) ropes: Vec<Arc<DeviceBuffer>>,
 }
 
 /// A branch's weights on a GPU.
@@ -78,7 +79,7 @@ impl CudaModel {
             element: self.element,
             gpu: self.gpu.clone(),
             parts: self.parts.first_layers(layers),
-            rope: self.rope.clone(),
+            ropes: self.ropes[..layers].to_vec(),
         }
     }
 
@@ -88,7 +89,8 @@ impl CudaModel {
     /// There are no kernels for the dtype.
     pub fn weight_bytes(whole: &ModelConfig, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
         let weights = counted(whole, shard, &mut Shapes, Held::Rows(element(dtype)?.bytes()))?;
-        Ok(weights + (whole.max_context * whole.head_dim * size_of::<f32>()) as u64)
+        let ropes = (0..whole.layers.len()).filter(|layer| whole.turns_like(*layer).is_none()).count();
+        Ok(weights + (ropes * whole.max_context * whole.head_dim * size_of::<f32>()) as u64)
     }
 
     /// A shard with these weights; `upload` brought them.
@@ -99,10 +101,10 @@ impl CudaModel {
         parts: CudaParts,
         mut upload: Upload,
     ) -> Result<CudaModel, ModelError> {
-        let rope = Arc::new(copy_rope(gpu, &mut upload, &rope_table(&config)?)?);
+        let ropes = rope_tables(&config, |rope| Ok(copy_rope(gpu, &mut upload, &rope)?))?;
         upload.finish()?;
         let own = shard.config(&config);
-        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, rope })
+        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, ropes })
     }
 
     /// The shape of the whole model.

@@ -191,6 +191,7 @@ impl<P: Packer> Loader<'_, P> {
             attention: self.branch(&place, &attention)?,
             q_norm: head_norm(self, "q_norm")?,
             k_norm: head_norm(self, "k_norm")?,
+            sinks: config.layers[index].attention.sinks.then(|| self.sinks(&place)).transpose()?,
             mlp: self.branch(&place, &mlp)?,
         })
     }
@@ -273,6 +274,17 @@ impl<P: Packer> Loader<'_, P> {
         };
         self.tell(bytes);
         Ok(norm)
+    }
+
+    /// A number for each of the shard's heads.
+    fn sinks(&mut self, place: &str) -> Result<P::Vector, ModelError> {
+        let (name, heads) = (format!("{place}.self_attn.sinks"), self.config.heads);
+        let source = self.tensors.tensor(&name, &[heads], "architectures, num_attention_heads")?;
+        let own = Cut::Rows(self.shard.heads(self.config)).source(&source, [heads, 1]);
+        finite(self.packer, &name, &own)?;
+        let (bytes, sinks) = (source.bytes(), self.packer.vector(&[own])?);
+        self.tell(bytes);
+        Ok(sinks)
     }
 
     fn tell(&mut self, bytes: u64) {

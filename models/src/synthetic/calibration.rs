@@ -20,6 +20,7 @@ const BLOCKS: usize = LENGTH / BLOCK_SIZE;
 /// that models that differ in epsilon alone have the same perturbation at different sizes.
 pub(super) struct Calibration {
     lane: Lane,
+    /// The same in all layers.
     rope: RopeTable,
     /// Of one layer: no layer is run twice.
     kv: KvCache,
@@ -49,7 +50,10 @@ impl Calibration {
             KvShape { layers: 1, blocks: SEQUENCES * BLOCKS, block_size: BLOCK_SIZE, kv_heads, head_dim };
         Ok(Calibration {
             lane: Lane::new(&Partition { cores: (0..cores).collect() }, Isa::auto()?)?,
-            rope: rope_table(&ModelConfig { max_context: length, ..config.clone() })?,
+            rope: rope_table(
+                &ModelConfig { max_context: length, ..config.clone() },
+                config.layers[0].attention.rope,
+            )?,
             kv: KvCache::new(shape, dtype.beside())?,
             scratch,
             positions: (0..SEQUENCES).flat_map(|_| 0..length as u32).collect(),

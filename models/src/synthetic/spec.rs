@@ -70,10 +70,11 @@ impl SyntheticSpec {
 
     /// The configuration of a model of this pair with the given number of layers.
     pub(crate) fn config(&self, layers: usize) -> ModelConfig {
+        let rope = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
         ModelConfig {
             architecture: Architecture::Llama,
             hidden: self.hidden,
-            layers: vec![LayerSpec::llama(self.hidden / self.heads); layers],
+            layers: vec![LayerSpec::llama(self.hidden / self.heads, rope); layers],
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.hidden / self.heads,
@@ -82,7 +83,6 @@ impl SyntheticSpec {
             stored_vocab: self.vocab,
             max_context: self.max_context,
             rms_eps: 1e-5,
-            rope: RopeConfig { theta: 10_000.0, scaling: RopeScaling::None },
             tie_embeddings: false,
             embedding_scale: 1.0,
             norm_offset: 0.0,

@@ -24,7 +24,8 @@ def defaults(kind):
     said["num_key_value_heads"] = None if other.num_key_value_heads == 64 else other.num_key_value_heads
     other_dim = getattr(other, "head_dim", None)
     said["head_dim"] = None if other_dim in (None, 16) else other_dim
-    said["rope_theta"] = config.rope_parameters["rope_theta"]
+    said["rope_theta"] = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    said["sliding_rope_theta"] = config.rope_parameters.get("sliding_attention", {}).get("rope_theta")
     # Qwen's is null as long as `use_sliding_window` is false.
     sliding = kind(use_sliding_window=True) if hasattr(config, "use_sliding_window") else config
     said["sliding_window"] = getattr(sliding, "sliding_window", None)
@@ -34,11 +35,12 @@ def defaults(kind):
 
 
 def main():
-    kinds = [getattr(transformers, family + "Config") for family in sorted({case[0] for case in CASES.values()})]
+    families = sorted({case[0] for case in CASES.values()})
+    kinds = {family + "Config": getattr(transformers, family + "ForCausalLM").config_class for family in families}
     said = {
         "transformers": transformers.__version__,
-        "classes": {kind.__name__: defaults(kind) for kind in kinds},
-        "switches": {kind.__name__: {key: getattr(kind(), key) for key in SWITCHES if hasattr(kind(), key)} for kind in kinds},
+        "classes": {name: defaults(kind) for name, kind in kinds.items()},
+        "switches": {name: {key: getattr(kind(), key) for key in SWITCHES if hasattr(kind(), key)} for name, kind in kinds.items()},
     }
     path = pathlib.Path(__file__).parent / "defaults.json"
     path.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")

@@ -68,6 +68,14 @@ CASES = {
     "gemma": ("Gemma", dict(
         hidden_size=36, num_attention_heads=2, num_key_value_heads=1, head_dim=20, intermediate_size=44, tie_word_embeddings=True,
         hidden_act="gelu"), "float32", False, None),
+    "gemma3": ("Gemma3", dict(
+        hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=12, intermediate_size=48, query_pre_attn_scalar=5, sliding_window=7,
+        tie_word_embeddings=True, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=30000.0),
+                             sliding_attention=dict(rope_type="default", rope_theta=500.0))), "float32", False, None),
+    "gemma3-older-keys": ("Gemma3", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=1, head_dim=8, intermediate_size=40, query_pre_attn_scalar=8, sliding_window=5,
+        final_logit_softcapping=15.0, num_hidden_layers=4), "bfloat16", False, None),
 }
 
 
@@ -89,8 +97,18 @@ def another_head(folder):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def as_released(folder):
+    """Gemma 3 as it is on the hub: bases at the top level, and a number for which layers slide."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key in ["rope_parameters", "layer_types", "_sliding_window_pattern"]:
+        config.pop(key, None)
+    config |= dict(rope_theta=20000.0, rope_local_base_freq=300.0, rope_scaling=dict(rope_type="linear", factor=8.0), sliding_window_pattern=2)
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
 # What is done to a checkpoint once it is saved.
-EDITS = {"llama-scaling-beside-parameters": extended, "qwen2-tied-with-another-head": another_head}
+EDITS = {"llama-scaling-beside-parameters": extended, "qwen2-tied-with-another-head": another_head, "gemma3-older-keys": as_released}
 
 
 def randomize(model, generator):
@@ -122,10 +140,11 @@ def make_checkpoint(seed, name, family, options, dtype, old_keys, shard_bytes):
     shutil.rmtree(folder, ignore_errors=True)
     generator = torch.Generator().manual_seed(seed)
     options = {"num_hidden_layers": 2, "tie_word_embeddings": False, **options}
-    config = getattr(transformers, family + "Config")(
+    kind = getattr(transformers, family + "ForCausalLM")
+    config = kind.config_class(
         vocab_size=VOCAB, max_position_embeddings=64, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2,
         pad_token_id=None, attn_implementation="eager", **options)
-    model = getattr(transformers, family + "ForCausalLM")(config).eval()
+    model = kind(config).eval()
     randomize(model, generator)
     model.to(getattr(torch, dtype)).save_pretrained(folder, **(dict(max_shard_size=shard_bytes) if shard_bytes else {}))
     if old_keys:
@@ -133,7 +152,7 @@ def make_checkpoint(seed, name, family, options, dtype, old_keys, shard_bytes):
     if name in EDITS:
         EDITS[name](folder)
     # What is stored is the model: read it back, and compute in float32.
-    model = getattr(transformers, family + "ForCausalLM").from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
     with torch.inference_mode():
         logits = model(tokens).logits[0]

@@ -54,7 +54,6 @@ pub(crate) fn config(random: &mut Random) -> ModelConfig {
         vocab,
         stored_vocab: vocab,
         max_context: 64,
-        rope: RopeConfig { theta: random.one_of(&[500.0, 10_000.0]), scaling: RopeScaling::None },
         tie_embeddings: random.chance(),
         embedding_scale: random.one_of(&[1.0, 3.5]),
         norm_offset,
@@ -74,6 +73,8 @@ fn layer(random: &mut Random) -> LayerSpec {
             window: random.one_of(&[None, Some(1), Some(5), Some(17)]),
             scale: random.one_of(&[0.2, 0.5]),
             soft_cap: random.one_of(&[None, Some(1.5)]),
+            sinks: random.chance(),
+            rope: RopeConfig { theta: random.one_of(&[500.0, 10_000.0]), scaling: RopeScaling::None },
         },
         mlp: MlpSpec {
             norms: Norms { before: "norm_c", after: random.one_of(&[None, Some("norm_d")]) },
@@ -127,6 +128,9 @@ impl Checkpoint {
             }
             linear("mlp.up_proj", intermediate, hidden, mlp.bias);
             linear("mlp.down_proj", hidden, intermediate, mlp.bias);
+            if attention.sinks {
+                add("self_attn.sinks", &[heads]);
+            }
             if attention.qk_norm {
                 add("self_attn.q_norm.weight", &[head_dim]);
                 add("self_attn.k_norm.weight", &[head_dim]);
@@ -204,7 +208,7 @@ impl Oracle<'_> {
             let y = self.linear(x, place, name)?.reshape((n, count, head_dim))?;
             let y = norm.map_or(Ok(y.clone()), |norm| self.norm(&y, &format!("{place}.{norm}")))?;
             let y = y.transpose(0, 1)?.contiguous()?;
-            let y = if turned { self.turned(&y)? } else { y };
+            let y = if turned { turned_by(&y, spec.rope.theta)? } else { y };
             // Query heads share key heads in groups that stand together.
             let group = heads / count;
             y.unsqueeze(1)?.expand((count, group, n, head_dim))?.contiguous()?.reshape((heads, n, head_dim))
@@ -217,24 +221,14 @@ impl Oracle<'_> {
         let mask = (0..n * n).map(|at| if sees(at / n, at % n) { 0.0 } else { f64::NEG_INFINITY });
         let mask = Tensor::from_iter(mask, &Device::Cpu)?.reshape((n, n))?;
         let scores = capped(scores, spec.soft_cap)?.broadcast_add(&mask)?;
+        // A sink is a score that all rows have, and no value.
+        let sinks = self.tensors.get(format!("{place}.self_attn.sinks").as_str());
+        let sinks = sinks.map(|sinks| sinks.reshape((heads, 1, 1))?.expand((heads, n, 1))).transpose()?;
+        let scores = Tensor::cat(&[Some(scores), sinks].into_iter().flatten().collect::<Vec<_>>(), 2)?;
         let powers = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
-        let weights = powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)?;
+        let weights = powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)?.narrow(2, 0, n)?;
         let attended = weights.matmul(&v)?.transpose(0, 1)?.contiguous()?.reshape((n, heads * head_dim))?;
         self.linear(&attended, place, "self_attn.o_proj")
-    }
-
-    /// Rotated by their positions: `[heads, n, head_dim]`, halves of a head are pairs.
-    fn turned(&self, x: &Tensor) -> Result<Tensor> {
-        let (_, n, dim) = x.dims3()?;
-        let half = dim / 2;
-        let theta = f64::from(self.config.rope.theta);
-        let angle = |at: usize| (at / half) as f64 / theta.powf((at % half) as f64 / half as f64);
-        let angles = Tensor::from_iter((0..n * half).map(angle), &Device::Cpu)?.reshape((n, half))?;
-        let (cos, sin) = (angles.cos()?, angles.sin()?);
-        let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
-        let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
-        let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
-        Tensor::cat(&[first, second], 2)
     }
 
     fn activate(&self, place: &str, spec: &MlpSpec, x: &Tensor) -> Result<Tensor> {
@@ -251,6 +245,19 @@ impl Oracle<'_> {
         };
         self.linear(&inner, place, "mlp.down_proj")
     }
+}
+
+/// Rotated by their positions: `[heads, n, head_dim]`, halves of a head are pairs.
+fn turned_by(x: &Tensor, theta: f32) -> Result<Tensor> {
+    let (_, n, dim) = x.dims3()?;
+    let half = dim / 2;
+    let angle = |at: usize| (at / half) as f64 / f64::from(theta).powf((at % half) as f64 / half as f64);
+    let angles = Tensor::from_iter((0..n * half).map(angle), &Device::Cpu)?.reshape((n, half))?;
+    let (cos, sin) = (angles.cos()?, angles.sin()?);
+    let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
+    let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+    Tensor::cat(&[first, second], 2)
 }
 
 fn capped(x: Tensor, cap: Option<f32>) -> Result<Tensor> {

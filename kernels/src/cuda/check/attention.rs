@@ -4,7 +4,7 @@ use super::rates::read_bytes_per_s;
 use super::{CheckResult, FillArgs, Report, Setting, seconds};
 use crate::cuda::{
     Arena, AttentionArgs, AttentionPlan, BLOCK_SIZE, Chunk, CudaLane, DeviceBuffer, Element, Gpu, NOTHING,
-    Share, Tile,
+    Ptr, Share, Tile,
 };
 
 const HEAD_DIM: usize = 128;
@@ -92,6 +92,7 @@ impl Shape {
                 out: out.ptr(),
                 sums: sums.ptr(),
                 stats: stats.ptr(),
+                sinks: Ptr::NULL,
                 q_stride: (heads * HEAD_DIM) as u32,
                 table_stride: blocks as u32,
                 heads: heads as u32,

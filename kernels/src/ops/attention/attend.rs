@@ -16,7 +16,7 @@ pub(super) struct Item<'a> {
     pub(super) kv: &'a KvCache,
     pub(super) layer: usize,
     pub(super) rows: Rows<'a>,
-    pub(super) shape: AttentionShape,
+    pub(super) shape: AttentionShape<'a>,
     pub(super) out: SharedRows<'a>,
     /// Key head.
     pub(super) head: usize,
@@ -83,7 +83,12 @@ pub(super) unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
         // SAFETY: rows and heads of this item are this worker's.
         let out = unsafe { item.out.part(row, head * kv.head_dim, kv.head_dim) };
         let sums = &state.sums[query * value_dim..][..kv.head_dim];
-        let inverse = s.splat(1.0 / state.total[query]);
+        let mut total = [state.total[query]; 16];
+        if let Some(sinks) = item.shape.sinks {
+            let sink = exp(s, s.splat(sinks[head] - state.largest[query]));
+            s.store_some(&mut total, s.add(sink, s.splat(state.total[query])));
+        }
+        let inverse = s.splat(1.0 / total[0]);
         for (out, sums) in out.chunks_mut(S::LANES).zip(sums.chunks(S::LANES)) {
             s.store_some(out, s.mul(s.load_some(sums), inverse));
         }

@@ -19,7 +19,7 @@ const ROWS: usize = 8;
 
 /// What attention needs beside its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionShape {
+pub struct AttentionShape<'a> {
     /// Query heads; a multiple of the cache's.
     pub heads: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
@@ -28,6 +28,8 @@ pub struct AttentionShape {
     pub soft_cap: Option<f32>,
     /// Sliding window: a row sees this many positions, its own included.
     pub window: Option<usize>,
+    /// A score more in the softmax of each head, which has no value (the sinks of gpt-oss, learned).
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Attends with `q` (`heads * head_dim` columns, rotated) to what [`store_kv`](super::store_kv) stored in `layer`.
@@ -40,7 +42,7 @@ pub fn attention(
     kv: &KvCache,
     layer: usize,
     rows: Rows<'_>,
-    shape: AttentionShape,
+    shape: AttentionShape<'_>,
     out: ViewMut<'_>,
 ) {
     let KvShape { kv_heads, head_dim, .. } = *kv.shape();
@@ -54,6 +56,7 @@ pub fn attention(
         shape.heads
     );
     assert!(shape.window != Some(0), "attention: an empty window");
+    assert!(shape.sinks.is_none_or(|sinks| sinks.len() == shape.heads), "attention: number of sinks");
     let context: usize = rows.positions.iter().map(|position| *position as usize + 1).sum();
     // Fewer rows per item when there are too few items for the workers.
     let rows_per_item = (count * kv_heads / (4 * lane.workers())).clamp(1, ROWS);
@@ -115,7 +118,7 @@ mod tests {
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let kv = KvCache::new(shape, dtype).unwrap();
                 let (q, mut out) = (Tensor::zeros(1, 80), Tensor::zeros(1, 80));
-                let attended = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window };
+                let attended = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window, sinks: None };
                 let mut found = asked::during(|| {
                     attention(&lane, q.view(1), &kv, 1, rows, attended, out.view_mut(1));
                 });

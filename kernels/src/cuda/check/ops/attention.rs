@@ -2,7 +2,7 @@
 
 use super::bench::Bench;
 use super::reference::{Random, bf16, close, lane};
-use crate::cuda::{AttentionArgs, Chunk, Element, NOTHING, Tile};
+use crate::cuda::{AttentionArgs, Chunk, Element, NOTHING, Ptr, Tile};
 use crate::ops::{AttentionShape, attention, store_kv};
 use crate::{Dtype, Isa, KvCache, KvShape, Rows, Tensor};
 
@@ -14,6 +14,8 @@ struct Case {
     head_dim: usize,
     window: Option<usize>,
     soft_cap: Option<f32>,
+    /// A score more for each head; or none.
+    sinks: Vec<f32>,
     split: u32,
     /// Of each sequence: its length, and how many rows at its end are in the pass.
     sequences: Vec<(usize, usize)>,
@@ -83,7 +85,13 @@ impl Case {
             &kv,
             0,
             Rows { positions: &positions, table_of: &table_of, tables: &tables },
-            AttentionShape { heads, scale: self.scale(), soft_cap: self.soft_cap, window: self.window },
+            AttentionShape {
+                heads,
+                scale: self.scale(),
+                soft_cap: self.soft_cap,
+                window: self.window,
+                sinks: (!self.sinks.is_empty()).then_some(&*self.sinks),
+            },
             expected.view_mut(n),
         );
         World { expected, q, keys, values, positions, chunks, rows, tables: pool, stride }
@@ -124,6 +132,7 @@ impl Case {
             out: out.ptr(),
             sums: sums.ptr(),
             stats: stats.ptr(),
+            sinks: if self.sinks.is_empty() { Ptr::NULL } else { bench.lasting(&self.sinks) },
             q_stride: (heads * head_dim + 8) as u32,
             table_stride: world.stride as u32,
             heads: heads as u32,
@@ -170,6 +179,7 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         head_dim,
         window,
         soft_cap: None,
+        sinks: Vec::new(),
         split,
         sequences: sequences.to_vec(),
     };
@@ -193,7 +203,13 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
     ];
     // Scores of these sizes lie on the bend of the cap.
     let capped = [0, 2, 3, 4, 6, 8].map(|at: usize| Case { soft_cap: Some(3.0), ..cases[at].clone() });
-    for case in cases.into_iter().chain(capped) {
+    // Above, among and below the scores.
+    let sunk = |case: &Case| Case {
+        sinks: (0..case.kv_heads * case.group).map(|head| 2.5 * head as f32 - 4.0).collect(),
+        ..case.clone()
+    };
+    let sunk = cases.each_ref().map(sunk);
+    for case in cases.into_iter().chain(capped).chain(sunk) {
         for order in bench.orders() {
             case.check(bench, order);
         }
@@ -209,6 +225,7 @@ pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) 
             head_dim,
             window: None,
             soft_cap: None,
+            sinks: Vec::new(),
             split: 64,
             sequences: vec![(140, 7), (30, 4)],
         };
