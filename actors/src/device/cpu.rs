@@ -45,7 +45,8 @@ impl CpuSpec {
     /// Whether the shards are those of whole groups.
     pub(super) fn check(&self) -> Result<(), ServiceError> {
         for (name, shards) in [("target", &self.target), ("draft", &self.draft)] {
-            whole_group(name, shards.iter().map(|model| model.shard()).collect())?;
+            let shards: Vec<_> = shards.iter().map(|model| model.shard()).collect();
+            whole_group(name, &shards)?;
         }
         if self.target.is_empty() {
             return Err(ServiceError::Contradiction("there is no target".to_owned()));

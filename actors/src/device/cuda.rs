@@ -171,8 +171,8 @@ impl CudaSpec {
         if drafts_later {
             return Err(ServiceError::Contradiction("shards of the draft are on the first ranks".to_owned()));
         }
-        whole_group("target", target)?;
-        whole_group("draft", draft)?;
+        whole_group("target", &target)?;
+        whole_group("draft", &draft)?;
         Ok(ranks)
     }
 

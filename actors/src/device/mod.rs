@@ -288,7 +288,7 @@ fn of_all_ranks(shards: impl Iterator<Item = ModelFacts>) -> Option<ModelFacts> 
 }
 
 /// Refuses shards that are not those of a whole group, rank after rank.
-fn whole_group(model: &str, found: Vec<Shard>) -> Result<(), ServiceError> {
+fn whole_group(model: &str, found: &[Shard]) -> Result<(), ServiceError> {
     if found.iter().copied().eq(Shard::all(found.len())) {
         return Ok(());
     }

@@ -28,7 +28,7 @@ pub(super) fn of_layers(
     let old = keys.object("rope_scaling")?.filter(|section| section.names().next().is_some());
     match sliding_theta {
         None => Ok([of_all(keys, parameters, old, usual_theta)?; 2]),
-        Some(sliding_theta) => by_layer_type(keys, parameters, old, [usual_theta, sliding_theta]),
+        Some(sliding_theta) => by_layer_type(keys, parameters.as_ref(), old, [usual_theta, sliding_theta]),
     }
 }
 
@@ -68,12 +68,12 @@ fn of_all(
 /// `rope_local_base_freq`.
 fn by_layer_type(
     keys: &Keys,
-    parameters: Option<Keys>,
+    parameters: Option<&Keys>,
     mut old: Option<Keys>,
     usual: [f64; 2],
 ) -> Result<[RopeConfig; 2], ModelError> {
     let types = ["full_attention", "sliding_attention"];
-    if let Some(other) = parameters.iter().flat_map(Keys::names).find(|name| !types.contains(name)) {
+    if let Some(other) = parameters.into_iter().flat_map(Keys::names).find(|name| !types.contains(name)) {
         let problem = format!("has {other:?}: this family has a section for each of {}", types.join(", "));
         return Err(keys.error("rope_parameters", problem));
     }
@@ -84,7 +84,7 @@ fn by_layer_type(
     }
     let mut found = [RopeConfig { theta: 0.0, scaling: RopeScaling::None }; 2];
     for (place, theta_key) in ["rope_theta", "rope_local_base_freq"].into_iter().enumerate() {
-        let section = parameters.as_ref().map_or(Ok(None), |parameters| parameters.object(types[place]))?;
+        let section = parameters.map_or(Ok(None), |parameters| parameters.object(types[place]))?;
         let section = section.or(if place == 0 { old.take() } else { None });
         let theta = section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))?;
         let theta = theta.map_or_else(|| keys.positive(theta_key), |theta| Ok(Some(theta)))?;
