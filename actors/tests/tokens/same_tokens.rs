@@ -5,17 +5,14 @@
 //!
 //! `FASER_CASES` sets the number of cases (1000), `FASER_SEED` the first case's seed (1; case i has seed + i).
 
-#[path = "rig/cases.rs"]
-mod cases;
-mod rig;
-
 use std::time::Duration;
 
-use cases::{Case, END, GRAMMARS, Got, pair, solo};
 use faser_actors::Dtype;
 use faser_engine::survival::Source;
 use faser_engine::{EngineConfig, Event, FinishReason, Handling, K_LIMIT, SpeculationMode, TokenId, Tuning};
-use rig::{Pair, Plan, Random, Rig};
+
+use crate::cases::{Case, END, GRAMMARS, Got, pair, solo};
+use crate::rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
 const ENOUGH_CASES: u64 = 100;
@@ -110,7 +107,7 @@ impl Drop for Replay {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!(
-                "replay with FASER_CASES=1 FASER_SEED={} cargo test -p faser-actors --test same_tokens",
+                "replay with FASER_CASES=1 FASER_SEED={} cargo test -p faser-actors --test tokens same_tokens",
                 self.seed
             );
         }

@@ -155,8 +155,17 @@ pub(crate) fn spec() -> SyntheticSpec {
     }
 }
 
+/// The same with eight query heads and two KV heads, and more to be split.
+pub(crate) fn split_spec() -> SyntheticSpec {
+    SyntheticSpec { hidden: 64, heads: 8, ..spec() }
+}
+
 pub(crate) fn pair(dtype: Dtype) -> Pair {
-    let (target, draft) = synthetic::pair(&spec(), dtype, &mut |_| {}).expect("a synthetic pair");
+    pair_of(&spec(), dtype)
+}
+
+pub(crate) fn pair_of(spec: &SyntheticSpec, dtype: Dtype) -> Pair {
+    let (target, draft) = synthetic::pair(spec, dtype, &mut |_| {}).expect("a synthetic pair");
     Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
 }
 

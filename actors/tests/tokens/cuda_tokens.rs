@@ -1,24 +1,17 @@
 //! The CUDA runners over a fake driver: in f32 every request gets the tokens that it gets on the CPU, alone and without speculation,
 //! whatever is drafted, pruned, cancelled, preempted or lost around it, on partitions of green contexts.
 
-#[path = "rig/cases.rs"]
-#[allow(dead_code, reason = "what only the CPU offers yet")]
-mod cases;
-#[path = "../../kernels/tests/cuda_fake/mod.rs"]
-mod cuda_fake;
-mod rig;
-#[path = "rig/runs.rs"]
-mod runs;
-
 use std::sync::Arc;
 
-use cases::{pair, spec};
 use faser_actors::Dtype;
-use faser_kernels::cuda::{CudaError, Gpu, Share, SharePair};
+use faser_kernels::cuda::{CudaError, Gpu};
 use faser_models::cuda::CudaModel;
 use faser_models::{Shard, WeightSource};
-use rig::{OnGpu, PARTITIONS, Pair, Random, Rig};
-use runs::{Tally, run};
+
+use crate::cases::{pair, spec};
+use crate::cuda_fake;
+use crate::rig::{OnGpu, Pair, Random, Rig, shares};
+use crate::runs::{Tally, run};
 
 /// The pair with its weights on the fake GPU: the whole of it, and two splits.
 fn on_gpu() -> Pair {
@@ -27,17 +20,18 @@ fn on_gpu() -> Pair {
     let source = WeightSource::Synthetic(spec());
     let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).expect("memory");
     let draft = target.first_layers(spec().draft_layers);
-    let whole = SharePair { draft: Share::whole(&gpu), verify: Share::whole(&gpu) };
-    let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split"));
-    let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();
-    assert_eq!(shares.len(), PARTITIONS);
-    let cuda = OnGpu { target: Arc::new(target), draft: Some(Arc::new(draft)), shares, others: Vec::new() };
+    let cuda = OnGpu {
+        target: Arc::new(target),
+        draft: Some(Arc::new(draft)),
+        shares: shares(&gpu),
+        others: Vec::new(),
+    };
     Pair { cuda: Some(cuda), ..pair }
 }
 
 #[test]
 fn requests_get_the_cpus_tokens_on_a_gpu() {
-    let report = cuda_fake::inside("requests_get_the_cpus_tokens_on_a_gpu", &[], || {
+    let report = cuda_fake::inside("cuda_tokens::requests_get_the_cpus_tokens_on_a_gpu", &[], || {
         let gpu = on_gpu();
         let cpu = Pair { cuda: None, ..gpu.clone() };
         let mut tally = Tally::default();
@@ -67,7 +61,7 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
 #[test]
 fn a_lost_gpu_ends_the_lane_with_its_reason() {
     let variables = [("FASER_FAKE_LOSE", "activate_f32:9")];
-    cuda_fake::inside("a_lost_gpu_ends_the_lane_with_its_reason", &variables, || {
+    cuda_fake::inside("cuda_tokens::a_lost_gpu_ends_the_lane_with_its_reason", &variables, || {
         let pair = on_gpu();
         let random = &mut Random(3);
         let (config, cases) = (random.config(), random.cases());

@@ -2,8 +2,6 @@
 //! the first and for later positions, against probabilities computed here from the target's own logits in the plainest
 //! way. Seeds are fixed: the outcome is the same on every run.
 
-mod rig;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -15,7 +13,8 @@ use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Pass};
 use faser_topology::Partition;
-use rig::{Pair, Random, Rig};
+
+use crate::rig::{Pair, Random, Rig};
 
 const VOCAB: usize = 256;
 /// All tokens but this many are biased out of the vocabulary, so that every continuation can be enumerated.

@@ -1,17 +1,8 @@
 //! The draft lane on a GPU against the CPU's, over a fake driver: the same plans, and the same proposals, stop by stop, though the host of
 //! the GPU waits once for each plan.
 
-#![allow(dead_code, reason = "the rig is for more than this")]
-
-#[path = "rig/cases.rs"]
-mod cases;
-#[path = "../../kernels/tests/cuda_fake/mod.rs"]
-mod cuda_fake;
-mod rig;
-
 use std::sync::Arc;
 
-use cases::{pair, spec};
 use faser_actors::{
     CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Dtype, Isa, LaneRequest,
     MASK_PATIENCE,
@@ -23,7 +14,10 @@ use faser_kernels::cuda::{Gpu, Share};
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{Shard, WeightSource};
 use faser_topology::Partition;
-use rig::{PARTITIONS, Random};
+
+use crate::cases::{pair, spec};
+use crate::cuda_fake;
+use crate::rig::{PARTITIONS, Random};
 
 const SEQUENCES: usize = 4;
 const BLOCK: usize = 16;
@@ -174,7 +168,7 @@ fn reported(report: &str, words: &str) -> usize {
 
 #[test]
 fn drafts_are_the_cpus_and_the_host_waits_once_for_each_plan() {
-    let name = "drafts_are_the_cpus_and_the_host_waits_once_for_each_plan";
+    let name = "cuda_drafts::drafts_are_the_cpus_and_the_host_waits_once_for_each_plan";
     let report = cuda_fake::inside(name, &[], || {
         let mut lanes = lanes();
         let mut tally = Tally::default();
@@ -199,7 +193,7 @@ fn drafts_are_the_cpus_and_the_host_waits_once_for_each_plan() {
 
 #[test]
 fn where_all_stop_one_step_is_asked_for_in_vain() {
-    let name = "where_all_stop_one_step_is_asked_for_in_vain";
+    let name = "cuda_drafts::where_all_stop_one_step_is_asked_for_in_vain";
     let report = cuda_fake::inside(name, &[], || {
         let mut lanes = lanes();
         let mut tally = Tally { plans: PLANS - 10, ..Tally::default() };

@@ -1,45 +1,17 @@
 //! Tensor parallelism on GPUs, over a fake driver and a fake NCCL: a pair that is split over GPUs gives the CPU's tokens of the whole pair, in
 //! f32, whatever is drafted, pruned, cancelled, preempted or lost around a request; and every rank comes to the same verdicts and proposals.
 
-#[path = "rig/cases.rs"]
-#[allow(dead_code, reason = "the pair is of another shape here")]
-mod cases;
-#[path = "../../kernels/tests/cuda_fake/mod.rs"]
-mod cuda_fake;
-mod rig;
-#[path = "rig/runs.rs"]
-mod runs;
-
 use std::sync::Arc;
 
 use faser_actors::Dtype;
-use faser_kernels::cuda::{Gpu, Share, SharePair};
+use faser_kernels::cuda::Gpu;
 use faser_models::cuda::CudaModel;
-use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Shard, WeightSource};
-use rig::{OnGpu, PARTITIONS, Pair};
-use runs::{Tally, run};
 
-/// As the cases want it, with eight query heads and two KV heads, and a vocabulary whose parts are not all as large.
-fn spec() -> SyntheticSpec {
-    SyntheticSpec {
-        layers: 3,
-        draft_layers: 1,
-        hidden: 64,
-        intermediate: 48,
-        heads: 8,
-        kv_heads: 2,
-        vocab: 256,
-        max_context: 96,
-        seed: 7,
-        residual_scale: 0.3,
-    }
-}
-
-fn whole() -> Pair {
-    let (target, draft) = synthetic::pair(&spec(), Dtype::F32, &mut |_| {}).expect("a synthetic pair");
-    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
-}
+use crate::cases::{pair_of, split_spec};
+use crate::cuda_fake;
+use crate::rig::{OnGpu, Pair, shares};
+use crate::runs::{Tally, run};
 
 /// A rank of the target over `target` GPUs, with its shard of the draft, if that goes so far; lanes on the whole GPU, and on two splits.
 fn rank(number: usize, target: usize, draft: usize) -> OnGpu {
@@ -47,19 +19,15 @@ fn rank(number: usize, target: usize, draft: usize) -> OnGpu {
     let shard = Shard { rank: number, ranks: target };
     let load =
         |source, shard| CudaModel::load(&gpu, &source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
-    let own = load(WeightSource::Synthetic(spec()), shard);
+    let own = load(WeightSource::Synthetic(split_spec()), shard);
     let draft = (number < draft)
-        .then(|| load(WeightSource::SyntheticDraft(spec()), Shard { rank: number, ranks: draft }));
-    let whole = SharePair { draft: Share::whole(&gpu), verify: Share::whole(&gpu) };
-    let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split"));
-    let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();
-    assert_eq!(shares.len(), PARTITIONS);
-    OnGpu { target: Arc::new(own), draft: draft.map(Arc::new), shares, others: Vec::new() }
+        .then(|| load(WeightSource::SyntheticDraft(split_spec()), Shard { rank: number, ranks: draft }));
+    OnGpu { target: Arc::new(own), draft: draft.map(Arc::new), shares: shares(&gpu), others: Vec::new() }
 }
 
 fn requests_get_the_cpus_tokens(name: &str, target: usize, draft: usize, seeds: u64) {
     let report = cuda_fake::inside(name, &[("FASER_FAKE_GPUS", "4")], || {
-        let pair = whole();
+        let pair = pair_of(&split_spec(), Dtype::F32);
         let mut ranks = (0..target).map(|number| rank(number, target, draft));
         let first = ranks.next().expect("a first rank");
         let cuda = OnGpu { others: ranks.collect(), ..first };
@@ -87,21 +55,21 @@ fn requests_get_the_cpus_tokens(name: &str, target: usize, draft: usize, seeds: 
 
 #[test]
 fn one_gpu_gives_the_cpus_tokens() {
-    requests_get_the_cpus_tokens("one_gpu_gives_the_cpus_tokens", 1, 1, 6);
+    requests_get_the_cpus_tokens("cuda_shards::one_gpu_gives_the_cpus_tokens", 1, 1, 6);
 }
 
 #[test]
 fn a_target_over_two_gpus_gives_the_cpus_tokens() {
-    requests_get_the_cpus_tokens("a_target_over_two_gpus_gives_the_cpus_tokens", 2, 1, 6);
+    requests_get_the_cpus_tokens("cuda_shards::a_target_over_two_gpus_gives_the_cpus_tokens", 2, 1, 6);
 }
 
 #[test]
 fn a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens() {
-    let name = "a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens";
+    let name = "cuda_shards::a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens";
     requests_get_the_cpus_tokens(name, 4, 1, 6);
 }
 
 #[test]
 fn target_and_draft_may_be_split_differently() {
-    requests_get_the_cpus_tokens("target_and_draft_may_be_split_differently", 4, 2, 6);
+    requests_get_the_cpus_tokens("cuda_shards::target_and_draft_may_be_split_differently", 4, 2, 6);
 }

@@ -1,43 +1,16 @@
 //! Tensor parallelism: a pair that is split over ranks gives the tokens that it gives whole, in f32, whatever is drafted, pruned,
 //! cancelled, preempted or lost around a request; and every rank comes to the same verdicts, proposals and gaps.
 
-#[path = "rig/cases.rs"]
-#[allow(dead_code, reason = "the pair is of another shape here")]
-mod cases;
-mod rig;
-#[path = "rig/runs.rs"]
-mod runs;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::Dtype;
-use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard, WeightSource};
-use rig::Pair;
-use rig::group::Shards;
-use runs::{Tally, run};
 
-/// As the cases want it, with eight query heads and two KV heads.
-fn spec() -> SyntheticSpec {
-    SyntheticSpec {
-        layers: 3,
-        draft_layers: 1,
-        hidden: 64,
-        intermediate: 48,
-        heads: 8,
-        kv_heads: 2,
-        vocab: 256,
-        max_context: 96,
-        seed: 7,
-        residual_scale: 0.3,
-    }
-}
-
-fn whole() -> Pair {
-    let (target, draft) = synthetic::pair(&spec(), Dtype::F32, &mut |_| {}).expect("a synthetic pair");
-    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
-}
+use crate::cases::{pair_of, split_spec};
+use crate::group::Shards;
+use crate::rig::Pair;
+use crate::runs::{Tally, run};
 
 /// The pair with its target over `target` ranks and its draft over `draft`.
 fn split(target: usize, draft: usize) -> Shards {
@@ -46,13 +19,13 @@ fn split(target: usize, draft: usize) -> Shards {
         Shard::all(ranks).map(load).map(Arc::new).collect()
     };
     Shards {
-        target: of(WeightSource::Synthetic(spec()), target),
-        draft: of(WeightSource::SyntheticDraft(spec()), draft),
+        target: of(WeightSource::Synthetic(split_spec()), target),
+        draft: of(WeightSource::SyntheticDraft(split_spec()), draft),
     }
 }
 
 fn requests_get_their_tokens(target: usize, draft: usize) {
-    let pair = whole();
+    let pair = pair_of(&split_spec(), Dtype::F32);
     let shards = Pair { shards: Some(split(target, draft)), ..pair.clone() };
     let mut tally = Tally::default();
     for seed in 1..=40 {

@@ -1,21 +1,11 @@
 //! Hidden states from a verify runner to a draft thread: of each plan exactly the committed rows are named, whatever was rejected, pruned or
 //! cancelled, and what is read of them is the target's residual stream over the committed text; on cores and over a fake driver.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(dead_code, reason = "the rig is for more than this")]
-
-#[path = "rig/cases.rs"]
-mod cases;
-#[path = "../../kernels/tests/cuda_fake/mod.rs"]
-mod cuda_fake;
-mod rig;
-
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
-use cases::{pair, spec};
 use faser_actors::{
     CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, Dtype, Fallen, HiddenRows, Isa, LaneBackend,
     LaneRequest, MASK_PATIENCE, Sampling, VerifyRunner, VerifyWork,
@@ -26,7 +16,10 @@ use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::cuda::{CudaHiddenStates, CudaModel, CudaSizes};
 use faser_models::{HiddenStates, Model, Shard, WeightSource};
 use faser_topology::Partition;
-use rig::Random;
+
+use crate::cases::{pair, spec};
+use crate::cuda_fake;
+use crate::rig::Random;
 
 const SEQUENCES: usize = 3;
 const BLOCK: usize = 16;
@@ -273,7 +266,7 @@ fn committed_rows_are_read_on_cores() {
 
 #[test]
 fn committed_rows_are_read_on_a_gpu() {
-    cuda_fake::inside("committed_rows_are_read_on_a_gpu", &[], || {
+    cuda_fake::inside("hidden::committed_rows_are_read_on_a_gpu", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         let source = WeightSource::Synthetic(spec());
         let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();

@@ -1,7 +1,5 @@
 //! Engine and runners without actors, threads or clock: plans are carried out one by one, whenever the test says so.
 
-pub(crate) mod group;
-
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -15,7 +13,7 @@ use faser_engine::{
     Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, PartitionId, Request,
     SeqId, Shed, Test, TokenId, Usage, VerifyPlan,
 };
-use faser_kernels::cuda::{Share, SharePair};
+use faser_kernels::cuda::{Gpu, Share, SharePair};
 use faser_models::Model;
 use faser_models::cuda::CudaModel;
 use faser_topology::Partition;
@@ -31,7 +29,7 @@ pub(crate) struct Pair {
     /// Where it runs, if not on the CPU.
     pub(crate) cuda: Option<OnGpu>,
     /// Its shards, if it is split over groups.
-    pub(crate) shards: Option<group::Shards>,
+    pub(crate) shards: Option<crate::group::Shards>,
 }
 
 /// The pair on a GPU, and the shares of its partitions; or a rank's shards of it.
@@ -42,6 +40,15 @@ pub(crate) struct OnGpu {
     pub(crate) shares: Vec<SharePair>,
     /// The ranks after this one, which is the first.
     pub(crate) others: Vec<OnGpu>,
+}
+
+/// The whole GPU, and two splits.
+pub(crate) fn shares(gpu: &Arc<Gpu>) -> Vec<SharePair> {
+    let whole = SharePair { draft: Share::whole(gpu), verify: Share::whole(gpu) };
+    let splits = [16, 64].map(|sms| Share::split(gpu, sms).expect("a split"));
+    let shares: Vec<SharePair> = [whole].into_iter().chain(splits).collect();
+    assert_eq!(shares.len(), PARTITIONS);
+    shares
 }
 
 /// What carries out draft plans.
@@ -265,7 +272,7 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
             })
             .collect();
         let draft = (!drafts.is_empty()).then(|| {
-            let mut run = group::cuda_draft(drafts, falls(LaneKind::Draft));
+            let mut run = crate::group::cuda_draft(drafts, falls(LaneKind::Draft));
             Box::new(move |mut work: DraftWork| {
                 // Each plan on the next partition, whatever the engine thinks of them: that must not show.
                 let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
@@ -275,7 +282,7 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
         let sizes = limits.cuda_verify(config);
         let targets =
             ranks().map(|rank| (rank.target.clone(), spec(rank, |pair| &pair.verify, sizes, false)));
-        let mut run = group::cuda_verify(targets.collect(), falls(LaneKind::Verify), patience);
+        let mut run = crate::group::cuda_verify(targets.collect(), falls(LaneKind::Verify), patience);
         let verify = move |mut work: VerifyWork| {
             let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
             VerifyPlan { partition: planned, ..run(work) }
@@ -298,10 +305,10 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
     };
     let draft = (!drafts.is_empty()).then(|| {
         let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows);
-        Box::new(group::draft(&drafts, &spec, falls(LaneKind::Draft))) as Draft
+        Box::new(crate::group::draft(&drafts, &spec, falls(LaneKind::Draft))) as Draft
     });
     let spec = spec(config.target_blocks, limits.verify_logit_rows);
-    (draft, Box::new(group::verify(&targets, &spec, falls(LaneKind::Verify), patience)))
+    (draft, Box::new(crate::group::verify(&targets, &spec, falls(LaneKind::Verify), patience)))
 }
 
 /// A small generator of random numbers (splitmix64), so that a case is its seed on every machine.

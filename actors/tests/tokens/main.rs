@@ -1,0 +1,18 @@
+//! What requests get, and from what: the engine and its runners without actors, threads or clock, on cores, over groups of ranks, and on GPUs
+//! over a fake driver.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod cases;
+mod cuda_drafts;
+#[path = "../../../kernels/tests/cuda_fake/mod.rs"]
+mod cuda_fake;
+mod cuda_shards;
+mod cuda_tokens;
+mod distribution;
+mod group;
+mod hidden;
+mod rig;
+mod runs;
+mod same_tokens;
+mod shards;
