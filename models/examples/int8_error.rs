@@ -1,11 +1,11 @@
 //! What holding a model's matrices in bf16 or int8 does to its logits, against f32, for the demo pair and synthetic models:
 //! `cargo run --release -p faser-models --example int8_error -- [PROMPTS [PRESET ..]]`
 
-#[path = "../tests/acceptance/mod.rs"]
+#[path = "../tests/forward/acceptance.rs"]
 mod acceptance;
-#[path = "../tests/accuracy/mod.rs"]
+#[path = "../tests/forward/accuracy.rs"]
 mod accuracy;
-#[path = "../tests/session/mod.rs"]
+#[path = "../tests/forward/session.rs"]
 mod session;
 
 use faser_kernels::{Dtype, Isa};

@@ -1,9 +1,9 @@
 //! Prints how the acceptance of a synthetic pair follows from epsilon:
 //! `cargo run --release -p faser-models --example synthetic_acceptance -- 110m [epsilon ..]`
 
-#[path = "../tests/acceptance/mod.rs"]
+#[path = "../tests/forward/acceptance.rs"]
 mod acceptance;
-#[path = "../tests/session/mod.rs"]
+#[path = "../tests/forward/session.rs"]
 mod session;
 
 use std::time::Instant;

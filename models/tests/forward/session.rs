@@ -1,21 +1,25 @@
 //! One sequence on one lane: what the tests and the acceptance example need of a lane's executor.
+#![allow(dead_code, reason = "a module of a test and examples, each uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use faser_kernels::{BlockId, Collective, Isa, KvCache, Lane, Partition, Rows};
-use faser_models::{Model, Pass, Scratch};
+use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_models::{Model, ModelError, Pass, Scratch, Shard, WeightSource};
 
 const BLOCK_SIZE: usize = 16;
 
+/// A shard of a model of tests/golden.
+pub(crate) fn load(case: &str, shard: Shard, dtype: Dtype) -> Result<Model, ModelError> {
+    Model::load(&WeightSource::folder(&golden(case))?, shard, dtype, &mut |_| {})
+}
+
 /// A checkpoint of tests/golden.
-#[allow(dead_code, reason = "not every test has them")]
 pub(crate) fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
 }
 
 /// Those that have logits: a family has some of its own.
-#[allow(dead_code, reason = "not every test has them")]
 pub(crate) fn golden_cases() -> Vec<String> {
     let entries = std::fs::read_dir(golden("")).expect("a folder").map(|entry| entry.expect("an entry"));
     let cases = entries.filter(|entry| entry.path().join("expected.safetensors").exists());
@@ -51,7 +55,6 @@ impl<'m> Session<'m> {
     }
 
     /// The session of one rank, whose shard the model is.
-    #[allow(dead_code, reason = "not every test has a group")]
     pub(crate) fn join(&mut self, group: Arc<dyn Collective>) {
         self.lane.join(group);
     }

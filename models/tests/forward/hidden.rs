@@ -1,15 +1,14 @@
 //! Hidden states on the CPU: what is read of a row is, bit for bit, the residual stream behind the layers named, whatever leaves the pass and
 //! however its layers are asked for; and what was overwritten is lost, never wrong.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{HiddenStates, Model, Scratch, Shard, WeightSource};
+use faser_models::{HiddenStates, Model, Scratch, Shard};
+
+use crate::session::load;
 
 /// Rows of each sequence.
 const SEQUENCES: [usize; 3] = [4, 5, 3];
@@ -72,11 +71,7 @@ fn rows(counts: [usize; 3]) -> impl Iterator<Item = (usize, usize)> {
 /// Synthetic models of four layers, and families of their own ways to the residual stream.
 fn models() -> Vec<Model> {
     let spec = SyntheticSpec { residual_scale: 1.0, ..SyntheticSpec::preset("tiny").unwrap() };
-    let golden = |case| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case);
-        let source = WeightSource::folder(&folder).unwrap();
-        Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap()
-    };
+    let golden = |case| load(case, Shard::WHOLE, Dtype::F32).unwrap();
     let [f32, bf16] = [Dtype::F32, Dtype::Bf16].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
     vec![f32, bf16, golden("gemma2"), golden("qwen3-tied")]
 }

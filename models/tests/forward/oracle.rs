@@ -87,7 +87,6 @@ fn layer(random: &mut Random) -> LayerSpec {
 /// A folder with a random checkpoint of a shape; it goes with this.
 pub(crate) struct Checkpoint {
     folder: PathBuf,
-    #[allow(dead_code, reason = "not every test asks for logits")]
     tensors: HashMap<String, Tensor>,
 }
 
@@ -146,7 +145,6 @@ impl Checkpoint {
         &self.folder
     }
 
-    #[allow(dead_code, reason = "not every test asks for logits")]
     /// The logits after each token of a text.
     pub(crate) fn logits(&self, config: &ModelConfig, tokens: &[u32]) -> Result<Vec<Vec<f64>>> {
         let tensors =

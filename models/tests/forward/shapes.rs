@@ -1,16 +1,11 @@
 //! Layers of every kind and mixture, those that no family has too, against candle; see `oracle`.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod oracle;
-mod session;
-
 use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
 use faser_models::{Model, ModelConfig, Shard, WeightSource};
 
-use oracle::{Checkpoint, Random, config};
-use session::Session;
+use crate::oracle::{Checkpoint, Random, config};
+use crate::session::Session;
 
 fn tokens(config: &ModelConfig, random: &mut Random) -> Vec<u32> {
     (0..30).map(|_| random.below(config.vocab) as u32).collect()

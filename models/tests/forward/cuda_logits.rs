@@ -2,13 +2,6 @@
 //! for which there are kernels on tensor cores; prefill of two sequences together, then a row of one and several of the other.
 //! `golden.rs` does the same for every instruction set.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../kernels/tests/cuda_fake/mod.rs"]
-mod cuda_fake;
-mod oracle;
-mod session;
-
 use std::sync::Arc;
 
 use faser_kernels::cuda::{Chunk, Gpu, Ptr, Sampler, Share};
@@ -18,7 +11,9 @@ use faser_models::rounding::Distance;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, ModelConfig, Shard, WeightSource};
 
-use session::{Session, golden, golden_cases};
+use crate::cuda_fake;
+use crate::oracle;
+use crate::session::{Session, golden, golden_cases};
 
 /// Tokens of each sequence, and how many of them are in the first pass.
 const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
@@ -121,7 +116,7 @@ fn is_rounding(what: &str, dtype: Dtype, layers: usize, found: &[Vec<f32>], f32:
 /// What candle says of such layers is in `shapes.rs`.
 #[test]
 fn layers_of_any_mixture_have_the_cpus_logits() {
-    cuda_fake::inside("layers_of_any_mixture_have_the_cpus_logits", &[], || {
+    cuda_fake::inside("cuda_logits::layers_of_any_mixture_have_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for seed in 0..12 {
             let mut random = oracle::Random(seed);
@@ -143,7 +138,7 @@ fn layers_of_any_mixture_have_the_cpus_logits() {
 
 #[test]
 fn every_family_has_the_cpus_logits() {
-    cuda_fake::inside("every_family_has_the_cpus_logits", &[], || {
+    cuda_fake::inside("cuda_logits::every_family_has_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for case in &golden_cases() {
             let source = WeightSource::folder(&golden(case)).unwrap();
@@ -160,7 +155,7 @@ fn every_family_has_the_cpus_logits() {
 
 #[test]
 fn heads_that_share_keys_have_the_cpus_logits() {
-    let report = cuda_fake::inside("heads_that_share_keys_have_the_cpus_logits", &[], || {
+    let report = cuda_fake::inside("cuda_logits::heads_that_share_keys_have_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for kv_heads in [8, 4, 1] {
             let spec = SyntheticSpec {
@@ -199,15 +194,17 @@ fn heads_that_share_keys_have_the_cpus_logits() {
 
 #[test]
 fn rows_that_the_host_cancels_are_not_multiplied_any_more() {
-    let report = cuda_fake::inside("rows_that_the_host_cancels_are_not_multiplied_any_more", &[], || {
-        let gpu = Gpu::open(0, None).unwrap();
-        let case = golden("llama");
-        let source = WeightSource::folder(&case).unwrap();
-        let cpu = on_cpu(&Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
-        let cuda = Arc::new(CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
-        let layers = cuda.config().layers.len();
-        is_rounding("half of it", Dtype::F32, layers, &on_gpu(&cuda, true), &cpu[SEQUENCES[0].0..]);
-    });
+    let report =
+        cuda_fake::inside("cuda_logits::rows_that_the_host_cancels_are_not_multiplied_any_more", &[], || {
+            let gpu = Gpu::open(0, None).unwrap();
+            let case = golden("llama");
+            let source = WeightSource::folder(&case).unwrap();
+            let cpu = on_cpu(&Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
+            let cuda =
+                Arc::new(CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
+            let layers = cuda.config().layers.len();
+            is_rounding("half of it", Dtype::F32, layers, &on_gpu(&cuda, true), &cpu[SEQUENCES[0].0..]);
+        });
     let Some(report) = report else { return };
     let rows = report.lines().find_map(|line| line.strip_prefix("rows of products ")).unwrap();
     // Two layers of four products and the LM head: the second layer and the head have the second sequence's rows alone. Of the three

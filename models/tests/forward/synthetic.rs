@@ -1,14 +1,11 @@
 //! Synthetic pairs: text that does not loop, and an acceptance that epsilon controls.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod acceptance;
-mod session;
-
-use acceptance::{Figures, measure};
 use faser_kernels::{Dtype, Isa};
 use faser_models::synthetic::{SyntheticSpec, pair};
 use faser_models::{Model, ModelError, Progress};
+
+use crate::acceptance::{Figures, measure};
+use crate::session;
 
 const LENGTH: usize = 96;
 

@@ -1,23 +1,15 @@
 //! Logits against Hugging Face transformers in float32, on tiny random checkpoints of each family (see
 //! golden/README.md).
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod session;
-
 use candle_core::{DType, Device};
 use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
 use faser_models::{Model, ModelConfig, Shard, WeightSource};
 
-use session::{Session, golden, golden_cases};
+use crate::session::{Session, golden, golden_cases, load};
 
-fn load(case: &str) -> Model {
-    in_dtype(case, Dtype::F32)
-}
-
-fn in_dtype(case: &str, dtype: Dtype) -> Model {
-    Model::load(&WeightSource::folder(&golden(case)).unwrap(), Shard::WHOLE, dtype, &mut |_| {}).unwrap()
+fn f32(case: &str) -> Model {
+    load(case, Shard::WHOLE, Dtype::F32).unwrap()
 }
 
 /// The prompt, and the logits after each of its tokens.
@@ -38,7 +30,7 @@ fn in_chunks(model: &Model, isa: Isa, tokens: &[u32], chunk: usize) -> Vec<Vec<f
 fn logits_agree_with_transformers() {
     for isa in Isa::available() {
         for case in golden_cases() {
-            let model = load(&case);
+            let model = f32(&case);
             let (tokens, expected) = expected(&case);
             let found = in_chunks(&model, isa, &tokens, tokens.len());
             let distance = Distance::between(&found, &expected);
@@ -53,7 +45,7 @@ fn logits_agree_with_transformers() {
 fn chunks_and_single_tokens_give_the_same_bits_as_one_prefill() {
     for isa in Isa::available() {
         for case in golden_cases() {
-            let model = load(&case);
+            let model = f32(&case);
             let (tokens, _) = expected(&case);
             let whole = in_chunks(&model, isa, &tokens, tokens.len());
             for chunk in [1, 2, 5, 16] {
@@ -68,7 +60,7 @@ fn chunks_and_single_tokens_give_the_same_bits_as_one_prefill() {
 
 #[test]
 fn only_wanted_rows_get_logits_and_in_the_order_asked() {
-    let model = load("qwen2-tied");
+    let model = f32("qwen2-tied");
     let (tokens, _) = expected("qwen2-tied");
     let isa = Isa::detect();
     let whole = in_chunks(&model, isa, &tokens, tokens.len());
@@ -80,7 +72,7 @@ fn only_wanted_rows_get_logits_and_in_the_order_asked() {
 
 #[test]
 fn rows_written_again_leave_no_trace() {
-    let model = load("mistral-sliding");
+    let model = f32("mistral-sliding");
     let (tokens, _) = expected("mistral-sliding");
     let isa = Isa::detect();
     let whole = in_chunks(&model, isa, &tokens, tokens.len());
@@ -94,7 +86,7 @@ fn rows_written_again_leave_no_trace() {
 #[test]
 fn bf16_puts_logits_no_farther_than_its_rounding() {
     for case in golden_cases() {
-        let model = in_dtype(&case, Dtype::Bf16);
+        let model = load(&case, Shard::WHOLE, Dtype::Bf16).unwrap();
         let (tokens, expected) = expected(&case);
         let most = Distance::of_rounding(Dtype::Bf16, model.config().layers.len());
         for isa in Isa::available() {
@@ -110,10 +102,10 @@ fn bf16_puts_logits_no_farther_than_its_rounding() {
 fn a_vocabulary_with_more_or_fewer_rows_changes_no_logit_that_both_have() {
     let isa = Isa::detect();
     for case in ["llama", "qwen2-tied"] {
-        let config = load(case).config().clone();
+        let config = f32(case).config().clone();
         let (tokens, _) = expected(case);
         let tokens: Vec<u32> = tokens.into_iter().filter(|token| *token < 120).collect();
-        let whole = in_chunks(&load(case), isa, &tokens, tokens.len());
+        let whole = in_chunks(&f32(case), isa, &tokens, tokens.len());
         for vocab in [120, 140] {
             let resized = ModelConfig { vocab, ..config.clone() };
             let dir = golden(case);

@@ -1,17 +1,12 @@
 //! Models whose matrices are int8: how far their logits are from f32, and that nothing else is int8.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod acceptance;
-mod accuracy;
-mod session;
-
-use accuracy::{Errors, compare, demo, demo_prompts};
 use std::path::Path;
 
 use faser_kernels::{Dtype, Isa};
 use faser_models::synthetic::{SyntheticSpec, pair};
 use faser_models::{Model, ModelError, Progress, Shard, WeightSource};
+
+use crate::accuracy::{Errors, compare, demo, demo_prompts};
 
 /// A product of normal numbers is off by 0.8 % (kernels' tests). A branch is two products in a row, with attention's weights
 /// between them, which turn an absolute error of 1.1 % times the scores' deviation (3 in the synthetic model) into a relative

@@ -1,13 +1,11 @@
 //! A pass in segments: rows that leave it between layers change nothing for those that stay, and scores on the way are
 //! what the LM head would say.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-use std::path::Path;
-
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{Model, Pass, Scratch, Shard, WeightSource};
+use faser_models::{Model, Pass, Scratch, Shard};
+
+use crate::session::load;
 
 const BLOCK_SIZE: usize = 16;
 const SEQUENCES: usize = 5;
@@ -18,11 +16,7 @@ const ROWS: [usize; SEQUENCES] = [4, 1, 6, 8, 3];
 
 /// All models here: four layers in both types, and sliding windows in some layers.
 fn models() -> Vec<Model> {
-    let golden = |case| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case);
-        let source = WeightSource::folder(&folder).unwrap();
-        Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap()
-    };
+    let golden = |case| load(case, Shard::WHOLE, Dtype::F32).unwrap();
     let spec = SyntheticSpec { residual_scale: 1.0, ..SyntheticSpec::preset("tiny").unwrap() };
     let [f32, bf16, int8] =
         [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);

@@ -1,10 +1,5 @@
 //! Shards on the ranks of a group compute what the whole model does: against Hugging Face transformers' logits, for every family.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[allow(dead_code, reason = "a helper of several tests")]
-mod session;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,14 +7,11 @@ use candle_core::{DType, Device};
 use faser_kernels::collective::in_process;
 use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::SyntheticSpec;
-use faser_models::{Model, ModelError, Shard, WeightSource};
-use session::{Session, golden, golden_cases};
+use faser_models::{Model, Shard, WeightSource};
+
+use crate::session::{Session, golden, golden_cases, load};
 
 const TOLERANCE: f32 = 1e-4;
-
-fn load(case: &str, shard: Shard, dtype: Dtype) -> Result<Model, ModelError> {
-    Model::load(&WeightSource::folder(&golden(case))?, shard, dtype, &mut |_| {})
-}
 
 /// Runs each rank of a group on a thread; what each returned, rank after rank.
 fn on_ranks<T: Send>(ranks: usize, run: impl Fn(Shard, Arc<dyn Collective>) -> T + Sync) -> Vec<T> {

@@ -1,11 +1,6 @@
 //! Hidden states on a GPU, over a fake driver whose streams run only when they are waited for: what another lane reads of a row is the CPU's residual
 //! stream, whatever leaves the pass, by launches and by graphs; and events alone order both lanes.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-#[path = "../../kernels/tests/cuda_fake/mod.rs"]
-mod cuda_fake;
-
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +9,8 @@ use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Samplin
 use faser_models::cuda::{CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard, WeightSource};
+
+use crate::cuda_fake;
 
 const LAYERS: usize = 4;
 const HIDDEN: usize = 64;
@@ -220,7 +217,7 @@ fn assert_states(found: &[Vec<f32>], expected: &[Vec<f32>], counts: [usize; 3], 
 
 #[test]
 fn states_read_by_another_lane_are_the_cpus() {
-    let report = cuda_fake::inside("states_read_by_another_lane_are_the_cpus", &[], || {
+    let report = cuda_fake::inside("cuda_hidden::states_read_by_another_lane_are_the_cpus", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         let (cpu, cuda) = models(&gpu);
         for counts in [SMALL, LARGE] {
@@ -262,7 +259,7 @@ fn states_read_by_another_lane_are_the_cpus() {
 
 #[test]
 fn a_pass_waits_for_what_reads_the_rows_that_it_overwrites() {
-    cuda_fake::inside("a_pass_waits_for_what_reads_the_rows_that_it_overwrites", &[], || {
+    cuda_fake::inside("cuda_hidden::a_pass_waits_for_what_reads_the_rows_that_it_overwrites", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         let (cpu, cuda) = models(&gpu);
         let rows = LARGE.iter().sum::<usize>();
@@ -282,7 +279,7 @@ fn a_pass_waits_for_what_reads_the_rows_that_it_overwrites() {
 
 #[test]
 fn what_is_lost_or_not_asked_for_yet_is_not_read() {
-    cuda_fake::inside("what_is_lost_or_not_asked_for_yet_is_not_read", &[], || {
+    cuda_fake::inside("cuda_hidden::what_is_lost_or_not_asked_for_yet_is_not_read", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         let (_, cuda) = models(&gpu);
         let rows = LARGE.iter().sum::<usize>() as u64;

@@ -1,0 +1,20 @@
+//! What models compute: against transformers' logits, against candle, on shards, on a GPU over a fake driver, in int8; and the residual stream
+//! on its way.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod acceptance;
+mod accuracy;
+#[path = "../../../kernels/tests/cuda_fake/mod.rs"]
+mod cuda_fake;
+mod cuda_hidden;
+mod cuda_logits;
+mod golden;
+mod hidden;
+mod int8;
+mod oracle;
+mod segments;
+mod session;
+mod shapes;
+mod shards;
+mod synthetic;
