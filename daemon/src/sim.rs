@@ -24,12 +24,12 @@ Policies are those of a config, and `best-fixed` (the fixed k of lowest mean lat
 
 Examples:
   faser sim --rates 0.5,1,2,4,8                             the paper's Qwen3 pair on an H100, ShareGPT lengths
-  faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.png
+  faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.svg
   faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
   faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
   faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
   faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
-  faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.png      what both lanes did, as a picture")]
+  faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.svg      what both lanes did, as a picture")]
 pub struct SimArgs {
     /// The GPU: h100, h200 or a100.
     #[arg(long, default_value = "h100", value_parser = device)]
@@ -112,13 +112,13 @@ pub struct SimArgs {
     /// Write every run as JSON too.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write a picture of the comparison (PNG).
+    /// Write a picture of the comparison (SVG).
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
     /// Write a Chrome trace of the last policy under the last load, for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Write a picture (PNG) of a stretch of it: what each lane did when.
+    /// Write a picture (SVG) of a stretch of it: what each lane did when.
     #[arg(long, value_name = "FILE")]
     pub trace_picture: Option<PathBuf>,
     /// Second from which trace and picture are; without it 0, and for the picture around the rejection that cancelled the most.
@@ -149,7 +149,7 @@ pub fn sim(args: &SimArgs) -> Result<(), DaemonError> {
         write(file, serde_json::to_vec_pretty(&report).map_err(std::io::Error::from))?;
     }
     if let Some(file) = &args.plot {
-        write(file, Ok(report.png()?))?;
+        write(file, Ok(report.svg()?.into_bytes()))?;
     }
     if args.trace.is_some() || args.trace_picture.is_some() {
         args.trace(&spec, &report, &loads)?;
@@ -175,7 +175,7 @@ impl SimArgs {
             let window = from.map_or_else(|| telling_window(&record, length), |from| from..from + length);
             let title =
                 format!("simulated: {}, policy {}, {} {}", spec, last.contender, self.axis(), last.level);
-            write(file, Ok(picture(&record, window, &title)?))?;
+            write(file, Ok(picture(&record, window, &title).into_bytes()))?;
         }
         Ok(())
     }
@@ -331,13 +331,13 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let line = format!(
             "faser sim --batches 1 --lengths humaneval --acceptance 0.97 --policy off --policy faser \
-             --trace-for 0.5 --trace {0}/lanes.json --trace-picture {0}/lanes.png",
+             --trace-for 0.5 --trace {0}/lanes.json --trace-picture {0}/lanes.svg",
             folder.display()
         );
         sim(&args(&line).unwrap()).unwrap();
         let trace: serde_json::Value =
             serde_json::from_slice(&std::fs::read(folder.join("lanes.json")).unwrap()).unwrap();
-        let picture = std::fs::read(folder.join("lanes.png")).unwrap();
+        let picture = std::fs::read(folder.join("lanes.svg")).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         // Of `faser`, which drafts: half a second from the beginning on.
         let drafts = trace["traceEvents"].as_array().unwrap().iter().filter(|event| {
@@ -345,7 +345,7 @@ mod tests {
                 && event["ts"].as_f64().is_some_and(|ts| ts < 5e5)
         });
         assert!(drafts.count() > 0);
-        assert!(picture.starts_with(b"\x89PNG"));
+        assert!(picture.starts_with(b"<svg"));
     }
 
     #[test]

@@ -1,76 +1,86 @@
 //! The comparison as a picture: latency and throughput against the load, and speculative length and partition over time.
 
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::coord::combinators::BindKeyPoints;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::drawing::DrawingAreaErrorKind;
+use plotters::prelude::*;
+
 use super::{Moment, SimReport, SimRun};
 use crate::BenchError;
-use crate::canvas::{Canvas, Colour, LETTER, round_step};
 
-const WIDTH: usize = 1200;
-const HEIGHT: usize = 900;
-const BLACK: Colour = [0; 3];
-const GREY: Colour = [215; 3];
+const WIDTH: u32 = 1200;
+const HEIGHT: u32 = 900;
 /// Told apart by most eyes (Okabe and Ito 2008).
-const COLOURS: [Colour; 8] = [
-    [0, 114, 178],
-    [213, 94, 0],
-    [0, 158, 115],
-    [204, 121, 167],
-    [86, 180, 233],
-    [230, 159, 0],
-    [90, 90, 90],
-    [160, 60, 220],
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(90, 90, 90),
+    RGBColor(160, 60, 220),
 ];
+const FONT: (&str, i32) = ("monospace", 13);
+const LETTER: usize = 8;
+
+type Paper<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<T = ()> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
 
 /// One line of a panel.
 struct Series {
     name: String,
-    colour: Colour,
+    colour: RGBColor,
     points: Vec<(f64, f64)>,
 }
 
-/// One panel: where it is and what its axes say.
-struct Panel<'a> {
-    corner: (f64, f64),
-    title: &'a str,
-    x: &'a str,
-    log_y: bool,
-    log_x: bool,
-}
-
 impl SimReport {
-    /// The picture, as a PNG file.
+    /// The picture, as an SVG file.
     ///
     /// # Errors
-    /// The encoder's.
-    pub fn png(&self) -> Result<Vec<u8>, BenchError> {
-        let mut canvas = Canvas::new(WIDTH, HEIGHT);
-        canvas.text((20.0, 12.0), &self.title, BLACK);
-        let mut at = 20.0;
+    /// It cannot be drawn.
+    pub fn svg(&self) -> Result<String, BenchError> {
+        let mut svg = String::new();
+        self.draw(&SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area())
+            .map_err(|error| BenchError::Plot(error.to_string()))?;
+        Ok(svg)
+    }
+
+    fn draw(&self, paper: &Paper<'_>) -> Drawn {
+        paper.fill(&WHITE)?;
+        let text = |at, text: &str, colour: &RGBColor| {
+            paper.draw_text(text, &TextStyle::from(FONT).color(colour), at)
+        };
+        text((20, 12), &self.title, &BLACK)?;
+        let mut at = 20;
         for series in self.series(|_| Vec::new()) {
-            canvas.text((at, 28.0), &series.name, series.colour);
-            at += ((series.name.len() + 3) * LETTER) as f64;
+            text((at, 32), &series.name, &series.colour)?;
+            at += ((series.name.len() + 3) * LETTER) as i32;
         }
-        let load = if self.backlog { "batch" } else { "requests per second" };
-        let (left, right, top, bottom) = (70.0, 670.0, 60.0, 500.0);
-        let panel = |corner, title, x, log_x, log_y| Panel { corner, title, x, log_y, log_x };
-        let several = self.levels().len() > 1;
-        if several {
-            let against = |figure: fn(&SimRun) -> f64| self.against_load(figure);
-            panel((left, top), "mean latency, s", load, true, true)
-                .draw(&mut canvas, &against(|run| run.figures.latency_mean_s));
-            panel((right, top), "tokens per second", load, true, true)
-                .draw(&mut canvas, &against(|run| run.figures.tokens_per_s));
+        let panels = paper.margin(50, 10, 10, 10).split_evenly((2, 2));
+        let [first, second, third, fourth] = panels.as_slice() else { return Ok(()) };
+        if self.levels().len() > 1 {
+            let load = if self.backlog { "batch" } else { "requests per second" };
+            let against = |paper: &Paper<'_>, title: &str, figure: fn(&SimRun) -> f64| {
+                let series = self.against_load(figure);
+                let [x, y] = ranges(&series, true);
+                let log =
+                    |range: Range<f64>| range.clone().log_scale().with_key_points(round_numbers(&range));
+                panel(paper, [title, load], (log(x), log(y)), &series)
+            };
+            against(first, "mean latency, s", |run| run.figures.latency_mean_s)?;
+            against(second, "tokens per second", |run| run.figures.tokens_per_s)?;
         } else {
-            panel((left, top), "sequences running and waiting", "s", false, false)
-                .draw(&mut canvas, &self.over_time(|moment| moment.running + moment.waiting));
-            panel((right, top), "tokens per second", "s", false, false)
-                .draw(&mut canvas, &self.over_time(|moment| moment.tokens_per_s));
+            self.over_time(first, "sequences running and waiting", |moment| moment.running + moment.waiting)?;
+            self.over_time(second, "tokens per second", |moment| moment.tokens_per_s)?;
         }
         // Of several loads the heaviest is shown over time.
-        panel((left, bottom), "k over time", "s", false, false)
-            .draw(&mut canvas, &self.over_time(|moment| moment.k));
-        panel((right, bottom), "partition over time", "s", false, false)
-            .draw(&mut canvas, &self.over_time(|moment| moment.partition as f64));
-        canvas.png()
+        self.over_time(third, "k over time", |moment| moment.k)?;
+        self.over_time(fourth, "partition over time", |moment| moment.partition as f64)?;
+        paper.present()
     }
 
     fn levels(&self) -> Vec<f64> {
@@ -96,106 +106,75 @@ impl SimReport {
         named.map(|(name, &colour)| Series { points: points(&name), name, colour }).collect()
     }
 
+    /// Those that a logarithm is known of.
     fn against_load(&self, figure: impl Fn(&SimRun) -> f64) -> Vec<Series> {
         self.series(|name| {
             let runs = self.runs.iter().filter(|run| run.contender.to_string() == name);
-            runs.map(|run| (run.level, figure(run))).collect()
+            let points = runs.map(|run| (run.level, figure(run)));
+            points.filter(|(x, y)| *x > 0.0 && *y > 0.0 && y.is_finite()).collect()
         })
     }
 
-    fn over_time(&self, figure: impl Fn(&Moment) -> f64) -> Vec<Series> {
+    fn over_time(&self, paper: &Paper<'_>, title: &str, figure: impl Fn(&Moment) -> f64) -> Drawn {
         let heaviest = self.levels().last().copied().unwrap_or(0.0);
-        self.series(|name| {
+        let series = self.series(|name| {
             let runs =
                 self.runs.iter().filter(|run| run.level == heaviest && run.contender.to_string() == name);
-            runs.flat_map(|run| &run.figures.timeline)
-                .map(|moment| (moment.until_s, figure(moment)))
-                .collect()
-        })
+            let moments = runs.flat_map(|run| &run.figures.timeline);
+            moments.map(|moment| (moment.until_s, figure(moment))).collect()
+        });
+        let [x, y] = ranges(&series, false);
+        panel(paper, [title, "s"], (x, y), &series)
     }
 }
 
-const PLOT_WIDTH: f64 = 500.0;
-const PLOT_HEIGHT: f64 = 330.0;
-
-impl Panel<'_> {
-    fn draw(&self, canvas: &mut Canvas, series: &[Series]) {
-        let all = || series.iter().flat_map(|series| &series.points).copied();
-        let x = Axis::over(all().map(|point| point.0), self.log_x);
-        let y = Axis::over(all().map(|point| point.1), self.log_y);
-        let (left, top) = self.corner;
-        let place = |(px, py): (f64, f64)| {
-            (left + x.share(px) * PLOT_WIDTH, top + PLOT_HEIGHT - y.share(py) * PLOT_HEIGHT)
-        };
-        for tick in y.ticks() {
-            let (_, at) = place((x.from, tick));
-            canvas.line((left, at), (left + PLOT_WIDTH, at), 1, GREY);
-            let label = number(tick);
-            canvas.text((left - 6.0 - (label.len() * LETTER) as f64, at - 4.0), &label, BLACK);
-        }
-        for tick in x.ticks() {
-            let (at, _) = place((tick, y.from));
-            canvas.line((at, top), (at, top + PLOT_HEIGHT), 1, GREY);
-            let label = number(tick);
-            canvas.text((at - (label.len() * LETTER / 2) as f64, top + PLOT_HEIGHT + 6.0), &label, BLACK);
-        }
-        canvas.line((left, top), (left, top + PLOT_HEIGHT), 1, BLACK);
-        canvas.line((left, top + PLOT_HEIGHT), (left + PLOT_WIDTH, top + PLOT_HEIGHT), 1, BLACK);
-        canvas.text((left, top - 16.0), self.title, BLACK);
-        let end = left + PLOT_WIDTH - (self.x.len() * LETTER) as f64;
-        canvas.text((end, top + PLOT_HEIGHT + 22.0), self.x, BLACK);
-        for line in series {
-            for ends in line.points.windows(2) {
-                canvas.line(place(ends[0]), place(ends[1]), 2, line.colour);
-            }
-        }
+/// One panel: its title, what its columns are, its axes and lines.
+fn panel<X, Y>(paper: &Paper<'_>, [title, of]: [&str; 2], (x, y): (X, Y), series: &[Series]) -> Drawn
+where
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let mut chart = ChartBuilder::on(paper)
+        .caption(title, FONT)
+        .margin(10)
+        .x_label_area_size(40)
+        .y_label_area_size(60)
+        .build_cartesian_2d(x, y)?;
+    let mut mesh = chart.configure_mesh();
+    let label = |value: &f64| number(*value);
+    mesh.x_desc(of).axis_desc_style(FONT).label_style(FONT).light_line_style(TRANSPARENT);
+    mesh.x_label_formatter(&label).y_label_formatter(&label).draw()?;
+    for line in series {
+        chart.draw_series(LineSeries::new(line.points.iter().copied(), line.colour.stroke_width(2)))?;
     }
+    Ok(())
 }
 
-/// A range, linear or logarithmic.
-struct Axis {
-    from: f64,
-    to: f64,
-    log: bool,
+/// From the least to the largest of all columns and of all values; from 0, where the axes are not logarithmic.
+fn ranges(series: &[Series], log: bool) -> [Range<f64>; 2] {
+    let range = |of: fn(&(f64, f64)) -> f64| {
+        let values = series.iter().flat_map(|series| series.points.iter().map(of));
+        let values = values.filter(|value| value.is_finite());
+        let found = values.fold(None, |range: Option<(f64, f64)>, value| {
+            Some(range.map_or((value, value), |(from, to)| (from.min(value), to.max(value))))
+        });
+        match (found, log) {
+            (Some((from, to)), true) => from * 0.8..to * 1.25,
+            (Some((_, to)), false) if to > 0.0 => 0.0..to * 1.05,
+            (None, true) => 1.0..10.0,
+            (_, false) => 0.0..1.0,
+        }
+    };
+    [range(|point| point.0), range(|point| point.1)]
 }
 
-impl Axis {
-    fn over(values: impl Iterator<Item = f64>, log: bool) -> Axis {
-        let (mut from, mut to) = (f64::INFINITY, f64::NEG_INFINITY);
-        for value in values.filter(|value| value.is_finite() && (!log || *value > 0.0)) {
-            from = from.min(value);
-            to = to.max(value);
-        }
-        if from > to {
-            (from, to) = (if log { 1.0 } else { 0.0 }, 10.0);
-        }
-        if log {
-            Axis { from: from * 0.8, to: to * 1.25, log }
-        } else {
-            Axis { from: 0.0, to: if to > 0.0 { to * 1.05 } else { 1.0 }, log }
-        }
-    }
-
-    /// Where a value is: 0 at the beginning, 1 at the end.
-    fn share(&self, value: f64) -> f64 {
-        if self.log {
-            (value.max(self.from) / self.from).ln() / (self.to / self.from).ln()
-        } else {
-            (value - self.from) / (self.to - self.from)
-        }
-    }
-
-    /// Round numbers on it.
-    fn ticks(&self) -> Vec<f64> {
-        if self.log {
-            let decades = self.from.log10().floor() as i32..=self.to.log10().ceil() as i32;
-            let ticks = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(decade)));
-            return ticks.filter(|tick| (self.from..=self.to).contains(tick)).collect();
-        }
-        let step = round_step((self.to - self.from) / 6.0);
-        let last = ((self.to - self.from) / step) as usize;
-        (0..=last).map(|i| self.from + step * i as f64).collect()
-    }
+/// 1, 2 and 5 times powers of ten.
+fn round_numbers(range: &Range<f64>) -> Vec<f64> {
+    let decades = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
+    let numbers = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(decade)));
+    numbers.filter(|number| range.contains(number)).collect()
 }
 
 /// A number in few letters.
@@ -214,12 +193,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_within() {
-        let linear = Axis { from: 0.0, to: 730.0, log: false };
-        assert_eq!(linear.ticks(), [0.0, 200.0, 400.0, 600.0]);
-        let log = Axis { from: 0.3, to: 30.0, log: true };
-        assert_eq!(log.ticks().len(), 6);
-        assert!((log.share(3.0) - 0.5).abs() < 1e-9);
+    fn numbers_are_round_and_short() {
+        assert_eq!(round_numbers(&(0.3..30.0)), [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]);
         let labels: Vec<String> = [0.0, 0.25, 2.0, 2.5, 1200.0].map(number).into();
         assert_eq!(labels, ["0", "0.25", "2", "2.5", "1200"]);
     }
@@ -227,6 +202,7 @@ mod tests {
     #[test]
     fn a_report_without_runs_is_a_picture_too() {
         let report = SimReport { title: "nothing".to_owned(), backlog: false, runs: Vec::new() };
-        assert!(report.png().unwrap().len() > 100);
+        let svg = report.svg().unwrap();
+        assert!(svg.starts_with("<svg") && svg.contains("nothing") && svg.ends_with("</svg>\n"), "{svg}");
     }
 }

@@ -44,25 +44,25 @@ impl Cell {
 
     fn colour(self) -> Colour {
         match self {
-            Cell::Committed => [150, 150, 150],
-            Cell::Accepted => [0, 158, 115],
-            Cell::Rejected => [225, 105, 45],
-            Cell::Next => [0, 90, 160],
-            Cell::Pruned => [200, 140, 200],
-            Cell::Unused => [235, 235, 235],
-            Cell::Cancelled => [255, 235, 240],
+            Cell::Committed => Colour(0x96_9696),
+            Cell::Accepted => Colour(0x00_9e73),
+            Cell::Rejected => Colour(0xe1_692d),
+            Cell::Next => Colour(0x00_5aa0),
+            Cell::Pruned => Colour(0xc8_8cc8),
+            Cell::Unused => Colour(0xeb_ebeb),
+            Cell::Cancelled => Colour(0xff_ebf0),
         }
     }
 
     /// Draws it, with a border if there is room for one.
     pub(super) fn draw(self, canvas: &mut Canvas, area: Area) {
         if self == Cell::Cancelled {
-            canvas.hatch(area, self.colour(), [190, 0, 60]);
+            canvas.hatch(area, self.colour(), Colour(0xbe_003c));
         } else {
             canvas.fill(area, self.colour());
         }
         if area.width >= 5.0 && area.height >= 5.0 {
-            canvas.frame(area, [255; 3]);
+            canvas.frame(area, Colour::WHITE);
         }
     }
 }

@@ -9,7 +9,6 @@ use faser_engine::record::{Mark, PassRecord, Record};
 
 use super::cells::{Cell, draft_cells, verify_cells};
 use super::fate::Fates;
-use crate::BenchError;
 use crate::canvas::{Area, Canvas, Colour, LETTER, round_step};
 
 const WIDTH: usize = 1600;
@@ -29,13 +28,13 @@ const AXIS: f64 = 530.0;
 /// Boxes below this width are a mere colour.
 const NARROW: f64 = 4.0;
 
-const BLACK: Colour = [0; 3];
-const GREY: Colour = [215; 3];
-const DARK: Colour = [90; 3];
-const PASS: Colour = [214, 228, 242];
-const TOGETHER: Colour = [255, 247, 214];
-const BOTH_AT_WORK: Colour = [230, 159, 0];
-const CANCEL: Colour = [190, 0, 60];
+const BLACK: Colour = Colour::BLACK;
+const GREY: Colour = Colour(0xd7_d7d7);
+const DARK: Colour = Colour(0x5a_5a5a);
+const PASS: Colour = Colour(0xd6_e4f2);
+const TOGETHER: Colour = Colour(0xff_f7d6);
+const BOTH_AT_WORK: Colour = Colour(0xe6_9f00);
+const CANCEL: Colour = Colour(0xbe_003c);
 
 /// A horizontal part of the picture.
 struct Band {
@@ -63,11 +62,8 @@ pub fn telling_window(record: &Record, length: Duration) -> Range<Duration> {
     start..start + length
 }
 
-/// The stretch `window` of a record as a PNG file; `title` says what was recorded.
-///
-/// # Errors
-/// The encoder's.
-pub fn picture(record: &Record, window: Range<Duration>, title: &str) -> Result<Vec<u8>, BenchError> {
+/// The stretch `window` of a record as an SVG file; `title` says what was recorded.
+pub fn picture(record: &Record, window: Range<Duration>, title: &str) -> String {
     let shows = |pass: &&PassRecord| pass.ended > window.start && pass.began < window.end;
     let passes: Vec<_> = record.passes.iter().filter(shows).collect();
     let canvas = Canvas::new(WIDTH, HEIGHT);
@@ -78,7 +74,7 @@ pub fn picture(record: &Record, window: Range<Duration>, title: &str) -> Result<
     scene.captions(&passes);
     scene.cancellations();
     scene.axis();
-    scene.canvas.png()
+    scene.canvas.svg()
 }
 
 struct Scene<'a> {
@@ -124,7 +120,7 @@ impl Scene<'_> {
             self.text(at + 20.0, top + 3.0, cell.meaning(), BLACK);
             at += ((cell.meaning().len() + 5) * LETTER) as f64;
         }
-        self.canvas.hatch(Area { left: 20.0, top: 102.0, width: 14.0, height: 14.0 }, [255; 3], CANCEL);
+        self.canvas.hatch(Area { left: 20.0, top: 102.0, width: 14.0, height: 14.0 }, Colour::WHITE, CANCEL);
         let cancelled = "proposal, cancelled: not sent yet when a pass rejected what it was built on";
         self.text(40.0, 105.0, cancelled, CANCEL);
         let gate = 40.0 + ((cancelled.len() + 4) * LETTER) as f64;
