@@ -94,36 +94,6 @@ impl Matrix {
         Matrix::packed_bytes(self.out_features, self.in_features, self.dtype())
     }
 
-    /// The weights of one output as they were before packing; false if they are not held in f32.
-    ///
-    /// # Panics
-    /// If there is no such output, or `to` is not as long as there are inputs.
-    #[must_use]
-    pub fn unpack_f32(&self, output: usize, to: &mut [f32]) -> bool {
-        let Panels::F32(packed) = &self.panels else { return false };
-        self.unpack::<f32, 1>(packed, output, to);
-        true
-    }
-
-    /// As [`Matrix::unpack_f32`], in bf16.
-    ///
-    /// # Panics
-    /// As there.
-    #[must_use]
-    pub fn unpack_bf16(&self, output: usize, to: &mut [bf16]) -> bool {
-        let Panels::Bf16(packed) = &self.panels else { return false };
-        self.unpack::<bf16, 2>(packed, output, to);
-        true
-    }
-
-    fn unpack<T: Copy, const PAIR: usize>(&self, packed: &[T], output: usize, to: &mut [T]) {
-        assert!(output < self.out_features && to.len() == self.in_features, "unpack: output {output}");
-        let panel = &packed[output / PANEL * self.panel_len()..][..self.panel_len()];
-        for (input, to) in to.iter_mut().enumerate() {
-            *to = panel[input / PAIR * PANEL * PAIR + output % PANEL * PAIR + input % PAIR];
-        }
-    }
-
     /// Elements of a panel.
     pub(crate) fn panel_len(&self) -> usize {
         let len = match &self.panels {
@@ -190,20 +160,6 @@ mod tests {
         for (i, value) in values.iter().enumerate() {
             let (out, k) = (i / 5, i % 5);
             assert_eq!(packed[out / PANEL * PANEL * 5 + k * PANEL + out % PANEL], *value);
-        }
-    }
-
-    #[test]
-    fn what_was_packed_is_unpacked() {
-        let values: Vec<f32> = (0..40 * 70).map(|i| (i % 251) as f32).collect();
-        let pack = |dtype| Matrix::pack(70, &[Source::F32(&values)], dtype).unwrap();
-        let (wide, half) = (pack(Dtype::F32), pack(Dtype::Bf16));
-        for (output, expected) in values.chunks(70).enumerate() {
-            let (mut f, mut b) = (vec![0.0; 70], vec![bf16::ZERO; 70]);
-            assert!(wide.unpack_f32(output, &mut f) && half.unpack_bf16(output, &mut b));
-            assert_eq!(f, expected);
-            assert_eq!(b.iter().map(|x| x.to_f32()).collect::<Vec<_>>(), expected);
-            assert!(!wide.unpack_bf16(output, &mut b) && !half.unpack_f32(output, &mut f));
         }
     }
 

@@ -56,26 +56,6 @@ impl Table {
         (self.rows * self.cols * dtype.bytes()) as u64
     }
 
-    /// A row; `None` if it is not held in f32.
-    ///
-    /// # Panics
-    /// If there is no such row.
-    #[must_use]
-    pub fn f32_row(&self, row: usize) -> Option<&[f32]> {
-        let TableRows::F32(data) = &self.data else { return None };
-        Some(&data[row * self.cols..(row + 1) * self.cols])
-    }
-
-    /// A row; `None` if it is not held in bf16.
-    ///
-    /// # Panics
-    /// If there is no such row.
-    #[must_use]
-    pub fn bf16_row(&self, row: usize) -> Option<&[bf16]> {
-        let TableRows::Bf16(data) = &self.data else { return None };
-        Some(&data[row * self.cols..(row + 1) * self.cols])
-    }
-
     pub(crate) fn data(&self) -> &TableRows {
         &self.data
     }

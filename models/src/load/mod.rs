@@ -1,6 +1,5 @@
 //! Makes a model of named tensors: which there are, in what order, and which of them are fused; the same for every source and device.
 
-mod cpu;
 mod cut;
 mod sizes;
 mod source;
@@ -8,9 +7,8 @@ mod source;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use faser_kernels::{Dtype, Make, Slice, Source};
+use faser_kernels::{Dtype, Make, Matrix, Slice, Source, Table, Vector};
 
-pub(crate) use self::cpu::CpuPacker;
 use self::cut::Cut;
 pub(crate) use self::sizes::{Counter, Held, Shapes, counted};
 pub(crate) use self::source::Tensors;
@@ -86,6 +84,30 @@ pub(crate) trait Packer {
         source: Source<'_>,
     ) -> Result<Arc<Self::Matrix>, ModelError> {
         self.matrix(tensor, inputs, &[source]).map(Arc::new)
+    }
+}
+
+/// Packs matrices into panels of `dtype`.
+pub(crate) struct CpuPacker {
+    pub(crate) dtype: Dtype,
+}
+
+impl Packer for CpuPacker {
+    type Table = Table;
+    type Matrix = Matrix;
+    type Vector = Vector;
+
+    fn table(&mut self, cols: usize, source: Source<'_>) -> Result<Table, ModelError> {
+        Ok(Table::new(cols, source, self.dtype.beside())?)
+    }
+
+    fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<Matrix, ModelError> {
+        let packed = Matrix::pack(inputs, sources, self.dtype);
+        packed.map_err(|source| ModelError::Pack { tensor: tensor.to_owned(), source })
+    }
+
+    fn vector(&mut self, sources: &[Source<'_>]) -> Result<Vector, ModelError> {
+        Ok(Vector::concat(sources))
     }
 }
 

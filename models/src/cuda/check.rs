@@ -1,21 +1,57 @@
-//! Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other.
+//! Checks of a GPU that need a model: its logits against the CPU's; and models of any shape whose weights nobody has to bring.
 
 use std::sync::Arc;
 
-use faser_kernels::cuda::check::{CheckResult, Report, Setting};
-use faser_kernels::cuda::{Chunk, Gpu, Ptr, Sampler, Share};
-use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling};
+use faser_kernels::cuda::check::{CheckResult, FillArgs, Report, Setting};
+use faser_kernels::cuda::{Chunk, CudaLane, DeviceBuffer, Element, Gpu, Ptr, Sampler, Share, Upload};
+use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling, Source};
 
-use crate::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
+use super::model::RowsPacker;
+use super::{CudaModel, CudaPasses, CudaSizes, PassInput};
+use crate::load::{Shapes, load};
+use crate::model::Parts;
 use crate::rounding::Distance;
-use crate::synthetic::{self, SyntheticSpec};
+use crate::synthetic::SyntheticSpec;
 use crate::{Model, ModelConfig, ModelError, Pass, Shard, WeightSource};
+
+/// The largest weight: what goes through many layers stays finite.
+const LARGEST: f32 = 0.02;
 
 /// Tokens of each sequence, and how many of them are in the first pass.
 const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
 const BLOCK: usize = 16;
 
-/// How far logits in f32 and bf16 are from those of the f32 model on the CPU, beside how far rounding puts them: so it does not matter which
+impl CudaModel {
+    /// A model whose weights are small numbers of a generator, made on the GPU. The kernels of checks are loaded there.
+    ///
+    /// # Errors
+    /// The GPU has not enough memory.
+    pub fn filled(gpu: &Arc<Gpu>, config: ModelConfig, element: Element) -> Result<CudaModel, ModelError> {
+        gpu.load_checks()?;
+        let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
+        let mut seed = 0;
+        let fill = |buffer: &DeviceBuffer, element: Element, _: &[Source<'_>]| {
+            seed += 1;
+            let count = buffer.bytes() / element.bytes();
+            let fill = FillArgs::new(element, buffer.ptr(), count, seed << 40, LARGEST);
+            let sms = lane.sms();
+            Ok(lane.launch(&fill.launch(sms))?)
+        };
+        let mut packer = RowsPacker { gpu, element, reads: false, fill };
+        let parts = load(&config, Shard::WHOLE, &mut Shapes, &mut packer, &mut |_| {})?;
+        lane.wait(&mut || {})?;
+        CudaModel::new(gpu, (config, Shard::WHOLE), element, parts, Upload::new(gpu)?)
+    }
+
+    /// Bytes of the matrices that every pass reads: those of the layers, and the LM head.
+    pub fn read_bytes(&self) -> u64 {
+        let bytes = |matrix: &DeviceBuffer| matrix.bytes() as u64;
+        let Parts { layers, head, .. } = &self.parts;
+        layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(head)
+    }
+}
+
+/// Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other. How far those in f32 and bf16 are from those of the f32 model on the CPU, beside how far rounding puts them: so it does not matter which
 /// instruction set this CPU has.
 ///
 /// # Errors
@@ -35,10 +71,10 @@ pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
             seed: 5,
             residual_scale: 0.5,
         };
-        let (target, _) = synthetic::pair(&spec, Dtype::F32, &mut |_| {})?;
+        let source = WeightSource::Synthetic(spec.clone());
+        let target = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {})?;
         let expected = on_cpu(&target)?;
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            let source = WeightSource::Synthetic(spec.clone());
             let model = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {})?;
             let distance = Distance::between(&[on_gpu(&Arc::new(model))?], &[&expected]);
             let most = Distance::of_rounding(dtype, spec.layers);
