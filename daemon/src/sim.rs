@@ -113,13 +113,13 @@ pub struct SimArgs {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write a picture of the comparison (SVG).
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = picture_file)]
     pub plot: Option<PathBuf>,
     /// Write a Chrome trace of the last policy under the last load, for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Write a picture (SVG) of a stretch of it: what each lane did when.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = picture_file)]
     pub trace_picture: Option<PathBuf>,
     /// Second from which trace and picture are; without it 0, and for the picture around the rejection that cancelled the most.
     #[arg(long, value_name = "S")]
@@ -132,6 +132,17 @@ pub struct SimArgs {
 /// Seconds that a trace and a picture hold unless one says otherwise: a picture holds some passes of a large model.
 const TRACE_S: f64 = 5.0;
 const PICTURE_S: f64 = 0.16;
+
+/// A picture's name, if it can be one.
+fn picture_file(name: &str) -> Result<PathBuf, String> {
+    let file = PathBuf::from(name);
+    match file.extension().and_then(|end| end.to_str()) {
+        Some(end @ ("png" | "jpg" | "jpeg" | "pdf")) => {
+            Err(format!("pictures are SVG, not {end}: give a name that ends in .svg"))
+        }
+        _ => Ok(file),
+    }
+}
 
 /// Runs the comparison.
 ///
@@ -360,6 +371,7 @@ mod tests {
             "--policy fixed:99",
             "--lengths x",
             "--batches 1 --rates 2",
+            "--plot rates.png",
         ] {
             assert!(args(&format!("faser sim {line}")).is_err(), "{line}");
         }
