@@ -136,8 +136,9 @@ const PICTURE_S: f64 = 0.16;
 /// A picture's name, if it can be one.
 fn picture_file(name: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(name);
+    let other = ["png", "jpg", "jpeg", "gif", "webp", "pdf"];
     match file.extension().and_then(|end| end.to_str()) {
-        Some(end @ ("png" | "jpg" | "jpeg" | "pdf")) => {
+        Some(end) if other.iter().any(|other| end.eq_ignore_ascii_case(other)) => {
             Err(format!("pictures are SVG, not {end}: give a name that ends in .svg"))
         }
         _ => Ok(file),

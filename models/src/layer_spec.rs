@@ -48,7 +48,8 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Scores, so scaled, are at most this large: `cap tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// Each head has a learned score more in its softmax, with no value: what it attends to where nothing fits.
+    /// Each head has a learned score more in its softmax, with no value: what it attends to where nothing fits. No family here has
+    /// them yet.
     pub sinks: bool,
     /// How q and k are rotated by their positions.
     pub rope: RopeConfig,

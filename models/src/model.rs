@@ -64,6 +64,9 @@ impl Model {
     }
 
     /// The model of the first `layers` layers, which are shared.
+    ///
+    /// # Panics
+    /// If there are not so many.
     pub fn first_layers(&self, layers: usize) -> Model {
         Model {
             config: self.config.first_layers(layers),

@@ -12,7 +12,7 @@ use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
-use super::{LanePasses, LaneSizes, ModelFacts, Open, lanes_of, whole_group};
+use super::{LanePasses, LaneSizes, ModelFacts, Open, lanes_of, no_group, whole_group};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::profile::SAMPLED_ROWS;
@@ -167,12 +167,9 @@ impl CudaSpec {
         let target: Vec<Shard> = ranks.iter().map(|rank| rank.target.shard()).collect();
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
-        let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
-        if drafts_later {
-            return Err(ServiceError::Contradiction("shards of the draft are on the first ranks".to_owned()));
-        }
         whole_group("target", &target)?;
-        whole_group("draft", &draft)?;
+        let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
+        if drafts_later { Err(no_group("draft", &draft)) } else { whole_group("draft", &draft) }?;
         Ok(ranks)
     }
 

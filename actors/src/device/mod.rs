@@ -178,6 +178,9 @@ impl DeviceSpec {
     pub(crate) fn check(&self) -> Result<(), ServiceError> {
         match self {
             DeviceSpec::Cpu(spec) => spec.check(),
+            DeviceSpec::Cuda(spec) if spec.ranks.is_empty() => {
+                Err(ServiceError::Contradiction("there is no target".to_owned()))
+            }
             DeviceSpec::Cuda(_) => Ok(()),
         }
     }
@@ -289,10 +292,11 @@ fn of_all_ranks(shards: impl Iterator<Item = ModelFacts>) -> Option<ModelFacts> 
 
 /// Refuses shards that are not those of a whole group, rank after rank.
 fn whole_group(model: &str, found: &[Shard]) -> Result<(), ServiceError> {
-    if found.iter().copied().eq(Shard::all(found.len())) {
-        return Ok(());
-    }
-    Err(ServiceError::Contradiction(format!(
+    if found.iter().copied().eq(Shard::all(found.len())) { Ok(()) } else { Err(no_group(model, found)) }
+}
+
+fn no_group(model: &str, found: &[Shard]) -> ServiceError {
+    ServiceError::Contradiction(format!(
         "the {model} is given in shards {found:?}: give all of a group, rank after rank"
-    )))
+    ))
 }

@@ -233,6 +233,30 @@ impl Call {
         fields.finish()?;
         Ok(call)
     }
+
+    /// Whether it changes something, or costs the daemon more than a look.
+    pub fn changes(&self) -> bool {
+        match self {
+            Call::Dashboard
+            | Call::Status(_)
+            | Call::Events(_)
+            | Call::Requests(_)
+            | Call::Config
+            | Call::Plan(_)
+            | Call::Policy(_)
+            | Call::LogLevel
+            | Call::Metrics
+            | Call::OpenApi => false,
+            Call::Cancel(_)
+            | Call::Drain { .. }
+            | Call::Resume
+            | Call::Reload
+            | Call::SetPolicy { .. }
+            | Call::SetLogLevel(_)
+            | Call::Trace { .. }
+            | Call::Profile(_) => true,
+        }
+    }
 }
 
 /// The route of a request, and the part of the path that `{id}` stands for.

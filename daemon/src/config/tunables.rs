@@ -104,7 +104,10 @@ fn own() -> [Tunable; 8] {
             Kind::MaybeNumber,
             "rows of prompts in a pass that streams wait for; null for what is left of it",
             "the next pass",
-            |fields, name, tuning| set(Some(fields.size(name, 1..=65_536)?), &mut tuning.max_prefill_rows),
+            |fields, name, tuning| {
+                tuning.max_prefill_rows = fields.size(name, 1..=65_536)?;
+                Ok(())
+            },
             |tuning| json!(tuning.max_prefill_rows),
         ),
         Tunable::of(
@@ -128,7 +131,10 @@ fn own() -> [Tunable; 8] {
             Kind::MaybeNumber,
             "cap on the speculative length, 0 to 16; null for none",
             "the next pass",
-            |fields, name, tuning| set(Some(fields.size(name, 0..=K_LIMIT)?), &mut tuning.k_max),
+            |fields, name, tuning| {
+                tuning.k_max = fields.size(name, 0..=K_LIMIT)?;
+                Ok(())
+            },
             |tuning| json!(tuning.k_max),
         ),
         Tunable::of(
@@ -136,7 +142,10 @@ fn own() -> [Tunable; 8] {
             Kind::MaybeNumber,
             "the one partition for overlapped execution, counted from 1; null for any",
             "the next pass; a partition whose costs are known",
-            |fields, name, tuning| set(Some(fields.size(name, 1..=MOST_PARTITIONS)?), &mut tuning.partition),
+            |fields, name, tuning| {
+                tuning.partition = fields.size(name, 1..=MOST_PARTITIONS)?;
+                Ok(())
+            },
             |tuning| json!(tuning.partition),
         ),
         Tunable::of(

@@ -117,9 +117,11 @@ fn histogram(counts: &[u64]) -> String {
 
 /// `/v1/requests`.
 pub(super) fn requests(value: &Value) -> String {
-    match Vec::deserialize(&value["requests"]).unwrap_or_default().as_slice() {
-        [] => "no requests".to_owned(),
-        requests => request_table(requests),
+    match Vec::deserialize(&value["requests"]).as_deref() {
+        Ok([]) => "no requests".to_owned(),
+        Ok(requests) => request_table(requests),
+        // Of a daemon of another version.
+        Err(_) => pretty(value),
     }
 }
 

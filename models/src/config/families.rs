@@ -136,7 +136,15 @@ const FAMILIES: [Family; 8] = [
         activation: "hidden_activation",
         reads: &["attention_bias", "sliding_window"],
         shape: |shape| {
-            let every = shape.keys.size_or("sliding_window_pattern", MAX_LAYERS, 6)?;
+            // transformers reads it, and uses it nowhere.
+            if shape.cap("attn_logit_softcapping", None)?.is_some() {
+                let problem = "is set, which Gemma 3 does not apply: leave it out";
+                return Err(shape.keys.error("attn_logit_softcapping", problem));
+            }
+            let every = match shape.keys.get("layer_types") {
+                None => shape.keys.size_or("sliding_window_pattern", MAX_LAYERS, 6)?,
+                Some(_) => 6,
+            };
             shape.branch_as_gemma([None, None], every)?;
             let rope = shape.sliding_rope;
             shape.each(|LayerSpec { attention, .. }, _| {
@@ -202,6 +210,11 @@ impl Shape<'_> {
         let slides = sliding_layers(self.keys, self.config.layers.len(), window, |layer| {
             !(layer + 1).is_multiple_of(every)
         })?;
+        if window.is_none() && slides.contains(&true) {
+            let problem =
+                "is null, but some layers slide: give a number, or `layer_types` of full_attention alone";
+            return Err(self.keys.error("sliding_window", problem));
+        }
         self.each(|layer, index| {
             layer.attention.norms.after = Some("post_attention_layernorm");
             layer.attention.scale = scale;

@@ -85,11 +85,16 @@ fn by_layer_type(
     let mut found = [RopeConfig { theta: 0.0, scaling: RopeScaling::None }; 2];
     for (place, theta_key) in ["rope_theta", "rope_local_base_freq"].into_iter().enumerate() {
         let section = parameters.map_or(Ok(None), |parameters| parameters.object(types[place]))?;
-        let section = section.or(if place == 0 { old.take() } else { None });
+        let (section, name) = match old.take_if(|_| place == 0) {
+            Some(old) if old.get("rope_type").is_none() => {
+                return Err(old.error("rope_type", format!("is missing; {SUPPORTED}")));
+            }
+            Some(old) => (Some(old), "rope_scaling"),
+            None => (section, "rope_parameters"),
+        };
         let theta = section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))?;
         let theta = theta.map_or_else(|| keys.positive(theta_key), |theta| Ok(Some(theta)))?;
-        let scaling =
-            section.map_or(Ok(RopeScaling::None), |section| scaling(&section, keys, "rope_parameters"))?;
+        let scaling = section.map_or(Ok(RopeScaling::None), |section| scaling(&section, keys, name))?;
         found[place] = RopeConfig { theta: theta.unwrap_or(usual[place]) as f32, scaling };
     }
     Ok(found)
@@ -105,7 +110,6 @@ fn only_whole_heads(section: &Keys) -> Result<(), ModelError> {
 }
 
 fn scaling(section: &Keys, keys: &Keys, name: &str) -> Result<RopeScaling, ModelError> {
-    // As Gemma 3 has it.
     if section.get("full_attention").is_some() || section.get("sliding_attention").is_some() {
         return Err(keys.error(name, "differs by layer type, which is not supported: give one set of values"));
     }

@@ -168,6 +168,13 @@ fn what_cannot_be_honoured_is_refused_by_name() {
             "linear",
         ),
         (
+            gemma3(json!({"rope_scaling": {"type": "linear", "factor": 8}})),
+            "`rope_scaling.rope_type`",
+            "missing",
+        ),
+        (gemma3(json!({"attn_logit_softcapping": 50.0})), "`attn_logit_softcapping`", "leave it out"),
+        (gemma3(json!({"sliding_window": null})), "`sliding_window`", "layer_types"),
+        (
             gemma3(json!({"rope_parameters": {}, "rope_scaling": {"rope_type": "linear", "factor": 8}})),
             "`rope_scaling`",
             "full_attention",

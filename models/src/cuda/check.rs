@@ -51,8 +51,9 @@ impl CudaModel {
     }
 }
 
-/// Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other. How far those in f32 and bf16 are from those of the f32 model on the CPU, beside how far rounding puts them: so it does not matter which
-/// instruction set this CPU has.
+/// Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other. How far those
+/// in f32 and bf16 are from those of the f32 model on the CPU, beside how far rounding puts them: so it does not matter which instruction set
+/// this CPU has.
 ///
 /// # Errors
 /// The GPU cannot be opened, or memory is short.

@@ -71,6 +71,9 @@ impl CudaModel {
     }
 
     /// The model of the first `layers` layers, which are shared.
+    ///
+    /// # Panics
+    /// If there are not so many.
     pub fn first_layers(&self, layers: usize) -> CudaModel {
         CudaModel {
             config: self.config.first_layers(layers),

@@ -156,6 +156,7 @@ mod tests {
             "qwen2-tied",
             "qwen3-sharded",
             "gemma2",
+            "gemma3",
         ] {
             let source = WeightSource::folder(&golden(case)).unwrap();
             let config = source.config().unwrap();

@@ -83,6 +83,7 @@ pub(super) unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
         // SAFETY: rows and heads of this item are this worker's.
         let out = unsafe { item.out.part(row, head * kv.head_dim, kv.head_dim) };
         let sums = &state.sums[query * value_dim..][..kv.head_dim];
+        // The lanes' exponential, which is the same on every machine; all lanes have the same.
         let mut total = [state.total[query]; 16];
         if let Some(sinks) = item.shape.sinks {
             let sink = exp(s, s.splat(sinks[head] - state.largest[query]));

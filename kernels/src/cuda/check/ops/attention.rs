@@ -208,7 +208,8 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         sinks: (0..case.kv_heads * case.group).map(|head| 2.5 * head as f32 - 4.0).collect(),
         ..case.clone()
     };
-    let sunk = cases.each_ref().map(sunk);
+    let sunk = cases.each_ref().map(sunk).into_iter().chain(capped.each_ref().map(sunk));
+    let sunk: Vec<Case> = sunk.collect();
     for case in cases.into_iter().chain(capped).chain(sunk) {
         for order in bench.orders() {
             case.check(bench, order);
