@@ -36,8 +36,8 @@ def tokens(port, text):
 def counters(port):
     text = restart.ask(port, "GET", "/metrics")[1].decode()
     value = lambda name: sum(float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.M))
-    drafts = sum(float(v) for v in re.findall(r'^faser_passes{[^}]*lane="draft"[^}]*} (\S+)$', text, re.M))
-    passes = sum(float(v) for v in re.findall(r'^faser_passes{[^}]*lane="verify"[^}]*} (\S+)$', text, re.M))
+    drafts = sum(float(v) for v in re.findall(r'^faser_passes_total{[^}]*lane="draft"[^}]*} (\S+)$', text, re.M))
+    passes = sum(float(v) for v in re.findall(r'^faser_passes_total{[^}]*lane="verify"[^}]*} (\S+)$', text, re.M))
     spec = "faser_spec_decode_num_"
     return [passes, drafts, value(spec + "draft_tokens"), value(spec + "accepted_tokens")]
 

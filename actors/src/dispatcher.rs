@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler};
 use faser_engine::{
-    Admission, Command, DraftPlan, Engine, Event, FinishReason, LaneKind, Refusal, SeqId, Shed, VerifyPlan,
+    Admission, Command, DraftPlan, Engine, Event, LaneKind, Refusal, SeqId, Shed, VerifyPlan,
 };
 
 use crate::error::SubmitError;
@@ -85,9 +85,9 @@ impl FrontierDispatcher {
         let Submit { request, submitted, verdict } = submit;
         let seq = request.seq;
         let clock = if request.output.is_empty() {
-            RequestClock::new(submitted)
+            RequestClock::new(submitted, request.max_new_tokens)
         } else {
-            RequestClock::going_on(submitted, Instant::now())
+            RequestClock::going_on(submitted, request.max_new_tokens, Instant::now())
         };
         if !self.links.requests.take(seq, clock) {
             return;
@@ -112,6 +112,7 @@ impl FrontierDispatcher {
 
     fn verify_done(&mut self, generation: u64, plan: VerifyPlan, ended: Instant) {
         if self.is_current(generation) {
+            self.latencies.passed(plan.tokens.len());
             self.tell(Event::VerifyDone(plan), Some(ended));
         }
     }
@@ -197,9 +198,7 @@ impl FrontierDispatcher {
                 Command::Finish { seq, reason, usage } => {
                     let latencies = &self.latencies;
                     self.links.requests.end(seq, Update::Finished { reason, usage }, |clock| {
-                        if reason != FinishReason::Cancelled {
-                            latencies.finished(clock, Instant::now());
-                        }
+                        latencies.ended(clock, Instant::now(), reason, &usage);
                     });
                 }
                 Command::Reject { seq, why } => {

@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use faser_engine::{FinishReason, Usage};
 use metrics::Histogram;
 
 use crate::meter::Meter;
+use crate::vllm_metrics::VllmRequests;
 
 /// Upper bounds of histogram buckets for latencies a client feels, in seconds.
 pub const LATENCY_BUCKETS: &[f64] =
@@ -14,18 +16,20 @@ pub const LATENCY_BUCKETS: &[f64] =
 #[derive(Debug)]
 pub(crate) struct RequestClock {
     submitted: Instant,
+    /// Tokens that it asked for.
+    most_tokens: usize,
     /// First and latest emission, and tokens so far.
     emissions: Option<(Instant, Instant, usize)>,
 }
 
 impl RequestClock {
-    pub(crate) fn new(submitted: Instant) -> RequestClock {
-        RequestClock { submitted, emissions: None }
+    pub(crate) fn new(submitted: Instant, most_tokens: usize) -> RequestClock {
+        RequestClock { submitted, most_tokens, emissions: None }
     }
 
     /// Of a request that has streamed some of its tokens elsewhere, and goes on here from `now` on.
-    pub(crate) fn going_on(submitted: Instant, now: Instant) -> RequestClock {
-        RequestClock { submitted, emissions: Some((now, now, 1)) }
+    pub(crate) fn going_on(submitted: Instant, most_tokens: usize, now: Instant) -> RequestClock {
+        RequestClock { submitted, most_tokens, emissions: Some((now, now, 1)) }
     }
 }
 
@@ -36,6 +40,7 @@ pub(crate) struct Latencies {
     inter_token: Histogram,
     per_output_token: Histogram,
     request: Histogram,
+    vllm: Option<VllmRequests>,
 }
 
 impl Latencies {
@@ -62,30 +67,47 @@ impl Latencies {
                 "faser_request_latency_seconds",
                 "from the submission of a request to its end, for requests that were not cancelled",
             ),
+            vllm: meter.vllm().as_ref().map(VllmRequests::new),
         }
     }
 
     /// `tokens` (at least one) of a request left at `now`.
     pub(crate) fn emitted(&self, clock: &mut RequestClock, now: Instant, tokens: usize) {
         let Some((_, latest, so_far)) = &mut clock.emissions else {
-            self.first_token.record(now.duration_since(clock.submitted));
+            let took = now.duration_since(clock.submitted);
+            self.first_token.record(took);
+            self.vllm.iter().for_each(|vllm| vllm.first_token.record(took));
             clock.emissions = Some((now, now, tokens));
             return;
         };
         let gap = now.duration_since(*latest).as_secs_f64();
         self.emission_gap.record(gap);
-        self.inter_token.record_many(gap / tokens as f64, tokens);
+        for inter_token in self.vllm.iter().map(|vllm| &vllm.inter_token).chain([&self.inter_token]) {
+            inter_token.record_many(gap / tokens as f64, tokens);
+        }
         *latest = now;
         *so_far += tokens;
     }
 
-    /// A request came to its own end at `now`.
-    pub(crate) fn finished(&self, clock: &RequestClock, now: Instant) {
-        self.request.record(now.duration_since(clock.submitted));
+    /// A verify pass of so many rows is done.
+    pub(crate) fn passed(&self, rows: usize) {
+        self.vllm.iter().for_each(|vllm| vllm.iteration.record(rows as f64));
+    }
+
+    /// A request ended at `now`.
+    pub(crate) fn ended(&self, clock: &RequestClock, now: Instant, reason: FinishReason, usage: &Usage) {
+        let took = now.duration_since(clock.submitted);
+        self.vllm.iter().for_each(|vllm| vllm.ended(reason, usage, took, clock.most_tokens));
+        if reason == FinishReason::Cancelled {
+            return;
+        }
+        self.request.record(took);
         if let Some((first, latest, tokens)) = clock.emissions
             && tokens > 1
         {
-            self.per_output_token.record(latest.duration_since(first).as_secs_f64() / (tokens - 1) as f64);
+            let each = latest.duration_since(first).as_secs_f64() / (tokens - 1) as f64;
+            self.per_output_token.record(each);
+            self.vllm.iter().for_each(|vllm| vllm.per_output_token.record(each));
         }
     }
 }
@@ -93,7 +115,10 @@ impl Latencies {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use faser_engine::Moments;
+
     use crate::ledger::Ledger;
+    use crate::meter::MetricNames;
     use std::time::Duration;
 
     #[test]
@@ -102,11 +127,11 @@ mod tests {
         let latencies = metrics::with_local_recorder(&ledger, || Latencies::new(&Meter::default()));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut clock = RequestClock::new(start);
+        let mut clock = RequestClock::new(start, 9);
         latencies.emitted(&mut clock, at(2), 1);
         latencies.emitted(&mut clock, at(8), 3);
         latencies.emitted(&mut clock, at(10), 1);
-        latencies.finished(&clock, at(11));
+        latencies.ended(&clock, at(11), FinishReason::Length, &Usage::default());
         assert_eq!(ledger.sampled("faser_time_to_first_token_seconds"), [2.0]);
         assert_eq!(ledger.sampled("faser_emission_gap_seconds"), [6.0, 2.0]);
         assert_eq!(ledger.sampled("faser_inter_token_latency_seconds"), [2.0, 2.0, 2.0, 2.0]);
@@ -121,9 +146,9 @@ mod tests {
         let latencies = metrics::with_local_recorder(&ledger, || Latencies::new(&Meter::default()));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut clock = RequestClock::going_on(start, at(5));
+        let mut clock = RequestClock::going_on(start, 9, at(5));
         latencies.emitted(&mut clock, at(6), 2);
-        latencies.finished(&clock, at(7));
+        latencies.ended(&clock, at(7), FinishReason::Length, &Usage::default());
         assert!(ledger.sampled("faser_time_to_first_token_seconds").is_empty());
         assert_eq!(ledger.sampled("faser_inter_token_latency_seconds"), [0.5, 0.5]);
         assert_eq!(ledger.sampled("faser_time_per_output_token_seconds"), [0.5]);
@@ -135,9 +160,50 @@ mod tests {
         let ledger = Ledger::default();
         let latencies = metrics::with_local_recorder(&ledger, || Latencies::new(&Meter::default()));
         let start = Instant::now();
-        latencies.finished(&RequestClock::new(start), start + Duration::from_secs(1));
+        let clock = RequestClock::new(start, 9);
+        latencies.ended(&clock, start + Duration::from_secs(1), FinishReason::Length, &Usage::default());
         assert_eq!(ledger.sampled("faser_request_latency_seconds"), [1.0]);
         assert!(ledger.sampled("faser_time_to_first_token_seconds").is_empty());
         assert!(ledger.sampled("faser_time_per_output_token_seconds").is_empty());
+    }
+
+    #[test]
+    fn vllms_names_have_what_vllm_has() {
+        let ledger = Ledger::default();
+        let names = MetricNames { vllm_model: Some("m".to_owned()), pair: None };
+        let latencies = metrics::with_local_recorder(&ledger, || Latencies::new(&Meter::of_pair(&names)));
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut clock = RequestClock::new(start, 9);
+        latencies.emitted(&mut clock, at(3), 1);
+        latencies.emitted(&mut clock, at(7), 2);
+        let second = |seconds| Some(Duration::from_secs(seconds));
+        let moments = Moments { admitted: second(1), first_token: second(3), last_token: second(7) };
+        let usage = Usage { prompt_tokens: 5, output_tokens: 3, moments, ..Usage::default() };
+        latencies.ended(&clock, at(8), FinishReason::StopToken(1), &usage);
+        let ours = |name: &str| ledger.sampled(&format!("vllm:{name}{{model_name=m}}{{engine=0}}"));
+        for (name, expected) in [
+            ("time_to_first_token_seconds", vec![3.0]),
+            ("inter_token_latency_seconds", vec![2.0, 2.0]),
+            ("request_time_per_output_token_seconds", vec![2.0]),
+            ("e2e_request_latency_seconds", vec![8.0]),
+            ("request_queue_time_seconds", vec![1.0]),
+            ("request_prefill_time_seconds", vec![2.0]),
+            ("request_decode_time_seconds", vec![4.0]),
+            ("request_inference_time_seconds", vec![6.0]),
+            ("request_prompt_tokens", vec![5.0]),
+            ("request_generation_tokens", vec![3.0]),
+            ("request_max_num_generation_tokens", vec![9.0]),
+        ] {
+            assert_eq!(ours(name), expected, "{name}");
+        }
+        let ended = |reason| {
+            format!("vllm:request_success_total{{model_name=m}}{{engine=0}}{{finished_reason={reason}}}")
+        };
+        assert_eq!((ledger.counted(&ended("stop")), ledger.counted(&ended("abort"))), (1, 0));
+        // One that was cancelled before it was admitted.
+        latencies.ended(&RequestClock::new(start, 9), at(1), FinishReason::Cancelled, &Usage::default());
+        assert_eq!((ledger.counted(&ended("abort")), ours("request_queue_time_seconds").len()), (1, 1));
+        assert_eq!(ledger.undescribed(), [""; 0]);
     }
 }

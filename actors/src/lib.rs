@@ -39,6 +39,7 @@ mod shed;
 mod spec;
 mod stream;
 mod submission;
+mod vllm_metrics;
 mod watchdog;
 mod watching;
 
@@ -61,6 +62,7 @@ pub use health::DeviceStatus;
 pub use lane::LANE_BUCKETS;
 pub use lane_request::{Constraint, LaneRequest, LogprobBoard};
 pub use latency::LATENCY_BUCKETS;
+pub use meter::MetricNames;
 pub use profile::{ProfileSpec, profile};
 pub use recording::{LONGEST_RECORDING, RecordingError};
 pub use replicas::{ReplicaStream, Replicas};

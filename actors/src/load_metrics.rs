@@ -5,76 +5,84 @@ use metrics::{Counter, Gauge, Unit, describe_counter, describe_gauge};
 use faser_engine::{K_LIMIT, LoadView, PoolView};
 
 use crate::meter::Meter;
+use crate::vllm_metrics::{
+    VLLM_ACCEPTED_PER_POSITION, VLLM_COUNTERS, VLLM_GAUGES, VLLM_PROMPT_TOKENS, VLLM_WAITING,
+    describe_labelled,
+};
 
 /// Where a view has a value.
-type Value<T, V = LoadView> = fn(&V) -> T;
+pub(crate) type Value<T, V = LoadView> = fn(&V) -> T;
 
 /// A counter or gauge: its name, what it shows, and its value.
-type Declared<T, V = LoadView> = (&'static str, &'static str, Value<T, V>);
+pub(crate) type Declared<T, V = LoadView> = (&'static str, &'static str, Value<T, V>);
 
 const COUNTERS: [Declared<u64>; 23] = [
-    ("faser_requests_submitted", "requests taken", |view| view.totals.submitted),
-    ("faser_requests_refused", "requests refused by the engine", |view| view.totals.refused),
-    ("faser_requests_finished", "requests ended by a stop token or their length", |view| {
+    ("faser_requests_submitted_total", "requests taken", |view| view.totals.submitted),
+    ("faser_requests_refused_total", "requests refused by the engine", |view| view.totals.refused),
+    ("faser_requests_finished_total", "requests ended by a stop token or their length", |view| {
         view.totals.finished
     }),
-    ("faser_requests_cancelled", "requests cancelled, most often by a disconnect", |view| {
+    ("faser_requests_cancelled_total", "requests cancelled, most often by a disconnect", |view| {
         view.totals.cancelled
     }),
-    ("faser_requests_failed", "requests given up because the device failed under them", |view| {
+    ("faser_requests_failed_total", "requests given up because the device failed under them", |view| {
         view.totals.failed
     }),
-    ("faser_preemptions", "times a sequence lost its KV to others, to be recomputed", |view| {
+    ("faser_preemptions_total", "times a sequence lost its KV to others, to be recomputed", |view| {
         view.totals.preemptions
     }),
-    ("faser_prompt_tokens", "prompt tokens of admitted requests", |view| view.totals.prompt_tokens),
-    ("faser_prefix_cache_hit_tokens", "prompt tokens whose target KV came from the prefix cache", |view| {
-        view.totals.cached_prompt_tokens
-    }),
-    ("faser_output_tokens", "tokens emitted", |view| view.totals.output_tokens),
-    ("faser_target_rows", "rows of all verify passes", |view| view.totals.target_rows),
-    ("faser_spec_decode_num_drafts", "verified chunks with at least one proposal", |view| view.totals.drafts),
-    ("faser_spec_decode_num_draft_tokens", "proposals verified", |view| view.totals.draft_tokens),
-    ("faser_spec_decode_num_accepted_tokens", "proposals accepted", |view| view.totals.accepted_tokens),
+    ("faser_prompt_tokens_total", "prompt tokens of admitted requests", |view| view.totals.prompt_tokens),
     (
-        "faser_spec_decode_num_copied_tokens",
+        "faser_prefix_cache_hit_tokens_total",
+        "prompt tokens whose target KV came from the prefix cache",
+        |view| view.totals.cached_prompt_tokens,
+    ),
+    ("faser_output_tokens_total", "tokens emitted", |view| view.totals.output_tokens),
+    ("faser_target_rows_total", "rows of all verify passes", |view| view.totals.target_rows),
+    ("faser_spec_decode_num_drafts_total", "verified chunks with at least one proposal", |view| {
+        view.totals.drafts
+    }),
+    ("faser_spec_decode_num_draft_tokens_total", "proposals verified", |view| view.totals.draft_tokens),
+    ("faser_spec_decode_num_accepted_tokens_total", "proposals accepted", |view| view.totals.accepted_tokens),
+    (
+        "faser_spec_decode_num_copied_tokens_total",
         "proposals verified that were copied from the text before or from a prediction, and cost no draft step",
         |view| view.totals.copied_tokens,
     ),
-    ("faser_spec_decode_num_copied_accepted_tokens", "copied proposals accepted", |view| {
+    ("faser_spec_decode_num_copied_accepted_tokens_total", "copied proposals accepted", |view| {
         view.totals.copied_accepted_tokens
     }),
     (
-        "faser_spec_decode_num_late_draft_tokens",
+        "faser_spec_decode_num_late_draft_tokens_total",
         "proposals that came when their sequence had moved on or ended",
         |view| view.totals.late_drafts,
     ),
     (
-        "faser_chunks_cancelled",
+        "faser_chunks_cancelled_total",
         "chunks drafted past the frontier that fell with a rejection in front of them",
         |view| view.totals.chunks_cancelled,
     ),
-    ("faser_overlapped_passes", "verify passes beside which the draft lane drafted on", |view| {
+    ("faser_overlapped_passes_total", "verify passes beside which the draft lane drafted on", |view| {
         view.totals.overlapped_passes
     }),
-    ("faser_gated_passes", "verify passes in which proposals were tested between layers", |view| {
+    ("faser_gated_passes_total", "verify passes in which proposals were tested between layers", |view| {
         view.totals.gated_passes
     }),
     (
-        "faser_late_chunks",
+        "faser_late_chunks_total",
         "verify chunks that sat out, since it was not known in time what their grammar allows",
         |view| view.totals.late_chunks,
     ),
-    ("faser_rows_pruned", "proposals whose rows left a verify pass before its end", |view| {
+    ("faser_rows_pruned_total", "proposals whose rows left a verify pass before its end", |view| {
         view.totals.rows_pruned
     }),
     (
-        "faser_chunks_pruned_in_vain",
+        "faser_chunks_pruned_in_vain_total",
         "chunks that lost rows although the first of them would have been accepted",
         |view| view.totals.pruned_in_vain,
     ),
     (
-        "faser_calibration_proposals",
+        "faser_calibration_proposals_total",
         "verified proposals whose predicted survival was put to the test",
         |view| view.calibration.observed,
     ),
@@ -105,16 +113,14 @@ const SECONDS: [Declared<f64>; 2] = [
 ];
 
 const LOG_LOSS: &str = "faser_calibration_log_loss";
-const PASSES: &str = "faser_passes";
+const PASSES: &str = "faser_passes_total";
 
 /// Of each pool.
 const POOL_GAUGES: [Declared<f64, PoolView>; 4] = [
     ("faser_kv_blocks_total", "KV blocks of the pool", |pool| pool.total as f64),
     ("faser_kv_blocks_free", "KV blocks no sequence holds, cached ones included", |pool| pool.free as f64),
     ("faser_kv_blocks_cached", "KV blocks that hold a prefix for later requests", |pool| pool.cached as f64),
-    ("faser_kv_usage_ratio", "share of the KV blocks that sequences hold, 0 to 1", |pool| {
-        pool.total.saturating_sub(pool.free) as f64 / pool.total.max(1) as f64
-    }),
+    ("faser_kv_usage_ratio", "share of the KV blocks that sequences hold, 0 to 1", PoolView::usage),
 ];
 
 /// Handles of all metrics that follow from a `LoadView`. Publishing the same view twice changes nothing, so anyone may
@@ -127,6 +133,8 @@ pub(crate) struct LoadMetrics {
     chunks_by_length: [Counter; K_LIMIT + 1],
     accepted_per_position: [Counter; K_LIMIT],
     proposed_per_position: [Counter; K_LIMIT],
+    /// By vLLM's name.
+    vllm_accepted_per_position: Option<[Counter; K_LIMIT]>,
 }
 
 impl LoadMetrics {
@@ -136,38 +144,63 @@ impl LoadMetrics {
             [("draft", |view| view.totals.draft_passes), ("verify", |view| view.totals.target_passes)];
         describe_counter!(PASSES, Unit::Count, "plans a lane has finished");
         let passes = lanes.map(|(lane, value)| (meter.with("lane", lane).counter(PASSES), value));
-        let counters = COUNTERS.map(|(name, text, value)| (meter.counts(name, Unit::Count, text), value));
+        let vllm = meter.vllm();
+        let counted = |meter: &Meter| {
+            let meter = meter.clone();
+            move |(name, text, value)| (meter.counts(name, Unit::Count, text), value)
+        };
+        let counters = COUNTERS.into_iter().map(counted(meter)).chain(passes);
+        let vllm_counters = vllm.iter().flat_map(|vllm| VLLM_COUNTERS.map(counted(vllm)));
         describe_gauge!(
             LOG_LOSS,
             "mean log-loss of what was predicted of proposals, in nats; 0 before the first"
         );
         let log_loss: Value<f64> = |view| view.calibration.log_loss_nats;
-        let shown = |unit: Unit| move |(name, text, value)| (meter.shows(name, unit, text), value);
-        let gauges = GAUGES.into_iter().map(shown(Unit::Count));
-        let gauges = gauges.chain(SECONDS.into_iter().map(shown(Unit::Seconds)));
+        let shown = |meter: &Meter, unit: Unit| {
+            let meter = meter.clone();
+            move |(name, text, value)| (meter.shows(name, unit, text), value)
+        };
+        let gauges = GAUGES.into_iter().map(shown(meter, Unit::Count));
+        let gauges = gauges.chain(SECONDS.into_iter().map(shown(meter, Unit::Seconds)));
+        vllm.iter().for_each(|_| describe_labelled());
+        let vllm_prompts = vllm.iter().flat_map(|vllm| {
+            VLLM_PROMPT_TOKENS.map(|(name, label, value)| (vllm.with(label.0, label.1).counter(name), value))
+        });
+        let vllm_waiting = vllm.iter().flat_map(|vllm| {
+            VLLM_WAITING.map(|(name, label, value)| (vllm.with(label.0, label.1).gauge(name), value))
+        });
+        let vllm_gauges = vllm.iter().flat_map(|vllm| VLLM_GAUGES.map(shown(vllm, Unit::Count)));
         POOL_GAUGES.iter().for_each(|(name, text, _)| describe_gauge!(*name, Unit::Count, *text));
         LoadMetrics {
-            counters: counters.into_iter().chain(passes).collect(),
-            gauges: gauges.chain([(meter.gauge(LOG_LOSS), log_loss)]).collect(),
+            counters: counters.chain(vllm_counters).chain(vllm_prompts).collect(),
+            gauges: gauges
+                .chain([(meter.gauge(LOG_LOSS), log_loss)])
+                .chain(vllm_gauges)
+                .chain(vllm_waiting)
+                .collect(),
             pools: ["target", "draft"].map(|model| {
                 let meter = meter.with("model", model);
                 POOL_GAUGES.iter().map(|(name, ..)| meter.gauge(name)).collect()
             }),
             chunks_by_length: by_place(
                 meter,
-                ("k", "faser_chunks_by_length"),
+                ("k", "faser_chunks_by_length_total"),
                 "verified chunks, by their number of proposals k",
             ),
             accepted_per_position: by_place(
                 meter,
-                ("position", "faser_spec_decode_num_accepted_tokens_per_pos"),
+                ("position", "faser_spec_decode_num_accepted_tokens_per_pos_total"),
                 "proposals accepted, by their place in the chunk, counted from 0",
             ),
             proposed_per_position: by_place(
                 meter,
-                ("position", "faser_spec_decode_num_draft_tokens_per_pos"),
+                ("position", "faser_spec_decode_num_draft_tokens_per_pos_total"),
                 "proposals verified, by their place in the chunk, counted from 0",
             ),
+            vllm_accepted_per_position: vllm.map(|vllm| {
+                let text = "proposals accepted, by their place in the chunk, counted from 0";
+                by_place(&vllm, ("position", VLLM_ACCEPTED_PER_POSITION), text)
+            }),
         }
     }
 
@@ -179,7 +212,8 @@ impl LoadMetrics {
             gauges.iter().zip(&POOL_GAUGES).for_each(|(gauge, (.., value))| gauge.set(value(&pool)));
         }
         let totals = &view.totals;
-        let accepted = self.accepted_per_position.iter().zip(totals.accepted_per_position);
+        let accepted = self.vllm_accepted_per_position.iter().chain([&self.accepted_per_position]);
+        let accepted = accepted.flat_map(|counters| counters.iter().zip(totals.accepted_per_position));
         let proposed = self.proposed_per_position.iter().zip(totals.proposed_per_position);
         let lengths = self.chunks_by_length.iter().zip(totals.chunks_by_length);
         accepted.chain(proposed).chain(lengths).for_each(|(counter, value)| counter.absolute(value));
@@ -231,17 +265,17 @@ mod tests {
             view.running = 0;
             metrics.publish(&view);
         });
-        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens"), 42);
-        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos{position=2}"), 7);
-        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos{position=15}"), 0);
-        assert_eq!(ledger.counted("faser_passes{lane=verify}"), 5);
-        assert_eq!(ledger.counted("faser_overlapped_passes"), 4);
-        assert_eq!(ledger.counted("faser_rows_pruned"), 8);
-        assert_eq!(ledger.counted("faser_chunks_by_length{k=3}"), 6);
-        assert_eq!(ledger.counted("faser_chunks_by_length{k=0}"), 0);
+        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_total"), 42);
+        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos_total{position=2}"), 7);
+        assert_eq!(ledger.counted("faser_spec_decode_num_accepted_tokens_per_pos_total{position=15}"), 0);
+        assert_eq!(ledger.counted("faser_passes_total{lane=verify}"), 5);
+        assert_eq!(ledger.counted("faser_overlapped_passes_total"), 4);
+        assert_eq!(ledger.counted("faser_rows_pruned_total"), 8);
+        assert_eq!(ledger.counted("faser_chunks_by_length_total{k=3}"), 6);
+        assert_eq!(ledger.counted("faser_chunks_by_length_total{k=0}"), 0);
         assert_eq!(ledger.gauged("faser_verify_time_predicted_seconds_total"), 1.5);
         assert_eq!(ledger.gauged("faser_verify_time_error_seconds_total"), 0.25);
-        assert_eq!(ledger.counted("faser_calibration_proposals"), 9);
+        assert_eq!(ledger.counted("faser_calibration_proposals_total"), 9);
         assert_eq!(ledger.gauged("faser_calibration_log_loss"), 0.625);
         assert_eq!(ledger.gauged("faser_kv_blocks_free{model=target}"), 4.0);
         assert_eq!(ledger.gauged("faser_kv_usage_ratio{model=target}"), 0.6);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn clock() -> RequestClock {
-        RequestClock::new(std::time::Instant::now())
+        RequestClock::new(std::time::Instant::now(), 1)
     }
 
     #[test]

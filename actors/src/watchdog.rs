@@ -113,7 +113,7 @@ impl Watchdog {
 
     fn failures_counted(&self) -> metrics::Counter {
         self.meter.counts(
-            "faser_device_failures",
+            "faser_device_failures_total",
             Unit::Count,
             "devices that failed, builds included, and were replaced or given up",
         )

@@ -262,7 +262,7 @@ impl App {
             pairs.publish_metrics();
         }
         self.metrics.run_upkeep();
-        self.metrics.render()
+        crate::metrics::rendered(&self.metrics)
     }
 
     /// How far loading is.

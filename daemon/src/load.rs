@@ -246,7 +246,11 @@ impl Loaded {
             |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
         let device = self.device.clone();
         let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
-        let service = Replicas::start_of(self.label.as_deref(), specs, &self.drills).await?;
+        let names = faser_actors::MetricNames {
+            pair: self.label,
+            vllm_model: self.config.vllm_names.then(|| self.name.clone()),
+        };
+        let service = Replicas::start_of(&names, specs, &self.drills).await?;
         for replica in (0..service.count()).filter_map(|number| service.replica(number)) {
             warm_up(replica, max_context).await?;
         }

@@ -91,6 +91,11 @@ impl LoadView {
 }
 
 impl PoolView {
+    /// The share of the blocks that sequences hold, 0 to 1.
+    pub fn usage(&self) -> f64 {
+        self.total.saturating_sub(self.free) as f64 / self.total.max(1) as f64
+    }
+
     /// Nothing is held by any sequence.
     pub fn whole(&self) -> bool {
         self.free == self.total

@@ -155,7 +155,7 @@ impl Outcome {
         let silence = self.seen.iter().map(|seen| seen.silence).max().unwrap_or_default().as_secs_f64();
         let refusals: u32 = self.seen.iter().map(|seen| seen.refusals).sum();
         let (failures, moved) =
-            (self.metrics.sum("faser_device_failures"), self.metrics.sum("faser_requests_moved"));
+            (self.metrics.sum("faser_device_failures_total"), self.metrics.sum("faser_requests_moved_total"));
         format!(
             "| {fault} | {seed} | {failures} | {mean} | {silence:.2} | {} of {} | {} | {refusals} | {moved} |",
             self.whole(),
@@ -283,14 +283,14 @@ fn five_rebuilds_in_a_row_end_well_or_with_a_word() {
     let outcome = builds_fail(3, GROUP, 4);
     outcome.check(&expected);
     assert_eq!(outcome.whole(), 8, "{}", outcome.output);
-    assert!(outcome.metrics.sum("faser_device_failures") >= 5.0);
+    assert!(outcome.metrics.sum("faser_device_failures_total") >= 5.0);
     // Devices that are lost take with them who was on three of them, lest one request fell every device.
     let outcome = rebuilt_five_times(4);
     outcome.check(&expected);
     assert_eq!(outcome.recoveries().0, 5.0, "{}", outcome.output);
     let failed = outcome.seen.iter().filter_map(|seen| seen.error.as_ref());
     assert!(failed.clone().all(|error| error["code"] == "device_failed"), "{:?}", outcome.seen);
-    assert_eq!(outcome.metrics.sum("faser_requests_failed"), failed.count() as f64);
+    assert_eq!(outcome.metrics.sum("faser_requests_failed_total"), failed.count() as f64);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_device_that_is_given_up_is_said_to_be_and_clients_are_told() {
     assert_eq!((refused.status, &refused.error()["code"]), (503, &json!("not_ready")), "{refused:?}");
     let metrics = Metrics::scrape(client);
     assert_eq!((metrics.value("faser_device_given_up"), metrics.value("faser_ready")), (1.0, 0.0));
-    assert_eq!((metrics.value("faser_device_failures"), metrics.blocks_in_use()), (6.0, 0.0));
+    assert_eq!((metrics.value("faser_device_failures_total"), metrics.blocks_in_use()), (6.0, 0.0));
     assert!(server.output().contains("the device is given up"), "{}", server.output());
     server.terminate();
     assert!(server.wait(PATIENCE).success(), "{}", server.output());
@@ -331,7 +331,7 @@ fn what_a_replica_had_when_it_was_given_up_goes_on_on_the_other() {
     let refusals: u32 = outcome.seen.iter().map(|seen| seen.refusals).sum();
     assert_eq!(refusals, 0, "there was one that served all along");
     let metrics = &outcome.metrics;
-    assert!(metrics.value("faser_requests_moved") > 0.0);
+    assert!(metrics.value("faser_requests_moved_total") > 0.0);
     assert_eq!(metrics.value("faser_device_given_up{replica=\"0\"}"), 1.0);
     assert_eq!(
         (metrics.value("faser_ready{replica=\"1\"}"), metrics.value("faser_replicas_ready")),

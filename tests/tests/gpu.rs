@@ -121,7 +121,7 @@ fn every_policy_streams_the_cpus_text() {
         assert_eq!(texts(&server), expected, "{policy}");
         let metrics = assert_whole(&server);
         assert_eq!(metrics.value("faser_device_info{device=\"cuda:0\",name=\"fake GPU\"}"), 1.0);
-        let drafts = metrics.value("faser_spec_decode_num_draft_tokens");
+        let drafts = metrics.value("faser_spec_decode_num_draft_tokens_total");
         assert_eq!(drafts > 0.0, policy != "off", "{policy}: {drafts} proposals");
         let output = server.output();
         assert!(output.contains("device: cuda:0, fake GPU, 132 SMs of compute capability 9.0"), "{output}");
@@ -141,7 +141,7 @@ fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
     let server = Server::start_with(&format!("{PAIR}{GPU}{speculation}"), &variables);
     assert_eq!(texts(&server), expected);
     let metrics = assert_whole(&server);
-    assert_eq!(metrics.value("faser_device_failures"), 1.0, "{}", server.output());
+    assert_eq!(metrics.value("faser_device_failures_total"), 1.0, "{}", server.output());
     assert!(server.output().contains("LAUNCH_FAILED"), "{}", server.output());
 }
 

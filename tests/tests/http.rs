@@ -105,7 +105,7 @@ fn seeds_and_parameters_decide_the_text() {
 #[test]
 fn speculation_changes_speed_and_never_text() {
     let server = server();
-    let drafted = || Metrics::scrape(server.client()).value("faser_spec_decode_num_draft_tokens");
+    let drafted = || Metrics::scrape(server.client()).value("faser_spec_decode_num_draft_tokens_total");
     for sampling in [
         json!({"temperature": 0}),
         json!({"temperature": 0.8, "seed": 1, "top_p": 0.9}),
@@ -198,22 +198,22 @@ fn metrics_have_the_standard_names() {
     for family in [
         "faser_requests_running",
         "faser_requests_waiting",
-        "faser_requests_finished",
-        "faser_output_tokens",
+        "faser_requests_finished_total",
+        "faser_output_tokens_total",
         "faser_kv_blocks_total",
         "faser_kv_blocks_free",
         "faser_time_to_first_token_seconds_bucket",
         "faser_inter_token_latency_seconds_bucket",
         "faser_request_latency_seconds_bucket",
-        "faser_spec_decode_num_drafts",
-        "faser_spec_decode_num_draft_tokens",
-        "faser_spec_decode_num_accepted_tokens",
-        "faser_spec_decode_num_accepted_tokens_per_pos",
+        "faser_spec_decode_num_drafts_total",
+        "faser_spec_decode_num_draft_tokens_total",
+        "faser_spec_decode_num_accepted_tokens_total",
+        "faser_spec_decode_num_accepted_tokens_per_pos_total",
     ] {
         assert!(metrics.has(family), "no {family} in\n{}", metrics.show(&["faser_"]));
     }
-    let accepted = metrics.value("faser_spec_decode_num_accepted_tokens");
-    assert!(accepted <= metrics.value("faser_spec_decode_num_draft_tokens"));
-    let first = metrics.value("faser_spec_decode_num_accepted_tokens_per_pos{position=\"0\"}");
-    assert!(first > 0.0 && first <= metrics.value("faser_spec_decode_num_drafts"));
+    let accepted = metrics.value("faser_spec_decode_num_accepted_tokens_total");
+    assert!(accepted <= metrics.value("faser_spec_decode_num_draft_tokens_total"));
+    let first = metrics.value("faser_spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}");
+    assert!(first > 0.0 && first <= metrics.value("faser_spec_decode_num_drafts_total"));
 }

@@ -49,7 +49,7 @@ fn a_full_queue_answers_429_and_a_disconnect_makes_room() {
     drop(running);
     assert!(waiting.join().expect("the waiting stream is read").complete());
     let metrics = wait_until(client, "the daemon is idle", PATIENCE, is_idle);
-    assert_eq!(metrics.value("faser_requests_cancelled"), 1.0);
+    assert_eq!(metrics.value("faser_requests_cancelled_total"), 1.0);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_drain_under_load_breaks_no_stream() {
         })
         .collect();
     wait_until(client, "all are taken", PATIENCE, |metrics| {
-        let finished = metrics.get("faser_requests_finished").unwrap_or(0.0);
+        let finished = metrics.get("faser_requests_finished_total").unwrap_or(0.0);
         let here = metrics.value("faser_requests_running") + metrics.value("faser_requests_waiting");
         // The first of all was the daemon's own, to warm up.
         finished + here == STREAMS as f64 + 1.0

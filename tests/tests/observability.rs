@@ -38,7 +38,8 @@ fn read(path: &str) -> String {
 fn table() -> BTreeMap<String, Row> {
     let document = read("docs/metrics.md");
     let mut rows = BTreeMap::new();
-    for line in document.lines().filter(|line| line.starts_with("| `faser_")) {
+    for line in document.lines().filter(|line| line.starts_with("| `faser_") || line.starts_with("| `vllm:"))
+    {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [name, kind, labels, unit, meaning, there] = cells[..] else { panic!("six cells: {line}") };
         let all: BTreeSet<&str> = labels.split(", ").filter(|label| *label != "—").collect();
@@ -113,7 +114,8 @@ fn differences(
         };
         let mut labels = row.labels.clone();
         labels.extend((several == Several::Replicas && row.by_replica).then(|| "replica".to_owned()));
-        let by_pair = several == Several::Pairs && name != "faser_http_requests";
+        let by_pair =
+            several == Several::Pairs && name != "faser_http_requests_total" && !name.starts_with("vllm:");
         labels.extend(by_pair.then(|| "pair".to_owned()));
         labels.extend((row.kind == "histogram").then(|| "le".to_owned()));
         if found.kind != row.kind {
@@ -152,7 +154,7 @@ fn the_table_is_what_is_exported() {
     let alone = exported(&scrape_after_requests("model:\n  synthetic: {preset: tiny}\n"));
     let faults = differences(&table, &alone, Several::Nothing);
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
-    assert!(alone.contains_key("faser_http_requests"));
+    assert!(alone.contains_key("faser_http_requests_total"));
     let yaml = "model:\n  synthetic: {preset: tiny}\ndevice: {kind: cpu, replicas: 2}\n";
     let faults = differences(&table, &exported(&scrape_after_requests(yaml)), Several::Replicas);
     assert!(faults.is_empty(), "with replicas:\n{}\n", faults.join("\n"));
@@ -160,6 +162,62 @@ fn the_table_is_what_is_exported() {
     let yaml = format!("device: {{kind: cpu}}\npairs:\n{}{}", pair("a"), pair("b"));
     let faults = differences(&table, &exported(&scrape_after_requests(&yaml)), Several::Pairs);
     assert!(faults.is_empty(), "with pairs:\n{}\n", faults.join("\n"));
+}
+
+/// What vLLM's example dashboards query of what faser has: examples/observability/{dashboards/grafana,prometheus_grafana} of vllm-project/vllm.
+const VLLM_DASHBOARDS: [&str; 25] = [
+    "vllm:e2e_request_latency_seconds",
+    "vllm:generation_tokens_total",
+    "vllm:inter_token_latency_seconds",
+    "vllm:iteration_tokens_total",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prompt_tokens_by_source_total",
+    "vllm:prompt_tokens_total",
+    "vllm:request_decode_time_seconds",
+    "vllm:request_generation_tokens",
+    "vllm:request_max_num_generation_tokens",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_prompt_tokens",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_success_total",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:time_to_first_token_seconds",
+];
+
+#[test]
+fn vllms_dashboards_find_data() {
+    let yaml = "model:\n  synthetic: {preset: tiny}\ndevice: {kind: cpu}\nspeculation: {policy: 'fixed:3'}\n";
+    let scrape = scrape_after_requests(yaml);
+    let all = exported(&scrape);
+    // Of what is at rest, or was never short: 0 is data too.
+    let quiet = ["kv_cache_usage", "num_preemptions", "num_requests", "prefix_cache_hits"];
+    for name in VLLM_DASHBOARDS {
+        assert!(all.get(name).is_some_and(|found| found.samples > 0), "{name}");
+        let counted =
+            scrape.lines().filter(|line| line.starts_with(name) && line.contains("model_name=\"synthetic\""));
+        let counted = counted.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        let quiet = quiet.iter().any(|quiet| name.contains(quiet));
+        assert!(counted.sum::<f64>() > 0.0 || quiet, "{name} has counted nothing");
+    }
+    // The bounds that the dashboards' targets name.
+    for bound in [
+        "time_to_first_token_seconds_bucket{model_name=\"synthetic\",engine=\"0\",le=\"1.0\"}",
+        "le=\"0.1\"}",
+    ] {
+        assert!(scrape.contains(bound), "{bound}");
+    }
+    let without =
+        scrape_after_requests("metrics: {vllm_names: false}\nmodel:\n  synthetic: {preset: tiny}\n");
+    assert!(!without.contains("vllm:"));
 }
 
 #[test]
@@ -277,7 +335,7 @@ fn what_is_drawn_and_watched_is_in_the_table() {
     }
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
     assert_eq!(expression_faults(&table, "rate(faser_nothing[1m]) + faser_pass_seconds").len(), 2);
-    assert_eq!(expression_faults(&table, "faser_passes{lane=\"draft\",colour=\"red\"}").len(), 1);
+    assert_eq!(expression_faults(&table, "faser_passes_total{lane=\"draft\",colour=\"red\"}").len(), 1);
 }
 
 #[test]

@@ -127,10 +127,10 @@ fn each_pair_writes_what_it_writes_alone_and_is_found_by_its_name() {
     assert_eq!((&ready["status"], &ready["pairs"][1]["pair"]), (&json!("ready"), &json!("Tiny/one")));
     // Each is counted apart: as many as were asked for, one to warm up, and one for its health.
     let metrics = Metrics::scrape(client);
-    let finished = |pair: &str| metrics.value(&format!("faser_requests_finished{{pair=\"{pair}\"}}"));
+    let finished = |pair: &str| metrics.value(&format!("faser_requests_finished_total{{pair=\"{pair}\"}}"));
     assert_eq!((finished("rustdoc"), finished("Tiny/one")), (13.0, 8.0));
     assert_eq!(metrics.value("faser_replicas_ready{pair=\"Tiny/one\"}"), 1.0);
-    assert!(metrics.get("faser_requests_finished").is_none());
+    assert!(metrics.get("faser_requests_finished_total").is_none());
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_pair_whose_device_is_given_up_leaves_the_other_serving() {
     assert_eq!(texts(&kept), texts(&wanted), "the fault of the other pair costs no text");
     let given_up = |metrics: &Metrics| metrics.value("faser_device_given_up{pair=\"Tiny/one\"}") == 1.0;
     let metrics = wait_until(client, "the device is given up", PATIENCE, given_up);
-    assert_eq!(metrics.value("faser_device_failures{pair=\"rustdoc\"}"), 0.0);
+    assert_eq!(metrics.value("faser_device_failures_total{pair=\"rustdoc\"}"), 0.0);
     assert_eq!(texts(&ask(client, &[Some("rustdoc")])), texts(&wanted));
     let refused = client.post("/v1/completions", &json!({"model": "Tiny/one", "prompt": "x"}));
     assert_eq!((refused.status, &refused.error()["code"]), (503, &json!("not_ready")), "{refused:?}");

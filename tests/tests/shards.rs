@@ -68,11 +68,14 @@ fn replicas_of_split_models_stream_the_text_of_one_whole() {
         |metrics: &Metrics| metrics.sum("faser_requests_running") == 0.0 && metrics.blocks_in_use() == 0.0;
     let metrics = wait_until(client, "all pools are whole", PATIENCE, idle);
     for replica in 0..2 {
-        let finished = metrics.value(&format!("faser_requests_finished{{replica=\"{replica}\"}}"));
+        let finished = metrics.value(&format!("faser_requests_finished_total{{replica=\"{replica}\"}}"));
         // One of them is the warm-up's.
         assert!(finished > 1.0, "replica {replica} had {finished}");
     }
-    assert_eq!((metrics.value("faser_replicas_ready"), metrics.value("faser_requests_moved")), (2.0, 0.0));
+    assert_eq!(
+        (metrics.value("faser_replicas_ready"), metrics.value("faser_requests_moved_total")),
+        (2.0, 0.0)
+    );
     server.terminate();
     assert!(server.wait(PATIENCE).success(), "{}", server.output());
 }

@@ -119,14 +119,17 @@ fn streams_survive_their_neighbours() {
         after.show(&[
             "faser_kv_blocks",
             "faser_requests",
-            "faser_preemptions",
-            "faser_spec_decode_num_drafts"
+            "faser_preemptions_total",
+            "faser_spec_decode_num_drafts_total"
         ])
     );
-    let ended = grown("faser_requests_finished") + grown("faser_requests_cancelled");
+    let ended = grown("faser_requests_finished_total") + grown("faser_requests_cancelled_total");
     assert_eq!(ended, STREAMS as f64, "every request has an end");
-    assert!(grown("faser_requests_cancelled") > 0.0, "no disconnect was noticed");
-    assert!(grown("faser_preemptions") > 0.0, "the pools were never short: the test tests less than it says");
+    assert!(grown("faser_requests_cancelled_total") > 0.0, "no disconnect was noticed");
+    assert!(
+        grown("faser_preemptions_total") > 0.0,
+        "the pools were never short: the test tests less than it says"
+    );
     assert_eq!(client.get("/ready").status, 200);
 }
 

@@ -45,7 +45,7 @@ fn one_frame_as_text() {
         let client = client.clone();
         move || client.stream("/v1/completions", &body).transcript()
     });
-    wait_until(&client, "tokens came", PATIENCE, |metrics| metrics.sum("faser_output_tokens") > 0.0);
+    wait_until(&client, "tokens came", PATIENCE, |metrics| metrics.sum("faser_output_tokens_total") > 0.0);
     let output = once(&socket(&server), &["--once", "--size", "90x36"]);
     let frame = text(&output.stdout);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));

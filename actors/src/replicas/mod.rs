@@ -28,7 +28,7 @@ pub use self::stream::ReplicaStream;
 use crate::drill::{self, Drill};
 use crate::error::{ServiceError, SubmitError};
 use crate::health::DeviceStatus;
-use crate::meter::Meter;
+use crate::meter::{Meter, MetricNames};
 use crate::recording::RecordingError;
 use crate::service::Service;
 use crate::spec::ServiceSpec;
@@ -59,19 +59,19 @@ impl Replicas {
     /// # Errors
     /// There are no specifications, or as [`Service::start`].
     pub async fn start(specs: Vec<ServiceSpec>, drills: &[Drill]) -> Result<Replicas, ServiceError> {
-        Replicas::start_of(None, specs, drills).await
+        Replicas::start_of(&MetricNames::default(), specs, drills).await
     }
 
-    /// `start` of one pair of several, whose metrics have its name as the label `pair`.
+    /// The same with metrics of these names.
     ///
     /// # Errors
     /// As [`Replicas::start`].
     pub async fn start_of(
-        pair: Option<&str>,
+        names: &MetricNames,
         specs: Vec<ServiceSpec>,
         drills: &[Drill],
     ) -> Result<Replicas, ServiceError> {
-        let all = Meter::of_pair(pair);
+        let all = Meter::of_pair(names);
         let Some(running) = specs.iter().map(|spec| spec.engine.tuning.max_running).min() else {
             return Err(ServiceError::Contradiction("there is to be at least one replica".to_owned()));
         };
@@ -103,7 +103,7 @@ impl Replicas {
         }
         let ready = all.shows("faser_replicas_ready", Unit::Count, "replicas that serve");
         let moved = all.counts(
-            "faser_requests_moved",
+            "faser_requests_moved_total",
             Unit::Count,
             "times a request went on on another replica because its own was given up",
         );

@@ -364,16 +364,16 @@ fn the_counters_are_exact_when_all_is_quiet() {
             read(stream).await;
         }
         // Nobody publishes by hand: the monitor is told when the engine becomes idle.
-        until("the last token is counted", || ledger.counted("faser_output_tokens") == 3 * 24).await;
+        until("the last token is counted", || ledger.counted("faser_output_tokens_total") == 3 * 24).await;
         let totals = service.view().totals;
         for (name, total) in [
-            ("faser_requests_finished", 3),
-            ("faser_prompt_tokens", 5 + 6 + 7),
-            ("faser_passes{lane=verify}", totals.target_passes),
-            ("faser_passes{lane=draft}", totals.draft_passes),
-            ("faser_spec_decode_num_drafts", totals.drafts),
-            ("faser_spec_decode_num_draft_tokens", totals.draft_tokens),
-            ("faser_spec_decode_num_accepted_tokens", totals.accepted_tokens),
+            ("faser_requests_finished_total", 3),
+            ("faser_prompt_tokens_total", 5 + 6 + 7),
+            ("faser_passes_total{lane=verify}", totals.target_passes),
+            ("faser_passes_total{lane=draft}", totals.draft_passes),
+            ("faser_spec_decode_num_drafts_total", totals.drafts),
+            ("faser_spec_decode_num_draft_tokens_total", totals.draft_tokens),
+            ("faser_spec_decode_num_accepted_tokens_total", totals.accepted_tokens),
         ] {
             assert_eq!(ledger.counted(name), total, "{name}");
         }

@@ -286,7 +286,7 @@ fn replicas_have_their_metrics_apart_and_bad_starts_leave_nothing() {
             read(stream).await;
         }
         replicas.publish_metrics();
-        for name in ["faser_requests_finished{replica=0}", "faser_requests_finished{replica=1}"] {
+        for name in ["faser_requests_finished_total{replica=0}", "faser_requests_finished_total{replica=1}"] {
             assert_eq!(ledger.counted(name), 1, "{name}");
         }
         assert_eq!(ledger.gauged("faser_replicas_ready"), 2.0);

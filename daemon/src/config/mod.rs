@@ -65,6 +65,8 @@ pub struct Config {
     pub profile: bool,
     /// What is logged.
     pub log: LogConfig,
+    /// Whether metrics have vLLM's names too.
+    pub vllm_names: bool,
     /// How long SIGTERM waits for sequences in flight.
     pub drain_timeout: Duration,
     /// The pairs, if there are to be several: each is this config with its own sections laid over it.

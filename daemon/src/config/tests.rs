@@ -48,6 +48,7 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune slo trim");
     assert_eq!(keys("log"), "format level");
+    assert_eq!(keys("metrics"), "vllm_names");
 }
 
 #[test]

@@ -47,6 +47,9 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let server = server(section("server")?, folder)?;
     let admin = admin(section("admin")?, folder)?;
     let log = log(section("log")?)?;
+    let mut metrics = section("metrics")?;
+    let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
+    metrics.finish()?;
     let Sections { model, device, kv, scheduler, tuning, cost_cache } = sections(section, folder)?;
     let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
@@ -64,6 +67,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         cost_cache,
         profile: false,
         log,
+        vllm_names,
         drain_timeout,
         pairs: Vec::new(),
     };

@@ -39,7 +39,7 @@ pub async fn observe<B: MessageBody + 'static>(
         Ok(response) => (response.status(), response.response().error()),
         Err(error) => (error.as_response_error().status_code(), Some(error)),
     };
-    metrics::counter!("faser_http_requests", "route" => route.clone(), "code" => status.as_u16().to_string())
+    metrics::counter!("faser_http_requests_total", "route" => route.clone(), "code" => status.as_u16().to_string())
         .increment(1);
     if let Some(error) = error.and_then(Error::as_error::<ApiError>) {
         error.log(&route);

@@ -167,12 +167,12 @@ async fn models_tokens_ids_and_metrics_can_be_asked_for() {
     let (_, metrics) = get!(client, "/metrics");
     let metrics = String::from_utf8(metrics.to_vec()).unwrap();
     for name in [
-        "faser_http_requests{route=\"/v1/completions\",code=\"200\"}",
+        "faser_http_requests_total{route=\"/v1/completions\",code=\"200\"}",
         "faser_kv_blocks_total{model=\"target\"}",
-        "faser_spec_decode_num_drafts",
-        "faser_spec_decode_num_draft_tokens",
-        "faser_spec_decode_num_accepted_tokens",
-        "faser_spec_decode_num_accepted_tokens_per_pos{position=\"0\"}",
+        "faser_spec_decode_num_drafts_total",
+        "faser_spec_decode_num_draft_tokens_total",
+        "faser_spec_decode_num_accepted_tokens_total",
+        "faser_spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}",
         "faser_time_to_first_token_seconds_bucket",
     ] {
         assert!(metrics.contains(name), "{name} is missing in\n{metrics}");
