@@ -6,94 +6,135 @@ use faser_engine::{K_LIMIT, LoadView, PoolView};
 
 use crate::meter::Meter;
 use crate::vllm_metrics::{
-    VLLM_ACCEPTED_PER_POSITION, VLLM_COUNTERS, VLLM_GAUGES, VLLM_PROMPT_TOKENS, VLLM_WAITING,
-    describe_labelled,
+    VLLM_ACCEPTED_PER_POSITION, VLLM_BY_REASON, VLLM_BY_SOURCE, VLLM_KV_USAGE, VLLM_PROMPT_TOKENS,
+    VLLM_WAITING, describe_vllm,
 };
 
 /// Where a view has a value.
 pub(crate) type Value<T, V = LoadView> = fn(&V) -> T;
 
-/// A counter or gauge: its name, what it shows, and its value.
-pub(crate) type Declared<T, V = LoadView> = (&'static str, &'static str, Value<T, V>);
+/// A counter or gauge: its name, vLLM's names for it, what it shows, and its value.
+type Declared<T> = (&'static str, &'static [&'static str], &'static str, Value<T>);
 
 const COUNTERS: [Declared<u64>; 23] = [
-    ("faser_requests_submitted_total", "requests taken", |view| view.totals.submitted),
-    ("faser_requests_refused_total", "requests refused by the engine", |view| view.totals.refused),
-    ("faser_requests_finished_total", "requests ended by a stop token or their length", |view| {
+    ("faser_requests_submitted_total", &[], "requests taken", |view| view.totals.submitted),
+    ("faser_requests_refused_total", &[], "requests refused by the engine", |view| view.totals.refused),
+    ("faser_requests_finished_total", &[], "requests ended by a stop token or their length", |view| {
         view.totals.finished
     }),
-    ("faser_requests_cancelled_total", "requests cancelled, most often by a disconnect", |view| {
+    ("faser_requests_cancelled_total", &[], "requests cancelled, most often by a disconnect", |view| {
         view.totals.cancelled
     }),
-    ("faser_requests_failed_total", "requests given up because the device failed under them", |view| {
+    ("faser_requests_failed_total", &[], "requests given up because the device failed under them", |view| {
         view.totals.failed
     }),
-    ("faser_preemptions_total", "times a sequence lost its KV to others, to be recomputed", |view| {
-        view.totals.preemptions
-    }),
-    ("faser_prompt_tokens_total", "prompt tokens of admitted requests", |view| view.totals.prompt_tokens),
+    (
+        "faser_preemptions_total",
+        &["vllm:num_preemptions_total"],
+        "times a sequence lost its KV to others, to be recomputed",
+        |view| view.totals.preemptions,
+    ),
+    (
+        "faser_prompt_tokens_total",
+        &["vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total"],
+        "prompt tokens of admitted requests",
+        |view| view.totals.prompt_tokens,
+    ),
     (
         "faser_prefix_cache_hit_tokens_total",
+        &["vllm:prefix_cache_hits_total", "vllm:prompt_tokens_cached_total"],
         "prompt tokens whose target KV came from the prefix cache",
         |view| view.totals.cached_prompt_tokens,
     ),
-    ("faser_output_tokens_total", "tokens emitted", |view| view.totals.output_tokens),
-    ("faser_target_rows_total", "rows of all verify passes", |view| view.totals.target_rows),
-    ("faser_spec_decode_num_drafts_total", "verified chunks with at least one proposal", |view| {
-        view.totals.drafts
+    ("faser_output_tokens_total", &["vllm:generation_tokens_total"], "tokens emitted", |view| {
+        view.totals.output_tokens
     }),
-    ("faser_spec_decode_num_draft_tokens_total", "proposals verified", |view| view.totals.draft_tokens),
-    ("faser_spec_decode_num_accepted_tokens_total", "proposals accepted", |view| view.totals.accepted_tokens),
+    ("faser_target_rows_total", &[], "rows of all verify passes", |view| view.totals.target_rows),
+    (
+        "faser_spec_decode_num_drafts_total",
+        &["vllm:spec_decode_num_drafts_total"],
+        "verified chunks with at least one proposal",
+        |view| view.totals.drafts,
+    ),
+    (
+        "faser_spec_decode_num_draft_tokens_total",
+        &["vllm:spec_decode_num_draft_tokens_total"],
+        "proposals verified",
+        |view| view.totals.draft_tokens,
+    ),
+    (
+        "faser_spec_decode_num_accepted_tokens_total",
+        &["vllm:spec_decode_num_accepted_tokens_total"],
+        "proposals accepted",
+        |view| view.totals.accepted_tokens,
+    ),
     (
         "faser_spec_decode_num_copied_tokens_total",
+        &[],
         "proposals verified that were copied from the text before or from a prediction, and cost no draft step",
         |view| view.totals.copied_tokens,
     ),
-    ("faser_spec_decode_num_copied_accepted_tokens_total", "copied proposals accepted", |view| {
+    ("faser_spec_decode_num_copied_accepted_tokens_total", &[], "copied proposals accepted", |view| {
         view.totals.copied_accepted_tokens
     }),
     (
         "faser_spec_decode_num_late_draft_tokens_total",
+        &[],
         "proposals that came when their sequence had moved on or ended",
         |view| view.totals.late_drafts,
     ),
     (
         "faser_chunks_cancelled_total",
+        &[],
         "chunks drafted past the frontier that fell with a rejection in front of them",
         |view| view.totals.chunks_cancelled,
     ),
-    ("faser_overlapped_passes_total", "verify passes beside which the draft lane drafted on", |view| {
+    ("faser_overlapped_passes_total", &[], "verify passes beside which the draft lane drafted on", |view| {
         view.totals.overlapped_passes
     }),
-    ("faser_gated_passes_total", "verify passes in which proposals were tested between layers", |view| {
-        view.totals.gated_passes
-    }),
+    (
+        "faser_gated_passes_total",
+        &[],
+        "verify passes in which proposals were tested between layers",
+        |view| view.totals.gated_passes,
+    ),
     (
         "faser_late_chunks_total",
+        &[],
         "verify chunks that sat out, since it was not known in time what their grammar allows",
         |view| view.totals.late_chunks,
     ),
-    ("faser_rows_pruned_total", "proposals whose rows left a verify pass before its end", |view| {
+    ("faser_rows_pruned_total", &[], "proposals whose rows left a verify pass before its end", |view| {
         view.totals.rows_pruned
     }),
     (
         "faser_chunks_pruned_in_vain_total",
+        &[],
         "chunks that lost rows although the first of them would have been accepted",
         |view| view.totals.pruned_in_vain,
     ),
     (
         "faser_calibration_proposals_total",
+        &[],
         "verified proposals whose predicted survival was put to the test",
         |view| view.calibration.observed,
     ),
 ];
 
 const GAUGES: [Declared<f64>; 3] = [
-    ("faser_requests_running", "sequences that hold KV and are being decoded", |view| view.running as f64),
-    ("faser_requests_waiting", "sequences that wait for admission, preempted ones included", |view| {
-        view.waiting as f64
-    }),
-    ("faser_partition", "partition of the last verify pass, 0 for the whole device", |view| {
+    (
+        "faser_requests_running",
+        &["vllm:num_requests_running"],
+        "sequences that hold KV and are being decoded",
+        |view| view.running as f64,
+    ),
+    (
+        "faser_requests_waiting",
+        &["vllm:num_requests_waiting"],
+        "sequences that wait for admission, preempted ones included",
+        |view| view.waiting as f64,
+    ),
+    ("faser_partition", &[], "partition of the last verify pass, 0 for the whole device", |view| {
         view.partition as f64
     }),
 ];
@@ -102,11 +143,13 @@ const GAUGES: [Declared<f64>; 3] = [
 const SECONDS: [Declared<f64>; 2] = [
     (
         "faser_verify_time_predicted_seconds_total",
+        &[],
         "times that the cost tables predicted for the verify passes done",
         |view| view.totals.predicted_verify_time.as_secs_f64(),
     ),
     (
         "faser_verify_time_error_seconds_total",
+        &[],
         "differences between the predicted and the measured time of each verify pass, either way",
         |view| view.totals.verify_time_error.as_secs_f64(),
     ),
@@ -116,7 +159,7 @@ const LOG_LOSS: &str = "faser_calibration_log_loss";
 const PASSES: &str = "faser_passes_total";
 
 /// Of each pool.
-const POOL_GAUGES: [Declared<f64, PoolView>; 4] = [
+const POOL_GAUGES: [(&str, &str, Value<f64, PoolView>); 4] = [
     ("faser_kv_blocks_total", "KV blocks of the pool", |pool| pool.total as f64),
     ("faser_kv_blocks_free", "KV blocks no sequence holds, cached ones included", |pool| pool.free as f64),
     ("faser_kv_blocks_cached", "KV blocks that hold a prefix for later requests", |pool| pool.cached as f64),
@@ -145,39 +188,39 @@ impl LoadMetrics {
         describe_counter!(PASSES, Unit::Count, "plans a lane has finished");
         let passes = lanes.map(|(lane, value)| (meter.with("lane", lane).counter(PASSES), value));
         let vllm = meter.vllm();
-        let counted = |meter: &Meter| {
-            let meter = meter.clone();
-            move |(name, text, value)| (meter.counts(name, Unit::Count, text), value)
-        };
-        let counters = COUNTERS.into_iter().map(counted(meter)).chain(passes);
-        let vllm_counters = vllm.iter().flat_map(|vllm| VLLM_COUNTERS.map(counted(vllm)));
+        let mut counters: Vec<(Counter, Value<u64>)> = passes.into();
+        for (name, vllm_names, text, value) in COUNTERS {
+            counters.push((meter.counts(name, Unit::Count, text), value));
+            let again = vllm.iter().flat_map(|vllm| vllm_names.iter().map(move |name| (vllm, name)));
+            counters.extend(again.map(|(vllm, name)| (vllm.counts(name, Unit::Count, text), value)));
+        }
         describe_gauge!(
             LOG_LOSS,
             "mean log-loss of what was predicted of proposals, in nats; 0 before the first"
         );
-        let log_loss: Value<f64> = |view| view.calibration.log_loss_nats;
-        let shown = |meter: &Meter, unit: Unit| {
-            let meter = meter.clone();
-            move |(name, text, value)| (meter.shows(name, unit, text), value)
-        };
-        let gauges = GAUGES.into_iter().map(shown(meter, Unit::Count));
-        let gauges = gauges.chain(SECONDS.into_iter().map(shown(meter, Unit::Seconds)));
-        vllm.iter().for_each(|_| describe_labelled());
-        let vllm_prompts = vllm.iter().flat_map(|vllm| {
-            VLLM_PROMPT_TOKENS.map(|(name, label, value)| (vllm.with(label.0, label.1).counter(name), value))
-        });
-        let vllm_waiting = vllm.iter().flat_map(|vllm| {
-            VLLM_WAITING.map(|(name, label, value)| (vllm.with(label.0, label.1).gauge(name), value))
-        });
-        let vllm_gauges = vllm.iter().flat_map(|vllm| VLLM_GAUGES.map(shown(vllm, Unit::Count)));
+        let mut gauges: Vec<(Gauge, Value<f64>)> =
+            vec![(meter.gauge(LOG_LOSS), |view| view.calibration.log_loss_nats)];
+        let units = GAUGES.map(|gauge| (Unit::Count, gauge)).into_iter();
+        for (unit, (name, vllm_names, text, value)) in
+            units.chain(SECONDS.map(|gauge| (Unit::Seconds, gauge)))
+        {
+            gauges.push((meter.shows(name, unit, text), value));
+            let again = vllm.iter().flat_map(|vllm| vllm_names.iter().map(move |name| (vllm, name)));
+            gauges.extend(again.map(|(vllm, name)| (vllm.shows(name, unit, text), value)));
+        }
+        if let Some(vllm) = &vllm {
+            describe_vllm();
+            let labelled = |(label, value): (&'static str, &'static str)| vllm.with(label, value);
+            counters.extend(
+                VLLM_PROMPT_TOKENS.map(|(label, value)| (labelled(label).counter(VLLM_BY_SOURCE), value)),
+            );
+            gauges.extend(VLLM_WAITING.map(|(label, value)| (labelled(label).gauge(VLLM_BY_REASON), value)));
+            gauges.push((vllm.gauge(VLLM_KV_USAGE), |view| view.target_pool.usage()));
+        }
         POOL_GAUGES.iter().for_each(|(name, text, _)| describe_gauge!(*name, Unit::Count, *text));
         LoadMetrics {
-            counters: counters.chain(vllm_counters).chain(vllm_prompts).collect(),
-            gauges: gauges
-                .chain([(meter.gauge(LOG_LOSS), log_loss)])
-                .chain(vllm_gauges)
-                .chain(vllm_waiting)
-                .collect(),
+            counters,
+            gauges,
             pools: ["target", "draft"].map(|model| {
                 let meter = meter.with("model", model);
                 POOL_GAUGES.iter().map(|(name, ..)| meter.gauge(name)).collect()
@@ -238,6 +281,7 @@ mod tests {
 
     use super::*;
     use crate::ledger::Ledger;
+    use crate::meter::MetricNames;
 
     #[test]
     fn a_view_is_published_exactly_and_any_number_of_times() {
@@ -286,7 +330,12 @@ mod tests {
     #[test]
     fn every_metric_is_described() {
         let ledger = Ledger::default();
-        metrics::with_local_recorder(&ledger, || LoadMetrics::new(&Meter::default()));
+        let names = MetricNames { vllm_model: Some("m".to_owned()), pair: None };
+        let view = LoadView { running: 3, waiting: 2, ..LoadView::default() };
+        metrics::with_local_recorder(&ledger, || LoadMetrics::new(&Meter::of_pair(&names)).publish(&view));
         assert_eq!(ledger.undescribed(), [""; 0]);
+        let vllm = |name: &str| ledger.gauged(&format!("vllm:{name}"));
+        assert_eq!(vllm("num_requests_running{model_name=m}{engine=0}"), 3.0);
+        assert_eq!(vllm("num_requests_waiting_by_reason{model_name=m}{engine=0}{reason=capacity}"), 2.0);
     }
 }

@@ -3,63 +3,40 @@
 
 use std::time::Duration;
 
-use faser_engine::{FinishReason, LoadView, Usage};
+use faser_engine::{FinishReason, Usage};
 use metrics::{Counter, Histogram, Unit, describe_counter, describe_gauge, describe_histogram};
 
-use crate::load_metrics::{Declared, Value};
+use crate::load_metrics::Value;
 use crate::meter::Meter;
 
-pub(crate) const VLLM_COUNTERS: [Declared<u64>; 9] = [
-    ("vllm:prompt_tokens_total", "prompt tokens of admitted requests", |view| view.totals.prompt_tokens),
-    ("vllm:generation_tokens_total", "tokens emitted", |view| view.totals.output_tokens),
-    ("vllm:num_preemptions_total", "times a sequence lost its KV to others", |view| view.totals.preemptions),
-    ("vllm:prefix_cache_queries_total", "prompt tokens that the prefix cache was asked for", |view| {
-        view.totals.prompt_tokens
-    }),
-    ("vllm:prefix_cache_hits_total", "prompt tokens whose KV came from the prefix cache", |view| {
-        view.totals.cached_prompt_tokens
-    }),
-    ("vllm:prompt_tokens_cached_total", "prompt tokens whose KV came from the prefix cache", |view| {
-        view.totals.cached_prompt_tokens
-    }),
-    ("vllm:spec_decode_num_drafts_total", "verified chunks with at least one proposal", |view| {
-        view.totals.drafts
-    }),
-    ("vllm:spec_decode_num_draft_tokens_total", "proposals verified", |view| view.totals.draft_tokens),
-    ("vllm:spec_decode_num_accepted_tokens_total", "proposals accepted", |view| view.totals.accepted_tokens),
-];
+pub(crate) const VLLM_KV_USAGE: &str = "vllm:kv_cache_usage_perc";
+pub(crate) const VLLM_BY_REASON: &str = "vllm:num_requests_waiting_by_reason";
+pub(crate) const VLLM_BY_SOURCE: &str = "vllm:prompt_tokens_by_source_total";
 
-pub(crate) const VLLM_GAUGES: [Declared<f64>; 3] = [
-    ("vllm:num_requests_running", "sequences that hold KV", |view: &LoadView| view.running as f64),
-    ("vllm:num_requests_waiting", "sequences that wait for admission", |view| view.waiting as f64),
-    ("vllm:kv_cache_usage_perc", "share of the target's KV blocks that sequences hold, 0 to 1", |view| {
-        view.target_pool.usage()
-    }),
-];
+/// A label of its own with its value, and what is counted there.
+type Labelled<T> = ((&'static str, &'static str), Value<T>);
 
-/// With a label of its own: metric, label and its value.
-pub(crate) type Labelled<T> = (&'static str, (&'static str, &'static str), Value<T>);
-
-pub(crate) const VLLM_WAITING: [Labelled<f64>; 2] = [
-    (WAITING_BY_REASON, ("reason", "capacity"), |view| view.waiting as f64),
-    (WAITING_BY_REASON, ("reason", "deferred"), |_| 0.0),
-];
-const WAITING_BY_REASON: &str = "vllm:num_requests_waiting_by_reason";
+pub(crate) const VLLM_WAITING: [Labelled<f64>; 2] =
+    [(("reason", "capacity"), |view| view.waiting as f64), (("reason", "deferred"), |_| 0.0)];
 
 pub(crate) const VLLM_PROMPT_TOKENS: [Labelled<u64>; 3] = [
-    (TOKENS_BY_SOURCE, ("source", "local_compute"), |view| {
+    (("source", "local_compute"), |view| {
         view.totals.prompt_tokens.saturating_sub(view.totals.cached_prompt_tokens)
     }),
-    (TOKENS_BY_SOURCE, ("source", "local_cache_hit"), |view| view.totals.cached_prompt_tokens),
-    (TOKENS_BY_SOURCE, ("source", "external_kv_transfer"), |_| 0),
+    (("source", "local_cache_hit"), |view| view.totals.cached_prompt_tokens),
+    (("source", "external_kv_transfer"), |_| 0),
 ];
-const TOKENS_BY_SOURCE: &str = "vllm:prompt_tokens_by_source_total";
 
-/// Says what those are that have a label of their own.
-pub(crate) fn describe_labelled() {
+/// Describes what vLLM tells otherwise than faser does.
+pub(crate) fn describe_vllm() {
+    describe_gauge!(
+        VLLM_KV_USAGE,
+        Unit::Count,
+        "share of the target's KV blocks that sequences hold, 0 to 1"
+    );
     let text = "sequences that wait for admission, by why; the deferred are none here";
-    describe_gauge!(WAITING_BY_REASON, Unit::Count, text);
-    describe_counter!(TOKENS_BY_SOURCE, Unit::Count, "prompt tokens, by where their KV came from");
+    describe_gauge!(VLLM_BY_REASON, Unit::Count, text);
+    describe_counter!(VLLM_BY_SOURCE, Unit::Count, "prompt tokens, by where their KV came from");
 }
 
 pub(crate) const VLLM_ACCEPTED_PER_POSITION: &str = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
