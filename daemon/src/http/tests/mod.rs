@@ -37,8 +37,10 @@ async fn daemon_of(yaml: &str, template: Option<ChatTemplate>) -> (web::Data<App
     if let Some(template) = template {
         loaded.template = Ok(template);
     }
+    // Before anything registers its metrics, as the daemon does.
+    let metrics = crate::metrics::install().unwrap();
     let served = Arc::new(loaded.start().await.unwrap());
-    let app = web::Data::new(App::new(config.server, Arc::default(), crate::metrics::install().unwrap()));
+    let app = web::Data::new(App::new(config.server, Arc::default(), metrics));
     app.serve(Pairs::new(vec![Arc::clone(&served)]));
     (app, served)
 }
