@@ -1,11 +1,58 @@
 //! `faser bench`: measures a running server and prints the table.
 
-use faser_bench::{BenchSpec, Progress, Prompts};
+use std::path::PathBuf;
+
+use clap::Args;
+use faser_bench::{BenchSpec, KMax, Progress, Prompts};
 use faser_topology::CpuDevice;
 
-use crate::cli::BenchArgs;
 use crate::error::DaemonError;
 use crate::output;
+
+/// `faser bench`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Every concurrency with every k, interleaved, so that ratios come from one session of the machine. The table goes to standard output.
+A server that wants an API key gets the one in the environment variable OPENAI_API_KEY.
+
+Examples:
+  faser bench --concurrency 1,4,16 --k 0,4 --repeats 3
+  faser bench --url http://127.0.0.1:8001 --prompts my.json --json run.json")]
+pub struct BenchArgs {
+    /// Where the server listens, without a path.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// The model to ask for; without it the first of /v1/models.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Numbers of requests kept in flight.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16")]
+    pub concurrency: Vec<usize>,
+    /// Speculative lengths to compare, the first is what others are set against: 0 to 16, or `default` for the server's own.
+    #[arg(long, value_name = "K,..", value_delimiter = ',', default_value = "default")]
+    pub k: Vec<KMax>,
+    /// Requests per run.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub requests: usize,
+    /// Tokens asked for per request.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_tokens: usize,
+    /// 0 takes the likeliest token always.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Runs of each combination; the table shows medians.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub repeats: usize,
+    /// Prompts from a JSON file: a list of strings, token ids, or objects with a `prompt`. Without it, openings of Rust documentation.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Write every run as JSON too.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// What the report says of the machine; without it, this one's processor.
+    #[arg(long, value_name = "TEXT")]
+    pub machine: Option<String>,
+}
 
 /// Runs the benchmark. Needs a running actix System.
 ///

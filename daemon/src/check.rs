@@ -1,18 +1,46 @@
 //! `faser check`: loads what the config names and says how it would be placed.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
+use clap::Args;
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_engine::cost::{PassCost, Reach};
 use faser_models::CallFormat;
 use faser_topology::Node;
 
 use crate::access::Access;
-use crate::config::{Config, sizes};
+use crate::config::{Config, ConfigError, sizes};
 use crate::device::Machine;
 use crate::error::DaemonError;
 use crate::load::{Loaded, load_all};
 use crate::progress::Display;
+
+/// `faser check`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It loads the models, so a file that is missing, cut off or of the wrong shape is found here.
+
+Example:
+  faser check -c configs/laptop.yaml")]
+pub struct CheckArgs {
+    /// Config file (YAML); without it every default is checked.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    #[arg(long)]
+    pub profile: bool,
+}
+
+impl CheckArgs {
+    /// The config to check.
+    ///
+    /// # Errors
+    /// The file is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        Config::read(self.config.clone())?.profiled(self.profile)
+    }
+}
 
 /// Loads everything `serve` would load and returns the summary; nothing is started.
 ///

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use faser_actors::{CudaError, Dtype, GpuInfo, Isa, check_libraries, nccl_version, probe_one};
+use faser_actors::{CudaError, GpuInfo, Isa, check_libraries, nccl_version, probe_one};
 use faser_topology::CpuDevice;
 
 use crate::config::{Config, DeviceKind};
@@ -105,7 +105,7 @@ fn choose_with(
 ) -> Result<Chosen, DaemonError> {
     let ordinals = config.device.gpus();
     let usable = || {
-        fits_gpus(config)?;
+        config.fits_gpus()?;
         let gpus = ordinals.iter().map(|gpu| probe(*gpu)).collect::<Result<Vec<GpuInfo>, _>>()?;
         alike(&gpus).map(|()| gpus)
     };
@@ -134,23 +134,6 @@ fn alike(gpus: &[GpuInfo]) -> Result<(), CudaError> {
             gpus[0].ordinal, gpus[0].name, gpus[0].sms, other.ordinal, other.name, other.sms
         ))),
     }
-}
-
-/// Whether a pair can be held on GPUs as the config says, whichever they are.
-pub(crate) fn fits_gpus(config: &Config) -> Result<(), CudaError> {
-    let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
-    if config.model.dtype == Dtype::Int8 {
-        return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
-    }
-    if config.kv.block_size != 16 {
-        return unfit("`kv.block_size` must be 16 on a GPU");
-    }
-    if config.device.draft_tensor_parallel > config.device.tensor_parallel {
-        return unfit(
-            "on GPUs the draft's ranks are among the target's: set `device.draft_tensor_parallel` to at most `device.tensor_parallel`",
-        );
-    }
-    Ok(())
 }
 
 #[cfg(test)]

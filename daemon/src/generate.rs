@@ -1,17 +1,18 @@
 //! `faser generate`: prompts through the same service as the daemon's, in this process, to the terminal.
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::Args;
 use faser_actors::Sampling;
 use faser_engine::Origin;
 use faser_models::Conversation;
 use serde_json::{Value, json};
 
 use crate::app::{Opening, Served};
-use crate::cli::GenerateArgs;
-use crate::config::Config;
+use crate::config::raw::ConfigSource;
+use crate::config::{Config, ConfigError};
 use crate::error::DaemonError;
 use crate::figures::{Figures, Run};
 use crate::http::params::Parameters;
@@ -20,6 +21,72 @@ use crate::output;
 use crate::progress::Display;
 use crate::random;
 use crate::sequence::{Piece, Span};
+
+/// `faser generate`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Text goes to standard output, figures to standard error (with --json everything to standard output).
+
+Examples:
+  faser generate \"impl Iterator for\" --max-tokens 200
+  faser generate --chat \"What does Vec::drain do?\" --temperature 0.7 --seed 1
+  faser generate --k 0 \"fn main() {\"               without speculation: the same text, slower
+  faser generate --prompts models/rustdoc/heldout_prompts.json --json")]
+pub struct GenerateArgs {
+    /// The text to continue.
+    #[arg(required_unless_present = "prompts", conflicts_with = "prompts")]
+    pub prompt: Option<String>,
+    /// Config file (YAML); without it the demo pair is used.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Continue each prompt of a JSON file, one after the other: a list of strings, or of objects with a `prompt`.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Tokens to generate at most.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_tokens: usize,
+    /// 0 takes the likeliest token always.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Sample from the likeliest tokens that together have this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// The same seed gives the same text; without one it is random.
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Speculative length: fixed:K as policy, 0 for none. Without it the config decides.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(0..=16))]
+    pub k: Option<u64>,
+    /// Treat the prompt as a user's message, through the model's chat template.
+    #[arg(long)]
+    pub chat: bool,
+    /// No colours, also on a terminal.
+    #[arg(long)]
+    pub no_color: bool,
+    /// Print one JSON object with every run and the averages.
+    #[arg(long)]
+    pub json: bool,
+    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    #[arg(long)]
+    pub profile: bool,
+    /// Which of the config's pairs; without it the first.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+}
+
+impl GenerateArgs {
+    /// The config with this command's flags laid over it.
+    ///
+    /// # Errors
+    /// The file or a flag is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        let policy = self.k.map(|k| if k == 0 { "off".to_owned() } else { format!("fixed:{k}") });
+        let flags =
+            policy.into_iter().map(|policy| ("speculation.policy", "--k", Value::from(policy))).collect();
+        let document = ConfigSource { file: self.config.clone(), flags }.document()?;
+        Config::from_document(&document)?.one(self.model.as_deref())?.profiled(self.profile)
+    }
+}
 
 /// Runs every prompt, one after the other. Needs a running actix System.
 ///

@@ -31,7 +31,6 @@ pub mod names;
 pub mod output;
 mod pair;
 pub mod pairs;
-mod passes;
 mod place;
 pub mod plan;
 pub mod progress;

@@ -20,7 +20,7 @@ use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
 use crate::error::DaemonError;
 use crate::grammars::Grammars;
-use crate::pair::{Pair, pair, shorter_draft};
+use crate::pair::{Pair, Watch, pair, shorter_draft};
 use crate::place::{Placed, Staged, place, stage};
 use crate::sequence::SequenceError;
 use crate::shares::memory_of_pairs;
@@ -69,9 +69,6 @@ struct Begun<'c> {
     bounds: EngineConfig,
     staged: Staged,
 }
-
-/// How far loading is: which model, and its weights.
-pub type Watch<'w> = &'w mut dyn FnMut(&str, Progress);
 
 /// The engine's bounds, its pools and costs yet to be known.
 ///

@@ -3,8 +3,8 @@
 use actix_web::rt::SystemRunner;
 use anyhow::Result;
 use clap::Parser;
-use faser::cli::{self, Cli, Command};
-use faser::config::LogConfig;
+use faser::cli::{Cli, Command};
+use faser::config::{Config, LogConfig};
 use faser::ctl::CtlError;
 use faser::reload::Reload;
 use faser::{
@@ -31,20 +31,21 @@ fn main() {
 fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
     match cli.command {
         Command::Serve(args) => {
-            let document = args.document()?;
+            let source = args.source();
+            let document = source.document()?;
             let config = args.config_of(&document)?;
             let level = log::start(config.log);
-            let reload = Reload::new(args, document, config.clone(), level);
+            let reload = Reload::new(source, document, config.clone(), level);
             Ok(system.block_on(serve::serve(config, reload))?)
         }
         Command::Check(args) => {
-            let config = cli::config(args.config.as_ref(), args.profile)?;
+            let config = args.load_config()?;
             log::start(quiet(config.log));
             output::line(&check::check(&config)?)?;
             Ok(0)
         }
         Command::Plan(args) => {
-            let reports = plan::plan_all(&cli::config(args.config.as_ref(), false)?)?;
+            let reports = plan::plan_all(&Config::read(args.config)?)?;
             let text = match &reports[..] {
                 [only] if args.json => serde_json::to_string_pretty(only)?,
                 several if args.json => serde_json::to_string_pretty(several)?,

@@ -7,14 +7,16 @@ use faser_actors::{CudaWeights, Dtype};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
-    CallFormat, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelError, Shard, Tokenizer,
+    CallFormat, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelError, Progress, Shard, Tokenizer,
     WeightSource, fitted,
 };
 
 use crate::config::{Config, ModelSource, ToolCalls};
 use crate::error::DaemonError;
-use crate::load::Watch;
 use crate::locate;
+
+/// How far loading is: which model, and its weights.
+pub type Watch<'w> = &'w mut dyn FnMut(&str, Progress);
 
 /// A pair without its weights.
 pub(crate) struct Pair {

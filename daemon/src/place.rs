@@ -14,8 +14,7 @@ use crate::config::Config;
 use crate::costs;
 use crate::device::{Chosen, Machine};
 use crate::error::DaemonError;
-use crate::load::Watch;
-use crate::pair::{OnHost, Weights};
+use crate::pair::{OnHost, Watch, Weights};
 use crate::shares::{Need, shares};
 
 /// A pair in its place.

@@ -14,16 +14,15 @@ use serde_json::Value;
 
 pub use self::live::{LIVE, LiveKey};
 use crate::access::{Access, Renewal};
-use crate::cli::ServeArgs;
 use crate::config::changes::{changed, value, with};
-use crate::config::raw::Document;
+use crate::config::raw::{ConfigSource, Document};
 use crate::config::{Config, ConfigError};
 use crate::log::LogLevel;
 use crate::pairs::Pairs;
 
 /// The config that is in force, and where the next one comes from.
 pub struct Reload {
-    args: ServeArgs,
+    source: ConfigSource,
     running: Document,
     config: Config,
     level: LogLevel,
@@ -76,9 +75,9 @@ pub enum ReloadError {
 }
 
 impl Reload {
-    /// `running` and `config` are what `args` stood for at the start.
-    pub fn new(args: ServeArgs, running: Document, config: Config, level: LogLevel) -> Reload {
-        Reload { args, running, config, level, access: None }
+    /// `running` and `config` are what `source` stood for at the start.
+    pub fn new(source: ConfigSource, running: Document, config: Config, level: LogLevel) -> Reload {
+        Reload { source, running, config, level, access: None }
     }
 
     /// From now on keys and certificates are read again too, also if the config has not changed.
@@ -98,7 +97,7 @@ impl Reload {
 
     /// The config file.
     pub fn file(&self) -> Option<&std::path::Path> {
-        self.args.config.as_deref()
+        self.source.file.as_deref()
     }
 
     /// A tag that is another one after every change.
@@ -124,7 +123,7 @@ impl Reload {
     /// # Errors
     /// The file is wrong.
     pub fn pending(&self) -> Result<Vec<String>, ConfigError> {
-        changed(&self.running, &self.args.document()?)
+        changed(&self.running, &self.source.document()?)
     }
 
     /// Reads the file again, with the same flags of the command line over it. Keys that `pairs` cannot take over wait for a restart.
@@ -132,7 +131,7 @@ impl Reload {
     /// # Errors
     /// The file is wrong, or the service has stopped or hangs: nothing has changed.
     pub async fn run(&mut self, pairs: Option<&Pairs>) -> Result<Changes, ReloadError> {
-        let document = self.args.document()?;
+        let document = self.source.document()?;
         let whole = Config::from_document(&document)?;
         let change = |key: &String, why| self.change(&document, key, why);
         let found = changed(&self.running, &document)?;

@@ -1,5 +1,6 @@
 //! `faser sim`: compares policies in the simulator and prints the table.
 
+use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,10 +10,13 @@ use faser_bench::BenchError;
 use faser_bench::sim::{Contender, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::Mechanisms;
-use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair};
+use faser_engine::sim::{
+    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Roofline,
+};
+use faser_topology::{Link, LinkKind};
 
 use crate::error::DaemonError;
-use crate::{output, passes};
+use crate::output;
 
 /// `faser sim`.
 #[derive(Args, Debug)]
@@ -41,13 +45,13 @@ pub struct SimArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub tp: Option<u8>,
     /// What joins them: nvlink, pcie-switch, pcie or pcie-numa, and how fast: KIND:GB/s each way. Without it the GPU's NVLink.
-    #[arg(long, value_name = "KIND", value_parser = passes::link)]
+    #[arg(long, value_name = "KIND", value_parser = link)]
     pub link: Option<Links>,
     /// Sum one half of a pass's rows over the GPUs while the other half computes, where that is faster.
     #[arg(long)]
     pub overlap_all_reduce: bool,
     /// Show where the time of verify passes goes instead, by rows, for each of these links: passes alone, no requests.
-    #[arg(long, value_name = "KIND,..", value_delimiter = ',', value_parser = passes::link, conflicts_with_all = ["link", "overlap_all_reduce"])]
+    #[arg(long, value_name = "KIND,..", value_delimiter = ',', value_parser = link, conflicts_with_all = ["link", "overlap_all_reduce"])]
     pub passes: Vec<Links>,
     /// Costs of launches, in those of captured graphs: about 6 for kernels that are launched one by one.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
@@ -152,7 +156,7 @@ fn picture_file(name: &str) -> Result<PathBuf, String> {
 pub fn sim(args: &SimArgs) -> Result<(), DaemonError> {
     let spec = args.spec()?;
     if !args.passes.is_empty() {
-        return output::line(passes::table(&spec, &args.passes).trim_end());
+        return output::line(table(&spec, &args.passes).trim_end());
     }
     let loads = args.loads();
     let report = spec.compare(&args.policies, &loads, &mut show)?;
@@ -306,11 +310,78 @@ fn lengths(name: &str) -> Result<Lengths, String> {
     })
 }
 
+/// Passes: so many sequences, rows of each, tokens before them. Decoding, then verification, then prefill.
+const PASSES: [(usize, usize, usize); 10] = [
+    (1, 1, 1024),
+    (8, 1, 1024),
+    (64, 1, 1024),
+    (8, 5, 1024),
+    (32, 5, 1024),
+    (64, 5, 1024),
+    (128, 5, 1024),
+    (1, 512, 0),
+    (2, 1024, 0),
+    (4, 2048, 0),
+];
+
+/// A table for each of the links.
+pub(crate) fn table(spec: &SimSpec, links: &[Links]) -> String {
+    let mut text = String::new();
+    for links in links {
+        let hardware = Hardware { links: *links, ..spec.hardware };
+        let roofline = Roofline::new(hardware, spec.pair, &[]);
+        let (target, tp) = (spec.pair.target.name, spec.pair.target.tp);
+        let rate = links.bandwidth / 1e9;
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{target} on {tp} x {}, all-reduce over {} at {rate:.0} GB/s\n\n{:>9} {:>6} {:>11} {:>13} {:>9} {:>9} {:>6}",
+            hardware.name,
+            links.kind,
+            "sequences",
+            "rows",
+            "compute ms",
+            "all-reduce ms",
+            "serial ms",
+            "halves ms",
+            "gain"
+        );
+        for (chunks, rows, context) in PASSES {
+            let parts = roofline.verify_parts(chunks, rows, context);
+            let PassParts { compute_s, all_reduce_s, halves_s } = parts;
+            let serial_s = compute_s + all_reduce_s;
+            let gain = 100.0 * (serial_s / halves_s.min(serial_s) - 1.0);
+            let [compute, all_reduce, serial, halves] =
+                [compute_s, all_reduce_s, serial_s, halves_s].map(|seconds| seconds * 1e3);
+            let _ = writeln!(
+                text,
+                "{chunks:>9} {:>6} {compute:>11.2} {all_reduce:>13.2} {serial:>9.2} {halves:>9.2} {gain:>5.1}%",
+                chunks * rows
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Reads `KIND` or `KIND:GB/s`.
+pub(crate) fn link(text: &str) -> Result<Links, String> {
+    let (name, rate) = text.split_once(':').map_or((text, None), |(name, rate)| (name, Some(rate)));
+    let names = LinkKind::ALL.map(LinkKind::name).join(", ");
+    let kind = LinkKind::named(name).ok_or_else(|| format!("choose one of {names}"))?;
+    let Some(rate) = rate else { return Ok(Links::over(Link::usual(kind))) };
+    let gb_per_s = rate.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    let gb_per_s = gb_per_s.ok_or("behind the colon stands a rate in GB/s, such as pcie:50")?;
+    Ok(Links::over(Link { kind, bytes_per_s: gb_per_s * 1e9 }))
+}
+
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
     use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::sim::SimArgs;
 
     fn args(line: &str) -> Result<SimArgs, clap::Error> {
         match Cli::try_parse_from(line.split_whitespace())?.command {
@@ -391,5 +462,25 @@ mod tests {
             let refused = args(&format!("faser sim {line}")).unwrap().spec();
             assert!(refused.is_err_and(|why| why.to_string().contains(advice)), "{line}");
         }
+    }
+
+    #[test]
+    fn links_and_ranks_are_laid_over_the_pair() {
+        let spec = args("faser sim --pair llama3 --tp 4 --link pcie:50 --overlap-all-reduce")
+            .unwrap()
+            .spec()
+            .unwrap();
+        assert_eq!((spec.pair.gpus, spec.pair.target.tp, spec.pair.draft.tp), (4, 4, 1));
+        let Links { kind, bandwidth, overlapped, .. } = spec.hardware.links;
+        assert_eq!((kind, bandwidth.round() as u64, overlapped), (LinkKind::Pcie, 40_000_000_000, true));
+        assert!(spec.to_string().contains("4 x h100 joined by PCIe through the host"), "{spec}");
+        let line = "faser sim --pair llama3 --tp 4 --passes nvlink,pcie";
+        let args = args(line).unwrap();
+        let table = table(&args.spec().unwrap(), &args.passes);
+        assert!(
+            table.contains("over NVLink at 250 GB/s")
+                && table.contains("over PCIe through the host at 20 GB/s"),
+            "{table}"
+        );
     }
 }

@@ -13,9 +13,8 @@ use super::handle::{Asked, respond};
 use super::peer::Peer;
 use super::*;
 use crate::app::Served;
-use crate::cli::{Cli, Command};
 use crate::config::Config;
-use crate::config::raw::Document;
+use crate::config::raw::{ConfigSource, Document};
 use crate::log::LogLevel;
 use crate::pairs::Pairs;
 
@@ -30,12 +29,9 @@ async fn daemon(text: &str) -> (web::Data<Admin>, Arc<Served>) {
     let app =
         web::Data::new(App::new(config.server.clone(), Arc::default(), crate::metrics::install().unwrap()));
     app.serve(Pairs::new(vec![Arc::clone(&served)]));
-    let line = ["faser", "serve", "-c", "/nowhere/faser.yaml"];
-    let Ok(Cli { command: Command::Serve(args) }) = clap::Parser::try_parse_from(line) else {
-        panic!("another command");
-    };
+    let source = ConfigSource { file: Some("/nowhere/faser.yaml".into()), flags: Vec::new() };
     let level = LogLevel::told(Arc::default());
-    let reload = Arc::new(AsyncMutex::new(Reload::new(args, document, config, level)));
+    let reload = Arc::new(AsyncMutex::new(Reload::new(source, document, config, level)));
     (web::Data::new(Admin::new(app, reload, Operators::default())), served)
 }
 

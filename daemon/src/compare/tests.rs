@@ -66,3 +66,61 @@ fn without_a_draft_model_lengths_cannot_be_given() {
     let refused = args("--policy off --policy fixed:4").unwrap().check(&config).unwrap_err().to_string();
     assert!(refused.starts_with("--policy fixed:4 needs a draft model"), "{refused}");
 }
+
+fn entrant(text: &str) -> Entrant {
+    text.parse().unwrap()
+}
+
+#[test]
+fn policies_and_ablations_are_read_and_written_alike() {
+    for text in
+        ["off", "fixed:4", "batch-table:4=6,16=2", "budget", "faser", "length", "+trim", "+prune", "+lookup"]
+    {
+        assert_eq!(entrant(text).to_string(), text);
+    }
+    assert_eq!(entrant("+trim").policy, Policy::Faser);
+}
+
+#[test]
+fn what_cannot_take_part_is_refused_with_what_can() {
+    for (text, advice) in [
+        ("fixed:99", "`fixed:K` with K from 1 to 16"),
+        ("+cut", "length, +trim, +overlap, +partition, +prune, +lookup, length+prune"),
+        ("best-fixed", "faser sim"),
+        ("batch-table", "faser sim"),
+    ] {
+        let refusal = text.parse::<Entrant>().unwrap_err();
+        assert!(refusal.contains(advice), "{refusal}");
+    }
+}
+
+#[test]
+fn an_ablation_without_partitions_has_the_middle_split() {
+    let all = ["whole", "1", "4", "8"];
+    assert_eq!(entrant("+overlap").partitions(&all), ["whole", "4"]);
+    assert_eq!(entrant("+partition").partitions(&all), all);
+    assert_eq!(entrant("faser").partitions(&all), all);
+    assert_eq!(entrant("length").partitions(&["whole"]), ["whole"]);
+    assert!(entrant("length").partitions::<u8>(&[]).is_empty());
+}
+
+#[test]
+fn bursts_begin_at_once_and_are_their_seed() {
+    let lasting = Duration::from_secs(30);
+    let times = arrivals(20.0, lasting, 7);
+    assert_eq!(times[0], Duration::ZERO);
+    assert!(times.is_sorted() && times.iter().all(|at| *at < lasting));
+    assert_eq!(times, arrivals(20.0, lasting, 7));
+    assert_ne!(times, arrivals(20.0, lasting, 8));
+    // On average a third of the time is on.
+    let many: usize = (0..200).map(|seed| arrivals(20.0, lasting, seed).len()).sum();
+    let per_s = many as f64 / 200.0 / 30.0;
+    assert!((5.0..10.0).contains(&per_s), "{per_s}");
+    assert_eq!(arrivals(1e-9, lasting, 1), [Duration::ZERO]);
+}
+
+#[test]
+fn every_stream_has_two_requests_and_is_warm() {
+    assert_eq!((closed_requests(16, 4), closed_requests(16, 16)), (16, 32));
+    assert_eq!((warm_up(Load::Streams(1)), warm_up(Load::Streams(16))), ((4, 1), (16, 16)));
+}

@@ -2,17 +2,13 @@
 
 mod admin;
 pub mod changes;
-mod drills;
-mod names;
-mod pairs;
 pub mod raw;
+mod read;
+mod sections;
 mod server;
-mod shape;
 pub mod sizes;
-mod synthetic;
 mod topology;
 pub mod tunables;
-mod validated;
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +16,7 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use faser_actors::{Drill, Dtype, Isa};
+use faser_actors::{CudaError, Drill, Dtype, Isa};
 use faser_engine::Tuning;
 use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
@@ -28,7 +24,6 @@ use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin::{AdminConfig, AdminSocket};
 pub use self::server::{ServerConfig, TlsConfig};
-pub use self::shape::NamedShape;
 
 /// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +94,23 @@ impl Config {
             ConfigError { place: Some("--model".to_owned()), message }
         })
     }
+
+    /// Whether a pair can be held on GPUs as the config says, whichever they are.
+    pub fn fits_gpus(&self) -> Result<(), CudaError> {
+        let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
+        if self.model.dtype == Dtype::Int8 {
+            return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
+        }
+        if self.kv.block_size != 16 {
+            return unfit("`kv.block_size` must be 16 on a GPU");
+        }
+        if self.device.draft_tensor_parallel > self.device.tensor_parallel {
+            return unfit(
+                "on GPUs the draft's ranks are among the target's: set `device.draft_tensor_parallel` to at most `device.tensor_parallel`",
+            );
+        }
+        Ok(())
+    }
 }
 
 /// The model pair.
@@ -158,6 +170,15 @@ pub enum ModelSource {
         /// The draft model's, if there is one.
         draft: Option<Box<NamedShape>>,
     },
+}
+
+/// The shape of a model, and what it is called.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedShape {
+    /// `_name_or_path`, or its place in the config.
+    pub name: String,
+    /// The shape.
+    pub config: faser_models::ModelConfig,
 }
 
 impl ModelSource {

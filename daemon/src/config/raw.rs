@@ -9,6 +9,30 @@ use serde_json::Value;
 use super::ConfigError;
 use crate::fields::{Fault, FieldError};
 
+/// Where a config comes from: a file, if one is named, and flags of the command line over it.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigSource {
+    /// The file.
+    pub file: Option<PathBuf>,
+    /// Key (as `section.key`), flag, and value.
+    pub flags: Vec<(&'static str, &'static str, Value)>,
+}
+
+impl ConfigSource {
+    /// The file as it is now, with the flags laid over it.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no YAML.
+    pub fn document(&self) -> Result<Document, ConfigError> {
+        let mut document =
+            self.file.as_ref().map_or_else(|| Ok(Document::empty()), |file| Document::read(file))?;
+        for (key, flag, value) in &self.flags {
+            document.lay_over(key, flag, value.clone());
+        }
+        Ok(document)
+    }
+}
+
 /// A parsed config file. Flags of the command line are laid over it, and errors name them in their place.
 #[derive(Clone, Debug)]
 pub struct Document {

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::sizes;
-use super::validated::{MIB, seconds};
+use super::sizes::{self, MIB, seconds};
 use crate::fields::{FieldError, Fields};
 
 /// The HTTP side.

@@ -1,8 +1,13 @@
-//! Memory sizes as people write them: `512MiB`, `2GiB`, or plain bytes.
+//! Memory sizes as people write them, `512MiB`, `2GiB`, or plain bytes; and lengths of time.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::fields::{FieldError, Fields};
+
+pub(super) const MIB: u64 = 1 << 20;
 
 const UNITS: [(&str, u64); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
@@ -28,6 +33,16 @@ pub(super) fn bytes(
         Some(size) if (least..=most).contains(&size) => Ok(Some(size)),
         _ => Err(fields.wrong_value(name, &wanted, value)),
     }
+}
+
+/// Reads a length of time in whole seconds.
+pub(super) fn seconds(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    range: RangeInclusive<u64>,
+    default: u64,
+) -> Result<Duration, FieldError> {
+    Ok(Duration::from_secs(fields.whole(name, range)?.unwrap_or(default)))
 }
 
 fn parse(text: &str) -> Option<u64> {

@@ -1,9 +1,6 @@
 //! What passes cost on this machine: read from an earlier start where that is possible, else measured and kept.
 
-mod file;
-mod folder;
-mod key;
-
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -18,6 +15,9 @@ use crate::config::{Config, CostCache, ModelSource};
 use crate::device::Machine;
 use crate::error::DaemonError;
 use crate::locate;
+
+mod file;
+mod key;
 
 /// Cost tables of all partitions, and where they are from.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
     match &config.cost_cache {
         CostCache::Off => None,
         CostCache::Folder(folder) => Some(folder.clone()),
-        CostCache::Standard => folder::standard(),
+        CostCache::Standard => standard(),
     }
 }
 
@@ -166,3 +166,22 @@ impl Cache<'_> {
 
 #[cfg(test)]
 mod tests;
+
+/// `$CACHE_DIRECTORY` as systemd sets it, else `$XDG_CACHE_HOME/faser`, else `~/.cache/faser`; nothing if none is set.
+pub(super) fn standard() -> Option<PathBuf> {
+    standard_of(|name| std::env::var_os(name))
+}
+
+fn standard_of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    // A relative path would depend on where faser is started; the XDG specification wants it ignored too.
+    let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    systemd(variable("CACHE_DIRECTORY"))
+        .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("faser")))
+        .or_else(|| folder("HOME").map(|home| home.join(".cache/faser")))
+}
+
+/// The first of a unit's cache directories, which are parted by colons.
+fn systemd(directories: Option<OsString>) -> Option<PathBuf> {
+    let first = std::env::split_paths(&directories?).next()?;
+    Path::is_absolute(&first).then_some(first)
+}

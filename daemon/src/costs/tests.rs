@@ -116,3 +116,24 @@ fn ages_are_spoken() {
     let read = CostSource::Read { file: "/c/x.json".into(), age: Duration::from_secs(3600) };
     assert_eq!(read.to_string(), "measured 60 min ago, read from /c/x.json");
 }
+
+fn of(variables: &[(&str, &str)]) -> Option<PathBuf> {
+    standard_of(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+}
+
+#[test]
+fn the_first_variable_that_names_a_folder_decides() {
+    let home = ("HOME", "/home/me");
+    let xdg = ("XDG_CACHE_HOME", "/var/me");
+    for (variables, folder) in [
+        (&[home, xdg, ("CACHE_DIRECTORY", "/var/cache/faser:/var/cache/other")][..], "/var/cache/faser"),
+        (&[home, xdg][..], "/var/me/faser"),
+        (&[home, xdg, ("CACHE_DIRECTORY", "")][..], "/var/me/faser"),
+        (&[home, ("XDG_CACHE_HOME", "relative")][..], "/home/me/.cache/faser"),
+        (&[home, ("XDG_CACHE_HOME", "")][..], "/home/me/.cache/faser"),
+    ] {
+        assert_eq!(of(variables).as_deref(), Some(Path::new(folder)), "{variables:?}");
+    }
+    assert_eq!(of(&[]), None);
+    assert_eq!(of(&[("HOME", "")]), None);
+}

@@ -2,12 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use clap::Parser;
 use serde_json::json;
 use tracing::Level;
 
 use super::*;
-use crate::cli::{Cli, Command};
 
 type Levels = Arc<Mutex<Vec<Level>>>;
 
@@ -26,13 +24,13 @@ impl Folder {
 
     fn reload(&self) -> (Reload, Levels) {
         let file = self.0.join("faser.yaml");
-        let line = ["faser", "serve", "--listen", "127.0.0.1:9", "-c", file.to_str().unwrap()];
-        let Command::Serve(args) = Cli::try_parse_from(line).unwrap().command else { panic!("another") };
+        let flags = vec![("server.listen", "--listen", json!("127.0.0.1:9"))];
+        let source = ConfigSource { file: Some(file), flags };
         let levels = Levels::default();
         let level = LogLevel::told(Arc::clone(&levels));
-        let running = args.document().unwrap();
-        let config = args.config_of(&running).unwrap();
-        (Reload::new(args, running, config, level), levels)
+        let running = source.document().unwrap();
+        let config = Config::from_document(&running).unwrap();
+        (Reload::new(source, running, config, level), levels)
     }
 }
 

@@ -1,29 +1,29 @@
 //! `faser compare`: policies against each other on this machine, in one process and in turns, so that its drift favours none.
 
-mod drive;
-mod entrant;
-mod requests;
-
+use std::cell::Cell;
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use actix_web::rt::time::sleep;
 use clap::Args;
-use faser_actors::{LaneSizes, Service};
+use faser_actors::{LaneSizes, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig};
 use faser_bench::compare::{Comparison, Load, PassFigures, Run};
-use faser_bench::{BenchError, Quantiles};
-use faser_engine::Policy;
+use faser_bench::sim::Ablation;
+use faser_bench::{BenchError, Prompt, Prompts, Quantiles};
+use faser_engine::sim::Arrivals;
+use faser_engine::{EngineConfig, FinishReason, Policy, TokenId, Tuning};
+use futures_util::future::try_join_all;
 
-use crate::cli::document;
-use crate::config::raw::Document;
-use crate::config::{Config, ConfigError};
+use crate::config::raw::{ConfigSource, Document};
+use crate::config::{Config, ConfigError, ModelSource};
 use crate::error::DaemonError;
 use crate::load::{Loaded, load};
 use crate::output;
 use crate::progress::Display;
-use drive::Answer;
-pub use entrant::Entrant;
-use requests::{Requests, arrivals, closed_requests, warm_up};
+use crate::sequence::SequenceError;
 
 /// `faser compare`.
 #[derive(Args, Debug)]
@@ -136,7 +136,7 @@ impl CompareArgs {
     /// # Errors
     /// The file is wrong.
     pub fn load_config(&self) -> Result<Config, ConfigError> {
-        self.config_of(&document(self.config.as_ref())?)
+        self.config_of(&ConfigSource { file: self.config.clone(), flags: Vec::new() }.document()?)
     }
 
     /// The same, of a document instead of the file.
@@ -258,14 +258,14 @@ impl CompareArgs {
         times: &[Duration],
     ) -> Result<(faser_engine::Totals, Duration, Vec<Answer>), DaemonError> {
         let (warming, at_once) = warm_up(load);
-        drive::closed(service, requests, self.most_requests(load) - warming, warming, at_once).await?;
+        closed(service, requests, self.most_requests(load) - warming, warming, at_once).await?;
         let before = service.view().totals;
         let started = Instant::now();
         let answers = match load {
             Load::Streams(streams) => {
-                drive::closed(service, requests, 0, closed_requests(self.requests, streams), streams).await?
+                closed(service, requests, 0, closed_requests(self.requests, streams), streams).await?
             }
-            Load::Bursts(_) => drive::open(service, requests, times).await?,
+            Load::Bursts(_) => open(service, requests, times).await?,
         };
         Ok((before, started.elapsed(), answers))
     }
@@ -297,3 +297,234 @@ fn hash(tokens: &[faser_engine::TokenId]) -> u64 {
 
 #[cfg(test)]
 mod tests;
+
+/// One that takes part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entrant {
+    /// How lengths are chosen.
+    pub policy: Policy,
+    /// Which mechanisms and partitions it may use; without one, all that the config allows.
+    pub ablation: Option<Ablation>,
+}
+
+impl FromStr for Entrant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Entrant, String> {
+        if let Ok(ablation) = text.parse() {
+            return Ok(Entrant { policy: Policy::Faser, ablation: Some(ablation) });
+        }
+        if ["best-fixed", "batch-table"].contains(&text) {
+            return Err(format!(
+                "`{text}` is found by the simulator alone (faser sim): name lengths, such as fixed:2"
+            ));
+        }
+        let policy = text.parse().map_err(|unknown: String| {
+            let ablations: Vec<&str> = Ablation::ALL.iter().map(|ablation| ablation.name).collect();
+            format!("{unknown}; or an ablation of `faser`: {}", ablations.join(", "))
+        })?;
+        Ok(Entrant { policy, ablation: None })
+    }
+}
+
+impl fmt::Display for Entrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.ablation {
+            Some(ablation) => f.write_str(ablation.name),
+            None => self.policy.fmt(f),
+        }
+    }
+}
+
+impl Entrant {
+    /// A service of its own over the pair that all share. Up to `waiting` requests may wait.
+    pub(super) fn service(&self, pair: &Loaded, waiting: usize) -> ServiceSpec {
+        let engine = EngineConfig {
+            partitions: self.partitions(&pair.engine.partitions),
+            tuning: Tuning {
+                policy: self.policy.clone(),
+                mechanisms: self
+                    .ablation
+                    .map_or(pair.engine.tuning.mechanisms, |ablation| ablation.mechanisms),
+                // One of the config's choice may not be among those of an ablation.
+                partition: pair.engine.tuning.partition.filter(|_| self.ablation.is_none()),
+                max_waiting: pair.engine.tuning.max_waiting.max(waiting),
+                ..pair.engine.tuning.clone()
+            },
+            ..pair.engine.clone()
+        };
+        let places: Vec<usize> = (0..pair.device.partitions().len()).collect();
+        let device = pair.device.with_partitions(&self.partitions(&places));
+        ServiceSpec { device, engine, watchdog: WatchdogConfig::default() }
+    }
+
+    /// The whole device, and those splits of it that may be used.
+    fn partitions<T: Clone>(&self, all: &[T]) -> Vec<T> {
+        match (self.ablation, all) {
+            (Some(ablation), [whole, splits @ ..]) => {
+                [whole.clone()].into_iter().chain(ablation.splits(splits)).collect()
+            }
+            _ => all.to_vec(),
+        }
+    }
+}
+
+/// Random token ids of a prompt where no number is given.
+const PROMPT_TOKENS: usize = 32;
+/// Mean length of a burst, and of the time between two.
+const ON: Duration = Duration::from_secs(2);
+const OFF: Duration = Duration::from_secs(4);
+/// Requests before a closed loop's, at least: they warm memory and teach the engine.
+const WARM_UP: usize = 4;
+/// Requests before a trace's.
+const WARM_UP_OF_BURSTS: usize = 16;
+
+/// Prompts by request, and what else a request says.
+pub(super) struct Requests {
+    prompts: Vec<Vec<TokenId>>,
+    max_tokens: usize,
+    /// What the prompts are, in words.
+    pub(super) spoken: String,
+}
+
+impl Requests {
+    /// Prompts for all requests of all loads.
+    pub(super) fn new(args: &CompareArgs, config: &Config, pair: &Loaded) -> Result<Requests, DaemonError> {
+        let synthetic = matches!(config.model.source, ModelSource::Synthetic { .. });
+        let random = |length| Prompts::Synthetic {
+            count: args.loads().into_iter().map(|load| args.most_requests(load)).max().unwrap_or(1),
+            length,
+            first_id: 0,
+            end_id: pair.device.target().config.vocab as u32,
+            seed: args.seed,
+        };
+        let (source, spoken) = match (&args.prompts, args.prompt_tokens) {
+            (Some(file), _) => (Prompts::File(file.clone()), format!("prompts of {}", file.display())),
+            (None, None) if !synthetic => (Prompts::BuiltIn, "openings of Rust documentation".to_owned()),
+            (None, length) => {
+                let length = length.unwrap_or(PROMPT_TOKENS);
+                (random(length), format!("prompts of {length} random tokens"))
+            }
+        };
+        let ids = |prompt| match prompt {
+            Prompt::Text(text) => pair.tokenizer.encode(&text, true),
+            Prompt::Tokens(tokens) => Ok(tokens),
+        };
+        let prompts = source.load()?.into_iter().map(ids).collect::<Result<Vec<_>, _>>()?;
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let holds = pair.engine.max_context;
+        if longest + args.max_tokens > holds {
+            return Err(BenchError::Spec(format!(
+                "a prompt of {longest} tokens and --max-tokens {} are more than the {holds} that a sequence may have \
+                 (`scheduler.max_context`): lower --max-tokens, or shorten prompts by --prompt-tokens",
+                args.max_tokens
+            ))
+            .into());
+        }
+        Ok(Requests { prompts, max_tokens: args.max_tokens, spoken })
+    }
+
+    /// A request: greedy, and as long as it may be.
+    pub(super) fn submission(&self, request: usize) -> Submission {
+        Submission {
+            prompt: self.prompts[request % self.prompts.len()].clone(),
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            max_new_tokens: self.max_tokens,
+            ..Submission::default()
+        }
+    }
+}
+
+/// Requests that come before those that count: how many, and how many of them at once.
+pub(super) fn warm_up(load: Load) -> (usize, usize) {
+    match load {
+        Load::Streams(streams) => (streams.max(WARM_UP), streams),
+        Load::Bursts(_) => (WARM_UP_OF_BURSTS, WARM_UP_OF_BURSTS),
+    }
+}
+
+/// Requests in a closed loop of `streams`: two for each stream at least, so that they do not all end at once.
+pub(super) fn closed_requests(asked: usize, streams: usize) -> usize {
+    asked.max(2 * streams)
+}
+
+/// When requests come in bursts of `per_s`: from the first one, at 0, for `lasting`. The same seed gives the same times.
+pub(super) fn arrivals(per_s: f64, lasting: Duration, seed: u64) -> Vec<Duration> {
+    let cycle = (ON + OFF).as_secs_f64();
+    let bursts = Arrivals::Bursts { per_s: per_s * ON.as_secs_f64() / cycle, on: ON, off: OFF };
+    let times = bursts.times((ON + OFF) * 100 + lasting, seed);
+    // So few that none came at all: one.
+    let Some(&first) = times.first() else { return vec![Duration::ZERO] };
+    times.into_iter().map(|at| at - first).take_while(|at| *at < lasting).collect()
+}
+
+/// A request that was answered.
+pub(super) struct Answer {
+    /// From its arrival to its last token.
+    pub(super) latency: Duration,
+    /// From its arrival to its first token.
+    pub(super) ttft: Duration,
+    pub(super) tokens: Vec<TokenId>,
+}
+
+/// Keeps `streams` of the `count` requests from `first` on in flight. Answers come in the order of the requests.
+pub(super) async fn closed(
+    service: &Service,
+    requests: &Requests,
+    first: usize,
+    count: usize,
+    streams: usize,
+) -> Result<Vec<Answer>, DaemonError> {
+    let next = Cell::new(0);
+    let stream = async || {
+        let mut answers = Vec::new();
+        while next.get() < count {
+            let request = next.replace(next.get() + 1);
+            answers.push((request, ask(service, requests, first + request, Instant::now()).await?));
+        }
+        Ok::<_, DaemonError>(answers)
+    };
+    let mut answers: Vec<_> =
+        try_join_all((0..streams).map(|_| stream())).await?.into_iter().flatten().collect();
+    answers.sort_by_key(|(request, _)| *request);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+}
+
+/// Sends the first requests at these times, whether or not those before are answered.
+pub(super) async fn open(
+    service: &Service,
+    requests: &Requests,
+    arrivals: &[Duration],
+) -> Result<Vec<Answer>, DaemonError> {
+    let start = Instant::now();
+    let request = async |(request, at): (usize, &Duration)| {
+        sleep((start + *at).saturating_duration_since(Instant::now())).await;
+        ask(service, requests, request, start + *at).await
+    };
+    try_join_all(arrivals.iter().enumerate().map(request)).await
+}
+
+async fn ask(
+    service: &Service,
+    requests: &Requests,
+    request: usize,
+    arrived: Instant,
+) -> Result<Answer, DaemonError> {
+    let mut updates = service.submit(requests.submission(request)).await?;
+    let mut tokens: Vec<TokenId> = Vec::new();
+    let mut ttft = None;
+    loop {
+        match updates.next().await {
+            Some(Update::Tokens(more)) => {
+                ttft.get_or_insert_with(|| arrived.elapsed());
+                tokens.extend(more.iter().map(|emitted| emitted.token));
+            }
+            Some(Update::Finished { reason: FinishReason::Length, .. }) => {
+                let latency = arrived.elapsed();
+                return Ok(Answer { latency, ttft: ttft.unwrap_or(latency), tokens });
+            }
+            Some(Update::Finished { .. }) => return Err(SequenceError::DeviceFailed.into()),
+            None => return Err(SequenceError::Ended.into()),
+        }
+    }
+}

@@ -1,81 +1,21 @@
-//! From the document to the `Config`: defaults, ranges, and what must fit together.
+//! The sections that each pair may have of its own, and the log's: defaults, ranges, and what must fit together.
 
 use std::path::Path;
 use std::time::Duration;
 
-use faser_actors::{Dtype, Isa, KV_BLOCK_MULTIPLE};
+use faser_actors::{Drill, DrillFault, Dtype, Isa, KV_BLOCK_MULTIPLE};
 use faser_engine::Tuning;
 use faser_models::CallFormat;
+use faser_models::synthetic::SyntheticSpec;
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
-use super::admin::admin;
-use super::drills::drills;
-use super::names::names;
-use super::pairs::pairs;
-use super::raw::Document;
-use super::server::server;
-use super::shape::shapes;
-use super::synthetic::synthetic;
-use super::topology::topology;
+use super::sizes::{self, MIB};
 use super::{
-    Config, ConfigError, CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat,
-    MOST_PARTITIONS, ModelConfig, ModelSource, SchedulerConfig, ToolCalls, sizes, tunables,
+    CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelConfig,
+    ModelSource, NamedShape, SchedulerConfig, ToolCalls, tunables,
 };
-use crate::fields::{FieldError, Fields, whole, wrong_value};
-
-pub(super) const MIB: u64 = 1 << 20;
-
-impl Config {
-    /// Reads a document; every key that is absent or null takes its default.
-    ///
-    /// # Errors
-    /// The first key that is unknown, of the wrong type, impossible, or at odds with another.
-    pub fn from_document(document: &Document) -> Result<Config, ConfigError> {
-        read(document.root(), document.folder()).map_err(|err| document.error(&err))
-    }
-}
-
-fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
-    let whole = root;
-    let mut root = Fields::new("", root)?;
-    let nothing = Value::Object(Default::default());
-    let mut section = |name: &'static str| {
-        let value = root.value(name).unwrap_or(&nothing);
-        Fields::new(name, value)
-    };
-    let server = server(section("server")?, folder)?;
-    let admin = admin(section("admin")?, folder)?;
-    let log = log(section("log")?)?;
-    let mut metrics = section("metrics")?;
-    let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
-    metrics.finish()?;
-    let Sections { model, device, kv, scheduler, tuning, cost_cache } = sections(section, folder)?;
-    let topology = topology(&mut root, folder)?;
-    let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
-    let several = root.list("pairs")?;
-    root.finish()?;
-    let config = Config {
-        server,
-        admin,
-        model,
-        device,
-        topology,
-        kv,
-        scheduler,
-        tuning,
-        cost_cache,
-        profile: false,
-        log,
-        vllm_names,
-        drain_timeout,
-        pairs: Vec::new(),
-    };
-    match several {
-        None => Ok(config),
-        Some(items) => Ok(Config { pairs: pairs(items, whole, &config, folder)?, ..config }),
-    }
-}
+use crate::fields::{Fault, FieldError, Fields, at_most, each, required, whole, wrong_type, wrong_value};
 
 /// What pairs may have each of their own.
 pub(super) struct Sections {
@@ -322,7 +262,7 @@ fn speculation(
     Ok(cost_cache)
 }
 
-fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
+pub(super) fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
     let level = match fields.word("level", &["error", "warn", "info", "debug", "trace"])? {
         Some("error") => tracing::Level::ERROR,
         Some("warn") => tracing::Level::WARN,
@@ -339,11 +279,129 @@ fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {
     Ok(LogConfig { level, format })
 }
 
-pub(super) fn seconds(
-    fields: &mut Fields<'_>,
-    name: &'static str,
-    range: std::ops::RangeInclusive<u64>,
-    default: u64,
-) -> Result<Duration, FieldError> {
-    Ok(Duration::from_secs(fields.whole(name, range)?.unwrap_or(default)))
+/// Names beside the model's own.
+const MOST_ALIASES: usize = 16;
+
+/// Reads `model.name` and `model.aliases`.
+fn names(fields: &mut Fields<'_>) -> Result<(Option<String>, Vec<String>), FieldError> {
+    let name = name(fields)?;
+    Ok((name.map(str::to_owned), aliases(fields, name)?))
+}
+
+/// Reads `name`: what clients may write as `model`.
+pub(super) fn name<'v>(fields: &mut Fields<'v>) -> Result<Option<&'v str>, FieldError> {
+    fields.value("name").map(|value| valid(&fields.path("name"), value)).transpose()
+}
+
+fn valid<'v>(path: &str, value: &'v Value) -> Result<&'v str, FieldError> {
+    const WANTED: &str = "1 to 128 letters, digits and signs without spaces";
+    let name = value.as_str().ok_or_else(|| wrong_type(path, "a string", value))?;
+    if name.is_empty() || name.len() > 128 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(wrong_value(path, WANTED, value));
+    }
+    Ok(name)
+}
+
+/// Further names; `name` is the one that the config gives, if it does.
+fn aliases(fields: &mut Fields<'_>, name: Option<&str>) -> Result<Vec<String>, FieldError> {
+    let path = fields.path("aliases");
+    let list = fields.list("aliases")?.unwrap_or_default();
+    at_most(&path, list.len(), MOST_ALIASES, "names")?;
+    let mut aliases: Vec<String> = Vec::with_capacity(list.len());
+    for (i, value) in list.iter().enumerate() {
+        let path = format!("{path}[{i}]");
+        let alias = valid(&path, value)?;
+        if name == Some(alias) || aliases.iter().any(|other| other == alias) {
+            let problem = format!("is `{alias}`, which is a name of the model already: leave it out");
+            return Err(FieldError::new(path, Fault::Value, problem));
+        }
+        aliases.push(alias.to_owned());
+    }
+    Ok(aliases)
+}
+
+/// Reads `model.synthetic`: a preset, and whatever of its shape is to differ. Whether the numbers make a model is checked when the pair is built.
+fn synthetic(mut fields: Fields<'_>) -> Result<SyntheticSpec, FieldError> {
+    let preset = fields.text("preset")?.unwrap_or("tiny");
+    let mut spec = SyntheticSpec::preset(preset)
+        .map_err(|err| fields.wrong("preset", format!("cannot be used: {err}")))?;
+    let sizes: [(&'static str, &mut usize); 8] = [
+        ("layers", &mut spec.layers),
+        ("draft_layers", &mut spec.draft_layers),
+        ("hidden", &mut spec.hidden),
+        ("intermediate", &mut spec.intermediate),
+        ("heads", &mut spec.heads),
+        ("kv_heads", &mut spec.kv_heads),
+        ("vocab", &mut spec.vocab),
+        ("max_context", &mut spec.max_context),
+    ];
+    for (name, size) in sizes {
+        if let Some(value) = fields.size(name, 1..=(1 << 24))? {
+            *size = value;
+        }
+    }
+    if let Some(seed) = fields.whole("seed", 0..=u64::MAX)? {
+        spec.seed = seed;
+    }
+    if let Some(scale) = fields.number("residual_scale", 0.0..=100.0)? {
+        spec.residual_scale = scale as f32;
+    }
+    fields.finish()?;
+    Ok(spec)
+}
+
+/// Reads `model.shape`: models one does not have, by the keys of their config.json, so that `faser plan` can plan for them.
+fn shapes(mut fields: Fields<'_>) -> Result<(NamedShape, Option<NamedShape>), FieldError> {
+    let target = shape(&mut fields, "target")?;
+    let draft = shape(&mut fields, "draft")?;
+    let path = fields.path("target");
+    fields.finish()?;
+    let missing = || FieldError::new(path, Fault::Missing, "is missing: the keys of the model's config.json");
+    Ok((target.ok_or_else(missing)?, draft))
+}
+
+fn shape(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<NamedShape>, FieldError> {
+    let path = fields.path(name);
+    let Some(keys) = fields.value(name) else { return Ok(None) };
+    let config = faser_models::ModelConfig::from_json(Path::new(&path), keys.clone());
+    let config =
+        config.map_err(|error| FieldError::new(path, Fault::Value, format!("cannot be used: {error}")))?;
+    let called = keys.get("_name_or_path").and_then(|called| called.as_str()).unwrap_or(name);
+    Ok(Some(NamedShape { name: called.to_owned(), config }))
+}
+
+/// More would be no drill.
+const MOST_DRILLS: usize = 64;
+
+/// Reads `device.drills`, faults made on purpose in debug builds: a list of objects such as `{what: panic, replica: 0, rank: 1, at: 40}`; see [`DrillFault`].
+fn drills(fields: &mut Fields<'_>, replicas: usize) -> Result<Vec<Drill>, FieldError> {
+    let path = fields.path("drills");
+    let Some(items) = fields.list("drills")? else { return Ok(Vec::new()) };
+    let refuse = |problem: &str| Err(FieldError::new(&path, Fault::Value, problem));
+    if !cfg!(debug_assertions) {
+        return refuse("is for debug builds, and this is none: leave it out");
+    }
+    if items.len() > MOST_DRILLS {
+        return refuse("has more than 64 entries");
+    }
+    each(&path, items, |path, item| drill(path, item, replicas))
+}
+
+fn drill(path: String, item: &Value, replicas: usize) -> Result<Drill, FieldError> {
+    let mut fields = Fields::new(path, item)?;
+    let what = fields.word("what", &["panic", "hang", "build"])?;
+    let replica = fields.size("replica", 0..=replicas - 1)?.unwrap_or(0);
+    let at = required(fields.size("at", 0..=1_000_000)?, &fields, "at")?;
+    let fault = match what {
+        Some("panic") => DrillFault::Panic { rank: fields.size("rank", 0..=63)?.unwrap_or(0), at },
+        Some("hang") => {
+            let rank = fields.size("rank", 0..=63)?.unwrap_or(0);
+            let lasting = required(fields.whole("ms", 1..=600_000)?, &fields, "ms")?;
+            DrillFault::Hang { rank, at, lasting: Duration::from_millis(lasting) }
+        }
+        Some(_) => DrillFault::Build { at },
+        None => return Err(fields.missing("what", "is missing")),
+    };
+    fields.finish()?;
+    Ok(Drill { replica, fault })
 }

@@ -1,13 +1,17 @@
-//! `pairs`: several model pairs in one daemon, each with sections of its own laid over those of the whole document.
+//! From the document to the `Config`: the whole of it, and its `pairs`, several model pairs in one daemon, each with sections of its own laid
+//! over those of the whole document.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::names::name;
-use super::validated::{Sections, sections};
-use super::{Config, DeviceKind};
-use crate::device::fits_gpus;
+use super::admin::admin;
+use super::raw::{ConfigSource, Document};
+use super::sections::{Sections, log, name, sections};
+use super::server::server;
+use super::sizes::seconds;
+use super::topology::topology;
+use super::{Config, ConfigError, DeviceKind};
 use crate::fields::{Fault, FieldError, Fields};
 
 /// Pairs of one daemon.
@@ -15,13 +19,83 @@ const MOST_PAIRS: usize = 16;
 /// Sections that a pair may have. All others are the daemon's.
 const SECTIONS: [&str; 5] = ["model", "device", "kv", "scheduler", "speculation"];
 
+impl Config {
+    /// Reads a document; every key that is absent or null takes its default.
+    ///
+    /// # Errors
+    /// The first key that is unknown, of the wrong type, impossible, or at odds with another.
+    pub fn from_document(document: &Document) -> Result<Config, ConfigError> {
+        read(document.root(), document.folder()).map_err(|err| document.error(&err))
+    }
+
+    /// The config in a file, or every default.
+    ///
+    /// # Errors
+    /// The file is wrong.
+    pub fn read(file: Option<PathBuf>) -> Result<Config, ConfigError> {
+        Config::from_document(&ConfigSource { file, flags: Vec::new() }.document()?)
+    }
+
+    /// The same with what passes cost measured anew, if `profile` says so.
+    ///
+    /// # Errors
+    /// No policy of it needs to know.
+    pub fn profiled(mut self, profile: bool) -> Result<Config, ConfigError> {
+        if profile && !self.each().iter().any(|config| config.tuning.policy.traits().predicts) {
+            let message = format!(
+                "there is nothing to measure, for `speculation.policy` is `{}`: leave it out, or choose `budget` or `faser`",
+                self.each()[0].tuning.policy
+            );
+            return Err(ConfigError { place: Some("--profile".to_owned()), message });
+        }
+        self.pairs.iter_mut().for_each(|pair| pair.profile = profile);
+        Ok(Config { profile, ..self })
+    }
+}
+
+fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
+    let whole = root;
+    let mut root = Fields::new("", root)?;
+    let nothing = Value::Object(Default::default());
+    let mut section = |name: &'static str| {
+        let value = root.value(name).unwrap_or(&nothing);
+        Fields::new(name, value)
+    };
+    let server = server(section("server")?, folder)?;
+    let admin = admin(section("admin")?, folder)?;
+    let log = log(section("log")?)?;
+    let mut metrics = section("metrics")?;
+    let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
+    metrics.finish()?;
+    let Sections { model, device, kv, scheduler, tuning, cost_cache } = sections(section, folder)?;
+    let topology = topology(&mut root, folder)?;
+    let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
+    let several = root.list("pairs")?;
+    root.finish()?;
+    let config = Config {
+        server,
+        admin,
+        model,
+        device,
+        topology,
+        kv,
+        scheduler,
+        tuning,
+        cost_cache,
+        profile: false,
+        log,
+        vllm_names,
+        drain_timeout,
+        pairs: Vec::new(),
+    };
+    match several {
+        None => Ok(config),
+        Some(items) => Ok(Config { pairs: pairs(items, whole, &config, folder)?, ..config }),
+    }
+}
+
 /// Reads the list: `root` is the whole document, and `shared` what it says without its pairs.
-pub(super) fn pairs(
-    items: &[Value],
-    root: &Value,
-    shared: &Config,
-    folder: &Path,
-) -> Result<Vec<Config>, FieldError> {
+fn pairs(items: &[Value], root: &Value, shared: &Config, folder: &Path) -> Result<Vec<Config>, FieldError> {
     let refuse = |path: &str, problem: &str| Err(FieldError::new(path, Fault::Value, problem));
     if root.get("model").is_some_and(|model| !model.is_null()) {
         return refuse(
@@ -119,7 +193,7 @@ fn share_gpus(pairs: &mut [Config]) -> Result<(), FieldError> {
         }
         taken.extend(gpus.into_iter().map(|gpu| (gpu, index)));
     }
-    let open = |pair: &Config| pair.device.kind == DeviceKind::Auto && fits_gpus(pair).is_ok();
+    let open = |pair: &Config| pair.device.kind == DeviceKind::Auto && pair.fits_gpus().is_ok();
     for (index, pair) in pairs.iter_mut().enumerate().filter(|(_, pair)| open(pair)) {
         pair.device.others_gpus = Some(taken.iter().map(|(gpu, _)| *gpu).collect());
         taken.extend(pair.device.gpus().into_iter().map(|gpu| (gpu, index)));
