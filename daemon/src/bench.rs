@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::Args;
 use faser_bench::{BenchSpec, KMax, Progress, Prompts};
 use faser_topology::CpuDevice;
 
-use crate::error::DaemonError;
-use crate::output;
+use faser_terminal::{println, write_json};
 
 /// `faser bench`.
 #[derive(Args, Debug)]
@@ -58,7 +58,7 @@ pub struct BenchArgs {
 ///
 /// # Errors
 /// The server does not answer, the prompts cannot be read, or the report cannot be written.
-pub async fn bench(args: &BenchArgs) -> Result<(), DaemonError> {
+pub async fn bench(args: &BenchArgs) -> Result<()> {
     let machine = match &args.machine {
         Some(machine) => machine.clone(),
         None => this_machine()?,
@@ -77,11 +77,9 @@ pub async fn bench(args: &BenchArgs) -> Result<(), DaemonError> {
         ..BenchSpec::new(&args.url)
     };
     let report = faser_bench::run(&spec, &mut |progress| show(&progress)).await?;
-    output::line(&report.to_string())?;
+    println(&report.to_string())?;
     if let Some(file) = &args.json {
-        let written =
-            std::fs::File::create(file).and_then(|out| Ok(serde_json::to_writer_pretty(out, &report)?));
-        written.map_err(|source| DaemonError::Write { path: file.clone(), source })?;
+        write_json(file, &report)?;
     }
     Ok(())
 }
@@ -99,7 +97,7 @@ fn show(progress: &Progress<'_>) {
     }
 }
 
-fn this_machine() -> Result<String, DaemonError> {
+fn this_machine() -> Result<String> {
     let device = CpuDevice::discover()?;
     Ok(format!("{}, {} cores", device.name, device.cores.len()))
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::Args;
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_engine::cost::{PassCost, Reach};
@@ -12,9 +13,8 @@ use faser_topology::Node;
 use crate::access::Access;
 use crate::config::{Config, ConfigError, sizes};
 use crate::device::Machine;
-use crate::error::DaemonError;
 use crate::load::{Loaded, load_all};
-use crate::progress::Display;
+use faser_terminal::Display;
 
 /// `faser check`.
 #[derive(Args, Debug)]
@@ -46,7 +46,7 @@ impl CheckArgs {
 ///
 /// # Errors
 /// What `serve` would fail with.
-pub fn check(config: &Config) -> Result<String, DaemonError> {
+pub fn check(config: &Config) -> Result<String> {
     // Keys that cannot be read, or an address that needs some, are faults of the config as any other.
     Access::load(&config.server)?.listen(config.server.listen, &config.server)?;
     let mut display = Display::new();

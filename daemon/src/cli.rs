@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use faser_engine::Policy;
 use serde_json::Value;
 
@@ -14,7 +15,6 @@ use crate::config::{Config, ConfigError};
 use crate::ctl::CtlArgs;
 use crate::generate::GenerateArgs;
 use crate::gpu_check::GpuCheckArgs;
-use crate::manual::{CompletionsArgs, ManArgs};
 use crate::plan::PlanArgs;
 use crate::sim::SimArgs;
 use crate::top::TopArgs;
@@ -94,6 +94,34 @@ pub struct ServeArgs {
     /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
+}
+
+/// `faser completions`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Debian's package has them where bash, zsh and fish look.
+
+Examples:
+  source <(faser completions bash)
+  faser completions zsh > ~/.zfunc/_faser
+  faser completions fish > ~/.config/fish/completions/faser.fish")]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: Shell,
+}
+
+/// `faser man`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A page for faser, and one for each of its commands. Files of the same names are replaced.
+
+Examples:
+  faser man /usr/local/share/man/man1
+  faser man . && man ./faser-serve.1")]
+pub struct ManArgs {
+    /// Where the pages are put; it is made if it is not there.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
 }
 
 impl ServeArgs {

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use actix_web::rt::time::sleep;
+use anyhow::Result;
 use clap::Args;
 use faser_actors::{LaneSizes, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig};
 use faser_bench::compare::{Comparison, Load, PassFigures, Run};
@@ -19,11 +20,9 @@ use futures_util::future::try_join_all;
 
 use crate::config::raw::{ConfigSource, Document};
 use crate::config::{Config, ConfigError, ModelSource};
-use crate::error::DaemonError;
 use crate::load::{Loaded, load};
-use crate::output;
-use crate::progress::Display;
 use crate::sequence::SequenceError;
+use faser_terminal::{Display, println, write_json};
 
 /// `faser compare`.
 #[derive(Args, Debug)]
@@ -88,13 +87,11 @@ pub struct CompareArgs {
 ///
 /// # Errors
 /// As [`comparison`]; or a file cannot be written.
-pub async fn compare(args: &CompareArgs, config: &Config) -> Result<(), DaemonError> {
+pub async fn compare(args: &CompareArgs, config: &Config) -> Result<()> {
     let comparison = comparison(args, config).await?;
-    output::line(&comparison.to_string())?;
+    println(&comparison.to_string())?;
     if let Some(file) = &args.json {
-        let written =
-            std::fs::File::create(file).and_then(|out| Ok(serde_json::to_writer_pretty(out, &comparison)?));
-        written.map_err(|source| DaemonError::Write { path: file.clone(), source })?;
+        write_json(file, &comparison)?;
     }
     Ok(())
 }
@@ -103,7 +100,7 @@ pub async fn compare(args: &CompareArgs, config: &Config) -> Result<(), DaemonEr
 ///
 /// # Errors
 /// The flags do not go together or with the config, the pair cannot be loaded, or a request fails.
-pub async fn comparison(args: &CompareArgs, config: &Config) -> Result<Comparison, DaemonError> {
+pub async fn comparison(args: &CompareArgs, config: &Config) -> Result<Comparison> {
     args.check(config)?;
     let mut display = Display::new();
     let pair = load(config, &mut |what, progress| display.show(what, progress))?;
@@ -158,7 +155,7 @@ impl CompareArgs {
     }
 
     /// What can be known to be wrong before anything is loaded.
-    fn check(&self, config: &Config) -> Result<(), DaemonError> {
+    fn check(&self, config: &Config) -> Result<()> {
         let refuse = |why: String| Err(BenchError::Spec(why).into());
         let at_least_one = [
             ("--repeats", self.repeats),
@@ -219,7 +216,7 @@ impl CompareArgs {
         repeat: usize,
         load: Load,
         policy: usize,
-    ) -> Result<Run, DaemonError> {
+    ) -> Result<Run> {
         let times = match load {
             Load::Streams(_) => Vec::new(),
             Load::Bursts(per_s) => self.arrivals(per_s, repeat),
@@ -256,7 +253,7 @@ impl CompareArgs {
         requests: &Requests,
         load: Load,
         times: &[Duration],
-    ) -> Result<(faser_engine::Totals, Duration, Vec<Answer>), DaemonError> {
+    ) -> Result<(faser_engine::Totals, Duration, Vec<Answer>)> {
         let (warming, at_once) = warm_up(load);
         closed(service, requests, self.most_requests(load) - warming, warming, at_once).await?;
         let before = service.view().totals;
@@ -389,7 +386,7 @@ pub(super) struct Requests {
 
 impl Requests {
     /// Prompts for all requests of all loads.
-    pub(super) fn new(args: &CompareArgs, config: &Config, pair: &Loaded) -> Result<Requests, DaemonError> {
+    pub(super) fn new(args: &CompareArgs, config: &Config, pair: &Loaded) -> Result<Requests> {
         let synthetic = matches!(config.model.source, ModelSource::Synthetic { .. });
         let random = |length| Prompts::Synthetic {
             count: args.loads().into_iter().map(|load| args.most_requests(load)).max().unwrap_or(1),
@@ -474,7 +471,7 @@ pub(super) async fn closed(
     first: usize,
     count: usize,
     streams: usize,
-) -> Result<Vec<Answer>, DaemonError> {
+) -> Result<Vec<Answer>> {
     let next = Cell::new(0);
     let stream = async || {
         let mut answers = Vec::new();
@@ -482,7 +479,7 @@ pub(super) async fn closed(
             let request = next.replace(next.get() + 1);
             answers.push((request, ask(service, requests, first + request, Instant::now()).await?));
         }
-        Ok::<_, DaemonError>(answers)
+        Ok::<_, anyhow::Error>(answers)
     };
     let mut answers: Vec<_> =
         try_join_all((0..streams).map(|_| stream())).await?.into_iter().flatten().collect();
@@ -495,7 +492,7 @@ pub(super) async fn open(
     service: &Service,
     requests: &Requests,
     arrivals: &[Duration],
-) -> Result<Vec<Answer>, DaemonError> {
+) -> Result<Vec<Answer>> {
     let start = Instant::now();
     let request = async |(request, at): (usize, &Duration)| {
         sleep((start + *at).saturating_duration_since(Instant::now())).await;
@@ -504,12 +501,7 @@ pub(super) async fn open(
     try_join_all(arrivals.iter().enumerate().map(request)).await
 }
 
-async fn ask(
-    service: &Service,
-    requests: &Requests,
-    request: usize,
-    arrived: Instant,
-) -> Result<Answer, DaemonError> {
+async fn ask(service: &Service, requests: &Requests, request: usize, arrived: Instant) -> Result<Answer> {
     let mut updates = service.submit(requests.submission(request)).await?;
     let mut tokens: Vec<TokenId> = Vec::new();
     let mut ttft = None;

@@ -6,7 +6,7 @@ use faser_actors::{CudaError, GpuInfo, Isa, check_libraries, nccl_version, probe
 use faser_topology::CpuDevice;
 
 use crate::config::{Config, DeviceKind};
-use crate::error::DaemonError;
+use crate::error::LoadError;
 
 /// A device, not opened yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl fmt::Display for Machine {
 ///
 /// # Errors
 /// A GPU was named that cannot be used; says what is missing.
-pub(crate) fn choose(config: &Config) -> Result<Chosen, DaemonError> {
+pub(crate) fn choose(config: &Config) -> Result<Chosen, LoadError> {
     choose_with(config, |ordinal| {
         let gpu = probe_one(ordinal)?;
         check_libraries()?;
@@ -102,7 +102,7 @@ pub(crate) fn choose(config: &Config) -> Result<Chosen, DaemonError> {
 fn choose_with(
     config: &Config,
     probe: impl Fn(usize) -> Result<GpuInfo, CudaError>,
-) -> Result<Chosen, DaemonError> {
+) -> Result<Chosen, LoadError> {
     let ordinals = config.device.gpus();
     let usable = || {
         config.fits_gpus()?;
@@ -117,7 +117,7 @@ fn choose_with(
         },
         DeviceKind::Cuda(_) => {
             let numbers: Vec<String> = ordinals.iter().map(ToString::to_string).collect();
-            let refused = |source| DaemonError::Gpu { gpus: numbers.join(","), source };
+            let refused = |source| LoadError::Gpu { gpus: numbers.join(","), source };
             usable().map(Chosen::Gpus).map_err(refused)
         }
     }

@@ -1,10 +1,8 @@
-//! Why a command of the daemon fails.
+//! Why a pair cannot be loaded or served.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use faser_actors::{CudaError, ServiceError, SubmitError};
-use faser_bench::BenchError;
 use faser_engine::EngineError;
 use faser_models::ModelError;
 use faser_topology::TopologyError;
@@ -12,9 +10,9 @@ use faser_topology::TopologyError;
 use crate::config::ConfigError;
 use crate::sequence::SequenceError;
 
-/// The error of every command; the message says what to do.
+/// What loading a pair, planning for it, or running it fails with; the message says what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum DaemonError {
+pub enum LoadError {
     /// The configuration, or a flag that overrides it.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -92,7 +90,7 @@ pub enum DaemonError {
         /// Its name.
         name: String,
         /// What is wrong with it.
-        source: Box<DaemonError>,
+        source: Box<LoadError>,
     },
     /// The models do not fit the device.
     #[error(transparent)]
@@ -109,61 +107,4 @@ pub enum DaemonError {
     /// A sequence broke off.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
-    /// The port cannot be had.
-    #[error(
-        "cannot listen on {address}: {source}. Is another server running there? Choose a port with --listen ADDR:PORT or server.listen"
-    )]
-    Bind {
-        /// The address asked for.
-        address: SocketAddr,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
-    /// The admin socket cannot be had.
-    #[error("cannot listen on the admin socket {}: {problem}", path.display())]
-    AdminSocket {
-        /// Its path.
-        path: PathBuf,
-        /// What is wrong and what to do.
-        problem: String,
-    },
-    /// `admin.group` is no group.
-    #[error("`admin.group`: {0}")]
-    AdminGroup(String),
-    /// What the service manager handed over is no port to serve on.
-    #[error("cannot listen on what was handed over by LISTEN_FDS: {0}")]
-    HandedOver(String),
-    /// The prompts of `faser generate` cannot be read.
-    #[error("{}: {problem}", path.display())]
-    Prompts {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong and what was expected.
-        problem: String,
-    },
-    /// The model has no chat template.
-    #[error("--chat cannot be had: {0}")]
-    NoChat(String),
-    /// A benchmark could not be run.
-    #[error(transparent)]
-    Bench(#[from] BenchError),
-    /// A file cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
-    /// The operating system refused something else.
-    #[error("cannot {what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
-    /// The metrics recorder cannot be installed.
-    #[error("cannot set up metrics: {0}")]
-    Metrics(String),
 }

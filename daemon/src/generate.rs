@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use anyhow::{Result, anyhow};
 use clap::Args;
 use faser_actors::Sampling;
 use faser_engine::Origin;
@@ -13,14 +14,12 @@ use serde_json::{Value, json};
 use crate::app::{Opening, Served};
 use crate::config::raw::ConfigSource;
 use crate::config::{Config, ConfigError};
-use crate::error::DaemonError;
 use crate::figures::{Figures, Run};
 use crate::http::params::Parameters;
 use crate::load::load;
-use crate::output;
-use crate::progress::Display;
 use crate::random;
 use crate::sequence::{Piece, Span};
+use faser_terminal::{Display, print, println};
 
 /// `faser generate`.
 #[derive(Args, Debug)]
@@ -92,7 +91,7 @@ impl GenerateArgs {
 ///
 /// # Errors
 /// The pair cannot be loaded, or a prompt cannot be read or served.
-pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<(), DaemonError> {
+pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<()> {
     let prompts = match (&args.prompts, &args.prompt) {
         (Some(file), _) => read_prompts(file)?,
         (None, prompt) => vec![prompt.clone().unwrap_or_default()],
@@ -106,7 +105,7 @@ pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<(), Daemon
     let mut runs = Vec::with_capacity(prompts.len());
     for prompt in &prompts {
         if !args.json && prompts.len() > 1 {
-            output::line(&format!("\n> {prompt}"))?;
+            println(&format!("\n> {prompt}"))?;
         }
         runs.push(run(&served, args, prompt).await?);
     }
@@ -114,7 +113,7 @@ pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<(), Daemon
     if args.json {
         let runs: Vec<Value> = runs.iter().map(Run::to_json).collect();
         let all = json!({"model": served.name, "runs": runs, "average": figures.to_json()});
-        output::line(&all.to_string())?;
+        println(&all.to_string())?;
     } else {
         eprintln!("{figures}");
     }
@@ -123,12 +122,12 @@ pub async fn generate(args: &GenerateArgs, config: &Config) -> Result<(), Daemon
 }
 
 /// One prompt, shown as it comes unless everything is printed as JSON at the end.
-async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, DaemonError> {
+async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run> {
     let ids = if args.chat {
         let conversation = Conversation::of(json!([{"role": "user", "content": prompt}]));
         let text = match &served.template {
             Ok(template) => template.render(&conversation)?,
-            Err(err) => return Err(DaemonError::NoChat(err.to_string())),
+            Err(err) => return Err(anyhow!("--chat cannot be had: {err}")),
         };
         served.tokenizer.encode(&text, false)?
     } else {
@@ -158,7 +157,7 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
             }
             Some(Piece::End(ending)) => {
                 if !args.json {
-                    output::line("")?;
+                    println("")?;
                 }
                 let took = started.elapsed();
                 return Ok(Run { prompt: prompt.to_owned(), text, ending: *ending, took });
@@ -169,17 +168,17 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run, 
 }
 
 /// Accepted proposals are green.
-fn show(spans: &[Span], colour: bool) -> Result<(), DaemonError> {
+fn show(spans: &[Span], colour: bool) -> Result<()> {
     let span = |span: &Span| match span {
         Span { text, origin: Origin::Draft, .. } if colour => format!("\x1b[32m{text}\x1b[0m"),
         Span { text, .. } => text.clone(),
     };
-    output::piece(&spans.iter().map(span).collect::<String>())
+    Ok(print(&spans.iter().map(span).collect::<String>())?)
 }
 
 /// A JSON list of strings, or of objects with a `prompt`.
-fn read_prompts(file: &Path) -> Result<Vec<String>, DaemonError> {
-    let refuse = |problem: String| DaemonError::Prompts { path: file.to_owned(), problem };
+fn read_prompts(file: &Path) -> Result<Vec<String>> {
+    let refuse = |problem: String| anyhow!("{}: {problem}", file.display());
     let text = std::fs::read_to_string(file).map_err(|err| refuse(err.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|err| refuse(format!("not valid JSON: {err}")))?;
     let wanted = "expected a JSON list of strings, or of objects such as {\"prompt\": \"…\"}";
@@ -196,7 +195,7 @@ fn read_prompts(file: &Path) -> Result<Vec<String>, DaemonError> {
 mod tests {
     use super::*;
 
-    fn read(name: &str, text: &str) -> Result<Vec<String>, DaemonError> {
+    fn read(name: &str, text: &str) -> Result<Vec<String>> {
         let file = std::env::temp_dir().join(format!("faser-prompts-{}-{name}.json", std::process::id()));
         std::fs::write(&file, text).unwrap();
         let prompts = read_prompts(&file);

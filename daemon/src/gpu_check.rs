@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use clap::Args;
 use faser_actors::gpu_check as actors;
 use faser_actors::gpu_check::{Bound, Check, CheckResult, Figure, Report, Setting, Verdict};
@@ -16,8 +17,7 @@ use serde_json::{Value, json};
 
 use crate::compare::{CompareArgs, comparison};
 use crate::config::raw::Document;
-use crate::error::DaemonError;
-use crate::output;
+use faser_terminal::{SystemError, print, println, write_json};
 
 /// `faser gpu-check`.
 #[derive(Args, Debug)]
@@ -50,31 +50,29 @@ pub struct GpuCheckArgs {
 ///
 /// # Errors
 /// There is no check of a name, or the table or the file cannot be written.
-pub fn gpu_check(args: &GpuCheckArgs) -> Result<bool, DaemonError> {
+pub fn gpu_check(args: &GpuCheckArgs) -> Result<bool> {
     let chosen = chosen(&args.only)?;
-    output::line(&head())?;
+    println(&head())?;
     let mut all = Vec::with_capacity(chosen.len());
     for (number, entry) in chosen.iter().enumerate() {
         let place = format!("{}/{}", number + 1, chosen.len());
         eprintln!("gpu-check {place} {}: {} (at most {} s)", entry.name, entry.about, entry.limit_s);
         let told = run(entry, args)?;
         eprintln!("gpu-check {place} {}: {} after {:.1} s", entry.name, told.outcome.words(), told.seconds);
-        output::piece(&told.rows(entry))?;
+        print(&told.rows(entry))?;
         all.push((*entry, told));
         if let Some(file) = &args.json {
-            let json = json_of(args, &all);
-            let written = std::fs::write(file, format!("{json:#}\n"));
-            written.map_err(|source| DaemonError::Write { path: file.clone(), source })?;
+            write_json(file, &json_of(args, &all))?;
         }
     }
     let count = |outcome| all.iter().filter(|(_, told)| told.outcome == outcome).count();
     let (failed, none) = (count(Outcome::Failed), count(Outcome::NoMeaning));
-    output::line(&format!("{} checks: {failed} failed, {none} without meaning here", all.len()))?;
+    println(&format!("{} checks: {failed} failed, {none} without meaning here", all.len()))?;
     Ok(failed == 0)
 }
 
 /// The checks of these names, in the order of the table; all, if there are no names.
-fn chosen(names: &[String]) -> Result<Vec<&'static Entry>, DaemonError> {
+fn chosen(names: &[String]) -> Result<Vec<&'static Entry>> {
     if let Some(unknown) = names.iter().find(|name| CHECKS.iter().all(|entry| entry.name != **name)) {
         let known: Vec<&str> = CHECKS.iter().map(|entry| entry.name).collect();
         return Err(
@@ -86,9 +84,9 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Entry>, DaemonError> {
 }
 
 /// Runs a check in a process of its own.
-fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<Told, DaemonError> {
+fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<Told> {
     let program = std::env::current_exe();
-    let program = program.map_err(|source| DaemonError::System { what: "find this program", source })?;
+    let program = program.map_err(|source| SystemError::Call { what: "find this program", source })?;
     let mut command = Command::new(program);
     command.args(["gpu-check", "--child", entry.name, "--device", &args.device.to_string()]);
     if args.small {
@@ -98,8 +96,8 @@ fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<Told, DaemonError> {
         // Where there is one GPU both ranks are on it.
         command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     }
-    listen(command, Duration::from_secs(entry.limit_s))
-        .map_err(|source| DaemonError::System { what: "run a check in a process of its own", source })
+    let told = listen(command, Duration::from_secs(entry.limit_s));
+    Ok(told.map_err(|source| SystemError::Call { what: "run a check in a process of its own", source })?)
 }
 
 /// Starts a process, takes the figures that it tells, and ends it when its time is over.
@@ -334,7 +332,7 @@ fn json_of(args: &GpuCheckArgs, all: &[(&Entry, Told)]) -> Value {
 pub fn child(name: &str, args: &GpuCheckArgs) {
     let tell = |line: &Value| {
         // Nobody reads: the one who asked has gone.
-        let _ = output::line(&line.to_string());
+        let _ = println(&line.to_string());
     };
     let Some(entry) = CHECKS.iter().find(|entry| entry.name == name) else {
         return tell(&json!({"end": format!("there is no check `{name}`")}));

@@ -18,7 +18,7 @@ use crate::app::Served;
 use crate::config::{Config, ModelSource};
 use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
-use crate::error::DaemonError;
+use crate::error::LoadError;
 use crate::grammars::Grammars;
 use crate::pair::{Pair, Watch, pair, shorter_draft};
 use crate::place::{Placed, Staged, place, stage};
@@ -78,11 +78,11 @@ pub(crate) fn bounds(
     config: &Config,
     target: &ModelConfig,
     draft: Option<&ModelConfig>,
-) -> Result<EngineConfig, DaemonError> {
+) -> Result<EngineConfig, LoadError> {
     let limit = target.max_context;
     let max_context = config.scheduler.max_context.unwrap_or(limit);
     if max_context > limit {
-        return Err(DaemonError::Context { asked: max_context, limit });
+        return Err(LoadError::Context { asked: max_context, limit });
     }
     Ok(EngineConfig {
         block_size: config.kv.block_size,
@@ -107,7 +107,7 @@ pub(crate) fn bounds(
 }
 
 /// What can be planned, and not be served yet.
-fn refuse_plans_only(config: &Config) -> Result<(), DaemonError> {
+fn refuse_plans_only(config: &Config) -> Result<(), LoadError> {
     let device = &config.device;
     let only = [
         ("topology", config.topology.is_some()),
@@ -115,14 +115,14 @@ fn refuse_plans_only(config: &Config) -> Result<(), DaemonError> {
         ("device.draft_placement", device.draft_placement != DraftPlace::First),
     ];
     let found = only.into_iter().find_map(|(key, given)| given.then_some(key));
-    found.map_or(Ok(()), |key| Err(DaemonError::PlanOnly(key)))
+    found.map_or(Ok(()), |key| Err(LoadError::PlanOnly(key)))
 }
 
 /// Loads a pair and plans its place; a GPU has the weights then.
 ///
 /// # Errors
 /// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
-pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
+pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, LoadError> {
     let host = CpuDevice::discover()?;
     let begun = begin(config, &host, watch)?;
     finish(begun, host, watch)
@@ -132,7 +132,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
 ///
 /// # Errors
 /// As [`load`], of several with the name of the pair.
-pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, DaemonError> {
+pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, LoadError> {
     let [_, _, ..] = config.each() else {
         return config.each().iter().map(|only| load(only, watch)).collect();
     };
@@ -155,14 +155,14 @@ pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, Daemon
 fn named<T>(
     pair: &Config,
     watch: Watch<'_>,
-    work: impl FnOnce(Watch<'_>) -> Result<T, DaemonError>,
-) -> Result<T, DaemonError> {
+    work: impl FnOnce(Watch<'_>) -> Result<T, LoadError>,
+) -> Result<T, LoadError> {
     let name = pair.model.name.clone().unwrap_or_default();
     let done = work(&mut |what, progress| watch(&format!("{what} of {name}"), progress));
-    done.map_err(|source| DaemonError::Pair { name, source: Box::new(source) })
+    done.map_err(|source| LoadError::Pair { name, source: Box::new(source) })
 }
 
-fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun<'c>, DaemonError> {
+fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun<'c>, LoadError> {
     refuse_plans_only(config)?;
     let chosen = choose(config)?;
     let pair = pair(config)?;
@@ -171,13 +171,13 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
     Ok(Begun { config, pair, bounds, staged })
 }
 
-fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, DaemonError> {
+fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, LoadError> {
     let Begun { config, pair, bounds, staged } = begun;
     let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
     notes.extend(shorter_draft(&bounds));
     let name = config.model.name.clone().unwrap_or(name);
     if config.model.aliases.contains(&name) {
-        return Err(DaemonError::Alias(name));
+        return Err(LoadError::Alias(name));
     }
     let Placed { device, more, machine, pools } =
         place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
@@ -227,15 +227,15 @@ impl Loaded {
     ///
     /// # Errors
     /// The device cannot be built, or fails at its first sequence.
-    pub async fn start(self) -> Result<Served, DaemonError> {
+    pub async fn start(self) -> Result<Served, LoadError> {
         let label = self.label.clone();
         self.start_alone().await.map_err(|source| match label {
-            Some(name) => DaemonError::Pair { name, source: Box::new(source) },
+            Some(name) => LoadError::Pair { name, source: Box::new(source) },
             None => source,
         })
     }
 
-    async fn start_alone(self) -> Result<Served, DaemonError> {
+    async fn start_alone(self) -> Result<Served, LoadError> {
         let target = self.device.target().config;
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
         let eos: Vec<TokenId> = target.eos;
@@ -274,7 +274,7 @@ impl Loaded {
     }
 }
 
-async fn warm_up(service: &Service, max_context: usize) -> Result<(), DaemonError> {
+async fn warm_up(service: &Service, max_context: usize) -> Result<(), LoadError> {
     let submission = Submission {
         prompt: vec![0],
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::DaemonError;
+use crate::error::LoadError;
 
 /// The folder with the demo pair's `target` and `draft`.
 ///
 /// # Errors
 /// It is nowhere; the error lists the places.
-pub(crate) fn demo_pair() -> Result<PathBuf, DaemonError> {
+pub(crate) fn demo_pair() -> Result<PathBuf, LoadError> {
     let executable = std::env::current_exe().ok();
     let prefix = executable.as_deref().and_then(Path::parent).and_then(Path::parent);
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
@@ -21,13 +21,13 @@ pub(crate) fn demo_pair() -> Result<PathBuf, DaemonError> {
     first_pair(places)
 }
 
-fn first_pair(places: Vec<PathBuf>) -> Result<PathBuf, DaemonError> {
+fn first_pair(places: Vec<PathBuf>) -> Result<PathBuf, LoadError> {
     let whole = |place: &&PathBuf| {
         ["target", "draft"].iter().all(|model| place.join(model).join("config.json").is_file())
     };
     match places.iter().find(whole) {
         Some(place) => Ok(place.clone()),
-        None => Err(DaemonError::NoDemoPair(places)),
+        None => Err(LoadError::NoDemoPair(places)),
     }
 }
 

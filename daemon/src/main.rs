@@ -5,11 +5,10 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::config::{Config, LogConfig};
-use faser::ctl::CtlError;
+use faser::ctl::client::CtlError;
 use faser::reload::Reload;
-use faser::{
-    bench, check, compare, ctl, generate, gpu_check, grammars, log, manual, output, plan, serve, sim, top,
-};
+use faser::{bench, check, compare, ctl, generate, gpu_check, grammars, log, manual, plan, serve, sim, top};
+use faser_terminal::println;
 
 fn main() {
     // Forks, so it is to have no thread.
@@ -41,7 +40,7 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         Command::Check(args) => {
             let config = args.load_config()?;
             log::start(quiet(config.log));
-            output::line(&check::check(&config)?)?;
+            println(&check::check(&config)?)?;
             Ok(0)
         }
         Command::Plan(args) => {
@@ -51,7 +50,7 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
                 several if args.json => serde_json::to_string_pretty(several)?,
                 reports => reports.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n\n"),
             };
-            output::line(&text)?;
+            println(&text)?;
             Ok(i32::from(reports.iter().any(|report| report.refusal.is_some())))
         }
         Command::Generate(args) => {
@@ -77,12 +76,12 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         Command::Ctl(args) => Ok(status_of(ctl::ctl(&args))),
         Command::Top(args) => Ok(status_of(top::top(&args).map(|()| 0))),
         Command::Completions(args) => {
-            output::line(manual::completions(&args).trim_end())?;
+            println(manual::completions(&args).trim_end())?;
             Ok(0)
         }
         Command::Man(args) => {
             let count = manual::man(&args)?;
-            output::line(&format!("{count} pages in {}", args.folder.display()))?;
+            println(&format!("{count} pages in {}", args.folder.display()))?;
             Ok(0)
         }
         Command::GpuCheck(args) => {

@@ -2,42 +2,15 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use clap::{Args, Command, CommandFactory};
-use clap_complete::Shell;
+use anyhow::Result;
+use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
-use crate::cli::Cli;
-use crate::error::DaemonError;
+use faser_terminal::SystemError;
 
-/// `faser completions`.
-#[derive(Args, Debug)]
-#[command(after_help = "\
-Debian's package has them where bash, zsh and fish look.
-
-Examples:
-  source <(faser completions bash)
-  faser completions zsh > ~/.zfunc/_faser
-  faser completions fish > ~/.config/fish/completions/faser.fish")]
-pub struct CompletionsArgs {
-    /// The shell.
-    pub shell: Shell,
-}
-
-/// `faser man`.
-#[derive(Args, Debug)]
-#[command(after_help = "\
-A page for faser, and one for each of its commands. Files of the same names are replaced.
-
-Examples:
-  faser man /usr/local/share/man/man1
-  faser man . && man ./faser-serve.1")]
-pub struct ManArgs {
-    /// Where the pages are put; it is made if it is not there.
-    #[arg(value_name = "DIR")]
-    pub folder: PathBuf,
-}
+use crate::cli::{Cli, CompletionsArgs, ManArgs};
 
 /// The completions, as the shell reads them.
 pub fn completions(args: &CompletionsArgs) -> String {
@@ -50,11 +23,11 @@ pub fn completions(args: &CompletionsArgs) -> String {
 ///
 /// # Errors
 /// A file cannot be written.
-pub fn man(args: &ManArgs) -> Result<usize, DaemonError> {
+pub fn man(args: &ManArgs) -> Result<usize> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let written = fs::create_dir_all(&args.folder).and_then(|()| pages(&command, &args.folder));
-    written.map_err(|source| DaemonError::System { what: "write man pages", source })
+    Ok(written.map_err(|source| SystemError::Call { what: "write man pages", source })?)
 }
 
 /// The page of a command, and those of its subcommands.
@@ -112,6 +85,8 @@ fn verbatim(heading: &str, lines: &str, text: &mut Vec<u8>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap_complete::Shell;
+
     use super::*;
 
     #[test]

@@ -5,10 +5,9 @@ use std::sync::PoisonError;
 
 use faser_actors::{LANE_BUCKETS, LATENCY_BUCKETS};
 use metrics::Label;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::device::Machine;
-use crate::error::DaemonError;
 
 /// vLLM's buckets of what is told by its names (vllm/v1/metrics/buckets.py): its dashboards ask for some of them.
 const VLLM_BUCKETS: [(&[&str], &[f64]); 4] = [
@@ -71,7 +70,7 @@ pub fn rendered(handle: &PrometheusHandle) -> String {
 ///
 /// # Errors
 /// Another recorder is there already.
-pub fn install() -> Result<PrometheusHandle, DaemonError> {
+pub fn install() -> Result<PrometheusHandle, BuildError> {
     static INSTALLED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = &*installed {
@@ -91,9 +90,8 @@ pub fn install() -> Result<PrometheusHandle, DaemonError> {
         })
         .and_then(|builder| {
             builder.set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), LATENCY_BUCKETS)
-        })
-        .map_err(|err| DaemonError::Metrics(err.to_string()))?;
-    let handle = builder.install_recorder().map_err(|err| DaemonError::Metrics(err.to_string()))?;
+        })?;
+    let handle = builder.install_recorder()?;
     metrics::describe_counter!(
         "faser_http_requests_total",
         "HTTP requests answered, by route and status code"

@@ -12,11 +12,11 @@ use faser_models::{
 };
 
 use crate::config::{Config, ModelSource, ToolCalls};
-use crate::error::DaemonError;
+use crate::error::LoadError;
 use crate::locate;
 
 /// How far loading is: which model, and its weights.
-pub type Watch<'w> = &'w mut dyn FnMut(&str, Progress);
+pub(crate) type Watch<'w> = &'w mut dyn FnMut(&str, Progress);
 
 /// A pair without its weights.
 pub(crate) struct Pair {
@@ -52,7 +52,7 @@ pub(crate) struct OnHost {
 ///
 /// # Errors
 /// A file that is missing or wrong, or models that do not go together.
-pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
+pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
     let dtype = config.model.dtype;
     let authors = config.model.generation_config;
     let mut pair = match &config.model.source {
@@ -64,7 +64,7 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
                 ..in_folders(&folder.join("target"), draft.as_deref(), dtype, authors)?
             }
         }
-        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly("model.shape")),
+        ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
         ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype, authors)?,
         ModelSource::Synthetic { spec, draft: drafts } => {
             let (target, draft) = spec.configs()?;
@@ -96,7 +96,7 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, DaemonError> {
         ("device.draft_tensor_parallel", pair.draft.as_ref(), config.device.draft_tensor_parallel),
     ] {
         let split = model.map_or(Ok(()), |model| Shard { rank: 0, ranks }.check(model));
-        split.map_err(|source| DaemonError::Ranks { key, ranks, source: Box::new(source) })?;
+        split.map_err(|source| LoadError::Ranks { key, ranks, source: Box::new(source) })?;
     }
     for (which, model) in [("target", Some(&pair.target)), ("draft", pair.draft.as_ref())] {
         let notes = model.map_or(&[][..], |model| &model.notes);

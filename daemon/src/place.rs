@@ -13,7 +13,7 @@ use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, P
 use crate::config::Config;
 use crate::costs;
 use crate::device::{Chosen, Machine};
-use crate::error::DaemonError;
+use crate::error::LoadError;
 use crate::pair::{OnHost, Watch, Weights};
 use crate::shares::{Need, shares};
 
@@ -54,7 +54,7 @@ pub(crate) fn stage(
     weights: &Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
-) -> Result<Staged, DaemonError> {
+) -> Result<Staged, LoadError> {
     match chosen {
         Chosen::Cpu { why } => {
             if let Some(why) = &why {
@@ -93,7 +93,7 @@ pub(crate) fn place(
     weights: &Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
-) -> Result<Placed, DaemonError> {
+) -> Result<Placed, LoadError> {
     match staged {
         Staged::Cpu(pair) => on_cpu(config, host, pair, bounds),
         Staged::Gpus(gpus) => on_gpus(config, &host, &gpus, shapes, weights, bounds, watch),
@@ -157,12 +157,7 @@ impl OnCpu {
     }
 }
 
-fn on_cpu(
-    config: &Config,
-    host: CpuDevice,
-    pair: OnCpu,
-    bounds: &EngineConfig,
-) -> Result<Placed, DaemonError> {
+fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) -> Result<Placed, LoadError> {
     let weight_bytes = pair.weight_bytes();
     let OnCpu { why, pair: OnHost { target, draft }, for_target, for_draft } = pair;
     let (threads, kv) = (config.device.threads, request(config, bounds));
@@ -201,18 +196,18 @@ fn on_gpus(
     weights: &Weights,
     bounds: &EngineConfig,
     watch: Watch<'_>,
-) -> Result<Placed, DaemonError> {
+) -> Result<Placed, LoadError> {
     let limits = PassLimits::of(bounds);
     let first = &gpus[0];
-    let refused = |source| DaemonError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
+    let refused = |source| LoadError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
     let [ranks, draft_ranks] = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
-    let facts = |config: &ModelConfig, shard: Shard| -> Result<ModelFacts, DaemonError> {
+    let facts = |config: &ModelConfig, shard: Shard| -> Result<ModelFacts, LoadError> {
         shard.check(config)?;
         let weight_bytes = CudaModel::weight_bytes(config, shard, weights.dtype)?;
         Ok(ModelFacts { config: config.clone(), dtype: weights.dtype, weight_bytes })
     };
     // What a rank has of both models; the first has most.
-    let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), DaemonError> {
+    let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
         let draft = draft.as_ref().filter(|_| rank < draft_ranks);
         let draft = draft.map(|draft| facts(draft, Shard { rank, ranks: draft_ranks })).transpose()?;
         Ok((facts(&target, Shard { rank, ranks })?, draft))
@@ -237,7 +232,7 @@ fn on_gpus(
     let (asked, kv) = (config.device.partitions.as_deref(), request(config, bounds));
     let placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
     let kernel_cache = costs::folder(config).map(|folder| folder.join("kernels"));
-    let source = |(rank, info): (usize, &GpuInfo)| -> Result<CudaDevice, DaemonError> {
+    let source = |(rank, info): (usize, &GpuInfo)| -> Result<CudaDevice, LoadError> {
         let (target, draft) = of_rank(rank)?;
         let draft_shard = draft.as_ref().map(|_| Shard { rank, ranks: draft_ranks });
         Ok(CudaDevice::new(CudaSource {

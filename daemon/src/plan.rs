@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::config::sizes::written;
 use crate::config::{Config, DeviceKind, ModelSource, NamedShape};
-use crate::error::DaemonError;
+use crate::error::LoadError;
 use crate::locate;
 
 #[cfg(test)]
@@ -117,11 +117,11 @@ pub struct Refusal {
 ///
 /// # Errors
 /// As [`plan`], of several with the name of the pair.
-pub fn plan_all(config: &Config) -> Result<Vec<PlanReport>, DaemonError> {
+pub fn plan_all(config: &Config) -> Result<Vec<PlanReport>, LoadError> {
     let [_, _, ..] = config.each() else { return Ok(vec![plan(&config.each()[0])?]) };
     let of_pair = |config: &Config| {
         let name = config.model.name.clone().unwrap_or_default();
-        plan(config).map_err(|source| DaemonError::Pair { name, source: Box::new(source) })
+        plan(config).map_err(|source| LoadError::Pair { name, source: Box::new(source) })
     };
     config.each().iter().map(of_pair).collect()
 }
@@ -131,7 +131,7 @@ pub fn plan_all(config: &Config) -> Result<Vec<PlanReport>, DaemonError> {
 /// # Errors
 /// Models that are not there or do not go together, a device that is not there. That the models do not fit is no error: the report
 /// says so.
-pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
+pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     let topology = match &config.topology {
         Some(topology) => topology.clone(),
         None => Topology::discover()?,
@@ -205,7 +205,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, DaemonError> {
 }
 
 /// Which devices of the machine, as `device.kind` asks for them.
-fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<String>), DaemonError> {
+fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<String>), LoadError> {
     let count = topology.gpus.len();
     let gpus = |usable: Vec<usize>| PlanDevices::Gpus {
         usable,
@@ -229,11 +229,11 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
         DeviceKind::Cuda(listed) => {
             match (own.as_ref().unwrap_or(listed).iter().find(|gpu| **gpu >= count), unfit) {
                 (Some(&first), _) => {
-                    return Err(DaemonError::PlanGpu { first, count, note: topology.note.clone() });
+                    return Err(LoadError::PlanGpu { first, count, note: topology.note.clone() });
                 }
                 (None, None) if own.is_some() || listed.len() > 1 => (gpus(config.device.gpus()), Vec::new()),
                 (None, None) => (gpus((listed[0]..count).collect()), Vec::new()),
-                (None, Some(why)) => return Err(DaemonError::PlanUnfit(why)),
+                (None, Some(why)) => return Err(LoadError::PlanUnfit(why)),
             }
         }
     })
@@ -258,7 +258,7 @@ pub(super) struct Models {
 
 impl Models {
     /// The pair that the config names.
-    pub(super) fn of(config: &Config) -> Result<Models, DaemonError> {
+    pub(super) fn of(config: &Config) -> Result<Models, LoadError> {
         let mut notes = Vec::new();
         let mut folder = |dir: &Path| named(dir, &mut notes);
         let (target, draft) = match &config.model.source {
@@ -279,7 +279,7 @@ impl Models {
         };
         // Whether tokenizers are the same is seen where they are read.
         let tokens = matches!(config.model.source, ModelSource::Directories { .. }).then_some(0);
-        let fit = |draft: NamedShape| -> Result<NamedShape, DaemonError> {
+        let fit = |draft: NamedShape| -> Result<NamedShape, LoadError> {
             Ok(NamedShape { config: fitted(&target.config, draft.config, tokens)?, ..draft })
         };
         let draft = draft.map(fit).transpose()?;
@@ -287,7 +287,7 @@ impl Models {
     }
 }
 
-fn named(dir: &Path, notes: &mut Vec<String>) -> Result<NamedShape, DaemonError> {
+fn named(dir: &Path, notes: &mut Vec<String>) -> Result<NamedShape, LoadError> {
     let config = ModelConfig::load(dir)?;
     if !config.check_headers(dir)? {
         notes.push(format!("{} has no weights: planned by its config.json alone", dir.display()));

@@ -15,6 +15,7 @@ use actix_web::dev::ServerHandle;
 use actix_web::middleware::from_fn;
 use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
+use anyhow::{Result, anyhow};
 use faser_models::GenerationDefaults;
 use tokio::sync::Mutex;
 
@@ -23,14 +24,12 @@ use crate::admin::peer::Operators;
 use crate::admin::{self, Admin};
 use crate::app::{App, Served};
 use crate::config::{Config, sizes};
-use crate::error::DaemonError;
 use crate::load::{Loaded, load_all};
 use crate::pairs::Pairs;
-use crate::progress::Display;
 use crate::reload::Reload;
-use crate::signals::{Hangups, Signals};
 use crate::systemd::{self, Sockets, Status, notify};
-use crate::{http, listen, metrics, output};
+use crate::{http, listen, metrics};
+use faser_terminal::{Display, Hangups, Signals, SystemError, println};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
 const FLUSH_TIMEOUT_S: u64 = 2;
@@ -46,7 +45,7 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The port cannot be had, or the models cannot be served.
-pub async fn serve(config: Config, mut reload: Reload) -> Result<i32, DaemonError> {
+pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let mut sockets = Sockets::take();
     let (handed_over, for_admin) = (sockets.http()?, sockets.admin()?);
     let mut signals = Signals::take_over()?;
@@ -167,8 +166,9 @@ fn administer(
     handed_over: Option<UnixListener>,
     app: &web::Data<App>,
     reload: &Arc<Mutex<Reload>>,
-) -> Result<Option<(admin::socket::Socket, ServerHandle)>, DaemonError> {
-    let operators = Operators::new(config.admin.group.as_deref()).map_err(DaemonError::AdminGroup)?;
+) -> Result<Option<(admin::socket::Socket, ServerHandle)>> {
+    let operators =
+        Operators::new(config.admin.group.as_deref()).map_err(|why| anyhow!("`admin.group`: {why}"))?;
     let socket = match (handed_over, admin::socket::place(&config.admin)) {
         (Some(listener), _) => admin::socket::handed_over(listener),
         (None, Some(path)) => admin::socket::listen(&path, &operators)?,
@@ -184,7 +184,7 @@ fn bind(
     config: &Config,
     app: &web::Data<App>,
     handed_over: Option<TcpListener>,
-) -> Result<(SocketAddr, ServerHandle), DaemonError> {
+) -> Result<(SocketAddr, ServerHandle)> {
     let address = handed_over.as_ref().and_then(|socket| socket.local_addr().ok());
     let asked = address.unwrap_or(config.server.listen);
     app.access.listen(asked, &config.server)?;
@@ -222,7 +222,11 @@ fn bind(
             None => server.listen(socket),
         }
     });
-    let server = bound.map_err(|source| DaemonError::Bind { address: asked, source })?;
+    let server = bound.map_err(|err| {
+        anyhow!(
+            "cannot listen on {asked}: {err}. Is another server running there? Choose a port with --listen ADDR:PORT or server.listen"
+        )
+    })?;
     let address = server.addrs().first().copied().unwrap_or(asked);
     let server = server.run();
     let handle = server.handle();
@@ -235,7 +239,7 @@ fn bind(
 }
 
 /// Loads the pairs and starts them.
-async fn start(config: Config, app: web::Data<App>) -> Result<Pairs, DaemonError> {
+async fn start(config: Config, app: web::Data<App>) -> Result<Pairs> {
     let loaded = actix_web::rt::task::spawn_blocking(move || {
         let mut display = Display::new();
         let mut loading = notify::Loading::default();
@@ -249,7 +253,7 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Pairs, DaemonError
         display.finish();
         loaded
     });
-    let loaded = loaded.await.map_err(|err| DaemonError::System { what: "load", source: err.into() })??;
+    let loaded = loaded.await.map_err(|err| SystemError::Call { what: "load", source: err.into() })??;
     let mut served = Vec::with_capacity(loaded.len());
     for pair in loaded {
         tell_loaded(&pair);
@@ -308,7 +312,7 @@ fn announce(pairs: &Pairs, url: &str, with_key: bool) {
         "{devices}ready: serving {serving} on {url}\ntry: curl -N{header} {url}/v1/completions -d '{body}'"
     );
     // Nobody may be reading; that is no reason to end.
-    if let Err(err) = output::line(&lines) {
+    if let Err(err) = println(&lines) {
         tracing::warn!(%err, "ready, but nobody was told");
     }
 }

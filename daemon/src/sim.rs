@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Result;
 use clap::Args;
 use faser_bench::BenchError;
 use faser_bench::sim::{Contender, Load, SimReport, SimRun, SimSpec};
@@ -15,8 +16,7 @@ use faser_engine::sim::{
 };
 use faser_topology::{Link, LinkKind};
 
-use crate::error::DaemonError;
-use crate::output;
+use faser_terminal::{SystemError, println};
 
 /// `faser sim`.
 #[derive(Args, Debug)]
@@ -153,14 +153,14 @@ fn picture_file(name: &str) -> Result<PathBuf, String> {
 ///
 /// # Errors
 /// The figures asked for do not go together, or a file cannot be written.
-pub fn sim(args: &SimArgs) -> Result<(), DaemonError> {
+pub fn sim(args: &SimArgs) -> Result<()> {
     let spec = args.spec()?;
     if !args.passes.is_empty() {
-        return output::line(table(&spec, &args.passes).trim_end());
+        return Ok(println(table(&spec, &args.passes).trim_end())?);
     }
     let loads = args.loads();
     let report = spec.compare(&args.policies, &loads, &mut show)?;
-    output::line(report.to_string().trim_end())?;
+    println(report.to_string().trim_end())?;
     if let Some(file) = &args.json {
         write(file, serde_json::to_vec_pretty(&report).map_err(std::io::Error::from))?;
     }
@@ -175,7 +175,7 @@ pub fn sim(args: &SimArgs) -> Result<(), DaemonError> {
 
 impl SimArgs {
     /// The last run once more, in detail: as a trace, as a picture, or both.
-    fn trace(&self, spec: &SimSpec, report: &SimReport, loads: &[Load]) -> Result<(), DaemonError> {
+    fn trace(&self, spec: &SimSpec, report: &SimReport, loads: &[Load]) -> Result<()> {
         let (Some(last), Some(load)) = (report.runs.last(), loads.last()) else { return Ok(()) };
         let record = spec.simulate(last.policy.clone(), load, true)?.into_record();
         let from = self.trace_from.map(Duration::from_secs_f64);
@@ -201,7 +201,7 @@ impl SimArgs {
         if self.batches.is_empty() { "requests per second" } else { "batch" }
     }
 
-    pub(crate) fn spec(&self) -> Result<SimSpec, DaemonError> {
+    pub(crate) fn spec(&self) -> Result<SimSpec> {
         let wrong = |why: &str| Err(BenchError::Spec(why.to_owned()).into());
         let positive = |x: f64| x.is_finite() && x > 0.0;
         if !self.rates.iter().all(|&rate| positive(rate)) || self.batches.contains(&0) {
@@ -290,9 +290,9 @@ fn show(run: &SimRun) {
     eprintln!("{} at {}: {:.1} tokens/s", run.contender, run.level, run.figures.tokens_per_s);
 }
 
-fn write(file: &Path, content: Result<Vec<u8>, std::io::Error>) -> Result<(), DaemonError> {
+fn write(file: &Path, content: Result<Vec<u8>, std::io::Error>) -> Result<()> {
     let written = content.and_then(|content| fs::write(file, content));
-    written.map_err(|source| DaemonError::Write { path: file.to_owned(), source })
+    Ok(written.map_err(|source| SystemError::Write { path: file.to_owned(), source })?)
 }
 
 fn device(name: &str) -> Result<Hardware, String> {

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use actix_web::http::header;
 use actix_web::{HttpResponse, web};
-use serde::Serialize;
+use faser_actors::Seen;
+use futures_util::stream;
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 
-use super::api::{Call, RequestId};
+use super::api::{Call, RequestId, Watch};
 use super::errors::conflict;
 use super::figures::requests;
-use super::look::oldest_first;
-use super::openapi::{self, Cancelled, LevelView, Requests, State};
+use super::look::{Admin, oldest_first};
+use super::openapi::{self, Cancelled, ConfigView, Drained, LevelView, LiveRow, Requests, State};
 use super::peer::Peer;
 use super::snapshot::{PolicyView, RequestRow};
-use super::{Admin, audit, dashboard, events};
+use super::{audit, dashboard};
 use crate::config::Config;
 use crate::fields::{Fault, FieldError};
 use crate::http::errors::ApiError;
@@ -28,42 +28,6 @@ const MOST_REQUESTS: usize = 1000;
 /// Why nothing is taken after `drain`.
 const DRAINED: &str = "drained by an operator";
 
-/// The config in force.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ConfigView {
-    /// The config file; none: every default.
-    pub file: Option<String>,
-    /// Another one after every change; also the `ETag`.
-    pub tag: String,
-    /// The keys in force that were written down, with the flags of the command line.
-    #[schema(value_type = Object)]
-    pub written: Value,
-    /// The keys that can change in a running daemon.
-    pub live: Vec<LiveRow>,
-    /// Keys that a reload would apply, or name as waiting for a restart.
-    pub pending: Vec<String>,
-    /// Why a reload would be refused.
-    pub error: Option<String>,
-}
-
-/// A key that can change in a running daemon.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct LiveRow {
-    /// Its name.
-    pub key: &'static str,
-    /// What is in force.
-    pub value: Value,
-    /// What of a change counts when.
-    pub when: &'static str,
-}
-
-/// What is left after a drain.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Drained {
-    /// Requests that are not finished.
-    pub left: usize,
-}
-
 /// Makes a call of `peer`'s. `tag` is what the config must be, if that was said.
 pub(super) async fn answer(
     admin: &web::Data<Admin>,
@@ -75,7 +39,7 @@ pub(super) async fn answer(
     Ok(match call {
         Call::Dashboard => dashboard::answer(),
         Call::Status(pair) => ok.json(admin.snapshot(pair.as_deref(), None).await?),
-        Call::Events(watch) => events::stream(admin.clone(), watch)?,
+        Call::Events(watch) => events(admin.clone(), watch)?,
         Call::Requests(pair) => ok.json(Requests { requests: admin.requests(pair.as_deref()).await? }),
         Call::Config => {
             let config = admin.config().await;
@@ -117,6 +81,36 @@ pub(super) async fn answer(
         }
         Call::Profile(pair) => ok.json(admin.measure(pair.as_deref(), peer).await?),
     })
+}
+
+/// `GET /v1/events`, as long as somebody reads them: one event now, and one after every interval. A reader that is slower gets fewer.
+///
+/// # Errors
+/// 404: there is no such pair.
+fn events(admin: web::Data<Admin>, watch: Watch) -> Result<HttpResponse, ApiError> {
+    if let Some(pairs) = admin.app.loaded() {
+        pairs.named(watch.pair.as_deref())?;
+    }
+    let begin = (admin, watch.timeline.then(Vec::<Seen>::new), false);
+    let Watch { every, pair, .. } = watch;
+    let events = stream::unfold(begin, move |(admin, mut seen, begun)| {
+        let pair = pair.clone();
+        async move {
+            if begun {
+                actix_web::rt::time::sleep(every).await;
+            }
+            let event = admin.snapshot(pair.as_deref(), seen.as_mut()).await.and_then(|snapshot| {
+                serde_json::to_string(&snapshot)
+                    .map(|data| web::Bytes::from(format!("event: status\ndata: {data}\n\n")))
+                    .map_err(|err| ApiError::internal(err.to_string(), "internal_error"))
+            });
+            Some((event, (admin, seen, true)))
+        }
+    });
+    Ok(HttpResponse::Ok()
+        .insert_header((header::CONTENT_TYPE, "text/event-stream"))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .streaming(events))
 }
 
 impl Admin {

@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use super::answers::answer;
 use super::api::{self, Call};
+use super::look::Admin;
 use super::peer::Peer;
-use super::{Admin, audit, browser, errors};
+use super::{audit, browser, errors};
 use crate::http::errors::ApiError;
 
 /// Larger bodies are refused.

@@ -1,19 +1,23 @@
-//! Snapshots of the daemon.
+//! What calls work on, and snapshots of the daemon.
 
-use std::sync::PoisonError;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use actix_web::rt::time::timeout;
+use actix_web::web;
 use faser_actors::{DeviceStatus, LaneSizes, Look, Seen};
 use faser_engine::LoadView;
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::figures::{figures, requests};
+use super::peer::Operators;
 use super::snapshot::{ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
 use super::timeline::Timeline;
-use super::{ANSWERS_WITHIN, Admin};
-use crate::app::Served;
+use crate::app::{App, Served};
 use crate::http::errors::ApiError;
 use crate::pairs::Pairs;
+use crate::reload::Reload;
 
 /// How often views are kept to have rates from.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
@@ -23,6 +27,35 @@ const SAMPLES: usize = 5;
 const SLOWEST: usize = 10;
 /// Shorter than this a window says nothing.
 const SHORTEST_WINDOW: Duration = Duration::from_millis(200);
+
+/// How long a dispatcher may take to answer, before it is shown as one that does not.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the calls work on.
+pub struct Admin {
+    pub(super) app: web::Data<App>,
+    pub(super) reload: Arc<AsyncMutex<Reload>>,
+    pub(super) operators: Operators,
+    /// When each was taken, and the views of the replicas of each pair: the oldest first.
+    samples: Mutex<VecDeque<(Instant, Vec<Vec<LoadView>>)>>,
+    started: Instant,
+    /// Held while costs are measured.
+    pub(super) measuring: Arc<AsyncMutex<()>>,
+}
+
+impl Admin {
+    /// Of a daemon that begins to load now.
+    pub fn new(app: web::Data<App>, reload: Arc<AsyncMutex<Reload>>, operators: Operators) -> Admin {
+        Admin {
+            app,
+            reload,
+            operators,
+            samples: Mutex::default(),
+            started: Instant::now(),
+            measuring: Arc::default(),
+        }
+    }
+}
 
 impl Admin {
     /// Keeps how things are, to have rates from.

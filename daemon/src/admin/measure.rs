@@ -2,28 +2,19 @@
 
 use actix_web::web;
 use faser_actors::ProfileSpec;
-use serde::Serialize;
 use serde_json::json;
-use utoipa::ToSchema;
 
+use super::audit;
 use super::errors::conflict;
+use super::look::Admin;
+use super::openapi::Measured;
 use super::peer::Peer;
-use super::{Admin, audit};
 use crate::config::Config;
 use crate::costs;
 use crate::http::errors::ApiError;
 
 /// Why nothing is taken meanwhile.
 const MEASURING: &str = "measuring what passes cost";
-
-/// What was measured.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Measured {
-    /// Partitions whose costs are known now, the whole device included.
-    pub partitions: usize,
-    /// Where they are kept.
-    pub source: String,
-}
 
 impl Admin {
     pub(super) async fn measure(&self, pair: Option<&str>, peer: &Peer) -> Result<Measured, ApiError> {

@@ -10,7 +10,6 @@ pub mod audit;
 pub(crate) mod browser;
 mod dashboard;
 mod errors;
-mod events;
 mod figures;
 mod handle;
 mod look;
@@ -24,59 +23,27 @@ pub mod timeline;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
 use actix_web::dev::ServerHandle;
 use actix_web::rt::net::UnixStream;
 use actix_web::{HttpServer, web};
-use faser_engine::LoadView;
-use tokio::sync::Mutex as AsyncMutex;
+use anyhow::Result;
 
-use self::peer::Operators;
+pub use self::look::Admin;
+use faser_terminal::SystemError;
+
 use self::socket::Socket;
-use crate::app::App;
-use crate::error::DaemonError;
-use crate::reload::Reload;
 
 /// Connections at a time: operators, not clients.
 const MOST_CONNECTIONS: usize = 64;
 /// Connections get this long to take the last bytes.
 const FLUSH_TIMEOUT_S: u64 = 1;
 
-/// What the calls work on.
-pub struct Admin {
-    app: web::Data<App>,
-    reload: Arc<AsyncMutex<Reload>>,
-    operators: Operators,
-    /// When each was taken, and the views of the replicas of each pair: the oldest first.
-    samples: Mutex<VecDeque<(Instant, Vec<Vec<LoadView>>)>>,
-    started: Instant,
-    /// Held while costs are measured.
-    measuring: Arc<AsyncMutex<()>>,
-}
-
-impl Admin {
-    /// Of a daemon that begins to load now.
-    pub fn new(app: web::Data<App>, reload: Arc<AsyncMutex<Reload>>, operators: Operators) -> Admin {
-        Admin {
-            app,
-            reload,
-            operators,
-            samples: Mutex::default(),
-            started: Instant::now(),
-            measuring: Arc::default(),
-        }
-    }
-}
-
 /// Answers on the socket from now on. The file of the socket goes with what this returns.
 ///
 /// # Errors
 /// The socket cannot be listened at.
-pub fn serve(socket: &Socket, admin: web::Data<Admin>) -> Result<ServerHandle, DaemonError> {
-    let failed = |source| DaemonError::System { what: "listen on the admin socket", source };
+pub fn serve(socket: &Socket, admin: web::Data<Admin>) -> Result<ServerHandle> {
+    let failed = |source| SystemError::Call { what: "listen on the admin socket", source };
     let listener = socket.listener.try_clone().map_err(failed)?;
     let operators = admin.operators.clone();
     let sampled = admin.clone();
@@ -112,6 +79,3 @@ pub fn serve(socket: &Socket, admin: web::Data<Admin>) -> Result<ServerHandle, D
     tracing::info!(path = %socket.path.display(), "admin socket");
     Ok(handle)
 }
-
-/// How long a dispatcher may take to answer, before it is shown as one that does not.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);

@@ -4,11 +4,54 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::{OpenApi, ToSchema};
 
-use super::answers::{ConfigView, Drained};
 use super::api::{ROUTES, Route};
-use super::measure::Measured;
 use super::snapshot::{PolicyView, RequestRow, Snapshot};
 use crate::reload::Changes;
+
+/// The config in force.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ConfigView {
+    /// The config file; none: every default.
+    pub file: Option<String>,
+    /// Another one after every change; also the `ETag`.
+    pub tag: String,
+    /// The keys in force that were written down, with the flags of the command line.
+    #[schema(value_type = Object)]
+    pub written: Value,
+    /// The keys that can change in a running daemon.
+    pub live: Vec<LiveRow>,
+    /// Keys that a reload would apply, or name as waiting for a restart.
+    pub pending: Vec<String>,
+    /// Why a reload would be refused.
+    pub error: Option<String>,
+}
+
+/// A key that can change in a running daemon.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LiveRow {
+    /// Its name.
+    pub key: &'static str,
+    /// What is in force.
+    pub value: Value,
+    /// What of a change counts when.
+    pub when: &'static str,
+}
+
+/// What is left after a drain.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Drained {
+    /// Requests that are not finished.
+    pub left: usize,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Measured {
+    /// Partitions whose costs are known now, the whole device included.
+    pub partitions: usize,
+    /// Where they are kept.
+    pub source: String,
+}
 
 /// The schemas of all answers.
 #[derive(OpenApi)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::peer::Operators;
 use crate::config::{AdminConfig, AdminSocket};
-use crate::error::DaemonError;
+use anyhow::{Result, anyhow};
 
 /// Users of its group may connect.
 const MODE: u32 = 0o660;
@@ -59,8 +59,8 @@ pub fn handed_over(listener: UnixListener) -> Socket {
 ///
 /// # Errors
 /// Somebody listens there, something else is there, or the folder or the group cannot be had.
-pub fn listen(path: &Path, operators: &Operators) -> Result<Socket, DaemonError> {
-    let refuse = |problem: String| DaemonError::AdminSocket { path: path.to_owned(), problem };
+pub fn listen(path: &Path, operators: &Operators) -> Result<Socket> {
+    let refuse = |problem: String| anyhow!("cannot listen on the admin socket {}: {problem}", path.display());
     let failed = |what: &str| {
         let what = what.to_owned();
         move |err: io::Error| refuse(format!("{what}: {err}"))
@@ -84,7 +84,7 @@ pub fn listen(path: &Path, operators: &Operators) -> Result<Socket, DaemonError>
     let _ = fs::remove_file(&beside);
     let listener =
         UnixListener::bind(&beside).map_err(failed("it cannot be made; does the folder exist?"))?;
-    let moved = || -> Result<(), DaemonError> {
+    let moved = || -> Result<()> {
         if let Some(gid) = operators.gid() {
             let advice =
                 "it cannot be given to `admin.group`; is faser's user a member (SupplementaryGroups=)?";

@@ -1,6 +1,7 @@
 //! The admin API in process: who may what, and what calls do, over a small synthetic pair.
 
 use std::path::Path;
+use std::time::Duration;
 
 use actix_web::ResponseError;
 use actix_web::body::to_bytes;
@@ -11,12 +12,20 @@ use serde_json::{Value, json};
 
 use super::handle::{Asked, respond};
 use super::peer::Peer;
+use std::sync::Arc;
+
+use actix_web::web;
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::peer::Operators;
 use super::*;
+use crate::app::App;
 use crate::app::Served;
 use crate::config::Config;
 use crate::config::raw::{ConfigSource, Document};
 use crate::log::LogLevel;
 use crate::pairs::Pairs;
+use crate::reload::Reload;
 
 const PAIR: &str =
     "model: {name: pair, synthetic: {preset: tiny}}\nspeculation: {policy: 'fixed:2', cost_cache: none}\n";

@@ -13,7 +13,7 @@ use self::file::{CostFile, Kept};
 use self::key::{Key, Weights};
 use crate::config::{Config, CostCache, ModelSource};
 use crate::device::Machine;
-use crate::error::DaemonError;
+use crate::error::LoadError;
 use crate::locate;
 
 mod file;
@@ -74,7 +74,7 @@ pub(crate) fn tables(
     machine: &Machine,
     spec: &ProfileSpec<'_>,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<CostTables, DaemonError> {
+) -> Result<CostTables, LoadError> {
     let mut measure = || Ok(profile(spec, progress)?);
     let Some(folder) = folder(config) else {
         if config.cost_cache == CostCache::Standard {
@@ -106,12 +106,12 @@ pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
 }
 
 /// The weights of target and draft.
-fn weights(source: &ModelSource) -> Result<[Weights; 2], DaemonError> {
+fn weights(source: &ModelSource) -> Result<[Weights; 2], LoadError> {
     let (target, draft) = match source {
         ModelSource::Synthetic { spec, .. } => {
             return Ok([Weights::of_synthetic(spec), Weights::of_synthetic(spec)]);
         }
-        ModelSource::Shape { .. } => return Err(DaemonError::PlanOnly("model.shape")),
+        ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
         ModelSource::Demo { .. } => {
             let folder = locate::demo_pair()?;
             (folder.join("target"), folder.join("draft"))
@@ -136,8 +136,8 @@ impl Cache<'_> {
     fn read_or_measure(
         &self,
         now: SystemTime,
-        measure: impl FnOnce() -> Result<Vec<PartitionCosts>, DaemonError>,
-    ) -> Result<CostTables, DaemonError> {
+        measure: impl FnOnce() -> Result<Vec<PartitionCosts>, LoadError>,
+    ) -> Result<CostTables, LoadError> {
         let file = CostFile::new(self.folder, self.key);
         let kept = if self.again { Ok(None) } else { file.read(self.partitions) };
         match kept {

@@ -94,7 +94,7 @@ fn a_folder_that_cannot_be_written_is_no_error() {
 fn what_cannot_be_measured_is_an_error_and_nothing_is_kept() {
     let (folder, key) = (Folder::new("failed"), json!(1));
     let cache = Cache { folder: &folder.0, key: &key, partitions: 1, again: false };
-    let failed = cache.read_or_measure(SystemTime::now(), || Err(DaemonError::Metrics("test".to_owned())));
+    let failed = cache.read_or_measure(SystemTime::now(), || Err(LoadError::PlanUnfit("test".to_owned())));
     assert!(failed.is_err());
     assert!(!folder.0.exists());
 }

@@ -1,12 +1,15 @@
 //! HTTP/1.1 over the admin socket, one connection per call: no more of it than the daemon's answers need.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use faser_terminal::println;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::CtlError;
+/// Where the socket of the service is.
+pub(crate) const STANDARD_SOCKET: &str = "/run/faser/admin.sock";
 
 /// Speaks to the daemon at one socket.
 #[derive(Clone, Debug)]
@@ -129,6 +132,90 @@ impl Client {
             Body { reader, chunked: head.chunked, left: head.length.unwrap_or(u64::MAX), begun: false };
         Ok((head, if rest.chunked { Body { left: 0, ..rest } } else { rest }))
     }
+}
+
+/// A path of a look at one pair.
+pub(crate) fn of_pair(path: &str, pair: Option<&str>) -> String {
+    let Some(pair) = pair else { return path.to_owned() };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let written = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let parted = if path.contains('?') { '&' } else { '?' };
+    format!("{path}{parted}pair={}", pair.bytes().map(written).collect::<String>())
+}
+
+/// Why a call was not made, or not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// Nobody listens, or we may not ask.
+    #[error("no daemon at {}: {source}. {}", path.display(), advice(source, path))]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The answer is none.
+    #[error("the daemon does not answer as it should: {0}")]
+    Broken(String),
+    /// The daemon has said no.
+    #[error("refused: {message}")]
+    Refused {
+        /// The status code.
+        status: u16,
+        /// Its words.
+        message: String,
+    },
+    /// The answer cannot be put where it was to go.
+    #[error("{0}")]
+    Output(String),
+    /// The dashboard cannot be shown there.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+impl CtlError {
+    /// The exit status that says so.
+    pub fn exit_status(&self) -> i32 {
+        match self {
+            CtlError::Refused { .. } | CtlError::Output(_) | CtlError::Listen { .. } => 1,
+            CtlError::Unreachable { .. } | CtlError::Broken(_) => 3,
+        }
+    }
+}
+
+/// What to do about a socket that cannot be opened.
+pub(super) fn advice(err: &io::Error, path: &Path) -> String {
+    match err.kind() {
+        io::ErrorKind::NotFound => {
+            "Is faser running, and is `admin.socket` in its config? Name its socket by --socket".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            let group = std::fs::metadata(path)
+                .ok()
+                .and_then(|file| uzers::get_group_by_gid(std::os::unix::fs::MetadataExt::gid(&file)));
+            match group {
+                Some(group) => {
+                    let name = group.name().to_string_lossy().into_owned();
+                    format!(
+                        "It is for root and members of the group `{name}` (usermod -aG {name} USER, then log in again)"
+                    )
+                }
+                None => "It is for root and members of the group of its folder and file".to_owned(),
+            }
+        }
+        io::ErrorKind::ConnectionRefused => "The daemon that made this socket has ended".to_owned(),
+        _ => "Name the daemon's socket by --socket".to_owned(),
+    }
+}
+
+/// Writes a line to standard output.
+pub(super) fn print(text: &str) -> Result<(), CtlError> {
+    println(text).map_err(|err| CtlError::Output(err.to_string()))
 }
 
 /// Snapshots as they come.

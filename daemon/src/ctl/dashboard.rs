@@ -13,8 +13,7 @@ use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use clap::Args;
 use tokio::sync::{mpsc, oneshot};
 
-use super::client::{Client, Headers};
-use super::{CtlError, of_pair, print};
+use super::client::{Client, CtlError, Headers, of_pair, print};
 use crate::admin::browser::is_loopback;
 
 /// What is handed on.

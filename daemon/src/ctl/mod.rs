@@ -4,20 +4,14 @@ pub mod client;
 mod dashboard;
 mod show;
 
-use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use self::client::{Answer, Client};
+use self::client::{Answer, Client, CtlError, STANDARD_SOCKET, of_pair, print};
 use self::dashboard::DashboardArgs;
 use crate::config::tunables::TUNABLES;
-use crate::output;
-
-/// Where the socket of the service is.
-pub(crate) const STANDARD_SOCKET: &str = "/run/faser/admin.sock";
 
 /// `faser ctl`.
 #[derive(Args, Debug)]
@@ -139,76 +133,6 @@ pub enum PolicyCommand {
     },
 }
 
-/// Why a call was not made, or not answered.
-#[derive(Debug, thiserror::Error)]
-pub enum CtlError {
-    /// Nobody listens, or we may not ask.
-    #[error("no daemon at {}: {source}. {}", path.display(), advice(source, path))]
-    Unreachable {
-        /// The socket.
-        path: PathBuf,
-        /// What the operating system said.
-        source: io::Error,
-    },
-    /// The answer is none.
-    #[error("the daemon does not answer as it should: {0}")]
-    Broken(String),
-    /// The daemon has said no.
-    #[error("refused: {message}")]
-    Refused {
-        /// The status code.
-        status: u16,
-        /// Its words.
-        message: String,
-    },
-    /// The answer cannot be put where it was to go.
-    #[error("{0}")]
-    Output(String),
-    /// The dashboard cannot be shown there.
-    #[error("cannot listen on {address}: {source}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// What the operating system said.
-        source: io::Error,
-    },
-}
-
-impl CtlError {
-    /// The exit status that says so.
-    pub fn exit_status(&self) -> i32 {
-        match self {
-            CtlError::Refused { .. } | CtlError::Output(_) | CtlError::Listen { .. } => 1,
-            CtlError::Unreachable { .. } | CtlError::Broken(_) => 3,
-        }
-    }
-}
-
-/// What to do about a socket that cannot be opened.
-fn advice(err: &io::Error, path: &Path) -> String {
-    match err.kind() {
-        io::ErrorKind::NotFound => {
-            "Is faser running, and is `admin.socket` in its config? Name its socket by --socket".to_owned()
-        }
-        io::ErrorKind::PermissionDenied => {
-            let group = std::fs::metadata(path)
-                .ok()
-                .and_then(|file| uzers::get_group_by_gid(std::os::unix::fs::MetadataExt::gid(&file)));
-            match group {
-                Some(group) => {
-                    let name = group.name().to_string_lossy().into_owned();
-                    format!(
-                        "It is for root and members of the group `{name}` (usermod -aG {name} USER, then log in again)"
-                    )
-                }
-                None => "It is for root and members of the group of its folder and file".to_owned(),
-            }
-        }
-        io::ErrorKind::ConnectionRefused => "The daemon that made this socket has ended".to_owned(),
-        _ => "Name the daemon's socket by --socket".to_owned(),
-    }
-}
-
 fn keys_and_examples() -> String {
     let keys = TUNABLES.iter().map(|tunable| format!("  {:<16} {}\n", tunable.name(), tunable.help));
     format!(
@@ -299,15 +223,6 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
     }
 }
 
-/// A path of a look at one pair.
-pub(crate) fn of_pair(path: &str, pair: Option<&str>) -> String {
-    let Some(pair) = pair else { return path.to_owned() };
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let written = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    let parted = if path.contains('?') { '&' } else { '?' };
-    format!("{path}{parted}pair={}", pair.bytes().map(written).collect::<String>())
-}
-
 /// The fields of a change of one pair.
 fn with_pair(body: Option<Value>, pair: Option<&str>) -> Option<Value> {
     let Some(pair) = pair else { return body };
@@ -319,10 +234,6 @@ fn with_pair(body: Option<Value>, pair: Option<&str>) -> Option<Value> {
 fn told(answer: &Value, json: bool, show: fn(&Value) -> String) -> Result<i32, CtlError> {
     print(&if json { show::pretty(answer) } else { show(answer) })?;
     Ok(0)
-}
-
-fn print(text: &str) -> Result<(), CtlError> {
-    output::line(text).map_err(|err| CtlError::Output(err.to_string()))
 }
 
 fn write(path: &Path, answer: &Answer) -> Result<(), CtlError> {
@@ -361,7 +272,8 @@ mod tests {
         let err = client.get("/v1/status").unwrap_err();
         assert_eq!(err.exit_status(), 3);
         assert!(err.to_string().contains("--socket"), "{err}");
-        let denied = advice(&io::Error::from(io::ErrorKind::PermissionDenied), Path::new("/"));
+        let denied =
+            client::advice(&std::io::Error::from(std::io::ErrorKind::PermissionDenied), Path::new("/"));
         assert!(denied.contains("`root`"), "{denied}");
         assert_eq!(CtlError::Refused { status: 409, message: String::new() }.exit_status(), 1);
     }

@@ -3,10 +3,9 @@
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 
+use anyhow::{Result, anyhow};
 use listenfd::ListenFd;
 use socket2::SockRef;
-
-use crate::error::DaemonError;
 
 /// What was handed over to this process; mostly nothing.
 pub struct Sockets {
@@ -27,12 +26,12 @@ impl Sockets {
     ///
     /// # Errors
     /// It is no unix socket that listens.
-    pub fn admin(&mut self) -> Result<Option<UnixListener>, DaemonError> {
+    pub fn admin(&mut self) -> Result<Option<UnixListener>> {
         let Some(index) = self.names.iter().take(self.sockets.len()).position(|name| name == ADMIN) else {
             return Ok(None);
         };
         let advice = "the ListenStream= of the socket `admin` must be a path, with Accept=no";
-        let refuse = |what: String| DaemonError::HandedOver(format!("{what}; {advice}"));
+        let refuse = |what: String| handed_over(format!("{what}; {advice}"));
         let taken = self.sockets.take_unix_listener(index).map_err(|err| refuse(err.to_string()))?;
         match taken.as_ref().map(|socket| SockRef::from(socket).is_listener()) {
             None | Some(Ok(true)) => Ok(taken),
@@ -47,8 +46,8 @@ impl Sockets {
     ///
     /// # Errors
     /// None of several is called `http`, or it is no TCP socket that listens.
-    pub fn http(&mut self) -> Result<Option<TcpListener>, DaemonError> {
-        let Some(index) = choose(self.sockets.len(), &self.names).map_err(DaemonError::HandedOver)? else {
+    pub fn http(&mut self) -> Result<Option<TcpListener>> {
+        let Some(index) = choose(self.sockets.len(), &self.names).map_err(handed_over)? else {
             return Ok(None);
         };
         let others = |(place, name): (usize, &String)| place != index && name != ADMIN;
@@ -56,7 +55,7 @@ impl Sockets {
             tracing::warn!(names = %self.names.join(":"), "of the sockets handed over only `http` and `admin` are used");
         }
         let advice = "a ListenStream= of the .socket unit must be an address and a port, with Accept=no";
-        let refuse = |what: String| DaemonError::HandedOver(format!("{what}; {advice}"));
+        let refuse = |what: String| handed_over(format!("{what}; {advice}"));
         let taken = self.sockets.take_tcp_listener(index).map_err(|err| refuse(err.to_string()))?;
         let Some(socket) = taken else { return Ok(None) };
         let listens = SockRef::from(&socket).is_listener();
@@ -72,6 +71,11 @@ impl Sockets {
 const ADMIN: &str = "admin";
 
 /// Which of `count` sockets is for HTTP.
+/// What the service manager handed over is no port to serve on.
+fn handed_over(what: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("cannot listen on what was handed over by LISTEN_FDS: {what}")
+}
+
 fn choose(count: usize, names: &[String]) -> Result<Option<usize>, String> {
     let named = names.iter().take(count).position(|name| name == "http");
     let is_admin = |place: &usize| names.get(*place).is_some_and(|name| name == ADMIN);

@@ -1,14 +1,13 @@
 //! `faser top`: the daemon live in a terminal, by the events of its admin socket.
 //!
 //! ```text
-//!   feed (a thread: events of the socket) --> state (the last snapshot, the past) --> draw (panels, lanes, bars)
+//!   feed (a thread: events of the socket) --> state (the last snapshot, the past) --> draw (lanes, bars)
 //! ```
 
 mod bars;
 mod draw;
 mod feed;
 mod lanes;
-mod panels;
 mod state;
 
 #[cfg(test)]
@@ -29,10 +28,8 @@ use ratatui::crossterm::terminal;
 
 use self::feed::{Feed, Message, statuses};
 use self::state::{Asked, State};
-use crate::ctl::client::Client;
-use crate::ctl::{CtlError, STANDARD_SOCKET, of_pair};
-use crate::output;
-use crate::signals::Signals;
+use crate::ctl::client::{Client, CtlError, STANDARD_SOCKET, of_pair};
+use faser_terminal::{Signals, println};
 
 /// How long keys are waited for before events are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -165,7 +162,7 @@ fn once(args: &TopArgs) -> Result<(), CtlError> {
     }
     let at_terminal = || terminal::size().ok().filter(|_| io::stdout().is_terminal());
     let text = text(&frame(&state, args.size.or_else(at_terminal).unwrap_or(SIZE)));
-    output::line(&text).map_err(|err| CtlError::Output(err.to_string()))
+    println(&text).map_err(|err| CtlError::Output(err.to_string()))
 }
 
 /// A frame of that many columns and lines.

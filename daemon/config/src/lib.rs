@@ -2,6 +2,7 @@
 
 mod admin;
 pub mod changes;
+pub mod fields;
 pub mod raw;
 mod read;
 mod sections;

@@ -95,7 +95,7 @@ impl<'a> Fields<'a> {
     /// The field as it stands; null counts as absent.
     pub fn value(&mut self, name: &'static str) -> Option<&'a Value> {
         self.asked.push(name);
-        #[cfg(test)]
+        #[cfg(any(test, feature = "asked"))]
         asked::note(self.path(name));
         self.map.get(name).filter(|value| !value.is_null())
     }
@@ -337,9 +337,9 @@ pub fn shortened(text: &str, limit: usize) -> String {
     short
 }
 
-/// Every field that readers of this thread have asked for.
-#[cfg(test)]
-pub(crate) mod asked {
+/// Every field that readers of this thread have asked for: for tests of what is documented.
+#[cfg(any(test, feature = "asked"))]
+pub mod asked {
     use std::cell::RefCell;
     use std::collections::BTreeSet;
 
@@ -352,7 +352,7 @@ pub(crate) mod asked {
     }
 
     /// Those since the last call, by their full names.
-    pub(crate) fn take() -> BTreeSet<String> {
+    pub fn take() -> BTreeSet<String> {
         ASKED.take()
     }
 }

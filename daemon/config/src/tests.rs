@@ -19,7 +19,7 @@ fn refusal(text: &str) -> String {
 
 #[test]
 fn the_teaching_file_says_every_default() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/laptop.yaml");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/laptop.yaml");
     let document = Document::read(&file).unwrap();
     let defaults = Config::from_document(&Document::empty()).unwrap();
     assert_eq!(Config::from_document(&document).unwrap(), defaults);
@@ -53,7 +53,7 @@ fn the_teaching_file_says_every_default() {
 
 #[test]
 fn the_packaged_file_changes_no_default() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/debian/faser.yaml");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/debian/faser.yaml");
     let packaged = Config::from_document(&Document::read(&file).unwrap()).unwrap();
     assert_eq!(packaged, Config::from_document(&Document::empty()).unwrap());
 }
