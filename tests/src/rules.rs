@@ -1,6 +1,7 @@
 //! The repository's rules as code: each check returns what breaks it, one line per fault, and is itself tested on a bad example.
 
 pub mod code;
+pub mod cycles;
 pub mod docs;
 pub mod edges;
 pub mod source;
