@@ -88,7 +88,7 @@ impl Uses {
                 before.pop();
             }
             syn::UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.import(before, tree, public))
+                group.items.iter().for_each(|tree| self.import(before, tree, public));
             }
             syn::UseTree::Glob(_) => self.add(before.clone(), "*".to_owned(), public),
             syn::UseTree::Name(name) => {
