@@ -208,4 +208,53 @@ mod tests {
             assert!(parse(line).is_err(), "{line}");
         }
     }
+
+    /// The calls of faser in lines of a shell.
+    fn calls(lines: &str) -> Vec<String> {
+        let parts = lines.lines().flat_map(|line| line.split(" | ")).flat_map(|part| part.split(" && "));
+        let call = |part: &str| {
+            let part = part.trim().trim_start_matches("sudo ").trim_start_matches("source <(");
+            let arguments = part.strip_prefix("cargo run --release -- ").or(part.strip_prefix("faser "));
+            let end = |text: &str| text.find("  ").or(text.find(" > ")).unwrap_or(text.len());
+            arguments.map(|arguments| format!("faser {}", &arguments[..end(arguments)]))
+        };
+        parts.filter_map(call).collect()
+    }
+
+    #[test]
+    fn every_command_on_a_page_or_in_help_is_one() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|page| page.unwrap().path());
+        let pages = pages
+            .chain([root.join("README.md")])
+            .filter(|page| page.extension().is_some_and(|end| end == "md"));
+        let blocks = pages.map(|page| {
+            let text = std::fs::read_to_string(&page).unwrap();
+            let blocks: Vec<String> = text.split("```").skip(1).step_by(2).map(str::to_owned).collect();
+            (page.display().to_string(), blocks.join("\n"))
+        });
+        let mut command = Cli::command();
+        command.build();
+        let help = |command: &clap::Command| {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            (format!("faser {} --help", command.get_name()), text)
+        };
+        let helps: Vec<_> = std::iter::once(&command).chain(command.get_subcommands()).map(help).collect();
+        let mut count = 0;
+        for (place, text) in blocks.chain(helps) {
+            for call in calls(&text) {
+                let words =
+                    shlex::split(call.trim_end_matches(')')).unwrap_or_else(|| panic!("{place}: {call}"));
+                count += 1;
+                if let Err(error) = Cli::try_parse_from(&words) {
+                    use clap::error::ErrorKind::{
+                        DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
+                    };
+                    let shown = [DisplayHelp, DisplayVersion, DisplayHelpOnMissingArgumentOrSubcommand];
+                    assert!(shown.contains(&error.kind()), "{place}: {call}\n{error}");
+                }
+            }
+        }
+        assert!(count > 40, "{count} commands");
+    }
 }

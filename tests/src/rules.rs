@@ -4,6 +4,7 @@ pub mod code;
 pub mod cycles;
 pub mod docs;
 pub mod edges;
+pub mod picture;
 pub mod source;
 
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use faser_tests::rules::{docs, edges, files, root, source};
+use faser_tests::rules::{docs, edges, files, picture, root, source};
 
 const CRATES: &[&str] = &[
     "topology",
@@ -37,8 +37,7 @@ fn rust_files() -> Vec<(String, String)> {
     all
 }
 
-#[test]
-fn crates_use_only_whom_they_may() {
+fn metadata() -> serde_json::Value {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
@@ -46,7 +45,12 @@ fn crates_use_only_whom_they_may() {
         .output()
         .expect("cargo can be started");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    serde_json::from_slice(&output.stdout).expect("cargo writes JSON")
+}
+
+#[test]
+fn crates_use_only_whom_they_may() {
+    let metadata = metadata();
     let packages = metadata["packages"].as_array().map_or(0, Vec::len);
     assert_eq!(packages, CRATES.len(), "tests/tests/layering.rs names every crate");
     assert_none(&edges::faults(&metadata));
@@ -84,4 +88,23 @@ fn documents_name_files_that_exist() {
     ] {
         assert_none(&docs::faults(&root(), document, &read(document)));
     }
+}
+
+/// `FASER_DRAW=1 cargo test --test layering` draws it anew.
+#[test]
+fn the_picture_of_the_crates_is_what_cargo_says() {
+    let metadata = metadata();
+    let about = |name: &str| {
+        let found =
+            metadata["packages"].as_array().into_iter().flatten().find(|package| package["name"] == name);
+        found.and_then(|package| package["description"].as_str()).unwrap_or_default().to_owned()
+    };
+    let (drawn, path) = (picture::picture(&metadata, about), root().join("docs/crates.svg"));
+    if std::env::var_os("FASER_DRAW").is_some() {
+        std::fs::write(&path, &drawn).expect("docs/crates.svg");
+    }
+    assert!(
+        read("docs/crates.svg") == drawn,
+        "docs/crates.svg is of other crates: FASER_DRAW=1 draws it anew"
+    );
 }
