@@ -1,31 +1,35 @@
 //! The errors of this crate.
 
-use crate::Isa;
-
 /// Why a lane, memory or weights could not be made, or parameters are refused.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The instruction set is not on this machine.
-    #[error("this machine has no {isa}: choose one of {}", available())]
+    #[error("this machine has no {isa}: choose one of {available}")]
     IsaUnavailable {
         /// The one asked for.
-        isa: Isa,
+        isa: String,
+        /// Those that are there.
+        available: String,
     },
     /// No such instruction set.
-    #[error("unknown instruction set `{name}`: choose one of {}", named(&Isa::ALL))]
+    #[error("unknown instruction set `{name}`: choose one of {known}")]
     UnknownIsa {
         /// The name given.
         name: String,
+        /// All there are.
+        known: String,
     },
     /// The environment asks for an instruction set that is not there.
     #[error(
-        "{} in the environment is `{name}`, which this machine has not got: make it one of {}, or unset it",
-        Isa::FORCED_BY,
-        available()
+        "{variable} in the environment is `{name}`, which this machine has not got: make it one of {available}, or unset it"
     )]
     ForcedIsa {
-        /// What the variable says.
+        /// The variable.
+        variable: &'static str,
+        /// What it says.
         name: String,
+        /// The sets that are there.
+        available: String,
     },
     /// No such weight type.
     #[error("unknown dtype `{name}`: choose bf16, f32 or int8")]
@@ -92,12 +96,4 @@ pub enum KernelError {
         /// For what.
         what: &'static str,
     },
-}
-
-fn available() -> String {
-    named(&Isa::available())
-}
-
-fn named(sets: &[Isa]) -> String {
-    sets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

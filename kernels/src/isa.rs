@@ -60,7 +60,7 @@ impl Isa {
     fn named(name: &OsStr) -> Result<Isa, KernelError> {
         let name = name.to_string_lossy().into_owned();
         let found = name.parse().ok().filter(|isa: &Isa| isa.is_available());
-        found.ok_or(KernelError::ForcedIsa { name })
+        found.ok_or_else(|| KernelError::ForcedIsa { variable: Isa::FORCED_BY, name, available: available() })
     }
 
     fn fastest() -> Isa {
@@ -152,8 +152,16 @@ impl FromStr for Isa {
 
     fn from_str(name: &str) -> Result<Isa, KernelError> {
         let found = Isa::ALL.into_iter().find(|isa| isa.to_string() == name);
-        found.ok_or_else(|| KernelError::UnknownIsa { name: name.to_owned() })
+        found.ok_or_else(|| KernelError::UnknownIsa { name: name.to_owned(), known: named(&Isa::ALL) })
     }
+}
+
+fn available() -> String {
+    named(&Isa::available())
+}
+
+fn named(sets: &[Isa]) -> String {
+    sets.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// An instruction set that this machine is known to have: what [`crate::simd::dispatch`] relies on.
@@ -162,7 +170,10 @@ pub(crate) struct Supported(Isa);
 
 impl Supported {
     pub(crate) fn new(isa: Isa) -> Result<Supported, KernelError> {
-        if isa.is_available() { Ok(Supported(isa)) } else { Err(KernelError::IsaUnavailable { isa }) }
+        if isa.is_available() {
+            return Ok(Supported(isa));
+        }
+        Err(KernelError::IsaUnavailable { isa: isa.to_string(), available: available() })
     }
 
     pub(crate) fn isa(self) -> Isa {

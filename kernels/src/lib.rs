@@ -1,6 +1,6 @@
 //! Devices' work: lanes, memory, ops and the sampler, on CPU.
 //!
-//! Every op is one file in [`ops`]; its contract stands at the top in words. Results are batch invariant: each output
+//! Every op is in one file of [`ops`]; its contract stands at the top in words. Results are batch invariant: each output
 //! element is computed in an order that depends on nothing but its own inputs, never on how many rows a pass has, how
 //! they are blocked, or how many workers share them.
 
@@ -24,7 +24,7 @@ pub use isa::Isa;
 pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
     BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable,
-    Rows, Slice, Source, Stored, Table, Tensor, Vector, View, ViewMut, give_memory_back, on_nodes,
+    Rows, Slice, Source, Stored, Table, Tensor, Vector, View, ViewMut, on_nodes,
 };
-pub use process::{fork, one_arena};
+pub use process::{fork, give_memory_back, one_arena};
 pub use sampling::{History, SampleRow, Sampling};

@@ -1,16 +1,15 @@
 //! A pass allocates nothing: after a first pass of a shape, ops only use what lanes and tensors already have.
 
 mod counting;
-mod reference;
 
 use counting::allocations;
+use faser_kernels::cuda::check::ops::reference::{Random, lane};
 use faser_kernels::ops::{self, AttentionShape, TOP_TOKENS, Write};
 use faser_kernels::sampling::gap;
 use faser_kernels::{
     Dtype, History, Isa, KvCache, KvShape, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, SampleRow,
     Sampling, Source, Table, Tensor, Vector,
 };
-use reference::Random;
 
 const ROWS: usize = 20;
 const HIDDEN: usize = 256;
@@ -74,7 +73,7 @@ fn a_second_pass_allocates_nothing() {
         ops::compact_rows(normal.view_mut(ROWS), &[0, 3, 4]);
     };
     // One worker: with helpers, which of them meets its first large op in the second pass is chance.
-    let lane = reference::lane(Isa::detect(), 1);
+    let lane = lane(Isa::detect(), 1);
     pass(&lane);
     let before = allocations();
     pass(&lane);

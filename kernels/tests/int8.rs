@@ -1,11 +1,9 @@
 //! int8 weights: whole numbers exact, all instruction sets agreeing, and how far the rounding is from f64.
 
-mod reference;
-
+use faser_kernels::cuda::check::ops::reference::{Random, bits, lane, on_each_isa, product};
 use faser_kernels::ops::{Write, matmul};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use proptest::prelude::*;
-use reference::{Random, bits, lane, on_each_isa};
 
 const BLOCK: usize = 32;
 
@@ -61,8 +59,7 @@ fn dot_products_of_whole_numbers_are_exact() {
         let matrix = Matrix::pack(inputs, &[Source::F32(&w.values())], Dtype::Int8).unwrap();
         let activations = Tensor::from_rows(inputs, &x.values());
         on_each_isa(|isa| {
-            let mut out = Tensor::zeros(rows, outputs);
-            matmul(&lane(isa, 2), activations.view(rows), &matrix, None, out.view_mut(rows), Write::Replace);
+            let out = product(&lane(isa, 2), activations.view(rows), &matrix);
             for r in 0..rows {
                 for (o, found) in out.row(r).iter().enumerate() {
                     let promised = promised(&x, r, &w, o);
@@ -120,8 +117,7 @@ fn the_rms_error_of_a_product_is_below_one_percent() {
     let (values, w) = (numbers(rows * inputs), numbers(outputs * inputs));
     let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::Int8).unwrap();
     let x = Tensor::from_rows(inputs, &values);
-    let mut out = Tensor::zeros(rows, outputs);
-    matmul(&lane(Isa::detect(), 2), x.view(rows), &matrix, None, out.view_mut(rows), Write::Replace);
+    let out = product(&lane(Isa::detect(), 2), x.view(rows), &matrix);
     let (mut errors, mut squares) = (0.0, 0.0);
     for r in 0..rows {
         for o in 0..outputs {
@@ -146,9 +142,8 @@ fn an_outlier_costs_digits_in_its_own_block_alone() {
     let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::Int8).unwrap();
     // Without the outlier's block: what it lost is not in here.
     let without: Vec<f32> = (0..inputs).map(|i| if i / BLOCK == 3 { 0.0 } else { x[i] }).collect();
-    let mut out = Tensor::zeros(2, outputs);
     let rows = Tensor::from_rows(inputs, &[without.clone(), x].concat());
-    matmul(&lane(Isa::detect(), 1), rows.view(2), &matrix, None, out.view_mut(2), Write::Replace);
+    let out = product(&lane(Isa::detect(), 1), rows.view(2), &matrix);
     for o in 0..outputs {
         let exact: f32 = without.iter().zip(&w[o * inputs..]).map(|(x, w)| x * w).sum();
         assert!((out.row(0)[o] - exact).abs() < 0.3, "{} {exact}", out.row(0)[o]);
@@ -167,30 +162,20 @@ fn rows_that_are_not_finite_stay_so_and_harm_no_other() {
     let good = random.numbers(inputs);
     on_each_isa(|isa| {
         let lane = lane(isa, 1);
-        let mut alone = Tensor::zeros(1, outputs);
-        matmul(
-            &lane,
-            Tensor::from_rows(inputs, &good).view(1),
-            &matrix,
-            None,
-            alone.view_mut(1),
-            Write::Replace,
-        );
+        let alone = product(&lane, Tensor::from_rows(inputs, &good).view(1), &matrix);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for at in [0, 31, 40, 69] {
                 let mut row = good.clone();
                 row[at] = bad;
                 let x = Tensor::from_rows(inputs, &[row, good.clone()].concat());
-                let mut out = Tensor::zeros(2, outputs);
-                matmul(&lane, x.view(2), &matrix, None, out.view_mut(2), Write::Replace);
+                let out = product(&lane, x.view(2), &matrix);
                 assert!(out.row(0).iter().all(|y| y.is_nan()), "{isa}: {bad} at {at}");
                 assert_eq!(bits(&out, 2)[1], bits(&alone, 1)[0], "{isa}");
             }
         }
         // Activations too small to have an inverse, and none at all.
         let x = Tensor::from_rows(inputs, &[vec![1e-40; inputs], vec![0.0; inputs]].concat());
-        let mut out = Tensor::zeros(2, outputs);
-        matmul(&lane, x.view(2), &matrix, None, out.view_mut(2), Write::Replace);
+        let out = product(&lane, x.view(2), &matrix);
         assert!(out.row(0).iter().chain(out.row(1)).all(|y| *y == 0.0), "{isa}");
     });
 }

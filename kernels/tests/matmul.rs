@@ -1,17 +1,17 @@
 //! matmul against f64, and the same bits whatever the rows, workers and strides.
 
-mod reference;
-
+use faser_kernels::cuda::check::ops::reference::{
+    Random, bf16 as rounded_to_bf16, bits, close, lane, on_each_isa, product,
+};
 use faser_kernels::ops::{Write, matmul};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use reference::{Random, bits, close, lane, on_each_isa};
 
 /// bf16 weights are rounded at packing; activations only where the instruction needs it.
 fn rounded(isa: Isa, dtype: Dtype, x: f32, weight: bool) -> f64 {
     let round = dtype == Dtype::Bf16 && (weight || matches!(isa, Isa::Amx | Isa::Avx512Bf16));
-    f64::from(if round { reference::bf16(x) } else { x })
+    f64::from(if round { rounded_to_bf16(x) } else { x })
 }
 
 #[test]
@@ -86,8 +86,7 @@ fn sources_of_all_types_can_be_fused_and_written_to_columns_of_a_wider_tensor() 
         let mut first_output = 100;
         for source in sources {
             let alone = Matrix::pack(6, &[source], Dtype::F32).unwrap();
-            let mut apart = Tensor::zeros(9, alone.out_features());
-            matmul(&lane, wide.view(9).columns(4..10), &alone, None, apart.view_mut(9), Write::Replace);
+            let apart = product(&lane, wide.view(9).columns(4..10), &alone);
             for r in 0..9 {
                 assert_eq!(out.row(r)[first_output..][..alone.out_features()], *apart.row(r), "{isa}");
                 assert!(out.row(r)[..100].iter().chain(&out.row(r)[193..]).all(|x| *x == 0.0));
@@ -106,12 +105,11 @@ fn what_was_computed_before_leaves_no_trace() {
         let matrix = Matrix::pack(33, &[Source::F32(&w)], dtype).unwrap();
         let before = Matrix::pack(64, &[Source::F32(&old)], dtype).unwrap();
         on_each_isa(|isa| {
-            let (fresh, used) = (lane(isa, 1), lane(isa, 1));
-            let [mut expected, mut actual] = [(); 2].map(|()| Tensor::zeros(3, 40));
-            matmul(&fresh, x.view(3), &matrix, None, expected.view_mut(3), Write::Replace);
+            let used = lane(isa, 1);
             // NaN in all of the scratch: an odd last input and padded rows must not meet them.
-            matmul(&used, nan.view(14), &before, None, Tensor::zeros(14, 40).view_mut(14), Write::Replace);
-            matmul(&used, x.view(3), &matrix, None, actual.view_mut(3), Write::Replace);
+            product(&used, nan.view(14), &before);
+            let actual = product(&used, x.view(3), &matrix);
+            let expected = product(&lane(isa, 1), x.view(3), &matrix);
             assert_eq!(bits(&actual, 3), bits(&expected, 3), "{isa} {dtype}");
         });
     }
@@ -164,15 +162,12 @@ fn every_number_of_rows_gives_the_same_bits_with_enough_work_to_share() {
             let mut expected = Tensor::zeros(130, outputs);
             for r in 0..130 {
                 let row = Tensor::from_rows(inputs, x.row(r));
-                let mut out = Tensor::zeros(1, outputs);
-                matmul(&lane(isa, 1), row.view(1), &matrix, None, out.view_mut(1), Write::Replace);
-                expected.row_mut(r).copy_from_slice(out.row(0));
+                expected.row_mut(r).copy_from_slice(product(&lane(isa, 1), row.view(1), &matrix).row(0));
             }
             for workers in [1, 2, 3] {
                 let lane = lane(isa, workers);
                 for rows in (1..=64).chain([97, 130]) {
-                    let mut out = Tensor::zeros(rows, outputs);
-                    matmul(&lane, x.view(rows), &matrix, None, out.view_mut(rows), Write::Replace);
+                    let out = product(&lane, x.view(rows), &matrix);
                     assert_eq!(
                         bits(&out, rows),
                         bits(&expected, rows),

@@ -1,11 +1,9 @@
 //! What pruning inside a pass needs: compact_rows against gather_rows, score_tokens against matmul.
 
-mod reference;
-
-use faser_kernels::ops::{Write, compact_rows, gather_rows, matmul, score_tokens};
+use faser_kernels::cuda::check::ops::reference::{Random, bits, lane, on_each_isa, product};
+use faser_kernels::ops::{compact_rows, gather_rows, score_tokens};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor};
 use proptest::prelude::*;
-use reference::{Random, bits, lane, on_each_isa};
 
 #[test]
 fn compact_rows_gathers_in_place() {
@@ -59,8 +57,7 @@ proptest! {
         let tokens: Vec<u32> = (0..rows * each).map(|_| random.below(outputs) as u32).collect();
         for isa in Isa::available() {
             let lane = lane(isa, workers);
-            let mut logits = Tensor::zeros(rows, outputs);
-            matmul(&lane, x, &matrix, None, logits.view_mut(rows), Write::Replace);
+            let logits = product(&lane, x, &matrix);
             let mut scores = vec![f32::NAN; tokens.len()];
             score_tokens(&lane, x, &matrix, &tokens, &mut scores);
             for (i, (token, score)) in tokens.iter().zip(&scores).enumerate() {

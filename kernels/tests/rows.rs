@@ -1,12 +1,12 @@
 //! The ops that go row by row, against f64: embed, gather_rows, rms_norm, rope, activate, soft_cap.
 
-mod reference;
-
+use faser_kernels::cuda::check::ops::reference::{Random, bf16, bits, close, lane, on_each_isa};
 use faser_kernels::ops::{
     Activation, Write, activate, embed, gather_rows, matmul, rms_norm, rms_norm_heads, rope, sample, soft_cap,
 };
-use faser_kernels::{Dtype, Isa, Matrix, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector};
-use reference::{Random, bits, close, lane, on_each_isa};
+use faser_kernels::{
+    Dtype, Isa, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector, View,
+};
 
 /// Shapes around the widths of vectors, and one that helpers share.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (2, 15), (3, 16), (5, 37), (9, 128), (64, 1000)];
@@ -22,8 +22,7 @@ fn embed_looks_up_rows_in_both_types() {
         embed(&lane(Isa::Portable, 1), &table, &[7, 49, 7], 1.0, out.view_mut(3));
         for (r, token) in [7, 49, 7].into_iter().enumerate() {
             let row = values[token * 21..(token + 1) * 21].iter();
-            let expected: Vec<f32> =
-                row.map(|x| if dtype == Dtype::F32 { *x } else { reference::bf16(*x) }).collect();
+            let expected: Vec<f32> = row.map(|x| if dtype == Dtype::F32 { *x } else { bf16(*x) }).collect();
             assert_eq!(out.row(r), expected);
         }
     }
@@ -47,15 +46,19 @@ fn gather_compacts_rows() {
     }
 }
 
+fn normed(lane: &Lane, x: View<'_>, weight: &Vector, eps: f32) -> Tensor {
+    let mut out = Tensor::zeros(x.rows(), x.cols());
+    rms_norm(lane, x, weight, eps, out.view_mut(x.rows()), Write::Replace);
+    out
+}
+
 #[test]
 fn rms_norm_agrees_with_f64() {
     on_each_isa(|isa| {
         for (rows, cols) in SHAPES {
             let mut random = Random::new(cols as u64);
             let (x, weight) = (random.tensor(rows, cols), random.numbers(cols));
-            let mut out = Tensor::zeros(rows, cols);
-            let weights = Vector::new(Source::F32(&weight));
-            rms_norm(&lane(isa, 2), x.view(rows), &weights, 1e-5, out.view_mut(rows), Write::Replace);
+            let out = normed(&lane(isa, 2), x.view(rows), &Vector::new(Source::F32(&weight)), 1e-5);
             for r in 0..rows {
                 let mean = x.row(r).iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / cols as f64;
                 for (i, weight) in weight.iter().enumerate() {
@@ -77,15 +80,7 @@ fn rms_norm_heads_is_rms_norm_of_each_head() {
         let lane = lane(isa, 2);
         rms_norm_heads(&lane, heads.view_mut(7), &weight, 1e-6);
         for head in 0..5 {
-            let mut alone = Tensor::zeros(7, 24);
-            rms_norm(
-                &lane,
-                x.view(7).columns(head * 24..(head + 1) * 24),
-                &weight,
-                1e-6,
-                alone.view_mut(7),
-                Write::Replace,
-            );
+            let alone = normed(&lane, x.view(7).columns(head * 24..(head + 1) * 24), &weight, 1e-6);
             for r in 0..7 {
                 assert_eq!(heads.row(r)[head * 24..(head + 1) * 24], *alone.row(r), "{isa}");
             }
@@ -214,9 +209,9 @@ fn a_norm_that_is_added_is_the_norm() {
         let mut random = Random::new(21);
         let (x, before) = (random.tensor(9, 301), random.tensor(9, 301));
         let weight = Vector::new(Source::F32(&random.numbers(301)));
-        let (mut normal, mut sum) = (Tensor::zeros(9, 301), Tensor::zeros(9, 301));
+        let mut sum = Tensor::zeros(9, 301);
         (0..9).for_each(|r| sum.row_mut(r).copy_from_slice(before.row(r)));
-        rms_norm(&lane(isa, 2), x.view(9), &weight, 1e-5, normal.view_mut(9), Write::Replace);
+        let normal = normed(&lane(isa, 2), x.view(9), &weight, 1e-5);
         rms_norm(&lane(isa, 2), x.view(9), &weight, 1e-5, sum.view_mut(9), Write::Add);
         for r in 0..9 {
             for (i, sum) in sum.row(r).iter().enumerate() {
@@ -235,14 +230,7 @@ fn a_pass_may_want_no_rows_of_an_op() {
         let lane = lane(isa, 2);
         gather_rows(&lane, x.view(4), &[], out.view_mut(0));
         matmul(&lane, x.view(0), &matrix, None, out.view_mut(0), Write::Replace);
-        rms_norm(
-            &lane,
-            x.view(0),
-            &Vector::new(Source::F32(&[1.0; 8])),
-            1e-5,
-            out.view_mut(0),
-            Write::Replace,
-        );
+        normed(&lane, x.view(0), &Vector::new(Source::F32(&[1.0; 8])), 1e-5);
         sample(&lane, out.view(0), &[], &mut []);
     });
 }
@@ -253,21 +241,12 @@ fn rows_have_the_same_bits_alone_and_together() {
         let mut random = Random::new(12);
         let (x, weight) = (random.tensor(64, 1000), Vector::new(Source::F32(&random.numbers(1000))));
         let gates = random.tensor(64, 2000);
-        let (mut norms, mut activated) = (Tensor::zeros(64, 1000), Tensor::zeros(64, 1000));
-        let several = lane(isa, 3);
-        rms_norm(&several, x.view(64), &weight, 1e-5, norms.view_mut(64), Write::Replace);
+        let (several, mut activated) = (lane(isa, 3), Tensor::zeros(64, 1000));
+        let norms = normed(&several, x.view(64), &weight, 1e-5);
         activate(&several, gates.view(64), Activation::Gelu, activated.view_mut(64));
         let one = lane(isa, 1);
         for r in 0..64 {
-            let mut out = Tensor::zeros(1, 1000);
-            rms_norm(
-                &one,
-                Tensor::from_rows(1000, x.row(r)).view(1),
-                &weight,
-                1e-5,
-                out.view_mut(1),
-                Write::Replace,
-            );
+            let mut out = normed(&one, Tensor::from_rows(1000, x.row(r)).view(1), &weight, 1e-5);
             assert_eq!(bits(&out, 1)[0], bits(&norms, 64)[r], "{isa}");
             activate(&one, Tensor::from_rows(2000, gates.row(r)).view(1), Activation::Gelu, out.view_mut(1));
             assert_eq!(bits(&out, 1)[0], bits(&activated, 64)[r], "{isa}");

@@ -1,11 +1,9 @@
 //! The sampler draws from the distribution that its parameters describe, reproducibly, and never what it must not.
 
-mod reference;
-
+use faser_kernels::cuda::check::ops::reference::{Random, lane, on_each_isa};
 use faser_kernels::ops::sample;
 use faser_kernels::{History, Isa, Lane, SampleRow, Sampling, Tensor};
 use proptest::prelude::*;
-use reference::{Random, lane, on_each_isa};
 
 /// Logits of a vocabulary of eight: two likely, a tie, some unlikely.
 const LOGITS: [f32; 8] = [2.0, 1.0, 1.0, 0.3, -0.5, -1.0, -2.0, 1.7];
@@ -20,6 +18,21 @@ fn draws(lane: &Lane, sampling: &Sampling, logits: &[f32], history: &History, co
     let mut out = vec![0; count];
     sample(lane, tensor.view(1), &rows, &mut out);
     out
+}
+
+/// Draws the token that follows the history and `since`.
+fn drawn(
+    lane: &Lane,
+    sampling: &Sampling,
+    history: &History,
+    since: &[u32],
+    allowed: Option<&[u32]>,
+) -> usize {
+    let position = (history.len() + since.len()) as u32;
+    let mut out = [0];
+    let row = SampleRow { row: 0, position, sampling, history, since, allowed };
+    sample(lane, Tensor::from_rows(8, &LOGITS).view(1), &[row], &mut out);
+    out[0] as usize
 }
 
 /// As [`draws`], but one seed and many positions: what a long text draws.
@@ -146,25 +159,12 @@ fn penalties_and_bias_shift_the_distribution_as_documented() {
 #[test]
 fn proposals_since_the_history_count_as_the_history_does() {
     let sampling = Sampling { frequency_penalty: 0.9, repetition_penalty: 1.5, ..Sampling::default() };
-    let logits = Tensor::from_rows(8, &LOGITS);
     let lane = lane(Isa::detect(), 1);
     for seed in 0..500 {
         let sampling = Sampling { seed, ..sampling.clone() };
         let (short, long) = (History::new(1, &[3], &sampling), History::new(1, &[3, 0, 7, 0], &sampling));
-        let rows = [
-            SampleRow {
-                row: 0,
-                position: 4,
-                sampling: &sampling,
-                history: &short,
-                since: &[0, 7, 0],
-                allowed: None,
-            },
-            SampleRow { row: 0, position: 4, sampling: &sampling, history: &long, since: &[], allowed: None },
-        ];
-        let mut out = [0; 2];
-        sample(&lane, logits.view(1), &rows, &mut out);
-        assert_eq!(out[0], out[1]);
+        let since = drawn(&lane, &sampling, &short, &[0, 7, 0], None);
+        assert_eq!(since, drawn(&lane, &sampling, &long, &[], None));
     }
 }
 
@@ -229,24 +229,13 @@ fn only_allowed_tokens_are_drawn_however_likely_the_others_are() {
     ];
     on_each_isa(|isa| {
         let lane = lane(isa, 1);
-        let logits = Tensor::from_rows(8, &LOGITS);
         for (sampling, possible) in &samplings {
             let mut seen = [0; 8];
             for seed in 0..400 {
                 let sampling = Sampling { seed, ..sampling.clone() };
                 let history = History::new(0, &[], &sampling);
                 let allowed = [1 << 1 | 1 << 3 | 1 << 6];
-                let row = SampleRow {
-                    row: 0,
-                    position: 0,
-                    sampling: &sampling,
-                    history: &history,
-                    since: &[],
-                    allowed: Some(&allowed),
-                };
-                let mut out = [0];
-                sample(&lane, logits.view(1), &[row], &mut out);
-                seen[out[0] as usize] += 1;
+                seen[drawn(&lane, &sampling, &history, &[], Some(&allowed))] += 1;
             }
             let drawn: Vec<usize> = (0..8).filter(|token| seen[*token] > 0).collect();
             assert_eq!(drawn, *possible, "{isa} {sampling:?}");
@@ -261,7 +250,6 @@ fn a_requests_own_tokens_alone_are_drawn_and_none_that_ends_a_banned_row() {
     let plain = Sampling { temperature: 0.8, ..Sampling::default() };
     on_each_isa(|isa| {
         let lane = lane(isa, 1);
-        let logits = Tensor::from_rows(8, &LOGITS);
         // The prompt is 2; behind it 4 is the output's.
         for (output, since, barred) in [
             (&[4][..], &[][..], vec![3]),
@@ -280,18 +268,7 @@ fn a_requests_own_tokens_alone_are_drawn_and_none_that_ends_a_banned_row() {
                     ..plain.clone()
                 };
                 let history = History::new(1, &[&[2], output].concat(), &sampling);
-                let position = (1 + output.len() + since.len()) as u32;
-                let row = SampleRow {
-                    row: 0,
-                    position,
-                    sampling: &sampling,
-                    history: &history,
-                    since,
-                    allowed: None,
-                };
-                let mut out = [0];
-                sample(&lane, logits.view(1), &[row], &mut out);
-                seen[out[0] as usize] += 1;
+                seen[drawn(&lane, &sampling, &history, since, None)] += 1;
             }
             let drawn: Vec<usize> = (0..8).filter(|token| seen[*token] > 0).collect();
             let possible: Vec<usize> =
@@ -306,16 +283,8 @@ fn no_end_is_drawn_before_there_are_enough_tokens_of_output() {
     let sampling = Sampling { temperature: 0.0, min_tokens: 2, ends: vec![0, 7, 99], ..Sampling::default() };
     on_each_isa(|isa| {
         let lane = lane(isa, 1);
-        let logits = Tensor::from_rows(8, &LOGITS);
         let prompt = History::new(3, &[0, 0, 0], &sampling);
-        let drawn = [&[][..], &[1], &[1, 1]].map(|since| {
-            let position = 3 + since.len() as u32;
-            let row =
-                SampleRow { row: 0, position, sampling: &sampling, history: &prompt, since, allowed: None };
-            let mut out = [0];
-            sample(&lane, logits.view(1), &[row], &mut out);
-            out[0]
-        });
+        let drawn = [&[][..], &[1], &[1, 1]].map(|since| drawn(&lane, &sampling, &prompt, since, None));
         assert_eq!(drawn, [1, 1, 0], "{isa}");
     });
 }

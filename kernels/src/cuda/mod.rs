@@ -9,26 +9,22 @@ mod attention;
 pub mod check;
 mod compile;
 mod device;
-mod drafting;
-mod gate;
 mod gemm;
 mod launch;
-mod ptxas;
 mod rows;
 mod sampling;
 mod sources;
+mod speculation;
 
 pub use attention::*;
-pub use compile::{Compiler, Cubin, NvrtcError};
+pub use compile::{Compiler, Cubin, NvrtcError, Usage, usages};
 pub use device::{
     Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclSeat, Place, Plain,
     Product, Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
-pub use drafting::*;
-pub use gate::*;
 pub use gemm::*;
 pub use launch::*;
-pub use ptxas::{Usage, usages};
 pub use rows::*;
 pub use sampling::*;
 pub use sources::{File, Kernel, PRELUDE, check_files, file, files, kernel, kernels};
+pub use speculation::*;

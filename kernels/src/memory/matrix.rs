@@ -2,10 +2,19 @@
 //!
 //! A panel is [`PANEL`] outputs. Inside a panel the numbers lie in the order the kernels read them, so that a pass
 //! streams through memory once: bf16 as `[panel][in / 2][PANEL][2]` (pairs of inputs, what `vdpbf16ps` and AMX take), f32 as
-//! `[panel][in][PANEL]`. Missing outputs are zero, and so are inputs after the last, in bf16 up to a tile's depth. int8 has its own
-//! file, `int8.rs`.
+//! `[panel][in][PANEL]`. Missing outputs are zero, and so are inputs after the last, in bf16 up to a tile's depth.
+//!
+//! In int8 each output and block of 32 inputs has a scale, and its weights are whole numbers of it. A panel is `[in / 64][17][PANEL]` words of 32 bits. In a step of 64 inputs the first eight rows of words are a block, four
+//! consecutive inputs to the word, the lowest first; so are the next eight; the last row has the scales of both, the first in
+//! the low half. So a step is one run of memory, and the word of an output is at the same place in each row.
+//!
+//! A weight `q` from -127 to 127 is stored as the byte `q + 128`: `vpdpbusd` takes one unsigned factor. What the
+//! offset adds, 128 times the sum of the activations, is known with them and taken off there.
+//!
+//! A scale is a float of 16 bits without a sign: 6 bits of exponent, 10 of fraction. That is every positive f16, so q8_0 blocks fit as
+//! they are, and 23 more powers of two below, for f16 runs out of digits under weights of 0.008. bf16 would have range
+//! but not f16's digits; f32 would be 6 % more to read.
 
-use super::int8::{int8_words, pack_int8};
 use super::{Buffer, Source, source::FromSource};
 use crate::{Dtype, KernelError};
 use half::bf16;
@@ -136,6 +145,80 @@ fn pack_panels<'a, T: FromSource, const PAIR: usize, const WHOLE: usize>(
     Ok(packed)
 }
 
+/// Inputs that share a scale.
+pub(crate) const BLOCK: usize = 32;
+/// Blocks of a step.
+pub(crate) const BLOCKS: usize = 2;
+/// Rows of words in a step of int8.
+const INT8_ROWS: usize = BLOCKS * BLOCK / 4 + 1;
+/// What a scale's bits, moved up by 13 and read as an f32, are to be multiplied by.
+pub(crate) const SCALE_UNIT: f32 = f32::from_bits((127 + 79) << 23);
+/// Adding it rounds a small number to an integer, which stands in the low bits.
+const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+
+/// Words that an output's inputs take.
+fn int8_words(in_features: usize) -> usize {
+    in_features.div_ceil(BLOCKS * BLOCK) * INT8_ROWS
+}
+
+/// Packs `rows`, one output each: where a row begins in its source.
+fn pack_int8<'a>(
+    out_features: usize,
+    in_features: usize,
+    mut rows: impl Iterator<Item = (&'a Source<'a>, usize)>,
+) -> Result<Buffer<u32>, KernelError> {
+    let words = int8_words(in_features);
+    let mut packed = Buffer::zeroed(out_features.next_multiple_of(PANEL) * words, "weights")?;
+    for panel in packed.chunks_exact_mut(PANEL * words) {
+        let outputs: Vec<_> = rows.by_ref().take(PANEL).collect();
+        for (step, packed) in panel.chunks_exact_mut(PANEL * INT8_ROWS).enumerate() {
+            for (output, (source, row)) in outputs.iter().enumerate() {
+                for block in 0..BLOCKS {
+                    let first = (step * BLOCKS + block) * BLOCK;
+                    let mut weights = [0.0; BLOCK];
+                    let inputs = BLOCK.min(in_features.saturating_sub(first));
+                    source.read(row + first.min(in_features), &mut weights[..inputs]);
+                    let (scale, bytes) = quantised(&weights)?;
+                    for (i, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                        packed[(block * BLOCK / 4 + i) * PANEL + output] = u32::from_le_bytes(*four);
+                    }
+                    packed[(INT8_ROWS - 1) * PANEL + output] |= u32::from(scale) << (16 * block);
+                }
+            }
+        }
+    }
+    Ok(packed)
+}
+
+/// Scale and bytes of a block: the largest weight becomes 127 or -127, as nearly as the scale's digits allow.
+fn quantised(weights: &[f32; BLOCK]) -> Result<(u16, [u8; BLOCK]), KernelError> {
+    // NaN is largest as a pattern of bits.
+    let largest = f32::from_bits(weights.iter().map(|w| w.abs().to_bits()).fold(0, u32::max));
+    let scale = encode(largest / 127.0).ok_or(KernelError::Weight { value: largest })?;
+    let step = decode(scale);
+    let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
+    let byte = |w: &f32| ((w * inverse).clamp(-127.0, 127.0) + (ROUND + 128.0)).to_bits() as u8;
+    let mut bytes = [0; BLOCK];
+    bytes.iter_mut().zip(weights).for_each(|(to, w)| *to = byte(w));
+    Ok((scale, bytes))
+}
+
+/// The nearest scale to `x`, which is not negative; zero if `x` is below 2^-47, `None` if it is 2^16 or more, or NaN.
+fn encode(x: f32) -> Option<u16> {
+    if x < SMALLEST {
+        return Some(0);
+    }
+    let bits = (x / SCALE_UNIT).to_bits();
+    u16::try_from((bits + 0xfff + (bits >> 13 & 1)) >> 13).ok()
+}
+
+const SMALLEST: f32 = f32::from_bits((127 - 47) << 23);
+
+/// What a scale stands for.
+fn decode(scale: u16) -> f32 {
+    f32::from_bits(u32::from(scale) << 13) * SCALE_UNIT
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,5 +250,75 @@ mod tests {
     fn half_rows_are_refused() {
         let refusal = Matrix::pack(3, &[Source::F32(&[1.0; 7])], Dtype::F32).err().unwrap().to_string();
         assert!(refusal.contains("7 elements") && refusal.contains("rows of 3"), "{refusal}");
+    }
+
+    /// The weights that stand for what was packed.
+    fn unpacked(packed: &[u32], outputs: usize, inputs: usize) -> Vec<f32> {
+        let panel_len = PANEL * int8_words(inputs);
+        let weight = |output: usize, input: usize| {
+            let panel = &packed[output / PANEL * panel_len..][..panel_len];
+            let step = &panel[input / 64 * PANEL * INT8_ROWS..][..PANEL * INT8_ROWS];
+            let (input, output) = (input % 64, output % PANEL);
+            let byte = step[input / 4 * PANEL + output].to_le_bytes()[input % 4];
+            let scale = (step[16 * PANEL + output] >> (input / 32 * 16)) as u16;
+            decode(scale) * (f32::from(byte) - 128.0)
+        };
+        (0..outputs * inputs).map(|i| weight(i / inputs, i % inputs)).collect()
+    }
+
+    fn packed(inputs: usize, weights: &[f32]) -> Result<Buffer<u32>, KernelError> {
+        let outputs = weights.len() / inputs;
+        let source = Source::F32(weights);
+        pack_int8(outputs, inputs, (0..outputs).map(|o| (&source, o * inputs)))
+    }
+
+    #[test]
+    fn every_weight_is_within_half_a_step_of_its_block() {
+        for (outputs, inputs) in [(1, 1), (3, 31), (33, 32), (40, 65), (70, 100), (64, 128)] {
+            let sizes = [1.0, 1e-3, 3e4, 1e-8];
+            let weights: Vec<f32> =
+                (0..outputs * inputs).map(|i| ((i * i) as f32).sin() * sizes[i / 32 % 4]).collect();
+            let found = unpacked(&packed(inputs, &weights).unwrap(), outputs, inputs);
+            for (row, found) in weights.chunks(inputs).zip(found.chunks(inputs)) {
+                for (block, found) in row.chunks(BLOCK).zip(found.chunks(BLOCK)) {
+                    let largest = block.iter().fold(0.0, |most: f32, w| most.max(w.abs()));
+                    for (w, found) in block.iter().zip(found) {
+                        // Half a step, and what the scale's 11 digits are off.
+                        assert!(
+                            (w - found).abs() <= largest / 127.0 * 0.5 * 1.001,
+                            "{w} {found} of {largest}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scales_are_every_positive_f16_and_smaller_ones() {
+        for bits in 1..0x7c00 {
+            let scale = half::f16::from_bits(bits).to_f32();
+            assert_eq!(decode(encode(scale).unwrap()), scale);
+        }
+        for scale in [0.0, SMALLEST, 2f32.powi(-30) * 1.5, 65_504.0] {
+            assert_eq!(decode(encode(scale).unwrap()), scale);
+        }
+        for i in 0..1000 {
+            let x = 1.01_f32.powi(i) * 1e-8 % 6e4;
+            assert!((decode(encode(x).unwrap()) / x - 1.0).abs() <= 1.0 / 2048.0, "{x}");
+        }
+        assert_eq!(encode(SMALLEST / 2.0), Some(0));
+        assert!([65_536.0, 65_530.0, f32::INFINITY, f32::NAN].into_iter().all(|x| encode(x).is_none()));
+    }
+
+    #[test]
+    fn weights_without_a_scale_are_refused() {
+        for bad in [f32::NAN, f32::NEG_INFINITY, 1e7, -3e38] {
+            let mut weights = [0.5; 70];
+            weights[68] = bad;
+            let refusal = packed(70, &weights).err().unwrap().to_string();
+            assert!(refusal.contains("int8") && refusal.contains("bf16"), "{refusal}");
+        }
+        assert_eq!(unpacked(&packed(33, &[0.0; 33]).unwrap(), 1, 33), [0.0; 33]);
     }
 }

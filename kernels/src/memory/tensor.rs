@@ -1,6 +1,7 @@
-//! Activations: rows of f32, and views of some rows and columns of them.
+//! Activations: rows of f32, views of some rows and columns of them, and slices that several workers write, each its own part.
 
-use super::{Buffer, SharedMut};
+use super::Buffer;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Rows of f32 activations, allocated once for as many rows as a pass may have.
@@ -197,6 +198,48 @@ impl<'a> ViewMut<'a> {
     pub(crate) fn share(self) -> SharedRows<'a> {
         let ViewMut { data, rows, cols, first, stride } = self;
         SharedRows { data: SharedMut::new(data), rows, cols, first, stride }
+    }
+}
+
+/// A mutable slice whose disjoint parts several workers may write at once.
+pub(crate) struct SharedMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Clone for SharedMut<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedMut<'_, T> {}
+
+// SAFETY: it is a `&mut [T]` whose users promise (see `part`) never to overlap.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> SharedMut<'a, T> {
+        SharedMut { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
+    }
+
+    /// Where an element is, or would be.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn address(self, at: usize) -> *const T {
+        self.start.wrapping_add(at)
+    }
+
+    /// `len` elements from `from`; panics out of bounds.
+    ///
+    /// # Safety
+    /// No two parts that overlap may be alive at the same time.
+    pub(crate) unsafe fn part(self, from: usize, len: usize) -> &'a mut [T] {
+        assert!(from.checked_add(len).is_some_and(|end| end <= self.len), "part out of bounds");
+        // SAFETY: in bounds by the check above; unique by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(from), len) }
     }
 }
 

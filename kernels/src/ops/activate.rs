@@ -1,7 +1,10 @@
+//! Functions of each number.
+//!
 //! activate: the activation of an MLP: `out = f(gate) * up` where the columns of `x` are `gate | up`, or `out = f(x)` where there is no gate.
+//! soft_cap: `x = cap tanh(x / cap)`, in place: no logit is larger than `cap` (Gemma 2).
 
 use crate::memory::{View, ViewMut};
-use crate::simd::{Kernel, Simd, dispatch, exp};
+use crate::simd::{Kernel, Simd, dispatch, exp, tanh};
 use crate::{Lane, Op};
 
 /// The function. `kernels/cuda/activate.cu` has the same ones, by their place here.
@@ -129,4 +132,37 @@ impl<const ACTIVATION: usize> Kernel for Activate<'_, ACTIVATION> {
             s.store_some(out, s.mul(activation.of(s, gate), up));
         }
     }
+}
+
+/// Caps each number of each row.
+pub fn soft_cap(lane: &Lane, x: ViewMut<'_>, cap: f32) {
+    let (rows, cols) = (x.rows(), x.cols());
+    let x = x.share();
+    let isa = lane.supported();
+    lane.for_each(Op::SoftCap, rows, cols / 2, |r, _| {
+        // SAFETY: each row is one item, done once.
+        dispatch(isa, Cap { x: unsafe { x.row(r) }, cap });
+    });
+}
+
+struct Cap<'a> {
+    x: &'a mut [f32],
+    cap: f32,
+}
+
+impl Kernel for Cap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for x in self.x.chunks_mut(S::LANES) {
+            s.store_some(x, capped(s, s.load_some(x), self.cap));
+        }
+    }
+}
+
+/// `cap tanh(x / cap)`.
+#[inline(always)]
+pub(super) fn capped<S: Simd>(s: S, x: S::F, cap: f32) -> S::F {
+    s.mul(s.splat(cap), tanh(s, s.mul(x, s.splat(1.0 / cap))))
 }

@@ -1,38 +1,30 @@
-//! The ops of a transformer pass, one file each: the contract in words, then the CPU version.
+//! The ops of a transformer pass, each in one file, with its kin: the contract in words, then the CPU version.
 //!
-//! [`each_op`](crate::each_op) is the one list of them, the GPU's included. One more op is a file here, a line of that list, a source in
+//! [`each_op`](crate::each_op) is the one list of them, the GPU's included. One more op is a function here, a line of that list, a source in
 //! `kernels/cuda`, its arguments in `kernels/src/cuda`, and a case in `kernels/src/cuda/check/ops`.
 //!
 //! The number of rows is that of the views. Shapes that do not fit are a mistake of the caller's code and panic with both shapes.
 
+mod across_ranks;
 mod activate;
-mod all_gather;
-mod all_reduce;
 mod attention;
-mod compact_rows;
-mod embed;
-mod gather_rows;
 mod matmul;
 mod rms_norm;
 mod rope;
+mod rows;
 mod score_tokens;
-mod soft_cap;
 mod store_kv;
 mod sum_rows;
 
 pub use crate::sampling::{TOP_TOKENS, confidence, logprobs, sample, top_tokens};
-pub use activate::{Activation, activate};
-pub use all_gather::all_gather;
-pub use all_reduce::all_reduce;
+pub use across_ranks::{all_gather, all_reduce};
+pub use activate::{Activation, activate, soft_cap};
 pub use attention::{AttentionShape, attention};
-pub use compact_rows::compact_rows;
-pub use embed::{embed, embed_part};
-pub use gather_rows::gather_rows;
 pub use matmul::{Write, matmul};
 pub use rms_norm::{rms_norm, rms_norm_heads};
 pub use rope::rope;
+pub use rows::{compact_rows, embed, embed_part, gather_rows};
 pub use score_tokens::score_tokens;
-pub use soft_cap::soft_cap;
 pub use store_kv::store_kv;
 pub use sum_rows::sum_rows;
 

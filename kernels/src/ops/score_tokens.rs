@@ -4,12 +4,12 @@
 //! read for one of its lanes: the others are in the same cache line, which memory gives whole. Several tokens go together, as
 //! one chain alone would wait for its own additions.
 
+use super::matmul::{OverPanels, over_panels};
 use crate::lane::Scratch;
-use crate::memory::{Matrix, PANEL, Panels, View};
-use crate::simd::{
-    AHEAD, DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes, multiply,
-};
+use crate::memory::{Matrix, PANEL, View};
+use crate::simd::{AHEAD, Product, Simd, multiply};
 use crate::{Lane, Op};
+#[cfg(target_arch = "x86_64")]
 use half::bf16;
 
 /// `out[r * c + i]` becomes row `r` of `x` times output `tokens[r * c + i]` of `w`, `c` tokens per row. The columns of `x` are the
@@ -38,12 +38,8 @@ pub fn score_tokens(lane: &Lane, x: View<'_>, w: &Matrix, tokens: &[u32], out: &
         // SAFETY: each row is one item, done once.
         let out = unsafe { out.part(r * each, each) };
         let (x, tokens, panel_len) = (x.row(r), &tokens[r * each..(r + 1) * each], w.panel_len());
-        let score = Score { x, tokens, out, panel_len, scratch };
-        match w.panels() {
-            Panels::F32(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
-            Panels::Bf16(weights) => dispatch(isa, Of { score, weights: &weights[..] }),
-            Panels::Int8(weights) => dispatch_bytes(isa, Of { score, weights: &weights[..] }),
-        }
+        // SAFETY: they are tokens of this matrix; each row is one item, done once.
+        unsafe { over_panels(isa, w, Score { x, tokens, out, panel_len, scratch }) };
     });
 }
 
@@ -57,57 +53,9 @@ struct Score<'a> {
     scratch: &'a mut Scratch,
 }
 
-/// One row and a matrix with these weights, all of them.
-struct Of<'a, W> {
-    score: Score<'a>,
-    weights: &'a [W],
-}
-
-impl Kernel for Of<'_, f32> {
-    type Output = ();
-
+impl OverPanels for Score<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: the weights are packed as f32.
-        unsafe { self.score.all::<S, FmaF32>(s, self.weights) }
-    }
-}
-
-impl Kernel for Of<'_, bf16> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be.
-        unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if S::TILES {
-                return self.score.in_tiles(s, self.weights);
-            }
-            if S::DOTS {
-                self.score.all::<S, DotBf16>(s, self.weights);
-            } else {
-                self.score.all::<S, FmaBf16>(s, self.weights);
-            }
-        }
-    }
-}
-
-impl Kernel for Of<'_, u32> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: words are the weights of int8, packed for it.
-        unsafe { self.score.all::<S, DotInt8>(s, self.weights) }
-    }
-}
-
-impl Score<'_> {
-    /// # Safety
-    /// `weights` are those of a matrix with the inputs of `x`, packed for `Q`; [`DotBf16`] needs `S::DOTS`.
-    #[inline(always)]
-    unsafe fn all<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
+    unsafe fn in_vectors<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
         let steps = self.x.len().div_ceil(Q::INPUTS);
         let [packed] = self.scratch.floats([steps * Q::WORDS]);
         Q::lay(s, self.x, packed, 0, 1);
@@ -128,9 +76,6 @@ impl Score<'_> {
     }
 
     /// The weights of up to a panel's number of tokens are gathered to a panel.
-    ///
-    /// # Safety
-    /// `S::TILES` is true; `weights` are those of a matrix with the inputs of `x`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
@@ -164,7 +109,7 @@ impl Score<'_> {
 /// The first `P` of `tokens`; `P`, for the caller to go on.
 ///
 /// # Safety
-/// `packed` is a row and `weights` are a matrix laid out for `Q`, with all tokens in it; [`DotBf16`] needs `S::DOTS`.
+/// `packed` is a row and `weights` are a matrix laid out for `Q`, with all tokens in it; [`crate::simd::DotBf16`] needs `S::DOTS`.
 #[inline(always)]
 unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
     s: S,

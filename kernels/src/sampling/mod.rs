@@ -7,6 +7,7 @@
 
 mod choose;
 mod confidence;
+mod draw;
 mod gap;
 mod history;
 mod logprobs;
@@ -18,20 +19,13 @@ mod top_tokens;
 
 use std::sync::Arc;
 
-use crate::isa::Supported;
-use crate::lane::Scratch;
-use crate::memory::View;
-use crate::simd::dispatch;
-use crate::{KernelError, Lane, Op};
-use choose::{Best, Greedy, Noisy};
+use crate::KernelError;
 pub use confidence::confidence;
+pub use draw::{SampleRow, mask_of, sample};
 pub use gap::gap;
 pub use history::History;
 pub(crate) use logprobs::logprob;
 pub use logprobs::{LogprobRow, Logprobs, MAX_TOP_LOGPROBS, logprobs};
-pub use mask::mask_of;
-use noise::Noise;
-use nucleus::Nucleus;
 pub use part::PartSampler;
 pub use top_tokens::{TOP_TOKENS, top_tokens};
 
@@ -159,119 +153,6 @@ impl Sampling {
     pub fn cuts(&self, vocabulary: usize) -> bool {
         self.temperature >= GREEDY_BELOW && (self.restricts(vocabulary) || self.min_p > 0.0)
     }
-}
-
-/// A row of logits to draw a token from.
-#[derive(Clone, Copy, Debug)]
-pub struct SampleRow<'a> {
-    /// Row of the logits.
-    pub row: usize,
-    /// Position of the token in prompt and output: the same for draft and target, it selects the noise.
-    pub position: u32,
-    /// The request's parameters.
-    pub sampling: &'a Sampling,
-    /// Tokens of the sequence, up to some position.
-    pub history: &'a History,
-    /// The tokens after those and before `position`: proposals of the same chunk.
-    pub since: &'a [u32],
-    /// The tokens that may be drawn, a bit each, the lowest first; tokens beyond its end may not. None: all may.
-    pub allowed: Option<&'a [u32]>,
-}
-
-impl SampleRow<'_> {
-    /// Whether the token may be none of the ends.
-    fn goes_on(&self) -> bool {
-        self.sampling.goes_on((self.position as usize).saturating_sub(self.history.prompt_len()))
-    }
-}
-
-/// Draws one token for each of `rows`. Logits that are not finite are never drawn; token 0 if none is finite.
-///
-/// # Panics
-/// If `out` is not as long as `rows`, a row does not exist, or `history` and `since` do not reach exactly to `position`.
-pub fn sample(lane: &Lane, logits: View<'_>, rows: &[SampleRow<'_>], out: &mut [u32]) {
-    assert_eq!(out.len(), rows.len(), "sample: length of out");
-    let out = crate::memory::SharedMut::new(out);
-    let isa = lane.supported();
-    lane.for_each(Op::Sample, rows.len(), logits.cols(), |i, scratch| {
-        // SAFETY: each row is one item, done once.
-        let token = unsafe { out.part(i, 1) };
-        token[0] = draw(isa, logits.row(rows[i].row), &rows[i], scratch);
-    });
-}
-
-/// The token of a row of logits that is whole.
-fn draw(isa: Supported, logits: &[f32], row: &SampleRow<'_>, scratch: &mut Scratch) -> u32 {
-    let SampleRow { position, sampling, .. } = *row;
-    let (logits, candidates) = processed(logits, 0, row, scratch);
-    let greedy = dispatch(isa, Greedy { logits, first: 0 });
-    if sampling.temperature < GREEDY_BELOW {
-        return greedy.token;
-    }
-    let noise = Noise::new(sampling.seed, position);
-    let inverse = 1.0 / sampling.temperature;
-    // The logit below which `min_p` cuts off: relative to the likeliest token, so it needs no sum.
-    let floor = greedy.logit + sampling.temperature * sampling.min_p.ln();
-    let floor = if sampling.min_p > 0.0 { floor } else { f32::MIN };
-    if sampling.restricts(logits.len()) {
-        let nucleus = Nucleus { logits, largest: greedy.logit, inverse, floor, sampling };
-        nucleus.collect(isa, candidates);
-        return dispatch(isa, choose::Among { candidates, inverse, noise }).token;
-    }
-    dispatch(isa, Noisy { logits, first: 0, inverse, floor, noise, likeliest: greedy.token }).token
-}
-
-/// The best of the tokens from `first` on, where neither top-k nor top-p nor min-p cut any off: of all parts of a vocabulary the best
-/// is what [`draw`] draws from the whole.
-fn best_of_part(
-    isa: Supported,
-    logits: &[f32],
-    first: u32,
-    row: &SampleRow<'_>,
-    scratch: &mut Scratch,
-) -> Best {
-    let SampleRow { position, sampling, .. } = *row;
-    let (logits, _) = processed(logits, first, row, scratch);
-    let greedy = dispatch(isa, Greedy { logits, first });
-    if sampling.temperature < GREEDY_BELOW {
-        return greedy;
-    }
-    let noise = Noise::new(sampling.seed, position);
-    let (inverse, floor) = (1.0 / sampling.temperature, f32::MIN);
-    dispatch(isa, Noisy { logits, first, inverse, floor, noise, likeliest: greedy.token })
-}
-
-/// The logits of the tokens from `first` on with bias and penalties; and room for candidates.
-fn processed<'a>(
-    logits: &'a [f32],
-    first: u32,
-    row: &SampleRow<'_>,
-    scratch: &'a mut Scratch,
-) -> (&'a [f32], &'a mut Vec<(f32, u32)>) {
-    let SampleRow { position, sampling, history, since, allowed, .. } = *row;
-    assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
-    let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
-    let goes_on = row.goes_on();
-    let plain = !sampling.has_penalties() && sampling.logit_bias.is_empty() && !sampling.forbids();
-    if plain && !goes_on && allowed.is_none() {
-        return (logits, candidates);
-    }
-    buffer.copy_from_slice(logits);
-    history.adjust(sampling, since, first, buffer);
-    if goes_on {
-        mask::forbid(&sampling.ends, first, buffer);
-    }
-    for allowed in [sampling.allowed.as_deref(), allowed].into_iter().flatten() {
-        mask::only(allowed, first, buffer);
-    }
-    for word in &sampling.banned {
-        if let Some((last, before)) = word.split_last()
-            && history.output_ends_with(since, before)
-        {
-            mask::forbid(&[*last], first, buffer);
-        }
-    }
-    (buffer, candidates)
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! tokens together: such rows are gathered, and drawn from as if there were one rank. Both give the tokens that one rank
 //! draws from the same logits.
 
-use super::{Best, SampleRow, best_of_part, draw};
+use super::choose::Best;
+use super::draw::{SampleRow, best_of_part, draw};
 use crate::collective::part;
 use crate::memory::{SharedMut, Tensor, View};
 use crate::ops::{all_gather, gather_rows};

@@ -2,9 +2,7 @@
 //!
 //! They are written for a process of their own each: a failed launch loses the context, and a case that fails panics.
 
-mod astray;
 mod attention;
-mod compile;
 mod device;
 mod flags;
 mod graph;
@@ -15,12 +13,9 @@ mod products;
 mod rates;
 mod report;
 mod split;
-mod timing;
 
-pub use astray::astray;
 pub use attention::attention;
-pub use compile::compile;
-pub use device::device;
+pub use device::{astray, compile, device};
 pub use flags::flags;
 pub use graph::graph;
 pub use nccl::nccl;
@@ -30,9 +25,11 @@ pub use products::products;
 pub use rates::{rates, read_bytes_per_s};
 pub use report::{Bound, Figure, Report, Verdict};
 pub use split::split;
-pub use timing::seconds;
 
 use std::error::Error;
+use std::time::{Duration, Instant};
+
+use super::{CudaError, CudaLane};
 
 /// How a check goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,3 +52,38 @@ pub type CheckResult = Result<(), Box<dyn Error + Send + Sync>>;
 
 /// A check. Panics count as failures.
 pub type Check = fn(&Setting, &mut Report<'_>) -> CheckResult;
+
+/// Readings, of which the median counts.
+const READINGS: usize = 5;
+/// Time of a reading, about.
+const READING: Duration = Duration::from_millis(30);
+/// Most runs of a reading.
+const MOST_RUNS: usize = 1000;
+
+/// How long work on a lane takes, by the host's clock, which is what a runner would wait: seconds of one run of what `work` asks of the lane, in a queue of many; warmed up. One run alone if `once`.
+///
+/// # Errors
+/// What `work` says, or the device.
+pub fn seconds(
+    lane: &mut CudaLane,
+    once: bool,
+    work: &mut dyn FnMut(&mut CudaLane, usize) -> Result<(), CudaError>,
+) -> Result<f64, CudaError> {
+    let mut reading = |lane: &mut CudaLane, runs: usize| {
+        let started = Instant::now();
+        for run in 0..runs {
+            work(lane, run)?;
+        }
+        lane.wait(&mut || {})?;
+        Ok::<f64, CudaError>(started.elapsed().as_secs_f64() / runs as f64)
+    };
+    let first = reading(lane, 1)?;
+    if once {
+        return Ok(first);
+    }
+    let warm = reading(lane, 3)?.min(first);
+    let runs = ((READING.as_secs_f64() / warm.max(1e-9)) as usize).clamp(1, MOST_RUNS);
+    let mut readings = (0..READINGS).map(|_| reading(lane, runs)).collect::<Result<Vec<f64>, _>>()?;
+    readings.sort_by(f64::total_cmp);
+    Ok(readings[READINGS / 2])
+}

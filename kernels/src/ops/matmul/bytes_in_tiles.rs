@@ -3,8 +3,8 @@
 //! A step of a block is `[2][TILE][32]` bytes of activations, their scales `[2][TILE]`, and `[2][TILE]` of what the weights' offset
 //! added.
 
+use super::strip::{STRIP, Strip};
 use super::tiles::{Tiles, blocks};
-use super::{STRIP, Strip};
 use crate::memory::{BLOCK, BLOCKS, PANEL};
 use crate::simd::tiles::{ForBytes, SUMS, TILE, products_of_bytes};
 use crate::simd::{Simd, one_of, quantise};

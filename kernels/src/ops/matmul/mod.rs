@@ -5,30 +5,20 @@
 //! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits. Workers share out
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
-mod activations;
 #[cfg(target_arch = "x86_64")]
 mod bytes_in_tiles;
 mod strip;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod tiles;
 
-use crate::memory::{Matrix, PANEL, Panels, Vector, View, ViewMut};
-use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Simd, dispatch, dispatch_bytes};
+use crate::isa::Supported;
+use crate::memory::{Matrix, Panels, Vector, View, ViewMut};
+use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes};
 use crate::{Isa, Lane};
 use half::bf16;
-use strip::{Job, compute};
+pub use strip::Write;
+use strip::{Job, STRIP, Strip, compute};
 
-/// What becomes of the old content of an output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
-    /// Overwritten.
-    Replace,
-    /// Added to.
-    Add,
-}
-
-/// Outputs of a strip, what one worker does at a time: two panels.
-const STRIP: usize = 2 * PANEL;
 /// Most rows whose packed activations stay in a core's cache while it goes through its strips.
 fn slab(isa: Isa) -> usize {
     if isa == Isa::Amx { 128 } else { 56 }
@@ -62,74 +52,122 @@ pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: 
                 let rows = slab * slab_rows..rows.min((slab + 1) * slab_rows);
                 let fresh = packed.replace(slab) != Some(slab);
                 let strip = Strip { job: &job, rows, strip, fresh, scratch };
-                match w.panels() {
-                    Panels::F32(weights) => dispatch(isa, Of { strip, weights: &weights[..] }),
-                    Panels::Bf16(weights) => dispatch(isa, Of { strip, weights: &weights[..] }),
-                    Panels::Int8(weights) => dispatch_bytes(isa, Of { strip, weights: &weights[..] }),
-                }
+                // SAFETY: it is a strip of this matrix, and one item, done once.
+                unsafe { over_panels(isa, w, strip) };
             }
         }
     });
 }
 
-/// One strip for one slab of rows.
-struct Strip<'a> {
-    job: &'a Job<'a>,
-    rows: std::ops::Range<usize>,
-    strip: usize,
-    /// Whether the activations of these rows must be packed first.
-    fresh: bool,
-    scratch: &'a mut crate::lane::Scratch,
-}
-
-/// A strip of a matrix with these weights, all of them.
-struct Of<'a, W> {
-    strip: Strip<'a>,
-    weights: &'a [W],
-}
-
-impl Kernel for Of<'_, f32> {
-    type Output = ();
-
+impl OverPanels for Strip<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: the weights are packed as f32; a strip is one item, done once.
-        unsafe { compute::<S, FmaF32>(s, self.strip, self.weights) }
+    unsafe fn in_vectors<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
+        // SAFETY: the caller's promise.
+        unsafe { compute::<S, Q>(s, self, weights) }
     }
-}
 
-impl Kernel for Of<'_, bf16> {
-    type Output = ();
-
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be; a strip is one item, done once.
+    unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::compute(s, self, weights) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn bytes_in_tiles<S: Simd>(self, s: S, weights: &[u32]) {
+        // SAFETY: the caller's promise.
         unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if S::TILES {
-                return tiles::compute(s, self.strip, self.weights);
-            }
-            if S::DOTS {
-                compute::<S, DotBf16>(s, self.strip, self.weights);
+            if self.rows.len() >= bytes_in_tiles::LEAST_ROWS {
+                bytes_in_tiles::compute(s, self, weights);
             } else {
-                compute::<S, FmaBf16>(s, self.strip, self.weights);
+                compute::<S, DotInt8>(s, self, weights);
             }
         }
     }
 }
 
-impl Kernel for Of<'_, u32> {
+/// Products with a matrix, in whatever its weights are held. All is inlined into what is compiled for the instruction set.
+pub(super) trait OverPanels: Sized {
+    /// # Safety
+    /// `weights` are those of the matrix, packed for `Q`; [`DotBf16`] needs `S::DOTS`. No other worker writes the same outputs.
+    unsafe fn in_vectors<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]);
+
+    /// # Safety
+    /// `S::TILES` is true; else as above.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]);
+
+    /// # Safety
+    /// As for `in_tiles`.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn bytes_in_tiles<S: Simd>(self, s: S, weights: &[u32]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_vectors::<S, DotInt8>(s, weights) }
+    }
+}
+
+/// Does the work on the panels of a matrix.
+///
+/// # Safety
+/// The work is on this matrix, and no other worker writes the same outputs.
+pub(super) unsafe fn over_panels(isa: Supported, w: &Matrix, work: impl OverPanels) {
+    match w.panels() {
+        Panels::F32(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
+        Panels::Bf16(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
+        Panels::Int8(weights) => dispatch_bytes(isa, Of { work, weights: &weights[..] }),
+    }
+}
+
+/// Work on a matrix with these weights, all of them.
+struct Of<'a, T, W> {
+    work: T,
+    weights: &'a [W],
+}
+
+impl<T: OverPanels> Kernel for Of<'_, T, f32> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // SAFETY: words are the weights of int8, packed for it; a strip is one item, done once.
+        // SAFETY: the weights are packed as f32; the rest is the promise of `over_panels`.
+        unsafe { self.work.in_vectors::<S, FmaF32>(s, self.weights) }
+    }
+}
+
+impl<T: OverPanels> Kernel for Of<'_, T, bf16> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be; the rest is the promise of `over_panels`.
         unsafe {
             #[cfg(target_arch = "x86_64")]
-            if S::TILES && self.strip.rows.len() >= bytes_in_tiles::LEAST_ROWS {
-                return bytes_in_tiles::compute(s, self.strip, self.weights);
+            if S::TILES {
+                return self.work.in_tiles(s, self.weights);
             }
-            compute::<S, DotInt8>(s, self.strip, self.weights);
+            if S::DOTS {
+                self.work.in_vectors::<S, DotBf16>(s, self.weights);
+            } else {
+                self.work.in_vectors::<S, FmaBf16>(s, self.weights);
+            }
+        }
+    }
+}
+
+impl<T: OverPanels> Kernel for Of<'_, T, u32> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: words are the weights of int8, packed for it; the rest is the promise of `over_panels`.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::TILES {
+                return self.work.bytes_in_tiles(s, self.weights);
+            }
+            self.work.in_vectors::<S, DotInt8>(s, self.weights);
         }
     }
 }

@@ -1,10 +1,23 @@
-//! A strip of outputs for a block of rows: chooses kernels by the number of rows, and writes the results.
+//! A strip of outputs for a block of rows: packs activations, chooses kernels by the number of rows, and writes the results.
+//!
+//! Activations are packed in row blocks of up to 14 rows, and inside a block the rows' words for one input lie side by side.
 
-use super::activations::{block_size, pack, packed_len};
-use super::{STRIP, Strip, Write};
+use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, SharedRows, View};
 use crate::simd::{AHEAD, Product, Simd, multiply};
 use std::ops::Range;
+
+/// What becomes of the old content of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Overwritten.
+    Replace,
+    /// Added to.
+    Add,
+}
+
+/// Outputs of a strip, what one worker does at a time: two panels.
+pub(super) const STRIP: usize = 2 * PANEL;
 
 /// A matmul.
 pub(super) struct Job<'a> {
@@ -32,6 +45,16 @@ impl Job<'_> {
         }
         s.store_some(out, sum);
     }
+}
+
+/// One strip for one slab of rows.
+pub(super) struct Strip<'a> {
+    pub(super) job: &'a Job<'a>,
+    pub(super) rows: Range<usize>,
+    pub(super) strip: usize,
+    /// Whether the activations of these rows must be packed first.
+    pub(super) fresh: bool,
+    pub(super) scratch: &'a mut Scratch,
 }
 
 /// Computes a strip for some rows; packs their activations first if they are `fresh`.
@@ -149,5 +172,51 @@ impl<S: Simd, W: Copy> Tiles<'_, S, W> {
             }
             first += tile_outputs;
         }
+    }
+}
+
+/// Sizes of row blocks there are kernels for: as many as the machine has registers for.
+fn block_sizes<S: Simd, Q: Product<S>>() -> &'static [usize] {
+    let all: &[usize] = if S::REGISTERS < 32 { &[1, 2, 4, 6] } else { &[1, 2, 4, 6, 8, 12, 14] };
+    let most = if S::REGISTERS < 32 { 6 } else { Q::MOST_ROWS };
+    &all[..all.iter().filter(|size| **size <= most).count()]
+}
+
+/// Size of the next block when `rows` are left: even parts of as few blocks as there must be, the size rounded up to one
+/// there is a kernel for. A block may be larger than the rows left: the rest is padding.
+fn block_size<S: Simd, Q: Product<S>>(rows: usize) -> usize {
+    let sizes = block_sizes::<S, Q>();
+    let largest = sizes[sizes.len() - 1];
+    let wanted = rows.div_ceil(rows.div_ceil(largest));
+    sizes.iter().copied().find(|size| *size >= wanted).unwrap_or(largest)
+}
+
+/// Words the packed `rows` take.
+fn packed_len<S: Simd, Q: Product<S>>(rows: usize, words_per_row: usize) -> usize {
+    let mut left = rows;
+    let mut len = 0;
+    while left > 0 {
+        let size = block_size::<S, Q>(left);
+        len += size * words_per_row;
+        left = left.saturating_sub(size);
+    }
+    len
+}
+
+/// Packs `rows` of `x` for `Q`, block after block.
+#[inline(always)]
+fn pack<S: Simd, Q: Product<S>>(s: S, x: View<'_>, rows: Range<usize>, words_per_row: usize, to: &mut [f32]) {
+    let (mut row, mut rest) = (rows.start, to);
+    while row < rows.end {
+        let size = block_size::<S, Q>(rows.end - row);
+        let (block, tail) = std::mem::take(&mut rest).split_at_mut(size * words_per_row);
+        for slot in 0..size {
+            if row + slot >= rows.end {
+                block.iter_mut().skip(slot).step_by(size).for_each(|word| *word = 0.0);
+            } else {
+                Q::lay(s, x.row(row + slot), block, slot, size);
+            }
+        }
+        (row, rest) = (row + size, tail);
     }
 }

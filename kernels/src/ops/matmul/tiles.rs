@@ -1,7 +1,6 @@
 //! A strip of outputs in AMX's tiles, and bf16 there: blocks of 16 rows, two of them at a time where there are as many.
 
-use super::strip::Job;
-use super::{STRIP, Strip};
+use super::strip::{Job, STRIP, Strip};
 use crate::memory::{DEPTH, PANEL};
 use crate::simd::Simd;
 use crate::simd::tiles::{SUMS, TILE, one_block, two_blocks};
@@ -52,7 +51,7 @@ pub(super) fn blocks(rows: Range<usize>, size: usize) -> impl Iterator<Item = Ra
 
 /// Rounds a row to bf16 and lays it into its slot of a block; what a last step lacks is zero.
 #[inline(always)]
-pub(in crate::ops) fn lay<S: Simd>(s: S, row: &[f32], block: &mut [bf16], slot: usize) {
+pub(crate) fn lay<S: Simd>(s: S, row: &[f32], block: &mut [bf16], slot: usize) {
     let steps = block.chunks_exact_mut(TILE * DEPTH);
     for (step, inputs) in steps.zip(row.chunks(DEPTH)) {
         let to = &mut step[slot * DEPTH..(slot + 1) * DEPTH];
@@ -65,7 +64,7 @@ pub(in crate::ops) fn lay<S: Simd>(s: S, row: &[f32], block: &mut [bf16], slot: 
 }
 
 /// Twice as many bf16 in the place of f32.
-pub(in crate::ops) fn halves(words: &mut [f32]) -> &mut [bf16] {
+pub(crate) fn halves(words: &mut [f32]) -> &mut [bf16] {
     // SAFETY: the same memory, with less alignment; any bits are a bf16, and any bits are an f32.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
 }

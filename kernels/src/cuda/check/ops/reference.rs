@@ -1,6 +1,7 @@
-//! What the cases of ops are made of, and judged by: random numbers, the CPU's plain lane, distances.
+//! What the cases and tests of ops are made of, and judged by: random numbers, lanes of the CPU, distances.
 
-use crate::{Isa, Lane, Tensor};
+use crate::ops::{Write, matmul};
+use crate::{Isa, Lane, Matrix, Tensor, View};
 use faser_topology::Partition;
 
 /// A small reproducible generator (xorshift64*).
@@ -72,4 +73,27 @@ pub fn bf16(x: f32) -> f32 {
 pub fn close(actual: f32, expected: f64, scale: f64, tolerance: f64, what: &str) {
     let error = (f64::from(actual) - expected).abs() / scale.max(1e-30);
     assert!(error <= tolerance, "{what}: {actual} is not {expected}, error {error:e} of {tolerance:e}");
+}
+
+/// Calls `test` for each instruction set of this machine, and says which ones it has not.
+pub fn on_each_isa(mut test: impl FnMut(Isa)) {
+    for isa in Isa::ALL {
+        if isa.is_available() {
+            test(isa);
+        } else {
+            println!("skipped: this machine has no {isa}");
+        }
+    }
+}
+
+/// All bits of the first rows.
+pub fn bits(tensor: &Tensor, rows: usize) -> Vec<Vec<u32>> {
+    (0..rows).map(|r| tensor.row(r).iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// Each row of `x` times the matrix.
+pub fn product(lane: &Lane, x: View<'_>, matrix: &Matrix) -> Tensor {
+    let mut out = Tensor::zeros(x.rows(), matrix.out_features());
+    matmul(lane, x, matrix, None, out.view_mut(x.rows()), Write::Replace);
+    out
 }

@@ -1,7 +1,7 @@
 //! The sampler: the same tokens as on the CPU, the same noise bit for bit.
 
 use super::super::probes::NoiseArgs;
-use super::bench::Bench;
+use super::bench::{Bench, Memory};
 use super::reference::{Random, lane};
 use crate::collective::part;
 use crate::cuda::{
@@ -11,6 +11,7 @@ use crate::cuda::{
 use crate::ops::{self, TOP_TOKENS};
 use crate::sampling::{LogprobRow, Logprobs, mask_of};
 use crate::{History, Isa, SampleRow, Sampling, Tensor};
+use std::ops::Range;
 
 /// A sampler in memory that stays.
 pub(super) fn sampler(bench: &Bench<'_>, sampling: &Sampling, counts: Ptr) -> Sampler {
@@ -43,12 +44,6 @@ pub(super) fn noise_is_the_cpus_bit_for_bit(bench: &Bench<'_>) {
     }
 }
 
-fn sampling_penalises(sampling: &Sampling) -> bool {
-    sampling.repetition_penalty != 1.0
-        || sampling.presence_penalty != 0.0
-        || sampling.frequency_penalty != 0.0
-}
-
 /// Samples of one pass: for each chunk, its parameters, the tokens it has, and proposals.
 struct Pass {
     vocabulary: usize,
@@ -60,6 +55,7 @@ struct Pass {
 const PROPOSALS: u32 = 4;
 
 /// A pass in memory that stays.
+#[derive(Clone, Copy)]
 struct Staged {
     n: usize,
     masks: Ptr,
@@ -156,7 +152,7 @@ impl Pass {
                 let output = [&tokens[*prompt..], &proposals[..since]].concat();
                 for (token, logit) in (0u32..).zip(logits) {
                     let count = output.iter().filter(|other| **other == token).count();
-                    if !sampling_penalises(sampling) || (count == 0 && !tokens[..*prompt].contains(&token)) {
+                    if !sampling.has_penalties() || (count == 0 && !tokens[..*prompt].contains(&token)) {
                         continue;
                     }
                     let penalty = sampling.repetition_penalty;
@@ -237,17 +233,56 @@ impl Pass {
     }
 
     fn on_device(&self, bench: &Bench<'_>, order: i32) -> Vec<u32> {
-        let vocabulary = self.vocabulary as u32;
-        let Staged { n, masks, mask_of, mask_words, samples, samplers, proposals, count } =
-            self.stage(bench, order);
-        let (parts, most) = (LogitStatsArgs::parts(vocabulary), n as u32 + 1);
+        let staged = self.stage(bench, order);
         let logits = bench.floats(&self.logits);
-        let places = n * parts as usize;
-        let stats = bench.memory(&vec![LogitStats::default(); places], LogitStats::default());
-        let (least, best) = (bench.memory(&vec![0u64; n], 5), bench.memory(&vec![0u64; places], 5));
+        let (best, parts) = staged.best(bench, order, logits.ptr(), 0..self.vocabulary, true);
+        for (found, expected) in logits.read().iter().zip(self.adjusted()) {
+            assert!(
+                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+                "{found} {expected}"
+            );
+        }
+        let tokens = bench.words(&vec![0; staged.n]);
+        let pick = PickArgs::tokens(best, tokens.ptr(), staged.count, parts);
+        bench.run(&pick.launch(staged.most(), 1), order);
+        tokens.read()
+    }
+
+    /// As ranks of a group, of which each has the logits of some tokens.
+    fn on_ranks(&self, bench: &Bench<'_>, order: i32, ranks: usize) -> Vec<u32> {
+        let staged = self.stage(bench, order);
+        let Staged { n, count, .. } = staged;
+        let mut keys_of_all = Vec::new();
+        for rank in 0..ranks {
+            let own = part(self.vocabulary, rank, ranks);
+            let rows = self.logits.chunks(self.vocabulary).flat_map(|row| &row[own.clone()]);
+            let logits = bench.floats(&rows.copied().collect::<Vec<f32>>());
+            let (best, parts) = staged.best(bench, order, logits.ptr(), own.clone(), false);
+            let keys = bench.memory(&vec![0u64; n], 5);
+            bench.run(&PickArgs::keys(best, keys.ptr(), count, parts).launch(staged.most(), 1), order);
+            // A place more than there are samples, as in a bucket.
+            keys_of_all.extend(keys.read().iter().copied().chain([u64::MAX]));
+        }
         let tokens = bench.words(&vec![0; n]);
+        let keys = bench.lasting(&keys_of_all);
+        let pick = PickArgs::of_ranks(keys, tokens.ptr(), count, ranks as u32, staged.most());
+        bench.run(&pick.launch(staged.most(), 1), order);
+        tokens.read()
+    }
+}
+
+impl Staged {
+    /// Samples that there may be.
+    fn most(&self) -> u32 {
+        self.n as u32 + 1
+    }
+
+    /// Adjusts the logits of some tokens, and draws: the best of each part, and how many parts a row has.
+    fn best(&self, bench: &Bench<'_>, order: i32, logits: Ptr, own: Range<usize>, cuts: bool) -> (Ptr, u32) {
+        let Staged { n, masks, mask_of, mask_words, samples, samplers, proposals, count } = *self;
+        let (first, vocabulary, most) = (own.start as u32, own.len() as u32, self.most());
         let adjust = AdjustArgs {
-            logits: logits.ptr(),
+            logits,
             samples,
             samplers,
             proposals,
@@ -256,106 +291,42 @@ impl Pass {
             count,
             vocabulary,
             proposal_stride: PROPOSALS,
-            first: 0,
+            first,
             mask_words,
         };
         bench.run(&adjust.launch(most, 1), order);
-        for (found, expected) in logits.read().iter().zip(self.adjusted()) {
-            assert!(
-                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
-                "{found} {expected}"
-            );
+        let (found, parts) = stats(bench, order, logits, (n, most), vocabulary, first);
+        let (least_of, best_of) =
+            (bench.memory(&vec![0u64; n], 5), bench.memory(&vec![0u64; n * parts as usize], 5));
+        let (stats, best, first_token) = (found.ptr(), best_of.ptr(), first);
+        let mut least = Ptr::NULL;
+        if cuts {
+            least = least_of.ptr();
+            let args = NucleusArgs { logits, stats, samples, samplers, least, count, vocabulary, parts };
+            bench.run(&args.launch(most, 1), order);
         }
-        let (at, first_token) = (stats.ptr(), 0);
-        let found = LogitStatsArgs { logits: logits.ptr(), stats: at, rows: count, vocabulary, first_token };
-        bench.run(&found.launch(most), order);
-        let nucleus = NucleusArgs {
-            logits: logits.ptr(),
-            stats: stats.ptr(),
-            samples,
-            samplers,
-            least: least.ptr(),
-            count,
-            vocabulary,
-            parts,
-        };
-        bench.run(&nucleus.launch(most, 1), order);
-        let draw = DrawArgs {
-            logits: logits.ptr(),
-            stats: stats.ptr(),
-            least: least.ptr(),
-            samples,
-            samplers,
-            best: best.ptr(),
-            count,
-            vocabulary,
-            parts,
-            first_token,
-        };
-        bench.run(&draw.launch(most), order);
-        let pick = PickArgs::tokens(best.ptr(), tokens.ptr(), count, parts);
-        bench.run(&pick.launch(most, 1), order);
-        let _ = (stats.read(), least.read(), best.read(), logits.read());
-        tokens.read().to_vec()
+        let args =
+            DrawArgs { logits, stats, least, samples, samplers, best, count, vocabulary, parts, first_token };
+        bench.run(&args.launch(most), order);
+        let _ = (found.read(), least_of.read(), best_of.read());
+        (best, parts)
     }
+}
 
-    /// As ranks of a group, of which each has the logits of some tokens.
-    fn on_ranks(&self, bench: &Bench<'_>, order: i32, ranks: usize) -> Vec<u32> {
-        let Staged { n, masks, mask_of, mask_words, samples, samplers, proposals, count } =
-            self.stage(bench, order);
-        let most = n as u32 + 1;
-        let mut keys_of_all = Vec::new();
-        for rank in 0..ranks {
-            let own = part(self.vocabulary, rank, ranks);
-            let rows = self.logits.chunks(self.vocabulary).flat_map(|row| &row[own.clone()]);
-            let logits = bench.floats(&rows.copied().collect::<Vec<f32>>());
-            let (vocabulary, first) = (own.len() as u32, own.start as u32);
-            let parts = LogitStatsArgs::parts(vocabulary);
-            let places = n * parts as usize;
-            let stats = bench.memory(&vec![LogitStats::default(); places], LogitStats::default());
-            let (best, keys) = (bench.memory(&vec![0u64; places], 5), bench.memory(&vec![0u64; n], 5));
-            let (logits, stats_at, proposal_stride) = (logits.ptr(), stats.ptr(), PROPOSALS);
-            let adjust = AdjustArgs {
-                logits,
-                samples,
-                samplers,
-                proposals,
-                masks,
-                mask_of,
-                count,
-                vocabulary,
-                proposal_stride,
-                first,
-                mask_words,
-            };
-            bench.run(&adjust.launch(most, 1), order);
-            let (first_token, least, best_at) = (first, Ptr::NULL, best.ptr());
-            let args = LogitStatsArgs { logits, stats: stats_at, rows: count, vocabulary, first_token };
-            bench.run(&args.launch(most), order);
-            let args = DrawArgs {
-                logits,
-                stats: stats_at,
-                least,
-                samples,
-                samplers,
-                best: best_at,
-                count,
-                vocabulary,
-                parts,
-                first_token,
-            };
-            bench.run(&args.launch(most), order);
-            bench.run(&PickArgs::keys(best_at, keys.ptr(), count, parts).launch(most, 1), order);
-            let _ = (stats.read(), best.read());
-            // A place more than there are samples, as in a bucket.
-            keys_of_all.extend(keys.read().iter().copied().chain([u64::MAX]));
-        }
-        let tokens = bench.words(&vec![0; n]);
-        let keys = bench.lasting(&keys_of_all);
-        let pick = PickArgs::of_ranks(keys, tokens.ptr(), count, ranks as u32, most);
-        bench.run(&pick.launch(most, 1), order);
-        tokens.read().to_vec()
-    }
+/// What kernels find of logits, `most` being rows there may be; and in how many parts each row is.
+fn stats<'e>(
+    bench: &Bench<'e>,
+    order: i32,
+    logits: Ptr,
+    (rows, most): (usize, u32),
+    vocabulary: u32,
+    first_token: u32,
+) -> (Memory<'e, LogitStats>, u32) {
+    let parts = LogitStatsArgs::parts(vocabulary);
+    let stats = bench.memory(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
+    let (at, rows) = (stats.ptr(), bench.count(rows));
+    bench.run(&LogitStatsArgs { logits, stats: at, rows, vocabulary, first_token }.launch(most), order);
+    (stats, parts)
 }
 
 pub(super) fn tokens_are_the_cpus(bench: &Bench<'_>) {
@@ -417,13 +388,9 @@ pub(super) fn confidence_and_top_tokens_are_the_cpus(bench: &Bench<'_>) {
         ops::top_tokens(&cpu, tensor.view(rows), &mut tops);
 
         let (order, vocabulary) = (bench.order(case), vocabulary as u32);
-        let parts = LogitStatsArgs::parts(vocabulary);
-        let stats = bench.memory(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
         let (out, top) = (bench.floats(&vec![9.0; rows]), bench.words(&vec![9; rows * TOP_TOKENS]));
         let (logits, most) = (bench.lasting(&logits), rows as u32);
-        let (at, count) = (stats.ptr(), bench.count(rows));
-        let found = LogitStatsArgs { logits, stats: at, rows: count, vocabulary, first_token: 0 };
-        bench.run(&found.launch(most), order);
+        let (stats, parts) = stats(bench, order, logits, (rows, most), vocabulary, 0);
         let confidence = ConfidenceArgs {
             logits,
             stats: stats.ptr(),
@@ -479,15 +446,12 @@ pub(super) fn logprobs_are_the_cpus(bench: &Bench<'_>) {
         ops::logprobs(&cpu, tensor.view(rows), &asked, &mut expected);
 
         let (order, vocabulary, count) = (bench.order(case), vocabulary as u32, bench.count(rows));
-        let parts = LogitStatsArgs::parts(vocabulary);
-        let stats = bench.memory(&vec![LogitStats::default(); rows * parts as usize], LogitStats::default());
         let out = bench.memory(&vec![LogprobFound::default(); rows], LogprobFound::default());
-        let (logits, at, most) = (bench.lasting(&logits), stats.ptr(), rows as u32);
-        let args = LogitStatsArgs { logits, stats: at, rows: count, vocabulary, first_token: 0 };
-        bench.run(&args.launch(most), order);
+        let (logits, most) = (bench.lasting(&logits), rows as u32);
+        let (stats, parts) = stats(bench, order, logits, (rows, most), vocabulary, 0);
         let args = LogprobsArgs {
             logits,
-            stats: at,
+            stats: stats.ptr(),
             samples: bench.lasting(&samples),
             tokens: bench.lasting(&drawn),
             wishes: bench.lasting(&wishes),

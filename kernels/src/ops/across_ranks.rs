@@ -1,8 +1,25 @@
-//! all_gather: the columns that the ranks of the lane's group have of the same rows, side by side.
+//! What the ranks of the lane's group compute together.
+//!
+//! all_reduce: each element of `x` becomes the sum of what the ranks have there, added up from rank 0 on.
+//! all_gather: the columns that the ranks have of the same rows, side by side.
 
 use crate::collective::part;
 use crate::memory::{View, ViewMut};
 use crate::{CollectiveError, Lane, Op};
+
+/// Sums over the ranks, in place; alone, nothing is to be done.
+///
+/// # Errors
+/// The group is lost: see [`CollectiveError`].
+///
+/// # Panics
+/// If `x` is only some columns of a tensor.
+pub fn all_reduce(lane: &Lane, mut x: ViewMut<'_>) -> Result<(), CollectiveError> {
+    if lane.group().ranks() == 1 {
+        return Ok(());
+    }
+    lane.with_group(Op::AllReduce, |group, _| group.all_reduce_sum(x.as_slice_mut()))
+}
 
 /// Columns that travel in one call: what is brought, and what all brought, is held in memory beside the tensors.
 const AT_ONCE: usize = 1 << 20;

@@ -1,0 +1,607 @@
+//! attention: causal softmax attention of each row over its own sequence's keys and values, up to its own position.
+//!
+//! Query heads share key heads in groups (GQA). The softmax is computed online (Milakov and Gimelshein 2018) over
+//! tiles of [`TILE`] positions counted from position 0, so the order of every sum depends on the row's position
+//! alone. An item of work is one key head for a few rows of one sequence: they read the keys once. A query is one head of one row.
+//! Tile by tile: scores of all queries, softmax, values, weighted by the exponentials of the scores.
+
+use super::activate::capped;
+use crate::lane::Scratch;
+use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
+use crate::simd::{DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, exp, multiply};
+use crate::{Lane, Op};
+use half::bf16;
+use std::ops::Range;
+
+/// Positions of a tile of the online softmax.
+pub(crate) const TILE: usize = 64;
+/// Most rows of an item.
+const ROWS: usize = 8;
+
+/// What attention needs beside its tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape<'a> {
+    /// Query heads; a multiple of the cache's.
+    pub heads: usize,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Scores, so scaled, are at most this large: `cap tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// Sliding window: a row sees this many positions, its own included.
+    pub window: Option<usize>,
+    /// A score more in the softmax of each head, which has no value (the sinks of gpt-oss, learned).
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// Attends with `q` (`heads * head_dim` columns, rotated) to what [`store_kv`](super::store_kv) stored in `layer`.
+///
+/// # Panics
+/// If shapes do not fit, a window is zero, or a block table is too short for a row's position.
+pub fn attention(
+    lane: &Lane,
+    q: View<'_>,
+    kv: &KvCache,
+    layer: usize,
+    rows: Rows<'_>,
+    shape: AttentionShape<'_>,
+    out: ViewMut<'_>,
+) {
+    let KvShape { kv_heads, head_dim, .. } = *kv.shape();
+    let count = rows.positions.len();
+    assert_eq!((q.rows(), q.cols()), (count, shape.heads * head_dim), "attention: shape of q");
+    assert_eq!((out.rows(), out.cols()), (count, q.cols()), "attention: shape of out");
+    assert_eq!(rows.table_of.len(), count, "attention: length of table_of");
+    assert!(
+        shape.heads.is_multiple_of(kv_heads),
+        "attention: {} heads over {kv_heads} kv heads",
+        shape.heads
+    );
+    assert!(shape.window != Some(0), "attention: an empty window");
+    assert!(shape.sinks.is_none_or(|sinks| sinks.len() == shape.heads), "attention: number of sinks");
+    let context: usize = rows.positions.iter().map(|position| *position as usize + 1).sum();
+    // Fewer rows per item when there are too few items for the workers.
+    let rows_per_item = (count * kv_heads / (4 * lane.workers())).clamp(1, ROWS);
+    let chunks = count.div_ceil(rows_per_item);
+    // At some 150 GFLOP/s: products with keys and with values.
+    let item_ns = 4 * context * shape.heads * head_dim / 150 / (chunks * kv_heads).max(1);
+    let out = out.share();
+    let isa = lane.supported();
+    lane.for_each(Op::Attention, chunks * kv_heads, item_ns, |item, scratch| {
+        let (chunk, head) = (item / kv_heads, item % kv_heads);
+        let mut first = chunk * rows_per_item;
+        let end = count.min(first + rows_per_item);
+        while first < end {
+            let table = rows.table_of[first];
+            let same = rows.table_of[first..end].iter().take_while(|of| **of == table).count();
+            let item = Item { q, kv, layer, rows, shape, out, head, first, count: same };
+            dispatch(isa, Attend { item, scratch });
+            first += same;
+        }
+    });
+}
+
+struct Attend<'a> {
+    item: Item<'a>,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for Attend<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Attend { item, scratch } = self;
+        match item.kv.pages() {
+            // SAFETY: keys are packed as bf16, and `DOTS` is true; the item is this worker's.
+            Pages::Bf16 { k, v } if S::DOTS => unsafe { attend::<S, DotBf16>(s, &item, k, v, scratch) },
+            // SAFETY: keys are packed as bf16; the item is this worker's.
+            Pages::Bf16 { k, v } => unsafe { attend::<S, FmaBf16>(s, &item, k, v, scratch) },
+            // SAFETY: keys are packed as f32; the item is this worker's.
+            Pages::F32 { k, v } => unsafe { attend::<S, FmaF32>(s, &item, k, v, scratch) },
+        }
+    }
+}
+
+/// The item.
+struct Item<'a> {
+    q: View<'a>,
+    kv: &'a KvCache,
+    layer: usize,
+    rows: Rows<'a>,
+    shape: AttentionShape<'a>,
+    out: SharedRows<'a>,
+    /// Key head.
+    head: usize,
+    /// First row, and how many: all of one sequence.
+    first: usize,
+    count: usize,
+}
+
+/// State of the online softmax of all queries, in scratch.
+struct State<'a> {
+    queries: usize,
+    /// Packed for the product: `[steps * words][queries]`.
+    q: &'a mut [f32],
+    /// `[queries][TILE]`: scores, then their exponentials.
+    scores: &'a mut [f32],
+    /// `[queries][value_dim]`: weighted sums of values.
+    sums: &'a mut [f32],
+    /// Largest score so far.
+    largest: &'a mut [f32],
+    /// Sum of exponentials so far.
+    total: &'a mut [f32],
+}
+
+/// Attends.
+///
+/// # Safety
+/// `keys` are packed for `Q`, both are pages of `item.kv`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the item.
+#[inline(always)]
+unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
+    s: S,
+    item: &Item<'_>,
+    keys: &[Q::Weight],
+    values: &[Q::Weight],
+    scratch: &mut Scratch,
+) {
+    let kv = item.kv.shape();
+    let (steps, value_dim) = (kv.head_dim / Q::INPUTS, kv.value_dim());
+    let queries = item.count * item.group();
+    let [q, scores, sums, largest, total] =
+        scratch.floats([steps * Q::WORDS * queries, queries * TILE, queries * value_dim, queries, queries]);
+    let mut state = State { queries, q, scores, sums, largest, total };
+    state.sums.fill(0.0);
+    state.total.fill(0.0);
+    state.largest.fill(f32::NEG_INFINITY);
+    item.pack_queries::<S, Q>(s, state.q);
+
+    let spans = (0..item.count).map(|row| item.span(row));
+    let begin = spans.clone().map(|span| span.start).min().unwrap_or(0);
+    let end = spans.map(|span| span.end).max().unwrap_or(0);
+    let all = begin / TILE * TILE..end;
+    for tile in all.clone().step_by(TILE) {
+        let tile = tile..end.min(tile + TILE);
+        item.ask_for_next(s, keys, kv.head_dim, &tile, &all);
+        // SAFETY: the caller's promises.
+        unsafe {
+            item.score::<S, Q>(s, keys, &tile, &mut state);
+            item.ask_for_next(s, values, value_dim, &tile, &all);
+            item.soften(s, &tile, &mut state);
+            item.add_values(s, values, &tile, &mut state);
+        }
+    }
+    for query in 0..queries {
+        let (row, head) = item.row_and_head(query);
+        // SAFETY: rows and heads of this item are this worker's.
+        let out = unsafe { item.out.part(row, head * kv.head_dim, kv.head_dim) };
+        let sums = &state.sums[query * value_dim..][..kv.head_dim];
+        // The lanes' exponential, which is the same on every machine; all lanes have the same.
+        let mut total = [state.total[query]; 16];
+        if let Some(sinks) = item.shape.sinks {
+            let sink = exp(s, s.splat(sinks[head] - state.largest[query]));
+            s.store_some(&mut total, s.add(sink, s.splat(state.total[query])));
+        }
+        let inverse = s.splat(1.0 / total[0]);
+        for (out, sums) in out.chunks_mut(S::LANES).zip(sums.chunks(S::LANES)) {
+            s.store_some(out, s.mul(s.load_some(sums), inverse));
+        }
+    }
+}
+
+impl Item<'_> {
+    /// Query heads of the key head.
+    #[inline(always)]
+    fn group(&self) -> usize {
+        self.shape.heads / self.kv.shape().kv_heads
+    }
+
+    /// Row of the pass, and query head, of a query.
+    #[inline(always)]
+    fn row_and_head(&self, query: usize) -> (usize, usize) {
+        let group = self.group();
+        (self.first + query / group, self.head * group + query % group)
+    }
+
+    /// Positions that a row of the item sees.
+    #[inline(always)]
+    fn span(&self, row: usize) -> Range<usize> {
+        let end = self.rows.positions[self.first + row] as usize + 1;
+        end - self.shape.window.map_or(end, |window| window.min(end))..end
+    }
+
+    /// What a query sees of a tile, counted from the tile's start.
+    #[inline(always)]
+    fn seen(&self, query: usize, tile: &Range<usize>) -> Range<usize> {
+        let span = self.span(query / self.group());
+        let start = span.start.max(tile.start);
+        start - tile.start..span.end.min(tile.end).max(start) - tile.start
+    }
+
+    /// Page of a position's block, and offset in it.
+    #[inline(always)]
+    fn page(&self, position: usize) -> (usize, usize) {
+        let block_size = self.kv.shape().block_size;
+        (self.page_of(self.head, position / block_size), position % block_size)
+    }
+
+    /// Page of a key head, in a block of the sequence.
+    #[inline(always)]
+    fn page_of(&self, head: usize, block: usize) -> usize {
+        let table = self.rows.tables[self.rows.table_of[self.first] as usize];
+        self.kv.shape().page(self.layer, table[block], head)
+    }
+
+    /// Asks for the pages of the tile after this one, `width` numbers for each position; after the last, for those of the first tile
+    /// of the next head, which the worker will probably do next. They lie apart, so the machine does not see by itself which comes.
+    /// `all` is from the start of the first tile.
+    #[inline(always)]
+    fn ask_for_next<S: Simd, T>(
+        &self,
+        s: S,
+        pages: &[T],
+        width: usize,
+        tile: &Range<usize>,
+        all: &Range<usize>,
+    ) {
+        let Some((head, tile)) = self.next_tile(tile, all) else { return };
+        let block_size = self.kv.shape().block_size;
+        let page_len = block_size * width;
+        for block in tile.start / block_size..tile.end.div_ceil(block_size) {
+            let page = pages.as_ptr().wrapping_add(self.page_of(head, block) * page_len).cast::<u8>();
+            for line in (0..page_len * size_of::<T>()).step_by(64) {
+                s.prefetch(page.wrapping_add(line));
+            }
+        }
+    }
+
+    /// Which head and positions come after a tile.
+    #[inline(always)]
+    fn next_tile(&self, tile: &Range<usize>, all: &Range<usize>) -> Option<(usize, Range<usize>)> {
+        let (head, start) =
+            if tile.end < all.end { (self.head, tile.end) } else { (self.head + 1, all.start) };
+        (head < self.kv.shape().kv_heads).then(|| (head, start..all.end.min(start + TILE)))
+    }
+
+    /// Lays the queries side by side, as pairs of bf16 where the product takes them.
+    #[inline(always)]
+    fn pack_queries<S: Simd, Q: Product<S>>(&self, s: S, packed: &mut [f32]) {
+        let head_dim = self.kv.shape().head_dim;
+        let queries = self.count * self.group();
+        for query in 0..queries {
+            let (row, head) = self.row_and_head(query);
+            let q = &self.q.row(row)[head * head_dim..(head + 1) * head_dim];
+            Q::lay(s, q, packed, query, queries);
+        }
+    }
+
+    /// Scores of all queries with the tile's keys, those beyond a row's position too: [`Item::soften`] drops them.
+    ///
+    /// # Safety
+    /// As for [`attend`].
+    #[inline(always)]
+    unsafe fn score<S: Simd, Q: Product<S>>(
+        &self,
+        s: S,
+        keys: &[Q::Weight],
+        tile: &Range<usize>,
+        state: &mut State<'_>,
+    ) {
+        let kv = self.kv.shape();
+        let (steps, page_len) = (kv.head_dim / Q::INPUTS, kv.head_dim * kv.block_size);
+        let page = |position| {
+            let (page, offset) = self.page(position);
+            keys[page * page_len..(page + 1) * page_len][offset * Q::INPUTS..].as_ptr()
+        };
+        if tile.len() == TILE {
+            // Few queries are few chains of additions: more of them at once do not wait for each other.
+            let pages: [_; TILE / POSITIONS] = std::array::from_fn(|i| page(tile.start + i * POSITIONS));
+            let mut query = 0;
+            while query < state.queries {
+                // SAFETY: pages hold `steps` steps of `POSITIONS` keys from their offset; the block size is a multiple of it.
+                query += unsafe {
+                    match state.queries - query {
+                        8.. if S::REGISTERS >= 32 => {
+                            let [a, b, c, d] = pages;
+                            self.score_some::<S, Q, 8, 2>(s, steps, [a, b], 0, query, state);
+                            self.score_some::<S, Q, 8, 2>(s, steps, [c, d], 2 * POSITIONS, query, state)
+                        }
+                        4.. if S::REGISTERS >= 32 => {
+                            self.score_some::<S, Q, 4, 4>(s, steps, pages, 0, query, state)
+                        }
+                        2.. => self.score_some::<S, Q, 2, 4>(s, steps, pages, 0, query, state),
+                        _ => self.score_some::<S, Q, 1, 4>(s, steps, pages, 0, query, state),
+                    }
+                };
+            }
+            return;
+        }
+        for position in tile.clone().step_by(POSITIONS) {
+            let (keys, at) = ([page(position)], position - tile.start);
+            let mut query = 0;
+            while query < state.queries {
+                // SAFETY: as above.
+                query += unsafe {
+                    match state.queries - query {
+                        8.. if S::REGISTERS >= 32 => {
+                            self.score_some::<S, Q, 8, 1>(s, steps, keys, at, query, state)
+                        }
+                        4.. => self.score_some::<S, Q, 4, 1>(s, steps, keys, at, query, state),
+                        2.. => self.score_some::<S, Q, 2, 1>(s, steps, keys, at, query, state),
+                        _ => self.score_some::<S, Q, 1, 1>(s, steps, keys, at, query, state),
+                    }
+                };
+            }
+        }
+    }
+
+    /// `R` queries with [`POSITIONS`] keys of each of `P` pages, the first of them at `at` in the tile; returns `R`.
+    ///
+    /// # Safety
+    /// As for [`attend`]; `keys` are valid for `steps` steps.
+    #[inline(always)]
+    unsafe fn score_some<S: Simd, Q: Product<S>, const R: usize, const P: usize>(
+        &self,
+        s: S,
+        steps: usize,
+        keys: [*const Q::Weight; P],
+        at: usize,
+        query: usize,
+        state: &mut State<'_>,
+    ) -> usize {
+        let scale = s.splat(self.shape.scale);
+        let (packed, stride) = (state.q[query..].as_ptr(), state.queries);
+        let panel_stride = self.kv.shape().block_size * Q::INPUTS;
+        let mut first = 0;
+        while first < POSITIONS {
+            let keys = keys.map(|keys| keys.wrapping_add(first * Q::INPUTS));
+            // SAFETY: the caller's promise.
+            let scores =
+                unsafe { multiply::<S, Q, R, P, 1>(s, steps, packed, stride, keys, panel_stride, 0) };
+            for (r, scores) in scores.into_iter().enumerate() {
+                for (p, [scores]) in scores.into_iter().enumerate() {
+                    let to = (query + r) * TILE + at + p * POSITIONS + first;
+                    s.store_some(&mut state.scores[to..][..S::LANES], s.mul(scores, scale));
+                }
+            }
+            first += S::LANES;
+        }
+        R
+    }
+
+    /// Scores to exponentials, with what was summed before brought to the new largest score.
+    #[inline(always)]
+    fn soften<S: Simd>(&self, s: S, tile: &Range<usize>, state: &mut State<'_>) {
+        let value_dim = self.kv.shape().value_dim();
+        for query in 0..state.queries {
+            let seen = self.seen(query, tile);
+            if seen.is_empty() {
+                continue;
+            }
+            let scores = &mut state.scores[query * TILE..(query + 1) * TILE];
+            if let Some(cap) = self.shape.soft_cap {
+                for scores in scores.chunks_exact_mut(S::LANES) {
+                    s.store_some(scores, capped(s, s.load_some(scores), cap));
+                }
+            }
+            scores[..seen.start].fill(f32::NEG_INFINITY);
+            scores[seen.end..].fill(f32::NEG_INFINITY);
+            let mut largest = s.splat(state.largest[query]);
+            for scores in scores.chunks_exact(S::LANES) {
+                largest = s.max(s.load_some(scores), largest);
+            }
+            let before = state.largest[query];
+            let largest = s.largest(largest);
+            let (zero, lowest, subtrahend) = (s.splat(0.0), s.splat(f32::NEG_INFINITY), s.splat(largest));
+            let mut total = zero;
+            for scores in scores.chunks_exact_mut(S::LANES) {
+                let score = s.load_some(scores);
+                let power = s.select(s.less(lowest, score), exp(s, s.sub(score, subtrahend)), zero);
+                s.store_some(scores, power);
+                total = s.add(total, power);
+            }
+            let mut factor = [0.0; 16];
+            s.store_some(&mut factor, exp(s, s.splat(before - largest)));
+            let factor = if before == largest { 1.0 } else { factor[0] };
+            state.total[query] = state.total[query] * factor + s.sum(total);
+            state.largest[query] = largest;
+            if factor != 1.0 {
+                for sums in state.sums[query * value_dim..(query + 1) * value_dim].chunks_exact_mut(S::LANES)
+                {
+                    s.store_some(sums, s.mul(s.load_some(sums), s.splat(factor)));
+                }
+            }
+        }
+    }
+
+    /// Adds the tile's values, weighted by the exponentials, position after position.
+    ///
+    /// # Safety
+    /// As for [`attend`].
+    #[inline(always)]
+    unsafe fn add_values<S: Simd, T: Stored>(
+        &self,
+        s: S,
+        values: &[T],
+        tile: &Range<usize>,
+        state: &mut State<'_>,
+    ) {
+        let mut query = 0;
+        while query < state.queries {
+            let count = if state.queries - query >= 4 { 4 } else { 1 };
+            let seen = |i| self.seen(query + i, tile);
+            let start = (0..count).map(|i| seen(i).start).max().unwrap_or(0);
+            let end = (0..count).map(|i| seen(i).end).min().unwrap_or(0);
+            // SAFETY: the caller's promises.
+            unsafe {
+                if count == 1 || start >= end {
+                    for i in 0..count {
+                        self.add_range::<S, T, 1>(s, values, tile, seen(i), query + i, state);
+                    }
+                } else {
+                    // What all four see together; before and after it each alone, so that every query's order stays.
+                    for i in 0..count {
+                        self.add_range::<S, T, 1>(s, values, tile, seen(i).start..start, query + i, state);
+                    }
+                    self.add_range::<S, T, 4>(s, values, tile, start..end, query, state);
+                    for i in 0..count {
+                        self.add_range::<S, T, 1>(s, values, tile, end..seen(i).end, query + i, state);
+                    }
+                }
+            }
+            query += count;
+        }
+    }
+
+    /// `R` queries, positions `range` of the tile.
+    ///
+    /// # Safety
+    /// As for [`attend`].
+    #[inline(always)]
+    unsafe fn add_range<S: Simd, T: Stored, const R: usize>(
+        &self,
+        s: S,
+        values: &[T],
+        tile: &Range<usize>,
+        range: Range<usize>,
+        query: usize,
+        state: &mut State<'_>,
+    ) {
+        let kv = self.kv.shape();
+        let value_dim = kv.value_dim();
+        let mut at = range.start;
+        while at < range.end {
+            let (page, offset) = self.page(tile.start + at);
+            let run = (kv.block_size - offset).min(range.end - at);
+            let values = &values[(page * kv.block_size + offset) * value_dim..][..run * value_dim];
+            let powers = &state.scores[query * TILE + at..];
+            let mut dim = 0;
+            while dim < value_dim {
+                let sums = &mut state.sums[query * value_dim + dim..];
+                let values = &values[dim..];
+                // SAFETY: `run` values of `value_dim`, from `dim`, with a vector or four left of it.
+                dim += unsafe {
+                    if S::REGISTERS >= 32 && value_dim - dim >= 4 * S::LANES {
+                        add_some::<S, T, R, 4>(s, values, value_dim, powers, run, sums)
+                    } else if value_dim - dim >= 2 * S::LANES {
+                        add_some::<S, T, R, 2>(s, values, value_dim, powers, run, sums)
+                    } else {
+                        add_some::<S, T, R, 1>(s, values, value_dim, powers, run, sums)
+                    }
+                };
+            }
+            at += run;
+        }
+    }
+}
+
+/// Adds `run` values, `V` vectors of each, to the sums of `R` queries. Returns the elements done of each value.
+///
+/// # Safety
+/// `values` and each query's `sums` hold that much at a stride of `value_dim`, `powers` at a stride of [`TILE`].
+#[inline(always)]
+unsafe fn add_some<S: Simd, T: Stored, const R: usize, const V: usize>(
+    s: S,
+    values: &[T],
+    value_dim: usize,
+    powers: &[f32],
+    run: usize,
+    sums: &mut [f32],
+) -> usize {
+    debug_assert!(values.len() >= (run - 1) * value_dim + V * S::LANES);
+    debug_assert!(sums.len() >= (R - 1) * value_dim + V * S::LANES && powers.len() >= (R - 1) * TILE + run);
+    let mut totals = [[s.splat(0.0); V]; R];
+    // SAFETY: the caller's promise, for all pointers.
+    unsafe {
+        for (r, totals) in totals.iter_mut().enumerate() {
+            for (v, total) in totals.iter_mut().enumerate() {
+                *total = s.load(sums.as_ptr().add(r * value_dim + v * S::LANES));
+            }
+        }
+        for i in 0..run {
+            let mut value = [s.splat(0.0); V];
+            for (v, value) in value.iter_mut().enumerate() {
+                *value = T::load(s, values.as_ptr().add(i * value_dim + v * S::LANES));
+            }
+            for (r, totals) in totals.iter_mut().enumerate() {
+                let power = s.splat(*powers.as_ptr().add(r * TILE + i));
+                for (total, value) in totals.iter_mut().zip(value) {
+                    *total = s.mul_add(power, value, *total);
+                }
+            }
+        }
+        for (r, totals) in totals.iter().enumerate() {
+            for (v, total) in totals.iter().enumerate() {
+                s.store(sums.as_mut_ptr().add(r * value_dim + v * S::LANES), *total);
+            }
+        }
+    }
+    V * S::LANES
+}
+
+/// Stored values, widened when read.
+trait Stored: Copy {
+    /// # Safety
+    /// `at` is valid for reading a vector.
+    unsafe fn load<S: Simd>(s: S, at: *const Self) -> S::F;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, at: *const f32) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { s.load(at) }
+    }
+}
+
+impl Stored for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, at: *const bf16) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_bf16(at) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::asked;
+    use crate::{Dtype, Isa, Partition, Tensor};
+
+    #[test]
+    fn the_pages_that_come_next_are_asked_for_and_no_others() {
+        // Values are padded to 32.
+        let shape = KvShape { layers: 2, blocks: 12, block_size: 16, kv_heads: 2, head_dim: 20 };
+        let lane = Lane::new(&Partition { cores: vec![0] }, Isa::Portable).unwrap();
+        let table = [11, 3, 7, 0, 5, 9, 2, 10, 4];
+        let rows = Rows { positions: &[129], table_of: &[0], tables: &[&table] };
+        for (window, first_tile) in [(None, 0), (Some(40), 64)] {
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                let kv = KvCache::new(shape, dtype).unwrap();
+                let (q, mut out) = (Tensor::zeros(1, 80), Tensor::zeros(1, 80));
+                let attended = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window, sinks: None };
+                let mut found = asked::during(|| {
+                    attention(&lane, q.view(1), &kv, 1, rows, attended, out.view_mut(1));
+                });
+                let (keys, values) = match kv.pages() {
+                    Pages::F32 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
+                    Pages::Bf16 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
+                };
+                let mut expected = Vec::new();
+                for head in 0..2 {
+                    // Nobody asks for the very first tile.
+                    let first = if head == 0 { first_tile + TILE } else { first_tile };
+                    for block in &table[first / 16..] {
+                        let page = shape.page(1, *block, head);
+                        for (start, width) in [(keys, 20), (values, 32)] {
+                            let bytes = 16 * width * dtype.bytes();
+                            expected.extend((0..bytes).step_by(64).map(|line| start + page * bytes + line));
+                        }
+                    }
+                }
+                found.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(found, expected, "{dtype}, window {window:?}");
+            }
+        }
+    }
+}
