@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use faser_kernels::Tensor;
 
-use crate::{ModelConfig, Scratch};
+use crate::ModelConfig;
 
 /// No row's states: they are being written, or were never.
 const NONE: u64 = u64::MAX;
 
 /// The residual stream behind some layers of a model, of the last rows of a lane's passes. Allocated once; share it in an `Arc` between
-/// the one lane that writes (see [`Scratch::attach`]) and the one that reads.
+/// the one lane that writes (see [`crate::Scratch::attach`]) and the one that reads.
 pub struct HiddenStates {
     layers: NamedLayers,
     /// Bits of f32 `[capacity][layers][hidden]`.
@@ -154,12 +154,19 @@ impl NamedLayers {
 /// The writer's end, in the scratch of its passes.
 pub(crate) struct HiddenWriter {
     states: Arc<HiddenStates>,
-    first: u64,
+    /// The index of the pass's first row.
+    pub(crate) first: u64,
     /// The index of each row that is in the pass.
     rows: Vec<u64>,
 }
 
 impl HiddenWriter {
+    /// For passes of at most `max_rows` rows of `hidden` columns.
+    pub(crate) fn new(states: Arc<HiddenStates>, hidden: usize, max_rows: usize) -> HiddenWriter {
+        states.layers.assert_fit(states.capacity(), hidden, max_rows);
+        HiddenWriter { states, first: 0, rows: Vec::with_capacity(max_rows) }
+    }
+
     pub(crate) fn begin(&mut self, rows: usize) {
         self.first = self.states.claim(rows);
         self.rows.clear();
@@ -176,21 +183,5 @@ impl HiddenWriter {
     pub(crate) fn behind(&self, layer: usize, x: &Tensor) {
         let Some(place) = self.states.layers.place(layer) else { return };
         self.rows.iter().enumerate().for_each(|(row, index)| self.states.write(*index, place, x.row(row)));
-    }
-}
-
-impl Scratch {
-    /// From now on the passes in this scratch leave their hidden states in `states`.
-    ///
-    /// # Panics
-    /// If those are of a model of another width, or have no room for two passes.
-    pub fn attach(&mut self, states: Arc<HiddenStates>) {
-        states.layers.assert_fit(states.capacity(), self.x.cols(), self.max_rows());
-        self.hidden = Some(HiddenWriter { states, first: 0, rows: Vec::with_capacity(self.max_rows()) });
-    }
-
-    /// The index, in the hidden states attached, of the first row of the pass begun last; those of its other rows follow.
-    pub fn first_hidden(&self) -> Option<u64> {
-        self.hidden.as_ref().map(|hidden| hidden.first)
     }
 }

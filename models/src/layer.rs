@@ -1,9 +1,8 @@
 //! One decoder layer on the CPU: attention branch, then MLP branch, each added to the residual stream.
 
 use faser_kernels::ops::{self, AttentionShape, Write};
-use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector};
+use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector, ViewMut};
 
-use crate::segments::summed;
 use crate::{LayerSpec, ModelConfig, Scratch, Shard};
 
 /// The weights of one layer, as a device holds them. What a family does not have is `None`.
@@ -132,4 +131,12 @@ pub(crate) struct At<'a> {
     /// Which layer of the KV cache.
     pub(crate) index: usize,
     pub(crate) rows: Rows<'a>,
+}
+
+/// Adds up the ranks' shares; alone, they are the sum.
+///
+/// # Panics
+/// If the group is lost: a pass that others have left cannot be finished, and its lane is of no use any more.
+pub(crate) fn summed(lane: &Lane, x: ViewMut<'_>) {
+    ops::all_reduce(lane, x).unwrap_or_else(|error| panic!("{error}"));
 }

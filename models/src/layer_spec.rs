@@ -7,11 +7,9 @@
 //! ```
 //! Loaders (and so sizes, shards and synthetic sources) walk [`LayerSpec::branches`]; the forward passes read the rest.
 
-use std::ops::Range;
-
 use faser_kernels::ops::Activation;
 
-use crate::{ModelConfig, RopeConfig, Shard};
+use crate::RopeConfig;
 
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +29,7 @@ pub struct Norms {
     pub after: Option<&'static str>,
 }
 
-/// Causal attention with rotary positions. Heads are the same in all layers: see [`ModelConfig`].
+/// Causal attention with rotary positions. Heads are the same in all layers: see [`crate::ModelConfig`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// Its norms.
@@ -173,27 +171,4 @@ pub(crate) enum Split {
     Mlp,
     /// Tokens of the vocabulary.
     Tokens,
-}
-
-impl Split {
-    /// How many there are in the whole model.
-    pub(crate) fn width(self, whole: &ModelConfig) -> usize {
-        match self {
-            Split::Heads => whole.q_width(),
-            Split::KvHeads => whole.kv_width(),
-            Split::Mlp => whole.intermediate,
-            Split::Tokens => whole.vocab,
-        }
-    }
-
-    /// Those of a shard.
-    pub(crate) fn of(self, shard: Shard, whole: &ModelConfig) -> Range<usize> {
-        let wide = |heads: Range<usize>| heads.start * whole.head_dim..heads.end * whole.head_dim;
-        match self {
-            Split::Heads => wide(shard.heads(whole)),
-            Split::KvHeads => wide(shard.kv_heads(whole)),
-            Split::Mlp => shard.intermediate(whole),
-            Split::Tokens => shard.tokens(whole),
-        }
-    }
 }

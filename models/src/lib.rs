@@ -15,7 +15,6 @@ mod load;
 mod model;
 pub mod rounding;
 mod scratch;
-mod segments;
 mod shard;
 pub mod synthetic;
 mod text;

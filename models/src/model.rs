@@ -1,10 +1,31 @@
-//! A model and its forward pass.
+//! A model and its forward pass: whole, or in segments, for a caller that lets rows leave it between two layers: proposals that already look
+//! rejected, or whose sequence was cancelled.
+//!
+//! ```text
+//! begin(tokens) ── layers(a..b) ──┬───────────────────────────────┬── layers(b..c) ── .. ── finish(wanted)
+//!                                 └─ score(rows, rivals) ─ keep ──┘
+//! ```
+//!
+//! Between two segments the first `n` rows of the residual stream in [`Scratch`] are the pass, and `n` is the caller's to know. Rows that
+//! stay compute the same bits whatever leaves, as long as none of them attends to a row that left: only the last rows of a sequence
+//! may go. The keys and values of rows that left are missing from later layers: their positions count as never computed.
+//!
+//! Of a shard all ranks of the group make the same calls with the same rows: the residual stream is the same on every rank, bit by bit, and
+//! so is what comes of it but for logits, of which each rank has those of its tokens.
+//!
+//! Hidden states that were [asked for](Scratch::attach) leave the pass behind their layers.
+//!
+//! Nothing here allocates; in a group, but for what travels between ranks.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use faser_kernels::{Dtype, KvCache, KvShape, Lane, Matrix, RopeSpec, RopeTable, Rows, Table, Vector};
+use faser_kernels::ops::{self, Write};
+use faser_kernels::{
+    Dtype, KvCache, KvShape, Lane, Matrix, RopeSpec, RopeTable, Rows, Table, Vector, ViewMut,
+};
 
-use crate::layer::Layer;
+use crate::layer::{At, Layer, summed};
 use crate::{ModelConfig, ModelError, RopeConfig, Scratch, Shard};
 
 /// Weights and shape of one model, or of a rank's shard of it; never changed after loading. Share it in an `Arc`.
@@ -140,6 +161,135 @@ impl Model {
         self.begin(lane, scratch, pass.tokens);
         self.layers(lane, 0..self.parts.layers.len(), kv, scratch, pass.rows);
         self.finish(lane, scratch, pass.tokens.len(), pass.logits);
+    }
+
+    /// Begins a pass: the residual stream `[tokens.len(), hidden]` becomes the tokens' embeddings.
+    ///
+    /// # Panics
+    /// If there are more than [`Scratch::max_rows`], or a token is not below `vocab`; if the lane is not that of the shard's rank. Here
+    /// and in the other segments: if the lane's group is lost, which is the end of this lane.
+    pub fn begin(&self, lane: &Lane, scratch: &mut Scratch, tokens: &[u32]) {
+        let (shard, group) = (self.shard(), lane.group());
+        assert_eq!(
+            (group.rank(), group.ranks()),
+            (shard.rank, shard.ranks),
+            "rank and ranks of the lane, and of the model's shard"
+        );
+        let (x, scale) = (scratch.x.view_mut(tokens.len()), self.config().embedding_scale);
+        if let Some(hidden) = &mut scratch.hidden {
+            hidden.begin(tokens.len());
+        }
+        if shard == Shard::WHOLE {
+            return ops::embed(lane, &self.parts.embedding, tokens, scale, x);
+        }
+        let vocab = self.config().vocab;
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
+            panic!("token {token} of a vocabulary of {vocab}");
+        }
+        let first = shard.tokens(self.config()).start;
+        ops::embed_part(lane, &self.parts.embedding, first, tokens, scale, x);
+        summed(lane, scratch.x.view_mut(tokens.len()));
+    }
+
+    /// Runs the pass, one row for each of `rows.positions`, through the layers of `range` (the first is 0): the residual stream
+    /// `[rows, hidden]` goes on, keys and values of these layers are in `kv` afterwards. `rows` are the rows that are in the
+    /// pass now: whoever calls [`Model::keep`] shortens positions and tables in the same way.
+    ///
+    /// # Panics
+    /// If the model has no such layers, or the rows do not fit `scratch` or `kv`.
+    pub fn layers(
+        &self,
+        lane: &Lane,
+        range: Range<usize>,
+        kv: &mut KvCache,
+        scratch: &mut Scratch,
+        rows: Rows<'_>,
+    ) {
+        for (layer, index) in self.parts.layers[range.clone()].iter().zip(range) {
+            let (config, shard) = (self.own(), self.shard());
+            let spec = &config.layers[index];
+            let at = At { config, spec, shard, rope: &self.ropes[index], lane, index, rows };
+            layer.forward(&at, kv, scratch);
+            if let Some(hidden) = &scratch.hidden {
+                hidden.behind(index, &scratch.x);
+            }
+        }
+    }
+
+    /// Of the `n` rows of the pass only those named by `keep`, strictly ascending, stay: row `i` is what was row `keep[i]`, and
+    /// `n` is `keep.len()` from here on.
+    ///
+    /// # Panics
+    /// If `keep` does not ascend, or names a row that is not below `n`.
+    pub fn keep(&self, scratch: &mut Scratch, n: usize, keep: &[u32]) {
+        assert_eq!(scratch.x.cols(), self.config().hidden, "the scratch of another model");
+        ops::compact_rows(scratch.x.view_mut(n), keep);
+        if let Some(hidden) = &mut scratch.hidden {
+            hidden.keep(keep);
+        }
+    }
+
+    /// The logits that `rows`, of the `n` in the pass, would give to `tokens` if the layers ended here: `c` tokens for each row, row by row,
+    /// and `out` as long as `tokens`. After the last layer they are, bit for bit, the logits that [`Model::finish`] computes. The
+    /// pass goes on as if nothing had been asked; the logits of a pass that is finished stay too.
+    ///
+    /// # Panics
+    /// If there are more rows than [`Scratch::max_logit_rows`], one is not below `n`, a token is not below `vocab`, or `tokens` are not the
+    /// same number for each row.
+    pub fn score(
+        &self,
+        lane: &Lane,
+        scratch: &mut Scratch,
+        n: usize,
+        rows: &[u32],
+        tokens: &[u32],
+        out: &mut [f32],
+    ) {
+        self.normalise(lane, scratch, n, rows);
+        let Scratch { final_normed, own_tokens, .. } = scratch;
+        let (normed, head) = (final_normed.view(rows.len()), &self.parts.head);
+        if self.shard() == Shard::WHOLE {
+            ops::score_tokens(lane, normed, head, tokens, out);
+            return self.cap(lane, ViewMut::of_row(out));
+        }
+        // Each rank scores its own tokens; a sum with zeros is exact.
+        let own = self.shard().tokens(self.config());
+        let is_own = |token: &u32| own.contains(&(*token as usize));
+        own_tokens.clear();
+        own_tokens
+            .extend(tokens.iter().map(|token| if is_own(token) { *token - own.start as u32 } else { 0 }));
+        ops::score_tokens(lane, normed, head, own_tokens, out);
+        out.iter_mut().zip(tokens).filter(|(_, token)| !is_own(token)).for_each(|(score, _)| *score = 0.0);
+        lane.group().all_reduce_sum(out).unwrap_or_else(|error| panic!("{error}"));
+        self.cap(lane, ViewMut::of_row(out));
+    }
+
+    /// Ends a pass of `n` rows: final norm and LM head of the rows in `wanted`, whose logits are in [`Scratch::logits`] afterwards,
+    /// `[wanted.len(), vocab]`, in that order; of a shard those of its tokens, `[wanted.len(), own().vocab]`.
+    ///
+    /// # Panics
+    /// If there are more than [`Scratch::max_logit_rows`], or one is not below `n`.
+    pub fn finish(&self, lane: &Lane, scratch: &mut Scratch, n: usize, wanted: &[u32]) {
+        self.normalise(lane, scratch, n, wanted);
+        let (normed, logits) =
+            (scratch.final_normed.view(wanted.len()), scratch.logits.view_mut(wanted.len()));
+        ops::matmul(lane, normed, &self.parts.head, None, logits, Write::Replace);
+        self.cap(lane, scratch.logits.view_mut(wanted.len()));
+    }
+
+    fn cap(&self, lane: &Lane, logits: ViewMut<'_>) {
+        if let Some(cap) = self.config().logit_soft_cap {
+            ops::soft_cap(lane, logits, cap);
+        }
+    }
+
+    /// The final norm of some of the `n` rows, into `scratch.final_normed`; the residual stream stays.
+    fn normalise(&self, lane: &Lane, scratch: &mut Scratch, n: usize, rows: &[u32]) {
+        let (m, most) = (rows.len(), scratch.max_logit_rows());
+        assert!(m <= most, "{m} rows with logits in a scratch for {most}");
+        ops::gather_rows(lane, scratch.x.view(n), rows, scratch.gathered.view_mut(m));
+        let (gathered, normed) = (scratch.gathered.view(m), scratch.final_normed.view_mut(m));
+        ops::rms_norm(lane, gathered, &self.parts.norm, self.config().rms_eps, normed, Write::Replace);
     }
 }
 

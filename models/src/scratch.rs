@@ -1,9 +1,11 @@
 //! The activations of one lane's passes, allocated once.
 
+use std::sync::Arc;
+
 use faser_kernels::Tensor;
 
 use crate::ModelConfig;
-use crate::hidden::HiddenWriter;
+use crate::hidden::{HiddenStates, HiddenWriter};
 
 /// Room for the activations of passes up to a number of rows. A pass allocates nothing.
 pub struct Scratch {
@@ -83,5 +85,18 @@ impl Scratch {
     /// Most rows with logits of a pass.
     pub fn max_logit_rows(&self) -> usize {
         self.logits.capacity()
+    }
+
+    /// From now on the passes in this scratch leave their hidden states in `states`.
+    ///
+    /// # Panics
+    /// If those are of a model of another width, or have no room for two passes.
+    pub fn attach(&mut self, states: Arc<HiddenStates>) {
+        self.hidden = Some(HiddenWriter::new(states, self.x.cols(), self.max_rows()));
+    }
+
+    /// The index, in the hidden states attached, of the first row of the pass begun last; those of its other rows follow.
+    pub fn first_hidden(&self) -> Option<u64> {
+        self.hidden.as_ref().map(|hidden| hidden.first)
     }
 }

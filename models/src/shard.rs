@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use faser_kernels::collective::part;
 
+use crate::layer_spec::Split;
 use crate::{ModelConfig, ModelError};
 
 /// Which part of a model: that of one rank of a group.
@@ -96,6 +97,29 @@ impl Shard {
     /// What is added once alone, a bias or the residual stream, is added by the first rank.
     pub(crate) fn is_first(self) -> bool {
         self.rank == 0
+    }
+}
+
+impl Split {
+    /// How many there are in the whole model.
+    pub(crate) fn width(self, whole: &ModelConfig) -> usize {
+        match self {
+            Split::Heads => whole.q_width(),
+            Split::KvHeads => whole.kv_width(),
+            Split::Mlp => whole.intermediate,
+            Split::Tokens => whole.vocab,
+        }
+    }
+
+    /// Those of a shard.
+    pub(crate) fn of(self, shard: Shard, whole: &ModelConfig) -> Range<usize> {
+        let wide = |heads: Range<usize>| heads.start * whole.head_dim..heads.end * whole.head_dim;
+        match self {
+            Split::Heads => wide(shard.heads(whole)),
+            Split::KvHeads => wide(shard.kv_heads(whole)),
+            Split::Mlp => shard.intermediate(whole),
+            Split::Tokens => shard.tokens(whole),
+        }
     }
 }
 

@@ -8,10 +8,8 @@
 //! Cases go round-robin for many rounds, each round beginning with another, so that what disturbs the machine meets all of them; medians of the
 //! rounds are reported, and the best. A case finds in the caches what the one before it left: mostly the same weights.
 
-mod bandwidth;
 mod options;
 mod report;
-mod tables;
 mod workload;
 
 use std::error::Error;
@@ -21,10 +19,9 @@ use faser_kernels::{CpuDevice, Lane};
 use faser_models::Model;
 use faser_models::synthetic::{SyntheticSpec, pair};
 
-use bandwidth::Memory;
 use options::{Case, Options};
 use report::{Machine, Report};
-use workload::{Timing, Workload};
+use workload::{Memory, Timing, Workload};
 
 /// Readings of the bandwidth before the first pass.
 const FIRST_READINGS: usize = 5;
@@ -47,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        tables::print(&report, options.shares);
+        report::print(&report, options.shares);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Passes to time: a model, a lane, and sequences with a context in KV memory.
+//! Passes to time: a model, a lane, and sequences with a context in KV memory; and how fast the lane's workers read memory.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -136,4 +136,36 @@ impl Workload {
 /// From -1 to 1.
 fn hashed(i: usize) -> f32 {
     (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// Numbers of a row: 64 KiB.
+const COLUMNS: usize = 1 << 14;
+
+/// As much memory as the weights take, in huge pages as they are: what of it stays in a cache stays of the weights too.
+pub(crate) struct Memory {
+    numbers: Tensor,
+    sums: Vec<f32>,
+}
+
+impl Memory {
+    pub(crate) fn new(bytes: u64) -> Memory {
+        let rows = (bytes as usize).div_ceil(COLUMNS * size_of::<f32>());
+        let mut numbers = Tensor::zeros(rows, COLUMNS);
+        // Written once, or every page would be the system's one page of zeros.
+        (0..rows).for_each(|row| numbers.row_mut(row).fill(1.0));
+        Memory { numbers, sums: vec![0.0; rows] }
+    }
+
+    /// Reads all of it twice. Bytes per second of the second time.
+    pub(crate) fn read(&mut self, lane: &Lane) -> f64 {
+        let rows = self.sums.len();
+        let mut seconds = 0.0;
+        for _ in 0..2 {
+            let begin = Instant::now();
+            ops::sum_rows(lane, self.numbers.view(rows), &mut self.sums);
+            seconds = begin.elapsed().as_secs_f64();
+        }
+        assert!(self.sums.iter().all(|sum| *sum == COLUMNS as f32), "memory was read wrongly");
+        (rows * COLUMNS * size_of::<f32>()) as f64 / seconds
+    }
 }

@@ -7,11 +7,32 @@
 use faser_kernels::ops::Activation;
 use serde_json::Value;
 
+use super::ModelConfig;
 use super::keys::Keys;
-use super::windows::{sliding_layers, window};
-use super::{Architecture, MAX_LAYERS, ModelConfig};
+use super::keys::MAX_LAYERS;
 use crate::layer_spec::{Mlp, Norms};
 use crate::{LayerSpec, ModelError, RopeConfig};
+
+/// The model families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// `LlamaForCausalLM`: Llama 2 and 3.
+    Llama,
+    /// `MistralForCausalLM`: sliding window in all layers.
+    Mistral,
+    /// `Qwen2ForCausalLM`: biases on q, k and v.
+    Qwen2,
+    /// `Qwen3ForCausalLM`: norms on the heads of q and k.
+    Qwen3,
+    /// `GemmaForCausalLM`: GELU, scaled embeddings.
+    Gemma,
+    /// `Gemma2ForCausalLM`: that, norms behind the branches, soft caps, sliding windows in every other layer.
+    Gemma2,
+    /// `Gemma3ForCausalLM`: no caps but norms on the heads of q and k; layers that slide have a rotary embedding of their own.
+    Gemma3,
+    /// `ArceeForCausalLM`: an MLP without a gate, squared ReLU.
+    Arcee,
+}
 
 /// A family.
 pub(super) struct Family {
@@ -249,6 +270,44 @@ impl Shape<'_> {
             false => Err(self.keys.error(key, format!("is {value}, a number from 1e-6 to 1e6 is expected"))),
         }
     }
+}
+
+/// `sliding_window`, or the `usual` one where the key is absent; null is none.
+fn window(keys: &Keys, usual: Option<usize>) -> Result<Option<usize>, ModelError> {
+    let usual = usual.filter(|_| !keys.is_null("sliding_window"));
+    Ok(keys.size("sliding_window", usize::MAX)?.or(usual))
+}
+
+/// For each layer whether it slides: by `layer_types`, or as the family `usually` has it.
+fn sliding_layers(
+    keys: &Keys,
+    layers: usize,
+    window: Option<usize>,
+    usually: impl Fn(usize) -> bool,
+) -> Result<Vec<bool>, ModelError> {
+    let Some(types) = keys.get("layer_types") else {
+        return Ok((0..layers).map(usually).collect());
+    };
+    let kinds: Option<Vec<bool>> = types.as_array().filter(|types| types.len() == layers).and_then(|types| {
+        types
+            .iter()
+            .map(|kind| match kind.as_str() {
+                Some("full_attention") => Some(false),
+                Some("sliding_attention") => Some(true),
+                _ => None,
+            })
+            .collect()
+    });
+    let kinds = kinds.ok_or_else(|| {
+        let problem =
+            format!("must be {layers} of \"full_attention\" or \"sliding_attention\", one per layer");
+        keys.error("layer_types", problem)
+    })?;
+    if window.is_none() && kinds.contains(&true) {
+        let problem = "has \"sliding_attention\", but no window is set: give `sliding_window` (of Qwen, `use_sliding_window` too)";
+        return Err(keys.error("layer_types", problem));
+    }
+    Ok(kinds)
 }
 
 impl Family {

@@ -6,6 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
+// Generous bounds that keep every product of two sizes far from overflow.
+pub(super) const MAX_WIDTH: usize = 1 << 20;
+pub(super) const MAX_LAYERS: usize = 1 << 12;
+pub(super) const MAX_VOCAB: usize = 1 << 24;
+pub(super) const MAX_CONTEXT: usize = 1 << 24;
+
 /// An object of a JSON file, with the names needed to complain about it.
 pub(crate) struct Keys {
     path: PathBuf,

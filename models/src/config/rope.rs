@@ -3,7 +3,7 @@
 
 use faser_kernels::RopeScaling;
 
-use super::keys::Keys;
+use super::keys::{Keys, MAX_CONTEXT};
 use crate::ModelError;
 
 const SUPPORTED: &str = "supported are default, linear and llama3";
@@ -135,7 +135,7 @@ fn scaling(section: &Keys, keys: &Keys, name: &str) -> Result<RopeScaling, Model
                 low_freq_factor: low as f32,
                 high_freq_factor: high as f32,
                 original_max_positions: section
-                    .required_size("original_max_position_embeddings", super::MAX_CONTEXT)?,
+                    .required_size("original_max_position_embeddings", MAX_CONTEXT)?,
             })
         }
         Some(other) => Err(section.error("rope_type", format!("is {other:?}; {SUPPORTED}"))),

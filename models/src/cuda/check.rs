@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::check::{CheckResult, FillArgs, Report, Setting};
-use faser_kernels::cuda::{Chunk, CudaLane, DeviceBuffer, Element, Gpu, Ptr, Sampler, Share, Upload};
+use faser_kernels::cuda::{
+    Chunk, CudaError, CudaLane, DeviceBuffer, Element, Gpu, Ptr, Sampler, Share, Upload,
+};
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling, Source};
 
 use super::model::RowsPacker;
@@ -18,7 +20,7 @@ use crate::{Model, ModelConfig, ModelError, Pass, Shard, WeightSource};
 const LARGEST: f32 = 0.02;
 
 /// Tokens of each sequence, and how many of them are in the first pass.
-const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
+pub const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
 const BLOCK: usize = 16;
 
 impl CudaModel {
@@ -60,24 +62,13 @@ impl CudaModel {
 pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let gpu = Gpu::open(setting.ordinal, None)?;
     for kv_heads in [8, 4, 1] {
-        let spec = SyntheticSpec {
-            layers: setting.size(6, 2),
-            draft_layers: 1,
-            hidden: setting.size(1024, 256),
-            intermediate: setting.size(2816, 96),
-            heads: 8,
-            kv_heads,
-            vocab: setting.size(32_000, 300),
-            max_context: 64,
-            seed: 5,
-            residual_scale: 0.5,
-        };
+        let spec = spec(setting, kv_heads);
         let source = WeightSource::Synthetic(spec.clone());
         let target = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {})?;
         let expected = on_cpu(&target)?;
         for dtype in [Dtype::F32, Dtype::Bf16] {
             let model = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {})?;
-            let distance = Distance::between(&[on_gpu(&Arc::new(model))?], &[&expected]);
+            let distance = Distance::between(&[on_gpu(&Arc::new(model), &mut whole)?], &[&expected]);
             let most = Distance::of_rounding(dtype, spec.layers);
             let of = format!("of logits in {dtype}, 8 heads over {kv_heads}");
             report.at_most(format!("error {of}"), distance.rms, "", most.rms);
@@ -87,12 +78,31 @@ pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     Ok(())
 }
 
+/// The shape of its models.
+pub fn spec(setting: &Setting, kv_heads: usize) -> SyntheticSpec {
+    SyntheticSpec {
+        layers: setting.size(6, 2),
+        draft_layers: 1,
+        hidden: setting.size(1024, 256),
+        intermediate: setting.size(2816, 96),
+        heads: 8,
+        kv_heads,
+        vocab: setting.size(32_000, 300),
+        max_context: 64,
+        seed: 5,
+        residual_scale: 0.5,
+    }
+}
+
 fn tokens(config: &ModelConfig, sequence: usize) -> Vec<u32> {
     (0..SEQUENCES[sequence].0).map(|i| ((i * 31 + sequence * 7 + 3) % config.vocab) as u32).collect()
 }
 
 /// Logits of every row, sequence after sequence.
-fn on_cpu(model: &Model) -> Result<Vec<f32>, ModelError> {
+///
+/// # Errors
+/// Memory is short.
+pub fn on_cpu(model: &Model) -> Result<Vec<f32>, ModelError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let lane = Lane::new(&Partition { cores: (0..cores).collect() }, Isa::auto()?)?;
     let mut all = Vec::new();
@@ -118,8 +128,14 @@ fn on_cpu(model: &Model) -> Result<Vec<f32>, ModelError> {
     Ok(all)
 }
 
-/// The same, both sequences in the same passes.
-fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
+/// The same, both sequences in the same two passes. `pass` runs one, the second or not, and returns its logits: of all rows, or of the last.
+///
+/// # Errors
+/// Memory is short, or what `pass` says.
+pub fn on_gpu(
+    model: &Arc<CudaModel>,
+    pass: &mut dyn FnMut(&mut CudaPasses, &PassInput<'_>, bool) -> Result<Vec<f32>, CudaError>,
+) -> Result<Vec<f32>, ModelError> {
     let config = model.config();
     let rows = SEQUENCES.iter().map(|(len, _)| len).sum();
     let sizes = CudaSizes {
@@ -144,7 +160,7 @@ fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
             positions.extend(range.clone().map(|position| position as u32));
             all.extend(&tokens(config, sequence)[range]);
         }
-        passes.stage(&PassInput {
+        let input = PassInput {
             tokens: &all,
             positions: &positions,
             chunk_of: &chunk_of,
@@ -153,13 +169,19 @@ fn on_gpu(model: &Arc<CudaModel>) -> Result<Vec<f32>, ModelError> {
             samplers: &[sampler, sampler],
             proposals: &[&[], &[]],
             ..PassInput::default()
-        })?;
-        passes.layers(0..config.layers.len())?;
-        passes.finish()?;
-        let logits = passes.read_logits(all.len())?;
-        for (logits, sequence) in logits.chunks(config.vocab).zip(&chunk_of) {
+        };
+        let logits = pass(&mut passes, &input, second)?;
+        let rows = all.len() - logits.len() / config.vocab..;
+        for (logits, sequence) in logits.chunks(config.vocab).zip(&chunk_of[rows]) {
             found[*sequence as usize].extend_from_slice(logits);
         }
     }
     Ok(found.concat())
+}
+
+fn whole(passes: &mut CudaPasses, input: &PassInput<'_>, _: bool) -> Result<Vec<f32>, CudaError> {
+    passes.stage(input)?;
+    passes.layers(0..passes.model().config().layers.len())?;
+    passes.finish()?;
+    passes.read_logits(input.tokens.len())
 }

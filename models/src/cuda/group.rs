@@ -3,30 +3,12 @@
 //! All ranks queue the same calls with the same sizes: sizes follow from the plan and from what the device tells every rank alike. What only
 //! the first rank's host knows, who fell, goes by way of the device: its flags are read when their turn comes, and gathered.
 
-use std::sync::Arc;
-
 use faser_kernels::collective::part;
-use faser_kernels::cuda::{CudaError, CudaLane, DeviceBuffer, Element, Flags, Gpu, NcclSeat, PickArgs, Ptr};
+use faser_kernels::cuda::{CudaError, DeviceBuffer, Element, NcclSeat, PickArgs, Ptr};
 
-use super::{CudaPasses, CudaSizes};
-use crate::{ModelConfig, Shard};
-
-/// Rows of logits that travel in one call.
-const ROWS_AT_ONCE: usize = 64;
-/// What NCCL keeps on a GPU for a lane's group: assumed, not measured.
-const COMMUNICATOR_BYTES: u64 = 256 << 20;
-
-/// What a rank has of memory for it.
-pub(super) struct GroupBuffers {
-    /// u32 of each chunk: this rank's flags, and all ranks'.
-    flags: [DeviceBuffer; 2],
-    /// u64 of each sample: this rank's best key, and all ranks'.
-    keys: [DeviceBuffer; 2],
-    /// Logits as they come, rank after rank, of some rows.
-    pieces: DeviceBuffer,
-    /// f32 `[logit rows][vocabulary]`.
-    whole: DeviceBuffer,
-}
+use super::CudaPasses;
+use super::buffers::{ROWS_AT_ONCE, width};
+use crate::Shard;
 
 /// Logits of some tokens: those from `first` on.
 #[derive(Clone, Copy, Debug)]
@@ -34,58 +16,6 @@ pub(super) struct Logits {
     pub(super) at: Ptr,
     pub(super) first: u32,
     pub(super) tokens: u32,
-}
-
-/// Tokens of the largest part of a vocabulary.
-pub(super) fn width(config: &ModelConfig, shard: Shard) -> usize {
-    part(config.vocab, 0, shard.ranks).len()
-}
-
-fn pieces(config: &ModelConfig, shard: Shard, logit_rows: usize) -> usize {
-    ROWS_AT_ONCE.min(logit_rows) * shard.ranks * width(config, shard) * size_of::<f32>()
-}
-
-impl GroupBuffers {
-    pub(super) fn new(
-        gpu: &Arc<Gpu>,
-        config: &ModelConfig,
-        shard: Shard,
-        sizes: &CudaSizes,
-    ) -> Result<GroupBuffers, CudaError> {
-        let buffer = |bytes: usize| DeviceBuffer::zeroed(gpu, bytes, "what ranks tell each other");
-        let (flags, keys) =
-            (CudaSizes::bucket(sizes.max_chunks) * size_of::<u32>(), sizes.logit_rows() * size_of::<u64>());
-        Ok(GroupBuffers {
-            flags: [buffer(flags)?, buffer(shard.ranks * flags)?],
-            keys: [buffer(keys)?, buffer(shard.ranks * keys)?],
-            pieces: buffer(pieces(config, shard, sizes.logit_rows()))?,
-            whole: buffer(sizes.logit_rows() * config.vocab * size_of::<f32>())?,
-        })
-    }
-
-    /// Bytes of it all, and of what NCCL keeps.
-    pub(super) fn bytes(config: &ModelConfig, shard: Shard, sizes: &CudaSizes) -> u64 {
-        if shard == Shard::WHOLE {
-            return 0;
-        }
-        let (rows, ranks) = (sizes.logit_rows(), 1 + shard.ranks);
-        let words = ranks * (4 * CudaSizes::bucket(sizes.max_chunks) + 8 * rows);
-        let logits = pieces(config, shard, rows) + rows * config.vocab * size_of::<f32>();
-        (words + logits) as u64 + COMMUNICATOR_BYTES
-    }
-
-    /// Asks for the first rank's flags as they will be: where they are on this rank.
-    pub(super) fn flags_of_first(
-        &self,
-        lane: &mut CudaLane,
-        flags: &Flags,
-        len: usize,
-    ) -> Result<Ptr, CudaError> {
-        let [own, all] = self.flags.each_ref().map(DeviceBuffer::ptr);
-        lane.snapshot(flags, len, own)?;
-        lane.all_gather(own, all, len)?;
-        Ok(all)
-    }
 }
 
 impl CudaPasses {

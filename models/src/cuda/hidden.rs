@@ -8,18 +8,17 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use faser_kernels::cuda::{Chunk, CudaError, CudaLane, DeviceBuffer, Event, Gpu, Ptr, StoreStatesArgs};
+use faser_kernels::cuda::{CudaError, CudaLane, DeviceBuffer, Event, Gpu, Ptr};
 
-use super::CudaPasses;
 use crate::{ModelConfig, NamedLayers};
 
 /// The residual stream behind some layers of a model, of the last rows of a lane's passes, in device memory. Allocated once; share it in an
-/// `Arc` between the one lane that writes (see [`CudaPasses::attach`]) and the one that reads.
+/// `Arc` between the one lane that writes (see [`super::CudaPasses::attach`]) and the one that reads.
 pub struct CudaHiddenStates {
-    layers: NamedLayers,
-    capacity: usize,
+    pub(super) layers: NamedLayers,
+    pub(super) capacity: usize,
     /// f32 `[capacity][layers][hidden]`.
-    states: DeviceBuffer,
+    pub(super) states: DeviceBuffer,
     progress: Mutex<Progress>,
 }
 
@@ -97,7 +96,7 @@ impl CudaHiddenStates {
 
     /// The next rows, whose pass is about to be sent on `lane`: what their slots held is lost. All that the lane was asked for before has
     /// been waited for. The index of the first.
-    fn claim(&self, lane: &mut CudaLane, rows: usize) -> Result<u64, CudaError> {
+    pub(super) fn claim(&self, lane: &mut CudaLane, rows: usize) -> Result<u64, CudaError> {
         let mut progress = self.progress();
         let first = progress.pass.end;
         progress.pass = first..first + rows as u64;
@@ -110,14 +109,14 @@ impl CudaHiddenStates {
     }
 
     /// `lane` was asked for all states of the pass.
-    fn publish(&self, lane: &mut CudaLane) -> Result<(), CudaError> {
+    pub(super) fn publish(&self, lane: &mut CudaLane) -> Result<(), CudaError> {
         let mut progress = self.progress();
         lane.record(&progress.written)?;
         progress.asked = progress.pass.end;
         Ok(())
     }
 
-    fn slot(&self, row: u64) -> usize {
+    pub(super) fn slot(&self, row: u64) -> usize {
         (row % self.capacity as u64) as usize
     }
 
@@ -138,60 +137,6 @@ impl std::fmt::Debug for CudaHiddenStates {
 
 /// The writer's end.
 pub(super) struct HiddenWriter {
-    states: Arc<CudaHiddenStates>,
-    first: u64,
-}
-
-impl CudaPasses {
-    /// From now on the passes leave their hidden states in `states`.
-    ///
-    /// # Panics
-    /// If those are of a model of another width, or have no room for two passes; if this is a lane that drafts, or has some already.
-    pub fn attach(&mut self, states: Arc<CudaHiddenStates>) {
-        states.layers.assert_fit(states.capacity, self.model.config.hidden, self.sizes.max_rows);
-        assert!(
-            self.steps.is_none() && self.hidden.is_none(),
-            "hidden states of a lane that has none to give"
-        );
-        self.hidden = Some(HiddenWriter { states, first: 0 });
-    }
-
-    /// The index, in the hidden states attached, of the first row of the pass staged last; those of its other rows follow.
-    pub fn first_hidden(&self) -> Option<u64> {
-        self.hidden.as_ref().map(|hidden| hidden.first)
-    }
-
-    /// Begins a pass of these rows: the slot of each chunk's first row, if hidden states are attached.
-    pub(super) fn hidden_slots(&mut self, rows: usize, chunks: &[Chunk]) -> Result<Vec<u32>, CudaError> {
-        let Some(HiddenWriter { states, first }) = &mut self.hidden else { return Ok(Vec::new()) };
-        *first = states.claim(&mut self.lane, rows)?;
-        Ok(chunks.iter().map(|chunk| states.slot(*first + u64::from(chunk.first)) as u32).collect())
-    }
-
-    /// The pass is behind this layer.
-    pub(super) fn store_states(&mut self, layer: usize) -> Result<(), CudaError> {
-        let (pass, cols) = (self.pass.rows, self.model.config.hidden as u32);
-        let Some(HiddenWriter { states, .. }) = &self.hidden else { return Ok(()) };
-        let Some(place) = states.layers.place(layer) else { return Ok(()) };
-        let args = StoreStatesArgs {
-            x: self.x.ptr(),
-            chunk_of: pass.chunk_of,
-            chunks: pass.chunks,
-            slots: pass.hidden_slots,
-            states: states.states.ptr(),
-            rows: pass.counts,
-            cols,
-            width: states.layers.width() as u32,
-            first: place as u32 * cols,
-            capacity: states.capacity as u32,
-        };
-        self.lane.launch(&args.launch(pass.bucket as u32, self.lane.sms()))
-    }
-
-    /// These layers were asked for.
-    pub(super) fn publish_states(&mut self, range: &Range<usize>) -> Result<(), CudaError> {
-        let Some(HiddenWriter { states, .. }) = &self.hidden else { return Ok(()) };
-        let last = states.layers.numbers().last();
-        if last.is_some_and(|last| range.contains(last)) { states.publish(&mut self.lane) } else { Ok(()) }
-    }
+    pub(super) states: Arc<CudaHiddenStates>,
+    pub(super) first: u64,
 }

@@ -7,8 +7,8 @@ use faser_kernels::cuda::{
     QkvArgs, RmsNormArgs,
 };
 
-use super::graphs::Work;
 use super::model::{CudaBranch, ptr};
+use super::pass::Work;
 use super::{CudaModel, CudaPasses};
 use crate::LayerSpec;
 

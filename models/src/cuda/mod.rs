@@ -1,8 +1,8 @@
 //! Models on a GPU: the weights there, and passes as sequences of launches on a lane.
 
+mod buffers;
 pub mod check;
 mod gate;
-mod graphs;
 mod group;
 mod hidden;
 mod layer;
@@ -10,15 +10,14 @@ mod model;
 mod pass;
 mod penalties;
 mod sampler;
-mod sizes;
 mod staged;
 mod steps;
 
+pub use buffers::{CudaSizes, PenaltySlot};
 pub use gate::Gate;
 pub use hidden::CudaHiddenStates;
 pub use model::CudaModel;
 pub use pass::{CudaPasses, PassInput};
-pub use penalties::{Bias, HistoryChange, PenaltySlot};
+pub use penalties::{Bias, HistoryChange};
 pub use sampler::{DrawInput, Drawn};
-pub use sizes::CudaSizes;
 pub use steps::{DraftChunk, DraftInput, DraftedChunk};

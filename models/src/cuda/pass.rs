@@ -8,23 +8,28 @@
 //! Nothing here waits: launches queue up on the lane. How many rows there are is known to the host when a pass begins; rows that leave
 //! are known to the device, whose kernels then do less, while products keep their size, but for what the host itself has cancelled.
 //! Small passes are padded to buckets, and asked for by graphs.
+//!
+//! A graph is the launches of a range of layers, or of a whole draft step, captured once per partition and shape.
+//!
+//! The key of a graph is everything that its launches are made of and that may differ from pass to pass: the arrays' places, grids, which
+//! kernels. So a graph that is found is right by construction. Passes are padded to their bucket (`CudaPasses::stage`), so
+//! that few keys come up; what is in the padding, no kernel looks at, for each reads the number of rows on the device. Passes of
+//! a split model run without.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    GateArgs, LogprobWish, NOTHING, Ptr, Sample, Sampler, Share, Test, Tile,
+    GateArgs, Graph, LogprobWish, NOTHING, Ptr, Sample, Sampler, Share, StoreStatesArgs, Test, Tile,
 };
 use faser_kernels::{BlockId, Dtype};
 
-use super::graphs::Graphs;
-use super::group::{GroupBuffers, width};
-use super::hidden::HiddenWriter;
-use super::penalties::{PenaltyTables, history};
-use super::sampler::SamplerBuffers;
+use super::CudaModel;
+use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
+use super::hidden::{CudaHiddenStates, HiddenWriter};
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
-use super::steps::StepBuffers;
-use super::{CudaModel, CudaSizes};
 use crate::Shard;
 
 /// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
@@ -125,7 +130,7 @@ impl CudaPasses {
         Ok(CudaPasses {
             input: Arena::new(&gpu, sizes.input_bytes(), "the arrays of a pass")?,
             output: Arena::new(&gpu, sizes.output_bytes(), "what a pass brings")?,
-            history: history(&gpu, sizes.history_bytes())?,
+            history: Arena::new(&gpu, sizes.history_bytes(), "histories")?,
             masks: Arena::new(&gpu, sizes.mask_bytes(config), "masks of tokens")?,
             cancelled: Flags::new(&gpu, sizes.max_chunks)?,
             keys: DeviceBuffer::zeroed(&gpu, kv_bytes, "keys")?,
@@ -345,7 +350,116 @@ impl CudaPasses {
         self.lane.launch(&args.launch(self.model.element, bucket, sms))?;
         self.add_up(self.x.ptr())
     }
+
+    /// Does work of the pass under way, if it is small by a graph.
+    pub(super) fn captured(
+        &mut self,
+        work: Work,
+        launches: impl FnOnce(&mut CudaPasses) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        // Sums over ranks are not captured: whether graphs of several GPUs may wait for each other was tried on none.
+        if !self.pass.small || self.is_split() {
+            return launches(self);
+        }
+        let key = Key { partition: self.lane.partition(), work, rows: self.pass.rows };
+        match self.graphs.0.get(&key) {
+            Some(Some(graph)) => return self.lane.replay(graph),
+            Some(None) => {}
+            None => {
+                if self.graphs.0.len() >= GRAPHS {
+                    self.lane.wait(&mut || {})?;
+                    self.graphs.0.clear();
+                }
+                self.graphs.0.insert(key, None);
+                return launches(self);
+            }
+        }
+        self.lane.begin_capture()?;
+        let asked = launches(self);
+        let graph = self.lane.end_capture();
+        asked?;
+        let graph = graph?;
+        self.lane.replay(&graph)?;
+        self.graphs.0.insert(key, Some(graph));
+        Ok(())
+    }
+
+    /// From now on the passes leave their hidden states in `states`.
+    ///
+    /// # Panics
+    /// If those are of a model of another width, or have no room for two passes; if this is a lane that drafts, or has some already.
+    pub fn attach(&mut self, states: Arc<CudaHiddenStates>) {
+        states.layers.assert_fit(states.capacity, self.model.config.hidden, self.sizes.max_rows);
+        assert!(
+            self.steps.is_none() && self.hidden.is_none(),
+            "hidden states of a lane that has none to give"
+        );
+        self.hidden = Some(HiddenWriter { states, first: 0 });
+    }
+
+    /// The index, in the hidden states attached, of the first row of the pass staged last; those of its other rows follow.
+    pub fn first_hidden(&self) -> Option<u64> {
+        self.hidden.as_ref().map(|hidden| hidden.first)
+    }
+
+    /// Begins a pass of these rows: the slot of each chunk's first row, if hidden states are attached.
+    pub(super) fn hidden_slots(&mut self, rows: usize, chunks: &[Chunk]) -> Result<Vec<u32>, CudaError> {
+        let Some(HiddenWriter { states, first }) = &mut self.hidden else { return Ok(Vec::new()) };
+        *first = states.claim(&mut self.lane, rows)?;
+        Ok(chunks.iter().map(|chunk| states.slot(*first + u64::from(chunk.first)) as u32).collect())
+    }
+
+    /// The pass is behind this layer.
+    pub(super) fn store_states(&mut self, layer: usize) -> Result<(), CudaError> {
+        let (pass, cols) = (self.pass.rows, self.model.config.hidden as u32);
+        let Some(HiddenWriter { states, .. }) = &self.hidden else { return Ok(()) };
+        let Some(place) = states.layers.place(layer) else { return Ok(()) };
+        let args = StoreStatesArgs {
+            x: self.x.ptr(),
+            chunk_of: pass.chunk_of,
+            chunks: pass.chunks,
+            slots: pass.hidden_slots,
+            states: states.states.ptr(),
+            rows: pass.counts,
+            cols,
+            width: states.layers.width() as u32,
+            first: place as u32 * cols,
+            capacity: states.capacity as u32,
+        };
+        self.lane.launch(&args.launch(pass.bucket as u32, self.lane.sms()))
+    }
+
+    /// These layers were asked for.
+    pub(super) fn publish_states(&mut self, range: &Range<usize>) -> Result<(), CudaError> {
+        let Some(HiddenWriter { states, .. }) = &self.hidden else { return Ok(()) };
+        let last = states.layers.numbers().last();
+        if last.is_some_and(|last| range.contains(last)) { states.publish(&mut self.lane) } else { Ok(()) }
+    }
 }
+
+/// Graphs kept; when there are more, all go: what is needed comes again.
+const GRAPHS: usize = 512;
+
+/// What is captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Work {
+    /// Some layers.
+    Layers { from: usize, to: usize },
+    /// A draft step from embedding to the next pass.
+    Step { tail: Tail, rivals: bool },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    partition: usize,
+    work: Work,
+    rows: RowArrays,
+}
+
+/// The graphs of a lane; none yet for work that was done once. The second time is captured: by then all that is loaded or chosen
+/// at first use is there.
+#[derive(Default)]
+pub(super) struct Graphs(HashMap<Key, Option<Graph>>);
 
 // What is staged for a block table is for the kernels' blocks.
 const _: () = assert!(BLOCK_SIZE == 16);

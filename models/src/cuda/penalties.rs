@@ -1,19 +1,10 @@
 //! What penalties and biases of sequences need on the device: a table of counts and a list for each sequence that a lane may hold,
 //! allocated with the lane. Allocating while it serves would stall the GPU for both lanes.
 
-use std::sync::Arc;
-
-use faser_kernels::cuda::{Arena, CountArgs, CudaError, CudaLane, DeviceBuffer, Gpu, Ptr};
+use faser_kernels::cuda::{CountArgs, CudaError, CudaLane, DeviceBuffer, Ptr};
 
 use super::CudaPasses;
-use crate::ModelConfig;
-
-/// Entries of a list; one that is longer has memory of its own. The HTTP API takes no more.
-const BIASES: usize = 1024;
-
-/// The place of a sequence with penalties or a bias: its table of counts, one u32 for each token of the vocabulary, and its list.
-#[derive(Debug)]
-pub struct PenaltySlot(usize);
+use super::buffers::{BIASES, PenaltySlot};
 
 /// A bias on the device.
 pub struct Bias {
@@ -40,56 +31,6 @@ pub struct HistoryChange<'a> {
     pub position: usize,
     /// Tokens before this position are the prompt's.
     pub prompt_len: usize,
-}
-
-/// The places of a lane. There are as many as it may have sequences; more come only if it is given more.
-pub(super) struct PenaltyTables {
-    gpu: Arc<Gpu>,
-    /// As many slots in each.
-    groups: Vec<DeviceBuffer>,
-    group_slots: usize,
-    counts_bytes: usize,
-    free: Vec<PenaltySlot>,
-}
-
-impl PenaltyTables {
-    pub(super) fn new(
-        gpu: &Arc<Gpu>,
-        config: &ModelConfig,
-        slots: usize,
-    ) -> Result<PenaltyTables, CudaError> {
-        let mut tables = PenaltyTables {
-            gpu: gpu.clone(),
-            groups: Vec::new(),
-            group_slots: slots,
-            counts_bytes: counts_bytes(config),
-            free: Vec::new(),
-        };
-        tables.grow()?;
-        Ok(tables)
-    }
-
-    /// Bytes of a slot.
-    pub(super) fn bytes_each(config: &ModelConfig) -> usize {
-        counts_bytes(config) + 2 * BIASES * size_of::<u32>()
-    }
-
-    fn grow(&mut self) -> Result<(), CudaError> {
-        let first = self.groups.len() * self.group_slots;
-        let bytes = self.group_slots * (self.counts_bytes + 2 * BIASES * size_of::<u32>());
-        self.groups.push(DeviceBuffer::zeroed(&self.gpu, bytes, "tables for penalties")?);
-        self.free.extend((first..first + self.group_slots).rev().map(PenaltySlot));
-        Ok(())
-    }
-
-    fn at(&self, slot: &PenaltySlot) -> Ptr {
-        let each = self.counts_bytes + 2 * BIASES * size_of::<u32>();
-        self.groups[slot.0 / self.group_slots].at(slot.0 % self.group_slots * each)
-    }
-}
-
-fn counts_bytes(config: &ModelConfig) -> usize {
-    (config.vocab * size_of::<u32>()).next_multiple_of(16)
 }
 
 impl CudaPasses {
@@ -204,9 +145,4 @@ impl HistoryChange<'_> {
         }
         Ok(())
     }
-}
-
-/// The arena on the way.
-pub(super) fn history(gpu: &Arc<Gpu>, bytes: usize) -> Result<Arena, CudaError> {
-    Arena::new(gpu, bytes, "histories")
 }

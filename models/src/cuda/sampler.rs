@@ -1,49 +1,13 @@
 //! The end of a pass: tokens drawn, what comes back.
 
-use std::sync::Arc;
-
 use faser_kernels::cuda::{
-    AdjustArgs, Chunk, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, Gpu, LogitStats, LogitStatsArgs,
+    AdjustArgs, Arena, Chunk, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, LogitStatsArgs,
     LogprobFound, LogprobsArgs, NOTHING, NucleusArgs, Place, Ptr, TopTokensArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
 
-use super::sizes::mask_words;
-use super::{CudaPasses, CudaSizes, Gate};
-use crate::ModelConfig;
-
-/// Buffers of the sampler.
-pub(super) struct SamplerBuffers {
-    /// Of the plain logits, and of those with penalties.
-    stats: [DeviceBuffer; 2],
-    least: DeviceBuffer,
-    best: DeviceBuffer,
-    /// Logits with penalties, where the plain ones are needed too.
-    adjusted: DeviceBuffer,
-    /// The draft's confidence is wanted.
-    confidence: bool,
-}
-
-impl SamplerBuffers {
-    pub(super) fn new(
-        gpu: &Arc<Gpu>,
-        config: &ModelConfig,
-        rows: usize,
-        drafts: bool,
-    ) -> Result<SamplerBuffers, CudaError> {
-        let parts = CudaSizes::parts(config);
-        let buffer = |bytes: usize| DeviceBuffer::zeroed(gpu, bytes, "the sampler");
-        let stats = || buffer(rows * parts * size_of::<LogitStats>());
-        let logits_bytes = rows * config.vocab * size_of::<f32>();
-        Ok(SamplerBuffers {
-            stats: [stats()?, stats()?],
-            least: buffer(rows * size_of::<u64>())?,
-            best: buffer(rows * parts * size_of::<u64>())?,
-            adjusted: buffer(logits_bytes)?,
-            confidence: drafts,
-        })
-    }
-}
+use super::buffers::mask_words;
+use super::{CudaPasses, Gate};
 
 /// What was drawn, to be read when the pass was fetched and waited for.
 #[derive(Clone, Copy, Debug)]
@@ -234,7 +198,7 @@ impl CudaPasses {
     /// The driver refuses.
     pub fn read_logits(&mut self, rows: usize) -> Result<Vec<f32>, CudaError> {
         let len = rows * self.model.own.vocab;
-        let mut arena = faser_kernels::cuda::Arena::new(&self.model.gpu, len * size_of::<f32>(), "logits")?;
+        let mut arena = Arena::new(&self.model.gpu, len * size_of::<f32>(), "logits")?;
         let (to, place) = arena.reserve::<f32>(len);
         self.lane.copy(self.logits.ptr(), to, len * size_of::<f32>())?;
         self.lane.fetch(&mut arena)?;

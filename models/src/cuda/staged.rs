@@ -1,6 +1,6 @@
-//! A pass as it lies on the device: where its arrays are, and its size.
+//! A pass, and a draft plan, as they lie on the device: where their arrays are, and how large they are.
 
-use faser_kernels::cuda::{AttentionPlan, Ptr};
+use faser_kernels::cuda::{AttentionPlan, Place, Ptr};
 
 /// The pass under way: where its arrays are, and its size.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +25,24 @@ pub(super) struct Staged {
     pub(super) test_rows: Ptr,
     pub(super) scores: Ptr,
     pub(super) test_len: usize,
+}
+
+/// The draft plan under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Steps {
+    pub(super) pass: Staged,
+    pub(super) row_tokens: Ptr,
+    pub(super) states: Ptr,
+    pub(super) step: Ptr,
+    pub(super) chunk_count: usize,
+    pub(super) tiles_each: u32,
+    pub(super) rivals: bool,
+    pub(super) proposals: Option<Place>,
+    pub(super) confidences: Option<Place>,
+    pub(super) top: Option<Place>,
+    pub(super) counts: Option<Place>,
+    /// Where those are: proposals, confidences, rivals, counts.
+    pub(super) outcome: [Ptr; 4],
 }
 
 /// All that layers take of a pass.

@@ -6,17 +6,15 @@
 //!                (rows to catch up with)   └─ going(0) ─ going(1) .. : how many chunks go on
 //! ```
 
-use std::sync::Arc;
-
 use faser_kernels::BlockId;
 use faser_kernels::cuda::{
-    Arena, AttentionArgs, Chunk, CudaError, DraftState, DraftStepArgs, Flags, Gpu, Place, Ptr, Sample,
-    Sampler, Tile,
+    AttentionArgs, Chunk, CudaError, DraftState, DraftStepArgs, Ptr, Sample, Sampler, Tile,
 };
 use faser_kernels::ops::TOP_TOKENS;
 
-use super::graphs::Work;
-use super::staged::{RowArrays, Staged, Tail, plan_attention};
+use super::buffers::StepBuffers;
+use super::pass::Work;
+use super::staged::{RowArrays, Staged, Steps, Tail, plan_attention};
 use super::{CudaPasses, CudaSizes, DrawInput, Drawn};
 
 /// A chunk of a draft plan.
@@ -54,47 +52,7 @@ pub struct DraftedChunk<'a> {
     pub rivals: &'a [u32],
 }
 
-/// What the steps of a lane have of memory.
-pub(super) struct StepBuffers {
-    input: Arena,
-    outcome: Arena,
-    cancelled: Flags,
-    going: Flags,
-    staged: Steps,
-}
-
-/// The plan under way.
-#[derive(Clone, Copy, Debug, Default)]
-struct Steps {
-    pass: Staged,
-    row_tokens: Ptr,
-    states: Ptr,
-    step: Ptr,
-    chunk_count: usize,
-    tiles_each: u32,
-    rivals: bool,
-    proposals: Option<Place>,
-    confidences: Option<Place>,
-    top: Option<Place>,
-    counts: Option<Place>,
-    /// Where those are: proposals, confidences, rivals, counts.
-    outcome: [Ptr; 4],
-}
-
 const STEPS: usize = DraftStepArgs::STEPS;
-
-impl StepBuffers {
-    pub(super) fn new(gpu: &Arc<Gpu>, sizes: &CudaSizes) -> Result<StepBuffers, CudaError> {
-        let (input, outcome) = sizes.step_bytes();
-        Ok(StepBuffers {
-            input: Arena::new(gpu, input, "the arrays of draft steps")?,
-            outcome: Arena::new(gpu, outcome, "what draft steps bring")?,
-            cancelled: Flags::new(gpu, CudaSizes::bucket(sizes.max_chunks))?,
-            going: Flags::new(gpu, STEPS + 1)?,
-            staged: Steps::default(),
-        })
-    }
-}
 
 impl CudaPasses {
     /// Begins a draft plan: sends what its steps need beside what is drawn. Passes that draw for it follow, each with [`CudaPasses::record`].

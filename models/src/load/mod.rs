@@ -3,6 +3,7 @@
 mod cut;
 mod sizes;
 mod source;
+mod tensors;
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use faser_kernels::{Dtype, Make, Matrix, Slice, Source, Table, Vector};
 
 use self::cut::Cut;
 pub(crate) use self::sizes::{Counter, Held, Shapes, counted};
-pub(crate) use self::source::Tensors;
 pub use self::source::WeightSource;
+pub(crate) use self::tensors::{EMBEDDING, HEAD, Tensors};
 use crate::layer::{Branch, Layer};
 use crate::layer_spec::{BranchWeights, Split};
 use crate::model::Parts;
-use crate::{Model, ModelConfig, ModelError, Shard};
+use crate::{ModelConfig, ModelError, Shard};
 
 /// How far loading has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,27 +26,6 @@ pub struct Progress {
     pub done_bytes: u64,
     /// Bytes in all.
     pub total_bytes: u64,
-}
-
-impl Model {
-    /// Makes one rank's shard of a model, whose matrices are packed in `dtype`, the LM head too; the embedding is held in
-    /// [`Dtype::beside`] it, a tied one in both forms. Nothing else is read of files but their headers. `progress` is called after each
-    /// tensor, and counts it whole.
-    ///
-    /// # Errors
-    /// A file is missing or damaged, a tensor is missing, too much, or of another shape than config.json gives it, or the model cannot be
-    /// split so; the message names file and key or tensor.
-    pub fn load(
-        source: &WeightSource,
-        shard: Shard,
-        dtype: Dtype,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<Model, ModelError> {
-        source.open(shard, dtype, |config, tensors| {
-            let parts = load(&config, shard, tensors, &mut CpuPacker { dtype }, progress)?;
-            Model::new(config, shard, dtype, parts)
-        })
-    }
 }
 
 /// Makes what a device computes with, of tensors as they are stored.
@@ -150,9 +130,6 @@ struct Loader<'a, P> {
     done: Progress,
     progress: &'a mut dyn FnMut(Progress),
 }
-
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-pub(crate) const HEAD: &str = "lm_head.weight";
 
 impl<P: Packer> Loader<'_, P> {
     fn parts(&mut self) -> Result<PartsOf<P>, ModelError> {

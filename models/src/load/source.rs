@@ -1,20 +1,14 @@
-//! Where weights come from: tensors by the names they have in checkpoints, whoever makes a model of them, and wherever they are.
-//!
-//! ```text
-//! Checkpoint (memory-mapped safetensors) ─┐                     ┌─ CpuPacker: panels for the CPU's kernels
-//! Synthetic  (made from a seed)          ─┴─ dyn Tensors ─ load ┴─ CudaPacker: rows in a GPU's memory
-//! ```
-//!
-//! A source that gives parts of another's tensors (a shard's rows or columns) is a `Tensors` too: the shapes asked for are then those of
-//! the shard's own [`crate::ModelConfig`].
+//! Where weights come from, and a model made of them on the CPU.
 
 use std::path::{Path, PathBuf};
 
-use faser_kernels::{Dtype, Source};
+use faser_kernels::Dtype;
 
+use super::tensors::Tensors;
+use super::{CpuPacker, Progress, load};
 use crate::checkpoint::{Checkpoint, Files};
 use crate::synthetic::{Synthetic, SyntheticSpec};
-use crate::{ModelConfig, ModelError, Shard};
+use crate::{Model, ModelConfig, ModelError, Shard};
 
 /// What a model is made of, whatever device it is for.
 #[derive(Clone, Debug)]
@@ -78,25 +72,23 @@ impl WeightSource {
     }
 }
 
-/// The tensors of one model. Nothing is copied before it is read, and a tensor may be read more than once.
-pub(crate) trait Tensors {
-    /// Bytes of all tensors, as [`Source::bytes`] counts them.
-    fn total_bytes(&self) -> u64 {
-        0
-    }
-
-    /// Gets ready for the tensors of a layer. Layers come in their order, each once, before any of its tensors is asked for.
-    fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
-        Ok(())
-    }
-
-    /// The tensor of that name, row-major. Its shape must be `shape`; `reason` names the keys of config.json that presence and shape follow
-    /// from.
-    fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError>;
-
-    /// Called when the model is complete: a tensor nobody asked for means that config.json and the weights disagree. `tied`: the LM head is
-    /// the embedding.
-    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
-        Ok(())
+impl Model {
+    /// Makes one rank's shard of a model, whose matrices are packed in `dtype`, the LM head too; the embedding is held in
+    /// [`Dtype::beside`] it, a tied one in both forms. Nothing else is read of files but their headers. `progress` is called after each
+    /// tensor, and counts it whole.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, a tensor is missing, too much, or of another shape than config.json gives it, or the model cannot be
+    /// split so; the message names file and key or tensor.
+    pub fn load(
+        source: &WeightSource,
+        shard: Shard,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Model, ModelError> {
+        source.open(shard, dtype, |config, tensors| {
+            let parts = load(&config, shard, tensors, &mut CpuPacker { dtype }, progress)?;
+            Model::new(config, shard, dtype, parts)
+        })
     }
 }

@@ -4,116 +4,57 @@
 
 use std::sync::Arc;
 
-use faser_kernels::cuda::{Chunk, Gpu, Ptr, Sampler, Share};
-use faser_kernels::{BlockId, Dtype, Isa, Sampling};
+use faser_kernels::Dtype;
+use faser_kernels::cuda::check::Setting;
+use faser_kernels::cuda::{CudaError, Gpu};
+use faser_models::cuda::check::{SEQUENCES, on_cpu, on_gpu as on_gpu_by, spec};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::rounding::Distance;
-use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Model, ModelConfig, Shard, WeightSource};
+use faser_models::{Model, Shard, WeightSource, synthetic};
 
 use crate::cuda_fake;
 use crate::oracle;
-use crate::session::{Session, golden, golden_cases};
-
-/// Tokens of each sequence, and how many of them are in the first pass.
-const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
-
-fn tokens(config: &ModelConfig, sequence: usize) -> Vec<u32> {
-    (0..SEQUENCES[sequence].0).map(|i| ((i * 31 + sequence * 7 + 3) % config.vocab) as u32).collect()
-}
-
-/// Logits of every row, sequence after sequence.
-fn on_cpu(model: &Model) -> Vec<Vec<f32>> {
-    let mut logits = Vec::new();
-    for (sequence, (len, first)) in SEQUENCES.into_iter().enumerate() {
-        let tokens = tokens(model.config(), sequence);
-        let mut session = Session::new(model, Isa::detect(), len, len);
-        logits.extend(session.feed(0, &tokens[..first]));
-        logits.extend(session.feed(first, &tokens[first..]));
-    }
-    logits
-}
+use crate::session::{golden, golden_cases};
 
 /// A pass; its logits.
-fn run(passes: &mut CudaPasses, input: &PassInput<'_>, cancels: bool) -> Vec<f32> {
+fn run(passes: &mut CudaPasses, input: &PassInput<'_>, cancels: bool) -> Result<Vec<f32>, CudaError> {
     let layers = passes.model().config().layers.len();
-    passes.stage(input).unwrap();
-    passes.layers(0..1).unwrap();
+    passes.stage(input)?;
+    passes.layers(0..1)?;
     let mut rows = input.tokens.len();
     if cancels {
         passes.cancel(0);
-        passes.shed().unwrap();
+        passes.shed()?;
         rows -= input.chunks[0].rows as usize;
     }
-    passes.layers(1..layers).unwrap();
-    passes.finish().unwrap();
-    passes.read_logits(rows).unwrap()
+    passes.layers(1..layers)?;
+    passes.finish()?;
+    passes.read_logits(rows)
 }
 
-/// The same, both sequences in the same passes. If the first sequence is cancelled after a layer, it has no logits.
-fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<Vec<f32>> {
-    let config = model.config();
-    let rows = SEQUENCES.iter().map(|(len, _)| len).sum();
-    let sizes = CudaSizes {
-        blocks: 8,
-        max_rows: rows,
-        max_logit_rows: rows,
-        max_chunks: 2,
-        max_context: 64,
-        max_gates: 0,
-    };
-    let share = Share::whole(model.gpu());
-    let mut passes = CudaPasses::new(model.clone(), &[share], false, sizes).unwrap();
-    let tables: [Vec<BlockId>; 2] = [vec![5, 0, 3], vec![7, 2]];
-    let sampler = Sampler::new(&Sampling::default(), Ptr::NULL, Ptr::NULL, Ptr::NULL);
-    let mut found: [Vec<Vec<f32>>; 2] = Default::default();
-    for second in [false, true] {
-        let (mut all, mut positions, mut chunk_of, mut chunks) = (vec![], vec![], vec![], vec![]);
-        for (sequence, (len, first)) in SEQUENCES.into_iter().enumerate() {
-            let range = if second { first..len } else { 0..first };
-            let (begin, rows) = (all.len() as u32, range.len() as u32);
-            chunks.push(Chunk { first: begin, rows, sampled_from: 0, since: 0 });
-            chunk_of.extend(range.clone().map(|_| sequence as u32));
-            positions.extend(range.clone().map(|position| position as u32));
-            all.extend(&tokens(config, sequence)[range]);
+/// Logits of both sequences. If the first is cancelled after a layer, it has none.
+fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<f32> {
+    let found = on_gpu_by(model, &mut |passes, input, second| {
+        let mut logits = run(passes, input, cancels)?;
+        // The first time is asked for launch by launch, the second captured, the third comes by the graphs.
+        for _ in 0..if second { 2 } else { 0 } {
+            let again = run(passes, input, cancels)?;
+            assert!(again.iter().map(|x| x.to_bits()).eq(logits.iter().map(|x| x.to_bits())));
+            logits = again;
         }
-        let input = PassInput {
-            tokens: &all,
-            positions: &positions,
-            chunk_of: &chunk_of,
-            chunks: &chunks,
-            tables: &tables.each_ref().map(Vec::as_slice),
-            samplers: &[sampler, sampler],
-            proposals: &[&[], &[]],
-            ..PassInput::default()
-        };
-        let mut logits = run(&mut passes, &input, cancels);
-        if second {
-            // The first time is asked for launch by launch, the second captured, the third comes by the graphs.
-            for _ in 0..2 {
-                let again = run(&mut passes, &input, cancels);
-                assert!(again.iter().map(|x| x.to_bits()).eq(logits.iter().map(|x| x.to_bits())));
-                logits = again;
-            }
-        }
-        if cancels {
-            chunk_of.retain(|sequence| *sequence == 1);
-        }
-        for (row, logits) in logits.chunks(config.vocab).enumerate() {
-            found[chunk_of[row] as usize].push(logits.to_vec());
-        }
-    }
-    found.concat()
+        Ok(logits)
+    });
+    found.unwrap()
 }
 
 #[track_caller]
-fn is_rounding(what: &str, dtype: Dtype, layers: usize, found: &[Vec<f32>], f32: &[Vec<f32>]) {
-    let (distance, most) = (Distance::between(found, f32), Distance::of_rounding(dtype, layers));
+fn is_rounding(what: &str, dtype: Dtype, layers: usize, found: &[f32], f32: &[f32]) {
+    let (distance, most) = (Distance::between(&[found], &[f32]), Distance::of_rounding(dtype, layers));
     println!("{what}, {dtype}: {distance}");
     assert!(distance.is_within(most), "{what}, {dtype}: {distance} beyond {most}");
 }
 
-/// What candle says of such layers is in `shapes.rs`.
+/// What candle says of such layers is in `oracle.rs`.
 #[test]
 fn layers_of_any_mixture_have_the_cpus_logits() {
     cuda_fake::inside("cuda_logits::layers_of_any_mixture_have_the_cpus_logits", &[], || {
@@ -125,7 +66,7 @@ fn layers_of_any_mixture_have_the_cpus_logits() {
             let folder = checkpoint.folder();
             let source = WeightSource::Folder(folder.to_owned(), Box::new(config.clone()));
             let cpu = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
-            let expected = on_cpu(&cpu);
+            let expected = on_cpu(&cpu).unwrap();
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {});
                 let what = format!("seed {seed}: {config:?}");
@@ -143,7 +84,7 @@ fn every_family_has_the_cpus_logits() {
         for case in &golden_cases() {
             let source = WeightSource::folder(&golden(case)).unwrap();
             let cpu = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
-            let expected = on_cpu(&cpu);
+            let expected = on_cpu(&cpu).unwrap();
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {});
                 let cuda = Arc::new(cuda.unwrap());
@@ -158,20 +99,9 @@ fn heads_that_share_keys_have_the_cpus_logits() {
     let report = cuda_fake::inside("cuda_logits::heads_that_share_keys_have_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for kv_heads in [8, 4, 1] {
-            let spec = SyntheticSpec {
-                layers: 2,
-                draft_layers: 1,
-                hidden: 256,
-                intermediate: 96,
-                heads: 8,
-                kv_heads,
-                vocab: 300,
-                max_context: 64,
-                seed: 5,
-                residual_scale: 0.5,
-            };
+            let spec = spec(&Setting { ordinal: 0, small: true }, kv_heads);
             let (cpu, cpu_draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
-            let expected = [on_cpu(&cpu), on_cpu(&cpu_draft)];
+            let expected = [&cpu, &cpu_draft].map(|model| on_cpu(model).unwrap());
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let source = WeightSource::Synthetic(spec.clone());
                 let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
@@ -199,11 +129,11 @@ fn rows_that_the_host_cancels_are_not_multiplied_any_more() {
             let gpu = Gpu::open(0, None).unwrap();
             let case = golden("llama");
             let source = WeightSource::folder(&case).unwrap();
-            let cpu = on_cpu(&Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
+            let cpu = on_cpu(&Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap()).unwrap();
             let cuda =
                 Arc::new(CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap());
-            let layers = cuda.config().layers.len();
-            is_rounding("half of it", Dtype::F32, layers, &on_gpu(&cuda, true), &cpu[SEQUENCES[0].0..]);
+            let (layers, of_second) = (cuda.config().layers.len(), SEQUENCES[0].0 * cuda.config().vocab);
+            is_rounding("half of it", Dtype::F32, layers, &on_gpu(&cuda, true), &cpu[of_second..]);
         });
     let Some(report) = report else { return };
     let rows = report.lines().find_map(|line| line.strip_prefix("rows of products ")).unwrap();

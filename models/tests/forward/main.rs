@@ -15,6 +15,5 @@ mod int8;
 mod oracle;
 mod segments;
 mod session;
-mod shapes;
 mod shards;
 mod synthetic;

@@ -1,13 +1,16 @@
-//! What the passes of a lane take of a GPU's memory: one place for those who plan and those who allocate.
+//! What the passes of a lane take of a GPU's memory, and the buffers of their parts: one place for those who plan and those who allocate.
 
+use std::sync::Arc;
+
+use faser_kernels::collective::part;
 use faser_kernels::cuda::{
-    ATTENTION_SPLITS, BLOCK_SIZE, DraftStepArgs, LogitStatsArgs, LogprobFound, QkvArgs,
+    ATTENTION_SPLITS, Arena, BLOCK_SIZE, CudaError, CudaLane, DeviceBuffer, DraftStepArgs, Flags, Gpu,
+    LogitStats, LogitStatsArgs, LogprobFound, Ptr, QkvArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::{BlockId, Dtype};
 
-use super::group::GroupBuffers;
-use super::penalties::PenaltyTables;
+use super::staged::Steps;
 use crate::{ModelConfig, Shard};
 
 /// The bounds of a lane's passes.
@@ -151,6 +154,187 @@ impl CudaSizes {
 /// Words of a mask of the vocabulary.
 pub(super) fn mask_words(config: &ModelConfig) -> usize {
     config.vocab.div_ceil(32)
+}
+
+/// Buffers of the sampler.
+pub(super) struct SamplerBuffers {
+    /// Of the plain logits, and of those with penalties.
+    pub(super) stats: [DeviceBuffer; 2],
+    pub(super) least: DeviceBuffer,
+    pub(super) best: DeviceBuffer,
+    /// Logits with penalties, where the plain ones are needed too.
+    pub(super) adjusted: DeviceBuffer,
+    /// The draft's confidence is wanted.
+    pub(super) confidence: bool,
+}
+
+impl SamplerBuffers {
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        config: &ModelConfig,
+        rows: usize,
+        drafts: bool,
+    ) -> Result<SamplerBuffers, CudaError> {
+        let parts = CudaSizes::parts(config);
+        let buffer = |bytes: usize| DeviceBuffer::zeroed(gpu, bytes, "the sampler");
+        let stats = || buffer(rows * parts * size_of::<LogitStats>());
+        let logits_bytes = rows * config.vocab * size_of::<f32>();
+        Ok(SamplerBuffers {
+            stats: [stats()?, stats()?],
+            least: buffer(rows * size_of::<u64>())?,
+            best: buffer(rows * parts * size_of::<u64>())?,
+            adjusted: buffer(logits_bytes)?,
+            confidence: drafts,
+        })
+    }
+}
+
+/// Entries of a list; one that is longer has memory of its own. The HTTP API takes no more.
+pub(super) const BIASES: usize = 1024;
+
+/// The place of a sequence with penalties or a bias: its table of counts, one u32 for each token of the vocabulary, and its list.
+#[derive(Debug)]
+pub struct PenaltySlot(usize);
+
+/// The places of a lane. There are as many as it may have sequences; more come only if it is given more.
+pub(super) struct PenaltyTables {
+    gpu: Arc<Gpu>,
+    /// As many slots in each.
+    groups: Vec<DeviceBuffer>,
+    group_slots: usize,
+    pub(super) counts_bytes: usize,
+    pub(super) free: Vec<PenaltySlot>,
+}
+
+impl PenaltyTables {
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        config: &ModelConfig,
+        slots: usize,
+    ) -> Result<PenaltyTables, CudaError> {
+        let mut tables = PenaltyTables {
+            gpu: gpu.clone(),
+            groups: Vec::new(),
+            group_slots: slots,
+            counts_bytes: counts_bytes(config),
+            free: Vec::new(),
+        };
+        tables.grow()?;
+        Ok(tables)
+    }
+
+    /// Bytes of a slot.
+    pub(super) fn bytes_each(config: &ModelConfig) -> usize {
+        counts_bytes(config) + 2 * BIASES * size_of::<u32>()
+    }
+
+    pub(super) fn grow(&mut self) -> Result<(), CudaError> {
+        let first = self.groups.len() * self.group_slots;
+        let bytes = self.group_slots * (self.counts_bytes + 2 * BIASES * size_of::<u32>());
+        self.groups.push(DeviceBuffer::zeroed(&self.gpu, bytes, "tables for penalties")?);
+        self.free.extend((first..first + self.group_slots).rev().map(PenaltySlot));
+        Ok(())
+    }
+
+    pub(super) fn at(&self, slot: &PenaltySlot) -> Ptr {
+        let each = self.counts_bytes + 2 * BIASES * size_of::<u32>();
+        self.groups[slot.0 / self.group_slots].at(slot.0 % self.group_slots * each)
+    }
+}
+
+fn counts_bytes(config: &ModelConfig) -> usize {
+    (config.vocab * size_of::<u32>()).next_multiple_of(16)
+}
+
+/// Rows of logits that travel in one call.
+pub(super) const ROWS_AT_ONCE: usize = 64;
+/// What NCCL keeps on a GPU for a lane's group: assumed, not measured.
+const COMMUNICATOR_BYTES: u64 = 256 << 20;
+
+/// What a rank of a split model has of memory for what ranks sum and tell each other.
+pub(super) struct GroupBuffers {
+    /// u32 of each chunk: this rank's flags, and all ranks'.
+    pub(super) flags: [DeviceBuffer; 2],
+    /// u64 of each sample: this rank's best key, and all ranks'.
+    pub(super) keys: [DeviceBuffer; 2],
+    /// Logits as they come, rank after rank, of some rows.
+    pub(super) pieces: DeviceBuffer,
+    /// f32 `[logit rows][vocabulary]`.
+    pub(super) whole: DeviceBuffer,
+}
+
+/// Tokens of the largest part of a vocabulary.
+pub(super) fn width(config: &ModelConfig, shard: Shard) -> usize {
+    part(config.vocab, 0, shard.ranks).len()
+}
+
+fn pieces(config: &ModelConfig, shard: Shard, logit_rows: usize) -> usize {
+    ROWS_AT_ONCE.min(logit_rows) * shard.ranks * width(config, shard) * size_of::<f32>()
+}
+
+impl GroupBuffers {
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        config: &ModelConfig,
+        shard: Shard,
+        sizes: &CudaSizes,
+    ) -> Result<GroupBuffers, CudaError> {
+        let buffer = |bytes: usize| DeviceBuffer::zeroed(gpu, bytes, "what ranks tell each other");
+        let (flags, keys) =
+            (CudaSizes::bucket(sizes.max_chunks) * size_of::<u32>(), sizes.logit_rows() * size_of::<u64>());
+        Ok(GroupBuffers {
+            flags: [buffer(flags)?, buffer(shard.ranks * flags)?],
+            keys: [buffer(keys)?, buffer(shard.ranks * keys)?],
+            pieces: buffer(pieces(config, shard, sizes.logit_rows()))?,
+            whole: buffer(sizes.logit_rows() * config.vocab * size_of::<f32>())?,
+        })
+    }
+
+    /// Bytes of it all, and of what NCCL keeps.
+    pub(super) fn bytes(config: &ModelConfig, shard: Shard, sizes: &CudaSizes) -> u64 {
+        if shard == Shard::WHOLE {
+            return 0;
+        }
+        let (rows, ranks) = (sizes.logit_rows(), 1 + shard.ranks);
+        let words = ranks * (4 * CudaSizes::bucket(sizes.max_chunks) + 8 * rows);
+        let logits = pieces(config, shard, rows) + rows * config.vocab * size_of::<f32>();
+        (words + logits) as u64 + COMMUNICATOR_BYTES
+    }
+
+    /// Asks for the first rank's flags as they will be: where they are on this rank.
+    pub(super) fn flags_of_first(
+        &self,
+        lane: &mut CudaLane,
+        flags: &Flags,
+        len: usize,
+    ) -> Result<Ptr, CudaError> {
+        let [own, all] = self.flags.each_ref().map(DeviceBuffer::ptr);
+        lane.snapshot(flags, len, own)?;
+        lane.all_gather(own, all, len)?;
+        Ok(all)
+    }
+}
+
+/// What the steps of a lane have of memory.
+pub(super) struct StepBuffers {
+    pub(super) input: Arena,
+    pub(super) outcome: Arena,
+    pub(super) cancelled: Flags,
+    pub(super) going: Flags,
+    pub(super) staged: Steps,
+}
+
+impl StepBuffers {
+    pub(super) fn new(gpu: &Arc<Gpu>, sizes: &CudaSizes) -> Result<StepBuffers, CudaError> {
+        let (input, outcome) = sizes.step_bytes();
+        Ok(StepBuffers {
+            input: Arena::new(gpu, input, "the arrays of draft steps")?,
+            outcome: Arena::new(gpu, outcome, "what draft steps bring")?,
+            cancelled: Flags::new(gpu, CudaSizes::bucket(sizes.max_chunks))?,
+            going: Flags::new(gpu, DraftStepArgs::STEPS + 1)?,
+            staged: Steps::default(),
+        })
+    }
 }
 
 // A split is at least as long as a block of keys.

@@ -1,0 +1,39 @@
+//! Tensors by the names they have in checkpoints, whoever makes a model of them, and wherever they are.
+//!
+//! ```text
+//! Checkpoint (memory-mapped safetensors) ─┐                     ┌─ CpuPacker: panels for the CPU's kernels
+//! Synthetic  (made from a seed)          ─┴─ dyn Tensors ─ load ┴─ CudaPacker: rows in a GPU's memory
+//! ```
+//!
+//! A source that gives parts of another's tensors (a shard's rows or columns) is a `Tensors` too: the shapes asked for are then those of
+//! the shard's own [`crate::ModelConfig`].
+
+use faser_kernels::Source;
+
+use crate::ModelError;
+
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
+
+/// The tensors of one model. Nothing is copied before it is read, and a tensor may be read more than once.
+pub(crate) trait Tensors {
+    /// Bytes of all tensors, as [`Source::bytes`] counts them.
+    fn total_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Gets ready for the tensors of a layer. Layers come in their order, each once, before any of its tensors is asked for.
+    fn prepare(&mut self, _layer: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    /// The tensor of that name, row-major. Its shape must be `shape`; `reason` names the keys of config.json that presence and shape follow
+    /// from.
+    fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError>;
+
+    /// Called when the model is complete: a tensor nobody asked for means that config.json and the weights disagree. `tied`: the LM head is
+    /// the embedding.
+    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
