@@ -31,22 +31,35 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type I = __m256i;
     type M = __m256;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, at: *const f32) -> __m256 {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm256_loadu_ps(at) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, at: *mut f32, x: __m256) {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm256_storeu_ps(at, x) }
+    intrinsics! {
+        fn splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        fn sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        fn mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        fn div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        fn max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        fn min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        fn less(a: __m256, b: __m256) -> __m256 = _mm256_cmp_ps::<_CMP_LT_OQ>(a, b);
+        fn both(a: __m256, b: __m256) -> __m256 = _mm256_and_ps(a, b);
+        fn either(a: __m256, b: __m256) -> __m256 = _mm256_or_ps(a, b);
+        fn not(m: __m256) -> __m256 = _mm256_xor_ps(m, _mm256_castsi256_ps(_mm256_set1_epi32(-1)));
+        fn any(m: __m256) -> bool = _mm256_movemask_ps(m) != 0;
+        fn select(m: __m256, yes: __m256, no: __m256) -> __m256 = _mm256_blendv_ps(no, yes, m);
+        fn splat_u32(x: u32) -> __m256i = _mm256_set1_epi32(x.cast_signed());
+        fn add_u32(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);
+        fn mul_u32(a: __m256i, b: __m256i) -> __m256i = _mm256_mullo_epi32(a, b);
+        fn and_u32(a: __m256i, b: __m256i) -> __m256i = _mm256_and_si256(a, b);
+        fn xor_u32(a: __m256i, b: __m256i) -> __m256i = _mm256_xor_si256(a, b);
+        fn select_u32(m: __m256, yes: __m256i, no: __m256i) -> __m256i =
+            _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m));
+        fn to_f32(x: __m256i) -> __m256 = _mm256_cvtepi32_ps(x);
+        fn bits(x: __m256) -> __m256i = _mm256_castps_si256(x);
+        fn of_bits(x: __m256i) -> __m256 = _mm256_castsi256_ps(x);
+        unsafe fn load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
+        unsafe fn load_u32(at: *const u32) -> __m256i = _mm256_loadu_si256(at.cast());
+        unsafe fn store(at: *mut f32, x: __m256) = _mm256_storeu_ps(at, x);
+        unsafe fn store_u32(at: *mut u32, x: __m256i) = _mm256_storeu_si256(at.cast(), x);
     }
 
     #[inline(always)]
@@ -87,92 +100,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_min_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
     fn fused(self, a: __m256, b: __m256, c: __m256) -> __m256 {
         self.mul_add(a, b, c)
-    }
-
-    #[inline(always)]
-    fn less(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn both(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_and_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn either(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_or_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn not(self, m: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_xor_ps(m, _mm256_castsi256_ps(_mm256_set1_epi32(-1))) }
-    }
-
-    #[inline(always)]
-    fn any(self, m: __m256) -> bool {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_movemask_ps(m) != 0 }
-    }
-
-    #[inline(always)]
-    fn select(self, m: __m256, yes: __m256, no: __m256) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_blendv_ps(no, yes, m) }
-    }
-
-    #[inline(always)]
-    fn splat_u32(self, x: u32) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_set1_epi32(x.cast_signed()) }
     }
 
     #[inline(always)]
@@ -182,30 +111,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let steps = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             _mm256_add_epi32(_mm256_set1_epi32(first.cast_signed()), steps)
         }
-    }
-
-    #[inline(always)]
-    fn add_u32(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_u32(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_mullo_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn and_u32(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_and_si256(a, b) }
-    }
-
-    #[inline(always)]
-    fn xor_u32(self, a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_xor_si256(a, b) }
     }
 
     #[inline(always)]
@@ -237,24 +142,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn select_u32(self, m: __m256, yes: __m256i, no: __m256i) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_u32(self, at: *const u32) -> __m256i {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm256_loadu_si256(at.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_u32(self, at: *mut u32, x: __m256i) {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm256_storeu_si256(at.cast(), x) }
-    }
-
-    #[inline(always)]
     unsafe fn store_bytes(self, at: *mut u8, x: __m256i) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe {
@@ -266,23 +153,5 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let halves = [_mm_cvtsi128_si32(halves[0]), _mm_cvtsi128_si32(halves[1])];
             at.cast::<[i32; 2]>().write_unaligned(halves);
         }
-    }
-
-    #[inline(always)]
-    fn to_f32(self, x: __m256i) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_cvtepi32_ps(x) }
-    }
-
-    #[inline(always)]
-    fn bits(self, x: __m256) -> __m256i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_castps_si256(x) }
-    }
-
-    #[inline(always)]
-    fn of_bits(self, x: __m256i) -> __m256 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm256_castsi256_ps(x) }
     }
 }

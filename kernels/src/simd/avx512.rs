@@ -47,28 +47,34 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
     type I = __m512i;
     type M = __mmask16;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, at: *const f32) -> __m512 {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm512_loadu_ps(at) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, at: *mut f32, x: __m512) {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm512_storeu_ps(at, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, at: *const bf16) -> __m512 {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { widen(_mm256_loadu_si256(at.cast())) }
+    intrinsics! {
+        fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        fn sum(x: __m512) -> f32 = _mm512_reduce_add_ps(x);
+        fn largest(x: __m512) -> f32 = _mm512_reduce_max_ps(x);
+        fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        fn sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        fn max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        fn min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn less(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
+        fn select(m: __mmask16, yes: __m512, no: __m512) -> __m512 = _mm512_mask_blend_ps(m, no, yes);
+        fn splat_u32(x: u32) -> __m512i = _mm512_set1_epi32(x.cast_signed());
+        fn add_u32(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        fn mul_u32(a: __m512i, b: __m512i) -> __m512i = _mm512_mullo_epi32(a, b);
+        fn and_u32(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
+        fn xor_u32(a: __m512i, b: __m512i) -> __m512i = _mm512_xor_si512(a, b);
+        fn select_u32(m: __mmask16, yes: __m512i, no: __m512i) -> __m512i = _mm512_mask_blend_epi32(m, no, yes);
+        fn to_f32(x: __m512i) -> __m512 = _mm512_cvtepi32_ps(x);
+        fn bits(x: __m512) -> __m512i = _mm512_castps_si512(x);
+        fn of_bits(x: __m512i) -> __m512 = _mm512_castsi512_ps(x);
+        unsafe fn load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
+        unsafe fn load_bf16(at: *const bf16) -> __m512 = widen(_mm256_loadu_si256(at.cast()));
+        unsafe fn load_u32(at: *const u32) -> __m512i = _mm512_loadu_si512(at.cast());
+        unsafe fn store(at: *mut f32, x: __m512) = _mm512_storeu_ps(at, x);
+        unsafe fn store_u32(at: *mut u32, x: __m512i) = _mm512_storeu_si512(at.cast(), x);
+        unsafe fn store_bytes(at: *mut u8, x: __m512i) = _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(x));
     }
 
     #[inline(always)]
@@ -104,68 +110,8 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
     }
 
     #[inline(always)]
-    fn sum(self, x: __m512) -> f32 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_reduce_add_ps(x) }
-    }
-
-    #[inline(always)]
-    fn largest(self, x: __m512) -> f32 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_reduce_max_ps(x) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_min_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
     fn fused(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         self.mul_add(a, b, c)
-    }
-
-    #[inline(always)]
-    fn less(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
     }
 
     #[inline(always)]
@@ -189,48 +135,12 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
     }
 
     #[inline(always)]
-    fn select(self, m: __mmask16, yes: __m512, no: __m512) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_mask_blend_ps(m, no, yes) }
-    }
-
-    #[inline(always)]
-    fn splat_u32(self, x: u32) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_set1_epi32(x.cast_signed()) }
-    }
-
-    #[inline(always)]
     fn count_from(self, first: u32) -> __m512i {
         // SAFETY: the token proves the features.
         unsafe {
             let steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             _mm512_add_epi32(_mm512_set1_epi32(first.cast_signed()), steps)
         }
-    }
-
-    #[inline(always)]
-    fn add_u32(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_u32(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_mullo_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn and_u32(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_and_si512(a, b) }
-    }
-
-    #[inline(always)]
-    fn xor_u32(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_xor_si512(a, b) }
     }
 
     #[inline(always)]
@@ -259,48 +169,6 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
     fn shift_right<const BITS: u32>(self, a: __m512i) -> __m512i {
         // SAFETY: the token proves the features.
         unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn select_u32(self, m: __mmask16, yes: __m512i, no: __m512i) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_mask_blend_epi32(m, no, yes) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_u32(self, at: *const u32) -> __m512i {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm512_loadu_si512(at.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_u32(self, at: *mut u32, x: __m512i) {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm512_storeu_si512(at.cast(), x) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_bytes(self, at: *mut u8, x: __m512i) {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(x)) }
-    }
-
-    #[inline(always)]
-    fn to_f32(self, x: __m512i) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_cvtepi32_ps(x) }
-    }
-
-    #[inline(always)]
-    fn bits(self, x: __m512) -> __m512i {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_castps_si512(x) }
-    }
-
-    #[inline(always)]
-    fn of_bits(self, x: __m512i) -> __m512 {
-        // SAFETY: the token proves the features.
-        unsafe { _mm512_castsi512_ps(x) }
     }
 }
 

@@ -2,6 +2,24 @@
 //!
 //! A token of a type that implements [`Simd`] proves that the machine has its instructions: only `dispatch` makes one.
 
+/// Methods of a [`Simd`] that are one expression each: the existence of the set's token proves its features (see [`dispatch`]).
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! intrinsics {
+    ($(fn $safe:ident($($x:ident: $of:ty),*) -> $made:ty = $by:expr;)*
+     $(unsafe fn $name:ident($($at:ident: $to:ty),*) $(-> $read:ty)? = $does:expr;)*) => {
+        $(#[inline(always)]
+        fn $safe(self, $($x: $of),*) -> $made {
+            // SAFETY: the token proves the features.
+            unsafe { $by }
+        })*
+        $(#[inline(always)]
+        unsafe fn $name(self, $($at: $to),*) $(-> $read)? {
+            // SAFETY: the token proves the features; the pointer is the caller's promise.
+            unsafe { $does }
+        })*
+    };
+}
+
 #[cfg(test)]
 mod agree;
 #[cfg(target_arch = "x86_64")]

@@ -33,28 +33,35 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
     type I = uint32x4_t;
     type M = uint32x4_t;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vdupq_n_f32(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, at: *const f32) -> float32x4_t {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { vld1q_f32(at) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, at: *mut f32, x: float32x4_t) {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { vst1q_f32(at, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, at: *const bf16) -> float32x4_t {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(at.cast()))) }
+    intrinsics! {
+        fn splat(x: f32) -> float32x4_t = vdupq_n_f32(x);
+        fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t = vaddq_f32(a, b);
+        fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t = vsubq_f32(a, b);
+        fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmulq_f32(a, b);
+        fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t = vdivq_f32(a, b);
+        // `fmax` and `fmin` would give NaN where either is.
+        fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t = vbslq_f32(vcgtq_f32(a, b), a, b);
+        fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t = vbslq_f32(vcltq_f32(a, b), a, b);
+        fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t = vfmaq_f32(c, a, b);
+        fn less(a: float32x4_t, b: float32x4_t) -> uint32x4_t = vcltq_f32(a, b);
+        fn either(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t = vorrq_u32(a, b);
+        fn not(m: uint32x4_t) -> uint32x4_t = vmvnq_u32(m);
+        fn any(m: uint32x4_t) -> bool = vmaxvq_u32(m) != 0;
+        fn select(m: uint32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t = vbslq_f32(m, yes, no);
+        fn splat_u32(x: u32) -> uint32x4_t = vdupq_n_u32(x);
+        fn add_u32(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t = vaddq_u32(a, b);
+        fn mul_u32(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t = vmulq_u32(a, b);
+        fn and_u32(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t = vandq_u32(a, b);
+        fn xor_u32(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t = veorq_u32(a, b);
+        fn select_u32(m: uint32x4_t, yes: uint32x4_t, no: uint32x4_t) -> uint32x4_t = vbslq_u32(m, yes, no);
+        fn to_f32(x: uint32x4_t) -> float32x4_t = vcvtq_f32_s32(vreinterpretq_s32_u32(x));
+        fn bits(x: float32x4_t) -> uint32x4_t = vreinterpretq_u32_f32(x);
+        fn of_bits(x: uint32x4_t) -> float32x4_t = vreinterpretq_f32_u32(x);
+        unsafe fn load(at: *const f32) -> float32x4_t = vld1q_f32(at);
+        unsafe fn load_bf16(at: *const bf16) -> float32x4_t =
+            vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(at.cast())));
+        unsafe fn store(at: *mut f32, x: float32x4_t) = vst1q_f32(at, x);
+        unsafe fn store_u32(at: *mut u32, x: uint32x4_t) = vst1q_u32(at, x);
     }
 
     #[inline(always)]
@@ -82,57 +89,8 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
     }
 
     #[inline(always)]
-    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vaddq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vsubq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vmulq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vdivq_f32(a, b) }
-    }
-
-    // `fmax` and `fmin` would give NaN where either is.
-    #[inline(always)]
-    fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vfmaq_f32(c, a, b) }
-    }
-
-    #[inline(always)]
     fn fused(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
         self.mul_add(a, b, c)
-    }
-
-    #[inline(always)]
-    fn less(self, a: float32x4_t, b: float32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vcltq_f32(a, b) }
     }
 
     #[inline(always)]
@@ -141,63 +99,9 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
     }
 
     #[inline(always)]
-    fn either(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vorrq_u32(a, b) }
-    }
-
-    #[inline(always)]
-    fn not(self, m: uint32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vmvnq_u32(m) }
-    }
-
-    #[inline(always)]
-    fn any(self, m: uint32x4_t) -> bool {
-        // SAFETY: the token proves the features.
-        unsafe { vmaxvq_u32(m) != 0 }
-    }
-
-    #[inline(always)]
-    fn select(self, m: uint32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vbslq_f32(m, yes, no) }
-    }
-
-    #[inline(always)]
-    fn splat_u32(self, x: u32) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vdupq_n_u32(x) }
-    }
-
-    #[inline(always)]
     fn count_from(self, first: u32) -> uint32x4_t {
         // SAFETY: the token proves the features; the array is four numbers.
         unsafe { vaddq_u32(vdupq_n_u32(first), vld1q_u32([0, 1, 2, 3].as_ptr())) }
-    }
-
-    #[inline(always)]
-    fn add_u32(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vaddq_u32(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_u32(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vmulq_u32(a, b) }
-    }
-
-    #[inline(always)]
-    fn and_u32(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vandq_u32(a, b) }
-    }
-
-    #[inline(always)]
-    fn xor_u32(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { veorq_u32(a, b) }
     }
 
     #[inline(always)]
@@ -238,22 +142,10 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
     }
 
     #[inline(always)]
-    fn select_u32(self, m: uint32x4_t, yes: uint32x4_t, no: uint32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vbslq_u32(m, yes, no) }
-    }
-
-    #[inline(always)]
     unsafe fn load_u32(self, at: *const u32) -> uint32x4_t {
         // Bytes: words would be taken for aligned.
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe { vreinterpretq_u32_u8(vld1q_u8(at.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_u32(self, at: *mut u32, x: uint32x4_t) {
-        // SAFETY: the token proves the features; `at` is the caller's promise.
-        unsafe { vst1q_u32(at, x) }
     }
 
     #[inline(always)]
@@ -264,23 +156,5 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
             let bytes = vmovn_u16(vcombine_u16(words, words));
             at.cast::<u32>().write_unaligned(vget_lane_u32::<0>(vreinterpret_u32_u8(bytes)));
         }
-    }
-
-    #[inline(always)]
-    fn to_f32(self, x: uint32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vcvtq_f32_s32(vreinterpretq_s32_u32(x)) }
-    }
-
-    #[inline(always)]
-    fn bits(self, x: float32x4_t) -> uint32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vreinterpretq_u32_f32(x) }
-    }
-
-    #[inline(always)]
-    fn of_bits(self, x: uint32x4_t) -> float32x4_t {
-        // SAFETY: the token proves the features.
-        unsafe { vreinterpretq_f32_u32(x) }
     }
 }
