@@ -1,4 +1,4 @@
-//! The helpers of a lane: threads that wait for a job, join it while it is open, and leave.
+//! The helpers of a lane: threads that wait for a job, join it while it is open, and leave; and the items of a job, handed out to whoever asks.
 //!
 //! `state` says which job there is and who joined it: `epoch << 32 | OPEN | joined`. The owner publishes a job by storing a new
 //! epoch with `OPEN`; a helper joins by adding one while it is open; the owner closes it when nothing is left to
@@ -12,8 +12,9 @@
 use super::Scratch;
 use crate::KernelError;
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -187,4 +188,42 @@ pub(super) fn pin(core: usize) -> bool {
     unsafe { libc::CPU_SET(core, &mut set) };
     // SAFETY: thread 0 is the calling one; the set lives through the call.
     unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0 }
+}
+
+/// Items `0..items`, claimed `portion` at a time.
+pub(crate) struct Claims {
+    next: AtomicUsize,
+    items: usize,
+    portion: usize,
+}
+
+impl Claims {
+    pub(crate) fn new(items: usize, portion: usize) -> Claims {
+        Claims { next: AtomicUsize::new(0), items, portion: portion.max(1) }
+    }
+
+    /// All items in one claim.
+    pub(crate) fn whole(items: usize) -> Claims {
+        Claims::new(items, items)
+    }
+
+    /// The next items to do; `None` when all are taken.
+    pub(crate) fn next(&self) -> Option<Range<usize>> {
+        // Relaxed: only the counter itself is shared; results are published when the job ends.
+        let start = self.next.fetch_add(self.portion, Ordering::Relaxed);
+        (start < self.items).then(|| start..(start + self.portion).min(self.items))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_cover_all_items_in_order() {
+        let claims = Claims::new(7, 3);
+        let ranges: Vec<_> = std::iter::from_fn(|| claims.next()).collect();
+        assert_eq!(ranges, [0..3, 3..6, 6..7]);
+        assert_eq!(Claims::whole(0).next(), None);
+    }
 }

@@ -3,7 +3,6 @@
 //! The thread that owns the lane is worker 0. Helpers join a job while it is open and leave when nothing is left to
 //! claim: a helper that wakes late costs nothing. Which worker does what never matters to the result.
 
-mod claims;
 mod crew;
 mod scratch;
 mod times;
@@ -11,7 +10,7 @@ mod times;
 use crate::collective::{Alone, Collective, CollectiveError};
 use crate::isa::Supported;
 use crate::{Isa, KernelError};
-pub(crate) use claims::Claims;
+pub(crate) use crew::Claims;
 use crew::Crew;
 use faser_topology::Partition;
 pub(crate) use scratch::Scratch;

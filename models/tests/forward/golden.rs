@@ -13,7 +13,7 @@ fn f32(case: &str) -> Model {
 }
 
 /// The prompt, and the logits after each of its tokens.
-fn expected(case: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
+pub(crate) fn expected(case: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
     let tensors =
         candle_core::safetensors::load(golden(case).join("expected.safetensors"), &Device::Cpu).unwrap();
     let tokens = tensors["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();

@@ -1,10 +1,13 @@
 //! A pass in segments: rows that leave it between layers change nothing for those that stay, and scores on the way are
-//! what the LM head would say.
+//! what the LM head would say. And the times of a pass are those of its ops.
 
-use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
+use std::time::Instant;
+
+use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Op, Partition, Rows};
 use faser_models::synthetic::{SyntheticSpec, pair};
 use faser_models::{Model, Pass, Scratch, Shard};
 
+use crate::oracle::Random;
 use crate::session::load;
 
 const BLOCK_SIZE: usize = 16;
@@ -21,16 +24,6 @@ fn models() -> Vec<Model> {
     let [f32, bf16, int8] =
         [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
     vec![f32, bf16, golden("qwen2-some-layers-sliding"), golden("qwen3-tied"), golden("gemma2"), int8]
-}
-
-/// Small numbers that look random.
-struct Random(u32);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (self.0 >> 8) as usize % n
-    }
 }
 
 /// The rows of a pass.
@@ -281,4 +274,32 @@ fn the_scratch_of_another_model_is_refused() {
     let models = models();
     let mut scratch = Scratch::new(models[2].config(), 4, 4);
     models[0].keep(&mut scratch, 4, &[1]);
+}
+
+/// A lane's times of a whole pass: every op of it is counted, and nothing twice.
+#[test]
+fn a_pass_is_the_sum_of_its_ops() {
+    let (model, _) = pair(&SyntheticSpec::preset("tiny").unwrap(), Dtype::Bf16, &mut |_| {}).unwrap();
+    let lane = Lane::new(&Partition { cores: vec![0, 0] }, Isa::detect()).unwrap();
+    let mut kv = KvCache::new(model.kv_shape(1, 16), model.kv_dtype()).unwrap();
+    let mut scratch = model.scratch(8, 8);
+    let numbers: Vec<u32> = (0..8).collect();
+    let rows = Rows { positions: &numbers, table_of: &[0; 8], tables: &[&[0]] };
+    let begin = Instant::now();
+    model.forward(&lane, &mut kv, &mut scratch, &Pass { tokens: &numbers, rows, logits: &numbers });
+    let (whole, times) = (begin.elapsed(), lane.times());
+
+    let layers = model.config().layers.len() as u64;
+    for op in Op::all() {
+        let calls = match op {
+            Op::Embed | Op::GatherRows => 1,
+            Op::RmsNorm => 2 * layers + 1,
+            Op::Matmul => 4 * layers + 1,
+            Op::Rope | Op::StoreKv | Op::Attention | Op::Activate => layers,
+            _ => 0,
+        };
+        assert_eq!(times.of(op).calls, calls, "{op}");
+        assert_eq!(times.of(op).total_ns > 0, calls > 0, "{op}");
+    }
+    assert!(u128::from(times.sum().total_ns) <= whole.as_nanos(), "{times:?} in {whole:?}");
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use candle_core::{DType, Device};
 use faser_kernels::collective::in_process;
 use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::SyntheticSpec;
 use faser_models::{Model, Shard, WeightSource};
 
-use crate::session::{Session, golden, golden_cases, load};
+use crate::golden::expected;
+use crate::session::{Session, golden_cases, load};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -52,10 +52,7 @@ fn logits(
 fn shards_agree_with_transformers() {
     let mut split = 0;
     for case in &golden_cases() {
-        let tensors =
-            candle_core::safetensors::load(golden(case).join("expected.safetensors"), &Device::Cpu).unwrap();
-        let tokens: Vec<u32> = tensors["tokens"].to_dtype(DType::U32).unwrap().to_vec1().unwrap();
-        let expected: Vec<Vec<f32>> = tensors["logits"].to_vec2().unwrap();
+        let (tokens, expected) = expected(case);
         let load = |shard| load(case, shard, Dtype::F32).unwrap();
         let whole = load(Shard::WHOLE);
         for ranks in [2, 4, 8] {

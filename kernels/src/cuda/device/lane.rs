@@ -1,4 +1,9 @@
 //! A lane on a GPU: launches, copies and products, in their order, on the SMs of the partition in use.
+//!
+//! By an event, what one lane is asked for waits for what another was asked for before, and no host waits. A graph is launches that were asked
+//! for once, in capture, and are asked for again all together. Nothing of a captured launch changes from one time to the next, neither where its
+//! arrays are nor its grid: what differs lies in those arrays. A graph belongs to the partition on which it was captured, whose SMs its
+//! kernels keep.
 
 use super::blaslt::{Blas, Product};
 use super::error::{CudaError, Named};
@@ -345,6 +350,67 @@ impl CudaLane {
     pub(super) fn begin_work(&mut self) {
         self.busy = true;
     }
+
+    /// Records an event behind all that the lane was asked for; where it was recorded before is forgotten, but by those who wait for it already.
+    ///
+    /// # Errors
+    /// The driver refuses, such as in a capture or for another GPU's event.
+    pub fn record(&mut self, event: &Event) -> Result<(), CudaError> {
+        self.begin_work();
+        // SAFETY: both live.
+        unsafe { result::event::record(event.raw, self.stream()) }.named("cuEventRecord")
+    }
+
+    /// What the lane is asked for from here on begins when what stands before the event, where it is recorded now, is done.
+    ///
+    /// # Errors
+    /// The driver refuses, such as in a capture.
+    pub fn wait_for(&mut self, event: &Event) -> Result<(), CudaError> {
+        self.begin_work();
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live, and the driver keeps what it needs of the event.
+        unsafe { result::stream::wait_event(self.stream(), event.raw, flags) }.named("cuStreamWaitEvent")
+    }
+
+    /// From here on, what is asked for is not done but captured, up to [`CudaLane::end_capture`]: launches, products, zeros and copies on the
+    /// device. Copies from and to the host are refused, and so is waiting.
+    ///
+    /// # Errors
+    /// The driver refuses, such as while it captures already.
+    pub fn begin_capture(&mut self) -> Result<(), CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        unsafe { result::stream::begin_capture(self.stream(), mode) }.named("cuStreamBeginCapture")
+    }
+
+    /// What was captured. To be called after an error in between, too.
+    ///
+    /// # Errors
+    /// Something was asked for that cannot be captured, or the driver has no memory for it.
+    pub fn end_capture(&mut self) -> Result<Graph, CudaError> {
+        // SAFETY: the stream lives; an instance does not need the graph that it is of.
+        let raw = unsafe {
+            let graph = result::stream::end_capture(self.stream()).named("cuStreamEndCapture")?;
+            let instance = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            instance.named("cuGraphInstantiate")?
+        };
+        Ok(Graph { gpu: self.gpu().clone(), partition: self.partition(), raw })
+    }
+
+    /// Asks for all that a graph has. Pointers in it are of memory that lives until the lane was waited for.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    ///
+    /// # Panics
+    /// If it was captured on another partition.
+    pub fn replay(&mut self, graph: &Graph) -> Result<(), CudaError> {
+        assert_eq!(graph.partition, self.partition(), "a graph of another partition");
+        self.begin_work();
+        // SAFETY: both live. Its launches were checked when they were captured.
+        unsafe { result::graph::launch(graph.raw, self.stream()) }.named("cuGraphLaunch")
+    }
 }
 
 impl Drop for CudaLane {
@@ -356,5 +422,56 @@ impl Drop for CudaLane {
         }
         // Before its stream.
         self.group = None;
+    }
+}
+
+/// A place in what a lane was asked for, once it is recorded there.
+pub struct Event {
+    gpu: Arc<Gpu>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: a handle of the driver, which locks.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that nobody has recorded: it is waited for in no time.
+    ///
+    /// # Errors
+    /// The driver has none.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Event, CudaError> {
+        gpu.bind()?;
+        let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        Ok(Event { gpu: gpu.clone(), raw: raw.named("cuEventCreate")? })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: created above, destroyed once. Whoever waits for it still does.
+            let _ = unsafe { result::event::destroy(self.raw) };
+        }
+    }
+}
+
+/// Captured launches. It is dropped after the lane was waited for.
+pub struct Graph {
+    gpu: Arc<Gpu>,
+    partition: usize,
+    raw: sys::CUgraphExec,
+}
+
+// SAFETY: a handle of the driver, which locks.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: instantiated below, destroyed once.
+            let _ = unsafe { result::graph::exec_destroy(self.raw) };
+        }
     }
 }

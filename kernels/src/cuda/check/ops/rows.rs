@@ -34,6 +34,11 @@ fn each(bench: &Bench<'_>, mut test: impl FnMut(Element, i32)) {
     }
 }
 
+/// All numbers of the first rows.
+fn numbers_of(tensor: &Tensor, rows: usize) -> impl Iterator<Item = f64> {
+    (0..rows).flat_map(|r| tensor.row(r)).map(|x| f64::from(*x))
+}
+
 pub(super) fn embed_is_the_cpus(bench: &Bench<'_>) {
     each(bench, |element, order| {
         for (rows, cols) in SHAPES {
@@ -125,13 +130,9 @@ pub(super) fn rms_norm_is_the_cpus_and_adds_where_asked(bench: &Bench<'_>) {
                 let launch =
                     if add { args.add(rows as u32, 1) } else { args.launch(element, rows as u32, 1) };
                 bench.run(&launch, order);
-                let found = out.read();
-                for r in 0..rows {
-                    for (i, expected) in expected.row(r).iter().enumerate() {
-                        let expected = f64::from(*expected);
-                        let size = expected.abs().max(if add { 1.0 } else { 0.0 });
-                        close(found[r * cols + i], expected, size, tolerance(element), "rms_norm");
-                    }
+                for (found, expected) in out.read().into_iter().zip(numbers_of(&expected, rows)) {
+                    let size = expected.abs().max(if add { 1.0 } else { 0.0 });
+                    close(found, expected, size, tolerance(element), "rms_norm");
                 }
             }
         }
@@ -161,20 +162,10 @@ pub(super) fn activations_are_the_cpus(bench: &Bench<'_>) {
                     gated: u32::from(gated),
                 };
                 bench.run(&args.launch(element, rows as u32, 1), order);
-                let found = out.read();
-                for r in 0..rows {
-                    for (i, expected) in expected.row(r).iter().enumerate() {
-                        let expected = f64::from(*expected);
-                        // Of a tail the last bits of an exponential's argument count.
-                        let size = expected.abs() * 16.0;
-                        close(
-                            found[r * cols + i],
-                            expected,
-                            size,
-                            tolerance(element),
-                            &format!("{activation:?}"),
-                        );
-                    }
+                for (found, expected) in out.read().into_iter().zip(numbers_of(&expected, rows)) {
+                    // Of a tail the last bits of an exponential's argument count.
+                    let size = expected.abs() * 16.0;
+                    close(found, expected, size, tolerance(element), &format!("{activation:?}"));
                 }
             }
         }
@@ -193,16 +184,15 @@ pub(super) fn soft_cap_is_the_cpus(bench: &Bench<'_>) {
         let found = bench.floats(&values);
         let args = SoftCapArgs { x: found.ptr(), rows: bench.count(rows), cols: cols as u32, cap: 30.0 };
         bench.run(&args.launch(rows as u32, 1), bench.order(case));
-        for r in 0..rows {
-            for (i, expected) in expected.row(r).iter().enumerate() {
-                let expected = f64::from(*expected);
-                if values[r * cols + i].is_nan() {
-                    assert!(expected.is_nan() && found.read()[r * cols + i].is_nan());
-                    continue;
-                }
-                assert!(expected.abs() <= 30.0);
-                close(found.read()[r * cols + i], expected, expected.abs(), 1e-6, "soft_cap");
+        for ((found, expected), value) in
+            found.read().into_iter().zip(numbers_of(&expected, rows)).zip(&values)
+        {
+            if value.is_nan() {
+                assert!(expected.is_nan() && found.is_nan());
+                continue;
             }
+            assert!(expected.abs() <= 30.0);
+            close(found, expected, expected.abs(), 1e-6, "soft_cap");
         }
     }
 }
