@@ -1,8 +1,8 @@
 //! Devices' work: lanes, memory, ops and the sampler, on CPU.
 //!
-//! Every op is in one file of [`ops`]; its contract stands at the top in words. Results are batch invariant: each output
-//! element is computed in an order that depends on nothing but its own inputs, never on how many rows a pass has, how
-//! they are blocked, or how many workers share them.
+//! Every op is in one file of [`ops`]; its contract stands at the top in words. Results are batch invariant: each
+//! output element is computed in an order that depends on nothing but its own inputs, never on how many rows a pass
+//! has, how they are blocked, or how many workers share them.
 
 pub mod collective;
 pub mod cuda;

@@ -1,5 +1,5 @@
-//! A model and its forward pass: whole, or in segments, for a caller that lets rows leave it between two layers: proposals that already look
-//! rejected, or whose sequence was cancelled.
+//! A model and its forward pass: whole, or in segments, for a caller that lets rows leave it between two layers:
+//! proposals that already look rejected, or whose sequence was cancelled.
 //!
 //! ```text
 //! begin(tokens) ── layers(a..b) ──┬───────────────────────────────┬── layers(b..c) ── .. ── finish(wanted)

@@ -66,7 +66,8 @@ const LINE: usize = 16;
 /// Ways to read, which differ in how many bytes ahead memory is asked for. Without asking a core waits; which is better changes.
 const WAYS: [fn(&[f32]) -> u32; 2] = [sum::<{ 4 * 1024 }>, sum::<{ 12 * 1024 }>];
 
-/// Reading memory as fast as it goes, every byte once, in order, each core its own part: a buffer too large for any cache, in huge pages where the system grants them, as weights are.
+/// Reading memory as fast as it goes, every byte once, in order, each core its own part: a buffer too large for any
+/// cache, in huge pages where the system grants them, as weights are.
 pub(crate) struct Memory {
     portions: Tensor,
     /// Where the next reading begins in each core's part: what was read last may still be in a cache.

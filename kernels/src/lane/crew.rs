@@ -1,4 +1,5 @@
-//! The helpers of a lane: threads that wait for a job, join it while it is open, and leave; and the items of a job, handed out to whoever asks.
+//! The helpers of a lane: threads that wait for a job, join it while it is open, and leave; and the items of a job,
+//! handed out to whoever asks.
 //!
 //! `state` says which job there is and who joined it: `epoch << 32 | OPEN | joined`. The owner publishes a job by storing a new
 //! epoch with `OPEN`; a helper joins by adding one while it is open; the owner closes it when nothing is left to

@@ -4,9 +4,10 @@
 //! streams through memory once: bf16 as `[panel][in / 2][PANEL][2]` (pairs of inputs, what `vdpbf16ps` and AMX take), f32 as
 //! `[panel][in][PANEL]`. Missing outputs are zero, and so are inputs after the last, in bf16 up to a tile's depth.
 //!
-//! In int8 each output and block of 32 inputs has a scale, and its weights are whole numbers of it. A panel is `[in / 64][17][PANEL]` words of 32 bits. In a step of 64 inputs the first eight rows of words are a block, four
-//! consecutive inputs to the word, the lowest first; so are the next eight; the last row has the scales of both, the first in
-//! the low half. So a step is one run of memory, and the word of an output is at the same place in each row.
+//! In int8 each output and block of 32 inputs has a scale, and its weights are whole numbers of it. A panel is
+//! `[in / 64][17][PANEL]` words of 32 bits. In a step of 64 inputs the first eight rows of words are a block, four
+//! consecutive inputs to the word, the lowest first; so are the next eight; the last row has the scales of both, the
+//! first in the low half. So a step is one run of memory, and the word of an output is at the same place in each row.
 //!
 //! A weight `q` from -127 to 127 is stored as the byte `q + 128`: `vpdpbusd` takes one unsigned factor. What the
 //! offset adds, 128 times the sum of the activations, is known with them and taken off there.

@@ -1,4 +1,5 @@
-//! Activations: rows of f32, views of some rows and columns of them, and slices that several workers write, each its own part.
+//! Activations: rows of f32, views of some rows and columns of them, and slices that several workers write, each its
+//! own part.
 
 use super::Buffer;
 use std::marker::PhantomData;

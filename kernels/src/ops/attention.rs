@@ -2,8 +2,8 @@
 //!
 //! Query heads share key heads in groups (GQA). The softmax is computed online (Milakov and Gimelshein 2018) over
 //! tiles of [`TILE`] positions counted from position 0, so the order of every sum depends on the row's position
-//! alone. An item of work is one key head for a few rows of one sequence: they read the keys once. A query is one head of one row.
-//! Tile by tile: scores of all queries, softmax, values, weighted by the exponentials of the scores.
+//! alone. An item of work is one key head for a few rows of one sequence: they read the keys once. A query is one head
+//! of one row. Tile by tile: scores of all queries, softmax, values, weighted by the exponentials of the scores.
 
 use super::activate::capped;
 use crate::lane::Scratch;

@@ -1,7 +1,8 @@
 //! The ops of a transformer pass, each in one file, with its kin: the contract in words, then the CPU version.
 //!
-//! [`each_op`](crate::each_op) is the one list of them, the GPU's included. One more op is a function here, a line of that list, a source in
-//! `kernels/cuda`, its arguments in `kernels/src/cuda`, and a case in `kernels/src/cuda/check/ops`.
+//! [`each_op`](crate::each_op) is the one list of them, the GPU's included. One more op is a function here, a line of
+//! that list, a source in `kernels/cuda`, its arguments in `kernels/src/cuda`, and a case in
+//! `kernels/src/cuda/check/ops`.
 //!
 //! The number of rows is that of the views. Shapes that do not fit are a mistake of the caller's code and panic with both shapes.
 

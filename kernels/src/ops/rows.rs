@@ -1,7 +1,7 @@
 //! Whole rows, copied.
 //!
-//! embed: row `r` of `out` becomes the table's row of token `r`, in f32, times `scale`. embed_part: as if all tokens that the table has not had
-//! rows of zeros; what ranks with parts of a table sum up to its rows.
+//! embed: row `r` of `out` becomes the table's row of token `r`, in f32, times `scale`. embed_part: as if all tokens
+//! that the table has not had rows of zeros; what ranks with parts of a table sum up to its rows.
 //! gather_rows: row `r` of `out` becomes row `indices[r]` of `x`. What the LM head and scores of a few tokens begin with.
 //! compact_rows: in place, row `i` becomes row `keep[i]`. What stays of a pass when rows leave it.
 

@@ -109,7 +109,8 @@ impl OverPanels for Score<'_> {
 /// The first `P` of `tokens`; `P`, for the caller to go on.
 ///
 /// # Safety
-/// `packed` is a row and `weights` are a matrix laid out for `Q`, with all tokens in it; [`crate::simd::DotBf16`] needs `S::DOTS`.
+/// `packed` is a row and `weights` are a matrix laid out for `Q`, with all tokens in it; [`crate::simd::DotBf16`] needs
+/// `S::DOTS`.
 #[inline(always)]
 unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
     s: S,

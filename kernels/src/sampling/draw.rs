@@ -123,8 +123,8 @@ fn processed<'a>(
     (buffer, candidates)
 }
 
-/// The tokens of such a vocabulary that may be drawn in a row's place, a bit each; none if all may. What [`sample`] leaves out by itself, for a
-/// device that has to be told.
+/// The tokens of such a vocabulary that may be drawn in a row's place, a bit each; none if all may. What [`sample`]
+/// leaves out by itself, for a device that has to be told.
 ///
 /// # Panics
 /// If `history` and `since` do not reach exactly to `position`.

@@ -1,4 +1,5 @@
-//! int8 weights times int8 activations, exact in whole numbers within a block; see `memory/matrix.rs` for how weights lie.
+//! int8 weights times int8 activations, exact in whole numbers within a block; see `memory/matrix.rs` for how weights
+//! lie.
 //!
 //! A row of activations is quantised block by block as weights are: scale largest / 127, rounded to nearest, ties to even. For each
 //! block the dot product of whole numbers becomes an f32, exactly (it is below 2^19), and `fused(dot, weight scale * activation

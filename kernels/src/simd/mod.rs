@@ -2,7 +2,8 @@
 //!
 //! A token of a type that implements [`Simd`] proves that the machine has its instructions: only `dispatch` makes one.
 
-/// Methods of a [`Simd`] that are one expression each: the existence of the set's token proves its features (see [`dispatch`]).
+/// Methods of a [`Simd`] that are one expression each: the existence of the set's token proves its features (see
+/// [`dispatch`]).
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! intrinsics {
     ($(fn $safe:ident($($x:ident: $of:ty),*) -> $made:ty = $by:expr;)*

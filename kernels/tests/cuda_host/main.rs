@@ -1,5 +1,6 @@
 //! Every CUDA kernel, compiled as host C++ and run on fibers in three orders, against the CPU's op. No GPU is needed.
-//! And the test of the tests: fibers find a barrier and a wait that are missing, and a barrier that not all threads reach.
+//! And the test of the tests: fibers find a barrier and a wait that are missing, and a barrier that not all threads
+//! reach.
 
 #[path = "../cuda_fake/library.rs"]
 mod build;

@@ -1,4 +1,5 @@
-//! Passes to time: a model, a lane, and sequences with a context in KV memory; and how fast the lane's workers read memory.
+//! Passes to time: a model, a lane, and sequences with a context in KV memory; and how fast the lane's workers read
+//! memory.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

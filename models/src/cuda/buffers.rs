@@ -1,4 +1,5 @@
-//! What the passes of a lane take of a GPU's memory, and the buffers of their parts: one place for those who plan and those who allocate.
+//! What the passes of a lane take of a GPU's memory, and the buffers of their parts: one place for those who plan and
+//! those who allocate.
 
 use std::sync::Arc;
 

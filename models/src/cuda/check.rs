@@ -128,7 +128,8 @@ pub fn on_cpu(model: &Model) -> Result<Vec<f32>, ModelError> {
     Ok(all)
 }
 
-/// The same, both sequences in the same two passes. `pass` runs one, the second or not, and returns its logits: of all rows, or of the last.
+/// The same, both sequences in the same two passes. `pass` runs one, the second or not, and returns its logits: of all
+/// rows, or of the last.
 ///
 /// # Errors
 /// Memory is short, or what `pass` says.

@@ -1,5 +1,5 @@
-//! Layers of every kind and mixture, those that no family has too, against a forward pass by candle, in f64: an oracle that shares no code with what
-//! it judges; and random checkpoints for it.
+//! Layers of every kind and mixture, those that no family has too, against a forward pass by candle, in f64: an oracle
+//! that shares no code with what it judges; and random checkpoints for it.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The GPU itself: what the driver says of it, that every kernel compiles for it, and what is left of it when a kernel goes astray.
+//! The GPU itself: what the driver says of it, that every kernel compiles for it, and what is left of it when a kernel
+//! goes astray.
 
 use super::probes::StrayArgs;
 use super::{CheckResult, Report, Setting};
@@ -27,7 +28,8 @@ pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Every kernel compiles for this device, without spills and within its bound of registers: all files by NVRTC. Registers, shared memory and spills of each kernel are told in detail.
+/// Every kernel compiles for this device, without spills and within its bound of registers: all files by NVRTC.
+/// Registers, shared memory and spills of each kernel are told in detail.
 ///
 /// # Errors
 /// There is no GPU or no NVRTC, or a file does not compile.
@@ -64,7 +66,8 @@ pub fn compile(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     Ok(())
 }
 
-/// A write to where no memory is: every call says so, in the driver's words, until the context is let go; and whether there is one after it.
+/// A write to where no memory is: every call says so, in the driver's words, until the context is let go; and whether
+/// there is one after it.
 ///
 /// # Errors
 /// The GPU cannot be opened to begin with.

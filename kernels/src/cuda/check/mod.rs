@@ -60,7 +60,8 @@ const READING: Duration = Duration::from_millis(30);
 /// Most runs of a reading.
 const MOST_RUNS: usize = 1000;
 
-/// How long work on a lane takes, by the host's clock, which is what a runner would wait: seconds of one run of what `work` asks of the lane, in a queue of many; warmed up. One run alone if `once`.
+/// How long work on a lane takes, by the host's clock, which is what a runner would wait: seconds of one run of what
+/// `work` asks of the lane, in a queue of many; warmed up. One run alone if `once`.
 ///
 /// # Errors
 /// What `work` says, or the device.

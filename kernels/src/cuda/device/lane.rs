@@ -1,9 +1,9 @@
 //! A lane on a GPU: launches, copies and products, in their order, on the SMs of the partition in use.
 //!
-//! By an event, what one lane is asked for waits for what another was asked for before, and no host waits. A graph is launches that were asked
-//! for once, in capture, and are asked for again all together. Nothing of a captured launch changes from one time to the next, neither where its
-//! arrays are nor its grid: what differs lies in those arrays. A graph belongs to the partition on which it was captured, whose SMs its
-//! kernels keep.
+//! By an event, what one lane is asked for waits for what another was asked for before, and no host waits. A graph is
+//! launches that were asked for once, in capture, and are asked for again all together. Nothing of a captured launch
+//! changes from one time to the next, neither where its arrays are nor its grid: what differs lies in those arrays. A
+//! graph belongs to the partition on which it was captured, whose SMs its kernels keep.
 
 use super::blaslt::{Blas, Product};
 use super::error::{CudaError, Named};

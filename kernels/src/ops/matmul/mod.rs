@@ -87,10 +87,12 @@ impl OverPanels for Strip<'_> {
     }
 }
 
-/// Products with a matrix, in whatever its weights are held. All is inlined into what is compiled for the instruction set.
+/// Products with a matrix, in whatever its weights are held. All is inlined into what is compiled for the instruction
+/// set.
 pub(super) trait OverPanels: Sized {
     /// # Safety
-    /// `weights` are those of the matrix, packed for `Q`; [`DotBf16`] needs `S::DOTS`. No other worker writes the same outputs.
+    /// `weights` are those of the matrix, packed for `Q`; [`DotBf16`] needs `S::DOTS`. No other worker writes the same
+    /// outputs.
     unsafe fn in_vectors<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]);
 
     /// # Safety
@@ -141,7 +143,8 @@ impl<T: OverPanels> Kernel for Of<'_, T, bf16> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be; the rest is the promise of `over_panels`.
+        // SAFETY: the weights are packed as bf16, and `DOTS` is true where it must be; the rest is the promise of
+        // `over_panels`.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if S::TILES {

@@ -1,6 +1,8 @@
-//! A strip of outputs for a block of rows: packs activations, chooses kernels by the number of rows, and writes the results.
+//! A strip of outputs for a block of rows: packs activations, chooses kernels by the number of rows, and writes the
+//! results.
 //!
-//! Activations are packed in row blocks of up to 14 rows, and inside a block the rows' words for one input lie side by side.
+//! Activations are packed in row blocks of up to 14 rows, and inside a block the rows' words for one input lie side by
+//! side.
 
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, SharedRows, View};
