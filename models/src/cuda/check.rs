@@ -128,15 +128,14 @@ pub fn on_cpu(model: &Model) -> Result<Vec<f32>, ModelError> {
     Ok(all)
 }
 
-/// The same, both sequences in the same two passes. `pass` runs one, the second or not, and returns its logits: of all
-/// rows, or of the last.
+/// Runs a pass, the first or the second, and returns its logits: of all rows, or of the last.
+pub type RunPass<'a> = dyn FnMut(&mut CudaPasses, &PassInput<'_>, bool) -> Result<Vec<f32>, CudaError> + 'a;
+
+/// The same, both sequences in the same two passes.
 ///
 /// # Errors
 /// Memory is short, or what `pass` says.
-pub fn on_gpu(
-    model: &Arc<CudaModel>,
-    pass: &mut dyn FnMut(&mut CudaPasses, &PassInput<'_>, bool) -> Result<Vec<f32>, CudaError>,
-) -> Result<Vec<f32>, ModelError> {
+pub fn on_gpu(model: &Arc<CudaModel>, pass: &mut RunPass<'_>) -> Result<Vec<f32>, ModelError> {
     let config = model.config();
     let rows = SEQUENCES.iter().map(|(len, _)| len).sum();
     let sizes = CudaSizes {
