@@ -33,7 +33,7 @@ pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
     portably(kernel)
 }
 
-/// [`dispatch`] for kernels of [`Simd::dot_bytes`]: where the machine has VNNI, or `sdot` on ARM, which are apart from the
+/// [`dispatch`] for kernels of [`super::Simd::dot_bytes`]: where the machine has VNNI, or `sdot` on ARM, which are apart from the
 /// sets of [`Isa`](crate::Isa), they are compiled for that too. The results are the same.
 pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]

@@ -1,9 +1,9 @@
-//! One vector language for all instruction sets: ops are written once over [`Simd`], and [`dispatch`] compiles them for each.
+//! One vector language for all instruction sets: ops are written once over [`Simd`], and [`dispatch()`] compiles them for each.
 //!
 //! A token of a type that implements [`Simd`] proves that the machine has its instructions: only `dispatch` makes one.
 
 /// Methods of a [`Simd`] that are one expression each: the existence of the set's token proves its features (see
-/// [`dispatch`]).
+/// [`dispatch()`]).
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! intrinsics {
     ($(fn $safe:ident($($x:ident: $of:ty),*) -> $made:ty = $by:expr;)*
@@ -45,7 +45,7 @@ pub(crate) use int8::{one_of, quantise};
 pub(crate) use math::{exp, ln, minus_ln_one_minus, tanh};
 pub(crate) use panel::{AHEAD, DotBf16, FmaBf16, FmaF32, Product, multiply};
 
-/// `LANES` f32 or u32 at once. Methods are inlined into the function that [`dispatch`] compiled for the instruction set.
+/// `LANES` f32 or u32 at once. Methods are inlined into the function that [`dispatch()`] compiled for the instruction set.
 ///
 /// Arithmetic is IEEE: `add`, `sub`, `mul`, `div` round once each and agree on all sets; `mul_add` is fused
 /// where the set has it.

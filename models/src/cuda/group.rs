@@ -22,7 +22,7 @@ impl CudaPasses {
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
     ///
     /// # Errors
-    /// The others do not join too: see [`CudaLane::join`].
+    /// The others do not join too: see [`faser_kernels::cuda::CudaLane::join`].
     ///
     /// # Panics
     /// If the seat is another rank's than the model's.
