@@ -18,7 +18,7 @@ fn compiler(test: &str, arch: &str, cache: Option<&Path>) -> Option<Compiler> {
     match Compiler::new(arch, cache) {
         Ok(compiler) => Some(compiler),
         Err(error @ NvrtcError::Missing) => {
-            say(&format!("skipped: cuda_compile {test}: {error}"));
+            faser_skipped::skip(&format!("cuda_compile {test}"), error);
             None
         }
         Err(error) => panic!("{error}"),

@@ -178,3 +178,13 @@ fn every_number_of_rows_gives_the_same_bits_with_enough_work_to_share() {
         });
     }
 }
+
+/// Every test of ops runs on each instruction set that there is; here it is said which there are not.
+#[test]
+fn instruction_sets_that_are_not_here_are_said() {
+    let missing = |isa: &Isa| !isa.is_available();
+    for isa in Isa::ALL.into_iter().filter(missing) {
+        faser_skipped::skip(&format!("kernels on {isa}"), "this processor has no such instructions");
+    }
+    assert!(Isa::available().contains(&Isa::Portable));
+}

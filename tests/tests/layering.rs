@@ -15,6 +15,7 @@ const CRATES: &[&str] = &[
     "daemon/config",
     "daemon/terminal",
     "daemon",
+    "tests/skipped",
     "tests",
 ];
 

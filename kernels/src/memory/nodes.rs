@@ -70,7 +70,7 @@ fn current() -> Option<(c_int, Mask)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{io::Write, panic::catch_unwind};
+    use std::panic::catch_unwind;
 
     /// Node 0 is on every machine.
     fn on_node_0() -> Mask {
@@ -88,7 +88,7 @@ mod tests {
         let within = on_nodes(&[0], current);
         if before.is_none_or(|(mode, _)| mode != MPOL_DEFAULT) || within == before {
             let reason = "the system lets it set none, or it has one";
-            writeln!(std::io::stderr(), "\nskipped: memory policy of a thread: {reason}").unwrap();
+            faser_skipped::skip("memory policy of a thread", reason);
             return;
         }
         assert_eq!(within, Some((MPOL_PREFERRED, on_node_0())));

@@ -11,7 +11,6 @@
 
 mod folder;
 
-use std::io::Write;
 use std::process::Command;
 
 const MARK: &str = "FASER_FAKE_TEST";
@@ -30,7 +29,7 @@ pub(crate) fn inside(name: &str, variables: &[(&str, &str)], body: impl FnOnce()
     let folder = match folder::folder() {
         Ok(folder) => folder,
         Err(reason) => {
-            writeln!(std::io::stderr(), "\nskipped: cuda_fake {name}: {reason}").expect("stderr");
+            faser_skipped::skip(&format!("cuda_fake {name}"), reason);
             return None;
         }
     };

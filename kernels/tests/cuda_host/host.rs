@@ -4,7 +4,6 @@ use crate::build;
 use faser_kernels::cuda::check::ops::bench::{AnyArgs, Executor};
 use faser_kernels::cuda::{Launch, Ptr, kernel};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -31,7 +30,7 @@ pub(crate) fn host(test: &str) -> Option<&'static Host> {
     match HOST.get_or_init(load) {
         Ok(host) => Some(host),
         Err(reason) => {
-            writeln!(std::io::stderr(), "\nskipped: cuda_host {test}: {reason}").expect("stderr");
+            faser_skipped::skip(&format!("cuda_host {test}"), reason);
             None
         }
     }

@@ -43,7 +43,10 @@ pub fn summary() -> String {
         0 => "summary: no test was skipped".to_owned(),
         1 => format!("summary: 1 test was skipped, which cargo counts as passed:\n  {}", said[0]),
         count => {
-            format!("summary: {count} tests were skipped, which cargo counts as passed:\n  {}", said.join("\n  "))
+            format!(
+                "summary: {count} tests were skipped, which cargo counts as passed:\n  {}",
+                said.join("\n  ")
+            )
         }
     }
 }
