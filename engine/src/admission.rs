@@ -1,25 +1,18 @@
 //! Who runs: admission by priority, and in order of arrival among equals, as KV allows; and preemption by recompute when it runs short.
 
-use crate::api::{K_LIMIT, SeqId};
 use crate::engine::Engine;
+use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{Sequence, SequenceKv};
 use crate::view::EpochMove;
 
-/// Where a sequence begins to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// It has just come.
-    BehindEquals,
-    /// It ran already.
-    BeforeEquals,
-}
-
 impl Engine {
-    /// Has a sequence wait among those of its priority.
-    pub(crate) fn enqueue(&mut self, seq: SeqId, priority: i32, place: Place) {
+    /// Has a sequence wait among those of its priority: before them if it ran already, behind them if it has just come.
+    pub(crate) fn enqueue(&mut self, seq: SeqId) {
+        let Some(sequence) = self.sequences.get(&seq) else { return };
+        let (own, ran) = (sequence.priority(), sequence.admitted);
         let before = |other: &SeqId| {
             let other = self.sequences.get(other).map_or(i32::MIN, Sequence::priority);
-            if place == Place::BeforeEquals { other < priority } else { other <= priority }
+            if ran { other < own } else { other <= own }
         };
         let place = self.waiting.partition_point(before);
         self.waiting.insert(place, seq);
@@ -136,7 +129,6 @@ impl Engine {
         sequence.evict((&self.target_pool, &self.draft_pool));
         self.draft_lane.retire(seq);
         self.verify_lane.retire(seq);
-        let priority = sequence.priority();
-        self.enqueue(seq, priority, Place::BeforeEquals);
+        self.enqueue(seq);
     }
 }

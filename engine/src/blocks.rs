@@ -14,8 +14,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::api::{BlockId, TokenId};
+use crate::request::TokenId;
 use crate::view::PoolView;
+
+/// A block of KV memory: an index into a pool, the same number in the device's `KvCache`.
+pub type BlockId = u32;
 
 /// What identifies the content of a full block: the block before it, and its own tokens. Exact, so that no two
 /// prefixes are ever taken for one another.

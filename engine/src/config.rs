@@ -1,10 +1,9 @@
-//! What an engine is built from: bounds, pool sizes, policy.
+//! What an engine is built from: bounds, pool sizes, and the tuning that can change while it runs.
 
-use crate::api::{K_LIMIT, Refusal};
 use crate::cost::PartitionCosts;
-use crate::policy::Policy;
+use crate::policy::{Mechanisms, Policy};
+use crate::request::{K_LIMIT, Slo};
 use crate::source::DraftSource;
-use crate::tuning::Tuning;
 
 /// The engine's bounds and sizes, and its [`Tuning`].
 #[derive(Clone, Debug)]
@@ -45,6 +44,50 @@ impl Default for SpeculationBounds {
     /// None but the engine's own.
     fn default() -> SpeculationBounds {
         SpeculationBounds { room: K_LIMIT, draft_context: usize::MAX }
+    }
+}
+
+/// What can be set anew at any time. Sequences go on over a change: by invariant 1 their text is the same under every tuning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// How speculative lengths are chosen.
+    pub policy: Policy,
+    /// What policies that predict may use.
+    pub mechanisms: Mechanisms,
+    /// Targets of requests that come from now on and bring none of their own.
+    pub slo: Slo,
+    /// Cap on the speculative length of every sequence, at most [`K_LIMIT`]; 0 switches speculation off, `None` leaves it to the policy.
+    pub k_max: Option<usize>,
+    /// The one partition, counted from 1, for overlapped execution; `None` leaves the choice to the planner.
+    pub partition: Option<usize>,
+    /// Sequences that may hold KV at once, no more than the engine was built with; of those that do none is put back.
+    pub max_running: usize,
+    /// Requests that may wait; of those that do none is refused.
+    pub max_waiting: usize,
+    /// Rows of prompts in a pass that has sequences that decode, so that their streams do not wait long; `None`: what is left of the pass.
+    pub max_prefill_rows: Option<usize>,
+}
+
+impl Default for Tuning {
+    /// What a config that says nothing stands for.
+    fn default() -> Tuning {
+        Tuning {
+            policy: Policy::Faser,
+            mechanisms: Mechanisms::default(),
+            slo: Slo::default(),
+            k_max: None,
+            partition: None,
+            max_running: 64,
+            max_waiting: 256,
+            max_prefill_rows: None,
+        }
+    }
+}
+
+impl Tuning {
+    /// The cap as a number.
+    pub(crate) fn k_cap(&self) -> usize {
+        self.k_max.unwrap_or(K_LIMIT)
     }
 }
 
@@ -128,7 +171,9 @@ impl EngineConfig {
             });
         }
         self.pool_holds_a_sequence("target", self.target_blocks)?;
-        self.draft.check()?;
+        if !self.draft.served() {
+            return Err(EngineError::Source(self.draft));
+        }
         if let blocks @ 1.. = self.draft.needs().blocks {
             self.pool_holds_a_sequence("draft", blocks)?;
         }
@@ -148,17 +193,54 @@ impl EngineConfig {
         Ok(())
     }
 
-    /// Whether a request of these lengths can be served at all.
-    pub(crate) fn admits(&self, prompt_tokens: usize, max_new_tokens: usize) -> Result<(), Refusal> {
-        if prompt_tokens == 0 {
-            return Err(Refusal::EmptyPrompt);
+    /// A tuning as the planner goes by it: nobody can work beside a pass without a draft model.
+    pub(crate) fn deciding(&self, tuning: &Tuning) -> Tuning {
+        let overlap = tuning.mechanisms.overlap && self.draft.drafts();
+        Tuning { mechanisms: Mechanisms { overlap, ..tuning.mechanisms }, ..tuning.clone() }
+    }
+
+    /// Whether an engine that was built from this config can be tuned so.
+    ///
+    /// # Errors
+    /// The first value that needs another engine, other lanes, or costs that nobody has measured.
+    pub fn tunable(&self, tuning: &Tuning) -> Result<(), EngineError> {
+        let prefill = tuning.max_prefill_rows.unwrap_or(1);
+        for (value, name) in [
+            (tuning.max_running, "max_running"),
+            (tuning.max_waiting, "max_waiting"),
+            (prefill, "max_prefill_rows"),
+        ] {
+            if value == 0 {
+                return Err(EngineError::Zero(name));
+            }
         }
-        if max_new_tokens == 0 {
-            return Err(Refusal::NothingToGenerate);
+        if tuning.max_running > self.tuning.max_running {
+            return Err(EngineError::Beyond {
+                name: "max_running",
+                asked: tuning.max_running,
+                built: self.tuning.max_running,
+            });
         }
-        if prompt_tokens.saturating_add(max_new_tokens) > self.max_context {
-            return Err(Refusal::TooLong { prompt_tokens, max_new_tokens, max_context: self.max_context });
+        if tuning.k_cap() > K_LIMIT {
+            return Err(EngineError::Beyond { name: "k_max", asked: tuning.k_cap(), built: K_LIMIT });
         }
-        Ok(())
+        tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
+        let traits = tuning.policy.traits();
+        if traits.drafts && !traits.copies && !self.draft.drafts() {
+            return Err(EngineError::Policy(format!("policy {} needs a draft model", tuning.policy)));
+        }
+        let k = tuning.policy.k_max().min(tuning.k_cap());
+        if k > self.speculation.room {
+            return Err(EngineError::Beyond { name: "k", asked: k, built: self.speculation.room });
+        }
+        if traits.predicts && self.partitions.is_empty() {
+            return Err(EngineError::NoCosts(tuning.policy.to_string()));
+        }
+        match tuning.partition {
+            Some(place) if place == 0 || traits.overlaps && place >= self.partitions.len() => {
+                Err(EngineError::Partition { asked: place, there: self.partitions.len().saturating_sub(1) })
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! The draft stage: who drafts how far, and which draft KV has to be caught up with first.
 
-use crate::api::{K_LIMIT, SeqId};
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Batch, Candidate, Execution, PassShape, WORTH_AHEAD};
+use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::survival::{AcceptanceTable, Source};
 
@@ -16,6 +16,26 @@ const ROWS_AHEAD: usize = 64;
 const SHORT: usize = 2 * K_LIMIT;
 
 impl Engine {
+    /// Are proposals copied?
+    pub(crate) fn copies(&self) -> bool {
+        self.tuning.mechanisms.lookup && self.tuning.policy.traits().copies
+    }
+
+    /// Gives every sequence that decodes what can be copied for it.
+    fn copy_proposals(&mut self) {
+        if !self.copies() {
+            return;
+        }
+        let tables = self.calibrations.tables();
+        let drafts = self.config.draft.drafts();
+        for seq in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                let drafts = drafts && sequence.drafts();
+                sequence.copy(&tables, drafts, &mut self.scratch.offered);
+            }
+        }
+    }
+
     /// Decides on the round that begins: how many proposals every running sequence should have.
     pub(crate) fn plan_round(&mut self) {
         self.copy_proposals();

@@ -18,19 +18,19 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use crate::admission::Place;
-use crate::api::{Command, Event, FinishReason, Handling, Refusal, Request, SeqId, TokenId};
+use crate::api::{Command, Event, FinishReason, Refusal};
 use crate::blocks::BlockPool;
-use crate::config::{EngineConfig, EngineError};
-use crate::lane::LaneBook;
+use crate::config::{EngineConfig, EngineError, Tuning};
+use crate::cost::PartitionCosts;
+use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
 use crate::pruning::{Prospect, Pruning};
+use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
 use crate::survival::{Calibration, PerSource, Source};
-use crate::tuning::Tuning;
-use crate::view::{CalibrationView, EpochMove, LoadView, Totals};
+use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
 const DEVICE_LOSSES_FORGIVEN: u32 = 2;
@@ -157,6 +157,68 @@ impl Engine {
         }
     }
 
+    /// What it was built from; of its partitions the latest costs that it was told, not what it has learned since.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// What stands.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Takes over a tuning. One that this engine cannot have changes nothing: whoever sends it asks [`EngineConfig::tunable`] first.
+    pub(crate) fn tune(&mut self, tuning: Tuning) {
+        if self.config.tunable(&tuning).is_err() {
+            return;
+        }
+        self.planner.tune(&self.config.deciding(&tuning));
+        self.pruning.want(tuning.mechanisms.prune && tuning.policy.traits().prunes);
+        self.tuning = tuning;
+        let limit = self.k_limit();
+        self.sequences.values_mut().for_each(|sequence| sequence.limit_k(limit));
+    }
+
+    /// Takes over what passes cost, measured anew: as many partitions as before, or the first.
+    pub(crate) fn profiled(&mut self, partitions: Vec<PartitionCosts>) {
+        let known = self.config.partitions.len();
+        if partitions.is_empty() || known > 0 && known != partitions.len() {
+            return;
+        }
+        self.planner.profiled(partitions.clone());
+        self.config.partitions = partitions;
+    }
+
+    /// Whether there can be proposals of the only kind that a request lets come.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn proposes(&self, mode: SpeculationMode) -> Result<(), Refusal> {
+        let Tuning { policy, mechanisms, .. } = &self.tuning;
+        let why = match mode {
+            SpeculationMode::Draft if !self.config.draft.drafts() => {
+                "there is no draft model here (`model.draft: none`)"
+            }
+            SpeculationMode::Draft if !policy.traits().drafts => {
+                "nothing is drafted here (`speculation.policy: off`)"
+            }
+            SpeculationMode::Lookup if !mechanisms.lookup => {
+                "nothing is copied here (`speculation.lookup: false`)"
+            }
+            SpeculationMode::Lookup if !policy.traits().copies => {
+                "nothing is copied here (`speculation.policy` is neither `budget` nor `faser`)"
+            }
+            _ => return Ok(()),
+        };
+        Err(Refusal::Mode { mode, why })
+    }
+
+    /// The most proposals that any sequence may have now.
+    pub(crate) fn k_limit(&self) -> usize {
+        let proposes = self.config.draft.drafts() || self.copies();
+        if proposes { self.tuning.k_cap().min(self.config.speculation.room) } else { 0 }
+    }
+
     /// Gauges of this moment and totals since the start.
     pub fn view(&self) -> LoadView {
         LoadView {
@@ -168,6 +230,21 @@ impl Engine {
             calibration: CalibrationView::new(self.calibrations[Source::Draft].quality()),
             totals: self.totals.clone(),
         }
+    }
+
+    /// The oldest requests, `most` of them, the oldest first; of those that wait, the next ones to be admitted. `now` as in `handle`.
+    pub fn requests(&self, now: Duration, most: usize) -> Vec<RequestView> {
+        let state = |seq| match self.sequences.get(seq) {
+            Some(sequence) if sequence.decoding() => RequestState::Decode,
+            _ => RequestState::Prefill,
+        };
+        let running = self.running.iter().map(|seq| (seq, state(seq)));
+        let waiting = self.waiting.iter().take(most).map(|seq| (seq, RequestState::Waiting));
+        let view = |(seq, state)| Some(self.sequences.get(seq)?.view(state, now));
+        let mut requests: Vec<RequestView> = running.chain(waiting).filter_map(view).collect();
+        requests.sort_by(|a, b| b.age.cmp(&a.age).then(a.seq.cmp(&b.seq)));
+        requests.truncate(most);
+        requests
     }
 
     /// Leading tokens of `prompt` whose target KV is cached under this salt, as an admission now would find it.
@@ -201,10 +278,10 @@ impl Engine {
 
     fn submit(&mut self, mut request: Request, out: &mut Vec<Command>) {
         let seq = request.seq;
-        let Handling { slo, mode, priority, .. } = &mut request.handling;
+        let Handling { slo, mode, .. } = &mut request.handling;
         slo.ttft = slo.ttft.or(self.tuning.slo.ttft);
         slo.tpot = slo.tpot.or(self.tuning.slo.tpot);
-        let (copies, priority) = (self.copies() && mode.copies(), *priority);
+        let copies = self.copies() && mode.copies();
         if let Err(why) = self.admissible(&request) {
             self.totals.refused += 1;
             out.push(Command::Reject { seq, why });
@@ -215,7 +292,7 @@ impl Engine {
         let pools = (&self.target_pool, &self.draft_pool);
         let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);
-        self.enqueue(seq, priority, Place::BehindEquals);
+        self.enqueue(seq);
     }
 
     fn admissible(&self, request: &Request) -> Result<(), Refusal> {
@@ -229,12 +306,22 @@ impl Engine {
         if waiting >= capacity {
             return Err(Refusal::QueueFull { waiting, capacity });
         }
-        self.config.admits(request.prompt.len(), request.max_new_tokens)?;
+        let (prompt_tokens, max_new_tokens) = (request.prompt.len(), request.max_new_tokens);
+        let max_context = self.config.max_context;
+        if prompt_tokens == 0 {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if max_new_tokens == 0 {
+            return Err(Refusal::NothingToGenerate);
+        }
+        if prompt_tokens.saturating_add(max_new_tokens) > max_context {
+            return Err(Refusal::TooLong { prompt_tokens, max_new_tokens, max_context });
+        }
         if request.output.is_empty() {
             // One that goes on here does so whatever it was promised elsewhere.
             self.proposes(request.handling.mode)?;
         }
-        if request.output.len() >= request.max_new_tokens { Err(Refusal::NothingToGenerate) } else { Ok(()) }
+        if request.output.len() >= max_new_tokens { Err(Refusal::NothingToGenerate) } else { Ok(()) }
     }
 
     fn cancel(&mut self, seq: SeqId, out: &mut Vec<Command>) {
@@ -365,4 +452,155 @@ fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
 fn pools(config: &EngineConfig) -> (BlockPool, BlockPool) {
     let pool = |blocks| BlockPool::new(blocks, config.block_size, config.prefix_cache);
     (pool(config.target_blocks), pool(config.draft.needs().blocks))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::SpeculationBounds;
+    use crate::cost::PassCost;
+    use crate::policy::{Mechanisms, Policy};
+    use crate::request::K_LIMIT;
+    use crate::source::DraftSource;
+
+    fn config() -> EngineConfig {
+        EngineConfig {
+            block_size: 4,
+            target_blocks: 64,
+            draft: DraftSource::model(64),
+            max_pass_rows: 32,
+            max_context: 64,
+            partitions: Vec::new(),
+            target_layers: 4,
+            speculation: SpeculationBounds { room: 4, ..SpeculationBounds::default() },
+            prefix_cache: true,
+            tuning: Tuning {
+                max_running: 4,
+                max_waiting: 3,
+                policy: Policy::Fixed { k: 2 },
+                ..Tuning::default()
+            },
+        }
+    }
+
+    fn request(seq: u64, k_max: Option<usize>) -> Event {
+        let handling = Handling { k_max, ..Handling::default() };
+        Event::Submit(Request { handling, ..Request::new(SeqId(seq), [1, 2, 3], 8) })
+    }
+
+    fn tell(engine: &mut Engine, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        engine.handle(Duration::ZERO, event, &mut commands);
+        commands
+    }
+
+    #[test]
+    fn what_needs_other_lanes_or_costs_is_refused_and_changes_nothing() {
+        let config = config();
+        let tuning = config.tuning.clone();
+        let mut engine = Engine::new(config.clone()).expect("a valid config");
+        for wrong in [
+            Tuning { max_running: 5, ..tuning.clone() },
+            Tuning { max_running: 0, ..tuning.clone() },
+            Tuning { policy: Policy::Fixed { k: 5 }, ..tuning.clone() },
+            Tuning { policy: Policy::Budget, k_max: Some(3), ..tuning.clone() },
+            Tuning { policy: Policy::Faser, partition: Some(1), ..tuning.clone() },
+            Tuning { partition: Some(0), ..tuning.clone() },
+            Tuning { max_prefill_rows: Some(0), ..tuning.clone() },
+            Tuning { k_max: Some(K_LIMIT + 1), ..tuning.clone() },
+        ] {
+            assert!(config.tunable(&wrong).is_err(), "{wrong:?}");
+            tell(&mut engine, Event::Tune(wrong));
+            assert_eq!(*engine.tuning(), tuning);
+        }
+        // With a cap that there is room for, the same policy can be had.
+        assert_eq!(
+            config.tunable(&Tuning { policy: Policy::Fixed { k: 5 }, k_max: Some(4), ..tuning }),
+            Ok(())
+        );
+        let without_draft = EngineConfig { draft: DraftSource::Lookup, ..config };
+        let off = Tuning { policy: Policy::Off, ..without_draft.tuning.clone() };
+        assert!(without_draft.tunable(&without_draft.tuning.clone()).is_err());
+        assert_eq!(without_draft.tunable(&off), Ok(()));
+    }
+
+    #[test]
+    fn a_shorter_queue_refuses_the_next_and_nobody_who_waits() {
+        let mut engine = Engine::new(config()).expect("a valid config");
+        // Without a device everybody waits.
+        tell(&mut engine, Event::DeviceLost);
+        (1..=3).for_each(|seq| assert!(tell(&mut engine, request(seq, None)).is_empty()));
+        let tuning = engine.tuning().clone();
+        tell(&mut engine, Event::Tune(Tuning { max_waiting: 1, ..tuning.clone() }));
+        let refused = tell(&mut engine, request(4, None));
+        let full = Refusal::QueueFull { waiting: 3, capacity: 1 };
+        assert!(matches!(&refused[..], [Command::Reject { why, .. }] if *why == full), "{refused:?}");
+        assert_eq!(engine.view().waiting, 3);
+        tell(&mut engine, Event::Tune(Tuning { max_waiting: 9, ..tuning }));
+        assert!(tell(&mut engine, request(4, None)).is_empty());
+    }
+
+    #[test]
+    fn a_mode_by_which_nothing_could_ever_be_proposed_is_refused_and_off_never() {
+        let refused = |config: EngineConfig, mode| {
+            let mut engine = Engine::new(config).expect("a valid config");
+            let mut submit = request(1, None);
+            if let Event::Submit(request) = &mut submit {
+                request.handling.mode = mode;
+            }
+            match &tell(&mut engine, submit)[..] {
+                [Command::Reject { why: Refusal::Mode { why, .. }, .. }] => Some(*why),
+                other => {
+                    assert!(!other.iter().any(|command| matches!(command, Command::Reject { .. })));
+                    None
+                }
+            }
+        };
+        let costs = PartitionCosts { draft: PassCost::nothing(), verify: PassCost::nothing() };
+        let with = |policy, blocks, lookup| EngineConfig {
+            draft: DraftSource::model(blocks),
+            partitions: vec![costs.clone()],
+            speculation: SpeculationBounds { room: 4, ..SpeculationBounds::default() },
+            tuning: Tuning {
+                policy,
+                mechanisms: Mechanisms { lookup, ..Mechanisms::default() },
+                k_max: Some(4),
+                ..config().tuning
+            },
+            ..config()
+        };
+        let words = |config: EngineConfig, mode| refused(config, mode).unwrap_or_default();
+        use SpeculationMode::{Auto, Draft, Lookup, Off};
+        assert!(words(with(Policy::Budget, 0, true), Draft).contains("model.draft"));
+        assert!(words(with(Policy::Off, 64, true), Draft).contains("speculation.policy: off"));
+        assert!(words(with(Policy::Faser, 64, false), Lookup).contains("speculation.lookup"));
+        assert!(words(with(Policy::Fixed { k: 2 }, 64, true), Lookup).contains("neither"));
+        for (config, modes) in [
+            (with(Policy::Budget, 0, true), [Auto, Off, Lookup]),
+            (with(Policy::Fixed { k: 2 }, 64, false), [Auto, Off, Draft]),
+            (with(Policy::Off, 0, false), [Auto, Off, Off]),
+            (with(Policy::Faser, 64, true), [Auto, Lookup, Draft]),
+        ] {
+            assert!(modes.into_iter().all(|mode| refused(config.clone(), mode).is_none()), "{config:?}");
+        }
+    }
+
+    #[test]
+    fn a_cap_counts_for_requests_that_are_there_and_never_lifts_their_own() {
+        let mut engine = Engine::new(config()).expect("a valid config");
+        tell(&mut engine, Event::DeviceLost);
+        tell(&mut engine, request(1, None));
+        tell(&mut engine, request(2, Some(1)));
+        let speculates = |engine: &Engine| [1, 2].map(|seq| engine.sequences[&SeqId(seq)].speculates());
+        let tuning = engine.tuning().clone();
+        assert_eq!(speculates(&engine), [true, true]);
+        tell(&mut engine, Event::Tune(Tuning { k_max: Some(0), ..tuning.clone() }));
+        assert_eq!(speculates(&engine), [false, false]);
+        tell(&mut engine, Event::Tune(Tuning { k_max: Some(3), ..tuning }));
+        assert_eq!(speculates(&engine), [true, true]);
+        let requests = engine.requests(Duration::from_secs(1), 1);
+        assert_eq!((requests.len(), requests[0].seq, requests[0].age), (1, SeqId(1), Duration::from_secs(1)));
+    }
 }

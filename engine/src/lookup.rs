@@ -9,11 +9,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::api::TokenId;
-use crate::engine::Engine;
-use crate::proposals::Proposal;
-use crate::sequence::Sequence;
-use crate::survival::{AcceptanceTable, CONFIDENCE_BINS, PerSource, Source, confidence_bin};
+use crate::request::TokenId;
+use crate::survival::{CONFIDENCE_BINS, Source};
 
 /// Tokens that have to agree for a place to be found anywhere in a text.
 const GRAM: usize = 3;
@@ -25,8 +22,6 @@ const VERY_NEAR: usize = 8;
 const PROMISED: usize = 4;
 /// Agreement beyond this is not told apart.
 const LONGEST: usize = CONFIDENCE_BINS - 1;
-/// Part of a drafted proposal's acceptance that is enough for one that costs no draft step.
-const WORTH_COPYING: f32 = 0.9;
 
 type Gram = [TokenId; GRAM];
 
@@ -74,7 +69,7 @@ impl Lookup {
     }
 
     /// Takes in the tokens that are new.
-    fn follow(&mut self, tokens: &[TokenId]) {
+    pub(crate) fn follow(&mut self, tokens: &[TokenId]) {
         while self.followed < tokens.len() {
             self.followed += 1;
             let known = &tokens[..self.followed];
@@ -161,7 +156,7 @@ impl Lookup {
     }
 
     /// What comes next by the cursor, with the confidence in each, likeliest path only; `tokens` have been followed.
-    fn offer(&self, tokens: &[TokenId], most: usize, offered: &mut Vec<(TokenId, f32)>) -> Source {
+    pub(crate) fn offer(&self, tokens: &[TokenId], most: usize, offered: &mut Vec<(TokenId, f32)>) -> Source {
         offered.clear();
         let Some(Cursor { source, next, matched }) = self.cursor else { return Source::Text };
         for i in 0..most {
@@ -183,65 +178,10 @@ impl Lookup {
     }
 }
 
-impl Engine {
-    /// Are proposals copied?
-    pub(crate) fn copies(&self) -> bool {
-        self.tuning.mechanisms.lookup && self.tuning.policy.traits().copies
-    }
-
-    /// Gives every sequence that decodes what can be copied for it.
-    pub(crate) fn copy_proposals(&mut self) {
-        if !self.copies() {
-            return;
-        }
-        let tables = self.calibrations.tables();
-        let drafts = self.config.draft.drafts();
-        for seq in &self.running {
-            if let Some(sequence) = self.sequences.get_mut(seq) {
-                let drafts = drafts && sequence.drafts();
-                sequence.copy(&tables, drafts, &mut self.scratch.offered);
-            }
-        }
-    }
-}
-
-impl Sequence {
-    /// Appends proposals that can be copied, as far as they are likelier to be accepted than `drafts`, if there are any.
-    fn copy(&mut self, tables: &PerSource<AcceptanceTable>, drafts: bool, offered: &mut Vec<(TokenId, f32)>) {
-        let useful = self.useful_proposals();
-        let Some(lookup) = &mut self.lookup else { return };
-        if useful == 0 || self.draft_out.is_some() {
-            return;
-        }
-        lookup.follow(&self.tokens);
-        let source = lookup.offer(&self.tokens, useful, offered);
-        let there = self.proposals.iter().map(|proposal| proposal.token);
-        if !there.eq(offered.iter().map(|(token, _)| *token).take(self.proposals.len())) {
-            return;
-        }
-        let level = self.levels[source];
-        let floor = if drafts { WORTH_COPYING * self.levels[Source::Draft].typical() } else { 0.0 };
-        for &(token, confidence) in offered.iter().skip(self.proposals.len()) {
-            let calibrated = tables[source][confidence_bin(confidence)];
-            let acceptance = level.acceptance(calibrated);
-            if acceptance < floor {
-                break;
-            }
-            self.proposals.push_back(Proposal {
-                token,
-                source,
-                rivals: Default::default(),
-                confidence,
-                calibrated,
-                acceptance,
-            });
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::survival::confidence_bin;
 
     /// What is offered after `output`, at most four tokens, and the bin of the first.
     fn offered(

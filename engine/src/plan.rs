@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
-use crate::api::{BlockId, SeqId, TokenId};
+use crate::blocks::BlockId;
+use crate::request::{SeqId, TokenId};
 use crate::survival::{AcceptanceTable, confidence_bin};
 
 /// Candidates of the draft that a proposal is compared with inside a verify pass, itself mostly among them.

@@ -10,52 +10,22 @@ mod budget;
 
 use std::time::Duration;
 
-use crate::api::K_LIMIT;
+use crate::config::Tuning;
 use crate::cost::{PartitionCosts, Reach};
 use crate::plan::PartitionId;
 use crate::policy::{Lengths, Mechanisms, Policy};
-use crate::tuning::Tuning;
+use crate::request::K_LIMIT;
 use ahead::Ahead;
 use budget::Budget;
 
 pub(crate) use ahead::{Leaving, WORTH_AHEAD};
+pub(crate) use budget::{Batch, Candidate};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
 
 /// Rows that a draft plan may catch up with while others wait for it; the second where nobody knows what they cost.
 const LONG_ROWS: [usize; 4] = [64, 128, 256, 512];
-
-/// What the planner knows of a sequence that decodes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    /// Proposals that could be used in all: bounded by the request's `k_max` and its tokens to come.
-    pub(crate) useful: usize,
-    /// Proposals there already, of those that are useful.
-    pub(crate) ready: usize,
-    /// Sum of their survivals: tokens they will bring.
-    pub(crate) expected: f32,
-    /// Survival of the last of them.
-    pub(crate) survival: f32,
-    /// Probability of acceptance of one not drafted yet.
-    pub(crate) typical: f32,
-    /// Tokens of its context.
-    pub(crate) context: usize,
-    /// Those of them that the draft has yet to compute, where they are many.
-    pub(crate) behind: usize,
-    /// What one of its tokens is worth, in those of a sequence without latency targets.
-    pub(crate) weight: f32,
-}
-
-/// The sequences of a round, and what their verify pass has room for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Batch<'a> {
-    pub(crate) candidates: &'a [Candidate],
-    /// Rows left for proposals.
-    pub(crate) rows: usize,
-    /// Rows that others fill.
-    pub(crate) prefill_rows: usize,
-}
 
 /// A plan as far as its cost goes.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::api::K_LIMIT;
+use crate::request::K_LIMIT;
 
 /// How speculative lengths are chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,9 @@ mod tests;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::api::{FinishReason, SeqId};
+use crate::api::FinishReason;
 use crate::plan::{LaneKind, Shed};
+use crate::request::SeqId;
 use crate::usage::Usage;
 use crate::view::EpochMove;
 

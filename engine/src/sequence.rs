@@ -21,20 +21,22 @@
 //! A verdict commits the accepted prefix and the next token. If the next token is also what was proposed in its place,
 //! the proposals behind it stand; otherwise they fall, and the epoch moves on.
 
-mod outside;
-
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::{Emitted, EmittedTokens, FinishReason, Handling, Origin, Request, SeqId, TokenId};
+use crate::api::{Emitted, EmittedTokens, FinishReason, Origin};
 use crate::blocks::{BlockPool, BlockTable};
 use crate::lookup::Lookup;
-use crate::plan::{Admission, Verdict};
-use crate::proposals::Proposal;
-use crate::survival::{Calibration, Level, PerSource};
+use crate::plan::{Admission, Drafted, Rivals, Verdict};
+use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
+use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
 use crate::usage::Usage;
+use crate::view::{RequestState, RequestView};
+
+/// Part of a drafted proposal's acceptance that is enough for one that costs no draft step.
+const WORTH_COPYING: f32 = 0.9;
 
 /// The KV of one sequence in one pool.
 #[derive(Debug)]
@@ -61,6 +63,26 @@ impl SequenceKv {
     pub(crate) fn advance(&mut self, committed: &[TokenId], computed: usize) {
         self.computed = computed;
         self.table.register(committed, computed.min(committed.len()));
+    }
+}
+
+/// A token that may come next and is not verified yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Proposal {
+    pub(crate) token: TokenId,
+    pub(crate) source: Source,
+    pub(crate) rivals: Rivals,
+    pub(crate) confidence: f32,
+    /// What confidence alone says of its acceptance.
+    pub(crate) calibrated: f32,
+    /// Probability of acceptance, given that all before it is accepted.
+    pub(crate) acceptance: f32,
+}
+
+impl Proposal {
+    /// It cost no draft step, and no lane has looked at it.
+    pub(crate) fn copied(&self) -> bool {
+        self.source != Source::Draft
     }
 }
 
@@ -187,6 +209,35 @@ impl Sequence {
         sequence
     }
 
+    /// From now on it may get `k_limit` proposals at most. What is drafted beyond that is not sent.
+    pub(crate) fn limit_k(&mut self, k_limit: usize) {
+        let asked = match self.handling.mode {
+            SpeculationMode::Off => Some(0),
+            _ => self.handling.k_max,
+        };
+        self.k_max = asked.map_or(k_limit, |k| k.min(k_limit));
+    }
+
+    /// Time since its submission.
+    pub(crate) fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.submitted)
+    }
+
+    /// What can be seen of it from outside.
+    pub(crate) fn view(&self, state: RequestState, now: Duration) -> RequestView {
+        RequestView {
+            seq: self.id,
+            state,
+            usage: self.usage,
+            max_new_tokens: self.max_new_tokens,
+            k: if state == RequestState::Decode { self.wanted.min(self.useful_proposals()) } else { 0 },
+            proposals: self.proposals.len(),
+            level: self.levels[Source::Draft].typical(),
+            age: self.age(now),
+            to_first_token: self.first_token.map(|first| first.saturating_sub(self.submitted)),
+        }
+    }
+
     /// Committed tokens without target KV, the anchor included: 1 in decode, more in prefill.
     pub(crate) fn uncomputed(&self) -> usize {
         self.tokens.len() - self.target.computed
@@ -268,6 +319,99 @@ impl Sequence {
             prompt_len: self.usage.prompt_tokens,
             tokens: self.tokens.as_slice().into(),
         }
+    }
+
+    /// Appends proposals that can be copied, as far as they are likelier to be accepted than `drafts`, if there are any.
+    pub(crate) fn copy(
+        &mut self,
+        tables: &PerSource<AcceptanceTable>,
+        drafts: bool,
+        offered: &mut Vec<(TokenId, f32)>,
+    ) {
+        let useful = self.useful_proposals();
+        let Some(lookup) = &mut self.lookup else { return };
+        if useful == 0 || self.draft_out.is_some() {
+            return;
+        }
+        lookup.follow(&self.tokens);
+        let source = lookup.offer(&self.tokens, useful, offered);
+        let there = self.proposals.iter().map(|proposal| proposal.token);
+        if !there.eq(offered.iter().map(|(token, _)| *token).take(self.proposals.len())) {
+            return;
+        }
+        let level = self.levels[source];
+        let floor = if drafts { WORTH_COPYING * self.levels[Source::Draft].typical() } else { 0.0 };
+        for &(token, confidence) in offered.iter().skip(self.proposals.len()) {
+            let calibrated = tables[source][confidence_bin(confidence)];
+            let acceptance = level.acceptance(calibrated);
+            if acceptance < floor {
+                break;
+            }
+            self.proposals.push_back(Proposal {
+                token,
+                source,
+                rivals: Default::default(),
+                confidence,
+                calibrated,
+                acceptance,
+            });
+        }
+    }
+
+    /// Survival of all proposals there are.
+    pub(crate) fn survival(&self) -> f32 {
+        self.proposals.iter().map(|proposal| proposal.acceptance).product()
+    }
+
+    /// Acceptance by confidence, for this request.
+    pub(crate) fn acceptance_table(&self, table: &AcceptanceTable) -> AcceptanceTable {
+        table.map(|calibrated| self.levels[Source::Draft].acceptance(calibrated))
+    }
+
+    /// Takes in what came of the draft chunk that is out. Verdicts may have come in between: proposals for positions that
+    /// are committed by now must equal what is there, or all that follows is worthless.
+    pub(crate) fn drafted(&mut self, drafted: &[Drafted], table: &AcceptanceTable) {
+        let Some(DraftOut { end }) = self.draft_out.take() else { return };
+        let overtaken = self.known() - end;
+        let agreed = drafted
+            .iter()
+            .zip(self.tokens.get(end..).unwrap_or_default())
+            .take_while(|(drafted, committed)| drafted.token == **committed)
+            .count();
+        // The KV of the last proposal is not computed.
+        let right = if agreed < overtaken { agreed } else { drafted.len() };
+        let computed = end + right.min(drafted.len().saturating_sub(1));
+        if agreed == overtaken {
+            self.proposals.extend(drafted.iter().skip(overtaken).map(|drafted| {
+                let calibrated = table[confidence_bin(drafted.confidence)];
+                Proposal {
+                    token: drafted.token,
+                    source: Source::Draft,
+                    rivals: drafted.rivals.clone(),
+                    confidence: drafted.confidence,
+                    calibrated,
+                    acceptance: self.levels[Source::Draft].acceptance(calibrated),
+                }
+            }));
+        }
+        self.draft.advance(&self.tokens, computed);
+    }
+
+    /// What the verdict says of the sources: of the first `known` proposals, the first `accepted` of which were right.
+    pub(crate) fn learn(&mut self, known: usize, accepted: usize, calibrations: &mut PerSource<Calibration>) {
+        for source in Source::ALL {
+            self.levels[source].fade(calibrations[source].typical());
+        }
+        for (i, proposal) in self.proposals.iter().take(known).enumerate() {
+            calibrations[proposal.source].observe(proposal.confidence, proposal.acceptance, i < accepted);
+            self.levels[proposal.source].observe(proposal.calibrated, i < accepted);
+        }
+    }
+
+    /// How many of the first `verified` proposals were copied, and how many of those are among the first `accepted`.
+    pub(crate) fn copied(&self, verified: usize, accepted: usize) -> (usize, usize) {
+        let copied = |n| self.proposals.iter().take(n).filter(|proposal| proposal.copied()).count();
+        (copied(verified), copied(accepted))
     }
 
     /// Commits a verdict on the verify chunk that is out: the accepted prefix of its proposals and the next token, up to a

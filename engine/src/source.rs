@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::config::EngineError;
-
 /// What proposes beside the copies from a sequence's own text, which are there with every source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftSource {
@@ -81,15 +79,9 @@ impl DraftSource {
     }
 
     /// Whether the engine plans for it.
-    ///
-    /// # Errors
-    /// It does not yet.
-    pub(crate) fn check(self) -> Result<(), EngineError> {
+    pub(crate) fn served(self) -> bool {
         let SourceNeeds { passes, hidden_states, with_target_blocks, vocabulary_map, .. } = self.needs();
-        match passes == RoundPasses::One || hidden_states || with_target_blocks || vocabulary_map {
-            true => Err(EngineError::Source(self)),
-            false => Ok(()),
-        }
+        passes != RoundPasses::One && !hidden_states && !with_target_blocks && !vocabulary_map
     }
 }
 
@@ -111,11 +103,12 @@ mod tests {
     #[test]
     fn a_source_that_needs_what_nobody_brings_yet_is_refused() {
         for source in [DraftSource::Lookup, DraftSource::Model { blocks: 4 }] {
-            assert_eq!(source.check(), Ok(()));
+            assert!(source.served());
             assert_eq!(source.drafts(), source != DraftSource::Lookup);
         }
         for source in [DraftSource::OnePass { blocks: 4 }, DraftSource::Head { blocks: 4 }] {
-            let refusal = source.check().unwrap_err().to_string();
+            assert!(!source.served());
+            let refusal = crate::EngineError::Source(source).to_string();
             assert!(refusal.contains(&source.to_string()) && refusal.contains("not served yet"), "{refusal}");
         }
         assert_eq!(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::api::K_LIMIT;
+use crate::request::K_LIMIT;
 use crate::survival::{PerSource, Source};
 
 /// What a sequence took.

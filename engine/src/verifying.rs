@@ -1,12 +1,13 @@
 //! The verify stage: one pass with everyone's rows, and what its verdicts commit.
 
-use crate::api::{Command, SeqId};
+use crate::api::Command;
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::planner::{Batch, Leaving, PassShape};
-use crate::proposals::Proposal;
 use crate::pruning::Prospect;
+use crate::request::SeqId;
+use crate::sequence::Proposal;
 use crate::sequence::{Fell, Sequence, VerifyOut};
 use crate::survival::Source;
 use crate::view::EpochMove;

@@ -5,10 +5,9 @@
 //! round where nothing is ready; what it costs is the longer pass, on a part of the device and with another lane at
 //! its memory. Which sequences succeed is drawn from their survivals, evenly spread, a few times over.
 
-use super::budget::Budget;
-use super::{Batch, Candidate};
-use crate::api::K_LIMIT;
+use super::budget::{Batch, Budget, Candidate};
 use crate::cost::{PartitionCosts, Reach};
+use crate::request::K_LIMIT;
 
 /// A chance of success below which a sequence does not draft ahead.
 pub(crate) const WORTH_AHEAD: f32 = 0.1;

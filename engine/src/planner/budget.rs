@@ -3,9 +3,8 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::Batch;
-use crate::api::K_LIMIT;
 use crate::cost::{PartitionCosts, Reach};
+use crate::request::K_LIMIT;
 
 /// Survival below which nothing is considered.
 const NEGLIGIBLE: f32 = 0.02;
@@ -15,6 +14,37 @@ const WORTH_A_DRAFT: f64 = 0.03;
 
 /// Gain below which nothing is trimmed: what is not verified is not learned from either.
 const WORTH_A_TRIM: f64 = 0.02;
+
+/// What the planner knows of a sequence that decodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    /// Proposals that could be used in all: bounded by the request's `k_max` and its tokens to come.
+    pub(crate) useful: usize,
+    /// Proposals there already, of those that are useful.
+    pub(crate) ready: usize,
+    /// Sum of their survivals: tokens they will bring.
+    pub(crate) expected: f32,
+    /// Survival of the last of them.
+    pub(crate) survival: f32,
+    /// Probability of acceptance of one not drafted yet.
+    pub(crate) typical: f32,
+    /// Tokens of its context.
+    pub(crate) context: usize,
+    /// Those of them that the draft has yet to compute, where they are many.
+    pub(crate) behind: usize,
+    /// What one of its tokens is worth, in those of a sequence without latency targets.
+    pub(crate) weight: f32,
+}
+
+/// The sequences of a round, and what their verify pass has room for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch<'a> {
+    pub(crate) candidates: &'a [Candidate],
+    /// Rows left for proposals.
+    pub(crate) rows: usize,
+    /// Rows that others fill.
+    pub(crate) prefill_rows: usize,
+}
 
 /// Takes proposals in the order of survival, over all sequences together. Its buffers are kept from round to round.
 #[derive(Debug, Default)]

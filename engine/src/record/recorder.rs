@@ -223,7 +223,7 @@ fn counts(view: &LoadView) -> [u64; 2] {
     [view.totals.late_drafts, view.totals.preemptions]
 }
 
-fn of_rows(seq: crate::api::SeqId, epoch: u32, start: usize, rows: usize) -> ChunkRecord {
+fn of_rows(seq: crate::request::SeqId, epoch: u32, start: usize, rows: usize) -> ChunkRecord {
     ChunkRecord { seq, epoch, start, rows, ..ChunkRecord::default() }
 }
 

@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::*;
-use crate::api::{Command, Event, Request};
+use crate::api::{Command, Event};
 use crate::config::EngineConfig;
 use crate::config::SpeculationBounds;
+use crate::config::Tuning;
 use crate::cost::{AttentionCost, PartitionCosts, PassCost};
 use crate::engine::Engine;
 use crate::plan::{Verdict, VerifyPlan};
 use crate::policy::Policy;
+use crate::request::Request;
 use crate::sim::{Happening, Report, SimDevice, Simulation};
 use crate::source::DraftSource;
-use crate::tuning::Tuning;
 
 const PLENTY: Bounds = Bounds { passes: 1000, chunks: 1000, marks: 1000 };
 

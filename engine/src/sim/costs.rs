@@ -2,9 +2,9 @@
 
 use super::random::normal;
 use super::roofline::{Load, Roofline, Work};
-use crate::api::SeqId;
 use crate::cost::{PartitionCosts, Reach};
 use crate::plan::{DraftPlan, VerifyPlan};
+use crate::request::SeqId;
 
 /// Where a simulated device's times come from.
 #[derive(Clone, Debug, PartialEq)]

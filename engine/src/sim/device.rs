@@ -10,8 +10,8 @@ use super::kv::{Prefix, SimLane};
 use super::lanes::PlanOut;
 use super::random::mix;
 use super::roofline::Work;
-use crate::api::{SeqId, TokenId};
 use crate::plan::{DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
+use crate::request::{SeqId, TokenId};
 
 /// The simulated device.
 #[derive(Clone, Debug)]

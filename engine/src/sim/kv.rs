@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use super::acceptance::Origin;
 use super::random::mix;
-use crate::api::{BlockId, SeqId, TokenId};
+use crate::blocks::BlockId;
 use crate::plan::Admission;
+use crate::request::{SeqId, TokenId};
 
 /// A prefix of a sequence, as far as the simulated models look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,11 +37,12 @@ pub use report::{Outcome, Report};
 pub use roofline::{PassParts, Roofline};
 pub use workload::{Faults, Workload};
 
-use crate::api::{Command, Event, Request, SeqId};
+use crate::api::{Command, Event};
 use crate::config::{EngineConfig, EngineError};
 use crate::engine::Engine;
 use crate::plan::{LaneKind, Shed};
 use crate::record::{Bounds, Record, Recorder};
+use crate::request::{Request, SeqId};
 use clock::EventQueue;
 use lanes::{Lanes, PlanOut};
 

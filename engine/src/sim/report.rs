@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::api::{Emitted, FinishReason, Refusal, SeqId, TokenId};
+use crate::api::{Emitted, FinishReason, Refusal};
 use crate::record::{Mark, PassRecord, Record};
+use crate::request::{SeqId, TokenId};
 use crate::usage::Usage;
 use crate::view::LoadView;
 

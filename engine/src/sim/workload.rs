@@ -7,8 +7,8 @@ use super::arrivals::Arrivals;
 use super::lengths::Lengths;
 use super::random::Random;
 use super::{Happening, SimDevice};
-use crate::api::{Request, SeqId, TokenId};
 use crate::plan::LaneKind;
+use crate::request::{Request, SeqId, TokenId};
 
 /// Tokens of the simulated vocabulary.
 const VOCABULARY: u32 = 32_000;

@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::api::SeqId;
 use crate::plan::Admission;
+use crate::request::SeqId;
 
 #[derive(Debug, Default)]
 pub(crate) struct LaneBook {
