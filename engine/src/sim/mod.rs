@@ -9,29 +9,27 @@
 
 mod acceptance;
 mod arrivals;
-mod clock;
 mod costs;
 mod device;
 mod hardware;
 mod kv;
 mod lanes;
 mod lengths;
-mod links;
 mod pair;
 mod random;
 mod report;
 mod roofline;
 mod workload;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use acceptance::{Acceptance, TextClass};
 pub use arrivals::Arrivals;
 pub use costs::{Deviation, DeviceCosts};
 pub use device::SimDevice;
-pub use hardware::Hardware;
+pub use hardware::{Hardware, Links};
 pub use lengths::Lengths;
-pub use links::Links;
 pub use pair::{ModelShape, Pair};
 pub use report::{Outcome, Report};
 pub use roofline::{PassParts, Roofline};
@@ -43,7 +41,6 @@ use crate::engine::Engine;
 use crate::plan::{LaneKind, Shed};
 use crate::record::{Bounds, Record, Recorder};
 use crate::request::{Request, SeqId};
-use clock::EventQueue;
 use lanes::{Lanes, PlanOut};
 
 /// What happens to a simulated server from outside.
@@ -81,7 +78,9 @@ enum Due {
 pub struct Simulation {
     engine: Engine,
     device: SimDevice,
-    queue: EventQueue<Due>,
+    /// What comes from outside, in the order of its time, and of its making where times are equal.
+    queue: BTreeMap<(Duration, u64), Due>,
+    made: u64,
     lanes: Lanes,
     /// Sequences whose chunks of the plans that are out fell, by lane.
     shed: [Vec<SeqId>; 2],
@@ -100,7 +99,8 @@ impl Simulation {
             recorder: Recorder::of_passes(&engine),
             engine,
             device,
-            queue: EventQueue::default(),
+            queue: BTreeMap::new(),
+            made: 0,
             lanes: Lanes::default(),
             shed: [Vec::new(), Vec::new()],
             report: Report::default(),
@@ -134,7 +134,7 @@ impl Simulation {
             if matches!(event, Event::DeviceLost) {
                 self.device.lose();
                 for (at, late) in self.lanes.lose(now) {
-                    self.queue.push(at, Due::Engine(Box::new(late)));
+                    self.push(at, Due::Engine(Box::new(late)));
                 }
             }
             self.recorder.before(now, &event);
@@ -157,17 +157,22 @@ impl Simulation {
         Report { passes, marks, target_layers, ..self.report }
     }
 
+    fn push(&mut self, at: Duration, due: Due) {
+        self.made += 1;
+        self.queue.insert((at, self.made), due);
+    }
+
     fn schedule(&mut self, at: Duration, happening: Happening) {
         match happening {
-            Happening::Arrival(request) => self.queue.push(at, Due::Engine(Box::new(Event::Submit(request)))),
-            Happening::Cancel(seq) => self.queue.push(at, Due::Engine(Box::new(Event::Cancel(seq)))),
+            Happening::Arrival(request) => self.push(at, Due::Engine(Box::new(Event::Submit(request)))),
+            Happening::Cancel(seq) => self.push(at, Due::Engine(Box::new(Event::Cancel(seq)))),
             Happening::DeviceLost { rebuild } => {
-                self.queue.push(at, Due::Engine(Box::new(Event::DeviceLost)));
-                self.queue.push(at + rebuild, Due::Engine(Box::new(Event::DeviceReady)));
+                self.push(at, Due::Engine(Box::new(Event::DeviceLost)));
+                self.push(at + rebuild, Due::Engine(Box::new(Event::DeviceReady)));
             }
             Happening::SlowLane { lane, factor, lasts } => {
-                self.queue.push(at, Due::Speed(lane, factor));
-                self.queue.push(at + lasts, Due::Speed(lane, 1.0));
+                self.push(at, Due::Speed(lane, factor));
+                self.push(at + lasts, Due::Speed(lane, 1.0));
             }
         }
     }
@@ -175,13 +180,13 @@ impl Simulation {
     /// Whatever comes first; of what comes at the same time, news from outside.
     fn next(&mut self) -> Option<(Duration, Event)> {
         loop {
-            let outside = self.queue.next();
+            let outside = self.queue.keys().next().map(|(at, _)| *at);
             if self.lanes.next().is_some_and(|end| outside.is_none_or(|at| end < at)) {
                 return self.lanes.finish().map(|(at, _, event)| (at, event));
             }
-            match self.queue.pop()? {
-                (at, Due::Engine(event)) => return Some((at, *event)),
-                (at, Due::Speed(lane, factor)) => self.lanes.slow(at, lane, factor),
+            match self.queue.pop_first()? {
+                ((at, _), Due::Engine(event)) => return Some((at, *event)),
+                ((at, _), Due::Speed(lane, factor)) => self.lanes.slow(at, lane, factor),
             }
         }
     }

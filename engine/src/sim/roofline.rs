@@ -3,7 +3,7 @@
 //! ```text
 //!   pass = launch + layers x gap  +  products: max(weights / bandwidth, 2 x parameters x rows / rate)
 //!                                 +  attention: max(KV read / bandwidth, operations / rate)
-//!                                 +  all-reduces, two a layer, if sharded: see [`Links`](super::links::Links)
+//!                                 +  all-reduces, two a layer, if sharded: see [`Links`](super::hardware::Links)
 //! ```
 //! The max of the products is softened (a p-norm with p = 4), since real kernels overlap the two imperfectly, and rows
 //! count in tiles of 64 against the rate. The KV of a chunk is read once, however many rows the chunk has.

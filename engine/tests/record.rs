@@ -1,20 +1,17 @@
 //! Records of engines driven by hand and by the simulator, against what the engine itself counts.
 
+mod common;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::*;
-use crate::api::{Command, Event};
-use crate::config::EngineConfig;
-use crate::config::SpeculationBounds;
-use crate::config::Tuning;
-use crate::cost::{AttentionCost, PartitionCosts, PassCost};
-use crate::engine::Engine;
-use crate::plan::{Verdict, VerifyPlan};
-use crate::policy::Policy;
-use crate::request::Request;
-use crate::sim::{Happening, Report, SimDevice, Simulation};
-use crate::source::DraftSource;
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
+use faser_engine::record::{Bounds, Mark, PassRecord, Recorder};
+use faser_engine::sim::{Happening, Report};
+use faser_engine::{
+    Command, DraftSource, Engine, EngineConfig, Event, LaneKind, Policy, Request, SeqId, Shed, Verdict,
+    VerifyPlan,
+};
 
 const PLENTY: Bounds = Bounds { passes: 1000, chunks: 1000, marks: 1000 };
 
@@ -28,34 +25,23 @@ fn partitions() -> Vec<PartitionCosts> {
 }
 
 fn config(policy: Policy) -> EngineConfig {
-    EngineConfig {
-        block_size: 4,
-        target_blocks: 60,
-        draft: DraftSource::model(60),
-        max_pass_rows: 64,
-        max_context: 128,
-        partitions: partitions(),
-        target_layers: 32,
-        speculation: SpeculationBounds::default(),
-        prefix_cache: true,
-        tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
-    }
+    let config = common::config(policy);
+    EngineConfig { target_blocks: 60, draft: DraftSource::model(60), partitions: partitions(), ..config }
 }
 
 fn request(seq: u64, max_new_tokens: usize) -> Request {
-    Request::new(SeqId(seq), vec![seq as u32; 6], max_new_tokens)
+    common::request(seq, vec![seq as u32; 6], max_new_tokens)
 }
 
 /// Eight requests that draft ahead, are rejected now and then, and run short of KV; with `losses` of the device.
 fn simulated(losses: u64) -> Report {
-    let device = SimDevice::new(7, 50, 0.93, 4, partitions());
     let mut happenings: Vec<_> =
         (0..8).map(|seq| (Duration::from_millis(seq), Happening::Arrival(request(seq, 100)))).collect();
     for loss in 1..=losses {
         let rebuild = Duration::from_millis(5);
         happenings.push((Duration::from_millis(31 * loss), Happening::DeviceLost { rebuild }));
     }
-    Simulation::new(config(Policy::Faser), device).expect("a sound config").in_detail().run(happenings)
+    common::simulation(&config(Policy::Faser), 0.93).in_detail().run(happenings)
 }
 
 #[test]
