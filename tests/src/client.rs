@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::stream::Events;
+use crate::stream::{Body, Events};
 
 /// Longest wait for the next byte of an answer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -174,59 +174,5 @@ fn head(reader: &mut impl BufRead) -> std::io::Result<Head> {
             None if line.trim_end().is_empty() => return Ok((status, headers)),
             None => return Err(bad(&line)),
         }
-    }
-}
-
-/// A response body as it was before it was chunked.
-#[derive(Debug)]
-pub(crate) struct Body {
-    reader: BufReader<TcpStream>,
-    chunked: bool,
-    /// Bytes left in this chunk, or in the body; `usize::MAX` when only the end of the connection ends it.
-    left: usize,
-    /// In a chunked body: whether a chunk was read, after which a line break follows.
-    started: bool,
-}
-
-impl Body {
-    fn new(reader: BufReader<TcpStream>, headers: &[(String, String)]) -> Body {
-        let header =
-            |name: &str| headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
-        let chunked = header("transfer-encoding") == Some("chunked");
-        let length = header("content-length").and_then(|length| length.parse().ok());
-        let left = if chunked { 0 } else { length.unwrap_or(usize::MAX) };
-        Body { reader, chunked, left, started: false }
-    }
-
-    /// Reads the length of the next chunk; the last has length 0.
-    fn next_chunk(&mut self) -> std::io::Result<()> {
-        let mut line = String::new();
-        if self.started {
-            self.reader.read_line(&mut line)?;
-            line.clear();
-        }
-        self.started = true;
-        self.reader.read_line(&mut line)?;
-        self.left = usize::from_str_radix(line.trim(), 16)
-            .map_err(|_| std::io::Error::other(format!("the chunked body broke off: {line:?}")))?;
-        self.chunked = self.left > 0;
-        Ok(())
-    }
-}
-
-impl Read for Body {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        if self.left == 0 && self.chunked {
-            self.next_chunk()?;
-        }
-        let most = out.len().min(self.left);
-        let read = self.reader.read(&mut out[..most])?;
-        if read == 0 && most > 0 && self.left != usize::MAX {
-            return Err(std::io::Error::other("the connection was closed in the middle of the body"));
-        }
-        if self.left != usize::MAX {
-            self.left -= read;
-        }
-        Ok(read)
     }
 }

@@ -3,7 +3,6 @@
 mod figures;
 mod plot;
 mod table;
-mod tune;
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +12,7 @@ use faser_engine::cost::PartitionCosts;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
 };
-use faser_engine::{DraftSource, EngineConfig, Mechanisms, Policy, SpeculationBounds, Tuning};
+use faser_engine::{DraftSource, EngineConfig, K_LIMIT, Mechanisms, Policy, SpeculationBounds, Tuning};
 use serde::{Serialize, Serializer};
 
 pub use figures::{Figures, Moment};
@@ -22,6 +21,12 @@ use crate::BenchError;
 
 /// Tokens of a KV block.
 const BLOCK_TOKENS: usize = 16;
+/// Speculative lengths that are tried.
+const LENGTHS: [usize; 9] = [0, 1, 2, 3, 4, 5, 6, 8, 10];
+/// Batches that are tried; each is the largest of its step.
+const BATCHES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+/// Larger than any batch.
+const ANY: usize = 1_000_000;
 
 /// A policy to simulate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,11 +219,10 @@ impl SimSpec {
             backlog: loads.iter().any(|load| matches!(load.arrivals, Arrivals::Backlog { .. })),
             runs: Vec::new(),
         };
-        let table =
-            contenders.contains(&Contender::TunedTable).then(|| tune::batch_table(self)).transpose()?;
+        let table = contenders.contains(&Contender::TunedTable).then(|| self.batch_table()).transpose()?;
         for load in loads {
             let best_fixed = contenders.contains(&Contender::BestFixed);
-            let fixed = if best_fixed { self.fixed_lengths(load)? } else { Vec::new() };
+            let lengths = if best_fixed { self.fixed_lengths(load)? } else { Vec::new() };
             for contender in contenders {
                 let (policy, brought) = match contender {
                     Contender::Policy(policy) => {
@@ -233,9 +237,9 @@ impl SimSpec {
                     }
                     Contender::BestFixed => {
                         let latency = |report: &Report| Figures::of(report, load.until(self)).latency_mean_s;
-                        let best = fixed.iter().min_by(|a, b| latency(&a.1).total_cmp(&latency(&b.1)));
+                        let best = lengths.iter().min_by(|a, b| latency(&a.1).total_cmp(&latency(&b.1)));
                         let Some((k, report)) = best else { continue };
-                        (tune::fixed(*k), report.clone())
+                        (fixed(*k), report.clone())
                     }
                 };
                 let figures = Figures::of(&brought, load.until(self));
@@ -257,8 +261,30 @@ impl SimSpec {
     }
 
     fn fixed_lengths(&self, load: &Load) -> Result<Vec<(usize, Report)>, BenchError> {
-        let run = |&k: &usize| Ok((k, self.simulate(tune::fixed(k), load, false)?));
-        tune::LENGTHS.iter().map(run).collect()
+        let run = |&k: &usize| Ok((k, self.simulate(fixed(k), load, false)?));
+        LENGTHS.iter().map(run).collect()
+    }
+
+    /// For every size of batch the length that commits the most tokens per second at that batch, of the same texts: better
+    /// than anyone could tune it online.
+    fn batch_table(&self) -> Result<Policy, BenchError> {
+        let mut steps = Vec::new();
+        for batch in BATCHES.into_iter().filter(|&batch| batch <= self.max_running) {
+            let backlog = Load::backlog(batch);
+            let mut best = (0.0, 0);
+            for k in LENGTHS {
+                let report = self.simulate(fixed(k), &backlog, false)?;
+                let rate = Figures::of(&report, None).tokens_per_s;
+                if rate > best.0 {
+                    best = (rate, k);
+                }
+            }
+            steps.push((batch, best.1));
+        }
+        if let Some(last) = steps.last_mut() {
+            last.0 = ANY;
+        }
+        Ok(Policy::BatchTable { steps })
     }
 
     /// One policy under one load; in detail for a trace.
@@ -345,4 +371,9 @@ impl Load {
             _ => Some(spec.duration),
         }
     }
+}
+
+/// The policy of a fixed length, 0 included.
+fn fixed(k: usize) -> Policy {
+    if k == 0 { Policy::Off } else { Policy::Fixed { k: k.min(K_LIMIT) } }
 }

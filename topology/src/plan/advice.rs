@@ -1,9 +1,9 @@
-//! What would fit where a plan does not: each change is tried before it is named.
+//! A plan with its warnings; where none fits, what would: each change is tried before it is named.
 
 use std::fmt;
 
-use super::fit::{Problem, fit};
-use super::{PlanDevices, PlanRequest};
+use super::fit::fit;
+use super::{Plan, PlanDevices, PlanRequest, Problem, warnings};
 use crate::Topology;
 
 /// Why there is no plan, and what there could be a plan for.
@@ -32,13 +32,24 @@ impl fmt::Display for PlanRefusal {
     }
 }
 
+/// Plans a pair on a machine.
+///
+/// # Errors
+/// A refusal with numbers, and what would fit.
+pub fn plan(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan, PlanRefusal> {
+    let mut plan = fit(machine, request)
+        .map_err(|problem| PlanRefusal { would_fit: advice(machine, request, &problem), problem })?;
+    plan.warnings = warnings::of(machine, request, &plan);
+    Ok(plan)
+}
+
 /// A shorter context than this is no help.
 const LEAST_CONTEXT: usize = 256;
 /// GPUs that a machine could have.
 const MOST_GPUS: usize = 16;
 
 /// Changes to the request, each of which makes it fit.
-pub(super) fn advice(machine: &Topology, request: &PlanRequest<'_>, problem: &Problem) -> Vec<String> {
+fn advice(machine: &Topology, request: &PlanRequest<'_>, problem: &Problem) -> Vec<String> {
     if matches!(problem, Problem::Asked(_)) {
         return Vec::new();
     }

@@ -1,7 +1,6 @@
 //! Which devices the ranks of each replica are on: those that are joined best.
 
-use super::fit::Problem;
-use super::{DeviceId, DraftPlace, PlanDevices, PlanRequest};
+use super::{DeviceId, DraftPlace, PlanDevices, PlanRequest, Problem};
 use crate::{Share, Topology};
 
 /// A rank before its bytes are known.

@@ -4,71 +4,12 @@ use std::collections::BTreeMap;
 
 use super::assign::{Seat, seats};
 use super::{
-    DeviceId, DeviceLoad, Lanes, Plan, PlanDevices, PlanModel, PlanRequest, Rank, Replica, Shard, ShareBytes,
+    DeviceId, DeviceLoad, Lanes, Plan, PlanDevices, PlanModel, PlanRequest, Problem, Rank, Replica, Shard,
+    ShareBytes,
 };
-use crate::error::Bytes;
 use crate::gpu::GpuDevice;
 use crate::place::{check, partitions};
 use crate::{LanePair, ModelFootprint, Partition, Topology, rank_partitions};
-
-/// Why there is no plan.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    /// What is asked for does not go together, on whatever device.
-    #[error("{0}")]
-    Asked(String),
-    /// There are too few GPUs.
-    #[error("{needed} GPUs are needed ({ranks} for a replica), and there are {there}")]
-    Devices {
-        /// GPUs asked for, all replicas together.
-        needed: usize,
-        /// GPUs that may be used.
-        there: usize,
-        /// GPUs of a replica.
-        ranks: usize,
-    },
-    /// Weights and workspaces alone are more than a device has.
-    #[error(
-        "weights and workspaces need {} on {device}, and {} of it may be used",
-        Bytes(*needed_bytes), Bytes(*budget_bytes)
-    )]
-    Weights {
-        /// Which device.
-        device: DeviceId,
-        /// What they need.
-        needed_bytes: u64,
-        /// What may be used.
-        budget_bytes: u64,
-    },
-    /// The KV memory asked for is not left.
-    #[error(
-        "kv.memory is {}, and beside weights and workspaces {} are left on {device}",
-        Bytes(*asked_bytes), Bytes(*left_bytes)
-    )]
-    KvMemory {
-        /// Which device.
-        device: DeviceId,
-        /// `kv.memory`.
-        asked_bytes: u64,
-        /// What is left.
-        left_bytes: u64,
-    },
-    /// Not even one sequence of the longest context fits.
-    #[error(
-        "one sequence of {max_context} tokens needs {} of KV memory on {device}, and there are {}",
-        Bytes(*needed_bytes), Bytes(*kv_bytes)
-    )]
-    Context {
-        /// The device with the least room.
-        device: DeviceId,
-        /// Tokens of the sequence.
-        max_context: usize,
-        /// What they need there.
-        needed_bytes: u64,
-        /// What there is for KV.
-        kv_bytes: u64,
-    },
-}
 
 /// What the shards of all replicas on one device add up to.
 #[derive(Clone, Debug, Default)]

@@ -12,11 +12,11 @@ mod warnings;
 
 use std::fmt;
 
-use crate::{Divisible, Joined, KvRequest, LanePair, Share, Topology};
+use crate::error::Bytes;
+use crate::{Divisible, Joined, KvRequest, LanePair, Share};
 use serde::{Serialize, Serializer};
 
-pub use advice::PlanRefusal;
-pub use fit::Problem;
+pub use advice::{PlanRefusal, plan};
 
 /// What a shard takes of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,13 +219,61 @@ impl DeviceLoad {
     }
 }
 
-/// Plans a pair on a machine.
-///
-/// # Errors
-/// A refusal with numbers, and what would fit.
-pub fn plan(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan, PlanRefusal> {
-    let mut plan = fit::fit(machine, request)
-        .map_err(|problem| PlanRefusal { would_fit: advice::advice(machine, request, &problem), problem })?;
-    plan.warnings = warnings::of(machine, request, &plan);
-    Ok(plan)
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// What is asked for does not go together, on whatever device.
+    #[error("{0}")]
+    Asked(String),
+    /// There are too few GPUs.
+    #[error("{needed} GPUs are needed ({ranks} for a replica), and there are {there}")]
+    Devices {
+        /// GPUs asked for, all replicas together.
+        needed: usize,
+        /// GPUs that may be used.
+        there: usize,
+        /// GPUs of a replica.
+        ranks: usize,
+    },
+    /// Weights and workspaces alone are more than a device has.
+    #[error(
+        "weights and workspaces need {} on {device}, and {} of it may be used",
+        Bytes(*needed_bytes), Bytes(*budget_bytes)
+    )]
+    Weights {
+        /// Which device.
+        device: DeviceId,
+        /// What they need.
+        needed_bytes: u64,
+        /// What may be used.
+        budget_bytes: u64,
+    },
+    /// The KV memory asked for is not left.
+    #[error(
+        "kv.memory is {}, and beside weights and workspaces {} are left on {device}",
+        Bytes(*asked_bytes), Bytes(*left_bytes)
+    )]
+    KvMemory {
+        /// Which device.
+        device: DeviceId,
+        /// `kv.memory`.
+        asked_bytes: u64,
+        /// What is left.
+        left_bytes: u64,
+    },
+    /// Not even one sequence of the longest context fits.
+    #[error(
+        "one sequence of {max_context} tokens needs {} of KV memory on {device}, and there are {}",
+        Bytes(*needed_bytes), Bytes(*kv_bytes)
+    )]
+    Context {
+        /// The device with the least room.
+        device: DeviceId,
+        /// Tokens of the sequence.
+        max_context: usize,
+        /// What they need there.
+        needed_bytes: u64,
+        /// What there is for KV.
+        kv_bytes: u64,
+    },
 }
