@@ -1,29 +1,25 @@
 //! FrontierDispatcher: the only owner of the Engine. Two matches: messages become engine Events, engine Commands become
 //! work for the lanes and updates for the streams. It decides nothing.
 
-mod control;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler};
-use faser_engine::{
-    Admission, Command, DraftPlan, Engine, Event, LaneKind, Refusal, SeqId, Shed, VerifyPlan,
-};
+use faser_engine::{Admission, Command, Engine, Event, LaneKind, Refusal, SeqId, Shed};
 
 use crate::error::SubmitError;
-use crate::faults::{Fault, Faults};
+use crate::failures::{Fault, Faults};
 use crate::gpu_actor::Device;
-use crate::lane_request::LaneRequest;
+use crate::lane::LaneDone;
 use crate::latency::{Latencies, RequestClock};
 use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
-use crate::message::{Message, Submit};
+use crate::message::{Control, Look, Message, Submit};
 use crate::meter::Meter;
-use crate::recording::{RecordAnswer, Recording, RecordingError};
+use crate::recording::{RecordAnswer, Recording, RecordingError, Watching};
 use crate::requests::Requests;
 use crate::runner::{DraftWork, VerifyWork};
 use crate::stream::{CancelSet, Update};
-use crate::watching::Watching;
+use crate::submission::LaneRequest;
 
 /// Messages that may wait. Handling one takes microseconds, so a burst of clients fits; a mailbox that is full all the
 /// same means the dispatcher cannot keep up, and the next client is told to come back later.
@@ -104,16 +100,13 @@ impl FrontierDispatcher {
         let _ = verdict.send(refused.map_or(Ok(()), Err));
     }
 
-    fn draft_done(&mut self, generation: u64, plan: DraftPlan, ended: Instant) {
-        if self.is_current(generation) {
-            self.tell(Event::DraftDone(plan), Some(ended));
-        }
-    }
-
-    fn verify_done(&mut self, generation: u64, plan: VerifyPlan, ended: Instant) {
-        if self.is_current(generation) {
-            self.latencies.passed(plan.tokens.len());
-            self.tell(Event::VerifyDone(plan), Some(ended));
+    /// A lane has finished a plan. A result of another generation comes from a device that was lost: the engine has forgotten its plan.
+    fn lane_done(&mut self, LaneDone { generation, done, ended }: LaneDone) {
+        if matches!(&self.device, DeviceState::Up(device) if device.generation == generation) {
+            if let Event::VerifyDone(plan) = &done {
+                self.latencies.passed(plan.tokens.len());
+            }
+            self.tell(done, Some(ended));
         }
     }
 
@@ -139,11 +132,6 @@ impl FrontierDispatcher {
             self.tell(Event::Cancel(seq), None);
         }
         self.cancelled = cancelled;
-    }
-
-    /// A result of another generation comes from a device that was lost: the engine has forgotten its plan.
-    fn is_current(&self, generation: u64) -> bool {
-        matches!(&self.device, DeviceState::Up(device) if device.generation == generation)
     }
 
     /// Hands an event to the engine and carries out what it asks for. `ended` is when the pass ended that this event is
@@ -212,6 +200,46 @@ impl FrontierDispatcher {
         }
         self.commands = commands;
         refused
+    }
+
+    /// Does what an operator asks. Whoever asked may have gone: then nobody hears of it.
+    fn control(&mut self, control: Control) {
+        match control {
+            Control::Look { requests, seen, answer } => {
+                let now = self.origin.elapsed();
+                let engine = &self.engine;
+                let recent = seen.map(|seen| {
+                    let watching = &mut self.watching;
+                    watching.get_or_insert_with(|| Box::new(Watching::new(now, engine))).recent(now, seen)
+                });
+                let _ = answer.send(Look {
+                    now,
+                    view: engine.view(),
+                    tuning: engine.tuning().clone(),
+                    requests: engine.requests(now, requests),
+                    recent,
+                });
+            }
+            Control::Cancel { seq, answer } => {
+                let there = self.links.requests.taken(seq);
+                self.tell(Event::Cancel(seq), None);
+                let _ = answer.send(there);
+            }
+            Control::Tunable { tuning, answer } => {
+                let _ = answer.send(self.engine.config().tunable(&tuning));
+            }
+            Control::Tune { tuning, answer } => {
+                let tunable = self.engine.config().tunable(&tuning);
+                if tunable.is_ok() {
+                    self.tell(Event::Tune(tuning), None);
+                }
+                let _ = answer.send(tunable);
+            }
+            Control::Profiled { partitions, answer } => {
+                self.tell(Event::Profiled(partitions), None);
+                let _ = answer.send(());
+            }
+        }
     }
 
     /// Begins a recording, which ends by itself.
@@ -292,8 +320,6 @@ impl Handler<Message> for FrontierDispatcher {
         match message {
             Message::Submit(submit) => self.submit(*submit),
             Message::CancelsWaiting => {} // taken below, as after every message
-            Message::DraftDone { generation, plan, ended } => self.draft_done(generation, plan, ended),
-            Message::VerifyDone { generation, plan, ended } => self.verify_done(generation, plan, ended),
             Message::DeviceLost => self.device_lost(),
             Message::DeviceReady(device) => self.device_ready(device),
             Message::DeviceGivenUp { reason } => self.device_given_up(reason),
@@ -312,6 +338,15 @@ impl Handler<Message> for FrontierDispatcher {
                 ctx.stop();
             }
         }
+        self.cancel_abandoned();
+    }
+}
+
+impl Handler<LaneDone> for FrontierDispatcher {
+    type Result = ();
+
+    fn handle(&mut self, done: LaneDone, _: &mut Self::Context) {
+        self.lane_done(done);
         self.cancel_abandoned();
     }
 }

@@ -73,3 +73,14 @@ pub enum SubmitError {
     #[error("the service has stopped")]
     Stopped,
 }
+
+/// Why a service does not decide otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum TuneError {
+    /// It cannot.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// It has stopped, or hangs.
+    #[error("the service has stopped or hangs")]
+    Stopped,
+}

@@ -7,11 +7,9 @@ use std::time::Duration;
 use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 
 use crate::error::ServiceError;
-use crate::faults::Faults;
-use crate::lane::{Build, Follow, LaneEnd, LaneQueue, LaneThread, Work};
-use crate::message::Message;
+use crate::failures::Faults;
+use crate::lane::{Build, Follow, LaneDone, LaneEnd, LaneQueue, LaneThread, Pulse, Work};
 use crate::meter::Meter;
-use crate::pulse::Pulse;
 use crate::runner::{DraftWork, VerifyWork};
 
 /// `Attach` once, `Release` once, and one to spare.
@@ -58,7 +56,7 @@ impl GpuActor {
     pub(crate) fn build(
         factory: &DeviceFactory,
         generation: u64,
-        results: &Recipient<Message>,
+        results: &Recipient<LaneDone>,
         faults: &Faults,
         meter: &Meter,
     ) -> Result<Vec<GpuActor>, ServiceError> {
@@ -118,7 +116,7 @@ impl GpuActor {
 /// Starts lanes' threads.
 struct Spawn<'a> {
     generation: u64,
-    results: &'a Recipient<Message>,
+    results: &'a Recipient<LaneDone>,
     faults: &'a Faults,
     meter: &'a Meter,
 }

@@ -9,22 +9,21 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use actix::Recipient;
 use actix::dev::SendError;
-use faser_engine::SeqId;
+use faser_engine::{DraftPlan, Event, SeqId, VerifyPlan};
 use metrics::Histogram;
 use tokio::sync::oneshot;
 
 use crate::error::ServiceError;
-use crate::faults::{Fault, Faults};
-use crate::message::Message;
+use crate::failures::{Fault, Faults};
 use crate::meter::Meter;
-use crate::pulse::Pulse;
+use crate::runner::{DraftWork, VerifyWork};
 use crate::shed::ShedList;
 
 /// Upper bounds of histogram buckets for passes and gaps of a lane, in seconds.
@@ -50,8 +49,39 @@ pub(crate) trait Work: Send + 'static {
     type Outcome: Send;
     /// Whether the lane answers the dispatcher, and is counted: the first rank's does.
     const ANSWERS: bool = true;
-    /// The news for the dispatcher, if the lane answers.
-    fn done(generation: u64, outcome: Self::Outcome, ended: Instant) -> Option<Message>;
+    /// What the engine is to be told, if the lane answers.
+    fn done(outcome: Self::Outcome) -> Option<Event>;
+}
+
+impl Work for DraftWork {
+    const LANE: &'static str = "draft";
+    const THREAD: &'static str = "faser-draft";
+    type Outcome = DraftPlan;
+
+    fn done(plan: DraftPlan) -> Option<Event> {
+        Some(Event::DraftDone(plan))
+    }
+}
+
+impl Work for VerifyWork {
+    const LANE: &'static str = "verify";
+    const THREAD: &'static str = "faser-verify";
+    type Outcome = VerifyPlan;
+
+    fn done(plan: VerifyPlan) -> Option<Event> {
+        Some(Event::VerifyDone(plan))
+    }
+}
+
+/// What the dispatcher is told by a lane of this generation: it finished a plan.
+pub(crate) struct LaneDone {
+    pub(crate) generation: u64,
+    pub(crate) done: Event,
+    pub(crate) ended: Instant,
+}
+
+impl actix::Message for LaneDone {
+    type Result = ();
 }
 
 /// Work of a rank after the first: the same plan, whose outcome nobody needs twice.
@@ -63,7 +93,7 @@ impl<W: Work + Sync> Work for Follow<W> {
     type Outcome = ();
     const ANSWERS: bool = false;
 
-    fn done(_: u64, (): (), _: Instant) -> Option<Message> {
+    fn done((): ()) -> Option<Event> {
         None
     }
 }
@@ -72,6 +102,45 @@ impl<W: Work + Sync> Work for Follow<W> {
 pub(crate) type Run<W> = Box<dyn FnMut(W) -> <W as Work>::Outcome>;
 /// Makes a `Run` with fresh KV memory, which looks at the list for what it need not finish; called on the lane's thread.
 pub(crate) type Build<W> = Arc<dyn Fn(Arc<ShedList>) -> Result<Run<W>, ServiceError> + Send + Sync>;
+
+/// What a lane owes and when it last moved: written by the lane and its queue, read by the watchdog.
+#[derive(Default)]
+pub(crate) struct Pulse(Mutex<Beat>);
+
+#[derive(Clone, Copy, Default)]
+struct Beat {
+    outstanding: usize,
+    moved: Option<Instant>,
+}
+
+impl Pulse {
+    /// The lane was given work.
+    pub(crate) fn ordered(&self, now: Instant) {
+        let mut beat = self.lock();
+        if beat.outstanding == 0 {
+            beat.moved = Some(now);
+        }
+        beat.outstanding += 1;
+    }
+
+    /// The lane finished a piece of work.
+    pub(crate) fn done(&self, now: Instant) {
+        let mut beat = self.lock();
+        beat.outstanding = beat.outstanding.saturating_sub(1);
+        beat.moved = Some(now);
+    }
+
+    /// How long the lane has owed a result without bringing any.
+    pub(crate) fn silent_for(&self, now: Instant) -> Option<Duration> {
+        let beat = *self.lock();
+        beat.moved.filter(|_| beat.outstanding > 0).map(|moved| now.saturating_duration_since(moved))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Beat> {
+        // Two plain values: whole whatever panicked while they were held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 struct Order<W> {
     work: W,
@@ -169,7 +238,7 @@ impl<W: Work> LaneThread<W> {
     pub(crate) fn spawn(
         generation: u64,
         build: Build<W>,
-        results: Recipient<Message>,
+        results: Recipient<LaneDone>,
         faults: Faults,
         meter: &Meter,
     ) -> Result<LaneThread<W>, ServiceError> {
@@ -225,7 +294,7 @@ impl<W: Work> LaneThread<W> {
 
 struct LaneLoop {
     generation: u64,
-    results: Recipient<Message>,
+    results: Recipient<LaneDone>,
     faults: Faults,
     pulse: Arc<Pulse>,
     times: Option<Times>,
@@ -254,8 +323,8 @@ impl LaneLoop {
                 times.pass.record(now.duration_since(started));
             }
             self.pulse.done(now);
-            if let Some(news) = W::done(self.generation, outcome, now)
-                && !self.offer(news)
+            if let Some(done) = W::done(outcome)
+                && !self.offer(LaneDone { generation: self.generation, done, ended: now })
             {
                 return;
             }
@@ -263,7 +332,7 @@ impl LaneLoop {
     }
 
     /// Hands a result over, however long that takes; false if the dispatcher is gone.
-    fn offer(&self, mut message: Message) -> bool {
+    fn offer(&self, mut message: LaneDone) -> bool {
         loop {
             match self.results.try_send(message) {
                 Ok(()) => return true,
@@ -336,5 +405,20 @@ mod tests {
         assert_eq!(words_of(&*panic), "row 3 of 2");
         let panic = catch_unwind(|| std::panic::panic_any(5_u8)).expect_err("it panics");
         assert_eq!(words_of(&*panic), "no message");
+    }
+
+    #[test]
+    fn a_lane_is_silent_only_while_it_owes_a_result() {
+        let pulse = Pulse::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(pulse.silent_for(at(9)), None);
+        pulse.ordered(at(10));
+        pulse.ordered(at(12));
+        assert_eq!(pulse.silent_for(at(13)), Some(Duration::from_secs(3)));
+        pulse.done(at(14));
+        assert_eq!(pulse.silent_for(at(15)), Some(Duration::from_secs(1)));
+        pulse.done(at(16));
+        assert_eq!(pulse.silent_for(at(99)), None);
     }
 }

@@ -1,12 +1,11 @@
-//! Latencies as the client feels them, measured where tokens leave the dispatcher.
+//! Latencies as the client feels them, measured where tokens leave the dispatcher; under vLLM's names too, if they are wanted.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use faser_engine::{FinishReason, Usage};
-use metrics::Histogram;
+use metrics::{Counter, Histogram, Unit, describe_counter, describe_histogram};
 
 use crate::meter::Meter;
-use crate::vllm_metrics::VllmRequests;
 
 /// Upper bounds of histogram buckets for latencies a client feels, in seconds.
 pub const LATENCY_BUCKETS: &[f64] =
@@ -112,6 +111,113 @@ impl Latencies {
     }
 }
 
+/// Why a request ended.
+const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// What is recorded of each request under vLLM's names.
+struct VllmRequests {
+    first_token: Histogram,
+    inter_token: Histogram,
+    per_output_token: Histogram,
+    end_to_end: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    inference: Histogram,
+    prompt_tokens: Histogram,
+    computed_tokens: Histogram,
+    generation_tokens: Histogram,
+    most_tokens: [Histogram; 2],
+    iteration: Histogram,
+    /// As [`REASONS`].
+    ended: [Counter; 4],
+}
+
+impl VllmRequests {
+    /// With vLLM's labels.
+    fn new(meter: &Meter) -> VllmRequests {
+        const SUCCESS: &str = "vllm:request_success_total";
+        describe_counter!(SUCCESS, Unit::Count, "requests that ended, by why");
+        let tokens = |name, text| {
+            describe_histogram!(name, Unit::Count, text);
+            meter.histogram(name)
+        };
+        VllmRequests {
+            first_token: meter.times(
+                "vllm:time_to_first_token_seconds",
+                "from the submission of a request to its first token",
+            ),
+            inter_token: meter.times(
+                "vllm:inter_token_latency_seconds",
+                "time between two emissions of a request, shared out over the tokens of the second",
+            ),
+            per_output_token: meter.times(
+                "vllm:request_time_per_output_token_seconds",
+                "time from the first to the last token of a request, per token after the first",
+            ),
+            end_to_end: meter
+                .times("vllm:e2e_request_latency_seconds", "from the submission of a request to its end"),
+            queue: meter.times(
+                "vllm:request_queue_time_seconds",
+                "from the submission of a request to its admission",
+            ),
+            prefill: meter.times(
+                "vllm:request_prefill_time_seconds",
+                "from the admission of a request to its first token",
+            ),
+            decode: meter
+                .times("vllm:request_decode_time_seconds", "from the first token of a request to its last"),
+            inference: meter.times(
+                "vllm:request_inference_time_seconds",
+                "from the admission of a request to its last token",
+            ),
+            prompt_tokens: tokens("vllm:request_prompt_tokens", "prompt tokens of a request"),
+            computed_tokens: tokens(
+                "vllm:request_prefill_kv_computed_tokens",
+                "prompt tokens of a request whose KV was not cached",
+            ),
+            generation_tokens: tokens("vllm:request_generation_tokens", "output tokens of a request"),
+            most_tokens: [
+                tokens(
+                    "vllm:request_max_num_generation_tokens",
+                    "output tokens that a request might have had",
+                ),
+                tokens("vllm:request_params_max_tokens", "max_tokens of a request"),
+            ],
+            iteration: tokens("vllm:iteration_tokens_total", "rows of a verify pass"),
+            ended: REASONS.map(|reason| meter.with("finished_reason", reason).counter(SUCCESS)),
+        }
+    }
+
+    /// A request ended `took` after its submission, of `most_tokens` that it asked for.
+    fn ended(&self, reason: FinishReason, usage: &Usage, took: Duration, most_tokens: usize) {
+        let place = match reason {
+            FinishReason::StopToken(_) => 0,
+            FinishReason::Length => 1,
+            FinishReason::Cancelled => 2,
+            FinishReason::DeviceFailed => 3,
+        };
+        self.ended[place].increment(1);
+        self.end_to_end.record(took);
+        self.prompt_tokens.record(usage.prompt_tokens as f64);
+        self.computed_tokens.record(usage.prompt_tokens.saturating_sub(usage.cached_tokens) as f64);
+        self.generation_tokens.record(usage.output_tokens as f64);
+        self.most_tokens.iter().for_each(|most| most.record(most_tokens as f64));
+        let moments = usage.moments;
+        let began = Some(Duration::ZERO);
+        for (times, from, to) in [
+            (&self.queue, began, moments.admitted),
+            (&self.prefill, moments.admitted, moments.first_token),
+            (&self.decode, moments.first_token, moments.last_token),
+            (&self.inference, moments.admitted, moments.last_token),
+        ] {
+            if let (Some(from), Some(to)) = (from, to) {
+                times.record(to.saturating_sub(from));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,7 +225,6 @@ mod tests {
 
     use crate::ledger::Ledger;
     use crate::meter::MetricNames;
-    use std::time::Duration;
 
     #[test]
     fn latencies_are_what_a_client_would_measure() {

@@ -11,68 +11,59 @@
 
 #![forbid(unsafe_code)]
 
-mod control;
 mod device;
 mod dispatcher;
 mod drill;
 mod error;
 mod failures;
-mod faults;
 mod gpu_actor;
 pub mod gpu_check;
 mod health;
 mod lane;
-mod lane_request;
 mod latency;
 mod load_metrics;
 mod load_monitor;
 mod message;
 mod meter;
 mod profile;
-mod pulse;
 mod recording;
 mod replicas;
 mod requests;
 mod runner;
 mod service;
 mod shed;
-mod spec;
 mod stream;
 mod submission;
-mod vllm_metrics;
 mod watchdog;
-mod watching;
 
 #[cfg(test)]
 mod ledger;
 #[cfg(test)]
 mod service_tests;
 
-pub use control::{Look, TuneError};
 pub use device::{
     CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts, OnGpu,
+    PassLimits,
 };
 pub use drill::{Drill, DrillFault};
-pub use error::{ServiceError, SubmitError};
+pub use error::{ServiceError, SubmitError, TuneError};
 pub use failures::WatchdogConfig;
 pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, nccl_version, probe_one};
 pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
 pub use faser_kernels::{Dtype, Isa, KV_BLOCK_MULTIPLE, Sampling};
 pub use health::DeviceStatus;
 pub use lane::LANE_BUCKETS;
-pub use lane_request::{Constraint, LaneRequest, LogprobBoard};
 pub use latency::LATENCY_BUCKETS;
+pub use message::Look;
 pub use meter::MetricNames;
 pub use profile::{ProfileSpec, profile};
-pub use recording::{LONGEST_RECORDING, RecordingError};
+pub use recording::{LONGEST_RECORDING, Recent, RecordingError, Seen};
 pub use replicas::{ReplicaStream, Replicas};
 pub use runner::{
     CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, HiddenRows, LaneBackend,
     MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
-pub use service::Service;
+pub use service::{Service, ServiceSpec};
 pub use shed::Fallen;
-pub use spec::{PassLimits, ServiceSpec};
 pub use stream::{TokenStream, Update};
-pub use submission::Submission;
-pub use watching::{Recent, Seen};
+pub use submission::{Constraint, LaneRequest, LogprobBoard, Submission};

@@ -1,17 +1,15 @@
-//! The engine's load view in the words of the metrics: names, units, descriptions.
+//! The engine's load view in the words of the metrics: names, units, descriptions. vLLM's names for what vLLM measures too stand beside
+//! faser's own, so that dashboards, autoscalers and gateways that were made for it find what they ask for: names, labels and meanings are those
+//! of vllm/v1/metrics and vllm/v1/spec_decode/metrics.py; docs/metrics.md says where ours differ.
 
 use metrics::{Counter, Gauge, Unit, describe_counter, describe_gauge};
 
 use faser_engine::{K_LIMIT, LoadView, PoolView};
 
 use crate::meter::Meter;
-use crate::vllm_metrics::{
-    VLLM_ACCEPTED_PER_POSITION, VLLM_BY_REASON, VLLM_BY_SOURCE, VLLM_KV_USAGE, VLLM_PROMPT_TOKENS,
-    VLLM_WAITING, describe_vllm,
-};
 
 /// Where a view has a value.
-pub(crate) type Value<T, V = LoadView> = fn(&V) -> T;
+type Value<T, V = LoadView> = fn(&V) -> T;
 
 /// A counter or gauge: its name, vLLM's names for it, what it shows, and its value.
 type Declared<T> = (&'static str, &'static [&'static str], &'static str, Value<T>);
@@ -166,6 +164,26 @@ const POOL_GAUGES: [(&str, &str, Value<f64, PoolView>); 4] = [
     ("faser_kv_usage_ratio", "share of the KV blocks that sequences hold, 0 to 1", PoolView::usage),
 ];
 
+const VLLM_KV_USAGE: &str = "vllm:kv_cache_usage_perc";
+const VLLM_BY_REASON: &str = "vllm:num_requests_waiting_by_reason";
+const VLLM_BY_SOURCE: &str = "vllm:prompt_tokens_by_source_total";
+
+/// A label of its own with its value, and what is counted there.
+type Labelled<T> = ((&'static str, &'static str), Value<T>);
+
+const VLLM_WAITING: [Labelled<f64>; 2] =
+    [(("reason", "capacity"), |view| view.waiting as f64), (("reason", "deferred"), |_| 0.0)];
+
+const VLLM_PROMPT_TOKENS: [Labelled<u64>; 3] = [
+    (("source", "local_compute"), |view| {
+        view.totals.prompt_tokens.saturating_sub(view.totals.cached_prompt_tokens)
+    }),
+    (("source", "local_cache_hit"), |view| view.totals.cached_prompt_tokens),
+    (("source", "external_kv_transfer"), |_| 0),
+];
+
+const VLLM_ACCEPTED_PER_POSITION: &str = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+
 /// Handles of all metrics that follow from a `LoadView`. Publishing the same view twice changes nothing, so anyone may
 /// do it at any time.
 pub(crate) struct LoadMetrics {
@@ -209,7 +227,14 @@ impl LoadMetrics {
             gauges.extend(again.map(|(vllm, name)| (vllm.shows(name, unit, text), value)));
         }
         if let Some(vllm) = &vllm {
-            describe_vllm();
+            describe_gauge!(
+                VLLM_KV_USAGE,
+                Unit::Count,
+                "share of the target's KV blocks that sequences hold, 0 to 1"
+            );
+            let text = "sequences that wait for admission, by why; the deferred are none here";
+            describe_gauge!(VLLM_BY_REASON, Unit::Count, text);
+            describe_counter!(VLLM_BY_SOURCE, Unit::Count, "prompt tokens, by where their KV came from");
             let labelled = |(label, value): (&'static str, &'static str)| vllm.with(label, value);
             counters.extend(
                 VLLM_PROMPT_TOKENS.map(|(label, value)| (labelled(label).counter(VLLM_BY_SOURCE), value)),

@@ -1,18 +1,16 @@
-//! What the dispatcher is told, by clients, lanes and the watchdog: its whole mailbox.
+//! What the dispatcher is told by clients, operators and the watchdog: its whole mailbox, but for what lanes send, [`LaneDone`](crate::lane::LaneDone).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use faser_engine::{DraftPlan, Request, TokenId, VerifyPlan};
+use faser_engine::cost::PartitionCosts;
+use faser_engine::{EngineError, LoadView, Request, RequestView, SeqId, TokenId, Tuning};
 
-use crate::control::Control;
 use crate::error::SubmitError;
 use crate::gpu_actor::Device;
-use crate::lane::Work;
-use crate::recording::RecordAnswer;
-use crate::runner::{DraftWork, VerifyWork};
+use crate::recording::{Recent, RecordAnswer, Seen};
 
 /// Everything the dispatcher is told.
 pub(crate) enum Message {
@@ -20,10 +18,6 @@ pub(crate) enum Message {
     Submit(Box<Submit>),
     /// A client is gone: its id is in the `CancelSet`.
     CancelsWaiting,
-    /// The draft lane of this generation finished a plan.
-    DraftDone { generation: u64, plan: DraftPlan, ended: Instant },
-    /// The verify lane of this generation finished a plan.
-    VerifyDone { generation: u64, plan: VerifyPlan, ended: Instant },
     /// The device is gone: from now on its results are late.
     DeviceLost,
     /// A fresh device is there.
@@ -56,22 +50,26 @@ pub(crate) struct Submit {
     pub(crate) verdict: oneshot::Sender<Result<(), SubmitError>>,
 }
 
-impl Work for DraftWork {
-    const LANE: &'static str = "draft";
-    const THREAD: &'static str = "faser-draft";
-    type Outcome = DraftPlan;
-
-    fn done(generation: u64, plan: DraftPlan, ended: Instant) -> Option<Message> {
-        Some(Message::DraftDone { generation, plan, ended })
-    }
+/// What an operator asks, with the way back.
+pub(crate) enum Control {
+    Look { requests: usize, seen: Option<Seen>, answer: oneshot::Sender<Look> },
+    Cancel { seq: SeqId, answer: oneshot::Sender<bool> },
+    Tunable { tuning: Tuning, answer: oneshot::Sender<Result<(), EngineError>> },
+    Tune { tuning: Tuning, answer: oneshot::Sender<Result<(), EngineError>> },
+    Profiled { partitions: Vec<PartitionCosts>, answer: oneshot::Sender<()> },
 }
 
-impl Work for VerifyWork {
-    const LANE: &'static str = "verify";
-    const THREAD: &'static str = "faser-verify";
-    type Outcome = VerifyPlan;
-
-    fn done(generation: u64, plan: VerifyPlan, ended: Instant) -> Option<Message> {
-        Some(Message::VerifyDone { generation, plan, ended })
-    }
+/// A service at one moment.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// The moment, as time since the service started.
+    pub now: Duration,
+    /// Gauges and totals.
+    pub view: LoadView,
+    /// How it decides.
+    pub tuning: Tuning,
+    /// The oldest requests, the oldest first.
+    pub requests: Vec<RequestView>,
+    /// What the lanes did lately, if that was asked for.
+    pub recent: Option<Recent>,
 }

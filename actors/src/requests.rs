@@ -9,9 +9,9 @@ use tracing::Span;
 
 use faser_engine::SeqId;
 
-use crate::lane_request::LaneRequest;
 use crate::latency::RequestClock;
 use crate::stream::Update;
+use crate::submission::LaneRequest;
 
 /// Room in a stream beside one place per token: one for `Finished`, one to spare.
 const PLACES_BESIDE_TOKENS: usize = 2;

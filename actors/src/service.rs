@@ -9,24 +9,75 @@ use actix::{Actor, Addr, Arbiter, System};
 use tokio::sync::oneshot;
 
 use faser_engine::record::Record;
-use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, TokenId};
+use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, TokenId, Tuning};
 
+use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
-use crate::error::{ServiceError, SubmitError};
-use crate::faults::Faults;
+use crate::error::{ServiceError, SubmitError, TuneError};
+use crate::failures::{Faults, WatchdogConfig};
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
-use crate::lane_request::LaneRequest;
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
-use crate::message::{Message, Submit};
+use crate::message::{Control, Look, Message, Submit};
 use crate::meter::Meter;
-use crate::recording::{LONGEST_RECORDING, RecordingError};
+use crate::recording::{LONGEST_RECORDING, RecordingError, Seen};
 use crate::requests::Requests;
-use crate::spec::ServiceSpec;
 use crate::stream::{CancelSet, Canceller, TokenStream};
-use crate::submission::Submission;
+use crate::submission::{LaneRequest, Submission};
 use crate::watchdog::Watchdog;
+
+/// A dispatcher answers at once; one that has not by then hangs, and nobody waits for it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+
+/// Everything a service is built from.
+pub struct ServiceSpec {
+    /// The pair and where it runs.
+    pub device: DeviceSpec,
+    /// The engine's bounds; it has blocks for a draft exactly when there is one.
+    pub engine: EngineConfig,
+    /// When a device counts as failed.
+    pub watchdog: WatchdogConfig,
+}
+
+impl ServiceSpec {
+    /// Checks what the parts say of each other.
+    pub(crate) fn check(&self) -> Result<(), ServiceError> {
+        self.device.check()?;
+        let contradiction = |text: String| Err(ServiceError::Contradiction(text));
+        let engine = &self.engine;
+        let (target, draft) = (self.device.target(), self.device.draft());
+        if draft.is_some() != engine.draft.drafts() {
+            return contradiction(format!(
+                "the engine plans for {}, and the device has another",
+                engine.draft
+            ));
+        }
+        let drafted = draft.map(|draft| {
+            let holds = draft.config.max_context;
+            ("draft_context", engine.max_context.min(engine.speculation.draft_context), holds)
+        });
+        let verified = ("max_context", engine.max_context, target.config.max_context);
+        for (name, asked, holds) in std::iter::once(verified).chain(drafted) {
+            if asked > holds {
+                return contradiction(format!(
+                    "{name} is {asked}, but the model has {holds} positions; lower it"
+                ));
+            }
+        }
+        let (known, there) = (engine.partitions.len(), self.device.partitions().len());
+        if there == 0 || known > there {
+            return contradiction(format!(
+                "the engine knows what {known} partitions cost, and the device has {there}"
+            ));
+        }
+        if let Some(tokens) = self.device.block_size().filter(|tokens| *tokens != engine.block_size) {
+            let asked = engine.block_size;
+            return contradiction(format!("KV blocks have {tokens} tokens on this device, not {asked}"));
+        }
+        Ok(())
+    }
+}
 
 /// A running service. Clones are handles on the same one; without `stop` it lives as long as the actix System.
 #[derive(Clone)]
@@ -216,6 +267,41 @@ impl Service {
             }
             Err(_) => Err(SubmitError::Stopped),
         }
+    }
+
+    /// Looks at it: at its `requests` oldest requests, and, if `seen` is given, at what the lanes did beyond that. The first
+    /// look with `seen` finds nothing; from then on that is kept, for a while behind the latest look. `None` if it has stopped or hangs.
+    pub async fn look(&self, requests: usize, seen: Option<Seen>) -> Option<Look> {
+        self.ask(|answer| Control::Look { requests, seen, answer }).await
+    }
+
+    /// Ends a request as if its client had gone, but that the client hears of it; `false` if there is none of that number. `None` if
+    /// the service has stopped or hangs.
+    pub async fn cancel(&self, seq: SeqId) -> Option<bool> {
+        self.ask(|answer| Control::Cancel { seq, answer }).await
+    }
+
+    pub(crate) async fn tunable(&self, tuning: Tuning) -> Result<(), TuneError> {
+        let asked = self.ask(|answer| Control::Tunable { tuning, answer }).await;
+        Ok(asked.ok_or(TuneError::Stopped)??)
+    }
+
+    /// Has it decide otherwise from now on; streams go on.
+    ///
+    /// # Errors
+    /// It cannot, and nothing has changed; or it has stopped or hangs: if it goes on, it does what it was told.
+    pub async fn tune(&self, tuning: Tuning) -> Result<(), TuneError> {
+        let asked = self.ask(|answer| Control::Tune { tuning, answer }).await;
+        Ok(asked.ok_or(TuneError::Stopped)??)
+    }
+
+    pub(crate) async fn ask<A>(&self, control: impl FnOnce(oneshot::Sender<A>) -> Control) -> Option<A> {
+        let (answer, answered) = oneshot::channel();
+        let asked = async {
+            self.dispatcher().send(Message::Control(Box::new(control(answer)))).await.ok()?;
+            answered.await.ok()
+        };
+        tokio::time::timeout(ANSWER_TIMEOUT, asked).await.ok()?
     }
 
     /// The device serves and new requests are taken.

@@ -1,5 +1,5 @@
 //! Chunks of plans that are out and that nobody waits for any more: the dispatcher writes them down, a lane looks in the
-//! middle of its work.
+//! middle of its work. In a group the first rank alone asks: ranks that let different rows go could not go on together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,6 +50,48 @@ impl Fallen for ShedReader {
         out.extend(list.iter().filter(|(of, _)| *of == step).map(|(_, seq)| *seq));
         // What is about earlier plans is of no use any more.
         list.retain(|(of, _)| *of > step);
+    }
+}
+
+/// What has fallen under the plan at hand, as far as this rank has heard.
+#[derive(Default)]
+pub struct Falls {
+    source: Option<Box<dyn Fallen>>,
+    seqs: Vec<SeqId>,
+}
+
+impl Falls {
+    /// From now on asks this one.
+    pub(crate) fn listen(&mut self, source: Box<dyn Fallen>) {
+        self.source = Some(source);
+    }
+
+    /// Whether anybody is asked.
+    pub(crate) fn listens(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// A new plan: nothing has fallen.
+    pub(crate) fn begin(&mut self) {
+        self.seqs.clear();
+    }
+
+    /// The sequences that have fallen under this plan.
+    pub(crate) fn gone(&self) -> &[SeqId] {
+        &self.seqs
+    }
+
+    /// Asks again, with `layers` of the plan done.
+    pub(crate) fn ask(&mut self, step: u64, layers: usize) {
+        if let Some(source) = &mut self.source {
+            source.fallen(step, layers, &mut self.seqs);
+        }
+    }
+
+    /// The first rank has heard of these instead.
+    pub(crate) fn hear(&mut self, gone: impl Iterator<Item = SeqId>) {
+        self.seqs.clear();
+        self.seqs.extend(gone);
     }
 }
 

@@ -1,12 +1,15 @@
-//! What a client wants of the service, and what is refused before anybody is asked.
+//! What a client wants of the service, what is refused before anybody is asked, and what of it lanes have to know and the engine does not: how
+//! tokens are drawn, and what else is told of them.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use faser_engine::{Handling, TokenId};
 use faser_kernels::Sampling;
+use faser_kernels::sampling::Logprobs;
+use faser_models::Grammar;
 
 use crate::error::SubmitError;
-use crate::lane_request::{Constraint, LogprobBoard};
 
 /// What a client wants.
 #[derive(Clone, Debug, Default)]
@@ -45,5 +48,102 @@ impl Submission {
             return invalid(format!("logit_bias token {token} is not in the vocabulary of {vocab} entries"));
         }
         Ok(())
+    }
+}
+
+/// How a request's tokens are drawn, and what else is wanted of it.
+#[derive(Clone, Debug, Default)]
+pub struct LaneRequest {
+    /// How they are drawn.
+    pub sampling: Arc<Sampling>,
+    /// Where log-probabilities go, if they are wanted.
+    pub logprobs: Option<Arc<LogprobBoard>>,
+    /// What the output has to follow.
+    pub constraint: Option<Arc<Constraint>>,
+}
+
+impl From<Sampling> for LaneRequest {
+    fn from(sampling: Sampling) -> LaneRequest {
+        LaneRequest { sampling: Arc::new(sampling), ..LaneRequest::default() }
+    }
+}
+
+/// The grammar of one request. Both lanes draw among what it allows, each with a matcher of its own.
+#[derive(Debug)]
+pub struct Constraint {
+    grammar: Grammar,
+    failure: OnceLock<String>,
+}
+
+impl Constraint {
+    /// For one request.
+    pub fn new(grammar: Grammar) -> Constraint {
+        Constraint { grammar, failure: OnceLock::new() }
+    }
+
+    /// Why the verify lane could not follow the grammar to its end: then it ended the output, which is not what the grammar wants.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    pub(crate) fn grammar(&self) -> &Grammar {
+        &self.grammar
+    }
+
+    pub(crate) fn failed(&self, reason: String) {
+        // Only the first reason is of interest.
+        let _ = self.failure.set(reason);
+    }
+}
+
+/// The log-probabilities of one request, by the position of their tokens. The verify lane puts them here before it tells of the tokens, so
+/// whoever has heard of a token finds them. They are a function of the tokens before, so what is computed again is the same again.
+///
+/// Bounded by the request's tokens, times the likeliest tokens wanted of each; what was taken is gone.
+#[derive(Debug)]
+pub struct LogprobBoard {
+    top: usize,
+    prompt: Option<Arc<[TokenId]>>,
+    told: Mutex<BTreeMap<usize, Logprobs>>,
+}
+
+impl LogprobBoard {
+    /// For the tokens of an output, with the `top` likeliest tokens in each place.
+    pub fn of_output(top: usize) -> LogprobBoard {
+        LogprobBoard { top, prompt: None, told: Mutex::default() }
+    }
+
+    /// As [`LogprobBoard::of_output`], and for all tokens of this prompt but the first, which nothing predicts.
+    pub fn with_prompt(top: usize, prompt: Arc<[TokenId]>) -> LogprobBoard {
+        LogprobBoard { prompt: Some(prompt), ..LogprobBoard::of_output(top) }
+    }
+
+    /// What is told of the token at a position; none before that token is.
+    pub fn take(&self, position: usize) -> Option<Logprobs> {
+        self.told().remove(&position)
+    }
+
+    /// How many of the likeliest tokens are wanted.
+    pub(crate) fn top(&self) -> usize {
+        self.top
+    }
+
+    /// Whether the prompt's tokens are wanted too.
+    pub(crate) fn wants_prompt(&self) -> bool {
+        self.prompt.is_some()
+    }
+
+    /// The token of the prompt at a position, if something is to be told of it.
+    pub(crate) fn of_prompt(&self, position: usize) -> Option<TokenId> {
+        self.prompt.as_ref()?.get(position).copied()
+    }
+
+    pub(crate) fn put(&self, position: usize, logprobs: Logprobs) {
+        self.told().insert(position, logprobs);
+    }
+
+    fn told(&self) -> MutexGuard<'_, BTreeMap<usize, Logprobs>> {
+        // Each entry is whole whatever panicked while it was held.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

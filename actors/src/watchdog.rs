@@ -22,13 +22,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::dispatcher::FrontierDispatcher;
 use crate::error::ServiceError;
-use crate::failures::{Failures, WatchdogConfig};
-use crate::faults::{Fault, Faults};
+use crate::failures::{Failures, Fault, Faults, WatchdogConfig};
 use crate::gpu_actor::{Attach, Device, DeviceFactory, GpuActor, Release};
 use crate::health::{DeviceStatus, Health};
+use crate::lane::Pulse;
 use crate::message::Message;
 use crate::meter::Meter;
-use crate::pulse::Pulse;
 use crate::requests::Requests;
 
 /// How often the lanes' pulses are looked at.

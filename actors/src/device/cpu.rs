@@ -10,11 +10,10 @@ use faser_kernels::{Collective, Isa};
 use faser_models::Model;
 use faser_topology::{LanePair, Partition, rank_partitions};
 
-use super::{LanePasses, Open, lanes_of, whole_group};
+use super::lanes::{LanePasses, Open, PassLimits, lanes_of, whole_group};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::runner::{CpuBackend, CpuLaneSpec};
-use crate::spec::PassLimits;
 
 /// A pair on cores of this host.
 #[derive(Clone)]

@@ -12,12 +12,12 @@ use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
-use super::{LanePasses, LaneSizes, ModelFacts, Open, lanes_of, no_group, whole_group};
+use super::lanes::{
+    LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, lanes_of, no_group, whole_group,
+};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
-use crate::profile::SAMPLED_ROWS;
 use crate::runner::{CudaBackend, CudaLaneSpec};
-use crate::spec::PassLimits;
 
 /// Brings the weights to a GPU, the target's first, then the draft's if there is one. Called again when a GPU was lost.
 pub type CudaWeights =

@@ -2,22 +2,20 @@
 
 mod cpu;
 mod cuda;
+mod lanes;
 
 use std::sync::Arc;
 
 use faser_engine::EngineConfig;
-use faser_kernels::Dtype;
-use faser_models::{Model, ModelConfig, Shard};
 
 use crate::error::ServiceError;
-use crate::gpu_actor::{DeviceBuild, DeviceFactory, RankBuild};
-use crate::lane::{Build, Follow, Run, Work};
-use crate::runner::{DraftRunner, LaneBackend, MASK_PATIENCE, VerifyRunner};
-use crate::shed::{Fallen, ShedReader};
+use crate::gpu_actor::DeviceFactory;
 
 pub use cpu::CpuSpec;
 pub(crate) use cpu::ways;
 pub use cuda::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
+pub(crate) use lanes::{LanePasses, OnLane, Open, SAMPLED_ROWS};
+pub use lanes::{LaneSizes, ModelFacts, PassLimits};
 
 /// The pair and where it runs. Clones share the weights.
 #[derive(Clone, Debug)]
@@ -26,37 +24,6 @@ pub enum DeviceSpec {
     Cpu(CpuSpec),
     /// On a GPU, or on several, over which it is split.
     Cuda(CudaSpec),
-}
-
-/// What can be said of a model without its weights.
-#[derive(Clone, Debug)]
-pub struct ModelFacts {
-    /// Its shape.
-    pub config: ModelConfig,
-    /// In which type its matrices are held.
-    pub dtype: Dtype,
-    /// Its weights, in bytes.
-    pub weight_bytes: u64,
-}
-
-impl ModelFacts {
-    /// Those of a model whose weights are in memory.
-    pub fn of(model: &Model) -> ModelFacts {
-        ModelFacts {
-            config: model.config().clone(),
-            dtype: model.dtype(),
-            weight_bytes: model.weight_bytes(),
-        }
-    }
-}
-
-/// What each lane has of a partition, in [`DeviceSpec::unit`]s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneSizes {
-    /// The draft lane.
-    pub draft: usize,
-    /// The verify lane.
-    pub verify: usize,
 }
 
 impl DeviceSpec {
@@ -200,103 +167,7 @@ impl DeviceSpec {
     }
 }
 
-/// What is done with one lane, on any device.
-pub(crate) trait OnLane {
-    /// What comes of it.
-    type Found;
-
-    /// Does it, with each rank's way to its lane.
-    fn on<B: LaneBackend + 'static>(
-        self,
-        lane: LanePasses,
-        ranks: Vec<Open<B>>,
-    ) -> Result<Self::Found, ServiceError>;
-}
-
-/// A lane on one partition whose passes are to be timed.
-#[derive(Clone, Copy)]
-pub(crate) struct LanePasses {
-    /// Which partition.
-    pub(crate) place: usize,
-    /// The draft lane.
-    pub(crate) drafts: bool,
-    pub(crate) block_size: usize,
-    /// Rows of its largest pass, which have a block each where they have no context.
-    pub(crate) most_rows: usize,
-    /// Tokens before the last row of a pass with context, and blocks of its table.
-    pub(crate) context: usize,
-    pub(crate) table: usize,
-}
-
-impl LanePasses {
-    /// Blocks of its pool.
-    pub(crate) fn blocks(&self) -> usize {
-        self.most_rows.max(self.table)
-    }
-}
-
-/// Makes what a lane's runner drives, with fresh KV memory; called on the lane's thread.
-pub(crate) type Open<B> = Box<dyn Fn() -> Result<B, ServiceError> + Send + Sync>;
-
-/// The lanes of both models, rank after rank: the first of each leads.
-fn lanes_of<B: LaneBackend + 'static>(draft: Vec<Open<B>>, verify: Vec<Open<B>>) -> DeviceBuild {
-    let (mut draft, mut verify) = (draft.into_iter(), verify.into_iter());
-    let first_draft =
-        draft.next().map(|open| leading(open, drafting, DraftRunner::shedding, DraftRunner::run));
-    let Some(first_verify) = verify.next() else { panic!("a device without a target") };
-    let others = (0..draft.len().max(verify.len())).map(|_| RankBuild {
-        draft: draft.next().map(|open| following(open, drafting, DraftRunner::run)),
-        verify: verify.next().map(|open| following(open, verifying, VerifyRunner::run)),
-    });
-    let others = others.collect();
-    let verify = leading(first_verify, verifying, VerifyRunner::shedding, VerifyRunner::run);
-    DeviceBuild { draft: first_draft, verify, others }
-}
-
-fn drafting<B: LaneBackend>(backend: B) -> DraftRunner<B> {
-    DraftRunner::new(backend, MASK_PATIENCE)
-}
-
-fn verifying<B: LaneBackend>(backend: B) -> VerifyRunner<B> {
-    VerifyRunner::new(backend, MASK_PATIENCE)
-}
-
-fn leading<B: 'static, R: 'static, W: Work>(
-    open: Open<B>,
-    make: fn(B) -> R,
-    shedding: fn(&mut R, Box<dyn Fallen>),
-    run: fn(&mut R, W) -> W::Outcome,
-) -> Build<W> {
-    Arc::new(move |shed| {
-        let mut runner = make(open()?);
-        shedding(&mut runner, Box::new(ShedReader::new(shed)));
-        Ok(Box::new(move |work: W| run(&mut runner, work)) as Run<W>)
-    })
-}
-
-fn following<B: 'static, R: 'static, W: Work + Clone + Sync>(
-    open: Open<B>,
-    make: fn(B) -> R,
-    run: fn(&mut R, W) -> W::Outcome,
-) -> Build<Follow<W>> {
-    Arc::new(move |_| {
-        let mut runner = make(open()?);
-        Ok(Box::new(move |Follow(work)| drop(run(&mut runner, Arc::unwrap_or_clone(work)))) as Run<Follow<W>>)
-    })
-}
-
 /// Of a model in shards: its weights are those of all ranks.
 fn of_all_ranks(shards: impl Iterator<Item = ModelFacts>) -> Option<ModelFacts> {
     shards.reduce(|all, own| ModelFacts { weight_bytes: all.weight_bytes + own.weight_bytes, ..all })
-}
-
-/// Refuses shards that are not those of a whole group, rank after rank.
-fn whole_group(model: &str, found: &[Shard]) -> Result<(), ServiceError> {
-    if found.iter().copied().eq(Shard::all(found.len())) { Ok(()) } else { Err(no_group(model, found)) }
-}
-
-fn no_group(model: &str, found: &[Shard]) -> ServiceError {
-    ServiceError::Contradiction(format!(
-        "the {model} is given in shards {found:?}: give all of a group, rank after rank"
-    ))
 }

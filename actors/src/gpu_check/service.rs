@@ -15,7 +15,7 @@ use faser_topology::{GpuDevice, LanePair, Partition};
 use crate::device::{CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, ModelFacts};
 use crate::failures::WatchdogConfig;
 use crate::service::Service;
-use crate::spec::ServiceSpec;
+use crate::service::ServiceSpec;
 use crate::stream::Update;
 use crate::submission::Submission;
 

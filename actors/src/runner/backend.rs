@@ -9,15 +9,16 @@
 //! device fails, it panics: the lane's thread reports that, and the watchdog decides.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use faser_engine::{Admission, BlockId, DraftPlan, Drafted, PartitionId, RIVALS, SeqId, TokenId};
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::Logprobs;
 
-use super::falls::Falls;
 use super::masks::Masks;
-use super::sequences::Sequences;
-use crate::lane_request::LaneRequest;
+use super::sequences::{LaneSequence, OnDevice, Sequences};
+use crate::shed::Falls;
+use crate::submission::LaneRequest;
 
 /// Tokens scored for a test: the rivals, and the proposal itself.
 pub(crate) const SCORED: usize = RIVALS + 1;
@@ -102,16 +103,48 @@ pub trait LaneBackend {
     ) -> Option<Vec<Vec<Drafted>>> {
         None
     }
+
+    /// Carries out a plan's `retire`, then its `admit`; `requests` holds one entry per admission.
+    fn update(
+        &mut self,
+        sequences: &mut Sequences<Self::Sequence>,
+        retire: &[SeqId],
+        admit: &[Admission],
+        requests: &[Arc<LaneRequest>],
+    ) {
+        for seq in retire {
+            sequences.0.remove(seq).into_iter().for_each(|gone| self.retire(gone.on_device));
+        }
+        assert_eq!(admit.len(), requests.len(), "one request per admission");
+        for (admission, request) in admit.iter().zip(requests) {
+            let sequence = LaneSequence::new(admission, request, self.admit(admission, request));
+            let before = sequences.0.insert(admission.seq, sequence);
+            before.into_iter().for_each(|gone| self.retire(gone.on_device));
+        }
+    }
+
+    /// Asks between two steps of a plan of these sequences which of them fell; all ranks hear the same.
+    fn look(
+        &mut self,
+        falls: &mut Falls,
+        step: u64,
+        layers: usize,
+        of_plan: impl Iterator<Item = SeqId> + Clone,
+    ) {
+        let (rank, ranks) = self.rank();
+        if rank == 0 {
+            falls.ask(step, layers);
+        }
+        if ranks > 1 {
+            let flags: Vec<u32> = of_plan.clone().map(|seq| u32::from(falls.gone().contains(&seq))).collect();
+            let first = self.gather(&flags);
+            falls.hear(of_plan.zip(first).filter(|(_, flag)| *flag > 0).map(|(seq, _)| seq));
+        }
+    }
 }
 
 /// What cancels a piece of the pass under way, by its number.
 pub(crate) type Cancel<'a> = &'a mut dyn FnMut(usize);
-
-/// What a device keeps of a sequence.
-pub trait OnDevice {
-    /// The tokens from position `start` on are these now.
-    fn rewind_and_extend(&mut self, start: usize, tokens: &[TokenId]);
-}
 
 /// The largest pass of a lane.
 #[derive(Clone, Copy, Debug)]
@@ -243,6 +276,20 @@ impl<'a> PassRows<'a> {
         self.logit_rows += rows - logits_from;
         self.pieces.push(Piece { first, rows, logits_from, drawn_from, ..piece });
         self.pieces.len() - 1
+    }
+}
+
+impl PassRows<'_> {
+    /// Cancels the pieces of these sequences.
+    pub(super) fn cancel(&self, gone: &[SeqId], cancel: &mut dyn FnMut(usize)) {
+        if gone.is_empty() {
+            return;
+        }
+        for (number, piece) in self.pieces.iter().enumerate() {
+            if gone.contains(&piece.seq) {
+                cancel(number);
+            }
+        }
     }
 }
 

@@ -9,10 +9,10 @@ use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, 
 use faser_models::{HiddenStates, Model, Scratch, Shard};
 use faser_topology::Partition;
 
-use super::backend::{Cancel, Draw, LaneBackend, OnDevice, PassBounds, PassOutputs, PassRows, SCORED};
-use super::sequences::Sequences;
+use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
+use super::sequences::{OnDevice, Sequences};
 use crate::error::ServiceError;
-use crate::lane_request::LaneRequest;
+use crate::submission::LaneRequest;
 
 /// What a lane is made for, beside its model.
 #[derive(Clone, Debug)]

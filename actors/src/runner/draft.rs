@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use faser_engine::{DraftPlan, Drafted, Rivals, TokenId};
+use faser_engine::{BlockId, DraftChunk, DraftPlan, Drafted, Rivals, SeqId, TokenId};
 use faser_models::ForcedToken;
 
 use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece};
-use super::drafting::Drafting;
-use super::falls::Falls;
 use super::masks::Masks;
 use super::sequences::Sequences;
-use crate::lane_request::LaneRequest;
-use crate::shed::Fallen;
+use crate::shed::{Fallen, Falls};
+use crate::submission::LaneRequest;
 
 /// Confidence in a token of text that a grammar forces, where the target could divide that text otherwise.
 const LIKELY: f32 = 0.9;
@@ -63,7 +61,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         let DraftWork { mut plan, requests } = work;
         self.backend.work_on(plan.partition);
         self.backend.agree_on(plan.step);
-        self.sequences.update(&mut self.backend, &plan.retire, &plan.admit, &requests);
+        self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
         self.falls.begin();
         let alone = !plan.chunks.is_empty() && !self.asks_the_host(&plan);
         let drafted = alone
@@ -94,7 +92,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         for step in 1..job.most_steps() {
             let layers = self.backend.layer_count() * step;
             let of_plan = plan.chunks.iter().map(|chunk| chunk.seq);
-            self.falls.look(&mut self.backend, plan.step, layers, of_plan);
+            self.backend.look(&mut self.falls, plan.step, layers, of_plan);
             if !self.step(&mut job) {
                 break;
             }
@@ -184,7 +182,9 @@ impl<B: LaneBackend> DraftRunner<B> {
 
     /// Waits for what was asked. Where it is not known in time what a grammar allows, nothing more is drafted.
     fn hear(&mut self, job: &mut Drafting<'_>) {
-        self.masks.settle(&mut self.backend, &mut self.sequences, job.plan.chunks.len());
+        self.masks.settle(&mut self.sequences, job.plan.chunks.len());
+        let ranks = self.backend.rank().1;
+        self.masks.agree(ranks, |words| self.backend.gather(words));
         for index in 0..job.plan.chunks.len() {
             if self.masks.places(index) == Some(0) {
                 job.cease(index);
@@ -216,5 +216,79 @@ impl<B: LaneBackend> DraftRunner<B> {
             job.drew(piece.chunk, token, confidence, rivals);
             self.ask(piece.chunk, job);
         }
+    }
+}
+
+/// A plan that the host carries out step by step, with what it has brought so far: who goes on, what was drafted.
+struct Drafting<'a> {
+    plan: &'a DraftPlan,
+    /// Block table of each chunk.
+    tables: Vec<&'a [BlockId]>,
+    /// Proposals of each chunk.
+    drafted: Vec<Vec<Drafted>>,
+    /// Survival of each chunk's last proposal.
+    survival: Vec<f32>,
+    /// Chunks that get no more, whatever they wanted.
+    ended: Vec<bool>,
+}
+
+impl<'a> Drafting<'a> {
+    fn new(plan: &'a DraftPlan) -> Drafting<'a> {
+        Drafting {
+            plan,
+            tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
+            drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
+            survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
+            ended: vec![false; plan.chunks.len()],
+        }
+    }
+
+    /// Steps of the chunk that has most.
+    fn most_steps(&self) -> usize {
+        self.plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0)
+    }
+
+    /// The tokens of a chunk's rows.
+    ///
+    /// # Panics
+    /// If there are none: the engine does not plan that.
+    fn rows(&self, chunk: &DraftChunk) -> &'a [TokenId] {
+        let tokens = self.plan.rows(chunk);
+        assert!(!tokens.is_empty(), "{} has a chunk without tokens", chunk.seq);
+        tokens
+    }
+
+    /// The latest proposal of a chunk and its position, if the chunk wants another one. One that does not wants none later either.
+    fn goes_on(&mut self, index: usize, gone: &[SeqId]) -> Option<(TokenId, usize)> {
+        let chunk = &self.plan.chunks[index];
+        self.ended[index] |=
+            self.missing(index) == 0 || self.survival[index] < chunk.stop.below || gone.contains(&chunk.seq);
+        let drafted = &self.drafted[index];
+        let latest = drafted.last().filter(|_| !self.ended[index])?;
+        Some((latest.token, chunk.start + chunk.rows.len() + drafted.len() - 1))
+    }
+
+    /// Proposals that the plan wants of a chunk and that are not there.
+    fn missing(&self, index: usize) -> usize {
+        match self.ended[index] {
+            true => 0,
+            false => self.plan.chunks[index].steps - self.drafted[index].len(),
+        }
+    }
+
+    /// A chunk gets no more.
+    fn cease(&mut self, index: usize) {
+        self.ended[index] = true;
+    }
+
+    /// A chunk's next proposal.
+    fn drew(&mut self, index: usize, token: TokenId, confidence: f32, rivals: Rivals) {
+        self.survival[index] = self.plan.chunks[index].stop.after(self.survival[index], confidence);
+        self.drafted[index].push(Drafted { token, confidence, rivals });
+    }
+
+    /// The proposals of each chunk.
+    fn end(self) -> Vec<Vec<Drafted>> {
+        self.drafted
     }
 }

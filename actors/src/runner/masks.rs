@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use faser_engine::{SeqId, TokenId};
 use faser_models::{ForcedToken, TokenMask};
 
-use super::backend::{LaneBackend, OnDevice};
 use super::mask_threads::{Answer, Job, MaskThreads, Question};
-use super::sequences::{Following, Sequences};
+use super::sequences::{Following, OnDevice, Sequences};
 
 /// How long a lane waits that has nothing to do before one of them comes.
 const IDLE: Duration = Duration::from_millis(5);
@@ -118,13 +117,8 @@ impl Masks {
     }
 
     /// Waits for what was asked of the first so many chunks, though not long, and for slow ones not at all. Then it is known for each of those
-    /// with a grammar in how many places tokens can be drawn; in a group that is where all ranks can.
-    pub(super) fn settle<B: LaneBackend>(
-        &mut self,
-        backend: &mut B,
-        sequences: &mut Sequences<B::Sequence>,
-        chunks: usize,
-    ) {
+    /// with a grammar in how many places this rank can draw tokens.
+    pub(super) fn settle(&mut self, sequences: &mut Sequences<impl OnDevice>, chunks: usize) {
         if self.of.iter().all(|allowed| allowed.places.is_none()) {
             return;
         }
@@ -147,18 +141,17 @@ impl Masks {
                 (*places, allowed.ticket) = (known, None);
             }
         }
-        self.agree(backend);
     }
 
-    /// In a group no rank draws in more places than any other can.
-    pub(super) fn agree(&mut self, backend: &mut impl LaneBackend) {
+    /// In a group of so many ranks, whose words are gathered, none draws in more places than any other can.
+    pub(super) fn agree(&mut self, ranks: usize, gather: impl FnOnce(&[u32]) -> Vec<u32>) {
         // Which chunks have grammars is the same on all ranks.
-        if backend.rank().1 == 1 || self.of.iter().all(|allowed| allowed.places.is_none()) {
+        if ranks == 1 || self.of.iter().all(|allowed| allowed.places.is_none()) {
             return;
         }
         let known = |allowed: &Allowed| allowed.places.map_or(u32::MAX, |places| places as u32);
         let own: Vec<u32> = self.of.iter().map(known).collect();
-        for of_rank in backend.gather(&own).chunks_exact(own.len()) {
+        for of_rank in gather(&own).chunks_exact(own.len()) {
             for (allowed, &least) in self.of.iter_mut().zip(of_rank) {
                 allowed.places = allowed.places.map(|places| places.min(least as usize));
             }

@@ -5,8 +5,6 @@ mod backend;
 mod cpu;
 mod cuda;
 mod draft;
-mod drafting;
-mod falls;
 mod judging;
 mod mask_threads;
 mod masks;

@@ -7,8 +7,13 @@ use faser_engine::{Admission, SeqId, TokenId};
 use faser_kernels::History;
 use faser_models::{GrammarCancel, GrammarMatcher, TokenMask};
 
-use super::backend::{LaneBackend, OnDevice};
-use crate::lane_request::LaneRequest;
+use crate::submission::LaneRequest;
+
+/// What a device keeps of a sequence.
+pub trait OnDevice {
+    /// The tokens from position `start` on are these now.
+    fn rewind_and_extend(&mut self, start: usize, tokens: &[TokenId]);
+}
 
 /// A sequence of a lane.
 pub(crate) struct LaneSequence<S> {
@@ -77,7 +82,7 @@ impl Drop for Following {
 }
 
 impl<S: OnDevice> LaneSequence<S> {
-    fn new(admission: &Admission, request: &Arc<LaneRequest>, on_device: S) -> LaneSequence<S> {
+    pub(super) fn new(admission: &Admission, request: &Arc<LaneRequest>, on_device: S) -> LaneSequence<S> {
         let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
         let following = request.constraint.as_ref().map(|constraint| {
             Following::new(admission.tokens[admission.prompt_len..].to_vec(), constraint.grammar().matcher())
@@ -106,7 +111,7 @@ impl<S: OnDevice> LaneSequence<S> {
 }
 
 /// The sequences of one lane. Bounded by the engine, which retires what it admits.
-pub struct Sequences<S>(HashMap<SeqId, LaneSequence<S>>);
+pub struct Sequences<S>(pub(super) HashMap<SeqId, LaneSequence<S>>);
 
 impl<S> Default for Sequences<S> {
     fn default() -> Sequences<S> {
@@ -115,25 +120,6 @@ impl<S> Default for Sequences<S> {
 }
 
 impl<S: OnDevice> Sequences<S> {
-    /// Carries out a plan's `retire`, then its `admit`; `requests` holds one entry per admission.
-    pub(crate) fn update(
-        &mut self,
-        backend: &mut impl LaneBackend<Sequence = S>,
-        retire: &[SeqId],
-        admit: &[Admission],
-        requests: &[Arc<LaneRequest>],
-    ) {
-        for seq in retire {
-            self.0.remove(seq).into_iter().for_each(|gone| backend.retire(gone.on_device));
-        }
-        assert_eq!(admit.len(), requests.len(), "one request per admission");
-        for (admission, request) in admit.iter().zip(requests) {
-            let sequence = LaneSequence::new(admission, request, backend.admit(admission, request));
-            let before = self.0.insert(admission.seq, sequence);
-            before.into_iter().for_each(|gone| backend.retire(gone.on_device));
-        }
-    }
-
     /// The sequence of a chunk.
     ///
     /// # Panics

@@ -11,12 +11,11 @@ use faser_engine::{RIVALS, TokenId, VerifyPlan};
 use faser_kernels::sampling::Logprobs;
 
 use super::backend::{Draw, HiddenRows, LaneBackend, PassOutputs, PassRows, Piece, RowTest, SCORED};
-use super::falls::Falls;
 use super::judging::{Progress, committed, judge, pruned_at};
 use super::masks::Masks;
 use super::sequences::Sequences;
-use crate::lane_request::LaneRequest;
-use crate::shed::Fallen;
+use crate::shed::{Fallen, Falls};
+use crate::submission::LaneRequest;
 
 /// A verify plan, with what the engine does not know of its sequences.
 #[derive(Clone, Debug)]
@@ -82,7 +81,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.backend.work_on(plan.partition);
         self.backend.agree_on(plan.step);
         self.falls.begin();
-        self.sequences.update(&mut self.backend, &plan.retire, &plan.admit, &requests);
+        self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
         self.sampled.clear();
         self.logprobs.clear();
@@ -109,7 +108,8 @@ impl<B: LaneBackend> VerifyRunner<B> {
                 self.masks.expect(index, following.places(&tokens[anchored..], chunk.copied));
             }
         }
-        self.masks.agree(&mut self.backend);
+        let ranks = self.backend.rank().1;
+        self.masks.agree(ranks, |words| self.backend.gather(words));
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             if let Some(places) = self.masks.places(index) {
@@ -198,7 +198,9 @@ impl<B: LaneBackend> VerifyRunner<B> {
         let draws =
             rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows).map(|piece| piece.chunk + 1);
         let settled = if last { plan.chunks.len() } else { draws.max().unwrap_or(0) };
-        self.masks.settle(&mut self.backend, &mut self.sequences, settled);
+        self.masks.settle(&mut self.sequences, settled);
+        let ranks = self.backend.rank().1;
+        self.masks.agree(ranks, |words| self.backend.gather(words));
         if !drawn {
             return;
         }
@@ -211,7 +213,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.backend.collect(rows, &mut self.outputs, &mut |cancel| {
             if leads {
                 falls.ask(plan.step, layers);
-                falls.cancel(rows, cancel);
+                rows.cancel(falls.gone(), cancel);
             }
         });
         for (number, found) in self.outputs.gaps.chunks_exact(rows.tests.len().max(1)).enumerate() {
@@ -323,7 +325,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         if self.backend.rank().0 == 0 {
             self.falls.ask(plan.step, layers);
             let backend = &mut self.backend;
-            self.falls.cancel(rows, &mut |piece| backend.cancel(piece));
+            rows.cancel(self.falls.gone(), &mut |piece| backend.cancel(piece));
         }
     }
 }

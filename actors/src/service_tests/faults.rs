@@ -4,8 +4,9 @@ use super::*;
 
 use std::time::Instant;
 
-use faser_engine::{Verdict, VerifyChunk, VerifyOutcome, VerifyPlan};
+use faser_engine::{Event, Verdict, VerifyChunk, VerifyOutcome, VerifyPlan};
 
+use crate::lane::LaneDone;
 use crate::message::Message;
 
 /// Panics at the plans of these numbers, counted over all devices.
@@ -154,7 +155,7 @@ fn late_results_of_another_device_change_nothing() {
         let verdict = Verdict { next: Some(expected[1][0] ^ 1), ..Verdict::default() };
         let outcome = VerifyOutcome { verdicts: vec![verdict], ..VerifyOutcome::default() };
         let plan = VerifyPlan { step: 1, chunks: vec![chunk], outcome, ..VerifyPlan::default() };
-        let late = Message::VerifyDone { generation: 99, plan, ended: Instant::now() };
+        let late = LaneDone { generation: 99, done: Event::VerifyDone(plan), ended: Instant::now() };
         service.dispatcher().send(late).await.expect("the dispatcher is there");
         gate.open();
         assert_eq!(read(stream).await, (expected[1].clone(), Some(FinishReason::Length)));

@@ -3,7 +3,6 @@
 mod control;
 mod faults;
 mod groups;
-mod heartbeat;
 mod recording;
 mod replicas;
 

@@ -5,7 +5,7 @@ use faser_kernels::Sampling;
 use faser_kernels::cuda::{CudaError, Ptr, Sampler};
 use faser_models::cuda::{Bias, CudaPasses, HistoryChange, PenaltySlot};
 
-use crate::runner::backend::OnDevice;
+use crate::runner::sequences::OnDevice;
 use crate::runner::sequences::{LaneSequence, Sequences};
 
 /// A sequence. Its tokens are kept only if it has penalties.

@@ -16,10 +16,10 @@ use faser_models::cuda::{
 };
 
 use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
-use super::falls::Falls;
 use super::sequences::Sequences;
 use crate::error::ServiceError;
-use crate::lane_request::LaneRequest;
+use crate::shed::Falls;
+use crate::submission::LaneRequest;
 use counts::CudaSequence;
 
 /// Looks at the device between two questions of who fell, while a pass runs.

@@ -11,8 +11,8 @@ use faser_models::cuda::{self, CudaPasses, DraftInput, DrawInput};
 use super::counts::CudaSequence;
 use super::{ASK_EVERY, CudaBackend};
 use crate::runner::backend::{LaneBackend, PassRows, Piece};
-use crate::runner::falls::Falls;
 use crate::runner::sequences::Sequences;
+use crate::shed::Falls;
 
 impl CudaBackend {
     /// Carries out a plan whose tokens the device may draw without asking.

@@ -1,0 +1,167 @@
+//! What is the same of lanes on every device: what is said of them, how large their passes are, and how they are made of what a device opens.
+
+use std::sync::Arc;
+
+use faser_engine::EngineConfig;
+use faser_kernels::Dtype;
+use faser_models::{Model, ModelConfig, Shard};
+
+use crate::error::ServiceError;
+use crate::gpu_actor::{DeviceBuild, RankBuild};
+use crate::lane::{Build, Follow, Run, Work};
+use crate::runner::{DraftRunner, LaneBackend, MASK_PATIENCE, VerifyRunner};
+use crate::shed::{Fallen, ShedReader};
+
+/// What can be said of a model without its weights.
+#[derive(Clone, Debug)]
+pub struct ModelFacts {
+    /// Its shape.
+    pub config: ModelConfig,
+    /// In which type its matrices are held.
+    pub dtype: Dtype,
+    /// Its weights, in bytes.
+    pub weight_bytes: u64,
+}
+
+impl ModelFacts {
+    /// Those of a model whose weights are in memory.
+    pub fn of(model: &Model) -> ModelFacts {
+        ModelFacts {
+            config: model.config().clone(),
+            dtype: model.dtype(),
+            weight_bytes: model.weight_bytes(),
+        }
+    }
+}
+
+/// What each lane has of a partition, in [`DeviceSpec::unit`]s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneSizes {
+    /// The draft lane.
+    pub draft: usize,
+    /// The verify lane.
+    pub verify: usize,
+}
+
+/// The largest passes an engine asks for: what `Scratch` has to be made for on each lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassLimits {
+    /// Rows of a pass, on either lane.
+    pub rows: usize,
+    /// Rows of a draft pass whose logits are wanted.
+    pub draft_logit_rows: usize,
+    /// Rows of a verify pass whose logits are wanted.
+    pub verify_logit_rows: usize,
+}
+
+impl PassLimits {
+    /// The limits that follow from an engine's bounds.
+    pub fn of(engine: &EngineConfig) -> PassLimits {
+        let k = engine.speculation.room;
+        let rows = engine.max_pass_rows;
+        PassLimits {
+            rows,
+            draft_logit_rows: engine.tuning.max_running.min(rows),
+            verify_logit_rows: engine.tuning.max_running.saturating_mul(k + 1).min(rows),
+        }
+    }
+}
+
+/// What is done with one lane, on any device.
+pub(crate) trait OnLane {
+    /// What comes of it.
+    type Found;
+
+    /// Does it, with each rank's way to its lane.
+    fn on<B: LaneBackend + 'static>(
+        self,
+        lane: LanePasses,
+        ranks: Vec<Open<B>>,
+    ) -> Result<Self::Found, ServiceError>;
+}
+
+/// Rows of a pass whose logits are wanted, at most: larger passes are mostly prefill, which needs none.
+pub(crate) const SAMPLED_ROWS: usize = 64;
+
+/// A lane on one partition whose passes are to be timed.
+#[derive(Clone, Copy)]
+pub(crate) struct LanePasses {
+    /// Which partition.
+    pub(crate) place: usize,
+    /// The draft lane.
+    pub(crate) drafts: bool,
+    pub(crate) block_size: usize,
+    /// Rows of its largest pass, which have a block each where they have no context.
+    pub(crate) most_rows: usize,
+    /// Tokens before the last row of a pass with context, and blocks of its table.
+    pub(crate) context: usize,
+    pub(crate) table: usize,
+}
+
+impl LanePasses {
+    /// Blocks of its pool.
+    pub(crate) fn blocks(&self) -> usize {
+        self.most_rows.max(self.table)
+    }
+}
+
+/// Makes what a lane's runner drives, with fresh KV memory; called on the lane's thread.
+pub(crate) type Open<B> = Box<dyn Fn() -> Result<B, ServiceError> + Send + Sync>;
+
+/// The lanes of both models, rank after rank: the first of each leads.
+pub(super) fn lanes_of<B: LaneBackend + 'static>(draft: Vec<Open<B>>, verify: Vec<Open<B>>) -> DeviceBuild {
+    let (mut draft, mut verify) = (draft.into_iter(), verify.into_iter());
+    let first_draft =
+        draft.next().map(|open| leading(open, drafting, DraftRunner::shedding, DraftRunner::run));
+    let Some(first_verify) = verify.next() else { panic!("a device without a target") };
+    let others = (0..draft.len().max(verify.len())).map(|_| RankBuild {
+        draft: draft.next().map(|open| following(open, drafting, DraftRunner::run)),
+        verify: verify.next().map(|open| following(open, verifying, VerifyRunner::run)),
+    });
+    let others = others.collect();
+    let verify = leading(first_verify, verifying, VerifyRunner::shedding, VerifyRunner::run);
+    DeviceBuild { draft: first_draft, verify, others }
+}
+
+fn drafting<B: LaneBackend>(backend: B) -> DraftRunner<B> {
+    DraftRunner::new(backend, MASK_PATIENCE)
+}
+
+fn verifying<B: LaneBackend>(backend: B) -> VerifyRunner<B> {
+    VerifyRunner::new(backend, MASK_PATIENCE)
+}
+
+fn leading<B: 'static, R: 'static, W: Work>(
+    open: Open<B>,
+    make: fn(B) -> R,
+    shedding: fn(&mut R, Box<dyn Fallen>),
+    run: fn(&mut R, W) -> W::Outcome,
+) -> Build<W> {
+    Arc::new(move |shed| {
+        let mut runner = make(open()?);
+        shedding(&mut runner, Box::new(ShedReader::new(shed)));
+        Ok(Box::new(move |work: W| run(&mut runner, work)) as Run<W>)
+    })
+}
+
+fn following<B: 'static, R: 'static, W: Work + Clone + Sync>(
+    open: Open<B>,
+    make: fn(B) -> R,
+    run: fn(&mut R, W) -> W::Outcome,
+) -> Build<Follow<W>> {
+    Arc::new(move |_| {
+        let mut runner = make(open()?);
+        Ok(Box::new(move |Follow(work)| drop(run(&mut runner, Arc::unwrap_or_clone(work)))) as Run<Follow<W>>)
+    })
+}
+
+/// Refuses shards that are not those of a whole group, rank after rank.
+pub(super) fn whole_group(model: &str, found: &[Shard]) -> Result<(), ServiceError> {
+    if found.iter().copied().eq(Shard::all(found.len())) { Ok(()) } else { Err(no_group(model, found)) }
+}
+
+pub(super) fn no_group(model: &str, found: &[Shard]) -> ServiceError {
+    ServiceError::Contradiction(format!(
+        "the {model} is given in shards {found:?}: give all of a group, rank after rank"
+    ))
+}
