@@ -13,7 +13,7 @@
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use faser_engine::cost::PartitionCosts;
@@ -21,7 +21,7 @@ use faser_engine::record::Record;
 use faser_engine::router::{self, ReplicaLoad};
 use faser_engine::{FinishReason, LoadView, TokenId, Tuning, Usage};
 use metrics::{Counter, Gauge, Unit};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use crate::drill::{self, Drill};
 use crate::error::{ServiceError, SubmitError, TuneError};
@@ -46,7 +46,8 @@ struct Inner {
     replicas: Vec<Replica>,
     lead: usize,
     draining: AtomicBool,
-    open: Arc<Open>,
+    /// Streams that somebody reads.
+    open: watch::Sender<usize>,
     ready: Gauge,
     moved: Counter,
 }
@@ -92,7 +93,7 @@ impl Replicas {
             let started = async {
                 spec.check()?;
                 let factory = drill::factory(&spec.device, &spec.engine, faults);
-                Service::start_as(spec, factory, meter).await
+                Service::start_with(spec, factory, meter).await
             };
             match started.await {
                 Ok(service) => replicas.push(Replica { service, routed: AtomicU64::new(0) }),
@@ -114,7 +115,7 @@ impl Replicas {
             replicas,
             lead: router::lead(running),
             draining: AtomicBool::new(false),
-            open: Arc::default(),
+            open: watch::Sender::default(),
             ready,
             moved,
         }));
@@ -212,7 +213,7 @@ impl Replicas {
     pub fn active(&self) -> usize {
         if self.0.any_given_up() {
             // Those that are on their way from one replica to another are with neither.
-            return self.0.open.streams.load(Ordering::SeqCst);
+            return *self.0.open.borrow();
         }
         self.services().map(Service::active).sum()
     }
@@ -227,7 +228,8 @@ impl Replicas {
                 service.emptied().await;
             }
             if self.0.any_given_up() {
-                self.0.open.emptied().await;
+                // It ends with the last stream: a sender is in `Inner`.
+                let _ = self.0.open.subscribe().wait_for(|streams| *streams == 0).await;
             }
         };
         // Late: the count below says so.
@@ -384,42 +386,19 @@ impl Inner {
     }
 }
 
-/// Streams that somebody reads.
-#[derive(Default)]
-struct Open {
-    streams: AtomicUsize,
-    closed: Notify,
-}
-
-/// One of them.
-struct OpenStream(Arc<Open>);
+/// One of the streams that somebody reads, which are counted.
+struct OpenStream(watch::Sender<usize>);
 
 impl OpenStream {
-    fn new(open: &Arc<Open>) -> OpenStream {
-        open.streams.fetch_add(1, Ordering::SeqCst);
+    fn new(open: &watch::Sender<usize>) -> OpenStream {
+        open.send_modify(|streams| *streams += 1);
         OpenStream(open.clone())
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::SeqCst);
-        self.0.closed.notify_waiters();
-    }
-}
-
-impl Open {
-    async fn emptied(&self) {
-        loop {
-            let closed = self.closed.notified();
-            tokio::pin!(closed);
-            // Registered before the look, so that a close between the two is not missed.
-            closed.as_mut().enable();
-            if self.streams.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            closed.await;
-        }
+        self.0.send_modify(|streams| *streams -= 1);
     }
 }
 

@@ -114,19 +114,11 @@ impl Service {
     pub async fn start(spec: ServiceSpec) -> Result<Service, ServiceError> {
         spec.check()?;
         let factory = spec.device.factory(&spec.engine);
-        Service::start_with(spec, factory).await
+        Service::start_with(spec, factory, Meter::default()).await
     }
 
-    /// `start` with a device of the caller's making.
+    /// `start` with a device of the caller's making, as one of several replicas, which have their metrics apart.
     pub(crate) async fn start_with(
-        spec: ServiceSpec,
-        factory: DeviceFactory,
-    ) -> Result<Service, ServiceError> {
-        Service::start_as(spec, factory, Meter::default()).await
-    }
-
-    /// `start_with` as one of several replicas, which have their metrics apart.
-    pub(crate) async fn start_as(
         spec: ServiceSpec,
         factory: DeviceFactory,
         meter: Meter,

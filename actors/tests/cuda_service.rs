@@ -136,8 +136,6 @@ fn submission(seed: u64) -> Submission {
         prompt: (0..9 + seed as TokenId).map(|i| (i * 7 + seed as TokenId) % 256).collect(),
         sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
         max_new_tokens: 16,
-        stop_tokens: Vec::new(),
-        prediction: Vec::new(),
         // The verify lane alone computes them.
         logprobs: Some(Arc::new(LogprobBoard::of_output(2))),
         ..Submission::default()

@@ -112,12 +112,9 @@ impl Engine {
     /// Takes all KV from a running sequence and has it wait before all of its priority, to be recomputed.
     pub(crate) fn put_back(&mut self, seq: SeqId) {
         self.running.retain(|&id| id != seq);
-        if let Some(sequence) = self.sequences.remove(&seq) {
-            self.shed(&sequence);
-            self.sequences.insert(seq, sequence);
-        }
         let drafting = self.draft_lane.outstanding();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
+        self.fallen.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
         self.moves.push(EpochMove {
             seq,
             epoch: sequence.epoch,

@@ -185,7 +185,7 @@ impl Engine {
         if partitions.is_empty() || known > 0 && known != partitions.len() {
             return;
         }
-        self.planner.profiled(partitions.clone());
+        self.planner.partitions.clone_from(&partitions);
         self.config.partitions = partitions;
     }
 
@@ -335,23 +335,12 @@ impl Engine {
     /// and whoever gets the blocks next writes them later on that same lane.
     pub(crate) fn finish(&mut self, seq: SeqId, reason: FinishReason, out: &mut Vec<Command>) {
         let Some(sequence) = self.sequences.remove(&seq) else { return };
-        self.shed(&sequence);
+        self.fallen.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
         self.running.retain(|&id| id != seq);
         self.waiting.retain(|&id| id != seq);
         self.draft_lane.retire(seq);
         self.verify_lane.retire(seq);
         out.push(Command::Finish { seq, reason, usage: sequence.usage });
-    }
-
-    /// Tells the lanes that nobody waits for a sequence's chunks any more.
-    pub(crate) fn shed(&mut self, sequence: &Sequence) {
-        let seq = sequence.id;
-        if let (Some(step), Some(_)) = (self.draft_lane.outstanding(), sequence.draft_out) {
-            self.fallen.push(Shed { lane: LaneKind::Draft, step, seq });
-        }
-        if let (Some(step), Some(_)) = (self.verify_lane.outstanding(), sequence.verify_out) {
-            self.fallen.push(Shed { lane: LaneKind::Verify, step, seq });
-        }
     }
 
     fn device_lost(&mut self, out: &mut Vec<Command>) {

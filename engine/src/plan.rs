@@ -178,7 +178,7 @@ pub struct VerifyOutcome {
 }
 
 /// The rows of one sequence in a verify pass: committed tokens, then proposals.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct VerifyChunk {
     /// The sequence.
     pub seq: SeqId,

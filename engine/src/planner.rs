@@ -104,11 +104,6 @@ impl Planner {
         self.probing = false;
     }
 
-    /// What passes cost was measured anew.
-    pub(crate) fn profiled(&mut self, partitions: Vec<PartitionCosts>) {
-        self.partitions = partitions;
-    }
-
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
     }

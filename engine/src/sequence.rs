@@ -28,8 +28,9 @@ use std::time::Duration;
 
 use crate::api::{Emitted, EmittedTokens, FinishReason, Origin};
 use crate::blocks::{BlockPool, BlockTable};
+use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
-use crate::plan::{Admission, Drafted, Rivals, Verdict};
+use crate::plan::{Admission, Drafted, LaneKind, Rivals, Shed, Verdict};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
 use crate::usage::Usage;
@@ -493,6 +494,19 @@ impl Sequence {
             done.ended = Some(FinishReason::Length);
         }
         done.ended.is_some()
+    }
+
+    /// Its chunks of the plans that are out, which nobody waits for once it has gone.
+    pub(crate) fn chunks_out(
+        &self,
+        draft: &LaneBook,
+        verify: &LaneBook,
+    ) -> impl Iterator<Item = Shed> + use<> {
+        let seq = self.id;
+        let draft = draft.outstanding().filter(|_| self.draft_out.is_some());
+        let verify = verify.outstanding().filter(|_| self.verify_out.is_some());
+        let of = move |lane, step: Option<u64>| step.map(|step| Shed { lane, step, seq });
+        of(LaneKind::Draft, draft).into_iter().chain(of(LaneKind::Verify, verify))
     }
 
     /// Gives back all draft KV; what is drafted stands.

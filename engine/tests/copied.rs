@@ -3,11 +3,9 @@
 
 mod common;
 
-use std::time::Duration;
-
 use common::ATTENTION;
 use faser_engine::cost::{PartitionCosts, PassCost};
-use faser_engine::sim::{Happening, Outcome, Report, SimDevice, Simulation};
+use faser_engine::sim::{Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{DraftSource, EngineConfig, Mechanisms, Policy, Request, SeqId, TokenId, Tuning};
 
@@ -52,7 +50,7 @@ fn run(prediction: &[TokenId], drafts: bool, lookup: bool) -> Report {
     };
     let request = Request { prediction: prediction.into(), ..Request::new(SeqId(1), prompt(), TOKENS) };
     let simulation = Simulation::new(config, device(0.5)).expect("the configuration is sound");
-    simulation.run(vec![(Duration::ZERO, Happening::Arrival(request))])
+    simulation.run(common::at_once([request]))
 }
 
 fn passes(report: &Report) -> usize {

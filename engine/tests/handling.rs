@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{request, undivided};
+use common::{at_once, request, undivided};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice};
 use faser_engine::survival::Source;
 use faser_engine::{
@@ -62,11 +62,10 @@ fn the_least_urgent_gives_way_and_of_equals_the_youngest() {
     // Both prompts fit, both texts do not.
     let config = EngineConfig { target_blocks: 26, max_context: 100, ..config(Policy::Fixed { k: 4 }) };
     for (priorities, first) in [([0, 0], 0), ([1, 0], 1), ([-1, 0], 0), ([5, 5], 0)] {
-        let happenings = (0..).zip(priorities).map(|(seq, priority)| {
-            let request = of_priority(priority, request(seq, vec![seq as u32; 20], 60));
-            (Duration::ZERO, Happening::Arrival(request))
-        });
-        let report = run(&config, happenings.collect());
+        let requests = (0..).zip(priorities);
+        let requests =
+            requests.map(|(seq, priority)| of_priority(priority, request(seq, vec![seq as u32; 20], 60)));
+        let report = run(&config, at_once(requests));
         assert!(report.view.totals.preemptions > 0);
         assert_eq!(order(&report)[0], first, "{priorities:?}");
         for seq in 0..2 {
@@ -108,11 +107,8 @@ fn a_full_queue_refuses_the_most_urgent_too() {
         tuning: Tuning { max_running: 1, max_waiting: 2, ..config(Policy::Off).tuning },
         ..config(Policy::Off)
     };
-    let happenings = (0..4).map(|seq| {
-        let request = of_priority(-(seq as i32), request(seq, vec![1; 4], 8));
-        (Duration::ZERO, Happening::Arrival(request))
-    });
-    let report = run(&config, happenings.collect());
+    let requests = (0..4).map(|seq| of_priority(-(seq as i32), request(seq, vec![1; 4], 8)));
+    let report = run(&config, at_once(requests));
     let refused = |seq| report.outcomes[&SeqId(seq)].refusal.clone();
     assert_eq!(refused(3), Some(Refusal::QueueFull { waiting: 2, capacity: 2 }));
     assert!((0..3).all(|seq| refused(seq).is_none()));
@@ -127,7 +123,7 @@ fn proposals_come_from_where_the_request_lets_them() {
             let handling = Handling { mode, k_max, ..Handling::default() };
             let expected = right.iter().take(30).copied().collect();
             let request = Request { handling, prediction: expected, ..request(1, vec![3; 10], 60) };
-            let report = run(&config, vec![(Duration::ZERO, Happening::Arrival(request))]);
+            let report = run(&config, at_once([request]));
             assert_eq!(report.outcomes[&SeqId(1)].tokens, right);
             report.outcomes[&SeqId(1)].usage
         };
@@ -147,7 +143,7 @@ fn proposals_come_from_where_the_request_lets_them() {
 #[test]
 fn what_came_of_passes_adds_up() {
     let request = request(1, vec![3; 10], 90);
-    let report = run(&config(Policy::Fixed { k: 4 }), vec![(Duration::ZERO, Happening::Arrival(request))]);
+    let report = run(&config(Policy::Fixed { k: 4 }), at_once([request]));
     let usage = report.outcomes[&SeqId(1)].usage;
     let passes = usage.passes_by_accepted;
     let accepted: usize = passes.iter().enumerate().map(|(accepted, &n)| accepted * n as usize).sum();
@@ -172,12 +168,11 @@ fn proposals_per_pass(slo: Slo) -> [f64; 2] {
         tuning: Tuning { max_running: 2, ..config(Policy::Budget).tuning },
         ..config(Policy::Budget)
     };
-    let happenings = (0..2).map(|seq| {
+    let requests = (0..2).map(|seq| {
         let slo = if seq == 0 { slo } else { Slo::default() };
-        let request = with_slo(slo, request(seq, vec![seq as u32; 10], 100));
-        (Duration::ZERO, Happening::Arrival(request))
+        with_slo(slo, request(seq, vec![seq as u32; 10], 100))
     });
-    let report = run(&config, happenings.collect());
+    let report = run(&config, at_once(requests));
     [0, 1].map(|seq| {
         let usage = report.outcomes[&SeqId(seq)].usage;
         usage.proposed as f64 / usage.target_passes as f64
@@ -220,9 +215,8 @@ fn what_prompts_may_not_take_is_for_proposals() {
 #[test]
 fn p_min_drafts_less_and_is_right_more_often_the_more_it_asks() {
     let [all, half, most] = ["p-min:0.01", "p-min:0.5", "p-min:0.9"].map(|policy| {
-        let happenings =
-            (0..2).map(|seq| (Duration::ZERO, Happening::Arrival(request(seq, vec![seq as u32; 10], 100))));
-        let report = run(&config(policy.parse().expect("a policy")), happenings.collect());
+        let requests = (0..2).map(|seq| request(seq, vec![seq as u32; 10], 100));
+        let report = run(&config(policy.parse().expect("a policy")), at_once(requests));
         let usage = [0, 1].map(|seq| report.outcomes[&SeqId(seq)].usage);
         let [proposed, accepted] = [|u: &Usage| u.proposed, |u: &Usage| u.accepted]
             .map(|of| usage.iter().map(of).sum::<usize>() as f64);
@@ -249,13 +243,12 @@ fn prefill_goes_first_to_the_most_urgent_and_among_equals_to_whose_first_token_i
         tuning: Tuning { max_running: 5, ..config(Policy::Off).tuning },
         ..config(Policy::Off)
     };
-    let happenings = (0..5).map(|seq| {
+    let requests = (0..5).map(|seq| {
         let ttft = (seq == 3).then_some(Duration::from_millis(1));
         let request = with_slo(Slo { ttft, tpot: None }, request(seq, vec![seq as u32; 40], 5));
-        let request = of_priority(if seq == 4 { -1 } else { 0 }, request);
-        (Duration::ZERO, Happening::Arrival(request))
+        of_priority(if seq == 4 { -1 } else { 0 }, request)
     });
-    let report = run(&config, happenings.collect());
+    let report = run(&config, at_once(requests));
     let first = |seq| report.outcomes[&SeqId(seq)].first_token_after;
     assert!(first(4) < first(3), "{:?}", (0..5).map(first).collect::<Vec<_>>());
     assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..5).map(first).collect::<Vec<_>>());

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{VOCABULARY, config, request, undivided};
+use common::{VOCABULARY, at_once, config, request, undivided};
 use faser_engine::record::ChunkRecord;
 use faser_engine::sim::{Happening, Report};
 use faser_engine::{DraftSource, EngineConfig, LaneKind, Policy, Request, SeqId, SpeculationBounds, TokenId};
@@ -58,12 +58,7 @@ fn what_has_ended_is_cached_for_the_next_one() {
 /// A draft model with a shorter context drafts as far as that goes, and no row of it lies beyond.
 #[test]
 fn beyond_the_drafts_context_the_target_goes_on_alone() {
-    let arrivals = || {
-        vec![
-            (Duration::ZERO, Happening::Arrival(request(1, vec![3; 30], 90))),
-            (Duration::ZERO, Happening::Arrival(request(2, vec![4; 70], 30))),
-        ]
-    };
+    let arrivals = || at_once([request(1, vec![3; 30], 90), request(2, vec![4; 70], 30)]);
     let plain = run(&config(Policy::Off), 1.0, arrivals());
     for policy in [Policy::Fixed { k: 4 }, Policy::Budget, Policy::Faser] {
         let speculation = SpeculationBounds { draft_context: 60, ..SpeculationBounds::default() };

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use common::{VOCABULARY, config, device, request, run};
+use common::{VOCABULARY, at_once, config, device, request, run};
 use faser_engine::sim::Happening;
 use faser_engine::survival::Source;
 use faser_engine::{
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 #[test]
 fn one_sequence_takes_the_passes_it_should() {
-    let arrivals = || vec![(Duration::ZERO, Happening::Arrival(request(1, vec![3; 10], 40)))];
+    let arrivals = || at_once([request(1, vec![3; 10], 40)]);
     let plain = run(&config(Policy::Off), 1.0, arrivals());
     let usage = plain.outcomes[&SeqId(1)].usage;
     assert_eq!((usage.target_passes, usage.proposed), (40, 0));
@@ -34,8 +34,7 @@ fn one_sequence_takes_the_passes_it_should() {
 
 #[test]
 fn acceptance_is_what_the_device_was_given() {
-    let arrivals =
-        (0..200).map(|i| (Duration::ZERO, Happening::Arrival(request(i, vec![i as u32; 8], 100)))).collect();
+    let arrivals = at_once((0..200).map(|i| request(i, vec![i as u32; 8], 100)));
     let config = EngineConfig {
         tuning: Tuning { max_waiting: 200, ..config(Policy::Fixed { k: 1 }).tuning },
         ..config(Policy::Fixed { k: 1 })
@@ -62,22 +61,17 @@ fn a_prefix_is_computed_once() {
 
 #[test]
 fn what_another_replica_began_goes_on_with_the_same_text() {
-    let whole = run(
-        &config(Policy::Off),
-        1.0,
-        vec![(Duration::ZERO, Happening::Arrival(request(1, vec![3; 10], 40)))],
-    );
+    let whole = run(&config(Policy::Off), 1.0, at_once([request(1, vec![3; 10], 40)]));
     let text = whole.outcomes[&SeqId(1)].tokens.clone();
     for begun in [1, 7, 39] {
         let request = Request { output: text[..begun].into(), ..request(1, vec![3; 10], 40) };
-        let report =
-            run(&config(Policy::Fixed { k: 3 }), 0.8, vec![(Duration::ZERO, Happening::Arrival(request))]);
+        let report = run(&config(Policy::Fixed { k: 3 }), 0.8, at_once([request]));
         let outcome = &report.outcomes[&SeqId(1)];
         assert_eq!((&outcome.tokens[..], outcome.finish), (&text[begun..], Some(FinishReason::Length)));
         assert_eq!((outcome.usage.prompt_tokens, outcome.usage.output_tokens), (10, 40));
     }
     let all = Request { output: text.into(), ..request(1, vec![3; 10], 40) };
-    let report = run(&config(Policy::Off), 1.0, vec![(Duration::ZERO, Happening::Arrival(all))]);
+    let report = run(&config(Policy::Off), 1.0, at_once([all]));
     assert_eq!(report.outcomes[&SeqId(1)].refusal, Some(Refusal::NothingToGenerate));
 }
 
@@ -88,21 +82,17 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
         tuning: Tuning { max_waiting: 2, max_running: 1, ..config(Policy::Off).tuning },
         ..config(Policy::Off)
     };
-    let at = Duration::ZERO;
-    let report = run(
-        &config,
-        1.0,
-        vec![
-            (at, Happening::Arrival(request(1, vec![1; 4], 8))),
-            (at, Happening::Arrival(request(2, vec![], 8))),
-            (at, Happening::Arrival(request(3, vec![1], 0))),
-            (at, Happening::Arrival(request(4, vec![1; 100], 29))),
-            (at, Happening::Arrival(request(1, vec![1], 1))),
-            (at, Happening::Arrival(request(5, vec![2; 4], 8))),
-            (at, Happening::Arrival(request(6, vec![3; 4], 8))),
-            (at, Happening::Arrival(request(7, vec![4; 4], 8))),
-        ],
-    );
+    let requests = [
+        request(1, vec![1; 4], 8),
+        request(2, vec![], 8),
+        request(3, vec![1], 0),
+        request(4, vec![1; 100], 29),
+        request(1, vec![1], 1),
+        request(5, vec![2; 4], 8),
+        request(6, vec![3; 4], 8),
+        request(7, vec![4; 4], 8),
+    ];
+    let report = run(&config, 1.0, at_once(requests));
     let refusals: BTreeMap<u64, Refusal> =
         report.outcomes.iter().filter_map(|(seq, o)| Some((seq.0, o.refusal.clone()?))).collect();
     assert_eq!(
@@ -123,7 +113,7 @@ fn what_cannot_be_served_is_refused_and_disturbs_nobody() {
 #[test]
 fn a_sequence_under_which_every_device_fails_is_given_up() {
     let rebuild = Duration::from_millis(1);
-    let mut happenings = vec![(Duration::ZERO, Happening::Arrival(request(1, vec![1; 4], 100)))];
+    let mut happenings = at_once([request(1, vec![1; 4], 100)]);
     happenings.extend((1..4).map(|i| (Duration::from_millis(10 * i), Happening::DeviceLost { rebuild })));
     let report = run(&config(Policy::Off), 1.0, happenings);
     let outcome = &report.outcomes[&SeqId(1)];
@@ -304,8 +294,7 @@ fn small_pools_do_preempt() {
         tuning: Tuning { max_running: 8, ..config(Policy::Fixed { k: 4 }).tuning },
         ..config(Policy::Fixed { k: 4 })
     };
-    let arrivals =
-        (0..8).map(|i| (Duration::ZERO, Happening::Arrival(request(i, vec![i as u32; 12], 60)))).collect();
+    let arrivals = at_once((0..8).map(|i| request(i, vec![i as u32; 12], 60)));
     let report = run(&config, 0.8, arrivals);
     assert!(report.view.totals.preemptions > 0);
     for seq in 0..8 {
@@ -319,9 +308,7 @@ fn small_pools_do_preempt() {
 fn speculation_pushes_nobody_out() {
     for policy in [Policy::Fixed { k: 8 }, Policy::Faser] {
         let config = EngineConfig { target_blocks: 40, max_context: 80, ..config(policy.clone()) };
-        let arrivals = (0..2)
-            .map(|seq| (Duration::ZERO, Happening::Arrival(request(seq, vec![seq as u32; 20], 60))))
-            .collect();
+        let arrivals = at_once((0..2).map(|seq| request(seq, vec![seq as u32; 20], 60)));
         let totals = run(&config, 0.9, arrivals).view.totals;
         assert!(totals.draft_tokens > 0);
         assert_eq!(totals.preemptions, 0, "{policy}");

@@ -9,8 +9,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Longest wait for something to come true on a page.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::PATIENCE;
+
 /// Where Debian's package and others put it.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 

@@ -3,15 +3,12 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    time::Duration,
 };
 
 use serde_json::Value;
 
+use crate::PATIENCE;
 use crate::stream::{Body, Events};
-
-/// Longest wait for the next byte of an answer.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Talks to the server at one address.
 #[derive(Clone, Debug)]

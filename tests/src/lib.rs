@@ -14,3 +14,6 @@ pub mod stream;
 pub use binary::{cost_cache, faser};
 pub use server::{Config, Server};
 pub use service_manager::ServiceManager;
+
+/// Longest wait of a test for what it expects: nothing takes as long unless it hangs.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);

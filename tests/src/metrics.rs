@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::PATIENCE;
 use crate::client::Client;
 
 /// One scrape.
@@ -75,24 +76,27 @@ impl Metrics {
 /// Scrapes until `wanted` holds.
 ///
 /// # Panics
-/// It does not within `patience`.
-pub fn wait_until(
-    client: &Client,
-    what: &str,
-    patience: Duration,
-    wanted: impl Fn(&Metrics) -> bool,
-) -> Metrics {
+/// It does not within [`PATIENCE`].
+pub fn wait_until(client: &Client, what: &str, wanted: impl Fn(&Metrics) -> bool) -> Metrics {
     let started = Instant::now();
     loop {
         let metrics = Metrics::scrape(client);
         if wanted(&metrics) {
             return metrics;
         }
-        assert!(
-            started.elapsed() < patience,
-            "not within {patience:?}: {what}\n{}",
-            metrics.show(&["faser_"])
-        );
+        let shown = || metrics.show(&["faser_"]);
+        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", shown());
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Scrapes until nothing runs, nothing waits, and no KV is held.
+///
+/// # Panics
+/// As [`wait_until`].
+pub fn wait_until_idle(client: &Client) -> Metrics {
+    wait_until(client, "no request is there and all pools are whole", |metrics| {
+        metrics.sum("faser_requests_running") + metrics.sum("faser_requests_waiting") == 0.0
+            && metrics.blocks_in_use() == 0.0
+    })
 }

@@ -15,6 +15,14 @@ pub fn root() -> PathBuf {
     tests.parent().unwrap_or(tests).to_path_buf()
 }
 
+/// The text of a file, by its path from the root.
+///
+/// # Panics
+/// It cannot be read.
+pub fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
 /// All files below `folder` with that extension, as paths from `root`, sorted; build outputs and hidden folders left out.
 ///
 /// # Errors

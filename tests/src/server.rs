@@ -12,10 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{client::Client, cost_cache, faser};
-
-/// Longest wait for the ready line.
-const START_PATIENCE: Duration = Duration::from_secs(120);
+use crate::{PATIENCE, client::Client, cost_cache, faser};
 
 /// A config file in a folder of its own that goes with it.
 #[derive(Debug)]
@@ -45,6 +42,20 @@ impl Config {
     /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// `faser` with these arguments and this file.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(faser());
+        command.args(arguments).arg("-c").arg(self.path()).env("CACHE_DIRECTORY", cost_cache());
+        command
+    }
+
+    /// `faser serve` with this file, on a free port.
+    pub fn serve(&self) -> Command {
+        let mut command = self.command(&["serve", "--listen", "127.0.0.1:0"]);
+        command.stdin(Stdio::null());
+        command
     }
 }
 
@@ -79,12 +90,8 @@ impl Server {
     /// As [`Server::start`].
     pub fn start_with(yaml: &str, variables: &[(&str, OsString)]) -> Server {
         let config = Config::new(yaml);
-        let mut command = Command::new(faser());
-        command
-            .args(["serve", "--listen", "127.0.0.1:0", "-c"])
-            .arg(config.path())
-            .envs(variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null());
+        let mut command = config.serve();
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         Server::run(config, command)
     }
 
@@ -222,19 +229,44 @@ impl Server {
         Path::new("/proc").join(lock(&self.child).id().to_string())
     }
 
+    /// Waits until `wanted` holds.
+    ///
+    /// # Panics
+    /// It does not within [`PATIENCE`].
+    pub fn wait_for(&self, what: &str, wanted: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !wanted() {
+            assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", self.output());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Waits for its end.
     ///
     /// # Panics
-    /// It does not end in time.
-    pub fn wait(&self, patience: Duration) -> ExitStatus {
-        let started = Instant::now();
-        loop {
-            if let Some(status) = lock(&self.child).try_wait().expect("a child can be waited for") {
-                return status;
-            }
-            assert!(started.elapsed() < patience, "still running after {patience:?}:\n{}", self.output());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+    /// It does not end within [`PATIENCE`].
+    pub fn wait(&self) -> ExitStatus {
+        let ended = || lock(&self.child).try_wait().expect("a child can be waited for");
+        self.wait_for("its end", || ended().is_some());
+        ended().expect("it has ended")
+    }
+
+    /// SIGTERM, and the end that follows.
+    ///
+    /// # Panics
+    /// It does not end, or not well.
+    pub fn stop(&self) {
+        self.terminate();
+        self.ends_well();
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It does not end, or not well.
+    pub fn ends_well(&self) {
+        let status = self.wait();
+        assert_eq!(status.code(), Some(0), "{status}\n{}", self.output());
     }
 }
 
@@ -277,10 +309,10 @@ fn wait_for_ready_line(child: &mut Child, output: &Mutex<String>) -> String {
             return address.trim().to_owned();
         }
         assert!(ended.is_none(), "faser serve ended with {ended:?}:\n{so_far}");
-        if started.elapsed() > START_PATIENCE {
+        if started.elapsed() > PATIENCE {
             // The panic drops no Server yet, so the child is ended here.
             let _ = child.kill();
-            panic!("faser serve is not ready after {START_PATIENCE:?}:\n{so_far}");
+            panic!("faser serve is not ready after {PATIENCE:?}:\n{so_far}");
         }
         std::thread::sleep(Duration::from_millis(10));
     }

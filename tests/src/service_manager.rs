@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::PATIENCE;
+
 /// Everything it was told, in order: one list of `NAME=value` for each datagram.
 #[derive(Debug)]
 pub struct ServiceManager {
@@ -63,12 +65,11 @@ impl ServiceManager {
     /// Waits for a datagram at or behind place `from` that `wanted` holds for; returns its place and lines.
     ///
     /// # Panics
-    /// It does not come within `patience`.
+    /// It does not come within [`PATIENCE`].
     pub fn wait_for(
         &self,
         what: &str,
         from: usize,
-        patience: Duration,
         wanted: impl Fn(&[String]) -> bool,
     ) -> (usize, Vec<String>) {
         let started = Instant::now();
@@ -78,7 +79,7 @@ impl ServiceManager {
             if let Some((place, lines)) = found {
                 return (place, lines.clone());
             }
-            assert!(started.elapsed() < patience, "not told within {patience:?}: {what}\n{told:#?}");
+            assert!(started.elapsed() < PATIENCE, "not told within {PATIENCE:?}: {what}\n{told:#?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -3,14 +3,12 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
-    process::{Command, Stdio},
-    time::{Duration, Instant},
+    process::Command,
 };
 
-use faser_tests::{Config, Server, client::Client, faser};
+use faser_tests::{Config, PATIENCE, Server, client::Client, faser};
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const OLD: &str = "sk-old-0123456789abcdef";
 const NEW: &str = "sk-new-0123456789abcdef";
 
@@ -24,22 +22,12 @@ fn config(more: &str) -> String {
 fn guarded(keys: &str) -> Server {
     let config = Config::new(&config(", max_concurrent_per_key: 1"));
     std::fs::write(config.folder().join("keys"), keys).expect("a temporary file can be written");
-    let mut command = Command::new(faser());
-    command.args(["serve", "--listen", "127.0.0.1:0", "-c"]).arg(config.path()).stdin(Stdio::null());
+    let command = config.serve();
     Server::run(config, command)
 }
 
 fn status(client: &Client) -> u16 {
     client.get("/v1/models").status
-}
-
-/// Waits until `wanted` holds.
-fn wait_for(what: &str, server: &Server, wanted: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !wanted() {
-        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", server.output());
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -59,18 +47,18 @@ fn keys_are_read_again_by_sighup_while_streams_go_on() {
     // What is no list of keys is refused, and those in force stay.
     server.write("keys", "short\n");
     server.signal("HUP");
-    wait_for("the refusal", &server, || server.output().contains("reload refused, nothing is changed"));
+    server.wait_for("the refusal", || server.output().contains("reload refused, nothing is changed"));
     assert_eq!((status(&old), status(&new)), (429, 401));
     server.write("keys", &format!("{NEW}\n"));
     server.signal("HUP");
-    wait_for("the new key", &server, || status(&new) == 200);
+    server.wait_for("the new key", || status(&new) == 200);
     assert_eq!(status(&old), 401);
     assert!(server.output().contains("applied: server.api_keys_file"));
     assert!(stream.transcript().done, "a stream that was let in goes on");
     // As many as one likes.
     server.rewrite_config(&config(""));
     server.signal("HUP");
-    wait_for("the limit is gone", &server, || server.output().contains("server.max_concurrent_per_key"));
+    server.wait_for("the limit is gone", || server.output().contains("server.max_concurrent_per_key"));
     let mut stream = new.stream("/v1/completions", &body);
     assert!(stream.next().is_some());
     assert_eq!(status(&new), 200);
@@ -109,8 +97,7 @@ fn a_port_for_other_machines_needs_keys_or_a_word() {
         let config = Config::new(&format!(
             "server: {{listen: '{listen}'{more}}}\nmodel: {{synthetic: {{preset: tiny}}}}\n"
         ));
-        let output = Command::new(faser()).args([command, "-c"]).arg(config.path()).output();
-        let output = output.expect("the binary can be started");
+        let output = config.command(&[command]).output().expect("the binary can be started");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for command in ["serve", "check"] {

@@ -9,14 +9,13 @@ use std::{
         Arc, Barrier,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use faser::ctl::client::Client as Admin;
 use faser_tests::{Server, client::Client, faser, metrics::wait_until, stream::Transcript};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const STREAMS: usize = 32;
 /// Two replicas, and costs that every policy can be had with.
 const PAIR: &str = "\
@@ -49,16 +48,10 @@ fn ctl(server: &Server, args: &[&str]) -> (Option<i32>, String) {
 
 /// Waits until what the log has of operators' changes is as it should be.
 fn wait_for_audit(server: &Server, wanted: impl Fn(&[&str]) -> bool) {
-    let started = Instant::now();
-    loop {
+    server.wait_for("the audit", || {
         let output = server.output();
-        let lines: Vec<&str> = output.lines().filter(|line| line.contains("faser::audit")).collect();
-        if wanted(&lines) {
-            return;
-        }
-        assert!(started.elapsed() < PATIENCE, "{lines:#?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        wanted(&output.lines().filter(|line| line.contains("faser::audit")).collect::<Vec<_>>())
+    });
 }
 
 fn status(server: &Server) -> Value {
@@ -219,7 +212,7 @@ fn a_drain_under_load_breaks_no_stream_and_ends_with_resume() {
     // And for good.
     let transcripts = streams(client, 300, |_| server.terminate());
     assert!(transcripts.iter().all(Transcript::complete), "no stream is broken");
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.ends_well();
     assert!(!socket(&server).exists(), "the socket goes with the daemon");
 }
 
@@ -235,9 +228,7 @@ fn a_cancelled_request_tells_its_client_so() {
     let transcript = stream.transcript();
     assert_eq!(transcript.error.expect("an error event")["code"], "cancelled");
     assert!(!transcript.done);
-    wait_until(server.client(), "it is gone", PATIENCE, |metrics| {
-        metrics.value("faser_requests_running") == 0.0
-    });
+    wait_until(server.client(), "it is gone", |metrics| metrics.value("faser_requests_running") == 0.0);
 }
 
 #[test]
@@ -262,7 +253,7 @@ fn events_show_what_the_lanes_do_as_they_do_it() {
         if seen.len() == 2 {
             break;
         }
-        assert!(started.elapsed() < PATIENCE, "{seen:?}");
+        assert!(started.elapsed() < faser_tests::PATIENCE, "{seen:?}");
     }
     drop(stream);
     let refused = admin.events("/v1/events?every_ms=1").err().expect("a refusal");
@@ -302,11 +293,7 @@ fn exit_statuses_and_errors_say_what_is_wrong() {
     let trace: Value = serde_json::from_slice(&std::fs::read(&file).expect("a trace")).expect("JSON");
     assert!(trace["traceEvents"].is_array(), "{trace}");
     // A second daemon does not take the socket away.
-    let output = Command::new(faser())
-        .args(["serve", "--listen", "127.0.0.1:0", "-c"])
-        .arg(server.config().path())
-        .output()
-        .expect("the binary can be started");
+    let output = server.config().serve().output().expect("the binary can be started");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && text.contains("another daemon"), "{text}");
     assert_eq!(ctl(&server, &["status"]).0, Some(0));

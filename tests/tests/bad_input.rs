@@ -1,14 +1,8 @@
 //! Bad requests against a running daemon: each gets its own status and a message that names the field; nothing else is disturbed.
 
-use std::{
-    sync::{Arc, Mutex, Weak},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, Weak};
 
-use faser_tests::{
-    Server,
-    metrics::{Metrics, wait_until},
-};
+use faser_tests::{Server, metrics::wait_until_idle};
 use serde_json::{Value, json};
 
 const SMALL_LIMITS: &str = "\
@@ -222,7 +216,5 @@ fn refusals_in_a_crowd_leave_good_streams_alone() {
 fn undisturbed(server: &Server) {
     let answer = server.client().post("/v1/completions", &json!({"prompt": "fine", "max_tokens": 4}));
     assert_eq!(answer.status, 200, "{answer:?}");
-    let idle =
-        |metrics: &Metrics| metrics.value("faser_requests_running") == 0.0 && metrics.blocks_in_use() == 0.0;
-    wait_until(server.client(), "both pools are whole", Duration::from_secs(30), idle);
+    wait_until_idle(server.client());
 }

@@ -82,9 +82,7 @@ fn auto_takes_the_instruction_set_that_the_environment_forces_and_says_so() {
     let run = |isa: &str, forced: &str| {
         let config =
             Config::new(&format!("speculation: {{policy: off}}\ndevice: {{kind: cpu, isa: {isa}}}\n"));
-        let mut command = Command::new(faser());
-        command.args(["check", "-c"]).arg(config.path()).env("FASER_ISA", forced);
-        command.output().expect("the binary can be started")
+        config.command(&["check"]).env("FASER_ISA", forced).output().expect("the binary can be started")
     };
     let device = |output: &Output| {
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();

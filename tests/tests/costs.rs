@@ -1,16 +1,10 @@
 //! Cost tables between two starts: measured once, kept, read, and measured again when they cannot be used or it is asked for.
 
-use std::{
-    fs,
-    path::PathBuf,
-    process::{Command, Output},
-    time::{Duration, Instant},
-};
+use std::{fs, path::PathBuf, process::Output};
 
-use faser_tests::{Config, Server, faser};
+use faser_tests::{Config, Server};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const PAIR: &str = "\
 model:
   synthetic: {preset: tiny, layers: 2, hidden: 64, intermediate: 64, heads: 2, kv_heads: 1, vocab: 512, max_context: 256}
@@ -23,11 +17,8 @@ fn yaml(speculation: &str) -> String {
 
 /// `faser check` with a config; costs are kept in `cache` below its folder unless the config says otherwise.
 fn check(config: &Config, flags: &[&str]) -> (String, String) {
-    let output = Command::new(faser())
-        .arg("check")
-        .args(flags)
-        .arg("-c")
-        .arg(config.path())
+    let output = config
+        .command(&[&["check"], flags].concat())
         .env("CACHE_DIRECTORY", config.folder().join("cache"))
         .output()
         .expect("the binary can be started");
@@ -36,15 +27,6 @@ fn check(config: &Config, flags: &[&str]) -> (String, String) {
     assert!(status.success(), "{stdout}{stderr}");
     let tables = stdout.lines().find(|line| line.starts_with("tables "));
     (tables.unwrap_or_else(|| panic!("no tables in {stdout}")).to_owned(), stderr.into_owned())
-}
-
-/// Waits until the log, which is read on a thread of its own, says so.
-fn wait_for_line(server: &Server, text: &str) {
-    let started = Instant::now();
-    while !server.output().contains(text) {
-        assert!(started.elapsed() < PATIENCE, "no {text:?} in\n{}", server.output());
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// The files in a folder, which may be absent.
@@ -65,7 +47,9 @@ fn a_second_start_reads_what_the_first_measured() {
     let folder = config.folder().join("costs");
     let yaml = yaml(&format!(", cost_cache: \"{}\"", folder.display()));
     let first = Server::start(&yaml);
-    wait_for_line(&first, "cost tables measured now, kept in");
+    first.wait_for("cost tables measured now, kept in", || {
+        first.output().contains("cost tables measured now, kept in")
+    });
     assert!(first.output().contains("preparing cost tables"), "{}", first.output());
     drop(first);
     let [file] = &files(folder.clone())[..] else { panic!("one file is expected in {folder:?}") };
@@ -73,7 +57,8 @@ fn a_second_start_reads_what_the_first_measured() {
     assert_eq!(kept["key"]["target"]["hidden"], 64);
     assert_eq!(kept["key"]["max_rows"], 32);
     let second = Server::start(&yaml);
-    wait_for_line(&second, &format!(" ago, read from {}", file.display()));
+    let read = format!(" ago, read from {}", file.display());
+    second.wait_for(&read, || second.output().contains(&read));
     assert!(!second.output().contains("preparing cost tables"), "{}", second.output());
     assert_eq!(costs(file), kept);
     let answer = second.client().post("/v1/completions", &json!({"prompt": "kept", "max_tokens": 20}));

@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 use faser_tests::{
     Server,
     client::Client,
-    metrics::{Metrics, wait_until},
+    metrics::{Metrics, wait_until, wait_until_idle},
 };
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(120);
 /// How often a client asks again that was told to come back later.
 const TRIES: u32 = 12;
 const PAIR: &str = "\
@@ -168,13 +167,8 @@ impl Outcome {
 /// Clients on a daemon with a fault; afterwards nothing is left of them, and the daemon ends when it is told to.
 fn run(server: &Server, clients: Clients) -> Outcome {
     let seen = clients.ask(server.client(), || ());
-    let idle = |metrics: &Metrics| {
-        metrics.sum("faser_requests_running") + metrics.sum("faser_requests_waiting") == 0.0
-            && metrics.blocks_in_use() == 0.0
-    };
-    let metrics = wait_until(server.client(), "no KV is held", PATIENCE, idle);
-    server.terminate();
-    assert!(server.wait(PATIENCE).success(), "{}", server.output());
+    let metrics = wait_until_idle(server.client());
+    server.stop();
     Outcome { seen, metrics, output: server.output() }
 }
 
@@ -256,12 +250,11 @@ fn terminated_in_a_rebuild(seed: u64, drain_timeout_s: u32) -> (Vec<Seen>, Durat
     let mut terminated = Instant::now();
     let seen = CLIENTS.ask(server.client(), || {
         let rebuilding = |metrics: &Metrics| metrics.sum("faser_ready") == 0.0;
-        wait_until(server.client(), "the device is being rebuilt", PATIENCE, rebuilding);
+        wait_until(server.client(), "the device is being rebuilt", rebuilding);
         server.terminate();
         terminated = Instant::now();
     });
-    let status = server.wait(PATIENCE);
-    assert_eq!(status.code(), Some(0), "{}", server.output());
+    server.ends_well();
     (seen, terminated.elapsed(), server.output())
 }
 
@@ -319,8 +312,7 @@ fn a_device_that_is_given_up_is_said_to_be_and_clients_are_told() {
     assert_eq!((metrics.value("faser_device_given_up"), metrics.value("faser_ready")), (1.0, 0.0));
     assert_eq!((metrics.value("faser_device_failures_total"), metrics.blocks_in_use()), (6.0, 0.0));
     assert!(server.output().contains("the device is given up"), "{}", server.output());
-    server.terminate();
-    assert!(server.wait(PATIENCE).success(), "{}", server.output());
+    server.stop();
 }
 
 #[test]

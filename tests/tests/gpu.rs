@@ -3,23 +3,11 @@
 #[path = "../../kernels/tests/cuda_fake/folder.rs"]
 mod fake_gpu;
 
-use std::{
-    ffi::OsString,
-    fs,
-    io::Write,
-    process::{Command, Output},
-    time::Duration,
-};
+use std::{ffi::OsString, fs, io::Write, process::Output};
 
-use faser_tests::{
-    Config, Server, cost_cache, faser,
-    metrics::{Metrics, wait_until},
-    rules::root,
-};
+use faser_tests::{Config, Server, metrics::wait_until_idle, rules::root};
 use serde_json::{Value, json};
 
-/// Fibers are slow.
-const PATIENCE: Duration = Duration::from_secs(120);
 const PAIR: &str = "\
 model:
   dtype: f32
@@ -63,12 +51,6 @@ fn texts(server: &Server) -> Vec<String> {
         let asked: Vec<_> = (0..3).map(|index| scope.spawn(move || ask(body(index)))).collect();
         asked.into_iter().map(|text| text.join().expect("a text")).collect()
     })
-}
-
-fn assert_whole(server: &Server) -> Metrics {
-    let idle =
-        |metrics: &Metrics| metrics.value("faser_requests_running") == 0.0 && metrics.blocks_in_use() == 0.0;
-    wait_until(server.client(), "both pools are whole", PATIENCE, idle)
 }
 
 /// Cost tables as of a GPU: on fibers each row costs what the one before did, and nobody would draft.
@@ -119,15 +101,14 @@ fn every_policy_streams_the_cpus_text() {
         let speculation = format!("speculation: {{policy: '{policy}', {}}}\n", costs.cache());
         let server = Server::start_with(&format!("{PAIR}{GPU}{speculation}"), &variables);
         assert_eq!(texts(&server), expected, "{policy}");
-        let metrics = assert_whole(&server);
+        let metrics = wait_until_idle(server.client());
         assert_eq!(metrics.value("faser_device_info{device=\"cuda:0\",name=\"fake GPU\"}"), 1.0);
         let drafts = metrics.value("faser_spec_decode_num_draft_tokens_total");
         assert_eq!(drafts > 0.0, policy != "off", "{policy}: {drafts} proposals");
         let output = server.output();
         assert!(output.contains("device: cuda:0, fake GPU, 132 SMs of compute capability 9.0"), "{output}");
         assert_eq!(output.contains("cost tables"), policy == "faser", "{output}");
-        server.terminate();
-        assert!(server.wait(PATIENCE).success(), "{}", server.output());
+        server.stop();
     }
 }
 
@@ -140,7 +121,7 @@ fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
     let expected = texts(&Server::start(&format!("{PAIR}{CPU}{speculation}")));
     let server = Server::start_with(&format!("{PAIR}{GPU}{speculation}"), &variables);
     assert_eq!(texts(&server), expected);
-    let metrics = assert_whole(&server);
+    let metrics = wait_until_idle(server.client());
     assert_eq!(metrics.value("faser_device_failures_total"), 1.0, "{}", server.output());
     assert!(server.output().contains("LAUNCH_FAILED"), "{}", server.output());
 }
@@ -165,12 +146,8 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
         assert!(output.status.success() && out.contains(ranks), "{out}{err}");
         let server = Server::start_with(&yaml, &variables);
         assert_eq!(texts(&server), expected, "{device}");
-        // Of replicas each has metrics of its own.
-        if !device.contains("replicas") {
-            assert_whole(&server);
-        }
-        server.terminate();
-        assert!(server.wait(PATIENCE).success(), "{}", server.output());
+        wait_until_idle(server.client());
+        server.stop();
     }
     for (device, variable, parts) in [
         (
@@ -338,7 +315,7 @@ fn answers(server: &Server, chats: bool) -> Vec<(Value, Value, Vec<f64>)> {
         (body, comparable(answer.json(), &mut floats), floats)
     };
     let found = requests(chats).into_iter().map(one).collect();
-    assert_whole(server);
+    wait_until_idle(server.client());
     found
 }
 
@@ -391,8 +368,7 @@ fn chats_with_forms_and_tools_are_on_a_gpu_as_on_cores() {
         (device.to_owned(), config)
     });
     let servers = servers.into_iter().map(|(what, config)| {
-        let mut command = Command::new(faser());
-        command.args(["serve", "--listen", "127.0.0.1:0", "-c"]).arg(config.path());
+        let mut command = config.serve();
         command.envs(variables.iter().map(|(name, value)| (name, value)));
         (what, Server::run(config, command))
     });
@@ -400,8 +376,7 @@ fn chats_with_forms_and_tools_are_on_a_gpu_as_on_cores() {
 }
 
 fn run(arguments: &[&str], config: &Config, variables: &[(&str, OsString)]) -> Output {
-    let mut command = Command::new(faser());
-    command.args(arguments).arg("-c").arg(config.path()).env("CACHE_DIRECTORY", cost_cache());
+    let mut command = config.command(arguments);
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     command.output().expect("the binary can be started")
 }

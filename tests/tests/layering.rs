@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use faser_tests::rules::{docs, edges, files, picture, root, source};
+use faser_tests::rules::{docs, edges, files, picture, read, root, source};
 
 const CRATES: &[&str] = &[
     "topology",
@@ -21,10 +21,6 @@ const CRATES: &[&str] = &[
 
 fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
-}
-
-fn read(path: &str) -> String {
-    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 fn rust_files() -> Vec<(String, String)> {

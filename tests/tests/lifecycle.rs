@@ -1,14 +1,11 @@
 //! A daemon's life from outside: a full queue, a drain on SIGTERM, a client that goes away.
 
-use std::time::Duration;
-
 use faser_tests::{
     Server,
-    metrics::{Metrics, wait_until},
+    metrics::{wait_until, wait_until_idle},
 };
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 /// One sequence runs and one waits.
 const NARROW: &str = "\
 model:
@@ -21,11 +18,6 @@ fn long_stream(tokens: usize) -> Value {
     json!({"prompt": "a long stream", "max_tokens": tokens, "temperature": 0.9, "seed": 1, "stream": true})
 }
 
-fn is_idle(metrics: &Metrics) -> bool {
-    metrics.value("faser_requests_running") + metrics.value("faser_requests_waiting") == 0.0
-        && metrics.blocks_in_use() == 0.0
-}
-
 #[test]
 fn a_full_queue_answers_429_and_a_disconnect_makes_room() {
     let server = Server::start(NARROW);
@@ -36,9 +28,7 @@ fn a_full_queue_answers_429_and_a_disconnect_makes_room() {
         let client = client.clone();
         move || client.stream("/v1/completions", &long_stream(20)).transcript()
     });
-    wait_until(client, "one request waits", PATIENCE, |metrics| {
-        metrics.value("faser_requests_waiting") == 1.0
-    });
+    wait_until(client, "one request waits", |metrics| metrics.value("faser_requests_waiting") == 1.0);
     let refused = client.post("/v1/completions", &json!({"prompt": "x"}));
     assert_eq!(refused.status, 429, "{refused:?}");
     let seconds = refused.header("retry-after").and_then(|seconds| seconds.parse::<u32>().ok());
@@ -48,7 +38,7 @@ fn a_full_queue_answers_429_and_a_disconnect_makes_room() {
     // The client of the running stream goes away: the one that waits gets its place.
     drop(running);
     assert!(waiting.join().expect("the waiting stream is read").complete());
-    let metrics = wait_until(client, "the daemon is idle", PATIENCE, is_idle);
+    let metrics = wait_until_idle(client);
     assert_eq!(metrics.value("faser_requests_cancelled_total"), 1.0);
 }
 
@@ -61,10 +51,7 @@ fn sigterm_drains() {
     let mut stream = client.stream("/v1/completions", &long_stream(2000));
     let first = stream.next().expect("a first event");
     server.terminate();
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while client.get("/ready").status != 503 {
-        assert!(std::time::Instant::now() < deadline, "still ready after SIGTERM");
-    }
+    server.wait_for("it is not ready after SIGTERM", || client.get("/ready").status == 503);
     let refused = client.post("/v1/completions", &json!({"prompt": "too late"}));
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(refused.error()["message"].as_str().is_some_and(|message| message.contains("shutting down")));
@@ -73,8 +60,7 @@ fn sigterm_drains() {
     assert!(rest.complete(), "the stream in flight is finished: {:?}", rest.finish_reason);
     let first = first["choices"][0]["text"].as_str().unwrap_or_default();
     assert_eq!(format!("{first}{}", rest.text), alone.text);
-    let status = server.wait(PATIENCE);
-    assert_eq!(status.code(), Some(0), "{status}\n{}", server.output());
+    server.ends_well();
 }
 
 #[test]
@@ -85,7 +71,7 @@ fn a_drain_that_takes_too_long_ends_its_streams_cleanly() {
     server.terminate();
     let rest = stream.transcript();
     assert!(rest.error.is_some() && !rest.done, "an error event ends it: {:?} {}", rest.error, rest.done);
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.ends_well();
 }
 
 #[test]
@@ -98,11 +84,11 @@ fn a_request_without_a_stream_that_drain_breaks_off_gets_an_error_too() {
             client.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 4000, "temperature": 0.9}))
         }
     });
-    wait_until(&client, "it runs", PATIENCE, |metrics| metrics.value("faser_requests_running") == 1.0);
+    wait_until(&client, "it runs", |metrics| metrics.value("faser_requests_running") == 1.0);
     server.terminate();
     let broken = asked.join().expect("it is answered");
     assert_eq!((broken.status, broken.error()["code"].as_str()), (503, Some("shutting_down")), "{broken:?}");
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.ends_well();
 }
 
 #[test]
@@ -112,13 +98,10 @@ fn a_second_sigterm_ends_at_once() {
     let mut stream = client.stream("/v1/completions", &long_stream(4000));
     assert!(stream.next().is_some());
     server.terminate();
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while client.get("/ready").status != 503 {
-        assert!(std::time::Instant::now() < deadline, "still ready after SIGTERM");
-    }
+    server.wait_for("it is not ready after SIGTERM", || client.get("/ready").status == 503);
     assert!(stream.next().is_some(), "the stream goes on while the daemon drains");
     server.terminate();
-    let status = server.wait(PATIENCE);
+    let status = server.wait();
     assert_eq!(status.code(), Some(143), "{status}\n{}", server.output());
     assert!(server.output().contains("ended at once, with sequences in flight"));
 }
@@ -136,7 +119,7 @@ fn a_drain_under_load_breaks_no_stream() {
             std::thread::spawn(move || client.stream("/v1/completions", &body).transcript())
         })
         .collect();
-    wait_until(client, "all are taken", PATIENCE, |metrics| {
+    wait_until(client, "all are taken", |metrics| {
         let finished = metrics.get("faser_requests_finished_total").unwrap_or(0.0);
         let here = metrics.value("faser_requests_running") + metrics.value("faser_requests_waiting");
         // The first of all was the daemon's own, to warm up.
@@ -146,5 +129,5 @@ fn a_drain_under_load_breaks_no_stream() {
     for reader in readers {
         assert!(reader.join().expect("a reader").complete());
     }
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.ends_well();
 }

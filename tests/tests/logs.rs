@@ -8,8 +8,6 @@ use std::{
 use faser_tests::{Config, Server, faser};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 fn yaml(format: &str) -> String {
     format!("model:\n  synthetic: {{preset: tiny}}\nlog: {{level: debug, format: {format}}}\n")
 }
@@ -38,7 +36,7 @@ fn lines(server: &Server, part: &str, count: usize) -> Vec<String> {
         if found.len() >= count {
             return found;
         }
-        assert!(started.elapsed() < PATIENCE, "not {count} lines with {part}: {found:?}");
+        assert!(started.elapsed() < faser_tests::PATIENCE, "not {count} lines with {part}: {found:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -6,7 +6,10 @@ use std::{
     process::Command,
 };
 
-use faser_tests::{Server, rules::root};
+use faser_tests::{
+    Server,
+    rules::{read, root},
+};
 use serde_json::{Value, json};
 
 /// What is in the table of one metric.
@@ -29,10 +32,6 @@ struct Exported {
     help: String,
     labels: BTreeSet<String>,
     samples: usize,
-}
-
-fn read(path: &str) -> String {
-    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 fn table() -> BTreeMap<String, Row> {

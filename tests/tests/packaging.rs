@@ -2,14 +2,10 @@
 
 use std::{collections::BTreeMap, process::Command};
 
-use faser_tests::rules::root;
+use faser_tests::rules::{read, root};
 
 /// What .ci/deb makes before it packs.
 const MADE: &str = "../target/debian/made/";
-
-fn read(path: &str) -> String {
-    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
 
 /// `[package.metadata.deb]` of the daemon.
 fn metadata() -> serde_json::Value {

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use faser_tests::{
     Server,
@@ -13,7 +12,6 @@ use faser_tests::{
 };
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const DEMO: &str = "speculation: {policy: 'fixed:3'}\n";
 const TINY: &str = "{preset: tiny, layers: 2, hidden: 64, intermediate: 64, heads: 8, kv_heads: 2, vocab: 300, max_context: 8192, residual_scale: 0.2}";
 
@@ -206,7 +204,7 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
     for stream in streams {
         assert!(stream.transcript().complete(), "a drain waits for both");
     }
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.ends_well();
 }
 
 #[cfg(debug_assertions)]
@@ -228,7 +226,7 @@ fn a_pair_whose_device_is_given_up_leaves_the_other_serving() {
     assert!(lost.is_err() || lost.is_ok_and(|lost| lost.error.is_some()));
     assert_eq!(texts(&kept), texts(&wanted), "the fault of the other pair costs no text");
     let given_up = |metrics: &Metrics| metrics.value("faser_device_given_up{pair=\"Tiny/one\"}") == 1.0;
-    let metrics = wait_until(client, "the device is given up", PATIENCE, given_up);
+    let metrics = wait_until(client, "the device is given up", given_up);
     assert_eq!(metrics.value("faser_device_failures_total{pair=\"rustdoc\"}"), 0.0);
     assert_eq!(texts(&ask(client, &[Some("rustdoc")])), texts(&wanted));
     let refused = client.post("/v1/completions", &json!({"model": "Tiny/one", "prompt": "x"}));
@@ -242,17 +240,14 @@ fn a_pair_whose_device_is_given_up_leaves_the_other_serving() {
     assert_eq!(client.get("/ready?model=rustdoc").status, 200);
     assert_eq!(client.get("/ready?model=Tiny/one").status, 503);
     assert_eq!(client.get("/health").status, 200);
-    server.terminate();
-    assert!(server.wait(PATIENCE).success(), "{}", server.output());
+    server.stop();
 }
 
 #[test]
 fn one_shot_commands_take_a_pair_and_check_takes_all() {
     let config = faser_tests::Config::new(&both("", ""));
     let run = |args: &[&str]| {
-        let mut command = Command::new(faser());
-        command.args(args).arg("-c").arg(config.path()).env("CACHE_DIRECTORY", faser_tests::cost_cache());
-        let output = command.output().expect("the binary can be started");
+        let output = config.command(args).output().expect("the binary can be started");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
@@ -280,11 +275,7 @@ fn one_shot_commands_take_a_pair_and_check_takes_all() {
         "{errors}"
     );
     let broken = faser_tests::Config::new(&both("", "speculation: {policy: 'fixed:99'}"));
-    let output = Command::new(faser())
-        .args(["check", "-c"])
-        .arg(broken.path())
-        .output()
-        .expect("the binary can be started");
+    let output = broken.command(&["check"]).output().expect("the binary can be started");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("faser.yaml:10: `pairs[1].speculation.policy` must be"), "{errors}");
 }

@@ -1,15 +1,8 @@
 //! The daemon with its models split over ranks on the CPU: the same text as with whole ones, and refusals of what cannot be split.
 
-use std::process::Command;
-use std::time::Duration;
-
-use faser_tests::{
-    Config, Server, cost_cache, faser,
-    metrics::{Metrics, wait_until},
-};
+use faser_tests::{Config, Server, metrics::wait_until_idle};
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const PAIR: &str = "\
 model:
   dtype: f32
@@ -42,12 +35,8 @@ fn split_models_stream_the_text_of_whole_ones() {
     for device in [", tensor_parallel: 2", ", tensor_parallel: 4, draft_tensor_parallel: 2"] {
         let server = on(device);
         assert_eq!(texts(&server), expected, "{device}");
-        let idle = |metrics: &Metrics| {
-            metrics.value("faser_requests_running") == 0.0 && metrics.blocks_in_use() == 0.0
-        };
-        wait_until(server.client(), "both pools are whole", PATIENCE, idle);
-        server.terminate();
-        assert!(server.wait(PATIENCE).success(), "{}", server.output());
+        wait_until_idle(server.client());
+        server.stop();
     }
 }
 
@@ -64,9 +53,7 @@ fn replicas_of_split_models_stream_the_text_of_one_whole() {
     let ready = client.get("/ready").json();
     let serving = |number| json!({"replica": number, "status": "serving"});
     assert_eq!(ready, json!({"status": "ready", "replicas": [serving(0), serving(1)]}));
-    let idle =
-        |metrics: &Metrics| metrics.sum("faser_requests_running") == 0.0 && metrics.blocks_in_use() == 0.0;
-    let metrics = wait_until(client, "all pools are whole", PATIENCE, idle);
+    let metrics = wait_until_idle(client);
     for replica in 0..2 {
         let finished = metrics.value(&format!("faser_requests_finished_total{{replica=\"{replica}\"}}"));
         // One of them is the warm-up's.
@@ -76,17 +63,14 @@ fn replicas_of_split_models_stream_the_text_of_one_whole() {
         (metrics.value("faser_replicas_ready"), metrics.value("faser_requests_moved_total")),
         (2.0, 0.0)
     );
-    server.terminate();
-    assert!(server.wait(PATIENCE).success(), "{}", server.output());
+    server.stop();
 }
 
 #[test]
 fn check_says_what_each_replica_has() {
     let config =
         Config::new(&format!("{PAIR}device: {{kind: cpu, threads: 1, tensor_parallel: 2, replicas: 2}}\n"));
-    let mut command = Command::new(faser());
-    command.arg("check").arg("-c").arg(config.path()).env("CACHE_DIRECTORY", cost_cache());
-    let output = command.output().expect("the binary can be started");
+    let output = config.command(&["check"]).output().expect("the binary can be started");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{err}");
     for line in ["replicas 2, each with", "of replica 0: draft on cores", "of replica 1: draft on cores"] {
@@ -99,9 +83,7 @@ fn check_says_what_each_replica_has() {
 fn models_that_cannot_be_split_so_are_refused() {
     let refusal = |device: &str| {
         let config = Config::new(&format!("{PAIR}device: {{{device}}}\n"));
-        let mut command = Command::new(faser());
-        command.arg("check").arg("-c").arg(config.path()).env("CACHE_DIRECTORY", cost_cache());
-        let output = command.output().expect("the binary can be started");
+        let output = config.command(&["check"]).output().expect("the binary can be started");
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };

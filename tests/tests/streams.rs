@@ -8,7 +8,7 @@ use std::{
 use faser_tests::{
     Server,
     client::Client,
-    metrics::{Metrics, wait_until},
+    metrics::{Metrics, wait_until_idle},
 };
 use serde_json::{Value, json};
 
@@ -104,11 +104,7 @@ fn streams_survive_their_neighbours() {
         streams.into_iter().map(|stream| stream.join().expect("a stream ends as it should")).sum()
     });
     assert_eq!(survivors, STREAMS - cut);
-    let idle = |metrics: &Metrics| {
-        metrics.value("faser_requests_running") + metrics.value("faser_requests_waiting") == 0.0
-            && metrics.blocks_in_use() == 0.0
-    };
-    let after = wait_until(client, "both pools are whole", Duration::from_secs(60), idle);
+    let after = wait_until_idle(client);
     let grown = |name: &str| after.value(name) - before.value(name);
     println!(
         "{survivors} of {STREAMS} streams complete and equal to their solo runs, {} hung up",

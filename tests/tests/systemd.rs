@@ -6,13 +6,11 @@ use std::{
     os::unix::net::UnixListener,
     process::{Command, Stdio},
     sync::{Arc, Barrier},
-    time::{Duration, Instant},
 };
 
 use faser_tests::{Config, Server, ServiceManager, faser};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const PAIR: &str = "model:\n  synthetic: {preset: tiny}\n";
 
 fn stream_of(tokens: usize, seed: usize) -> Value {
@@ -33,7 +31,7 @@ fn readiness_status_beats_and_the_end_are_told() {
     let variables = [manager.variable(), ("WATCHDOG_USEC", "100000".into())];
     // One after the other: so many that the status line, which is looked at every few seconds, meets some.
     let server = Server::start_with(&format!("{PAIR}scheduler: {{max_running: 1}}\n"), &variables);
-    let (ready, lines) = manager.wait_for("ready", 0, PATIENCE, |lines| has(lines, "READY=1"));
+    let (ready, lines) = manager.wait_for("ready", 0, |lines| has(lines, "READY=1"));
     assert_eq!(server.client().get("/ready").status, 200);
     let serving = format!("serving synthetic on http://{}, requests: 0", server.client().address);
     assert_eq!(status(&lines), serving);
@@ -47,43 +45,39 @@ fn readiness_status_beats_and_the_end_are_told() {
     let beats = |more: usize| {
         let now = manager.count("WATCHDOG=1");
         let enough = |_: &[String]| manager.count("WATCHDOG=1") >= now + more;
-        manager.wait_for("beats", 0, PATIENCE, enough);
+        manager.wait_for("beats", 0, enough);
     };
     beats(3);
     let streams: Vec<_> =
         (0..32).map(|seed| server.client().stream("/v1/completions", &stream_of(4000, seed))).collect();
     beats(3);
-    manager.wait_for("a status with requests", ready + 1, PATIENCE, |lines| {
+    manager.wait_for("a status with requests", ready + 1, |lines| {
         let status = status(lines);
         status.starts_with("serving") && !status.ends_with("requests: 0")
     });
     drop(streams);
     server.terminate();
-    let (_, lines) = manager.wait_for("stopping", ready, PATIENCE, |lines| has(lines, "STOPPING=1"));
+    let (_, lines) = manager.wait_for("stopping", ready, |lines| has(lines, "STOPPING=1"));
     assert!(status(&lines).starts_with("draining"), "{lines:?}");
     // The 30 s of `drain_timeout_s`, and some for the end itself.
     assert!(has(&lines, "EXTEND_TIMEOUT_USEC=49000000"), "{lines:?}");
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.ends_well();
     assert_eq!(manager.count("READY=1"), 1);
 }
 
-/// Waits for a line of its log with all of these in it.
-fn wait_for_line(server: &Server, parts: &[&str]) {
-    let started = Instant::now();
-    while !server.output().lines().any(|line| parts.iter().all(|part| line.contains(part))) {
-        assert!(started.elapsed() < PATIENCE, "no line with {parts:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+/// Whether its log has a line with all of these in it.
+fn has_line(server: &Server, parts: &[&str]) -> bool {
+    server.output().lines().any(|line| parts.iter().all(|part| line.contains(part)))
 }
 
 /// SIGHUP, and the status that the manager is told when the reload is over.
 fn reload(server: &Server, manager: &ServiceManager) -> String {
     let from = manager.told().len();
     server.signal("HUP");
-    let (begun, lines) = manager.wait_for("reloading", from, PATIENCE, |lines| has(lines, "RELOADING=1"));
+    let (begun, lines) = manager.wait_for("reloading", from, |lines| has(lines, "RELOADING=1"));
     let micros = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
     assert!(micros.is_some_and(|micros| micros.parse::<u64>().is_ok_and(|micros| micros > 0)), "{lines:?}");
-    let (_, lines) = manager.wait_for("ready again", begun, PATIENCE, |lines| has(lines, "READY=1"));
+    let (_, lines) = manager.wait_for("ready again", begun, |lines| has(lines, "READY=1"));
     status(&lines).to_owned()
 }
 
@@ -112,8 +106,9 @@ fn a_reload_under_load_applies_what_is_live_and_a_bad_file_changes_nothing() {
     assert!(outcome.starts_with("serving") && outcome.ends_with(wanted), "{outcome}");
     // Answers are logged at debug.
     assert_eq!(server.client().get("/ready").status, 200);
-    wait_for_line(&server, &["DEBUG", "request answered"]);
-    wait_for_line(&server, &["WARN", "needs a restart", "server.workers"]);
+    server.wait_for("a line of the log", || has_line(&server, &["DEBUG", "request answered"]));
+    server
+        .wait_for("a line of the log", || has_line(&server, &["WARN", "needs a restart", "server.workers"]));
     server.rewrite_config(&format!("{PAIR}log: {{level: trace, colour: red}}\n"));
     let outcome = reload(&server, &manager);
     assert!(outcome.starts_with("serving") && outcome.contains("refused, nothing is changed"), "{outcome}");
@@ -121,7 +116,9 @@ fn a_reload_under_load_applies_what_is_live_and_a_bad_file_changes_nothing() {
     for reader in readers {
         assert!(reader.join().expect("a reader").complete(), "no stream is broken");
     }
-    wait_for_line(&server, &["ERROR", "reload refused, nothing is changed", "log.colour"]);
+    server.wait_for("a line of the log", || {
+        has_line(&server, &["ERROR", "reload refused, nothing is changed", "log.colour"])
+    });
     server.rewrite_config(PAIR);
     assert!(reload(&server, &manager).ends_with("last reload: applied: log.level"));
     assert_eq!(server.client().get("/ready").status, 200);
@@ -145,8 +142,7 @@ fn a_port_that_is_handed_over_is_served() {
     let server = Server::run(config, command);
     assert_eq!(server.client().address, address);
     assert_eq!(server.client().get("/ready").status, 200);
-    server.terminate();
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.stop();
 }
 
 #[test]
@@ -188,16 +184,13 @@ fn sigterm_while_loading_is_told_as_an_end() {
     let manager = ServiceManager::listen();
     // Large enough to be met while it loads, on any machine.
     let config = Config::new("model:\n  synthetic: {preset: 110m}\n");
-    let mut command = Command::new(faser());
-    command.args(["serve", "--listen", "127.0.0.1:0", "-c"]).arg(config.path());
     let (name, socket) = manager.variable();
-    let mut child =
-        command.env(name, socket).stdin(Stdio::null()).spawn().expect("the binary can be started");
-    manager.wait_for("loading", 0, PATIENCE, |lines| status(lines).starts_with("loading"));
+    let mut child = config.serve().env(name, socket).spawn().expect("the binary can be started");
+    manager.wait_for("loading", 0, |lines| status(lines).starts_with("loading"));
     let id = child.id().to_string();
     let killed = Command::new("kill").args(["-TERM", &id]).status().expect("kill can be run");
     assert!(killed.success());
-    manager.wait_for("stopping", 0, PATIENCE, |lines| has(lines, "STOPPING=1"));
+    manager.wait_for("stopping", 0, |lines| has(lines, "STOPPING=1"));
     assert!(child.wait().expect("it ends").success());
     assert_eq!(manager.count("READY=1"), 0);
 }
@@ -214,8 +207,7 @@ fn an_admin_socket_that_is_handed_over_is_served_beside_a_port_of_our_own() {
     let admin = faser::ctl::client::Client::new(&path);
     let status = admin.get("/v1/status").and_then(|answer| answer.json()).expect("a status");
     assert_eq!(status["state"], "serving");
-    server.terminate();
-    assert_eq!(server.wait(PATIENCE).code(), Some(0), "{}", server.output());
+    server.stop();
     assert!(path.exists(), "it is the service manager's");
 }
 

@@ -3,16 +3,13 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
-    process::{Command, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
-use faser_tests::{Config, Server, faser};
+use faser_tests::{Config, PATIENCE, Server};
 use rcgen::{CertifiedKey, KeyPair, generate_simple_self_signed};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_types::CertificateDer};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const CONFIG: &str = "server: {tls: {cert: cert.pem, key: key.pem}}\nmodel: {synthetic: {preset: tiny}}\n";
 
 fn certificate() -> CertifiedKey<KeyPair> {
@@ -25,12 +22,6 @@ fn write(config: &Config, certificate: &CertifiedKey<KeyPair>) {
     {
         std::fs::write(config.folder().join(name), text).expect("a temporary file can be written");
     }
-}
-
-fn command(config: &Config) -> Command {
-    let mut command = Command::new(faser());
-    command.args(["serve", "--listen", "127.0.0.1:0", "-c"]).arg(config.path()).stdin(Stdio::null());
-    command
 }
 
 /// A connection to a server with this certificate and no other.
@@ -66,7 +57,7 @@ fn a_certificate_is_served_and_renewed_while_a_stream_goes_on() {
     let (first, second) = (certificate(), certificate());
     let config = Config::new(CONFIG);
     write(&config, &first);
-    let command = command(&config);
+    let command = config.serve();
     let server = Server::run(config, command);
     assert!(server.output().contains("https://"), "{}", server.output());
     let (old, new) = (first.cert.der(), second.cert.der());
@@ -93,26 +84,18 @@ fn a_certificate_is_served_and_renewed_while_a_stream_goes_on() {
     // A key that belongs to another certificate changes nothing.
     server.write("cert.pem", &second.cert.pem());
     server.signal("HUP");
-    wait_for("the refusal", &server, || server.output().contains("reload refused, nothing is changed"));
+    server.wait_for("the refusal", || server.output().contains("reload refused, nothing is changed"));
     assert!(server.output().contains("key.pem: does not go with"), "{}", server.output());
     assert!(get(&server, "/health", old).is_ok());
     server.write("key.pem", &second.signing_key.serialize_pem());
     server.signal("HUP");
-    wait_for("the new certificate", &server, || get(&server, "/health", new).is_ok());
+    server.wait_for("the new certificate", || get(&server, "/health", new).is_ok());
     assert!(get(&server, "/health", old).is_err());
     assert!(server.output().contains("applied: server.tls.cert"), "{}", server.output());
     let mut rest = String::new();
     stream.read_to_string(&mut rest).expect("the stream ends as TLS demands");
     assert!(rest.contains("data: [DONE]"), "{rest}");
     assert!(!server.output().contains("PRIVATE KEY"), "a key is in the log");
-}
-
-fn wait_for(what: &str, server: &Server, wanted: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !wanted() {
-        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", server.output());
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -129,7 +112,7 @@ fn files_that_are_no_certificate_are_refused_at_the_start() {
         let config = Config::new(CONFIG);
         std::fs::write(config.folder().join("cert.pem"), &cert).expect("a temporary file can be written");
         std::fs::write(config.folder().join("key.pem"), &key).expect("a temporary file can be written");
-        let output = command(&config).output().expect("the binary can be started");
+        let output = config.serve().output().expect("the binary can be started");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{part}: {said}");
         assert!(said.contains(part) && !said.contains("PRIVATE KEY"), "{part}: {said}");

@@ -4,13 +4,11 @@ use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    time::Duration,
 };
 
 use faser_tests::{Server, faser, metrics::wait_until};
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const PAIR: &str = "\
 model: {name: pair, synthetic: {preset: tiny}}
 speculation: {policy: 'fixed:2'}
@@ -45,7 +43,7 @@ fn one_frame_as_text() {
         let client = client.clone();
         move || client.stream("/v1/completions", &body).transcript()
     });
-    wait_until(&client, "tokens came", PATIENCE, |metrics| metrics.sum("faser_output_tokens_total") > 0.0);
+    wait_until(&client, "tokens came", |metrics| metrics.sum("faser_output_tokens_total") > 0.0);
     let output = once(&socket(&server), &["--once", "--size", "90x36"]);
     let frame = text(&output.stdout);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));

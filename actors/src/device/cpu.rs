@@ -10,7 +10,7 @@ use faser_kernels::{Collective, Isa};
 use faser_models::Model;
 use faser_topology::{LanePair, Partition, rank_partitions};
 
-use super::lanes::{LanePasses, Open, PassLimits, lanes_of, whole_group};
+use super::open::{LanePasses, Open, PassLimits, lanes_of, whole_group};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::runner::{CpuBackend, CpuLaneSpec};

@@ -12,7 +12,7 @@ use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
-use super::lanes::{
+use super::open::{
     LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, lanes_of, no_group, whole_group,
 };
 use crate::error::ServiceError;

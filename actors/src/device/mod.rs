@@ -2,7 +2,7 @@
 
 mod cpu;
 mod cuda;
-mod lanes;
+mod open;
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::gpu_actor::DeviceFactory;
 pub use cpu::CpuSpec;
 pub(crate) use cpu::ways;
 pub use cuda::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
-pub(crate) use lanes::{LanePasses, OnLane, Open, SAMPLED_ROWS};
-pub use lanes::{LaneSizes, ModelFacts, PassLimits};
+pub(crate) use open::{LanePasses, OnLane, Open, SAMPLED_ROWS};
+pub use open::{LaneSizes, ModelFacts, PassLimits};
 
 /// The pair and where it runs. Clones share the weights.
 #[derive(Clone, Debug)]

@@ -114,14 +114,12 @@ impl Load {
             plan.blocks.extend(self.table(sequence));
             plan.chunks.push(VerifyChunk {
                 seq: SeqId(sequence as u64),
-                epoch: 0,
                 start: self.context - 1,
                 rows: rows..plan.tokens.len(),
                 proposals: self.rows - 1,
-                copied: false,
                 sample: true,
                 table: table..plan.blocks.len(),
-                tests: 0..0,
+                ..VerifyChunk::default()
             });
         }
         VerifyWork { requests: greedy(plan.admit.len()), plan }

@@ -211,8 +211,6 @@ impl Pair {
                 ..Sampling::default()
             },
             max_new_tokens: self.output,
-            stop_tokens: Vec::new(),
-            prediction: Vec::new(),
             ..Submission::default()
         }
     }

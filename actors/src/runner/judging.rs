@@ -81,24 +81,17 @@ pub(super) fn judge(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use faser_engine::SeqId;
+
+    fn chunk(proposals: usize) -> VerifyChunk {
+        VerifyChunk { start: 5, rows: 0..proposals + 1, proposals, sample: true, ..VerifyChunk::default() }
+    }
 
     fn verdict(proposals: &[TokenId], rows: usize, samples: &[TokenId]) -> Verdict {
         verdict_without(0, proposals, rows, samples)
     }
 
     fn verdict_without(forbidden: usize, proposals: &[TokenId], rows: usize, samples: &[TokenId]) -> Verdict {
-        let chunk = VerifyChunk {
-            seq: SeqId(1),
-            epoch: 0,
-            start: 5,
-            rows: 0..proposals.len() + 1,
-            proposals: proposals.len(),
-            copied: forbidden > 0,
-            sample: true,
-            table: 0..1,
-            tests: 0..0,
-        };
+        let chunk = VerifyChunk { copied: forbidden > 0, ..chunk(proposals.len()) };
         let mut progress = Progress::new(&chunk);
         progress.forbid(forbidden);
         (progress.rows, progress.samples) = (rows, samples.len());
@@ -148,17 +141,7 @@ mod tests {
 
     #[test]
     fn a_late_chunk_says_nothing_of_its_proposals() {
-        let chunk = VerifyChunk {
-            seq: SeqId(1),
-            epoch: 0,
-            start: 5,
-            rows: 0..3,
-            proposals: 2,
-            copied: false,
-            sample: true,
-            table: 0..1,
-            tests: 0..0,
-        };
+        let chunk = chunk(2);
         let mut progress = Progress::new(&chunk);
         progress.be_late();
         let late = Verdict { late: true, ..Verdict::default() };

@@ -82,10 +82,7 @@ fn a_dispatcher_at_work_and_an_idle_one_answer() {
     in_system(async {
         let service = Service::start(spec()).await.expect("a service");
         assert!(service.heartbeat().await, "it is idle");
-        let streams = [
-            service.submit(submission(1, 60)).await.expect("it is taken"),
-            service.submit(submission(2, 60)).await.expect("it is taken"),
-        ];
+        let streams = submit(&service, 1..3, 60).await;
         assert!(service.heartbeat().await, "it works");
         for stream in streams {
             assert_eq!(read(stream).await.1, Some(FinishReason::Length));

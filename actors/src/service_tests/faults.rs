@@ -33,11 +33,8 @@ fn streams_go_on_with_the_same_tokens_after_a_lane_panics() {
                 _ => DeviceBuild { verify: before_each(&build.verify, panic_at(&[2, 5])), ..build },
             };
             let gate = Gate::default();
-            let service = start_with(spec, gated(build, &gate)).await.expect("a service");
-            let mut streams = Vec::new();
-            for seed in 0..3 {
-                streams.push(service.submit(submission(seed, 24)).await.expect("it is taken"));
-            }
+            let service = start_build(spec, gated(build, &gate)).await.expect("a service");
+            let streams = submit(&service, 0..3, 24).await;
             gate.open();
             for (stream, expected) in streams.into_iter().zip(&expected) {
                 assert_eq!(read(stream).await, (expected.clone(), Some(FinishReason::Length)), "{lane}");
@@ -55,7 +52,7 @@ fn a_request_that_fells_every_device_is_given_up_and_the_service_is_not() {
         let spec = spec();
         let build = device_build(&spec);
         let build = DeviceBuild { verify: before_each(&build.verify, panic_at(&[0, 1, 2])), ..build };
-        let service = start_with(spec, build).await.expect("a service");
+        let service = start_build(spec, build).await.expect("a service");
         let stream = service.submit(submission(1, 8)).await.expect("it is taken");
         assert_eq!(read(stream).await, (vec![], Some(FinishReason::DeviceFailed)));
         until("the device serves again", || service.ready()).await;
@@ -81,11 +78,8 @@ fn a_device_that_cannot_be_rebuilt_is_given_up_and_every_request_is_told() {
         });
         let gate = Gate::default();
         let build = gated(DeviceBuild { verify: once, ..build }, &gate);
-        let service = start_with(spec, build).await.expect("a service");
-        let mut streams = Vec::new();
-        for seed in 0..6 {
-            streams.push(service.submit(submission(seed, 24)).await.expect("it is taken"));
-        }
+        let service = start_build(spec, build).await.expect("a service");
+        let streams = submit(&service, 0..6, 24).await;
         gate.open();
         for stream in streams {
             assert_eq!(read(stream).await.1, Some(FinishReason::DeviceFailed));
@@ -126,7 +120,7 @@ fn a_device_that_cannot_be_built_at_all_is_the_starts_error() {
         let spec = spec();
         let build = device_build(&spec);
         let broken: Build<_> = Arc::new(|_| panic!("no such device"));
-        let error = start_with(spec, DeviceBuild { draft: Some(broken), ..build }).await.err();
+        let error = start_build(spec, DeviceBuild { draft: Some(broken), ..build }).await.err();
         let text = error.expect("it cannot start").to_string();
         assert!(text.contains("draft lane") && text.contains("no such device"), "{text}");
     });
@@ -141,17 +135,7 @@ fn late_results_of_another_device_change_nothing() {
         let stream = service.submit(submission(1, 24)).await.expect("it is taken");
         until("the first verify plan is out", || service.view().totals.draft_passes == 1).await;
         // What a lost device would bring: the number of the plan that is out, and tokens nobody chose.
-        let chunk = VerifyChunk {
-            seq: stream.seq(),
-            epoch: 0,
-            start: 0,
-            rows: 0..0,
-            proposals: 0,
-            copied: false,
-            sample: true,
-            table: 0..0,
-            tests: 0..0,
-        };
+        let chunk = VerifyChunk { seq: stream.seq(), sample: true, ..VerifyChunk::default() };
         let verdict = Verdict { next: Some(expected[1][0] ^ 1), ..Verdict::default() };
         let outcome = VerifyOutcome { verdicts: vec![verdict], ..VerifyOutcome::default() };
         let plan = VerifyPlan { step: 1, chunks: vec![chunk], outcome, ..VerifyPlan::default() };

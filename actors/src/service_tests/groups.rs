@@ -71,7 +71,7 @@ pub(super) fn submissions(count: u64) -> impl Iterator<Item = Submission> {
 }
 
 /// Tokens of a few requests, together, and how they ended.
-async fn tokens(service: &Service, count: u64) -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+async fn tokens(service: &Service, count: u64) -> Vec<Read> {
     let mut streams = Vec::new();
     for submission in submissions(count) {
         streams.push(service.submit(submission).await.expect("it is taken"));
@@ -84,7 +84,7 @@ async fn tokens(service: &Service, count: u64) -> Vec<(Vec<TokenId>, Option<Fini
 }
 
 /// What a service with whole models gives.
-pub(super) async fn expected() -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+pub(super) async fn expected() -> Vec<Read> {
     let service = Service::start(split(1, 1)).await.expect("a service");
     let expected = tokens(&service, 4).await;
     assert!(expected.iter().all(|(_, reason)| *reason == Some(FinishReason::Length)), "{expected:?}");
@@ -142,7 +142,7 @@ fn a_rank_that_panics_ends_the_group_and_streams_go_on_on_the_next() {
                     panic!("injected fault at call {call}");
                 }
             });
-            let service = Service::start_with(spec, factory).await.expect("a service");
+            let service = Service::start_with(spec, factory, Meter::default()).await.expect("a service");
             assert_eq!(tokens(&service, 4).await, expected, "rank {rank}");
             assert_eq!(faults.load(Ordering::Relaxed), 2);
             assert_whole(&service).await;
@@ -168,7 +168,7 @@ fn a_rank_that_hangs_is_lost_at_the_deadline_and_streams_go_on_on_the_next() {
                     hang.pass();
                 }
             });
-            let service = Service::start_with(spec, factory).await.expect("a service");
+            let service = Service::start_with(spec, factory, Meter::default()).await.expect("a service");
             let found = actix::spawn({
                 let service = service.clone();
                 async move { tokens(&service, 4).await }

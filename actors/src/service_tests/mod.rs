@@ -23,6 +23,7 @@ use faser_topology::{LanePair, Partition};
 use crate::drill::before_each;
 use crate::gpu_actor::DeviceBuild;
 use crate::lane::Build;
+use crate::meter::Meter;
 use crate::{
     CpuSpec, DeviceSpec, DeviceStatus, Service, ServiceError, ServiceSpec, Submission, SubmitError,
     TokenStream, Update, WatchdogConfig,
@@ -96,8 +97,6 @@ fn submission(seed: u64, max_new_tokens: usize) -> Submission {
         prompt: (0..5 + seed as TokenId).map(|i| (i * 7 + seed as TokenId) % VOCAB as TokenId).collect(),
         sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
         max_new_tokens,
-        stop_tokens: Vec::new(),
-        prediction: Vec::new(),
         ..Submission::default()
     }
 }
@@ -107,20 +106,36 @@ fn in_system<T>(test: impl Future<Output = T>) -> T {
     System::new().block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") })
 }
 
+/// What a stream brought.
+type Read = (Vec<TokenId>, Option<FinishReason>);
+
 /// Reads a stream to its end.
-async fn read(mut stream: TokenStream) -> (Vec<TokenId>, Option<FinishReason>) {
+async fn read(mut stream: TokenStream) -> Read {
+    read_by(async || stream.next().await).await
+}
+
+async fn read_by(mut next: impl AsyncFnMut() -> Option<Update>) -> Read {
     let mut tokens = Vec::new();
-    while let Some(update) = stream.next().await {
+    while let Some(update) = next().await {
         match update {
             Update::Tokens(emitted) => tokens.extend(emitted.iter().map(|emitted| emitted.token)),
             Update::Finished { reason, usage } => {
-                assert_eq!(usage.output_tokens, tokens.len());
-                assert_eq!(stream.next().await, None, "nothing follows the end");
+                assert_eq!((usage.output_tokens, usage.prompt_tokens > 4), (tokens.len(), true));
+                assert_eq!(next().await, None, "nothing follows the end");
                 return (tokens, Some(reason));
             }
         }
     }
     (tokens, None)
+}
+
+/// Hands in requests of so many tokens, one after the other.
+async fn submit(service: &Service, seeds: std::ops::Range<u64>, tokens: usize) -> Vec<TokenStream> {
+    let mut streams = Vec::new();
+    for seed in seeds {
+        streams.push(service.submit(submission(seed, tokens)).await.expect("it is taken"));
+    }
+    streams
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -165,7 +180,7 @@ fn gated(build: DeviceBuild, gate: &Gate) -> DeviceBuild {
 
 async fn start_gated(spec: ServiceSpec, gate: &Gate) -> Service {
     let build = gated(device_build(&spec), gate);
-    start_with(spec, build).await.expect("a service")
+    start_build(spec, build).await.expect("a service")
 }
 
 /// The lanes of a specification, to be tampered with.
@@ -173,8 +188,8 @@ fn device_build(spec: &ServiceSpec) -> DeviceBuild {
     spec.device.factory(&spec.engine)().expect("a CPU is always there")
 }
 
-async fn start_with(spec: ServiceSpec, build: DeviceBuild) -> Result<Service, ServiceError> {
-    Service::start_with(spec, Arc::new(move || Ok(build.clone()))).await
+async fn start_build(spec: ServiceSpec, build: DeviceBuild) -> Result<Service, ServiceError> {
+    Service::start_with(spec, Arc::new(move || Ok(build.clone())), Meter::default()).await
 }
 
 /// Tokens of a few requests on an undisturbed service.
@@ -197,11 +212,7 @@ fn requests_get_the_same_tokens_alone_and_together() {
     in_system(async {
         let alone = undisturbed(6).await;
         let service = Service::start(spec()).await.expect("a service");
-        let mut streams = Vec::new();
-        for seed in 0..6 {
-            streams.push(service.submit(submission(seed, 24)).await.expect("it is taken"));
-        }
-        for (stream, alone) in streams.into_iter().zip(alone) {
+        for (stream, alone) in submit(&service, 0..6, 24).await.into_iter().zip(alone) {
             assert_eq!(read(stream).await, (alone, Some(FinishReason::Length)));
         }
         assert_whole(&service).await;
@@ -298,10 +309,7 @@ fn requests_that_cannot_be_served_are_refused_with_a_reason() {
 fn draining_finishes_what_runs_and_takes_nothing_new() {
     in_system(async {
         let service = Service::start(spec()).await.expect("a service");
-        let streams = [
-            service.submit(submission(1, 60)).await.expect("it is taken"),
-            service.submit(submission(2, 60)).await.expect("it is taken"),
-        ];
+        let streams = submit(&service, 1..3, 60).await;
         let draining = actix::spawn({
             let service = service.clone();
             async move { service.drain(PATIENCE).await }

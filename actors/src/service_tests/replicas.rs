@@ -5,21 +5,8 @@ use super::*;
 use crate::{Drill, DrillFault, ReplicaStream, Replicas};
 use faser_engine::{Handling, Moments, SpeculationMode};
 
-type Read = (Vec<TokenId>, Option<FinishReason>);
-
 async fn read(mut stream: ReplicaStream) -> Read {
-    let mut tokens = Vec::new();
-    while let Some(update) = stream.next().await {
-        match update {
-            Update::Tokens(emitted) => tokens.extend(emitted.iter().map(|emitted| emitted.token)),
-            Update::Finished { reason, usage } => {
-                assert_eq!((usage.output_tokens, usage.prompt_tokens > 4), (tokens.len(), true));
-                assert_eq!(stream.next().await, None, "nothing follows the end");
-                return (tokens, Some(reason));
-            }
-        }
-    }
-    (tokens, None)
+    read_by(async || stream.next().await).await
 }
 
 /// Replicas that are given up at their first failure.

@@ -265,16 +265,9 @@ impl Random {
             prompt[..common].copy_from_slice(&shared[..common]);
         }
         let stops = if self.chance(30) { self.between(1, 40) } else { 0 };
-        let request = Request {
-            seq,
-            prompt: prompt.into(),
-            output: [].into(),
-            max_new_tokens: self.between(1, 30),
-            stop_tokens: (0..stops).map(|_| self.token()).collect(),
-            prediction: [].into(),
-            whole_prompt: false,
-            handling: self.handling(),
-        };
+        let request = Request::new(seq, prompt, self.between(1, 30));
+        let stop_tokens = (0..stops).map(|_| self.token()).collect();
+        let request = Request { stop_tokens, handling: self.handling(), ..request };
         Case { request, sampling: self.sampling(), wants: Wants::default() }
     }
 

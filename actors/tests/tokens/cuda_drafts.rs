@@ -161,7 +161,7 @@ fn run(lanes: &mut Lanes, seed: u64, stops: bool, tally: &mut Tally) {
 }
 
 /// The number behind these words in a report.
-fn reported(report: &str, words: &str) -> usize {
+pub(crate) fn reported(report: &str, words: &str) -> usize {
     let line = report.lines().find_map(|line| line.strip_prefix(words));
     line.and_then(|rest| rest.trim().parse().ok()).unwrap_or_else(|| panic!("no {words:?} in:\n{report}"))
 }

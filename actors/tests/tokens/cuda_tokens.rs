@@ -9,6 +9,7 @@ use faser_models::cuda::CudaModel;
 use faser_models::{Shard, WeightSource};
 
 use crate::cases::{pair, spec};
+use crate::cuda_drafts::reported;
 use crate::cuda_fake;
 use crate::rig::{OnGpu, Pair, Random, Rig, shares};
 use crate::runs::{Tally, run};
@@ -45,10 +46,7 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
     println!("{report}");
     assert!(report.contains("memory left 0\n") && report.contains("streams left 0\n"), "{report}");
     // Small passes went by graphs, captured on each partition, and none is left over.
-    let number = |words: &str| -> usize {
-        let line = report.lines().find_map(|line| line.strip_prefix(words));
-        line.and_then(|rest| rest.trim().parse().ok()).expect("a number")
-    };
+    let number = |words| reported(&report, words);
     assert!(number("graphs launched") > 300 && number("launches by graphs") > 3000, "{report}");
     assert_eq!(number("graphs left"), 0);
     // Both halves of a split were used, by our kernels and by cublasLt.

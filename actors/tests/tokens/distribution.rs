@@ -6,14 +6,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use faser_actors::{Dtype, Isa, Sampling};
-use faser_engine::{
-    DraftSource, EngineConfig, Handling, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning,
-};
+use faser_engine::{DraftSource, EngineConfig, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning};
 use faser_kernels::{KvCache, Lane, Rows};
-use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::synthetic::SyntheticSpec;
 use faser_models::{Model, Pass};
 use faser_topology::Partition;
 
+use crate::cases::pair_of;
 use crate::rig::{Pair, Random, Rig};
 
 const VOCAB: usize = 256;
@@ -87,8 +86,7 @@ fn pair() -> Pair {
         seed: 13,
         residual_scale: 0.5,
     };
-    let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).expect("a synthetic pair");
-    Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
+    pair_of(&spec, Dtype::F32)
 }
 
 /// How often each beginning of `POSITIONS` tokens was drawn.
@@ -135,17 +133,8 @@ impl Draws {
         let mut counts = HashMap::new();
         for batch in 0..SEQUENCES / AT_ONCE {
             for place in 0..AT_ONCE {
-                let request = Request {
-                    seq: SeqId(batch * AT_ONCE + place),
-                    prompt: PROMPT.into(),
-                    output: [].into(),
-                    // One more than the prefill's token, K proposals and the bonus need: all K are useful.
-                    max_new_tokens: K + 2,
-                    stop_tokens: [].into(),
-                    prediction: [].into(),
-                    whole_prompt: false,
-                    handling: Handling::default(),
-                };
+                // One more than the prefill's token, K proposals and the bonus need: all K are useful.
+                let request = Request::new(SeqId(batch * AT_ONCE + place), PROMPT, K + 2);
                 rig.submit(request, Sampling { seed: seeds.next(), ..sampling.clone() }.into());
             }
             rig.finish();

@@ -95,14 +95,12 @@ fn add_chunk(plan: &mut VerifyPlan, seq: u64, sequence: &Sequence, end: usize, p
     plan.blocks.extend((first..first + BLOCKS_EACH).rev().map(|block| block as BlockId));
     plan.chunks.push(VerifyChunk {
         seq: SeqId(seq),
-        epoch: 0,
         start: sequence.computed,
         rows: tokens..plan.tokens.len(),
         proposals: proposals.len(),
-        copied: false,
         sample: end == sequence.committed.len(),
         table: blocks..plan.blocks.len(),
-        tests: 0..0,
+        ..VerifyChunk::default()
     });
 }
 

@@ -45,6 +45,11 @@ pub(crate) fn request(seq: u64, prompt: Vec<TokenId>, max_new_tokens: usize) -> 
     Request::new(SeqId(seq), prompt, max_new_tokens)
 }
 
+/// These requests at the start, in their order.
+pub(crate) fn at_once(requests: impl IntoIterator<Item = Request>) -> Vec<(Duration, Happening)> {
+    requests.into_iter().map(|request| (Duration::ZERO, Happening::Arrival(request))).collect()
+}
+
 pub(crate) fn device(config: &EngineConfig, acceptance: f64) -> SimDevice {
     SimDevice::new(7, VOCABULARY, acceptance, config.block_size, config.partitions.clone())
 }

@@ -10,7 +10,7 @@ use faser_tests::Server;
 use serde_json::json;
 
 use crate::wire::{Answer, connect, post, read, request};
-use crate::{server, undisturbed, wait_for};
+use crate::{server, undisturbed};
 
 /// Sends a byte now and then until the connection ends, and returns what was answered.
 fn drip(mut stream: TcpStream, bytes: &[u8]) -> Answer {
@@ -26,7 +26,7 @@ fn drip(mut stream: TcpStream, bytes: &[u8]) -> Answer {
             break;
         }
     }
-    stream.set_read_timeout(Some(crate::PATIENCE)).expect("a time-out");
+    stream.set_read_timeout(Some(faser_tests::PATIENCE)).expect("a time-out");
     read(&mut stream)
 }
 
@@ -110,11 +110,13 @@ fn a_client_that_does_not_read_its_stream_is_cut_off() {
             stream
         });
         let streams: Vec<TcpStream> = streams.collect();
-        wait_for("all are cut off", || server.output().matches("takes nothing of its stream").count() >= 2);
+        server.wait_for("all are cut off", || {
+            server.output().matches("takes nothing of its stream").count() >= 2
+        });
         streams
     });
     // The kernel gives up on what it could not deliver, though the clients are still there.
-    wait_for("the descriptors are free", || server.descriptors() <= before);
+    server.wait_for("the descriptors are free", || server.descriptors() <= before);
     for mut stream in unread {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use faser_tests::Server;
 use serde_json::{Value, json};
 
-use crate::{CONFIG, wait_for};
+use crate::CONFIG;
 
 /// Streams that go on beside, and copies of each attack.
 const STREAMS: u64 = 8;
@@ -157,7 +157,7 @@ fn grammars_made_to_hurt_hurt_nobody_else() {
         server.family_bytes() >> 20
     );
     assert!(most <= before + GROWTH_BYTES, "memory grew from {before} to {most} bytes");
-    wait_for("nothing of them goes on", || {
+    server.wait_for("nothing of them goes on", || {
         let begun = server.family_ticks();
         std::thread::sleep(Duration::from_secs(1));
         server.family_ticks().saturating_sub(begun) <= IDLE_TICKS

@@ -13,10 +13,10 @@ use std::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use faser_tests::{Server, client::Client, metrics::wait_until};
+use faser_tests::{Server, client::Client, metrics::wait_until_idle};
 use serde_json::{Value, json};
 
 /// Short times, so that the tests need not wait long for them; room for more connections than any test opens.
@@ -27,8 +27,6 @@ model:
   synthetic: {preset: tiny, max_context: 8192}
 log: {level: info}
 ";
-/// A safety net: whatever the server gives up on by a time of its own is over long before.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// What memory may grow by meanwhile: buffers of ten thousand connections, and one body in flight for each worker.
 const GROWTH_BYTES: u64 = 768 << 20;
 
@@ -78,10 +76,7 @@ fn undisturbed<T>(server: &Server, what: impl FnOnce() -> T) -> T {
         after >> 20
     );
     assert!(most <= before + GROWTH_BYTES, "memory grew from {before} to {most} bytes");
-    wait_until(client, "nothing runs and no block is held", PATIENCE, |metrics| {
-        metrics.value("faser_requests_running") + metrics.value("faser_requests_waiting") == 0.0
-            && metrics.blocks_in_use() == 0.0
-    });
+    wait_until_idle(client);
     assert_eq!(client.get("/ready").status, 200);
     assert!(!server.output().contains("ERROR"), "strangers fill the log");
     result
@@ -91,13 +86,4 @@ fn text(client: &Client) -> String {
     let transcript = client.stream("/v1/completions", &good()).transcript();
     assert!(transcript.complete(), "{transcript:?}");
     transcript.text
-}
-
-/// Waits until `wanted` holds.
-fn wait_for(what: &str, wanted: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !wanted() {
-        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }

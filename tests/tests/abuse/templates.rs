@@ -1,8 +1,8 @@
 //! A model whose chat template is a bomb, set off by what the client says.
 
-use std::{os::unix::fs::symlink, process::Command, process::Stdio};
+use std::os::unix::fs::symlink;
 
-use faser_tests::{Config, Server, faser, rules::root};
+use faser_tests::{Config, Server, rules::root};
 use serde_json::json;
 
 use crate::wire::{exchange, post};
@@ -38,8 +38,7 @@ fn a_template_that_explodes_is_an_error_of_one_request() {
         }
     }
     std::fs::write(folder.join("chat_template.jinja"), BOMBS).expect("a file can be written");
-    let mut command = Command::new(faser());
-    command.args(["serve", "--listen", "127.0.0.1:0", "-c"]).arg(config.path()).stdin(Stdio::null());
+    let command = config.serve();
     let server = Server::run(config, command);
     let before = server.resident_bytes();
     let chat = |what: &str| {

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::PATIENCE;
+use faser_tests::PATIENCE;
 
 /// What came back on a connection.
 #[derive(Debug)]
