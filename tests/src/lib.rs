@@ -12,7 +12,7 @@ mod service_manager;
 pub mod stream;
 
 pub use binary::{cost_cache, faser};
-pub use server::{Config, Server};
+pub use server::{Config, Server, said};
 pub use service_manager::ServiceManager;
 
 /// Longest wait of a test for what it expects: nothing takes as long unless it hangs.

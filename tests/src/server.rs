@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -138,6 +138,21 @@ impl Server {
         &self.config
     }
 
+    /// The operators' socket, where its config has `admin: {socket: admin.sock}`.
+    pub fn socket(&self) -> PathBuf {
+        self.config.folder().join("admin.sock")
+    }
+
+    /// What `faser ctl` says there.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    pub fn ctl(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(faser());
+        command.arg("ctl").arg("--socket").arg(self.socket()).args(arguments);
+        said(&command.output().expect("the binary can be started"))
+    }
+
     /// Writes its config file anew, which it may or may not read.
     ///
     /// # Panics
@@ -268,6 +283,13 @@ impl Server {
         let status = self.wait();
         assert_eq!(status.code(), Some(0), "{status}\n{}", self.output());
     }
+}
+
+/// Exit status, and what was printed on both outputs.
+pub fn said(output: &Output) -> (Option<i32>, String) {
+    let text =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
+    (output.status.code(), text)
 }
 
 impl Drop for Server {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use faser::ctl::client::Client as Admin;
-use faser_tests::{Server, client::Client, faser, metrics::wait_until, stream::Transcript};
+use faser_tests::{Server, client::Client, faser, metrics::wait_until, said, stream::Transcript};
 use serde_json::{Value, json};
 
 const STREAMS: usize = 32;
@@ -25,25 +25,10 @@ device: {replicas: 2}
 admin: {socket: admin.sock}
 ";
 
-fn socket(server: &Server) -> PathBuf {
-    server.config().folder().join("admin.sock")
-}
-
 /// `faser ctl` at a socket.
 fn ctl_at(socket: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(faser());
     command.arg("ctl").arg("--socket").arg(socket).args(args).output().expect("the binary can be started")
-}
-
-/// Exit status, and what it printed on both outputs.
-fn said(output: &Output) -> (Option<i32>, String) {
-    let text =
-        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
-    (output.status.code(), text)
-}
-
-fn ctl(server: &Server, args: &[&str]) -> (Option<i32>, String) {
-    said(&ctl_at(&socket(server), args))
 }
 
 /// Waits until what the log has of operators' changes is as it should be.
@@ -55,7 +40,7 @@ fn wait_for_audit(server: &Server, wanted: impl Fn(&[&str]) -> bool) {
 }
 
 fn status(server: &Server) -> Value {
-    Admin::new(&socket(server)).get("/v1/status").and_then(|answer| answer.json()).expect("a status")
+    Admin::new(&server.socket()).get("/v1/status").and_then(|answer| answer.json()).expect("a status")
 }
 
 fn body(seed: usize, tokens: usize) -> Value {
@@ -104,13 +89,13 @@ fn policies_and_limits_change_in_the_middle_of_streams_and_no_text_does() {
         while made < changes.len() || ended.load(Ordering::SeqCst) < STREAMS {
             let set: Vec<&str> =
                 ["policy", "set"].into_iter().chain(changes[made % changes.len()].split(' ')).collect();
-            let (code, text) = ctl(&server, &set);
+            let (code, text) = server.ctl(&set);
             assert_eq!(code, Some(0), "{set:?}: {text}");
             // The file says otherwise: a reload, by signal or by call, puts it back, and takes its own keys over.
             let yaml = format!("{PAIR}scheduler: {{max_running: {}}}\n", 3 + made % 4);
             server.rewrite_config(&yaml);
             if made % 2 == 0 {
-                let (code, text) = ctl(&server, &["reload"]);
+                let (code, text) = server.ctl(&["reload"]);
                 assert_eq!(code, Some(0), "{text}");
             } else {
                 server.signal("HUP");
@@ -128,7 +113,7 @@ fn policies_and_limits_change_in_the_middle_of_streams_and_no_text_does() {
     }
     // Both replicas decide by what was said last, also if a signal is still on its way.
     server.rewrite_config(&format!("{PAIR}speculation: {{policy: 'fixed:3'}}\n"));
-    assert_eq!(ctl(&server, &["reload"]).0, Some(0));
+    assert_eq!(server.ctl(&["reload"]).0, Some(0));
     let replicas = status(&server)["replicas"].clone();
     assert_eq!((&replicas[0]["policy"], &replicas[1]["policy"]), (&json!("fixed:3"), &json!("fixed:3")));
     wait_for_audit(&server, |lines| lines.len() > made);
@@ -140,7 +125,7 @@ fn a_wrong_file_or_value_is_refused_and_changes_nothing() {
         "model:\n  synthetic: {preset: tiny}\nspeculation: {policy: 'fixed:2'}\nadmin: {socket: admin.sock}\n",
     );
     let tag = || {
-        let answer = Admin::new(&socket(&server)).get("/v1/config").expect("a config");
+        let answer = Admin::new(&server.socket()).get("/v1/config").expect("a config");
         let tag = answer.json().expect("JSON")["tag"].as_str().map(str::to_owned);
         assert_eq!(answer.tag, tag);
         tag.expect("a tag")
@@ -153,17 +138,17 @@ fn a_wrong_file_or_value_is_refused_and_changes_nothing() {
         ("log: [".to_owned(), "YAML"),
     ] {
         server.rewrite_config(&yaml);
-        let (code, text) = ctl(&server, &["reload"]);
+        let (code, text) = server.ctl(&["reload"]);
         assert_eq!(code, Some(1), "{text}");
         assert!(text.contains("refused") && text.contains(words) && text.contains("faser.yaml"), "{text}");
-        assert!(ctl(&server, &["config"]).1.contains("a reload would be refused"));
+        assert!(server.ctl(&["config"]).1.contains("a reload would be refused"));
         assert_eq!(tag(), before);
     }
     // No costs are known, and there are places for 64: these wait for a restart, and what can be applied is.
     let yaml =
         valid.replace("'fixed:2'", "budget, k_max: 3") + "scheduler: {max_running: 65}\nlog: {level: warn}\n";
     server.rewrite_config(&yaml);
-    let (code, text) = ctl(&server, &["reload"]);
+    let (code, text) = server.ctl(&["reload"]);
     assert_eq!(code, Some(0), "{text}");
     let lines = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
     assert_eq!((lines("applied"), lines("needs a restart")), (2, 2), "{text}");
@@ -178,10 +163,10 @@ fn a_wrong_file_or_value_is_refused_and_changes_nothing() {
         (&["trace", "--seconds", "99"], "1 to 60"),
         (&["log-level", "loud"], "error"),
     ] {
-        let (code, text) = ctl(&server, args);
+        let (code, text) = server.ctl(args);
         assert!(code == Some(1) && text.contains(words), "{args:?}: {code:?} {text}");
     }
-    let policy = Admin::new(&socket(&server)).get("/v1/policy").and_then(|answer| answer.json()).expect("it");
+    let policy = Admin::new(&server.socket()).get("/v1/policy").and_then(|answer| answer.json()).expect("it");
     assert_eq!(
         (&policy["policy"], &policy["k_max"], &policy["max_running"]),
         (&json!("fixed:2"), &json!(3), &json!(64))
@@ -193,27 +178,27 @@ fn a_drain_under_load_breaks_no_stream_and_ends_with_resume() {
     let server = Server::start(&format!("{PAIR}scheduler: {{max_running: 8}}\ndrain_timeout_s: 600\n"));
     let client = server.client();
     let transcripts = streams(client, 300, |_| {
-        let (code, text) = ctl(&server, &["drain"]);
+        let (code, text) = server.ctl(&["drain"]);
         assert_eq!(code, Some(0), "{text}");
         let refused = client.post("/v1/completions", &json!({"prompt": "too late"}));
         assert_eq!((refused.status, refused.error()["code"].as_str()), (503, Some("drained")), "{refused:?}");
         assert_eq!((client.get("/ready").status, client.get("/health").status), (503, 200));
         assert_eq!(status(&server)["state"], "paused");
-        let (code, text) = ctl(&server, &["drain", "--wait", "600"]);
+        let (code, text) = server.ctl(&["drain", "--wait", "600"]);
         assert!(code == Some(0) && text.contains("no requests are left"), "{text}");
     });
     assert!(transcripts.iter().all(Transcript::complete), "no stream is broken");
     assert_eq!(client.post("/v1/completions", &json!({"prompt": "still"})).status, 503);
-    let (code, text) = ctl(&server, &["profile"]);
+    let (code, text) = server.ctl(&["profile"]);
     assert!(code == Some(0) && text.contains("measured now"), "{text}");
-    assert_eq!(ctl(&server, &["resume"]).0, Some(0));
+    assert_eq!(server.ctl(&["resume"]).0, Some(0));
     assert_eq!(client.get("/ready").status, 200);
     assert_eq!(client.post("/v1/completions", &json!({"prompt": "again", "max_tokens": 3})).status, 200);
     // And for good.
     let transcripts = streams(client, 300, |_| server.terminate());
     assert!(transcripts.iter().all(Transcript::complete), "no stream is broken");
     server.ends_well();
-    assert!(!socket(&server).exists(), "the socket goes with the daemon");
+    assert!(!server.socket().exists(), "the socket goes with the daemon");
 }
 
 #[test]
@@ -223,8 +208,8 @@ fn a_cancelled_request_tells_its_client_so() {
     assert!(stream.next().is_some());
     let slowest = status(&server)["slowest"].clone();
     let id = slowest[0]["id"].as_str().expect("a request").to_owned();
-    assert!(ctl(&server, &["requests"]).1.contains(&id));
-    assert_eq!(ctl(&server, &["cancel", &id]).0, Some(0));
+    assert!(server.ctl(&["requests"]).1.contains(&id));
+    assert_eq!(server.ctl(&["cancel", &id]).0, Some(0));
     let transcript = stream.transcript();
     assert_eq!(transcript.error.expect("an error event")["code"], "cancelled");
     assert!(!transcript.done);
@@ -235,7 +220,7 @@ fn a_cancelled_request_tells_its_client_so() {
 fn events_show_what_the_lanes_do_as_they_do_it() {
     // The draft lane works whatever a pass costs here.
     let server = Server::start(&format!("{PAIR}speculation: {{policy: 'fixed:2'}}\n"));
-    let admin = Admin::new(&socket(&server));
+    let admin = Admin::new(&server.socket());
     let stream = server.client().stream("/v1/completions", &body(1, 4000));
     let events = admin.events("/v1/events?every_ms=100").expect("a stream");
     let mut seen = std::collections::HashSet::new();
@@ -280,15 +265,15 @@ fn exit_statuses_and_errors_say_what_is_wrong() {
         &["metrics"],
         &["openapi"],
     ] {
-        let (code, text) = ctl(&server, args);
+        let (code, text) = server.ctl(args);
         assert!(code == Some(0) && !text.trim().is_empty(), "{args:?}: {text}");
         if args != ["metrics"] {
-            let (code, text) = ctl(&server, &[&["--json"], args].concat());
+            let (code, text) = server.ctl(&[&["--json"], args].concat());
             assert!(code == Some(0) && serde_json::from_str::<Value>(&text).is_ok(), "{args:?}: {text}");
         }
     }
     let file = server.config().folder().join("trace.json");
-    let (code, text) = ctl(&server, &["trace", "--seconds", "1", "-o", file.to_str().expect("a path")]);
+    let (code, text) = server.ctl(&["trace", "--seconds", "1", "-o", file.to_str().expect("a path")]);
     assert_eq!(code, Some(0), "{text}");
     let trace: Value = serde_json::from_slice(&std::fs::read(&file).expect("a trace")).expect("JSON");
     assert!(trace["traceEvents"].is_array(), "{trace}");
@@ -296,7 +281,7 @@ fn exit_statuses_and_errors_say_what_is_wrong() {
     let output = server.config().serve().output().expect("the binary can be started");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && text.contains("another daemon"), "{text}");
-    assert_eq!(ctl(&server, &["status"]).0, Some(0));
+    assert_eq!(server.ctl(&["status"]).0, Some(0));
 }
 
 /// Runs `faser ctl` as another user, which only root can.
@@ -315,7 +300,7 @@ fn other_users_may_look_members_of_the_group_may_change_things() {
     }
     let server =
         Server::start("model:\n  synthetic: {preset: tiny}\nadmin: {socket: admin.sock, group: daemon}\n");
-    let socket = socket(&server);
+    let socket = server.socket();
     let file = std::fs::metadata(&socket).expect("the socket");
     assert_eq!((file.mode() & 0o777, file.gid()), (0o660, 1), "the group `daemon` of every system");
     let folder = server.config().folder().to_owned();

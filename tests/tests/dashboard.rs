@@ -2,7 +2,6 @@
 
 use std::{
     io::{BufRead, BufReader},
-    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
         Arc,
@@ -36,7 +35,7 @@ struct Proxy {
 impl Proxy {
     fn start(server: &Server) -> Proxy {
         let mut command = Command::new(faser());
-        command.arg("ctl").arg("--socket").arg(socket(server)).arg("dashboard").stdout(Stdio::piped());
+        command.arg("ctl").arg("--socket").arg(server.socket()).arg("dashboard").stdout(Stdio::piped());
         let mut child = command.spawn().expect("the binary can be started");
         let mut line = String::new();
         let output = child.stdout.take().expect("a pipe");
@@ -57,10 +56,6 @@ impl Drop for Proxy {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn socket(server: &Server) -> PathBuf {
-    server.config().folder().join("admin.sock")
 }
 
 /// Streams that follow one another, so many at a time, until this is dropped.

@@ -2,11 +2,8 @@
 //! left behind, nothing hangs. What there is beyond that is printed by `cargo test -p faser-tests --test faults -- --ignored --nocapture`.
 #![cfg(debug_assertions)]
 
-#[path = "../../kernels/tests/cuda_fake/folder.rs"]
 mod fake_gpu;
 
-use std::ffi::OsString;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use faser_tests::{
@@ -229,16 +226,8 @@ const GPU_CLIENTS: Clients = Clients { count: 4, tokens: 24 };
 
 /// The GPU is lost in the middle of a pass. None, which is said past the harness, where the fake one cannot be built.
 fn gpu_is_lost(seed: u64) -> Option<Outcome> {
-    let folder = match fake_gpu::folder() {
-        Ok(folder) => folder,
-        Err(reason) => {
-            writeln!(std::io::stderr(), "\nskipped: gpu_is_lost: {reason}").expect("stderr");
-            return None;
-        }
-    };
     let lose = format!("pick_tokens:{}", Seeded(seed).between(20, 30));
-    let variables =
-        [("LD_LIBRARY_PATH", fake_gpu::search_path(&folder)), ("FASER_FAKE_LOSE", OsString::from(lose))];
+    let variables = fake_gpu::variables("gpu_is_lost", &[("FASER_FAKE_LOSE", &lose)])?;
     let yaml = format!("{PAIR}device: {{kind: 'cuda:0', partitions: []}}\n");
     Some(run(&Server::start_with(&yaml, &variables), GPU_CLIENTS))
 }

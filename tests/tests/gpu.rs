@@ -1,10 +1,10 @@
 //! The daemon on a GPU that is none: the real binary, its driver a fake one that runs the kernels on fibers. The same text as on the CPU.
 
-#[path = "../../kernels/tests/cuda_fake/folder.rs"]
 mod fake_gpu;
 
-use std::{ffi::OsString, fs, io::Write, process::Output};
+use std::{ffi::OsString, fs, process::Output};
 
+use fake_gpu::variables;
 use faser_tests::{Config, Server, metrics::wait_until_idle, rules::root};
 use serde_json::{Value, json};
 
@@ -17,21 +17,6 @@ scheduler: {max_running: 3, max_pass_rows: 8}
 ";
 const GPU: &str = "device: {kind: 'cuda:0', partitions: [16]}\n";
 const CPU: &str = "device: {kind: cpu, threads: 1}\n";
-
-/// Variables with which a daemon sees the fake GPU; none, which is said past the harness, where it cannot be built.
-fn fake(test: &str, more: &[(&'static str, &str)]) -> Option<Vec<(&'static str, OsString)>> {
-    match fake_gpu::folder() {
-        Ok(folder) => {
-            let path = [("LD_LIBRARY_PATH", fake_gpu::search_path(&folder))];
-            let more = more.iter().map(|&(name, value)| (name, OsString::from(value)));
-            Some(path.into_iter().chain(more).collect())
-        }
-        Err(reason) => {
-            writeln!(std::io::stderr(), "\nskipped: {test}: {reason}").expect("stderr");
-            None
-        }
-    }
-}
 
 /// What each request gets, three at a time.
 fn texts(server: &Server) -> Vec<String> {
@@ -94,7 +79,7 @@ impl Costs {
 
 #[test]
 fn every_policy_streams_the_cpus_text() {
-    let Some(variables) = fake("every_policy_streams_the_cpus_text", &[]) else { return };
+    let Some(variables) = variables("every_policy_streams_the_cpus_text", &[]) else { return };
     let expected = texts(&Server::start(&format!("{PAIR}{CPU}speculation: {{policy: off}}\n")));
     let costs = Costs::new(&variables);
     for policy in ["off", "fixed:4", "faser"] {
@@ -116,7 +101,7 @@ fn every_policy_streams_the_cpus_text() {
 fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
     let lose = [("FASER_FAKE_LOSE", "pick_tokens:25")];
     let name = "a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on";
-    let Some(variables) = fake(name, &lose) else { return };
+    let Some(variables) = variables(name, &lose) else { return };
     let speculation = "speculation: {policy: 'fixed:3'}\n";
     let expected = texts(&Server::start(&format!("{PAIR}{CPU}{speculation}")));
     let server = Server::start_with(&format!("{PAIR}{GPU}{speculation}"), &variables);
@@ -129,7 +114,7 @@ fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
 #[test]
 fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
     let name = "a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do";
-    let Some(variables) = fake(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
     let speculation = "speculation: {policy: 'fixed:3'}\n";
     let expected = texts(&Server::start(&format!("{PAIR}{CPU}{speculation}")));
     for (device, ranks) in [
@@ -184,7 +169,7 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
 #[test]
 fn pairs_have_gpus_of_their_own_and_the_cpu_where_none_is_left() {
     let name = "pairs_have_gpus_of_their_own_and_the_cpu_where_none_is_left";
-    let Some(variables) = fake(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
     let (model, shared) = PAIR.split_once("kv: ").expect("the model comes first");
     let model = model
         .replace("model:\n", "  model:\n")
@@ -342,7 +327,7 @@ const TWO: &str = "device: {kind: cuda, tensor_parallel: 2, draft_tensor_paralle
 #[test]
 fn log_probabilities_grammars_and_masks_are_on_a_gpu_as_on_cores() {
     let name = "log_probabilities_grammars_and_masks_are_on_a_gpu_as_on_cores";
-    let Some(variables) = fake(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
     let pair = PAIR.replace("max_context: 64", "max_context: 512").replace("memory: 1MiB", "memory: 4MiB");
     let cases = [(CPU, "off"), (GPU, "off"), (GPU, "fixed:3"), (TWO, "fixed:3")];
     let servers = cases.map(|(device, policy)| {
@@ -358,7 +343,7 @@ fn log_probabilities_grammars_and_masks_are_on_a_gpu_as_on_cores() {
 #[test]
 fn chats_with_forms_and_tools_are_on_a_gpu_as_on_cores() {
     let name = "chats_with_forms_and_tools_are_on_a_gpu_as_on_cores";
-    let Some(variables) = fake(name, &[]) else { return };
+    let Some(variables) = variables(name, &[]) else { return };
     let servers = [CPU, GPU].map(|device| {
         let config = Config::new(&format!(
             "model: {{name: chat, target: qwen3-tied, draft: llama, dtype: f32}}\nkv: {{memory: 4MiB}}\n{device}\
@@ -384,7 +369,7 @@ fn run(arguments: &[&str], config: &Config, variables: &[(&str, OsString)]) -> O
 #[test]
 fn check_and_generate_use_the_gpu_and_refusals_name_the_key() {
     let name = "check_and_generate_use_the_gpu_and_refusals_name_the_key";
-    let Some(variables) = fake(name, &[("FASER_FAKE_MEMORY", "120000000")]) else { return };
+    let Some(variables) = variables(name, &[("FASER_FAKE_MEMORY", "120000000")]) else { return };
     let plain = "speculation: {policy: 'fixed:2'}\n";
     let output = run(&["check"], &Config::new(&format!("{PAIR}{GPU}{plain}")), &variables);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -1,9 +1,8 @@
 //! `faser gpu-check` on a GPU that is none: what a fake can answer is right, what it cannot is not called so, and no check stops another.
 
-#[path = "../../kernels/tests/cuda_fake/folder.rs"]
 mod fake_gpu;
 
-use std::{fs, io::Write, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use faser_tests::faser;
 use serde_json::Value;
@@ -27,22 +26,15 @@ impl Ran {
 }
 
 /// The checks of these names, small; nothing, which is said past the harness, where the fake cannot be built.
-fn run(test: &str, only: &str, variables: &[(&str, &str)]) -> Option<Ran> {
-    let folder = match fake_gpu::folder() {
-        Ok(folder) => folder,
-        Err(reason) => {
-            writeln!(std::io::stderr(), "\nskipped: {test}: {reason}").expect("stderr");
-            return None;
-        }
-    };
+fn run(test: &str, only: &str, variables: &[(&'static str, &str)]) -> Option<Ran> {
+    let variables = fake_gpu::variables(test, variables)?;
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}.json", std::process::id()));
     let mut command = Command::new(faser());
     command.args(["gpu-check", "--small", "--json"]).arg(&file);
     if !only.is_empty() {
         command.args(["--only", only]);
     }
-    command.env("LD_LIBRARY_PATH", fake_gpu::search_path(&folder)).envs(variables.iter().copied());
-    let output = command.output().expect("the binary can be started");
+    let output = command.envs(variables).output().expect("the binary can be started");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{out}\n{err}");
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{error}: {out}\n{err}"));

@@ -1,6 +1,5 @@
 //! Several pairs in one daemon, from outside: each answers as it does alone, is measured, changed and lost apart from the others.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use faser_tests::{
@@ -51,25 +50,9 @@ fn texts(transcripts: &[Transcript]) -> Vec<&str> {
     transcripts.iter().map(|transcript| transcript.text.as_str()).collect()
 }
 
-/// Exit status and output of `faser ctl`.
-fn ctl(server: &Server, args: &[&str]) -> (Option<i32>, String) {
-    let socket: PathBuf = server.config().folder().join("admin.sock");
-    let mut command = Command::new(faser());
-    let output = command
-        .arg("ctl")
-        .arg("--socket")
-        .arg(socket)
-        .args(args)
-        .output()
-        .expect("the binary can be started");
-    let text =
-        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
-    (output.status.code(), text)
-}
-
 fn policies(server: &Server) -> [String; 2] {
     ["rustdoc", "Tiny/one"].map(|pair| {
-        let (code, text) = ctl(server, &["--json", "--pair", pair, "policy"]);
+        let (code, text) = server.ctl(&["--json", "--pair", pair, "policy"]);
         assert_eq!(code, Some(0), "{text}");
         let policy: Value = serde_json::from_str(&text).expect("JSON");
         policy["policy"].as_str().unwrap_or_default().to_owned()
@@ -146,12 +129,12 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
             (&["--pair", "rustdoc", "policy", "set", "policy=fixed:5", "k_max=4"], ["fixed:5", "off"]),
             (&["reload"], ["fixed:3", "fixed:3"]),
         ] {
-            let (code, text) = ctl(&server, args);
+            let (code, text) = server.ctl(args);
             assert_eq!((code, policies(&server)), (Some(0), wanted.map(str::to_owned)), "{args:?}: {text}");
         }
         // The file changes one pair too, and names it.
         server.rewrite_config(&both("kv: {block_size: 32}", "speculation: {policy: 'fixed:2'}"));
-        let (code, text) = ctl(&server, &["reload"]);
+        let (code, text) = server.ctl(&["reload"]);
         assert!(
             code == Some(0) && text.contains("pairs[1].speculation.policy  fixed:3 -> fixed:2"),
             "{text}"
@@ -167,17 +150,17 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
         (&["cancel", "7-0-1"], "of no pair"),
         (&["--pair", "Tiny/one", "policy", "set", "max_running=65"], "`pairs[1].scheduler.max_running`"),
     ] {
-        let (code, text) = ctl(&server, args);
+        let (code, text) = server.ctl(args);
         assert!(code == Some(1) && text.contains(words), "{args:?}: {text}");
     }
-    let (_, status) = ctl(&server, &["--pair", "Tiny/one", "status"]);
+    let (_, status) = server.ctl(&["--pair", "Tiny/one", "status"]);
     assert!(status.contains("pair *") && status.contains("Tiny/one on"), "{status}");
     // So are a trace, a frame of `faser top`, and the dashboard, whose page asks for events with its own query.
     let trace = server.config().folder().join("trace.json");
     let (code, text) =
-        ctl(&server, &["--pair", "Tiny/one", "trace", "--seconds", "1", "-o", &trace.to_string_lossy()]);
+        server.ctl(&["--pair", "Tiny/one", "trace", "--seconds", "1", "-o", &trace.to_string_lossy()]);
     assert!(code == Some(0) && trace.is_file(), "{text}");
-    let socket = server.config().folder().join("admin.sock");
+    let socket = server.socket();
     let mut top = Command::new(faser());
     let top = top
         .args(["top", "--once", "--pair", "Tiny/one", "--interval", "0.1", "--socket"])
@@ -195,9 +178,9 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
         stream
     };
     let cancelled = long("Tiny/one", 8000);
-    let (_, requests) = ctl(&server, &["requests"]);
+    let (_, requests) = server.ctl(&["requests"]);
     let id = requests.lines().find_map(|line| line.split(' ').next().filter(|id| id.starts_with("1-0-")));
-    let (code, text) = ctl(&server, &["cancel", id.unwrap_or_else(|| panic!("{requests}"))]);
+    let (code, text) = server.ctl(&["cancel", id.unwrap_or_else(|| panic!("{requests}"))]);
     assert!(code == Some(0) && cancelled.transcript().error.is_some(), "{text}");
     let streams = ["rustdoc", "Tiny/one"].map(|model| long(model, 400));
     server.terminate();

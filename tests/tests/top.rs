@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Output, Stdio},
 };
 
@@ -18,10 +18,6 @@ admin: {socket: admin.sock}
 /// What has a terminal show another screen, and the first one again.
 const OTHER_SCREEN: &str = "\x1b[?1049h";
 const FIRST_SCREEN: &str = "\x1b[?1049l";
-
-fn socket(server: &Server) -> PathBuf {
-    server.config().folder().join("admin.sock")
-}
 
 fn once(socket: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(faser());
@@ -44,7 +40,7 @@ fn one_frame_as_text() {
         move || client.stream("/v1/completions", &body).transcript()
     });
     wait_until(&client, "tokens came", |metrics| metrics.sum("faser_output_tokens_total") > 0.0);
-    let output = once(&socket(&server), &["--once", "--size", "90x36"]);
+    let output = once(&server.socket(), &["--once", "--size", "90x36"]);
     let frame = text(&output.stdout);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
     for words in [
@@ -67,13 +63,13 @@ fn one_frame_as_text() {
 #[test]
 fn what_cannot_be_shown_is_said() {
     let server = Server::start(PAIR);
-    let output = once(&socket(&server), &[]);
+    let output = once(&server.socket(), &[]);
     assert!(output.status.code() == Some(1) && text(&output.stderr).contains("--once"), "{output:?}");
     for args in [&[][..], &["--once"]] {
         let output = once(Path::new("/nowhere/admin.sock"), args);
         assert!(output.status.code() == Some(3) && text(&output.stderr).contains("--socket"), "{output:?}");
     }
-    assert_eq!(once(&socket(&server), &["--interval", "0"]).status.code(), Some(2));
+    assert_eq!(once(&server.socket(), &["--interval", "0"]).status.code(), Some(2));
 }
 
 /// `faser top` in a terminal made by `script`; ended on drop.
@@ -138,7 +134,7 @@ impl Drop for Terminal {
 fn the_terminal_is_left_as_it_was() {
     let server = Server::start(PAIR);
     for how in ["q", "\x03", "TERM"] {
-        let Some(mut terminal) = Terminal::start("the_terminal_is_left_as_it_was", &socket(&server)) else {
+        let Some(mut terminal) = Terminal::start("the_terminal_is_left_as_it_was", &server.socket()) else {
             return;
         };
         terminal.wait_for("serving");
@@ -165,7 +161,7 @@ fn the_terminal_is_left_as_it_was() {
 #[test]
 fn a_daemon_that_goes_away_is_waited_for() {
     let server = Server::start(PAIR);
-    let Some(mut terminal) = Terminal::start("a_daemon_that_goes_away_is_waited_for", &socket(&server))
+    let Some(mut terminal) = Terminal::start("a_daemon_that_goes_away_is_waited_for", &server.socket())
     else {
         return;
     };
