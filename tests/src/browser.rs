@@ -42,7 +42,7 @@ impl Browser {
         };
         let Some(name) = NAMES.iter().find(there) else {
             let reason = "there is no Chromium (Debian's package chromium has it)";
-            writeln!(std::io::stderr(), "\nskipped: {test}: {reason}").expect("stderr");
+            faser_skipped::skip(test, reason);
             return None;
         };
         let folder = std::env::temp_dir().join(format!("faser-browser-{}-{test}", std::process::id()));

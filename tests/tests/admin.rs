@@ -1,7 +1,6 @@
 //! The admin socket and `faser ctl` from outside: changes under load, drain and resume, who may what, exit statuses.
 
 use std::{
-    io::Write,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -291,11 +290,7 @@ fn other_users_may_look_members_of_the_group_may_change_things() {
     let may = Command::new("setpriv").args([OTHER, "--regid=1", "--clear-groups", "true"]).output();
     if !may.is_ok_and(|output| output.status.success()) {
         let reason = "other users are played by setpriv, as root";
-        writeln!(
-            std::io::stderr(),
-            "\nskipped: other_users_may_look_members_of_the_group_may_change_things: {reason}"
-        )
-        .expect("stderr");
+        faser_skipped::skip("other_users_may_look_members_of_the_group_may_change_things", reason);
         return;
     }
     let server =

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::Write,
     process::Command,
 };
 
@@ -347,11 +346,7 @@ fn prometheus_takes_the_rules_and_they_fire_when_they_should() {
     };
     let Some((good, said)) = promtool(&["check", "rules", "configs/alerts.yml"]) else {
         let why = "there is no promtool (Debian's package prometheus has it)";
-        writeln!(
-            std::io::stderr(),
-            "\nskipped: prometheus_takes_the_rules_and_they_fire_when_they_should: {why}"
-        )
-        .expect("stderr");
+        faser_skipped::skip("prometheus_takes_the_rules_and_they_fire_when_they_should", why);
         return;
     };
     assert!(good, "{said}");

@@ -92,11 +92,7 @@ impl Terminal {
         match command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
             Ok(child) => Some(Terminal { child, shown: String::new() }),
             Err(_) => {
-                writeln!(
-                    std::io::stderr(),
-                    "\nskipped: {test}: there is no `script` (Debian's package bsdutils has it)"
-                )
-                .expect("stderr");
+                faser_skipped::skip(test, "there is no `script` (Debian's package bsdutils has it)");
                 None
             }
         }

@@ -1,6 +1,6 @@
 //! The systemd units in configs: valid for systemd, and as closed as they claim to be.
 
-use std::{io::Write, path::PathBuf, process::Command};
+use std::{path::PathBuf, process::Command};
 
 use faser_tests::rules::root;
 
@@ -19,7 +19,7 @@ fn version(test: &str) -> Option<u32> {
     let version = version.filter(|version| *version >= OFFLINE);
     if version.is_none() {
         let reason = "there is no systemd-analyze of systemd 250 or later (Debian's package systemd has it)";
-        writeln!(std::io::stderr(), "\nskipped: {test}: {reason}").expect("stderr");
+        faser_skipped::skip(test, reason);
     }
     version
 }

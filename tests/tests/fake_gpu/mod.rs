@@ -3,7 +3,7 @@
 #[path = "../../../kernels/tests/cuda_fake/folder.rs"]
 mod folder;
 
-use std::{ffi::OsString, io::Write};
+use std::ffi::OsString;
 
 /// Variables with which a daemon sees the fake GPU, and more; none, which is said past the harness, where it cannot be built.
 pub(crate) fn variables(test: &str, more: &[(&'static str, &str)]) -> Option<Vec<(&'static str, OsString)>> {
@@ -14,7 +14,7 @@ pub(crate) fn variables(test: &str, more: &[(&'static str, &str)]) -> Option<Vec
             Some(path.into_iter().chain(more).collect())
         }
         Err(reason) => {
-            writeln!(std::io::stderr(), "\nskipped: {test}: {reason}").expect("stderr");
+            faser_skipped::skip(test, reason);
             None
         }
     }
