@@ -1,152 +1,17 @@
-//! What the HTTP handlers share: the model pairs being served, and how far the daemon is with its life.
+//! What the HTTP handlers share: the limits, who may come, the pairs being served, and how far the daemon is with its life.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
-use faser_engine::{EngineConfig, TokenId};
-use faser_models::{CallFormat, ChatTemplate, GenerationDefaults, Grammar, ModelError, Tokenizer};
+use actix_web::{HttpRequest, web};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::Semaphore;
 
 use crate::access::Access;
-use crate::config::{Config, ServerConfig};
-use crate::device::Machine;
-use crate::grammars::Grammars;
-use crate::http::Bodies;
+use crate::config::ServerConfig;
+use crate::http::body::{self, Bodies};
+use crate::http::bounds::Bounds;
 use crate::http::errors::ApiError;
-use crate::http::params::Parameters;
-use crate::names::Names;
-use crate::pairs::Pairs;
-use crate::sequence::{Reading, TextSequence};
-
-/// A model pair, ready to take prompts.
-pub struct Served {
-    /// What clients call it.
-    pub name: String,
-    /// Unix time at which it was loaded, in seconds.
-    pub created: u64,
-    /// Its engines and devices.
-    pub service: Replicas,
-    /// Its tokenizer, the same for target and draft.
-    pub tokenizer: Arc<Tokenizer>,
-    /// Its chat template, or why chats cannot be had.
-    pub template: Result<ChatTemplate, ModelError>,
-    /// How it writes calls of functions, if it does.
-    pub calls: Option<CallFormat>,
-    /// The tokens by which it ends a text.
-    pub eos: Vec<TokenId>,
-    /// What outputs may have to follow.
-    pub grammars: Grammars,
-    /// What requests sample by where they say nothing themselves.
-    pub defaults: GenerationDefaults,
-    /// Token ids are below this.
-    pub vocab: usize,
-    /// Tokens of a sequence, prompt and output together.
-    pub max_context: usize,
-    /// Places for long texts that are being tokenized, which takes a core for a while.
-    pub encoding: Arc<Semaphore>,
-    /// The config that it was loaded by.
-    pub config: Config,
-    /// What the first replica runs on.
-    pub machine: Machine,
-    /// The first replica's device, with its partitions.
-    pub device: DeviceSpec,
-    /// The bounds that its engines were made with.
-    pub bounds: EngineConfig,
-}
-
-/// What a sequence is opened with beside its prompt and the request's parameters.
-#[derive(Debug, Default)]
-pub struct Opening<'a> {
-    /// Which choice of the prompt it is.
-    pub number: usize,
-    /// Tokens when the request does not say, but no more than the context has left; `None` is all of that.
-    pub max_new_tokens: Option<usize>,
-    /// What its text begins with.
-    pub echo: Option<String>,
-    /// What the client expects.
-    pub prediction: Vec<TokenId>,
-    /// What its text follows.
-    pub grammar: Option<&'a Grammar>,
-}
-
-impl Served {
-    /// What requests may call it.
-    pub fn names(&self) -> Names<'_> {
-        Names { main: &self.name, aliases: &self.config.model.aliases }
-    }
-
-    /// Tokens that end an output without a form.
-    pub fn ends(&self, parameters: &Parameters) -> Vec<TokenId> {
-        let mut ends = parameters.stop_tokens.clone();
-        if !parameters.ignore_eos {
-            ends.extend(&self.eos);
-            ends.extend(parameters.calls.and_then(|calls| calls.format.end(&self.tokenizer)));
-        }
-        ends
-    }
-
-    /// Opens a sequence.
-    ///
-    /// # Errors
-    /// The service refuses it.
-    pub async fn open(
-        &self,
-        prompt: &Arc<[TokenId]>,
-        parameters: &Parameters,
-        opening: Opening<'_>,
-    ) -> Result<TextSequence, SubmitError> {
-        let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
-        let rest = self.max_context.saturating_sub(prompt.len()).max(1);
-        let mut stop_tokens = self.ends(parameters);
-        let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
-        if constraint.is_some() {
-            stop_tokens.extend(self.grammars.ends());
-        }
-        let min_tokens = parameters.min_tokens;
-        let sampling = Sampling {
-            min_tokens: u32::try_from(min_tokens).unwrap_or(u32::MAX),
-            ends: if min_tokens > 0 { stop_tokens.clone() } else { Vec::new() },
-            ..parameters.sampling_of(number)
-        };
-        let max_new_tokens = parameters
-            .max_new_tokens
-            .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest)));
-        let logprobs = parameters.logprobs.map(|top| {
-            Arc::new(match &echo {
-                Some(_) => LogprobBoard::with_prompt(top, Arc::clone(prompt)),
-                None => LogprobBoard::of_output(top),
-            })
-        });
-        let reading = Reading {
-            stops: parameters.stop.clone(),
-            include_stop: parameters.include_stop,
-            min_tokens,
-            prompt: Arc::clone(prompt),
-            echo,
-            prompt_only: max_new_tokens == 0,
-            logprobs: logprobs.clone(),
-            tells: parameters.tells_tokens(),
-            constraint: constraint.clone(),
-            marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
-            took: parameters.include_metrics,
-        };
-        let submission = Submission {
-            prompt: prompt.to_vec(),
-            sampling,
-            // The prompt alone: the one token that comes tells that it is computed, whichever it is.
-            stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
-            max_new_tokens: max_new_tokens.max(1),
-            prediction,
-            handling: parameters.handling,
-            logprobs,
-            constraint,
-        };
-        let tokens = self.service.submit(submission).await?;
-        Ok(TextSequence::new(tokens, &self.tokenizer, reading))
-    }
-}
+use crate::pairs::{Pairs, Served};
 
 /// The daemon as its handlers see it.
 pub struct App {
@@ -232,6 +97,23 @@ impl App {
             ));
         }
         self.pairs.get().ok_or_else(|| ApiError::unavailable(self.loading(), "loading"))
+    }
+
+    /// The pair that a request names, and what it asks of that, as `ask` reads it.
+    ///
+    /// # Errors
+    /// The body cannot be read or taken, there is no such pair, or `ask` refuses.
+    pub(crate) async fn asked<T>(
+        &self,
+        request: &HttpRequest,
+        payload: web::Payload,
+        ask: impl FnOnce(&[u8], &Bounds<'_>) -> Result<T, ApiError>,
+    ) -> Result<(&Arc<Served>, T), ApiError> {
+        let pairs = self.served()?;
+        let body = body::read(request, payload, &self.limits, &self.bodies).await?;
+        let served = pairs.of_body(&body)?;
+        let (max_prompts, max_body_bytes) = (self.limits.max_prompts_per_request, self.limits.max_body_bytes);
+        Ok((served, ask(&body, &served.bounds_of_requests(max_prompts, max_body_bytes))?))
     }
 
     /// Whether a request would be taken now, whichever pair it is for; or for the pair of this name.

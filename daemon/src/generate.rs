@@ -11,12 +11,12 @@ use faser_engine::Origin;
 use faser_models::Conversation;
 use serde_json::{Value, json};
 
-use crate::app::{Opening, Served};
 use crate::config::raw::ConfigSource;
 use crate::config::{Config, ConfigError};
 use crate::figures::{Figures, Run};
 use crate::http::params::Parameters;
 use crate::load::load;
+use crate::pairs::{Opening, Served};
 use crate::random;
 use crate::sequence::{Piece, Span};
 use faser_terminal::{Display, print, println};

@@ -14,13 +14,13 @@ use faser_models::{
 use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
-use crate::app::Served;
 use crate::config::{Config, ModelSource};
 use crate::costs::{CostSource, tables};
 use crate::device::{Machine, choose};
 use crate::error::LoadError;
 use crate::grammars::Grammars;
 use crate::pair::{Pair, Watch, pair, shorter_draft};
+use crate::pairs::Served;
 use crate::place::{Placed, Staged, place, stage};
 use crate::sequence::SequenceError;
 use crate::shares::memory_of_pairs;
@@ -255,6 +255,8 @@ impl Loaded {
         let grammars = Grammars::new(&self.tokenizer, vocab, &eos);
         Ok(Served {
             name: self.name,
+            aliases: self.config.model.aliases.clone(),
+            priorities: self.config.scheduler.priorities,
             created,
             service,
             tokenizer: self.tokenizer,

@@ -1,19 +1,22 @@
 //! Who may reach the API: keys, certificates, and which addresses may be listened on without them. All of it can be read again.
 
 mod keys;
-mod tls;
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustls::ServerConfig as TlsServer;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 pub use self::keys::{Keys, Permit, Refusal, Table};
-use self::tls::Certificate;
-use crate::config::{ConfigError, ServerConfig};
+use crate::config::{ConfigError, ServerConfig, TlsConfig};
 
 /// A file of keys is small.
 const MOST_BYTES: u64 = 4 << 20;
@@ -57,7 +60,7 @@ impl Access {
     }
 
     fn with(server: &ServerConfig, credentials: Option<PathBuf>) -> Result<Access, ConfigError> {
-        let certificate = server.tls.as_ref().map(tls::read).transpose()?;
+        let certificate = server.tls.as_ref().map(read_certificate).transpose()?;
         let certificate = certificate.map(|key| Arc::new(Certificate::new(key)));
         let access = Access { certificate, credentials, ..Access::default() };
         access.read(server)?.apply();
@@ -74,7 +77,7 @@ impl Access {
     /// # Errors
     /// There is no TLS to be had.
     pub fn tls(&self) -> Result<Option<TlsServer>, ConfigError> {
-        self.certificate.as_ref().map(|certificate| tls::server_config(Arc::clone(certificate))).transpose()
+        self.certificate.as_ref().map(|certificate| server_config(Arc::clone(certificate))).transpose()
     }
 
     /// Keys of `server` that a reload applies.
@@ -108,7 +111,7 @@ impl Access {
                 "`server.max_concurrent_per_key` is for API keys, and there are none: leave it out, or give `server.api_keys_file`",
             ));
         }
-        let certificate = server.tls.as_ref().map(tls::read).transpose()?;
+        let certificate = server.tls.as_ref().map(read_certificate).transpose()?;
         Ok(Renewal { access: self, table, source, certificate })
     }
 
@@ -140,6 +143,68 @@ impl Renewal<'_> {
         }
         changed
     }
+}
+
+/// The certificate that is shown to new connections.
+struct Certificate(RwLock<Arc<CertifiedKey>>);
+
+impl Certificate {
+    fn new(key: Arc<CertifiedKey>) -> Certificate {
+        Certificate(RwLock::new(key))
+    }
+
+    /// Puts another one in its place. Says whether it is another one.
+    fn replace(&self, key: Arc<CertifiedKey>) -> bool {
+        let mut now = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = now.cert != key.cert;
+        *now = key;
+        changed
+    }
+}
+
+impl ResolvesServerCert for Certificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificate").finish_non_exhaustive()
+    }
+}
+
+/// Reads certificate and key, and looks whether they belong together.
+///
+/// # Errors
+/// A file cannot be read, is no PEM of its kind, or is for another key.
+fn read_certificate(files: &TlsConfig) -> Result<Arc<CertifiedKey>, ConfigError> {
+    let wrong =
+        |path, what: &str, why: &dyn fmt::Display| error(Some(path), format!("is no {what} in PEM: {why}"));
+    let certificate = text(&files.cert, false)?;
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|err| wrong(&files.cert, "certificate", &err))?;
+    if chain.is_empty() {
+        return Err(wrong(&files.cert, "certificate", &"there is none in it"));
+    }
+    let key = PrivateKeyDer::from_pem_slice(text(&files.key, true)?.as_bytes())
+        .map_err(|err| wrong(&files.key, "private key", &err))?;
+    let both = CertifiedKey::from_der(chain, key, &default_provider()).map_err(|err| {
+        error(Some(&files.key), format!("does not go with {}: {err}", files.cert.display()))
+    })?;
+    Ok(Arc::new(both))
+}
+
+/// TLS 1.2 and 1.3 with this certificate; no client certificates, no early data.
+///
+/// # Errors
+/// The provider of cryptography offers none of them.
+fn server_config(certificate: Arc<Certificate>) -> Result<TlsServer, ConfigError> {
+    let builder = TlsServer::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|err| error(None, format!("TLS cannot be had: {err}")))?;
+    Ok(builder.with_no_client_auth().with_cert_resolver(certificate))
 }
 
 /// Beyond this machine only with keys, or because somebody has said so.

@@ -14,9 +14,9 @@ use super::figures::{figures, requests};
 use super::peer::Operators;
 use super::snapshot::{ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
 use super::timeline::Timeline;
-use crate::app::{App, Served};
+use crate::app::App;
 use crate::http::errors::ApiError;
-use crate::pairs::Pairs;
+use crate::pairs::{Pairs, Served};
 use crate::reload::Reload;
 
 /// How often views are kept to have rates from.

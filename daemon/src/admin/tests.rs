@@ -20,11 +20,11 @@ use tokio::sync::Mutex as AsyncMutex;
 use super::peer::Operators;
 use super::*;
 use crate::app::App;
-use crate::app::Served;
 use crate::config::Config;
 use crate::config::raw::{ConfigSource, Document};
 use crate::log::LogLevel;
 use crate::pairs::Pairs;
+use crate::pairs::Served;
 use crate::reload::Reload;
 
 const PAIR: &str =

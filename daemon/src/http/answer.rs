@@ -9,16 +9,8 @@ use serde_json::Value;
 use super::calls::Part;
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
-use super::metrics::Place;
+use super::usage::Place;
 use crate::sequence::{Ending, Told};
-
-/// Which API an answer is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    Completion,
-    Chat,
-    Response,
-}
 
 /// One finished choice.
 pub(super) struct Choice {

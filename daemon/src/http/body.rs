@@ -1,7 +1,6 @@
 //! Request bodies: read up to a limit and within a time, then parsed as JSON that is neither deep nor made of crumbs.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use actix_web::http::{StatusCode, header};
@@ -9,9 +8,8 @@ use actix_web::{HttpRequest, web};
 use futures_util::StreamExt;
 use serde_json::Value;
 
-use super::bounds::Bounds;
 use super::errors::ApiError;
-use crate::app::{App, Served};
+use crate::config::ServerConfig;
 use crate::fields::shortened;
 
 /// Lists and objects within each other: what a JSON schema may have, and some around it.
@@ -28,7 +26,7 @@ const TOGETHER_BYTES: usize = 64 << 20;
 pub struct Bodies(AtomicUsize);
 
 /// A body, and its share in the memory for all of them.
-pub(super) struct Body<'a> {
+pub(crate) struct Body<'a> {
     bytes: web::BytesMut,
     bodies: &'a Bodies,
 }
@@ -64,28 +62,17 @@ impl Drop for Body<'_> {
     }
 }
 
-/// The pair that a request names, and what it asks of that, as `ask` reads it.
-///
-/// # Errors
-/// The body cannot be read or taken, there is no such pair, or `ask` refuses.
-pub(super) async fn asked<'a, T>(
-    app: &'a App,
-    request: &HttpRequest,
-    payload: web::Payload,
-    ask: impl FnOnce(&[u8], &Bounds<'_>) -> Result<T, ApiError>,
-) -> Result<(&'a Arc<Served>, T), ApiError> {
-    let pairs = app.served()?;
-    let body = read(request, payload, app).await?;
-    let served = pairs.of_body(&body)?;
-    Ok((served, ask(&body, &Bounds::of(app, served))?))
-}
-
 /// Reads the body, whatever its content type says.
 ///
 /// # Errors
 /// It is larger than `server.max_body_bytes`, compressed, cut off, or takes longer than `server.body_timeout_s`.
-async fn read<'a>(request: &HttpRequest, payload: web::Payload, app: &'a App) -> Result<Body<'a>, ApiError> {
-    let limit_bytes = app.limits.max_body_bytes;
+pub(crate) async fn read<'a>(
+    request: &HttpRequest,
+    payload: web::Payload,
+    limits: &ServerConfig,
+    bodies: &'a Bodies,
+) -> Result<Body<'a>, ApiError> {
+    let limit_bytes = limits.max_body_bytes;
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     if let Some(encoding) = header(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
         let message =
@@ -96,8 +83,8 @@ async fn read<'a>(request: &HttpRequest, payload: web::Payload, app: &'a App) ->
     if announced.is_some_and(|length| length > limit_bytes as u64) {
         return Err(too_large(limit_bytes));
     }
-    let limit = app.limits.body_timeout;
-    match tokio::time::timeout(limit, collect(payload, limit_bytes, &app.bodies)).await {
+    let limit = limits.body_timeout;
+    match tokio::time::timeout(limit, collect(payload, limit_bytes, bodies)).await {
         Ok(body) => body,
         Err(_) => {
             let message =

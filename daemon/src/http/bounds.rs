@@ -1,12 +1,21 @@
-//! What a request is measured against, so that it can be read without a model at hand.
+//! What a request is read by: which API it is of, and what it is measured against. So it can be read without a model at hand.
 
 use faser_models::{CallFormat, GenerationDefaults};
 
-use super::effort::{EFFORT, VERBOSITY};
 use super::errors::ApiError;
-use crate::app::{App, Served};
 use crate::fields::Fields;
 use crate::names::Names;
+
+/// Which API a request and its answer are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// /v1/completions.
+    Completion,
+    /// /v1/chat/completions.
+    Chat,
+    /// /v1/responses.
+    Response,
+}
 
 /// Bounds of the model and of the server.
 #[derive(Clone, Copy, Debug)]
@@ -42,28 +51,7 @@ pub struct TemplateReads {
     pub verbosity: bool,
 }
 
-impl TemplateReads {
-    fn of(served: &Served) -> TemplateReads {
-        let reads = |name| served.template.as_ref().is_ok_and(|template| template.reads(name));
-        TemplateReads { tools: reads("tools"), reasoning_effort: reads(EFFORT), verbosity: reads(VERBOSITY) }
-    }
-}
-
 impl<'a> Bounds<'a> {
-    pub(super) fn of(app: &App, served: &'a Served) -> Bounds<'a> {
-        Bounds {
-            names: served.names(),
-            vocab: served.vocab,
-            max_context: served.max_context,
-            max_prompts: app.limits.max_prompts_per_request,
-            max_body_bytes: app.limits.max_body_bytes,
-            calls: served.calls,
-            priorities: served.config.scheduler.priorities,
-            template: TemplateReads::of(served),
-            defaults: served.defaults,
-        }
-    }
-
     /// Reads `model`, which may be left out: then it is the model's own name.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use faser_models::{CallEvent, CallParser};
 use serde_json::{Value, json};
 
-use super::tools::ReadCalls;
+use super::params::ReadCalls;
 use crate::random;
 use crate::sequence::{Ending, Finish};
 

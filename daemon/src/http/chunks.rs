@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use actix_web::web::{Bytes, BytesMut};
 use faser_engine::TokenId;
-use faser_engine::survival::Source;
 use serde_json::{Value, json};
 
-use super::answer::{Answer, Choice, Head, Shape, event};
+use super::answer::{Answer, Choice, Head, event};
+use super::bounds::Shape;
 use super::calls::{Message, Part};
 use super::errors::ApiError;
-use super::metrics::Place;
+use super::usage::{Place, counts, usage};
 use crate::random;
 use crate::sequence::{Ending, Told};
 
@@ -102,14 +102,6 @@ impl Chunks {
     }
 }
 
-/// What every `usage` begins with.
-fn counts(prompt_tokens: usize, completion_tokens: usize) -> Value {
-    json!({
-        "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    })
-}
-
 fn ids(tokens: Option<&Arc<[TokenId]>>) -> Value {
     tokens.map_or(Value::Null, |tokens| tokens.to_vec().into())
 }
@@ -192,26 +184,4 @@ impl Answer for Chunks {
     fn cut_off(&self, err: &ApiError) -> Bytes {
         event(&err.body())
     }
-}
-
-/// `usage` of a request: the sum over its sequences. Cached tokens are told when they are known of all; those of predictions of sequences
-/// whose device did not run ahead of the end of the text.
-pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e Ending> + Clone) -> Value {
-    let completion_tokens: usize = endings.clone().map(|ending| ending.output.len()).sum();
-    let exact = |ending: &Ending| ending.usage.filter(|usage| usage.output_tokens <= ending.output.len());
-    let (accepted, all) = endings.clone().filter_map(exact).fold((0, 0), |(accepted, all), usage| {
-        let predicted = usage.by_source[Source::Prediction];
-        (accepted + predicted.accepted, all + predicted.proposed)
-    });
-    let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
-    let mut usage = counts(prompt_tokens, completion_tokens);
-    if let (Some(cached), Value::Object(map)) = (cached, &mut usage) {
-        map.insert("prompt_tokens_details".to_owned(), json!({"cached_tokens": cached}));
-    }
-    if let (1.., Value::Object(map)) = (all, &mut usage) {
-        let details =
-            json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
-        map.insert("completion_tokens_details".to_owned(), details);
-    }
-    usage
 }

@@ -4,12 +4,11 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use faser_engine::TokenId;
 use serde_json::{Value, json};
 
-use super::answer::Shape;
+use super::bounds::Shape;
 use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
-use super::params::{Parameters, parameters, token_ids};
-use super::prompt_tokens::{Kept, PromptTokens};
+use super::params::{Kept, Parameters, PromptTokens, parameters, token_ids};
 use super::{Bounds, body, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, each, wrong_type};
@@ -23,8 +22,7 @@ pub(super) async fn completions(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, Completion { prompts, echo, parameters }) =
-        body::asked(&app, &request, payload, read).await?;
+    let (served, Completion { prompts, echo, parameters }) = app.asked(&request, payload, read).await?;
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;
     let add_special = add_special.unwrap_or(true);
     let mut encoded = Vec::with_capacity(prompts.len());

@@ -8,8 +8,8 @@ use faser_engine::TokenId;
 use faser_models::{Encoded, ModelError, Tokenizer};
 
 use super::errors::ApiError;
-use super::prompt_tokens::Kept;
-use crate::app::Served;
+use super::params::Kept;
+use crate::pairs::Served;
 
 /// Longer texts go to another thread.
 const LONG_TEXT_BYTES: usize = 16 << 10;

@@ -3,7 +3,7 @@
 use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
-use super::answer::Shape;
+use super::bounds::Shape;
 use crate::fields::{Fault, FieldError, Fields, each, wrong_type};
 
 /// What an output is to look like.

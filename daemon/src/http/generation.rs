@@ -1,25 +1,28 @@
 //! From checked requests to answers: opens the sequences, then collects or streams their text.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, web};
+use faser_actors::Sampling;
 use faser_engine::TokenId;
 use faser_models::Grammar;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 
-use super::answer::{Answer, Choice, Head, Shape};
+use super::answer::{Answer, Choice, Head};
+use super::bounds::Shape;
 use super::calls::{Part, Reader};
+use super::encoding;
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
-use super::metrics::Place;
-use super::params::{Choices, Parameters};
-use super::prediction::predicted;
+use super::params::{ALLOWED, BAD_WORDS, Choices, Parameters};
 use super::slow::Watched;
-use super::vocabulary::{banned, check_left};
-use crate::app::{Opening, Served};
+use super::usage::Place;
+use crate::fields::{Fault, FieldError};
+use crate::pairs::{Opening, Served};
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
 
 /// Everything a request asks for.
@@ -123,7 +126,10 @@ impl Generation {
         grammar: Option<&Grammar>,
     ) -> Result<Vec<TextSequence>, ApiError> {
         let Choices(n) = self.parameters.n;
-        let predicted = predicted(served, self.parameters.prediction.as_deref()).await?;
+        let predicted = match &self.parameters.prediction {
+            Some(text) => encoding::beginning(served, text.clone(), served.max_context).await?,
+            None => Vec::new(),
+        };
         let open = |prompt: &Prompt, number| {
             let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
             let opening = Opening {
@@ -152,6 +158,46 @@ impl Generation {
         }
         Ok(sequences)
     }
+}
+
+/// Tokens of bad words, of each as it is and with a space before it: both at the beginning of a text and within one.
+///
+/// # Errors
+/// 400: the tokenizer cannot express one.
+fn banned(served: &Served, words: &[String]) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let mut banned: Vec<Vec<TokenId>> = Vec::new();
+    for word in words {
+        let word = word.trim_start();
+        for text in [word.to_owned(), format!(" {word}")] {
+            let ids = served.tokenizer.encode(&text, false)?;
+            if !ids.is_empty() && !banned.contains(&ids) {
+                banned.push(ids);
+            }
+        }
+    }
+    Ok(banned)
+}
+
+/// Refuses a request to which no token might be left.
+///
+/// # Errors
+/// 400: of what is allowed, all may be forbidden at once.
+fn check_left(sampling: &Sampling, vocab: usize, ends: &[TokenId]) -> Result<(), ApiError> {
+    let lasts = sampling.banned.iter().filter_map(|word| word.last());
+    let barred: HashSet<TokenId> = lasts.chain(ends).copied().collect();
+    let (name, left) = match &sampling.allowed {
+        None => (BAD_WORDS, vocab > barred.len()),
+        Some(bits) => {
+            let mut allowed = (0..vocab as TokenId)
+                .filter(|id| bits.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1));
+            (ALLOWED, allowed.any(|id| !barred.contains(&id)))
+        }
+    };
+    if left {
+        return Ok(());
+    }
+    let problem = "leaves no token that `bad_words` and `min_tokens` do not forbid";
+    Err(FieldError::new(name, Fault::Value, problem).into())
 }
 
 async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Choice, SequenceError> {

@@ -7,7 +7,7 @@ use faser_engine::TokenId;
 use faser_models::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use super::answer::Shape;
+use super::bounds::Shape;
 use crate::sequence::Told;
 
 /// What stands for a probability of 0: JSON has no infinity.

@@ -2,36 +2,29 @@
 
 mod answer;
 mod authorize;
-mod body;
-mod bounds;
+pub mod body;
+pub mod bounds;
 mod calls;
 mod chat;
 mod chunks;
 mod completions;
+pub mod conversation;
 mod debug;
-mod effort;
-mod elsewhere;
 mod encoding;
 pub mod errors;
 mod format;
 mod generation;
-mod health;
+mod info;
 mod logprobs;
-mod messages;
-mod metrics;
-mod models;
 mod observe;
 mod openapi;
 pub mod params;
-mod prediction;
-mod prompt_tokens;
 mod responses;
-mod router;
 mod slow;
 mod speculation;
 mod tokenize;
 mod tools;
-mod vocabulary;
+mod usage;
 
 #[cfg(test)]
 mod tests;
@@ -52,33 +45,31 @@ pub fn routes(config: &mut web::ServiceConfig) {
         .service(resource("/v1/chat/completions", Method::POST, web::route().to(chat::chat)))
         .service(resource("/v1/responses", Method::POST, web::route().to(responses::create)))
         .service(web::resource("/v1/responses/{id:.+}").route(web::to(responses::not_stored)))
-        .service(resource("/v1/models", Method::GET, web::route().to(models::list)))
-        .service(resource("/v1/models/{id:.*}", Method::GET, web::route().to(models::one)))
+        .service(resource("/v1/models", Method::GET, web::route().to(info::models)))
+        .service(resource("/v1/models/{id:.*}", Method::GET, web::route().to(info::model)))
         .service(resource("/tokenize", Method::POST, web::route().to(tokenize::tokenize)))
         .service(resource("/detokenize", Method::POST, web::route().to(tokenize::detokenize)))
-        .service(resource("/health", Method::GET, web::route().to(health::health)))
-        .service(resource("/ready", Method::GET, web::route().to(health::ready)))
-        .service(resource("/version", Method::GET, web::route().to(health::version)))
-        .service(resource("/metrics", Method::GET, web::route().to(health::metrics)))
-        .service(resource("/health_generate", Method::GET, web::route().to(router::health_generate)))
-        .service(resource("/model_info", Method::GET, web::route().to(router::model_info)))
-        .service(resource("/get_model_info", Method::GET, web::route().to(router::model_info)))
-        .service(resource("/server_info", Method::GET, web::route().to(router::server_info)))
-        .service(resource("/get_server_info", Method::GET, web::route().to(router::server_info)))
+        .service(resource("/health", Method::GET, web::route().to(info::health)))
+        .service(resource("/ready", Method::GET, web::route().to(info::ready)))
+        .service(resource("/version", Method::GET, web::route().to(info::version)))
+        .service(resource("/metrics", Method::GET, web::route().to(info::metrics)))
+        .service(resource("/health_generate", Method::GET, web::route().to(info::health_generate)))
+        .service(resource("/model_info", Method::GET, web::route().to(info::model_info)))
+        .service(resource("/get_model_info", Method::GET, web::route().to(info::model_info)))
+        .service(resource("/server_info", Method::GET, web::route().to(info::server_info)))
+        .service(resource("/get_server_info", Method::GET, web::route().to(info::server_info)))
         .service(resource("/openapi.json", Method::GET, web::route().to(openapi::openapi)))
         .service(resource("/debug/trace", Method::GET, web::route().to(debug::trace)))
         .default_service(web::to(no_route));
 }
 
 pub use authorize::authorize;
-pub use body::Bodies;
 pub use bounds::{Bounds, TemplateReads};
 pub use chat::read as read_chat;
 pub use completions::{Completion, Prompt, read as read_completion};
 pub use observe::observe;
 pub use responses::{Asked, read as read_response};
 pub use tokenize::{Source, read as read_tokenize, read_ids as read_detokenize};
-pub use tools::ReadCalls;
 
 /// A path with its one method; others are answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {

@@ -1,19 +1,17 @@
-//! The parameters that both completion endpoints take: ranges, and what is not offered.
+//! The parameters that completions, chats and responses take: ranges, and what is not offered.
+
+use std::sync::Arc;
 
 use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
 use faser_engine::{Handling, TokenId};
+use faser_models::CallFormat;
 use serde_json::{Value, json};
 
-use super::answer::Shape;
-use super::bounds::Bounds;
-use super::elsewhere::elsewhere;
+use super::bounds::{Bounds, Shape};
+use super::conversation::content;
 use super::format::{Form, form};
-use super::prediction::prediction;
-use super::prompt_tokens::{PromptTokens, prompt_tokens};
 use super::speculation::handling;
-use super::tools::ReadCalls;
-use super::vocabulary::{allowed_tokens, bad_words};
-use crate::fields::{Fault, FieldError, Fields, at_most, each, whole, wrong_type, wrong_value};
+use crate::fields::{Fault, FieldError, Fields, at_most, each, shortened, whole, wrong_type, wrong_value};
 use crate::random;
 
 /// Stop strings of a request at most, and bytes of each.
@@ -25,6 +23,18 @@ const MAX_STOP_TOKENS: usize = 64;
 const MAX_BIASES: usize = 1024;
 /// Choices per prompt at most.
 const MAX_CHOICES: usize = 16;
+
+/// Pairs of `metadata`, and characters of a key and of a value, as in OpenAI's API.
+const MAX_METADATA: usize = 16;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
+
+/// Bad words of a request at most, and bytes of each: together no more than a thread that serves everybody may tokenize.
+const MAX_BAD_WORDS: usize = 128;
+const MAX_BAD_WORD_BYTES: usize = 64;
+/// Where no token might be left.
+pub(super) const ALLOWED: &str = "allowed_token_ids";
+pub(super) const BAD_WORDS: &str = "bad_words";
 
 /// How a request wants its tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -96,6 +106,49 @@ impl Parameters {
         let seed = self.sampling.seed;
         let seed = if number == 0 { seed } else { random::derived(seed, number as u64) };
         Sampling { seed, ..self.sampling.clone() }
+    }
+}
+
+/// How calls are read from an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadCalls {
+    /// How the model writes them.
+    pub format: CallFormat,
+    /// The request has named the function.
+    pub named: bool,
+}
+
+/// What a request says of its prompts' tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Whether the tokenizer adds its own; if nothing is said it does for texts, and not for chats, whose templates write them.
+    pub add_special: Option<bool>,
+    /// What of longer prompts is kept.
+    pub kept: Kept,
+}
+
+/// What of a prompt is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kept {
+    /// All of it.
+    #[default]
+    All,
+    /// The last tokens, so many.
+    Last(usize),
+    /// The last tokens, as many as the context holds beside the output.
+    Fitting,
+}
+
+impl Kept {
+    /// What is kept of `ids`, where the context holds `max_context` tokens of which `output` are to be written; none if it is all of them.
+    pub(super) fn of(self, ids: &[TokenId], max_context: usize, output: usize) -> Option<Arc<[TokenId]>> {
+        let most = match self {
+            Kept::All => return None,
+            Kept::Last(most) => most,
+            Kept::Fitting => max_context.saturating_sub(output).max(1),
+        };
+        let first = ids.len().checked_sub(most).filter(|first| *first > 0)?;
+        Some(ids.get(first..)?.into())
     }
 }
 
@@ -363,6 +416,148 @@ pub fn token_ids(path: &str, ids: &[Value], vocab: usize, most: usize) -> Result
     at_most(path, ids.len(), most, "token ids")?;
     let highest = vocab.saturating_sub(1) as u64;
     each(path, ids, |path, value| whole(&path, value, 0..=highest).map(|id| id as TokenId))
+}
+
+/// Reads both; responses have neither.
+///
+/// # Errors
+/// One of them is wrong.
+fn prompt_tokens(
+    fields: &mut Fields<'_>,
+    shape: Shape,
+    bounds: &Bounds<'_>,
+) -> Result<PromptTokens, FieldError> {
+    const TRUNCATE: &str = "truncate_prompt_tokens";
+    if shape == Shape::Response {
+        return Ok(PromptTokens::default());
+    }
+    let add_special = fields.flag("add_special_tokens")?;
+    let kept = match fields.value(TRUNCATE) {
+        None => Kept::All,
+        Some(value) if value.as_i64() == Some(-1) => Kept::Fitting,
+        Some(value) => {
+            let wanted = format!("-1 or a whole number from 1 to {}", bounds.max_context);
+            let most = value.as_u64().filter(|most| (1..=bounds.max_context as u64).contains(most));
+            let wrong = if value.is_number() { wrong_value } else { wrong_type };
+            Kept::Last(most.ok_or_else(|| wrong(&fields.path(TRUNCATE), &wanted, value))? as usize)
+        }
+    };
+    Ok(PromptTokens { add_special, kept })
+}
+
+/// `prediction`: the text that a client expects to get back, or most of it, as when a file is edited. It is proposed where it fits, so that few
+/// passes are needed; what comes is what would have come without it.
+///
+/// # Errors
+/// It is not of the form `{"type": "content", "content": …}`.
+fn prediction(fields: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
+    let Some(mut prediction) = fields.object("prediction")? else { return Ok(None) };
+    if prediction.word("type", &["content"])?.is_none() {
+        return Err(prediction.missing("type", "is missing: the only type is `content`"));
+    }
+    let text = content(&mut prediction)?;
+    prediction.finish()?;
+    Ok(Some(text))
+}
+
+/// The tokens that may be drawn, a bit each; none if all may.
+///
+/// # Errors
+/// It is no list of token ids, or an empty one.
+fn allowed_tokens(fields: &mut Fields<'_>, vocab: usize) -> Result<Option<Arc<[u32]>>, FieldError> {
+    let path = fields.path(ALLOWED);
+    let Some(list) = fields.list(ALLOWED)? else { return Ok(None) };
+    if list.is_empty() {
+        return Err(FieldError::new(
+            path,
+            Fault::Value,
+            "is an empty list, so that nothing could be written",
+        ));
+    }
+    let mut bits = vec![0; vocab.div_ceil(32)];
+    for id in token_ids(&path, list, vocab, vocab)? {
+        // Ids are below `vocab`.
+        if let Some(word) = bits.get_mut(id as usize / 32) {
+            *word |= 1 << (id % 32);
+        }
+    }
+    Ok(Some(bits.into()))
+}
+
+/// Texts of which no output is to have the tokens.
+///
+/// # Errors
+/// It is no list of texts, or there are too many or too long ones.
+fn bad_words(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
+    let path = fields.path(BAD_WORDS);
+    let list = fields.list(BAD_WORDS)?.unwrap_or_default();
+    at_most(&path, list.len(), MAX_BAD_WORDS, "words")?;
+    let wanted = format!("a string of 1 to {MAX_BAD_WORD_BYTES} bytes that is not only white space");
+    each(&path, list, |path, value| match value {
+        Value::String(text) if text.len() <= MAX_BAD_WORD_BYTES && !text.trim().is_empty() => {
+            Ok(text.clone())
+        }
+        Value::String(_) => Err(wrong_value(&path, &wanted, value)),
+        other => Err(wrong_type(&path, &wanted, other)),
+    })
+}
+
+/// Fields that mean something elsewhere: taken where they can change no text, refused where ignoring them would mislead.
+/// `docs/requests.md` lists them.
+///
+/// # Errors
+/// The first that asks for what is not offered.
+fn elsewhere(fields: &mut Fields<'_>, shape: Shape) -> Result<(), FieldError> {
+    taken(fields)?;
+    fields.neutral("prompt_logprobs", &[], "use /v1/completions with `echo` and `logprobs`")?;
+    fields.neutral("length_penalty", &[json!(1), json!(1.0)], "beam search is not offered")?;
+    fields.neutral("use_beam_search", &[json!(false)], "beam search is not offered")?;
+    fields.neutral("skip_special_tokens", &[json!(true)], "special tokens are always left out")?;
+    fields.neutral("service_tier", &[json!("auto"), json!("default")], "there is one tier")?;
+    fields.neutral("store", &[json!(false)], "nothing is stored")?;
+    if shape == Shape::Response {
+        let whole = "a response has no place for them: use /v1/chat/completions";
+        fields.neutral("return_token_ids", &[json!(false)], whole)?;
+    }
+    of_routers(fields)
+}
+
+/// Words of who asks and what for. Prompts are found in the cache by what they say, whatever their key.
+fn taken(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    fields.text("user")?;
+    fields.text("safety_identifier")?;
+    fields.text("prompt_cache_key")?;
+    metadata(fields)
+}
+
+/// What routers add to every request they pass on.
+fn of_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    fields.neutral("no_stop_trim", &[json!(false)], "use `include_stop_str_in_output`")?;
+    fields.neutral("return_hidden_states", &[json!(false)], "hidden states are not offered")?;
+    let split = "reasoning is not told from the rest of the text";
+    fields.neutral("separate_reasoning", &[json!(true), json!(false)], split)?;
+    fields.neutral("stream_reasoning", &[json!(true), json!(false)], split)
+}
+
+fn metadata(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    let path = fields.path("metadata");
+    let pairs = match fields.value("metadata") {
+        None => return Ok(()),
+        Some(Value::Object(pairs)) => pairs,
+        Some(other) => return Err(wrong_type(&path, "an object of strings", other)),
+    };
+    at_most(&path, pairs.len(), MAX_METADATA, "pairs")?;
+    for (key, value) in pairs {
+        let path = format!("{path}.{}", shortened(key, MAX_METADATA_KEY));
+        let text = value.as_str().ok_or_else(|| wrong_type(&path, "a string", value))?;
+        if key.chars().count() > MAX_METADATA_KEY || text.chars().count() > MAX_METADATA_VALUE {
+            let problem = format!(
+                "is too long: keys have {MAX_METADATA_KEY} characters at most, values {MAX_METADATA_VALUE}"
+            );
+            return Err(FieldError::new(path, Fault::Value, problem));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

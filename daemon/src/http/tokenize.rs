@@ -5,10 +5,11 @@ use faser_engine::TokenId;
 use faser_models::Conversation;
 use serde_json::json;
 
+use super::conversation::conversation;
 use super::errors::ApiError;
 use super::openapi::Tokens;
 use super::params::token_ids;
-use super::{Bounds, body, chat, encoding};
+use super::{Bounds, body, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields};
 
@@ -18,10 +19,10 @@ pub(super) async fn tokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, (source, add_special)) = body::asked(&app, &request, payload, read).await?;
+    let (served, (source, add_special)) = app.asked(&request, payload, read).await?;
     let prompt = match source {
         Source::Text(prompt) => prompt,
-        Source::Chat(conversation) => chat::render(served, &conversation)?,
+        Source::Chat(conversation) => served.render(&conversation)?,
     };
     let tokens = encoding::all(served, prompt, add_special).await?;
     Ok(HttpResponse::Ok().json(Tokens {
@@ -49,7 +50,7 @@ pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError
     let mut fields = Fields::new("", &body)?;
     bounds.check_name(&mut fields)?;
     let prompt = fields.text("prompt")?;
-    let conversation = chat::conversation(&mut fields)?;
+    let conversation = conversation(&mut fields)?;
     let add_special = fields.flag("add_special_tokens")?;
     fields.neutral("return_token_strs", &[json!(false)], "token strings are not offered")?;
     let source = match (prompt, conversation) {
@@ -71,7 +72,7 @@ pub(super) async fn detokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, ids) = body::asked(&app, &request, payload, read_ids).await?;
+    let (served, ids) = app.asked(&request, payload, read_ids).await?;
     Ok(HttpResponse::Ok().json(json!({"prompt": served.tokenizer.decode(&ids)})))
 }
 

@@ -1,12 +1,11 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`: which functions a chat may call, and what that makes of its output.
 
-use faser_models::{CallForm, CallFormat, Conversation, Function, GrammarSource};
-use serde_json::{Value, json};
+use faser_models::{CallForm, CallFormat, Function, GrammarSource};
+use serde_json::Value;
 
-use super::answer::Shape;
-use super::bounds::Bounds;
+use super::bounds::{Bounds, Shape};
 use super::format::Form;
-use super::params::{Parameters, check_form};
+use super::params::{Parameters, ReadCalls, check_form};
 use crate::fields::{
     Fault, FieldError, Fields, at_most, did_you_mean, each, required, shortened, wrong_type, wrong_value,
 };
@@ -15,15 +14,6 @@ use crate::fields::{
 const MAX_TOOLS: usize = 128;
 /// Bytes of a function's name at most.
 const MAX_NAME_BYTES: usize = 64;
-
-/// How calls are read from an output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadCalls {
-    /// How the model writes them.
-    pub format: CallFormat,
-    /// The request has named the function.
-    pub named: bool,
-}
 
 /// What a request says about calls.
 struct Choice {
@@ -212,45 +202,4 @@ fn allowed(
     }
     let strict = functions.iter().any(|(_, strict)| *strict);
     Ok((functions.into_iter().map(|(function, _)| function).collect(), strict))
-}
-
-/// The conversation as a template is given it that knows nothing of functions: the first message tells of them and of the form of a call,
-/// and calls among the messages stand in their texts.
-pub(super) fn told(conversation: &Conversation) -> Conversation {
-    let mut told = conversation.clone();
-    let Value::Array(messages) = &mut told.messages else { return told };
-    for message in messages.iter_mut() {
-        let calls =
-            message.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-        let call = |call: &Value| {
-            let function = &call["function"];
-            json!({"name": function["name"], "arguments": function["arguments"]}).to_string()
-        };
-        let calls: Vec<String> = calls.iter().map(call).collect();
-        if !calls.is_empty() {
-            rewrite(message, |content| {
-                let parts = Some(content).filter(|content| !content.is_empty()).into_iter().chain(calls);
-                parts.collect::<Vec<String>>().join("\n")
-            });
-        }
-    }
-    let tools = conversation.tools.as_ref().and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    if let (Some(first), false) = (messages.first_mut(), tools.is_empty()) {
-        let functions: Vec<String> = tools.iter().map(|tool| tool["function"].to_string()).collect();
-        rewrite(first, |content| {
-            format!(
-                "Functions that can be called:\n\n{}\n\nA call is written as {{\"name\": \"...\", \"arguments\": {{...}}}}, and nothing \
-                 else.\n\n{content}",
-                functions.join("\n")
-            )
-        });
-    }
-    told
-}
-
-/// Replaces the text of a message.
-fn rewrite(message: &mut Value, change: impl FnOnce(String) -> String) {
-    if let Some(Value::String(content)) = message.get_mut("content") {
-        *content = change(std::mem::take(content));
-    }
 }

@@ -4,7 +4,6 @@ use faser_models::GenerationDefaults;
 
 use super::*;
 use crate::http::TemplateReads;
-use crate::http::prompt_tokens::Kept;
 use crate::names::Names;
 
 const BOUNDS: Bounds<'static> = Bounds {
@@ -235,4 +234,13 @@ fn no_token_at_all_may_be_asked_for_where_the_prompt_is_repeated() {
     let mut fields = Fields::new("", &body).unwrap();
     let read = parameters(&mut fields, &BOUNDS, Shape::Completion, true).unwrap();
     assert_eq!(read.max_new_tokens, Some(0));
+}
+
+#[test]
+fn the_last_tokens_are_kept() {
+    let kept = |kept: Kept| kept.of(&[1, 2, 3, 4], 8, 6).map(|ids| ids.to_vec());
+    assert_eq!([kept(Kept::All), kept(Kept::Last(4)), kept(Kept::Last(9))], [None, None, None]);
+    assert_eq!(kept(Kept::Last(1)), Some(vec![4]));
+    assert_eq!(kept(Kept::Fitting), Some(vec![3, 4]));
+    assert_eq!(Kept::Fitting.of(&[1, 2], 8, 9).map(|ids| ids.to_vec()), Some(vec![2]));
 }

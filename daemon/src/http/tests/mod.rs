@@ -14,10 +14,11 @@ use faser_models::ChatTemplate;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
-use crate::app::{App, Served};
+use crate::app::App;
 use crate::config::Config;
 use crate::config::raw::Document;
 use crate::pairs::Pairs;
+use crate::pairs::Served;
 
 /// The synthetic pair, with what `more` adds to its config.
 async fn daemon(more: &str) -> (web::Data<App>, Arc<Served>) {

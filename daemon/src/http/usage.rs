@@ -1,4 +1,4 @@
-//! `metrics` of an answer, for who asked by `include_metrics`: what a sequence took, in vLLM's words for what vLLM tells too.
+//! `usage` of an answer, and `metrics`, for who asked by `include_metrics`: what its sequences took, in vLLM's words for what vLLM tells too.
 
 use std::time::Duration;
 
@@ -7,6 +7,36 @@ use faser_engine::survival::Source;
 use serde_json::{Value, json};
 
 use crate::sequence::Ending;
+
+/// What every `usage` begins with.
+pub(super) fn counts(prompt_tokens: usize, completion_tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    })
+}
+
+/// `usage` of a request: the sum over its sequences. Cached tokens are told when they are known of all; those of predictions of sequences
+/// whose device did not run ahead of the end of the text.
+pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e Ending> + Clone) -> Value {
+    let completion_tokens: usize = endings.clone().map(|ending| ending.output.len()).sum();
+    let exact = |ending: &Ending| ending.usage.filter(|usage| usage.output_tokens <= ending.output.len());
+    let (accepted, all) = endings.clone().filter_map(exact).fold((0, 0), |(accepted, all), usage| {
+        let predicted = usage.by_source[Source::Prediction];
+        (accepted + predicted.accepted, all + predicted.proposed)
+    });
+    let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
+    let mut usage = counts(prompt_tokens, completion_tokens);
+    if let (Some(cached), Value::Object(map)) = (cached, &mut usage) {
+        map.insert("prompt_tokens_details".to_owned(), json!({"cached_tokens": cached}));
+    }
+    if let (1.., Value::Object(map)) = (all, &mut usage) {
+        let details =
+            json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
+        map.insert("completion_tokens_details".to_owned(), details);
+    }
+    usage
+}
 
 /// Where the metrics of an answer stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
