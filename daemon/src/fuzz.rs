@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use actix_web::ResponseError;
 use faser_actors::Dtype;
 use faser_models::{
-    CallFormat, ChatTemplate, Conversation, Detokenizer, GenerationDefaults, GrammarCompiler, GrammarSource,
-    GrammarVocabulary, LastTurn, ModelConfig, Shard, Tokenizer, check_header,
+    ChatTemplate, Conversation, Detokenizer, GrammarCompiler, GrammarSource, GrammarVocabulary, LastTurn,
+    ModelConfig, Shard, Tokenizer, check_header,
 };
 use serde_json::{Value, json};
 
@@ -20,19 +20,11 @@ use crate::http::{
     Bounds, Completion, Prompt, TemplateReads, read_chat, read_completion, read_detokenize, read_response,
     read_tokenize,
 };
-use crate::names::Names;
 use crate::stop::StopMatcher;
 
 const BOUNDS: Bounds<'static> = Bounds {
-    names: Names { main: "m", aliases: &[] },
-    vocab: 1000,
-    max_context: 512,
-    max_prompts: 8,
-    max_body_bytes: 64 << 10,
-    calls: Some(CallFormat::Hermes),
-    priorities: true,
     template: TemplateReads { tools: false, reasoning_effort: true, verbosity: false },
-    defaults: GenerationDefaults::NOTHING,
+    ..Bounds::EVERYTHING
 };
 /// A refusal is for people to read.
 const LONGEST_MESSAGE: usize = 4096;

@@ -1,9 +1,11 @@
-//! Reads an object key by key and refuses what it was not asked for: requests and config are taken in this way alone.
+//! Reads an object key by key and refuses what it was not asked for: requests and config are taken in this way alone. A reader that is given
+//! nothing tells what it would ask for: that is what OpenAPI documents say of requests.
 
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// An object being read. Every key asked for is remembered; `finish` refuses the others.
 #[derive(Debug)]
@@ -11,6 +13,34 @@ pub struct Fields<'a> {
     path: String,
     map: &'a Map<String, Value>,
     asked: Vec<&'static str>,
+    /// Where it is told what is asked for, and the object's name there, if nothing is read.
+    told: Option<(&'a Schemas, &'static str)>,
+}
+
+/// Schemas of objects by name, as their readers tell them.
+#[derive(Debug, Default)]
+pub struct Schemas {
+    all: RefCell<Map<String, Value>>,
+    nothing: Map<String, Value>,
+}
+
+/// The name of a field, and what documents say of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Name {
+    name: &'static str,
+    about: &'static str,
+}
+
+impl From<&'static str> for Name {
+    fn from(name: &'static str) -> Name {
+        Name { name, about: "" }
+    }
+}
+
+impl From<(&'static str, &'static str)> for Name {
+    fn from((name, about): (&'static str, &'static str)) -> Name {
+        Name { name, about }
+    }
 }
 
 /// What is wrong with a field, in words that say what to write instead.
@@ -49,6 +79,83 @@ impl FieldError {
     }
 }
 
+impl Schemas {
+    /// Has the reader of an object tell what it asks for. That it refuses what is not there means nothing.
+    pub fn tell<'s, T, E>(
+        &'s self,
+        object: &'static str,
+        about: &str,
+        read: impl FnOnce(&mut Fields<'s>) -> Result<T, E>,
+    ) {
+        let mut schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        if !about.is_empty() {
+            schema["description"] = about.into();
+        }
+        self.all.borrow_mut().entry(object).or_insert(schema);
+        let told = Some((self, object));
+        read(&mut Fields { path: String::new(), map: &self.nothing, asked: Vec::new(), told }).ok();
+    }
+
+    /// What a field may be; of several that say it, the first counts.
+    fn note(&self, object: &str, Name { name, about }: Name, mut schema: Value) {
+        if !about.is_empty() {
+            schema["description"] = about.into();
+        }
+        if let Value::Object(fields) = &mut self.all.borrow_mut()[object]["properties"] {
+            fields.entry(name).or_insert(schema);
+        }
+    }
+
+    fn note_required(&self, object: &str, name: &str) {
+        let required = &mut self.all.borrow_mut()[object]["required"];
+        match required {
+            Value::Array(names) if !names.iter().any(|known| known == name) => names.push(name.into()),
+            Value::Array(_) => {}
+            none => *none = json!([name]),
+        }
+    }
+
+    /// All of them. Fields that need not be there may be null.
+    pub fn finish(self) -> Map<String, Value> {
+        let mut all = self.all.into_inner();
+        for schema in all.values_mut() {
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            schema.as_object_mut().map(|schema| schema.retain(|_, value| !value.is_null()));
+            for (name, field) in schema["properties"].as_object_mut().into_iter().flatten() {
+                if !required.iter().any(|required| required == name) {
+                    or_null(field);
+                }
+            }
+        }
+        all
+    }
+}
+
+/// A schema of what has one by this name.
+pub fn named(object: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{object}")})
+}
+
+/// A schema of what is one of several.
+pub fn one_of(schemas: impl IntoIterator<Item = Value>) -> Value {
+    json!({"oneOf": schemas.into_iter().collect::<Vec<_>>()})
+}
+
+fn or_null(schema: &mut Value) {
+    if let Some(reference) = schema.as_object_mut().and_then(|schema| schema.remove("$ref")) {
+        schema["oneOf"] = json!([{"$ref": reference}]);
+    }
+    let Value::Object(schema) = schema else { return };
+    if let Some(kind) = schema.get_mut("type") {
+        *kind = json!([kind.take(), "null"]);
+    }
+    for (several, null) in [("enum", Value::Null), ("oneOf", json!({"type": "null"}))] {
+        if let Some(Value::Array(several)) = schema.get_mut(several) {
+            several.push(null);
+        }
+    }
+}
+
 impl<'a> Fields<'a> {
     /// Reads `value`, which must be an object; `path` is its name, empty for the outermost.
     ///
@@ -57,7 +164,7 @@ impl<'a> Fields<'a> {
     pub fn new(path: impl Into<String>, value: &'a Value) -> Result<Fields<'a>, FieldError> {
         let path = path.into();
         match value {
-            Value::Object(map) => Ok(Fields { path, map, asked: Vec::new() }),
+            Value::Object(map) => Ok(Fields { path, map, asked: Vec::new(), told: None }),
             other if path.is_empty() => Err(FieldError::new(
                 "",
                 Fault::Type,
@@ -79,6 +186,14 @@ impl<'a> Fields<'a> {
 
     /// The error for a field that has to be there.
     pub fn missing(&self, name: &str, problem: impl Display) -> FieldError {
+        if let Some((schemas, object)) = self.told {
+            schemas.note_required(object, name);
+        }
+        FieldError::new(self.path(name), Fault::Missing, problem)
+    }
+
+    /// The same for a field that need not be there in every case.
+    pub fn absent(&self, name: &str, problem: impl Display) -> FieldError {
         FieldError::new(self.path(name), Fault::Missing, problem)
     }
 
@@ -100,21 +215,52 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
+    /// The field as it stands; `schema` tells what it may be beside null.
+    pub fn value_of(&mut self, name: impl Into<Name>, schema: impl FnOnce() -> Value) -> Option<&'a Value> {
+        let name = name.into();
+        if let Some((schemas, object)) = self.told {
+            schemas.note(object, name, schema());
+        }
+        self.value(name.name)
+    }
+
+    /// Adds to what is told of a field; null takes away.
+    pub fn tell(&self, name: &str, more: impl FnOnce() -> Value) {
+        if let Some((schemas, object)) = self.told
+            && let Value::Object(more) = more()
+            && let Value::Object(schema) = &mut schemas.all.borrow_mut()[object]["properties"][name]
+        {
+            schema.extend(more);
+            schema.retain(|_, value| !value.is_null());
+        }
+    }
+
+    /// The object that is read.
+    pub fn object_itself(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
     /// A number within `range`.
     ///
     /// # Errors
     /// It is something else, or out of range.
     pub fn number(
         &mut self,
-        name: &'static str,
+        name: impl Into<Name>,
         range: RangeInclusive<f64>,
     ) -> Result<Option<f64>, FieldError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
+        let name = name.into();
+        let schema = || {
+            // Bounds are whole numbers.
+            let (least, most) = (*range.start() as i64, *range.end() as i64);
+            json!({"type": "number", "format": "double", "minimum": least, "maximum": most})
+        };
+        let Some(value) = self.value_of(name, schema) else { return Ok(None) };
         let wanted = format!("a number from {} to {}", range.start(), range.end());
         match value.as_f64() {
-            None => Err(self.wrong_type(name, &wanted, value)),
+            None => Err(self.wrong_type(name.name, &wanted, value)),
             Some(number) if range.contains(&number) => Ok(Some(number)),
-            Some(_) => Err(self.wrong_value(name, &wanted, value)),
+            Some(_) => Err(self.wrong_value(name.name, &wanted, value)),
         }
     }
 
@@ -124,11 +270,12 @@ impl<'a> Fields<'a> {
     /// It is something else, or out of range.
     pub fn whole(
         &mut self,
-        name: &'static str,
+        name: impl Into<Name>,
         range: RangeInclusive<u64>,
     ) -> Result<Option<u64>, FieldError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
-        whole(&self.path(name), value, range).map(Some)
+        let name = name.into();
+        let Some(value) = self.value_of(name, || whole_schema(&range)) else { return Ok(None) };
+        whole(&self.path(name.name), value, range).map(Some)
     }
 
     /// A `usize` within `range`.
@@ -137,7 +284,7 @@ impl<'a> Fields<'a> {
     /// It is something else, or out of range.
     pub fn size(
         &mut self,
-        name: &'static str,
+        name: impl Into<Name>,
         range: RangeInclusive<usize>,
     ) -> Result<Option<usize>, FieldError> {
         let range = *range.start() as u64..=*range.end() as u64;
@@ -148,32 +295,55 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// It is something else.
-    pub fn flag(&mut self, name: &'static str) -> Result<Option<bool>, FieldError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| self.wrong_type(name, "true or false", value))
+    pub fn flag(&mut self, name: impl Into<Name>) -> Result<Option<bool>, FieldError> {
+        let name = name.into();
+        let Some(value) = self.value_of(name, || json!({"type": "boolean"})) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.wrong_type(name.name, "true or false", value))
     }
 
     /// A string.
     ///
     /// # Errors
     /// It is something else.
-    pub fn text(&mut self, name: &'static str) -> Result<Option<&'a str>, FieldError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.wrong_type(name, "a string", value))
+    pub fn text(&mut self, name: impl Into<Name>) -> Result<Option<&'a str>, FieldError> {
+        let name = name.into();
+        let Some(value) = self.value_of(name, || json!({"type": "string"})) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong_type(name.name, "a string", value))
     }
 
     /// One of a few words.
     ///
     /// # Errors
     /// It is something else.
-    pub fn word(&mut self, name: &'static str, words: &[&str]) -> Result<Option<&'a str>, FieldError> {
-        let Some(word) = self.text(name)? else { return Ok(None) };
+    pub fn word(&mut self, name: impl Into<Name>, words: &[&str]) -> Result<Option<&'a str>, FieldError> {
+        let name = name.into();
+        let schema = || json!({"type": "string", "enum": words});
+        let Some(value) = self.value_of(name, schema) else { return Ok(None) };
+        let word = value.as_str().ok_or_else(|| self.wrong_type(name.name, "a string", value))?;
         if words.contains(&word) {
             return Ok(Some(word));
         }
         let list = words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
         let hint = did_you_mean(word, words.iter().copied());
-        Err(self.wrong(name, format!("must be one of {list}, but it is {}{hint}", shown(&word.into()))))
+        Err(self.wrong(name.name, format!("must be one of {list}, but it is {}{hint}", shown(value))))
+    }
+
+    /// The word that says of which kind the object is; each kind, by its name, has some.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn kind(
+        &mut self,
+        name: &'static str,
+        kinds: &[(&str, &[&'static str])],
+    ) -> Result<Option<&'a str>, FieldError> {
+        if let Some((_, object)) = self.told {
+            let words = kinds.iter().find(|(kind, _)| *kind == object).map_or(&[][..], |(_, words)| *words);
+            self.word(name, words)?;
+            return Ok(words.first().copied());
+        }
+        let words: Vec<&str> = kinds.iter().flat_map(|(_, words)| words.iter().copied()).collect();
+        self.word(name, &words)
     }
 
     /// A list.
@@ -181,9 +351,89 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// It is something else.
     pub fn list(&mut self, name: &'static str) -> Result<Option<&'a [Value]>, FieldError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
-        let list = value.as_array().ok_or_else(|| self.wrong_type(name, "a list", value))?;
+        self.list_of(name, || json!({}))
+    }
+
+    /// A list; `schema` tells what its entries may be.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn list_of(
+        &mut self,
+        name: impl Into<Name>,
+        schema: impl FnOnce() -> Value,
+    ) -> Result<Option<&'a [Value]>, FieldError> {
+        let name = name.into();
+        let schema = || json!({"type": "array", "items": schema()});
+        let Some(value) = self.value_of(name, schema) else { return Ok(None) };
+        let list = value.as_array().ok_or_else(|| self.wrong_type(name.name, "a list", value))?;
         Ok(Some(list))
+    }
+
+    /// A list of objects, each read by `read` to its end; `kinds` are the names of what they may be. `unfit` says what is wrong with a number of them.
+    ///
+    /// # Errors
+    /// It is something else, there are too few or too many, or one of them is wrong.
+    pub fn objects<T>(
+        &mut self,
+        name: impl Into<Name>,
+        kinds: &[&'static str],
+        unfit: impl FnOnce(usize) -> Option<String>,
+        mut read: impl FnMut(&mut Fields<'a>) -> Result<T, FieldError>,
+    ) -> Result<Option<Vec<T>>, FieldError> {
+        let name = name.into();
+        let schema =
+            || if let [one] = kinds { named(one) } else { one_of(kinds.iter().map(|kind| named(kind))) };
+        let list = self.list_of(name, schema)?;
+        self.tell_kinds(kinds, &mut read);
+        let (Some(list), path) = (list, self.path(name.name)) else { return Ok(None) };
+        if let Some(problem) = unfit(list.len()) {
+            return Err(FieldError::new(path, Fault::Value, problem));
+        }
+        each(&path, list, |path, value| Fields::new(path, value)?.to_end(&mut read)).map(Some)
+    }
+
+    /// Has the reader of objects of several kinds tell of each.
+    pub fn tell_kinds<T>(
+        &self,
+        kinds: &[&'static str],
+        mut read: impl FnMut(&mut Fields<'a>) -> Result<T, FieldError>,
+    ) {
+        for (kind, (schemas, _)) in kinds.iter().zip(self.told.iter().cycle()) {
+            schemas.tell(kind, "", &mut read);
+        }
+    }
+
+    /// What `read` makes of the object, which has nothing else.
+    ///
+    /// # Errors
+    /// That of `read`, or there is something else.
+    pub fn to_end<T, E: From<FieldError>>(
+        mut self,
+        read: impl FnOnce(&mut Fields<'a>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let made = read(&mut self)?;
+        self.finish()?;
+        Ok(made)
+    }
+
+    /// What `read` makes of an object, which has nothing else; `kind` is its name in documents.
+    ///
+    /// # Errors
+    /// It is none, or wrong.
+    pub fn within<T>(
+        &mut self,
+        name: impl Into<Name>,
+        kind: &'static str,
+        mut read: impl FnMut(&mut Fields<'a>) -> Result<T, FieldError>,
+    ) -> Result<Option<T>, FieldError> {
+        let Name { name, about } = name.into();
+        let value = self.value_of(name, || named(kind));
+        if let Some((schemas, _)) = self.told {
+            schemas.tell(kind, about, &mut read);
+        }
+        let Some(value) = value else { return Ok(None) };
+        Fields::new(self.path(name), value)?.to_end(read).map(Some)
     }
 
     /// An object, to be read in its turn.
@@ -200,7 +450,9 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// It asks for more than that.
     pub fn neutral(&mut self, name: &'static str, neutral: &[Value], why: &str) -> Result<(), FieldError> {
-        match self.value(name) {
+        // 1.0 is said by 1.
+        let schema = || json!({"enum": neutral.iter().filter(|value| !value.is_f64()).collect::<Vec<_>>()});
+        match self.value_of((name, "says what its absence says"), schema) {
             Some(value) if !neutral.contains(value) => {
                 Err(FieldError::new(self.path(name), Fault::Unsupported, format!("is not supported: {why}")))
             }
@@ -230,8 +482,28 @@ impl<'a> Fields<'a> {
 ///
 /// # Errors
 /// There is none.
-pub fn required<T>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, FieldError> {
-    value.ok_or_else(|| fields.missing(name, "is missing"))
+pub fn required<T: Default>(value: Option<T>, fields: &Fields<'_>, name: &str) -> Result<T, FieldError> {
+    required_as(value, fields, name, "is missing")
+}
+
+/// The same; `problem` says what to write.
+///
+/// # Errors
+/// There is none.
+pub fn required_as<T: Default>(
+    value: Option<T>,
+    fields: &Fields<'_>,
+    name: &str,
+    problem: impl Display,
+) -> Result<T, FieldError> {
+    match (value, fields.told) {
+        // A reader that only tells goes on.
+        (value, Some((schemas, object))) => {
+            schemas.note_required(object, name);
+            Ok(value.unwrap_or_default())
+        }
+        (value, None) => value.ok_or_else(|| fields.missing(name, problem)),
+    }
 }
 
 /// Each entry of a list, read with its full name.
@@ -257,7 +529,7 @@ pub fn at_most(path: &str, count: usize, most: usize, what: &str) -> Result<(), 
     Err(FieldError::new(path, Fault::Value, format!("has {count} {what}; {most} are taken at most")))
 }
 
-/// A text of one string, or of parts that are joined by line breaks; `wanted` says how that is written.
+/// A text of one string, or of parts that are joined by line breaks; `wanted` says how that is written, `kind` names a part in documents.
 ///
 /// # Errors
 /// It is something else, or a part is wrong.
@@ -265,17 +537,33 @@ pub fn joined<'v>(
     fields: &mut Fields<'v>,
     name: &'static str,
     wanted: &str,
-    part: impl Fn(Fields<'v>) -> Result<&'v str, FieldError>,
+    kind: &'static str,
+    part: impl Fn(&mut Fields<'v>) -> Result<&'v str, FieldError>,
 ) -> Result<Option<String>, FieldError> {
-    match fields.value(name) {
+    let schema = || one_of([json!({"type": "string"}), json!({"type": "array", "items": named(kind)})]);
+    let value = fields.value_of((name, "A text, or parts of it that are joined by line breaks."), schema);
+    fields.tell_kinds(&[kind], &part);
+    match value {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
         Some(Value::Array(parts)) => {
-            let texts = each(&fields.path(name), parts, |path, value| part(Fields::new(path, value)?))?;
+            let texts =
+                each(&fields.path(name), parts, |path, value| Fields::new(path, value)?.to_end(&part))?;
             Ok(Some(texts.join("\n")))
         }
         Some(other) => Err(fields.wrong_type(name, wanted, other)),
     }
+}
+
+fn whole_schema(range: &RangeInclusive<u64>) -> Value {
+    let (least, most) = (*range.start(), *range.end());
+    let format = if most > u64::from(u32::MAX) { "int64" } else { "int32" };
+    let mut schema = json!({"type": "integer", "format": format, "minimum": least});
+    // The most that a type holds says nothing.
+    if most < u64::from(u32::MAX) {
+        schema["maximum"] = most.into();
+    }
+    schema
 }
 
 /// A whole number within `range`.

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::errors::ApiError;
 use crate::config::ServerConfig;
-use crate::fields::shortened;
+use crate::fields::{Fields, shortened};
 
 /// Lists and objects within each other: what a JSON schema may have, and some around it.
 const MOST_DEPTH: usize = 96;
@@ -113,7 +113,7 @@ async fn collect(
 ///
 /// # Errors
 /// It is empty, no JSON, nested too deeply, or has too many lists and objects.
-pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
+fn parse(body: &[u8]) -> Result<Value, ApiError> {
     let invalid = |message: String| ApiError::bad_request(message, None, "invalid_json");
     if body.is_empty() {
         return Err(invalid("the body is empty: send a JSON object".to_owned()));
@@ -122,6 +122,17 @@ pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
         .check(body)
         .map_err(|problem| invalid(format!("the body is JSON that {problem}")))?;
     serde_json::from_slice(body).map_err(|err| invalid(format!("the body is not valid JSON: {err}")))
+}
+
+/// What `ask` makes of a body that is an object, which has nothing else.
+///
+/// # Errors
+/// As [`parse`], or it is no object, or `ask` refuses.
+pub(super) fn asked<T>(
+    body: &[u8],
+    ask: impl FnOnce(&mut Fields<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    Fields::new("", &parse(body)?)?.to_end(ask)
 }
 
 /// Lists and objects of JSON from one client, counted before anything is allocated for them.

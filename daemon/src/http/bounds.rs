@@ -1,6 +1,7 @@
 //! What a request is read by: which API it is of, and what it is measured against. So it can be read without a model at hand.
 
 use faser_models::{CallFormat, GenerationDefaults};
+use serde_json::json;
 
 use super::errors::ApiError;
 use crate::fields::Fields;
@@ -52,12 +53,27 @@ pub struct TemplateReads {
 }
 
 impl<'a> Bounds<'a> {
+    /// Of a small model that can do everything: for tests, and for documents, which go by no model.
+    pub const EVERYTHING: Bounds<'static> = Bounds {
+        names: Names { main: "m", aliases: &[] },
+        vocab: 1000,
+        max_context: 512,
+        max_prompts: 8,
+        max_body_bytes: 64 << 10,
+        calls: Some(CallFormat::Hermes),
+        priorities: true,
+        template: TemplateReads { tools: true, reasoning_effort: true, verbosity: true },
+        defaults: GenerationDefaults::NOTHING,
+    };
+
     /// Reads `model`, which may be left out: then it is the model's own name.
     ///
     /// # Errors
     /// It names another model.
     pub(super) fn check_name(&self, fields: &mut Fields<'_>) -> Result<&'a str, ApiError> {
-        match fields.text("model")? {
+        let name = fields.text(("model", "A name of the model; without one it is the server's own."))?;
+        fields.tell("model", || json!({"example": "m"}));
+        match name {
             Some(asked) => {
                 self.names.find(asked).ok_or_else(|| ApiError::unknown_model(asked, self.names.all()))
             }

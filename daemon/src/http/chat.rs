@@ -13,7 +13,7 @@ use super::params::{Parameters, PromptTokens, parameters};
 use super::tools::tools;
 use super::{Bounds, body, encoding};
 use crate::app::App;
-use crate::fields::{Fault, FieldError, Fields};
+use crate::fields::{FieldError, Fields};
 
 /// The handler.
 pub(super) async fn chat(
@@ -36,24 +36,22 @@ pub(super) async fn chat(
 /// # Errors
 /// It is no JSON, or the first field that is wrong.
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameters), ApiError> {
-    let body = body::parse(body)?;
-    let mut fields = Fields::new("", &body)?;
-    let model = bounds.check_name(&mut fields)?.to_owned();
-    refuse_unsupported(&mut fields)?;
-    let mut parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Chat, false)? };
-    tools(&mut fields, Shape::Chat, bounds, &mut parameters)?;
-    let mut conversation = conversation(&mut fields)?.ok_or_else(|| {
-        FieldError::new(
-            "messages",
-            Fault::Missing,
-            "is missing: give a list such as [{\"role\": \"user\", \"content\": \"…\"}]",
-        )
-    })?;
+    body::asked(body, |fields| asked(fields, bounds))
+}
+
+pub(super) fn asked(
+    fields: &mut Fields<'_>,
+    bounds: &Bounds<'_>,
+) -> Result<(Conversation, Parameters), ApiError> {
+    let model = bounds.check_name(fields)?.to_owned();
+    refuse_unsupported(fields)?;
+    let mut parameters = Parameters { model, ..parameters(fields, bounds, Shape::Chat, false)? };
+    tools(fields, Shape::Chat, bounds, &mut parameters)?;
+    let mut conversation = conversation(fields)?;
     let variables = &mut conversation.variables;
     let reads = bounds.template;
-    template_word(&mut fields, (EFFORT, EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
-    template_word(&mut fields, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)?;
-    fields.finish()?;
+    template_word(fields, (EFFORT, EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
+    template_word(fields, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)?;
     Ok((conversation, parameters))
 }
 

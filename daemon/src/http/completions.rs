@@ -8,10 +8,10 @@ use super::bounds::Shape;
 use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
-use super::params::{Kept, Parameters, PromptTokens, parameters, token_ids};
+use super::params::{Kept, Parameters, PromptTokens, parameters, token_id, token_ids};
 use super::{Bounds, body, encoding};
 use crate::app::App;
-use crate::fields::{Fault, FieldError, Fields, each, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, each, one_of, wrong_type};
 
 /// Tokens of a completion when the request does not say, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -73,18 +73,22 @@ pub enum Prompt {
 /// # Errors
 /// It is no JSON, or the first field that is wrong.
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
-    let body = body::parse(body)?;
-    let mut fields = Fields::new("", &body)?;
-    let model = bounds.check_name(&mut fields)?.to_owned();
-    let echo = fields.flag("echo")?.unwrap_or(false);
+    body::asked(body, |fields| asked(fields, bounds))
+}
+
+pub(super) fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
+    let model = bounds.check_name(fields)?.to_owned();
+    let echo = fields.flag(("echo", "Whether the text begins with the prompt."))?.unwrap_or(false);
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;
     fields.neutral("continue_final_message", &[json!(false)], "a prompt has no messages")?;
-    let parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Completion, echo)? };
+    let parameters = Parameters { model, ..parameters(fields, bounds, Shape::Completion, echo)? };
+    let about = "Tokens of a choice at most. With `echo` there may be none.";
+    fields.tell("max_tokens", || json!({"minimum": 0, "example": 9, "description": about}));
+    fields.tell("max_completion_tokens", || json!({"minimum": 0, "example": 9}));
     // Of longer ones the end is kept, if that is asked for.
     let most =
         if parameters.prompt_tokens.kept == Kept::All { bounds.max_context } else { bounds.max_body_bytes };
-    let prompts = read_prompts(&mut fields, &Bounds { max_context: most, ..*bounds })?;
-    fields.finish()?;
+    let prompts = read_prompts(fields, &Bounds { max_context: most, ..*bounds })?;
     Ok(Completion { prompts, echo, parameters })
 }
 
@@ -93,8 +97,13 @@ fn read_prompts(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Vec<Prom
     const WANTED: &str = "a string, a list of token ids, or a list of either";
     let most = bounds.max_prompts;
     let path = fields.path("prompt");
-    let items = match fields.value("prompt") {
-        None => return Err(FieldError::new(path, Fault::Missing, format!("is missing: give {WANTED}"))),
+    let schema = || {
+        let (text, ids) = (json!({"type": "string"}), json!({"type": "array", "items": token_id()}));
+        let list = |of: &Value| json!({"type": "array", "items": of});
+        one_of([text.clone(), ids.clone(), list(&text), list(&ids)])
+    };
+    let items = match fields.value_of(("prompt", "Text or token ids, one or several."), schema) {
+        None => return Err(fields.missing("prompt", format_args!("is missing: give {WANTED}"))),
         Some(Value::String(text)) => return Ok(vec![Prompt::Text(text.clone())]),
         Some(Value::Array(items)) => items,
         Some(other) => return Err(wrong_type(&path, WANTED, other)),

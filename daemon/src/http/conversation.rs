@@ -5,13 +5,18 @@ use faser_models::{Conversation, LastTurn};
 use serde_json::{Map, Value, json};
 
 use super::body::Containers;
-use crate::fields::{Fault, FieldError, Fields, each, joined, required, shortened, wrong_type};
+use crate::fields::{Fault, FieldError, Fields, joined, required, required_as, shortened, wrong_type};
 
 /// Messages of a request at most.
 pub(super) const MAX_MESSAGES: usize = 4096;
 /// Calls of a message at most.
 pub(super) const MAX_CALLS: usize = 128;
-const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+/// Messages by their kinds, and the roles of each.
+const MESSAGES: [(&str, &[&str]); 3] = [
+    ("PlainMessage", &["system", "developer", "user"]),
+    ("AssistantMessage", &["assistant"]),
+    ("ToolMessage", &["tool"]),
+];
 /// Variables for the template at most, and bytes of their names and values as JSON.
 const MAX_VARIABLES: usize = 64;
 const MAX_VARIABLES_BYTES: usize = 16 << 10;
@@ -21,44 +26,41 @@ pub(super) const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high
 pub(crate) const VERBOSITY: &str = "verbosity";
 pub(super) const VERBOSITIES: [&str; 3] = ["low", "medium", "high"];
 
-/// Reads what a chat template is given; without `messages` it is none.
-pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<Conversation>, FieldError> {
-    let Some(messages) = messages(fields)? else { return Ok(None) };
-    let (tools, variables) = (functions(fields)?, variables(fields)?);
+/// Reads what a chat template is given.
+pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Conversation, FieldError> {
+    let (messages, tools, variables) = (messages(fields)?, functions(fields)?, variables(fields)?);
     let last_turn = last_turn(fields)?;
-    Ok(Some(Conversation { messages, tools, variables, last_turn }))
+    let problem = "is missing: give a list such as [{\"role\": \"user\", \"content\": \"…\"}]";
+    let messages = required_as(messages, fields, "messages", problem)?;
+    Ok(Conversation { messages, tools, variables, last_turn })
 }
 
 /// Reads `messages`.
 fn messages(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
-    let path = fields.path("messages");
-    let Some(list) = fields.list("messages")? else { return Ok(None) };
-    if list.is_empty() || list.len() > MAX_MESSAGES {
-        let problem = format!("has {} messages; give 1 to {MAX_MESSAGES}", list.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
     // Arguments are JSON within strings, which nobody has counted.
     let mut containers = Containers::default();
-    let all = each(&path, list, |path, value| message(Fields::new(path, value)?, &mut containers))?;
-    Ok(Some(all.into()))
+    let kinds = MESSAGES.map(|(kind, _)| kind);
+    let unfit = |count| {
+        (count == 0 || count > MAX_MESSAGES)
+            .then(|| format!("has {count} messages; give 1 to {MAX_MESSAGES}"))
+    };
+    let all = fields.objects("messages", &kinds, unfit, |fields| message(fields, &mut containers))?;
+    fields.tell("messages", || json!({"minItems": 1, "maxItems": MAX_MESSAGES}));
+    Ok(all.map(Value::from))
 }
 
-fn message(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
-    let Some(role) = fields.word("role", &ROLES)? else {
-        return Err(fields.missing("role", "is missing: `user`, for instance"));
-    };
+fn message(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
+    let role = fields.kind("role", &MESSAGES)?;
+    let role = required_as(role, fields, "role", "is missing: `user`, for instance")?;
     let mut message = Map::new();
     message.insert("role".to_owned(), role.into());
     let mut add =
         |name: &str, value: Option<Value>| value.map(|value| message.insert(name.to_owned(), value));
-    let calls = if role == "assistant" { calls(&mut fields, containers)? } else { None };
-    let content = match optional_content(&mut fields)? {
-        Some(content) => content,
-        // A message that only calls has no text. Most templates want an empty one then, which vLLM gives them.
-        None if calls.is_some() => String::new(),
-        None => return Err(fields.missing("content", format_args!("is missing: give {CONTENT}"))),
-    };
-    add("content", Some(content.into()));
+    let calls = if role == "assistant" { calls(fields, containers)? } else { None };
+    // A message that only calls has no text. Most templates want an empty one then, which vLLM gives them.
+    let content = if role == "assistant" { optional_content(fields)? } else { Some(content(fields)?) };
+    let silent = content.is_none() && calls.is_none();
+    add("content", Some(content.unwrap_or_default().into()));
     match role {
         "assistant" => {
             add("reasoning_content", fields.text("reasoning_content")?.map(Value::from));
@@ -69,71 +71,64 @@ fn message(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value,
             fields.neutral("function_call", &[], "give it in `tool_calls`")?;
         }
         "tool" => {
-            let id = fields.text("tool_call_id")?;
-            let id = id.ok_or_else(|| {
-                fields.missing("tool_call_id", "is missing: the id of the call that this answers")
-            })?;
+            let problem = "is missing: the id of the call that this answers";
+            let id = required_as(fields.text("tool_call_id")?, fields, "tool_call_id", problem)?;
             add("tool_call_id", Some(id.into()));
         }
         _ => fields.neutral("tool_calls", &[json!([])], "only an assistant calls tools")?,
     }
     add("name", fields.text("name")?.map(Value::from));
-    fields.finish()?;
+    if silent {
+        return Err(fields.absent("content", format_args!("is missing: give {CONTENT}")));
+    }
     Ok(message.into())
 }
 
 /// A string, or text parts, which are joined by line breaks.
 pub(super) fn content(fields: &mut Fields<'_>) -> Result<String, FieldError> {
-    optional_content(fields)?
-        .ok_or_else(|| fields.missing("content", format_args!("is missing: give {CONTENT}")))
+    let content = optional_content(fields)?;
+    required_as(content, fields, "content", format_args!("is missing: give {CONTENT}"))
 }
 
 const CONTENT: &str = "a string or a list of {\"type\": \"text\", \"text\": \"…\"}";
 
 fn optional_content(fields: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
-    joined(fields, "content", CONTENT, |mut part| {
+    joined(fields, "content", CONTENT, "TextPart", |part| {
         part.word("type", &["text"])?;
-        let text = required(part.text("text")?, &part, "text")?;
-        part.finish()?;
-        Ok(text)
+        required(part.text("text")?, part, "text")
     })
 }
 
 /// Reads `tool_calls`; an empty list is none.
 fn calls(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Option<Value>, FieldError> {
-    let path = fields.path("tool_calls");
-    let Some(list) = fields.list("tool_calls")?.filter(|list| !list.is_empty()) else { return Ok(None) };
-    if list.len() > MAX_CALLS {
-        let problem = format!("has {} calls; give {MAX_CALLS} at most", list.len());
-        return Err(FieldError::new(path, Fault::Value, problem));
-    }
-    let all = each(&path, list, |path, value| call(Fields::new(path, value)?, containers))?;
-    Ok(Some(all.into()))
+    let unfit = |count| (count > MAX_CALLS).then(|| format!("has {count} calls; give {MAX_CALLS} at most"));
+    let all = fields.objects("tool_calls", &["Call"], unfit, |fields| call(fields, containers))?;
+    fields.tell("tool_calls", || json!({"maxItems": MAX_CALLS}));
+    Ok(all.filter(|all| !all.is_empty()).map(Value::from))
 }
 
-fn call(mut fields: Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
-    let Some(id) = fields.text("id")? else {
-        return Err(fields.missing("id", "is missing: results are told apart by it"));
-    };
+fn call(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
+    let id = fields.text("id")?;
+    let id = required_as(id, fields, "id", "is missing: results are told apart by it")?;
     fields.word("type", &["function"])?;
-    // A place within a stream, which clients that collect one leave there.
-    fields.whole("index", 0..=u64::MAX)?;
-    let Some(mut function) = fields.object("function")? else {
+    // Clients that collect a stream leave it there.
+    fields.whole(("index", "Its place within a stream; of no effect."), 0..=u64::MAX)?;
+    let function = fields.within("function", "CalledFunction", |function| {
+        let name = required(function.text("name")?, function, "name")?;
+        Ok(json!({"name": name, "arguments": arguments(function, containers)?}))
+    })?;
+    let Some(function) = function else {
         return Err(fields.missing("function", "is missing: {\"name\": \"…\", \"arguments\": \"{…}\"}"));
     };
-    let name = required(function.text("name")?, &function, "name")?;
-    let arguments = arguments(&mut function, containers)?;
-    function.finish()?;
-    fields.finish()?;
-    Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+    Ok(json!({"id": id, "type": "function", "function": function}))
 }
 
 /// The object that the JSON of `arguments` is; no text is an empty one, as in vLLM.
 pub(super) fn arguments(function: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
     let path = function.path("arguments");
-    let Some(text) = function.text("arguments")? else {
-        return Err(function.missing("arguments", "is missing: JSON of an object, as a string"));
-    };
+    let text = function.text(("arguments", "JSON of an object."))?;
+    function.tell("arguments", || json!({"example": "{\"a\": 1}"}));
+    let text = required_as(text, function, "arguments", "is missing: JSON of an object, as a string")?;
     if text.trim().is_empty() {
         return Ok(json!({}));
     }
@@ -154,7 +149,9 @@ pub(super) fn arguments(function: &mut Fields<'_>, containers: &mut Containers) 
 /// Reads `tools`, which the template gets as they are; an empty list is none.
 fn functions(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
     let path = fields.path("tools");
-    let Some(list) = fields.list("tools")?.filter(|list| !list.is_empty()) else { return Ok(None) };
+    let about = "What the template is given, whatever it is.";
+    let list = fields.list_of(("tools", about), || json!({"type": "object"}))?;
+    let Some(list) = list.filter(|list| !list.is_empty()) else { return Ok(None) };
     for (i, tool) in list.iter().enumerate() {
         Fields::new(format!("{path}[{i}]"), tool)?;
     }
@@ -165,7 +162,9 @@ fn functions(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
 pub(super) fn variables(fields: &mut Fields<'_>) -> Result<Map<String, Value>, FieldError> {
     const NAME: &str = "chat_template_kwargs";
     let path = fields.path(NAME);
-    let map = match fields.value(NAME) {
+    let about = "Variables of the chat template; 64 in 16 KiB at most.";
+    let schema = || json!({"type": "object", "example": {"enable_thinking": false}});
+    let map = match fields.value_of((NAME, about), schema) {
         None => return Ok(Map::new()),
         Some(Value::Object(map)) => map,
         Some(other) => return Err(wrong_type(&path, "an object", other)),
@@ -189,8 +188,10 @@ pub(super) fn variables(fields: &mut Fields<'_>) -> Result<Map<String, Value>, F
 
 /// Reads `add_generation_prompt`, which is the default, and `continue_final_message`, as in vLLM: not both.
 fn last_turn(fields: &mut Fields<'_>) -> Result<LastTurn, FieldError> {
-    let opened = fields.flag("add_generation_prompt")?.unwrap_or(true);
-    let continued = fields.flag("continue_final_message")?.unwrap_or(false);
+    let about = "Whether the assistant's turn is opened behind the messages.";
+    let opened = fields.flag(("add_generation_prompt", about))?.unwrap_or(true);
+    let about = "Whether the last message is continued; only with `\"add_generation_prompt\": false`.";
+    let continued = fields.flag(("continue_final_message", about))?.unwrap_or(false);
     match (opened, continued) {
         (true, false) => Ok(LastTurn::Opened),
         (false, false) => Ok(LastTurn::Closed),
@@ -214,7 +215,8 @@ pub(super) fn template_word(
     read: bool,
     variables: &mut Map<String, Value>,
 ) -> Result<(), FieldError> {
-    let Some(word) = fields.word(field, words)? else { return Ok(()) };
+    let about = "For the chat template; one that does not read it allows `medium` alone.";
+    let Some(word) = fields.word((field, about), words)? else { return Ok(()) };
     if read {
         let given = variables.insert(name.to_owned(), word.into());
         if given.is_some_and(|given| given != word) {

@@ -4,7 +4,12 @@ use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
 use super::bounds::Shape;
-use crate::fields::{Fault, FieldError, Fields, each, wrong_type};
+use super::conversation::VERBOSITY;
+use crate::fields::{Fault, FieldError, Fields, each, required_as, wrong_type};
+
+/// What is said of texts in these languages, and an example.
+const REGEX: (&str, &str) = ("", "[a-f]+");
+const LARK: (&str, &str) = ("In Lark's form.", "start: \"a\"");
 
 /// What an output is to look like.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,25 +36,22 @@ pub(super) fn form(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<Form>
     let mut add = |field: String, source: Option<GrammarSource>| {
         asked.extend(source.map(|source| Form { field, source, of_text: false }));
     };
+    let (regex, lark) =
+        (|text: &str| GrammarSource::Regex(text.into()), |text: &str| GrammarSource::Lark(text.into()));
     add(fields.path("guided_json"), json_of(fields, "guided_json")?);
-    add(
-        fields.path("guided_regex"),
-        fields.text("guided_regex")?.map(|text| GrammarSource::Regex(text.into())),
-    );
-    add(
-        fields.path("guided_grammar"),
-        fields.text("guided_grammar")?.map(|text| GrammarSource::Lark(text.into())),
-    );
+    add(fields.path("guided_regex"), text_of(fields, "guided_regex", REGEX)?.map(regex));
+    add(fields.path("guided_grammar"), text_of(fields, "guided_grammar", LARK)?.map(lark));
     add(fields.path("guided_choice"), choice(fields, "guided_choice")?);
-    if let Some(mut inner) = fields.object("structured_outputs")? {
-        add(inner.path("json"), json_of(&mut inner, "json")?);
-        add(inner.path("regex"), inner.text("regex")?.map(|text| GrammarSource::Regex(text.into())));
-        add(inner.path("grammar"), inner.text("grammar")?.map(|text| GrammarSource::Lark(text.into())));
-        add(inner.path("choice"), choice(&mut inner, "choice")?);
+    let about = "What the output is to look like, in vLLM's words; one of them.";
+    fields.within(("structured_outputs", about), "StructuredOutputs", |inner| {
+        add(inner.path("json"), json_of(inner, "json")?);
+        add(inner.path("regex"), text_of(inner, "regex", REGEX)?.map(regex));
+        add(inner.path("grammar"), text_of(inner, "grammar", LARK)?.map(lark));
+        add(inner.path("choice"), choice(inner, "choice")?);
         let any = inner.flag("json_object")?.unwrap_or(false);
         add(inner.path("json_object"), any.then_some(GrammarSource::JsonObject));
-        inner.finish()?;
-    }
+        Ok(())
+    })?;
     if let [Form { field: first, .. }, Form { field: second, .. }, ..] = asked.as_slice() {
         let problem = format!("and `{first}` both say what the output is to look like: give one of them");
         return Err(FieldError::new(second.clone(), Fault::Value, problem));
@@ -59,57 +61,69 @@ pub(super) fn form(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<Form>
 
 /// `text` of a response: its form, with the schema beside the type.
 fn text_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
-    let Some(mut text) = fields.object("text")? else { return Ok(None) };
-    // Read where the template's variables are.
-    text.value("verbosity");
-    let form = text.object("format")?;
-    text.finish()?;
-    form.map_or(Ok(None), |form| typed(form, true))
+    let form = fields.within("text", "TextOptions", |text| {
+        // Read where the template's variables are.
+        text.value(VERBOSITY);
+        text.within("format", "FlatFormat", |form| typed(form, true))
+    })?;
+    Ok(form.flatten().flatten())
 }
 
 fn response_format(fields: &mut Fields<'_>) -> Result<Option<GrammarSource>, FieldError> {
-    fields.object("response_format")?.map_or(Ok(None), |form| typed(form, false))
+    Ok(fields.within("response_format", "ResponseFormat", |form| typed(form, false))?.flatten())
 }
 
 /// A form by its type; a schema stands beside that if it is `flat`, else in an object of its own.
-fn typed(mut inner: Fields<'_>, flat: bool) -> Result<Option<GrammarSource>, FieldError> {
-    let kind = inner.word("type", &["text", "json_object", "json_schema"])?;
-    let source = match kind {
-        None => return Err(inner.missing("type", "is missing: `json_schema`, for instance")),
-        Some("text") => None,
-        Some("json_object") => Some(GrammarSource::JsonObject),
-        Some(_) if flat => Some(schema(&mut inner)?),
-        Some(_) => {
-            let Some(mut named) = inner.object("json_schema")? else {
+fn typed(form: &mut Fields<'_>, flat: bool) -> Result<Option<GrammarSource>, FieldError> {
+    let kind = form.word("type", &["text", "json_object", "json_schema"])?;
+    form.tell("type", || json!({"example": "json_schema"}));
+    Ok(match required_as(kind, form, "type", "is missing: `json_schema`, for instance")? {
+        "text" => None,
+        "json_object" => Some(GrammarSource::JsonObject),
+        _ if flat => Some(schema(form, true)?),
+        _ => match form.within("json_schema", "NamedSchema", |named| schema(named, false))? {
+            None => {
                 let problem = "is missing: give {\"name\": \"…\", \"schema\": {…}}";
-                return Err(inner.missing("json_schema", problem));
-            };
-            let source = schema(&mut named)?;
-            named.finish()?;
-            Some(source)
-        }
-    };
-    inner.finish()?;
-    Ok(source)
+                return Err(form.absent("json_schema", problem));
+            }
+            source => source,
+        },
+    })
 }
 
-/// A schema with its name.
-fn schema(fields: &mut Fields<'_>) -> Result<GrammarSource, FieldError> {
+/// A schema with its name, beside a type that may need none if it is `flat`.
+fn schema(fields: &mut Fields<'_>, flat: bool) -> Result<GrammarSource, FieldError> {
+    const MISSING: &str = "is missing: give a JSON schema";
     fields.text("name")?;
     fields.text("description")?;
     // Followed to the letter in either case.
     fields.flag("strict")?;
-    let path = fields.path("schema");
-    match fields.value("schema") {
-        Some(value) => of_schema(&path, value),
-        None => Err(FieldError::new(path, Fault::Missing, "is missing: give a JSON schema")),
+    match fields.value_of("schema", a_schema) {
+        Some(value) => of_schema(&fields.path("schema"), value),
+        None if flat => Err(fields.absent("schema", MISSING)),
+        None => Err(fields.missing("schema", MISSING)),
     }
+}
+
+fn a_schema() -> Value {
+    json!({"type": "object", "example": {"type": "integer"}})
+}
+
+/// A text of a language, with what is said of that, and an example.
+fn text_of<'a>(
+    fields: &mut Fields<'a>,
+    name: &'static str,
+    (about, example): (&'static str, &str),
+) -> Result<Option<&'a str>, FieldError> {
+    let text = fields.text((name, about))?;
+    fields.tell(name, || json!({"example": example}));
+    Ok(text)
 }
 
 /// A schema, or its text.
 fn json_of(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<GrammarSource>, FieldError> {
     let path = fields.path(name);
-    match fields.value(name) {
+    match fields.value_of((name, "A JSON schema, or its text."), a_schema) {
         None => Ok(None),
         Some(Value::String(text)) => {
             let value: Value = serde_json::from_str(text).map_err(|error| {
@@ -131,7 +145,7 @@ fn of_schema(path: &str, value: &Value) -> Result<GrammarSource, FieldError> {
 
 fn choice(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<GrammarSource>, FieldError> {
     let path = fields.path(name);
-    let Some(list) = fields.list(name)? else { return Ok(None) };
+    let Some(list) = fields.list_of(name, || json!({"type": "string"}))? else { return Ok(None) };
     let choices = each(&path, list, |path, value| {
         let text = value.as_str().ok_or_else(|| wrong_type(&path, "a string", value))?;
         Ok(text.to_owned())

@@ -11,7 +11,9 @@ use super::bounds::{Bounds, Shape};
 use super::conversation::content;
 use super::format::{Form, form};
 use super::speculation::handling;
-use crate::fields::{Fault, FieldError, Fields, at_most, each, shortened, whole, wrong_type, wrong_value};
+use crate::fields::{
+    Fault, FieldError, Fields, at_most, each, one_of, required_as, shortened, whole, wrong_type, wrong_value,
+};
 use crate::random;
 
 /// Stop strings of a request at most, and bytes of each.
@@ -173,21 +175,27 @@ pub(super) fn parameters(
         prompt_tokens: prompt_tokens(fields, shape, bounds)?,
         n: choices(fields, shape)?,
         logprobs: logprobs(fields, shape)?,
-        tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
+        tokens_as_ids: fields
+            .flag(("return_tokens_as_token_ids", "Tokens are shown as `token_id:N`."))?
+            .unwrap_or(false),
         min_tokens: min_tokens(fields, max_new_tokens)?,
         include_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
         stop: stop(fields)?,
-        stop_tokens: match fields.list("stop_token_ids")? {
+        stop_tokens: match fields.list_of("stop_token_ids", token_id)? {
             Some(ids) => token_ids(&fields.path("stop_token_ids"), ids, vocab, MAX_STOP_TOKENS)?,
             None => Vec::new(),
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         prediction: prediction(fields)?,
         handling: handling(fields, bounds.priorities)?,
-        include_metrics: fields.flag("include_metrics")?.unwrap_or(false),
-        return_token_ids: shape != Shape::Response && fields.flag("return_token_ids")?.unwrap_or(false),
+        include_metrics: fields.flag(("include_metrics", "The answer says what it took."))?.unwrap_or(false),
+        return_token_ids: shape != Shape::Response
+            && fields
+                .flag(("return_token_ids", "The answer has the ids of its tokens, and of its prompt's."))?
+                .unwrap_or(false),
         ..Parameters::default()
     };
+    fields.tell("stop_token_ids", || json!({"maxItems": MAX_STOP_TOKENS}));
     streaming(fields, shape, &mut parameters)?;
     check_form(fields, &parameters)?;
     Ok(parameters)
@@ -216,18 +224,23 @@ pub(super) fn check_form(fields: &Fields<'_>, parameters: &Parameters) -> Result
 }
 
 fn streaming(fields: &mut Fields<'_>, shape: Shape, parameters: &mut Parameters) -> Result<(), FieldError> {
-    parameters.stream = fields.flag("stream")?.unwrap_or(false);
-    let Some(mut options) = fields.object("stream_options")? else { return Ok(()) };
-    if !parameters.stream {
+    let stream = ("stream", "Whether the answer comes as server-sent events.");
+    parameters.stream = fields.flag(stream)?.unwrap_or(false);
+    let kind = if shape == Shape::Response { "ResponseStreamOptions" } else { "StreamOptions" };
+    let options = fields.within(("stream_options", "Only with `stream`."), kind, |options| {
+        if shape == Shape::Response {
+            options.neutral("include_obfuscation", &[json!(false)], "nothing is obfuscated")?;
+            return Ok((false, false));
+        }
+        let usage = options.flag("include_usage")?.unwrap_or(false);
+        let so_far = ("continuous_usage_stats", "Every chunk has the usage so far.");
+        Ok((usage, options.flag(so_far)?.unwrap_or(false)))
+    })?;
+    if options.is_some() && !parameters.stream {
         return Err(fields.wrong("stream_options", "needs `\"stream\": true`"));
     }
-    if shape == Shape::Response {
-        options.neutral("include_obfuscation", &[json!(false)], "nothing is obfuscated")?;
-        return options.finish();
-    }
-    parameters.include_usage = options.flag("include_usage")?.unwrap_or(false);
-    parameters.usage_so_far = options.flag("continuous_usage_stats")?.unwrap_or(false);
-    options.finish()
+    (parameters.include_usage, parameters.usage_so_far) = options.unwrap_or_default();
+    Ok(())
 }
 
 fn sampling(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Sampling, FieldError> {
@@ -253,6 +266,7 @@ fn sampling(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Sampling, Fi
 /// A number above 0, up to `most`.
 fn positive(fields: &mut Fields<'_>, name: &'static str, most: f64) -> Result<Option<f32>, FieldError> {
     let value = fields.number(name, 0.0..=most)?.map(|value| value as f32);
+    fields.tell(name, || json!({"minimum": null, "exclusiveMinimum": 0, "example": 0.9}));
     if value.is_none_or(|value| value > 0.0) {
         return Ok(value);
     }
@@ -262,7 +276,8 @@ fn positive(fields: &mut Fields<'_>, name: &'static str, most: f64) -> Result<Op
 
 /// 0, and -1 as others write it, is off.
 fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, FieldError> {
-    let Some(value) = fields.value("top_k") else { return Ok(None) };
+    let schema = || json!({"type": "integer", "format": "int64", "minimum": -1});
+    let Some(value) = fields.value_of(("top_k", "0 and -1: off."), schema) else { return Ok(None) };
     if value.as_i64() == Some(-1) {
         return Ok(Some(0));
     }
@@ -271,7 +286,8 @@ fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, FieldError> {
 
 /// Any 64-bit number, signed or not; a random one if absent.
 fn seed(fields: &mut Fields<'_>) -> Result<u64, FieldError> {
-    match fields.value("seed") {
+    let name = ("seed", "A whole number of 64 bits; without one it is random.");
+    match fields.value_of(name, || json!({"type": "integer", "format": "int64"})) {
         None => Ok(random::number()),
         Some(value) => value
             .as_u64()
@@ -281,7 +297,9 @@ fn seed(fields: &mut Fields<'_>) -> Result<u64, FieldError> {
 }
 
 fn logit_bias(fields: &mut Fields<'_>, vocab: usize) -> Result<Vec<(TokenId, f32)>, FieldError> {
-    let Some(value) = fields.value("logit_bias") else { return Ok(Vec::new()) };
+    let name = ("logit_bias", "Token ids, each with a number from -100 to 100; 1024 at most.");
+    let schema = || json!({"type": "object", "example": {"7": -100}});
+    let Some(value) = fields.value_of(name, schema) else { return Ok(Vec::new()) };
     let path = fields.path("logit_bias");
     let Value::Object(map) = value else {
         return Err(wrong_type(&path, "an object of token ids and numbers, such as {\"42\": -100}", value));
@@ -323,10 +341,11 @@ fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, Fiel
     match shape {
         Shape::Completion => {
             fields.neutral("top_logprobs", &[json!(0)], "completions take their number by `logprobs`")?;
-            match fields.value("logprobs") {
-                None | Some(Value::Bool(false)) => Ok(None),
-                Some(_) => fields.size("logprobs", 0..=MAX_TOP_LOGPROBS),
+            if fields.value("logprobs") == Some(&Value::Bool(false)) {
+                return Ok(None);
             }
+            let about = "Log-probabilities, with so many of the likeliest tokens in each place.";
+            fields.size(("logprobs", about), 0..=MAX_TOP_LOGPROBS)
         }
         Shape::Chat | Shape::Response => {
             let (wanted, problem) = match shape {
@@ -335,7 +354,8 @@ fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, Fiel
                 }
                 _ => (fields.flag("logprobs")?.unwrap_or(false), "needs `\"logprobs\": true`"),
             };
-            let top = fields.size("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+            let about = "Only with log-probabilities.";
+            let top = fields.size(("top_logprobs", about), 0..=MAX_TOP_LOGPROBS)?;
             if !wanted && top.is_some_and(|top| top > 0) {
                 return Err(fields.wrong("top_logprobs", problem));
             }
@@ -347,13 +367,19 @@ fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, Fiel
 /// Whether `include` asks for log-probabilities. Reasoning that nobody tells from the text needs no encrypted form either.
 fn included(fields: &mut Fields<'_>) -> Result<bool, FieldError> {
     const LOGPROBS: &str = "message.output_text.logprobs";
+    const ENCRYPTED: &str = "reasoning.encrypted_content";
     let path = fields.path("include");
     let mut wanted = false;
-    for (i, value) in fields.list("include")?.unwrap_or_default().iter().enumerate() {
+    for (i, value) in fields
+        .list_of("include", || json!({"type": "string", "enum": [LOGPROBS, ENCRYPTED]}))?
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
+    {
         let path = format!("{path}[{i}]");
         match value.as_str() {
             Some(LOGPROBS) => wanted = true,
-            Some("reasoning.encrypted_content") => {}
+            Some(ENCRYPTED) => {}
             Some(_) => {
                 let problem = format!("is not supported: only `{LOGPROBS}` can be had");
                 return Err(FieldError::new(path, Fault::Unsupported, problem));
@@ -365,7 +391,9 @@ fn included(fields: &mut Fields<'_>) -> Result<bool, FieldError> {
 }
 
 fn min_tokens(fields: &mut Fields<'_>, most: Option<usize>) -> Result<usize, FieldError> {
-    let least = fields.size("min_tokens", 0..=u32::MAX as usize)?.unwrap_or(0);
+    let least = fields
+        .size(("min_tokens", "Tokens before stop tokens and stop strings count."), 0..=u32::MAX as usize)?
+        .unwrap_or(0);
     match most {
         Some(most) if least > most => {
             let problem = format!("is {least}, more than the most tokens asked for, {most}");
@@ -379,8 +407,9 @@ fn max_new_tokens(fields: &mut Fields<'_>, shape: Shape, least: usize) -> Result
     if shape == Shape::Response {
         return fields.size("max_output_tokens", least..=usize::MAX);
     }
-    let old = fields.size("max_tokens", least..=usize::MAX)?;
-    let new = fields.size("max_completion_tokens", least..=usize::MAX)?;
+    let about = "Tokens of a choice at most.";
+    let old = fields.size(("max_tokens", about), least..=usize::MAX)?;
+    let new = fields.size(("max_completion_tokens", "The same, by its later name."), least..=usize::MAX)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
             Err(fields.wrong("max_completion_tokens", "and `max_tokens` differ: give one of them"))
@@ -391,7 +420,9 @@ fn max_new_tokens(fields: &mut Fields<'_>, shape: Shape, least: usize) -> Result
 
 fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
     let path = fields.path("stop");
-    let stops = match fields.value("stop") {
+    let text = || json!({"type": "string"});
+    let schema = || one_of([text(), json!({"type": "array", "items": text()})]);
+    let stops = match fields.value_of(("stop", "Up to 16 strings of 1 to 256 bytes."), schema) {
         None => return Ok(Vec::new()),
         Some(Value::Array(stops)) => stops.iter().collect(),
         Some(stop) => vec![stop],
@@ -406,6 +437,11 @@ fn stop(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
             other => Err(wrong_type(&path, &wanted, other)),
         })
         .collect()
+}
+
+/// What documents say of a token id.
+pub(super) fn token_id() -> Value {
+    json!({"type": "integer", "format": "int32", "minimum": 0})
 }
 
 /// A list of at most `most` token ids below `vocab`.
@@ -431,8 +467,11 @@ fn prompt_tokens(
     if shape == Shape::Response {
         return Ok(PromptTokens::default());
     }
-    let add_special = fields.flag("add_special_tokens")?;
-    let kept = match fields.value(TRUNCATE) {
+    let about = "Whether the tokenizer adds its own tokens: for texts it does, if nothing is said, for chats it does not.";
+    let add_special = fields.flag(("add_special_tokens", about))?;
+    let about = "Of longer prompts so many tokens at the end are kept; -1: as many as there is room for.";
+    let schema = || json!({"type": "integer", "format": "int64", "minimum": -1, "example": -1});
+    let kept = match fields.value_of((TRUNCATE, about), schema) {
         None => Kept::All,
         Some(value) if value.as_i64() == Some(-1) => Kept::Fitting,
         Some(value) => {
@@ -451,13 +490,11 @@ fn prompt_tokens(
 /// # Errors
 /// It is not of the form `{"type": "content", "content": …}`.
 fn prediction(fields: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
-    let Some(mut prediction) = fields.object("prediction")? else { return Ok(None) };
-    if prediction.word("type", &["content"])?.is_none() {
-        return Err(prediction.missing("type", "is missing: the only type is `content`"));
-    }
-    let text = content(&mut prediction)?;
-    prediction.finish()?;
-    Ok(Some(text))
+    fields.within(("prediction", "The text that is expected, or most of it."), "Prediction", |prediction| {
+        let kind = prediction.word("type", &["content"])?;
+        required_as(kind, prediction, "type", "is missing: the only type is `content`")?;
+        content(prediction)
+    })
 }
 
 /// The tokens that may be drawn, a bit each; none if all may.
@@ -466,7 +503,9 @@ fn prediction(fields: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
 /// It is no list of token ids, or an empty one.
 fn allowed_tokens(fields: &mut Fields<'_>, vocab: usize) -> Result<Option<Arc<[u32]>>, FieldError> {
     let path = fields.path(ALLOWED);
-    let Some(list) = fields.list(ALLOWED)? else { return Ok(None) };
+    let list = fields.list_of((ALLOWED, "Token ids that alone may be drawn."), token_id)?;
+    fields.tell(ALLOWED, || json!({"minItems": 1}));
+    let Some(list) = list else { return Ok(None) };
     if list.is_empty() {
         return Err(FieldError::new(
             path,
@@ -490,7 +529,9 @@ fn allowed_tokens(fields: &mut Fields<'_>, vocab: usize) -> Result<Option<Arc<[u
 /// It is no list of texts, or there are too many or too long ones.
 fn bad_words(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
     let path = fields.path(BAD_WORDS);
-    let list = fields.list(BAD_WORDS)?.unwrap_or_default();
+    let about = "Texts of which no output has the tokens, neither as they are nor with a space before them.";
+    let list = fields.list_of((BAD_WORDS, about), || json!({"type": "string"}))?.unwrap_or_default();
+    fields.tell(BAD_WORDS, || json!({"maxItems": MAX_BAD_WORDS}));
     at_most(&path, list.len(), MAX_BAD_WORDS, "words")?;
     let wanted = format!("a string of 1 to {MAX_BAD_WORD_BYTES} bytes that is not only white space");
     each(&path, list, |path, value| match value {
@@ -524,9 +565,9 @@ fn elsewhere(fields: &mut Fields<'_>, shape: Shape) -> Result<(), FieldError> {
 
 /// Words of who asks and what for. Prompts are found in the cache by what they say, whatever their key.
 fn taken(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    fields.text("user")?;
-    fields.text("safety_identifier")?;
-    fields.text("prompt_cache_key")?;
+    fields.text(("user", "Who asks; of no effect."))?;
+    fields.text(("safety_identifier", "Of no effect."))?;
+    fields.text(("prompt_cache_key", "Of no effect: prompts are found in the cache by what they say."))?;
     metadata(fields)
 }
 
@@ -541,7 +582,9 @@ fn of_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 
 fn metadata(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     let path = fields.path("metadata");
-    let pairs = match fields.value("metadata") {
+    let about = "Strings by name, 16 at most; of no effect, but that responses repeat them.";
+    let schema = || json!({"type": "object", "example": {"a": "b"}});
+    let pairs = match fields.value_of(("metadata", about), schema) {
         None => return Ok(()),
         Some(Value::Object(pairs)) => pairs,
         Some(other) => return Err(wrong_type(&path, "an object of strings", other)),

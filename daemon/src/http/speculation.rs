@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use faser_engine::{Handling, K_LIMIT, Slo, SpeculationMode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
 
@@ -20,33 +20,33 @@ const MAX_SALT_BYTES: usize = 1024;
 /// A field that is wrong, or a priority that would not count.
 pub(super) fn handling(fields: &mut Fields<'_>, priorities: bool) -> Result<Handling, FieldError> {
     // vLLM's place for it.
-    let outer = priority(fields, priorities)?;
+    let outer = priority(fields, "As `speculation.priority`.", priorities)?;
     let salt = salt(fields)?;
-    let Some(mut inner) = fields.object("speculation")? else {
-        return Ok(Handling { priority: outer.unwrap_or(0), salt, ..Handling::default() });
-    };
-    let handling = Handling {
-        k_max: inner.size("k_max", 0..=K_LIMIT)?,
-        mode: mode(&mut inner)?,
-        slo: match inner.object("slo")? {
-            Some(targets) => slo(targets)?,
-            None => Slo::default(),
-        },
-        priority: match (outer, priority(&mut inner, priorities)?) {
-            (Some(outer), Some(inner)) if outer != inner => {
-                return Err(fields.wrong("priority", "and `speculation.priority` differ: give one of them"));
-            }
-            (outer, inner) => outer.or(inner).unwrap_or(0),
-        },
-        salt,
-    };
-    inner.finish()?;
-    Ok(handling)
+    let about = "How the request is to be scheduled.";
+    let inner = fields.within(("speculation", about), "Speculation", |inner| {
+        let handling = Handling {
+            k_max: inner.size("k_max", 0..=K_LIMIT)?,
+            mode: mode(inner)?,
+            slo: inner.within(("slo", "Latency targets."), "Slo", slo)?.unwrap_or_default(),
+            ..Handling::default()
+        };
+        Ok((handling, priority(inner, "Lower is sooner.", priorities)?))
+    })?;
+    let (handling, inner) = inner.unwrap_or_default();
+    if let (Some(outer), Some(inner)) = (outer, inner)
+        && outer != inner
+    {
+        return Err(fields.wrong("priority", "and `speculation.priority` differ: give one of them"));
+    }
+    Ok(Handling { priority: outer.or(inner).unwrap_or(0), salt, ..handling })
 }
 
 /// Half of the text's SHA-256: nobody finds a text for the salt of another one. 0, that of requests without a salt, is none's.
 fn salt(fields: &mut Fields<'_>) -> Result<u128, FieldError> {
-    let Some(text) = fields.text("cache_salt")? else { return Ok(0) };
+    let about = "Cached prompts are shared with requests of the same salt alone.";
+    let text = fields.text(("cache_salt", about))?;
+    fields.tell("cache_salt", || json!({"minLength": 1, "maxLength": MAX_SALT_BYTES}));
+    let Some(text) = text else { return Ok(0) };
     if text.is_empty() || text.len() > MAX_SALT_BYTES {
         let wanted = format!("a string of 1 to {MAX_SALT_BYTES} bytes");
         return Err(fields.wrong_value("cache_salt", &wanted, &text.into()));
@@ -65,19 +65,18 @@ fn mode(fields: &mut Fields<'_>) -> Result<SpeculationMode, FieldError> {
     })
 }
 
-fn slo(mut fields: Fields<'_>) -> Result<Slo, FieldError> {
+fn slo(fields: &mut Fields<'_>) -> Result<Slo, FieldError> {
     let mut target = |name| {
         let target = fields.whole(name, 1..=LONGEST_TARGET_MS)?;
         Ok::<_, FieldError>(target.map(Duration::from_millis))
     };
-    let slo = Slo { ttft: target("ttft_ms")?, tpot: target("itl_ms")? };
-    fields.finish()?;
-    Ok(slo)
+    Ok(Slo { ttft: target("ttft_ms")?, tpot: target("itl_ms")? })
 }
 
 /// A whole number of 32 bits. Where priorities do not count, only that of everybody may be asked for.
-fn priority(fields: &mut Fields<'_>, counts: bool) -> Result<Option<i32>, FieldError> {
-    let Some(value) = fields.value("priority") else { return Ok(None) };
+fn priority(fields: &mut Fields<'_>, about: &'static str, counts: bool) -> Result<Option<i32>, FieldError> {
+    let schema = || json!({"type": "integer", "format": "int32"});
+    let Some(value) = fields.value_of(("priority", about), schema) else { return Ok(None) };
     let path = fields.path("priority");
     let wanted = format!("a whole number from {} to {}, where lower is sooner", i32::MIN, i32::MAX);
     match value.as_i64().map(i32::try_from) {
@@ -94,7 +93,6 @@ fn priority(fields: &mut Fields<'_>, counts: bool) -> Result<Option<i32>, FieldE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn read(body: &Value, priorities: bool) -> Result<Handling, FieldError> {
         let mut fields = Fields::new("", body)?;

@@ -8,10 +8,10 @@ use serde_json::json;
 use super::conversation::conversation;
 use super::errors::ApiError;
 use super::openapi::Tokens;
-use super::params::token_ids;
+use super::params::{token_id, token_ids};
 use super::{Bounds, body, encoding};
 use crate::app::App;
-use crate::fields::{Fault, FieldError, Fields};
+use crate::fields::{Fault, FieldError, Fields, required};
 
 /// Token ids of a prompt or of messages.
 pub(super) async fn tokenize(
@@ -46,24 +46,33 @@ pub enum Source {
 /// # Errors
 /// It is no JSON, or the first field that is wrong.
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
-    let body = body::parse(body)?;
-    let mut fields = Fields::new("", &body)?;
-    bounds.check_name(&mut fields)?;
-    let prompt = fields.text("prompt")?;
-    let conversation = conversation(&mut fields)?;
-    let add_special = fields.flag("add_special_tokens")?;
-    fields.neutral("return_token_strs", &[json!(false)], "token strings are not offered")?;
-    let source = match (prompt, conversation) {
-        (Some(prompt), None) => Source::Text(prompt.to_owned()),
-        (None, Some(conversation)) => Source::Chat(conversation),
+    body::asked(body, |fields| match (fields.value("prompt"), fields.value("messages")) {
+        (Some(_), None) => text(fields, bounds),
+        (None, Some(_)) => chat(fields, bounds),
         _ => {
             let err = FieldError::new("prompt", Fault::Missing, "or `messages` has to be there, one of them");
-            return Err(err.into());
+            Err(err.into())
         }
-    };
-    fields.finish()?;
-    let add_special = add_special.unwrap_or(matches!(source, Source::Text(_)));
-    Ok((source, add_special))
+    })
+}
+
+pub(super) fn text(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
+    let add_special = settings(fields, bounds)?;
+    let prompt = fields.text("prompt")?;
+    let prompt = required(prompt, fields, "prompt")?.to_owned();
+    Ok((Source::Text(prompt), add_special.unwrap_or(true)))
+}
+
+pub(super) fn chat(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
+    let add_special = settings(fields, bounds)?;
+    Ok((Source::Chat(conversation(fields)?), add_special.unwrap_or(false)))
+}
+
+/// What both have; whether the tokenizer adds its own.
+fn settings(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Option<bool>, ApiError> {
+    bounds.check_name(fields)?;
+    fields.neutral("return_token_strs", &[json!(false)], "token strings are not offered")?;
+    Ok(fields.flag("add_special_tokens")?)
 }
 
 /// Text of token ids.
@@ -81,13 +90,13 @@ pub(super) async fn detokenize(
 /// # Errors
 /// It is no JSON, or the first field that is wrong.
 pub fn read_ids(body: &[u8], bounds: &Bounds<'_>) -> Result<Vec<TokenId>, ApiError> {
-    let body = body::parse(body)?;
-    let mut fields = Fields::new("", &body)?;
-    bounds.check_name(&mut fields)?;
-    let Some(ids) = fields.list("tokens")? else {
-        return Err(FieldError::new("tokens", Fault::Missing, "is missing: give a list of token ids").into());
-    };
-    let ids = token_ids("tokens", ids, bounds.vocab, bounds.max_body_bytes)?;
-    fields.finish()?;
-    Ok(ids)
+    body::asked(body, |fields| ids(fields, bounds))
+}
+
+pub(super) fn ids(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Vec<TokenId>, ApiError> {
+    bounds.check_name(fields)?;
+    match fields.list_of("tokens", token_id)? {
+        Some(ids) => Ok(token_ids("tokens", ids, bounds.vocab, bounds.max_body_bytes)?),
+        None => Err(fields.missing("tokens", "is missing: give a list of token ids").into()),
+    }
 }

@@ -1,13 +1,13 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`: which functions a chat may call, and what that makes of its output.
 
 use faser_models::{CallForm, CallFormat, Function, GrammarSource};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::bounds::{Bounds, Shape};
 use super::format::Form;
 use super::params::{Parameters, ReadCalls, check_form};
 use crate::fields::{
-    Fault, FieldError, Fields, at_most, did_you_mean, each, required, shortened, wrong_type, wrong_value,
+    Fault, FieldError, Fields, did_you_mean, named, one_of, required, shortened, wrong_type, wrong_value,
 };
 
 /// Functions of a request at most.
@@ -43,9 +43,10 @@ pub(super) fn tools(
     let format = bounds.calls;
     let choice = choice(fields, shape)?;
     // A model that does not know a form does not know either when it has called enough.
-    let several = fields.flag("parallel_tool_calls")?.unwrap_or(format != Some(CallFormat::Json));
-    let list = fields.list("tools")?.unwrap_or_default();
-    if list.is_empty() {
+    let several = fields.flag(("parallel_tool_calls", "Whether an output may have several calls."))?;
+    let several = several.unwrap_or(format != Some(CallFormat::Json));
+    let functions = functions(fields, shape)?;
+    if functions.is_empty() {
         return match choice {
             Choice { mode: Mode::None | Mode::Auto, allowed: None } => Ok(()),
             _ => Err(fields.wrong("tool_choice", "needs `tools`")),
@@ -55,7 +56,6 @@ pub(super) fn tools(
         let problem = "are not supported: `model.tool_calls` is `none` in the server's config; give \"tool_choice\": \"none\"";
         return Err(FieldError::new(fields.path("tools"), Fault::Unsupported, problem));
     }
-    let functions = functions(&fields.path("tools"), list, shape)?;
     let (functions, strict) = allowed(fields, functions, choice.allowed.as_deref())?;
     let (Some(format), true) = (format, choice.mode != Mode::None) else { return Ok(()) };
     let free = choice.mode == Mode::Auto;
@@ -92,95 +92,125 @@ fn choice(fields: &mut Fields<'_>, shape: Shape) -> Result<Choice, FieldError> {
         Shape::Response => "`none`, `auto`, `required`, or {\"type\": \"function\", \"name\": \"…\"}",
         _ => "`none`, `auto`, `required`, or {\"type\": \"function\", \"function\": {\"name\": \"…\"}}",
     };
+    let kinds = if shape == Shape::Response {
+        ["FlatNamedTool", "FlatAllowedTools"]
+    } else {
+        ["NamedTool", "AllowedTools"]
+    };
+    let words = json!({"type": "string", "enum": ["auto", "none", "required"]});
+    let about = "Which functions may be, or have to be, called.";
+    let value =
+        fields.value_of(("tool_choice", about), || one_of(std::iter::once(words).chain(kinds.map(named))));
+    let chosen = |choice: &mut Fields<'_>| chosen(choice, kinds, shape);
+    fields.tell_kinds(&kinds, chosen);
     let path = fields.path("tool_choice");
     let all = |mode| Ok(Choice { mode, allowed: None });
-    let mut inner = match fields.value("tool_choice") {
-        None => return all(Mode::Auto),
+    match value {
+        None => all(Mode::Auto),
         Some(Value::String(word)) => match word.as_str() {
-            "none" => return all(Mode::None),
-            "auto" => return all(Mode::Auto),
-            "required" => return all(Mode::Required),
-            other => return Err(wrong_value(&path, wanted, &other.into())),
+            "none" => all(Mode::None),
+            "auto" => all(Mode::Auto),
+            "required" => all(Mode::Required),
+            other => Err(wrong_value(&path, wanted, &other.into())),
         },
-        Some(value @ Value::Object(_)) => Fields::new(path, value)?,
-        Some(other) => return Err(wrong_type(&path, wanted, other)),
-    };
-    let choice = match inner.word("type", &["function", "allowed_tools"])? {
-        Some("allowed_tools") => {
-            let mut allowed = within(inner, "allowed_tools", shape)?;
-            let mode = match allowed.word("mode", &["auto", "required"])? {
-                Some("required") => Mode::Required,
-                _ => Mode::Auto,
-            };
-            let path = allowed.path("tools");
-            let list = allowed.list("tools")?.unwrap_or_default();
-            let names = each(&path, list, |path, value| named(Fields::new(path, value)?, shape))?;
-            if names.is_empty() {
-                return Err(FieldError::new(path, Fault::Missing, "is missing: name one function at least"));
-            }
-            allowed.finish()?;
-            Choice { mode, allowed: Some(names) }
-        }
-        _ => Choice { mode: Mode::Named, allowed: Some(vec![named(inner, shape)?]) },
-    };
-    Ok(choice)
-}
-
-/// The name in `{"type": "function", "function": {"name": …}}`.
-fn named(mut fields: Fields<'_>, shape: Shape) -> Result<String, FieldError> {
-    fields.word("type", &["function"])?;
-    let mut function = within(fields, "function", shape)?;
-    let name = required(function.text("name")?, &function, "name")?.to_owned();
-    function.finish()?;
-    Ok(name)
-}
-
-/// What a chat has in an object of its own, and a response beside the type.
-fn within<'a>(mut outer: Fields<'a>, name: &'static str, shape: Shape) -> Result<Fields<'a>, FieldError> {
-    if shape == Shape::Response {
-        return Ok(outer);
+        Some(value @ Value::Object(_)) => Fields::new(path, value)?.to_end(chosen),
+        Some(other) => Err(wrong_type(&path, wanted, other)),
     }
-    let inner = required(outer.object(name)?, &outer, name)?;
-    outer.finish()?;
-    Ok(inner)
+}
+
+/// A choice that names functions.
+fn chosen(fields: &mut Fields<'_>, kinds: [&'static str; 2], shape: Shape) -> Result<Choice, FieldError> {
+    let [function, allowed] = kinds;
+    let kind = fields.kind("type", &[(function, &["function"]), (allowed, &["allowed_tools"])])?;
+    if kind != Some("allowed_tools") {
+        return Ok(Choice { mode: Mode::Named, allowed: Some(vec![named_function(fields, shape)?]) });
+    }
+    required(kind, fields, "type")?;
+    nested(fields, ("allowed_tools", "Allowed"), shape, |allowed| {
+        let mode = match allowed.word("mode", &["auto", "required"])? {
+            Some("required") => Mode::Required,
+            _ => Mode::Auto,
+        };
+        let names = allowed.objects(
+            "tools",
+            &[kinds[0]],
+            |_| None,
+            |tool| {
+                tool.word("type", &["function"])?;
+                named_function(tool, shape)
+            },
+        )?;
+        allowed.tell("tools", || json!({"minItems": 1}));
+        match names.filter(|names| !names.is_empty()) {
+            Some(names) => Ok(Choice { mode, allowed: Some(names) }),
+            None => Err(allowed.missing("tools", "is missing: name one function at least")),
+        }
+    })
+}
+
+/// The name in `{"type": "function", "function": {"name": …}}`, whose type is read.
+fn named_function(fields: &mut Fields<'_>, shape: Shape) -> Result<String, FieldError> {
+    nested(fields, ("function", "FunctionName"), shape, |function| {
+        let name = function.text("name")?;
+        function.tell("name", || json!({"example": "f"}));
+        Ok(required(name, function, "name")?.to_owned())
+    })
+}
+
+/// Reads what a chat has in an object of its own, and a response beside the type.
+fn nested<'a, T>(
+    outer: &mut Fields<'a>,
+    (name, kind): (&'static str, &'static str),
+    shape: Shape,
+    mut read: impl FnMut(&mut Fields<'a>) -> Result<T, FieldError>,
+) -> Result<T, FieldError> {
+    if shape == Shape::Response {
+        return read(outer);
+    }
+    outer.within(name, kind, read)?.ok_or_else(|| outer.missing(name, "is missing"))
 }
 
 /// The functions, each with whether its calls have to be valid.
-fn functions(path: &str, list: &[Value], shape: Shape) -> Result<Vec<(Function, bool)>, FieldError> {
-    at_most(path, list.len(), MAX_TOOLS, "functions")?;
-    let mut functions: Vec<(Function, bool)> = Vec::with_capacity(list.len());
-    for (at, value) in list.iter().enumerate() {
-        let mut tool = Fields::new(format!("{path}[{at}]"), value)?;
-        required(tool.word("type", &["function"])?, &tool, "type")?;
-        let inner = within(tool, "function", shape)?;
-        let name = inner.path("name");
-        let function = function(inner, shape)?;
-        if functions.iter().any(|(other, _)| other.name == function.0.name) {
-            return Err(FieldError::new(name, Fault::Value, "is that of another function"));
+fn functions(fields: &mut Fields<'_>, shape: Shape) -> Result<Vec<(Function, bool)>, FieldError> {
+    let kind = if shape == Shape::Response { "FlatTool" } else { "Tool" };
+    let mut names: Vec<String> = Vec::new();
+    let unfit =
+        |count| (count > MAX_TOOLS).then(|| format!("has {count} functions; {MAX_TOOLS} are taken at most"));
+    let functions = fields.objects("tools", &[kind], unfit, |tool| {
+        required(tool.word("type", &["function"])?, tool, "type")?;
+        let path = tool.path(if shape == Shape::Response { "name" } else { "function.name" });
+        let function = nested(tool, ("function", "Function"), shape, |inner| function(inner, shape))?;
+        if names.contains(&function.0.name) {
+            return Err(FieldError::new(path, Fault::Value, "is that of another function"));
         }
-        functions.push(function);
-    }
-    Ok(functions)
+        names.push(function.0.name.clone());
+        Ok(function)
+    })?;
+    fields.tell("tools", || json!({"maxItems": MAX_TOOLS}));
+    Ok(functions.unwrap_or_default())
 }
 
-fn function(mut fields: Fields<'_>, shape: Shape) -> Result<(Function, bool), FieldError> {
-    let name = required(fields.text("name")?, &fields, "name")?;
+fn function(fields: &mut Fields<'_>, shape: Shape) -> Result<(Function, bool), FieldError> {
+    let name = fields.text("name")?;
+    fields.tell("name", || json!({"pattern": "^[A-Za-z0-9_.-]{1,64}$", "example": "f"}));
+    let name = required(name, fields, "name")?;
+    fields.text("description")?;
+    let schema = || json!({"type": "object", "example": {"type": "object"}});
+    let parameters = fields.value_of(("parameters", "A JSON schema of an object."), schema);
+    let strict = fields.flag(("strict", "Whether calls have to be valid by it."))?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(fits) {
         return Err(fields.wrong_value("name", "1 to 64 letters, digits, `_`, `-` and `.`", &name.into()));
     }
-    fields.text("description")?;
-    let path = fields.path("parameters");
-    let parameters = fields.value("parameters");
     if let Some(schema) = parameters {
+        let path = fields.path("parameters");
         let Value::Object(map) = schema else { return Err(wrong_type(&path, "a JSON schema", schema)) };
         if let Some(kind) = map.get("type").filter(|kind| *kind != "object") {
             return Err(wrong_value(&format!("{path}.type"), "`object`", kind));
         }
     }
     // OpenAI's default for responses.
-    let strict = fields.flag("strict")?.unwrap_or(shape == Shape::Response);
-    fields.finish()?;
+    let strict = strict.unwrap_or(shape == Shape::Response);
     Ok((Function { name: name.to_owned(), parameters: parameters.cloned() }, strict))
 }
 

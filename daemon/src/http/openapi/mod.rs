@@ -1,13 +1,8 @@
-//! GET /openapi.json: the whole API as an OpenAPI 3.1 document. Bodies are read by hand, so what they may have stands here once more, as types
-//! that only document; tests hold them against what the readers ask for.
+//! GET /openapi.json: the whole API as an OpenAPI 3.1 document. What requests may have, their readers tell; tests hold that against what they
+//! ask for.
 #![allow(dead_code, reason = "most types are there for their schemas")]
 
 mod answers;
-mod common;
-mod neutral;
-mod requests;
-mod responses;
-mod words;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -21,20 +16,16 @@ use answers::{
     ChatCompletion, Completion, Detokenized, Failure, Model, ModelInfo, Models, Readiness, Response,
     ServerInfo, Status, Version,
 };
-use common::{Choices, Common};
-use requests::{ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText};
-use responses::ResponseRequest;
 
-/// All schemas.
+use super::bounds::Bounds;
+use super::{chat, completions, responses, tokenize};
+use crate::fields::Schemas;
+
+/// Schemas of answers.
 #[derive(OpenApi)]
 #[openapi(components(schemas(
     ChatCompletion,
-    ChatRequest,
-    Choices,
-    Common,
     Completion,
-    CompletionRequest,
-    DetokenizeRequest,
     Detokenized,
     Failure,
     Model,
@@ -42,15 +33,12 @@ use responses::ResponseRequest;
     Models,
     Readiness,
     Response,
-    ResponseRequest,
     ServerInfo,
     Status,
-    TokenizeChat,
-    TokenizeText,
     Tokens,
     Version
 )))]
-struct Schemas;
+struct Answers;
 
 /// One way of asking.
 struct Operation {
@@ -157,63 +145,21 @@ pub(super) fn document() -> Value {
     })
 }
 
-/// All schemas; requests have those fields too that they share, or that say nothing, and no others.
+/// All schemas.
 fn schemas() -> Map<String, Value> {
+    let (told, bounds) = (Schemas::default(), &Bounds::EVERYTHING);
+    told.tell("CompletionRequest", "POST /v1/completions.", |fields| completions::asked(fields, bounds));
+    told.tell("ChatRequest", "POST /v1/chat/completions.", |fields| chat::asked(fields, bounds));
+    told.tell("ResponseRequest", "POST /v1/responses.", |fields| responses::asked(fields, bounds));
+    told.tell("TokenizeText", "POST /tokenize: of a text.", |fields| tokenize::text(fields, bounds));
+    let about = "POST /tokenize: of what the chat template makes of messages.";
+    told.tell("TokenizeChat", about, |fields| tokenize::chat(fields, bounds));
+    told.tell("DetokenizeRequest", "POST /detokenize.", |fields| tokenize::ids(fields, bounds));
+    let mut schemas = told.finish();
     // What a derive has made is valid JSON; a document without schemas fails the tests.
-    let made = serde_json::to_value(Schemas::openapi()).unwrap_or_default();
-    let mut schemas = made["components"]["schemas"].as_object().cloned().unwrap_or_default();
-    let shared = [schemas.remove("Common"), schemas.remove("Choices")].map(|schema| {
-        schema.and_then(|mut schema| schema["properties"].as_object_mut().cloned()).unwrap_or_default()
-    });
-    let [common, choices] = shared;
-    for (name, properties) in [
-        ("CompletionRequest", vec![&common, &choices]),
-        ("ChatRequest", vec![&common, &choices]),
-        ("ResponseRequest", vec![&common]),
-    ] {
-        if let Some(own) = properties_of(&mut schemas, name) {
-            own.extend(properties.into_iter().flatten().map(|(name, schema)| (name.clone(), schema.clone())));
-        }
-    }
-    for (name, field, values) in neutral::all() {
-        if let Some(own) = properties_of(&mut schemas, name) {
-            let values: Vec<Value> = values.into_iter().chain([Value::Null]).collect();
-            own.insert(
-                field.to_owned(),
-                json!({"enum": values, "description": "says what its absence says"}),
-            );
-        }
-    }
-    let requests: Vec<String> = reachable(&schemas, &OPERATIONS.map(|operation| operation.bodies).concat());
-    for name in requests {
-        if let Some(schema) = schemas.get_mut(&name)
-            && schema.get("properties").is_some()
-        {
-            schema["additionalProperties"] = false.into();
-        }
-    }
+    let answers = serde_json::to_value(Answers::openapi()).unwrap_or_default();
+    schemas.extend(answers["components"]["schemas"].as_object().cloned().unwrap_or_default());
     schemas
-}
-
-fn properties_of<'s>(schemas: &'s mut Map<String, Value>, name: &str) -> Option<&'s mut Map<String, Value>> {
-    schemas.get_mut(name)?.get_mut("properties")?.as_object_mut()
-}
-
-/// Names of these schemas and of all that they refer to.
-fn reachable(schemas: &Map<String, Value>, names: &[&str]) -> Vec<String> {
-    let mut found: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let mut next = 0;
-    while let Some(name) = found.get(next).cloned() {
-        let text = schemas.get(&name).map(Value::to_string).unwrap_or_default();
-        let refer = text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next());
-        for name in refer {
-            if !found.iter().any(|other| other == name) {
-                found.push(name.to_owned());
-            }
-        }
-        next += 1;
-    }
-    found
 }
 
 impl Operation {

@@ -2,27 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use faser_models::{CallFormat, GenerationDefaults};
-
 use super::*;
 use crate::fields::asked;
 use crate::http::errors::ApiError;
-use crate::http::{
-    Bounds, TemplateReads, read_chat, read_completion, read_detokenize, read_response, read_tokenize,
-};
-use crate::names::Names;
-
-const BOUNDS: Bounds<'static> = Bounds {
-    names: Names { main: "m", aliases: &[] },
-    vocab: 1000,
-    max_context: 512,
-    max_prompts: 8,
-    max_body_bytes: 1 << 16,
-    priorities: true,
-    calls: Some(CallFormat::Hermes),
-    template: TemplateReads { tools: true, reasoning_effort: true, verbosity: true },
-    defaults: GenerationDefaults::NOTHING,
-};
+use crate::http::{read_chat, read_completion, read_detokenize, read_response, read_tokenize};
 
 fn resolved<'a>(schema: &'a Value, all: &'a Map<String, Value>) -> &'a Value {
     let name = schema["$ref"].as_str().and_then(|path| path.strip_prefix("#/components/schemas/"));
@@ -110,6 +93,12 @@ fn completed(name: &str, mut body: Value) -> Value {
             _ => json!([{"type": "function", "function": {"name": "f"}}]),
         };
     }
+    if let Some(message) = body.pointer_mut("/messages/0")
+        && message["role"] == "assistant"
+        && message["tool_calls"].as_array().is_none_or(Vec::is_empty)
+    {
+        message.as_object_mut().unwrap().entry("content").or_insert_with(|| "x".into());
+    }
     if body["continue_final_message"] == true {
         body["add_generation_prompt"] = false.into();
     }
@@ -127,11 +116,11 @@ fn completed(name: &str, mut body: Value) -> Value {
 
 fn read(name: &str, body: &[u8]) -> Result<(), ApiError> {
     match name {
-        "CompletionRequest" => read_completion(body, &BOUNDS).map(drop),
-        "ChatRequest" => read_chat(body, &BOUNDS).map(drop),
-        "ResponseRequest" => read_response(body, &BOUNDS).map(drop),
-        "TokenizeText" | "TokenizeChat" => read_tokenize(body, &BOUNDS).map(drop),
-        _ => read_detokenize(body, &BOUNDS).map(drop),
+        "CompletionRequest" => read_completion(body, &Bounds::EVERYTHING).map(drop),
+        "ChatRequest" => read_chat(body, &Bounds::EVERYTHING).map(drop),
+        "ResponseRequest" => read_response(body, &Bounds::EVERYTHING).map(drop),
+        "TokenizeText" | "TokenizeChat" => read_tokenize(body, &Bounds::EVERYTHING).map(drop),
+        _ => read_detokenize(body, &Bounds::EVERYTHING).map(drop),
     }
 }
 

@@ -18,11 +18,18 @@ use super::params::{Kept, Parameters, parameters};
 use super::tools::tools;
 use super::{Bounds, body, encoding};
 use crate::app::App;
-use crate::fields::{Fault, FieldError, Fields, joined, required, shortened, wrong_type};
+use crate::fields::{
+    Fault, FieldError, Fields, each, joined, named, one_of, required, shortened, wrong_type,
+};
 use writer::Response;
 
 const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
-const ITEMS: [&str; 3] = ["message", "function_call", "function_call_output"];
+/// Items by their kinds, and the type of each.
+const ITEMS: [(&str, &[&str]); 3] = [
+    ("InputMessage", &["message"]),
+    ("InputCall", &["function_call"]),
+    ("InputCallOutput", &["function_call_output"]),
+];
 const INPUT: &str = "a string or a list of items such as {\"role\": \"user\", \"content\": \"…\"}";
 const CONTENT: &str = "a string or a list of {\"type\": \"input_text\", \"text\": \"…\"}";
 
@@ -87,19 +94,20 @@ pub struct Asked {
 /// # Errors
 /// It is no JSON, or the first field that is wrong.
 pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Asked, ApiError> {
-    let body = body::parse(body)?;
-    let mut fields = Fields::new("", &body)?;
-    let model = bounds.check_name(&mut fields)?.to_owned();
-    refuse_unsupported(&mut fields)?;
-    let mut parameters = Parameters { model, ..parameters(&mut fields, bounds, Shape::Response, false)? };
-    tools(&mut fields, Shape::Response, bounds, &mut parameters)?;
-    let messages = messages(&mut fields)?;
-    let functions = functions(&mut fields)?;
-    let mut variables = variables(&mut fields)?;
-    words(&mut fields, bounds, &mut variables)?;
-    fields.finish()?;
+    body::asked(body, |fields| asked(fields, bounds))
+}
+
+pub(super) fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Asked, ApiError> {
+    let model = bounds.check_name(fields)?.to_owned();
+    refuse_unsupported(fields)?;
+    let mut parameters = Parameters { model, ..parameters(fields, bounds, Shape::Response, false)? };
+    tools(fields, Shape::Response, bounds, &mut parameters)?;
+    let functions = functions(fields)?;
+    let mut variables = variables(fields)?;
+    words(fields, bounds, &mut variables)?;
+    let messages = messages(fields)?;
     let conversation = Conversation { messages, tools: functions, variables, last_turn: LastTurn::Opened };
-    Ok(Asked { conversation, parameters, echoed: echoed(&body, bounds.defaults) })
+    Ok(Asked { conversation, parameters, echoed: echoed(fields.object_itself(), bounds.defaults) })
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
@@ -124,21 +132,21 @@ fn words(
     variables: &mut Map<String, Value>,
 ) -> Result<(), FieldError> {
     let reads = bounds.template;
-    if let Some(mut reasoning) = fields.object("reasoning")? {
-        template_word(&mut reasoning, ("effort", EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
+    fields.within("reasoning", "ReasoningOptions", |reasoning| {
+        template_word(reasoning, ("effort", EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
         let split = "reasoning is not told from the rest of the text";
         reasoning.neutral("summary", &[], split)?;
-        reasoning.neutral("generate_summary", &[], split)?;
-        reasoning.finish()?;
-    }
-    if let Some(mut text) = fields.object("text")? {
-        template_word(&mut text, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)?;
-    }
+        reasoning.neutral("generate_summary", &[], split)
+    })?;
+    fields.within("text", "TextOptions", |text| {
+        text.value("format");
+        template_word(text, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)
+    })?;
     Ok(())
 }
 
 /// What an answer repeats, the defaults filled in.
-fn echoed(body: &Value, defaults: GenerationDefaults) -> Map<String, Value> {
+fn echoed(body: &Map<String, Value>, defaults: GenerationDefaults) -> Map<String, Value> {
     // As it is written: the nearest f64 has more digits.
     let number = |value: Option<f32>| {
         value.map_or_else(|| json!(1.0), |value| json!(value.to_string().parse::<f64>().ok()))
@@ -171,23 +179,26 @@ fn echoed(body: &Value, defaults: GenerationDefaults) -> Map<String, Value> {
 
 /// Reads `instructions` and `input`: items as OpenAI's Responses API has them, into the messages that templates know.
 fn messages(fields: &mut Fields<'_>) -> Result<Value, FieldError> {
-    let instructions = fields.text("instructions")?;
+    let instructions = fields.text(("instructions", "A system message in front."))?;
     let mut messages: Vec<Value> =
         instructions.map(|text| json!({"role": "system", "content": text})).into_iter().collect();
+    let kinds = ITEMS.map(|(kind, _)| kind);
+    let items = || json!({"type": "array", "items": one_of(kinds.iter().map(|kind| named(kind)))});
+    let value = fields.value_of("input", || one_of([json!({"type": "string"}), items()]));
+    // Arguments are JSON within strings, which nobody has counted.
+    let mut containers = Containers::default();
+    let mut item = |fields: &mut Fields<'_>| item(fields, &mut containers, &mut messages);
+    fields.tell_kinds(&kinds, &mut item);
     let path = fields.path("input");
-    match fields.value("input") {
-        None => return Err(FieldError::new(path, Fault::Missing, format_args!("is missing: give {INPUT}"))),
+    match value {
+        None => return Err(fields.missing("input", format_args!("is missing: give {INPUT}"))),
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
         Some(Value::Array(list)) => {
             if list.is_empty() || list.len() > MAX_MESSAGES {
                 let problem = format!("has {} items; give 1 to {MAX_MESSAGES}", list.len());
                 return Err(FieldError::new(path, Fault::Value, problem));
             }
-            // Arguments are JSON within strings, which nobody has counted.
-            let mut containers = Containers::default();
-            for (i, value) in list.iter().enumerate() {
-                item(Fields::new(format!("{path}[{i}]"), value)?, &mut containers, &mut messages)?;
-            }
+            each(&path, list, |path, value| Fields::new(path, value)?.to_end(&mut item))?;
         }
         Some(other) => return Err(wrong_type(&path, INPUT, other)),
     }
@@ -207,31 +218,34 @@ fn functions(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
 
 /// Appends what an item says.
 fn item(
-    mut fields: Fields<'_>,
+    fields: &mut Fields<'_>,
     containers: &mut Containers,
     messages: &mut Vec<Value>,
 ) -> Result<(), FieldError> {
-    let kind = fields.word("type", &ITEMS)?;
+    let kind = fields.kind("type", &ITEMS)?;
     // Items of an answer come back as they were.
     fields.text("id")?;
     fields.word("status", &["in_progress", "completed", "incomplete"])?;
     match kind {
         Some("function_call") => {
-            let call = call(&mut fields, containers)?;
-            append(&fields, call, messages)?;
+            required(kind, fields, "type")?;
+            let call = call(fields, containers)?;
+            append(fields, call, messages)?;
         }
         Some("function_call_output") => {
-            let id = required(fields.text("call_id")?, &fields, "call_id")?;
-            let output = required(joined(&mut fields, "output", CONTENT, part)?, &fields, "output")?;
+            required(kind, fields, "type")?;
+            let id = required(fields.text("call_id")?, fields, "call_id")?;
+            let output = required(joined(fields, "output", CONTENT, "InputPart", part)?, fields, "output")?;
             messages.push(json!({"role": "tool", "content": output, "tool_call_id": id}));
         }
         _ => {
-            let role = required(fields.word("role", &ROLES)?, &fields, "role")?;
-            let content = required(joined(&mut fields, "content", CONTENT, part)?, &fields, "content")?;
+            let role = required(fields.word("role", &ROLES)?, fields, "role")?;
+            let content =
+                required(joined(fields, "content", CONTENT, "InputPart", part)?, fields, "content")?;
             messages.push(json!({"role": role, "content": content}));
         }
     }
-    fields.finish()
+    Ok(())
 }
 
 fn call(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {
@@ -259,12 +273,11 @@ fn append(fields: &Fields<'_>, call: Value, messages: &mut Vec<Value>) -> Result
     Ok(())
 }
 
-fn part<'a>(mut part: Fields<'a>) -> Result<&'a str, FieldError> {
-    required(part.word("type", &["input_text", "output_text"])?, &part, "type")?;
-    let text = required(part.text("text")?, &part, "text")?;
+fn part<'a>(part: &mut Fields<'a>) -> Result<&'a str, FieldError> {
+    required(part.word("type", &["input_text", "output_text"])?, part, "type")?;
+    let text = required(part.text("text")?, part, "text")?;
     part.neutral("annotations", &[json!([])], "templates know no annotations")?;
     // Told of tokens that are there as text.
-    part.list("logprobs")?;
-    part.finish()?;
+    part.list_of(("logprobs", "Of no effect."), || json!({"type": "object"}))?;
     Ok(text)
 }
