@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use actix_web::web::Bytes;
 use faser_engine::TokenId;
-use serde_json::Value;
+use serde::Serialize;
 
 use super::calls::Part;
 use super::errors::ApiError;
@@ -40,7 +40,7 @@ pub(super) struct Head {
 /// An answer being written.
 pub(super) trait Answer {
     /// The answer to a request that does not stream.
-    fn whole(self: Box<Self>, choices: Vec<Choice>) -> Value;
+    fn whole(self: Box<Self>, choices: Vec<Choice>) -> Bytes;
 
     /// What a stream begins with, before there is any text.
     fn opening(&mut self) -> Bytes;
@@ -62,6 +62,12 @@ pub(super) trait Answer {
 }
 
 /// One server-sent event without a name. JSON has no line breaks of its own, so it is one line.
-pub(super) fn event(data: &Value) -> Bytes {
-    format!("data: {data}\n\n").into()
+pub(super) fn event(data: &impl Serialize) -> Bytes {
+    format!("data: {}\n\n", json_text(data)).into()
+}
+
+/// The JSON of an answer.
+pub(super) fn json_text(data: &impl Serialize) -> String {
+    // No answer has keys that are no strings, which alone cannot be written.
+    serde_json::to_string(data).unwrap_or_default()
 }

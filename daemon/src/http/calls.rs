@@ -1,7 +1,9 @@
 //! What the text of one choice is to its client: content, and calls of functions.
 
 use faser_models::{CallEvent, CallParser};
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::params::ReadCalls;
 use crate::random;
@@ -106,16 +108,28 @@ impl Message {
         }
     }
 
-    /// The message of a chat.
-    pub(super) fn json(&self) -> Value {
-        if self.calls.is_empty() {
-            return json!({"role": "assistant", "content": self.content, "refusal": null});
+    /// As a chat has it.
+    pub(super) fn of_chat(self) -> AnswerMessage {
+        let call = |Call { id, name, arguments }: Call| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let calls = !self.calls.is_empty();
+        AnswerMessage {
+            role: "assistant",
+            content: Some(self.content).filter(|content| !calls || !content.is_empty()),
+            refusal: None,
+            tool_calls: calls.then(|| self.calls.into_iter().map(call).collect()),
         }
-        let call = |Call { id, name, arguments }: &Call| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-        let content = Some(&self.content).filter(|content| !content.is_empty());
-        let calls: Vec<Value> = self.calls.iter().map(call).collect();
-        json!({"role": "assistant", "content": content, "refusal": null, "tool_calls": calls})
     }
+}
+
+/// The message of a chat's answer.
+#[derive(Serialize, ToSchema)]
+pub(super) struct AnswerMessage {
+    role: &'static str,
+    content: Option<String>,
+    refusal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
 }
 
 impl Part {

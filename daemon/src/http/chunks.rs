@@ -1,18 +1,72 @@
 //! Completions and chats: whole, and as the chunks of a stream that ends with `[DONE]`.
 
-use std::sync::Arc;
-
 use actix_web::web::{Bytes, BytesMut};
 use faser_engine::TokenId;
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
-use super::answer::{Answer, Choice, Head, event};
+use super::answer::{Answer, Choice, Head, event, json_text};
 use super::bounds::Shape;
-use super::calls::{Message, Part};
+use super::calls::{AnswerMessage, Message, Part};
 use super::errors::ApiError;
-use super::usage::{Place, counts, usage};
+use super::usage::{Place, Usage};
 use crate::random;
 use crate::sequence::{Ending, Told};
+
+/// A completion, an answer of a chat, or a chunk of either.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Generated {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: Vec<GeneratedChoice>,
+    /// In chunks null, unless it is asked for.
+    #[schema(value_type = Usage)]
+    usage: Option<Usage>,
+    /// What it took, if `include_metrics` asks (docs/requests.md); of several choices it stands in each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
+    // A chat's alone.
+    /// If `return_token_ids` asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+// Of a completion it has a text, of a chat a message, or in a chunk what is new of that.
+/// A choice.
+#[derive(Default, Serialize, ToSchema)]
+pub(super) struct GeneratedChoice {
+    index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(ignore)]
+    delta: Option<Value>,
+    #[schema(value_type = Option<Object>)]
+    logprobs: Value,
+    #[schema(value_type = String)]
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<AnswerMessage>,
+    /// If `return_token_ids` asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
+}
+
+impl GeneratedChoice {
+    /// Nothing of this choice.
+    fn of(index: usize) -> GeneratedChoice {
+        GeneratedChoice { index: index as u32, ..GeneratedChoice::default() }
+    }
+}
 
 /// The answer, and how its choices ended so far.
 pub(super) struct Chunks {
@@ -41,98 +95,100 @@ impl Chunks {
         self.head.tokens.shape == Shape::Completion
     }
 
-    fn choice(&self, index: usize, choice: Choice) -> (Value, Ending) {
+    fn choice(&self, index: usize, choice: Choice) -> (GeneratedChoice, Ending) {
         let Choice { parts, ending } = choice;
         let (mut message, mut told) = (Message::default(), Vec::new());
         for (part, of_part) in parts {
             message.take(part);
             told.extend(of_part);
         }
-        let (finish, logprobs) = (ending.finish.name(), self.head.tokens.of(&told));
-        let mut value = json!({"index": index, "logprobs": logprobs, "finish_reason": finish});
+        let mut choice = GeneratedChoice {
+            logprobs: self.head.tokens.of(&told),
+            finish_reason: Some(ending.finish.name()),
+            token_ids: self.head.token_ids.is_some().then(|| ending.output.clone()),
+            metrics: self.head.metrics.metrics(Place::Choices, &ending),
+            ..GeneratedChoice::of(index)
+        };
         if self.completes() {
-            value["text"] = message.content.into();
+            choice.text = Some(message.content);
+            choice.prompt_token_ids = self.prompt(index);
         } else {
-            value["message"] = message.json();
+            choice.message = Some(message.of_chat());
         }
-        if let Some(prompts) = &self.head.token_ids {
-            value["token_ids"] = ending.output.clone().into();
-            if self.completes() {
-                value["prompt_token_ids"] = ids(prompts.get(index));
-            }
-        }
-        self.head.metrics.add(Place::Choices, &mut value, &ending);
-        (value, ending)
+        (choice, ending)
     }
 
-    fn chunk(&self, choices: &Value) -> Value {
-        let object = if self.completes() { "text_completion" } else { "chat.completion.chunk" };
-        let usage = self.head.usage_so_far.then(|| counts(self.head.prompt_tokens, self.told));
-        json!({
-            "id": self.id, "object": object, "created": self.head.created, "model": self.head.model,
-            "choices": choices, "usage": usage,
-        })
+    fn generated(
+        &self,
+        [of_completion, of_chat]: [&'static str; 2],
+        choices: Vec<GeneratedChoice>,
+        usage: Option<Usage>,
+    ) -> Generated {
+        Generated {
+            id: self.id.clone(),
+            object: if self.completes() { of_completion } else { of_chat },
+            created: self.head.created,
+            model: self.head.model.clone(),
+            choices,
+            usage,
+            metrics: None,
+            prompt_token_ids: None,
+        }
+    }
+
+    fn chunk(&self, choices: Vec<GeneratedChoice>) -> Generated {
+        let usage = self.head.usage_so_far.then(|| Usage::counts(self.head.prompt_tokens, self.told));
+        self.generated(["text_completion", "chat.completion.chunk"], choices, usage)
+    }
+
+    /// The ids of a choice's prompt, if they are wanted.
+    fn prompt(&self, index: usize) -> Option<Vec<TokenId>> {
+        self.head.token_ids.as_ref()?.get(index).map(|ids| ids.to_vec())
+    }
+
+    /// The ids of a chat's prompt, which all its choices have in common, if they are wanted.
+    fn prompt_of_chat(&self) -> Option<Vec<TokenId>> {
+        if self.completes() { None } else { self.prompt(0) }
     }
 
     /// Adds the ids of the tokens that a chunk tells of, if they are wanted, and to a completion's first chunk those of its prompt.
-    fn add_ids(&mut self, index: usize, told: &[Told], choice: &mut Value) {
+    fn add_ids(&mut self, told: &[Told], choice: &mut GeneratedChoice) {
+        let index = choice.index as usize;
         let first = self.begun.get_mut(index).is_some_and(|begun| !std::mem::replace(begun, true));
-        let Some(prompts) = &self.head.token_ids else { return };
-        choice["token_ids"] = told.iter().filter(|told| !told.echoed).map(|told| told.token).collect();
+        if self.head.token_ids.is_some() {
+            let ids = told.iter().filter(|told| !told.echoed).map(|told| told.token);
+            choice.token_ids = Some(ids.collect());
+        }
         if first && self.completes() {
-            choice["prompt_token_ids"] = ids(prompts.get(index));
+            choice.prompt_token_ids = self.prompt(index);
         }
     }
 
-    /// Adds the ids of a chat's prompt, which all its choices have in common.
-    fn add_prompt(&self, answer: &mut Value) {
-        if let (false, Some(prompts)) = (self.completes(), &self.head.token_ids) {
-            answer["prompt_token_ids"] = ids(prompts.first());
-        }
+    /// What the answer took, if it stands beside its usage.
+    fn metrics(&self, endings: &[Ending]) -> Option<Value> {
+        let [only] = endings else { return None };
+        self.head.metrics.metrics(Place::Answer, only)
     }
-
-    /// The last chunk of a stream that asked for its usage; none if it did not.
-    fn usage(&self) -> Option<Value> {
-        let mut chunk = self.head.usage_chunk.then(|| self.chunk(&json!([])))?;
-        chunk["usage"] = usage(self.head.prompt_tokens, self.endings.iter());
-        if let [only] = self.endings.as_slice() {
-            self.head.metrics.add(Place::Answer, &mut chunk, only);
-        }
-        Some(chunk)
-    }
-}
-
-fn ids(tokens: Option<&Arc<[TokenId]>>) -> Value {
-    tokens.map_or(Value::Null, |tokens| tokens.to_vec().into())
 }
 
 impl Answer for Chunks {
-    fn whole(self: Box<Self>, choices: Vec<Choice>) -> Value {
-        let object = if self.completes() { "text_completion" } else { "chat.completion" };
+    fn whole(self: Box<Self>, choices: Vec<Choice>) -> Bytes {
         let all = choices.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice));
-        let (choices, endings): (Vec<Value>, Vec<Ending>) = all.unzip();
-        let mut answer = json!({
-            "id": self.id, "object": object, "created": self.head.created, "model": self.head.model,
-            "choices": choices, "usage": usage(self.head.prompt_tokens, endings.iter()),
-        });
-        if let [only] = endings.as_slice() {
-            self.head.metrics.add(Place::Answer, &mut answer, only);
-        }
-        self.add_prompt(&mut answer);
-        answer
+        let (choices, endings): (Vec<GeneratedChoice>, Vec<Ending>) = all.unzip();
+        let usage = Usage::of(self.head.prompt_tokens, endings.iter());
+        let answer = self.generated(["text_completion", "chat.completion"], choices, Some(usage));
+        let (metrics, prompt_token_ids) = (self.metrics(&endings), self.prompt_of_chat());
+        json_text(&Generated { metrics, prompt_token_ids, ..answer }).into()
     }
 
     fn opening(&mut self) -> Bytes {
         let mut bytes = BytesMut::new();
         if !self.completes() {
-            let delta = json!({"role": "assistant", "content": "", "refusal": null});
+            let delta = Some(json!({"role": "assistant", "content": "", "refusal": null}));
             for index in 0..self.head.choices {
-                let choice =
-                    json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]);
-                let mut chunk = self.chunk(&choice);
-                if index == 0 {
-                    self.add_prompt(&mut chunk);
-                }
+                let choice = GeneratedChoice { delta: delta.clone(), ..GeneratedChoice::of(index) };
+                let prompt_token_ids = self.prompt_of_chat().filter(|_| index == 0);
+                let chunk = Generated { prompt_token_ids, ..self.chunk(vec![choice]) };
                 bytes.extend_from_slice(&event(&chunk));
             }
         }
@@ -142,39 +198,40 @@ impl Answer for Chunks {
     fn part(&mut self, index: usize, part: Part, told: Vec<Told>) -> Bytes {
         let logprobs = self.head.tokens.of(&told);
         self.told += told.iter().filter(|told| !told.echoed).count();
-        let mut choice = match part {
-            Part::Content(text) if self.completes() => {
-                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null})
-            }
-            part => {
-                json!({"index": index, "delta": part.delta(), "logprobs": logprobs, "finish_reason": null})
-            }
+        let (text, delta) = match part {
+            Part::Content(text) if self.completes() => (Some(text), None),
+            part => (None, Some(part.delta())),
         };
-        self.add_ids(index, &told, &mut choice);
-        event(&self.chunk(&json!([choice])))
+        let mut choice = GeneratedChoice { text, delta, logprobs, ..GeneratedChoice::of(index) };
+        self.add_ids(&told, &mut choice);
+        event(&self.chunk(vec![choice]))
     }
 
     fn end(&mut self, index: usize, ending: Ending) -> Bytes {
-        let finish = ending.finish.name();
-        let mut choice = if self.completes() {
-            json!({"index": index, "text": "", "logprobs": null, "finish_reason": finish})
-        } else {
-            json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": finish})
-        };
-        self.add_ids(index, &[], &mut choice);
-        self.head.metrics.add(Place::Choices, &mut choice, &ending);
-        let mut chunk = self.chunk(&json!([choice]));
+        let (text, delta) =
+            if self.completes() { (Some(String::new()), None) } else { (None, Some(json!({}))) };
+        let finish_reason = Some(ending.finish.name());
+        let metrics = self.head.metrics.metrics(Place::Choices, &ending);
+        let mut choice =
+            GeneratedChoice { text, delta, finish_reason, metrics, ..GeneratedChoice::of(index) };
+        self.add_ids(&[], &mut choice);
+        let mut chunk = self.chunk(vec![choice]);
         if !self.head.usage_chunk {
-            self.head.metrics.add(Place::Answer, &mut chunk, &ending);
+            chunk.metrics = self.head.metrics.metrics(Place::Answer, &ending);
         }
         self.endings.push(ending);
         event(&chunk)
     }
 
     fn last(&mut self) -> Bytes {
-        let mut bytes = self.usage().map_or_else(Vec::new, |usage| event(&usage).to_vec());
+        let mut bytes = BytesMut::new();
+        if self.head.usage_chunk {
+            let usage = Some(Usage::of(self.head.prompt_tokens, self.endings.iter()));
+            let chunk = Generated { usage, metrics: self.metrics(&self.endings), ..self.chunk(Vec::new()) };
+            bytes.extend_from_slice(&event(&chunk));
+        }
         bytes.extend_from_slice(b"data: [DONE]\n\n");
-        bytes.into()
+        bytes.freeze()
     }
 
     fn broken(&mut self, err: &ApiError) -> Bytes {

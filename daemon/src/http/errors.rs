@@ -5,7 +5,8 @@ use actix_web::{HttpResponse, ResponseError};
 use faser_actors::{RecordingError, SubmitError};
 use faser_engine::Refusal;
 use faser_models::ModelError;
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::fields::{Fault, FieldError, shortened};
 use crate::grammars::FormatError;
@@ -109,11 +110,25 @@ impl ApiError {
     }
 
     /// The JSON body; also what a stream sends when it breaks after its first byte.
-    pub fn body(&self) -> Value {
-        json!({"error": {
-            "message": self.message, "type": self.kind, "param": self.param, "code": self.code,
-        }})
+    pub(super) fn body(&self) -> Failure {
+        let (message, param) = (self.message.clone(), self.param.clone());
+        Failure { error: FailureDetails { message, r#type: self.kind, param, code: self.code } }
     }
+}
+
+/// A refusal or a failure.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Failure {
+    error: FailureDetails,
+}
+
+#[derive(Serialize, ToSchema)]
+struct FailureDetails {
+    message: String,
+    r#type: &'static str,
+    /// The field that is wrong.
+    param: Option<String>,
+    code: Option<&'static str>,
 }
 
 impl ResponseError for ApiError {

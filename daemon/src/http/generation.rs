@@ -92,7 +92,7 @@ impl Generation {
         }
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
-        Ok(HttpResponse::Ok().json(answer.whole(choices)))
+        Ok(HttpResponse::Ok().content_type("application/json").body(answer.whole(choices)))
     }
 
     /// Leaves of each prompt what the request wants of it.

@@ -3,15 +3,31 @@
 use actix_web::{HttpRequest, HttpResponse, web};
 use faser_engine::TokenId;
 use faser_models::Conversation;
+use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::conversation::conversation;
 use super::errors::ApiError;
-use super::openapi::Tokens;
 use super::params::{token_id, token_ids};
 use super::{Bounds, body, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, required};
+
+// As a JSON value a long text's would take many times the memory.
+/// POST /tokenize.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Tokens {
+    count: u64,
+    max_model_len: u64,
+    tokens: Vec<u32>,
+}
+
+/// POST /detokenize.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Detokenized {
+    prompt: String,
+}
 
 /// Token ids of a prompt or of messages.
 pub(super) async fn tokenize(
@@ -82,7 +98,7 @@ pub(super) async fn detokenize(
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
     let (served, ids) = app.asked(&request, payload, read_ids).await?;
-    Ok(HttpResponse::Ok().json(json!({"prompt": served.tokenizer.decode(&ids)})))
+    Ok(HttpResponse::Ok().json(Detokenized { prompt: served.tokenizer.decode(&ids) }))
 }
 
 /// Reads the body of a request for the text of token ids.

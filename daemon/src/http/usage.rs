@@ -2,40 +2,60 @@
 
 use std::time::Duration;
 
-use faser_engine::Usage;
+use faser_engine::Usage as Spent;
 use faser_engine::survival::Source;
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use crate::sequence::Ending;
 
-/// What every `usage` begins with.
-pub(super) fn counts(prompt_tokens: usize, completion_tokens: usize) -> Value {
-    json!({
-        "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    })
+/// `usage` of an answer.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Usage {
+    pub(super) prompt_tokens: u64,
+    pub(super) completion_tokens: u64,
+    pub(super) total_tokens: u64,
+    /// What of the prompt was in the cache, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub(super) prompt_tokens_details: Option<Value>,
+    /// What became of the client's prediction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    completion_tokens_details: Option<Value>,
 }
 
-/// `usage` of a request: the sum over its sequences. Cached tokens are told when they are known of all; those of predictions of sequences
-/// whose device did not run ahead of the end of the text.
-pub(super) fn usage<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e Ending> + Clone) -> Value {
-    let completion_tokens: usize = endings.clone().map(|ending| ending.output.len()).sum();
-    let exact = |ending: &Ending| ending.usage.filter(|usage| usage.output_tokens <= ending.output.len());
-    let (accepted, all) = endings.clone().filter_map(exact).fold((0, 0), |(accepted, all), usage| {
-        let predicted = usage.by_source[Source::Prediction];
-        (accepted + predicted.accepted, all + predicted.proposed)
-    });
-    let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
-    let mut usage = counts(prompt_tokens, completion_tokens);
-    if let (Some(cached), Value::Object(map)) = (cached, &mut usage) {
-        map.insert("prompt_tokens_details".to_owned(), json!({"cached_tokens": cached}));
+impl Usage {
+    /// Of so many tokens, of which nothing more is known.
+    pub(super) fn counts(prompt_tokens: usize, completion_tokens: usize) -> Usage {
+        Usage {
+            prompt_tokens: prompt_tokens as u64,
+            completion_tokens: completion_tokens as u64,
+            total_tokens: (prompt_tokens + completion_tokens) as u64,
+            prompt_tokens_details: None,
+            completion_tokens_details: None,
+        }
     }
-    if let (1.., Value::Object(map)) = (all, &mut usage) {
-        let details =
-            json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
-        map.insert("completion_tokens_details".to_owned(), details);
+
+    /// Of a request: the sum over its sequences. Cached tokens are told when they are known of all; those of predictions of sequences
+    /// whose device did not run ahead of the end of the text.
+    pub(super) fn of<'e>(prompt_tokens: usize, endings: impl Iterator<Item = &'e Ending> + Clone) -> Usage {
+        let completion_tokens = endings.clone().map(|ending| ending.output.len()).sum();
+        let exact = |ending: &Ending| ending.usage.filter(|usage| usage.output_tokens <= ending.output.len());
+        let (accepted, all) = endings.clone().filter_map(exact).fold((0, 0), |(accepted, all), usage| {
+            let predicted = usage.by_source[Source::Prediction];
+            (accepted + predicted.accepted, all + predicted.proposed)
+        });
+        let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
+        let predicted =
+            || json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
+        Usage {
+            prompt_tokens_details: cached.map(|cached| json!({"cached_tokens": cached})),
+            completion_tokens_details: (all > 0).then(predicted),
+            ..Usage::counts(prompt_tokens, completion_tokens)
+        }
     }
-    usage
 }
 
 /// Where the metrics of an answer stand.
@@ -59,15 +79,13 @@ impl Place {
         }
     }
 
-    /// Adds them to a choice, or an answer, if that is `self`.
-    pub(super) fn add(self, here: Place, value: &mut Value, ending: &Ending) {
-        if let (true, Value::Object(map)) = (self == here, value) {
-            map.insert("metrics".to_owned(), ending.usage.as_ref().map_or(Value::Null, metrics));
-        }
+    /// They, if this is `here`; null if they are not known.
+    pub(super) fn metrics(self, here: Place, ending: &Ending) -> Option<Value> {
+        (self == here).then(|| ending.usage.as_ref().map_or(Value::Null, metrics))
     }
 }
 
-fn metrics(usage: &Usage) -> Value {
+fn metrics(usage: &Spent) -> Value {
     let ms = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e3);
     let moments = &usage.moments;
     let between = |from: Option<Duration>, to: Option<Duration>| Some(to?.saturating_sub(from?));
@@ -86,7 +104,7 @@ fn metrics(usage: &Usage) -> Value {
     })
 }
 
-fn speculation(usage: &Usage) -> Value {
+fn speculation(usage: &Spent) -> Value {
     let ratio = |part: usize, whole: usize| (whole > 0).then(|| part as f64 / whole as f64);
     let passes: u32 = usage.passes_by_accepted.iter().sum();
     let histogram: Vec<u32> = usage.passes_by_accepted.iter().copied().take(usage.longest + 1).collect();
@@ -115,23 +133,20 @@ mod tests {
 
     use crate::sequence::Finish;
 
-    fn told(usage: Option<Usage>) -> Value {
-        let mut answer = json!({});
-        let ending = Ending { finish: Finish::Stop, output: vec![1], usage };
-        Place::Answer.add(Place::Answer, &mut answer, &ending);
-        answer
+    fn told(usage: Option<Spent>) -> Option<Value> {
+        Place::Answer.metrics(Place::Answer, &Ending { finish: Finish::Stop, output: vec![1], usage })
     }
 
     #[test]
     fn figures_are_those_of_vllm() {
         let mut usage =
-            Usage { output_tokens: 21, target_passes: 12, proposed: 30, accepted: 10, ..Usage::default() };
+            Spent { output_tokens: 21, target_passes: 12, proposed: 30, accepted: 10, ..Spent::default() };
         usage.passes_by_accepted[..4].copy_from_slice(&[5, 1, 3, 1]);
         usage.by_source[Source::Text] = Tried { proposed: 6, accepted: 2 };
         usage.longest = 4;
         let at = |ms| Some(Duration::from_millis(ms));
         usage.moments = Moments { admitted: at(10), first_token: at(110), last_token: at(310) };
-        let metrics = &told(Some(usage))["metrics"];
+        let metrics = told(Some(usage)).unwrap();
         for (name, value) in [
             ("queue_time_ms", 10.0),
             ("time_to_first_token_ms", 100.0),
@@ -158,8 +173,8 @@ mod tests {
 
     #[test]
     fn what_has_not_been_is_null() {
-        assert_eq!(told(None), json!({"metrics": null}));
-        let nothing = &told(Some(Usage::default()))["metrics"];
+        assert_eq!(told(None), Some(Value::Null));
+        let nothing = told(Some(Spent::default())).unwrap();
         for name in ["queue_time_ms", "time_to_first_token_ms", "mean_itl_ms", "tokens_per_second"] {
             assert!(nothing[name].is_null(), "{name}");
         }
@@ -168,10 +183,8 @@ mod tests {
         assert!(
             speculation["mean_acceptance_length"].is_null() && speculation["draft_acceptance_rate"].is_null()
         );
-        let mut choice = json!({});
         let ending = Ending { finish: Finish::Stop, output: vec![1], usage: None };
-        Place::of(true, 3).add(Place::Answer, &mut choice, &ending);
-        Place::of(false, 1).add(Place::Answer, &mut choice, &ending);
-        assert_eq!(choice, json!({}));
+        assert_eq!(Place::of(true, 3).metrics(Place::Answer, &ending), None);
+        assert_eq!(Place::of(false, 1).metrics(Place::Answer, &ending), None);
     }
 }

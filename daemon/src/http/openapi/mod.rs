@@ -1,8 +1,5 @@
 //! GET /openapi.json: the whole API as an OpenAPI 3.1 document. What requests may have, their readers tell; tests hold that against what they
 //! ask for.
-#![allow(dead_code, reason = "most types are there for their schemas")]
-
-mod answers;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -11,21 +8,19 @@ use actix_web::HttpResponse;
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-pub(super) use answers::Tokens;
-use answers::{
-    ChatCompletion, Completion, Detokenized, Failure, Model, ModelInfo, Models, Readiness, Response,
-    ServerInfo, Status, Version,
-};
-
 use super::bounds::Bounds;
+use super::chunks::Generated;
+use super::errors::Failure;
+use super::info::{Model, ModelInfo, Models, Readiness, ServerInfo, Status, Version};
+use super::responses::Response;
+use super::tokenize::{Detokenized, Tokens};
 use super::{chat, completions, responses, tokenize};
-use crate::fields::Schemas;
+use crate::fields::{Schemas, named};
 
 /// Schemas of answers.
 #[derive(OpenApi)]
 #[openapi(components(schemas(
-    ChatCompletion,
-    Completion,
+    Generated,
     Detokenized,
     Failure,
     Model,
@@ -159,6 +154,34 @@ fn schemas() -> Map<String, Value> {
     // What a derive has made is valid JSON; a document without schemas fails the tests.
     let answers = serde_json::to_value(Answers::openapi()).unwrap_or_default();
     schemas.extend(answers["components"]["schemas"].as_object().cloned().unwrap_or_default());
+    // What is sent for completions and chats is one type: a choice has a text or a message.
+    let both = ["Generated", "GeneratedChoice"].map(|name| schemas.remove(name).unwrap_or_default());
+    for (names, about, said, others) in [
+        (
+            ["Completion", "CompletionChoice"],
+            "A completion.",
+            ("text", json!({"type": "string"})),
+            [&["prompt_token_ids"][..], &["message"]],
+        ),
+        (
+            ["ChatCompletion", "ChatChoice"],
+            "A chat's answer.",
+            ("message", named("AnswerMessage")),
+            [&[], &["text", "prompt_token_ids"]],
+        ),
+    ] {
+        let [mut answer, mut choice] = both.clone();
+        answer["description"] = about.into();
+        answer["properties"]["choices"]["items"] = named(names[1]);
+        choice["properties"][said.0] = said.1;
+        choice["required"] = json!(["index", said.0, "finish_reason"]);
+        for ((name, mut schema), others) in names.into_iter().zip([answer, choice]).zip(others) {
+            if let Value::Object(properties) = &mut schema["properties"] {
+                properties.retain(|name, _| !others.contains(&name.as_str()));
+            }
+            schemas.insert(name.to_owned(), schema);
+        }
+    }
     schemas
 }
 

@@ -4,7 +4,7 @@ mod writer;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
-use faser_models::{Conversation, GenerationDefaults, LastTurn};
+use faser_models::{Conversation, LastTurn};
 use serde_json::{Map, Value, json};
 
 use super::body::Containers;
@@ -21,7 +21,8 @@ use crate::app::App;
 use crate::fields::{
     Fault, FieldError, Fields, each, joined, named, one_of, required, shortened, wrong_type,
 };
-use writer::Response;
+pub(super) use writer::Response;
+use writer::Writer;
 
 const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
 /// Items by their kinds, and the type of each.
@@ -32,24 +33,6 @@ const ITEMS: [(&str, &[&str]); 3] = [
 ];
 const INPUT: &str = "a string or a list of items such as {\"role\": \"user\", \"content\": \"…\"}";
 const CONTENT: &str = "a string or a list of {\"type\": \"input_text\", \"text\": \"…\"}";
-
-/// What answers repeat of the request.
-const ECHOED: [&str; 14] = [
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "reasoning",
-    "safety_identifier",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "top_p",
-    "user",
-];
 
 /// POST /v1/responses.
 pub(super) async fn create(
@@ -64,7 +47,7 @@ pub(super) async fn create(
     let ids = encoding::prompt(served, prompt, false, Kept::All).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
     let generation = Generation { shape: Shape::Response, prompts, parameters, max_new_tokens: None };
-    let write = |head| Response::answer(head, echoed);
+    let write = |head| Writer::answer(head, *echoed);
     generation.respond(served, app.limits.write_timeout, write).await
 }
 
@@ -86,7 +69,7 @@ pub struct Asked {
     /// How.
     pub parameters: Parameters,
     /// What the answer repeats.
-    echoed: Map<String, Value>,
+    echoed: Box<Response>,
 }
 
 /// Reads the body of a request for a response.
@@ -107,7 +90,11 @@ pub(super) fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Aske
     words(fields, bounds, &mut variables)?;
     let messages = messages(fields)?;
     let conversation = Conversation { messages, tools: functions, variables, last_turn: LastTurn::Opened };
-    Ok(Asked { conversation, parameters, echoed: echoed(fields.object_itself(), bounds.defaults) })
+    Ok(Asked {
+        conversation,
+        parameters,
+        echoed: Box::new(Response::repeating(fields.object_itself(), bounds.defaults)),
+    })
 }
 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
@@ -143,38 +130,6 @@ fn words(
         template_word(text, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)
     })?;
     Ok(())
-}
-
-/// What an answer repeats, the defaults filled in.
-fn echoed(body: &Map<String, Value>, defaults: GenerationDefaults) -> Map<String, Value> {
-    // As it is written: the nearest f64 has more digits.
-    let number = |value: Option<f32>| {
-        value.map_or_else(|| json!(1.0), |value| json!(value.to_string().parse::<f64>().ok()))
-    };
-    let value = |name: &str| body.get(name).filter(|value| !value.is_null()).cloned();
-    let default = |name: &str| match name {
-        "metadata" => json!({}),
-        "parallel_tool_calls" => json!(true),
-        "temperature" => number(defaults.temperature),
-        "top_p" => number(defaults.top_p),
-        "text" => json!({"format": {"type": "text"}}),
-        "tool_choice" => json!("auto"),
-        "tools" => json!([]),
-        "top_logprobs" => json!(0),
-        "reasoning" => json!({"effort": null, "summary": null}),
-        _ => Value::Null,
-    };
-    let pair = |name: &str| (name.to_owned(), value(name).unwrap_or_else(|| default(name)));
-    let mut all: Map<String, Value> = ECHOED.into_iter().map(pair).collect();
-    if let Some(Value::Object(text)) = all.get_mut("text") {
-        text.entry("format").or_insert_with(|| json!({"type": "text"}));
-    }
-    if let Some(Value::Object(reasoning)) = all.get_mut("reasoning") {
-        for name in ["effort", "summary"] {
-            reasoning.entry(name).or_insert(Value::Null);
-        }
-    }
-    all
 }
 
 /// Reads `instructions` and `input`: items as OpenAI's Responses API has them, into the messages that templates know.

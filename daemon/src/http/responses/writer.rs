@@ -1,20 +1,124 @@
 //! The answer: an object `response`, or the events that build it up in a client.
 
 use actix_web::web::{Bytes, BytesMut};
+use faser_models::GenerationDefaults;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
-use crate::http::answer::{Answer, Choice, Head};
+use crate::http::answer::{Answer, Choice, Head, json_text};
 use crate::http::calls::Part;
 use crate::http::errors::ApiError;
-use crate::http::usage::{Place, usage};
+use crate::http::usage::{Place, Usage};
 use crate::random;
 use crate::sequence::{Ending, Finish, Told};
 
+/// A response.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+pub(in crate::http) struct Response {
+    id: String,
+    object: &'static str,
+    created_at: u64,
+    status: &'static str,
+    background: bool,
+    #[schema(value_type = Option<Object>)]
+    error: Option<Value>,
+    #[schema(value_type = Option<Object>)]
+    incomplete_details: Option<Value>,
+    max_tool_calls: Option<u64>,
+    model: String,
+    #[schema(value_type = Vec<Object>)]
+    output: Vec<Value>,
+    previous_response_id: Option<String>,
+    service_tier: &'static str,
+    store: bool,
+    truncation: &'static str,
+    #[schema(value_type = Option<Object>)]
+    usage: Option<Value>,
+    instructions: Option<String>,
+    max_output_tokens: Option<u64>,
+    #[schema(value_type = Object)]
+    metadata: Map<String, Value>,
+    parallel_tool_calls: bool,
+    prompt_cache_key: Option<String>,
+    #[schema(value_type = Object)]
+    reasoning: Map<String, Value>,
+    safety_identifier: Option<String>,
+    #[schema(value_type = f64)]
+    temperature: Value,
+    #[schema(value_type = Object)]
+    text: Map<String, Value>,
+    tool_choice: AnsweredChoice,
+    #[schema(value_type = Vec<Object>)]
+    tools: Vec<Value>,
+    top_logprobs: u64,
+    #[schema(value_type = f64)]
+    top_p: Value,
+    user: Option<String>,
+    /// What it took, if `include_metrics` asks (docs/requests.md).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    metrics: Option<Value>,
+}
+
+/// A word, or an object.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(untagged)]
+enum AnsweredChoice {
+    Mode(String),
+    #[schema(value_type = Object)]
+    Functions(Map<String, Value>),
+}
+
+impl Default for AnsweredChoice {
+    fn default() -> AnsweredChoice {
+        AnsweredChoice::Mode("auto".to_owned())
+    }
+}
+
+impl Response {
+    /// Only what it repeats of the request, the defaults filled in.
+    pub(super) fn repeating(body: &Map<String, Value>, defaults: GenerationDefaults) -> Response {
+        fn given<T: DeserializeOwned>(body: &Map<String, Value>, name: &str) -> Option<T> {
+            body.get(name).and_then(|value| T::deserialize(value).ok())
+        }
+        // As it is written: the nearest f64 has more digits.
+        let number = |name, default: Option<f32>| {
+            let default = || json!(default.map_or(Some(1.0), |value| value.to_string().parse::<f64>().ok()));
+            body.get(name).filter(|value| !value.is_null()).cloned().unwrap_or_else(default)
+        };
+        let object = |name| given::<Map<String, Value>>(body, name).unwrap_or_default();
+        let (mut text, mut reasoning) = (object("text"), object("reasoning"));
+        text.entry("format").or_insert_with(|| json!({"type": "text"}));
+        for name in ["effort", "summary"] {
+            reasoning.entry(name).or_insert(Value::Null);
+        }
+        Response {
+            instructions: given(body, "instructions"),
+            max_output_tokens: given(body, "max_output_tokens"),
+            metadata: object("metadata"),
+            parallel_tool_calls: given(body, "parallel_tool_calls").unwrap_or(true),
+            prompt_cache_key: given(body, "prompt_cache_key"),
+            reasoning,
+            safety_identifier: given(body, "safety_identifier"),
+            temperature: number("temperature", defaults.temperature),
+            text,
+            tool_choice: given(body, "tool_choice").unwrap_or_default(),
+            tools: given(body, "tools").unwrap_or_default(),
+            top_logprobs: given(body, "top_logprobs").unwrap_or_default(),
+            top_p: number("top_p", defaults.top_p),
+            user: given(body, "user"),
+            ..Response::default()
+        }
+    }
+}
+
 /// A response, as far as it has come.
-pub(super) struct Response {
+pub(super) struct Writer {
     head: Head,
     id: String,
-    echoed: Map<String, Value>,
+    echoed: Response,
     /// Finished items.
     output: Vec<Value>,
     open: Option<Item>,
@@ -24,10 +128,10 @@ pub(super) struct Response {
     events: Events,
 }
 
-impl Response {
+impl Writer {
     /// Nothing of it yet; `echoed` is what it repeats of the request.
-    pub(super) fn answer(head: Head, echoed: Map<String, Value>) -> Box<dyn Answer> {
-        Box::new(Response {
+    pub(super) fn answer(head: Head, echoed: Response) -> Box<dyn Answer> {
+        Box::new(Writer {
             head,
             id: format!("resp_{}", random::id()),
             echoed,
@@ -91,39 +195,45 @@ impl Response {
     }
 
     /// The response as it is.
-    fn json(&self, error: &Value) -> Value {
-        let status = if error.is_null() { self.status() } else { "failed" };
-        let incomplete = (status == "incomplete").then(|| json!({"reason": "max_output_tokens"}));
-        let mut response = json!({
-            "id": self.id, "object": "response", "created_at": self.head.created, "status": status,
-            "background": false, "error": error, "incomplete_details": incomplete, "max_tool_calls": null,
-            "model": self.head.model, "output": self.output, "previous_response_id": null,
-            "service_tier": "default", "store": false,
-            "truncation": "disabled", "usage": self.ending.as_ref().map(|ending| self.usage(ending)),
-        });
-        if let Value::Object(map) = &mut response {
-            map.extend(self.echoed.clone());
+    fn response(&self, error: Option<Value>) -> Response {
+        let status = if error.is_none() { self.status() } else { "failed" };
+        Response {
+            id: self.id.clone(),
+            object: "response",
+            created_at: self.head.created,
+            status,
+            error,
+            incomplete_details: (status == "incomplete").then(|| json!({"reason": "max_output_tokens"})),
+            model: self.head.model.clone(),
+            output: self.output.clone(),
+            service_tier: "default",
+            truncation: "disabled",
+            usage: self.ending.as_ref().map(|ending| self.usage(ending)),
+            metrics: self.ending.as_ref().and_then(|ending| self.head.metrics.metrics(Place::Answer, ending)),
+            ..self.echoed.clone()
         }
-        if let Some(ending) = &self.ending {
-            self.head.metrics.add(Place::Answer, &mut response, ending);
-        }
-        response
     }
 
     /// `usage` in the words of this API. What nobody knows of the cache is 0, as the field has to be there.
     fn usage(&self, ending: &Ending) -> Value {
-        let usage = usage(self.head.prompt_tokens, std::iter::once(ending));
-        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        let usage = Usage::of(self.head.prompt_tokens, std::iter::once(ending));
+        let cached = usage.prompt_tokens_details.unwrap_or_else(|| json!({"cached_tokens": 0}));
         json!({
-            "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": cached},
-            "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
+            "input_tokens": usage.prompt_tokens, "input_tokens_details": cached,
+            "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
         })
+    }
+
+    /// An event that has all of it.
+    fn push(&mut self, name: &str, error: Option<Value>) {
+        let response = json!(self.response(error));
+        self.events.push(name, json!({"response": response}));
     }
 }
 
-impl Answer for Response {
-    fn whole(mut self: Box<Self>, choices: Vec<Choice>) -> Value {
+impl Answer for Writer {
+    fn whole(mut self: Box<Self>, choices: Vec<Choice>) -> Bytes {
         for Choice { parts, ending } in choices {
             for (part, told) in parts {
                 self.take(part, told);
@@ -131,13 +241,12 @@ impl Answer for Response {
             }
             self.finish(ending);
         }
-        self.json(&Value::Null)
+        json_text(&self.response(None)).into()
     }
 
     fn opening(&mut self) -> Bytes {
         for name in ["response.created", "response.in_progress"] {
-            let response = self.json(&Value::Null);
-            self.events.push(name, json!({"response": response}));
+            self.push(name, None);
         }
         self.events.written()
     }
@@ -154,14 +263,12 @@ impl Answer for Response {
 
     fn last(&mut self) -> Bytes {
         let name = if self.status() == "incomplete" { "response.incomplete" } else { "response.completed" };
-        let response = self.json(&Value::Null);
-        self.events.push(name, json!({"response": response}));
+        self.push(name, None);
         self.events.written()
     }
 
     fn broken(&mut self, err: &ApiError) -> Bytes {
-        let response = self.json(&json!({"code": err.code, "message": err.message}));
-        self.events.push("response.failed", json!({"response": response}));
+        self.push("response.failed", Some(json!({"code": err.code, "message": err.message})));
         self.events.written()
     }
 
@@ -332,7 +439,7 @@ mod tests {
             choices: 1,
             prompt_tokens: 2,
         };
-        Response::answer(head, Map::new())
+        Writer::answer(head, Response::default())
     }
 
     fn parts() -> Vec<Part> {
@@ -376,7 +483,7 @@ mod tests {
         let event = last(&streamed.last());
         assert_eq!(event["type"], "response.incomplete");
         let choice = Choice { parts: parts().into_iter().map(|part| (part, Vec::new())).collect(), ending };
-        let whole = answer().whole(vec![choice]);
+        let whole: Value = serde_json::from_slice(&answer().whole(vec![choice])).unwrap();
         for response in [&event["response"], &whole] {
             let wanted =
                 [("one two", "completed"), ("f", "completed"), ("g", "completed"), ("three", "incomplete")];
