@@ -8,8 +8,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::access::Access;
 use crate::config::ServerConfig;
-use crate::http::body::{self, Bodies};
-use crate::http::bounds::Bounds;
+use crate::http::body::{self, Ask, Bodies};
 use crate::http::errors::ApiError;
 use crate::pairs::{Pairs, Served};
 
@@ -107,13 +106,14 @@ impl App {
         &self,
         request: &HttpRequest,
         payload: web::Payload,
-        ask: impl FnOnce(&[u8], &Bounds<'_>) -> Result<T, ApiError>,
+        ask: Ask<T>,
     ) -> Result<(&Arc<Served>, T), ApiError> {
         let pairs = self.served()?;
-        let body = body::read(request, payload, &self.limits, &self.bodies).await?;
+        let body = body::receive(request, payload, &self.limits, &self.bodies).await?;
         let served = pairs.of_body(&body)?;
         let (max_prompts, max_body_bytes) = (self.limits.max_prompts_per_request, self.limits.max_body_bytes);
-        Ok((served, ask(&body, &served.bounds_of_requests(max_prompts, max_body_bytes))?))
+        let asked = body::read(&body, &served.bounds_of_requests(max_prompts, max_body_bytes), ask)?;
+        Ok((served, asked))
     }
 
     /// Whether a request would be taken now, whichever pair it is for; or for the pair of this name.

@@ -17,8 +17,8 @@ use crate::config::changes::changed;
 use crate::config::raw::Document;
 use crate::http::errors::ApiError;
 use crate::http::{
-    Bounds, Completion, Prompt, TemplateReads, read_chat, read_completion, read_detokenize, read_response,
-    read_tokenize,
+    Bounds, Completion, Prompt, TemplateReads, chat_asked, completion_asked, ids_asked, read, response_asked,
+    tokens_asked,
 };
 use crate::stop::StopMatcher;
 
@@ -63,7 +63,7 @@ pub fn config(data: &[u8]) {
 pub fn requests(data: &[u8]) {
     let Some((route, body)) = data.split_first() else { return };
     let refused = match route % 8 {
-        0 => read_completion(body, &BOUNDS).map(|Completion { prompts, parameters, .. }| {
+        0 => read(body, &BOUNDS, completion_asked).map(|Completion { prompts, parameters, .. }| {
             assert!((1..=BOUNDS.max_prompts).contains(&prompts.len()));
             for prompt in prompts {
                 if let Prompt::Ids(ids) = prompt {
@@ -78,10 +78,10 @@ pub fn requests(data: &[u8]) {
             assert!(parameters.sampling.logit_bias.is_sorted_by(|a, b| a.0 < b.0));
             assert!(parameters.stop.iter().all(|stop| (1..=256).contains(&stop.len())));
         }),
-        1 => read_chat(body, &BOUNDS).map(|(conversation, _)| check_messages(&conversation.messages)),
-        2 => read_tokenize(body, &BOUNDS).map(drop),
-        4 => read_response(body, &BOUNDS).map(|asked| check_messages(&asked.conversation.messages)),
-        _ => read_detokenize(body, &BOUNDS)
+        1 => read(body, &BOUNDS, chat_asked).map(|(conversation, _)| check_messages(&conversation.messages)),
+        2 => read(body, &BOUNDS, tokens_asked).map(drop),
+        4 => read(body, &BOUNDS, response_asked).map(|asked| check_messages(&asked.conversation.messages)),
+        _ => read(body, &BOUNDS, ids_asked)
             .map(|ids| assert!(ids.iter().all(|id| (*id as usize) < BOUNDS.vocab))),
     };
     if let Err(err) = refused {

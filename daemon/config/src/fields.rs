@@ -87,7 +87,9 @@ impl Schemas {
         about: &str,
         read: impl FnOnce(&mut Fields<'s>) -> Result<T, E>,
     ) {
-        let mut schema = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let mut schema = json!({
+            "type": "object", "properties": {}, "required": [], "additionalProperties": false,
+        });
         if !about.is_empty() {
             schema["description"] = about.into();
         }
@@ -107,11 +109,10 @@ impl Schemas {
     }
 
     fn note_required(&self, object: &str, name: &str) {
-        let required = &mut self.all.borrow_mut()[object]["required"];
-        match required {
-            Value::Array(names) if !names.iter().any(|known| known == name) => names.push(name.into()),
-            Value::Array(_) => {}
-            none => *none = json!([name]),
+        if let Value::Array(names) = &mut self.all.borrow_mut()[object]["required"]
+            && !names.iter().any(|known| known == name)
+        {
+            names.push(name.into());
         }
     }
 
@@ -120,7 +121,9 @@ impl Schemas {
         let mut all = self.all.into_inner();
         for schema in all.values_mut() {
             let required = schema["required"].as_array().cloned().unwrap_or_default();
-            schema.as_object_mut().map(|schema| schema.retain(|_, value| !value.is_null()));
+            if let Some(schema) = schema.as_object_mut().filter(|_| required.is_empty()) {
+                schema.remove("required");
+            }
             for (name, field) in schema["properties"].as_object_mut().into_iter().flatten() {
                 if !required.iter().any(|required| required == name) {
                     or_null(field);
@@ -189,7 +192,7 @@ impl<'a> Fields<'a> {
         if let Some((schemas, object)) = self.told {
             schemas.note_required(object, name);
         }
-        FieldError::new(self.path(name), Fault::Missing, problem)
+        self.absent(name, problem)
     }
 
     /// The same for a field that need not be there in every case.

@@ -8,6 +8,7 @@ use actix_web::{HttpRequest, web};
 use futures_util::StreamExt;
 use serde_json::Value;
 
+use super::bounds::Bounds;
 use super::errors::ApiError;
 use crate::config::ServerConfig;
 use crate::fields::{Fields, shortened};
@@ -66,7 +67,7 @@ impl Drop for Body<'_> {
 ///
 /// # Errors
 /// It is larger than `server.max_body_bytes`, compressed, cut off, or takes longer than `server.body_timeout_s`.
-pub(crate) async fn read<'a>(
+pub(crate) async fn receive<'a>(
     request: &HttpRequest,
     payload: web::Payload,
     limits: &ServerConfig,
@@ -124,16 +125,16 @@ fn parse(body: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(body).map_err(|err| invalid(format!("the body is not valid JSON: {err}")))
 }
 
-/// What `ask` makes of a body that is an object, which has nothing else.
+/// What `ask` makes of the body of a request, which has nothing else.
 ///
 /// # Errors
-/// As [`parse`], or it is no object, or `ask` refuses.
-pub(super) fn asked<T>(
-    body: &[u8],
-    ask: impl FnOnce(&mut Fields<'_>) -> Result<T, ApiError>,
-) -> Result<T, ApiError> {
-    Fields::new("", &parse(body)?)?.to_end(ask)
+/// It is no JSON, or the first field that is wrong.
+pub fn read<T>(body: &[u8], bounds: &Bounds<'_>, ask: Ask<T>) -> Result<T, ApiError> {
+    Fields::new("", &parse(body)?)?.to_end(|fields| ask(fields, bounds))
 }
+
+/// A reader of requests.
+pub type Ask<T> = fn(&mut Fields<'_>, &Bounds<'_>) -> Result<T, ApiError>;
 
 /// Lists and objects of JSON from one client, counted before anything is allocated for them.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use super::errors::ApiError;
 use super::generation::{Generation, Prompt};
 use super::params::{Parameters, PromptTokens, parameters};
 use super::tools::tools;
-use super::{Bounds, body, encoding};
+use super::{Bounds, encoding};
 use crate::app::App;
 use crate::fields::{FieldError, Fields};
 
@@ -21,7 +21,7 @@ pub(super) async fn chat(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, (conversation, parameters)) = app.asked(&request, payload, read).await?;
+    let (served, (conversation, parameters)) = app.asked(&request, payload, asked).await?;
     let prompt = served.render(&conversation)?;
     drop(conversation);
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;
@@ -31,18 +31,11 @@ pub(super) async fn chat(
     generation.respond(served, app.limits.write_timeout, Chunks::answer).await
 }
 
-/// Reads the body of a request for a chat: what its template is given, and the parameters.
+/// Reads a request for a chat: what its template is given, and the parameters.
 ///
 /// # Errors
-/// It is no JSON, or the first field that is wrong.
-pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Conversation, Parameters), ApiError> {
-    body::asked(body, |fields| asked(fields, bounds))
-}
-
-pub(super) fn asked(
-    fields: &mut Fields<'_>,
-    bounds: &Bounds<'_>,
-) -> Result<(Conversation, Parameters), ApiError> {
+/// The first field that is wrong.
+pub fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Conversation, Parameters), ApiError> {
     let model = bounds.check_name(fields)?.to_owned();
     refuse_unsupported(fields)?;
     let mut parameters = Parameters { model, ..parameters(fields, bounds, Shape::Chat, false)? };

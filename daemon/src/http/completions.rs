@@ -9,7 +9,7 @@ use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
 use super::params::{Kept, Parameters, PromptTokens, parameters, token_id, token_ids};
-use super::{Bounds, body, encoding};
+use super::{Bounds, encoding};
 use crate::app::App;
 use crate::fields::{Fault, FieldError, Fields, each, one_of, wrong_type};
 
@@ -22,7 +22,7 @@ pub(super) async fn completions(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, Completion { prompts, echo, parameters }) = app.asked(&request, payload, read).await?;
+    let (served, Completion { prompts, echo, parameters }) = app.asked(&request, payload, asked).await?;
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;
     let add_special = add_special.unwrap_or(true);
     let mut encoded = Vec::with_capacity(prompts.len());
@@ -68,15 +68,11 @@ pub enum Prompt {
     Ids(Vec<TokenId>),
 }
 
-/// Reads the body of a request for completions.
+/// Reads a request for completions.
 ///
 /// # Errors
-/// It is no JSON, or the first field that is wrong.
-pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
-    body::asked(body, |fields| asked(fields, bounds))
-}
-
-pub(super) fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
+/// The first field that is wrong.
+pub fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Completion, ApiError> {
     let model = bounds.check_name(fields)?.to_owned();
     let echo = fields.flag(("echo", "Whether the text begins with the prompt."))?.unwrap_or(false);
     fields.neutral("suffix", &[json!("")], "text is only continued, not filled in")?;

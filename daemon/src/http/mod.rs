@@ -64,12 +64,13 @@ pub fn routes(config: &mut web::ServiceConfig) {
 }
 
 pub use authorize::authorize;
+pub use body::read;
 pub use bounds::{Bounds, TemplateReads};
-pub use chat::read as read_chat;
-pub use completions::{Completion, Prompt, read as read_completion};
+pub use chat::asked as chat_asked;
+pub use completions::{Completion, Prompt, asked as completion_asked};
 pub use observe::observe;
-pub use responses::{Asked, read as read_response};
-pub use tokenize::{Source, read as read_tokenize, read_ids as read_detokenize};
+pub use responses::{Asked, asked as response_asked};
+pub use tokenize::{Source, ids as ids_asked, source as tokens_asked};
 
 /// A path with its one method; others are answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {

@@ -10,9 +10,9 @@ use utoipa::ToSchema;
 use super::conversation::conversation;
 use super::errors::ApiError;
 use super::params::{token_id, token_ids};
-use super::{Bounds, body, encoding};
+use super::{Bounds, encoding};
 use crate::app::App;
-use crate::fields::{Fault, FieldError, Fields, required};
+use crate::fields::{Fields, required};
 
 // As a JSON value a long text's would take many times the memory.
 /// POST /tokenize.
@@ -35,7 +35,7 @@ pub(super) async fn tokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, (source, add_special)) = app.asked(&request, payload, read).await?;
+    let (served, (source, add_special)) = app.asked(&request, payload, source).await?;
     let prompt = match source {
         Source::Text(prompt) => prompt,
         Source::Chat(conversation) => served.render(&conversation)?,
@@ -57,19 +57,16 @@ pub enum Source {
     Chat(Conversation),
 }
 
-/// Reads the body of a request for tokens; also says whether the tokenizer adds its own.
+/// Reads a request for tokens; also says whether the tokenizer adds its own.
 ///
 /// # Errors
-/// It is no JSON, or the first field that is wrong.
-pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
-    body::asked(body, |fields| match (fields.value("prompt"), fields.value("messages")) {
+/// The first field that is wrong.
+pub fn source(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
+    match (fields.value("prompt"), fields.value("messages")) {
         (Some(_), None) => text(fields, bounds),
         (None, Some(_)) => chat(fields, bounds),
-        _ => {
-            let err = FieldError::new("prompt", Fault::Missing, "or `messages` has to be there, one of them");
-            Err(err.into())
-        }
-    })
+        _ => Err(fields.absent("prompt", "or `messages` has to be there, one of them").into()),
+    }
 }
 
 pub(super) fn text(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
@@ -97,19 +94,15 @@ pub(super) async fn detokenize(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, ids) = app.asked(&request, payload, read_ids).await?;
+    let (served, ids) = app.asked(&request, payload, ids).await?;
     Ok(HttpResponse::Ok().json(Detokenized { prompt: served.tokenizer.decode(&ids) }))
 }
 
-/// Reads the body of a request for the text of token ids.
+/// Reads a request for the text of token ids.
 ///
 /// # Errors
-/// It is no JSON, or the first field that is wrong.
-pub fn read_ids(body: &[u8], bounds: &Bounds<'_>) -> Result<Vec<TokenId>, ApiError> {
-    body::asked(body, |fields| ids(fields, bounds))
-}
-
-pub(super) fn ids(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Vec<TokenId>, ApiError> {
+/// The first field that is wrong.
+pub fn ids(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Vec<TokenId>, ApiError> {
     bounds.check_name(fields)?;
     match fields.list_of("tokens", token_id)? {
         Some(ids) => Ok(token_ids("tokens", ids, bounds.vocab, bounds.max_body_bytes)?),

@@ -8,6 +8,7 @@ use actix_web::HttpResponse;
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
+use super::body::Ask;
 use super::bounds::Bounds;
 use super::chunks::Generated;
 use super::errors::Failure;
@@ -140,16 +141,26 @@ pub(super) fn document() -> Value {
     })
 }
 
+/// Requests by their names, what is said of each, and its reader.
+const READERS: [(&str, &str, Ask<()>); 6] = [
+    ("CompletionRequest", "POST /v1/completions.", |fields, bounds| {
+        completions::asked(fields, bounds).map(drop)
+    }),
+    ("ChatRequest", "POST /v1/chat/completions.", |fields, bounds| chat::asked(fields, bounds).map(drop)),
+    ("ResponseRequest", "POST /v1/responses.", |fields, bounds| responses::asked(fields, bounds).map(drop)),
+    ("TokenizeText", "POST /tokenize: of a text.", |fields, bounds| tokenize::text(fields, bounds).map(drop)),
+    ("TokenizeChat", "POST /tokenize: of what the chat template makes of messages.", |fields, bounds| {
+        tokenize::chat(fields, bounds).map(drop)
+    }),
+    ("DetokenizeRequest", "POST /detokenize.", |fields, bounds| tokenize::ids(fields, bounds).map(drop)),
+];
+
 /// All schemas.
 fn schemas() -> Map<String, Value> {
-    let (told, bounds) = (Schemas::default(), &Bounds::EVERYTHING);
-    told.tell("CompletionRequest", "POST /v1/completions.", |fields| completions::asked(fields, bounds));
-    told.tell("ChatRequest", "POST /v1/chat/completions.", |fields| chat::asked(fields, bounds));
-    told.tell("ResponseRequest", "POST /v1/responses.", |fields| responses::asked(fields, bounds));
-    told.tell("TokenizeText", "POST /tokenize: of a text.", |fields| tokenize::text(fields, bounds));
-    let about = "POST /tokenize: of what the chat template makes of messages.";
-    told.tell("TokenizeChat", about, |fields| tokenize::chat(fields, bounds));
-    told.tell("DetokenizeRequest", "POST /detokenize.", |fields| tokenize::ids(fields, bounds));
+    let told = Schemas::default();
+    for (name, about, ask) in READERS {
+        told.tell(name, about, |fields| ask(fields, &Bounds::EVERYTHING));
+    }
     let mut schemas = told.finish();
     // What a derive has made is valid JSON; a document without schemas fails the tests.
     let answers = serde_json::to_value(Answers::openapi()).unwrap_or_default();

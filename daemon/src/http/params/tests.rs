@@ -4,18 +4,11 @@ use faser_models::GenerationDefaults;
 
 use super::*;
 use crate::http::TemplateReads;
-use crate::names::Names;
 
 const BOUNDS: Bounds<'static> = Bounds {
-    names: Names { main: "m", aliases: &[] },
-    vocab: 1000,
-    max_context: 512,
-    max_prompts: 8,
-    max_body_bytes: 1 << 16,
-    priorities: true,
     calls: None,
     template: TemplateReads { tools: false, reasoning_effort: false, verbosity: false },
-    defaults: GenerationDefaults::NOTHING,
+    ..Bounds::EVERYTHING
 };
 
 fn read(body: &Value) -> Result<Parameters, FieldError> {

@@ -16,7 +16,7 @@ use super::errors::ApiError;
 use super::generation::{Generation, Prompt};
 use super::params::{Kept, Parameters, parameters};
 use super::tools::tools;
-use super::{Bounds, body, encoding};
+use super::{Bounds, encoding};
 use crate::app::App;
 use crate::fields::{
     Fault, FieldError, Fields, each, joined, named, one_of, required, shortened, wrong_type,
@@ -40,7 +40,7 @@ pub(super) async fn create(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (served, Asked { conversation, parameters, echoed }) = app.asked(&request, payload, read).await?;
+    let (served, Asked { conversation, parameters, echoed }) = app.asked(&request, payload, asked).await?;
     let prompt =
         served.render(&conversation).map_err(|err| ApiError { param: Some("input".into()), ..err })?;
     drop(conversation);
@@ -72,15 +72,11 @@ pub struct Asked {
     echoed: Box<Response>,
 }
 
-/// Reads the body of a request for a response.
+/// Reads a request for a response.
 ///
 /// # Errors
-/// It is no JSON, or the first field that is wrong.
-pub fn read(body: &[u8], bounds: &Bounds<'_>) -> Result<Asked, ApiError> {
-    body::asked(body, |fields| asked(fields, bounds))
-}
-
-pub(super) fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Asked, ApiError> {
+/// The first field that is wrong.
+pub fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Asked, ApiError> {
     let model = bounds.check_name(fields)?.to_owned();
     refuse_unsupported(fields)?;
     let mut parameters = Parameters { model, ..parameters(fields, bounds, Shape::Response, false)? };

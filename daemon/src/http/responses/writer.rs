@@ -16,7 +16,7 @@ use crate::sequence::{Ending, Finish, Told};
 
 /// A response.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
-pub(in crate::http) struct Response {
+pub(crate) struct Response {
     id: String,
     object: &'static str,
     created_at: u64,

@@ -11,8 +11,7 @@ async fn a_completion_is_the_same_whole_streamed_and_without_speculation() {
         body[key] = value;
         body
     };
-    let (status, whole) = post!(client, "/v1/completions", body);
-    assert_eq!(status, StatusCode::OK, "{whole}");
+    let whole = ok!(client, "/v1/completions", body);
     assert_eq!(whole["object"], "text_completion");
     assert_eq!(whole["model"], "pair");
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
@@ -42,8 +41,7 @@ async fn a_completion_is_the_same_whole_streamed_and_without_speculation() {
 async fn text_ends_before_a_stop_string_wherever_tokens_break() {
     let (client, served) = client_of!(daemon(""));
     let ask = |more: Value| {
-        let mut body = json!({"prompt": [1, 2, 3], "max_tokens": 60, "temperature": 0});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let body = with(&json!({"prompt": [1, 2, 3], "max_tokens": 60, "temperature": 0}), &more);
         body
     };
     let (_, free) = post!(client, "/v1/completions", ask(json!({})));
@@ -74,8 +72,7 @@ async fn several_prompts_are_several_choices_in_their_order() {
         let (_, answer) = post!(client, "/v1/completions", ask(prompt.clone(), false));
         alone.push(text_of(&answer).to_owned());
     }
-    let (status, together) = post!(client, "/v1/completions", ask(json!(prompts), false));
-    assert_eq!(status, StatusCode::OK, "{together}");
+    let together = ok!(client, "/v1/completions", ask(json!(prompts), false));
     let (_, streamed) = post!(client, "/v1/completions", ask(json!(prompts), true));
     let events = events(&streamed);
     for (index, wanted) in alone.iter().enumerate() {
@@ -195,9 +192,7 @@ async fn chats_go_through_the_models_template() {
 
     let (_, tokens) = post!(client, "/tokenize", json!({"messages": messages}));
     assert_eq!(tokens["count"], prompt.len());
-    let (status, chat) =
-        post!(client, "/v1/chat/completions", json!({"messages": messages, "temperature": 0}));
-    assert_eq!(status, StatusCode::OK, "{chat}");
+    let chat = ok!(client, "/v1/chat/completions", json!({"messages": messages, "temperature": 0}));
     // Without max_tokens a chat may fill the context.
     assert_eq!(chat["usage"]["total_tokens"], 128);
     assert_eq!(chat["choices"][0]["finish_reason"], "length");

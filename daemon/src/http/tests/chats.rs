@@ -19,12 +19,10 @@ async fn daemon_of_template(source: &str) -> (web::Data<App>, Arc<Served>) {
 macro_rules! prompt {
     ($client:expr, $body:expr) => {{
         let mut body = $body;
-        let (status, tokens) = post!($client, "/tokenize", body);
-        assert_eq!(status, StatusCode::OK, "{tokens}");
+        let tokens = ok!($client, "/tokenize", body);
         let (_, text) = post!($client, "/detokenize", json!({"tokens": tokens["tokens"]}));
         body["max_tokens"] = json!(1);
-        let (status, answer) = post!($client, "/v1/chat/completions", body);
-        assert_eq!(status, StatusCode::OK, "{answer}");
+        let answer = ok!($client, "/v1/chat/completions", body);
         assert_eq!(answer["usage"]["prompt_tokens"], tokens["count"]);
         text["prompt"].as_str().unwrap().to_owned()
     }};
@@ -36,8 +34,7 @@ fn call(arguments: &str) -> Value {
 
 #[actix_web::test]
 async fn templates_get_calls_results_tools_and_variables() {
-    let (app, served) = daemon_of_template(SOURCE).await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon_of_template(SOURCE));
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": [null]}}});
     let body = json!({
         "messages": [
@@ -77,13 +74,10 @@ async fn templates_get_calls_results_tools_and_variables() {
 #[actix_web::test]
 async fn the_last_turn_is_opened_closed_or_continued() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{{ '<a>' if add_generation_prompt }}";
-    let (app, served) = daemon_of_template(source).await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon_of_template(source));
     let body = |more: Value| {
         let messages = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "Once "}]);
-        let mut body = json!({"messages": messages, "tools": [], "chat_template_kwargs": {}});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
+        with(&json!({"messages": messages, "tools": [], "chat_template_kwargs": {}}), &more)
     };
     let closed = json!({"add_generation_prompt": false});
     let continued = json!({"add_generation_prompt": false, "continue_final_message": true});
@@ -95,8 +89,7 @@ async fn the_last_turn_is_opened_closed_or_continued() {
 
 #[actix_web::test]
 async fn what_templates_cannot_be_given_is_refused_by_its_path() {
-    let (app, served) = daemon_of_template("{{ messages[0].content }}").await;
-    let client = client!(app);
+    let (client, served) = client_of!(daemon_of_template("{{ messages[0].content }}"));
     let user = json!({"role": "user", "content": "x"});
     let calls = |calls: Value| json!({"messages": [user, {"role": "assistant", "content": null, "tool_calls": calls}]});
     let with = |name: &str, value: Value| json!({"messages": [user], name: value});

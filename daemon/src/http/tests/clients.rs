@@ -24,9 +24,8 @@ async fn every_chunk_has_the_usage_so_far_if_that_is_asked_for() {
     ] {
         let (_, whole) = post!(client, path, body);
         let streamed = |options: Value| with(&body, &json!({"stream": true, "stream_options": options}));
-        let (status, answer) =
-            post!(client, path, streamed(json!({"include_usage": true, "continuous_usage_stats": true})));
-        assert_eq!(status, StatusCode::OK, "{answer}");
+        let answer =
+            ok!(client, path, streamed(json!({"include_usage": true, "continuous_usage_stats": true})));
         let all = events(&answer);
         let mut before = 0;
         for event in &all {
@@ -71,8 +70,7 @@ async fn tokens_come_by_their_ids_whole_and_streamed() {
     for more in [json!({}), json!({"stop": "e"}), json!({"echo": true}), json!({"echo": true, "logprobs": 1})]
     {
         let body = with(&body, &more);
-        let (status, whole) = post!(client, COMPLETIONS, body);
-        assert_eq!(status, StatusCode::OK, "{whole}");
+        let whole = ok!(client, COMPLETIONS, body);
         let (_, streamed) = post!(client, COMPLETIONS, with(&body, &json!({"stream": true})));
         let streamed = events(&streamed);
         let mut sum = 0;
@@ -124,8 +122,7 @@ async fn only_allowed_tokens_come_and_bad_words_do_not() {
         // Letters that come often now: none of them alone, and none of some in a row.
         let words = json!({"allowed_token_ids": (97..107).collect::<Vec<_>>(), "bad_words": ["a", "bc", "dde", "ff", "g h"]});
         for more in [allowed, words] {
-            let (status, answer) = post!(client, COMPLETIONS, with(&body, &more));
-            assert_eq!(status, StatusCode::OK, "{answer}");
+            let answer = ok!(client, COMPLETIONS, with(&body, &more));
             let found = written(&answer);
             assert!(
                 found.iter().all(|id| more["allowed_token_ids"].as_array().unwrap().contains(&json!(id)))
@@ -166,8 +163,7 @@ async fn long_prompts_are_cut_if_that_is_asked_for() {
     for prompt in [json!(text), json!(long), json!([long])] {
         for (kept, count) in [(5, 5), (60, 60), (-1, 60)] {
             let body = with(&body, &json!({"prompt": prompt, "truncate_prompt_tokens": kept}));
-            let (status, answer) = post!(client, COMPLETIONS, body);
-            assert_eq!(status, StatusCode::OK, "{answer}");
+            let answer = ok!(client, COMPLETIONS, body);
             assert_eq!(answer["choices"][0]["prompt_token_ids"], json!(long[200 - count..]));
             assert!(text_of(&answer).starts_with(&text[200 - count..]), "{answer}");
             assert_eq!(answer["usage"]["prompt_tokens"], json!(count));
@@ -196,8 +192,7 @@ async fn cached_prompts_are_shared_under_one_salt_alone() {
         (json!(null), true),
     ] {
         let body = json!({"prompt": prompt, "max_tokens": 6, "seed": 3, "cache_salt": salt});
-        let (status, answer) = post!(client, COMPLETIONS, body);
-        assert_eq!(status, StatusCode::OK, "{answer}");
+        let answer = ok!(client, COMPLETIONS, body);
         let found = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
         assert_eq!(found > 0, cached, "{salt}: {answer}");
         texts.push(text_of(&answer).to_owned());

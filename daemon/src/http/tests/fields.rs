@@ -6,8 +6,7 @@ use super::*;
 async fn log_probabilities_are_the_same_whole_streamed_and_without_speculation() {
     let (client, served) = client_of!(daemon(""));
     let body = json!({"prompt": "hello", "max_tokens": 30, "seed": 7, "temperature": 0.9, "logprobs": 4});
-    let (status, whole) = post!(client, "/v1/completions", body);
-    assert_eq!(status, StatusCode::OK, "{whole}");
+    let whole = ok!(client, "/v1/completions", body);
     let told = &whole["choices"][0]["logprobs"];
     for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         assert_eq!(told[list].as_array().map(Vec::len), Some(30), "{told}");
@@ -41,8 +40,7 @@ async fn a_repeated_prompt_is_scored_with_and_without_output() {
     let (client, served) = client_of!(daemon(""));
     let body = json!({"prompt": "the same ünïcode prompt, twice", "echo": true, "logprobs": 2, "seed": 5, "max_tokens": 3});
     let tokens = "the same ünïcode prompt, twice".len();
-    let (status, whole) = post!(client, "/v1/completions", body);
-    assert_eq!(status, StatusCode::OK, "{whole}");
+    let whole = ok!(client, "/v1/completions", body);
     assert!(text_of(&whole).starts_with("the same ünïcode prompt, twice"), "{whole}");
     let told = &whole["choices"][0]["logprobs"];
     assert_eq!(told["tokens"].as_array().map(Vec::len), Some(tokens + 3));
@@ -57,8 +55,7 @@ async fn a_repeated_prompt_is_scored_with_and_without_output() {
     // Again, now that the prompt's KV is cached; alone; streamed; of two choices; and without log-probabilities.
     let (_, again) = post!(client, "/v1/completions", body);
     assert_eq!(again["choices"], whole["choices"]);
-    let (status, alone) = post!(client, "/v1/completions", with(&body, &json!({"max_tokens": 0})));
-    assert_eq!(status, StatusCode::OK, "{alone}");
+    let alone = ok!(client, "/v1/completions", with(&body, &json!({"max_tokens": 0})));
     assert_eq!(text_of(&alone), "the same ünïcode prompt, twice");
     assert_eq!(alone["usage"]["completion_tokens"], 0);
     let score = &alone["choices"][0]["logprobs"]["token_logprobs"];
@@ -78,8 +75,7 @@ async fn choices_share_the_prompt_and_have_seeds_of_their_own() {
     let (client, served) = client_of!(daemon(""));
     let prompt = "a prompt of several blocks, whose keys and values are there once for all its choices";
     let body = json!({"prompt": prompt, "max_tokens": 12, "seed": 3, "n": 4});
-    let (status, whole) = post!(client, "/v1/completions", body);
-    assert_eq!(status, StatusCode::OK, "{whole}");
+    let whole = ok!(client, "/v1/completions", body);
     let texts: Vec<&str> =
         whole["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
     assert_eq!(texts.len(), 4);

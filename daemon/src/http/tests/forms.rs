@@ -131,10 +131,8 @@ async fn every_kind_of_form_is_followed_whole_and_streamed() {
         (json!({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2,4}"}}), "^[a-f]{3}-[0-9]{2,4}$"),
         (json!({"guided_grammar": "start: \"<\" /[a-z]{1,5}/ \">\""}), "^<[a-z]{1,5}>$"),
     ] {
-        let mut body = json!({"prompt": "x", "max_tokens": 60, "seed": 4, "n": 3});
-        body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
-        let (status, answer) = post!(client, "/v1/completions", body);
-        assert_eq!(status, StatusCode::OK, "{answer}");
+        let mut body = with(&json!({"prompt": "x", "max_tokens": 60, "seed": 4, "n": 3}), &form);
+        let answer = ok!(client, "/v1/completions", body);
         let matcher = matches(fits);
         for choice in answer["choices"].as_array().unwrap() {
             assert!(matcher(choice["text"].as_str().unwrap()), "{choice} is not of {form}");
@@ -163,8 +161,7 @@ async fn every_kind_of_form_is_followed_whole_and_streamed() {
         ),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "invalid_value", "guided_choice"),
     ] {
-        let mut body = json!({"prompt": "x"});
-        body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        let body = with(&json!({"prompt": "x"}), &form);
         let (status, answer) = post!(client, "/v1/completions", body);
         assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!(code)), "{answer}");
         assert_eq!(answer["error"]["param"], param, "{answer}");

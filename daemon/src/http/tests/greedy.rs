@@ -27,8 +27,7 @@ async fn greedy_texts_are_those_of_transformers_whatever_drafts() {
             let client = client!(app);
             let body = json!({"prompt": expected["prompt"], "max_tokens": 48, "temperature": 0, "ignore_eos": true,
                 "return_token_ids": true, "include_metrics": true});
-            let (status, answer) = post!(client, "/v1/completions", body);
-            assert_eq!(status, StatusCode::OK, "{answer}");
+            let answer = ok!(client, "/v1/completions", body);
             assert_eq!(answer["choices"][0]["token_ids"], expected["output"], "{case}, {policy}");
             served.service.clone().stop().await;
         }

@@ -1,6 +1,6 @@
 //! Calls of models of which nobody knows how they write them: JSON under a grammar.
 
-use super::tools::{calling_by, chat, gathered, said, tool, with};
+use super::tools::{calling_by, chat, gathered, said, tool};
 use super::*;
 
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
@@ -28,12 +28,10 @@ async fn calls_are_had_of_any_model() {
         // A text would have this form, but there is none.
         (json!({"tool_choice": named, "response_format": form}), "stop"),
     ] {
-        let mut body = chat(&json!({"tools": tools, "seed": 5, "max_tokens": 400}));
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (status, answer) = post!(client, CHATS, body);
-        assert_eq!(status, StatusCode::OK, "{answer}");
-        let (_, streamed) = post!(client, CHATS, with(&body, "stream", json!(true)));
-        let (_, plain) = post!(client, CHATS, with(&body, "speculation", json!({"k_max": 0})));
+        let body = with(&chat(&json!({"tools": tools, "seed": 5, "max_tokens": 400})), &more);
+        let answer = ok!(client, CHATS, body);
+        let (_, streamed) = post!(client, CHATS, with(&body, &json!({"stream": true})));
+        let (_, plain) = post!(client, CHATS, with(&body, &json!({"speculation": {"k_max": 0}})));
         for (index, choice) in answer["choices"].as_array().unwrap().iter().enumerate() {
             let found = said(choice);
             assert_eq!(gathered(&streamed, index), found, "{more}");
@@ -54,7 +52,7 @@ async fn calls_are_had_of_any_model() {
     let (_, text) = post!(client, CHATS, body);
     let (content, calls, _) = said(&text["choices"][0]);
     assert!(content.is_some_and(|content| !content.is_empty()) && calls.is_empty(), "{text}");
-    let (_, call) = post!(client, CHATS, with(&body, "logit_bias", json!({"123": 100})));
+    let (_, call) = post!(client, CHATS, with(&body, &json!({"logit_bias": {"123": 100}})));
     let (content, calls, finish) = said(&call["choices"][0]);
     assert_eq!((content, calls.len(), finish.as_str()), (None, 1, "tool_calls"), "{call}");
     close(&served).await;
@@ -71,8 +69,7 @@ async fn the_model_is_told_of_functions_and_calls_where_its_template_does_not() 
     ]);
     let function = json!({"type": "function", "function": {"name": "f"}});
     let asked = json!({"messages": messages, "tools": [function], "max_tokens": 1, "return_token_ids": true});
-    let (status, answer) = post!(client, CHATS, asked);
-    assert_eq!(status, StatusCode::OK, "{answer}");
+    let answer = ok!(client, CHATS, asked);
     let (_, prompt) = post!(client, "/detokenize", json!({"tokens": answer["prompt_token_ids"]}));
     let wanted = "<user>Functions that can be called:\n\n{\"name\":\"f\"}\n\nA call is written as {\"name\": \"...\", \"arguments\": {...}}, \
                   and nothing else.\n\ndo it<assistant>{\"name\":\"f\",\"arguments\":{\"a\":1}}<tool>done";
@@ -82,9 +79,8 @@ async fn the_model_is_told_of_functions_and_calls_where_its_template_does_not() 
     close(&served).await;
 
     // A template that has a form of its own for calls, which is not known here.
-    let (app, served) =
-        calling_by("auto", "{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}").await;
-    let client = client!(app);
+    let (client, served) =
+        client_of!(calling_by("auto", "{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}"));
     let tools = json!([tool("f", &schema())]);
     let (status, answer) = post!(client, CHATS, chat(&json!({"tools": tools})));
     assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("tools")), "{answer}");
@@ -108,16 +104,15 @@ async fn a_response_that_is_a_call_may_have_a_form_for_its_text() {
         "input": "do it", "tools": [function], "tool_choice": {"type": "function", "name": "F"}, "text": format,
         "max_output_tokens": 200,
     });
-    let (status, answer) = post!(client, "/v1/responses", asked);
-    assert_eq!(status, StatusCode::OK, "{answer}");
+    let answer = ok!(client, "/v1/responses", asked);
     let [call] = answer["output"].as_array().unwrap().as_slice() else { panic!("{answer}") };
     assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("F")));
     let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
     assert!(arguments["a"].is_u64(), "{answer}");
     assert_eq!(answer["text"], format);
-    let (_, refused) = post!(client, "/v1/responses", with(&asked, "guided_regex", json!("a+")));
+    let (_, refused) = post!(client, "/v1/responses", with(&asked, &json!({"guided_regex": "a+"})));
     assert_eq!(refused["error"]["param"], json!("guided_regex"), "{refused}");
-    let mut guided = with(&asked, "guided_regex", json!("a+"));
+    let mut guided = with(&asked, &json!({"guided_regex": "a+"}));
     guided.as_object_mut().unwrap().remove("text");
     let (_, refused) = post!(client, "/v1/responses", guided);
     assert_eq!(refused["error"]["param"], json!("tool_choice"), "{refused}");

@@ -82,6 +82,15 @@ macro_rules! post {
     }};
 }
 
+/// The answer to one POST that is taken.
+macro_rules! ok {
+    ($($what:tt)*) => {{
+        let (status, answer) = post!($($what)*);
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        answer
+    }};
+}
+
 macro_rules! get {
     ($client:expr, $path:expr) => {{
         let response = call_service(&$client, TestRequest::get().uri($path).to_request()).await;

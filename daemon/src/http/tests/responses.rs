@@ -98,8 +98,7 @@ async fn a_response_says_what_a_chat_says_whole_and_by_events() {
             {"role": "assistant", "content": "so"}, {"role": "user", "content": "more"},
         ],
     });
-    let (status, whole) = post!(client, PATH, body);
-    assert_eq!(status, StatusCode::OK, "{whole}");
+    let whole = ok!(client, PATH, body);
     let (_, said) = post!(client, CHAT, chat);
     let choice = &said["choices"][0];
     let [item] = whole["output"].as_array().unwrap().as_slice() else { panic!("{whole}") };
@@ -222,8 +221,7 @@ async fn functions_are_called_and_their_results_are_read() {
     ]);
     let none = json!({"seed": 9, "tool_choice": "none"});
     let response = json!({"input": input, "max_output_tokens": 12, "tools": flat});
-    let (status, answer) = post!(client, PATH, with(&response, &none));
-    assert_eq!(status, StatusCode::OK, "{answer}");
+    let answer = ok!(client, PATH, with(&response, &none));
     let chat = json!({"messages": messages, "max_tokens": 12, "tools": nested});
     let (_, said) = post!(client, CHAT, with(&chat, &none));
     assert_eq!(answer["usage"]["input_tokens"], said["usage"]["prompt_tokens"]);

@@ -31,8 +31,7 @@ async fn what_routers_add_is_taken_and_what_they_could_ask_for_is_not() {
         "skip_special_tokens": true, "return_hidden_states": false, "continue_final_message": false, "separate_reasoning": true,
         "stream_reasoning": true,
     });
-    let (status, answer) = post!(client, "/v1/completions", body);
-    assert_eq!(status, StatusCode::OK, "{answer}");
+    ok!(client, "/v1/completions", body);
     for field in ["no_stop_trim", "return_hidden_states", "continue_final_message"] {
         let (status, answer) = post!(client, "/v1/completions", json!({"prompt": [1], field: true}));
         let code = &answer["error"]["code"];

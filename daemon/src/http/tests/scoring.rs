@@ -64,8 +64,7 @@ async fn every_token_of_a_prompt_has_the_log_likelihood_of_transformers() {
         std::fs::remove_dir_all(&folder).unwrap();
         let client = client!(app);
         let body = json!({"prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 1});
-        let (status, answer) = post!(client, "/v1/completions", body);
-        assert_eq!(status, StatusCode::OK, "{answer}");
+        let answer = ok!(client, "/v1/completions", body);
         let told = &answer["choices"][0]["logprobs"]["token_logprobs"];
         let mut worst = 0.0f64;
         for (position, &id) in ids.iter().enumerate().skip(1) {
@@ -97,8 +96,7 @@ async fn places_are_counted_in_the_text_that_is_told_where_a_prompt_decodes_to_s
     for (prompt, decoded) in prompts {
         let body = json!({"prompt": prompt, "max_tokens": 4, "echo": true, "logprobs": 1, "temperature": 0, "ignore_eos": true,
             "return_token_ids": true});
-        let (status, answer) = post!(client, "/v1/completions", body);
-        assert_eq!(status, StatusCode::OK, "{answer}");
+        let answer = ok!(client, "/v1/completions", body);
         let (text, told) = (text_of(&answer), &answer["choices"][0]["logprobs"]);
         let ids = answer["choices"][0]["prompt_token_ids"].as_array().unwrap().len();
         let offsets: Vec<usize> = told["text_offset"]

@@ -25,14 +25,10 @@ pub(super) fn tool(name: &str, parameters: &Value) -> Value {
 }
 
 pub(super) fn chat(more: &Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "do it"}], "seed": 3, "max_tokens": 700});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
-pub(super) fn with(body: &Value, key: &str, value: Value) -> Value {
-    let mut body = body.clone();
-    body[key] = value;
+    let body = with(
+        &json!({"messages": [{"role": "user", "content": "do it"}], "seed": 3, "max_tokens": 700}),
+        &more,
+    );
     body
 }
 
@@ -100,9 +96,9 @@ async fn calls_are_valid(format: &str, cases: u64) {
         }));
         let (status, answer) = post!(client, "/v1/chat/completions", body);
         assert_eq!(status, StatusCode::OK, "{body}: {answer}");
-        let (_, streamed) = post!(client, "/v1/chat/completions", with(&body, "stream", json!(true)));
+        let (_, streamed) = post!(client, "/v1/chat/completions", with(&body, &json!({"stream": true})));
         let (_, plain) =
-            post!(client, "/v1/chat/completions", with(&body, "speculation", json!({"k_max": 0})));
+            post!(client, "/v1/chat/completions", with(&body, &json!({"speculation": {"k_max": 0}})));
         for (index, choice) in answer["choices"].as_array().unwrap().iter().enumerate() {
             let found = said(choice);
             assert_eq!(gathered(&streamed, index), found, "{body}");
@@ -142,7 +138,7 @@ async fn calls_end_as_texts_do() {
     let call = |arguments: &str| vec![("f".to_owned(), arguments.to_owned())];
     let tokens = head.len() + arguments.len() + "}\n</tool_call>".len() - 1;
 
-    let told = with(&with(&body, "logprobs", json!(true)), "top_logprobs", json!(1));
+    let told = with(&with(&body, &json!({"logprobs": true})), &json!({"top_logprobs": 1}));
     let (_, whole) = post!(client, path, told);
     let choice = &whole["choices"][0];
     assert_eq!(said(choice), (None, call(&arguments), "tool_calls".to_owned()), "{whole}");
@@ -150,7 +146,7 @@ async fn calls_end_as_texts_do() {
     assert_eq!(whole["usage"]["completion_tokens"], json!(tokens));
     let logprobs = choice["logprobs"]["content"].as_array().unwrap();
     assert_eq!(logprobs.len(), tokens);
-    let (_, streamed) = post!(client, path, with(&told, "stream", json!(true)));
+    let (_, streamed) = post!(client, path, with(&told, &json!({"stream": true})));
     let all = events(&streamed);
     let of = all.iter().filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array());
     assert_eq!(of.flatten().cloned().collect::<Vec<Value>>(), *logprobs);
@@ -161,11 +157,11 @@ async fn calls_end_as_texts_do() {
         (head.len() + 6, (None, call("{\"a\": \""), "length")),
         (head.len() - 2, (Some(head[..head.len() - 2].to_owned()), Vec::new(), "length")),
     ] {
-        let cut = with(&body, "max_tokens", json!(most));
+        let cut = with(&body, &json!({"max_tokens": most}));
         let (_, answer) = post!(client, path, cut);
         let wanted = (said_then.0, said_then.1, said_then.2.to_owned());
         assert_eq!(said(&answer["choices"][0]), wanted);
-        let (_, streamed) = post!(client, path, with(&cut, "stream", json!(true)));
+        let (_, streamed) = post!(client, path, with(&cut, &json!({"stream": true})));
         assert_eq!(gathered(&streamed, 0), wanted);
     }
     // Stop strings are of the raw text.
@@ -174,7 +170,8 @@ async fn calls_end_as_texts_do() {
         ("long", false, (None, call("{\"a\": \"a "), "tool_calls")),
         ("long", true, (None, call("{\"a\": \"a long"), "tool_calls")),
     ] {
-        let stopped = with(&with(&body, "stop", json!(stop)), "include_stop_str_in_output", json!(shown));
+        let stopped =
+            with(&with(&body, &json!({"stop": stop})), &json!({"include_stop_str_in_output": shown}));
         let (_, answer) = post!(client, path, stopped);
         assert_eq!(said(&answer["choices"][0]), (wanted.0, wanted.1, wanted.2.to_owned()), "{answer}");
     }
@@ -190,31 +187,28 @@ async fn text_that_calls_nothing_is_what_it_would_be_without_tools() {
     let (_, without) = post!(client, path, short);
     let form =
         json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}});
-    let (_, formed) = post!(client, path, with(&short, "response_format", form.clone()));
+    let (_, formed) = post!(client, path, with(&short, &json!({"response_format": form})));
     for (more, wanted) in [
         (json!({}), &without),
         (json!({"tool_choice": "auto"}), &without),
         (json!({"tool_choice": "none"}), &without),
         (json!({"response_format": form}), &formed),
     ] {
-        let mut body = with(&short, "tools", tools.clone());
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (status, answer) = post!(client, path, body);
-        assert_eq!(status, StatusCode::OK, "{answer}");
+        let body = with(&with(&short, &json!({"tools": tools})), &more);
+        let answer = ok!(client, path, body);
         assert_eq!(answer["choices"], wanted["choices"], "{more}");
-        let (_, streamed) = post!(client, path, with(&body, "stream", json!(true)));
+        let (_, streamed) = post!(client, path, with(&body, &json!({"stream": true})));
         assert_eq!(gathered(&streamed, 0), said(&wanted["choices"][0]), "{more}");
     }
     // With a grammar of text and calls.
-    let mut strict = with(&short, "tools", tools);
+    let mut strict = with(&short, &json!({"tools": tools}));
     strict["tools"][0]["function"]["strict"] = json!(true);
-    let (status, answer) = post!(client, path, strict);
-    assert_eq!(status, StatusCode::OK, "{answer}");
+    let answer = ok!(client, path, strict);
     let (content, calls, _) = said(&answer["choices"][0]);
     assert!(content.is_some_and(|content| !content.contains("<tool_call>")) && calls.is_empty(), "{answer}");
-    let (_, streamed) = post!(client, path, with(&strict, "stream", json!(true)));
+    let (_, streamed) = post!(client, path, with(&strict, &json!({"stream": true})));
     assert_eq!(gathered(&streamed, 0), said(&answer["choices"][0]));
-    let (_, plain) = post!(client, path, with(&strict, "speculation", json!({"k_max": 0})));
+    let (_, plain) = post!(client, path, with(&strict, &json!({"speculation": {"k_max": 0}})));
     assert_eq!(plain["choices"], answer["choices"]);
     close(&served).await;
 }
@@ -279,7 +273,6 @@ async fn what_cannot_be_called_is_refused_by_name() {
     assert_eq!(answer["error"]["code"], "unsupported_parameter");
     assert!(answer["error"]["message"].as_str().unwrap().contains("model.tool_calls"), "{answer}");
     let none = chat(&json!({"tools": [f], "tool_choice": "none", "max_tokens": 4}));
-    let (status, answer) = post!(client, "/v1/chat/completions", none);
-    assert_eq!(status, StatusCode::OK, "{answer}");
+    ok!(client, "/v1/chat/completions", none);
     served.service.clone().stop().await;
 }
