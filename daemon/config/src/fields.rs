@@ -345,8 +345,15 @@ impl<'a> Fields<'a> {
             self.word(name, words)?;
             return Ok(words.first().copied());
         }
-        let words: Vec<&str> = kinds.iter().flat_map(|(_, words)| words.iter().copied()).collect();
-        self.word(name, &words)
+        match self.value(name) {
+            Some(Value::String(word)) if kinds.iter().any(|(_, words)| words.contains(&word.as_str())) => {
+                Ok(Some(word))
+            }
+            None => Ok(None),
+            Some(_) => {
+                self.word(name, &kinds.iter().flat_map(|(_, words)| *words).copied().collect::<Vec<_>>())
+            }
+        }
     }
 
     /// A list.

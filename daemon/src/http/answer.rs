@@ -63,11 +63,20 @@ pub(super) trait Answer {
 
 /// One server-sent event without a name. JSON has no line breaks of its own, so it is one line.
 pub(super) fn event(data: &impl Serialize) -> Bytes {
-    format!("data: {}\n\n", json_text(data)).into()
+    let mut event = b"data: ".to_vec();
+    write_json(data, &mut event);
+    event.extend_from_slice(b"\n\n");
+    event.into()
 }
 
 /// The JSON of an answer.
-pub(super) fn json_text(data: &impl Serialize) -> String {
-    // No answer has keys that are no strings, which alone cannot be written.
-    serde_json::to_string(data).unwrap_or_default()
+pub(super) fn json_bytes(data: &impl Serialize) -> Bytes {
+    let mut bytes = Vec::new();
+    write_json(data, &mut bytes);
+    bytes.into()
+}
+
+fn write_json(data: &impl Serialize, to: &mut Vec<u8>) {
+    // All keys are strings, and memory takes everything: nothing can go wrong.
+    serde_json::to_writer(to, data).ok();
 }

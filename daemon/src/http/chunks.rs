@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::answer::{Answer, Choice, Head, event, json_text};
+use super::answer::{Answer, Choice, Head, event, json_bytes};
 use super::bounds::Shape;
 use super::calls::{AnswerMessage, Message, Part};
 use super::errors::ApiError;
@@ -178,7 +178,7 @@ impl Answer for Chunks {
         let usage = Usage::of(self.head.prompt_tokens, endings.iter());
         let answer = self.generated(["text_completion", "chat.completion"], choices, Some(usage));
         let (metrics, prompt_token_ids) = (self.metrics(&endings), self.prompt_of_chat());
-        json_text(&Generated { metrics, prompt_token_ids, ..answer }).into()
+        json_bytes(&Generated { metrics, prompt_token_ids, ..answer })
     }
 
     fn opening(&mut self) -> Bytes {

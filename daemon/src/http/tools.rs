@@ -97,10 +97,11 @@ fn choice(fields: &mut Fields<'_>, shape: Shape) -> Result<Choice, FieldError> {
     } else {
         ["NamedTool", "AllowedTools"]
     };
-    let words = json!({"type": "string", "enum": ["auto", "none", "required"]});
     let about = "Which functions may be, or have to be, called.";
-    let value =
-        fields.value_of(("tool_choice", about), || one_of(std::iter::once(words).chain(kinds.map(named))));
+    let value = fields.value_of(("tool_choice", about), || {
+        let words = json!({"type": "string", "enum": ["auto", "none", "required"]});
+        one_of(std::iter::once(words).chain(kinds.map(named)))
+    });
     let chosen = |choice: &mut Fields<'_>| chosen(choice, kinds, shape);
     fields.tell_kinds(&kinds, chosen);
     let path = fields.path("tool_choice");

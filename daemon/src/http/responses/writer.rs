@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::http::answer::{Answer, Choice, Head, json_text};
+use crate::http::answer::{Answer, Choice, Head, json_bytes};
 use crate::http::calls::Part;
 use crate::http::errors::ApiError;
 use crate::http::usage::{Place, Usage};
@@ -241,7 +241,7 @@ impl Answer for Writer {
             }
             self.finish(ending);
         }
-        json_text(&self.response(None)).into()
+        json_bytes(&self.response(None))
     }
 
     fn opening(&mut self) -> Bytes {

@@ -40,10 +40,7 @@ async fn a_completion_is_the_same_whole_streamed_and_without_speculation() {
 #[actix_web::test]
 async fn text_ends_before_a_stop_string_wherever_tokens_break() {
     let (client, served) = client_of!(daemon(""));
-    let ask = |more: Value| {
-        let body = with(&json!({"prompt": [1, 2, 3], "max_tokens": 60, "temperature": 0}), &more);
-        body
-    };
+    let ask = |more: Value| with(&json!({"prompt": [1, 2, 3], "max_tokens": 60, "temperature": 0}), &more);
     let (_, free) = post!(client, "/v1/completions", ask(json!({})));
     let free = text_of(&free).to_owned();
     let characters: Vec<char> = free.chars().collect();

@@ -25,11 +25,7 @@ pub(super) fn tool(name: &str, parameters: &Value) -> Value {
 }
 
 pub(super) fn chat(more: &Value) -> Value {
-    let body = with(
-        &json!({"messages": [{"role": "user", "content": "do it"}], "seed": 3, "max_tokens": 700}),
-        &more,
-    );
-    body
+    with(&json!({"messages": [{"role": "user", "content": "do it"}], "seed": 3, "max_tokens": 700}), more)
 }
 
 /// Content, calls as name and arguments, and how it ended.
