@@ -226,6 +226,9 @@ pub(super) fn check_form(fields: &Fields<'_>, parameters: &Parameters) -> Result
 fn streaming(fields: &mut Fields<'_>, shape: Shape, parameters: &mut Parameters) -> Result<(), FieldError> {
     let stream = ("stream", "Whether the answer comes as server-sent events.");
     parameters.stream = fields.flag(stream)?.unwrap_or(false);
+    if !parameters.stream && fields.value("stream_options").is_some_and(Value::is_object) {
+        return Err(fields.wrong("stream_options", "needs `\"stream\": true`"));
+    }
     let kind = if shape == Shape::Response { "ResponseStreamOptions" } else { "StreamOptions" };
     let options = fields.within(("stream_options", "Only with `stream`."), kind, |options| {
         if shape == Shape::Response {
@@ -236,9 +239,6 @@ fn streaming(fields: &mut Fields<'_>, shape: Shape, parameters: &mut Parameters)
         let so_far = ("continuous_usage_stats", "Every chunk has the usage so far.");
         Ok((usage, options.flag(so_far)?.unwrap_or(false)))
     })?;
-    if options.is_some() && !parameters.stream {
-        return Err(fields.wrong("stream_options", "needs `\"stream\": true`"));
-    }
     (parameters.include_usage, parameters.usage_so_far) = options.unwrap_or_default();
     Ok(())
 }

@@ -12,7 +12,7 @@ use super::errors::ApiError;
 use super::params::{token_id, token_ids};
 use super::{Bounds, encoding};
 use crate::app::App;
-use crate::fields::{Fields, required};
+use crate::fields::{FieldError, Fields, required};
 
 // As a JSON value a long text's would take many times the memory.
 /// POST /tokenize.
@@ -62,30 +62,36 @@ pub enum Source {
 /// # Errors
 /// The first field that is wrong.
 pub fn source(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
-    match (fields.value("prompt"), fields.value("messages")) {
-        (Some(_), None) => text(fields, bounds),
-        (None, Some(_)) => chat(fields, bounds),
+    let has = |name| fields.object_itself().get(name).is_some_and(|value| !value.is_null());
+    match (has("prompt"), has("messages")) {
+        (true, false) => {
+            // It is known, but not there.
+            fields.value("messages");
+            text(fields, bounds)
+        }
+        (false, true) => chat(fields, bounds),
         _ => Err(fields.absent("prompt", "or `messages` has to be there, one of them").into()),
     }
 }
 
 pub(super) fn text(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
-    let add_special = settings(fields, bounds)?;
+    bounds.check_name(fields)?;
     let prompt = fields.text("prompt")?;
     let prompt = required(prompt, fields, "prompt")?.to_owned();
-    Ok((Source::Text(prompt), add_special.unwrap_or(true)))
+    Ok((Source::Text(prompt), add_special(fields)?.unwrap_or(true)))
 }
 
 pub(super) fn chat(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Source, bool), ApiError> {
-    let add_special = settings(fields, bounds)?;
-    Ok((Source::Chat(conversation(fields)?), add_special.unwrap_or(false)))
+    bounds.check_name(fields)?;
+    let conversation = conversation(fields)?;
+    Ok((Source::Chat(conversation), add_special(fields)?.unwrap_or(false)))
 }
 
-/// What both have; whether the tokenizer adds its own.
-fn settings(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Option<bool>, ApiError> {
-    bounds.check_name(fields)?;
+/// Whether the tokenizer adds its own tokens.
+fn add_special(fields: &mut Fields<'_>) -> Result<Option<bool>, FieldError> {
+    let add_special = fields.flag("add_special_tokens")?;
     fields.neutral("return_token_strs", &[json!(false)], "token strings are not offered")?;
-    Ok(fields.flag("add_special_tokens")?)
+    Ok(add_special)
 }
 
 /// Text of token ids.
