@@ -7,17 +7,16 @@ use clap_complete::Shell;
 use faser_engine::Policy;
 use serde_json::Value;
 
-use crate::bench::BenchArgs;
-use crate::check::CheckArgs;
-use crate::compare::CompareArgs;
-use crate::config::raw::{ConfigSource, Document};
-use crate::config::{Config, ConfigError};
-use crate::ctl::CtlArgs;
-use crate::generate::GenerateArgs;
-use crate::gpu_check::GpuCheckArgs;
-use crate::plan::PlanArgs;
-use crate::sim::SimArgs;
-use crate::top::TopArgs;
+use faser_config::raw::{ConfigSource, Document};
+use faser_config::{Config, ConfigError};
+use faser_operators::ctl::CtlArgs;
+use faser_operators::top::TopArgs;
+use faser_tools::bench::BenchArgs;
+use faser_tools::check::CheckArgs;
+use faser_tools::compare::CompareArgs;
+use faser_tools::generate::GenerateArgs;
+use faser_tools::gpu_check::GpuCheckArgs;
+use faser_tools::sim::SimArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -94,6 +93,35 @@ pub struct ServeArgs {
     /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
+}
+
+/// `faser plan`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It reads config.json and the headers of weight files, no weights. Machines and models that are not at hand are written in the config:
+
+  topology:
+    name: 8 x H100
+    host: {cores: 112, memory: 2TiB, numa_nodes: 2}
+    gpus: [{count: 4, name: H100, sms: 132, memory: 80GiB, numa: 0}, {count: 4, name: H100, sms: 132, memory: 80GiB, numa: 1}]
+    links: [{among: all, kind: nvlink, gb_per_s: 450}]   # kinds: nvlink, pcie-switch, pcie, pcie-numa
+  model:
+    shape: {target: {KEYS OF ITS config.json}, draft: {..}}
+  device: {tensor_parallel: 4, draft_tensor_parallel: 1, draft_placement: first, replicas: 2}
+
+What does not fit is refused with what would, and exit status 1. docs/plans.md has pictures.
+
+Examples:
+  faser plan                                      the demo pair on this machine
+  faser plan -c configs/plans/h100x8.yaml
+  faser plan -c my.yaml --json | jq '.plan.devices'")]
+pub struct PlanArgs {
+    /// Config file (YAML); without it the demo pair is planned for.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print one JSON object: topology, models, plan or refusal.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `faser completions`.

@@ -4,11 +4,15 @@ use actix_web::rt::SystemRunner;
 use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
-use faser::config::{Config, LogConfig};
-use faser::ctl::client::CtlError;
-use faser::reload::Reload;
-use faser::{bench, check, compare, ctl, generate, gpu_check, grammars, log, manual, plan, serve, sim, top};
+use faser::{manual, serve};
+use faser_config::{Config, LogConfig};
+use faser_loading::plan;
+use faser_openai::grammars;
+use faser_operators::ctl::client::CtlError;
+use faser_operators::reload::Reload;
+use faser_operators::{ctl, log, top};
 use faser_terminal::println;
+use faser_tools::{bench, check, compare, generate, gpu_check, sim};
 
 fn main() {
     // Forks, so it is to have no thread.

@@ -19,17 +19,18 @@ use anyhow::{Result, anyhow};
 use faser_models::GenerationDefaults;
 use tokio::sync::Mutex;
 
-use crate::access::Access;
-use crate::admin::peer::Operators;
-use crate::admin::{self, Admin};
-use crate::app::App;
-use crate::config::{Config, sizes};
-use crate::load::{Loaded, load_all};
-use crate::pairs::Pairs;
-use crate::pairs::Served;
-use crate::reload::Reload;
+use crate::listen;
 use crate::systemd::{self, Sockets, Status, notify};
-use crate::{http, listen, metrics};
+use faser_config::{Config, sizes};
+use faser_loading::load::{Loaded, load_all};
+use faser_openai::access::Access;
+use faser_openai::app::App;
+use faser_openai::metrics;
+use faser_openai::pairs::Pairs;
+use faser_openai::pairs::Served;
+use faser_operators::admin::peer::Operators;
+use faser_operators::admin::{self, Admin};
+use faser_operators::reload::Reload;
 use faser_terminal::{Display, Hangups, Signals, SystemError, println};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
@@ -196,9 +197,9 @@ fn bind(
     let server = HttpServer::new(move || {
         actix_web::App::new()
             .app_data(shared.clone())
-            .wrap(from_fn(http::authorize))
-            .wrap(from_fn(http::observe))
-            .configure(http::routes)
+            .wrap(from_fn(faser_openai::authorize))
+            .wrap(from_fn(faser_openai::observe))
+            .configure(faser_openai::routes)
     })
     .workers(workers)
     .max_connections(listen::connections(limits.max_connections).div_ceil(workers))

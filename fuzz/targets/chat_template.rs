@@ -1,9 +1,9 @@
-//! Chat templates and messages: see `faser::fuzz`.
+//! Chat templates and messages: see `faser_fuzz_entries`.
 #![no_main]
 
 mod libraries;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     libraries::only_ours_count();
-    faser::fuzz::chat_template(data);
+    faser_fuzz_entries::chat_template(data);
 });

@@ -1,4 +1,4 @@
-//! Headers of weights and config.json: see `faser::fuzz`.
+//! Headers of weights and config.json: see `faser_fuzz_entries`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| faser::fuzz::checkpoint(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| faser_fuzz_entries::checkpoint(data));

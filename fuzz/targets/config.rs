@@ -1,4 +1,4 @@
-//! Config files: see `faser::fuzz`.
+//! Config files: see `faser_fuzz_entries`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| faser::fuzz::config(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| faser_fuzz_entries::config(data));

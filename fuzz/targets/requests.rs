@@ -1,4 +1,4 @@
-//! Bodies of requests: see `faser::fuzz`.
+//! Bodies of requests: see `faser_fuzz_entries`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| faser::fuzz::requests(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| faser_fuzz_entries::requests(data));

@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use faser::ctl::client::Client as Admin;
+use faser_operators::ctl::client::Client as Admin;
 use faser_tests::{Server, client::Client, faser, metrics::wait_until, said, stream::Transcript};
 use serde_json::{Value, json};
 

@@ -16,7 +16,7 @@ fn files(folder: &str) -> Vec<PathBuf> {
 
 #[test]
 fn every_corpus_is_read_without_a_fault() {
-    for (name, read) in faser::fuzz::ENTRIES {
+    for (name, read) in faser_fuzz_entries::ENTRIES {
         let files = files(&format!("fuzz/corpus/{name}"));
         assert!(files.len() >= 8, "{name}: {} files", files.len());
         for file in files {
@@ -30,10 +30,10 @@ fn every_corpus_is_read_without_a_fault() {
 #[test]
 fn every_target_has_a_corpus_and_is_built() {
     let manifest = std::fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("a manifest");
-    for (name, _) in faser::fuzz::ENTRIES {
+    for (name, _) in faser_fuzz_entries::ENTRIES {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "{name} is not in fuzz/Cargo.toml");
         assert!(root().join(format!("fuzz/targets/{name}.rs")).is_file(), "fuzz/targets/{name}.rs");
     }
-    assert_eq!(files("fuzz/corpus").len(), faser::fuzz::ENTRIES.len());
-    assert_eq!(manifest.matches("[[bin]]").count(), faser::fuzz::ENTRIES.len());
+    assert_eq!(files("fuzz/corpus").len(), faser_fuzz_entries::ENTRIES.len());
+    assert_eq!(manifest.matches("[[bin]]").count(), faser_fuzz_entries::ENTRIES.len());
 }

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use faser_tests::rules::{docs, edges, files, picture, read, root, source};
+use faser_tests::rules::{cycles, docs, edges, files, picture, read, root, source};
 
 const CRATES: &[&str] = &[
     "topology",
@@ -14,7 +14,12 @@ const CRATES: &[&str] = &[
     "bench",
     "daemon/config",
     "daemon/terminal",
+    "daemon/openai",
+    "daemon/loading",
+    "daemon/operators",
+    "daemon/tools",
     "daemon",
+    "fuzz/entries",
     "tests/skipped",
     "tests",
 ];
@@ -25,8 +30,9 @@ fn assert_none(faults: &[String]) {
 
 fn rust_files() -> Vec<(String, String)> {
     let mut all = Vec::new();
-    // Those in the daemon's folder are found with it.
-    for folder in CRATES.iter().filter(|folder| !folder.contains('/')) {
+    // Those in another's folder are found with it.
+    let inside = |folder: &&&str| CRATES.iter().any(|other| folder.starts_with(&format!("{other}/")));
+    for folder in CRATES.iter().filter(|folder| !inside(folder)) {
         let found = files(&root(), folder, "rs").unwrap_or_else(|error| panic!("{folder}: {error}"));
         assert!(!found.is_empty(), "{folder} has no Rust file");
         all.extend(found.into_iter().map(|path| (path.clone(), read(&path))));
@@ -104,4 +110,9 @@ fn the_picture_of_the_crates_is_what_cargo_says() {
         read("docs/crates.svg") == drawn,
         "docs/crates.svg is of other crates: FASER_DRAW=1 draws it anew"
     );
+}
+
+#[test]
+fn no_modules_use_each_other_in_a_cycle() {
+    assert_none(&cycles::faults(&rust_files()));
 }

@@ -168,7 +168,7 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
         .output();
     let frame = String::from_utf8_lossy(&top.expect("the binary can be started").stdout).into_owned();
     assert!(frame.contains("Tiny/one on cpu"), "{frame}");
-    let page = faser::ctl::client::Client::new(&socket).get("/?pair=Tiny%2Fone").expect("the page");
+    let page = faser_operators::ctl::client::Client::new(&socket).get("/?pair=Tiny%2Fone").expect("the page");
     assert!(String::from_utf8_lossy(&page.body).contains("<html"));
     // What runs is listed with the number of its pair, and is ended by that.
     let long = |model: &str, tokens: usize| {

@@ -2,6 +2,7 @@
 
 mod admin;
 pub mod changes;
+pub mod device;
 pub mod fields;
 pub mod raw;
 mod read;
@@ -36,7 +37,7 @@ pub struct ConfigError {
     pub message: String,
 }
 
-/// Everything the daemon was told. What of it can change while it runs, `crate::reload` says.
+/// Everything the daemon was told. What of it can change while it runs, `faser_operators::reload` says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The HTTP side.

@@ -212,8 +212,9 @@ mod tests {
     use faser_engine::Policy;
 
     use super::*;
+    use crate::ConfigError;
+    use crate::ModelSource;
     use crate::raw::Document;
-    use crate::{ConfigError, ModelSource};
 
     fn read(text: &str) -> Result<Config, ConfigError> {
         Config::from_document(&Document::parse(Path::new("etc/x.yaml"), text.to_owned())?)

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use actix_web::web;
 
 use super::notify;
-use crate::app::App;
-use crate::pairs::Pairs;
+use faser_openai::app::App;
+use faser_openai::pairs::Pairs;
 
 /// Looks at the daemon, and tells the service manager what has changed.
 pub struct Status {

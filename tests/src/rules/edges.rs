@@ -5,20 +5,58 @@ use serde_json::Value;
 /// The workspace's dependency edges; every other is a fault, in whatever kind of dependency.
 const ALLOWED: &[(&str, &[&str])] = &[
     // The kernels' sources make the GPU that is none.
-    ("faser-tests", &["faser", "faser-kernels", "faser-skipped"]),
+    ("faser-tests", &["faser", "faser-fuzz-entries", "faser-kernels", "faser-operators", "faser-skipped"]),
+    ("faser-fuzz-entries", &["faser-actors", "faser-config", "faser-models", "faser-openai"]),
     (
         "faser",
         &[
+            "faser-actors",
             "faser-config",
+            "faser-engine",
+            "faser-loading",
+            "faser-models",
+            "faser-openai",
+            "faser-operators",
             "faser-terminal",
+            "faser-tools",
+        ],
+    ),
+    (
+        "faser-tools",
+        &[
             "faser-actors",
             "faser-bench",
-            "faser-models",
+            "faser-config",
             "faser-engine",
+            "faser-loading",
+            "faser-models",
+            "faser-openai",
+            "faser-terminal",
             "faser-topology",
         ],
     ),
-    ("faser-config", &["faser-actors", "faser-models", "faser-engine", "faser-topology"]),
+    (
+        "faser-operators",
+        &[
+            "faser-actors",
+            "faser-config",
+            "faser-engine",
+            "faser-loading",
+            "faser-models",
+            "faser-openai",
+            "faser-terminal",
+        ],
+    ),
+    (
+        "faser-loading",
+        &["faser-actors", "faser-config", "faser-engine", "faser-models", "faser-openai", "faser-topology"],
+    ),
+    // Its tests serve a pair, which loading makes.
+    (
+        "faser-openai",
+        &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-loading", "faser-models"],
+    ),
+    ("faser-config", &["faser-actors", "faser-engine", "faser-models", "faser-topology"]),
     ("faser-terminal", &["faser-models"]),
     ("faser-actors", &["faser-engine", "faser-models", "faser-kernels", "faser-topology", "faser-skipped"]),
     ("faser-bench", &["faser-engine"]),
@@ -36,7 +74,18 @@ const CONFINED: &[Confined] = &[
     Confined { prefix: "cudarc", users: &["faser-kernels", "faser-topology"], in_tests_of: &[] },
     Confined { prefix: "libc", users: &["faser-kernels", "faser-topology"], in_tests_of: &[] },
     Confined { prefix: "nix", users: &["faser-kernels", "faser-topology"], in_tests_of: &[] },
-    Confined { prefix: "actix", users: &["faser-actors", "faser"], in_tests_of: &["faser-bench"] },
+    Confined {
+        prefix: "actix",
+        users: &[
+            "faser-actors",
+            "faser-openai",
+            "faser-operators",
+            "faser-tools",
+            "faser",
+            "faser-fuzz-entries",
+        ],
+        in_tests_of: &["faser-bench"],
+    },
     Confined { prefix: "tokenizers", users: &["faser-models"], in_tests_of: &[] },
 ];
 

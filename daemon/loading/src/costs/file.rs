@@ -1,0 +1,348 @@
+//! One file of kept cost tables: JSON with its key in clear, believed only when everything in it fits.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::key::Fnv;
+use faser_openai::random;
+
+/// Number of the format; another number, another meaning of the fields.
+const FORMAT: u64 = 2;
+/// A file of ours is far smaller.
+const MOST_BYTES: u64 = 4 << 20;
+/// Files kept in one folder; the oldest make way.
+const MOST_FILES: usize = 64;
+const PREFIX: &str = "cost-";
+/// No pass takes longer, and no position costs attention more.
+const LONGEST_PASS: Duration = Duration::from_secs(30 * 86_400);
+const MOST_PER_POSITION_FS: u64 = 1_000_000_000_000_000;
+
+/// Why a file is not believed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unusable {
+    #[error("it cannot be read: {0}")]
+    Read(#[from] io::Error),
+    #[error("it is larger than any such file")]
+    TooLarge,
+    #[error("it is damaged: {0}")]
+    Damaged(#[from] serde_json::Error),
+    #[error("it is of format {found}, not {FORMAT}")]
+    Format { found: Value },
+    #[error("it is of something else: its key differs in `{field}`")]
+    Key { field: String },
+    #[error("its table {table} is implausible: {problem}")]
+    Implausible { table: usize, problem: &'static str },
+    #[error("it has {found} tables, the device has {wanted} partitions")]
+    Partitions { found: usize, wanted: usize },
+}
+
+/// What was read.
+#[derive(Debug, PartialEq)]
+pub(super) struct Kept {
+    pub(super) partitions: Vec<PartitionCosts>,
+    pub(super) measured: SystemTime,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Table {
+    draft: LaneTable,
+    verify: LaneTable,
+}
+
+/// Whole numbers, as they were measured: they come back exactly, and can be neither negative nor infinite.
+#[derive(Deserialize, Serialize)]
+struct LaneTable {
+    /// A pass without context, at each row count of the key's grid.
+    pass_ns: [u64; ROW_GRID.len()],
+    /// What attention costs per position whose KV is read, and per row and position.
+    per_kv_fs: u64,
+    per_row_fs: u64,
+}
+
+/// The file of one key in a folder.
+pub(super) struct CostFile<'a> {
+    key: &'a Value,
+    pub(super) path: PathBuf,
+}
+
+impl<'a> CostFile<'a> {
+    pub(super) fn new(folder: &Path, key: &'a Value) -> CostFile<'a> {
+        let mut hash = Fnv::default();
+        hash.update(key.to_string().as_bytes());
+        CostFile { key, path: folder.join(format!("{PREFIX}{}.json", hash.hex())) }
+    }
+
+    /// The tables, if the file is there; `partitions` is how many there must be.
+    ///
+    /// # Errors
+    /// The file is there, but must not be used.
+    pub(super) fn read(&self, partitions: usize) -> Result<Option<Kept>, Unusable> {
+        let mut bytes = Vec::new();
+        let file = match File::open(&self.path) {
+            Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(Unusable::TooLarge);
+        }
+        let value: Value = serde_json::from_slice(&bytes)?;
+        if value["format"] != FORMAT {
+            return Err(Unusable::Format { found: value["format"].clone() });
+        }
+        if let Some(field) = difference("key", self.key, &value["key"]) {
+            return Err(Unusable::Key { field });
+        }
+        let measured_s = u64::deserialize(&value["measured_unix_s"])?;
+        let tables: Vec<Table> = Vec::deserialize(&value["tables"])?;
+        if tables.len() != partitions {
+            return Err(Unusable::Partitions { found: tables.len(), wanted: partitions });
+        }
+        let costs = tables.iter().enumerate().map(|(table, Table { draft, verify })| {
+            let believed =
+                |lane: &LaneTable| lane.cost().map_err(|problem| Unusable::Implausible { table, problem });
+            Ok(PartitionCosts { draft: believed(draft)?, verify: believed(verify)? })
+        });
+        Ok(Some(Kept {
+            partitions: costs.collect::<Result<_, Unusable>>()?,
+            measured: UNIX_EPOCH.checked_add(Duration::from_secs(measured_s)).unwrap_or(UNIX_EPOCH),
+        }))
+    }
+
+    /// Keeps the tables: whoever reads at any time sees the whole file or the one before.
+    ///
+    /// # Errors
+    /// The folder or the file cannot be written; nothing is left behind then.
+    pub(super) fn write(&self, kept: &Kept) -> io::Result<()> {
+        let measured = kept.measured.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let lane = |cost: &PassCost| LaneTable {
+            pass_ns: cost.points().map(nanos),
+            per_kv_fs: cost.attention().per_kv_fs,
+            per_row_fs: cost.attention().per_row_fs,
+        };
+        let table = |costs: &PartitionCosts| Table { draft: lane(&costs.draft), verify: lane(&costs.verify) };
+        let value = serde_json::json!({
+            "format": FORMAT,
+            "measured_unix_s": measured.as_secs(),
+            "key": self.key,
+            "tables": kept.partitions.iter().map(table).collect::<Vec<_>>(),
+        });
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        fs::create_dir_all(folder)?;
+        let unfinished = self.path.with_extension(format!("{:016x}.tmp", random::number()));
+        let written = File::create_new(&unfinished).and_then(|mut file| {
+            file.write_all(format!("{value:#}\n").as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&unfinished, &self.path)
+        });
+        if written.is_err() {
+            // The error that matters is the one before.
+            let _ = fs::remove_file(&unfinished);
+        }
+        written?;
+        make_room(folder, &self.path);
+        Ok(())
+    }
+}
+
+impl LaneTable {
+    fn cost(&self) -> Result<PassCost, &'static str> {
+        let LaneTable { per_kv_fs, per_row_fs, .. } = *self;
+        if self.pass_ns[0] == 0 {
+            return Err("a pass that takes no time");
+        }
+        if !self.pass_ns.is_sorted() {
+            return Err("a pass of more rows that takes less time");
+        }
+        if self.pass_ns.iter().any(|pass| Duration::from_nanos(*pass) > LONGEST_PASS)
+            || per_kv_fs.max(per_row_fs) > MOST_PER_POSITION_FS
+        {
+            return Err("times longer than any");
+        }
+        let attention = AttentionCost { per_kv_fs, per_row_fs };
+        Ok(PassCost::new(self.pass_ns.map(Duration::from_nanos), attention))
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The first field in which `found` is not as `wanted`, which has the name `name`.
+fn difference(name: &str, wanted: &Value, found: &Value) -> Option<String> {
+    let (Value::Object(fields), Value::Object(others)) = (wanted, found) else {
+        return (wanted != found).then(|| name.to_owned());
+    };
+    fields.keys().chain(others.keys()).find_map(|field| {
+        difference(&format!("{name}.{field}"), &wanted[field.as_str()], &found[field.as_str()])
+    })
+}
+
+/// Removes the oldest of our files in `folder` above [`MOST_FILES`], those left unfinished by a crash among them, but
+/// never `newest`. What cannot be removed stays: another process may have been faster, and the files are small.
+fn make_room(folder: &Path, newest: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(PREFIX) && (name.ends_with(".json") || name.ends_with(".tmp")) && path != newest
+    };
+    let paths = entries.flatten().map(|entry| entry.path()).filter(is_ours);
+    let modified = |path: &PathBuf| fs::metadata(path).and_then(|data| data.modified()).unwrap_or(UNIX_EPOCH);
+    let mut ours: Vec<(SystemTime, PathBuf)> = paths.map(|path| (modified(&path), path)).collect();
+    ours.sort_unstable();
+    let excess = (ours.len() + 1).saturating_sub(MOST_FILES);
+    for (_, path) in ours.iter().take(excess) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{Folder, costs};
+    use super::*;
+
+    fn kept() -> Kept {
+        Kept {
+            partitions: vec![costs(1_000_003), costs(3_141_592_653)],
+            measured: UNIX_EPOCH + Duration::from_secs(1_700_000_000),
+        }
+    }
+
+    fn key() -> Value {
+        json!({"models": {"hidden": 64, "dtype": "bf16"}, "cores": [0, 1]})
+    }
+
+    /// A kept file, its value changed by `change`, and why it is refused.
+    fn refused(change: impl FnOnce(&mut Value)) -> String {
+        let (folder, key) = (Folder::new("refused"), key());
+        let file = CostFile::new(&folder.0, &key);
+        file.write(&kept()).unwrap();
+        let mut value = serde_json::from_str(&fs::read_to_string(&file.path).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(&file.path, value.to_string()).unwrap();
+        file.read(2).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn tables_come_back_exactly_and_nothing_is_left_beside_them() {
+        let (folder, key) = (Folder::new("round-trip"), key());
+        let file = CostFile::new(&folder.0, &key);
+        assert_eq!(file.read(2).unwrap(), None);
+        file.write(&kept()).unwrap();
+        file.write(&kept()).unwrap();
+        assert_eq!(file.read(2).unwrap(), Some(kept()));
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
+        let other = json!({"models": 1});
+        assert_eq!(CostFile::new(&folder.0, &other).read(2).unwrap(), None);
+    }
+
+    #[test]
+    fn another_key_or_format_is_named() {
+        assert_eq!(refused(|file| file["format"] = json!(9)), "it is of format 9, not 2");
+        assert_eq!(refused(|file| *file = json!([])), "it is of format null, not 2");
+        let hidden = refused(|file| file["key"]["models"]["hidden"] = json!(65));
+        assert_eq!(hidden, "it is of something else: its key differs in `key.models.hidden`");
+        assert_eq!(
+            refused(|file| file["key"] = json!("none")),
+            "it is of something else: its key differs in `key`"
+        );
+        assert_eq!(
+            refused(|file| file["key"]["more"] = json!(0)),
+            "it is of something else: its key differs in `key.more`"
+        );
+        assert_eq!(
+            refused(|file| file["key"]["cores"] = json!([0])),
+            "it is of something else: its key differs in `key.cores`"
+        );
+        let missing = refused(|file| file["key"]["models"] = Value::Null);
+        assert_eq!(missing, "it is of something else: its key differs in `key.models`");
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused() {
+        let times = |change: fn(&mut Value)| refused(move |file| change(&mut file["tables"][1]["verify"]));
+        for change in [
+            |table: &mut Value| table["pass_ns"][3] = json!(-5),
+            |table: &mut Value| table["pass_ns"][3] = json!(1.5),
+            |table: &mut Value| table["pass_ns"][3] = Value::Null,
+            |table: &mut Value| table["pass_ns"] = json!([1, 2, 3]),
+            |table: &mut Value| table["per_kv_fs"] = json!("much"),
+            |table: &mut Value| *table = json!({}),
+        ] {
+            let why = times(change);
+            assert!(why.starts_with("it is damaged: "), "{why}");
+        }
+        for (change, problem) in [
+            ((|table| table["pass_ns"][0] = json!(0)) as fn(&mut Value), "takes no time"),
+            (|table| table["pass_ns"][11] = json!(7), "takes less time"),
+            (|table| table["pass_ns"][11] = json!(u64::MAX), "longer than any"),
+            (|table| table["per_row_fs"] = json!(1_000_000_000_000_001_u64), "longer than any"),
+        ] {
+            let why = times(change);
+            assert!(why.starts_with("its table 1 is implausible: ") && why.contains(problem), "{why}");
+        }
+        let one = refused(|file| file["tables"] = json!([file["tables"][0]]));
+        assert_eq!(one, "it has 1 tables, the device has 2 partitions");
+    }
+
+    #[test]
+    fn files_cut_off_or_of_something_else_are_refused() {
+        let (folder, key) = (Folder::new("damaged"), key());
+        let file = CostFile::new(&folder.0, &key);
+        file.write(&kept()).unwrap();
+        let whole = fs::read(&file.path).unwrap();
+        for bytes in
+            [&whole[..whole.len() / 2], b"", b"\xff\xfe", b"{\"format\": NaN}", b"{\"format\": 1e999}"]
+        {
+            fs::write(&file.path, bytes).unwrap();
+            let why = file.read(2).unwrap_err().to_string();
+            assert!(why.starts_with("it is damaged: "), "{why}");
+        }
+        fs::write(&file.path, vec![b' '; MOST_BYTES as usize + 1]).unwrap();
+        assert!(matches!(file.read(2).unwrap_err(), Unusable::TooLarge));
+        fs::remove_file(&file.path).unwrap();
+        fs::create_dir(&file.path).unwrap();
+        assert!(matches!(file.read(2).unwrap_err(), Unusable::Read(_)));
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_nothing_behind() {
+        let (folder, key) = (Folder::new("unwritable"), key());
+        let file = CostFile::new(&folder.0, &key);
+        // A folder in its place: a rename over it fails for anyone, also for root.
+        fs::create_dir_all(file.path.join("full")).unwrap();
+        file.write(&kept()).unwrap_err();
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_holds_so_many_files_and_those_of_others_stay() {
+        let folder = Folder::new("room");
+        fs::create_dir_all(&folder.0).unwrap();
+        let others = folder.0.join("costs.txt");
+        fs::write(&others, "").unwrap();
+        let keys: Vec<Value> = (0..MOST_FILES + 6).map(|i| json!(i)).collect();
+        let files: Vec<CostFile<'_>> = keys.iter().map(|key| CostFile::new(&folder.0, key)).collect();
+        for (i, file) in files.iter().enumerate() {
+            file.write(&kept()).unwrap();
+            let age = Duration::from_secs((MOST_FILES + 6 - i) as u64);
+            File::options()
+                .write(true)
+                .open(&file.path)
+                .unwrap()
+                .set_modified(SystemTime::now() - age)
+                .unwrap();
+        }
+        assert!(others.exists());
+        let there: Vec<bool> = files.iter().map(|file| file.path.exists()).collect();
+        assert_eq!(there, [vec![false; 6], vec![true; MOST_FILES]].concat());
+    }
+}

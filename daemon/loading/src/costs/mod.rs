@@ -1,0 +1,187 @@
+//! What passes cost on this machine: read from an earlier start where that is possible, else measured and kept.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use faser_actors::{ProfileSpec, profile};
+use faser_engine::cost::PartitionCosts;
+use serde_json::{Value, json};
+
+use self::file::{CostFile, Kept};
+use self::key::{Key, Weights};
+use crate::error::LoadError;
+use crate::locate;
+use faser_config::device::Machine;
+use faser_config::{Config, CostCache, ModelSource};
+
+mod file;
+mod key;
+
+/// Cost tables of all partitions, and where they are from.
+#[derive(Debug)]
+pub struct CostTables {
+    /// In the order of the partitions.
+    pub partitions: Vec<PartitionCosts>,
+    /// Where they are from.
+    pub source: CostSource,
+}
+
+/// Where cost tables are from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CostSource {
+    /// From this start; the file they are kept in for the next one.
+    Measured(Option<PathBuf>),
+    /// From an earlier start.
+    Read {
+        /// The file they were kept in.
+        file: PathBuf,
+        /// Time since they were measured.
+        age: Duration,
+    },
+}
+
+impl fmt::Display for CostSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CostSource::Measured(Some(file)) => {
+                write!(f, "measured now, kept in {}", file.display())
+            }
+            CostSource::Measured(None) => f.write_str("measured now, not kept"),
+            CostSource::Read { file, age } => {
+                write!(f, "measured {} ago, read from {}", spoken(*age), file.display())
+            }
+        }
+    }
+}
+
+fn spoken(age: Duration) -> String {
+    match age.as_secs() / 60 {
+        0 => "less than a minute".to_owned(),
+        minutes @ 1..120 => format!("{minutes} min"),
+        minutes if minutes < 48 * 60 => format!("{} h", minutes / 60),
+        minutes => format!("{} days", minutes / (24 * 60)),
+    }
+}
+
+/// The tables of what `spec` describes, on this device. `progress` hears of measuring: lanes done, and all.
+///
+/// # Errors
+/// A lane or its memory cannot be had, or the weights have gone since they were loaded. Never for the sake of a kept file.
+pub fn tables(
+    config: &Config,
+    machine: &Machine,
+    spec: &ProfileSpec<'_>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<CostTables, LoadError> {
+    let mut measure = || Ok(profile(spec, progress)?);
+    let Some(folder) = folder(config) else {
+        if config.cost_cache == CostCache::Standard {
+            tracing::warn!(
+                "measured costs are not kept: neither CACHE_DIRECTORY nor XDG_CACHE_HOME nor HOME names a folder; \
+                 name one by `speculation.cost_cache`"
+            );
+        }
+        return Ok(CostTables { partitions: measure()?, source: CostSource::Measured(None) });
+    };
+    let key = Key::new(spec, machine, weights(&config.model.source)?);
+    let key = json!(key);
+    let cache = Cache {
+        folder: &folder,
+        key: &key,
+        partitions: spec.device.partitions().len(),
+        again: config.profile,
+    };
+    cache.read_or_measure(SystemTime::now(), measure)
+}
+
+/// Where what takes long to find out is kept between two starts, if anywhere.
+pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
+    match &config.cost_cache {
+        CostCache::Off => None,
+        CostCache::Folder(folder) => Some(folder.clone()),
+        CostCache::Standard => standard(),
+    }
+}
+
+/// The weights of target and draft.
+fn weights(source: &ModelSource) -> Result<[Weights; 2], LoadError> {
+    let (target, draft) = match source {
+        ModelSource::Synthetic { spec, .. } => {
+            return Ok([Weights::of_synthetic(spec), Weights::of_synthetic(spec)]);
+        }
+        ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
+        ModelSource::Demo { .. } => {
+            let folder = locate::demo_pair()?;
+            (folder.join("target"), folder.join("draft"))
+        }
+        // Without a draft nothing is measured; the target stands in for it.
+        ModelSource::Directories { target, draft } => {
+            (target.clone(), draft.clone().unwrap_or_else(|| target.clone()))
+        }
+    };
+    Ok([Weights::of_folder(&target)?, Weights::of_folder(&draft)?])
+}
+
+struct Cache<'a> {
+    folder: &'a Path,
+    key: &'a Value,
+    partitions: usize,
+    /// Measure even if tables are kept.
+    again: bool,
+}
+
+impl Cache<'_> {
+    fn read_or_measure(
+        &self,
+        now: SystemTime,
+        measure: impl FnOnce() -> Result<Vec<PartitionCosts>, LoadError>,
+    ) -> Result<CostTables, LoadError> {
+        let file = CostFile::new(self.folder, self.key);
+        let kept = if self.again { Ok(None) } else { file.read(self.partitions) };
+        match kept {
+            Ok(Some(Kept { partitions, measured })) => {
+                // A clock that was set back makes no table younger than new.
+                let age = now.duration_since(measured).unwrap_or_default();
+                return Ok(CostTables { partitions, source: CostSource::Read { file: file.path, age } });
+            }
+            Ok(None) => {}
+            Err(why) => {
+                tracing::warn!(file = %file.path.display(), %why, "kept costs cannot be used: measuring anew");
+            }
+        }
+        let kept = Kept { partitions: measure()?, measured: now };
+        let written = file.write(&kept);
+        if let Err(err) = &written {
+            tracing::warn!(
+                file = %file.path.display(), %err,
+                "measured costs cannot be kept: the next start measures again; see `speculation.cost_cache`"
+            );
+        }
+        let source = CostSource::Measured(written.is_ok().then_some(file.path));
+        Ok(CostTables { partitions: kept.partitions, source })
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+/// `$CACHE_DIRECTORY` as systemd sets it, else `$XDG_CACHE_HOME/faser`, else `~/.cache/faser`; nothing if none is set.
+pub(super) fn standard() -> Option<PathBuf> {
+    standard_of(|name| std::env::var_os(name))
+}
+
+fn standard_of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    // A relative path would depend on where faser is started; the XDG specification wants it ignored too.
+    let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    systemd(variable("CACHE_DIRECTORY"))
+        .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("faser")))
+        .or_else(|| folder("HOME").map(|home| home.join(".cache/faser")))
+}
+
+/// The first of a unit's cache directories, which are parted by colons.
+fn systemd(directories: Option<OsString>) -> Option<PathBuf> {
+    let first = std::env::split_paths(&directories?).next()?;
+    Path::is_absolute(&first).then_some(first)
+}

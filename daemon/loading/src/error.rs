@@ -1,0 +1,102 @@
+//! Why a pair cannot be loaded or served.
+
+use std::path::PathBuf;
+
+use faser_actors::{ServiceError, SubmitError};
+use faser_engine::EngineError;
+use faser_models::ModelError;
+use faser_topology::TopologyError;
+
+use faser_config::ConfigError;
+use faser_openai::sequence::SequenceError;
+
+/// What loading a pair, planning for it, or running it fails with; the message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The configuration, or a flag that overrides it.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The demo pair is in none of these places.
+    #[error(
+        "the demo pair, a folder with `target` and `draft` in it, is at none of: {}. Run faser from its repository, \
+         or name your own models by `model.target` and `model.draft` in a config file (see configs/laptop.yaml)",
+        .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoDemoPair(Vec<PathBuf>),
+    /// A model cannot be used.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A model cannot be split as the config says.
+    #[error("`{key}` is {ranks}: {source}")]
+    Ranks {
+        /// The key.
+        key: &'static str,
+        /// What it says.
+        ranks: usize,
+        /// Why not.
+        source: Box<ModelError>,
+    },
+    /// The target model cannot hold the contexts asked for.
+    #[error(
+        "`scheduler.max_context` is {asked}, but the target model holds {limit} tokens: lower it, or leave it out"
+    )]
+    Context {
+        /// What the config asks for.
+        asked: usize,
+        /// What the model holds.
+        limit: usize,
+    },
+    /// This alias is the name that the pair has anyway.
+    #[error("`model.aliases` names `{0}`, which the model is called already: leave it out")]
+    Alias(String),
+    /// A GPU that is there does not take the pair.
+    #[error("GPU {ordinal} cannot serve this pair: {source}. To run on the CPU write `device.kind: cpu`")]
+    OpenGpu {
+        /// Its number.
+        ordinal: usize,
+        /// Why not.
+        source: Box<ServiceError>,
+    },
+    /// This key makes it a config for `faser plan` alone.
+    #[error("`{0}` is for `faser plan` alone so far: leave it out")]
+    PlanOnly(&'static str),
+    /// A plan was asked for on a GPU that is not there.
+    #[error(
+        "`device.kind` is cuda:{first}, and the machine has {count} GPUs{}: write `topology` for one that has it, or `device.kind: auto`",
+        .note.as_ref().map_or_else(String::new, |note| format!(" ({note})"))
+    )]
+    PlanGpu {
+        /// Its number.
+        first: usize,
+        /// GPUs of the machine.
+        count: usize,
+        /// What was found instead.
+        note: Option<String>,
+    },
+    /// A plan was asked for on GPUs that cannot hold the pair so.
+    #[error("{0}")]
+    PlanUnfit(String),
+    /// One pair of several.
+    #[error("pair `{name}`: {source}")]
+    Pair {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        source: Box<LoadError>,
+    },
+    /// The models do not fit the device.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The bounds do not go together.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The service did not start.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// A prompt was not taken.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// A sequence broke off.
+    #[error(transparent)]
+    Sequence(#[from] SequenceError),
+}

@@ -1,0 +1,14 @@
+//! From a config to a running pair: devices, weights, places, cost tables; and plans of all that, without loading.
+
+pub mod costs;
+pub mod error;
+pub mod load;
+mod locate;
+mod pair;
+mod place;
+pub mod plan;
+mod shares;
+
+pub use error::LoadError;
+pub use load::{Loaded, load, load_all};
+pub use pair::Watch;

@@ -1,0 +1,213 @@
+//! The pair that the config names: its shapes and text side, and where its weights are, for whichever device takes them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use faser_actors::{CudaWeights, Dtype};
+use faser_engine::EngineConfig;
+use faser_models::cuda::CudaModel;
+use faser_models::{
+    CallFormat, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelError, Progress, Shard, Tokenizer,
+    WeightSource, fitted,
+};
+
+use crate::error::LoadError;
+use crate::locate;
+use faser_config::{Config, ModelSource, ToolCalls};
+
+/// How far loading is: which model, and its weights.
+pub type Watch<'w> = &'w mut dyn FnMut(&str, Progress);
+
+/// A pair without its weights.
+pub(crate) struct Pair {
+    pub(crate) name: String,
+    pub(crate) target: ModelConfig,
+    pub(crate) draft: Option<ModelConfig>,
+    pub(crate) weights: Weights,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Result<ChatTemplate, ModelError>,
+    /// How the target writes calls of functions, if it does.
+    pub(crate) calls: Option<CallFormat>,
+    /// What requests sample by where they say nothing themselves.
+    pub(crate) defaults: GenerationDefaults,
+    /// What of the files is not as one might think.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Where the weights of a pair are, and in which type they are to be held.
+#[derive(Clone)]
+pub(crate) struct Weights {
+    target: WeightSource,
+    draft: Option<WeightSource>,
+    pub(crate) dtype: Dtype,
+}
+
+/// A pair in the host's memory: the shards of each model, rank after rank; no draft where none is used.
+pub(crate) struct OnHost {
+    pub(crate) target: Vec<Arc<Model>>,
+    pub(crate) draft: Vec<Arc<Model>>,
+}
+
+/// Finds the pair that the config names.
+///
+/// # Errors
+/// A file that is missing or wrong, or models that do not go together.
+pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
+    let dtype = config.model.dtype;
+    let authors = config.model.generation_config;
+    let mut pair = match &config.model.source {
+        ModelSource::Demo { draft } => {
+            let folder = locate::demo_pair()?;
+            let draft = draft.then(|| folder.join("draft"));
+            Pair {
+                name: "rustdoc".to_owned(),
+                ..in_folders(&folder.join("target"), draft.as_deref(), dtype, authors)?
+            }
+        }
+        ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
+        ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype, authors)?,
+        ModelSource::Synthetic { spec, draft: drafts } => {
+            let (target, draft) = spec.configs()?;
+            Pair {
+                name: "synthetic".to_owned(),
+                target,
+                draft: drafts.then_some(draft),
+                tokenizer: Tokenizer::synthetic(spec.vocab)?,
+                template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
+                calls: None,
+                defaults: GenerationDefaults::default(),
+                notes: Vec::new(),
+                weights: Weights {
+                    target: WeightSource::Synthetic(spec.clone()),
+                    draft: drafts.then(|| WeightSource::SyntheticDraft(spec.clone())),
+                    dtype,
+                },
+            }
+        }
+    };
+    match config.model.tool_calls {
+        // Nobody knows how it writes calls, so they are had in a form that anybody can read.
+        ToolCalls::Auto => pair.calls = pair.calls.or(Some(CallFormat::Json)),
+        ToolCalls::Format(format) => pair.calls = Some(format),
+        ToolCalls::None => pair.calls = None,
+    }
+    for (key, model, ranks) in [
+        ("device.tensor_parallel", Some(&pair.target), config.device.tensor_parallel),
+        ("device.draft_tensor_parallel", pair.draft.as_ref(), config.device.draft_tensor_parallel),
+    ] {
+        let split = model.map_or(Ok(()), |model| Shard { rank: 0, ranks }.check(model));
+        split.map_err(|source| LoadError::Ranks { key, ranks, source: Box::new(source) })?;
+    }
+    for (which, model) in [("target", Some(&pair.target)), ("draft", pair.draft.as_ref())] {
+        let notes = model.map_or(&[][..], |model| &model.notes);
+        pair.notes.extend(notes.iter().map(|note| format!("{which}: {note}")));
+    }
+    Ok(pair)
+}
+
+fn in_folders(
+    target_dir: &Path,
+    draft_dir: Option<&Path>,
+    dtype: Dtype,
+    authors: bool,
+) -> Result<Pair, ModelError> {
+    let target = ModelConfig::load(target_dir)?;
+    let mut draft = draft_dir.map(ModelConfig::load).transpose()?;
+    // From the headers: what is wrong with either is known before a large tokenizer, or any weight, is read.
+    for (dir, model) in std::iter::once((target_dir, &target)).chain(draft_dir.zip(draft.as_ref())) {
+        model.check_weights(dir)?;
+    }
+    let tokenizer = Tokenizer::load(target_dir, &target)?;
+    let mut tokens = None;
+    if let (Some(dir), Some(draft)) = (draft_dir, &draft)
+        && dir.join("tokenizer.json").is_file()
+    {
+        same_tokens(&tokenizer, &Tokenizer::load(dir, draft)?)?;
+        tokens = Some(tokenizer.vocab_size());
+    }
+    draft = draft.map(|draft| fitted(&target, draft, tokens)).transpose()?;
+    let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
+    let folder =
+        |dir: &Path, config: &ModelConfig| WeightSource::Folder(dir.to_owned(), Box::new(config.clone()));
+    let drafts = draft_dir.zip(draft.as_ref()).map(|(dir, config)| folder(dir, config));
+    let weights = Weights { target: folder(target_dir, &target), draft: drafts, dtype };
+    let template = ChatTemplate::load(target_dir);
+    // What cannot be read is told of where the template is.
+    let calls = CallFormat::of_model(target_dir).ok().flatten();
+    let defaults =
+        if authors { GenerationDefaults::load(target_dir)? } else { GenerationDefaults::default() };
+    Ok(Pair { name, target, draft, weights, tokenizer, template, calls, defaults, notes: Vec::new() })
+}
+
+impl Weights {
+    /// Loads the pair into the host's memory, in the shards that the config asks for.
+    ///
+    /// # Errors
+    /// A file that is missing or wrong.
+    pub(crate) fn on_host(&self, config: &Config, watch: Watch<'_>) -> Result<OnHost, ModelError> {
+        let mut load = |what, source: &WeightSource, shard| {
+            let what = if matches!(source, WeightSource::Folder(..)) { what } else { "synthetic pair" };
+            Model::load(source, shard, self.dtype, &mut |progress| watch(what, progress)).map(Arc::new)
+        };
+        let targets = Shard::all(config.device.tensor_parallel);
+        let targets = targets.map(|shard| load("target model", &self.target, shard));
+        let target = targets.collect::<Result<Vec<Arc<Model>>, ModelError>>()?;
+        let Some(source) = &self.draft else { return Ok(OnHost { target, draft: Vec::new() }) };
+        let drafts = Shard::all(config.device.draft_tensor_parallel).map(|shard| {
+            let same = target.iter().find(|target| target.shard() == shard);
+            match source.layers_of(&self.target).zip(same) {
+                Some((layers, target)) => Ok(Arc::new(target.first_layers(layers))),
+                None => load("draft model", source, shard),
+            }
+        });
+        let draft = drafts.collect::<Result<_, ModelError>>()?;
+        Ok(OnHost { target, draft })
+    }
+
+    /// How a GPU gets these shards of the pair: read from its files, or made anew, every time.
+    pub(crate) fn on_gpu(&self, target_shard: Shard, draft_shard: Option<Shard>) -> CudaWeights {
+        let weights = self.clone();
+        Arc::new(move |gpu, progress| {
+            let mut load = |source: &_, shard| CudaModel::load(gpu, source, shard, weights.dtype, progress);
+            let target = load(&weights.target, target_shard)?;
+            let draft = weights.draft.as_ref().zip(draft_shard).map(|(source, shard)| {
+                // They share what they have in common.
+                match source.layers_of(&weights.target).filter(|_| shard == target_shard) {
+                    Some(layers) => Ok(target.first_layers(layers)),
+                    None => load(source, shard),
+                }
+            });
+            let draft = draft.transpose()?;
+            Ok([target].into_iter().chain(draft).collect())
+        })
+    }
+}
+
+/// A draft model that reads other tokens than the target would be right by chance alone.
+fn same_tokens(target: &Tokenizer, draft: &Tokenizer) -> Result<(), ModelError> {
+    const PROBE: &str =
+        "The quick brown fox, naïve in 1984: `fn main() { println!(\"{:?}\", x += 3.14); }`\n\t→ 你好 🦊";
+    if target.encode(PROBE, false)? == draft.encode(PROBE, false)? {
+        let other = |id: &u32| target.token_bytes(*id) != draft.token_bytes(*id);
+        let most = target.vocab_size().max(draft.vocab_size()) as u32;
+        return match (0..most).find(other) {
+            None => Ok(()),
+            Some(id) => {
+                Err(ModelError::Pair(format!("token {id} is another one in their tokenizer.json files")))
+            }
+        };
+    }
+    let problem = "their tokenizer.json files turn the same text into different tokens";
+    Err(ModelError::Pair(problem.to_owned()))
+}
+
+/// What is to be said of a draft whose context ends before the target's.
+pub(crate) fn shorter_draft(bounds: &EngineConfig) -> Option<String> {
+    let (draft, all) = (bounds.speculation.draft_context, bounds.max_context);
+    let said = || {
+        format!(
+            "the draft model holds {draft} tokens and sequences may have {all}: behind {draft} the target goes on without it"
+        )
+    };
+    (draft < all).then(said)
+}

@@ -1,0 +1,56 @@
+//! POST /v1/chat/completions: messages, through the model's chat template.
+
+use actix_web::{HttpRequest, HttpResponse, web};
+use faser_models::Conversation;
+use serde_json::json;
+
+use super::bounds::Shape;
+use super::chunks::Chunks;
+use super::conversation::{EFFORT, EFFORTS, VERBOSITIES, VERBOSITY, conversation, template_word};
+use super::errors::ApiError;
+use super::generation::{Generation, Prompt};
+use super::params::{Parameters, PromptTokens, parameters};
+use super::tools::tools;
+use super::{Bounds, encoding};
+use crate::app::App;
+use faser_config::fields::{FieldError, Fields};
+
+/// The handler.
+pub(super) async fn chat(
+    app: web::Data<App>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> Result<HttpResponse, ApiError> {
+    let (served, (conversation, parameters)) = app.asked(&request, payload, asked).await?;
+    let prompt = served.render(&conversation)?;
+    drop(conversation);
+    let PromptTokens { add_special, kept } = parameters.prompt_tokens;
+    let ids = encoding::prompt(served, prompt, add_special.unwrap_or(false), kept).await?;
+    let prompts = vec![Prompt { ids: ids.into(), echo: None }];
+    let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
+    generation.respond(served, app.limits.write_timeout, Chunks::answer).await
+}
+
+/// Reads a request for a chat: what its template is given, and the parameters.
+///
+/// # Errors
+/// The first field that is wrong.
+pub fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Conversation, Parameters), ApiError> {
+    let model = bounds.check_name(fields)?.to_owned();
+    refuse_unsupported(fields)?;
+    let mut parameters = Parameters { model, ..parameters(fields, bounds, Shape::Chat, false)? };
+    tools(fields, Shape::Chat, bounds, &mut parameters)?;
+    let mut conversation = conversation(fields)?;
+    let variables = &mut conversation.variables;
+    let reads = bounds.template;
+    template_word(fields, (EFFORT, EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
+    template_word(fields, (VERBOSITY, VERBOSITY), &VERBOSITIES, reads.verbosity, variables)?;
+    Ok((conversation, parameters))
+}
+
+fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    fields.neutral("functions", &[json!([])], "give them as `tools`")?;
+    fields.neutral("function_call", &[json!("none"), json!("auto")], "give it as `tool_choice`")?;
+    fields.neutral("modalities", &[json!(["text"])], "the only modality is text")?;
+    fields.neutral("audio", &[], "the only modality is text")
+}

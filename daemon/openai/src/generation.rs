@@ -1,0 +1,322 @@
+//! From checked requests to answers: opens the sequences, then collects or streams their text.
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use actix_web::http::{StatusCode, header};
+use actix_web::{HttpResponse, web};
+use faser_actors::Sampling;
+use faser_engine::TokenId;
+use faser_models::Grammar;
+use futures_util::stream::{self, SelectAll, Stream, StreamExt};
+
+use super::answer::{Answer, Choice, Head};
+use super::bounds::Shape;
+use super::calls::{Part, Reader};
+use super::encoding;
+use super::errors::ApiError;
+use super::logprobs::LogprobShape;
+use super::params::{ALLOWED, BAD_WORDS, Choices, Parameters};
+use super::slow::Watched;
+use super::usage::Place;
+use crate::pairs::{Opening, Served};
+use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
+use faser_config::fields::{Fault, FieldError};
+
+/// Everything a request asks for.
+pub(super) struct Generation {
+    pub(super) shape: Shape,
+    pub(super) prompts: Vec<Prompt>,
+    pub(super) parameters: Parameters,
+    /// Tokens per sequence when the request does not say; `None` is the rest of the context.
+    pub(super) max_new_tokens: Option<usize>,
+}
+
+/// A prompt.
+pub(super) struct Prompt {
+    pub(super) ids: Arc<[TokenId]>,
+    /// Its text, if answers begin with it.
+    pub(super) echo: Option<String>,
+}
+
+impl Generation {
+    /// Answers the request in the way that `write` makes; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
+    /// cancels its sequences.
+    pub(super) async fn respond(
+        mut self,
+        served: &Arc<Served>,
+        patience: Duration,
+        write: impl FnOnce(Head) -> Box<dyn Answer>,
+    ) -> Result<HttpResponse, ApiError> {
+        self.cut(served);
+        self.ban(served)?;
+        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        let grammar = match &self.parameters.form {
+            Some(form) => {
+                let compiled = served.grammars.compile(&form.source).await;
+                Some(compiled.map_err(|err| ApiError::of_grammar(&err, &form.field))?)
+            }
+            None => None,
+        };
+        let sequences = self.open(served, grammar.as_ref()).await?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let tokens = LogprobShape {
+            shape: self.shape,
+            wanted: self.parameters.logprobs.is_some(),
+            as_ids: self.parameters.tokens_as_ids,
+            tokenizer: Arc::clone(&served.tokenizer),
+        };
+        let Parameters { model, calls, include_metrics, include_usage, usage_so_far, stream, .. } =
+            self.parameters;
+        let Choices(n) = self.parameters.n;
+        let token_ids = self.parameters.return_token_ids.then(|| {
+            let ids = self.prompts.iter().flat_map(|prompt| std::iter::repeat_n(&prompt.ids, n));
+            ids.cloned().collect()
+        });
+        let answer = write(Head {
+            tokens,
+            model,
+            created: now.as_secs(),
+            metrics: Place::of(include_metrics, sequences.len()),
+            usage_chunk: include_usage,
+            usage_so_far,
+            token_ids,
+            choices: sequences.len(),
+            prompt_tokens,
+        });
+        let choices = sequences.into_iter().map(|sequence| (sequence, Reader::new(calls)));
+        if stream {
+            return Ok(streamed(answer, choices.collect(), patience));
+        }
+        let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
+        let choices = futures_util::future::try_join_all(choices).await?;
+        Ok(HttpResponse::Ok().content_type("application/json").body(answer.whole(choices)))
+    }
+
+    /// Leaves of each prompt what the request wants of it.
+    fn cut(&mut self, served: &Served) {
+        let output = self.parameters.max_new_tokens.or(self.max_new_tokens).unwrap_or(1);
+        for prompt in &mut self.prompts {
+            let kept = self.parameters.prompt_tokens.kept.of(&prompt.ids, served.max_context, output);
+            if let Some(ids) = kept {
+                prompt.echo = prompt.echo.take().map(|_| served.tokenizer.decode(&ids));
+                prompt.ids = ids;
+            }
+        }
+    }
+
+    /// Has the sampler keep to the tokens that the request allows.
+    fn ban(&mut self, served: &Served) -> Result<(), ApiError> {
+        let Parameters { sampling, bad_words, .. } = &mut self.parameters;
+        sampling.banned = banned(served, bad_words)?;
+        if sampling.banned.is_empty() && sampling.allowed.is_none() {
+            return Ok(());
+        }
+        let ends = if self.parameters.min_tokens > 0 { served.ends(&self.parameters) } else { Vec::new() };
+        check_left(&self.parameters.sampling, served.vocab, &ends)
+    }
+
+    /// All sequences, in the order of their choices: those of the first prompt first. The further choices of a prompt are opened once its
+    /// first one has begun: then the KV of the prompt is in the cache for them.
+    async fn open(
+        &self,
+        served: &Arc<Served>,
+        grammar: Option<&Grammar>,
+    ) -> Result<Vec<TextSequence>, ApiError> {
+        let Choices(n) = self.parameters.n;
+        let predicted = match &self.parameters.prediction {
+            Some(text) => encoding::beginning(served, text.clone(), served.max_context).await?,
+            None => Vec::new(),
+        };
+        let open = |prompt: &Prompt, number| {
+            let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
+            let opening = Opening {
+                number,
+                max_new_tokens: self.max_new_tokens,
+                echo,
+                prediction: predicted.clone(),
+                grammar,
+            };
+            async move { served.open(&ids, &self.parameters, opening).await }
+        };
+        let mut firsts = Vec::with_capacity(self.prompts.len());
+        for prompt in &self.prompts {
+            firsts.push(open(prompt, 0).await?);
+        }
+        if n == 1 {
+            return Ok(firsts);
+        }
+        let mut sequences = Vec::with_capacity(n * firsts.len());
+        for (prompt, mut first) in self.prompts.iter().zip(firsts) {
+            first.begin().await;
+            sequences.push(first);
+            for number in 1..n {
+                sequences.push(open(prompt, number).await?);
+            }
+        }
+        Ok(sequences)
+    }
+}
+
+/// Tokens of bad words, of each as it is and with a space before it: both at the beginning of a text and within one.
+///
+/// # Errors
+/// 400: the tokenizer cannot express one.
+fn banned(served: &Served, words: &[String]) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let mut banned: Vec<Vec<TokenId>> = Vec::new();
+    for word in words {
+        let word = word.trim_start();
+        for text in [word.to_owned(), format!(" {word}")] {
+            let ids = served.tokenizer.encode(&text, false)?;
+            if !ids.is_empty() && !banned.contains(&ids) {
+                banned.push(ids);
+            }
+        }
+    }
+    Ok(banned)
+}
+
+/// Refuses a request to which no token might be left.
+///
+/// # Errors
+/// 400: of what is allowed, all may be forbidden at once.
+fn check_left(sampling: &Sampling, vocab: usize, ends: &[TokenId]) -> Result<(), ApiError> {
+    let lasts = sampling.banned.iter().filter_map(|word| word.last());
+    let barred: HashSet<TokenId> = lasts.chain(ends).copied().collect();
+    let (name, left) = match &sampling.allowed {
+        None => (BAD_WORDS, vocab > barred.len()),
+        Some(bits) => {
+            let mut allowed = (0..vocab as TokenId)
+                .filter(|id| bits.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1));
+            (ALLOWED, allowed.any(|id| !barred.contains(&id)))
+        }
+    };
+    if left {
+        return Ok(());
+    }
+    let problem = "leaves no token that `bad_words` and `min_tokens` do not forbid";
+    Err(FieldError::new(name, Fault::Value, problem).into())
+}
+
+async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Choice, SequenceError> {
+    let mut all = Vec::new();
+    loop {
+        let piece = sequence.next().await?.ok_or(SequenceError::Ended)?;
+        let (parts, ending) = read(&mut reader, piece);
+        all.extend(parts);
+        if let Some(ending) = ending {
+            return Ok(Choice { parts: all, ending });
+        }
+    }
+}
+
+/// What a piece says, each part with what is told of the tokens that came with it; and the end, if it is that.
+fn read(reader: &mut Reader, piece: Piece) -> (Vec<(Part, Vec<Told>)>, Option<Ending>) {
+    let mut told = Vec::new();
+    let (mut parts, ending) = match piece {
+        Piece::Text(spans) => (reader.take(text(spans, &mut told)), None),
+        Piece::End(ending) => (reader.finish(), Some(reader.ending(*ending))),
+    };
+    // Text that is held back is nothing yet, but its tokens are there.
+    if parts.is_empty() && !told.is_empty() {
+        parts.push(Part::Content(String::new()));
+    }
+    let parts = parts.into_iter().map(|part| (part, std::mem::take(&mut told))).collect();
+    (parts, ending)
+}
+
+/// The text of some tokens; what is told of them is appended to `told`.
+fn text(spans: Vec<Span>, told: &mut Vec<Told>) -> String {
+    let mut text = String::new();
+    for span in spans {
+        text.push_str(&span.text);
+        told.extend(span.told);
+    }
+    text
+}
+
+type Pieces = Pin<Box<dyn Stream<Item = (usize, Result<Piece, SequenceError>)>>>;
+
+/// One sequence's pieces, with its place in the request.
+fn pieces(index: usize, sequence: TextSequence) -> Pieces {
+    Box::pin(stream::unfold(Some(sequence), move |sequence| async move {
+        let mut sequence = sequence?;
+        match sequence.next().await {
+            Ok(Some(piece)) => Some(((index, Ok(piece)), Some(sequence))),
+            Ok(None) => None,
+            Err(err) => Some(((index, Err(err)), None)),
+        }
+    }))
+}
+
+/// A stream of server-sent events. A failure is its last event.
+fn streamed(
+    mut answer: Box<dyn Answer>,
+    choices: Vec<(TextSequence, Reader)>,
+    patience: Duration,
+) -> HttpResponse {
+    let (opening, cut_off) = (answer.opening(), answer.cut_off(&too_slow(patience)));
+    let (sequences, readers): (Vec<TextSequence>, Vec<Reader>) = choices.into_iter().unzip();
+    let pieces: SelectAll<Pieces> =
+        sequences.into_iter().enumerate().map(|(index, sequence)| pieces(index, sequence)).collect();
+    let events = Events { answer, pieces, readers };
+    let rest = stream::unfold(Some(events), |events| async move { events?.next().await });
+    let opening = Some(opening).filter(|opening| !opening.is_empty());
+    let body = stream::iter(opening).chain(rest);
+    HttpResponse::Ok()
+        .insert_header((header::CONTENT_TYPE, "text/event-stream"))
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .streaming(Watched::new(Box::pin(body), patience, cut_off))
+}
+
+/// What a client finds that reads on after it was given up.
+fn too_slow(patience: Duration) -> ApiError {
+    let message = format!(
+        "nothing of this stream was taken for {} s (server.write_timeout_s): it was cut off",
+        patience.as_secs()
+    );
+    ApiError::refused(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
+}
+
+/// What is left of a stream.
+struct Events {
+    answer: Box<dyn Answer>,
+    pieces: SelectAll<Pieces>,
+    readers: Vec<Reader>,
+}
+
+impl Events {
+    /// The next bytes, and what is left after them.
+    async fn next(mut self) -> Option<(web::Bytes, Option<Events>)> {
+        loop {
+            let bytes = match self.pieces.next().await {
+                Some((index, Ok(piece))) => self.of(index, piece),
+                Some((_, Err(err))) => {
+                    tracing::warn!(%err, "a stream is broken off");
+                    return Some((self.answer.broken(&ApiError::from(err)), None));
+                }
+                None => return Some((self.answer.last(), None)),
+            };
+            // Text that is held back is nothing yet.
+            if !bytes.is_empty() {
+                return Some((bytes, Some(self)));
+            }
+        }
+    }
+
+    /// The events for a piece of a choice.
+    fn of(&mut self, index: usize, piece: Piece) -> web::Bytes {
+        let Some(reader) = self.readers.get_mut(index) else { return web::Bytes::new() };
+        let (parts, ending) = read(reader, piece);
+        let mut bytes = web::BytesMut::new();
+        for (part, told) in parts {
+            bytes.extend_from_slice(&self.answer.part(index, part, told));
+        }
+        if let Some(ending) = ending {
+            bytes.extend_from_slice(&self.answer.end(index, ending));
+        }
+        bytes.freeze()
+    }
+}

@@ -1,0 +1,208 @@
+//! `faser check`: loads what the config names and says how it would be placed.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
+use faser_engine::cost::{PassCost, Reach};
+use faser_models::CallFormat;
+use faser_topology::Node;
+
+use faser_config::device::Machine;
+use faser_config::{Config, ConfigError, sizes};
+use faser_loading::load::{Loaded, load_all};
+use faser_openai::access::Access;
+use faser_terminal::Display;
+
+/// `faser check`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It loads the models, so a file that is missing, cut off or of the wrong shape is found here.
+
+Example:
+  faser check -c configs/laptop.yaml")]
+pub struct CheckArgs {
+    /// Config file (YAML); without it every default is checked.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    #[arg(long)]
+    pub profile: bool,
+}
+
+impl CheckArgs {
+    /// The config to check.
+    ///
+    /// # Errors
+    /// The file is wrong.
+    pub fn load_config(&self) -> Result<Config, ConfigError> {
+        Config::read(self.config.clone())?.profiled(self.profile)
+    }
+}
+
+/// Loads everything `serve` would load and returns the summary; nothing is started.
+///
+/// # Errors
+/// What `serve` would fail with.
+pub fn check(config: &Config) -> Result<String> {
+    // Keys that cannot be read, or an address that needs some, are faults of the config as any other.
+    Access::load(&config.server)?.listen(config.server.listen, &config.server)?;
+    let mut display = Display::new();
+    let loaded = load_all(config, &mut |what, progress| display.show(what, progress))?;
+    display.finish();
+    let summaries: Vec<String> = loaded.iter().map(|loaded| summary(&loaded.config, loaded)).collect();
+    Ok(format!("{}ok", summaries.join("\n")))
+}
+
+fn summary(config: &Config, loaded: &Loaded) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<8} {value}");
+    };
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    line("model", format!("{} on {scheme}://{}", loaded.name, config.server.listen));
+    if !config.model.aliases.is_empty() {
+        line("aliases", config.model.aliases.join(", "));
+    }
+    let device = &loaded.device;
+    line("target", described(&device.target()));
+    line("draft", device.draft().map_or_else(|| "none".to_owned(), |draft| described(&draft)));
+    let chat = match &loaded.template {
+        Ok(_) => "yes".to_owned(),
+        Err(err) => format!("no: {err}"),
+    };
+    line("chat", chat);
+    let calls = match loaded.calls {
+        Some(CallFormat::Hermes) => "calls as Hermes writes them",
+        Some(CallFormat::Llama3) => "calls as Llama 3 writes them",
+        Some(CallFormat::Json) => {
+            "calls as JSON under a grammar: its chat template tells no way to write them"
+        }
+        None => "none (model.tool_calls)",
+    };
+    line("tools", calls.to_owned());
+    line("sampling", format!("{} (model.generation_config)", loaded.defaults));
+    for note in &loaded.notes {
+        line("note", note.clone());
+    }
+    line("device", format!("{}, {}", loaded.machine, memory(config, &loaded.machine)));
+    if let Machine::Cpu { device, .. } = &loaded.machine
+        && device.nodes.len() > 1
+    {
+        line("nodes", nodes(&device.nodes, &device.nodes_of(config.device.threads)));
+    }
+    if let Machine::Cpu { why: Some(why), .. } = &loaded.machine {
+        line("no gpu", why.clone());
+    }
+    let several = !loaded.more.is_empty();
+    if several {
+        let count = 1 + loaded.more.len();
+        line(
+            "replicas",
+            format!(
+                "{count}, each with an engine, KV and bounds as below{}",
+                if device.unit() == "cores" { "; they share the weights" } else { ", on GPUs of its own" }
+            ),
+        );
+    }
+    for (number, device) in std::iter::once(device).chain(&loaded.more).enumerate() {
+        for lanes in lanes(device) {
+            line("lanes", if several { format!("of replica {number}: {lanes}") } else { lanes });
+        }
+    }
+    let pools = &loaded.pools;
+    let engine = &loaded.engine;
+    line(
+        "kv",
+        format!(
+            "{}: {} target and {} draft blocks of {} tokens, room for {} sequences of {} tokens",
+            sizes::written(pools.kv_bytes),
+            pools.target_blocks,
+            pools.draft_blocks,
+            engine.block_size,
+            pools.target_blocks / engine.max_context.div_ceil(engine.block_size).max(1),
+            engine.max_context,
+        ),
+    );
+    line(
+        "bounds",
+        format!(
+            "{} running, {} waiting, {} rows per pass",
+            engine.tuning.max_running, engine.tuning.max_waiting, engine.max_pass_rows
+        ),
+    );
+    line("policy", engine.tuning.policy.to_string());
+    if let Some(source) = &loaded.cost_source {
+        line("tables", source.to_string());
+    }
+    for (lanes, costs) in device.partitions().iter().zip(&engine.partitions) {
+        let ms = |cost: &PassCost, rows| format!("{:.2}", cost.seconds(rows, Reach::NONE) * 1e3);
+        let [one, eight, many] = [1, 8, 64].map(|rows| ms(&costs.verify, rows));
+        let (step, steps) = (ms(&costs.draft, 1), ms(&costs.draft, 16));
+        let LaneSizes { draft, verify } = lanes;
+        let unit = device.unit();
+        line(
+            "costs",
+            format!(
+                "on {verify} + {draft} {unit}: verify pass of 1, 8, 64 rows {one}, {eight}, {many} ms; draft step of 1, 16 sequences {step}, {steps} ms",
+            ),
+        );
+    }
+    text
+}
+
+/// What of the device's memory there is to be had.
+fn memory(config: &Config, machine: &Machine) -> String {
+    match machine {
+        Machine::Cpu { device, .. } => format!("{} free", sizes::written(device.memory_bytes)),
+        Machine::Gpus { first, .. } => {
+            let (all, share) = (sizes::written(first.memory_bytes), config.device.gpu_memory_utilization);
+            format!("{all}, {share} of it to be used")
+        }
+    }
+}
+
+fn lanes(device: &DeviceSpec) -> Vec<String> {
+    let over = |ranks: usize| if ranks > 1 { format!(" over {ranks} ranks") } else { String::new() };
+    let (target, draft) = device.ranks();
+    let (draft_over, verify_over) = (over(draft), over(target));
+    let words = |(draft, verify)| format!("draft on {draft}{draft_over}, verify on {verify}{verify_over}");
+    device.lanes().into_iter().map(words).collect()
+}
+
+fn described(model: &ModelFacts) -> String {
+    let config = &model.config;
+    format!(
+        "{:?}, {} layers, hidden {}, {} heads ({} kv), vocabulary {}, context {}, weights {}",
+        config.architecture,
+        config.layers.len(),
+        config.hidden,
+        config.heads,
+        config.kv_heads,
+        config.vocab,
+        config.max_context,
+        sizes::written(model.weight_bytes),
+    )
+}
+
+/// The NUMA nodes, and on which of them (by number) the weights are.
+fn nodes(nodes: &[Node], weights: &[usize]) -> String {
+    let cores = nodes.iter().map(|node| format!("{} with {} cores", node.number, node.cores.len()));
+    let weights: Vec<String> = weights.iter().map(ToString::to_string).collect();
+    format!("{}; weights on {}", cores.collect::<Vec<_>>().join(", "), weights.join(" and "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_told_with_their_cores_and_where_weights_are() {
+        let node = |number: usize, cores: usize| Node { number, cores: (0..cores).collect() };
+        let told = nodes(&[node(0, 8), node(2, 4)], &[0, 2]);
+        assert_eq!(told, "0 with 8 cores, 2 with 4 cores; weights on 0 and 2");
+    }
+}

@@ -1,0 +1,480 @@
+//! `faser sim`: compares policies in the simulator and prints the table.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use faser_bench::BenchError;
+use faser_bench::sim::{Contender, Load, SimReport, SimRun, SimSpec};
+use faser_bench::trace::{picture, telling_window, write_chrome_trace};
+use faser_engine::Mechanisms;
+use faser_engine::sim::{
+    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Roofline,
+};
+use faser_topology::{Link, LinkKind};
+
+use faser_terminal::{SystemError, println};
+
+/// `faser sim`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The engine is the real one, and the clock and the device are models: no GPU is needed. The same seed gives the same figures.
+Policies are those of a config, and `best-fixed` (the fixed k of lowest mean latency, found for each load), and
+`batch-table` (k by batch size, tuned on the very load). Ablations of `faser` are policies too: length, +trim, +overlap,
++partition, +prune, +lookup, each with what those before it have, and length+prune. The table goes to standard output.
+
+Examples:
+  faser sim --rates 0.5,1,2,4,8                             the paper's Qwen3 pair on an H100, ShareGPT lengths
+  faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.svg
+  faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
+  faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
+  faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
+  faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
+  faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.svg      what both lanes did, as a picture")]
+pub struct SimArgs {
+    /// The GPU: h100, h200 or a100.
+    #[arg(long, default_value = "h100", value_parser = device)]
+    pub device: Hardware,
+    /// The models: qwen3 (0.6B for 32B, one GPU) or llama3 (1B for 70B, two).
+    #[arg(long, default_value = "qwen3", value_parser = pair)]
+    pub pair: Pair,
+    /// GPUs the target is split over, with a draft on each; without it what the pair has.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub tp: Option<u8>,
+    /// What joins them: nvlink, pcie-switch, pcie or pcie-numa, and how fast: KIND:GB/s each way. Without it the GPU's NVLink.
+    #[arg(long, value_name = "KIND", value_parser = link)]
+    pub link: Option<Links>,
+    /// Sum one half of a pass's rows over the GPUs while the other half computes, where that is faster.
+    #[arg(long)]
+    pub overlap_all_reduce: bool,
+    /// Show where the time of verify passes goes instead, by rows, for each of these links: passes alone, no requests.
+    #[arg(long, value_name = "KIND,..", value_delimiter = ',', value_parser = link, conflicts_with_all = ["link", "overlap_all_reduce"])]
+    pub passes: Vec<Links>,
+    /// Costs of launches, in those of captured graphs: about 6 for kernels that are launched one by one.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub launches: f64,
+    /// SMs of the draft lane in each partition.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
+    pub draft_sms: Vec<usize>,
+    /// Tokens whose KV fits; without it, what the device has beside the weights.
+    #[arg(long, value_name = "N")]
+    pub kv_tokens: Option<usize>,
+    /// Sequences that may run at once.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_running: usize,
+    /// Rows of a pass.
+    #[arg(long, value_name = "N", default_value_t = 2048)]
+    pub max_pass_rows: usize,
+    /// Tokens of a sequence; without it 8192, or what the KV holds.
+    #[arg(long, value_name = "N")]
+    pub max_context: Option<usize>,
+    /// Lengths: sharegpt, longbench, humaneval, azure-code, azure-conversation or mooncake-conversation.
+    #[arg(long, default_value = "sharegpt", value_parser = lengths)]
+    pub lengths: Lengths,
+    /// Probability that the draft is right, the same for all; without it a mix of classes.
+    #[arg(long, value_name = "P")]
+    pub acceptance: Option<f64>,
+    /// How requests come: poisson, swing or bursts.
+    #[arg(long, default_value = "poisson", value_parser = ["poisson", "swing", "bursts"])]
+    pub arrivals: String,
+    /// Requests per second, one load each.
+    #[arg(long, value_name = "R,..", value_delimiter = ',', default_value = "0.5,1,2,4,8")]
+    pub rates: Vec<f64>,
+    /// Constant batches instead of arrivals, one load each.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with_all = ["rates", "arrivals"])]
+    pub batches: Vec<usize>,
+    /// Highest over lowest rate of `--arrivals swing`, one swing over the duration.
+    #[arg(long, value_name = "X", default_value_t = 35.0)]
+    pub swing: f64,
+    /// Seconds over which requests come.
+    #[arg(long, value_name = "S", default_value_t = 120)]
+    pub duration: u64,
+    /// A policy; repeat it for several.
+    #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "fixed:6", "best-fixed", "batch-table", "budget", "faser"])]
+    pub policies: Vec<Contender>,
+    /// The same seed gives the same figures.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// The device takes so many times what the engine's tables say.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub error: f64,
+    /// Deviation of a pass's time, as a share of it.
+    #[arg(long, value_name = "X", default_value_t = 0.02)]
+    pub noise: f64,
+    /// Share of the clients that leave early.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub cancelled: f64,
+    /// Mean seconds between losses of the device.
+    #[arg(long, value_name = "S")]
+    pub device_lost_every: Option<u64>,
+    /// Mean seconds between slow spells of a lane.
+    #[arg(long, value_name = "S")]
+    pub slow_lane_every: Option<u64>,
+    /// Write every run as JSON too.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a picture of the comparison (SVG).
+    #[arg(long, value_name = "FILE", value_parser = picture_file)]
+    pub plot: Option<PathBuf>,
+    /// Write a Chrome trace of the last policy under the last load, for ui.perfetto.dev.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Write a picture (SVG) of a stretch of it: what each lane did when.
+    #[arg(long, value_name = "FILE", value_parser = picture_file)]
+    pub trace_picture: Option<PathBuf>,
+    /// Second from which trace and picture are; without it 0, and for the picture around the rejection that cancelled the most.
+    #[arg(long, value_name = "S")]
+    pub trace_from: Option<f64>,
+    /// Seconds they hold; without it 5, and 0.16 for the picture.
+    #[arg(long, value_name = "S")]
+    pub trace_for: Option<f64>,
+}
+
+/// Seconds that a trace and a picture hold unless one says otherwise: a picture holds some passes of a large model.
+const TRACE_S: f64 = 5.0;
+const PICTURE_S: f64 = 0.16;
+
+/// A picture's name, if it can be one.
+fn picture_file(name: &str) -> Result<PathBuf, String> {
+    let file = PathBuf::from(name);
+    let other = ["png", "jpg", "jpeg", "gif", "webp", "pdf"];
+    match file.extension().and_then(|end| end.to_str()) {
+        Some(end) if other.iter().any(|other| end.eq_ignore_ascii_case(other)) => {
+            Err(format!("pictures are SVG, not {end}: give a name that ends in .svg"))
+        }
+        _ => Ok(file),
+    }
+}
+
+/// Runs the comparison.
+///
+/// # Errors
+/// The figures asked for do not go together, or a file cannot be written.
+pub fn sim(args: &SimArgs) -> Result<()> {
+    let spec = args.spec()?;
+    if !args.passes.is_empty() {
+        return Ok(println(table(&spec, &args.passes).trim_end())?);
+    }
+    let loads = args.loads();
+    let report = spec.compare(&args.policies, &loads, &mut show)?;
+    println(report.to_string().trim_end())?;
+    if let Some(file) = &args.json {
+        write(file, serde_json::to_vec_pretty(&report).map_err(std::io::Error::from))?;
+    }
+    if let Some(file) = &args.plot {
+        write(file, Ok(report.svg()?.into_bytes()))?;
+    }
+    if args.trace.is_some() || args.trace_picture.is_some() {
+        args.trace(&spec, &report, &loads)?;
+    }
+    Ok(())
+}
+
+impl SimArgs {
+    /// The last run once more, in detail: as a trace, as a picture, or both.
+    fn trace(&self, spec: &SimSpec, report: &SimReport, loads: &[Load]) -> Result<()> {
+        let (Some(last), Some(load)) = (report.runs.last(), loads.last()) else { return Ok(()) };
+        let record = spec.simulate(last.policy.clone(), load, true)?.into_record();
+        let from = self.trace_from.map(Duration::from_secs_f64);
+        let length = |default| Duration::from_secs_f64(self.trace_for.unwrap_or(default));
+        if let Some(file) = &self.trace {
+            let from = from.unwrap_or_default();
+            let mut trace = Vec::new();
+            let written = write_chrome_trace(&record, from..from + length(TRACE_S), &mut trace);
+            write(file, written.map(|()| trace))?;
+        }
+        if let Some(file) = &self.trace_picture {
+            let length = length(PICTURE_S);
+            let window = from.map_or_else(|| telling_window(&record, length), |from| from..from + length);
+            let title =
+                format!("simulated: {}, policy {}, {} {}", spec, last.contender, self.axis(), last.level);
+            write(file, Ok(picture(&record, window, &title).into_bytes()))?;
+        }
+        Ok(())
+    }
+
+    /// What a load is measured in.
+    fn axis(&self) -> &'static str {
+        if self.batches.is_empty() { "requests per second" } else { "batch" }
+    }
+
+    pub(crate) fn spec(&self) -> Result<SimSpec> {
+        let wrong = |why: &str| Err(BenchError::Spec(why.to_owned()).into());
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        if !self.rates.iter().all(|&rate| positive(rate)) || self.batches.contains(&0) {
+            return wrong("--rates and --batches must be above 0");
+        }
+        if !(positive(self.error) && self.noise.is_finite() && self.noise >= 0.0) {
+            return wrong("--error must be above 0, and --noise at least 0");
+        }
+        if !positive(self.launches) {
+            return wrong("--launches must be above 0");
+        }
+        if !(self.swing.is_finite() && self.swing >= 1.0) || self.duration == 0 {
+            return wrong("--swing and --duration must be at least 1");
+        }
+        if ![self.cancelled, self.acceptance.unwrap_or(0.0)].iter().all(|p| (0.0..=1.0).contains(p)) {
+            return wrong("--cancelled and --acceptance are probabilities, 0 to 1");
+        }
+        // Years are enough, and fit.
+        let seconds = |s: Option<f64>| s.is_none_or(|s| (0.0..=1e9).contains(&s));
+        if !seconds(self.trace_from) || !seconds(self.trace_for) || self.trace_for == Some(0.0) {
+            return wrong("--trace-from and --trace-for are seconds, and --trace-for is above 0");
+        }
+        if self.draft_sms.iter().any(|&sms| sms == 0 || sms >= self.device.sms) {
+            return wrong(&format!("--draft-sms must be above 0 and below the device's {}", self.device.sms));
+        }
+        let pair = self.tp.map_or(self.pair, |tp| self.pair.split_over(usize::from(tp)));
+        if !pair.target.heads.is_multiple_of(pair.target.tp) {
+            return wrong(&format!("--tp must divide the target's {} heads", pair.target.heads));
+        }
+        let kv_tokens = self.kv_tokens.unwrap_or_else(|| pair.kv_tokens(self.device.memory_bytes));
+        if kv_tokens < 1024 {
+            return wrong(&format!(
+                "{} on {} leaves KV for {kv_tokens} tokens: choose another --device, or say --kv-tokens",
+                pair.name, self.device.name
+            ));
+        }
+        Ok(SimSpec {
+            hardware: Hardware {
+                links: Links {
+                    overlapped: self.overlap_all_reduce,
+                    ..self.link.unwrap_or(self.device.links)
+                },
+                step_s: self.launches * self.device.step_s,
+                layer_s: self.launches * self.device.layer_s,
+                ..self.device
+            },
+            pair,
+            draft_sms: self.draft_sms.clone(),
+            mechanisms: Mechanisms::default(),
+            kv_tokens,
+            max_running: self.max_running,
+            max_pass_rows: self.max_pass_rows,
+            max_context: self.max_context.unwrap_or(kv_tokens.next_multiple_of(16).min(8192)),
+            lengths: self.lengths,
+            acceptance: self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from),
+            deviation: Deviation { draft: self.error, verify: self.error, noise: self.noise },
+            faults: Faults {
+                cancelled: self.cancelled,
+                device_lost_every: self.device_lost_every.map(Duration::from_secs),
+                slow_lane_every: self.slow_lane_every.map(Duration::from_secs),
+            },
+            duration: Duration::from_secs(self.duration),
+            seed: self.seed,
+        })
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        if !self.batches.is_empty() {
+            return self.batches.iter().map(|&batch| Load::backlog(batch)).collect();
+        }
+        let arrivals = |per_s: f64| match self.arrivals.as_str() {
+            "swing" => {
+                Arrivals::Swinging { per_s, swing: self.swing, period: Duration::from_secs(self.duration) }
+            }
+            // As in the Azure code trace.
+            "bursts" => {
+                Arrivals::Bursts { per_s, on: Duration::from_millis(7800), off: Duration::from_secs(38) }
+            }
+            _ => Arrivals::Poisson { per_s },
+        };
+        self.rates.iter().map(|&rate| Load { arrivals: arrivals(rate), level: rate }).collect()
+    }
+}
+
+fn show(run: &SimRun) {
+    eprintln!("{} at {}: {:.1} tokens/s", run.contender, run.level, run.figures.tokens_per_s);
+}
+
+fn write(file: &Path, content: Result<Vec<u8>, std::io::Error>) -> Result<()> {
+    let written = content.and_then(|content| fs::write(file, content));
+    Ok(written.map_err(|source| SystemError::Write { path: file.to_owned(), source })?)
+}
+
+fn device(name: &str) -> Result<Hardware, String> {
+    Hardware::named(name).ok_or_else(|| "choose h100, h200 or a100".to_owned())
+}
+
+fn pair(name: &str) -> Result<Pair, String> {
+    Pair::named(name).ok_or_else(|| "choose qwen3 or llama3".to_owned())
+}
+
+fn lengths(name: &str) -> Result<Lengths, String> {
+    Lengths::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Lengths::ALL.iter().map(|lengths| lengths.name).collect();
+        format!("choose one of {}", names.join(", "))
+    })
+}
+
+/// Passes: so many sequences, rows of each, tokens before them. Decoding, then verification, then prefill.
+const PASSES: [(usize, usize, usize); 10] = [
+    (1, 1, 1024),
+    (8, 1, 1024),
+    (64, 1, 1024),
+    (8, 5, 1024),
+    (32, 5, 1024),
+    (64, 5, 1024),
+    (128, 5, 1024),
+    (1, 512, 0),
+    (2, 1024, 0),
+    (4, 2048, 0),
+];
+
+/// A table for each of the links.
+pub(crate) fn table(spec: &SimSpec, links: &[Links]) -> String {
+    let mut text = String::new();
+    for links in links {
+        let hardware = Hardware { links: *links, ..spec.hardware };
+        let roofline = Roofline::new(hardware, spec.pair, &[]);
+        let (target, tp) = (spec.pair.target.name, spec.pair.target.tp);
+        let rate = links.bandwidth / 1e9;
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{target} on {tp} x {}, all-reduce over {} at {rate:.0} GB/s\n\n{:>9} {:>6} {:>11} {:>13} {:>9} {:>9} {:>6}",
+            hardware.name,
+            links.kind,
+            "sequences",
+            "rows",
+            "compute ms",
+            "all-reduce ms",
+            "serial ms",
+            "halves ms",
+            "gain"
+        );
+        for (chunks, rows, context) in PASSES {
+            let parts = roofline.verify_parts(chunks, rows, context);
+            let PassParts { compute_s, all_reduce_s, halves_s } = parts;
+            let serial_s = compute_s + all_reduce_s;
+            let gain = 100.0 * (serial_s / halves_s.min(serial_s) - 1.0);
+            let [compute, all_reduce, serial, halves] =
+                [compute_s, all_reduce_s, serial_s, halves_s].map(|seconds| seconds * 1e3);
+            let _ = writeln!(
+                text,
+                "{chunks:>9} {:>6} {compute:>11.2} {all_reduce:>13.2} {serial:>9.2} {halves:>9.2} {gain:>5.1}%",
+                chunks * rows
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Reads `KIND` or `KIND:GB/s`.
+pub(crate) fn link(text: &str) -> Result<Links, String> {
+    let (name, rate) = text.split_once(':').map_or((text, None), |(name, rate)| (name, Some(rate)));
+    let names = LinkKind::ALL.map(LinkKind::name).join(", ");
+    let kind = LinkKind::named(name).ok_or_else(|| format!("choose one of {names}"))?;
+    let Some(rate) = rate else { return Ok(Links::over(Link::usual(kind))) };
+    let gb_per_s = rate.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    let gb_per_s = gb_per_s.ok_or("behind the colon stands a rate in GB/s, such as pcie:50")?;
+    Ok(Links::over(Link { kind, bytes_per_s: gb_per_s * 1e9 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::SimArgs;
+
+    fn args(line: &str) -> Result<SimArgs, clap::Error> {
+        crate::arguments(line)
+    }
+
+    #[test]
+    fn the_default_is_the_papers_setting() {
+        let args = args("faser sim").unwrap();
+        assert_eq!((args.device, args.pair, args.policies.len()), (Hardware::H100, Pair::QWEN3, 6));
+        let spec = args.spec().unwrap();
+        assert!(spec.to_string().starts_with("Qwen3-0.6B for Qwen3-32B on 1 x h100, sharegpt lengths"));
+        assert_eq!(args.loads().len(), 5);
+    }
+
+    #[test]
+    fn policies_may_have_commas_and_batches_replace_rates() {
+        let args =
+            args("faser sim --policy batch-table:4=6,16=2 --policy best-fixed --batches 1,64").unwrap();
+        let policies: Vec<String> = args.policies.iter().map(ToString::to_string).collect();
+        assert_eq!(policies, ["batch-table:4=6,16=2", "best-fixed"]);
+        assert!(args.loads().iter().all(|load| matches!(load.arrivals, Arrivals::Backlog { .. })));
+    }
+
+    #[test]
+    fn a_trace_and_a_picture_are_written_of_the_last_run() {
+        let folder = std::env::temp_dir().join(format!("faser-sim-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let line = format!(
+            "faser sim --batches 1 --lengths humaneval --acceptance 0.97 --policy off --policy faser \
+             --trace-for 0.5 --trace {0}/lanes.json --trace-picture {0}/lanes.svg",
+            folder.display()
+        );
+        sim(&args(&line).unwrap()).unwrap();
+        let trace: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(folder.join("lanes.json")).unwrap()).unwrap();
+        let picture = std::fs::read(folder.join("lanes.svg")).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        // Of `faser`, which drafts: half a second from the beginning on.
+        let drafts = trace["traceEvents"].as_array().unwrap().iter().filter(|event| {
+            event["name"].as_str().is_some_and(|name| name.starts_with("draft 1 x"))
+                && event["ts"].as_f64().is_some_and(|ts| ts < 5e5)
+        });
+        assert!(drafts.count() > 0);
+        assert!(picture.starts_with(b"<svg"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_advice() {
+        for line in [
+            "--link string",
+            "--link pcie:fast",
+            "--link pcie:-1",
+            "--tp 0",
+            "--passes nvlink --link pcie",
+            "--device b900",
+            "--policy fixed:99",
+            "--lengths x",
+            "--batches 1 --rates 2",
+            "--plot rates.png",
+        ] {
+            assert!(args(&format!("faser sim {line}")).is_err(), "{line}");
+        }
+        for (line, advice) in [
+            ("--rates 0", "--rates"),
+            ("--swing 0.5", "--swing"),
+            ("--noise NaN", "--noise"),
+            ("--trace-for 0", "--trace-for"),
+            ("--trace-from NaN", "--trace-from"),
+            ("--launches 0", "--launches"),
+            ("--acceptance 2", "--acceptance"),
+            ("--draft-sms 132", "132"),
+            ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),
+            ("--pair llama3 --tp 3", "--tp"),
+        ] {
+            let refused = args(&format!("faser sim {line}")).unwrap().spec();
+            assert!(refused.is_err_and(|why| why.to_string().contains(advice)), "{line}");
+        }
+    }
+
+    #[test]
+    fn links_and_ranks_are_laid_over_the_pair() {
+        let spec = args("faser sim --pair llama3 --tp 4 --link pcie:50 --overlap-all-reduce")
+            .unwrap()
+            .spec()
+            .unwrap();
+        assert_eq!((spec.pair.gpus, spec.pair.target.tp, spec.pair.draft.tp), (4, 4, 1));
+        let Links { kind, bandwidth, overlapped, .. } = spec.hardware.links;
+        assert_eq!((kind, bandwidth.round() as u64, overlapped), (LinkKind::Pcie, 40_000_000_000, true));
+        assert!(spec.to_string().contains("4 x h100 joined by PCIe through the host"), "{spec}");
+        let line = "faser sim --pair llama3 --tp 4 --passes nvlink,pcie";
+        let args = args(line).unwrap();
+        let table = table(&args.spec().unwrap(), &args.passes);
+        assert!(
+            table.contains("over NVLink at 250 GB/s")
+                && table.contains("over PCIe through the host at 20 GB/s"),
+            "{table}"
+        );
+    }
+}
