@@ -253,7 +253,7 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Pairs> {
             app.set_loading(text);
         });
         display.finish();
-        loaded
+        loaded.map_err(anyhow::Error::from)
     });
     let loaded = loaded.await.map_err(|err| SystemError::Call { what: "load", source: err.into() })??;
     let mut served = Vec::with_capacity(loaded.len());
