@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn yaml_has_one_home() {
         let file = |path: &str, source: &str| (path.to_owned(), source.to_owned());
-        let home = file("daemon/src/config/raw.rs", "use serde_yaml::Value;");
+        let home = file("daemon/config/src/raw.rs", "use serde_yaml::Value;");
         assert!(yaml_in_one_file(&[home.clone(), file("models/src/a.rs", "// serde_yaml")]).is_empty());
         let second = file("daemon/src/other.rs", "serde_yaml::from_str(x)");
         assert!(yaml_in_one_file(&[home, second])[0].contains("daemon/src/other.rs"));
