@@ -102,7 +102,7 @@ impl Engine {
         }
         let prefill = prefill.min(self.prefill_limit(decoding > 0));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
-        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows))
+        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, self.config.max_pass_rows))
     }
 
     /// Tokens without draft KV, where they are so many that they may take more than a round.
@@ -227,6 +227,10 @@ impl Engine {
         self.totals.draft_time += outcome.took;
         // The lane may have stopped early: what was timed is what came back.
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
+        let PassShape { rows, sequences, .. } = self.draft_shape;
+        if rows > 3 * sequences {
+            self.planner.timed_catch_up(rows, outcome.took);
+        }
         if steps > 0 {
             let sequences = outcome.proposals.len().div_ceil(steps);
             let context = self.draft_shape.reach.kv * sequences / self.draft_shape.sequences.max(1);

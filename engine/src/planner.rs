@@ -24,8 +24,11 @@ pub(crate) use budget::{Batch, Candidate};
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
 
-/// Rows that a draft plan may catch up with while others wait for it; the second where nobody knows what they cost.
-const LONG_ROWS: [usize; 4] = [64, 128, 256, 512];
+/// Rows that a draft plan may catch up with while others wait for it: at least, and as long as nobody knows what they cost.
+const LEAST_LONG_ROWS: usize = 64;
+const FIRST_LONG_ROWS: usize = 128;
+/// The weight of a new time in the mean of those observed.
+const NEW_TIME: f64 = 0.25;
 
 /// A plan as far as its cost goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,10 +77,18 @@ pub(crate) struct Planner {
     worth: f64,
     /// Rounds since anyone was given a proposal.
     quiet_rounds: u32,
+    /// Where there are no tables: seconds of a verify pass, and of a row of draft plans that mostly catch up; 0 before the first.
+    verify_s: f64,
+    catch_up_row_s: f64,
     /// This round's proposals are there to be learned from.
     probing: bool,
     budget: Budget,
     ahead: Ahead,
+}
+
+/// Takes a new time into a mean.
+fn observe(mean: &mut f64, seconds: f64) {
+    *mean += (seconds - *mean) * if *mean > 0.0 { NEW_TIME } else { 1.0 };
 }
 
 impl Planner {
@@ -90,6 +101,8 @@ impl Planner {
             execution: Execution::Serial,
             worth: 0.0,
             quiet_rounds: 0,
+            verify_s: 0.0,
+            catch_up_row_s: 0.0,
             probing: false,
             budget: Budget::default(),
             ahead: Ahead::default(),
@@ -192,6 +205,7 @@ impl Planner {
 
     /// A verify pass was timed: the tables learn. What they said before, if there are any.
     pub(crate) fn timed_verify(&mut self, shape: &PassShape, took: Duration) -> Option<Duration> {
+        observe(&mut self.verify_s, took.as_secs_f64());
         let predicted = self.predicted_verify(shape)?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
         costs.verify.observe(shape.rows, shape.reach, took);
@@ -219,15 +233,25 @@ impl Planner {
         }
     }
 
+    /// A draft plan of so many rows was timed, most of which caught up.
+    pub(crate) fn timed_catch_up(&mut self, rows: usize, took: Duration) {
+        observe(&mut self.catch_up_row_s, took.as_secs_f64() / rows as f64);
+    }
+
     /// Rows of a draft plan that may be of sequences with far to catch up, while others wait for it: as many as take no longer than a verify
-    /// pass of `rows` rows, the next one.
-    pub(crate) fn long_rows(&self, rows: usize) -> usize {
-        let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
-            return LONG_ROWS[1];
-        };
-        let pass_s = costs.verify.seconds(rows, Reach::NONE);
-        let fits = |rows: &&usize| costs.draft.seconds(**rows, Reach::NONE) <= pass_s;
-        LONG_ROWS.iter().rev().find(fits).copied().unwrap_or(LONG_ROWS[0])
+    /// pass of `rows` rows, the next one, and no more than `most`.
+    pub(crate) fn long_rows(&self, rows: usize, most: usize) -> usize {
+        let most = most.max(LEAST_LONG_ROWS);
+        if let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) {
+            let pass_s = costs.verify.seconds(rows, Reach::NONE);
+            let doubled = std::iter::successors(Some(2 * LEAST_LONG_ROWS), |rows| Some(2 * rows));
+            let fits = |rows: &usize| *rows <= most && costs.draft.seconds(*rows, Reach::NONE) <= pass_s;
+            doubled.take_while(fits).last().unwrap_or(LEAST_LONG_ROWS)
+        } else if self.catch_up_row_s > 0.0 && self.verify_s > 0.0 {
+            ((self.verify_s / self.catch_up_row_s) as usize).clamp(LEAST_LONG_ROWS, most)
+        } else {
+            FIRST_LONG_ROWS.min(most)
+        }
     }
 
     /// Survival below which a further proposal does not pay its row of a verify pass of about `rows` rows.

@@ -79,7 +79,7 @@ fn beyond_the_drafts_context_the_target_goes_on_alone() {
 /// Whoever decodes does not wait for the whole history of one that begins to draft.
 #[test]
 fn a_draft_catches_up_in_parts_while_others_decode() {
-    for (policy, most) in [(Policy::Fixed { k: 2 }, 128), (Policy::Budget, 64)] {
+    for (policy, least, most) in [(Policy::Fixed { k: 2 }, 65, 128), (Policy::Budget, 64, 64)] {
         let config = EngineConfig {
             max_context: 1024,
             max_pass_rows: 512,
@@ -98,7 +98,8 @@ fn a_draft_catches_up_in_parts_while_others_decode() {
         let rows: Vec<usize> = of_second.clone().map(|chunk| chunk.rows).collect();
         // More is no wait beside the target's prefill, whose two passes are long, nor once the other has ended.
         let many = rows.iter().filter(|rows| **rows > most).count();
-        assert!(many <= 3 && rows.iter().filter(|rows| **rows == most).count() > 2, "{policy}: {rows:?}");
+        let within = rows.iter().filter(|rows| (least..=most).contains(*rows)).count();
+        assert!(many <= 3 && within > 2, "{policy}: {rows:?}");
         assert!(of_second.map(|chunk| chunk.k).sum::<usize>() > 0, "{policy}: it never drafts");
     }
 }

@@ -148,3 +148,30 @@ fn a_hopeless_draft_is_given_up_and_looked_at_now_and_then() {
         assert!(speculated > 0 && speculated < late.len() / 10, "{policy}: {lengths:?}");
     }
 }
+
+/// A draft of a GPU catches up with many rows in no time: nobody is kept from speculating for it.
+#[test]
+fn prompts_that_come_fast_leave_a_fixed_length_its_proposals() {
+    let roofline = device();
+    let mut config = EngineConfig {
+        target_blocks: 4000,
+        draft: DraftSource::model(4000),
+        max_pass_rows: 512,
+        max_context: 512,
+        ..config(Policy::Fixed { k: 6 }, &roofline)
+    };
+    config.tuning.max_running = 64;
+    let workload = Workload {
+        lengths: Lengths::exactly(200, 50),
+        max_context: 512,
+        ..workload(40.0, Faults::default(), 1)
+    };
+    let device = workload.device(16, roofline);
+    let report =
+        Simulation::new(config, device).expect("the configuration is sound").run(workload.happenings());
+    let verify = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+    let (sequences, proposals) =
+        verify.fold((0, 0), |sum, pass| (sum.0 + pass.sequences, sum.1 + pass.proposals));
+    let mean = proposals as f64 / sequences as f64;
+    assert!(sequences > 300 && mean > 4.0, "{sequences} chunks with {mean} proposals in the mean");
+}
