@@ -287,6 +287,9 @@ fn tell_loaded(loaded: &Loaded) {
         tracing::info!(%why, "chats are refused");
     }
     metrics::tell_device(&loaded.machine, loaded.label.as_deref());
+    if loaded.config.vllm_names {
+        metrics::tell_cache(&loaded.name, 1 + loaded.more.len(), &loaded.engine);
+    }
 }
 
 /// Where clients of this machine find the API.

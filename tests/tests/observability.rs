@@ -36,8 +36,8 @@ struct Exported {
 fn table() -> BTreeMap<String, Row> {
     let document = read("docs/metrics.md");
     let mut rows = BTreeMap::new();
-    for line in document.lines().filter(|line| line.starts_with("| `faser_") || line.starts_with("| `vllm:"))
-    {
+    let names = ["| `faser_", "| `process_", "| `vllm:"];
+    for line in document.lines().filter(|line| names.iter().any(|name| line.starts_with(name))) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [name, kind, labels, unit, meaning, there] = cells[..] else { panic!("six cells: {line}") };
         let all: BTreeSet<&str> = labels.split(", ").filter(|label| *label != "—").collect();
@@ -112,8 +112,9 @@ fn differences(
         };
         let mut labels = row.labels.clone();
         labels.extend((several == Several::Replicas && row.by_replica).then(|| "replica".to_owned()));
-        let by_pair =
-            several == Several::Pairs && name != "faser_http_requests_total" && !name.starts_with("vllm:");
+        let by_pair = several == Several::Pairs
+            && name != "faser_http_requests_total"
+            && !["vllm:", "process_"].iter().any(|of| name.starts_with(of));
         labels.extend(by_pair.then(|| "pair".to_owned()));
         labels.extend((row.kind == "histogram").then(|| "le".to_owned()));
         if found.kind != row.kind {
@@ -163,7 +164,8 @@ fn the_table_is_what_is_exported() {
 }
 
 /// What vLLM's example dashboards query of what faser has: examples/observability/{dashboards/grafana,prometheus_grafana} of vllm-project/vllm.
-const VLLM_DASHBOARDS: [&str; 25] = [
+const VLLM_DASHBOARDS: [&str; 26] = [
+    "vllm:cache_config_info",
     "vllm:e2e_request_latency_seconds",
     "vllm:generation_tokens_total",
     "vllm:inter_token_latency_seconds",

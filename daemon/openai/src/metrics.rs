@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use faser_actors::{LANE_BUCKETS, LATENCY_BUCKETS};
+use faser_engine::EngineConfig;
 use metrics::Label;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
@@ -47,8 +48,9 @@ const VLLM_BUCKETS: [(&[&str], &[f64]); 4] = [
 const TOKEN_BUCKETS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
 
-/// A scrape with bounds of vLLM's histograms written as vLLM writes them, with a point: who asks for `le="1.0"` finds it.
+/// A scrape, with what the process itself takes (`process_*`, as Prometheus' clients have it), and with bounds of vLLM's histograms written as vLLM writes them, with a point: who asks for `le="1.0"` finds it.
 pub fn rendered(handle: &PrometheusHandle) -> String {
+    metrics_process::Collector::default().collect();
     let text = handle.render();
     let mut out = String::with_capacity(text.len() + text.len() / 16);
     for line in text.lines() {
@@ -96,6 +98,11 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         "faser_http_requests_total",
         "HTTP requests answered, by route and status code"
     );
+    metrics_process::Collector::default().describe();
+    metrics::describe_gauge!(
+        "vllm:cache_config_info",
+        "1, for each engine: its KV cache, as vLLM's gateways read it"
+    );
     metrics::describe_gauge!("faser_device_info", "1, for the device that serves: its kind and its name");
     *installed = Some(handle.clone());
     Ok(handle)
@@ -107,4 +114,18 @@ pub fn tell_device(machine: &Machine, pair: Option<&str>) {
     let device = [Label::new("device", machine.kind()), Label::new("name", machine.name().to_owned())];
     let labels: Vec<Label> = pair.into_iter().chain(device).collect();
     metrics::gauge!("faser_device_info", labels).set(1.0);
+}
+
+/// Says what KV cache each of so many engines of a model has, by vLLM's name.
+pub fn tell_cache(model: &str, engines: usize, config: &EngineConfig) {
+    for engine in 0..engines {
+        let labels = [
+            ("model_name", model.to_owned()),
+            ("engine", engine.to_string()),
+            ("block_size", config.block_size.to_string()),
+            ("num_gpu_blocks", config.target_blocks.to_string()),
+            ("enable_prefix_caching", config.prefix_cache.to_string()),
+        ];
+        metrics::gauge!("vllm:cache_config_info", &labels).set(1.0);
+    }
 }

@@ -51,11 +51,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "faser-loading",
         &["faser-actors", "faser-config", "faser-engine", "faser-models", "faser-openai", "faser-topology"],
     ),
-    // Its tests serve a pair, which loading makes.
-    (
-        "faser-openai",
-        &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-loading", "faser-models"],
-    ),
+    ("faser-openai", &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-models"]),
     ("faser-config", &["faser-actors", "faser-engine", "faser-models", "faser-topology"]),
     ("faser-terminal", &["faser-models"]),
     ("faser-actors", &["faser-engine", "faser-models", "faser-kernels", "faser-topology", "faser-skipped"]),

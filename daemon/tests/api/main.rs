@@ -33,6 +33,7 @@ async fn daemon_with(more: &str, template: Option<ChatTemplate>) -> (web::Data<A
 }
 
 async fn daemon_of(yaml: &str, template: Option<ChatTemplate>) -> (web::Data<App>, Arc<Served>) {
+    faser_openai::grammars::try_by(env!("CARGO_BIN_EXE_faser").into());
     let text = yaml.to_owned();
     let document = Document::parse(Path::new("test.yaml"), text).unwrap();
     let config = Config::from_document(&document).unwrap();

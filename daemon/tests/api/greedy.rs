@@ -6,7 +6,7 @@ use super::*;
 
 #[actix_web::test]
 async fn greedy_texts_are_those_of_transformers_whatever_drafts() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/golden/greedy.json");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/greedy.json");
     let golden: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
     let draft = folder("greedy", "qwen3-tied");
     let config = draft.join("config.json");

@@ -26,7 +26,7 @@ impl Tensors {
 
 /// The golden models.
 fn cases() -> Vec<String> {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/golden");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
     let folders = std::fs::read_dir(golden).unwrap().map(|entry| entry.unwrap());
     let models = folders.filter(|folder| folder.path().join("expected.safetensors").exists());
     models.map(|folder| folder.file_name().into_string().unwrap()).collect()
@@ -34,7 +34,7 @@ fn cases() -> Vec<String> {
 
 /// The golden model as a folder that can be served: it has no tokenizer, and a prompt of ids needs none.
 pub(super) fn folder(test: &str, case: &str) -> std::path::PathBuf {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/golden").join(case);
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden").join(case);
     let folder = std::env::temp_dir().join(format!("faser-{test}-{}-{case}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     for file in std::fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path()) {
