@@ -35,7 +35,7 @@ def wishes(client, model, expects):
     def create(stream=False, **extra):
         return client.completions.create(**asked, stream=stream, extra_body={"ignore_eos": True, **extra})
 
-    slo = {"ttft_ms": 500, "itl_ms": 50}
+    slo = {"ttft_ms": 500, "tpot_ms": 50}
     answer = create(include_metrics=True, priority=-2, speculation={"k_max": 4, "mode": "draft", "slo": slo})
     told = answer.model_extra["metrics"]["speculative_decoding"]
     steps = told["num_spec_steps"]
@@ -64,7 +64,7 @@ def wishes(client, model, expects):
 
     refused = [
         ({"speculation": {"mode": "fast"}}, "speculation.mode"), ({"speculation": {"k_max": 17}}, "speculation.k_max"),
-        ({"speculation": {"slo": {"itl_ms": 0}}}, "speculation.slo.itl_ms"), ({"priority": 1.5}, "priority"),
+        ({"speculation": {"slo": {"tpot_ms": 0}}}, "speculation.slo.tpot_ms"), ({"priority": 1.5}, "priority"),
         ({"priority": 1, "speculation": {"priority": 2}}, "priority"), ({"include_metrics": "yes"}, "include_metrics"),
     ]
     for extra, param in refused:

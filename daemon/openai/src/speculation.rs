@@ -70,7 +70,7 @@ fn slo(fields: &mut Fields<'_>) -> Result<Slo, FieldError> {
         let target = fields.whole(name, 1..=LONGEST_TARGET_MS)?;
         Ok::<_, FieldError>(target.map(Duration::from_millis))
     };
-    Ok(Slo { ttft: target("ttft_ms")?, tpot: target("itl_ms")? })
+    Ok(Slo { ttft: target("ttft_ms")?, tpot: target("tpot_ms")? })
 }
 
 /// A whole number of 32 bits. Where priorities do not count, only that of everybody may be asked for.
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn every_field_arrives_and_none_has_to_be_there() {
         let all = json!({"speculation": {
-            "k_max": 3, "mode": "lookup", "slo": {"ttft_ms": 200, "itl_ms": 25}, "priority": -7,
+            "k_max": 3, "mode": "lookup", "slo": {"ttft_ms": 200, "tpot_ms": 25}, "priority": -7,
         }});
         let slo = Slo { ttft: Some(Duration::from_millis(200)), tpot: Some(Duration::from_millis(25)) };
         let wanted = Handling { k_max: Some(3), mode: SpeculationMode::Lookup, slo, priority: -7, salt: 0 };
@@ -144,15 +144,15 @@ mod tests {
             (json!({"speculation": {"mode": "drafts"}}), "speculation.mode", Fault::Value),
             (json!({"speculation": {"mode": 1}}), "speculation.mode", Fault::Type),
             (json!({"speculation": {"slo": 20}}), "speculation.slo", Fault::Type),
-            (json!({"speculation": {"slo": {"itl_ms": 0}}}), "speculation.slo.itl_ms", Fault::Value),
-            (json!({"speculation": {"slo": {"itl_ms": 0.5}}}), "speculation.slo.itl_ms", Fault::Value),
+            (json!({"speculation": {"slo": {"tpot_ms": 0}}}), "speculation.slo.tpot_ms", Fault::Value),
+            (json!({"speculation": {"slo": {"tpot_ms": 0.5}}}), "speculation.slo.tpot_ms", Fault::Value),
             (
                 json!({"speculation": {"slo": {"ttft_ms": 3_600_001}}}),
                 "speculation.slo.ttft_ms",
                 Fault::Value,
             ),
             (json!({"speculation": {"slo": {"ttft_ms": "fast"}}}), "speculation.slo.ttft_ms", Fault::Type),
-            (json!({"speculation": {"slo": {"tpot_ms": 5}}}), "speculation.slo.tpot_ms", Fault::Unknown),
+            (json!({"speculation": {"slo": {"itl_ms": 5}}}), "speculation.slo.itl_ms", Fault::Unknown),
             (json!({"speculation": {"priority": "high"}}), "speculation.priority", Fault::Type),
             (json!({"speculation": {"priority": 1u64 << 40}}), "speculation.priority", Fault::Value),
             (json!({"priority": 1.5}), "priority", Fault::Value),

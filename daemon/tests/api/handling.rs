@@ -48,7 +48,7 @@ async fn a_mode_says_where_proposals_come_from_and_changes_no_text() {
     for (mode, drafts, copies) in
         [("auto", true, true), ("off", false, false), ("lookup", false, true), ("draft", true, false)]
     {
-        let more = json!({"prediction": expected, "speculation": {"mode": mode, "priority": -3, "slo": {"itl_ms": 5, "ttft_ms": 50}}});
+        let more = json!({"prediction": expected, "speculation": {"mode": mode, "priority": -3, "slo": {"tpot_ms": 5, "ttft_ms": 50}}});
         let (status, answer) = post!(client, "/v1/completions", with(&body, &more));
         assert_eq!((status, text_of(&answer)), (StatusCode::OK, text_of(&auto)), "{answer}");
         let metrics = &answer["metrics"];
