@@ -91,7 +91,7 @@ impl Isa {
             Isa::Amx => {
                 Isa::Avx512Bf16.is_available()
                     && is_x86_feature_detected!("avx512vnni")
-                    && crate::simd::tiles::granted()
+                    && crate::simd::amx::granted()
             }
             Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
             Isa::Avx512 => avx512(),

@@ -103,7 +103,7 @@ fn a_file_that_cannot_be_used_or_kept_is_a_warning() {
         let (tables, stderr) = check(&config, &[]);
         assert!(tables.contains("measured now, kept in"), "{tables}");
         assert!(
-            stderr.contains("kept costs cannot be used: measuring anew") && stderr.contains(why),
+            stderr.contains("cached cost tables cannot be used: measuring anew") && stderr.contains(why),
             "{stderr}"
         );
         let (tables, stderr) = check(&config, &[]);

@@ -63,7 +63,7 @@ impl Following {
         match &mut self.matcher {
             None => usize::from(self.known().is_some()),
             Some(_) if self.slow => 1,
-            Some(matcher) if copied => 1 + matcher.rightful(&self.output, proposals).unwrap_or(0),
+            Some(matcher) if copied => 1 + matcher.valid_prefix_len(&self.output, proposals).unwrap_or(0),
             Some(_) => 1 + proposals.len(),
         }
     }

@@ -126,13 +126,13 @@ pub struct ModelConfig {
     pub source: ModelSource,
     /// In which type weight matrices are held, and KV too unless it is int8.
     pub dtype: Dtype,
-    /// How the model writes calls of functions.
+    /// How the model writes tool calls.
     pub tool_calls: ToolCalls,
     /// Whether requests begin with what generation_config.json says of sampling.
     pub generation_config: bool,
 }
 
-/// How a model writes calls of functions.
+/// How a model writes tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolCalls {
     /// As its chat template does.

@@ -42,7 +42,7 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template, or why there is none.
     pub template: Result<ChatTemplate, ModelError>,
-    /// How the target writes calls of functions, if it does.
+    /// How the target writes tool calls, if it does.
     pub calls: Option<CallFormat>,
     /// What requests sample by where they say nothing themselves.
     pub defaults: GenerationDefaults,

@@ -26,7 +26,7 @@ pub(crate) struct Pair {
     pub(crate) weights: Weights,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Result<ChatTemplate, ModelError>,
-    /// How the target writes calls of functions, if it does.
+    /// How the target writes tool calls, if it does.
     pub(crate) calls: Option<CallFormat>,
     /// What requests sample by where they say nothing themselves.
     pub(crate) defaults: GenerationDefaults,

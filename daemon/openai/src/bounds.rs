@@ -31,7 +31,7 @@ pub struct Bounds<'a> {
     pub max_prompts: usize,
     /// Bytes of a body, and so the most that a list can have.
     pub max_body_bytes: usize,
-    /// How the model writes calls of functions, if it does.
+    /// How the model writes tool calls, if it does.
     pub calls: Option<CallFormat>,
     /// Whether priorities of requests count.
     pub priorities: bool,

@@ -1,4 +1,4 @@
-//! What the text of one choice is to its client: content, and calls of functions.
+//! What the text of one choice is to its client: content, and tool calls.
 
 use faser_models::{CallEvent, CallParser};
 use serde::Serialize;

@@ -36,7 +36,7 @@ pub struct Served {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, or why chats cannot be had.
     pub template: Result<ChatTemplate, ModelError>,
-    /// How it writes calls of functions, if it does.
+    /// How it writes tool calls, if it does.
     pub calls: Option<CallFormat>,
     /// The tokens by which it ends a text.
     pub eos: Vec<TokenId>,

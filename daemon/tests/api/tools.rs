@@ -1,4 +1,4 @@
-//! Calls of functions: held to their schemas, read whole and streamed, with and without speculation; and what is refused.
+//! Tool calls: held to their schemas, read whole and streamed, with and without speculation; and what is refused.
 
 use super::forms::{Random, valid};
 use super::*;

@@ -255,7 +255,7 @@ pub fn grammars(data: &[u8]) {
                 return;
             }
             assert_eq!(
-                matcher.rightful(&output, &[next]),
+                matcher.valid_prefix_len(&output, &[next]),
                 Some(1),
                 "token {next} may come behind {output:?}"
             );

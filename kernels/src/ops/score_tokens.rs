@@ -79,9 +79,9 @@ impl OverPanels for Score<'_> {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
-        use super::matmul::tiles::{halves, lay};
+        use super::matmul::amx::{halves, lay};
         use crate::memory::DEPTH;
-        use crate::simd::tiles::{SUMS, TILE, one_block};
+        use crate::simd::amx::{SUMS, TILE, one_block};
         let steps = self.x.len().div_ceil(DEPTH);
         let words = steps * DEPTH / 2;
         let [packed, gathered, sums] = self.scratch.floats([words * TILE, words * PANEL, 2 * SUMS]);

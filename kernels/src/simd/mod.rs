@@ -24,6 +24,8 @@ macro_rules! intrinsics {
 #[cfg(test)]
 mod agree;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -34,8 +36,6 @@ mod math;
 mod neon;
 mod panel;
 mod portable;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod tiles;
 
 pub(crate) use dispatch::{dispatch, dispatch_bytes, portably};
 use half::bf16;

@@ -7,7 +7,7 @@ use minijinja::{Environment, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
 use super::bounded::{self, Bounded};
-use super::careful::careful;
+use super::catch_panic::catch_panic;
 use super::conversation::{Conversation, LastTurn, continued};
 use super::template_files::TemplateFiles;
 use super::{jinja, python};
@@ -60,9 +60,9 @@ impl ChatTemplate {
         let source = jinja::source(source);
         let environment = &mut self.environment;
         let added =
-            careful(|| environment.add_template_owned(name, source).map_err(|error| describe(&error)));
+            catch_panic(|| environment.add_template_owned(name, source).map_err(|error| describe(&error)));
         added.and_then(|added| added).map_err(|problem| self.error(problem))?;
-        let read = careful(|| {
+        let read = catch_panic(|| {
             self.environment.get_template(name).ok().map(|added| added.undeclared_variables(false))
         });
         self.variables.extend(read.ok().flatten().unwrap_or_default());
@@ -87,7 +87,7 @@ impl ChatTemplate {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(bounded::fuel(size)));
         let variables = self.variables(conversation).map_err(|problem| self.error(problem))?;
-        let rendered = careful(|| {
+        let rendered = catch_panic(|| {
             let with_tools = conversation.tools.is_some().then(|| environment.get_template(WITH_TOOLS).ok());
             let template = with_tools.flatten().map_or_else(|| environment.get_template(PLAIN), Ok)?;
             template.render_captured_to(variables, &mut text).map(|_| ())

@@ -3,7 +3,7 @@
 mod bounded;
 mod bytes;
 mod calls;
-mod careful;
+mod catch_panic;
 mod chat_template;
 mod conversation;
 mod detokenizer;

@@ -5,7 +5,7 @@ use std::path::Path;
 use tokenizers::{DecoderWrapper, ModelWrapper};
 
 use super::bytes;
-use super::careful::careful;
+use super::catch_panic::catch_panic;
 use super::long::{Encoded, Long, is_long};
 use super::tokenizer_files::as_transformers;
 use crate::checkpoint::{check_pointer, why_not};
@@ -90,7 +90,8 @@ impl Tokenizer {
         let json: serde_json::Value =
             serde_json::from_slice(bytes).map_err(|e| ModelError::format(path, &e))?;
         drop(json);
-        let read = careful(|| tokenizers::Tokenizer::from_bytes(bytes)).unwrap_or_else(|why| Err(why.into()));
+        let read =
+            catch_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).unwrap_or_else(|why| Err(why.into()));
         let mut inner = read.map_err(|e| ModelError::format(path, &e))?;
         // A prompt must never be cut or filled up silently.
         inner.with_truncation(None).map_err(|e| ModelError::format(path, &e))?;
@@ -172,9 +173,9 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.kind {
             // No decoder of the supported kinds can fail; if one does, there is nothing to show.
-            Kind::Hf { inner, .. } => {
-                careful(|| inner.decode(ids, true)).unwrap_or_else(|why| Err(why.into())).unwrap_or_default()
-            }
+            Kind::Hf { inner, .. } => catch_panic(|| inner.decode(ids, true))
+                .unwrap_or_else(|why| Err(why.into()))
+                .unwrap_or_default(),
             Kind::Synthetic => {
                 let bytes: Vec<u8> = ids.iter().flat_map(|id| self.synthetic_bytes(*id)).collect();
                 String::from_utf8_lossy(&bytes).into_owned()

@@ -148,7 +148,7 @@ impl Cache<'_> {
             }
             Ok(None) => {}
             Err(why) => {
-                tracing::warn!(file = %file.path.display(), %why, "kept costs cannot be used: measuring anew");
+                tracing::warn!(file = %file.path.display(), %why, "cached cost tables cannot be used: measuring anew");
             }
         }
         let kept = Kept { partitions: measure()?, measured: now };

@@ -6,10 +6,10 @@
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 #[cfg(target_arch = "x86_64")]
-mod bytes_in_tiles;
-mod strip;
+pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod tiles;
+mod amx_int8;
+mod strip;
 
 use crate::isa::Supported;
 use crate::memory::{Matrix, Panels, Vector, View, ViewMut};
@@ -70,16 +70,16 @@ impl OverPanels for Strip<'_> {
     #[inline(always)]
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
         // SAFETY: the caller's promise.
-        unsafe { tiles::compute(s, self, weights) }
+        unsafe { amx::compute(s, self, weights) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    unsafe fn bytes_in_tiles<S: Simd>(self, s: S, weights: &[u32]) {
+    unsafe fn amx_int8<S: Simd>(self, s: S, weights: &[u32]) {
         // SAFETY: the caller's promise.
         unsafe {
-            if self.rows.len() >= bytes_in_tiles::LEAST_ROWS {
-                bytes_in_tiles::compute(s, self, weights);
+            if self.rows.len() >= amx_int8::LEAST_ROWS {
+                amx_int8::compute(s, self, weights);
             } else {
                 compute::<S, DotInt8>(s, self, weights);
             }
@@ -104,7 +104,7 @@ pub(super) trait OverPanels: Sized {
     /// As for `in_tiles`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    unsafe fn bytes_in_tiles<S: Simd>(self, s: S, weights: &[u32]) {
+    unsafe fn amx_int8<S: Simd>(self, s: S, weights: &[u32]) {
         // SAFETY: the caller's promise.
         unsafe { self.in_vectors::<S, DotInt8>(s, weights) }
     }
@@ -168,7 +168,7 @@ impl<T: OverPanels> Kernel for Of<'_, T, u32> {
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if S::TILES {
-                return self.work.bytes_in_tiles(s, self.weights);
+                return self.work.amx_int8(s, self.weights);
             }
             self.work.in_vectors::<S, DotInt8>(s, self.weights);
         }

@@ -1,4 +1,4 @@
-//! Calls of functions in what a model writes: the formats, a parser that reads them as they come, and grammars that hold an output to them.
+//! Tool calls in what a model writes: the formats, a parser that reads them as they come, and grammars that hold an output to them.
 
 mod form;
 mod object;

@@ -47,7 +47,7 @@ pub enum GrammarSource {
     Lark(String),
     /// One of several texts.
     Choice(Vec<String>),
-    /// Calls of functions.
+    /// Tool calls.
     Calls(CallForm),
 }
 

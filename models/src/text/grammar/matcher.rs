@@ -294,7 +294,7 @@ impl GrammarMatcher {
     /// How many of `proposals` may come behind `output` before one that is forbidden, without a mask being computed. Of the first token that
     /// ends a text the mask alone can say whether it may: it is counted, and what stands behind it is not. None if somebody else is at work on
     /// the grammar: that may take long.
-    pub fn rightful(&mut self, output: &[u32], proposals: &[u32]) -> Option<usize> {
+    pub fn valid_prefix_len(&mut self, output: &[u32], proposals: &[u32]) -> Option<usize> {
         let common = self.common.clone();
         let _turn = match common.turn.try_lock() {
             Ok(turn) => turn,

@@ -151,11 +151,11 @@ fn a_tokenizers_tokens_are_their_bytes_and_its_marks_are_no_text() {
 }
 
 #[test]
-fn proposals_are_rightful_up_to_the_first_that_is_forbidden() {
+fn proposals_are_valid_up_to_the_first_that_is_forbidden() {
     let grammar = compiler().compile(&sources()[2]).unwrap();
     let mut matcher = grammar.matcher();
     let end = |text: &str| [ids(text), vec![END]].concat();
-    for (output, proposals, rightful) in [
+    for (output, proposals, valid_prefix_len) in [
         ("ab", ids("xyyx"), 4),
         ("ab", ids("cxz"), 2),
         ("", ids("zab"), 0),
@@ -168,7 +168,11 @@ fn proposals_are_rightful_up_to_the_first_that_is_forbidden() {
         // Behind where it was left before, nothing is asked for.
         ("zz", ids("any"), 3),
     ] {
-        assert_eq!(matcher.rightful(&ids(output), &proposals), Some(rightful), "{output} {proposals:?}");
+        assert_eq!(
+            matcher.valid_prefix_len(&ids(output), &proposals),
+            Some(valid_prefix_len),
+            "{output} {proposals:?}"
+        );
     }
     assert_eq!(matcher.failure(), None);
 }
@@ -215,10 +219,10 @@ proptest! {
                 let mut fresh = grammar.matcher();
                 fresh.follow(&output);
                 let expected = fresh.allowed();
-                // Single tokens are rightful just where the mask has them, an end apart; and asking changes nothing.
+                // Single tokens are valid_prefix_len just where the mask has them, an end apart; and asking changes nothing.
                 if let Some(mask) = &found {
                     for token in 0..END {
-                        prop_assert_eq!(matcher.rightful(&output, &[token]) == Some(1), mask.allows(token), "{} {:?}", token, output);
+                        prop_assert_eq!(matcher.valid_prefix_len(&output, &[token]) == Some(1), mask.allows(token), "{} {:?}", token, output);
                     }
                     let again = matcher.allowed();
                     prop_assert_eq!(again.as_ref().map(TokenMask::words), Some(mask.words()));

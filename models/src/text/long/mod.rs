@@ -16,7 +16,7 @@ use tokenizers::{Encoding, Token, Tokenizer};
 use self::cuts::{Cuts, boundary};
 use self::fewest::{Fewest, weight_of};
 use self::pipeline::Pipeline;
-use super::careful::careful;
+use super::catch_panic::catch_panic;
 use crate::ModelError;
 
 /// Bytes of a piece, and a few more up to the next cut.
@@ -151,7 +151,8 @@ impl Long {
     fn whole(&self, inner: &Tokenizer, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
         let large = text.len() > LARGE_PIECE;
         let _alone = large.then(|| self.large.lock().unwrap_or_else(PoisonError::into_inner));
-        let encoding = careful(|| inner.encode_fast(text, add_special)).unwrap_or_else(|why| Err(why.into()));
+        let encoding =
+            catch_panic(|| inner.encode_fast(text, add_special)).unwrap_or_else(|why| Err(why.into()));
         let ids = encoding.map(|encoding| encoding.get_ids().to_vec());
         if large {
             give_memory_back();
@@ -165,7 +166,7 @@ impl Around {
     fn of(inner: &Tokenizer) -> Option<Around> {
         const MARK: u32 = u32::MAX;
         let text = Encoding::from_tokens(vec![Token::new(MARK, "x".to_owned(), (0, 1))], 0);
-        let encoding = careful(|| inner.post_process(text, None, true)).ok()?.ok()?;
+        let encoding = catch_panic(|| inner.post_process(text, None, true)).ok()?.ok()?;
         let mut sides = encoding.get_ids().split(|id| *id == MARK);
         let (before, after) = (sides.next()?.to_vec(), sides.next()?.to_vec());
         sides.next().is_none().then_some(Around { before, after })

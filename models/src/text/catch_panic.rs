@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What `call` returns, or what it panicked with. What it changed on the way must not matter: a cache, a text that is thrown away.
-pub(super) fn careful<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+pub(super) fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
         let why = panic.downcast_ref::<&str>().copied().map(str::to_owned);
         let why = why.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -17,10 +17,10 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_with_its_words() {
-        assert_eq!(careful(|| 3), Ok(3));
-        assert_eq!(careful(|| -> u8 { panic!("odd") }).unwrap_err(), "it cannot be used: odd");
+        assert_eq!(catch_panic(|| 3), Ok(3));
+        assert_eq!(catch_panic(|| -> u8 { panic!("odd") }).unwrap_err(), "it cannot be used: odd");
         let number = 7;
-        let said = careful(|| -> u8 { panic!("{number} is odd") }).unwrap_err();
+        let said = catch_panic(|| -> u8 { panic!("{number} is odd") }).unwrap_err();
         assert_eq!(said, "it cannot be used: 7 is odd");
     }
 }

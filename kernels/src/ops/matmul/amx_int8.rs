@@ -3,10 +3,10 @@
 //! A step of a block is `[2][TILE][32]` bytes of activations, their scales `[2][TILE]`, and `[2][TILE]` of what the weights' offset
 //! added.
 
+use super::amx::{Tiles, blocks};
 use super::strip::{STRIP, Strip};
-use super::tiles::{Tiles, blocks};
 use crate::memory::{BLOCK, BLOCKS, PANEL};
-use crate::simd::tiles::{ForBytes, SUMS, TILE, products_of_bytes};
+use crate::simd::amx::{ForBytes, SUMS, TILE, products_of_bytes};
 use crate::simd::{Simd, one_of, quantise};
 
 /// Fewest rows that go in tiles: with fewer, more than half of a block would be padding. Measured level with vectors from here to 64.

@@ -5,7 +5,7 @@
 //! outputs of the tile.
 //!
 //! Activations lie as blocks of [`TILE`] rows: `[step][TILE][32]` bf16. Weights lie as in `memory/matrix.rs`: there a step of a panel is
-//! two tiles side by side. For int8 both are as `ops/matmul/bytes_in_tiles.rs` and `memory/matrix.rs` say.
+//! two tiles side by side. For int8 both are as `ops/matmul/amx_int8.rs` and `memory/matrix.rs` say.
 
 use half::bf16;
 use std::arch::asm;

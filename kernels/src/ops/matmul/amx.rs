@@ -3,7 +3,7 @@
 use super::strip::{Job, STRIP, Strip};
 use crate::memory::{DEPTH, PANEL};
 use crate::simd::Simd;
-use crate::simd::tiles::{SUMS, TILE, one_block, two_blocks};
+use crate::simd::amx::{SUMS, TILE, one_block, two_blocks};
 use half::bf16;
 use std::ops::Range;
 
