@@ -1,4 +1,4 @@
-//! What passes cost: measured tables per lane and partition, kept monotone, corrected as passes are timed (D6).
+//! What passes cost: measured tables per lane and partition, kept monotone, corrected as passes are timed.
 
 use std::time::Duration;
 

@@ -229,7 +229,7 @@ impl Engine {
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let PassShape { rows, sequences, .. } = self.draft_shape;
         if rows > 3 * sequences {
-            self.planner.timed_catch_up(rows, outcome.took);
+            self.planner.timed_catch_up(rows, steps, outcome.took);
         }
         if steps > 0 {
             let sequences = outcome.proposals.len().div_ceil(steps);

@@ -77,8 +77,9 @@ pub(crate) struct Planner {
     worth: f64,
     /// Rounds since anyone was given a proposal.
     quiet_rounds: u32,
-    /// Where there are no tables: seconds of a verify pass, and of a row of draft plans that mostly catch up; 0 before the first.
+    /// Where there are no tables: seconds of a verify pass, of a draft step, and of a row in a first step that catches up; 0 before the first.
     verify_s: f64,
+    step_s: f64,
     catch_up_row_s: f64,
     /// This round's proposals are there to be learned from.
     probing: bool,
@@ -102,6 +103,7 @@ impl Planner {
             worth: 0.0,
             quiet_rounds: 0,
             verify_s: 0.0,
+            step_s: 0.0,
             catch_up_row_s: 0.0,
             probing: false,
             budget: Budget::default(),
@@ -228,18 +230,25 @@ impl Planner {
     /// A draft plan was timed: the tables learn, unless catching up dominated it.
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
+        if rows <= 3 * sequences {
+            observe(&mut self.step_s, took.as_secs_f64() / steps as f64);
+        }
         if let Some(costs) = self.partitions.get_mut(shape.partition.0).filter(|_| rows <= 3 * sequences) {
             costs.draft.observe(sequences, shape.reach, took / steps as u32);
         }
     }
 
-    /// A draft plan of so many rows was timed, most of which caught up.
-    pub(crate) fn timed_catch_up(&mut self, rows: usize, took: Duration) {
-        observe(&mut self.catch_up_row_s, took.as_secs_f64() / rows as f64);
+    /// A draft plan was timed whose first step had so many rows, most of which caught up.
+    pub(crate) fn timed_catch_up(&mut self, rows: usize, steps: usize, took: Duration) {
+        let took_s = took.as_secs_f64();
+        // The first step is the long one.
+        let others_s = steps.saturating_sub(1) as f64 * self.step_s;
+        let first_s = (took_s - others_s).max(took_s / steps.max(1) as f64);
+        observe(&mut self.catch_up_row_s, first_s / rows as f64);
     }
 
-    /// Rows of a draft plan that may be of sequences with far to catch up, while others wait for it: as many as take no longer than a verify
-    /// pass of `rows` rows, the next one, and no more than `most`.
+    /// Rows of a draft plan that may be of sequences with far to catch up, while others wait for it, at most `most`: as many as take no longer
+    /// than the next verify pass, of `rows` rows; where there are no tables, than verify passes took in the mean.
     pub(crate) fn long_rows(&self, rows: usize, most: usize) -> usize {
         let most = most.max(LEAST_LONG_ROWS);
         if let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) {

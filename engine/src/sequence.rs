@@ -426,7 +426,7 @@ impl Sequence {
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
-        // What was not in the pass to its end counts as not sent (D2).
+        // What was not in the pass to its end counts as not sent.
         let verified = sent.saturating_sub(verdict.forbidden + verdict.pruned);
         let accepted = verdict.accepted.min(verified);
         (done.proposed, done.accepted) = (verified, accepted);

@@ -40,10 +40,10 @@ fn rust_files() -> Vec<(String, String)> {
     all
 }
 
-fn metadata() -> serde_json::Value {
+fn metadata(manifest: &str) -> serde_json::Value {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let output = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline", "--manifest-path", manifest])
         .current_dir(root())
         .output()
         .expect("cargo can be started");
@@ -53,7 +53,7 @@ fn metadata() -> serde_json::Value {
 
 #[test]
 fn crates_use_only_whom_they_may() {
-    let metadata = metadata();
+    let metadata = metadata("Cargo.toml");
     let packages = metadata["packages"].as_array().map_or(0, Vec::len);
     assert_eq!(packages, CRATES.len(), "tests/tests/layering.rs names every crate");
     assert_none(&edges::faults(&metadata));
@@ -93,7 +93,7 @@ fn documents_name_files_that_exist() {
 /// `FASER_DRAW=1 cargo test --test layering` draws it anew.
 #[test]
 fn the_picture_of_the_crates_is_what_cargo_says() {
-    let metadata = metadata();
+    let metadata = metadata("Cargo.toml");
     let about = |name: &str| {
         let found =
             metadata["packages"].as_array().into_iter().flatten().find(|package| package["name"] == name);
@@ -112,4 +112,10 @@ fn the_picture_of_the_crates_is_what_cargo_says() {
 #[test]
 fn no_modules_use_each_other_in_a_cycle() {
     assert_none(&cycles::faults(&rust_files()));
+}
+
+#[test]
+fn the_workspace_of_the_fuzz_targets_loads() {
+    let metadata = metadata("fuzz/Cargo.toml");
+    assert_eq!(metadata["packages"][0]["name"], "faser-fuzz");
 }

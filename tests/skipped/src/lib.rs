@@ -1,5 +1,5 @@
 //! Tests that cannot run on this machine: each says so past the harness, which counts it as passed, and once more in the summary at the end
-//! of `cargo test`.
+//! of the end-to-end tests.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -27,17 +27,21 @@ pub fn said() -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// The list of this `cargo test`, known by its process, beside what it builds.
+/// The list of this `cargo test`, known by its process and when that began, beside what it builds.
 fn list() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     let folder = program.ancestors().nth(2).unwrap_or(&program);
-    folder.join(format!("skipped-by-{}", std::os::unix::process::parent_id()))
+    let parent = std::os::unix::process::parent_id();
+    let stat = std::fs::read_to_string(format!("/proc/{parent}/stat")).unwrap_or_default();
+    // Behind the name, which may have spaces, the 20th field: ticks since the machine was started.
+    let began = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(19));
+    folder.join(format!("skipped-by-{parent}-{}", began.unwrap_or_default()))
 }
 
 /// The summary, and the end of the list.
 pub fn summary() -> String {
     let said = said();
-    // A list that stays is of no use, and does no harm.
+    // A list that stays is nobody's: no other process has its number and began when it did.
     let _ = std::fs::remove_file(list());
     match said.len() {
         0 => "summary: no test was skipped".to_owned(),
