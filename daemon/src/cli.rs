@@ -4,11 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use faser_engine::Policy;
-use serde_json::Value;
-
 use faser_config::raw::{ConfigSource, Document};
 use faser_config::{Config, ConfigError};
+use faser_engine::Policy;
 use faser_operators::ctl::CtlArgs;
 use faser_operators::top::TopArgs;
 use faser_tools::bench::BenchArgs;
@@ -17,6 +15,7 @@ use faser_tools::compare::CompareArgs;
 use faser_tools::generate::GenerateArgs;
 use faser_tools::gpu_check::GpuCheckArgs;
 use faser_tools::sim::SimArgs;
+use serde_json::Value;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -7,7 +7,6 @@ use std::path::Path;
 use anyhow::Result;
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
-
 use faser_terminal::SystemError;
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};

@@ -16,13 +16,9 @@ use actix_web::middleware::from_fn;
 use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
 use anyhow::{Result, anyhow};
-use faser_models::GenerationDefaults;
-use tokio::sync::Mutex;
-
-use crate::listen;
-use crate::systemd::{self, Sockets, Status, notify};
 use faser_config::{Config, sizes};
 use faser_loading::load::{Loaded, load_all};
+use faser_models::GenerationDefaults;
 use faser_openai::access::Access;
 use faser_openai::app::App;
 use faser_openai::metrics;
@@ -32,6 +28,10 @@ use faser_operators::admin::peer::Operators;
 use faser_operators::admin::{self, Admin};
 use faser_operators::reload::Reload;
 use faser_terminal::{Display, Hangups, Signals, SystemError, println};
+use tokio::sync::Mutex;
+
+use crate::listen;
+use crate::systemd::{self, Sockets, Status, notify};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
 const FLUSH_TIMEOUT_S: u64 = 2;
@@ -52,7 +52,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let (handed_over, for_admin) = (sockets.http()?, sockets.admin()?);
     let mut signals = Signals::take_over()?;
     let mut hangups = Hangups::take_over()?;
-    let recorder = metrics::install()?;
+    let recorder = metrics::install().map_err(|err| anyhow!("cannot set up metrics: {err}"))?;
     let access = Arc::new(Access::load(&config.server)?);
     reload.manage(Arc::clone(&access));
     let app = web::Data::new(App::new(config.server.clone(), access, recorder.clone()));

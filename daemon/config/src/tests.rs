@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use faser_actors::DrillFault;
-
 use faser_engine::{Mechanisms, Policy, Slo};
 
 use super::raw::Document;

@@ -9,6 +9,4 @@ mod place;
 pub mod plan;
 mod shares;
 
-pub use error::LoadError;
-pub use load::{Loaded, load, load_all};
 pub use pair::Watch;

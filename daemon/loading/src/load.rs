@@ -7,10 +7,15 @@ use faser_actors::{
     DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
+use faser_config::device::{Machine, choose};
+use faser_config::{Config, ModelSource};
 use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, Progress, Tokenizer,
 };
+use faser_openai::grammars::Grammars;
+use faser_openai::pairs::Served;
+use faser_openai::sequence::SequenceError;
 use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
@@ -19,11 +24,6 @@ use crate::error::LoadError;
 use crate::pair::{Pair, Watch, pair, shorter_draft};
 use crate::place::{Placed, Staged, place, stage};
 use crate::shares::memory_of_pairs;
-use faser_config::device::{Machine, choose};
-use faser_config::{Config, ModelSource};
-use faser_openai::grammars::Grammars;
-use faser_openai::pairs::Served;
-use faser_openai::sequence::SequenceError;
 
 /// Long texts that are tokenized at once; the lanes need the cores too.
 const LONG_TEXTS_AT_ONCE: usize = 2;

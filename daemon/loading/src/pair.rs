@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use faser_actors::{CudaWeights, Dtype};
+use faser_config::{Config, ModelSource, ToolCalls};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
@@ -13,7 +14,6 @@ use faser_models::{
 
 use crate::error::LoadError;
 use crate::locate;
-use faser_config::{Config, ModelSource, ToolCalls};
 
 /// How far loading is: which model, and its weights.
 pub type Watch<'w> = &'w mut dyn FnMut(&str, Progress);

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use faser_actors::{
     CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
 };
+use faser_config::Config;
+use faser_config::device::{Chosen, Machine};
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{Model, ModelConfig, Scratch, Shard, on_nodes};
@@ -14,8 +16,6 @@ use crate::costs;
 use crate::error::LoadError;
 use crate::pair::{OnHost, Watch, Weights};
 use crate::shares::{Need, shares};
-use faser_config::Config;
-use faser_config::device::{Chosen, Machine};
 
 /// A pair in its place.
 pub(crate) struct Placed {

@@ -6,6 +6,8 @@ use std::fmt::{self, Display, Formatter};
 use std::path::Path;
 
 use faser_actors::{Dtype, PassLimits};
+use faser_config::sizes::written;
+use faser_config::{Config, DeviceKind, ModelSource, NamedShape};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{ModelConfig, Scratch, Shard, fitted};
@@ -17,8 +19,6 @@ use serde::Serialize;
 
 use crate::error::LoadError;
 use crate::locate;
-use faser_config::sizes::written;
-use faser_config::{Config, DeviceKind, ModelSource, NamedShape};
 
 #[cfg(test)]
 mod tests;

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use actix_web::{HttpRequest, web};
+use faser_config::ServerConfig;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::access::Access;
 use crate::body::{self, Ask, Bodies};
 use crate::errors::ApiError;
 use crate::pairs::{Pairs, Served};
-use faser_config::ServerConfig;
 
 /// The daemon as its handlers see it.
 pub struct App {

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, web};
+use faser_config::ServerConfig;
+use faser_config::fields::{Fields, shortened};
 use futures_util::StreamExt;
 use serde_json::Value;
 
 use super::bounds::Bounds;
 use super::errors::ApiError;
-use faser_config::ServerConfig;
-use faser_config::fields::{Fields, shortened};
 
 /// Lists and objects within each other: what a JSON schema may have, and some around it.
 const MOST_DEPTH: usize = 96;

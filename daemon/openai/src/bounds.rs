@@ -1,11 +1,11 @@
 //! What a request is read by: which API it is of, and what it is measured against. So it can be read without a model at hand.
 
+use faser_config::fields::Fields;
 use faser_models::{CallFormat, GenerationDefaults};
 use serde_json::json;
 
 use super::errors::ApiError;
 use crate::names::Names;
-use faser_config::fields::Fields;
 
 /// Which API a request and its answer are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! POST /v1/chat/completions: messages, through the model's chat template.
 
 use actix_web::{HttpRequest, HttpResponse, web};
+use faser_config::fields::{FieldError, Fields};
 use faser_models::Conversation;
 use serde_json::json;
 
@@ -13,7 +14,6 @@ use super::params::{Parameters, PromptTokens, parameters};
 use super::tools::tools;
 use super::{Bounds, encoding};
 use crate::app::App;
-use faser_config::fields::{FieldError, Fields};
 
 /// The handler.
 pub(super) async fn chat(

@@ -1,6 +1,7 @@
 //! POST /v1/completions: prompts as text or token ids, one or several.
 
 use actix_web::{HttpRequest, HttpResponse, web};
+use faser_config::fields::{Fault, FieldError, Fields, each, one_of, wrong_type};
 use faser_engine::TokenId;
 use serde_json::{Value, json};
 
@@ -11,7 +12,6 @@ use super::generation::{self, Generation};
 use super::params::{Kept, Parameters, PromptTokens, parameters, token_id, token_ids};
 use super::{Bounds, encoding};
 use crate::app::App;
-use faser_config::fields::{Fault, FieldError, Fields, each, one_of, wrong_type};
 
 /// Tokens of a completion when the request does not say, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;

@@ -1,11 +1,11 @@
 //! What a chat template is given: messages from OpenAI's form into the one that templates know (content as one string, arguments of calls as
 //! objects), functions, and variables, `reasoning_effort` and `verbosity` among them.
 
+use faser_config::fields::{Fault, FieldError, Fields, joined, required, required_as, shortened, wrong_type};
 use faser_models::{Conversation, LastTurn};
 use serde_json::{Map, Value, json};
 
 use super::body::Containers;
-use faser_config::fields::{Fault, FieldError, Fields, joined, required, required_as, shortened, wrong_type};
 
 /// Messages of a request at most.
 pub(super) const MAX_MESSAGES: usize = 4096;

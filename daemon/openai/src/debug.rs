@@ -7,11 +7,11 @@ use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
 use faser_actors::Replicas;
 use faser_bench::trace::write_chrome_trace;
+use faser_config::fields::{Fault, FieldError};
 use faser_engine::record::Record;
 
 use super::errors::ApiError;
 use crate::app::App;
-use faser_config::fields::{Fault, FieldError};
 
 /// Seconds recorded if nobody says how many.
 const DEFAULT_S: u64 = 5;

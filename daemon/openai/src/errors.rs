@@ -3,6 +3,7 @@
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
 use faser_actors::{RecordingError, SubmitError};
+use faser_config::fields::{Fault, FieldError, shortened};
 use faser_engine::Refusal;
 use faser_models::ModelError;
 use serde::Serialize;
@@ -10,7 +11,6 @@ use utoipa::ToSchema;
 
 use crate::grammars::FormatError;
 use crate::sequence::SequenceError;
-use faser_config::fields::{Fault, FieldError, shortened};
 
 /// A refusal or failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,11 +1,11 @@
 //! What an output is to look like: OpenAI's `response_format`, and the names that vLLM has for the rest.
 
+use faser_config::fields::{Fault, FieldError, Fields, each, required_as, wrong_type};
 use faser_models::GrammarSource;
 use serde_json::{Value, json};
 
 use super::bounds::Shape;
 use super::conversation::VERBOSITY;
-use faser_config::fields::{Fault, FieldError, Fields, each, required_as, wrong_type};
 
 /// What is said of texts in these languages, and an example.
 const REGEX: (&str, &str) = ("", "[a-f]+");

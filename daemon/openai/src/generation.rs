@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, web};
 use faser_actors::Sampling;
+use faser_config::fields::{Fault, FieldError};
 use faser_engine::TokenId;
 use faser_models::Grammar;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
@@ -23,7 +24,6 @@ use super::slow::Watched;
 use super::usage::Place;
 use crate::pairs::{Opening, Served};
 use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
-use faser_config::fields::{Fault, FieldError};
 
 /// Everything a request asks for.
 pub(super) struct Generation {

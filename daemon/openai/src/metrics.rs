@@ -4,11 +4,10 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use faser_actors::{LANE_BUCKETS, LATENCY_BUCKETS};
+use faser_config::device::Machine;
 use faser_engine::EngineConfig;
 use metrics::Label;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-
-use faser_config::device::Machine;
 
 /// vLLM's buckets of what is told by its names (vllm/v1/metrics/buckets.py): its dashboards ask for some of them.
 const VLLM_BUCKETS: [(&[&str], &[f64]); 4] = [

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
+use faser_config::Config;
+use faser_config::device::Machine;
 use faser_engine::{EngineConfig, TokenId};
 use faser_models::{
     CallFormat, ChatTemplate, Conversation, GenerationDefaults, Grammar, ModelError, Tokenizer,
@@ -19,8 +21,6 @@ use crate::grammars::Grammars;
 use crate::names::Names;
 use crate::params::Parameters;
 use crate::sequence::{Reading, TextSequence};
-use faser_config::Config;
-use faser_config::device::Machine;
 
 /// A model pair, ready to take prompts.
 pub struct Served {

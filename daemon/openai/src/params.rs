@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use faser_actors::{MAX_TOP_LOGPROBS, Sampling};
+use faser_config::fields::{
+    Fault, FieldError, Fields, at_most, each, one_of, required_as, shortened, whole, wrong_type, wrong_value,
+};
 use faser_engine::{Handling, TokenId};
 use faser_models::CallFormat;
 use serde_json::{Value, json};
@@ -12,9 +15,6 @@ use super::conversation::content;
 use super::format::{Form, form};
 use super::speculation::handling;
 use crate::random;
-use faser_config::fields::{
-    Fault, FieldError, Fields, at_most, each, one_of, required_as, shortened, whole, wrong_type, wrong_value,
-};
 
 /// Stop strings of a request at most, and bytes of each.
 const MAX_STOPS: usize = 16;

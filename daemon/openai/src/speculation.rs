@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
+use faser_config::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
 use faser_engine::{Handling, K_LIMIT, Slo, SpeculationMode};
 use serde_json::{Value, json};
-
-use faser_config::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
 
 /// The longest latency target, as in the config: an hour.
 const LONGEST_TARGET_MS: u64 = 3_600_000;

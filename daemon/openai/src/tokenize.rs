@@ -1,6 +1,7 @@
 //! POST /tokenize and /detokenize, in vLLM's shapes.
 
 use actix_web::{HttpRequest, HttpResponse, web};
+use faser_config::fields::{FieldError, Fields, required};
 use faser_engine::TokenId;
 use faser_models::Conversation;
 use serde::Serialize;
@@ -12,7 +13,6 @@ use super::errors::ApiError;
 use super::params::{token_id, token_ids};
 use super::{Bounds, encoding};
 use crate::app::App;
-use faser_config::fields::{FieldError, Fields, required};
 
 // As a JSON value a long text's would take many times the memory.
 /// POST /tokenize.

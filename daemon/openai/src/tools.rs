@@ -1,14 +1,14 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls`: which functions a chat may call, and what that makes of its output.
 
+use faser_config::fields::{
+    Fault, FieldError, Fields, did_you_mean, named, one_of, required, shortened, wrong_type, wrong_value,
+};
 use faser_models::{CallForm, CallFormat, Function, GrammarSource};
 use serde_json::{Value, json};
 
 use super::bounds::{Bounds, Shape};
 use super::format::Form;
 use super::params::{Parameters, ReadCalls, check_form};
-use faser_config::fields::{
-    Fault, FieldError, Fields, did_you_mean, named, one_of, required, shortened, wrong_type, wrong_value,
-};
 
 /// Functions of a request at most.
 const MAX_TOOLS: usize = 128;

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 
 use actix_web::web;
-
-use super::notify;
 use faser_openai::app::App;
 use faser_openai::pairs::Pairs;
+
+use super::notify;
 
 /// Looks at the daemon, and tells the service manager what has changed.
 pub struct Status {

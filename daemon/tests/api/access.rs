@@ -1,7 +1,8 @@
 //! API keys: who is let in where, and how many at once.
 
-use super::*;
 use faser_openai::access::{Access, Table};
+
+use super::*;
 
 const ALICE: &str = "sk-alice-0123456789";
 const OTHER: &str = "sk-other-0123456789";

@@ -12,15 +12,14 @@ use actix_web::http::StatusCode;
 use actix_web::middleware::from_fn;
 use actix_web::test::{TestRequest, call_service, init_service, read_body};
 use actix_web::{Error, web};
-use faser_models::ChatTemplate;
-use futures_util::StreamExt;
-use serde_json::{Value, json};
-
 use faser_config::Config;
 use faser_config::raw::Document;
+use faser_models::ChatTemplate;
 use faser_openai::app::App;
 use faser_openai::pairs::Pairs;
 use faser_openai::pairs::Served;
+use futures_util::StreamExt;
+use serde_json::{Value, json};
 
 /// The synthetic pair, with what `more` adds to its config.
 async fn daemon(more: &str) -> (web::Data<App>, Arc<Served>) {

@@ -1,8 +1,9 @@
 //! GET /openapi.json, and real answers beside what it says of them.
 
+use serde_json::Map;
+
 use super::tools::calling_by;
 use super::*;
-use serde_json::Map;
 
 /// What a reference leads to.
 fn resolved<'a>(schema: &'a Value, all: &'a Map<String, Value>) -> &'a Value {

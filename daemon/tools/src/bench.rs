@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use faser_bench::{BenchSpec, KMax, Progress, Prompts};
-use faser_topology::CpuDevice;
-
 use faser_terminal::{println, write_json};
+use faser_topology::CpuDevice;
 
 /// `faser bench`.
 #[derive(Args, Debug)]

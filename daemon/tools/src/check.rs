@@ -6,15 +6,14 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
-use faser_engine::cost::{PassCost, Reach};
-use faser_models::CallFormat;
-use faser_topology::Node;
-
 use faser_config::device::Machine;
 use faser_config::{Config, ConfigError, sizes};
+use faser_engine::cost::{PassCost, Reach};
 use faser_loading::load::{Loaded, load_all};
+use faser_models::CallFormat;
 use faser_openai::access::Access;
 use faser_terminal::Display;
+use faser_topology::Node;
 
 /// `faser check`.
 #[derive(Args, Debug)]

@@ -14,15 +14,14 @@ use faser_actors::{LaneSizes, Sampling, Service, ServiceSpec, Submission, Update
 use faser_bench::compare::{Comparison, Load, PassFigures, Run};
 use faser_bench::sim::Ablation;
 use faser_bench::{BenchError, Prompt, Prompts, Quantiles};
-use faser_engine::sim::Arrivals;
-use faser_engine::{EngineConfig, FinishReason, Policy, TokenId, Tuning};
-use futures_util::future::try_join_all;
-
 use faser_config::raw::{ConfigSource, Document};
 use faser_config::{Config, ConfigError, ModelSource};
+use faser_engine::sim::Arrivals;
+use faser_engine::{EngineConfig, FinishReason, Policy, TokenId, Tuning};
 use faser_loading::load::{Loaded, load};
 use faser_openai::sequence::SequenceError;
 use faser_terminal::{Display, println, write_json};
+use futures_util::future::try_join_all;
 
 /// `faser compare`.
 #[derive(Args, Debug)]

@@ -13,11 +13,11 @@ use clap::Args;
 use faser_actors::gpu_check as actors;
 use faser_actors::gpu_check::{Bound, Check, CheckResult, Figure, Report, Setting, Verdict};
 use faser_bench::BenchError;
+use faser_config::raw::Document;
+use faser_terminal::{SystemError, print, println, write_json};
 use serde_json::{Value, json};
 
 use crate::compare::{CompareArgs, comparison};
-use faser_config::raw::Document;
-use faser_terminal::{SystemError, print, println, write_json};
 
 /// `faser gpu-check`.
 #[derive(Args, Debug)]

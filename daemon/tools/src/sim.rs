@@ -14,9 +14,8 @@ use faser_engine::Mechanisms;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Roofline,
 };
-use faser_topology::{Link, LinkKind};
-
 use faser_terminal::{SystemError, println};
+use faser_topology::{Link, LinkKind};
 
 /// `faser sim`.
 #[derive(Args, Debug)]

@@ -6,21 +6,20 @@ use std::sync::{Arc, OnceLock};
 
 use actix_web::ResponseError;
 use faser_actors::Dtype;
+use faser_config::Config;
+use faser_config::changes::changed;
+use faser_config::raw::Document;
 use faser_models::{
     ChatTemplate, Conversation, Detokenizer, GrammarCompiler, GrammarSource, GrammarVocabulary, LastTurn,
     ModelConfig, Shard, Tokenizer, check_header,
 };
-use serde_json::{Value, json};
-
-use faser_config::Config;
-use faser_config::changes::changed;
-use faser_config::raw::Document;
 use faser_openai::errors::ApiError;
 use faser_openai::stop::StopMatcher;
 use faser_openai::{
     Bounds, Completion, Prompt, TemplateReads, chat_asked, completion_asked, ids_asked, read, response_asked,
     tokens_asked,
 };
+use serde_json::{Value, json};
 
 const BOUNDS: Bounds<'static> = Bounds {
     template: TemplateReads { tools: false, reasoning_effort: true, verbosity: false },

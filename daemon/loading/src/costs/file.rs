@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use faser_openai::random;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::key::Fnv;
-use faser_openai::random;
 
 /// Number of the format; another number, another meaning of the fields.
 const FORMAT: u64 = 2;

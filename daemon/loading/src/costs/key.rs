@@ -5,13 +5,12 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts, ProfileSpec};
+use faser_config::device::Machine;
 use faser_engine::cost::ROW_GRID;
 use faser_models::synthetic::SyntheticSpec;
 use faser_models::{ModelError, weight_files};
 use faser_topology::LanePair;
 use serde::Serialize;
-
-use faser_config::device::Machine;
 
 /// A header longer than this is not read to its end: it is told apart by its beginning and its length.
 const MOST_HEADER_BYTES: u64 = 1 << 20;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use faser_actors::{ProfileSpec, profile};
+use faser_config::device::Machine;
+use faser_config::{Config, CostCache, ModelSource};
 use faser_engine::cost::PartitionCosts;
 use serde_json::{Value, json};
 
@@ -13,8 +15,6 @@ use self::file::{CostFile, Kept};
 use self::key::{Key, Weights};
 use crate::error::LoadError;
 use crate::locate;
-use faser_config::device::Machine;
-use faser_config::{Config, CostCache, ModelSource};
 
 mod file;
 mod key;

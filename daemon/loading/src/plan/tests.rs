@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use faser_config::raw::Document;
 use faser_models::{ModelConfig, Shard};
 use faser_topology::{DeviceId, Divisible};
 
 use super::*;
 use crate::load::load;
-use faser_config::raw::Document;
 
 fn config(text: &str) -> Config {
     let document = Document::parse(Path::new("x.yaml"), text.to_owned()).unwrap();

@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use super::*;
 use faser_config::Config;
 use faser_config::raw::Document;
+
+use super::*;
 
 const KEY: &str = "sk-0123456789abcdef";
 

@@ -5,6 +5,7 @@
 mod tests;
 
 use actix_web::HttpResponse;
+use faser_config::fields::{Schemas, named};
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
@@ -16,7 +17,6 @@ use super::info::{Model, ModelInfo, Models, Readiness, ServerInfo, Status, Versi
 use super::responses::Response;
 use super::tokenize::{Detokenized, Tokens};
 use super::{chat, completions, responses, tokenize};
-use faser_config::fields::{Schemas, named};
 
 /// Schemas of answers.
 #[derive(OpenApi)]

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use faser_config::fields::asked;
+
 use super::*;
 use crate::body::read;
-use faser_config::fields::asked;
 
 fn resolved<'a>(schema: &'a Value, all: &'a Map<String, Value>) -> &'a Value {
     let name = schema["$ref"].as_str().and_then(|path| path.strip_prefix("#/components/schemas/"));

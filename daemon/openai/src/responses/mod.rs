@@ -4,6 +4,9 @@ mod writer;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse, web};
+use faser_config::fields::{
+    Fault, FieldError, Fields, each, joined, named, one_of, required, shortened, wrong_type,
+};
 use faser_models::{Conversation, LastTurn};
 use serde_json::{Map, Value, json};
 
@@ -18,9 +21,6 @@ use super::params::{Kept, Parameters, parameters};
 use super::tools::tools;
 use super::{Bounds, encoding};
 use crate::app::App;
-use faser_config::fields::{
-    Fault, FieldError, Fields, each, joined, named, one_of, required, shortened, wrong_type,
-};
 pub(super) use writer::Response;
 use writer::Writer;
 

@@ -5,6 +5,11 @@ use std::time::Duration;
 use actix_web::http::header;
 use actix_web::{HttpResponse, web};
 use faser_actors::Seen;
+use faser_config::Config;
+use faser_config::fields::{Fault, FieldError};
+use faser_openai::errors::ApiError;
+use faser_openai::pairs::Pairs;
+use faser_openai::{chrome_trace, no_replica};
 use futures_util::stream;
 use serde_json::{Value, json};
 
@@ -17,11 +22,6 @@ use super::peer::Peer;
 use super::snapshot::{PolicyView, RequestRow};
 use super::{audit, dashboard};
 use crate::reload::{Changes, LIVE};
-use faser_config::Config;
-use faser_config::fields::{Fault, FieldError};
-use faser_openai::errors::ApiError;
-use faser_openai::pairs::Pairs;
-use faser_openai::{chrome_trace, no_replica};
 
 /// Requests that are listed at most, of each replica.
 const MOST_REQUESTS: usize = 1000;

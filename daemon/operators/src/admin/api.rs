@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use actix_web::http::{Method, StatusCode};
 use actix_web::web;
+use faser_config::fields::{Fault, FieldError, Fields};
+use faser_config::tunables::{TUNABLES, Tunable};
 use faser_engine::SeqId;
+use faser_openai::errors::ApiError;
 use serde_json::Value;
 
 use super::errors::not_here;
-use faser_config::fields::{Fault, FieldError, Fields};
-use faser_config::tunables::{TUNABLES, Tunable};
-use faser_openai::errors::ApiError;
 
 /// Everything that can be asked of a running daemon. `POST`, `PUT` and `PATCH` change something: they are for root, faser's own user and
 /// members of `admin.group`, and each is written to the log as an audit line. What a call has beside that is the name of a pair, of several:

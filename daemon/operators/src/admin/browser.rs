@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use actix_web::HttpRequest;
 use actix_web::http::Method;
+use faser_openai::errors::ApiError;
 
 use super::errors::forbidden;
-use faser_openai::errors::ApiError;
 
 /// Refuses what a page of a stranger could have had a browser ask.
 pub(super) fn check(request: &HttpRequest) -> Result<(), ApiError> {

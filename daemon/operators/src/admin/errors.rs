@@ -1,9 +1,9 @@
 //! Refusals of the admin API, in the shape of the HTTP API's.
 
 use actix_web::http::StatusCode;
+use faser_openai::errors::ApiError;
 
 use crate::reload::ReloadError;
-use faser_openai::errors::ApiError;
 
 /// 404 for a path.
 pub(super) fn not_here(path: &str) -> ApiError {

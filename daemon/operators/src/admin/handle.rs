@@ -2,6 +2,7 @@
 
 use actix_web::http::{Method, StatusCode};
 use actix_web::{HttpRequest, HttpResponse, web};
+use faser_openai::errors::ApiError;
 use futures_util::StreamExt;
 use serde_json::Value;
 
@@ -10,7 +11,6 @@ use super::api::{self, Call};
 use super::look::Admin;
 use super::peer::Peer;
 use super::{audit, browser, errors};
-use faser_openai::errors::ApiError;
 
 /// Larger bodies are refused.
 const MOST_BYTES: usize = 64 << 10;

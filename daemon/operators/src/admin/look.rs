@@ -8,6 +8,9 @@ use actix_web::rt::time::timeout;
 use actix_web::web;
 use faser_actors::{DeviceStatus, LaneSizes, Look, Seen};
 use faser_engine::LoadView;
+use faser_openai::app::App;
+use faser_openai::errors::ApiError;
+use faser_openai::pairs::{Pairs, Served};
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::figures::{figures, requests};
@@ -15,9 +18,6 @@ use super::peer::Operators;
 use super::snapshot::{ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
 use super::timeline::Timeline;
 use crate::reload::Reload;
-use faser_openai::app::App;
-use faser_openai::errors::ApiError;
-use faser_openai::pairs::{Pairs, Served};
 
 /// How often views are kept to have rates from.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(1);

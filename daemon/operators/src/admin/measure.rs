@@ -2,6 +2,9 @@
 
 use actix_web::web;
 use faser_actors::ProfileSpec;
+use faser_config::Config;
+use faser_loading::costs;
+use faser_openai::errors::ApiError;
 use serde_json::json;
 
 use super::audit;
@@ -9,9 +12,6 @@ use super::errors::conflict;
 use super::look::Admin;
 use super::openapi::Measured;
 use super::peer::Peer;
-use faser_config::Config;
-use faser_loading::costs;
-use faser_openai::errors::ApiError;
 
 /// Why nothing is taken meanwhile.
 const MEASURING: &str = "measuring what passes cost";

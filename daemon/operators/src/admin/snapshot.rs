@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use faser_config::tunables::{Kind, TUNABLES, Tunable};
 use faser_engine::Tuning;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,7 +12,6 @@ use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::timeline::Timeline;
-use faser_config::tunables::{Kind, TUNABLES, Tunable};
 
 /// Speculative lengths are below this.
 pub(super) const LENGTHS: usize = faser_engine::K_LIMIT + 1;

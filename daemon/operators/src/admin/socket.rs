@@ -6,9 +6,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use super::peer::Operators;
 use anyhow::{Result, anyhow};
 use faser_config::{AdminConfig, AdminSocket};
+
+use super::peer::Operators;
 
 /// Users of its group may connect.
 const MODE: u32 = 0o660;

@@ -1,31 +1,29 @@
 //! The admin API in process: who may what, and what calls do, over a small synthetic pair.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::ResponseError;
 use actix_web::body::to_bytes;
 use actix_web::http::{Method, StatusCode};
-use faser_actors::{Sampling, Submission, Update};
-use faser_engine::FinishReason;
-use serde_json::{Value, json};
-
-use super::handle::{Asked, respond};
-use super::peer::Peer;
-use std::sync::Arc;
-
 use actix_web::web;
-use tokio::sync::Mutex as AsyncMutex;
-
-use super::peer::Operators;
-use super::*;
-use crate::log::LogLevel;
-use crate::reload::Reload;
+use faser_actors::{Sampling, Submission, Update};
 use faser_config::Config;
 use faser_config::raw::{ConfigSource, Document};
+use faser_engine::FinishReason;
 use faser_openai::app::App;
 use faser_openai::pairs::Pairs;
 use faser_openai::pairs::Served;
+use serde_json::{Value, json};
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::handle::{Asked, respond};
+use super::peer::Operators;
+use super::peer::Peer;
+use super::*;
+use crate::log::LogLevel;
+use crate::reload::Reload;
 
 const PAIR: &str =
     "model: {name: pair, synthetic: {preset: tiny}}\nspeculation: {policy: 'fixed:2', cost_cache: none}\n";

@@ -1,11 +1,11 @@
 //! HTTP/1.1 over the admin socket, one connection per call: no more of it than the daemon's answers need.
 
-use faser_terminal::println;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use faser_terminal::println;
 use serde_json::Value;
 
 /// Where the socket of the service is.

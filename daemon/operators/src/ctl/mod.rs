@@ -7,11 +7,11 @@ mod show;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use faser_config::tunables::TUNABLES;
 use serde_json::{Map, Value, json};
 
 use self::client::{Answer, Client, CtlError, STANDARD_SOCKET, of_pair, print};
 use self::dashboard::DashboardArgs;
-use faser_config::tunables::TUNABLES;
 
 /// `faser ctl`.
 #[derive(Args, Debug)]

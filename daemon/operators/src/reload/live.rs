@@ -2,11 +2,10 @@
 
 use std::sync::LazyLock;
 
-use faser_engine::EngineError;
-use serde_json::{Value, json};
-
 use faser_config::Config;
 use faser_config::tunables::{TUNABLES, Tunable};
+use faser_engine::EngineError;
+use serde_json::{Value, json};
 
 /// A key that a running daemon takes over.
 pub struct LiveKey {

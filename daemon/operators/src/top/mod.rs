@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use faser_terminal::{Signals, println};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
@@ -29,7 +30,6 @@ use ratatui::crossterm::terminal;
 use self::feed::{Feed, Message, statuses};
 use self::state::{Asked, State};
 use crate::ctl::client::{Client, CtlError, STANDARD_SOCKET, of_pair};
-use faser_terminal::{Signals, println};
 
 /// How long keys are waited for before events are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

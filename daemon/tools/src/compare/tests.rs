@@ -1,7 +1,8 @@
 //! What `faser compare` takes and what it refuses.
 
-use super::*;
 use faser_config::raw::Document;
+
+use super::*;
 
 fn args(line: &str) -> Result<CompareArgs, clap::Error> {
     crate::arguments(&format!("faser compare {line}"))

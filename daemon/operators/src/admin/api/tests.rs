@@ -1,7 +1,8 @@
 //! Calls as they are read, and what is none.
 
-use super::*;
 use serde_json::json;
+
+use super::*;
 
 fn read(method: &Method, path: &str, input: &Value) -> Result<Call, String> {
     Call::read(method, path, input).map_err(|err| err.to_string())

@@ -2,7 +2,6 @@
 
 use actix_web::HttpResponse;
 use actix_web::http::header;
-
 use faser_openai::random;
 
 const PAGE: &str = include_str!("index.html");
