@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler};
-use faser_engine::{Admission, Command, Engine, Event, LaneKind, Refusal, SeqId, Shed};
+use faser_engine::{Admission, CancelledChunk, Command, Engine, Event, LaneKind, Refusal, SeqId};
 
 use crate::error::SubmitError;
 use crate::failures::{Fault, Faults};
@@ -176,7 +176,7 @@ impl FrontierDispatcher {
                         device.verify.send(VerifyWork { plan, requests: requests? }, ended)
                     });
                 }
-                Command::Shed(shed) => self.shed(shed),
+                Command::CancelChunk(chunk) => self.cancel_chunk(chunk),
                 Command::Emit { seq, tokens } => {
                     let (latencies, count) = (&self.latencies, tokens.len());
                     self.links.requests.send(seq, Update::Tokens(tokens), |clock| {
@@ -268,11 +268,11 @@ impl FrontierDispatcher {
     }
 
     /// Tells a lane in the middle of its work.
-    fn shed(&self, Shed { lane, step, seq }: Shed) {
+    fn cancel_chunk(&self, CancelledChunk { lane, step, seq }: CancelledChunk) {
         let DeviceState::Up(device) = &self.device else { return };
         match lane {
-            LaneKind::Draft => device.draft.iter().for_each(|lane| lane.shed(step, seq)),
-            LaneKind::Verify => device.verify.shed(step, seq),
+            LaneKind::Draft => device.draft.iter().for_each(|lane| lane.cancel(step, seq)),
+            LaneKind::Verify => device.verify.cancel(step, seq),
         }
     }
 

@@ -153,8 +153,8 @@ pub(crate) fn before_each<W: Work>(
     hook: impl Fn() + Clone + Send + Sync + 'static,
 ) -> Build<W> {
     let build = build.clone();
-    Arc::new(move |shed| {
-        let (mut run, hook) = (build(shed)?, hook.clone());
+    Arc::new(move |cancels| {
+        let (mut run, hook) = (build(cancels)?, hook.clone());
         Ok(Box::new(move |work: W| {
             hook();
             run(work)

@@ -20,11 +20,11 @@ use faser_engine::{DraftPlan, Event, SeqId, VerifyPlan};
 use metrics::Histogram;
 use tokio::sync::oneshot;
 
+use crate::cancellation::CancelList;
 use crate::error::ServiceError;
 use crate::failures::{Fault, Faults};
 use crate::meter::Meter;
 use crate::runner::{DraftWork, VerifyWork};
-use crate::shed::ShedList;
 
 /// Upper bounds of histogram buckets for passes and gaps of a lane, in seconds.
 pub const LANE_BUCKETS: &[f64] = &[
@@ -101,7 +101,7 @@ impl<W: Work + Sync> Work for Follow<W> {
 /// What carries out a lane's work. Made and used on the lane's thread alone.
 pub(crate) type Run<W> = Box<dyn FnMut(W) -> <W as Work>::Outcome>;
 /// Makes a `Run` with fresh KV memory, which looks at the list for what it need not finish; called on the lane's thread.
-pub(crate) type Build<W> = Arc<dyn Fn(Arc<ShedList>) -> Result<Run<W>, ServiceError> + Send + Sync>;
+pub(crate) type Build<W> = Arc<dyn Fn(Arc<CancelList>) -> Result<Run<W>, ServiceError> + Send + Sync>;
 
 /// What a lane owes and when it last moved: written by the lane and its queue, read by the watchdog.
 #[derive(Default)]
@@ -155,7 +155,7 @@ struct Order<W> {
 pub(crate) struct LaneQueue<W> {
     orders: SyncSender<Order<W>>,
     pulse: Arc<Pulse>,
-    shed: Arc<ShedList>,
+    cancels: Arc<CancelList>,
     followers: Vec<Follower<W>>,
 }
 
@@ -169,7 +169,7 @@ impl<W> Clone for LaneQueue<W> {
         LaneQueue {
             orders: self.orders.clone(),
             pulse: self.pulse.clone(),
-            shed: self.shed.clone(),
+            cancels: self.cancels.clone(),
             followers: self.followers.clone(),
         }
     }
@@ -200,8 +200,8 @@ impl<W: Work> LaneQueue<W> {
     }
 
     /// Nobody waits any more for what plan `step` brings for `seq`.
-    pub(crate) fn shed(&self, step: u64, seq: SeqId) {
-        self.shed.add(step, seq);
+    pub(crate) fn cancel(&self, step: u64, seq: SeqId) {
+        self.cancels.add(step, seq);
     }
 }
 
@@ -246,8 +246,8 @@ impl<W: Work> LaneThread<W> {
         let (tell_built, built) = sync_channel(1);
         let (tell_ended, ended) = oneshot::channel::<()>();
         let pulse = Arc::new(Pulse::default());
-        let shed = Arc::new(ShedList::default());
-        let list = shed.clone();
+        let cancels = Arc::new(CancelList::default());
+        let list = cancels.clone();
         let times = W::ANSWERS.then(|| Times::new(&meter.with("lane", W::LANE)));
         let lane = LaneLoop { generation, results, faults, pulse: pulse.clone(), times };
         let thread = thread::Builder::new()
@@ -267,7 +267,7 @@ impl<W: Work> LaneThread<W> {
                 }
             })
             .map_err(|source| ServiceError::Thread { name: W::THREAD, source })?;
-        let queue = LaneQueue { orders, pulse, shed, followers: Vec::new() };
+        let queue = LaneQueue { orders, pulse, cancels, followers: Vec::new() };
         Ok(LaneThread { queue, end: LaneEnd { thread, ended }, built })
     }
 

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cancellation;
 mod device;
 mod dispatcher;
 mod drill;
@@ -31,7 +32,6 @@ mod replicas;
 mod requests;
 mod runner;
 mod service;
-mod shed;
 mod stream;
 mod submission;
 mod watchdog;
@@ -41,6 +41,7 @@ mod ledger;
 #[cfg(test)]
 mod service_tests;
 
+pub use cancellation::CancelSource;
 pub use device::{
     CpuSpec, CudaDevice, CudaSource, CudaSpec, CudaWeights, DeviceSpec, LaneSizes, ModelFacts, OnGpu,
     PassLimits,
@@ -64,6 +65,5 @@ pub use runner::{
     MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 pub use service::{Service, ServiceSpec};
-pub use shed::Fallen;
 pub use stream::{TokenStream, Update};
 pub use submission::{Constraint, LaneRequest, LogprobBoard, Submission};

@@ -84,7 +84,7 @@ const COUNTERS: [Declared<u64>; 23] = [
     (
         "faser_chunks_cancelled_total",
         &[],
-        "chunks drafted past the frontier that fell with a rejection in front of them",
+        "chunks drafted past the frontier that were cancelled by a rejection in front of them",
         |view| view.totals.chunks_cancelled,
     ),
     ("faser_overlapped_passes_total", &[], "verify passes beside which the draft lane drafted on", |view| {

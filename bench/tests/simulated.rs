@@ -160,10 +160,10 @@ fn a_rejection_that_cancels_is_an_instant_that_names_the_pass_and_has_an_arrow()
         let pass = pass.expect("the pass that it names");
         let end = pass["ts"].as_f64().unwrap() + pass["dur"].as_f64().unwrap();
         assert!((instant["ts"].as_f64().unwrap() - end).abs() < 1e-3);
-        let fell = events.iter().filter(|event| {
+        let cancelled = events.iter().filter(|event| {
             event["args"]["cancelled_by_verify_steps"].as_array().is_some_and(|steps| steps.contains(step))
         });
-        assert!(fell.count() >= 1, "{instant}");
+        assert!(cancelled.count() >= 1, "{instant}");
     }
     // Arrows: a beginning for each end.
     let arrows = named("cancels");

@@ -114,7 +114,7 @@ impl Engine {
         self.running.retain(|&id| id != seq);
         let drafting = self.draft_lane.outstanding();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
-        self.fallen.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
+        self.cancelled_chunks.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
         self.moves.push(EpochMove {
             seq,
             epoch: sequence.epoch,

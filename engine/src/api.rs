@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::config::Tuning;
 use crate::cost::PartitionCosts;
-use crate::plan::{DraftPlan, Shed, VerifyPlan};
+use crate::plan::{CancelledChunk, DraftPlan, VerifyPlan};
 use crate::request::{K_LIMIT, Request, SeqId, SpeculationMode, TokenId};
 use crate::usage::Usage;
 
@@ -39,7 +39,7 @@ pub enum Command {
     /// Run a verify pass on the verify lane; answer with `Event::VerifyDone`.
     Verify(VerifyPlan),
     /// Nobody waits any more for what a sequence's chunk of a plan that is out will bring: the lane may leave it.
-    Shed(Shed),
+    CancelChunk(CancelledChunk),
     /// Committed tokens of a sequence, in order. They never change afterwards.
     Emit {
         /// The stream they belong to.

@@ -24,7 +24,7 @@ use crate::config::{EngineConfig, EngineError, Tuning};
 use crate::cost::PartitionCosts;
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
-use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
+use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
@@ -89,8 +89,8 @@ pub struct Engine {
     pub(crate) scratch: Scratch,
     /// Plans that came back, to be used again.
     pub(crate) spent: (DraftPlan, VerifyPlan),
-    /// Chunks that fell since the event came.
-    pub(crate) fallen: Vec<Shed>,
+    /// Chunks that were cancelled since the event came.
+    pub(crate) cancelled_chunks: Vec<CancelledChunk>,
     /// Epochs that ended since the event came.
     pub(crate) moves: Vec<EpochMove>,
     pub(crate) now: Duration,
@@ -126,7 +126,7 @@ impl Engine {
             ),
             scratch: Scratch::default(),
             spent: plans(&config),
-            fallen: Vec::new(),
+            cancelled_chunks: Vec::new(),
             moves: Vec::with_capacity(config.tuning.max_running),
             now: Duration::ZERO,
             stage: Stage::Draft,
@@ -151,7 +151,7 @@ impl Engine {
             Event::DeviceGivenUp => self.device_given_up(out),
         }
         self.advance(out);
-        out.extend(self.fallen.drain(..).map(Command::Shed));
+        out.extend(self.cancelled_chunks.drain(..).map(Command::CancelChunk));
         if self.idle() {
             self.assert_pools_whole();
         }
@@ -335,7 +335,7 @@ impl Engine {
     /// and whoever gets the blocks next writes them later on that same lane.
     pub(crate) fn finish(&mut self, seq: SeqId, reason: FinishReason, out: &mut Vec<Command>) {
         let Some(sequence) = self.sequences.remove(&seq) else { return };
-        self.fallen.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
+        self.cancelled_chunks.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
         self.running.retain(|&id| id != seq);
         self.waiting.retain(|&id| id != seq);
         self.draft_lane.retire(seq);
@@ -346,7 +346,7 @@ impl Engine {
     fn device_lost(&mut self, out: &mut Vec<Command>) {
         self.device = Device::Away;
         self.stage = Stage::Draft;
-        self.fallen.clear();
+        self.cancelled_chunks.clear();
         self.draft_lane.forget();
         self.verify_lane.forget();
         while let Some(&youngest) = self.running.last() {

@@ -39,9 +39,9 @@ pub enum LaneKind {
     Verify,
 }
 
-/// A chunk that need not be finished. What the lane says of it is not looked at.
+/// A cancelled chunk need not be finished. What the lane says of it is not looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shed {
+pub struct CancelledChunk {
     /// The lane it is on.
     pub lane: LaneKind,
     /// The plan it is part of.
@@ -216,7 +216,7 @@ pub struct Test {
 pub struct Verdict {
     /// Length of the accepted prefix of the chunk's proposals.
     pub accepted: usize,
-    /// The next token; `None` exactly when the chunk did not sample, was shed, or is late.
+    /// The next token; `None` exactly when the chunk did not sample, was cancelled, or is late.
     pub next: Option<TokenId>,
     /// What its grammar allows was not known in time. Nothing is decided: the chunk comes again, until it is known.
     pub late: bool,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::api::{Command, Event, FinishReason};
 use crate::engine::Engine;
-use crate::plan::{DraftPlan, LaneKind, Shed, VerifyPlan};
+use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
 use crate::request::SeqId;
 use crate::usage::Usage;
 use crate::view::{EpochMove, LoadView};
@@ -92,10 +92,10 @@ pub struct ChunkRecord {
     pub pruned_after: usize,
     /// Its proposals were tested at the gates of the pass.
     pub tested: bool,
-    /// The target found a next token; false for drafts, for prefill that goes on, and for what was shed.
+    /// The target found a next token; false for drafts, for prefill that goes on, and for what was cancelled.
     pub next: bool,
     /// The lane was told that it may leave it.
-    pub shed: bool,
+    pub cancelled: bool,
 }
 
 impl ChunkRecord {
@@ -133,7 +133,7 @@ pub enum Mark {
         by: Option<u64>,
     },
     /// A lane was told that it may leave a chunk.
-    Shed(Shed),
+    ChunkCancelled(CancelledChunk),
     /// Proposals came too late.
     LateDrafts(u64),
     /// Sequences lost their KV to others.
@@ -232,7 +232,7 @@ impl Recorder {
             match command {
                 Command::Draft(plan) => self.draft_left(now, plan, engine),
                 Command::Verify(plan) => self.verify_left(now, plan, engine),
-                Command::Shed(shed) => self.shed(now, *shed),
+                Command::CancelChunk(chunk) => self.cancel_chunk(now, *chunk),
                 Command::Finish { seq, reason, usage } => {
                     self.mark(now, Mark::Ended { seq: *seq, reason: *reason, usage: *usage });
                 }
@@ -302,11 +302,16 @@ impl Recorder {
         self.out[lane] = Some(pass);
     }
 
-    fn shed(&mut self, now: Duration, shed: Shed) {
-        if let Some(pass) = self.out[shed.lane as usize].as_mut().filter(|pass| pass.step == shed.step) {
-            pass.chunks.iter_mut().filter(|chunk| chunk.seq == shed.seq).for_each(|chunk| chunk.shed = true);
+    fn cancel_chunk(&mut self, now: Duration, cancelled: CancelledChunk) {
+        if let Some(pass) =
+            self.out[cancelled.lane as usize].as_mut().filter(|pass| pass.step == cancelled.step)
+        {
+            pass.chunks
+                .iter_mut()
+                .filter(|chunk| chunk.seq == cancelled.seq)
+                .for_each(|chunk| chunk.cancelled = true);
         }
-        self.mark(now, Mark::Shed(shed));
+        self.mark(now, Mark::ChunkCancelled(cancelled));
     }
 
     fn drafted(&mut self, ended: Duration, plan: &DraftPlan) {

@@ -19,7 +19,7 @@
 //!   0                     L-1    L                                 frontier   L+n
 //! ```
 //! A verdict commits the accepted prefix and the next token. If the next token is also what was proposed in its place,
-//! the proposals behind it stand; otherwise they fall, and the epoch moves on.
+//! the proposals behind it stand; otherwise they are cancelled, and the epoch moves on.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -30,7 +30,7 @@ use crate::api::{Emitted, EmittedTokens, FinishReason, Origin};
 use crate::blocks::{BlockPool, BlockTable};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
-use crate::plan::{Admission, Drafted, LaneKind, Rivals, Shed, Verdict};
+use crate::plan::{Admission, CancelledChunk, Drafted, LaneKind, Rivals, Verdict};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
 use crate::usage::Usage;
@@ -152,13 +152,13 @@ pub(crate) struct Committed {
     /// Proposals left the pass, and the first of them would have been accepted.
     pub(crate) pruned_in_vain: bool,
     /// The epoch that a rejection ended.
-    pub(crate) fell: Option<Fell>,
+    pub(crate) cancelled: Option<CancelledDrafts>,
     pub(crate) ended: Option<FinishReason>,
 }
 
-/// What fell with a rejection, beyond what had been sent.
+/// What a rejection cancelled, beyond what had been sent.
 #[derive(Debug)]
-pub(crate) struct Fell {
+pub(crate) struct CancelledDrafts {
     pub(crate) epoch: u32,
     /// Position of the first of them.
     pub(crate) frontier: usize,
@@ -456,7 +456,7 @@ impl Sequence {
         self.target.advance(&self.tokens, end + accepted);
         if foreseen.is_some_and(|token| token != next) {
             let (epoch, drafting) = (self.epoch, self.draft_out.is_some());
-            done.fell = Some(Fell { epoch, frontier: end + sent, unsent, drafting });
+            done.cancelled = Some(CancelledDrafts { epoch, frontier: end + sent, unsent, drafting });
             self.reject();
         }
         self.draft.advance(&self.tokens, self.draft.computed);
@@ -501,11 +501,11 @@ impl Sequence {
         &self,
         draft: &LaneBook,
         verify: &LaneBook,
-    ) -> impl Iterator<Item = Shed> + use<> {
+    ) -> impl Iterator<Item = CancelledChunk> + use<> {
         let seq = self.id;
         let draft = draft.outstanding().filter(|_| self.draft_out.is_some());
         let verify = verify.outstanding().filter(|_| self.verify_out.is_some());
-        let of = move |lane, step: Option<u64>| step.map(|step| Shed { lane, step, seq });
+        let of = move |lane, step: Option<u64>| step.map(|step| CancelledChunk { lane, step, seq });
         of(LaneKind::Draft, draft).into_iter().chain(of(LaneKind::Verify, verify))
     }
 

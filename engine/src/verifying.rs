@@ -3,12 +3,12 @@
 use crate::api::Command;
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
-use crate::plan::{LaneKind, PartitionId, Shed, Test, Verdict, VerifyChunk, VerifyPlan};
+use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::planner::{Batch, Leaving, PassShape};
 use crate::pruning::Prospect;
 use crate::request::SeqId;
 use crate::sequence::Proposal;
-use crate::sequence::{Fell, Sequence, VerifyOut};
+use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
 use crate::survival::Source;
 use crate::view::EpochMove;
 
@@ -244,13 +244,17 @@ impl Engine {
             return;
         };
         let done = sequence.verified(verdict, next, self.now, &mut self.calibrations);
-        if let Some(Fell { epoch, frontier, unsent, drafting }) = done.fell {
+        if let Some(CancelledDrafts { epoch, frontier, unsent, drafting }) = done.cancelled {
             let seq = chunk.seq;
             let drafting = self.draft_lane.outstanding().filter(|_| drafting);
             let moved = EpochMove { seq, epoch, frontier, unsent, drafting, rejected: true };
             self.moves.push(moved);
             self.totals.chunks_cancelled += u64::from(moved.cancelled());
-            self.fallen.extend(drafting.map(|step| Shed { lane: LaneKind::Draft, step, seq }));
+            self.cancelled_chunks.extend(drafting.map(|step| CancelledChunk {
+                lane: LaneKind::Draft,
+                step,
+                seq,
+            }));
         }
         let right = done.accepted + usize::from(done.pruned_in_vain);
         let known = chunk.proposals.min(done.accepted + 1);

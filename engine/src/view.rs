@@ -117,14 +117,14 @@ impl CalibrationView {
     }
 }
 
-/// A sequence's epoch moved on: proposals fell before anybody verified them, or at least may not be built on any more.
+/// A sequence's epoch moved on: proposals were cancelled before anybody verified them, or at least may not be built on any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpochMove {
     /// The sequence.
     pub seq: SeqId,
     /// The epoch that is over.
     pub epoch: u32,
-    /// Position from which on proposals fell unverified.
+    /// Position from which on proposals were cancelled unverified.
     pub frontier: usize,
     /// How many stood there.
     pub unsent: usize,
@@ -135,7 +135,7 @@ pub struct EpochMove {
 }
 
 impl EpochMove {
-    /// A rejection made something fall that had not been sent: drafted, or being drafted.
+    /// A rejection cancelled something that had not been sent: drafted, or being drafted.
     pub fn cancelled(&self) -> bool {
         self.rejected && (self.unsent > 0 || self.drafting.is_some())
     }
@@ -269,7 +269,7 @@ sums! {
         pub draft_tokens: u64,
         /// Proposals that came too late: their sequence had moved on or ended.
         pub late_drafts: u64,
-        /// Chunks not sent yet, or being drafted, that fell with a rejection in front of them.
+        /// Chunks not sent yet, or being drafted, that a rejection in front of them cancelled.
         pub chunks_cancelled: u64,
         /// Verify chunks from which nothing was drawn, since it was not known in time what their grammar allows.
         pub late_chunks: u64,

@@ -9,8 +9,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::record::{Bounds, Mark, PassRecord, Recorder};
 use faser_engine::sim::{Happening, Report};
 use faser_engine::{
-    Command, DraftSource, Engine, EngineConfig, Event, LaneKind, Policy, Request, SeqId, Shed, Verdict,
-    VerifyPlan,
+    CancelledChunk, Command, DraftSource, Engine, EngineConfig, Event, LaneKind, Policy, Request, SeqId,
+    Verdict, VerifyPlan,
 };
 
 const PLENTY: Bounds = Bounds { passes: 1000, chunks: 1000, marks: 1000 };
@@ -85,7 +85,7 @@ fn a_record_has_what_the_engine_counts() {
 fn a_cancelled_chunk_leads_to_the_pass_that_did_it_and_to_what_fell() {
     let record = simulated(0).into_record();
     let mut epochs: HashMap<SeqId, u32> = HashMap::new();
-    let (mut shed, mut fell) = (0, 0);
+    let (mut chunks, mut proposals) = (0, 0);
     for (at, mark) in &record.marks {
         let Mark::EpochMoved { moved, by } = mark else { continue };
         // Epochs follow one another.
@@ -108,16 +108,16 @@ fn a_cancelled_chunk_leads_to_the_pass_that_did_it_and_to_what_fell() {
             .map(|chunk| chunk.proposed(LaneKind::Draft))
             .map(|places| places.end.saturating_sub(places.start.max(moved.frontier)));
         assert_eq!(ahead.sum::<usize>(), moved.unsent);
-        fell += moved.unsent;
+        proposals += moved.unsent;
         if let Some(step) = moved.drafting {
-            let told = Mark::Shed(Shed { lane: LaneKind::Draft, step, seq: moved.seq });
+            let told = Mark::ChunkCancelled(CancelledChunk { lane: LaneKind::Draft, step, seq: moved.seq });
             assert!(record.marks.contains(&(*at, told)));
             let pass = of(LaneKind::Draft).find(|pass| pass.step == step).expect("it came back");
-            assert!(pass.chunks.iter().any(|chunk| chunk.seq == moved.seq && chunk.shed));
-            shed += 1;
+            assert!(pass.chunks.iter().any(|chunk| chunk.seq == moved.seq && chunk.cancelled));
+            chunks += 1;
         }
     }
-    assert!(shed > 0 && fell > 0);
+    assert!(chunks > 0 && proposals > 0);
 }
 
 #[test]

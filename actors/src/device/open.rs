@@ -6,11 +6,11 @@ use faser_engine::EngineConfig;
 use faser_kernels::Dtype;
 use faser_models::{Model, ModelConfig, Shard};
 
+use crate::cancellation::{CancelReader, CancelSource};
 use crate::error::ServiceError;
 use crate::gpu_actor::{DeviceBuild, RankBuild};
 use crate::lane::{Build, Follow, Run, Work};
 use crate::runner::{DraftRunner, LaneBackend, MASK_PATIENCE, VerifyRunner};
-use crate::shed::{Fallen, ShedReader};
 
 /// What can be said of a model without its weights.
 #[derive(Clone, Debug)]
@@ -112,14 +112,14 @@ pub(crate) type Open<B> = Box<dyn Fn() -> Result<B, ServiceError> + Send + Sync>
 pub(super) fn lanes_of<B: LaneBackend + 'static>(draft: Vec<Open<B>>, verify: Vec<Open<B>>) -> DeviceBuild {
     let (mut draft, mut verify) = (draft.into_iter(), verify.into_iter());
     let first_draft =
-        draft.next().map(|open| leading(open, drafting, DraftRunner::shedding, DraftRunner::run));
+        draft.next().map(|open| leading(open, drafting, DraftRunner::set_cancel_source, DraftRunner::run));
     let Some(first_verify) = verify.next() else { panic!("a device without a target") };
     let others = (0..draft.len().max(verify.len())).map(|_| RankBuild {
         draft: draft.next().map(|open| following(open, drafting, DraftRunner::run)),
         verify: verify.next().map(|open| following(open, verifying, VerifyRunner::run)),
     });
     let others = others.collect();
-    let verify = leading(first_verify, verifying, VerifyRunner::shedding, VerifyRunner::run);
+    let verify = leading(first_verify, verifying, VerifyRunner::set_cancel_source, VerifyRunner::run);
     DeviceBuild { draft: first_draft, verify, others }
 }
 
@@ -134,12 +134,12 @@ fn verifying<B: LaneBackend>(backend: B) -> VerifyRunner<B> {
 fn leading<B: 'static, R: 'static, W: Work>(
     open: Open<B>,
     make: fn(B) -> R,
-    shedding: fn(&mut R, Box<dyn Fallen>),
+    set_cancel_source: fn(&mut R, Box<dyn CancelSource>),
     run: fn(&mut R, W) -> W::Outcome,
 ) -> Build<W> {
-    Arc::new(move |shed| {
+    Arc::new(move |cancels| {
         let mut runner = make(open()?);
-        shedding(&mut runner, Box::new(ShedReader::new(shed)));
+        set_cancel_source(&mut runner, Box::new(CancelReader::new(cancels)));
         Ok(Box::new(move |work: W| run(&mut runner, work)) as Run<W>)
     })
 }

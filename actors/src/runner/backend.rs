@@ -1,8 +1,8 @@
 //! What a device does of a lane's passes, and what stands in one: all that runners know of devices.
 //!
 //! ```text
-//! stage(rows) ── layers(a..b) ──┬───────────────────────────────┬── layers(b..c) ── .. ── finish ── draw ── collect
-//!                               └─ cancel(piece), test ─ shed ──┘
+//! stage(rows) ── layers(a..b) ──┬────────────────────────────────┬── layers(b..c) ── .. ── finish ── draw ── collect
+//!                               └─ cancel(piece), test, compact ─┘
 //! ```
 //!
 //! A device that works by itself has been asked for all of that by the time `collect` waits for it; one that does not has done it. Where a
@@ -17,7 +17,7 @@ use faser_kernels::sampling::Logprobs;
 
 use super::masks::Masks;
 use super::sequences::{LaneSequence, OnDevice, Sequences};
-use crate::shed::Falls;
+use crate::cancellation::Cancelled;
 use crate::submission::LaneRequest;
 
 /// Tokens scored for a test: the rivals, and the proposal itself.
@@ -70,14 +70,14 @@ pub trait LaneBackend {
     /// Runs these layers.
     fn layers(&mut self, rows: &PassRows<'_>, layers: Range<usize>);
 
-    /// Nobody wants this piece any more: its rows leave at the next `shed`. In a group the first rank's word counts, and no other's.
+    /// Nobody wants this piece any more: its rows leave at the next `compact`. In a group the first rank's word counts, and no other's.
     fn cancel(&mut self, piece: usize);
 
-    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next `shed`.
+    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next `compact`.
     fn test(&mut self, rows: &PassRows<'_>, sequences: &Sequences<Self::Sequence>);
 
     /// Rows that are not wanted any more leave the pass.
-    fn shed(&mut self, rows: &PassRows<'_>);
+    fn compact(&mut self, rows: &PassRows<'_>);
 
     /// Ends the layers: logits of the rows that have some.
     fn finish(&mut self);
@@ -99,7 +99,7 @@ pub trait LaneBackend {
         &mut self,
         _plan: &DraftPlan,
         _sequences: &mut Sequences<Self::Sequence>,
-        _falls: &mut Falls,
+        _cancelled: &mut Cancelled,
     ) -> Option<Vec<Vec<Drafted>>> {
         None
     }
@@ -123,22 +123,23 @@ pub trait LaneBackend {
         }
     }
 
-    /// Asks between two steps of a plan of these sequences which of them fell; all ranks hear the same.
+    /// Asks between two steps of a plan of these sequences which of them were cancelled; all ranks hear the same.
     fn look(
         &mut self,
-        falls: &mut Falls,
+        cancelled: &mut Cancelled,
         step: u64,
         layers: usize,
         of_plan: impl Iterator<Item = SeqId> + Clone,
     ) {
         let (rank, ranks) = self.rank();
         if rank == 0 {
-            falls.ask(step, layers);
+            cancelled.ask(step, layers);
         }
         if ranks > 1 {
-            let flags: Vec<u32> = of_plan.clone().map(|seq| u32::from(falls.gone().contains(&seq))).collect();
+            let flags: Vec<u32> =
+                of_plan.clone().map(|seq| u32::from(cancelled.seqs().contains(&seq))).collect();
             let first = self.gather(&flags);
-            falls.hear(of_plan.zip(first).filter(|(_, flag)| *flag > 0).map(|(seq, _)| seq));
+            cancelled.hear(of_plan.zip(first).filter(|(_, flag)| *flag > 0).map(|(seq, _)| seq));
         }
     }
 }

@@ -59,7 +59,7 @@ struct Pass {
     logits: Vec<u32>,
     pieces: Vec<Here>,
     /// Somebody has rows that are not wanted any more.
-    sheds: bool,
+    to_compact: bool,
     keep: Vec<u32>,
     tested: Vec<u32>,
     tokens: Vec<TokenId>,
@@ -241,12 +241,12 @@ impl LaneBackend for CpuBackend {
     fn retire(&mut self, (): ()) {}
 
     fn stage(&mut self, rows: &PassRows<'_>, _sequences: &mut Sequences<()>) {
-        let Pass { positions, piece_of, logits, pieces, sheds, .. } = &mut self.pass;
+        let Pass { positions, piece_of, logits, pieces, to_compact, .. } = &mut self.pass;
         positions.clear();
         piece_of.clear();
         logits.clear();
         pieces.clear();
-        *sheds = false;
+        *to_compact = false;
         for (piece, number) in rows.pieces.iter().zip(0..) {
             let (first, count) = (piece.first, piece.rows);
             positions.extend((piece.start..piece.start + count).map(index));
@@ -272,11 +272,11 @@ impl LaneBackend for CpuBackend {
 
     fn cancel(&mut self, piece: usize) {
         let before = std::mem::replace(&mut self.pass.pieces[piece].cancelled, true);
-        self.pass.sheds |= !before;
+        self.pass.to_compact |= !before;
     }
 
     fn test(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>) {
-        let Pass { positions, pieces, sheds, tested, tokens, scores, .. } = &mut self.pass;
+        let Pass { positions, pieces, to_compact, tested, tokens, scores, .. } = &mut self.pass;
         tested.clear();
         tokens.clear();
         // What the row predicts is tested as long as it is wanted.
@@ -310,22 +310,22 @@ impl LaneBackend for CpuBackend {
             let piece = &mut pieces[test.piece];
             if *gap > test.max_gap && test.offset + 1 < piece.live {
                 piece.live = test.offset + 1;
-                *sheds = true;
+                *to_compact = true;
             }
         }
     }
 
-    fn shed(&mut self, _rows: &PassRows<'_>) {
+    fn compact(&mut self, _rows: &PassRows<'_>) {
         if self.rank().1 > 1 {
             let flags: Vec<u32> = self.pass.pieces.iter().map(|piece| u32::from(piece.cancelled)).collect();
             let first = self.gather(&flags);
             for (piece, flag) in self.pass.pieces.iter_mut().zip(first) {
                 piece.cancelled = flag > 0;
-                self.pass.sheds |= piece.cancelled && piece.rows > 0;
+                self.pass.to_compact |= piece.cancelled && piece.rows > 0;
             }
         }
-        let Pass { positions, piece_of, logits, pieces, sheds, keep, .. } = &mut self.pass;
-        if !std::mem::take(sheds) {
+        let Pass { positions, piece_of, logits, pieces, to_compact, keep, .. } = &mut self.pass;
+        if !std::mem::take(to_compact) {
             return;
         }
         keep.clear();

@@ -9,7 +9,7 @@ use faser_models::ForcedToken;
 use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece};
 use super::masks::Masks;
 use super::sequences::Sequences;
-use crate::shed::{Fallen, Falls};
+use crate::cancellation::{CancelSource, Cancelled};
 use crate::submission::LaneRequest;
 
 /// Confidence in a token of text that a grammar forces, where the target could divide that text otherwise.
@@ -28,7 +28,7 @@ pub struct DraftWork {
 pub struct DraftRunner<B: LaneBackend> {
     backend: B,
     sequences: Sequences<B::Sequence>,
-    falls: Falls,
+    cancelled: Cancelled,
     outputs: PassOutputs,
     masks: Masks,
 }
@@ -40,15 +40,15 @@ impl<B: LaneBackend> DraftRunner<B> {
         DraftRunner {
             backend,
             sequences: Sequences::default(),
-            falls: Falls::default(),
+            cancelled: Cancelled::default(),
             outputs: PassOutputs::default(),
             masks: Masks::new(mask_patience),
         }
     }
 
-    /// From now on asks between two steps which sequences fell; in a group the first rank alone does.
-    pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.falls.listen(fallen);
+    /// From now on asks between two steps which sequences were cancelled; in a group the first rank alone does.
+    pub fn set_cancel_source(&mut self, source: Box<dyn CancelSource>) {
+        self.cancelled.listen(source);
     }
 
     /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
@@ -62,10 +62,10 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.backend.work_on(plan.partition);
         self.backend.agree_on(plan.step);
         self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
-        self.falls.begin();
+        self.cancelled.begin();
         let alone = !plan.chunks.is_empty() && !self.asks_the_host(&plan);
         let drafted = alone
-            .then(|| self.backend.draft(&plan, &mut self.sequences, &mut self.falls))
+            .then(|| self.backend.draft(&plan, &mut self.sequences, &mut self.cancelled))
             .flatten()
             .unwrap_or_else(|| self.step_by_step(&plan));
         plan.outcome.counts.extend(drafted.iter().map(Vec::len));
@@ -92,7 +92,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         for step in 1..job.most_steps() {
             let layers = self.backend.layer_count() * step;
             let of_plan = plan.chunks.iter().map(|chunk| chunk.seq);
-            self.backend.look(&mut self.falls, plan.step, layers, of_plan);
+            self.backend.look(&mut self.cancelled, plan.step, layers, of_plan);
             if !self.step(&mut job) {
                 break;
             }
@@ -124,7 +124,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         let mut rows = PassRows::default();
         let mut wanted = false;
         for index in 0..job.plan.chunks.len() {
-            if let Some((latest, position)) = job.goes_on(index, self.falls.gone()) {
+            if let Some((latest, position)) = job.goes_on(index, self.cancelled.seqs()) {
                 self.draft_from(&[latest], position, index, &mut rows, job);
                 wanted = true;
             }
@@ -148,7 +148,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         for ForcedToken { token, certain } in self.masks.take_forced(chunk) {
             self.sequences.of_mut(job.plan.chunks[chunk].seq).push(token);
             job.drew(chunk, token, if certain { 1.0 } else { LIKELY }, Rivals::new());
-            if job.goes_on(chunk, self.falls.gone()).is_none() {
+            if job.goes_on(chunk, self.cancelled.seqs()).is_none() {
                 // The KV of the last proposal is not computed.
                 drafts = false;
                 break;

@@ -61,7 +61,7 @@ pub(super) fn judge(
     samples: &[TokenId],
 ) -> Verdict {
     if progress.rows == 0 {
-        // It fell, or is late.
+        // It was cancelled, or is late.
         let forbidden = if progress.late { progress.forbidden } else { 0 };
         return Verdict { late: progress.late, forbidden, ..Verdict::default() };
     }
@@ -135,8 +135,8 @@ mod tests {
         };
         assert_eq!(verdict_without(2, &[1, 2, 3], 2, &[1, 2]), of(2, 0));
         assert_eq!(verdict_without(1, &[1, 2, 3], 2, &[1, 2]), of(1, 1));
-        let fallen = verdict_without(1, &[1, 2, 3], 0, &[]);
-        assert_eq!(fallen, Verdict::default());
+        let cancelled = verdict_without(1, &[1, 2, 3], 0, &[]);
+        assert_eq!(cancelled, Verdict::default());
     }
 
     #[test]

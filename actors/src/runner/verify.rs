@@ -1,7 +1,7 @@
 //! The verify lane's executor: one pass of the target over all rows, its own sample at every row from the anchor on,
 //! and the verdict. A proposal is accepted exactly if it equals the target's sample in its place (FASER.md, D1).
 //!
-//! Between two layers rows may leave the pass: those of sequences that fell, and at the plan's gates those behind a
+//! Between two layers rows may leave the pass: those of sequences that were cancelled, and at the plan's gates those behind a
 //! proposal that fails its test. What leaves counts as not sent, and so does what a grammar forbids, which is in no pass.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::backend::{Draw, HiddenRows, LaneBackend, PassOutputs, PassRows, Piece
 use super::judging::{Progress, committed, judge, pruned_at};
 use super::masks::Masks;
 use super::sequences::Sequences;
-use crate::shed::{Fallen, Falls};
+use crate::cancellation::{CancelSource, Cancelled};
 use crate::submission::LaneRequest;
 
 /// A verify plan, with what the engine does not know of its sequences.
@@ -30,7 +30,7 @@ pub struct VerifyWork {
 pub struct VerifyRunner<B: LaneBackend> {
     backend: B,
     sequences: Sequences<B::Sequence>,
-    falls: Falls,
+    cancelled: Cancelled,
     outputs: PassOutputs,
     chunks: Vec<Progress>,
     /// The target's samples of the whole plan, in the order of its rows.
@@ -49,7 +49,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         VerifyRunner {
             backend,
             sequences: Sequences::default(),
-            falls: Falls::default(),
+            cancelled: Cancelled::default(),
             outputs: PassOutputs::default(),
             chunks: Vec::new(),
             sampled: Vec::new(),
@@ -59,9 +59,9 @@ impl<B: LaneBackend> VerifyRunner<B> {
         }
     }
 
-    /// From now on asks while a pass runs which sequences fell; in a group the first rank alone does.
-    pub fn shedding(&mut self, fallen: Box<dyn Fallen>) {
-        self.falls.listen(fallen);
+    /// From now on asks while a pass runs which sequences were cancelled; in a group the first rank alone does.
+    pub fn set_cancel_source(&mut self, source: Box<dyn CancelSource>) {
+        self.cancelled.listen(source);
     }
 
     /// The rows that the last plan committed, chunk by chunk, whose hidden states are in the lane's channel; none without a channel. A chunk that
@@ -80,7 +80,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         let VerifyWork { mut plan, requests } = work;
         self.backend.work_on(plan.partition);
         self.backend.agree_on(plan.step);
-        self.falls.begin();
+        self.cancelled.begin();
         self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
         self.sampled.clear();
@@ -188,7 +188,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
                         self.backend.test(rows, &self.sequences);
                         gates += 1;
                     }
-                    self.backend.shed(rows);
+                    self.backend.compact(rows);
                 }
                 begin = end;
             }
@@ -209,11 +209,11 @@ impl<B: LaneBackend> VerifyRunner<B> {
             &self.sequences,
             &Draw { masks: &self.masks, confidence: false, rivals: false },
         );
-        let (falls, leads) = (&mut self.falls, self.backend.rank().0 == 0);
+        let (cancelled, leads) = (&mut self.cancelled, self.backend.rank().0 == 0);
         self.backend.collect(rows, &mut self.outputs, &mut |cancel| {
             if leads {
-                falls.ask(plan.step, layers);
-                rows.cancel(falls.gone(), cancel);
+                cancelled.ask(plan.step, layers);
+                rows.cancel(cancelled.seqs(), cancel);
             }
         });
         for (number, found) in self.outputs.gaps.chunks_exact(rows.tests.len().max(1)).enumerate() {
@@ -315,17 +315,17 @@ impl<B: LaneBackend> VerifyRunner<B> {
     /// Where rows may leave next: at a gate, or where the device looks at what was cancelled. The layers up to there are asked for in one go.
     fn next_stop(&self, plan: &VerifyPlan, begin: usize, gates: usize, layers: usize) -> usize {
         // Of a group the first rank hears for all.
-        let looks = self.falls.listens() || self.backend.rank().1 > 1;
+        let looks = self.cancelled.listens() || self.backend.rank().1 > 1;
         let look = if looks { (begin / B::LOOK_EVERY + 1) * B::LOOK_EVERY } else { layers };
         look.min(plan.gates.get(gates).copied().unwrap_or(layers)).min(layers)
     }
 
-    /// Asks who fell, and has them leave.
+    /// Asks who was cancelled, and has them leave.
     fn ask(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, layers: usize) {
         if self.backend.rank().0 == 0 {
-            self.falls.ask(plan.step, layers);
+            self.cancelled.ask(plan.step, layers);
             let backend = &mut self.backend;
-            rows.cancel(self.falls.gone(), &mut |piece| backend.cancel(piece));
+            rows.cancel(self.cancelled.seqs(), &mut |piece| backend.cancel(piece));
         }
     }
 }

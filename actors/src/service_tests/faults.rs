@@ -72,8 +72,8 @@ fn a_device_that_cannot_be_rebuilt_is_given_up_and_every_request_is_told() {
         let build = device_build(&spec);
         let builds = Arc::new(AtomicUsize::new(0));
         let whole = before_each(&build.verify, panic_at(&[1]));
-        let once: Build<_> = Arc::new(move |shed| match builds.fetch_add(1, Ordering::Relaxed) {
-            0 => whole(shed),
+        let once: Build<_> = Arc::new(move |cancels| match builds.fetch_add(1, Ordering::Relaxed) {
+            0 => whole(cancels),
             nth => Err(ServiceError::Lane { lane: "verify", reason: format!("build {nth} fails") }),
         });
         let gate = Gate::default();

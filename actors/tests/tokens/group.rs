@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use faser_actors::{
-    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Fallen, LaneBackend,
+    CancelSource, CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, LaneBackend,
     MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 use faser_engine::{DraftPlan, VerifyPlan};
@@ -65,12 +65,12 @@ impl<W: Clone, P> Follower<W, P> {
     }
 }
 
-/// Runners of all ranks as one, each made from what stands for it. `make` is told what has fallen for the first rank alone; `same` compares
+/// Runners of all ranks as one, each made from what stands for it. `make` is told what was cancelled for the first rank alone; `same` compares
 /// another rank's plan with the first's.
 fn group<S: Send + 'static, W: Clone + Send + 'static, P: Send + 'static, R: FnMut(W) -> P + 'static>(
     ranks: Vec<S>,
-    falls: Box<dyn Fallen>,
-    make: impl Fn(S, Option<Box<dyn Fallen>>) -> R + Clone + Send + 'static,
+    source: Box<dyn CancelSource>,
+    make: impl Fn(S, Option<Box<dyn CancelSource>>) -> R + Clone + Send + 'static,
     same: impl Fn(&P, &P) + 'static,
 ) -> Box<dyn FnMut(W) -> P> {
     let mut ranks = ranks.into_iter();
@@ -80,7 +80,7 @@ fn group<S: Send + 'static, W: Clone + Send + 'static, P: Send + 'static, R: FnM
         follower(move || make(rank, None))
     };
     let followers: Vec<Follower<W, P>> = ranks.map(other).collect();
-    let mut run = make(first, Some(falls));
+    let mut run = make(first, Some(source));
     Box::new(move |work| {
         Follower::tell(&followers, &work);
         let plan = run(work);
@@ -135,39 +135,39 @@ fn on_gpu(((model, spec), seat): (OfRank, Option<NcclSeat>)) -> CudaBackend {
 
 fn draft_of<B: LaneBackend>(
     backend: B,
-    falls: Option<Box<dyn Fallen>>,
+    source: Option<Box<dyn CancelSource>>,
 ) -> impl FnMut(DraftWork) -> DraftPlan {
     let mut runner = DraftRunner::new(backend, MASK_PATIENCE);
-    falls.into_iter().for_each(|falls| runner.shedding(falls));
+    source.into_iter().for_each(|source| runner.set_cancel_source(source));
     move |work| runner.run(work)
 }
 
 fn verify_of<B: LaneBackend>(
     backend: B,
-    falls: Option<Box<dyn Fallen>>,
+    source: Option<Box<dyn CancelSource>>,
     mask_patience: Duration,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan {
     let mut runner = VerifyRunner::new(backend, mask_patience);
-    falls.into_iter().for_each(|falls| runner.shedding(falls));
+    source.into_iter().for_each(|source| runner.set_cancel_source(source));
     move |work| runner.run(work)
 }
 
 /// Draft runners of all ranks on GPUs as one.
 pub(crate) fn cuda_draft(
     ranks: Vec<OfRank>,
-    falls: Box<dyn Fallen>,
+    source: Box<dyn CancelSource>,
 ) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
-    group(with_seats(ranks), falls, |rank, falls| draft_of(on_gpu(rank), falls), same_proposals)
+    group(with_seats(ranks), source, |rank, source| draft_of(on_gpu(rank), source), same_proposals)
 }
 
 /// Verify runners of all ranks on GPUs as one.
 pub(crate) fn cuda_verify(
     ranks: Vec<OfRank>,
-    falls: Box<dyn Fallen>,
+    source: Box<dyn CancelSource>,
     mask_patience: Duration,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
-    let make = move |rank, falls| verify_of(on_gpu(rank), falls, mask_patience);
-    group(with_seats(ranks), falls, make, same_verdicts)
+    let make = move |rank, source| verify_of(on_gpu(rank), source, mask_patience);
+    group(with_seats(ranks), source, make, same_verdicts)
 }
 
 fn on_cores(spec: &CpuLaneSpec, (model, way): Member) -> CpuBackend {
@@ -180,21 +180,21 @@ fn on_cores(spec: &CpuLaneSpec, (model, way): Member) -> CpuBackend {
 pub(crate) fn draft(
     shards: &[Arc<Model>],
     spec: &CpuLaneSpec,
-    falls: Box<dyn Fallen>,
+    source: Box<dyn CancelSource>,
 ) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
     let spec = spec.clone();
-    let make = move |rank, falls| draft_of(on_cores(&spec, rank), falls);
-    group(with_ways(shards), falls, make, same_proposals)
+    let make = move |rank, source| draft_of(on_cores(&spec, rank), source);
+    group(with_ways(shards), source, make, same_proposals)
 }
 
 /// Verify runners of all ranks as one: each must come to the first one's verdicts and gaps.
 pub(crate) fn verify(
     shards: &[Arc<Model>],
     spec: &CpuLaneSpec,
-    falls: Box<dyn Fallen>,
+    source: Box<dyn CancelSource>,
     mask_patience: Duration,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
     let spec = spec.clone();
-    let make = move |rank, falls| verify_of(on_cores(&spec, rank), falls, mask_patience);
-    group(with_ways(shards), falls, make, same_verdicts)
+    let make = move |rank, source| verify_of(on_cores(&spec, rank), source, mask_patience);
+    group(with_ways(shards), source, make, same_verdicts)
 }

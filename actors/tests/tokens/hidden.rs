@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 
 use faser_actors::{
-    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, Dtype, Fallen, HiddenRows, Isa, LaneBackend,
+    CancelSource, CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, Dtype, HiddenRows, Isa, LaneBackend,
     LaneRequest, MASK_PATIENCE, Sampling, VerifyRunner, VerifyWork,
 };
 use faser_engine::{Admission, BlockId, PartitionId, SeqId, Test, TokenId, VerifyChunk, VerifyPlan};
@@ -36,12 +36,12 @@ struct Sequence {
     computed: usize,
 }
 
-/// Who falls in the plan at hand, after so many layers.
+/// Who is cancelled in the plan at hand, after so many layers.
 #[derive(Clone, Default)]
-struct Falls(Rc<Cell<Option<(SeqId, usize)>>>);
+struct Cancelled(Rc<Cell<Option<(SeqId, usize)>>>);
 
-impl Fallen for Falls {
-    fn fallen(&mut self, _step: u64, layers: usize, out: &mut Vec<SeqId>) {
+impl CancelSource for Cancelled {
+    fn cancelled(&mut self, _step: u64, layers: usize, out: &mut Vec<SeqId>) {
         if let Some((seq, after)) = self.0.get().filter(|(_, after)| layers >= *after) {
             out.push(seq);
             self.0.set(None);
@@ -56,7 +56,7 @@ struct Tally {
     accepted: usize,
     rejected: usize,
     pruned: usize,
-    fallen: usize,
+    cancelled: usize,
 }
 
 /// What the target goes on with, alone and without proposals.
@@ -133,8 +133,8 @@ fn run<B: LaneBackend>(
     let random = &mut Random(seed);
     let target = pair(Dtype::F32).target;
     let layers = target.config().layers.len();
-    let falls = Falls::default();
-    runner.shedding(Box::new(falls.clone()));
+    let cancelled = Cancelled::default();
+    runner.set_cancel_source(Box::new(cancelled.clone()));
     let prompts: Vec<Vec<TokenId>> =
         (0..SEQUENCES).map(|_| (0..random.between(1, 55)).map(|_| random.token()).collect()).collect();
     let texts: Vec<Vec<TokenId>> = prompts.iter().map(|prompt| text(&target, prompt, 88)).collect();
@@ -170,7 +170,7 @@ fn run<B: LaneBackend>(
             let sampling: Vec<SeqId> =
                 plan.chunks.iter().filter(|chunk| chunk.sample).map(|chunk| chunk.seq).collect();
             let falling = !sampling.is_empty() && random.chance(30);
-            falls.0.set(falling.then(|| (random.one_of(&sampling), random.between(1, layers - 1))));
+            cancelled.0.set(falling.then(|| (random.one_of(&sampling), random.between(1, layers - 1))));
             if random.chance(50) {
                 plan.gates.extend(1..layers);
                 for chunk in &mut plan.chunks {
@@ -187,9 +187,9 @@ fn run<B: LaneBackend>(
             for (index, (chunk, verdict)) in plan.chunks.iter().zip(&plan.outcome.verdicts).enumerate() {
                 let sequence = &mut sequences[chunk.seq.0 as usize];
                 let text = &texts[chunk.seq.0 as usize];
-                let fell = chunk.sample && verdict.next.is_none();
+                let cancelled = chunk.sample && verdict.next.is_none();
                 let committed = chunk.rows.len() - chunk.proposals + verdict.accepted;
-                let end = if fell { chunk.start } else { chunk.start + committed };
+                let end = if cancelled { chunk.start } else { chunk.start + committed };
                 // Exactly those, in their order.
                 let mut position = chunk.start;
                 while named.first().is_some_and(|hidden| hidden.chunk == index) {
@@ -211,7 +211,7 @@ fn run<B: LaneBackend>(
                 tally.accepted += verdict.accepted;
                 tally.rejected += chunk.proposals - verdict.accepted;
                 tally.pruned += verdict.pruned;
-                tally.fallen += usize::from(fell);
+                tally.cancelled += usize::from(cancelled);
                 sequence.computed = end;
                 if let Some(next) = verdict.next {
                     sequence.committed.extend(&plan.proposals(chunk)[..verdict.accepted]);
@@ -242,8 +242,8 @@ fn cpu_spec(hidden: Option<Arc<HiddenStates>>) -> CpuLaneSpec {
 
 fn assert_all_happened(tally: &Tally) {
     println!("{tally:?}");
-    let Tally { rows, accepted, rejected, pruned, fallen, .. } = *tally;
-    assert!(rows > 500 && accepted > 100 && rejected > 50 && pruned > 20 && fallen > 5, "{tally:?}");
+    let Tally { rows, accepted, rejected, pruned, cancelled, .. } = *tally;
+    assert!(rows > 500 && accepted > 100 && rejected > 50 && pruned > 20 && cancelled > 5, "{tally:?}");
 }
 
 #[test]

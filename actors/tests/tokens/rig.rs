@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuLaneSpec, CudaLaneSpec, DraftWork, Fallen, Isa, LaneRequest, MASK_PATIENCE, PassLimits, VerifyWork,
+    CancelSource, CpuLaneSpec, CudaLaneSpec, DraftWork, Isa, LaneRequest, MASK_PATIENCE, PassLimits,
+    VerifyWork,
 };
 use faser_engine::{
-    Admission, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind, PartitionId, Request,
-    SeqId, Shed, Test, TokenId, Usage, VerifyPlan,
+    Admission, CancelledChunk, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind,
+    PartitionId, Request, SeqId, Test, TokenId, Usage, VerifyPlan,
 };
 use faser_kernels::cuda::{Gpu, Share, SharePair};
 use faser_models::Model;
@@ -69,10 +70,10 @@ pub(crate) enum Plan {
     Verify(VerifyWork),
 }
 
-/// What falls in the middle of a plan: what the engine has said, and clients that go just then.
+/// What is cancelled in the middle of a plan: what the engine has said, and clients that go just then.
 #[derive(Default)]
-struct Falls {
-    told: Vec<Shed>,
+struct Cancelled {
+    told: Vec<CancelledChunk>,
     /// Where coins come from, if clients are to go in the middle of plans.
     random: Option<Random>,
     /// Sequences of the plan that is being carried out.
@@ -80,22 +81,22 @@ struct Falls {
     gone: Vec<SeqId>,
 }
 
-struct LaneFalls {
+struct LaneCancelled {
     lane: LaneKind,
-    falls: Rc<RefCell<Falls>>,
+    cancelled: Rc<RefCell<Cancelled>>,
 }
 
-impl Fallen for LaneFalls {
-    fn fallen(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
-        let falls = &mut *self.falls.borrow_mut();
-        out.extend(falls.told.iter().filter(|s| (s.lane, s.step) == (self.lane, step)).map(|s| s.seq));
-        if let Some(random) = falls.random.as_mut().filter(|_| !falls.of_plan.is_empty())
+impl CancelSource for LaneCancelled {
+    fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
+        let cancelled = &mut *self.cancelled.borrow_mut();
+        out.extend(cancelled.told.iter().filter(|s| (s.lane, s.step) == (self.lane, step)).map(|s| s.seq));
+        if let Some(random) = cancelled.random.as_mut().filter(|_| !cancelled.of_plan.is_empty())
             && random.next() % 100 < 2
         {
-            let seq = falls.of_plan[(random.next() % falls.of_plan.len() as u64) as usize];
-            falls.gone.push(seq);
+            let seq = cancelled.of_plan[(random.next() % cancelled.of_plan.len() as u64) as usize];
+            cancelled.gone.push(seq);
         }
-        out.extend(&falls.gone);
+        out.extend(&cancelled.gone);
     }
 }
 
@@ -109,7 +110,7 @@ pub(crate) struct Rig {
     config: EngineConfig,
     draft: Option<Draft>,
     verify: Verify,
-    falls: Rc<RefCell<Falls>>,
+    cancelled: Rc<RefCell<Cancelled>>,
     /// Puts gates of its own into verify plans.
     gates: Option<Random>,
     /// Clients that went in the middle of a plan.
@@ -121,8 +122,8 @@ pub(crate) struct Rig {
 impl Rig {
     /// A rig with empty pools. Lanes of one worker: the calling thread.
     pub(crate) fn new(pair: &Pair, config: &EngineConfig) -> Rig {
-        let falls = Rc::default();
-        let (draft, verify) = runners(pair, config, &falls);
+        let cancelled = Rc::default();
+        let (draft, verify) = runners(pair, config, &cancelled);
         Rig {
             engine: Engine::new(config.clone()).expect("a valid config"),
             plans: VecDeque::new(),
@@ -132,7 +133,7 @@ impl Rig {
             config: config.clone(),
             draft,
             verify,
-            falls,
+            cancelled,
             gates: None,
             gone_inside: 0,
             forbidden: 0,
@@ -143,7 +144,7 @@ impl Rig {
     /// and clients go in the middle of plans, between any two layers or steps.
     pub(crate) fn disturb(&mut self, prune: Option<u64>, go: Option<u64>) {
         self.gates = prune.map(Random);
-        self.falls.borrow_mut().random = go.map(Random);
+        self.cancelled.borrow_mut().random = go.map(Random);
     }
 
     /// Hands a request in.
@@ -157,8 +158,8 @@ impl Rig {
     pub(crate) fn tell(&mut self, event: Event) {
         if matches!(event, Event::DeviceLost) {
             self.plans.clear();
-            self.falls.borrow_mut().told.clear();
-            (self.draft, self.verify) = runners(&self.pair, &self.config, &self.falls);
+            self.cancelled.borrow_mut().told.clear();
+            (self.draft, self.verify) = runners(&self.pair, &self.config, &self.cancelled);
         }
         let mut commands = Vec::new();
         self.engine.handle(Duration::ZERO, event, &mut commands);
@@ -172,7 +173,7 @@ impl Rig {
                     let requests = self.requests_of(&plan.admit);
                     self.plans.push_back(Plan::Verify(VerifyWork { plan, requests }));
                 }
-                Command::Shed(shed) => self.falls.borrow_mut().told.push(shed),
+                Command::CancelChunk(chunk) => self.cancelled.borrow_mut().told.push(chunk),
                 Command::Emit { seq, tokens } => {
                     let stream = self.streams.get_mut(&seq).expect("a stream for every emission");
                     assert!(stream.ended.is_none() && !tokens.is_empty());
@@ -194,13 +195,15 @@ impl Rig {
         let done = match self.plans.remove(plan) {
             None => return false,
             Some(Plan::Draft(work)) => {
-                self.falls.borrow_mut().of_plan = work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
+                self.cancelled.borrow_mut().of_plan =
+                    work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
                 let mut plan = self.draft.as_mut().expect("a draft model")(work);
                 plan.outcome.took = took;
                 Event::DraftDone(plan)
             }
             Some(Plan::Verify(mut work)) => {
-                self.falls.borrow_mut().of_plan = work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
+                self.cancelled.borrow_mut().of_plan =
+                    work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
                 if let Some(random) = &mut self.gates {
                     add_gates(&mut work.plan, random, self.pair.target.config().layers.len());
                 }
@@ -211,7 +214,7 @@ impl Rig {
                 Event::VerifyDone(plan)
             }
         };
-        let gone = std::mem::take(&mut self.falls.borrow_mut().gone);
+        let gone = std::mem::take(&mut self.cancelled.borrow_mut().gone);
         self.gone_inside += gone.len() as u64;
         gone.into_iter().for_each(|seq| self.tell(Event::Cancel(seq)));
         self.tell(done);
@@ -253,9 +256,13 @@ fn next_partition(step: u64) -> PartitionId {
     PartitionId((step % PARTITIONS as u64) as usize)
 }
 
-fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (Option<Draft>, Verify) {
+fn runners(
+    pair: &Pair,
+    config: &EngineConfig,
+    cancelled: &Rc<RefCell<Cancelled>>,
+) -> (Option<Draft>, Verify) {
     let limits = PassLimits::of(config);
-    let falls = |lane| Box::new(LaneFalls { lane, falls: falls.clone() });
+    let cancelled = |lane| Box::new(LaneCancelled { lane, cancelled: cancelled.clone() });
     // Some wait for no mask: what is not there when tokens are drawn comes in a later pass.
     let patience = if config.target_blocks.is_multiple_of(2) { Duration::ZERO } else { MASK_PATIENCE };
     if let Some(gpu) = &pair.cuda {
@@ -272,7 +279,7 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
             })
             .collect();
         let draft = (!drafts.is_empty()).then(|| {
-            let mut run = crate::group::cuda_draft(drafts, falls(LaneKind::Draft));
+            let mut run = crate::group::cuda_draft(drafts, cancelled(LaneKind::Draft));
             Box::new(move |mut work: DraftWork| {
                 // Each plan on the next partition, whatever the engine thinks of them: that must not show.
                 let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
@@ -282,7 +289,7 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
         let sizes = limits.cuda_verify(config);
         let targets =
             ranks().map(|rank| (rank.target.clone(), spec(rank, |pair| &pair.verify, sizes, false)));
-        let mut run = crate::group::cuda_verify(targets.collect(), falls(LaneKind::Verify), patience);
+        let mut run = crate::group::cuda_verify(targets.collect(), cancelled(LaneKind::Verify), patience);
         let verify = move |mut work: VerifyWork| {
             let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
             VerifyPlan { partition: planned, ..run(work) }
@@ -305,10 +312,10 @@ fn runners(pair: &Pair, config: &EngineConfig, falls: &Rc<RefCell<Falls>>) -> (O
     };
     let draft = (!drafts.is_empty()).then(|| {
         let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows);
-        Box::new(crate::group::draft(&drafts, &spec, falls(LaneKind::Draft))) as Draft
+        Box::new(crate::group::draft(&drafts, &spec, cancelled(LaneKind::Draft))) as Draft
     });
     let spec = spec(config.target_blocks, limits.verify_logit_rows);
-    (draft, Box::new(crate::group::verify(&targets, &spec, falls(LaneKind::Verify), patience)))
+    (draft, Box::new(crate::group::verify(&targets, &spec, cancelled(LaneKind::Verify), patience)))
 }
 
 /// A small generator of random numbers (splitmix64), so that a case is its seed on every machine.

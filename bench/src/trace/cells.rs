@@ -20,7 +20,7 @@ pub(super) enum Cell {
     Pruned,
     /// A proposal that was not verified.
     Unused,
-    /// A draft that fell with a rejection.
+    /// A draft that a rejection cancelled.
     Cancelled,
 }
 

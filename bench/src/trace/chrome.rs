@@ -160,8 +160,8 @@ impl Trace<'_> {
                 "name": if moved.rejected { "rejection" } else { "KV lost" },
                 "args": {"epoch": moved.epoch, "verify_step": by, "proposals_lost": moved.unsent},
             })),
-            Mark::Shed(shed) => {
-                put(on_lane(shed.lane, "chunk left", json!({"step": shed.step, "seq": shed.seq.0})))
+            Mark::ChunkCancelled(chunk) => {
+                put(on_lane(chunk.lane, "cancel chunk", json!({"step": chunk.step, "seq": chunk.seq.0})))
             }
             Mark::LateDrafts(n) => put(on_lane(LaneKind::Draft, "late drafts", json!({"count": n}))),
             Mark::Preemptions(n) => put(on_lane(LaneKind::Verify, "preemptions", json!({"count": n}))),
@@ -182,7 +182,7 @@ impl Trace<'_> {
             return Ok(());
         };
         let Some(judge) = pass(LaneKind::Verify, by) else { return Ok(()) };
-        // An arrow begins and ends inside slices, and a lane may leave at once what fell.
+        // An arrow begins and ends inside slices, and a lane may leave at once what was cancelled.
         let within = |pass: &PassRecord| pass.ended.saturating_sub(Duration::from_nanos(1));
         let (tail, head) = (within(judge), within(drafting).min(at));
         if head < tail {
@@ -230,7 +230,7 @@ fn words_of(lane: LaneKind, chunk: &ChunkRecord) -> String {
         words += &format!(" by layer {}", chunk.pruned_after);
     }
     words += if chunk.tested { ", tested" } else { "" };
-    words += if chunk.shed { ", left" } else { "" };
+    words += if chunk.cancelled { ", cancelled" } else { "" };
     words
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use faser_engine::record::{ChunkRecord, Mark, PassRecord, Record};
-use faser_engine::{EpochMove, FinishReason, LaneKind, SeqId, Shed, Usage};
+use faser_engine::{CancelledChunk, EpochMove, FinishReason, LaneKind, SeqId, Usage};
 
 const SEQ: SeqId = SeqId(1);
 
@@ -40,9 +40,9 @@ fn pass(lane: LaneKind, step: u64, (began, ended): (u64, u64), chunk: ChunkRecor
 /// The verify pass is number 7; its drafts are numbers 5 to 7.
 pub(super) fn example() -> Record {
     let verify = ChunkRecord { accepted: 2, next: true, ..chunk(9, 4, 3) };
-    let left = ChunkRecord { proposals: 0, shed: true, ..chunk(13, 1, 1) };
+    let left = ChunkRecord { proposals: 0, cancelled: true, ..chunk(13, 1, 1) };
     let moved = EpochMove { seq: SEQ, epoch: 3, frontier: 13, unsent: 1, drafting: Some(7), rejected: true };
-    let shed = Shed { lane: LaneKind::Draft, step: 7, seq: SEQ };
+    let cancelled = CancelledChunk { lane: LaneKind::Draft, step: 7, seq: SEQ };
     let usage = Usage { output_tokens: 9, ..Usage::default() };
     Record {
         from: ms(0),
@@ -58,7 +58,7 @@ pub(super) fn example() -> Record {
         marks: vec![
             (ms(9), Mark::Arrived(SEQ)),
             (ms(25), Mark::EpochMoved { moved, by: Some(7) }),
-            (ms(25), Mark::Shed(shed)),
+            (ms(25), Mark::ChunkCancelled(cancelled)),
             (ms(40), Mark::LateDrafts(1)),
             (ms(50), Mark::Ended { seq: SEQ, reason: FinishReason::Length, usage }),
         ],

@@ -74,7 +74,7 @@ impl<'a> Fates<'a> {
         }
     }
 
-    /// The verify pass by which a draft chunk fell, or a part of it; also one that was left before it had brought anything.
+    /// The verify pass that cancelled a draft chunk, or a part of it; also one that was left before it had brought anything.
     pub(super) fn cancelled(&self, chunk: &ChunkRecord) -> Option<u64> {
         let (moved, by) = self.rejections.get(&(chunk.seq, chunk.epoch))?;
         let last = chunk.start + chunk.rows + chunk.proposals.max(1) - 1;

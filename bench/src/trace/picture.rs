@@ -282,16 +282,16 @@ impl Scene<'_> {
             if let Mark::EpochMoved { moved, by: Some(by) } = mark
                 && moved.cancelled()
             {
-                let (_, fell) = passes.entry(*by).or_insert((*at, 0));
-                *fell += moved.unsent + usize::from(moved.drafting.is_some());
+                let (_, cancelled) = passes.entry(*by).or_insert((*at, 0));
+                *cancelled += moved.unsent + usize::from(moved.drafting.is_some());
             }
         }
-        for (by, (at, fell)) in passes {
+        for (by, (at, cancelled)) in passes {
             let x = self.x(at);
             let bottom = DRAFT.top + DRAFT.height;
             self.canvas.line((x, VERIFY.top - 6.0), (x, bottom + 6.0), 2, CANCEL);
-            let proposals = if fell == 1 { "proposal falls" } else { "proposals fall" };
-            let note = format!("pass {by} rejects, {fell} {proposals}");
+            let proposals = if cancelled == 1 { "proposal cancelled" } else { "proposals cancelled" };
+            let note = format!("pass {by} rejects, {cancelled} {proposals}");
             let width = (note.len() * LETTER) as f64;
             let left = (x - width / 2.0).clamp(LEFT, RIGHT - width);
             let Some(line) = ends.iter().position(|&end| end < left) else { continue };

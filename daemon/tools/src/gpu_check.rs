@@ -212,7 +212,7 @@ pub(super) const CHECKS: &[Entry] = &[
     entry("logits", "a model's logits are the CPU's", 70, actors::logits),
     entry("split", "launches stay on their half of a split, streams are in order", 40, actors::split),
     entry("graph", "graphs keep the SMs of their half, and do what launches do", 40, actors::graph),
-    entry("flags", "flags set while a pass runs are seen by the next shed_rows", 40, actors::flags),
+    entry("flags", "flags set while a pass runs are seen by the next compact_pass", 40, actors::flags),
     entry("astray", "a kernel that goes astray ends the lane with the driver's words", 30, actors::astray),
     entry("tokens", "requests get the CPU's tokens from a service in f32", 70, actors::tokens),
     entry("lost", "a service goes on after a kernel has gone astray", 70, actors::lost),

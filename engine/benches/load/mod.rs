@@ -76,7 +76,7 @@ impl Load {
                 Command::Draft(plan) => self.results.push_back(drafted(plan)),
                 Command::Verify(plan) => self.results.push_back(verified(plan)),
                 Command::Finish { .. } => ended += 1,
-                Command::Emit { .. } | Command::Reject { .. } | Command::Shed(_) => {}
+                Command::Emit { .. } | Command::Reject { .. } | Command::CancelChunk(_) => {}
             }
         }
         for _ in 0..ended {

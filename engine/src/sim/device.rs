@@ -186,8 +186,8 @@ impl SimDevice {
     }
 
     /// Share of the work of a plan that is left when some of its chunks need not be finished.
-    pub(super) fn without(&self, plan: &PlanOut, shed: &[SeqId]) -> f64 {
-        let wanted = |seq: SeqId| !shed.contains(&seq);
+    pub(super) fn without(&self, plan: &PlanOut, cancelled: &[SeqId]) -> f64 {
+        let wanted = |seq: SeqId| !cancelled.contains(&seq);
         let (all, left) = match plan {
             PlanOut::Draft(plan) => {
                 (self.costs.draft_plan(plan, &|_| true), self.costs.draft_plan(plan, &wanted))

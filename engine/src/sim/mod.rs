@@ -38,7 +38,7 @@ pub use workload::{Faults, Workload};
 use crate::api::{Command, Event};
 use crate::config::{EngineConfig, EngineError};
 use crate::engine::Engine;
-use crate::plan::{LaneKind, Shed};
+use crate::plan::{CancelledChunk, LaneKind};
 use crate::record::{Bounds, Record, Recorder};
 use crate::request::{Request, SeqId};
 use lanes::{Lanes, PlanOut};
@@ -82,8 +82,8 @@ pub struct Simulation {
     queue: BTreeMap<(Duration, u64), Due>,
     made: u64,
     lanes: Lanes,
-    /// Sequences whose chunks of the plans that are out fell, by lane.
-    shed: [Vec<SeqId>; 2],
+    /// Sequences whose chunks of the plans that are out were cancelled, by lane.
+    cancelled: [Vec<SeqId>; 2],
     recorder: Recorder,
     report: Report,
 }
@@ -102,7 +102,7 @@ impl Simulation {
             queue: BTreeMap::new(),
             made: 0,
             lanes: Lanes::default(),
-            shed: [Vec::new(), Vec::new()],
+            cancelled: [Vec::new(), Vec::new()],
             report: Report::default(),
         })
     }
@@ -191,29 +191,29 @@ impl Simulation {
         }
     }
 
-    /// What of a lane's work is left without the chunks that fell since it began.
-    fn shed(&mut self, now: Duration, shed: Shed) {
-        let Some(plan) = self.lanes.out(shed.lane).filter(|plan| plan.step() == shed.step) else { return };
-        let gone = &mut self.shed[shed.lane as usize];
-        let before = self.device.without(plan, gone);
-        gone.push(shed.seq);
-        let after = self.device.without(plan, gone);
-        self.lanes.shorten(now, shed.lane, if before > 0.0 { after / before } else { 1.0 });
+    /// What of a lane's work is left without the chunks that were cancelled since it began.
+    fn cancel_chunk(&mut self, now: Duration, chunk: CancelledChunk) {
+        let Some(plan) = self.lanes.out(chunk.lane).filter(|plan| plan.step() == chunk.step) else { return };
+        let cancelled = &mut self.cancelled[chunk.lane as usize];
+        let before = self.device.without(plan, cancelled);
+        cancelled.push(chunk.seq);
+        let after = self.device.without(plan, cancelled);
+        self.lanes.shorten(now, chunk.lane, if before > 0.0 { after / before } else { 1.0 });
     }
 
     fn carry_out(&mut self, now: Duration, command: Command) {
         match command {
             Command::Draft(mut plan) => {
-                self.shed[LaneKind::Draft as usize].clear();
+                self.cancelled[LaneKind::Draft as usize].clear();
                 let work = self.device.draft(&mut plan);
                 self.lanes.start(now, work, PlanOut::Draft(plan));
             }
             Command::Verify(mut plan) => {
-                self.shed[LaneKind::Verify as usize].clear();
+                self.cancelled[LaneKind::Verify as usize].clear();
                 let work = self.device.verify(&mut plan);
                 self.lanes.start(now, work, PlanOut::Verify(plan));
             }
-            Command::Shed(shed) => self.shed(now, shed),
+            Command::CancelChunk(chunk) => self.cancel_chunk(now, chunk),
             Command::Emit { seq, tokens } => self.report.emitted(seq, now, &tokens),
             Command::Finish { seq, reason, usage } => self.report.finished(seq, now, reason, usage),
             Command::Reject { seq, why } => self.report.rejected(seq, why),

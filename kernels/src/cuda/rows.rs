@@ -265,7 +265,7 @@ impl StoreStatesArgs {
 /// Which rows stay of a pass under way; rewrites what is known of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct ShedRowsArgs {
+pub struct CompactPassArgs {
     /// [`super::Chunk`]s, rewritten; they stand in the order of their rows.
     pub chunks: Ptr,
     /// u32 per chunk: not 0 if nobody wants it any more. The host may write it at any time.
@@ -286,10 +286,10 @@ pub struct ShedRowsArgs {
     pub chunk_count: u32,
 }
 
-impl ShedRowsArgs {
+impl CompactPassArgs {
     /// One block.
     #[must_use]
-    pub fn launch(self) -> Launch<ShedRowsArgs> {
-        Launch::new("shed_rows", [1, 1, 1], 1024, self)
+    pub fn launch(self) -> Launch<CompactPassArgs> {
+        Launch::new("compact_pass", [1, 1, 1], 1024, self)
     }
 }

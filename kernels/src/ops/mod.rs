@@ -57,7 +57,7 @@ macro_rules! each_op {
             top_tokens (TopTokens) ["top_tokens"] [];
             logprobs (Logprobs) ["logprobs"] [sampling::logprobs_are_the_cpus];
             draft_step () ["draft_step"] [drafting::steps_record_proposals_and_go_on_with_those_that_may];
-            shed_rows () ["shed_rows"] [passes::cancelled_chunks_and_rows_behind_the_live_ones_leave];
+            compact_pass () ["compact_pass"] [passes::cancelled_chunks_and_rows_behind_the_live_ones_leave];
             gate () ["gate"] [passes::gaps_are_the_cpus_and_end_chunks];
             all_gather (AllGather) [] [];
             all_reduce (AllReduce) [] [];

@@ -1,8 +1,8 @@
 //! Between two layers, and after the last: proposals tested, rows let go, logits of those that get tokens.
 
 use faser_kernels::cuda::{
-    CompactRowsArgs, CudaError, Element, GateArgs, Place, Product, Ptr, Sample, ScoreTokensArgs,
-    ShedRowsArgs, SoftCapArgs,
+    CompactPassArgs, CompactRowsArgs, CudaError, Element, GateArgs, Place, Product, Ptr, Sample,
+    ScoreTokensArgs, SoftCapArgs,
 };
 
 use super::CudaPasses;
@@ -12,7 +12,7 @@ use super::CudaPasses;
 pub struct Gate(pub(super) Place);
 
 impl CudaPasses {
-    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next [`CudaPasses::shed`]. Its gaps come back
+    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next [`CudaPasses::compact`]. Its gaps come back
     /// with what the pass brings.
     ///
     /// # Errors
@@ -63,15 +63,15 @@ impl CudaPasses {
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn shed(&mut self) -> Result<(), CudaError> {
+    pub fn compact(&mut self) -> Result<(), CudaError> {
         self.shrink();
-        self.pass.shed = true;
+        self.pass.compacted = true;
         let pass = self.pass;
         let cancelled = match &self.group {
             None => self.cancelled.ptr(),
             Some(group) => group.flags_of_first(&mut self.lane, &self.cancelled, pass.chunk_count)?,
         };
-        let args = ShedRowsArgs {
+        let args = CompactPassArgs {
             chunks: pass.rows.chunks,
             cancelled,
             live: pass.live,

@@ -1,8 +1,8 @@
 //! One lane's passes of a model on a GPU: the buffers they need, allocated once, and a pass in the segments of the CPU's.
 //!
 //! ```text
-//! stage(input) ── layers(a..b) ──┬──────────────────────┬── layers(b..c) ── .. ── finish ── draw
-//!                                └─ gate(tests) ─ shed ─┘
+//! stage(input) ── layers(a..b) ──┬─────────────────────────┬── layers(b..c) ── .. ── finish ── draw
+//!                                └─ gate(tests) ─ compact ─┘
 //! ```
 //!
 //! Nothing here waits: launches queue up on the lane. How many rows there are is known to the host when a pass begins; rows that leave
@@ -191,7 +191,7 @@ impl CudaPasses {
         self.lane.wait(&mut || meanwhile(cancelled))
     }
 
-    /// Nobody wants this chunk of the pass any more: its rows leave at the next [`CudaPasses::shed`], also of what is queued already.
+    /// Nobody wants this chunk of the pass any more: its rows leave at the next [`CudaPasses::compact`], also of what is queued already.
     ///
     /// # Panics
     /// If the pass has no such chunk.
@@ -316,7 +316,7 @@ impl CudaPasses {
             chunk_count: count,
             live: arena.put(&live),
             of_plan: arena.put(input.of_plan),
-            shed: false,
+            compacted: false,
             wishes: if input.wishes.is_empty() { Ptr::NULL } else { arena.put(input.wishes) },
             told: arena.put(input.told),
             tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<Test>>()),

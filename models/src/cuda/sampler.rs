@@ -55,7 +55,7 @@ impl CudaPasses {
         let confidence = drafts.then(|| self.output.reserve::<f32>(most));
         let top = rivals.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
         let logprobs = tells.then(|| self.output.reserve::<LogprobFound>(most));
-        let left = pass.shed.then(|| self.output.reserve::<Chunk>(pass.chunk_count));
+        let left = pass.compacted.then(|| self.output.reserve::<Chunk>(pass.chunk_count));
         if let Some((to, _)) = left {
             self.lane.copy(pass.rows.chunks, to, pass.chunk_count * size_of::<Chunk>())?;
         }

@@ -14,7 +14,7 @@ pub(super) struct Staged {
     pub(super) live: Ptr,
     pub(super) of_plan: Ptr,
     /// Whether rows may have left.
-    pub(super) shed: bool,
+    pub(super) compacted: bool,
     /// Null if no log-probabilities are wanted.
     pub(super) wishes: Ptr,
     pub(super) told: Ptr,

@@ -91,7 +91,7 @@ impl Happens {
             (Happens::Gates, 0) => drop(passes.gate().unwrap()),
             _ => return,
         }
-        passes.shed().unwrap();
+        passes.compact().unwrap();
     }
 }
 

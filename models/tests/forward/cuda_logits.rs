@@ -24,7 +24,7 @@ fn run(passes: &mut CudaPasses, input: &PassInput<'_>, cancels: bool) -> Result<
     let mut rows = input.tokens.len();
     if cancels {
         passes.cancel(0);
-        passes.shed()?;
+        passes.compact()?;
         rows -= input.chunks[0].rows as usize;
     }
     passes.layers(1..layers)?;

@@ -17,12 +17,12 @@ use faser_models::cuda::{
 
 use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
 use super::sequences::Sequences;
+use crate::cancellation::Cancelled;
 use crate::error::ServiceError;
-use crate::shed::Falls;
 use crate::submission::LaneRequest;
 use counts::CudaSequence;
 
-/// Looks at the device between two questions of who fell, while a pass runs.
+/// Looks at the device between two questions of who was cancelled, while a pass runs.
 const ASK_EVERY: usize = 256;
 
 /// What a lane on a GPU is made for, beside its model.
@@ -256,8 +256,8 @@ impl LaneBackend for CudaBackend {
         self.gates.push(gate);
     }
 
-    fn shed(&mut self, _rows: &PassRows<'_>) {
-        self.passes.shed().or_lost();
+    fn compact(&mut self, _rows: &PassRows<'_>) {
+        self.passes.compact().or_lost();
     }
 
     fn finish(&mut self) {
@@ -310,9 +310,9 @@ impl LaneBackend for CudaBackend {
         &mut self,
         plan: &DraftPlan,
         sequences: &mut Sequences<CudaSequence>,
-        falls: &mut Falls,
+        cancelled: &mut Cancelled,
     ) -> Option<Vec<Vec<Drafted>>> {
-        Some(self.carry_out(plan, sequences, falls).or_lost())
+        Some(self.carry_out(plan, sequences, cancelled).or_lost())
     }
 }
 

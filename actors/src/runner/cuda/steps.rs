@@ -10,9 +10,9 @@ use faser_models::cuda::{self, CudaPasses, DraftInput, DrawInput};
 
 use super::counts::CudaSequence;
 use super::{ASK_EVERY, CudaBackend};
+use crate::cancellation::Cancelled;
 use crate::runner::backend::{LaneBackend, PassRows, Piece};
 use crate::runner::sequences::Sequences;
-use crate::shed::Falls;
 
 impl CudaBackend {
     /// Carries out a plan whose tokens the device may draw without asking.
@@ -20,7 +20,7 @@ impl CudaBackend {
         &mut self,
         plan: &DraftPlan,
         sequences: &mut Sequences<CudaSequence>,
-        falls: &mut Falls,
+        cancelled: &mut Cancelled,
     ) -> Result<Vec<Vec<Drafted>>, CudaError> {
         let tables: Vec<&[BlockId]> = plan.chunks.iter().map(|chunk| plan.table(chunk)).collect();
         let most = plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0);
@@ -29,7 +29,7 @@ impl CudaBackend {
         }
         self.catch_up(plan, &tables, sequences)?;
         if most > 0 {
-            self.steps(plan, most, falls)?;
+            self.steps(plan, most, cancelled)?;
             self.passes.fetch_draft()?;
         }
         self.passes.wait(&mut |_| {})?;
@@ -127,13 +127,13 @@ impl CudaBackend {
     }
 
     /// One more proposal with every step for the chunks that go on.
-    fn steps(&mut self, plan: &DraftPlan, most: usize, falls: &mut Falls) -> Result<(), CudaError> {
+    fn steps(&mut self, plan: &DraftPlan, most: usize, cancelled: &mut Cancelled) -> Result<(), CudaError> {
         let layers = self.passes.model().config().layers.len();
         for step in 1..most {
             let mut rows = plan.chunks.iter().filter(|chunk| chunk.steps > step).count();
-            ask(falls, &self.passes, plan, layers * step);
+            ask(cancelled, &self.passes, plan, layers * step);
             if let Some(before) = step.checked_sub(2) {
-                rows = rows.min(self.heard(plan, before, layers * step, falls)?);
+                rows = rows.min(self.heard(plan, before, layers * step, cancelled)?);
             }
             // What is known already counts too; other ranks may not know it yet.
             if !self.passes.is_split() {
@@ -153,23 +153,23 @@ impl CudaBackend {
         plan: &DraftPlan,
         step: usize,
         layers: usize,
-        falls: &mut Falls,
+        cancelled: &mut Cancelled,
     ) -> Result<usize, CudaError> {
         let mut looks = 0usize;
         self.passes.wait_for_step(step, &mut |passes| {
             looks += 1;
             if looks.is_multiple_of(ASK_EVERY) {
-                ask(falls, passes, plan, layers);
+                ask(cancelled, passes, plan, layers);
             }
         })
     }
 }
 
-/// Asks who fell, and stops their chunks: also in steps that are asked for already.
-fn ask(falls: &mut Falls, passes: &CudaPasses, plan: &DraftPlan, layers: usize) {
-    let before = falls.gone().len();
-    falls.ask(plan.step, layers);
-    for seq in &falls.gone()[before..] {
+/// Asks who was cancelled, and stops their chunks: also in steps that are asked for already.
+fn ask(cancelled: &mut Cancelled, passes: &CudaPasses, plan: &DraftPlan, layers: usize) {
+    let before = cancelled.seqs().len();
+    cancelled.ask(plan.step, layers);
+    for seq in &cancelled.seqs()[before..] {
         let number = plan.chunks.iter().position(|chunk| chunk.seq == *seq);
         number.into_iter().for_each(|number| passes.stop_drafting(number));
     }

@@ -167,7 +167,7 @@ sent_and_read! {
         pub overlapped: Option<f64>,
         /// Share of verify passes with a gate.
         pub gated: Option<f64>,
-        /// Chunks not sent yet, or being drafted, that fell with a rejection in front of them, per second.
+        /// Chunks not sent yet, or being drafted, that a rejection in front of them cancelled, per second.
         pub chunks_cancelled_per_s: f64,
         /// Proposals whose rows left a pass before its end, per second.
         pub rows_pruned_per_s: f64,

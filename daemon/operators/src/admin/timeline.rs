@@ -67,7 +67,7 @@ sent_and_read! {
     pub struct MarkRow {
         /// When.
         pub at_us: u64,
-        /// `cancelled` (proposals fell with a rejection in front of them), `shed` (a lane was told to leave a chunk), `preempted`,
+        /// `cancelled` (proposals, by a rejection in front of them), `chunk-cancelled` (a lane was told to leave a chunk), `preempted`,
         /// `device-lost` or `device-ready`.
         pub kind: Cow<'static, str>,
         /// The sequence.
@@ -78,7 +78,7 @@ sent_and_read! {
         pub step: Option<u64>,
         /// Of `cancelled`: the verify pass whose verdict did it.
         pub by: Option<u64>,
-        /// Of `cancelled`: proposals that were drafted and fell.
+        /// Of `cancelled`: proposals that had been drafted.
         pub proposals: Option<usize>,
     }
 }
@@ -120,7 +120,7 @@ fn pass(pass: &PassRecord) -> PassRow {
         pruned: pass.pruned,
         committed: pass.committed,
         gates: pass.gates.clone(),
-        cancelled: pass.chunks.iter().filter(|chunk| chunk.shed).count(),
+        cancelled: pass.chunks.iter().filter(|chunk| chunk.cancelled).count(),
         k: pass.chunks.iter().map(|chunk| chunk.k).collect(),
     }
 }
@@ -137,11 +137,11 @@ fn row_of(at: Duration, mark: &Mark) -> Option<MarkRow> {
             proposals: Some(moved.unsent),
             ..bare("cancelled")
         }),
-        Mark::Shed(shed) => Some(MarkRow {
-            seq: Some(shed.seq.0),
-            lane: Some(name(shed.lane)),
-            step: Some(shed.step),
-            ..bare("shed")
+        Mark::ChunkCancelled(chunk) => Some(MarkRow {
+            seq: Some(chunk.seq.0),
+            lane: Some(name(chunk.lane)),
+            step: Some(chunk.step),
+            ..bare("chunk-cancelled")
         }),
         Mark::Preemptions(_) => Some(bare("preempted")),
         Mark::DeviceLost => Some(bare("device-lost")),

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::probes::WaitArgs;
 use super::{CheckResult, Report, Setting};
-use crate::cuda::{Arena, Chunk, CudaLane, DeviceBuffer, Flags, Gpu, NOTHING, Sample, Share, ShedRowsArgs};
+use crate::cuda::{
+    Arena, Chunk, CompactPassArgs, CudaLane, DeviceBuffer, Flags, Gpu, NOTHING, Sample, Share,
+};
 
 /// Looks before a kernel gives up to wait: seconds.
 const MOST_LOOKS: u32 = 10_000_000;
@@ -13,7 +15,7 @@ const BEGUN: Duration = Duration::from_millis(20);
 const CHUNKS: usize = 3;
 const ROWS: u32 = 2;
 
-/// A kernel holds the lane up; `shed_rows` is queued behind it; then the host cancels a chunk, and lets the first kernel go on.
+/// A kernel holds the lane up; `compact_pass` is queued behind it; then the host cancels a chunk, and lets the first kernel go on.
 ///
 /// # Errors
 /// The GPU cannot be opened.
@@ -48,13 +50,13 @@ fn seen(
     gone: usize,
 ) -> Result<bool, crate::cuda::CudaError> {
     let gpu = lane.gpu().clone();
-    let mut arena = Arena::new(&gpu, 2048, "rows to be shed")?;
+    let mut arena = Arena::new(&gpu, 2048, "rows to be compacted")?;
     let rows = CHUNKS as u32 * ROWS;
     let chunks: Vec<Chunk> = (0..CHUNKS as u32)
         .map(|c| Chunk { first: c * ROWS, rows: ROWS, sampled_from: NOTHING, since: 0 })
         .collect();
     let samples = DeviceBuffer::zeroed(&gpu, rows as usize * size_of::<Sample>(), "samples")?;
-    let args = ShedRowsArgs {
+    let args = CompactPassArgs {
         chunks: arena.put(&chunks),
         cancelled: cancelled.ptr(),
         live: arena.put(&[ROWS; CHUNKS]),

@@ -1,9 +1,9 @@
-//! What happens to the rows of a pass: proposals tested, rows shed.
+//! What happens to the rows of a pass: proposals tested, rows compacted.
 
 use super::bench::Bench;
 use super::reference::Random;
 use super::sampling::sampler;
-use crate::cuda::{Chunk, GateArgs, NOTHING, Ptr, Sample, ShedRowsArgs, Test};
+use crate::cuda::{Chunk, CompactPassArgs, GateArgs, NOTHING, Ptr, Sample, Test};
 use crate::sampling::gap;
 use crate::{Sampling, ops::TOP_TOKENS};
 
@@ -70,7 +70,7 @@ pub(super) fn cancelled_chunks_and_rows_behind_the_live_ones_leave(bench: &Bench
         let (found_chunk_of, found_keep) = (bench.words(&chunk_of), bench.words(&vec![0; rows]));
         let found_samples = bench.memory(&vec![empty; rows], Sample::default());
         let counts = bench.words(&[rows as u32, 99, 99]);
-        let args = ShedRowsArgs {
+        let args = CompactPassArgs {
             chunks: chunks.ptr(),
             cancelled: bench.lasting(&cancelled),
             live: live.ptr(),

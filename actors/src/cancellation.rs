@@ -1,27 +1,27 @@
-//! Chunks of plans that are out and that nobody waits for any more: the dispatcher writes them down, a lane looks in the
-//! middle of its work. In a group the first rank alone asks: ranks that let different rows go could not go on together.
+//! Cancelled chunks of plans that are out: the dispatcher writes them down, a lane looks in the middle of its work. In a
+//! group the first rank alone asks: ranks that let different rows go could not go on together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use faser_engine::SeqId;
 
-/// What a runner asks between two layers of a pass, or two draft steps: which sequences fell meanwhile.
-pub trait Fallen {
-    /// Appends the sequences of plan `step` that fell since it was asked last. `layers` of the pass in the making are done.
-    fn fallen(&mut self, step: u64, layers: usize, out: &mut Vec<SeqId>);
+/// What a runner asks between two layers of a pass, or two draft steps: which sequences were cancelled meanwhile.
+pub trait CancelSource {
+    /// Appends the sequences of plan `step` that were cancelled since it was asked last. `layers` of the pass in the making are done.
+    fn cancelled(&mut self, step: u64, layers: usize, out: &mut Vec<SeqId>);
 }
 
-/// The list of one lane. Bounded by the plans that are out, whose chunks fall at most once each.
+/// The list of one lane. Bounded by the plans that are out, whose chunks are cancelled at most once each.
 #[derive(Debug, Default)]
-pub(crate) struct ShedList {
+pub(crate) struct CancelList {
     /// Additions so far, so that a look at an unchanged list is one load.
     additions: AtomicU64,
     list: Mutex<Vec<(u64, SeqId)>>,
 }
 
-impl ShedList {
-    /// A chunk fell.
+impl CancelList {
+    /// A chunk was cancelled.
     pub(crate) fn add(&self, step: u64, seq: SeqId) {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).push((step, seq));
         self.additions.fetch_add(1, Ordering::Release);
@@ -29,19 +29,19 @@ impl ShedList {
 }
 
 /// A lane's look at its list.
-pub(crate) struct ShedReader {
-    list: Arc<ShedList>,
+pub(crate) struct CancelReader {
+    list: Arc<CancelList>,
     seen: u64,
 }
 
-impl ShedReader {
-    pub(crate) fn new(list: Arc<ShedList>) -> ShedReader {
-        ShedReader { list, seen: 0 }
+impl CancelReader {
+    pub(crate) fn new(list: Arc<CancelList>) -> CancelReader {
+        CancelReader { list, seen: 0 }
     }
 }
 
-impl Fallen for ShedReader {
-    fn fallen(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
+impl CancelSource for CancelReader {
+    fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
         if self.list.additions.load(Ordering::Acquire) == self.seen {
             return;
         }
@@ -53,16 +53,16 @@ impl Fallen for ShedReader {
     }
 }
 
-/// What has fallen under the plan at hand, as far as this rank has heard.
+/// What was cancelled of the plan at hand, as far as this rank has heard.
 #[derive(Default)]
-pub struct Falls {
-    source: Option<Box<dyn Fallen>>,
+pub struct Cancelled {
+    source: Option<Box<dyn CancelSource>>,
     seqs: Vec<SeqId>,
 }
 
-impl Falls {
+impl Cancelled {
     /// From now on asks this one.
-    pub(crate) fn listen(&mut self, source: Box<dyn Fallen>) {
+    pub(crate) fn listen(&mut self, source: Box<dyn CancelSource>) {
         self.source = Some(source);
     }
 
@@ -71,27 +71,27 @@ impl Falls {
         self.source.is_some()
     }
 
-    /// A new plan: nothing has fallen.
+    /// A new plan: nothing is cancelled.
     pub(crate) fn begin(&mut self) {
         self.seqs.clear();
     }
 
-    /// The sequences that have fallen under this plan.
-    pub(crate) fn gone(&self) -> &[SeqId] {
+    /// The sequences of this plan that were cancelled.
+    pub(crate) fn seqs(&self) -> &[SeqId] {
         &self.seqs
     }
 
     /// Asks again, with `layers` of the plan done.
     pub(crate) fn ask(&mut self, step: u64, layers: usize) {
         if let Some(source) = &mut self.source {
-            source.fallen(step, layers, &mut self.seqs);
+            source.cancelled(step, layers, &mut self.seqs);
         }
     }
 
     /// The first rank has heard of these instead.
-    pub(crate) fn hear(&mut self, gone: impl Iterator<Item = SeqId>) {
+    pub(crate) fn hear(&mut self, seqs: impl Iterator<Item = SeqId>) {
         self.seqs.clear();
-        self.seqs.extend(gone);
+        self.seqs.extend(seqs);
     }
 }
 
@@ -100,12 +100,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_hears_once_of_what_fell_under_its_plan() {
-        let list = Arc::new(ShedList::default());
-        let mut reader = ShedReader::new(list.clone());
+    fn a_lane_hears_once_of_what_was_cancelled_of_its_plan() {
+        let list = Arc::new(CancelList::default());
+        let mut reader = CancelReader::new(list.clone());
         let mut look = |step| {
             let mut out = Vec::new();
-            reader.fallen(step, 0, &mut out);
+            reader.cancelled(step, 0, &mut out);
             out
         };
         assert_eq!(look(1), []);

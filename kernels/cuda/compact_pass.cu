@@ -1,7 +1,7 @@
-// shed_rows: which rows stay of a pass under way, asked between layers. A row leaves if its chunk is cancelled, or stands behind
+// compact_pass: which rows stay of a pass under way, asked between layers. A row leaves if its chunk is cancelled, or stands behind
 // the chunk's live rows (gate.cu). One block: it reads each chunk's flag once, so that all see the same, lists the rows that stay for
 // compact_rows, moves what is known of each row to its new place, and writes chunks, samples and numbers of rows anew.
-struct ShedRowsArgs {
+struct CompactPassArgs {
     Chunk *chunks;
     const u32 *cancelled; // [chunk]: not 0 if nobody wants it any more; the host may write it at any time
     u32 *live; // [chunk]: rows that are wanted; 0 when it was cancelled
@@ -14,7 +14,7 @@ struct ShedRowsArgs {
 
 static constexpr u32 THREADS = 1024;
 
-KERNEL(1024, 48) shed_rows(ShedRowsArgs a) {
+KERNEL(1024, 48) compact_pass(CompactPassArgs a) {
     __shared__ u32 shared[32];
     __shared__ u32 moves;
     const u32 rows = a.counts[0];
