@@ -91,10 +91,10 @@ const COUNTERS: [Declared<u64>; 23] = [
         view.totals.overlapped_passes
     }),
     (
-        "faser_gated_passes_total",
+        "faser_pruning_passes_total",
         &[],
         "verify passes in which proposals were tested between layers",
-        |view| view.totals.gated_passes,
+        |view| view.totals.pruning_passes,
     ),
     (
         "faser_late_chunks_total",

@@ -255,7 +255,7 @@ impl<B: LaneBackend> TimedPasses<B> {
         self.backend.stage(&pass, &mut self.sequences);
         self.backend.layers(&pass, 0..self.backend.layer_count());
         self.backend.finish();
-        let how = Draw { masks: &self.masks, confidence: self.lane.drafts, rivals: false };
+        let how = Draw { masks: &self.masks, confidence: self.lane.drafts, alternatives: false };
         self.backend.draw(&pass, &self.sequences, &how);
         self.backend.collect(&pass, &mut self.outputs, &mut |_| {});
     }

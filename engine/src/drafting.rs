@@ -150,7 +150,7 @@ impl Engine {
         self.draft_shape = shape_of(&plan.chunks, execution);
         plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
         plan.partition = execution.partition();
-        plan.rivals = self.pruning.wants_rivals();
+        plan.alternatives = self.pruning.wants_alternatives();
         Some(plan)
     }
 

@@ -10,8 +10,8 @@ use crate::blocks::BlockId;
 use crate::request::{SeqId, TokenId};
 use crate::survival::{AcceptanceTable, confidence_bin};
 
-/// Candidates of the draft that a proposal is compared with inside a verify pass, itself mostly among them.
-pub const RIVALS: usize = 8;
+/// Top-k alternatives of the draft that a proposal is compared with inside a verify pass, itself mostly among them.
+pub const ALTERNATIVES: usize = 8;
 
 /// A lane's word on a sequence it is about to see: its whole history, from which samplers take penalties.
 #[derive(Clone, Debug)]
@@ -69,8 +69,8 @@ pub struct DraftPlan {
     pub tokens: Vec<TokenId>,
     /// Block tables of all chunks, one after the other.
     pub blocks: Vec<BlockId>,
-    /// Whether proposals are to come with their rivals.
-    pub rivals: bool,
+    /// Whether proposals are to come with their alternatives.
+    pub alternatives: bool,
     /// What came of it.
     pub outcome: DraftOutcome,
 }
@@ -135,11 +135,11 @@ pub struct Drafted {
     /// The probability the draft model itself gave it, 0 to 1.
     pub confidence: f32,
     /// The draft's likeliest tokens in this place; none if they were not asked for.
-    pub rivals: Rivals,
+    pub alternatives: Alternatives,
 }
 
 /// What else the draft could have proposed in some place.
-pub type Rivals = ArrayVec<TokenId, RIVALS>;
+pub type Alternatives = ArrayVec<TokenId, ALTERNATIVES>;
 
 /// Work for the verify lane: one pass of the target model. Order and buffers as in `DraftPlan`.
 #[derive(Clone, Debug, Default)]
@@ -158,8 +158,8 @@ pub struct VerifyPlan {
     pub tokens: Vec<TokenId>,
     /// Block tables of all chunks, one after the other.
     pub blocks: Vec<BlockId>,
-    /// Places inside the pass, as numbers of layers done, increasing: there every proposal with a test is tested.
-    pub gates: Vec<usize>,
+    /// Pruning checkpoints: places inside the pass, as numbers of layers done, increasing: there every proposal with a test is tested.
+    pub prune_checkpoints: Vec<usize>,
     /// Tests of all chunks, one chunk after the other.
     pub tests: Vec<Test>,
     /// What came of it.
@@ -173,8 +173,8 @@ pub struct VerifyOutcome {
     pub took: Duration,
     /// One entry per chunk, in the plan's order.
     pub verdicts: Vec<Verdict>,
-    /// Gap of each test at each gate, gate after gate; NaN where it was not made.
-    pub gaps: Vec<f32>,
+    /// Margin of each test at each checkpoint, checkpoint after checkpoint; NaN where it was not made.
+    pub margins: Vec<f32>,
 }
 
 /// The rows of one sequence in a verify pass: committed tokens, then proposals.
@@ -201,14 +201,14 @@ pub struct VerifyChunk {
 }
 
 /// The test of a proposal inside the pass: the state of the row before it, normalised as for the LM head, scores the
-/// proposal and its rivals. Whatever comes of it costs or saves time and changes no text: a proposal that left counts as
+/// proposal and its alternatives. Whatever comes of it costs or saves time and changes no text: a proposal that left counts as
 /// not sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Test {
     /// What it is compared with.
-    pub rivals: Rivals,
-    /// If the best rival leads by more, in logits, the proposal's row and those behind it leave the pass.
-    pub max_gap: f32,
+    pub alternatives: Alternatives,
+    /// If the best alternative leads by more, in logits, the proposal's row and those behind it leave the pass.
+    pub max_margin: f32,
 }
 
 /// The verdict on a chunk: the accepted prefix, and the target's own token after it.
@@ -225,7 +225,7 @@ pub struct Verdict {
     pub forbidden: usize,
     /// Of the others the last ones, whose rows left the pass before its end.
     pub pruned: usize,
-    /// Gates such a row passed before it left.
+    /// Pruning checkpoints such a row passed before it left.
     pub pruned_at: usize,
 }
 
@@ -271,15 +271,16 @@ impl VerifyPlan {
 
     /// Makes it empty; the buffers stay.
     pub(crate) fn clear(&mut self) {
-        let VerifyPlan { admit, retire, chunks, tokens, blocks, gates, tests, outcome, .. } = self;
+        let VerifyPlan { admit, retire, chunks, tokens, blocks, prune_checkpoints, tests, outcome, .. } =
+            self;
         admit.clear();
         retire.clear();
         chunks.clear();
         tokens.clear();
         blocks.clear();
-        gates.clear();
+        prune_checkpoints.clear();
         tests.clear();
         outcome.verdicts.clear();
-        outcome.gaps.clear();
+        outcome.margins.clear();
     }
 }

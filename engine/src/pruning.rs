@@ -1,28 +1,28 @@
-//! Pruning inside a verify pass: at which gate, from which gap on, or not at all (D3d).
+//! Pruning inside a verify pass: at which checkpoint, from which logit margin on, or not at all (D3d).
 //!
-//! A gate is a place between two layers. There the state of a row is scored against the draft's own candidates for the next
-//! token; by how much the best rival leads over the proposal is the gap. What gaps mean is learned: for each gate, how
-//! often each size of gap is seen of proposals that turn out right, and of those that turn out wrong. By Bayes' rule that
-//! turns a proposal's acceptance, as it was believed before the pass, into one that knows the gap; if what is then
+//! A pruning checkpoint is a place between two layers. There the state of a row is scored against the draft's own top-k alternatives:
+//! by how many logits the best one leads over the proposal is the margin. What margins mean is learned: for each checkpoint, how
+//! often each size of margin is seen of proposals that turn out right, and of those that turn out wrong. By Bayes' rule that
+//! turns a proposal's acceptance, as it was believed before the pass, into one that knows the margin; if what is then
 //! at stake is worth less than the rest of the pass for the rows concerned, they leave.
 
-/// Places of the gates, as shares of the layers.
+/// Places of the checkpoints, as shares of the layers.
 const DEPTHS: [f64; 3] = [0.25, 0.5, 0.75];
 
-/// Upper ends of the bins of gaps, in logits; the last bin is open. A proposal in the lead is in the first.
+/// Upper ends of the bins of margins, in logits; the last bin is open. A proposal in the lead is in the first.
 const ENDS: [f32; 7] = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
 const BINS: usize = ENDS.len() + 1;
 
-/// Gaps of each bin that a fresh gate is believed to have seen, of right proposals and of wrong ones alike.
+/// Margins of each bin that a fresh checkpoint is believed to have seen, of right proposals and of wrong ones alike.
 const PRIOR: f64 = 2.0;
 /// What an observation still counts after one more: the memory is about 5,000 proposals.
 const MEMORY: f64 = 0.9998;
-/// All gates are watched in one pass of so many, even while none prunes.
+/// All checkpoints are watched in one pass of so many, even while none prunes.
 const WATCH_EVERY: u32 = 64;
-/// Until so many gaps are known, every pass is watched.
+/// Until so many margins are known, every pass is watched.
 const ENOUGH: u64 = 400;
 /// Gain below which a pass is left whole, as a share of the tokens it commits.
-const WORTH_A_GATE: f64 = 0.005;
+const WORTH_A_CHECKPOINT: f64 = 0.005;
 /// A row that costs less than this, in tokens, is never worth pruning.
 const CHEAP_ROW: f64 = 0.01;
 
@@ -39,7 +39,7 @@ pub(crate) struct Prospect {
 
 #[derive(Debug)]
 pub(crate) struct Pruning {
-    gates: Vec<Gate>,
+    checkpoints: Vec<PruneCheckpoint>,
     wanted: bool,
     observed: u64,
     unwatched: u32,
@@ -51,17 +51,17 @@ pub(crate) struct Pruning {
 
 /// What a pass is to do about its proposals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gating {
+pub(crate) enum PruneMode {
     /// No test.
-    Open,
-    /// Tests at all gates, after which everything stays.
+    Off,
+    /// Tests at all checkpoints, after which everything stays.
     Watch,
-    /// Tests at this gate.
+    /// Tests at this checkpoint.
     Prune(usize),
 }
 
 #[derive(Debug)]
-struct Gate {
+struct PruneCheckpoint {
     layers: usize,
     /// Share of the pass behind it.
     left: f64,
@@ -70,21 +70,21 @@ struct Gate {
 }
 
 impl Pruning {
-    /// Gates for a target of so many layers; none if it has too few. They stay open as long as pruning is not wanted.
+    /// Checkpoints for a target of so many layers; none if it has too few. They stay unused as long as pruning is not wanted.
     pub(crate) fn new(target_layers: usize, wanted: bool) -> Pruning {
-        let gate = |depth: f64| {
+        let checkpoint = |depth: f64| {
             let layers = (depth * target_layers as f64).round() as usize;
             let left = 1.0 - layers as f64 / target_layers.max(1) as f64;
-            (layers > 0 && left > 0.0).then_some(Gate {
+            (layers > 0 && left > 0.0).then_some(PruneCheckpoint {
                 layers,
                 left,
                 right: [PRIOR; BINS],
                 wrong: [PRIOR; BINS],
             })
         };
-        let mut gates: Vec<Gate> = DEPTHS.into_iter().filter_map(gate).collect();
-        gates.dedup_by_key(|gate| gate.layers);
-        Pruning { gates, wanted, observed: 0, unwatched: 0, rows_cost: false, active: false }
+        let mut checkpoints: Vec<PruneCheckpoint> = DEPTHS.into_iter().filter_map(checkpoint).collect();
+        checkpoints.dedup_by_key(|checkpoint| checkpoint.layers);
+        Pruning { checkpoints, wanted, observed: 0, unwatched: 0, rows_cost: false, active: false }
     }
 
     /// From now on it is wanted, or not; what was learned stays.
@@ -93,69 +93,73 @@ impl Pruning {
         self.active &= wanted;
     }
 
-    /// Should proposals be drafted with their rivals?
-    pub(crate) fn wants_rivals(&self) -> bool {
+    /// Should proposals be drafted with their alternatives?
+    pub(crate) fn wants_alternatives(&self) -> bool {
         // A pass or two lie between a draft and its verification.
         let watch_is_near = self.observed < ENOUGH || self.unwatched + 4 >= WATCH_EVERY;
-        self.wanted && !self.gates.is_empty() && self.rows_cost && (self.active || watch_is_near)
+        self.wanted && !self.checkpoints.is_empty() && self.rows_cost && (self.active || watch_is_near)
     }
 
     /// Decides on a pass that commits `tokens` in the mean, and whose rows cost `row_worth` tokens each.
-    pub(crate) fn decide(&mut self, prospects: &[Prospect], row_worth: f64, tokens: f64) -> Gating {
+    pub(crate) fn decide(&mut self, prospects: &[Prospect], row_worth: f64, tokens: f64) -> PruneMode {
         self.rows_cost = row_worth > CHEAP_ROW;
         self.active = false;
-        if !self.wanted || self.gates.is_empty() || !self.rows_cost || prospects.is_empty() {
-            return Gating::Open;
+        if !self.wanted || self.checkpoints.is_empty() || !self.rows_cost || prospects.is_empty() {
+            return PruneMode::Off;
         }
         self.unwatched += 1;
         if self.observed < ENOUGH || self.unwatched >= WATCH_EVERY {
             self.unwatched = 0;
-            return Gating::Watch;
+            return PruneMode::Watch;
         }
-        let gain =
-            |gate: &Gate| prospects.iter().map(|prospect| gate.best(prospect, row_worth).1).sum::<f64>();
-        let gains = self.gates.iter().map(gain).enumerate();
-        match gains.max_by(|a, b| a.1.total_cmp(&b.1)) {
-            Some((gate, gain)) if gain > WORTH_A_GATE * tokens => {
-                self.active = true;
-                Gating::Prune(gate)
-            }
-            _ => Gating::Open,
-        }
-    }
-
-    /// The layers done at the gates a pass has.
-    pub(crate) fn layers(&self, gating: Gating) -> impl Iterator<Item = usize> {
-        let gates = match gating {
-            Gating::Open => &[],
-            Gating::Watch => self.gates.as_slice(),
-            Gating::Prune(gate) => &self.gates[gate..=gate],
+        let gain = |checkpoint: &PruneCheckpoint| {
+            prospects.iter().map(|prospect| checkpoint.best(prospect, row_worth).1).sum::<f64>()
         };
-        gates.iter().map(|gate| gate.layers)
-    }
-
-    /// The gap above which a proposal leaves the pass.
-    pub(crate) fn max_gap(&self, gating: Gating, prospect: &Prospect, row_worth: f64) -> f32 {
-        match gating {
-            Gating::Prune(gate) => self.gates[gate].max_gap(prospect, row_worth),
-            Gating::Open | Gating::Watch => f32::INFINITY,
+        let gains = self.checkpoints.iter().map(gain).enumerate();
+        match gains.max_by(|a, b| a.1.total_cmp(&b.1)) {
+            Some((checkpoint, gain)) if gain > WORTH_A_CHECKPOINT * tokens => {
+                self.active = true;
+                PruneMode::Prune(checkpoint)
+            }
+            _ => PruneMode::Off,
         }
     }
 
-    /// Learns what the gap at a gate meant.
-    pub(crate) fn observe(&mut self, layers: usize, gap: f32, right: bool) {
-        if gap.is_nan() {
+    /// The layers done at the checkpoints a pass has.
+    pub(crate) fn layers(&self, mode: PruneMode) -> impl Iterator<Item = usize> {
+        let checkpoints = match mode {
+            PruneMode::Off => &[],
+            PruneMode::Watch => self.checkpoints.as_slice(),
+            PruneMode::Prune(checkpoint) => &self.checkpoints[checkpoint..=checkpoint],
+        };
+        checkpoints.iter().map(|checkpoint| checkpoint.layers)
+    }
+
+    /// The margin above which a proposal leaves the pass.
+    pub(crate) fn max_margin(&self, mode: PruneMode, prospect: &Prospect, row_worth: f64) -> f32 {
+        match mode {
+            PruneMode::Prune(checkpoint) => self.checkpoints[checkpoint].max_margin(prospect, row_worth),
+            PruneMode::Off | PruneMode::Watch => f32::INFINITY,
+        }
+    }
+
+    /// Learns what the margin at a checkpoint meant.
+    pub(crate) fn observe(&mut self, layers: usize, margin: f32, right: bool) {
+        if margin.is_nan() {
             return;
         }
-        let Some(gate) = self.gates.iter_mut().find(|gate| gate.layers == layers) else { return };
+        let Some(checkpoint) = self.checkpoints.iter_mut().find(|checkpoint| checkpoint.layers == layers)
+        else {
+            return;
+        };
         self.observed += 1;
-        let bins = if right { &mut gate.right } else { &mut gate.wrong };
+        let bins = if right { &mut checkpoint.right } else { &mut checkpoint.wrong };
         bins.iter_mut().for_each(|bin| *bin *= MEMORY);
-        bins[bin_of(gap)] += 1.0;
+        bins[bin_of(margin)] += 1.0;
     }
 }
 
-impl Gate {
+impl PruneCheckpoint {
     /// The bin from which on everything is best pruned, and the tokens' worth of time that this brings in the mean. `BINS`,
     /// and 0, if nothing is.
     fn best(&self, prospect: &Prospect, row_worth: f64) -> (usize, f64) {
@@ -170,7 +174,7 @@ impl Gate {
         best
     }
 
-    fn max_gap(&self, prospect: &Prospect, row_worth: f64) -> f32 {
+    fn max_margin(&self, prospect: &Prospect, row_worth: f64) -> f32 {
         match self.best(prospect, row_worth).0 {
             BINS => f32::INFINITY,
             bin => ENDS[bin - 1],
@@ -181,13 +185,13 @@ impl Gate {
         prospect.rows as f64 * self.left * row_worth
     }
 
-    /// Probability of a gap in this bin.
+    /// Probability of a margin in this bin.
     fn seen(&self, bin: usize, prospect: &Prospect) -> f64 {
         let wrong = f64::from(1.0 - prospect.acceptance) * share(&self.wrong, bin);
         f64::from(prospect.acceptance) * share(&self.right, bin) + wrong
     }
 
-    /// Tokens lost in the mean by pruning gaps in this bin.
+    /// Tokens lost in the mean by pruning margins in this bin.
     fn lost(&self, bin: usize, prospect: &Prospect) -> f64 {
         f64::from(prospect.acceptance * prospect.at_stake) * share(&self.right, bin)
     }
@@ -197,8 +201,8 @@ fn share(bins: &[f64; BINS], bin: usize) -> f64 {
     bins[bin] / bins.iter().sum::<f64>()
 }
 
-fn bin_of(gap: f32) -> usize {
-    ENDS.iter().position(|&end| gap <= end).unwrap_or(BINS - 1)
+fn bin_of(margin: f32) -> usize {
+    ENDS.iter().position(|&end| margin <= end).unwrap_or(BINS - 1)
 }
 
 #[cfg(test)]
@@ -207,7 +211,7 @@ mod tests {
 
     const PROSPECT: Prospect = Prospect { acceptance: 0.6, at_stake: 1.5, rows: 2 };
 
-    /// Right proposals mostly lead, wrong ones mostly trail; the more the later the gate.
+    /// Right proposals mostly lead, wrong ones mostly trail; the more the later the checkpoint.
     fn taught() -> Pruning {
         let mut pruning = Pruning::new(32, true);
         for i in 0..4000 {
@@ -223,29 +227,31 @@ mod tests {
     #[test]
     fn nothing_is_tested_where_rows_are_free() {
         let mut pruning = taught();
-        assert_eq!(pruning.decide(&[PROSPECT; 10], 0.0, 20.0), Gating::Open);
-        assert!(!pruning.wants_rivals());
+        assert_eq!(pruning.decide(&[PROSPECT; 10], 0.0, 20.0), PruneMode::Off);
+        assert!(!pruning.wants_alternatives());
     }
 
     #[test]
     fn at_first_it_watches_and_then_prunes_at_the_gate_that_pays() {
         let mut fresh = Pruning::new(32, true);
-        assert_eq!(fresh.decide(&[PROSPECT; 10], 0.6, 20.0), Gating::Watch);
-        assert!(fresh.wants_rivals());
-        assert_eq!(fresh.layers(Gating::Watch).collect::<Vec<_>>(), [8, 16, 24]);
+        assert_eq!(fresh.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Watch);
+        assert!(fresh.wants_alternatives());
+        assert_eq!(fresh.layers(PruneMode::Watch).collect::<Vec<_>>(), [8, 16, 24]);
         let mut pruning = taught();
-        let Gating::Prune(gate) = pruning.decide(&[PROSPECT; 10], 0.6, 20.0) else { panic!("it must pay") };
-        assert!(gate > 0, "the first gate knows next to nothing");
+        let PruneMode::Prune(checkpoint) = pruning.decide(&[PROSPECT; 10], 0.6, 20.0) else {
+            panic!("it must pay")
+        };
+        assert!(checkpoint > 0, "the first checkpoint knows next to nothing");
         // A trailing proposal goes, a leading one stays.
-        let max_gap = pruning.max_gap(Gating::Prune(gate), &PROSPECT, 0.6);
-        assert!((0.0..3.0).contains(&max_gap), "{max_gap}");
-        // One that is nearly certain stays whatever the gate says.
+        let max_margin = pruning.max_margin(PruneMode::Prune(checkpoint), &PROSPECT, 0.6);
+        assert!((0.0..3.0).contains(&max_margin), "{max_margin}");
+        // One that is nearly certain stays whatever the checkpoint says.
         let sure = Prospect { acceptance: 0.99, at_stake: 6.0, rows: 1 };
-        assert_eq!(pruning.max_gap(Gating::Prune(gate), &sure, 0.1), f32::INFINITY);
+        assert_eq!(pruning.max_margin(PruneMode::Prune(checkpoint), &sure, 0.1), f32::INFINITY);
     }
 
     #[test]
-    fn gates_that_know_nothing_are_left_open() {
+    fn checkpoints_that_know_nothing_are_left_unused() {
         let mut pruning = Pruning::new(32, true);
         for i in 0..4000 {
             for layers in [8, 16, 24] {
@@ -253,8 +259,8 @@ mod tests {
             }
         }
         let decisions: Vec<_> = (0..200).map(|_| pruning.decide(&[PROSPECT; 10], 0.6, 20.0)).collect();
-        assert!(decisions.iter().all(|gating| !matches!(gating, Gating::Prune(_))));
-        let watched = decisions.iter().filter(|&&gating| gating == Gating::Watch).count();
+        assert!(decisions.iter().all(|mode| !matches!(mode, PruneMode::Prune(_))));
+        let watched = decisions.iter().filter(|&&mode| mode == PruneMode::Watch).count();
         assert_eq!(watched, 200 / WATCH_EVERY as usize);
     }
 
@@ -262,15 +268,15 @@ mod tests {
     fn what_is_not_wanted_is_left_open_and_not_forgotten() {
         let mut pruning = taught();
         pruning.want(false);
-        assert_eq!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), Gating::Open);
-        assert!(!pruning.wants_rivals());
+        assert_eq!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Off);
+        assert!(!pruning.wants_alternatives());
         pruning.want(true);
-        assert!(matches!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), Gating::Prune(_)));
+        assert!(matches!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Prune(_)));
     }
 
     #[test]
-    fn a_target_of_one_layer_has_no_gate() {
-        assert!(Pruning::new(1, true).gates.is_empty());
-        assert_eq!(Pruning::new(3, true).layers(Gating::Watch).collect::<Vec<_>>(), [1, 2]);
+    fn a_target_of_one_layer_has_no_checkpoint() {
+        assert!(Pruning::new(1, true).checkpoints.is_empty());
+        assert_eq!(Pruning::new(3, true).layers(PruneMode::Watch).collect::<Vec<_>>(), [1, 2]);
     }
 }

@@ -20,7 +20,7 @@ pub struct Record {
     pub until: Duration,
     /// It ends where it does because a bound was reached.
     pub cut_short: bool,
-    /// Layers of the target, which gates are numbered by; 0 if the engine was not told.
+    /// Layers of the target, which pruning checkpoints are numbered by; 0 if the engine was not told.
     pub target_layers: usize,
     /// Passes in the order of their ends. Those of a lost device have none.
     pub passes: Vec<PassRecord>,
@@ -63,8 +63,8 @@ pub struct PassRecord {
     pub running: usize,
     /// Requests waiting then.
     pub waiting: usize,
-    /// Its gates, in layers done; none without detail.
-    pub gates: Vec<usize>,
+    /// Its pruning checkpoints, in layers done; none without detail.
+    pub prune_checkpoints: Vec<usize>,
     /// Its chunks; none without detail.
     pub chunks: Vec<ChunkRecord>,
 }
@@ -90,7 +90,7 @@ pub struct ChunkRecord {
     pub pruned: usize,
     /// Layers done when the last of those left; 0 if none did.
     pub pruned_after: usize,
-    /// Its proposals were tested at the gates of the pass.
+    /// Its proposals were tested at the checkpoints of the pass.
     pub tested: bool,
     /// The target found a next token; false for drafts, for prefill that goes on, and for what was cancelled.
     pub next: bool,
@@ -284,13 +284,13 @@ impl Recorder {
         let chunks = plan.chunks.iter().map(|chunk| ChunkRecord {
             k: chunk.proposals,
             proposals: chunk.proposals,
-            tested: !plan.gates.is_empty() && !chunk.tests.is_empty(),
+            tested: !plan.prune_checkpoints.is_empty() && !chunk.tests.is_empty(),
             ..of_rows(chunk.seq, chunk.epoch, chunk.start, chunk.rows.len())
         });
         let (lane, partition) = (LaneKind::Verify, plan.partition.0);
         let mut pass = PassRecord { step: plan.step, left: now, partition, ..pass(lane, chunks.collect()) };
         if self.detail.is_some() {
-            pass.gates.extend(&plan.gates);
+            pass.prune_checkpoints.extend(&plan.prune_checkpoints);
         }
         self.left(pass, engine);
     }
@@ -330,7 +330,8 @@ impl Recorder {
             (record.accepted, record.pruned) = (verdict.accepted, verdict.pruned);
             record.next = verdict.next.is_some();
             if verdict.pruned > 0 {
-                record.pruned_after = plan.gates.get(verdict.pruned_at).copied().unwrap_or_default();
+                record.pruned_after =
+                    plan.prune_checkpoints.get(verdict.pruned_at).copied().unwrap_or_default();
             }
             pass.accepted += verdict.accepted;
             pass.pruned += verdict.pruned;

@@ -30,7 +30,7 @@ use crate::api::{Emitted, EmittedTokens, FinishReason, Origin};
 use crate::blocks::{BlockPool, BlockTable};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
-use crate::plan::{Admission, CancelledChunk, Drafted, LaneKind, Rivals, Verdict};
+use crate::plan::{Admission, Alternatives, CancelledChunk, Drafted, LaneKind, Verdict};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
 use crate::usage::Usage;
@@ -72,7 +72,7 @@ impl SequenceKv {
 pub(crate) struct Proposal {
     pub(crate) token: TokenId,
     pub(crate) source: Source,
-    pub(crate) rivals: Rivals,
+    pub(crate) alternatives: Alternatives,
     pub(crate) confidence: f32,
     /// What confidence alone says of its acceptance.
     pub(crate) calibrated: f32,
@@ -351,7 +351,7 @@ impl Sequence {
             self.proposals.push_back(Proposal {
                 token,
                 source,
-                rivals: Default::default(),
+                alternatives: Default::default(),
                 confidence,
                 calibrated,
                 acceptance,
@@ -388,7 +388,7 @@ impl Sequence {
                 Proposal {
                     token: drafted.token,
                     source: Source::Draft,
-                    rivals: drafted.rivals.clone(),
+                    alternatives: drafted.alternatives.clone(),
                     confidence: drafted.confidence,
                     calibrated,
                     acceptance: self.levels[Source::Draft].acceptance(calibrated),

@@ -155,9 +155,9 @@ impl Engine {
                 behind = prospect.acceptance * (1.0 + behind);
             }
         }
-        let gating = self.pruning.decide(&scratch.prospects, row_worth, tokens);
-        plan.gates.extend(self.pruning.layers(gating));
-        if plan.gates.is_empty() {
+        let mode = self.pruning.decide(&scratch.prospects, row_worth, tokens);
+        plan.prune_checkpoints.extend(self.pruning.layers(mode));
+        if plan.prune_checkpoints.is_empty() {
             return;
         }
         let mut prospects = scratch.prospects.iter();
@@ -165,8 +165,8 @@ impl Engine {
             let Some(sequence) = self.sequences.get(&chunk.seq) else { continue };
             let begin = plan.tests.len();
             for (proposal, prospect) in sequence.proposals.iter().take(chunk.proposals).zip(&mut prospects) {
-                let max_gap = self.pruning.max_gap(gating, prospect, row_worth);
-                plan.tests.push(Test { rivals: proposal.rivals.clone(), max_gap });
+                let max_margin = self.pruning.max_margin(mode, prospect, row_worth);
+                plan.tests.push(Test { alternatives: proposal.alternatives.clone(), max_margin });
             }
             chunk.tests = begin..plan.tests.len();
         }
@@ -206,7 +206,7 @@ impl Engine {
         self.totals.target_passes += 1;
         self.totals.verify_time += took;
         self.totals.overlapped_passes += u64::from(self.verify_shape.partition != PartitionId(0));
-        self.totals.gated_passes += u64::from(!plan.gates.is_empty());
+        self.totals.pruning_passes += u64::from(!plan.prune_checkpoints.is_empty());
         // Rows that left cost what they took part in.
         let saved: f64 = plan.outcome.verdicts.iter().map(|verdict| self.share_left(&plan, verdict)).sum();
         let shape = PassShape { rows: self.verify_shape.rows - saved as usize, ..self.verify_shape };
@@ -226,7 +226,8 @@ impl Engine {
     /// Rows' worth of the pass that the rows of a chunk were not in.
     fn share_left(&self, plan: &VerifyPlan, verdict: &Verdict) -> f64 {
         let layers = self.config.target_layers.max(1) as f64;
-        let done = plan.gates.get(verdict.pruned_at).map_or(layers, |&gate| gate as f64);
+        let done =
+            plan.prune_checkpoints.get(verdict.pruned_at).map_or(layers, |&checkpoint| checkpoint as f64);
         verdict.forbidden as f64 + verdict.pruned as f64 * (1.0 - done / layers)
     }
 
@@ -258,11 +259,16 @@ impl Engine {
         }
         let right = done.accepted + usize::from(done.pruned_in_vain);
         let known = chunk.proposals.min(done.accepted + 1);
-        for (gate, &layers) in plan.gates.iter().enumerate().filter(|_| !chunk.tests.is_empty()) {
-            let gaps =
-                plan.outcome.gaps.get(gate * plan.tests.len() + chunk.tests.start..).unwrap_or_default();
-            for (i, &gap) in gaps.iter().take(known).enumerate() {
-                self.pruning.observe(layers, gap, i < right);
+        for (checkpoint, &layers) in
+            plan.prune_checkpoints.iter().enumerate().filter(|_| !chunk.tests.is_empty())
+        {
+            let margins = plan
+                .outcome
+                .margins
+                .get(checkpoint * plan.tests.len() + chunk.tests.start..)
+                .unwrap_or_default();
+            for (i, &margin) in margins.iter().take(known).enumerate() {
+                self.pruning.observe(layers, margin, i < right);
             }
         }
         self.totals.count_draft(done.proposed, done.accepted);

@@ -277,8 +277,8 @@ sums! {
         pub rows_pruned: u64,
         /// Chunks that lost such rows although the first of them would have been accepted.
         pub pruned_in_vain: u64,
-        /// Verify passes with at least one gate.
-        pub gated_passes: u64,
+        /// Verify passes with at least one pruning checkpoint.
+        pub pruning_passes: u64,
         /// Proposals accepted.
         pub accepted_tokens: u64,
         /// Proposals verified that were copied, from the text before or a prediction, and cost no draft step.

@@ -58,8 +58,8 @@ fn a_record_has_what_the_engine_counts() {
         totals.overlapped_passes
     );
     assert_eq!(
-        of(LaneKind::Verify).filter(|pass| !pass.gates.is_empty()).count() as u64,
-        totals.gated_passes
+        of(LaneKind::Verify).filter(|pass| !pass.prune_checkpoints.is_empty()).count() as u64,
+        totals.pruning_passes
     );
     let sum = |of: fn(&Mark) -> u64| record.marks.iter().map(|(_, mark)| of(mark)).sum::<u64>();
     let late = sum(|mark| if let Mark::LateDrafts(n) = mark { *n } else { 0 });

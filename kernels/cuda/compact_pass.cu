@@ -1,5 +1,5 @@
 // compact_pass: which rows stay of a pass under way, asked between layers. A row leaves if its chunk is cancelled, or stands behind
-// the chunk's live rows (gate.cu). One block: it reads each chunk's flag once, so that all see the same, lists the rows that stay for
+// the chunk's live rows (prune.cu). One block: it reads each chunk's flag once, so that all see the same, lists the rows that stay for
 // compact_rows, moves what is known of each row to its new place, and writes chunks, samples and numbers of rows anew.
 struct CompactPassArgs {
     Chunk *chunks;

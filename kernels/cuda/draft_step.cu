@@ -28,7 +28,7 @@ struct DraftStepArgs {
     const u32 *cancelled; // [chunk]: the host may write it at any time
     u32 *proposals; // [chunk][STEPS]
     float *confidences; // [chunk][STEPS]
-    u32 *rivals; // [chunk][STEPS][TOP]
+    u32 *alternatives; // [chunk][STEPS][TOP]
     u32 *proposal_counts; // [chunk]
     // The next pass; null `chunks`: none yet, more is to be drawn first.
     Chunk *chunks;
@@ -51,7 +51,7 @@ DEVICE void record(const DraftStepArgs &a, u32 i) {
     a.proposals[place] = token;
     a.confidences[place] = confidence;
     if (a.top) {
-        for (u32 t = 0; t < TOP; t++) a.rivals[place * TOP + t] = a.top[i * TOP + t];
+        for (u32 t = 0; t < TOP; t++) a.alternatives[place * TOP + t] = a.top[i * TOP + t];
     }
     // As the engine's: out of range and NaN go to the nearest end.
     const float scaled = confidence * (float)BINS;

@@ -87,11 +87,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let seconds = best(|| sample(&lane, logits.view(1), &[row], &mut out));
         println!("{name:>20} {:>10.1}", seconds * 1e6);
     }
-    rivals(&lane, &values)
+    alternatives(&lane, &values)
 }
 
 /// What pruning inside a pass adds: the draft's top tokens, and their scores halfway through the target.
-fn rivals(lane: &Lane, values: &[f32]) -> Result<(), Box<dyn std::error::Error>> {
+fn alternatives(lane: &Lane, values: &[f32]) -> Result<(), Box<dyn std::error::Error>> {
     println!("\n{:>10} {:>5} {:>12} {:>12}", "vocabulary", "rows", "confidence", "top_tokens");
     for vocabulary in [VOCABULARY, 128_256] {
         for rows in [1, 16] {

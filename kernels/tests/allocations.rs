@@ -5,7 +5,7 @@ mod counting;
 use counting::allocations;
 use faser_kernels::cuda::check::ops::reference::{Random, lane};
 use faser_kernels::ops::{self, AttentionShape, TOP_TOKENS, Write};
-use faser_kernels::sampling::gap;
+use faser_kernels::sampling::margin;
 use faser_kernels::{
     Dtype, History, Isa, KvCache, KvShape, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, SampleRow,
     Sampling, Source, Table, Tensor, Vector,
@@ -67,8 +67,8 @@ fn a_second_pass_allocates_nothing() {
         ops::sample(lane, logits.view(ROWS), &draws, &mut sampled);
         ops::top_tokens(lane, logits.view(ROWS), &mut top);
         ops::score_tokens(lane, normal.view(ROWS), &head, top.as_flattened(), &mut scores);
-        for (draw, (rivals, scores)) in draws.iter().zip(top.iter().zip(scores.chunks(TOP_TOKENS))) {
-            assert!(!gap(draw.sampling, draw.position, 3, rivals, scores, 0.0).is_nan());
+        for (draw, (alternatives, scores)) in draws.iter().zip(top.iter().zip(scores.chunks(TOP_TOKENS))) {
+            assert!(!margin(draw.sampling, draw.position, 3, alternatives, scores, 0.0).is_nan());
         }
         ops::compact_rows(normal.view_mut(ROWS), &[0, 3, 4]);
     };

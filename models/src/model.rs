@@ -2,8 +2,8 @@
 //! proposals that already look rejected, or whose sequence was cancelled.
 //!
 //! ```text
-//! begin(tokens) ── layers(a..b) ──┬───────────────────────────────┬── layers(b..c) ── .. ── finish(wanted)
-//!                                 └─ score(rows, rivals) ─ keep ──┘
+//! begin(tokens) ── layers(a..b) ──┬─────────────────────────────────────┬── layers(b..c) ── .. ── finish(wanted)
+//!                                 └─ score(rows, alternatives) ─ keep ──┘
 //! ```
 //!
 //! Between two segments the first `n` rows of the residual stream in [`Scratch`] are the pass, and `n` is the caller's to know. Rows that

@@ -218,7 +218,7 @@ impl CudaSpec {
             max_logit_rows: lane.most_rows.min(SAMPLED_ROWS),
             max_chunks: lane.most_rows,
             max_context: lane.context + 1,
-            max_gates: 1,
+            max_prune_checkpoints: 1,
         };
         let mut models = Vec::new();
         for rank in &ranks {
@@ -269,7 +269,7 @@ impl PassLimits {
             max_logit_rows,
             max_chunks: engine.tuning.max_running,
             max_context: engine.max_context,
-            max_gates: engine.target_layers,
+            max_prune_checkpoints: engine.target_layers,
         }
     }
 }

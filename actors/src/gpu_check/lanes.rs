@@ -87,7 +87,7 @@ impl Load {
             max_logit_rows: rows,
             max_chunks: self.sequences,
             max_context: self.blocks_each() * BLOCK,
-            max_gates: 1,
+            max_prune_checkpoints: 1,
         }
     }
 

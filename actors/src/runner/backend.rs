@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_engine::{Admission, BlockId, DraftPlan, Drafted, PartitionId, RIVALS, SeqId, TokenId};
+use faser_engine::{ALTERNATIVES, Admission, BlockId, DraftPlan, Drafted, PartitionId, SeqId, TokenId};
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::Logprobs;
 
@@ -20,15 +20,15 @@ use super::sequences::{LaneSequence, OnDevice, Sequences};
 use crate::cancellation::Cancelled;
 use crate::submission::LaneRequest;
 
-/// Tokens scored for a test: the rivals, and the proposal itself.
-pub(crate) const SCORED: usize = RIVALS + 1;
+/// Tokens scored for a test: the alternatives, and the proposal itself.
+pub(crate) const SCORED: usize = ALTERNATIVES + 1;
 
 /// A device as a lane's runner knows it: of one rank, which does what all others of its group do.
 pub trait LaneBackend {
     /// What the device keeps of a sequence, beside its history.
     type Sequence: OnDevice;
 
-    /// Layers between two looks at what was cancelled, where there is no gate.
+    /// Layers between two looks at what was cancelled, where there is no pruning checkpoint.
     const LOOK_EVERY: usize;
 
     /// Whether the first pass of a row count takes longer than those after it.
@@ -167,7 +167,7 @@ pub struct PassRows<'a> {
     pub pieces: Vec<Piece<'a>>,
     /// Block table of each piece.
     pub tables: Vec<&'a [BlockId]>,
-    /// What is tested at gates.
+    /// What is tested at pruning checkpoints.
     pub tests: Vec<RowTest>,
     logit_rows: usize,
 }
@@ -208,7 +208,7 @@ pub struct HiddenRows {
     pub rows: Range<u64>,
 }
 
-/// A proposal to be tested at gates.
+/// A proposal to be tested at pruning checkpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct RowTest {
     /// Its piece.
@@ -217,10 +217,10 @@ pub struct RowTest {
     pub offset: usize,
     /// Its position.
     pub position: usize,
-    /// Its rivals, the proposal itself where there are fewer, and the proposal.
+    /// Its alternatives, the proposal itself where there are fewer, and the proposal.
     pub tokens: [TokenId; SCORED],
-    /// The largest gap that stays.
-    pub max_gap: f32,
+    /// The largest margin that stays.
+    pub max_margin: f32,
     /// Which of the plan's tests it is.
     pub of_plan: usize,
 }
@@ -232,7 +232,7 @@ pub struct Draw<'a> {
     /// The draft's confidence is wanted.
     pub confidence: bool,
     /// The likeliest tokens in each place are.
-    pub rivals: bool,
+    pub alternatives: bool,
 }
 
 /// What a pass brings.
@@ -248,8 +248,8 @@ pub struct PassOutputs {
     pub top: Vec<[TokenId; TOP_TOKENS]>,
     /// Log-probabilities in each place whose request wants them; nothing at all if none does.
     pub logprobs: Vec<Option<Logprobs>>,
-    /// Gate by gate, a gap for each test; NaN where there was none.
-    pub gaps: Vec<f32>,
+    /// Checkpoint by checkpoint, a margin for each test; NaN where there was none.
+    pub margins: Vec<f32>,
 }
 
 impl<'a> PassRows<'a> {
@@ -310,13 +310,13 @@ impl Piece<'_> {
 impl PassOutputs {
     /// Nothing yet, of a pass of these rows.
     pub fn begin(&mut self, rows: &PassRows<'_>) {
-        let PassOutputs { rows: left, tokens, confidence, top, logprobs, gaps } = self;
+        let PassOutputs { rows: left, tokens, confidence, top, logprobs, margins } = self;
         left.clear();
         left.extend(rows.pieces.iter().map(|piece| piece.rows));
         tokens.clear();
         confidence.clear();
         top.clear();
         logprobs.clear();
-        gaps.clear();
+        margins.clear();
     }
 }

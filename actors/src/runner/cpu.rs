@@ -292,12 +292,12 @@ impl LaneBackend for CpuBackend {
             let lane = &self.lanes[self.current];
             self.model.score(lane, &mut self.scratch, positions.len(), tested, tokens, scores);
         }
-        let gaps = &mut self.outputs.gaps;
-        let begin = gaps.len();
-        gaps.resize(begin + rows.tests.len(), f32::NAN);
+        let margins = &mut self.outputs.margins;
+        let begin = margins.len();
+        margins.resize(begin + rows.tests.len(), f32::NAN);
         let before = pieces.clone();
         let mut scores = scores.chunks_exact(SCORED);
-        for (test, gap) in rows.tests.iter().zip(&mut gaps[begin..]) {
+        for (test, margin) in rows.tests.iter().zip(&mut margins[begin..]) {
             if !wanted(test, &before) {
                 continue;
             }
@@ -305,10 +305,11 @@ impl LaneBackend for CpuBackend {
                 break;
             };
             let sampling = &sequences.of(rows.pieces[test.piece].seq).request.sampling;
-            let [rivals @ .., own] = &test.tokens;
-            *gap = sampling::gap(sampling, index(test.position), *own, rivals, others, *own_score);
+            let [alternatives @ .., own] = &test.tokens;
+            *margin =
+                sampling::margin(sampling, index(test.position), *own, alternatives, others, *own_score);
             let piece = &mut pieces[test.piece];
-            if *gap > test.max_gap && test.offset + 1 < piece.live {
+            if *margin > test.max_margin && test.offset + 1 < piece.live {
                 piece.live = test.offset + 1;
                 *to_compact = true;
             }
@@ -388,7 +389,7 @@ impl LaneBackend for CpuBackend {
             let allowed: Vec<Option<&[u32]>> = samples.iter().map(|row| row.allowed).collect();
             outputs.confidence.resize(samples.len(), 0.0);
             ops::confidence(lane, logits, &tokens, &allowed, &mut outputs.confidence);
-            if how.rivals {
+            if how.alternatives {
                 outputs.top.resize(samples.len(), [0; ops::TOP_TOKENS]);
                 ops::top_tokens(lane, logits, &mut outputs.top);
             }

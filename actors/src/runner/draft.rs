@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use faser_engine::{BlockId, DraftChunk, DraftPlan, Drafted, Rivals, SeqId, TokenId};
+use faser_engine::{Alternatives, BlockId, DraftChunk, DraftPlan, Drafted, SeqId, TokenId};
 use faser_models::ForcedToken;
 
 use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece};
@@ -147,7 +147,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         let mut drafts = true;
         for ForcedToken { token, certain } in self.masks.take_forced(chunk) {
             self.sequences.of_mut(job.plan.chunks[chunk].seq).push(token);
-            job.drew(chunk, token, if certain { 1.0 } else { LIKELY }, Rivals::new());
+            job.drew(chunk, token, if certain { 1.0 } else { LIKELY }, Alternatives::new());
             if job.goes_on(chunk, self.cancelled.seqs()).is_none() {
                 // The KV of the last proposal is not computed.
                 drafts = false;
@@ -202,18 +202,18 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.backend.stage(rows, &mut self.sequences);
         self.backend.layers(rows, 0..self.backend.layer_count());
         self.backend.finish();
-        let how = Draw { masks: &self.masks, confidence: true, rivals: job.plan.rivals };
+        let how = Draw { masks: &self.masks, confidence: true, alternatives: job.plan.alternatives };
         self.backend.draw(rows, &self.sequences, &how);
         self.backend.collect(rows, &mut self.outputs, &mut |_| {});
         let drawing = rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows);
         for (place, piece) in drawing.enumerate() {
             let (token, confidence) = (self.outputs.tokens[place], self.outputs.confidence[place]);
-            // Rivals that a grammar forbids say nothing of what the target draws under it.
+            // Alternatives that a grammar forbids say nothing of what the target draws under it.
             let free = self.masks.bits(piece.chunk, 0).is_none();
             let top = self.outputs.top.get(place).filter(|_| free);
-            let rivals = top.map_or_else(Rivals::new, |top| Rivals::from(*top));
+            let alternatives = top.map_or_else(Alternatives::new, |top| Alternatives::from(*top));
             self.sequences.of_mut(piece.seq).push(token);
-            job.drew(piece.chunk, token, confidence, rivals);
+            job.drew(piece.chunk, token, confidence, alternatives);
             self.ask(piece.chunk, job);
         }
     }
@@ -282,9 +282,9 @@ impl<'a> Drafting<'a> {
     }
 
     /// A chunk's next proposal.
-    fn drew(&mut self, index: usize, token: TokenId, confidence: f32, rivals: Rivals) {
+    fn drew(&mut self, index: usize, token: TokenId, confidence: f32, alternatives: Alternatives) {
         self.survival[index] = self.plan.chunks[index].stop.after(self.survival[index], confidence);
-        self.drafted[index].push(Drafted { token, confidence, rivals });
+        self.drafted[index].push(Drafted { token, confidence, alternatives });
     }
 
     /// The proposals of each chunk.

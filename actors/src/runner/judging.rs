@@ -11,7 +11,7 @@ pub(super) struct Progress {
     forbidden: usize,
     /// Nothing is drawn: it is not known what may be.
     late: bool,
-    /// The gate at which it lost rows.
+    /// The pruning checkpoint at which it lost rows.
     pub(super) pruned_at: usize,
     pub(super) samples: usize,
 }
@@ -40,17 +40,16 @@ pub(super) fn committed(chunk: &VerifyChunk) -> usize {
     committed.unwrap_or_else(|| panic!("{} has a chunk without an anchor", chunk.seq))
 }
 
-/// The gate at which a chunk lost rows, if it has `left` of them: that follows from the gaps.
-pub(super) fn pruned_at(plan: &VerifyPlan, chunk: &VerifyChunk, left: usize, gaps: &[f32]) -> usize {
-    let fails = |gate: usize| {
-        let ends = chunk
-            .tests
-            .clone()
-            .zip(committed(chunk)..)
-            .find(|&(test, _)| gaps[gate * plan.tests.len() + test] > plan.tests[test].max_gap);
+/// The pruning checkpoint at which a chunk lost rows, if it has `left` of them: that follows from the margins.
+pub(super) fn pruned_at(plan: &VerifyPlan, chunk: &VerifyChunk, left: usize, margins: &[f32]) -> usize {
+    let fails = |checkpoint: usize| {
+        let ends =
+            chunk.tests.clone().zip(committed(chunk)..).find(|&(test, _)| {
+                margins[checkpoint * plan.tests.len() + test] > plan.tests[test].max_margin
+            });
         ends.is_some_and(|(_, ends)| ends == left)
     };
-    (0..plan.gates.len()).find(|&gate| fails(gate)).unwrap_or(0)
+    (0..plan.prune_checkpoints.len()).find(|&checkpoint| fails(checkpoint)).unwrap_or(0)
 }
 
 /// The verdict on a chunk whose proposals, and the place behind them, have these samples.

@@ -1,13 +1,13 @@
 //! The verify lane's executor: one pass of the target over all rows, its own sample at every row from the anchor on,
 //! and the verdict. A proposal is accepted exactly if it equals the target's sample in its place (FASER.md, D1).
 //!
-//! Between two layers rows may leave the pass: those of sequences that were cancelled, and at the plan's gates those behind a
+//! Between two layers rows may leave the pass: those of sequences that were cancelled, and at the plan's pruning checkpoints those behind a
 //! proposal that fails its test. What leaves counts as not sent, and so does what a grammar forbids, which is in no pass.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use faser_engine::{RIVALS, TokenId, VerifyPlan};
+use faser_engine::{ALTERNATIVES, TokenId, VerifyPlan};
 use faser_kernels::sampling::Logprobs;
 
 use super::backend::{Draw, HiddenRows, LaneBackend, PassOutputs, PassRows, Piece, RowTest, SCORED};
@@ -88,18 +88,18 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.hidden.clear();
         self.chunks.clear();
         self.chunks.extend(plan.chunks.iter().map(Progress::new));
-        let mut gaps = std::mem::take(&mut plan.outcome.gaps);
-        gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
-        self.carry_out(&plan, &mut gaps);
+        let mut margins = std::mem::take(&mut plan.outcome.margins);
+        margins.resize(plan.prune_checkpoints.len() * plan.tests.len(), f32::NAN);
+        self.carry_out(&plan, &mut margins);
         self.judge(&mut plan);
         self.commit_hidden(&plan);
-        plan.outcome.gaps = gaps;
+        plan.outcome.margins = margins;
         plan.outcome.took = started.elapsed();
         plan
     }
 
     /// All chunks, in as many passes as it takes: one, unless more rows have logits than a pass keeps.
-    fn carry_out(&mut self, plan: &VerifyPlan, gaps: &mut [f32]) {
+    fn carry_out(&mut self, plan: &VerifyPlan, margins: &mut [f32]) {
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             let sequence = self.sequences.of_mut(chunk.seq);
@@ -146,7 +146,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
                 let left = self.chunks[index].rows.min(end) - from;
                 let count = rows.room(bounds, left, left.min((from + left).saturating_sub(logits_from)));
                 if count == 0 {
-                    self.forward(plan, &std::mem::take(&mut rows), false, gaps);
+                    self.forward(plan, &std::mem::take(&mut rows), false, margins);
                     continue;
                 }
                 let piece = Piece {
@@ -168,25 +168,25 @@ impl<B: LaneBackend> VerifyRunner<B> {
         if rows.is_empty() && !plan.chunks.is_empty() {
             self.masks.idle(&mut self.sequences);
         }
-        self.forward(plan, &rows, true, gaps);
+        self.forward(plan, &rows, true, margins);
     }
 
     /// Runs a pass, and keeps what it brings.
-    fn forward(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, last: bool, gaps: &mut [f32]) {
+    fn forward(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, last: bool, margins: &mut [f32]) {
         let layers = self.backend.layer_count();
         let drawn = !rows.is_empty();
         if drawn {
             self.backend.stage(rows, &mut self.sequences);
             self.name_hidden(rows);
-            let (mut begin, mut gates) = (0, 0);
+            let (mut begin, mut checkpoints) = (0, 0);
             while begin < layers {
-                let end = self.next_stop(plan, begin, gates, layers);
+                let end = self.next_stop(plan, begin, checkpoints, layers);
                 self.backend.layers(rows, begin..end);
                 if end < layers {
                     self.ask(plan, rows, end);
-                    if plan.gates.get(gates) == Some(&end) {
+                    if plan.prune_checkpoints.get(checkpoints) == Some(&end) {
                         self.backend.test(rows, &self.sequences);
-                        gates += 1;
+                        checkpoints += 1;
                     }
                     self.backend.compact(rows);
                 }
@@ -207,7 +207,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.backend.draw(
             rows,
             &self.sequences,
-            &Draw { masks: &self.masks, confidence: false, rivals: false },
+            &Draw { masks: &self.masks, confidence: false, alternatives: false },
         );
         let (cancelled, leads) = (&mut self.cancelled, self.backend.rank().0 == 0);
         self.backend.collect(rows, &mut self.outputs, &mut |cancel| {
@@ -216,12 +216,12 @@ impl<B: LaneBackend> VerifyRunner<B> {
                 rows.cancel(cancelled.seqs(), cancel);
             }
         });
-        for (number, found) in self.outputs.gaps.chunks_exact(rows.tests.len().max(1)).enumerate() {
-            for (test, &gap) in rows.tests.iter().zip(found) {
-                gaps[number * plan.tests.len() + test.of_plan] = gap;
+        for (number, found) in self.outputs.margins.chunks_exact(rows.tests.len().max(1)).enumerate() {
+            for (test, &margin) in rows.tests.iter().zip(found) {
+                margins[number * plan.tests.len() + test.of_plan] = margin;
             }
         }
-        self.keep(plan, rows, gaps);
+        self.keep(plan, rows, margins);
     }
 
     /// Which rows the pass has in the channel of hidden states, if there is one.
@@ -247,14 +247,14 @@ impl<B: LaneBackend> VerifyRunner<B> {
     }
 
     /// What the pass has brought of each chunk.
-    fn keep(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, gaps: &[f32]) {
+    fn keep(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, margins: &[f32]) {
         let tells = self.backend.rank().0 == 0;
         let mut place = 0;
         for (piece, &left) in rows.pieces.iter().zip(&self.outputs.rows) {
             let (chunk, progress) = (&plan.chunks[piece.chunk], &mut self.chunks[piece.chunk]);
             if left < piece.rows {
                 progress.rows = if left == 0 { 0 } else { piece.start + left - chunk.start };
-                progress.pruned_at = pruned_at(plan, chunk, progress.rows, gaps);
+                progress.pruned_at = pruned_at(plan, chunk, progress.rows, margins);
             }
             let places = self.masks.places(piece.chunk);
             let board = self.sequences.of(piece.seq).request.logprobs.as_ref();
@@ -276,7 +276,8 @@ impl<B: LaneBackend> VerifyRunner<B> {
             match places.filter(|_| piece.drawn_from < left) {
                 Some(0) => progress.be_late(),
                 Some(places) if progress.rows >= committed(chunk) + places => {
-                    (progress.rows, progress.pruned_at) = (committed(chunk) + places - 1, plan.gates.len());
+                    (progress.rows, progress.pruned_at) =
+                        (committed(chunk) + places - 1, plan.prune_checkpoints.len());
                 }
                 _ => {}
             }
@@ -312,12 +313,12 @@ impl<B: LaneBackend> VerifyRunner<B> {
         }
     }
 
-    /// Where rows may leave next: at a gate, or where the device looks at what was cancelled. The layers up to there are asked for in one go.
-    fn next_stop(&self, plan: &VerifyPlan, begin: usize, gates: usize, layers: usize) -> usize {
+    /// Where rows may leave next: at a pruning checkpoint, or where the device looks at what was cancelled. The layers up to there are asked for in one go.
+    fn next_stop(&self, plan: &VerifyPlan, begin: usize, checkpoints: usize, layers: usize) -> usize {
         // Of a group the first rank hears for all.
         let looks = self.cancelled.listens() || self.backend.rank().1 > 1;
         let look = if looks { (begin / B::LOOK_EVERY + 1) * B::LOOK_EVERY } else { layers };
-        look.min(plan.gates.get(gates).copied().unwrap_or(layers)).min(layers)
+        look.min(plan.prune_checkpoints.get(checkpoints).copied().unwrap_or(layers)).min(layers)
     }
 
     /// Asks who was cancelled, and has them leave.
@@ -330,7 +331,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
     }
 }
 
-/// The tests of a piece's proposals, which begins `from` rows into its chunk; those without rivals are not made.
+/// The tests of a piece's proposals, which begins `from` rows into its chunk; those without alternatives are not made.
 fn add_tests(rows: &mut PassRows<'_>, number: usize, from: usize, plan: &VerifyPlan) {
     let piece = rows.pieces[number];
     let chunk = &plan.chunks[piece.chunk];
@@ -338,13 +339,23 @@ fn add_tests(rows: &mut PassRows<'_>, number: usize, from: usize, plan: &VerifyP
         let test = &plan.tests[of_plan];
         // The row before the proposal predicts it.
         let Some(offset) = (committed(chunk) + at - 1).checked_sub(from) else { continue };
-        if offset >= piece.rows || test.rivals.is_empty() {
+        if offset >= piece.rows || test.alternatives.is_empty() {
             continue;
         }
         let own = plan.proposals(chunk)[at];
         let mut tokens = [own; SCORED];
-        tokens[..RIVALS].iter_mut().zip(test.rivals.iter()).for_each(|(to, rival)| *to = *rival);
+        tokens[..ALTERNATIVES]
+            .iter_mut()
+            .zip(test.alternatives.iter())
+            .for_each(|(to, alternative)| *to = *alternative);
         let position = piece.start + offset + 1;
-        rows.tests.push(RowTest { piece: number, offset, position, tokens, max_gap: test.max_gap, of_plan });
+        rows.tests.push(RowTest {
+            piece: number,
+            offset,
+            position,
+            tokens,
+            max_margin: test.max_margin,
+            of_plan,
+        });
     }
 }

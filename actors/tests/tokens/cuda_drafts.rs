@@ -64,7 +64,7 @@ fn lanes() -> Lanes {
             max_logit_rows: SEQUENCES,
             max_chunks: SEQUENCES,
             max_context: CONTEXT,
-            max_gates: 0,
+            max_prune_checkpoints: 0,
         },
     };
     let draft_of_cpu = pair(Dtype::F32).draft.expect("a draft model");
@@ -80,7 +80,7 @@ fn plan(random: &mut Random, step: u64, sequences: &[Sequence], stops: bool) -> 
     let mut plan = DraftPlan {
         step,
         partition: PartitionId(random.between(0, PARTITIONS - 1)),
-        rivals: random.chance(50),
+        alternatives: random.chance(50),
         ..DraftPlan::default()
     };
     for (number, sequence) in (0u64..).zip(sequences) {
@@ -137,7 +137,7 @@ fn run(lanes: &mut Lanes, seed: u64, stops: bool, tally: &mut Tally) {
         assert_eq!(lanes.device.memory().expect("a GPU").0, free);
         assert_eq!(gpu.outcome.counts, cpu.outcome.counts, "seed {seed}, plan {step}");
         let same = |(gpu, cpu): (&Drafted, &Drafted)| {
-            (gpu.token, &gpu.rivals) == (cpu.token, &cpu.rivals)
+            (gpu.token, &gpu.alternatives) == (cpu.token, &cpu.alternatives)
                 && (gpu.confidence - cpu.confidence).abs() < 1e-4
         };
         let mut proposals = cpu.outcome.proposals.iter();

@@ -109,9 +109,9 @@ fn same_proposals(other: &DraftPlan, first: &DraftPlan) {
 }
 
 fn same_verdicts(other: &VerifyPlan, first: &VerifyPlan) {
-    let bits = |gaps: &[f32]| gaps.iter().map(|gap| gap.to_bits()).collect::<Vec<_>>();
+    let bits = |margins: &[f32]| margins.iter().map(|margin| margin.to_bits()).collect::<Vec<_>>();
     assert_eq!(other.outcome.verdicts, first.outcome.verdicts);
-    assert_eq!(bits(&other.outcome.gaps), bits(&first.outcome.gaps));
+    assert_eq!(bits(&other.outcome.margins), bits(&first.outcome.margins));
 }
 
 /// A rank's shard on its GPU, and what its lane is made for.
@@ -187,7 +187,7 @@ pub(crate) fn draft(
     group(with_ways(shards), source, make, same_proposals)
 }
 
-/// Verify runners of all ranks as one: each must come to the first one's verdicts and gaps.
+/// Verify runners of all ranks as one: each must come to the first one's verdicts and margins.
 pub(crate) fn verify(
     shards: &[Arc<Model>],
     spec: &CpuLaneSpec,

@@ -172,12 +172,12 @@ fn run<B: LaneBackend>(
             let falling = !sampling.is_empty() && random.chance(30);
             cancelled.0.set(falling.then(|| (random.one_of(&sampling), random.between(1, layers - 1))));
             if random.chance(50) {
-                plan.gates.extend(1..layers);
+                plan.prune_checkpoints.extend(1..layers);
                 for chunk in &mut plan.chunks {
                     let begin = plan.tests.len();
                     for _ in 0..chunk.proposals {
-                        let rivals = (0..8).map(|_| random.token()).collect();
-                        plan.tests.push(Test { rivals, max_gap: random.fraction(-4.0, 4.0) });
+                        let alternatives = (0..8).map(|_| random.token()).collect();
+                        plan.tests.push(Test { alternatives, max_margin: random.fraction(-4.0, 4.0) });
                     }
                     chunk.tests = begin..plan.tests.len();
                 }
@@ -281,7 +281,7 @@ fn committed_rows_are_read_on_a_gpu() {
                     max_logit_rows: 2 * MAX_ROWS / 3,
                     max_chunks: SEQUENCES,
                     max_context: BLOCK * BLOCKS_EACH,
-                    max_gates: 2,
+                    max_prune_checkpoints: 2,
                 },
                 drafts: false,
                 hidden: Some(hidden.clone()),

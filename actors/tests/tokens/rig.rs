@@ -111,8 +111,8 @@ pub(crate) struct Rig {
     draft: Option<Draft>,
     verify: Verify,
     cancelled: Rc<RefCell<Cancelled>>,
-    /// Puts gates of its own into verify plans.
-    gates: Option<Random>,
+    /// Puts pruning checkpoints of its own into verify plans.
+    checkpoints: Option<Random>,
     /// Clients that went in the middle of a plan.
     pub(crate) gone_inside: u64,
     /// Proposals that a grammar kept out of their pass.
@@ -134,16 +134,16 @@ impl Rig {
             draft,
             verify,
             cancelled,
-            gates: None,
+            checkpoints: None,
             gone_inside: 0,
             forbidden: 0,
         }
     }
 
-    /// From now on, where there is a seed: verify passes prune at random, with gates anywhere, any rivals, any gaps allowed;
+    /// From now on, where there is a seed: verify passes prune at random, with checkpoints anywhere, any alternatives, any margins allowed;
     /// and clients go in the middle of plans, between any two layers or steps.
     pub(crate) fn disturb(&mut self, prune: Option<u64>, go: Option<u64>) {
-        self.gates = prune.map(Random);
+        self.checkpoints = prune.map(Random);
         self.cancelled.borrow_mut().random = go.map(Random);
     }
 
@@ -204,8 +204,8 @@ impl Rig {
             Some(Plan::Verify(mut work)) => {
                 self.cancelled.borrow_mut().of_plan =
                     work.plan.chunks.iter().map(|chunk| chunk.seq).collect();
-                if let Some(random) = &mut self.gates {
-                    add_gates(&mut work.plan, random, self.pair.target.config().layers.len());
+                if let Some(random) = &mut self.checkpoints {
+                    add_prune_checkpoints(&mut work.plan, random, self.pair.target.config().layers.len());
                 }
                 let mut plan = (self.verify)(work);
                 self.forbidden +=
@@ -235,18 +235,18 @@ impl Rig {
     }
 }
 
-/// Gates of the test's own, unless the engine has put some there.
-fn add_gates(plan: &mut VerifyPlan, random: &mut Random, layers: usize) {
-    if !plan.gates.is_empty() || random.next().is_multiple_of(2) {
+/// Pruning checkpoints of the test's own, unless the engine has put some there.
+fn add_prune_checkpoints(plan: &mut VerifyPlan, random: &mut Random, layers: usize) {
+    if !plan.prune_checkpoints.is_empty() || random.next().is_multiple_of(2) {
         return;
     }
-    plan.gates.extend((1..layers).filter(|_| !random.next().is_multiple_of(3)));
+    plan.prune_checkpoints.extend((1..layers).filter(|_| !random.next().is_multiple_of(3)));
     for chunk in &mut plan.chunks {
         let begin = plan.tests.len();
         for _ in 0..chunk.proposals {
-            let rivals = (0..random.next() % 9).map(|_| (random.next() % 256) as TokenId).collect();
-            let max_gap = (random.next() % 64) as f32 / 2.0 - 28.0;
-            plan.tests.push(Test { rivals, max_gap });
+            let alternatives = (0..random.next() % 9).map(|_| (random.next() % 256) as TokenId).collect();
+            let max_margin = (random.next() % 64) as f32 / 2.0 - 28.0;
+            plan.tests.push(Test { alternatives, max_margin });
         }
         chunk.tests = begin..plan.tests.len();
     }

@@ -1,5 +1,5 @@
 //! Tensor parallelism: a pair that is split over ranks gives the tokens that it gives whole, in f32, whatever is drafted, pruned,
-//! cancelled, preempted or lost around a request; and every rank comes to the same verdicts, proposals and gaps.
+//! cancelled, preempted or lost around a request; and every rank comes to the same verdicts, proposals and margins.
 
 use std::sync::Arc;
 use std::time::Duration;

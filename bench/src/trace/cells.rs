@@ -36,7 +36,7 @@ impl Cell {
             Cell::Accepted => "proposal, accepted",
             Cell::Rejected => "proposal, rejected",
             Cell::Next => "next token, the target's own",
-            Cell::Pruned => "proposal, its row left the pass at a gate",
+            Cell::Pruned => "proposal, its row left the pass at a pruning checkpoint",
             Cell::Unused => "proposal, not verified",
             Cell::Cancelled => "drafted past the frontier, cancelled",
         }

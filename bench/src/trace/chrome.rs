@@ -100,7 +100,7 @@ impl Trace<'_> {
                 args["accepted"] = json!(pass.accepted);
                 args["committed"] = json!(pass.committed);
                 args["pruned"] = json!(pass.pruned);
-                args["gates_after_layers"] = json!(pass.gates);
+                args["prune_checkpoints_after_layers"] = json!(pass.prune_checkpoints);
             }
         }
         json!({
@@ -265,7 +265,7 @@ mod tests {
         let verify = named("verify 1 + 3: 2");
         assert_eq!((&verify["ts"], &verify["dur"]), (&json!(13_000.0), &json!(12_000.0)));
         assert_eq!(verify["args"]["chunks"][0], "seq-1 @9 epoch 3: 4 rows, k 3, 2 of 3 accepted, 0 pruned");
-        assert_eq!(verify["args"]["gates_after_layers"], json!([2]));
+        assert_eq!(verify["args"]["prune_checkpoints_after_layers"], json!([2]));
         assert_eq!(verify["args"]["predicted_us"], 1000.0);
         let serial = named("draft 1 x 3");
         assert_eq!(serial["args"]["cancelled_by_verify_steps"], json!([]));

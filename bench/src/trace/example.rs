@@ -52,7 +52,7 @@ pub(super) fn example() -> Record {
         passes: vec![
             PassRecord { partition: 0, ..pass(LaneKind::Draft, 5, (10, 13), chunk(9, 1, 3)) },
             pass(LaneKind::Draft, 6, (13, 20), chunk(12, 1, 1)),
-            PassRecord { gates: vec![2], ..pass(LaneKind::Verify, 7, (13, 25), verify) },
+            PassRecord { prune_checkpoints: vec![2], ..pass(LaneKind::Verify, 7, (13, 25), verify) },
             pass(LaneKind::Draft, 7, (21, 27), left),
         ],
         marks: vec![

@@ -123,9 +123,9 @@ impl Scene<'_> {
         self.canvas.hatch(Area { left: 20.0, top: 102.0, width: 14.0, height: 14.0 }, Colour::WHITE, CANCEL);
         let cancelled = "proposal, cancelled: not sent yet when a pass rejected what it was built on";
         self.text(40.0, 105.0, cancelled, CANCEL);
-        let gate = 40.0 + ((cancelled.len() + 4) * LETTER) as f64;
-        self.gate_line(gate, 102.0, 14.0);
-        self.text(gate + 10.0, 105.0, "gate: unlikely proposals leave the pass here", BLACK);
+        let checkpoint = 40.0 + ((cancelled.len() + 4) * LETTER) as f64;
+        self.checkpoint_line(checkpoint, 102.0, 14.0);
+        self.text(checkpoint + 10.0, 105.0, "pruning checkpoint: unlikely proposals leave the pass here", BLACK);
         for (band, name, of) in [
             (&VERIFY, "verify lane", "target model"),
             (&BOTH, "both at work", ""),
@@ -234,10 +234,10 @@ impl Scene<'_> {
                 cell.draw(&mut self.canvas, Area { left, top, width, height });
             }
         }
-        for &gate in &pass.gates {
-            let share = gate as f64 / self.record.target_layers.max(1) as f64;
+        for &checkpoint in &pass.prune_checkpoints {
+            let share = checkpoint as f64 / self.record.target_layers.max(1) as f64;
             let x = self.x(pass.began + (pass.ended - pass.began).mul_f64(share));
-            self.gate_line(x, area.top + 44.0, area.height - 60.0);
+            self.checkpoint_line(x, area.top + 44.0, area.height - 60.0);
         }
     }
 
@@ -259,7 +259,7 @@ impl Scene<'_> {
     }
 
     /// A dashed line.
-    fn gate_line(&mut self, x: f64, top: f64, height: f64) {
+    fn checkpoint_line(&mut self, x: f64, top: f64, height: f64) {
         let mut y = top;
         while y < top + height {
             self.canvas.line((x, y), (x, (y + 4.0).min(top + height)), 2, DARK);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
-    Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Policy, Request, Rivals, SeqId,
-    SpeculationBounds, Tuning, Verdict, VerifyPlan,
+    Alternatives, Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Policy, Request,
+    SeqId, SpeculationBounds, Tuning, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -86,9 +86,10 @@ impl Load {
 }
 
 fn drafted(mut plan: DraftPlan) -> Event {
-    let rivals: Rivals = if plan.rivals { (0..8).collect() } else { Rivals::new() };
+    let alternatives: Alternatives = if plan.alternatives { (0..8).collect() } else { Alternatives::new() };
     for chunk in &plan.chunks {
-        let proposal = |i| Drafted { token: (i % 7) as u32, confidence: 0.8, rivals: rivals.clone() };
+        let proposal =
+            |i| Drafted { token: (i % 7) as u32, confidence: 0.8, alternatives: alternatives.clone() };
         plan.outcome.proposals.extend((0..chunk.steps).map(proposal));
         plan.outcome.counts.push(chunk.steps);
     }
@@ -102,7 +103,7 @@ fn verified(mut plan: VerifyPlan) -> Event {
         let (accepted, next) = (chunk.proposals * 2 / 3, chunk.sample.then_some(9));
         plan.outcome.verdicts.push(Verdict { accepted, next, ..Verdict::default() });
     }
-    plan.outcome.gaps.resize(plan.gates.len() * plan.tests.len(), 1.0);
+    plan.outcome.margins.resize(plan.prune_checkpoints.len() * plan.tests.len(), 1.0);
     plan.outcome.took = Duration::from_millis(21);
     Event::VerifyDone(plan)
 }

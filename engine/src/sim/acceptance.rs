@@ -108,16 +108,16 @@ impl Acceptance {
     }
 }
 
-/// Lead of the best rival at the end of the pass, for a wrong proposal, over that of the proposal for a right one, halved.
+/// Lead of the best alternative at the end of the pass, for a wrong proposal, over that of the proposal for a right one, halved.
 const LEAD: f64 = 3.0;
-/// Deviation of the lead at a gate.
+/// Deviation of the lead at a checkpoint.
 const LEAD_BLUR: f64 = 1.2;
 
 impl Acceptance {
-    /// By how much the best rival leads at a gate, in logits. Assumed: what will be right leads, what will be wrong trails,
+    /// By how much the best alternative leads at a checkpoint, in logits. Assumed: what will be right leads, what will be wrong trails,
     /// by an amount that grows with the square of the depth and is blurred. So a right proposal leads already in 56 % of
     /// cases at a quarter of the layers, in 73 % at half and in 92 % at three quarters.
-    pub(super) fn gap(&self, seed: u64, prefix: u64, depth: f64, right: bool) -> f32 {
+    pub(super) fn margin(&self, seed: u64, prefix: u64, depth: f64, right: bool) -> f32 {
         let lead = LEAD * depth * depth;
         let blur = LEAD_BLUR * normal(prefix.rotate_left(29) ^ seed.rotate_left(5) ^ (depth * 64.0) as u64);
         (if right { blur - lead } else { blur + lead }) as f32

@@ -56,7 +56,7 @@ impl Deviation {
 const LAYERS: usize = 32;
 
 impl DeviceCosts {
-    /// Layers of the target, at which gates divide a pass.
+    /// Layers of the target, at which pruning checkpoints divide a pass.
     pub(super) fn target_layers(&self) -> usize {
         match self {
             DeviceCosts::Tables(_) => LAYERS,
@@ -80,16 +80,16 @@ impl DeviceCosts {
         work
     }
 
-    /// The work of a pass that was verified, of those chunks that are wanted: from gate to gate fewer rows.
+    /// The work of a pass that was verified, of those chunks that are wanted: from checkpoint to checkpoint fewer rows.
     pub(super) fn verify_plan(&self, plan: &VerifyPlan, wanted: &dyn Fn(SeqId) -> bool) -> Work {
         let layers = self.target_layers();
         let mut work = Work::default();
         let mut begin = 0;
-        for gate in 0..=plan.gates.len() {
-            let end = plan.gates.get(gate).copied().unwrap_or(layers).min(layers);
+        for checkpoint in 0..=plan.prune_checkpoints.len() {
+            let end = plan.prune_checkpoints.get(checkpoint).copied().unwrap_or(layers).min(layers);
             let mut load = Load::default();
             for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
-                let gone = if verdict.pruned_at < gate { verdict.pruned } else { 0 };
+                let gone = if verdict.pruned_at < checkpoint { verdict.pruned } else { 0 };
                 if wanted(chunk.seq) {
                     load.add(chunk.start, chunk.rows.len() - gone);
                 }
@@ -99,7 +99,9 @@ impl DeviceCosts {
             begin = end;
         }
         match self {
-            DeviceCosts::Roofline(roofline) => work.then(alone(plan.gates.len() as f64 * roofline.gate_s())),
+            DeviceCosts::Roofline(roofline) => {
+                work.then(alone(plan.prune_checkpoints.len() as f64 * roofline.checkpoint_s()))
+            }
             DeviceCosts::Tables(_) => work,
         }
     }

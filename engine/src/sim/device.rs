@@ -89,12 +89,12 @@ impl SimDevice {
             let mut survival = chunk.stop.survival;
             for step in 0..chunk.steps {
                 let (token, confidence) = self.draft_token(&prefix);
-                let rivals =
-                    plan.rivals.then(|| [token, (token + 1) % self.vocabulary].into_iter().collect());
+                let alternatives =
+                    plan.alternatives.then(|| [token, (token + 1) % self.vocabulary].into_iter().collect());
                 plan.outcome.proposals.push(Drafted {
                     token,
                     confidence,
-                    rivals: rivals.unwrap_or_default(),
+                    alternatives: alternatives.unwrap_or_default(),
                 });
                 survival = chunk.stop.after(survival, confidence);
                 if step + 1 == chunk.steps || survival < chunk.stop.below {
@@ -111,7 +111,7 @@ impl SimDevice {
     /// As `draft`.
     pub(super) fn verify(&mut self, plan: &mut VerifyPlan) -> Work {
         self.target.open(plan.step, &plan.retire, &plan.admit);
-        plan.outcome.gaps.resize(plan.gates.len() * plan.tests.len(), f32::NAN);
+        plan.outcome.margins.resize(plan.prune_checkpoints.len() * plan.tests.len(), f32::NAN);
         for index in 0..plan.chunks.len() {
             let verdict = self.verify_chunk(plan, index);
             plan.outcome.verdicts.push(verdict);
@@ -128,8 +128,14 @@ impl SimDevice {
         let (rows_before, proposals) = rows.split_at(committed);
         let mut prefix = self.target.compute(chunk.seq, chunk.start, rows_before, table);
         self.target.remember(chunk.seq, chunk.start + rows.len());
-        let (kept, pruned_at) =
-            self.gate(plan.gates.as_slice(), &plan.tests, &chunk, &prefix, proposals, &mut plan.outcome.gaps);
+        let (kept, pruned_at) = self.prune(
+            plan.prune_checkpoints.as_slice(),
+            &plan.tests,
+            &chunk,
+            &prefix,
+            proposals,
+            &mut plan.outcome.margins,
+        );
         let mut verdict = Verdict {
             accepted: 0,
             next: chunk.sample.then(|| self.target_token(&prefix)),
@@ -152,31 +158,31 @@ impl SimDevice {
         verdict
     }
 
-    /// The gates of a pass for one chunk: how many of its proposals are left, and the last gate that took some.
-    fn gate(
+    /// The pruning checkpoints of a pass for one chunk: how many of its proposals are left, and the last checkpoint that took some.
+    fn prune(
         &self,
-        gates: &[usize],
+        checkpoints: &[usize],
         tests: &[Test],
         chunk: &VerifyChunk,
         anchor: &Prefix,
         proposals: &[TokenId],
-        gaps: &mut [f32],
+        margins: &mut [f32],
     ) -> (usize, usize) {
         let (mut kept, mut pruned_at) = (proposals.len(), 0);
-        for (gate, &layers) in gates.iter().enumerate().filter(|_| !chunk.tests.is_empty()) {
+        for (checkpoint, &layers) in checkpoints.iter().enumerate().filter(|_| !chunk.tests.is_empty()) {
             let depth = layers as f64 / self.costs.target_layers() as f64;
             let mut prefix = *anchor;
             for (i, (&proposal, test)) in
                 proposals[..kept].iter().zip(&tests[chunk.tests.clone()]).enumerate()
             {
-                if test.rivals.is_empty() {
+                if test.alternatives.is_empty() {
                     break;
                 }
                 let right = self.target_token(&prefix) == proposal;
-                let gap = self.acceptance.gap(self.seed, prefix.fingerprint, depth, right);
-                gaps[gate * tests.len() + chunk.tests.start + i] = gap;
-                if gap > test.max_gap {
-                    (kept, pruned_at) = (i, gate);
+                let margin = self.acceptance.margin(self.seed, prefix.fingerprint, depth, right);
+                margins[checkpoint * tests.len() + chunk.tests.start + i] = margin;
+                if margin > test.max_margin {
+                    (kept, pruned_at) = (i, checkpoint);
                     break;
                 }
                 prefix = prefix.then(proposal);

@@ -40,8 +40,8 @@ pub(super) struct Work {
 
 /// What running at the same time costs both lanes beyond bandwidth: caches, power, clocks. Assumed.
 const INTERFERENCE: f64 = 0.03;
-/// Launches of a gate, in those of a layer. Assumed.
-const GATE_LAUNCHES: f64 = 2.0;
+/// Launches of a pruning checkpoint, in those of a layer. Assumed.
+const CHECKPOINT_LAUNCHES: f64 = 2.0;
 /// Rows of a tile of a matrix product.
 const TILE_ROWS: usize = 64;
 /// What of the rate of matrix products attention reaches.
@@ -93,9 +93,9 @@ impl Roofline {
         self.pair.target.layers
     }
 
-    /// Seconds a gate costs beside the rows it takes out: scoring, compaction, and a graph that ends there.
-    pub(super) fn gate_s(&self) -> f64 {
-        GATE_LAUNCHES * self.hardware.layer_s
+    /// Seconds a pruning checkpoint costs beside the rows it takes out: scoring, compaction, and a graph that ends there.
+    pub(super) fn checkpoint_s(&self) -> f64 {
+        CHECKPOINT_LAUNCHES * self.hardware.layer_s
     }
 
     /// Where the time of a verify pass goes, on the whole device: `chunks` sequences of so many rows each behind `context` tokens.

@@ -17,17 +17,17 @@ pub struct Test {
     pub proposal: u32,
 }
 
-/// The test of proposals: first their rows, then, with the scores of their rivals, the verdict.
+/// The test of proposals: first their rows, then, with the scores of their alternatives, the verdict.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct GateArgs {
+pub struct PruneArgs {
     /// [`Test`]s.
     pub tests: Ptr,
-    /// u32 `[test][TOP_TOKENS + 1]`: rivals, the proposal itself where there are fewer, then the proposal.
+    /// u32 `[test][TOP_TOKENS + 1]`: alternatives, the proposal itself where there are fewer, then the proposal.
     pub tokens: Ptr,
     /// f32 `[test][TOP_TOKENS + 1]`: their logits.
     pub scores: Ptr,
-    /// f32 per test: the largest gap that stays.
+    /// f32 per test: the largest margin that stays.
     pub most: Ptr,
     /// [`super::Chunk`]s.
     pub chunks: Ptr,
@@ -36,27 +36,27 @@ pub struct GateArgs {
     /// u32 per test: its row, or [`super::NOTHING`].
     pub rows: Ptr,
     /// f32 per test; NaN where there is no row.
-    pub gaps: Ptr,
+    pub margins: Ptr,
     /// u32 per chunk: rows that are wanted, lowered where a proposal fails.
     pub live: Ptr,
     /// u32: how many tests there are.
     pub count: Ptr,
 }
 
-impl GateArgs {
+impl PruneArgs {
     /// Tokens scored for a test.
     pub const SCORED: usize = TOP_TOKENS + 1;
 
     /// Finds the rows.
     #[must_use]
-    pub fn rows(self, most: u32) -> Launch<GateArgs> {
-        Launch::new("gate_rows", [most.div_ceil(128), 1, 1], 128, self)
+    pub fn rows(self, most: u32) -> Launch<PruneArgs> {
+        Launch::new("prune_rows", [most.div_ceil(128), 1, 1], 128, self)
     }
 
     /// Tests.
     #[must_use]
-    pub fn test(self, most: u32) -> Launch<GateArgs> {
-        Launch::new("gate_test", [most.div_ceil(128), 1, 1], 128, self)
+    pub fn test(self, most: u32) -> Launch<PruneArgs> {
+        Launch::new("prune_test", [most.div_ceil(128), 1, 1], 128, self)
     }
 }
 
@@ -105,7 +105,7 @@ pub struct DraftStepArgs {
     /// f32 `[chunk][STEPS]`.
     pub confidences: Ptr,
     /// u32 `[chunk][STEPS][TOP_TOKENS]`; written if there is `top`.
-    pub rivals: Ptr,
+    pub alternatives: Ptr,
     /// u32 per chunk: how many proposals it has; 0 to begin with.
     pub proposal_counts: Ptr,
     /// [`super::Chunk`]s of the next pass, in the same order; null: more is drawn before there is one.

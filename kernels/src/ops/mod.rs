@@ -58,7 +58,7 @@ macro_rules! each_op {
             logprobs (Logprobs) ["logprobs"] [sampling::logprobs_are_the_cpus];
             draft_step () ["draft_step"] [drafting::steps_record_proposals_and_go_on_with_those_that_may];
             compact_pass () ["compact_pass"] [passes::cancelled_chunks_and_rows_behind_the_live_ones_leave];
-            gate () ["gate"] [passes::gaps_are_the_cpus_and_end_chunks];
+            prune () ["prune"] [passes::margins_are_the_cpus_and_end_chunks];
             all_gather (AllGather) [] [];
             all_reduce (AllReduce) [] [];
             sum_rows (SumRows) [] [];

@@ -8,9 +8,9 @@
 mod choose;
 mod confidence;
 mod draw;
-mod gap;
 mod history;
 mod logprobs;
+mod margin;
 mod mask;
 mod noise;
 mod nucleus;
@@ -22,10 +22,10 @@ use std::sync::Arc;
 use crate::KernelError;
 pub use confidence::confidence;
 pub use draw::{SampleRow, mask_of, sample};
-pub use gap::gap;
 pub use history::History;
 pub(crate) use logprobs::logprob;
 pub use logprobs::{LogprobRow, Logprobs, MAX_TOP_LOGPROBS, logprobs};
+pub use margin::margin;
 pub use part::PartSampler;
 pub use top_tokens::{TOP_TOKENS, top_tokens};
 

@@ -27,8 +27,8 @@ pub struct CudaSizes {
     pub max_chunks: usize,
     /// Tokens of the longest sequence.
     pub max_context: usize,
-    /// Gates of a pass.
-    pub max_gates: usize,
+    /// Pruning checkpoints of a pass.
+    pub max_prune_checkpoints: usize,
 }
 
 /// Rows times splits that attention has workspace for, unless a pass has more rows.
@@ -134,10 +134,10 @@ impl CudaSizes {
         (chunks * each + (4 << 10), chunks * (DraftStepArgs::STEPS * 4 * (2 + TOP_TOKENS) + 4) + (4 << 10))
     }
 
-    /// What comes back: a few integers per sample and chunk, gaps.
+    /// What comes back: a few integers per sample and chunk, margins.
     pub(super) fn output_bytes(&self) -> usize {
-        let sample = 64 + size_of::<LogprobFound>() + 4 * self.max_gates;
-        self.logit_rows() * sample + self.max_chunks * 48 + 16 * self.max_gates + (4 << 10)
+        let sample = 64 + size_of::<LogprobFound>() + 4 * self.max_prune_checkpoints;
+        self.logit_rows() * sample + self.max_chunks * 48 + 16 * self.max_prune_checkpoints + (4 << 10)
     }
 
     /// A mask for each row that gets a token, and as many as one chunk may have that went before; and where those of each chunk are.

@@ -144,7 +144,7 @@ pub fn on_gpu(model: &Arc<CudaModel>, pass: &mut RunPass<'_>) -> Result<Vec<f32>
         max_logit_rows: rows,
         max_chunks: 2,
         max_context: 64,
-        max_gates: 0,
+        max_prune_checkpoints: 0,
     };
     let mut passes = CudaPasses::new(model.clone(), &[Share::whole(model.gpu())], false, sizes)?;
     let tables: [&[BlockId]; 2] = [&[5, 0, 3], &[7, 2]];

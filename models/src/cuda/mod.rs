@@ -2,22 +2,22 @@
 
 mod buffers;
 pub mod check;
-mod gate;
 mod group;
 mod hidden;
 mod layer;
 mod model;
 mod pass;
 mod penalties;
+mod pruning;
 mod sampler;
 mod staged;
 mod steps;
 
 pub use buffers::{CudaSizes, PenaltySlot};
-pub use gate::Gate;
 pub use hidden::CudaHiddenStates;
 pub use model::CudaModel;
 pub use pass::{CudaPasses, PassInput};
 pub use penalties::{Bias, HistoryChange};
+pub use pruning::PruneCheckpoint;
 pub use sampler::{DrawInput, Drawn};
 pub use steps::{DraftChunk, DraftInput, DraftedChunk};

@@ -1,8 +1,8 @@
 //! One lane's passes of a model on a GPU: the buffers they need, allocated once, and a pass in the segments of the CPU's.
 //!
 //! ```text
-//! stage(input) ── layers(a..b) ──┬─────────────────────────┬── layers(b..c) ── .. ── finish ── draw
-//!                                └─ gate(tests) ─ compact ─┘
+//! stage(input) ── layers(a..b) ──┬───────────────────────────┬── layers(b..c) ── .. ── finish ── draw
+//!                                └─ test_proposals ─ compact ─┘
 //! ```
 //!
 //! Nothing here waits: launches queue up on the lane. How many rows there are is known to the host when a pass begins; rows that leave
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    GateArgs, Graph, LogprobWish, NOTHING, Ptr, Sample, Sampler, Share, StoreStatesArgs, Test, Tile,
+    Graph, LogprobWish, NOTHING, PruneArgs, Ptr, Sample, Sampler, Share, StoreStatesArgs, Test, Tile,
 };
 use faser_kernels::{BlockId, Dtype};
 
@@ -61,8 +61,8 @@ pub struct PassInput<'a> {
     pub wishes: &'a [LogprobWish],
     /// The prompts' tokens that those are of.
     pub told: &'a [u32],
-    /// Tests of proposals at gates: the test, its rivals (a full row of [`GateArgs::SCORED`] tokens), and the largest gap that stays.
-    pub tests: &'a [(Test, [u32; GateArgs::SCORED], f32)],
+    /// Tests of proposals at pruning checkpoints: the test, its alternatives (a full row of [`PruneArgs::SCORED`] tokens), and the largest margin that stays.
+    pub tests: &'a [(Test, [u32; PruneArgs::SCORED], f32)],
 }
 
 /// A model on a lane with KV memory of its own.
@@ -201,7 +201,7 @@ impl CudaPasses {
         self.known[chunk].cancelled = !self.is_split();
     }
 
-    /// The sizes that products have from here on: what the host knows to have left is not computed any more. What a gate rules out is known to
+    /// The sizes that products have from here on: what the host knows to have left is not computed any more. What a test rules out is known to
     /// the device alone, and asking it would mean to wait.
     pub(super) fn shrink(&mut self) {
         let stays = self.known.iter().filter(|chunk| !chunk.cancelled);
@@ -320,11 +320,12 @@ impl CudaPasses {
             wishes: if input.wishes.is_empty() { Ptr::NULL } else { arena.put(input.wishes) },
             told: arena.put(input.told),
             tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<Test>>()),
-            rivals: arena.put(&tests.iter().flat_map(|(_, rivals, _)| *rivals).collect::<Vec<u32>>()),
+            alternatives: arena
+                .put(&tests.iter().flat_map(|(_, alternatives, _)| *alternatives).collect::<Vec<u32>>()),
             most: arena.put(&tests.iter().map(|(.., most)| *most).collect::<Vec<f32>>()),
             test_count: arena.put(&[tests.len() as u32]),
             test_rows: arena.reserve::<u32>(tests.len()).0,
-            scores: arena.reserve::<f32>(tests.len() * GateArgs::SCORED).0,
+            scores: arena.reserve::<f32>(tests.len() * PruneArgs::SCORED).0,
             test_len: tests.len(),
         };
         self.lane.send(&mut self.input)?;
@@ -446,7 +447,7 @@ pub(super) enum Work {
     /// Some layers.
     Layers { from: usize, to: usize },
     /// A draft step from embedding to the next pass.
-    Step { tail: Tail, rivals: bool },
+    Step { tail: Tail, alternatives: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

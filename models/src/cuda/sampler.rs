@@ -7,7 +7,7 @@ use faser_kernels::cuda::{
 use faser_kernels::ops::TOP_TOKENS;
 
 use super::buffers::mask_words;
-use super::{CudaPasses, Gate};
+use super::{CudaPasses, PruneCheckpoint};
 
 /// What was drawn, to be read when the pass was fetched and waited for.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub struct Drawn {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DrawInput<'a> {
     /// The likeliest tokens in each place are wanted.
-    pub rivals: bool,
+    pub alternatives: bool,
     /// Masks of tokens that may be drawn, a bit each, of the whole vocabulary: those of a chunk's samples one after the other.
     pub masks: &'a [u32],
     /// Which of them is that of a chunk's sample with no proposal before it (others count from there); [`NOTHING`] if the chunk has none. Nothing at
@@ -46,14 +46,14 @@ impl CudaPasses {
     /// # Panics
     /// If there are more masks than rows get tokens.
     pub fn draw(&mut self, how: &DrawInput<'_>) -> Result<Drawn, CudaError> {
-        let rivals = how.rivals;
+        let alternatives = how.alternatives;
         let (pass, sms) = (self.pass, self.lane.sms());
         let (drafts, tells) = (self.sampling.confidence, pass.wishes != Ptr::NULL);
         let plain_too = drafts || tells;
         let (most, count) = (pass.tail.samples, pass.sample_count());
         let (on_device, tokens) = self.output.reserve::<u32>(most);
         let confidence = drafts.then(|| self.output.reserve::<f32>(most));
-        let top = rivals.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
+        let top = alternatives.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
         let logprobs = tells.then(|| self.output.reserve::<LogprobFound>(most));
         let left = pass.compacted.then(|| self.output.reserve::<Chunk>(pass.chunk_count));
         if let Some((to, _)) = left {
@@ -187,9 +187,9 @@ impl CudaPasses {
         drawn.left.map(|place| self.output.get(place))
     }
 
-    /// The gaps of a gate, in the order of the tests.
-    pub fn gaps(&self, gate: Gate) -> &[f32] {
-        self.output.get(gate.0)
+    /// The margins of a pruning checkpoint, in the order of the tests.
+    pub fn margins(&self, checkpoint: PruneCheckpoint) -> &[f32] {
+        self.output.get(checkpoint.0)
     }
 
     /// The first `rows` rows of logits, after a pass, copied to the host; of a shard those of its tokens: for tests and tools.

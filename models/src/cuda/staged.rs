@@ -19,7 +19,7 @@ pub(super) struct Staged {
     pub(super) wishes: Ptr,
     pub(super) told: Ptr,
     pub(super) tests: Ptr,
-    pub(super) rivals: Ptr,
+    pub(super) alternatives: Ptr,
     pub(super) most: Ptr,
     pub(super) test_count: Ptr,
     pub(super) test_rows: Ptr,
@@ -36,12 +36,12 @@ pub(super) struct Steps {
     pub(super) step: Ptr,
     pub(super) chunk_count: usize,
     pub(super) tiles_each: u32,
-    pub(super) rivals: bool,
+    pub(super) alternatives: bool,
     pub(super) proposals: Option<Place>,
     pub(super) confidences: Option<Place>,
     pub(super) top: Option<Place>,
     pub(super) counts: Option<Place>,
-    /// Where those are: proposals, confidences, rivals, counts.
+    /// Where those are: proposals, confidences, alternatives, counts.
     pub(super) outcome: [Ptr; 4],
 }
 

@@ -38,7 +38,7 @@ pub struct DraftInput<'a> {
     /// Whether top-k or top-p of any leaves tokens out.
     pub restricts: bool,
     /// Whether proposals come with the likeliest tokens in their place.
-    pub rivals: bool,
+    pub alternatives: bool,
 }
 
 /// Proposals of a chunk.
@@ -49,7 +49,7 @@ pub struct DraftedChunk<'a> {
     /// The confidence in each.
     pub confidence: &'a [f32],
     /// [`TOP_TOKENS`] for each; none if they were not asked for.
-    pub rivals: &'a [u32],
+    pub alternatives: &'a [u32],
 }
 
 const STEPS: usize = DraftStepArgs::STEPS;
@@ -90,7 +90,8 @@ impl CudaPasses {
         let (proposals, proposals_at) = arena.reserve::<u32>(places * STEPS);
         let (confidences, confidences_at) = arena.reserve::<f32>(places * STEPS);
         let (counts_of, counts_at) = arena.reserve::<u32>(places);
-        let (top, top_at) = arena.reserve::<u32>(if draft.rivals { places * STEPS * TOP_TOKENS } else { 0 });
+        let (top, top_at) =
+            arena.reserve::<u32>(if draft.alternatives { places * STEPS * TOP_TOKENS } else { 0 });
 
         let arena = &mut buffers.input;
         arena.clear();
@@ -130,10 +131,10 @@ impl CudaPasses {
             step: arena.put(&[0u32]),
             chunk_count: count,
             tiles_each,
-            rivals: draft.rivals,
+            alternatives: draft.alternatives,
             proposals: Some(proposals_at),
             confidences: Some(confidences_at),
-            top: draft.rivals.then_some(top_at),
+            top: draft.alternatives.then_some(top_at),
             counts: Some(counts_at),
             outcome: [proposals, confidences, top, counts_of],
         };
@@ -164,12 +165,13 @@ impl CudaPasses {
         self.pass.tail.samples = bucket.min(self.sizes.logit_rows());
         // Of earlier draws on this lane nothing is left to be read.
         self.output.clear();
-        let work = Work::Step { tail: self.pass.tail, rivals: steps.rivals };
+        let work = Work::Step { tail: self.pass.tail, alternatives: steps.alternatives };
         self.captured(work, |passes| {
             passes.embed(steps.row_tokens)?;
             passes.run_layers(0..passes.model.config.layers.len())?;
             passes.finish()?;
-            let drawn = passes.draw(&DrawInput { rivals: steps.rivals, ..DrawInput::default() })?;
+            let drawn =
+                passes.draw(&DrawInput { alternatives: steps.alternatives, ..DrawInput::default() })?;
             let (samples, count) = (passes.pass.tail.sample_rows, passes.pass.sample_count());
             passes.record_from(Some(&drawn), (samples, count, Ptr::NULL), true)
         })
@@ -188,20 +190,20 @@ impl CudaPasses {
             None => buffers.cancelled.ptr(),
             Some(group) => group.flags_of_first(&mut self.lane, &buffers.cancelled, places)?,
         };
-        let [proposals, confidences, rivals, proposal_counts] = steps.outcome;
+        let [proposals, confidences, alternatives, proposal_counts] = steps.outcome;
         let rows = steps.pass.rows;
         let args = DraftStepArgs {
             samples,
             tokens: drawn.map_or(Ptr::NULL, |drawn| drawn.on_device),
             confidence: drawn.map_or(Ptr::NULL, |drawn| drawn.confidence_at),
-            top: drawn.filter(|_| steps.rivals).map_or(Ptr::NULL, |drawn| drawn.top_at),
+            top: drawn.filter(|_| steps.alternatives).map_or(Ptr::NULL, |drawn| drawn.top_at),
             sample_count,
             of_plan,
             states: steps.states,
             cancelled,
             proposals,
             confidences,
-            rivals,
+            alternatives,
             proposal_counts,
             chunks: if last { rows.chunks } else { Ptr::NULL },
             row_tokens: steps.row_tokens,
@@ -266,7 +268,7 @@ impl CudaPasses {
 
     /// The proposals of a chunk, when they were fetched and waited for.
     pub fn drafted(&self, chunk: usize) -> DraftedChunk<'_> {
-        let none = DraftedChunk { tokens: &[], confidence: &[], rivals: &[] };
+        let none = DraftedChunk { tokens: &[], confidence: &[], alternatives: &[] };
         let Some(buffers) = &self.steps else { return none };
         let Steps {
             proposals: Some(tokens), confidences: Some(confidence), counts: Some(counts), top, ..
@@ -279,7 +281,7 @@ impl CudaPasses {
         DraftedChunk {
             tokens: &outcome.get::<u32>(tokens)[first..][..count],
             confidence: &outcome.get::<f32>(confidence)[first..][..count],
-            rivals: top
+            alternatives: top
                 .map_or(&[], |top| &outcome.get::<u32>(top)[first * TOP_TOKENS..][..count * TOP_TOKENS]),
         }
     }

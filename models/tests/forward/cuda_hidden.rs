@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_kernels::cuda::{Arena, Chunk, CudaLane, GateArgs, Gpu, Ptr, Sampler, Share, Test};
+use faser_kernels::cuda::{Arena, Chunk, CudaLane, Gpu, PruneArgs, Ptr, Sampler, Share, Test};
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling};
 use faser_models::cuda::{CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -65,8 +65,8 @@ enum Happens {
     Nothing,
     /// The first sequence is cancelled, then the last.
     Cancels,
-    /// A gate ends the second sequence after 3 rows; when the device has come so far, the last one is cancelled.
-    Gates,
+    /// A test ends the second sequence after 3 rows; when the device has come so far, the last one is cancelled.
+    Prunes,
 }
 
 impl Happens {
@@ -76,7 +76,7 @@ impl Happens {
             Happens::Nothing => [rows; 4],
             // The device begins when all is asked for: both flags are there at the first look.
             Happens::Cancels => [rows, [0, b, 0], [0, b, 0], [0, b, 0]],
-            Happens::Gates => [rows, [a, 3, c], [a, 3, c], [a, 3, 0]],
+            Happens::Prunes => [rows, [a, 3, c], [a, 3, c], [a, 3, 0]],
         }
     }
 
@@ -84,11 +84,11 @@ impl Happens {
         match (self, layer) {
             (Happens::Cancels, 0) => passes.cancel(0),
             (Happens::Cancels, 2) => passes.cancel(2),
-            (Happens::Gates, 2) => {
+            (Happens::Prunes, 2) => {
                 passes.wait(&mut |_| {}).unwrap();
                 passes.cancel(2);
             }
-            (Happens::Gates, 0) => drop(passes.gate().unwrap()),
+            (Happens::Prunes, 0) => drop(passes.test_proposals().unwrap()),
             _ => return,
         }
         passes.compact().unwrap();
@@ -112,7 +112,7 @@ impl Lanes {
             max_logit_rows: MAX_ROWS,
             max_chunks: 3,
             max_context: 64,
-            max_gates: 1,
+            max_prune_checkpoints: 1,
         };
         let split = Share::split(gpu, 16).unwrap();
         let mut passes = CudaPasses::new(model.clone(), &[split.verify], false, sizes).unwrap();
@@ -145,7 +145,7 @@ impl Lanes {
             tests: &[(test, [1, 2, 3, 4, 5, 6, 7, 8, 9], f32::NEG_INFINITY)],
             ..PassInput::default()
         };
-        const { assert!(GateArgs::SCORED == 9) };
+        const { assert!(PruneArgs::SCORED == 9) };
         self.passes.stage(&input).unwrap();
     }
 
@@ -224,7 +224,7 @@ fn states_read_by_another_lane_are_the_cpus() {
             let rows: usize = counts.iter().sum();
             // All texts have been by before the first pass of a ring by graphs.
             let expected = [0, 1, 2, 3].map(|text| expected(&cpu, text, counts));
-            for happens in [Happens::Nothing, Happens::Cancels, Happens::Gates] {
+            for happens in [Happens::Nothing, Happens::Cancels, Happens::Prunes] {
                 let mut lanes = Lanes::new(&cuda);
                 let stays: Vec<usize> = happens.left(counts)[3].to_vec();
                 for (text, expected) in expected.iter().enumerate() {

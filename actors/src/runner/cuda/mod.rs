@@ -12,7 +12,7 @@ use faser_kernels::SampleRow;
 use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclSeat, Sampler, Share, Test};
 use faser_kernels::sampling::mask_of;
 use faser_models::cuda::{
-    CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, Gate, PassInput,
+    CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
 };
 
 use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
@@ -45,7 +45,7 @@ pub struct CudaBackend {
     drafts: bool,
     /// Of the pass under way, whether each piece wants log-probabilities.
     tells: Vec<bool>,
-    gates: Vec<Gate>,
+    checkpoints: Vec<PruneCheckpoint>,
     drawn: Option<Drawn>,
 }
 
@@ -63,8 +63,8 @@ impl CudaBackend {
         if let Some(hidden) = &spec.hidden {
             passes.attach(hidden.clone());
         }
-        let (drafts, tells, gates) = (spec.drafts, Vec::new(), Vec::new());
-        Ok(CudaBackend { passes, vocab, drafts, tells, gates, drawn: None })
+        let (drafts, tells, checkpoints) = (spec.drafts, Vec::new(), Vec::new());
+        Ok(CudaBackend { passes, vocab, drafts, tells, checkpoints, drawn: None })
     }
 
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
@@ -120,10 +120,14 @@ impl CudaBackend {
         let tests = rows.tests.iter().map(|test| {
             let (chunk, offset) = (test.piece as u32, test.offset as u32);
             let position = test.position as u32;
-            (Test { chunk, offset, position, proposal: test.tokens[SCORED - 1] }, test.tokens, test.max_gap)
+            (
+                Test { chunk, offset, position, proposal: test.tokens[SCORED - 1] },
+                test.tokens,
+                test.max_margin,
+            )
         });
         let proposals: Vec<&[u32]> = rows.pieces.iter().map(|piece| piece.proposals).collect();
-        self.gates.clear();
+        self.checkpoints.clear();
         self.passes.stage(&PassInput {
             tokens: &rows.tokens,
             positions: &pass.positions,
@@ -252,8 +256,8 @@ impl LaneBackend for CudaBackend {
     }
 
     fn test(&mut self, _rows: &PassRows<'_>, _sequences: &Sequences<CudaSequence>) {
-        let gate = self.passes.gate().or_lost();
-        self.gates.push(gate);
+        let checkpoint = self.passes.test_proposals().or_lost();
+        self.checkpoints.push(checkpoint);
     }
 
     fn compact(&mut self, _rows: &PassRows<'_>) {
@@ -266,7 +270,7 @@ impl LaneBackend for CudaBackend {
 
     fn draw(&mut self, rows: &PassRows<'_>, sequences: &Sequences<CudaSequence>, how: &Draw<'_>) {
         let (masks, mask_of) = self.masks(rows, sequences, how);
-        let input = DrawInput { rivals: how.rivals, masks: &masks, mask_of: &mask_of };
+        let input = DrawInput { alternatives: how.alternatives, masks: &masks, mask_of: &mask_of };
         self.drawn = Some(self.passes.draw(&input).or_lost());
         self.passes.fetch().or_lost();
     }
@@ -286,8 +290,8 @@ impl LaneBackend for CudaBackend {
         });
         waited.or_lost();
         outputs.begin(rows);
-        for gate in &self.gates {
-            outputs.gaps.extend(self.passes.gaps(*gate));
+        for checkpoint in &self.checkpoints {
+            outputs.margins.extend(self.passes.margins(*checkpoint));
         }
         let Some(drawn) = self.drawn.take() else { return };
         if let Some(chunks) = self.passes.left(&drawn) {

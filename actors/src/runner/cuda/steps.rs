@@ -3,7 +3,7 @@
 //! Steps follow one another on the device, which draws, applies the stop rules and writes the next pass. The host asks for a step while the one
 //! before it runs, and for none when it hears that no sequence goes on: at most one step is asked for in vain, and it has no rows.
 
-use faser_engine::{BlockId, DraftChunk, DraftPlan, Drafted, K_LIMIT, Rivals};
+use faser_engine::{Alternatives, BlockId, DraftChunk, DraftPlan, Drafted, K_LIMIT};
 use faser_kernels::cuda::{CudaError, DraftState, DraftStepArgs};
 use faser_kernels::ops::TOP_TOKENS;
 use faser_models::cuda::{self, CudaPasses, DraftInput, DrawInput};
@@ -43,11 +43,12 @@ impl CudaBackend {
 
     fn drafted(&self, number: usize) -> Vec<Drafted> {
         let drafted = self.passes.drafted(number);
-        let mut rivals = drafted.rivals.chunks_exact(TOP_TOKENS);
+        let mut alternatives = drafted.alternatives.chunks_exact(TOP_TOKENS);
         let found = drafted.tokens.iter().zip(drafted.confidence);
         let one = |(&token, &confidence)| {
-            let rivals = rivals.next().map_or_else(Rivals::new, |top| top.iter().copied().collect());
-            Drafted { token, confidence, rivals }
+            let alternatives =
+                alternatives.next().map_or_else(Alternatives::new, |top| top.iter().copied().collect());
+            Drafted { token, confidence, alternatives }
         };
         found.map(one).collect()
     }
@@ -69,7 +70,12 @@ impl CudaBackend {
             }
             chunks.push(cuda::DraftChunk { state: state(chunk), table, sampler: sequence.sampler() });
         }
-        self.passes.begin_draft(&DraftInput { chunks: &chunks, adjusts, restricts, rivals: plan.rivals })
+        self.passes.begin_draft(&DraftInput {
+            chunks: &chunks,
+            adjusts,
+            restricts,
+            alternatives: plan.alternatives,
+        })
     }
 
     /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal.
@@ -118,7 +124,9 @@ impl CudaBackend {
         let mut drawn = None;
         if rows.pieces.iter().any(|piece| piece.drawn_from < piece.rows) {
             self.passes.finish()?;
-            drawn = Some(self.passes.draw(&DrawInput { rivals: plan.rivals, ..DrawInput::default() })?);
+            drawn = Some(
+                self.passes.draw(&DrawInput { alternatives: plan.alternatives, ..DrawInput::default() })?,
+            );
         }
         if plan.chunks.iter().any(|chunk| chunk.steps > 0) {
             self.passes.record(drawn.as_ref(), last)?;

@@ -165,8 +165,8 @@ sent_and_read! {
         pub acceptance_by_position: Vec<Option<f64>>,
         /// Share of verify passes beside which the draft lane was to work.
         pub overlapped: Option<f64>,
-        /// Share of verify passes with a gate.
-        pub gated: Option<f64>,
+        /// Share of verify passes with a pruning checkpoint.
+        pub pruning: Option<f64>,
         /// Chunks not sent yet, or being drafted, that a rejection in front of them cancelled, per second.
         pub chunks_cancelled_per_s: f64,
         /// Proposals whose rows left a pass before its end, per second.

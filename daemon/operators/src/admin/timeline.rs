@@ -55,8 +55,8 @@ sent_and_read! {
         pub pruned: usize,
         /// Tokens committed; 0 for drafts.
         pub committed: usize,
-        /// Gates, in layers done.
-        pub gates: Vec<usize>,
+        /// Pruning checkpoints, in layers done.
+        pub prune_checkpoints: Vec<usize>,
         /// Chunks that the lane was told to leave.
         pub cancelled: usize,
         /// Speculative length of each chunk.
@@ -119,7 +119,7 @@ fn pass(pass: &PassRecord) -> PassRow {
         accepted: pass.accepted,
         pruned: pass.pruned,
         committed: pass.committed,
-        gates: pass.gates.clone(),
+        prune_checkpoints: pass.prune_checkpoints.clone(),
         cancelled: pass.chunks.iter().filter(|chunk| chunk.cancelled).count(),
         k: pass.chunks.iter().map(|chunk| chunk.k).collect(),
     }

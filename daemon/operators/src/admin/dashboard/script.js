@@ -56,7 +56,7 @@ function tiles({ total }) {
     tile("Acceptance", share(total.acceptance), `${few(total.tokens_per_chunk)} tokens per chunk`, "ahead", total.acceptance, 1),
     tile("Passes/s", rate(total.passes_per_s), `${total.rows_per_pass == null ? "–" : total.rows_per_pass.toFixed(1)} rows each`, "verify", total.passes_per_s),
     tile("Overlapped", share(total.overlapped), `${rate(total.chunks_cancelled_per_s)} chunks/s cancelled`, "ahead", total.overlapped, 1),
-    tile("Pruned rows/s", rate(total.rows_pruned_per_s), `${share(total.gated)} of passes have gates`, "gate", total.rows_pruned_per_s),
+    tile("Pruned rows/s", rate(total.rows_pruned_per_s), `${share(total.pruning)} of passes have pruning checkpoints`, "prune", total.rows_pruned_per_s),
   );
 }
 
@@ -86,7 +86,7 @@ function device({ total, model }) {
   const kv = (name, pool) => {
     const [used, all] = [pool.total - pool.free, Math.max(pool.total, 1)];
     return meter(name, `${count(used)} of ${count(pool.total)} blocks, ${count(pool.cached)} cached`,
-      [[used / all, "gate"], [Math.min(pool.cached, pool.free) / all, "line"]]);
+      [[used / all, "prune"], [Math.min(pool.cached, pool.free) / all, "line"]]);
   };
   const now = model && total.partition > 0 ? model.partitions[total.partition] : null;
   const shares = now
@@ -189,7 +189,7 @@ function frame(now) {
 
 function readColors() {
   const style = getComputedStyle(document.documentElement);
-  colors = Object.fromEntries(["text", "dim", "line", "track", "verify", "draft", "ahead", "bad", "gate", "on"].map(name => [name, style.getPropertyValue("--" + name).trim()]));
+  colors = Object.fromEntries(["text", "dim", "line", "track", "verify", "draft", "ahead", "bad", "prune", "on"].map(name => [name, style.getPropertyValue("--" + name).trim()]));
 }
 
 function drawLanes() {
@@ -295,7 +295,7 @@ function drawFallen(context, pass, begin, end) {
   if (end < LEFT || begin > context.canvas.clientWidth) return;
   const [y, wide] = [ROWS[pass.lane], solid(begin, end)];
   if (pass.pruned > 0) {
-    context.fillStyle = colors.gate;
+    context.fillStyle = colors.prune;
     context.fillRect(begin, y + HEIGHT - 6, Math.max(wide * Math.min(1, pass.pruned / Math.max(pass.rows, 1)), Math.min(wide, 2)), 6);
   }
   if (pass.cancelled > 0) {

@@ -55,12 +55,12 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
         let n = if case == 5 { 1100 } else { 1 + random.below(40) };
         let mut all = new_chunks(&mut random, n);
         let (each, queries) = (1 + case as u32 % 2, 16);
-        let rivals_wanted = case % 3 > 0;
+        let alternatives_wanted = case % 3 > 0;
         let states: Vec<DraftState> = all.iter().map(|chunk| chunk.state).collect();
         let states = bench.memory(&states, DraftState::default());
         let (proposals, counts_of) = (bench.words(&vec![0; n * STEPS]), bench.words(&vec![0; n]));
         let confidences = bench.floats(&vec![0.0; n * STEPS]);
-        let rivals = bench.words(&vec![0; n * STEPS * TOP_TOKENS]);
+        let alternatives = bench.words(&vec![0; n * STEPS * TOP_TOKENS]);
         let chunks = bench.memory(&vec![Chunk::default(); n], Chunk::default());
         let rows = [0; 3].map(|_| bench.words(&vec![0; n]));
         let samples = bench.memory(&vec![Sample::default(); n], Sample::default());
@@ -89,7 +89,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 samples: if at == 0 { bench.lasting(&first) } else { samples.ptr() },
                 tokens: bench.lasting(&tokens),
                 confidence: bench.lasting(&confidence),
-                top: if rivals_wanted { bench.lasting(&top) } else { Ptr::NULL },
+                top: if alternatives_wanted { bench.lasting(&top) } else { Ptr::NULL },
                 sample_count: if at == 0 {
                     bench.lasting(&[drawing.len() as u32])
                 } else {
@@ -100,7 +100,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 cancelled: bench.lasting(&flags),
                 proposals: proposals.ptr(),
                 confidences: confidences.ptr(),
-                rivals: rivals.ptr(),
+                alternatives: alternatives.ptr(),
                 proposal_counts: counts_of.ptr(),
                 chunks: chunks.ptr(),
                 row_tokens,
@@ -118,8 +118,11 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
             bench.run(&args.launch(), bench.order(case));
 
             for (i, c) in drawing.iter().enumerate() {
-                let top =
-                    if rivals_wanted { top[i * TOP_TOKENS..][..TOP_TOKENS].to_vec() } else { vec![0; 8] };
+                let top = if alternatives_wanted {
+                    top[i * TOP_TOKENS..][..TOP_TOKENS].to_vec()
+                } else {
+                    vec![0; 8]
+                };
                 all[*c].add(tokens[i], confidence[i], top);
             }
             for (chunk, flag) in all.iter_mut().zip(&flags) {
@@ -151,7 +154,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
             );
         }
         let (counts_read, proposals_read) = (counts_of.read(), proposals.read());
-        let (confidences_read, rivals_read) = (confidences.read(), rivals.read());
+        let (confidences_read, alternatives_read) = (confidences.read(), alternatives.read());
         for (c, chunk) in all.iter().enumerate() {
             let count = chunk.drafted.len();
             assert_eq!(counts_read[c] as usize, count);
@@ -159,7 +162,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 let place = c * STEPS + i;
                 assert_eq!(proposals_read[place], *token);
                 assert_eq!(confidences_read[place].to_bits(), confidence.to_bits());
-                assert_eq!(rivals_read[place * TOP_TOKENS..][..TOP_TOKENS], *top);
+                assert_eq!(alternatives_read[place * TOP_TOKENS..][..TOP_TOKENS], *top);
             }
             full += usize::from(count > 0 && count == chunk.state.steps as usize);
             stopped += usize::from(!chunk.gone && count > 0 && count < chunk.state.steps as usize);

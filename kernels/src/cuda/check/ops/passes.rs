@@ -3,8 +3,8 @@
 use super::bench::Bench;
 use super::reference::Random;
 use super::sampling::sampler;
-use crate::cuda::{Chunk, CompactPassArgs, GateArgs, NOTHING, Ptr, Sample, Test};
-use crate::sampling::gap;
+use crate::cuda::{Chunk, CompactPassArgs, NOTHING, PruneArgs, Ptr, Sample, Test};
+use crate::sampling::margin;
 use crate::{Sampling, ops::TOP_TOKENS};
 
 /// A pass: chunks in the order of their rows.
@@ -95,7 +95,7 @@ pub(super) fn cancelled_chunks_and_rows_behind_the_live_ones_leave(bench: &Bench
     }
 }
 
-pub(super) fn gaps_are_the_cpus_and_end_chunks(bench: &Bench<'_>) {
+pub(super) fn margins_are_the_cpus_and_end_chunks(bench: &Bench<'_>) {
     let mut random = Random::new(12);
     let (mut ended, mut ties, mut untested) = (0, 0, 0);
     for case in 0..40 {
@@ -129,9 +129,9 @@ pub(super) fn gaps_are_the_cpus_and_end_chunks(bench: &Bench<'_>) {
         let n = tests.len();
         let live: Vec<u32> =
             chunks.iter().map(|chunk| chunk.rows - u32::from(random.below(3) == 0)).collect();
-        let (rows, gaps) = (bench.words(&vec![0; n]), bench.floats(&vec![9.0; n]));
+        let (rows, margins) = (bench.words(&vec![0; n]), bench.floats(&vec![9.0; n]));
         let found_live = bench.words(&live);
-        let args = GateArgs {
+        let args = PruneArgs {
             tests: bench.lasting(&tests),
             tokens: bench.lasting(&tokens),
             scores: bench.lasting(&scores),
@@ -139,7 +139,7 @@ pub(super) fn gaps_are_the_cpus_and_end_chunks(bench: &Bench<'_>) {
             chunks: bench.lasting(&chunks),
             samplers: bench.lasting(&samplers),
             rows: rows.ptr(),
-            gaps: gaps.ptr(),
+            margins: margins.ptr(),
             live: found_live.ptr(),
             count: bench.count(n),
         };
@@ -149,22 +149,22 @@ pub(super) fn gaps_are_the_cpus_and_end_chunks(bench: &Bench<'_>) {
         for (i, test) in tests.iter().enumerate() {
             let c = test.chunk as usize;
             if test.offset + 1 >= live[c] {
-                assert!(rows.read()[i] == NOTHING && gaps.read()[i].is_nan());
+                assert!(rows.read()[i] == NOTHING && margins.read()[i].is_nan());
                 untested += 1;
                 continue;
             }
             assert_eq!(rows.read()[i], chunks[c].first + test.offset);
-            let at = i * GateArgs::SCORED;
-            let (rivals, own) = (at..at + TOP_TOKENS, scores[at + TOP_TOKENS]);
-            let expected = gap(
+            let at = i * PruneArgs::SCORED;
+            let (alternatives, own) = (at..at + TOP_TOKENS, scores[at + TOP_TOKENS]);
+            let expected = margin(
                 &samplings[c],
                 test.position,
                 test.proposal,
-                &tokens[rivals.clone()],
-                &scores[rivals],
+                &tokens[alternatives.clone()],
+                &scores[alternatives],
                 own,
             );
-            assert_eq!(gaps.read()[i].to_bits(), expected.to_bits(), "case {case} {test:?}: {expected}");
+            assert_eq!(margins.read()[i].to_bits(), expected.to_bits(), "case {case} {test:?}: {expected}");
             ties += usize::from(expected == f32::MIN_POSITIVE);
             if expected > most[i] {
                 expected_live[c] = expected_live[c].min(test.offset + 1);

@@ -29,14 +29,14 @@ pub(super) fn noise_is_the_cpus_bit_for_bit(bench: &Bench<'_>) {
     };
     // Pinned, as in the CPU's own test.
     assert_eq!(on_device(1, 2, 3), [3.372_484_7, 3.598_653_8, 0.417_324_24]);
-    // The CPU shows its noise as the gap of two tokens of equal logits.
+    // The CPU shows its noise as the margin of two tokens of equal logits.
     for (seed, position) in [(7, 0), (u64::MAX, 31), (0x1234_5678_9abc_def0, u32::MAX)] {
         let found = on_device(seed, position, 5000);
         let sampling = Sampling { seed, ..Sampling::default() };
         for token in 1..5000u32 {
-            let gap = crate::sampling::gap(&sampling, position, 0, &[token], &[0.0], 0.0);
+            let margin = crate::sampling::margin(&sampling, position, 0, &[token], &[0.0], 0.0);
             assert_eq!(
-                gap,
+                margin,
                 found[token as usize] - found[0],
                 "seed {seed} position {position} token {token}"
             );

@@ -1,29 +1,29 @@
-//! By how much rivals beat a proposal: what a verify pass asks of a row that is still under way.
+//! By how much alternatives beat a proposal: what a verify pass asks of a row that is still under way.
 
 use super::noise::Noise;
 use super::{GREEDY_BELOW, Sampling};
 
-/// By how much, in logits, the best of `rivals` beats `proposal` at `position` (as in [`super::SampleRow`]): the difference of what the
+/// By how much, in logits, the best of `alternatives` beats `proposal` at `position` (as in [`super::SampleRow`]): the difference of what the
 /// sampler compares, scaled logits with the request's noise, times the temperature; greedy, the difference of the logits. `scores`
-/// are logits of the rivals, one each, `own` is that of the proposal; a rival that is the proposal itself is skipped.
+/// are logits of the alternatives, one each, `own` is that of the proposal; an alternative that is the proposal itself is skipped.
 ///
-/// Where the rivals are all there is, it is at most 0 exactly when the sampler takes the proposal: a tie that goes to a rival, of lower
-/// token, is the least positive number. Scores that are not finite are never drawn: as a rival one does not count, as `own` it
-/// loses to any rival, by infinity. Without a rival: negative infinity. The request's logit bias and the tokens that it never has drawn count;
+/// Where the alternatives are all there is, it is at most 0 exactly when the sampler takes the proposal: a tie that goes to an alternative, of lower
+/// token, is the least positive number. Scores that are not finite are never drawn: as an alternative one does not count, as `own` it
+/// loses to any alternative, by infinity. Without an alternative: negative infinity. The request's logit bias and the tokens that it never has drawn count;
 /// its penalties, top-k, top-p and min-p are ignored.
 ///
 /// # Panics
-/// If there is not one score per rival.
+/// If there is not one score per alternative.
 #[must_use]
-pub fn gap(
+pub fn margin(
     sampling: &Sampling,
     position: u32,
     proposal: u32,
-    rivals: &[u32],
+    alternatives: &[u32],
     scores: &[f32],
     own: f32,
 ) -> f32 {
-    assert_eq!(rivals.len(), scores.len(), "gap: one score per rival");
+    assert_eq!(alternatives.len(), scores.len(), "margin: one score per alternative");
     let greedy = sampling.temperature < GREEDY_BELOW;
     let noise = Noise::new(sampling.seed, position);
     let value = |token: u32, score: f32| {
@@ -33,21 +33,23 @@ pub fn gap(
         if greedy { logit } else { logit * (1.0 / sampling.temperature) + noise.of(token) }
     };
     let mut best: Option<(f32, u32)> = None;
-    for (&rival, &score) in
-        rivals.iter().zip(scores).filter(|(rival, _)| **rival != proposal && !sampling.never(**rival))
+    for (&alternative, &score) in alternatives
+        .iter()
+        .zip(scores)
+        .filter(|(alternative, _)| **alternative != proposal && !sampling.never(**alternative))
     {
-        let value = value(rival, score);
-        let leads = best.is_none_or(|(v, token)| value > v || (value == v && rival < token));
+        let value = value(alternative, score);
+        let leads = best.is_none_or(|(v, token)| value > v || (value == v && alternative < token));
         if value.is_finite() && leads {
-            best = Some((value, rival));
+            best = Some((value, alternative));
         }
     }
     let own = value(proposal, own);
     match best {
         None => f32::NEG_INFINITY,
         Some(_) if !own.is_finite() => f32::INFINITY,
-        Some((value, rival)) if value == own => {
-            if rival < proposal {
+        Some((value, alternative)) if value == own => {
+            if alternative < proposal {
                 f32::MIN_POSITIVE
             } else {
                 0.0
@@ -93,13 +95,13 @@ mod tests {
                     let logits = logits(position);
                     let drawn = sampled(isa, &sampling, position, &logits);
                     for proposal in all.iter().copied() {
-                        let gap =
-                            gap(&sampling, position, proposal, &all, &logits, logits[proposal as usize]);
-                        ties += usize::from(gap == f32::MIN_POSITIVE);
+                        let margin =
+                            margin(&sampling, position, proposal, &all, &logits, logits[proposal as usize]);
+                        ties += usize::from(margin == f32::MIN_POSITIVE);
                         assert_eq!(
-                            gap <= 0.0,
+                            margin <= 0.0,
                             drawn == proposal,
-                            "{isa} temperature {temperature} position {position}: {gap} for {proposal}, drawn {drawn}"
+                            "{isa} temperature {temperature} position {position}: {margin} for {proposal}, drawn {drawn}"
                         );
                     }
                 }
@@ -109,14 +111,15 @@ mod tests {
     }
 
     #[test]
-    fn it_is_in_logits_of_the_best_other_rival() {
+    fn it_is_in_logits_of_the_best_other_alternative() {
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(gap(&greedy, 5, 3, &[7, 3, 9], &[2.0, 9.0, 3.5], 1.0), 2.5);
-        assert_eq!(gap(&greedy, 5, 3, &[7, 3, 9], &[2.0, 9.0, 3.5], 4.0), -0.5);
-        // What a logit more for the rival changes is one, at any temperature.
+        assert_eq!(margin(&greedy, 5, 3, &[7, 3, 9], &[2.0, 9.0, 3.5], 1.0), 2.5);
+        assert_eq!(margin(&greedy, 5, 3, &[7, 3, 9], &[2.0, 9.0, 3.5], 4.0), -0.5);
+        // What a logit more for the alternative changes is one, at any temperature.
         for temperature in [0.0, 0.5, 3.0] {
             let sampling = Sampling { temperature, seed: 9, ..Sampling::default() };
-            let [less, more] = [2.0, 3.0].map(|score| gap(&sampling, 5, 3, &[7, 9], &[score, -100.0], 1.0));
+            let [less, more] =
+                [2.0, 3.0].map(|score| margin(&sampling, 5, 3, &[7, 9], &[score, -100.0], 1.0));
             assert!((more - less - 1.0).abs() < 1e-5, "{temperature}: {less} {more}");
         }
     }
@@ -125,10 +128,10 @@ mod tests {
     fn what_cannot_be_drawn_does_not_count() {
         let sampling = Sampling::default();
         let (inf, nan) = (f32::INFINITY, f32::NAN);
-        assert_eq!(gap(&sampling, 0, 3, &[], &[], 1.0), -inf);
-        assert_eq!(gap(&sampling, 0, 3, &[3, 3], &[9.0, 9.0], 1.0), -inf);
-        assert_eq!(gap(&sampling, 0, 3, &[1, 2], &[inf, nan], 1.0), -inf);
-        assert_eq!(gap(&sampling, 0, 3, &[1, 2, 4], &[inf, 1.0, nan], -inf), inf);
-        assert_eq!(gap(&sampling, 0, 3, &[1, 2, 4], &[inf, 1.0, nan], nan), inf);
+        assert_eq!(margin(&sampling, 0, 3, &[], &[], 1.0), -inf);
+        assert_eq!(margin(&sampling, 0, 3, &[3, 3], &[9.0, 9.0], 1.0), -inf);
+        assert_eq!(margin(&sampling, 0, 3, &[1, 2], &[inf, nan], 1.0), -inf);
+        assert_eq!(margin(&sampling, 0, 3, &[1, 2, 4], &[inf, 1.0, nan], -inf), inf);
+        assert_eq!(margin(&sampling, 0, 3, &[1, 2, 4], &[inf, 1.0, nan], nan), inf);
     }
 }

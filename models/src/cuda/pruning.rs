@@ -1,38 +1,38 @@
 //! Between two layers, and after the last: proposals tested, rows let go, logits of those that get tokens.
 
 use faser_kernels::cuda::{
-    CompactPassArgs, CompactRowsArgs, CudaError, Element, GateArgs, Place, Product, Ptr, Sample,
+    CompactPassArgs, CompactRowsArgs, CudaError, Element, Place, Product, PruneArgs, Ptr, Sample,
     ScoreTokensArgs, SoftCapArgs,
 };
 
 use super::CudaPasses;
 
-/// Where a gate's gaps come back.
+/// Where the margins of a pruning checkpoint come back.
 #[derive(Clone, Copy, Debug)]
-pub struct Gate(pub(super) Place);
+pub struct PruneCheckpoint(pub(super) Place);
 
 impl CudaPasses {
-    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next [`CudaPasses::compact`]. Its gaps come back
+    /// Tests the pass's proposals where it is; rows behind those that fail leave at the next [`CudaPasses::compact`]. Its margins come back
     /// with what the pass brings.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn gate(&mut self) -> Result<Gate, CudaError> {
+    pub fn test_proposals(&mut self) -> Result<PruneCheckpoint, CudaError> {
         let (model, pass, sms) = (self.model.clone(), self.pass, self.lane.sms());
-        let (gaps, place) = self.output.reserve::<f32>(pass.test_len);
+        let (margins, place) = self.output.reserve::<f32>(pass.test_len);
         if pass.test_len == 0 {
-            return Ok(Gate(place));
+            return Ok(PruneCheckpoint(place));
         }
         let most = pass.test_len as u32;
-        let args = GateArgs {
+        let args = PruneArgs {
             tests: pass.tests,
-            tokens: pass.rivals,
+            tokens: pass.alternatives,
             scores: pass.scores,
             most: pass.most,
             chunks: pass.rows.chunks,
             samplers: pass.tail.samplers,
             rows: pass.test_rows,
-            gaps,
+            margins,
             live: pass.live,
             count: pass.test_count,
         };
@@ -42,24 +42,24 @@ impl CudaPasses {
         let scores = ScoreTokensArgs {
             x: self.final_normed.ptr(),
             w: model.parts.head.ptr(),
-            tokens: pass.rivals,
+            tokens: pass.alternatives,
             out: pass.scores,
             rows: pass.test_count,
             inputs: model.config.hidden as u32,
             outputs: own.len() as u32,
-            each: GateArgs::SCORED as u32,
+            each: PruneArgs::SCORED as u32,
             first: own.start as u32,
             vocabulary: model.config.vocab as u32,
             soft_cap: model.config.logit_soft_cap.unwrap_or(0.0),
         };
         self.lane.launch(&scores.launch(model.element, most, sms))?;
         // Each rank has scored its own tokens; a sum with zeros is exact.
-        self.lane.all_reduce_sum(pass.scores, pass.test_len * GateArgs::SCORED, Element::F32)?;
+        self.lane.all_reduce_sum(pass.scores, pass.test_len * PruneArgs::SCORED, Element::F32)?;
         self.lane.launch(&args.test(most))?;
-        Ok(Gate(place))
+        Ok(PruneCheckpoint(place))
     }
 
-    /// Rows that are not wanted any more leave the pass: those of chunks that were cancelled, and what gates have ruled out.
+    /// Rows that are not wanted any more leave the pass: those of chunks that were cancelled, and what tests have ruled out.
     ///
     /// # Errors
     /// The driver refuses.

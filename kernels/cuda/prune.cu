@@ -1,23 +1,23 @@
-// gate: the test of proposals in the middle of a verify pass (D3d). gate_rows finds the row that predicts each tested proposal, for
-// gather_rows, rms_norm and score_tokens of its rivals; gate_test then has by how much the best rival leads, in the sampler's
+// prune: the test of proposals in the middle of a verify pass (D3d). prune_rows finds the row that predicts each tested proposal, for
+// gather_rows, rms_norm and score_tokens of its alternatives; prune_test then has by how much the best alternative leads, in the sampler's
 // own operations, and ends the chunk behind a row whose proposal is beaten by too much. One thread for a test.
 struct Test { u32 chunk, offset, position, proposal; };
-struct GateArgs {
+struct PruneArgs {
     const Test *tests;
-    const u32 *tokens; // [test][RIVALS + 1]: rivals (the proposal itself where there are fewer), then the proposal
-    const float *scores; // [test][RIVALS + 1]: their logits
-    const float *most; // [test]: largest gap that stays
+    const u32 *tokens; // [test][ALTERNATIVES + 1]: alternatives (the proposal itself where there are fewer), then the proposal
+    const float *scores; // [test][ALTERNATIVES + 1]: their logits
+    const float *most; // [test]: largest margin that stays
     const Chunk *chunks;
     const Sampler *samplers;
     u32 *rows; // [test]: the row, or NOTHING if it has left or nothing behind it is wanted
-    float *gaps; // [test]: NaN where there is no row
+    float *margins; // [test]: NaN where there is no row
     u32 *live; // [chunk]: rows that are wanted
     const u32 *count;
 };
 
-static constexpr u32 RIVALS = 8;
+static constexpr u32 ALTERNATIVES = 8;
 
-KERNEL(128, 32) gate_rows(GateArgs a) {
+KERNEL(128, 32) prune_rows(PruneArgs a) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= *a.count) return;
     const Test test = a.tests[i];
@@ -33,31 +33,31 @@ DEVICE float value_of(const Sampler &s, u64 keys, u32 token, float logit) {
     return s.greedy ? logit : __fadd_rn(__fmul_rn(logit, s.inverse), noise(keys, token));
 }
 
-KERNEL(128, 48) gate_test(GateArgs a) {
+KERNEL(128, 48) prune_test(PruneArgs a) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= *a.count) return;
     if (a.rows[i] == NOTHING) {
-        a.gaps[i] = infinity() - infinity();
+        a.margins[i] = infinity() - infinity();
         return;
     }
     const Test test = a.tests[i];
     const Sampler &s = a.samplers[test.chunk];
     const u64 keys = noise_keys(s.seed, test.position);
-    const u32 *tokens = a.tokens + (size_t)i * (RIVALS + 1);
-    const float *scores = a.scores + (size_t)i * (RIVALS + 1);
+    const u32 *tokens = a.tokens + (size_t)i * (ALTERNATIVES + 1);
+    const float *scores = a.scores + (size_t)i * (ALTERNATIVES + 1);
     u64 best = 0;
-    for (u32 k = 0; k < RIVALS; k++) {
+    for (u32 k = 0; k < ALTERNATIVES; k++) {
         if (tokens[k] == test.proposal) continue;
         const float value = value_of(s, keys, tokens[k], scores[k]) + 0.0f;
         const u64 key = finite(value) ? key_of(value, tokens[k]) : 0;
         best = key > best ? key : best;
     }
-    const float own = value_of(s, keys, test.proposal, scores[RIVALS]), lead = __fsub_rn(number_of(best), own);
-    float gap;
-    if (!best) gap = -infinity();
-    else if (!finite(own)) gap = infinity();
-    else if (number_of(best) == own) gap = token_of(best) < test.proposal ? 1.17549435e-38f : 0.0f;
-    else gap = s.greedy ? lead : __fmul_rn(lead, s.temperature);
-    a.gaps[i] = gap;
-    if (gap > a.most[i]) atomicMin(&a.live[test.chunk], test.offset + 1);
+    const float own = value_of(s, keys, test.proposal, scores[ALTERNATIVES]), lead = __fsub_rn(number_of(best), own);
+    float margin;
+    if (!best) margin = -infinity();
+    else if (!finite(own)) margin = infinity();
+    else if (number_of(best) == own) margin = token_of(best) < test.proposal ? 1.17549435e-38f : 0.0f;
+    else margin = s.greedy ? lead : __fmul_rn(lead, s.temperature);
+    a.margins[i] = margin;
+    if (margin > a.most[i]) atomicMin(&a.live[test.chunk], test.offset + 1);
 }
