@@ -56,7 +56,7 @@ impl Latencies {
             ),
             inter_token: described(
                 "faser_inter_token_latency_seconds",
-                "ITL: the emission gap shared out over the emission's tokens, counted once per token",
+                "ITL: the emission gap divided among the emission's tokens, counted once per token",
             ),
             per_output_token: described(
                 "faser_time_per_output_token_seconds",
@@ -149,7 +149,7 @@ impl VllmRequests {
             ),
             inter_token: meter.times(
                 "vllm:inter_token_latency_seconds",
-                "time between two emissions of a request, shared out over the tokens of the second",
+                "time between two emissions of a request, divided among the tokens of the second",
             ),
             per_output_token: meter.times(
                 "vllm:request_time_per_output_token_seconds",

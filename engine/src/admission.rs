@@ -18,7 +18,7 @@ impl Engine {
         self.waiting.insert(place, seq);
     }
 
-    /// The running sequence that gives way first: of those with the highest number as their priority the youngest.
+    /// The running sequence that is preempted first: of those with the highest number as their priority the youngest.
     fn least_urgent(&self) -> Option<SeqId> {
         let priority = |seq: &&SeqId| self.sequences.get(seq).map_or(i32::MAX, Sequence::priority);
         // Of several that are equal it is the last.
@@ -76,14 +76,14 @@ impl Engine {
             }
             let Some(last) = self.least_urgent() else { return false };
             self.totals.preemptions += 1;
-            self.put_back(last);
+            self.preempt(last);
             if last == seq {
                 return false;
             }
         }
     }
 
-    /// Gives back the target KV of everyone's proposals: speculation is cut before anyone is put back. False if there was none.
+    /// Gives back the target KV of everyone's proposals: speculation is cut before anyone is preempted. False if there was none.
     /// To be called while no verify pass is out.
     fn release_provisional(&mut self) -> bool {
         let before = self.target_pool.free();
@@ -109,8 +109,8 @@ impl Engine {
         true
     }
 
-    /// Takes all KV from a running sequence and has it wait before all of its priority, to be recomputed.
-    pub(crate) fn put_back(&mut self, seq: SeqId) {
+    /// Preempts a running sequence: takes all its KV and has it wait before all of its priority, to be recomputed.
+    pub(crate) fn preempt(&mut self, seq: SeqId) {
         self.running.retain(|&id| id != seq);
         let drafting = self.draft_lane.outstanding();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };

@@ -60,7 +60,7 @@ pub struct Tuning {
     pub k_max: Option<usize>,
     /// The one partition, counted from 1, for overlapped execution; `None` leaves the choice to the planner.
     pub partition: Option<usize>,
-    /// Sequences that may hold KV at once, no more than the engine was built with; of those that do none is put back.
+    /// Sequences that may hold KV at once, no more than the engine was built with; of those that do none is preempted.
     pub max_running: usize,
     /// Requests that may wait; of those that do none is refused.
     pub max_waiting: usize,

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_of_a_busy_moment_is_shared_out_and_not_carried_on() {
+    fn a_reading_of_a_busy_moment_is_spread_and_not_carried_on() {
         let points = |ms: [u64; ROW_GRID.len()]| {
             let cost = PassCost::new(ms.map(Duration::from_millis), AttentionCost::default());
             cost.points().map(|time| time.as_millis())

@@ -3,7 +3,7 @@
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
-use crate::planner::{Batch, Candidate, Execution, PassShape, WORTH_AHEAD};
+use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape};
 use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::survival::{AcceptanceTable, Source};
@@ -124,7 +124,7 @@ impl Engine {
         }
         let wish = Wish {
             execution,
-            worthwhile: self.planner.worthwhile(self.running.len()),
+            break_even_survival: self.planner.break_even_survival(self.running.len()),
             table: self.calibrations[Source::Draft].table(),
         };
         let mut plan = std::mem::take(&mut self.spent.0);
@@ -255,7 +255,7 @@ impl Engine {
 /// What a draft plan goes by.
 struct Wish {
     execution: Execution,
-    worthwhile: f32,
+    break_even_survival: f32,
     table: AcceptanceTable,
 }
 
@@ -283,8 +283,8 @@ impl Wish {
     /// Survival below which nothing further is drafted.
     fn floor(&self) -> f32 {
         match self.execution {
-            Execution::Serial => self.worthwhile,
-            Execution::Overlapped(_) => self.worthwhile.max(WORTH_AHEAD),
+            Execution::Serial => self.break_even_survival,
+            Execution::Overlapped(_) => self.break_even_survival.max(MIN_CHANCE_AHEAD),
         }
     }
 }

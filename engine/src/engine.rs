@@ -53,7 +53,7 @@ pub(crate) struct Scratch {
     pub(crate) prospects: Vec<Prospect>,
     /// Rows of a pass that proposals may take, and that prefill takes.
     pub(crate) rows: (usize, usize),
-    /// Sequences to go through while others may be put back.
+    /// Sequences to go through while others may be preempted.
     pub(crate) ids: Vec<SeqId>,
 }
 
@@ -350,7 +350,7 @@ impl Engine {
         self.draft_lane.forget();
         self.verify_lane.forget();
         while let Some(&youngest) = self.running.last() {
-            self.put_back(youngest);
+            self.preempt(youngest);
             let Some(sequence) = self.sequences.get_mut(&youngest) else { continue };
             sequence.device_losses += 1;
             if sequence.device_losses > DEVICE_LOSSES_FORGIVEN {

@@ -18,7 +18,7 @@ use crate::request::K_LIMIT;
 use ahead::Ahead;
 use budget::Budget;
 
-pub(crate) use ahead::{Leaving, WORTH_AHEAD};
+pub(crate) use ahead::{Leaving, MIN_CHANCE_AHEAD};
 pub(crate) use budget::{Batch, Candidate};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
@@ -73,8 +73,8 @@ pub(crate) struct Planner {
     /// The whole device first.
     pub(crate) partitions: Vec<PartitionCosts>,
     execution: Execution,
-    /// What a second is worth, in tokens.
-    worth: f64,
+    /// The goodput of the round, the price of a second in tokens: a row pays if its marginal goodput is higher.
+    goodput: f64,
     /// Rounds since anyone was given a proposal.
     quiet_rounds: u32,
     /// Where there are no tables: seconds of a verify pass, of a draft step, and of a row in a first step that catches up; 0 before the first.
@@ -100,7 +100,7 @@ impl Planner {
             partition: tuning.partition,
             partitions,
             execution: Execution::Serial,
-            worth: 0.0,
+            goodput: 0.0,
             quiet_rounds: 0,
             verify_s: 0.0,
             step_s: 0.0,
@@ -132,16 +132,16 @@ impl Planner {
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
         match self.policy.lengths(batch.candidates.len()) {
-            Lengths::Same(k) => share_out(k, batch, lengths),
+            Lengths::Same(k) => allocate(k, batch, lengths),
             Lengths::Goodput => {
-                self.value_time(batch);
-                self.budget.plan(batch, self.worth, &self.partitions[0], lengths);
+                self.update_goodput(batch);
+                self.budget.plan(batch, self.goodput, &self.partitions[0], lengths);
             }
         }
         self.probe(batch, lengths);
     }
 
-    /// Is speculation going on, so that draft KV is worth keeping up?
+    /// Is speculation going on, so that draft KV has to be kept up?
     pub(crate) fn speculating(&self) -> bool {
         self.quiet_rounds == 0
     }
@@ -182,11 +182,11 @@ impl Planner {
     }
 
     /// Tokens that a further row costs in a verify pass of about `rows` rows.
-    pub(crate) fn row_worth(&self, rows: usize) -> f64 {
+    pub(crate) fn row_cost(&self, rows: usize) -> f64 {
         let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
             return 0.0;
         };
-        budget::row_worth(rows, self.worth, costs)
+        budget::row_cost(rows, self.goodput, costs)
     }
 
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, sequence after
@@ -202,7 +202,7 @@ impl Planner {
             }));
             return;
         }
-        self.budget.trim(batch, acceptances, self.worth, &self.partitions[0], lengths);
+        self.budget.trim(batch, acceptances, self.goodput, &self.partitions[0], lengths);
     }
 
     /// A verify pass was timed: the tables learn. What they said before, if there are any.
@@ -264,22 +264,22 @@ impl Planner {
     }
 
     /// Survival below which a further proposal does not pay its row of a verify pass of about `rows` rows.
-    pub(crate) fn worthwhile(&self, rows: usize) -> f32 {
+    pub(crate) fn break_even_survival(&self, rows: usize) -> f32 {
         if !self.policy.traits().predicts {
             return self.policy.floor();
         }
-        budget::worthwhile(rows, self.worth, &self.partitions[0])
+        budget::break_even_survival(rows, self.goodput, &self.partitions[0])
     }
 
-    /// Sets what a second is worth: the highest goodput this round can have. What maximises tokens less that price of
+    /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of
     /// their time also maximises tokens per second (Dinkelbach 1967).
-    fn value_time(&mut self, batch: &Batch<'_>) {
-        self.worth = self.budget.goodput(batch, &self.partitions[0]).0;
+    fn update_goodput(&mut self, batch: &Batch<'_>) {
+        self.goodput = self.budget.goodput(batch, &self.partitions[0]).0;
     }
 }
 
 /// The same length for everyone, as far as it is useful and rows last.
-fn share_out(k: usize, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
+fn allocate(k: usize, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
     let mut left = batch.rows;
     lengths.extend(batch.candidates.iter().map(|candidate| {
         let k = k.min(candidate.useful).min(left).min(K_LIMIT);

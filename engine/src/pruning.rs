@@ -4,7 +4,7 @@
 //! by how many logits the best one leads over the proposal is the margin. What margins mean is learned: for each checkpoint, how
 //! often each size of margin is seen of proposals that turn out right, and of those that turn out wrong. By Bayes' rule that
 //! turns a proposal's acceptance, as it was believed before the pass, into one that knows the margin; if what is then
-//! at stake is worth less than the rest of the pass for the rows concerned, they leave.
+//! at stake is less than the rest of the pass costs for the rows concerned, in tokens, they leave.
 
 /// Places of the checkpoints, as shares of the layers.
 const DEPTHS: [f64; 3] = [0.25, 0.5, 0.75];
@@ -22,8 +22,8 @@ const WATCH_EVERY: u32 = 64;
 /// Until so many margins are known, every pass is watched.
 const ENOUGH: u64 = 400;
 /// Gain below which a pass is left whole, as a share of the tokens it commits.
-const WORTH_A_CHECKPOINT: f64 = 0.005;
-/// A row that costs less than this, in tokens, is never worth pruning.
+const MIN_PRUNE_GAIN: f64 = 0.005;
+/// A row that costs less than this, in tokens, never pays to prune.
 const CHEAP_ROW: f64 = 0.01;
 
 /// What is known of a proposal before the pass.
@@ -44,7 +44,7 @@ pub(crate) struct Pruning {
     observed: u64,
     unwatched: u32,
     /// Rows cost enough that pruning may pay at all.
-    rows_cost: bool,
+    may_pay: bool,
     /// The last pass pruned.
     active: bool,
 }
@@ -84,7 +84,7 @@ impl Pruning {
         };
         let mut checkpoints: Vec<PruneCheckpoint> = DEPTHS.into_iter().filter_map(checkpoint).collect();
         checkpoints.dedup_by_key(|checkpoint| checkpoint.layers);
-        Pruning { checkpoints, wanted, observed: 0, unwatched: 0, rows_cost: false, active: false }
+        Pruning { checkpoints, wanted, observed: 0, unwatched: 0, may_pay: false, active: false }
     }
 
     /// From now on it is wanted, or not; what was learned stays.
@@ -97,14 +97,14 @@ impl Pruning {
     pub(crate) fn wants_alternatives(&self) -> bool {
         // A pass or two lie between a draft and its verification.
         let watch_is_near = self.observed < ENOUGH || self.unwatched + 4 >= WATCH_EVERY;
-        self.wanted && !self.checkpoints.is_empty() && self.rows_cost && (self.active || watch_is_near)
+        self.wanted && !self.checkpoints.is_empty() && self.may_pay && (self.active || watch_is_near)
     }
 
-    /// Decides on a pass that commits `tokens` in the mean, and whose rows cost `row_worth` tokens each.
-    pub(crate) fn decide(&mut self, prospects: &[Prospect], row_worth: f64, tokens: f64) -> PruneMode {
-        self.rows_cost = row_worth > CHEAP_ROW;
+    /// Decides on a pass that commits `tokens` in the mean, and whose rows cost `row_cost` tokens each.
+    pub(crate) fn decide(&mut self, prospects: &[Prospect], row_cost: f64, tokens: f64) -> PruneMode {
+        self.may_pay = row_cost > CHEAP_ROW;
         self.active = false;
-        if !self.wanted || self.checkpoints.is_empty() || !self.rows_cost || prospects.is_empty() {
+        if !self.wanted || self.checkpoints.is_empty() || !self.may_pay || prospects.is_empty() {
             return PruneMode::Off;
         }
         self.unwatched += 1;
@@ -113,11 +113,11 @@ impl Pruning {
             return PruneMode::Watch;
         }
         let gain = |checkpoint: &PruneCheckpoint| {
-            prospects.iter().map(|prospect| checkpoint.best(prospect, row_worth).1).sum::<f64>()
+            prospects.iter().map(|prospect| checkpoint.best(prospect, row_cost).1).sum::<f64>()
         };
         let gains = self.checkpoints.iter().map(gain).enumerate();
         match gains.max_by(|a, b| a.1.total_cmp(&b.1)) {
-            Some((checkpoint, gain)) if gain > WORTH_A_CHECKPOINT * tokens => {
+            Some((checkpoint, gain)) if gain > MIN_PRUNE_GAIN * tokens => {
                 self.active = true;
                 PruneMode::Prune(checkpoint)
             }
@@ -136,9 +136,9 @@ impl Pruning {
     }
 
     /// The margin above which a proposal leaves the pass.
-    pub(crate) fn max_margin(&self, mode: PruneMode, prospect: &Prospect, row_worth: f64) -> f32 {
+    pub(crate) fn max_margin(&self, mode: PruneMode, prospect: &Prospect, row_cost: f64) -> f32 {
         match mode {
-            PruneMode::Prune(checkpoint) => self.checkpoints[checkpoint].max_margin(prospect, row_worth),
+            PruneMode::Prune(checkpoint) => self.checkpoints[checkpoint].max_margin(prospect, row_cost),
             PruneMode::Off | PruneMode::Watch => f32::INFINITY,
         }
     }
@@ -160,10 +160,10 @@ impl Pruning {
 }
 
 impl PruneCheckpoint {
-    /// The bin from which on everything is best pruned, and the tokens' worth of time that this brings in the mean. `BINS`,
+    /// The bin from which on everything is best pruned, and the tokens, time counted as such, that this brings in the mean. `BINS`,
     /// and 0, if nothing is.
-    fn best(&self, prospect: &Prospect, row_worth: f64) -> (usize, f64) {
-        let saved = self.saved(prospect, row_worth);
+    fn best(&self, prospect: &Prospect, row_cost: f64) -> (usize, f64) {
+        let saved = self.saved(prospect, row_cost);
         let (mut best, mut gain) = ((BINS, 0.0), 0.0);
         for bin in (1..BINS).rev() {
             gain += self.seen(bin, prospect) * saved - self.lost(bin, prospect);
@@ -174,15 +174,15 @@ impl PruneCheckpoint {
         best
     }
 
-    fn max_margin(&self, prospect: &Prospect, row_worth: f64) -> f32 {
-        match self.best(prospect, row_worth).0 {
+    fn max_margin(&self, prospect: &Prospect, row_cost: f64) -> f32 {
+        match self.best(prospect, row_cost).0 {
             BINS => f32::INFINITY,
             bin => ENDS[bin - 1],
         }
     }
 
-    fn saved(&self, prospect: &Prospect, row_worth: f64) -> f64 {
-        prospect.rows as f64 * self.left * row_worth
+    fn saved(&self, prospect: &Prospect, row_cost: f64) -> f64 {
+        prospect.rows as f64 * self.left * row_cost
     }
 
     /// Probability of a margin in this bin.

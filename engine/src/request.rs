@@ -62,9 +62,9 @@ pub struct Handling {
     pub k_max: Option<usize>,
     /// Where proposals may come from.
     pub mode: SpeculationMode,
-    /// What the client hopes for; speculation is shared out by it where it is scarce.
+    /// What the client hopes for; speculation is allocated by it where it is scarce.
     pub slo: Slo,
-    /// Lower is sooner: of those that wait the lowest number is admitted first, of those that run the highest gives way first. Among
+    /// Lower is sooner: of those that wait the lowest number is admitted first, of those that run the highest is preempted first. Among
     /// equals the older one comes first. Nothing keeps a high number from waiting for as long as lower ones come.
     pub priority: i32,
     /// The prefix cache is shared with requests of the same salt alone.

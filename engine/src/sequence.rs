@@ -136,7 +136,7 @@ pub(crate) struct Sequence {
     k_max: usize,
 }
 
-/// Bounds of what a token of one sequence may be worth, in those of a sequence without a target.
+/// Bounds of what a token of one sequence may count for, in those of a sequence without a target.
 const LEAST_WEIGHT: f32 = 0.25;
 const MOST_WEIGHT: f32 = 4.0;
 
@@ -298,7 +298,7 @@ impl Sequence {
         begin..out.len()
     }
 
-    /// What one of its tokens is worth now, in those of a sequence without a target: more if it is behind its target time
+    /// What one of its tokens counts for now, in those of a sequence without a target: more if it is behind its target time
     /// per token, less if it is ahead.
     pub(crate) fn weight(&self, now: Duration) -> f32 {
         let (Some(tpot), Some(first)) = (self.handling.slo.tpot, self.first_token) else { return 1.0 };

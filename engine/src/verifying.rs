@@ -134,7 +134,7 @@ impl Engine {
 
     /// Decides where in the pass proposals are tested, and adds the tests.
     fn add_tests(&mut self, scratch: &mut Scratch, plan: &mut VerifyPlan) {
-        let row_worth = self.planner.row_worth(self.verify_shape.rows);
+        let row_cost = self.planner.row_cost(self.verify_shape.rows);
         scratch.prospects.clear();
         let mut tokens = 0.0;
         for chunk in &plan.chunks {
@@ -155,7 +155,7 @@ impl Engine {
                 behind = prospect.acceptance * (1.0 + behind);
             }
         }
-        let mode = self.pruning.decide(&scratch.prospects, row_worth, tokens);
+        let mode = self.pruning.decide(&scratch.prospects, row_cost, tokens);
         plan.prune_checkpoints.extend(self.pruning.layers(mode));
         if plan.prune_checkpoints.is_empty() {
             return;
@@ -165,7 +165,7 @@ impl Engine {
             let Some(sequence) = self.sequences.get(&chunk.seq) else { continue };
             let begin = plan.tests.len();
             for (proposal, prospect) in sequence.proposals.iter().take(chunk.proposals).zip(&mut prospects) {
-                let max_margin = self.pruning.max_margin(mode, prospect, row_worth);
+                let max_margin = self.pruning.max_margin(mode, prospect, row_cost);
                 plan.tests.push(Test { alternatives: proposal.alternatives.clone(), max_margin });
             }
             chunk.tests = begin..plan.tests.len();

@@ -27,7 +27,7 @@ pub struct LoadView {
 /// What a request is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestState {
-    /// It holds no KV: not admitted yet, or put back.
+    /// It holds no KV: not admitted yet, or preempted.
     Waiting,
     /// It holds KV, and more than its anchor has yet to be computed.
     Prefill,
@@ -249,7 +249,7 @@ sums! {
         pub cancelled: u64,
         /// Sequences that were given up because the device failed under them.
         pub failed: u64,
-        /// Sequences that lost their KV to others and were put back to wait.
+        /// Sequences that lost their KV to others and were preempted: they wait again.
         pub preemptions: u64,
         /// Prompt tokens of admitted requests.
         pub prompt_tokens: u64,

@@ -42,7 +42,7 @@ fn what_has_ended_is_cached_for_the_next_one() {
         let cancel = (Duration::from_millis(5), Happening::Cancel(SeqId(1)));
         assert_eq!(of(first(80), vec![cancel]), 40, "cancelled");
     }
-    // One that was put back computes what nobody has kept, and leaves it.
+    // One that was preempted computes what nobody has kept, and leaves it.
     let small = EngineConfig { target_blocks: 33, draft: DraftSource::model(33), ..config(Policy::Off) };
     let other: Vec<TokenId> = (0..50).map(|token| (token * 7 + 3) % VOCABULARY).collect();
     let happenings = vec![
@@ -51,7 +51,7 @@ fn what_has_ended_is_cached_for_the_next_one() {
         second(Duration::from_secs(1)),
     ];
     let report = run(&small, 0.7, happenings);
-    assert!(report.view.totals.preemptions > 0, "nobody was put back");
+    assert!(report.view.totals.preemptions > 0, "nobody was preempted");
     assert_eq!(report.outcomes[&SeqId(9)].usage.cached_tokens, 40);
 }
 

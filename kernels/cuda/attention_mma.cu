@@ -2,7 +2,7 @@
 //
 // A block has a tile of up to QUERIES queries of one chunk and key head (the rows of the chunk times the heads that share the key
 // head, so that keys are read once for all of them) and one split of the positions. Keys and values of 64 positions come
-// by cp.async, page by page, STAGES of them under way. Four warps: QUERIES / 16 share out the queries, the rest the positions of a
+// by cp.async, page by page, STAGES of them under way. Four warps: QUERIES / 16 split the queries, the rest the positions of a
 // stage; at the end those of different positions are added in the order of their warps. Scores and sums are f32, the
 // exponentials go into the second product as bf16.
 struct Tile { u32 chunk, first_query; };

@@ -2,7 +2,7 @@
 // weight once, whatever the number of rows up to its bucket. An output's sum is the same whatever rows stand beside it.
 //
 // bf16: tensor cores with the weights as the large operand, 16 outputs of a block, up to 8 rows (or 16) as the small one. Eight warps
-// share out the inputs and are added in their order. A thread reads 16 bytes of weights at a time and takes the
+// split the inputs and are added in their order. A thread reads 16 bytes of weights at a time and takes the
 // eight inputs of them in two products: in which order a product counts its inputs does not matter, if both operands do alike.
 struct MatmulArgs {
     const void *x; // [rows][inputs] of the type of w

@@ -160,7 +160,7 @@ pub(crate) struct BranchWeights {
     pub(crate) bias_keys: &'static str,
 }
 
-/// What the ranks of a group share out.
+/// What is split over the ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Split {
     /// Columns of query heads.

@@ -47,13 +47,11 @@ impl Shard {
         let problem = if ranks == 0 || rank >= ranks {
             format!("there is no rank {rank}")
         } else if !heads.is_multiple_of(ranks) {
-            format!("its {heads} heads cannot be shared out evenly")
+            format!("its {heads} heads cannot be split evenly")
         } else if !kv_heads.is_multiple_of(ranks) && !ranks.is_multiple_of(kv_heads) {
-            format!(
-                "its {kv_heads} KV heads can neither be shared out evenly nor be held by equally many ranks"
-            )
+            format!("its {kv_heads} KV heads can neither be split evenly nor be held by equally many ranks")
         } else if !intermediate.is_multiple_of(ranks) {
-            format!("its MLP's {intermediate} columns cannot be shared out evenly")
+            format!("its MLP's {intermediate} columns cannot be split evenly")
         } else if part(vocab, ranks - 1, ranks).is_empty() {
             format!("a vocabulary of {vocab} leaves some without a token")
         } else {

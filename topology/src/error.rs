@@ -68,7 +68,7 @@ pub enum TopologyError {
         /// All of the GPU's.
         gpu_bytes: u64,
     },
-    /// The SMs cannot be shared out so.
+    /// The SMs cannot be partitioned so.
     #[error("device.partitions has {asked}, but drafting on a GPU of {sms} SMs can have {fitting}")]
     Split {
         /// SMs asked for.

@@ -1,10 +1,10 @@
-//! Where a pair goes on one GPU: KV pools from what may be used of its memory, and ways to share out its SMs.
+//! Where a pair goes on one GPU: KV pools from what may be used of its memory, and ways to partition its SMs.
 
 use crate::place::{Limit, pools};
 use crate::{KvPools, KvRequest, ModelFootprint, TopologyError};
 use serde::Serialize;
 
-/// SMs are shared out in groups of this many: what compute capability 9 and later gives, and a multiple of what earlier ones give.
+/// SMs are partitioned in groups of this many: what compute capability 9 and later gives, and a multiple of what earlier ones give.
 const GROUP: u32 = 8;
 
 /// What the planner must know of a GPU.

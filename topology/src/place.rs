@@ -46,7 +46,7 @@ pub struct KvPools {
 pub struct Placement {
     /// The KV pools.
     pub pools: KvPools,
-    /// How the cores can be shared out between the lanes. The first is all of them for both, to be used in turns; the others
+    /// How the cores can be partitioned between the lanes. The first is all of them for both, to be used in turns; the others
     /// are disjoint, to be used at the same time.
     pub partitions: Vec<LanePair>,
 }

@@ -3,7 +3,7 @@
 use crate::{LanePair, Partition};
 
 impl Partition {
-    /// These cores shared out over `ranks`, evenly and in their order. With fewer cores than ranks each rank has one of them, and some are
+    /// These cores allocated to `ranks`, evenly and in their order. With fewer cores than ranks each rank has one of them, and some are
     /// used by several: correct, and slow.
     ///
     /// # Panics
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_shared_out_evenly_and_used_by_several_only_if_there_are_too_few() {
+    fn cores_are_allocated_evenly_and_used_by_several_only_if_there_are_too_few() {
         let all = Partition { cores: vec![2, 3, 5, 7, 11] };
         assert_eq!(all.split(2).iter().map(cores).collect::<Vec<_>>(), [&[2, 3][..], &[5, 7, 11]]);
         assert_eq!(all.split(5).iter().map(cores).collect::<Vec<_>>(), [[2], [3], [5], [7], [11]]);

@@ -1,4 +1,4 @@
-//! How what a model consists of is shared out over the ranks of a group.
+//! How what a model consists of is split over the ranks of a group.
 
 use serde::Serialize;
 use std::ops::Range;
@@ -11,7 +11,7 @@ pub fn part(total: usize, rank: usize, ranks: usize) -> Range<usize> {
     (rank * each).min(total)..((rank + 1) * each).min(total)
 }
 
-/// What of a model can be shared out. Layers cannot: every rank has a part of each.
+/// What of a model can be split over ranks. Layers cannot: every rank has a part of each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Divisible {
     /// Layers.
@@ -46,7 +46,7 @@ pub struct Share {
 }
 
 impl Divisible {
-    /// Whether it can be shared out over `ranks`.
+    /// Whether it can be split over `ranks`.
     ///
     /// # Errors
     /// Says what does not divide.
@@ -55,13 +55,13 @@ impl Divisible {
         if ranks == 0 {
             Err("no ranks are too few".to_owned())
         } else if !heads.is_multiple_of(ranks) {
-            Err(format!("its {heads} heads cannot be shared out evenly over {ranks} ranks"))
+            Err(format!("its {heads} heads cannot be split evenly over {ranks} ranks"))
         } else if !kv_heads.is_multiple_of(ranks) && !ranks.is_multiple_of(kv_heads.max(1)) {
             Err(format!(
-                "its {kv_heads} KV heads can neither be shared out evenly over {ranks} ranks nor be held by equally many of them"
+                "its {kv_heads} KV heads can neither be split evenly over {ranks} ranks nor be held by equally many of them"
             ))
         } else if !columns.is_multiple_of(ranks) {
-            Err(format!("its MLP's {columns} columns cannot be shared out evenly over {ranks} ranks"))
+            Err(format!("its MLP's {columns} columns cannot be split evenly over {ranks} ranks"))
         } else if part(tokens, ranks - 1, ranks).is_empty() {
             Err(format!("a vocabulary of {tokens} leaves some of {ranks} ranks without a token"))
         } else {
@@ -69,7 +69,7 @@ impl Divisible {
         }
     }
 
-    /// The numbers of ranks up to `most` that it can be shared out over.
+    /// The numbers of ranks up to `most` that it can be split over.
     pub fn ranks(&self, most: usize) -> impl Iterator<Item = usize> {
         (1..=most).filter(|ranks| self.check(*ranks).is_ok())
     }

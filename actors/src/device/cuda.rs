@@ -155,7 +155,7 @@ impl OnGpu {
 }
 
 impl CudaSpec {
-    /// Opens the GPUs, rank after rank, or takes them as they are, and makes sure that their SMs can be shared out as said.
+    /// Opens the GPUs, rank after rank, or takes them as they are, and makes sure that their SMs can be partitioned as said.
     ///
     /// # Errors
     /// As [`CudaDevice::open`]; a partition cannot be had, or the shards are not those of whole groups.

@@ -56,7 +56,7 @@ fn two_replicas_of_two_ranks_give_the_tokens_of_one_whole() {
             found.push(read(stream).await);
         }
         assert_eq!(found, expected);
-        assert_eq!(had, [2, 2], "they are shared out");
+        assert_eq!(had, [2, 2], "they are balanced");
         assert_all_whole(&replicas).await;
         assert!((0..2).all(|n| replicas.replica(n).expect("it is there").view().totals.accepted_tokens > 0));
         replicas.stop().await;

@@ -52,7 +52,7 @@ pub struct Figures {
     pub partitions: Vec<f64>,
     /// Sequences in a verify pass, in the mean over the time of those passes.
     pub batch_mean: f64,
-    /// Sequences put back for want of KV.
+    /// Sequences preempted for want of KV.
     pub preemptions: u64,
     /// The run over time.
     pub timeline: Vec<Moment>,

@@ -125,7 +125,12 @@ impl Scene<'_> {
         self.text(40.0, 105.0, cancelled, CANCEL);
         let checkpoint = 40.0 + ((cancelled.len() + 4) * LETTER) as f64;
         self.checkpoint_line(checkpoint, 102.0, 14.0);
-        self.text(checkpoint + 10.0, 105.0, "pruning checkpoint: unlikely proposals leave the pass here", BLACK);
+        self.text(
+            checkpoint + 10.0,
+            105.0,
+            "pruning checkpoint: unlikely proposals leave the pass here",
+            BLACK,
+        );
         for (band, name, of) in [
             (&VERIFY, "verify lane", "target model"),
             (&BOTH, "both at work", ""),

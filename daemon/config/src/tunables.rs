@@ -114,7 +114,7 @@ fn own() -> [Tunable; 8] {
             "scheduler.max_running",
             Kind::Number,
             "sequences that run at once, up to what the daemon was started with",
-            "the next admission; up to what the daemon was started with, and nobody is put back",
+            "the next admission; up to what the daemon was started with, and nobody is preempted",
             |fields, name, tuning| set(fields.size(name, 1..=4096)?, &mut tuning.max_running),
             |tuning| tuning.max_running.into(),
         ),

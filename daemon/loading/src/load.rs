@@ -128,7 +128,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, LoadError> {
     finish(begun, host, watch)
 }
 
-/// Loads every pair of the config. Memory is shared out once the weights of all are there.
+/// Loads every pair of the config. Memory is allocated once the weights of all are there.
 ///
 /// # Errors
 /// As [`load`], of several with the name of the pair.

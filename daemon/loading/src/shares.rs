@@ -26,7 +26,7 @@ pub(crate) fn shares(
             cores = cores.len(),
             replicas,
             each,
-            "the cores cannot be shared out evenly: some are idle"
+            "the cores cannot be allocated evenly: some are idle"
         );
     }
     let memory_bytes = if replicas == 1 {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_shared_out_node_by_node_and_evenly() {
+    fn cores_are_allocated_node_by_node_and_evenly() {
         assert_eq!(cores(1, None), [(0..8).collect::<Vec<_>>()]);
         assert_eq!(cores(2, None), [[0, 2, 4, 6], [1, 3, 5, 7]]);
         assert_eq!(cores(3, None), [[0, 2], [4, 6], [1, 3]]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_there_once_and_what_is_left_is_shared_out() {
+    fn weights_are_there_once_and_what_is_left_is_allocated() {
         let bytes = |replicas, weights| shares(&host(), None, replicas, weights).unwrap()[0].memory_bytes;
         assert_eq!((bytes(1, 400), bytes(2, 400), bytes(4, 200)), (1000, 700, 400));
         // Too small for one is too small for each.

@@ -10,9 +10,9 @@ use crate::cost::{PartitionCosts, Reach};
 use crate::request::K_LIMIT;
 
 /// A chance of success below which a sequence does not draft ahead.
-pub(crate) const WORTH_AHEAD: f32 = 0.1;
+pub(crate) const MIN_CHANCE_AHEAD: f32 = 0.1;
 
-/// Gain, as a share of a round's tokens, above which drafting ahead is begun, and below which it is given up.
+/// Gain, as a share of a round's tokens, above which drafting ahead is begun, and below which it ends.
 const BEGIN_ABOVE: f64 = 0.03;
 const END_BELOW: f64 = 0.015;
 
@@ -64,7 +64,7 @@ impl Ahead {
             ..*candidate
         }));
         let bare = Batch { candidates: &self.bare, ..*batch };
-        let (worth, depth) = budget.goodput(&bare, whole);
+        let (goodput, depth) = budget.goodput(&bare, whole);
         let pass_s = whole.verify.seconds(leaving.rows, leaving.reach);
         let context: usize = batch.candidates.iter().map(|candidate| candidate.context).sum();
         let draft_s = depth as f64 * whole.draft.seconds(sequences, Reach::single(context));
@@ -78,26 +78,26 @@ impl Ahead {
             if leaving.draft_busy && now != Some(place) || only.is_some_and(|only| only != place) {
                 continue;
             }
-            let gain = self.gain(batch, leaving, costs, worth, whole, budget);
+            let gain = self.gain(batch, leaving, costs, goodput, whole, budget);
             let bar = if now == Some(place) { END_BELOW } else { BEGIN_ABOVE };
-            if gain > best.0 && gain > bar * worth * seconds {
+            if gain > best.0 && gain > bar * goodput * seconds {
                 best = (gain, Some(place));
             }
         }
         best.1
     }
 
-    /// Tokens' worth of time that drafting ahead on a partition is predicted to gain.
+    /// Tokens that drafting ahead on a partition is predicted to gain; time counts as tokens, at this goodput.
     fn gain(
         &mut self,
         batch: &Batch<'_>,
         leaving: &Leaving<'_>,
         costs: &PartitionCosts,
-        worth: f64,
+        goodput: f64,
         whole: &PartitionCosts,
         budget: &mut Budget,
     ) -> f64 {
-        let drafting = leaving.chances.iter().filter(|&&chance| chance >= WORTH_AHEAD).count();
+        let drafting = leaving.chances.iter().filter(|&&chance| chance >= MIN_CHANCE_AHEAD).count();
         if drafting == 0 {
             return 0.0;
         }
@@ -107,21 +107,21 @@ impl Ahead {
         let step_s = costs.draft.seconds(drafting, Reach::single(context));
         let steps = (longer_s / step_s) as usize;
         let next = if steps > 1 {
-            self.next_round(batch, leaving, steps.min(K_LIMIT), worth, whole, budget)
+            self.next_round(batch, leaving, steps.min(K_LIMIT), goodput, whole, budget)
         } else {
             0.0
         };
         // The round waits for the step that is under way when the pass ends: half of one, in the mean.
-        next - worth * (longer_s + 0.5 * step_s - pass_s)
+        next - goodput * (longer_s + 0.5 * step_s - pass_s)
     }
 
-    /// Tokens' worth of time that the next round gains in the mean from so many steps drafted ahead.
+    /// Tokens, time counted as such, that the next round gains in the mean from so many steps drafted ahead.
     fn next_round(
         &mut self,
         batch: &Batch<'_>,
         leaving: &Leaving<'_>,
         steps: usize,
-        worth: f64,
+        goodput: f64,
         whole: &PartitionCosts,
         budget: &mut Budget,
     ) -> f64 {
@@ -133,12 +133,12 @@ impl Ahead {
             self.imagined.extend(self.bare.iter().zip(leaving.chances).enumerate().map(
                 |(i, (candidate, &chance))| {
                     let luck = (offset + GOLDEN * i as f64).fract();
-                    let stands = chance >= WORTH_AHEAD && luck < f64::from(chance);
+                    let stands = chance >= MIN_CHANCE_AHEAD && luck < f64::from(chance);
                     // The first of them took the next token's place.
                     if stands { candidate.with_ready(steps - 1) } else { *candidate }
                 },
             ));
-            sum += budget.value(&Batch { candidates: &self.imagined, ..*batch }, worth, whole);
+            sum += budget.value(&Batch { candidates: &self.imagined, ..*batch }, goodput, whole);
         }
         sum / f64::from(draws)
     }

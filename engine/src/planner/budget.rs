@@ -10,10 +10,10 @@ use crate::request::K_LIMIT;
 const NEGLIGIBLE: f32 = 0.02;
 
 /// Gain below which drafting is not begun: estimates are off by about as much, and not to draft is certain.
-const WORTH_A_DRAFT: f64 = 0.03;
+const MIN_DRAFT_GAIN: f64 = 0.03;
 
 /// Gain below which nothing is trimmed: what is not verified is not learned from either.
-const WORTH_A_TRIM: f64 = 0.02;
+const MIN_TRIM_GAIN: f64 = 0.02;
 
 /// What the planner knows of a sequence that decodes.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub(crate) struct Candidate {
     pub(crate) context: usize,
     /// Those of them that the draft has yet to compute, where they are many.
     pub(crate) behind: usize,
-    /// What one of its tokens is worth, in those of a sequence without latency targets.
+    /// What one of its tokens counts for, in those of a sequence without latency targets.
     pub(crate) weight: f32,
 }
 
@@ -101,20 +101,20 @@ impl Budget {
     /// again.
     ///
     /// A draft step costs nearly the same for one sequence as for all, so lengths are searched by depth: at each, everyone
-    /// whose survival is worth a row drafts on, and the best depth is taken. `worth` is what a second is worth in tokens;
+    /// whose survival pays a row drafts on, and the best depth is taken. `goodput` is the price of a second in tokens;
     /// since cost is a staircase, a round in which rows are free is tried as well.
     pub(super) fn plan(
         &mut self,
         batch: &Batch<'_>,
-        worth: f64,
+        goodput: f64,
         costs: &PartitionCosts,
         lengths: &mut Vec<usize>,
     ) {
-        let value = |choice: &Choice| choice.committed - worth * choice.seconds;
+        let value = |choice: &Choice| choice.committed - goodput * choice.seconds;
         let without = self.sweep(batch, f32::INFINITY, costs, value);
-        let least_gain = WORTH_A_DRAFT * without.committed;
+        let least_gain = MIN_DRAFT_GAIN * without.committed;
         let (mut best, mut floor) = (without, f32::INFINITY);
-        for its_floor in [worthwhile(batch.candidates.len(), worth, costs), NEGLIGIBLE] {
+        for its_floor in [break_even_survival(batch.candidates.len(), goodput, costs), NEGLIGIBLE] {
             let choice = self.sweep(batch, its_floor, costs, value);
             if value(&choice) > value(&best).max(value(&without) + least_gain) {
                 (best, floor) = (choice, its_floor);
@@ -126,8 +126,8 @@ impl Budget {
                 Some(survival * candidate.typical)
             });
             let most = best.depth.min(candidate.useful.saturating_sub(candidate.ready));
-            let worth_it = |survival: &f32| survival * candidate.weight >= floor;
-            candidate.ready + survivals.take(most).take_while(worth_it).count()
+            let pays = |survival: &f32| survival * candidate.weight >= floor;
+            candidate.ready + survivals.take(most).take_while(pays).count()
         }));
     }
 
@@ -140,11 +140,11 @@ impl Budget {
         (rate(&best), best.depth)
     }
 
-    /// The highest value of a round: its tokens, less what its time is worth in tokens. Time of prefill is not counted, as in
+    /// The highest value of a round: its tokens, less those that its time would bring at this goodput. Time of prefill is not counted, as in
     /// `goodput`.
-    pub(super) fn value(&mut self, batch: &Batch<'_>, worth: f64, costs: &PartitionCosts) -> f64 {
+    pub(super) fn value(&mut self, batch: &Batch<'_>, goodput: f64, costs: &PartitionCosts) -> f64 {
         let prefill_s = prefill_seconds(batch, costs);
-        let value = |choice: &Choice| choice.committed - worth * (choice.seconds - prefill_s);
+        let value = |choice: &Choice| choice.committed - goodput * (choice.seconds - prefill_s);
         value(&self.sweep(batch, NEGLIGIBLE, costs, value))
     }
 
@@ -197,7 +197,7 @@ impl Budget {
         &mut self,
         batch: &Batch<'_>,
         acceptances: &[f32],
-        worth: f64,
+        goodput: f64,
         costs: &PartitionCosts,
         lengths: &mut Vec<usize>,
     ) {
@@ -212,7 +212,7 @@ impl Budget {
             }
             offset += candidate.ready;
         }
-        let mut best = (pass.value(worth), 0);
+        let mut best = (pass.value(goodput), 0);
         while let Some(Next { survival, sequence }) = self.open.pop() {
             if pass.proposals >= batch.rows {
                 break;
@@ -226,12 +226,12 @@ impl Budget {
                 self.open
                     .push(Next { survival: survival * acceptances[self.first[sequence] + taken], sequence });
             }
-            let value = pass.value(worth);
+            let value = pass.value(goodput);
             if value >= best.0 {
                 best = (value, self.order.len());
             }
         }
-        if pass.value(worth) + WORTH_A_TRIM * pass.committed > best.0 {
+        if pass.value(goodput) + MIN_TRIM_GAIN * pass.committed > best.0 {
             best.1 = self.order.len();
         }
         lengths.clear();
@@ -286,22 +286,22 @@ impl<'a> Pass<'a> {
         Choice { committed: self.committed, seconds: draft_seconds + self.seconds(), depth }
     }
 
-    /// Tokens, less what the pass's time is worth in tokens.
-    fn value(&self, worth: f64) -> f64 {
-        self.committed - worth * self.seconds()
+    /// Tokens, less those that the pass's time would bring at this goodput.
+    fn value(&self, goodput: f64) -> f64 {
+        self.committed - goodput * self.seconds()
     }
 }
 
-/// Survival that pays a further row of a pass of about `rows` rows, when a second is worth so many tokens.
-pub(super) fn worthwhile(rows: usize, worth: f64, costs: &PartitionCosts) -> f32 {
-    (row_worth(rows, worth, costs) as f32).clamp(NEGLIGIBLE, 1.0)
+/// Survival from which on the marginal goodput of a further row, in a pass of about `rows` rows, is not below `goodput`.
+pub(super) fn break_even_survival(rows: usize, goodput: f64, costs: &PartitionCosts) -> f32 {
+    (row_cost(rows, goodput, costs) as f32).clamp(NEGLIGIBLE, 1.0)
 }
 
-/// Tokens that a further row of a pass of about `rows` rows costs.
-pub(super) fn row_worth(rows: usize, worth: f64, costs: &PartitionCosts) -> f64 {
+/// Tokens that a further row of a pass of about `rows` rows costs, at this goodput.
+pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts) -> f64 {
     /// A row's cost is looked at over this many rows: the staircase is not followed step by step.
     const OVER_ROWS: usize = 8;
-    worth * (costs.verify.seconds(rows + OVER_ROWS, Reach::NONE) - costs.verify.seconds(rows, Reach::NONE))
+    goodput * (costs.verify.seconds(rows + OVER_ROWS, Reach::NONE) - costs.verify.seconds(rows, Reach::NONE))
         / OVER_ROWS as f64
 }
 

@@ -7,7 +7,7 @@ use faser_kernels::{Slice, Source};
 use crate::layer_spec::Split;
 use crate::{ModelConfig, Shard};
 
-/// How one tensor is shared out over the ranks of a group.
+/// How one tensor is split over the ranks of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     /// Every rank has all of it.

@@ -34,7 +34,7 @@ pub struct ShareBytes {
 pub struct PlanModel<'a> {
     /// What it is called.
     pub name: &'a str,
-    /// What of it can be shared out.
+    /// What of it can be split over ranks.
     pub whole: &'a Divisible,
     /// Longest context it was made for, in tokens.
     pub max_context: usize,

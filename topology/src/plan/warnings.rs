@@ -100,7 +100,7 @@ fn few_sequences(request: &PlanRequest<'_>, plan: &Plan) -> Option<String> {
     let fit = plan.replicas.iter().map(|replica| replica.sequences).min()?;
     let (running, context) = (request.kv.max_running, request.kv.max_context);
     (fit < running).then(|| {
-        format!("there is room for {fit} x {context} tokens, and scheduler.max_running is {running}: of long sequences some will be put back and recomputed")
+        format!("there is room for {fit} x {context} tokens, and scheduler.max_running is {running}: of long sequences some will be preempted and recomputed")
     })
 }
 

@@ -199,7 +199,7 @@ sent_and_read! {
         pub cancelled: u64,
         /// Requests that the device failed under.
         pub failed: u64,
-        /// Sequences put back to wait.
+        /// Sequences preempted: they wait again.
         pub preemptions: u64,
         /// Prompt tokens.
         pub prompt_tokens: u64,

@@ -100,7 +100,7 @@ pub enum CudaError {
         /// What the GPU has.
         total_bytes: usize,
     },
-    /// The SMs cannot be shared out so.
+    /// The SMs cannot be partitioned so.
     #[error("the SMs cannot be split: {problem}")]
     Split {
         /// Why, and what can be had.

@@ -1,4 +1,4 @@
-//! A GPU: found, opened, its SMs shared out, its memory, and the lanes that launch on it.
+//! A GPU: found, opened, its SMs partitioned, its memory, and the lanes that launch on it.
 //!
 //! Everything is made on the primary context. Lanes share weights, which do not change: what runs on one stream is in order, and
 //! where one lane reads what another writes, events order their streams. A lane may be a rank of a group, whose others have GPUs of their own: `nccl.rs`.

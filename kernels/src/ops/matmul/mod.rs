@@ -2,7 +2,7 @@
 //!
 //! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
 //! AVX-512 BF16 and AMX the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
-//! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits. Workers share out
+//! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits. Workers divide
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 #[cfg(target_arch = "x86_64")]
