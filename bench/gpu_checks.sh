@@ -44,7 +44,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=c
 status=0
 for piece in "$@"; do
     case $piece in
-        right) only=device,compile,ops,logits,split,graph,flags,astray,tokens,lost ;;
+        right) only=device,compile,ops,logits,split,graph,flags,illegal-address,tokens,lost ;;
         ranks) only=nccl ;;
         speed) only=rates,products,attention,passes,overlap ;;
         policies) only=policies ;;

@@ -66,4 +66,4 @@ pub use runner::{
 };
 pub use service::{Service, ServiceSpec};
 pub use stream::{TokenStream, Update};
-pub use submission::{Constraint, LaneRequest, LogprobBoard, Submission};
+pub use submission::{Constraint, LaneRequest, LogprobCollector, Submission};

@@ -231,7 +231,7 @@ impl Service {
             max_new_tokens,
             stop_tokens: stop_tokens.into(),
             prediction: prediction.into(),
-            whole_prompt: logprobs.as_ref().is_some_and(|board| board.wants_prompt()),
+            whole_prompt: logprobs.as_ref().is_some_and(|collector| collector.wants_prompt()),
             handling,
         };
         let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });

@@ -27,7 +27,7 @@ pub struct Submission {
     /// What the client wishes of its scheduling.
     pub handling: Handling,
     /// Where log-probabilities go, if they are wanted.
-    pub logprobs: Option<Arc<LogprobBoard>>,
+    pub logprobs: Option<Arc<LogprobCollector>>,
     /// What the output has to follow; its end tokens are to be among `stop_tokens`.
     pub constraint: Option<Arc<Constraint>>,
 }
@@ -57,7 +57,7 @@ pub struct LaneRequest {
     /// How they are drawn.
     pub sampling: Arc<Sampling>,
     /// Where log-probabilities go, if they are wanted.
-    pub logprobs: Option<Arc<LogprobBoard>>,
+    pub logprobs: Option<Arc<LogprobCollector>>,
     /// What the output has to follow.
     pub constraint: Option<Arc<Constraint>>,
 }
@@ -101,26 +101,26 @@ impl Constraint {
 ///
 /// Bounded by the request's tokens, times the likeliest tokens wanted of each; what was taken is gone.
 #[derive(Debug)]
-pub struct LogprobBoard {
+pub struct LogprobCollector {
     top: usize,
     prompt: Option<Arc<[TokenId]>>,
-    told: Mutex<BTreeMap<usize, Logprobs>>,
+    collected: Mutex<BTreeMap<usize, Logprobs>>,
 }
 
-impl LogprobBoard {
+impl LogprobCollector {
     /// For the tokens of an output, with the `top` likeliest tokens in each place.
-    pub fn of_output(top: usize) -> LogprobBoard {
-        LogprobBoard { top, prompt: None, told: Mutex::default() }
+    pub fn of_output(top: usize) -> LogprobCollector {
+        LogprobCollector { top, prompt: None, collected: Mutex::default() }
     }
 
-    /// As [`LogprobBoard::of_output`], and for all tokens of this prompt but the first, which nothing predicts.
-    pub fn with_prompt(top: usize, prompt: Arc<[TokenId]>) -> LogprobBoard {
-        LogprobBoard { prompt: Some(prompt), ..LogprobBoard::of_output(top) }
+    /// As [`LogprobCollector::of_output`], and for all tokens of this prompt but the first, which nothing predicts.
+    pub fn with_prompt(top: usize, prompt: Arc<[TokenId]>) -> LogprobCollector {
+        LogprobCollector { prompt: Some(prompt), ..LogprobCollector::of_output(top) }
     }
 
     /// What is told of the token at a position; none before that token is.
     pub fn take(&self, position: usize) -> Option<Logprobs> {
-        self.told().remove(&position)
+        self.collected().remove(&position)
     }
 
     /// How many of the likeliest tokens are wanted.
@@ -139,11 +139,11 @@ impl LogprobBoard {
     }
 
     pub(crate) fn put(&self, position: usize, logprobs: Logprobs) {
-        self.told().insert(position, logprobs);
+        self.collected().insert(position, logprobs);
     }
 
-    fn told(&self) -> MutexGuard<'_, BTreeMap<usize, Logprobs>> {
+    fn collected(&self) -> MutexGuard<'_, BTreeMap<usize, Logprobs>> {
         // Each entry is whole whatever panicked while it was held.
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.collected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes, LogprobBoard,
-    ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError, Update, WatchdogConfig,
-    probe_one, profile,
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes,
+    LogprobCollector, ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError,
+    Update, WatchdogConfig, probe_one, profile,
 };
 use faser_engine::cost::Reach;
 use faser_engine::{DraftSource, EngineConfig, FinishReason, Policy, SpeculationBounds, TokenId, Tuning};
@@ -137,7 +137,7 @@ fn submission(seed: u64) -> Submission {
         sampling: Sampling { seed, temperature: 0.8, ..Sampling::default() },
         max_new_tokens: 16,
         // The verify lane alone computes them.
-        logprobs: Some(Arc::new(LogprobBoard::of_output(2))),
+        logprobs: Some(Arc::new(LogprobCollector::of_output(2))),
         ..Submission::default()
     }
 }

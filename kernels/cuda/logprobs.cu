@@ -2,7 +2,7 @@
 // largest), the logit of a token, and the likeliest tokens with theirs, of equal ones the lower first. The token is the one drawn, or the one
 // that the prompt has in that place. A block for a sample; the sums are those of logit_stats, in the order of the parts.
 struct LogitStats { u64 best; float sum; u32 unused; };
-struct LogprobWish { u32 top, told, start, count; }; // NOTHING: none wanted; the prompt's tokens of places from `start` on are told[told..][..count]
+struct LogprobWish { u32 top, prompt_at, start, count; }; // NOTHING: none wanted; the prompt's tokens of places from `start` on are prompt_tokens[prompt_at..][..count]
 static constexpr u32 TOP = 20;
 struct LogprobFound { float largest, sum, logit; u32 token, found, tokens[TOP]; float logits[TOP]; };
 struct LogprobsArgs {
@@ -11,7 +11,7 @@ struct LogprobsArgs {
     const Sample *samples;
     const u32 *tokens; // [samples]: drawn
     const LogprobWish *wishes; // [chunk]
-    const u32 *told;
+    const u32 *prompt_tokens;
     LogprobFound *out; // [samples]
     const u32 *count;
     u32 vocabulary, parts;
@@ -53,7 +53,7 @@ KERNEL(512, 48) logprobs(LogprobsArgs a) {
             const float of_part = stats[p].best ? number_of(stats[p].best) : largest;
             if (stats[p].sum > 0.0f) sum += stats[p].sum * exp_of(of_part - largest);
         }
-        const u32 place = sample.position - wish.start, token = place < wish.count ? a.told[wish.told + place] : a.tokens[i];
+        const u32 place = sample.position - wish.start, token = place < wish.count ? a.prompt_tokens[wish.prompt_at + place] : a.tokens[i];
         out.largest = largest;
         out.sum = sum;
         out.logit = token < a.vocabulary ? logits[token] : -infinity();

@@ -104,9 +104,9 @@ fn flags_are_seen_by_what_was_queued_before() {
 }
 
 #[test]
-fn a_kernel_that_goes_astray_is_told_in_the_drivers_words() {
-    inside("a_kernel_that_goes_astray_is_told_in_the_drivers_words", &[], || {
-        let all = figures(check::astray);
+fn an_illegal_address_is_reported_in_the_drivers_words() {
+    inside("an_illegal_address_is_reported_in_the_drivers_words", &[], || {
+        let all = figures(check::illegal_address);
         assert!(all[0].what.contains("LAUNCH_FAILED"), "{all:?}");
         assert_eq!(count(&all, Verdict::Right), 4);
     });

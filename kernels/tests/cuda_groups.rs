@@ -5,7 +5,7 @@ mod cuda_fake;
 use cuda_fake::inside;
 use faser_kernels::CollectiveError;
 use faser_kernels::cuda::{
-    Arena, CudaError, CudaLane, Element, Flags, Gpu, NcclSeat, Share, nccl_group, nccl_version,
+    Arena, CudaError, CudaLane, Element, Flags, Gpu, NcclRankSlot, Share, nccl_group, nccl_version,
 };
 use half::bf16;
 use std::sync::Barrier;
@@ -22,11 +22,11 @@ struct Rank {
 }
 
 impl Rank {
-    fn open(ordinal: usize, seat: &NcclSeat) -> Result<Rank, CudaError> {
+    fn open(ordinal: usize, slot: &NcclRankSlot) -> Result<Rank, CudaError> {
         let gpu = Gpu::open(ordinal, None)?;
         let arena = Arena::new(&gpu, 1 << 16, "a test")?;
         let mut lane = CudaLane::new(&[Share::whole(&gpu)], false)?;
-        lane.join(seat)?;
+        lane.join(slot)?;
         Ok(Rank { lane, arena })
     }
 
@@ -52,10 +52,11 @@ fn on_ranks<T: Send>(
     run: impl Fn(usize, Result<Rank, CudaError>) -> T + Sync,
 ) -> Vec<T> {
     let run = &run;
-    let seats = nccl_group(ranks, deadline).expect("the fake NCCL is there");
+    let slots = nccl_group(ranks, deadline).expect("the fake NCCL is there");
     thread::scope(|scope| {
-        let start = |seat: NcclSeat| scope.spawn(move || run(seat.rank(), Rank::open(seat.rank(), &seat)));
-        let threads: Vec<_> = seats.into_iter().map(start).collect();
+        let start =
+            |slot: NcclRankSlot| scope.spawn(move || run(slot.rank(), Rank::open(slot.rank(), &slot)));
+        let threads: Vec<_> = slots.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
     })
 }
@@ -186,14 +187,14 @@ fn who_leaves_ends_the_group_but_not_calls_that_all_have_come_to() {
 fn a_lost_gpu_and_a_lane_that_cannot_be_built_are_told_to_the_others() {
     let name = "a_lost_gpu_and_a_lane_that_cannot_be_built_are_told_to_the_others";
     inside(name, &[FOUR], || {
-        let seats = nccl_group(2, PATIENT).expect("the fake NCCL is there");
-        seats[1].abort("there is no memory on GPU 1");
-        assert!(words(Rank::open(0, &seats[0])).contains("there is no memory on GPU 1"));
+        let slots = nccl_group(2, PATIENT).expect("the fake NCCL is there");
+        slots[1].abort("there is no memory on GPU 1");
+        assert!(words(Rank::open(0, &slots[0])).contains("there is no memory on GPU 1"));
         // Two ranks on one GPU are refused, and the first does not wait for the second.
-        let seats = nccl_group(2, PATIENT).expect("the fake NCCL is there");
+        let slots = nccl_group(2, PATIENT).expect("the fake NCCL is there");
         let errors: Vec<String> = thread::scope(|scope| {
             let threads: Vec<_> =
-                seats.iter().map(|seat| scope.spawn(|| words(Rank::open(0, seat)))).collect();
+                slots.iter().map(|slot| scope.spawn(|| words(Rank::open(0, slot)))).collect();
             threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
         });
         assert!(errors.iter().all(|error| error.contains("ncclInvalidUsage (as planted)")), "{errors:?}");

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use faser_engine::EngineConfig;
-use faser_kernels::cuda::{CudaError, Gpu, GpuInfo, NcclSeat, NvrtcError, Share, SharePair, nccl_group};
+use faser_kernels::cuda::{CudaError, Gpu, GpuInfo, NcclRankSlot, NvrtcError, Share, SharePair, nccl_group};
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
@@ -184,9 +184,9 @@ impl CudaSpec {
     pub(super) fn build(&self, engine: &EngineConfig) -> Result<DeviceBuild, ServiceError> {
         let ranks = self.open(&mut |_| {})?;
         let limits = PassLimits::of(engine);
-        let mut verify_seats = seats(ranks.len(), self.rank_deadline)?.into_iter();
+        let mut verify_slots = slots(ranks.len(), self.rank_deadline)?.into_iter();
         let drafts = ranks.iter().filter(|rank| rank.draft.is_some()).count();
-        let mut draft_seats = seats(drafts, self.rank_deadline)?.into_iter();
+        let mut draft_slots = slots(drafts, self.rank_deadline)?.into_iter();
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
         for rank in &ranks {
             let shares = rank.shares(&self.draft_sms)?;
@@ -198,10 +198,10 @@ impl CudaSpec {
             };
             if let Some(model) = &rank.draft {
                 let spec = spec(|pair| &pair.draft, limits.cuda_draft(engine), true);
-                draft.push(opened(model.clone(), spec, draft_seats.next().flatten()));
+                draft.push(opened(model.clone(), spec, draft_slots.next().flatten()));
             }
             let spec = spec(|pair| &pair.verify, limits.cuda_verify(engine), false);
-            verify.push(opened(rank.target.clone(), spec, verify_seats.next().flatten()));
+            verify.push(opened(rank.target.clone(), spec, verify_slots.next().flatten()));
         }
         Ok(lanes_of(draft, verify))
     }
@@ -228,23 +228,23 @@ impl CudaSpec {
             let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts, hidden: None };
             models.extend(of_lane.map(|model| (model, spec)));
         }
-        let seats = seats(models.len(), self.rank_deadline)?;
-        Ok(models.into_iter().zip(seats).map(|((model, spec), seat)| opened(model, spec, seat)).collect())
+        let slots = slots(models.len(), self.rank_deadline)?;
+        Ok(models.into_iter().zip(slots).map(|((model, spec), slot)| opened(model, spec, slot)).collect())
     }
 }
 
 /// A rank's lane: its model, what it is made for, and its place in the group. If it cannot be made, the others hear of it.
-fn opened(model: Arc<CudaModel>, spec: CudaLaneSpec, seat: Option<NcclSeat>) -> Open<CudaBackend> {
+fn opened(model: Arc<CudaModel>, spec: CudaLaneSpec, slot: Option<NcclRankSlot>) -> Open<CudaBackend> {
     Box::new(move || {
         let made = CudaBackend::new(model.clone(), &spec);
-        let Some(seat) = &seat else { return made };
-        let joined = made.and_then(|mut backend| backend.join(seat).map(|()| backend));
-        joined.inspect_err(|error| seat.abort(&format!("rank {} cannot be built: {error}", seat.rank())))
+        let Some(slot) = &slot else { return made };
+        let joined = made.and_then(|mut backend| backend.join(slot).map(|()| backend));
+        joined.inspect_err(|error| slot.abort(&format!("rank {} cannot be built: {error}", slot.rank())))
     })
 }
 
 /// Each rank's place in a group of its lane's; none is needed alone.
-pub(crate) fn seats(ranks: usize, deadline: Duration) -> Result<Vec<Option<NcclSeat>>, CudaError> {
+pub(crate) fn slots(ranks: usize, deadline: Duration) -> Result<Vec<Option<NcclRankSlot>>, CudaError> {
     if ranks <= 1 {
         return Ok(vec![None; ranks]);
     }

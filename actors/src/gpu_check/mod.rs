@@ -6,8 +6,8 @@ mod passes;
 mod service;
 
 pub use faser_kernels::cuda::check::{
-    Bound, Check, CheckResult, Figure, Report, Setting, Verdict, astray, attention, compile, device, flags,
-    graph, nccl, ops, products, rates, split,
+    Bound, Check, CheckResult, Figure, Report, Setting, Verdict, attention, compile, device, flags, graph,
+    illegal_address, nccl, ops, products, rates, split,
 };
 pub use faser_models::cuda::check::logits;
 pub use overlap::overlap;

@@ -1,4 +1,4 @@
-//! A whole service on a GPU: the tokens that the CPU's gives, also when a kernel goes astray in between.
+//! A whole service on a GPU: the tokens that the CPU's gives, also when a kernel writes to an illegal address in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub fn tokens(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     Ok(())
 }
 
-/// A kernel goes astray while requests run: the service goes on, on a new context, with the same text.
+/// A kernel writes to an illegal address while requests run: the service goes on, on a new context, with the same text.
 ///
 /// # Errors
 /// A service does not start, or loses a request.
@@ -165,7 +165,7 @@ impl Pair {
         }
     }
 
-    /// What each request gets, all at once; on the lane `stray` a kernel goes astray when the first tokens have come.
+    /// What each request gets, all at once; on the lane `stray` a kernel writes to an illegal address when the first tokens have come.
     fn tokens(
         &self,
         device: DeviceSpec,
@@ -191,7 +191,7 @@ impl Pair {
                         }
                     }
                     if let Some(lane) = stray.take() {
-                        go_astray(lane)?;
+                        write_to_illegal_address(lane)?;
                     }
                 }
                 all.push(found);
@@ -217,7 +217,7 @@ impl Pair {
 }
 
 /// A write to where no memory is, on the service's own context, which the lane lets go.
-fn go_astray(mut lane: CudaLane) -> CheckResult {
+fn write_to_illegal_address(mut lane: CudaLane) -> CheckResult {
     lane.bind()?;
     lane.launch(&StrayArgs::launch())?;
     match lane.wait(&mut || {}) {

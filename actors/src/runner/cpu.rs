@@ -164,10 +164,10 @@ impl CpuBackend {
         let (mut asked, mut of) = (Vec::new(), Vec::new());
         for (row, &(piece, offset)) in places.iter().enumerate() {
             let piece = &rows.pieces[piece];
-            let Some(board) = &sequences.of(piece.seq).request.logprobs else { continue };
+            let Some(collector) = &sequences.of(piece.seq).request.logprobs else { continue };
             let drawn = (offset >= piece.drawn_from).then(|| outputs.tokens[row]);
-            if let Some(token) = drawn.or_else(|| board.of_prompt(piece.start + offset + 1)) {
-                asked.push(LogprobRow { row, token, top: board.top() });
+            if let Some(token) = drawn.or_else(|| collector.of_prompt(piece.start + offset + 1)) {
+                asked.push(LogprobRow { row, token, top: collector.top() });
                 of.push(row);
             }
         }

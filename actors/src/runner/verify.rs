@@ -134,9 +134,10 @@ impl<B: LaneBackend> VerifyRunner<B> {
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let tokens = plan.rows(chunk);
             let drawn_from = if chunk.sample { committed(chunk) - 1 } else { tokens.len() };
-            let board = self.sequences.of(chunk.seq).request.logprobs.as_ref();
-            let of_prompt =
-                |&row: &usize| board.is_some_and(|board| board.of_prompt(chunk.start + row + 1).is_some());
+            let collector = self.sequences.of(chunk.seq).request.logprobs.as_ref();
+            let of_prompt = |&row: &usize| {
+                collector.is_some_and(|collector| collector.of_prompt(chunk.start + row + 1).is_some())
+            };
             let told = (0..drawn_from).take_while(of_prompt).count();
             let mut from = 0;
             while from < self.chunks[index].rows {
@@ -257,14 +258,14 @@ impl<B: LaneBackend> VerifyRunner<B> {
                 progress.pruned_at = pruned_at(plan, chunk, progress.rows, margins);
             }
             let places = self.masks.places(piece.chunk);
-            let board = self.sequences.of(piece.seq).request.logprobs.as_ref();
+            let collector = self.sequences.of(piece.seq).request.logprobs.as_ref();
             for offset in piece.logits_from..left.max(piece.logits_from) {
                 let (token, logprobs) =
                     (self.outputs.tokens[place], self.outputs.logprobs.get_mut(place).and_then(Option::take));
                 place += 1;
                 if offset < piece.drawn_from {
-                    if let (Some(board), Some(logprobs), true) = (board, logprobs, tells) {
-                        board.put(piece.start + offset + 1, logprobs);
+                    if let (Some(collector), Some(logprobs), true) = (collector, logprobs, tells) {
+                        collector.put(piece.start + offset + 1, logprobs);
                     }
                 } else if places.is_none_or(|places| piece.since(offset) < places) {
                     self.sampled.push(token);
@@ -298,10 +299,10 @@ impl<B: LaneBackend> VerifyRunner<B> {
             let end = chunk.start + committed(chunk);
             sequence.rewind_and_extend(end, &plan.proposals(chunk)[..verdict.accepted]);
             if tells && verdict.next.is_some() {
-                if let Some(board) = &sequence.request.logprobs {
+                if let Some(collector) = &sequence.request.logprobs {
                     let told = self.logprobs[own].iter_mut().take(verdict.accepted + 1).enumerate();
                     told.filter_map(|(at, logprobs)| Some((end + at, logprobs.take()?)))
-                        .for_each(|(position, logprobs)| board.put(position, logprobs));
+                        .for_each(|(position, logprobs)| collector.put(position, logprobs));
                 }
                 if let (Some(constraint), Some(reason)) =
                     (&sequence.request.constraint, self.masks.failure(index, verdict.accepted))

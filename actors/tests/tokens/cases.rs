@@ -1,7 +1,7 @@
 //! Random cases: requests, how they are sampled, and engines for them; and what each request gets when it is alone.
 
 use crate::rig::{PARTITIONS, Pair, Random, Rig};
-use faser_actors::{Constraint, Dtype, LaneRequest, LogprobBoard, Logprobs, Sampling};
+use faser_actors::{Constraint, Dtype, LaneRequest, LogprobCollector, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, Handling, Mechanisms, Policy, Request, SeqId, Slo,
@@ -84,8 +84,8 @@ impl Case {
     pub(crate) fn submit(&self, rig: &mut Rig) {
         let logprobs = self.wants.logprobs.map(|top| {
             Arc::new(match self.wants.of_prompt {
-                true => LogprobBoard::with_prompt(top, self.request.prompt.clone()),
-                false => LogprobBoard::of_output(top),
+                true => LogprobCollector::with_prompt(top, self.request.prompt.clone()),
+                false => LogprobCollector::of_output(top),
             })
         });
         let mut request = Request { whole_prompt: self.wants.of_prompt, ..self.request.clone() };
@@ -100,10 +100,10 @@ impl Case {
     /// What it got in the end.
     pub(crate) fn outcome(&self, rig: &mut Rig) -> Got {
         let (tokens, (reason, usage)) = outcome(rig, self.request.seq);
-        let board = rig.requests[&self.request.seq].logprobs.as_ref();
+        let collector = rig.requests[&self.request.seq].logprobs.as_ref();
         let all = 0..self.request.prompt.len() + tokens.len();
-        let logprobs =
-            board.map_or_else(Vec::new, |board| all.map(|position| board.take(position)).collect());
+        let logprobs = collector
+            .map_or_else(Vec::new, |collector| all.map(|position| collector.take(position)).collect());
         Got { tokens, reason, usage, logprobs }
     }
 }

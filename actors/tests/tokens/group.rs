@@ -12,7 +12,7 @@ use faser_actors::{
 use faser_engine::{DraftPlan, VerifyPlan};
 use faser_kernels::Collective;
 use faser_kernels::collective::in_process;
-use faser_kernels::cuda::{NcclSeat, nccl_group};
+use faser_kernels::cuda::{NcclRankSlot, nccl_group};
 use faser_models::Model;
 use faser_models::cuda::CudaModel;
 
@@ -118,18 +118,18 @@ fn same_verdicts(other: &VerifyPlan, first: &VerifyPlan) {
 pub(crate) type OfRank = (Arc<CudaModel>, CudaLaneSpec);
 
 /// Each rank with its place in the group; alone it needs none.
-fn with_seats(ranks: Vec<OfRank>) -> Vec<(OfRank, Option<NcclSeat>)> {
-    let seats = match ranks.len() {
+fn with_rank_slots(ranks: Vec<OfRank>) -> Vec<(OfRank, Option<NcclRankSlot>)> {
+    let slots = match ranks.len() {
         1 => vec![None],
         several => nccl_group(several, DEADLINE).expect("NCCL").into_iter().map(Some).collect(),
     };
-    ranks.into_iter().zip(seats).collect()
+    ranks.into_iter().zip(slots).collect()
 }
 
 /// A rank's lane on its GPU.
-fn on_gpu(((model, spec), seat): (OfRank, Option<NcclSeat>)) -> CudaBackend {
+fn on_gpu(((model, spec), slot): (OfRank, Option<NcclRankSlot>)) -> CudaBackend {
     let mut backend = CudaBackend::new(model, &spec).expect("a lane");
-    seat.iter().for_each(|seat| backend.join(seat).expect("the others join"));
+    slot.iter().for_each(|slot| backend.join(slot).expect("the others join"));
     backend
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn cuda_draft(
     ranks: Vec<OfRank>,
     source: Box<dyn CancelSource>,
 ) -> impl FnMut(DraftWork) -> DraftPlan + use<> {
-    group(with_seats(ranks), source, |rank, source| draft_of(on_gpu(rank), source), same_proposals)
+    group(with_rank_slots(ranks), source, |rank, source| draft_of(on_gpu(rank), source), same_proposals)
 }
 
 /// Verify runners of all ranks on GPUs as one.
@@ -167,7 +167,7 @@ pub(crate) fn cuda_verify(
     mask_patience: Duration,
 ) -> impl FnMut(VerifyWork) -> VerifyPlan + use<> {
     let make = move |rank, source| verify_of(on_gpu(rank), source, mask_patience);
-    group(with_seats(ranks), source, make, same_verdicts)
+    group(with_rank_slots(ranks), source, make, same_verdicts)
 }
 
 fn on_cores(spec: &CpuLaneSpec, (model, way): Member) -> CpuBackend {

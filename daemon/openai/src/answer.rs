@@ -10,12 +10,12 @@ use super::calls::Part;
 use super::errors::ApiError;
 use super::logprobs::LogprobShape;
 use super::usage::Place;
-use crate::sequence::{Ending, Told};
+use crate::sequence::{Ending, TokenLogprob};
 
 /// One finished choice.
 pub(super) struct Choice {
-    /// Its parts in their order, each with what is told of the tokens that came with it.
-    pub(super) parts: Vec<(Part, Vec<Told>)>,
+    /// Its parts in their order, each with the log-probabilities of the tokens that came with it.
+    pub(super) parts: Vec<(Part, Vec<TokenLogprob>)>,
     pub(super) ending: Ending,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Head {
     pub(super) usage_chunk: bool,
     /// Whether each chunk says what was used so far.
     pub(super) usage_so_far: bool,
-    /// The prompt of each choice, if tokens are told by their ids.
+    /// The prompt of each choice, if tokens are named by their ids.
     pub(super) token_ids: Option<Vec<Arc<[TokenId]>>>,
     pub(super) choices: usize,
     pub(super) prompt_tokens: usize,
@@ -45,8 +45,8 @@ pub(super) trait Answer {
     /// What a stream begins with, before there is any text.
     fn opening(&mut self) -> Bytes;
 
-    /// More of choice `index`, and what is told of the tokens that came with it.
-    fn part(&mut self, index: usize, part: Part, told: Vec<Told>) -> Bytes;
+    /// More of choice `index`, and the log-probabilities of the tokens that came with it.
+    fn part(&mut self, index: usize, part: Part, logprobs: Vec<TokenLogprob>) -> Bytes;
 
     /// The end of choice `index`.
     fn end(&mut self, index: usize, ending: Ending) -> Bytes;

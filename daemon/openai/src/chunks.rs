@@ -12,7 +12,7 @@ use super::calls::{AnswerMessage, Message, Part};
 use super::errors::ApiError;
 use super::usage::{Place, Usage};
 use crate::random;
-use crate::sequence::{Ending, Told};
+use crate::sequence::{Ending, TokenLogprob};
 
 /// A completion, an answer of a chat, or a chunk of either.
 #[derive(Serialize, ToSchema)]
@@ -73,8 +73,8 @@ pub(super) struct Chunks {
     head: Head,
     id: String,
     endings: Vec<Ending>,
-    /// Tokens of output that chunks have told of.
-    told: usize,
+    /// Tokens of output that chunks have shown.
+    shown: usize,
     /// Choices of which a stream has said something.
     begun: Vec<bool>,
 }
@@ -88,7 +88,7 @@ impl Chunks {
         };
         let id = format!("{prefix}-{}", random::id());
         let begun = vec![false; head.choices];
-        Box::new(Chunks { head, id, endings: Vec::new(), told: 0, begun })
+        Box::new(Chunks { head, id, endings: Vec::new(), shown: 0, begun })
     }
 
     fn completes(&self) -> bool {
@@ -97,13 +97,13 @@ impl Chunks {
 
     fn choice(&self, index: usize, choice: Choice) -> (GeneratedChoice, Ending) {
         let Choice { parts, ending } = choice;
-        let (mut message, mut told) = (Message::default(), Vec::new());
+        let (mut message, mut logprobs) = (Message::default(), Vec::new());
         for (part, of_part) in parts {
             message.take(part);
-            told.extend(of_part);
+            logprobs.extend(of_part);
         }
         let mut choice = GeneratedChoice {
-            logprobs: self.head.tokens.of(&told),
+            logprobs: self.head.tokens.of(&logprobs),
             finish_reason: Some(ending.finish.name()),
             token_ids: self.head.token_ids.is_some().then(|| ending.output.clone()),
             metrics: self.head.metrics.metrics(Place::Choices, &ending),
@@ -137,7 +137,7 @@ impl Chunks {
     }
 
     fn chunk(&self, choices: Vec<GeneratedChoice>) -> Generated {
-        let usage = self.head.usage_so_far.then(|| Usage::counts(self.head.prompt_tokens, self.told));
+        let usage = self.head.usage_so_far.then(|| Usage::counts(self.head.prompt_tokens, self.shown));
         self.generated(["text_completion", "chat.completion.chunk"], choices, usage)
     }
 
@@ -152,11 +152,11 @@ impl Chunks {
     }
 
     /// Adds the ids of the tokens that a chunk tells of, if they are wanted, and to a completion's first chunk those of its prompt.
-    fn add_ids(&mut self, told: &[Told], choice: &mut GeneratedChoice) {
+    fn add_ids(&mut self, logprobs: &[TokenLogprob], choice: &mut GeneratedChoice) {
         let index = choice.index as usize;
         let first = self.begun.get_mut(index).is_some_and(|begun| !std::mem::replace(begun, true));
         if self.head.token_ids.is_some() {
-            let ids = told.iter().filter(|told| !told.echoed).map(|told| told.token);
+            let ids = logprobs.iter().filter(|token| !token.echoed).map(|token| token.token);
             choice.token_ids = Some(ids.collect());
         }
         if first && self.completes() {
@@ -195,15 +195,15 @@ impl Answer for Chunks {
         bytes.freeze()
     }
 
-    fn part(&mut self, index: usize, part: Part, told: Vec<Told>) -> Bytes {
-        let logprobs = self.head.tokens.of(&told);
-        self.told += told.iter().filter(|told| !told.echoed).count();
+    fn part(&mut self, index: usize, part: Part, tokens: Vec<TokenLogprob>) -> Bytes {
+        let logprobs = self.head.tokens.of(&tokens);
+        self.shown += tokens.iter().filter(|token| !token.echoed).count();
         let (text, delta) = match part {
             Part::Content(text) if self.completes() => (Some(text), None),
             part => (None, Some(part.delta())),
         };
         let mut choice = GeneratedChoice { text, delta, logprobs, ..GeneratedChoice::of(index) };
-        self.add_ids(&told, &mut choice);
+        self.add_ids(&tokens, &mut choice);
         event(&self.chunk(vec![choice]))
     }
 

@@ -23,7 +23,7 @@ use super::params::{ALLOWED, BAD_WORDS, Choices, Parameters};
 use super::slow::Watched;
 use super::usage::Place;
 use crate::pairs::{Opening, Served};
-use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, Told};
+use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, TokenLogprob};
 
 /// Everything a request asks for.
 pub(super) struct Generation {
@@ -212,27 +212,27 @@ async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Cho
     }
 }
 
-/// What a piece says, each part with what is told of the tokens that came with it; and the end, if it is that.
-fn read(reader: &mut Reader, piece: Piece) -> (Vec<(Part, Vec<Told>)>, Option<Ending>) {
-    let mut told = Vec::new();
+/// What a piece says, each part with the log-probabilities of the tokens that came with it; and the end, if it is that.
+fn read(reader: &mut Reader, piece: Piece) -> (Vec<(Part, Vec<TokenLogprob>)>, Option<Ending>) {
+    let mut logprobs = Vec::new();
     let (mut parts, ending) = match piece {
-        Piece::Text(spans) => (reader.take(text(spans, &mut told)), None),
+        Piece::Text(spans) => (reader.take(text(spans, &mut logprobs)), None),
         Piece::End(ending) => (reader.finish(), Some(reader.ending(*ending))),
     };
     // Text that is held back is nothing yet, but its tokens are there.
-    if parts.is_empty() && !told.is_empty() {
+    if parts.is_empty() && !logprobs.is_empty() {
         parts.push(Part::Content(String::new()));
     }
-    let parts = parts.into_iter().map(|part| (part, std::mem::take(&mut told))).collect();
+    let parts = parts.into_iter().map(|part| (part, std::mem::take(&mut logprobs))).collect();
     (parts, ending)
 }
 
-/// The text of some tokens; what is told of them is appended to `told`.
-fn text(spans: Vec<Span>, told: &mut Vec<Told>) -> String {
+/// The text of some tokens; their log-probabilities are appended to `logprobs`.
+fn text(spans: Vec<Span>, logprobs: &mut Vec<TokenLogprob>) -> String {
     let mut text = String::new();
     for span in spans {
         text.push_str(&span.text);
-        told.extend(span.told);
+        logprobs.extend(span.logprob);
     }
     text
 }
@@ -311,8 +311,8 @@ impl Events {
         let Some(reader) = self.readers.get_mut(index) else { return web::Bytes::new() };
         let (parts, ending) = read(reader, piece);
         let mut bytes = web::BytesMut::new();
-        for (part, told) in parts {
-            bytes.extend_from_slice(&self.answer.part(index, part, told));
+        for (part, logprobs) in parts {
+            bytes.extend_from_slice(&self.answer.part(index, part, logprobs));
         }
         if let Some(ending) = ending {
             bytes.extend_from_slice(&self.answer.end(index, ending));

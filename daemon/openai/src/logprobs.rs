@@ -8,7 +8,7 @@ use faser_models::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use super::bounds::Shape;
-use crate::sequence::Told;
+use crate::sequence::TokenLogprob;
 
 /// What stands for a probability of 0: JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -25,21 +25,21 @@ pub(super) struct LogprobShape {
 
 impl LogprobShape {
     /// Of some tokens of a choice; null, or for a response an empty list, if nothing is told.
-    pub(super) fn of(&self, told: &[Told]) -> Value {
+    pub(super) fn of(&self, tokens: &[TokenLogprob]) -> Value {
         match self.shape {
-            Shape::Response => self.objects(told),
-            _ if told.is_empty() || !self.wanted => Value::Null,
-            Shape::Completion => self.lists(told),
-            Shape::Chat => json!({"content": self.objects(told), "refusal": null}),
+            Shape::Response => self.objects(tokens),
+            _ if tokens.is_empty() || !self.wanted => Value::Null,
+            Shape::Completion => self.lists(tokens),
+            Shape::Chat => json!({"content": self.objects(tokens), "refusal": null}),
         }
     }
 
-    fn objects(&self, told: &[Told]) -> Value {
-        told.iter().filter_map(|told| self.object(told)).collect()
+    fn objects(&self, tokens: &[TokenLogprob]) -> Value {
+        tokens.iter().filter_map(|token| self.object(token)).collect()
     }
 
-    fn lists(&self, told: &[Told]) -> Value {
-        let tops = told.iter().map(|told| match &told.logprobs {
+    fn lists(&self, tokens: &[TokenLogprob]) -> Value {
+        let tops = tokens.iter().map(|token| match &token.logprobs {
             None => Value::Null,
             // The token itself is always among them.
             Some(Logprobs { token, logprob, top }) => {
@@ -48,15 +48,15 @@ impl LogprobShape {
             }
         });
         json!({
-            "tokens": told.iter().map(|told| self.key(told.token)).collect::<Vec<_>>(),
-            "token_logprobs": told.iter().map(own).collect::<Vec<_>>(),
+            "tokens": tokens.iter().map(|token| self.key(token.token)).collect::<Vec<_>>(),
+            "token_logprobs": tokens.iter().map(own).collect::<Vec<_>>(),
             "top_logprobs": tops.collect::<Vec<_>>(),
-            "text_offset": told.iter().map(|told| told.offset).collect::<Vec<_>>(),
+            "text_offset": tokens.iter().map(|token| token.offset).collect::<Vec<_>>(),
         })
     }
 
-    fn object(&self, told: &Told) -> Option<Value> {
-        let Logprobs { token, logprob, top } = told.logprobs.as_ref()?;
+    fn object(&self, token: &TokenLogprob) -> Option<Value> {
+        let Logprobs { token, logprob, top } = token.logprobs.as_ref()?;
         let one = |id: TokenId, value: f32| {
             let bytes = self.tokenizer.token_bytes(id);
             json!({"token": self.text(id, &bytes), "logprob": number(value), "bytes": bytes})
@@ -84,8 +84,8 @@ impl LogprobShape {
     }
 }
 
-fn own(told: &Told) -> Value {
-    told.logprobs.as_ref().map_or(Value::Null, |logprobs| number(logprobs.logprob))
+fn own(token: &TokenLogprob) -> Value {
+    token.logprobs.as_ref().map_or(Value::Null, |logprobs| number(logprobs.logprob))
 }
 
 fn number(logprob: f32) -> Value {

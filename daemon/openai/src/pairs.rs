@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_actors::{Constraint, DeviceSpec, LogprobBoard, Replicas, Sampling, Submission, SubmitError};
+use faser_actors::{Constraint, DeviceSpec, LogprobCollector, Replicas, Sampling, Submission, SubmitError};
 use faser_config::Config;
 use faser_config::device::Machine;
 use faser_engine::{EngineConfig, TokenId};
@@ -153,8 +153,8 @@ impl Served {
             .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest)));
         let logprobs = parameters.logprobs.map(|top| {
             Arc::new(match &echo {
-                Some(_) => LogprobBoard::with_prompt(top, Arc::clone(prompt)),
-                None => LogprobBoard::of_output(top),
+                Some(_) => LogprobCollector::with_prompt(top, Arc::clone(prompt)),
+                None => LogprobCollector::of_output(top),
             })
         });
         let reading = Reading {
@@ -165,7 +165,7 @@ impl Served {
             echo,
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
-            tells: parameters.tells_tokens(),
+            all_tokens: parameters.tells_tokens(),
             constraint: constraint.clone(),
             marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
             took: parameters.include_metrics,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use faser_actors::{Constraint, LogprobBoard, Logprobs, ReplicaStream, Update};
+use faser_actors::{Constraint, LogprobCollector, Logprobs, ReplicaStream, Update};
 use faser_engine::{FinishReason, Origin, TokenId, Usage};
 use faser_models::{Detokenizer, Tokenizer};
 
@@ -41,9 +41,9 @@ pub struct Reading {
     /// The prompt alone is wanted: no token of output is shown or counted.
     pub prompt_only: bool,
     /// Log-probabilities, if they are wanted.
-    pub logprobs: Option<Arc<LogprobBoard>>,
-    /// Every token of output is told of, with log-probabilities or without.
-    pub tells: bool,
+    pub logprobs: Option<Arc<LogprobCollector>>,
+    /// Every token of output is listed, with log-probabilities or without.
+    pub all_tokens: bool,
     /// What the output has to follow.
     pub constraint: Option<Arc<Constraint>>,
     /// Special tokens that are text.
@@ -55,7 +55,7 @@ pub struct Reading {
 /// What a sequence says next.
 #[derive(Debug)]
 pub enum Piece {
-    /// Text, or what is told of tokens, token by token; never empty.
+    /// Text, or log-probabilities, token by token; never empty.
     Text(Vec<Span>),
     /// The end; nothing follows.
     End(Box<Ending>),
@@ -64,17 +64,17 @@ pub enum Piece {
 /// The text that one token made ready to be shown.
 #[derive(Debug, PartialEq)]
 pub struct Span {
-    /// Empty only if something is told of the token.
+    /// Empty only if there is a log-probability.
     pub text: String,
     /// Who found the token.
     pub origin: Origin,
-    /// What is told of the token, if that is wanted.
-    pub told: Option<Told>,
+    /// The token with its log-probabilities, if that is wanted.
+    pub logprob: Option<TokenLogprob>,
 }
 
 /// A token with its log-probabilities.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Told {
+pub struct TokenLogprob {
     /// The token.
     pub token: TokenId,
     /// It is one of the prompt, which is repeated.
@@ -204,11 +204,11 @@ impl TextSequence {
             let prompt = Arc::clone(&self.reading.prompt);
             let mut detokenizer = self.detokenizer.again();
             for (position, &token) in prompt.iter().enumerate() {
-                let told = self.told(token, position);
+                let logprob = self.token_logprob(token, position);
                 let piece = detokenizer.push(token).unwrap_or_default();
                 self.characters += piece.chars().count();
                 text.push_str(&piece);
-                spans.push(Span { text: String::new(), origin: Origin::Target, told });
+                spans.push(Span { text: String::new(), origin: Origin::Target, logprob });
             }
             text.push_str(&detokenizer.finish());
         }
@@ -216,17 +216,18 @@ impl TextSequence {
         match spans.first_mut() {
             Some(first) => first.text = text,
             None if text.is_empty() => {}
-            None => spans.push(Span { text, origin: Origin::Target, told: None }),
+            None => spans.push(Span { text, origin: Origin::Target, logprob: None }),
         }
         spans
     }
 
-    /// What is told of the token at a position.
-    fn told(&self, token: TokenId, position: usize) -> Option<Told> {
-        let board = self.reading.logprobs.as_ref();
+    /// The token at a position with its log-probabilities.
+    fn token_logprob(&self, token: TokenId, position: usize) -> Option<TokenLogprob> {
+        let collector = self.reading.logprobs.as_ref();
         let echoed = position < self.reading.prompt.len();
-        let told = |logprobs| Told { token, echoed, offset: self.characters, logprobs };
-        (board.is_some() || self.reading.tells).then(|| told(board.and_then(|board| board.take(position))))
+        let of = |logprobs| TokenLogprob { token, echoed, offset: self.characters, logprobs };
+        (collector.is_some() || self.reading.all_tokens)
+            .then(|| of(collector.and_then(|collector| collector.take(position))))
     }
 
     /// One token: its text joins the spans unless a stop string was seen.
@@ -234,7 +235,7 @@ impl TextSequence {
         if self.stop.stopped() || self.reading.prompt_only {
             return;
         }
-        let told = self.told(token, self.reading.prompt.len() + self.output.len());
+        let logprob = self.token_logprob(token, self.reading.prompt.len() + self.output.len());
         self.output.push(token);
         self.origin = origin;
         let mut text = self.detokenizer.push(token).unwrap_or_default();
@@ -242,8 +243,8 @@ impl TextSequence {
         if self.output.len() > self.reading.min_tokens {
             text = self.stop.push(&text);
         }
-        if !text.is_empty() || told.is_some() {
-            spans.push(Span { text, origin, told });
+        if !text.is_empty() || logprob.is_some() {
+            spans.push(Span { text, origin, logprob });
         }
         if self.stop.stopped() {
             self.end(Finish::Stop, None);
@@ -294,7 +295,7 @@ impl TextSequence {
         let finish = if self.stop.stopped() { Finish::Stop } else { finish };
         self.end(finish, Some(usage));
         if !text.is_empty() {
-            spans.push(Span { text, origin: self.origin, told: None });
+            spans.push(Span { text, origin: self.origin, logprob: None });
         }
         Ok(())
     }

@@ -12,11 +12,11 @@ const SELDOM: Duration = Duration::from_secs(1);
 /// Tells of loading, and asks for more time as long as it moves.
 #[derive(Debug, Default)]
 pub struct Loading {
-    told: Option<Told>,
+    last: Option<LastProgress>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct LastProgress {
     at: Instant,
     what: String,
     done: u64,
@@ -31,11 +31,11 @@ impl Loading {
     }
 
     fn worth_telling(&mut self, what: &str, done: u64, now: Instant) -> bool {
-        let news = self.told.as_ref().is_none_or(|told| {
-            told.what != what || told.done != done && now.saturating_duration_since(told.at) >= SELDOM
+        let news = self.last.as_ref().is_none_or(|last| {
+            last.what != what || last.done != done && now.saturating_duration_since(last.at) >= SELDOM
         });
         if news {
-            self.told = Some(Told { at: now, what: what.to_owned(), done });
+            self.last = Some(LastProgress { at: now, what: what.to_owned(), done });
         }
         news
     }

@@ -27,7 +27,7 @@ Needs NVIDIA's driver, NVRTC and cublasLt, as serving does. The table goes to st
 
 Examples:
   faser gpu-check --json gpu.json
-  faser gpu-check --only ops,split,astray --device 1")]
+  faser gpu-check --only ops,split,illegal-address --device 1")]
 pub struct GpuCheckArgs {
     /// Checks to run, in the order of the table; without it, all.
     #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
@@ -57,15 +57,20 @@ pub fn gpu_check(args: &GpuCheckArgs) -> Result<bool> {
     for (number, entry) in chosen.iter().enumerate() {
         let place = format!("{}/{}", number + 1, chosen.len());
         eprintln!("gpu-check {place} {}: {} (at most {} s)", entry.name, entry.about, entry.limit_s);
-        let told = run(entry, args)?;
-        eprintln!("gpu-check {place} {}: {} after {:.1} s", entry.name, told.outcome.words(), told.seconds);
-        print(&told.rows(entry))?;
-        all.push((*entry, told));
+        let report = run(entry, args)?;
+        eprintln!(
+            "gpu-check {place} {}: {} after {:.1} s",
+            entry.name,
+            report.outcome.words(),
+            report.seconds
+        );
+        print(&report.rows(entry))?;
+        all.push((*entry, report));
         if let Some(file) = &args.json {
             write_json(file, &json_of(args, &all))?;
         }
     }
-    let count = |outcome| all.iter().filter(|(_, told)| told.outcome == outcome).count();
+    let count = |outcome| all.iter().filter(|(_, report)| report.outcome == outcome).count();
     let (failed, none) = (count(Outcome::Failed), count(Outcome::NoMeaning));
     println(&format!("{} checks: {failed} failed, {none} without meaning here", all.len()))?;
     Ok(failed == 0)
@@ -84,7 +89,7 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Entry>> {
 }
 
 /// Runs a check in a process of its own.
-fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<Told> {
+fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<CheckReport> {
     let program = std::env::current_exe();
     let program = program.map_err(|source| SystemError::Call { what: "find this program", source })?;
     let mut command = Command::new(program);
@@ -96,12 +101,12 @@ fn run(entry: &Entry, args: &GpuCheckArgs) -> Result<Told> {
         // Where there is one GPU both ranks are on it.
         command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     }
-    let told = listen(command, Duration::from_secs(entry.limit_s));
-    Ok(told.map_err(|source| SystemError::Call { what: "run a check in a process of its own", source })?)
+    let report = listen(command, Duration::from_secs(entry.limit_s));
+    Ok(report.map_err(|source| SystemError::Call { what: "run a check in a process of its own", source })?)
 }
 
 /// Starts a process, takes the figures that it tells, and ends it when its time is over.
-fn listen(mut command: Command, limit: Duration) -> std::io::Result<Told> {
+fn listen(mut command: Command, limit: Duration) -> std::io::Result<CheckReport> {
     let started = Instant::now();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let (lines, told) = channel();
@@ -124,7 +129,7 @@ fn listen(mut command: Command, limit: Duration) -> std::io::Result<Told> {
         (Some(end), true) => end["end"].as_str().map(ToOwned::to_owned),
         (None, true) => Some(format!("its process ended: {status}")),
     };
-    Ok(Told::new(figures, error, started.elapsed().as_secs_f64()))
+    Ok(CheckReport::new(figures, error, started.elapsed().as_secs_f64()))
 }
 
 fn read(out: impl std::io::Read, lines: &Sender<Value>) {
@@ -213,9 +218,14 @@ pub(super) const CHECKS: &[Entry] = &[
     entry("split", "launches stay on their half of a split, streams are in order", 40, actors::split),
     entry("graph", "graphs keep the SMs of their half, and do what launches do", 40, actors::graph),
     entry("flags", "flags set while a pass runs are seen by the next compact_pass", 40, actors::flags),
-    entry("astray", "a kernel that goes astray ends the lane with the driver's words", 30, actors::astray),
+    entry(
+        "illegal-address",
+        "an illegal memory access ends the lane with the driver's words",
+        30,
+        actors::illegal_address,
+    ),
     entry("tokens", "requests get the CPU's tokens from a service in f32", 70, actors::tokens),
-    entry("lost", "a service goes on after a kernel has gone astray", 70, actors::lost),
+    entry("lost", "a service goes on after a kernel's illegal memory access", 70, actors::lost),
     entry("nccl", "two ranks sum and gather, and one that is lost is noticed", 60, actors::nccl),
     entry("rates", "copies, reads and bf16 products on some of the SMs", 60, actors::rates),
     entry("products", "products on a split: right, without TF32, and how fast", 120, actors::products),
@@ -257,15 +267,15 @@ impl Outcome {
 
 /// All that a check has told.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct CheckReport {
     pub(super) outcome: Outcome,
     pub(super) seconds: f64,
     error: Option<String>,
     figures: Vec<Value>,
 }
 
-impl Told {
-    pub(super) fn new(figures: Vec<Value>, error: Option<String>, seconds: f64) -> Told {
+impl CheckReport {
+    pub(super) fn new(figures: Vec<Value>, error: Option<String>, seconds: f64) -> CheckReport {
         let any = |verdict: Verdict| figures.iter().any(|figure| figure["verdict"] == verdict.words());
         let outcome = if error.is_some() || any(Verdict::Wrong) || figures.is_empty() {
             Outcome::Failed
@@ -274,7 +284,7 @@ impl Told {
         } else {
             Outcome::NoMeaning
         };
-        Told { outcome, seconds, error, figures }
+        CheckReport { outcome, seconds, error, figures }
     }
 
     /// Its rows of the table.
@@ -311,17 +321,17 @@ fn row(cells: [&str; 5]) -> String {
 }
 
 /// Everything, for a file.
-fn json_of(args: &GpuCheckArgs, all: &[(&Entry, Told)]) -> Value {
+fn json_of(args: &GpuCheckArgs, all: &[(&Entry, CheckReport)]) -> Value {
     let checks: Vec<Value> = all
         .iter()
-        .map(|(entry, told)| {
+        .map(|(entry, report)| {
             json!({
                 "name": entry.name,
                 "about": entry.about,
-                "outcome": told.outcome.words(),
-                "seconds": told.seconds,
-                "error": told.error,
-                "figures": told.figures,
+                "outcome": report.outcome.words(),
+                "seconds": report.seconds,
+                "error": report.error,
+                "figures": report.figures,
             })
         })
         .collect();
@@ -394,7 +404,7 @@ mod tests {
         assert_eq!(names(&["split", "ops"]).unwrap(), ["ops", "split"]);
         assert_eq!(names(&[]).unwrap().len(), CHECKS.len());
         let refusal = names(&["ops", "speed"]).unwrap_err().to_string();
-        assert!(refusal.contains("`speed`") && refusal.contains("astray"), "{refusal}");
+        assert!(refusal.contains("`speed`") && refusal.contains("illegal-address"), "{refusal}");
     }
 
     /// What a shell script tells as a check.
@@ -450,7 +460,8 @@ mod tests {
     #[test]
     fn a_wrong_figure_or_an_error_fails_and_nothing_told_is_no_success() {
         let of = |figures: &[Verdict], error: Option<&str>| {
-            Told::new(figures.iter().map(|v| figure(*v)).collect(), error.map(ToOwned::to_owned), 1.0).outcome
+            CheckReport::new(figures.iter().map(|v| figure(*v)).collect(), error.map(ToOwned::to_owned), 1.0)
+                .outcome
         };
         use Verdict::{Measured, NoMeaning, Right, Wrong};
         assert_eq!(of(&[Right, NoMeaning], None), Outcome::Passed);

@@ -24,7 +24,7 @@ pub struct InProcess {
 }
 
 struct Shared {
-    seats: Vec<Seat>,
+    slots: Vec<RankSlot>,
     deadline: Duration,
     aborted: OnceLock<String>,
     sleep: Mutex<()>,
@@ -35,7 +35,7 @@ struct Shared {
 
 /// What the others see of a rank.
 #[derive(Default)]
-struct Seat {
+struct RankSlot {
     /// The last call whose values are there.
     said: AtomicU64,
     places: [RwLock<Brought>; 2],
@@ -62,7 +62,7 @@ enum Call {
 pub fn in_process(ranks: usize, deadline: Duration) -> Vec<InProcess> {
     assert!(ranks > 0, "a group of no ranks");
     let shared = Arc::new(Shared {
-        seats: (0..ranks).map(|_| Seat::default()).collect(),
+        slots: (0..ranks).map(|_| RankSlot::default()).collect(),
         deadline,
         aborted: OnceLock::new(),
         sleep: Mutex::default(),
@@ -81,14 +81,14 @@ impl InProcess {
         }
         let number = self.calls.fetch_add(1, SeqCst) + 1;
         let place = (number % 2) as usize;
-        let seat = &shared.seats[self.rank];
+        let slot = &shared.slots[self.rank];
         {
-            let mut brought = seat.places[place].write().unwrap_or_else(PoisonError::into_inner);
+            let mut brought = slot.places[place].write().unwrap_or_else(PoisonError::into_inner);
             brought.call = call;
             brought.values.clear();
             brought.values.extend_from_slice(own);
         }
-        seat.said.store(number, SeqCst);
+        slot.said.store(number, SeqCst);
         shared.notify();
         shared.wait_for(number)?;
         Ok(place)
@@ -102,8 +102,8 @@ impl InProcess {
         len: usize,
         mut to: impl FnMut(usize, &[f32]),
     ) -> Result<(), CollectiveError> {
-        for (rank, seat) in self.shared.seats.iter().enumerate() {
-            let brought = seat.places[place].read().unwrap_or_else(PoisonError::into_inner);
+        for (rank, slot) in self.shared.slots.iter().enumerate() {
+            let brought = slot.places[place].read().unwrap_or_else(PoisonError::into_inner);
             if (brought.call, brought.values.len()) != (call, len) {
                 let words = |call: Call, len: usize| format!("{call:?} of {len}");
                 let found = format!("calls {}", words(brought.call, brought.values.len()));
@@ -123,7 +123,7 @@ impl Collective for InProcess {
     }
 
     fn ranks(&self) -> usize {
-        self.shared.seats.len()
+        self.shared.slots.len()
     }
 
     fn all_reduce_sum(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
@@ -159,14 +159,14 @@ impl Drop for InProcess {
 
 impl fmt::Debug for InProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {}", self.rank, self.shared.seats.len())
+        write!(f, "rank {} of {}", self.rank, self.shared.slots.len())
     }
 }
 
 impl Shared {
     /// Waits until all ranks have said `call`, the group is aborted, or its deadline is over.
     fn wait_for(&self, call: u64) -> Result<(), CollectiveError> {
-        let missing = || self.seats.iter().position(|seat| seat.said.load(SeqCst) < call);
+        let missing = || self.slots.iter().position(|slot| slot.said.load(SeqCst) < call);
         let begin = Instant::now();
         while begin.elapsed() < SPIN {
             for _ in 0..32 {
@@ -186,7 +186,7 @@ impl Shared {
             }
             let left = self.deadline.saturating_sub(begin.elapsed());
             if left.is_zero() {
-                let (ranks, within) = (self.seats.len(), self.deadline);
+                let (ranks, within) = (self.slots.len(), self.deadline);
                 break Err(CollectiveError::Deadline { missing, ranks, within });
             }
             guard = self.wake.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;

@@ -19,7 +19,7 @@ mod speculation;
 pub use attention::*;
 pub use compile::{Compiler, Cubin, NvrtcError, Usage, usages};
 pub use device::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclSeat, Place, Plain,
+    Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclRankSlot, Place, Plain,
     Product, Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
 pub use gemm::*;

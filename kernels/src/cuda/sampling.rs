@@ -339,7 +339,7 @@ pub struct LogprobWish {
     /// How many of the likeliest tokens; [`super::NOTHING`]: no log-probabilities at all.
     pub top: u32,
     /// Where its prompt's tokens begin, among those of all chunks: they are asked for in their places, in place of what is drawn there.
-    pub told: u32,
+    pub prompt_at: u32,
     /// Position of the first of them.
     pub start: u32,
     /// How many there are.
@@ -348,7 +348,7 @@ pub struct LogprobWish {
 
 impl LogprobWish {
     /// None.
-    pub const NONE: LogprobWish = LogprobWish { top: super::NOTHING, told: 0, start: 0, count: 0 };
+    pub const NONE: LogprobWish = LogprobWish { top: super::NOTHING, prompt_at: 0, start: 0, count: 0 };
 }
 
 /// What is found for a sample, in device memory.
@@ -395,7 +395,7 @@ pub struct LogprobsArgs {
     /// [`LogprobWish`] of each chunk.
     pub wishes: Ptr,
     /// u32: tokens of prompts.
-    pub told: Ptr,
+    pub prompt_tokens: Ptr,
     /// [`LogprobFound`] per sample.
     pub out: Ptr,
     /// u32: how many samples there are.

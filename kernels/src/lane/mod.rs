@@ -3,20 +3,20 @@
 //! The thread that owns the lane is worker 0. Helpers join a job while it is open and leave when nothing is left to
 //! claim: a helper that wakes late costs nothing. Which worker does what never matters to the result.
 
-mod crew;
 mod scratch;
+mod thread_pool;
 mod times;
 
 use crate::collective::{Alone, Collective, CollectiveError};
 use crate::isa::Supported;
 use crate::{Isa, KernelError};
-pub(crate) use crew::Claims;
-use crew::Crew;
 use faser_topology::Partition;
 pub(crate) use scratch::Scratch;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
+use thread_pool::ThreadPool;
+pub(crate) use thread_pool::WorkQueue;
 pub use times::{Op, OpTime, OpTimes};
 
 /// Work a job must have before helpers are called: less is done sooner alone.
@@ -31,7 +31,7 @@ pub struct Lane {
     /// The owner's own scratch; the `RefCell` also keeps the lane from being shared between threads.
     scratch: RefCell<Scratch>,
     times: RefCell<OpTimes>,
-    crew: Crew,
+    pool: ThreadPool,
     group: Arc<dyn Collective>,
 }
 
@@ -45,13 +45,13 @@ impl Lane {
     pub fn new(partition: &Partition, isa: Isa) -> Result<Lane, KernelError> {
         let isa = Supported::new(isa)?;
         let (first_core, helpers) = partition.cores.split_first().ok_or(KernelError::EmptyPartition)?;
-        let crew = Crew::start(helpers)?;
+        let pool = ThreadPool::start(helpers)?;
         Ok(Lane {
             isa,
             first_core: *first_core,
             scratch: RefCell::default(),
             times: RefCell::default(),
-            crew,
+            pool,
             group: Arc::new(Alone),
         })
     }
@@ -71,7 +71,7 @@ impl Lane {
     /// Workers, the owner included.
     #[must_use]
     pub fn workers(&self) -> usize {
-        self.crew.helpers() + 1
+        self.pool.helpers() + 1
     }
 
     /// The instruction set in use.
@@ -84,13 +84,13 @@ impl Lane {
     /// (some containers do): the lane works all the same.
     #[must_use]
     pub fn pin_current_thread(&self) -> bool {
-        crew::pin(self.first_core)
+        thread_pool::pin(self.first_core)
     }
 
     /// Helpers the system did not let pin; known once they have started.
     #[must_use]
     pub fn unpinned_helpers(&self) -> usize {
-        self.crew.unpinned()
+        self.pool.unpinned()
     }
 
     /// The time spent in each op since the lane was made, or since [`Lane::reset_times`]. Ops that panicked are left out.
@@ -118,20 +118,20 @@ impl Lane {
         op: Op,
         items: usize,
         item_ns: usize,
-        job: &(dyn Fn(&Claims, &mut Scratch) + Sync),
+        job: &(dyn Fn(&WorkQueue, &mut Scratch) + Sync),
     ) {
         let begin = Instant::now();
         let mut scratch = self.scratch.borrow_mut();
-        let helpers = self.crew.helpers();
+        let helpers = self.pool.helpers();
         let alone = items < 2 || helpers == 0 || items.saturating_mul(item_ns) < WORTH_SHARING_NS;
         let worked = if alone {
-            job(&Claims::whole(items), &mut scratch);
+            job(&WorkQueue::whole(items), &mut scratch);
             None
         } else {
             // Small portions even out workers that were late or disturbed; each is still worth a claim.
             let portion = (items / ((helpers + 1) * 8)).max(PORTION_NS / item_ns.max(1));
-            let claims = Claims::new(items, portion);
-            Some(self.crew.run(&|scratch| job(&claims, scratch), &mut scratch))
+            let queue = WorkQueue::new(items, portion);
+            Some(self.pool.run(&|scratch| job(&queue, scratch), &mut scratch))
         };
         let total = begin.elapsed();
         let barrier = total.saturating_sub(worked.unwrap_or(total));
@@ -158,8 +158,8 @@ impl Lane {
         item_ns: usize,
         each: impl Fn(usize, &mut Scratch) + Sync,
     ) {
-        self.run(op, items, item_ns, &|claims, scratch| {
-            while let Some(range) = claims.next() {
+        self.run(op, items, item_ns, &|queue, scratch| {
+            while let Some(range) = queue.next() {
                 range.for_each(|item| each(item, scratch));
             }
         });

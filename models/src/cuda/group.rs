@@ -4,7 +4,7 @@
 //! the first rank's host knows, who fell, goes by way of the device: its flags are read when their turn comes, and gathered.
 
 use faser_kernels::collective::part;
-use faser_kernels::cuda::{CudaError, DeviceBuffer, Element, NcclSeat, PickArgs, Ptr};
+use faser_kernels::cuda::{CudaError, DeviceBuffer, Element, NcclRankSlot, PickArgs, Ptr};
 
 use super::CudaPasses;
 use super::buffers::{ROWS_AT_ONCE, width};
@@ -25,9 +25,9 @@ impl CudaPasses {
     /// The others do not join too: see [`faser_kernels::cuda::CudaLane::join`].
     ///
     /// # Panics
-    /// If the seat is another rank's than the model's.
-    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), CudaError> {
-        self.lane.join(seat)?;
+    /// If the slot is another rank's than the model's.
+    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), CudaError> {
+        self.lane.join(slot)?;
         self.assert_joined();
         Ok(())
     }

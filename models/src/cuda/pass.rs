@@ -60,7 +60,7 @@ pub struct PassInput<'a> {
     /// What log-probabilities each chunk wants; nothing if none does.
     pub wishes: &'a [LogprobWish],
     /// The prompts' tokens that those are of.
-    pub told: &'a [u32],
+    pub prompt_tokens: &'a [u32],
     /// Tests of proposals at pruning checkpoints: the test, its alternatives (a full row of [`PruneArgs::SCORED`] tokens), and the largest margin that stays.
     pub tests: &'a [(Test, [u32; PruneArgs::SCORED], f32)],
 }
@@ -318,7 +318,7 @@ impl CudaPasses {
             of_plan: arena.put(input.of_plan),
             compacted: false,
             wishes: if input.wishes.is_empty() { Ptr::NULL } else { arena.put(input.wishes) },
-            told: arena.put(input.told),
+            prompt_tokens: arena.put(input.prompt_tokens),
             tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<Test>>()),
             alternatives: arena
                 .put(&tests.iter().flat_map(|(_, alternatives, _)| *alternatives).collect::<Vec<u32>>()),

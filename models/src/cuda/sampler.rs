@@ -136,9 +136,19 @@ impl CudaPasses {
         }
         if let Some((out, _)) = logprobs {
             let (logits, stats, tokens) = (plain, plain_stats, on_device);
-            let (samples, wishes, told) = (pass.tail.sample_rows, pass.wishes, pass.told);
-            let args =
-                LogprobsArgs { logits, stats, samples, tokens, wishes, told, out, count, vocabulary, parts };
+            let (samples, wishes, prompt_tokens) = (pass.tail.sample_rows, pass.wishes, pass.prompt_tokens);
+            let args = LogprobsArgs {
+                logits,
+                stats,
+                samples,
+                tokens,
+                wishes,
+                prompt_tokens,
+                out,
+                count,
+                vocabulary,
+                parts,
+            };
             self.lane.launch(&args.launch(most, sms))?;
         }
         Ok(drawn)

@@ -17,7 +17,7 @@ pub(super) struct Staged {
     pub(super) compacted: bool,
     /// Null if no log-probabilities are wanted.
     pub(super) wishes: Ptr,
-    pub(super) told: Ptr,
+    pub(super) prompt_tokens: Ptr,
     pub(super) tests: Ptr,
     pub(super) alternatives: Ptr,
     pub(super) most: Ptr,

@@ -4,14 +4,14 @@ use super::{DeviceId, DraftPlace, PlanDevices, PlanRequest, Problem};
 use crate::{Share, Topology};
 
 /// A rank before its bytes are known.
-pub(super) struct Seat {
+pub(super) struct RankSlot {
     pub(super) device: DeviceId,
     pub(super) target: Option<Share>,
     pub(super) draft: Option<Share>,
 }
 
 /// The ranks of each replica.
-pub(super) fn seats(machine: &Topology, request: &PlanRequest<'_>) -> Result<Vec<Vec<Seat>>, Problem> {
+pub(super) fn slots(machine: &Topology, request: &PlanRequest<'_>) -> Result<Vec<Vec<RankSlot>>, Problem> {
     let draft_ranks = if request.draft.is_some() { request.draft_ranks } else { 0 };
     check(request, draft_ranks)?;
     let (together, apart) = match request.draft_place {
@@ -37,7 +37,7 @@ pub(super) fn seats(machine: &Topology, request: &PlanRequest<'_>) -> Result<Vec
             groups.into_iter().map(|group| group.into_iter().map(DeviceId::Gpu).collect()).collect()
         }
     };
-    let seat = |rank: usize, device: DeviceId| {
+    let slot = |rank: usize, device: DeviceId| {
         let target =
             (rank < request.target_ranks).then(|| request.target.whole.share(rank, request.target_ranks));
         let draft = request.draft.and_then(|draft| match request.draft_place {
@@ -48,10 +48,10 @@ pub(super) fn seats(machine: &Topology, request: &PlanRequest<'_>) -> Result<Vec
                 Some(draft.whole.share(own, draft_ranks))
             }
         });
-        Seat { device, target, draft }
+        RankSlot { device, target, draft }
     };
     let replica = |devices: Vec<DeviceId>| {
-        devices.into_iter().enumerate().map(|(rank, device)| seat(rank, device)).collect()
+        devices.into_iter().enumerate().map(|(rank, device)| slot(rank, device)).collect()
     };
     Ok(devices.into_iter().map(replica).collect())
 }

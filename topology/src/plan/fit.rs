@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::assign::{Seat, seats};
+use super::assign::{RankSlot, slots};
 use super::{
     DeviceId, DeviceLoad, Lanes, Plan, PlanDevices, PlanModel, PlanRequest, Problem, Rank, Replica, Shard,
     ShareBytes,
@@ -29,18 +29,18 @@ pub(super) fn fit(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan,
     for (_, model) in models.into_iter().flatten() {
         check_context(request, &model)?;
     }
-    let seats = seats(machine, request)?;
-    let sums = sums(request, &seats);
+    let slots = slots(machine, request)?;
+    let sums = sums(request, &slots);
     let mut blocks = usize::MAX;
     for (&device, sum) in &sums {
         blocks = blocks.min(blocks_on(machine, request, device, sum)?);
     }
-    let lanes = lanes(machine, request, &seats)?;
+    let lanes = lanes(machine, request, &slots)?;
     let kv_tokens = blocks * request.kv.block_size;
-    let replicas: Vec<Replica> = seats
+    let replicas: Vec<Replica> = slots
         .into_iter()
         .zip(lanes)
-        .map(|(seats, lanes)| replica(machine, request, seats, lanes, blocks))
+        .map(|(slots, lanes)| replica(machine, request, slots, lanes, blocks))
         .collect();
     let devices = sums.into_iter().map(|(device, sum)| DeviceLoad {
         device,
@@ -66,12 +66,12 @@ fn check_context(request: &PlanRequest<'_>, model: &PlanModel<'_>) -> Result<(),
     check(&footprint, None, &request.kv).map_err(|error| Problem::Asked(error.to_string()))
 }
 
-fn sums(request: &PlanRequest<'_>, replicas: &[Vec<Seat>]) -> BTreeMap<DeviceId, Sum> {
+fn sums(request: &PlanRequest<'_>, replicas: &[Vec<RankSlot>]) -> BTreeMap<DeviceId, Sum> {
     let mut sums: BTreeMap<DeviceId, Sum> = BTreeMap::new();
-    for seats in replicas {
-        for seat in seats {
-            let sum = sums.entry(seat.device).or_default();
-            let (target, draft) = (target_bytes(request, seat), draft_bytes(request, seat));
+    for slots in replicas {
+        for slot in slots {
+            let sum = sums.entry(slot.device).or_default();
+            let (target, draft) = (target_bytes(request, slot), draft_bytes(request, slot));
             sum.target_weight_bytes += target.map_or(0, |bytes| bytes.weight_bytes);
             sum.draft_weight_bytes += draft.map_or(0, |bytes| bytes.weight_bytes);
             for bytes in [target, draft].into_iter().flatten() {
@@ -80,7 +80,7 @@ fn sums(request: &PlanRequest<'_>, replicas: &[Vec<Seat>]) -> BTreeMap<DeviceId,
             }
         }
         // Once for each replica, however many of its ranks are there.
-        let mut devices: Vec<DeviceId> = seats.iter().map(|seat| seat.device).collect();
+        let mut devices: Vec<DeviceId> = slots.iter().map(|slot| slot.device).collect();
         devices.sort_unstable();
         devices.dedup();
         for device in devices {
@@ -90,12 +90,12 @@ fn sums(request: &PlanRequest<'_>, replicas: &[Vec<Seat>]) -> BTreeMap<DeviceId,
     sums
 }
 
-fn target_bytes(request: &PlanRequest<'_>, seat: &Seat) -> Option<ShareBytes> {
-    seat.target.as_ref().map(|share| (request.target.bytes)(share, request.dtype))
+fn target_bytes(request: &PlanRequest<'_>, slot: &RankSlot) -> Option<ShareBytes> {
+    slot.target.as_ref().map(|share| (request.target.bytes)(share, request.dtype))
 }
 
-fn draft_bytes(request: &PlanRequest<'_>, seat: &Seat) -> Option<ShareBytes> {
-    seat.draft.as_ref().zip(request.draft).map(|(share, draft)| (draft.bytes)(share, request.dtype))
+fn draft_bytes(request: &PlanRequest<'_>, slot: &RankSlot) -> Option<ShareBytes> {
+    slot.draft.as_ref().zip(request.draft).map(|(share, draft)| (draft.bytes)(share, request.dtype))
 }
 
 /// KV blocks of each replica that the device has room for.
@@ -144,7 +144,7 @@ fn blocks_on(
 fn replica(
     machine: &Topology,
     request: &PlanRequest<'_>,
-    seats: Vec<Seat>,
+    slots: Vec<RankSlot>,
     lanes: Vec<Vec<Lanes>>,
     kv_blocks: usize,
 ) -> Replica {
@@ -155,16 +155,16 @@ fn replica(
         kv_bytes: kv_tokens as u64 * bytes.kv_bytes_per_token,
         workspace_bytes: bytes.workspace_bytes,
     };
-    let rank = |(seat, partitions): (Seat, Vec<Lanes>)| {
-        let (target, draft) = (target_bytes(request, &seat), draft_bytes(request, &seat));
+    let rank = |(slot, partitions): (RankSlot, Vec<Lanes>)| {
+        let (target, draft) = (target_bytes(request, &slot), draft_bytes(request, &slot));
         Rank {
-            device: seat.device,
-            target: seat.target.zip(target).map(|(share, bytes)| shard(share, bytes)),
-            draft: seat.draft.zip(draft).map(|(share, bytes)| shard(share, bytes)),
+            device: slot.device,
+            target: slot.target.zip(target).map(|(share, bytes)| shard(share, bytes)),
+            draft: slot.draft.zip(draft).map(|(share, bytes)| shard(share, bytes)),
             partitions,
         }
     };
-    let ranks: Vec<Rank> = seats.into_iter().zip(lanes).map(rank).collect();
+    let ranks: Vec<Rank> = slots.into_iter().zip(lanes).map(rank).collect();
     let group = |of: fn(&Rank) -> Option<&Shard>| {
         let in_group = |rank: &&Rank| of(rank).is_some_and(|shard| shard.share.ranks > 1);
         let gpu = |rank: &Rank| match rank.device {
@@ -185,7 +185,7 @@ fn replica(
 fn lanes(
     machine: &Topology,
     request: &PlanRequest<'_>,
-    replicas: &[Vec<Seat>],
+    replicas: &[Vec<RankSlot>],
 ) -> Result<Vec<Vec<Vec<Lanes>>>, Problem> {
     let asked = |error: crate::TopologyError| Problem::Asked(error.to_string());
     match &request.devices {
@@ -193,30 +193,30 @@ fn lanes(
             let all = machine.host.first(threads.unwrap_or(machine.host.cores.len())).map_err(asked)?;
             let own: Vec<Partition> = all.split(replicas.len());
             let draft_ranks =
-                |seats: &[Seat]| seats.iter().filter(|seat| seat.draft.is_some()).count().max(1);
-            let of = |(cores, seats): (&Partition, &Vec<Seat>)| {
+                |slots: &[RankSlot]| slots.iter().filter(|slot| slot.draft.is_some()).count().max(1);
+            let of = |(cores, slots): (&Partition, &Vec<RankSlot>)| {
                 let pairs = partitions(cores, &machine.host.nodes, request.draft.is_some());
-                let ranks = rank_partitions(&pairs, request.target_ranks, draft_ranks(seats));
-                let used = |(own, seat): (Vec<LanePair>, &Seat)| {
+                let ranks = rank_partitions(&pairs, request.target_ranks, draft_ranks(slots));
+                let used = |(own, slot): (Vec<LanePair>, &RankSlot)| {
                     let of =
                         |cores: Partition, used| if used { cores } else { Partition { cores: Vec::new() } };
                     let both = |pair: LanePair| LanePair {
-                        draft: of(pair.draft, seat.draft.is_some()),
-                        verify: of(pair.verify, seat.target.is_some()),
+                        draft: of(pair.draft, slot.draft.is_some()),
+                        verify: of(pair.verify, slot.target.is_some()),
                     };
                     own.into_iter().map(|pair| Lanes::Cores(both(pair))).collect()
                 };
-                ranks.into_iter().zip(seats).map(used).collect()
+                ranks.into_iter().zip(slots).map(used).collect()
             };
             Ok(own.iter().zip(replicas).map(of).collect())
         }
         PlanDevices::Gpus { draft_sms, utilization, .. } => {
-            let of = |seat: &Seat| {
-                let memory_bytes = memory_bytes(machine, seat.device);
+            let of = |slot: &RankSlot| {
+                let memory_bytes = memory_bytes(machine, slot.device);
                 let gpu =
-                    GpuDevice { sms: sms(machine, seat.device), memory_bytes, utilization: *utilization };
+                    GpuDevice { sms: sms(machine, slot.device), memory_bytes, utilization: *utilization };
                 let all = gpu.sms;
-                let (draft, verify) = (seat.draft.is_some(), seat.target.is_some());
+                let (draft, verify) = (slot.draft.is_some(), slot.target.is_some());
                 let whole = |used: bool| if used { all } else { 0 };
                 let mut lanes = vec![Lanes::Sms { draft_sms: whole(draft), verify_sms: whole(verify) }];
                 if draft && verify {
@@ -227,7 +227,7 @@ fn lanes(
                 }
                 Ok(lanes)
             };
-            replicas.iter().map(|seats| seats.iter().map(of).collect()).collect()
+            replicas.iter().map(|slots| slots.iter().map(of).collect()).collect()
         }
     }
 }

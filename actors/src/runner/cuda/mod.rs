@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use faser_engine::{Admission, DraftPlan, Drafted, PartitionId};
 use faser_kernels::SampleRow;
-use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclSeat, Sampler, Share, Test};
+use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, Sampler, Share, Test};
 use faser_kernels::sampling::mask_of;
 use faser_models::cuda::{
     CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
@@ -71,8 +71,8 @@ impl CudaBackend {
     ///
     /// # Errors
     /// NCCL refuses, or the others do not join too.
-    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), ServiceError> {
-        Ok(self.passes.join(seat)?)
+    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), ServiceError> {
+        Ok(self.passes.join(slot)?)
     }
 
     /// Sends a pass. On a draft lane what it draws may become proposals of the plan's chunks.
@@ -104,12 +104,17 @@ impl CudaBackend {
                 pass.cuts |= sampling.cuts(self.vocab);
             }
             let wish = match &sequence.request.logprobs {
-                Some(board) if some && !self.drafts => {
-                    let (told, start) = (pass.told.len(), piece.start + piece.logits_from + 1);
+                Some(collector) if some && !self.drafts => {
+                    let (prompt_at, start) = (pass.prompt_tokens.len(), piece.start + piece.logits_from + 1);
                     let places = start..start + piece.drawn_from.saturating_sub(piece.logits_from);
-                    pass.told.extend(places.map_while(|position| board.of_prompt(position)));
-                    let count = (pass.told.len() - told) as u32;
-                    LogprobWish { top: board.top() as u32, told: told as u32, start: start as u32, count }
+                    pass.prompt_tokens.extend(places.map_while(|position| collector.of_prompt(position)));
+                    let count = (pass.prompt_tokens.len() - prompt_at) as u32;
+                    LogprobWish {
+                        top: collector.top() as u32,
+                        prompt_at: prompt_at as u32,
+                        start: start as u32,
+                        count,
+                    }
                 }
                 _ => LogprobWish::NONE,
             };
@@ -141,7 +146,7 @@ impl CudaBackend {
             cuts: pass.cuts,
             of_plan: &pass.of_plan,
             wishes: if self.tells.contains(&true) { &pass.wishes } else { &[] },
-            told: &pass.told,
+            prompt_tokens: &pass.prompt_tokens,
             tests: &tests.collect::<Vec<_>>(),
         })
     }
@@ -193,7 +198,7 @@ struct Arrays {
     samplers: Vec<Sampler>,
     of_plan: Vec<u32>,
     wishes: Vec<LogprobWish>,
-    told: Vec<u32>,
+    prompt_tokens: Vec<u32>,
     adjusts: bool,
     restricts: bool,
     cuts: bool,

@@ -228,7 +228,7 @@ fn part<'a>(part: &mut Fields<'a>) -> Result<&'a str, FieldError> {
     required(part.word("type", &["input_text", "output_text"])?, part, "type")?;
     let text = required(part.text("text")?, part, "text")?;
     part.neutral("annotations", &[json!([])], "templates know no annotations")?;
-    // Told of tokens that are there as text.
+    // Log-probabilities of tokens that are there as text.
     part.list_of(("logprobs", "Of no effect."), || json!({"type": "object"}))?;
     Ok(text)
 }

@@ -11,7 +11,7 @@ use crate::answer::{Answer, Choice, Head, json_bytes};
 use crate::calls::Part;
 use crate::errors::ApiError;
 use crate::random;
-use crate::sequence::{Ending, Finish, Told};
+use crate::sequence::{Ending, Finish, TokenLogprob};
 use crate::usage::{Place, Usage};
 
 /// A response.
@@ -122,8 +122,8 @@ pub(super) struct Writer {
     /// Finished items.
     output: Vec<Value>,
     open: Option<Item>,
-    /// Told of tokens whose text is held back.
-    pending: Vec<Told>,
+    /// Tokens whose text is held back.
+    pending: Vec<TokenLogprob>,
     ending: Option<Ending>,
     events: Events,
 }
@@ -143,20 +143,20 @@ impl Writer {
         })
     }
 
-    fn take(&mut self, part: Part, told: Vec<Told>) {
-        self.pending.extend(told);
+    fn take(&mut self, part: Part, logprobs: Vec<TokenLogprob>) {
+        self.pending.extend(logprobs);
         match part {
             Part::Content(text) => {
                 if text.is_empty() {
                     return;
                 }
-                let told = self.head.tokens.of(&std::mem::take(&mut self.pending));
+                let logprobs = self.head.tokens.of(&std::mem::take(&mut self.pending));
                 if !self.open.as_ref().is_some_and(Item::is_message) {
                     self.close("completed");
                 }
                 let (index, events) = (self.output.len(), &mut self.events);
                 let message = self.open.get_or_insert_with(|| Item::message(index, events));
-                message.extend(&text, &told, &mut self.events);
+                message.extend(&text, &logprobs, &mut self.events);
             }
             Part::Call { id, name, .. } => {
                 self.close("completed");
@@ -235,8 +235,8 @@ impl Writer {
 impl Answer for Writer {
     fn whole(mut self: Box<Self>, choices: Vec<Choice>) -> Bytes {
         for Choice { parts, ending } in choices {
-            for (part, told) in parts {
-                self.take(part, told);
+            for (part, logprobs) in parts {
+                self.take(part, logprobs);
                 self.events.bytes.clear();
             }
             self.finish(ending);
@@ -251,8 +251,8 @@ impl Answer for Writer {
         self.events.written()
     }
 
-    fn part(&mut self, _index: usize, part: Part, told: Vec<Told>) -> Bytes {
-        self.take(part, told);
+    fn part(&mut self, _index: usize, part: Part, logprobs: Vec<TokenLogprob>) -> Bytes {
+        self.take(part, logprobs);
         self.events.written()
     }
 
@@ -323,15 +323,15 @@ impl Item {
         matches!(self.kind, Kind::Message { .. })
     }
 
-    /// More text of a message with what is told of its tokens, or more arguments of a call.
-    fn extend(&mut self, more: &str, told: &Value, events: &mut Events) {
+    /// More text of a message with the log-probabilities of its tokens, or more arguments of a call.
+    fn extend(&mut self, more: &str, new: &Value, events: &mut Events) {
         match &mut self.kind {
             Kind::Message { text, logprobs } => {
                 text.push_str(more);
-                if let Value::Array(told) = told {
-                    logprobs.extend(told.iter().cloned());
+                if let Value::Array(new) = new {
+                    logprobs.extend(new.iter().cloned());
                 }
-                let delta = json!({"content_index": 0, "delta": more, "logprobs": told});
+                let delta = json!({"content_index": 0, "delta": more, "logprobs": new});
                 events.push("response.output_text.delta", self.located(delta));
             }
             Kind::Call { arguments, .. } => {

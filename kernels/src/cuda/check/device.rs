@@ -1,5 +1,5 @@
 //! The GPU itself: what the driver says of it, that every kernel compiles for it, and what is left of it when a kernel
-//! goes astray.
+//! writes to an illegal address.
 
 use super::probes::StrayArgs;
 use super::{CheckResult, Report, Setting};
@@ -71,7 +71,7 @@ pub fn compile(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
 ///
 /// # Errors
 /// The GPU cannot be opened to begin with.
-pub fn astray(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
+pub fn illegal_address(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let gpu = Gpu::open(setting.ordinal, None)?;
     gpu.load_checks()?;
     let mut lane = CudaLane::new(&[Share::whole(&gpu)], false)?;

@@ -15,7 +15,7 @@ mod report;
 mod split;
 
 pub use attention::attention;
-pub use device::{astray, compile, device};
+pub use device::{compile, device, illegal_address};
 pub use flags::flags;
 pub use graph::graph;
 pub use nccl::nccl;

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::{CheckResult, Report, Setting};
 use crate::cuda::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, NcclSeat, Share, nccl_group, nccl_version, probe,
+    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, NcclRankSlot, Share, nccl_group, nccl_version,
+    probe,
 };
 
 const RANKS: usize = 2;
@@ -56,7 +57,7 @@ pub fn nccl(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     }
     let ordinals = [setting.ordinal, other.unwrap_or(setting.ordinal)];
     report.says(format!("two ranks on GPUs {} and {}", ordinals[0], ordinals[1]));
-    let found = on_both(ordinals, PATIENT, |gpu, seat| sums(gpu, seat, setting))?;
+    let found = on_both(ordinals, PATIENT, |gpu, slot| sums(gpu, slot, setting))?;
     report.right("sums of f32 over both ranks", found.iter().all(|rank| rank.sums));
     report.right("sums of bf16 over both ranks", found.iter().all(|rank| rank.halves));
     report.right("what both ranks have, gathered", found.iter().all(|rank| rank.gathered));
@@ -75,32 +76,32 @@ fn sizes(setting: &Setting) -> &'static [usize] {
 fn on_both<T: Send>(
     ordinals: [usize; RANKS],
     deadline: Duration,
-    run: impl Fn(&std::sync::Arc<Gpu>, &NcclSeat) -> Result<T, CudaError> + Sync,
+    run: impl Fn(&std::sync::Arc<Gpu>, &NcclRankSlot) -> Result<T, CudaError> + Sync,
 ) -> Result<Vec<T>, CudaError> {
-    let seats = nccl_group(RANKS, deadline)?;
+    let slots = nccl_group(RANKS, deadline)?;
     let run = &run;
     std::thread::scope(|scope| {
-        let rank = |(ordinal, seat): (usize, NcclSeat)| {
+        let rank = |(ordinal, slot): (usize, NcclRankSlot)| {
             scope.spawn(move || {
-                let done = Gpu::open(ordinal, None).and_then(|gpu| run(&gpu, &seat));
-                done.inspect_err(|error| seat.abort(&error.to_string()))
+                let done = Gpu::open(ordinal, None).and_then(|gpu| run(&gpu, &slot));
+                done.inspect_err(|error| slot.abort(&error.to_string()))
             })
         };
-        let ranks: Vec<_> = ordinals.into_iter().zip(seats).map(rank).collect();
+        let ranks: Vec<_> = ordinals.into_iter().zip(slots).map(rank).collect();
         let panicked = |_| Err(CudaError::Broken("a rank of the check panicked".to_owned()));
         let ended: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect();
         ended.into_iter().collect()
     })
 }
 
-fn sums(gpu: &std::sync::Arc<Gpu>, seat: &NcclSeat, setting: &Setting) -> Result<Found, CudaError> {
+fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Result<Found, CudaError> {
     let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
-    let (rank, len) = (seat.rank(), setting.size(1 << 18, 1 << 8));
+    let (rank, len) = (slot.rank(), setting.size(1 << 18, 1 << 8));
     // Before anything is asked for: on one GPU an allocation would wait for the other rank's call, which waits for this rank.
     let mut arena = Arena::new(gpu, (3 + RANKS) * 4 * len + 256, "a check of sums")?;
     let memory = DeviceBuffer::zeroed(gpu, SIZES[SIZES.len() - 1], "sums to be timed")?;
     let (before, _) = gpu.memory()?;
-    lane.join(seat)?;
+    lane.join(slot)?;
     let (after, _) = gpu.memory()?;
     let mut found = Found { bytes: before.saturating_sub(after), ..Found::default() };
     // Whole numbers, so that any order of adding gives the same.
@@ -147,10 +148,10 @@ fn sums(gpu: &std::sync::Arc<Gpu>, seat: &NcclSeat, setting: &Setting) -> Result
 /// The second rank joins and never calls: the first must hear of it at the deadline, and its lane be free for other work.
 fn lost(ordinals: [usize; RANKS], report: &mut Report<'_>) -> CheckResult {
     let over = Barrier::new(RANKS);
-    let found = on_both(ordinals, LOST, |gpu, seat| {
+    let found = on_both(ordinals, LOST, |gpu, slot| {
         let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
         let memory = DeviceBuffer::zeroed(gpu, 4096, "a sum that is not to be")?;
-        lane.join(seat)?;
+        lane.join(slot)?;
         if lane.rank() > 0 {
             over.wait();
             return Ok(None);

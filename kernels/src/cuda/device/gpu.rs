@@ -112,7 +112,7 @@ impl Gpu {
     /// Bytes that are free, and all there are.
     ///
     /// # Errors
-    /// The context does not answer, such as after a kernel went astray.
+    /// The context does not answer, such as after a kernel's illegal memory access.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         self.bind()?;
         result::mem_get_info().named("cuMemGetInfo")

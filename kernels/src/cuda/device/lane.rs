@@ -9,7 +9,7 @@ use super::blaslt::{Blas, Product};
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
 use super::memory::{Arena, Flags};
-use super::nccl::{Nccl, NcclSeat, OnStream};
+use super::nccl::{Nccl, NcclRankSlot, OnStream};
 use super::sms::{Share, Stream};
 use crate::collective::Collective;
 use crate::cuda::{Element, Launch, Ptr};
@@ -68,11 +68,11 @@ impl CudaLane {
     /// NCCL refuses, another rank gave up, or does not come in time.
     ///
     /// # Panics
-    /// If the seat was taken before.
-    pub fn join(&mut self, seat: &NcclSeat) -> Result<(), CudaError> {
+    /// If the slot was taken before.
+    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let sms = self.streams.iter().map(|stream| stream.share.sms()).min().unwrap_or(1);
-        self.group = Some(seat.join(sms)?);
+        self.group = Some(slot.join(sms)?);
         Ok(())
     }
 
@@ -171,7 +171,7 @@ impl CudaLane {
         let [x, y, z] = launch.grid;
         let mut parameters = [(&raw const launch.args).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel's one parameter is this struct, byte for byte, and the driver copies it. Kernels touch device memory
-        // alone (and flags of the host, which are atomic): one that goes astray ends in a failure of the device.
+        // alone (and flags of the host, which are atomic): an illegal access ends in a failure of the device.
         unsafe {
             result::launch_kernel(
                 self.gpu.function(launch.kernel),

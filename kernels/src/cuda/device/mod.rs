@@ -20,7 +20,7 @@ pub use error::CudaError;
 pub use gpu::Gpu;
 pub use lane::{CudaLane, Event, Graph};
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
-pub use nccl::{NcclSeat, nccl_group};
+pub use nccl::{NcclRankSlot, nccl_group};
 pub use probe::{GpuInfo, check_libraries, probe, probe_one};
 pub use sms::{Share, SharePair};
 pub use upload::Upload;

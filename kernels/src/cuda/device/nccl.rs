@@ -1,7 +1,7 @@
 //! Groups of GPUs: the ranks of a lane, joined by NCCL. Ranks are threads of this process, each with a GPU of its own.
 //!
 //! ```text
-//! nccl_group(n) ── seats ── CudaLane::join, on each lane's own thread ── calls queue on the lane's stream ── CudaLane::wait watches them
+//! nccl_group(n) ── slots ── CudaLane::join, on each lane's own thread ── calls queue on the lane's stream ── CudaLane::wait watches them
 //! ```
 //! NCCL moves the numbers; what goes wrong is found here. A lane that waits for its stream asks in between how the group is (its own
 //! communicator's error, other ranks' words) and how long it has waited. Whatever ends the group ends it for all: each rank
@@ -27,7 +27,7 @@ const MOST_BLOCKS: u32 = 16;
 
 /// A rank's place in a group, to be taken by [`CudaLane::join`](super::CudaLane::join), once. Clones are the same place.
 #[derive(Clone)]
-pub struct NcclSeat {
+pub struct NcclRankSlot {
     shared: Arc<Shared>,
     rank: usize,
 }
@@ -39,26 +39,26 @@ pub struct NcclSeat {
 ///
 /// # Panics
 /// For a group of nobody.
-pub fn nccl_group(ranks: usize, deadline: Duration) -> Result<Vec<NcclSeat>, CudaError> {
+pub fn nccl_group(ranks: usize, deadline: Duration) -> Result<Vec<NcclRankSlot>, CudaError> {
     assert!(ranks > 0, "a group of no ranks");
-    let seats = (0..ranks).map(|_| Seat::default()).collect();
+    let slots = (0..ranks).map(|_| RankSlot::default()).collect();
     let (aborted, plans) = (OnceLock::new(), Mutex::default());
-    let shared = Arc::new(Shared { id: unique_id()?, deadline, aborted, seats, plans });
-    Ok((0..ranks).map(|rank| NcclSeat { shared: shared.clone(), rank }).collect())
+    let shared = Arc::new(Shared { id: unique_id()?, deadline, aborted, slots, plans });
+    Ok((0..ranks).map(|rank| NcclRankSlot { shared: shared.clone(), rank }).collect())
 }
 
 struct Shared {
     id: ncclUniqueId,
     deadline: Duration,
     aborted: OnceLock<String>,
-    seats: Vec<Seat>,
+    slots: Vec<RankSlot>,
     /// Plans that not all ranks have begun yet.
     plans: Mutex<Plans>,
 }
 
 /// What the others see of a rank.
 #[derive(Default)]
-struct Seat {
+struct RankSlot {
     joined: AtomicBool,
     left: AtomicBool,
     /// Calls that it has queued.
@@ -96,7 +96,7 @@ pub(super) struct Nccl {
     plans: u64,
 }
 
-impl NcclSeat {
+impl NcclRankSlot {
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> usize {
@@ -111,9 +111,9 @@ impl NcclSeat {
     /// Joins with the GPU that the calling thread is bound to, and waits for the others; `sms` are those of the lane's smallest partition.
     pub(super) fn join(&self, sms: u32) -> Result<Nccl, CudaError> {
         let shared = &self.shared;
-        let seat = &shared.seats[self.rank];
-        assert!(!seat.joined.swap(true, SeqCst), "rank {} has joined before", self.rank);
-        let communicator = Communicator::join(shared.id, self.rank, shared.seats.len(), sms.min(MOST_BLOCKS));
+        let slot = &shared.slots[self.rank];
+        assert!(!slot.joined.swap(true, SeqCst), "rank {} has joined before", self.rank);
+        let communicator = Communicator::join(shared.id, self.rank, shared.slots.len(), sms.min(MOST_BLOCKS));
         let communicator = communicator.map_err(|failed| shared.failed(failed))?;
         let way = Nccl {
             shared: shared.clone(),
@@ -123,10 +123,10 @@ impl NcclSeat {
         };
         let begun = Instant::now();
         while way.state()? == State::Under {
-            shared.look(|seat| !seat.joined.load(SeqCst))?;
+            shared.look(|slot| !slot.joined.load(SeqCst))?;
             if begun.elapsed() > JOIN.max(shared.deadline) {
                 return Err(shared
-                    .too_late(|seat| !seat.joined.load(SeqCst), JOIN.max(shared.deadline))
+                    .too_late(|slot| !slot.joined.load(SeqCst), JOIN.max(shared.deadline))
                     .into());
             }
             std::thread::sleep(LOOK);
@@ -148,11 +148,11 @@ impl Shared {
     }
 
     /// Whether the group stands; somebody who has left is missed only where he has something to do yet.
-    fn look(&self, misses: impl Fn(&Seat) -> bool) -> Result<(), CollectiveError> {
+    fn look(&self, misses: impl Fn(&RankSlot) -> bool) -> Result<(), CollectiveError> {
         if let Some(why) = self.aborted.get() {
             return Err(CollectiveError::Aborted { why: why.clone() });
         }
-        let gone = self.seats.iter().position(|seat| seat.left.load(SeqCst) && misses(seat));
+        let gone = self.slots.iter().position(|slot| slot.left.load(SeqCst) && misses(slot));
         gone.map_or(Ok(()), |rank| {
             let why = format!("rank {rank} has left");
             self.abort(&why);
@@ -161,9 +161,9 @@ impl Shared {
     }
 
     /// The end of a group whose ranks have not come in time.
-    fn too_late(&self, misses: impl Fn(&Seat) -> bool, within: Duration) -> CollectiveError {
-        let ranks = self.seats.len();
-        let error = match self.seats.iter().position(misses) {
+    fn too_late(&self, misses: impl Fn(&RankSlot) -> bool, within: Duration) -> CollectiveError {
+        let ranks = self.slots.len();
+        let error = match self.slots.iter().position(misses) {
             Some(missing) => CollectiveError::Deadline { missing, ranks, within },
             None => CollectiveError::Stuck { ranks, within },
         };
@@ -194,7 +194,7 @@ impl Nccl {
             return Err(error);
         }
         begun.ranks += 1;
-        while plans.begun.front().is_some_and(|begun| begun.ranks == self.shared.seats.len()) {
+        while plans.begun.front().is_some_and(|begun| begun.ranks == self.shared.slots.len()) {
             plans.begun.pop_front();
             plans.done += 1;
         }
@@ -212,8 +212,8 @@ impl Nccl {
     }
 
     fn watched(&self, since: Instant) -> Result<(), CollectiveError> {
-        let own = self.shared.seats[self.rank].calls.load(SeqCst);
-        let behind = |seat: &Seat| seat.calls.load(SeqCst) < own;
+        let own = self.shared.slots[self.rank].calls.load(SeqCst);
+        let behind = |slot: &RankSlot| slot.calls.load(SeqCst) < own;
         self.shared.look(behind)?;
         self.state()?;
         if since.elapsed() > self.shared.deadline {
@@ -241,7 +241,7 @@ impl Nccl {
         };
         let begun = Instant::now();
         let mut state = asked?;
-        self.shared.seats[self.rank].calls.fetch_add(1, SeqCst);
+        self.shared.slots[self.rank].calls.fetch_add(1, SeqCst);
         while state == State::Under {
             self.watch(begun)?;
             state = self.state()?;
@@ -271,7 +271,7 @@ impl Collective<OnStream> for Nccl {
     }
 
     fn ranks(&self) -> usize {
-        self.shared.seats.len()
+        self.shared.slots.len()
     }
 
     fn all_reduce_sum(&self, values: &mut OnStream) -> Result<(), CollectiveError> {
@@ -294,7 +294,7 @@ impl Collective<OnStream> for Nccl {
 impl Drop for Nccl {
     fn drop(&mut self) {
         // Calls that all have come to are not disturbed; whoever waits for another of this rank would wait in vain.
-        self.shared.seats[self.rank].left.store(true, SeqCst);
+        self.shared.slots[self.rank].left.store(true, SeqCst);
         self.end();
     }
 }

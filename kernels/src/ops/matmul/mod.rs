@@ -44,9 +44,9 @@ pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: 
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
     let weights = STRIP * inputs;
     let strip_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);
-    lane.run(crate::Op::Matmul, slabs * strips, strip_ns, &|claims, scratch| {
+    lane.run(crate::Op::Matmul, slabs * strips, strip_ns, &|queue, scratch| {
         let mut packed = None;
-        while let Some(range) = claims.next() {
+        while let Some(range) = queue.next() {
             for item in range {
                 let (slab, strip) = (item / strips, item % strips);
                 let rows = slab * slab_rows..rows.min((slab + 1) * slab_rows);

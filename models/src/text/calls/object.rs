@@ -60,7 +60,7 @@ enum Step {
 
 /// What a character of a head tells.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum HeadProgress {
     /// Nothing yet.
     More,
     /// The object begins in another way.
@@ -75,7 +75,7 @@ impl Head {
         Head { keys, step: Step::NameKey, string: None, escaped: false, name: String::new() }
     }
 
-    pub(super) fn take(&mut self, c: char) -> Told {
+    pub(super) fn take(&mut self, c: char) -> HeadProgress {
         if let Some(string) = &mut self.string {
             string.push(c);
             match c {
@@ -84,29 +84,29 @@ impl Head {
                 '"' => return self.ended(),
                 _ => {}
             }
-            return Told::More;
+            return HeadProgress::More;
         }
         if is_space(c) {
-            return Told::More;
+            return HeadProgress::More;
         }
         self.step = match (self.step, c) {
             (Step::NameKey | Step::Name | Step::ArgumentsKey, '"') => {
                 self.string = Some(c.into());
-                return Told::More;
+                return HeadProgress::More;
             }
             (Step::NameColon, ':') => Step::Name,
             (Step::Comma, ',') => Step::ArgumentsKey,
             (Step::ArgumentsColon, ':') => Step::Arguments,
-            (Step::Arguments, '{') => return Told::Arguments(std::mem::take(&mut self.name)),
-            _ => return Told::Other,
+            (Step::Arguments, '{') => return HeadProgress::Arguments(std::mem::take(&mut self.name)),
+            _ => return HeadProgress::Other,
         };
-        Told::More
+        HeadProgress::More
     }
 
     /// A string is complete.
-    fn ended(&mut self) -> Told {
+    fn ended(&mut self) -> HeadProgress {
         let written = self.string.take().unwrap_or_default();
-        let Ok(text) = serde_json::from_str::<String>(&written) else { return Told::Other };
+        let Ok(text) = serde_json::from_str::<String>(&written) else { return HeadProgress::Other };
         self.step = match self.step {
             Step::NameKey if text == "name" => Step::NameColon,
             Step::Name if !text.is_empty() => {
@@ -114,9 +114,9 @@ impl Head {
                 Step::Comma
             }
             Step::ArgumentsKey if self.keys.contains(&text.as_str()) => Step::ArgumentsColon,
-            _ => return Told::Other,
+            _ => return HeadProgress::Other,
         };
-        Told::More
+        HeadProgress::More
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads calls out of a text as it comes. Each character is taken alone, so that pieces may be divided anywhere.
 
 use super::CallFormat;
-use super::object::{Brackets, Head, Told, is_space, read};
+use super::object::{Brackets, Head, HeadProgress, is_space, read};
 
 /// What a text says next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +161,7 @@ impl CallParser {
         self.held.push(c);
         let closed = brackets.take(c);
         match head.as_mut().map(|head| head.take(c)) {
-            Some(Told::Arguments(name)) => {
+            Some(HeadProgress::Arguments(name)) => {
                 let mut brackets = Brackets::default();
                 brackets.take(c);
                 self.place = Place::Arguments(brackets);
@@ -169,8 +169,8 @@ impl CallParser {
                 self.argument(c);
                 return;
             }
-            Some(Told::Other) => *head = None,
-            Some(Told::More) | None => {}
+            Some(HeadProgress::Other) => *head = None,
+            Some(HeadProgress::More) | None => {}
         }
         if !closed {
             return;

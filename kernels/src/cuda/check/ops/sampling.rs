@@ -414,25 +414,30 @@ pub(super) fn logprobs_are_the_cpus(bench: &Bench<'_>) {
     let mut random = Random::new(6);
     for case in 0..20 {
         let (chunks, vocabulary) = (1 + random.below(4), [3, 50, 4096, 5000, 8200][case % 5]);
-        let (mut samples, mut wishes, mut told, mut asked) = (vec![], vec![], vec![], vec![]);
+        let (mut samples, mut wishes, mut prompt_tokens, mut asked) = (vec![], vec![], vec![], vec![]);
         let drawn: Vec<u32> = (0..chunks * 4).map(|_| random.below(vocabulary) as u32).collect();
         for chunk in 0..chunks as u32 {
             // Some places are the prompt's, whose tokens are known; behind them something is drawn.
             let (start, places, prompt) = (random.below(90) as u32, 1 + random.below(4), random.below(3));
             let top = if random.below(5) == 0 { NOTHING } else { random.below(22) as u32 };
-            wishes.push(LogprobWish { top, told: told.len() as u32, start, count: prompt as u32 });
+            wishes.push(LogprobWish {
+                top,
+                prompt_at: prompt_tokens.len() as u32,
+                start,
+                count: prompt as u32,
+            });
             for place in 0..places {
                 let row = samples.len();
                 let token = if place < prompt { random.below(vocabulary) as u32 } else { drawn[row] };
                 if place < prompt {
-                    told.push(token);
+                    prompt_tokens.push(token);
                 }
                 samples.push(Sample { row: 0, chunk, position: start + place as u32, since: 0 });
                 if top != NOTHING {
                     asked.push(LogprobRow { row, token, top: top as usize });
                 }
             }
-            told.resize((wishes[chunk as usize].told + prompt as u32) as usize, 0);
+            prompt_tokens.resize((wishes[chunk as usize].prompt_at + prompt as u32) as usize, 0);
         }
         let rows = samples.len();
         let mut logits: Vec<f32> =
@@ -455,7 +460,7 @@ pub(super) fn logprobs_are_the_cpus(bench: &Bench<'_>) {
             samples: bench.lasting(&samples),
             tokens: bench.lasting(&drawn),
             wishes: bench.lasting(&wishes),
-            told: bench.lasting(&told),
+            prompt_tokens: bench.lasting(&prompt_tokens),
             out: out.ptr(),
             count,
             vocabulary,

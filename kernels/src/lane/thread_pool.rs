@@ -1,5 +1,5 @@
-//! The helpers of a lane: threads that wait for a job, join it while it is open, and leave; and the items of a job,
-//! handed out to whoever asks.
+//! The thread pool of a lane: helpers that wait for a job, join it while it is open, and leave; and the work queue of a job,
+//! whose items are handed out to whoever asks.
 //!
 //! `state` says which job there is and who joined it: `epoch << 32 | OPEN | joined`. The owner publishes a job by storing a new
 //! epoch with `OPEN`; a helper joins by adding one while it is open; the owner closes it when nothing is left to
@@ -29,7 +29,7 @@ type Job<'a> = &'a (dyn Fn(&mut Scratch) + Sync);
 type Panic = Box<dyn Any + Send>;
 
 /// The helpers, and what they share with the owner.
-pub(super) struct Crew {
+pub(super) struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Crew {
 #[derive(Default)]
 struct Shared {
     state: AtomicU64,
-    /// The job of the open epoch, its lifetime erased: see [`Crew::run`].
+    /// The job of the open epoch, its lifetime erased: see [`ThreadPool::run`].
     job: Mutex<Option<Job<'static>>>,
     finished: AtomicUsize,
     stop: AtomicBool,
@@ -49,12 +49,12 @@ struct Shared {
     wake: Condvar,
 }
 
-impl Crew {
+impl ThreadPool {
     /// One helper for each core, pinned to it.
-    pub(super) fn start(cores: &[usize]) -> Result<Crew, KernelError> {
-        let mut crew = Crew { shared: Arc::default(), threads: Vec::new() };
+    pub(super) fn start(cores: &[usize]) -> Result<ThreadPool, KernelError> {
+        let mut pool = ThreadPool { shared: Arc::default(), threads: Vec::new() };
         for &core in cores {
-            let shared = Arc::clone(&crew.shared);
+            let shared = Arc::clone(&pool.shared);
             let helper = move || {
                 if !pin(core) {
                     shared.unpinned.fetch_add(1, SeqCst);
@@ -62,9 +62,9 @@ impl Crew {
                 shared.help();
             };
             let builder = std::thread::Builder::new().name(format!("faser-lane-{core}"));
-            crew.threads.push(builder.spawn(helper).map_err(|source| KernelError::Thread { source })?);
+            pool.threads.push(builder.spawn(helper).map_err(|source| KernelError::Thread { source })?);
         }
-        Ok(crew)
+        Ok(pool)
     }
 
     pub(super) fn helpers(&self) -> usize {
@@ -103,7 +103,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
         self.shared.notify();
@@ -191,21 +191,21 @@ pub(super) fn pin(core: usize) -> bool {
     unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0 }
 }
 
-/// Items `0..items`, claimed `portion` at a time.
-pub(crate) struct Claims {
+/// The work queue of a job: items `0..items`, claimed `portion` at a time.
+pub(crate) struct WorkQueue {
     next: AtomicUsize,
     items: usize,
     portion: usize,
 }
 
-impl Claims {
-    pub(crate) fn new(items: usize, portion: usize) -> Claims {
-        Claims { next: AtomicUsize::new(0), items, portion: portion.max(1) }
+impl WorkQueue {
+    pub(crate) fn new(items: usize, portion: usize) -> WorkQueue {
+        WorkQueue { next: AtomicUsize::new(0), items, portion: portion.max(1) }
     }
 
     /// All items in one claim.
-    pub(crate) fn whole(items: usize) -> Claims {
-        Claims::new(items, items)
+    pub(crate) fn whole(items: usize) -> WorkQueue {
+        WorkQueue::new(items, items)
     }
 
     /// The next items to do; `None` when all are taken.
@@ -222,9 +222,9 @@ mod tests {
 
     #[test]
     fn claims_cover_all_items_in_order() {
-        let claims = Claims::new(7, 3);
-        let ranges: Vec<_> = std::iter::from_fn(|| claims.next()).collect();
+        let queue = WorkQueue::new(7, 3);
+        let ranges: Vec<_> = std::iter::from_fn(|| queue.next()).collect();
         assert_eq!(ranges, [0..3, 3..6, 6..7]);
-        assert_eq!(Claims::whole(0).next(), None);
+        assert_eq!(WorkQueue::whole(0).next(), None);
     }
 }
