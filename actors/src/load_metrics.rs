@@ -67,14 +67,17 @@ const COUNTERS: [Declared<u64>; 23] = [
         |view| view.totals.accepted_tokens,
     ),
     (
-        "faser_spec_decode_num_copied_tokens_total",
+        "faser_spec_decode_num_prompt_lookup_tokens_total",
         &[],
-        "proposals verified that were copied from the text before or from a prediction, and cost no draft step",
-        |view| view.totals.copied_tokens,
+        "proposals verified that came from prompt-lookup (n-gram) or a predicted output, and cost no draft step",
+        |view| view.totals.prompt_lookup_tokens,
     ),
-    ("faser_spec_decode_num_copied_accepted_tokens_total", &[], "copied proposals accepted", |view| {
-        view.totals.copied_accepted_tokens
-    }),
+    (
+        "faser_spec_decode_num_prompt_lookup_accepted_tokens_total",
+        &[],
+        "prompt-lookup and predicted-output proposals accepted",
+        |view| view.totals.prompt_lookup_accepted_tokens,
+    ),
     (
         "faser_spec_decode_num_late_draft_tokens_total",
         &[],

@@ -89,7 +89,7 @@ pub struct ServeArgs {
     /// How speculative lengths are chosen, instead of speculation.policy.
     #[arg(long, long_help = format!("How speculative lengths are chosen, instead of speculation.policy: {}", Policy::FORMS))]
     pub policy: Option<String>,
-    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    /// Measure what passes cost anew, also if an earlier start has cached it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
 }

@@ -226,7 +226,7 @@ impl EngineConfig {
         }
         tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
         let traits = tuning.policy.traits();
-        if traits.drafts && !traits.copies && !self.draft.drafts() {
+        if traits.drafts && !traits.lookup && !self.draft.drafts() {
             return Err(EngineError::Policy(format!("policy {} needs a draft model", tuning.policy)));
         }
         let k = tuning.policy.k_max().min(tuning.k_cap());

@@ -16,14 +16,14 @@ const ROWS_AHEAD: usize = 64;
 const SHORT: usize = 2 * K_LIMIT;
 
 impl Engine {
-    /// Are proposals copied?
-    pub(crate) fn copies(&self) -> bool {
-        self.tuning.mechanisms.lookup && self.tuning.policy.traits().copies
+    /// Does prompt-lookup propose?
+    pub(crate) fn looks_up(&self) -> bool {
+        self.tuning.mechanisms.lookup && self.tuning.policy.traits().lookup
     }
 
-    /// Gives every sequence that decodes what can be copied for it.
+    /// Gives every sequence that decodes its prompt-lookup proposals.
     fn copy_proposals(&mut self) {
-        if !self.copies() {
+        if !self.looks_up() {
             return;
         }
         let tables = self.calibrations.tables();

@@ -47,7 +47,7 @@ pub(crate) struct Scratch {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) acceptances: Vec<f32>,
     pub(crate) chances: Vec<f32>,
-    /// Tokens that can be copied, with the confidence in each.
+    /// Prompt-lookup proposals, with the confidence in each.
     pub(crate) offered: Vec<(TokenId, f32)>,
     pub(crate) lengths: Vec<usize>,
     pub(crate) prospects: Vec<Prospect>,
@@ -203,10 +203,10 @@ impl Engine {
                 "nothing is drafted here (`speculation.policy: off`)"
             }
             SpeculationMode::Lookup if !mechanisms.lookup => {
-                "nothing is copied here (`speculation.lookup: false`)"
+                "prompt-lookup is off here (`speculation.lookup: false`)"
             }
-            SpeculationMode::Lookup if !policy.traits().copies => {
-                "nothing is copied here (`speculation.policy` is neither `budget` nor `faser`)"
+            SpeculationMode::Lookup if !policy.traits().lookup => {
+                "prompt-lookup is off here (`speculation.policy` is neither `budget` nor `faser`)"
             }
             _ => return Ok(()),
         };
@@ -215,7 +215,7 @@ impl Engine {
 
     /// The most proposals that any sequence may have now.
     pub(crate) fn k_limit(&self) -> usize {
-        let proposes = self.config.draft.drafts() || self.copies();
+        let proposes = self.config.draft.drafts() || self.looks_up();
         if proposes { self.tuning.k_cap().min(self.config.speculation.room) } else { 0 }
     }
 
@@ -281,14 +281,14 @@ impl Engine {
         let Handling { slo, mode, .. } = &mut request.handling;
         slo.ttft = slo.ttft.or(self.tuning.slo.ttft);
         slo.tpot = slo.tpot.or(self.tuning.slo.tpot);
-        let copies = self.copies() && mode.copies();
+        let looks_up = self.looks_up() && mode.looks_up();
         if let Err(why) = self.admissible(&request) {
             self.totals.refused += 1;
             out.push(Command::Reject { seq, why });
             return;
         }
         self.totals.submitted += 1;
-        let lookup = copies.then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
+        let lookup = looks_up.then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
         let pools = (&self.target_pool, &self.draft_pool);
         let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);

@@ -18,7 +18,7 @@ const GRAM: usize = 3;
 const NEAR: usize = 64;
 /// And one.
 const VERY_NEAR: usize = 8;
-/// What a prediction's beginning is worth, in tokens that agreed.
+/// What a prediction's beginning counts for, in tokens that agreed.
 const PROMISED: usize = 4;
 /// Agreement beyond this is not told apart.
 const LONGEST: usize = CONFIDENCE_BINS - 1;
@@ -106,12 +106,12 @@ impl Lookup {
         if let Some(left) = &mut self.left {
             left.since += 1;
         }
-        let copied = |cursor: &Cursor| cursor.source == Source::Text && cursor.matched >= GRAM;
+        let long_enough = |cursor: &Cursor| cursor.source == Source::Text && cursor.matched >= GRAM;
         self.cursor = self
             .returned(known)
             .or(kept)
             .or_else(|| self.found(known, &self.predicted, Source::Prediction))
-            .or_else(|| self.found(known, &self.seen, Source::Text).filter(copied))
+            .or_else(|| self.found(known, &self.seen, Source::Text).filter(long_enough))
             .or_else(|| self.replaced());
     }
 

@@ -190,8 +190,8 @@ pub struct VerifyChunk {
     pub rows: Range<usize>,
     /// How many of the last rows are proposals; the row before them is the anchor's.
     pub proposals: usize,
-    /// Some of them were copied: no lane has looked whether a grammar of the sequence allows them.
-    pub copied: bool,
+    /// Some of them came from prompt-lookup: no lane has looked whether a grammar of the sequence allows them.
+    pub prompt_lookup: bool,
     /// False for prefill rows that do not reach the anchor: nothing is sampled.
     pub sample: bool,
     /// Its part of the plan's blocks: the table over positions `0 .. start + rows.len()`.

@@ -76,8 +76,8 @@ pub struct Switch {
 }
 
 mechanisms! {
-    /// Copy proposals from a sequence's own text and the client's prediction.
-    lookup: "copy proposals from the text before and from predictions",
+    /// Prompt-lookup (n-gram speculation): proposals from a sequence's own text and from the client's predicted output.
+    lookup: "prompt-lookup (n-gram): propose from the text before and from predicted outputs",
         "the next pass; switched on, requests that come from then on";
     /// Draft past the frontier while a verify pass runs.
     overlap: "draft past the frontier while a pass runs", "the next pass";
@@ -94,8 +94,8 @@ pub struct PolicyTraits {
     pub drafts: bool,
     /// It decides by predicted goodput, so that it needs cost tables.
     pub predicts: bool,
-    /// It may copy proposals ([`Mechanisms::lookup`]), so that it can do without a draft.
-    pub copies: bool,
+    /// It may use prompt-lookup ([`Mechanisms::lookup`]), so that it can do without a draft.
+    pub lookup: bool,
     /// It may leave proposals out of a pass ([`Mechanisms::trim`]).
     pub trims: bool,
     /// It may test proposals between layers ([`Mechanisms::prune`]).
@@ -120,7 +120,7 @@ impl Policy {
     /// What it does.
     pub fn traits(&self) -> PolicyTraits {
         let drafts = PolicyTraits { drafts: true, ..PolicyTraits::default() };
-        let budget = PolicyTraits { predicts: true, copies: true, trims: true, ..drafts };
+        let budget = PolicyTraits { predicts: true, lookup: true, trims: true, ..drafts };
         match self {
             Policy::Off => PolicyTraits::default(),
             Policy::Fixed { .. } | Policy::BatchTable { .. } | Policy::PMin { .. } => drafts,

@@ -79,9 +79,9 @@ pub enum SpeculationMode {
     Auto,
     /// From nowhere.
     Off,
-    /// Copied ones alone: nothing is drafted.
+    /// Prompt-lookup proposals alone: nothing is drafted.
     Lookup,
-    /// Drafted ones alone: nothing is copied.
+    /// Drafted ones alone: no prompt-lookup.
     Draft,
 }
 
@@ -102,8 +102,8 @@ impl SpeculationMode {
         matches!(self, SpeculationMode::Auto | SpeculationMode::Draft)
     }
 
-    /// May proposals be copied?
-    pub fn copies(self) -> bool {
+    /// May prompt-lookup propose?
+    pub fn looks_up(self) -> bool {
         matches!(self, SpeculationMode::Auto | SpeculationMode::Lookup)
     }
 }

@@ -37,7 +37,7 @@ use crate::usage::Usage;
 use crate::view::{RequestState, RequestView};
 
 /// Part of a drafted proposal's acceptance that is enough for one that costs no draft step.
-const WORTH_COPYING: f32 = 0.9;
+const LOOKUP_FLOOR: f32 = 0.9;
 
 /// The KV of one sequence in one pool.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ pub(crate) struct Proposal {
 
 impl Proposal {
     /// It cost no draft step, and no lane has looked at it.
-    pub(crate) fn copied(&self) -> bool {
+    pub(crate) fn is_lookup(&self) -> bool {
         self.source != Source::Draft
     }
 }
@@ -117,7 +117,7 @@ pub(crate) struct Sequence {
     /// Generation of `proposals`: a result with another one is late and dropped.
     pub(crate) epoch: u32,
     pub(crate) levels: PerSource<Level>,
-    /// Where proposals can be copied from; none if they are not.
+    /// Where prompt-lookup copies from; none if it does not propose.
     pub(crate) lookup: Option<Lookup>,
     /// Proposals the round wants it to have.
     pub(crate) wanted: usize,
@@ -147,8 +147,8 @@ pub(crate) struct Committed {
     /// Proposals that were verified: those sent, without those that left the pass.
     pub(crate) proposed: usize,
     pub(crate) accepted: usize,
-    /// Those of both that were copied.
-    pub(crate) copied: (usize, usize),
+    /// Those of both that came from prompt-lookup or a predicted output.
+    pub(crate) lookups: (usize, usize),
     /// Proposals left the pass, and the first of them would have been accepted.
     pub(crate) pruned_in_vain: bool,
     /// The epoch that a rejection ended.
@@ -322,7 +322,7 @@ impl Sequence {
         }
     }
 
-    /// Appends proposals that can be copied, as far as they are likelier to be accepted than `drafts`, if there are any.
+    /// Appends prompt-lookup proposals, as far as they are likelier to be accepted than `drafts`, if there are any.
     pub(crate) fn copy(
         &mut self,
         tables: &PerSource<AcceptanceTable>,
@@ -341,7 +341,7 @@ impl Sequence {
             return;
         }
         let level = self.levels[source];
-        let floor = if drafts { WORTH_COPYING * self.levels[Source::Draft].typical() } else { 0.0 };
+        let floor = if drafts { LOOKUP_FLOOR * self.levels[Source::Draft].typical() } else { 0.0 };
         for &(token, confidence) in offered.iter().skip(self.proposals.len()) {
             let calibrated = tables[source][confidence_bin(confidence)];
             let acceptance = level.acceptance(calibrated);
@@ -409,10 +409,10 @@ impl Sequence {
         }
     }
 
-    /// How many of the first `verified` proposals were copied, and how many of those are among the first `accepted`.
-    pub(crate) fn copied(&self, verified: usize, accepted: usize) -> (usize, usize) {
-        let copied = |n| self.proposals.iter().take(n).filter(|proposal| proposal.copied()).count();
-        (copied(verified), copied(accepted))
+    /// How many of the first `verified` proposals came from prompt-lookup, and how many of those are among the first `accepted`.
+    pub(crate) fn lookups(&self, verified: usize, accepted: usize) -> (usize, usize) {
+        let lookups = |n| self.proposals.iter().take(n).filter(|proposal| proposal.is_lookup()).count();
+        (lookups(verified), lookups(accepted))
     }
 
     /// Commits a verdict on the verify chunk that is out: the accepted prefix of its proposals and the next token, up to a
@@ -438,7 +438,7 @@ impl Sequence {
         let sources = self.proposals.iter().take(verified).map(|proposal| proposal.source);
         let at = now.saturating_sub(self.submitted);
         self.usage.count(sources, accepted, at);
-        done.copied = self.copied(verified, accepted);
+        done.lookups = self.lookups(verified, accepted);
         for _ in 0..accepted {
             let Some(proposal) = self.proposals.pop_front() else { break };
             if self.take(proposal.token, Origin::Draft, &mut done) {
@@ -496,7 +496,7 @@ impl Sequence {
         done.ended.is_some()
     }
 
-    /// Its chunks of the plans that are out, which nobody waits for once it has gone.
+    /// Its chunks of the plans that are out, which nobody waits for once it is cancelled or preempted.
     pub(crate) fn chunks_out(
         &self,
         draft: &LaneBook,
@@ -509,12 +509,12 @@ impl Sequence {
         of(LaneKind::Draft, draft).into_iter().chain(of(LaneKind::Verify, verify))
     }
 
-    /// Gives back all draft KV; what is drafted stands.
+    /// Evicts all draft KV; what is drafted stands.
     pub(crate) fn evict_draft(&mut self, pool: &BlockPool) {
         self.draft = SequenceKv::empty(pool, self.handling.salt);
     }
 
-    /// Gives back all KV, to be recomputed after the next admission. Committed tokens stay.
+    /// Evicts all KV, to be recomputed after the next admission. Committed tokens stay.
     pub(crate) fn evict(&mut self, pools: (&BlockPool, &BlockPool)) {
         self.target = SequenceKv::empty(pools.0, self.handling.salt);
         self.draft = SequenceKv::empty(pools.1, self.handling.salt);

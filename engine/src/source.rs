@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// What proposes beside the copies from a sequence's own text, which are there with every source.
+/// What proposes beside prompt-lookup in a sequence's own text, which is there with every source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftSource {
-    /// Nothing: copies are all there is.
+    /// Nothing: prompt-lookup is all there is.
     Lookup,
     /// A model of its own, one token after the other.
     Model {

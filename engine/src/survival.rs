@@ -119,7 +119,7 @@ impl Calibration {
         Calibration { bins, all: bin(TYPICAL_AT_FIRST), observed: 0, log_loss_sum: 0.0 }
     }
 
-    /// Of copied proposals, whose bin is the number of tokens that agreed before: hopeful, so that they are tried.
+    /// Of prompt-lookup proposals, whose bin is the number of tokens that agreed before: hopeful, so that they are tried.
     fn of_copies() -> Calibration {
         Calibration::with_prior(|agreed| 1.0 - 0.6 * 0.75_f64.powi(agreed as i32))
     }

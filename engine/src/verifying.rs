@@ -124,7 +124,7 @@ impl Engine {
             start,
             rows: sequence.append_known(start, committed + k, &mut plan.tokens),
             proposals: k,
-            copied: sequence.proposals.iter().take(k).any(Proposal::copied),
+            prompt_lookup: sequence.proposals.iter().take(k).any(Proposal::is_lookup),
             sample: end == sequence.tokens.len(),
             table: sequence.target.table.append_ids(end + k, &mut plan.blocks),
             tests: 0..0,
@@ -272,8 +272,8 @@ impl Engine {
             }
         }
         self.totals.count_draft(done.proposed, done.accepted);
-        self.totals.copied_tokens += done.copied.0 as u64;
-        self.totals.copied_accepted_tokens += done.copied.1 as u64;
+        self.totals.prompt_lookup_tokens += done.lookups.0 as u64;
+        self.totals.prompt_lookup_accepted_tokens += done.lookups.1 as u64;
         self.totals.rows_pruned += verdict.pruned as u64;
         self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
         self.totals.output_tokens += done.emitted.len() as u64;

@@ -281,10 +281,10 @@ sums! {
         pub pruning_passes: u64,
         /// Proposals accepted.
         pub accepted_tokens: u64,
-        /// Proposals verified that were copied, from the text before or a prediction, and cost no draft step.
-        pub copied_tokens: u64,
+        /// Proposals verified that came from prompt-lookup or a predicted output, and cost no draft step.
+        pub prompt_lookup_tokens: u64,
         /// Those of them that were accepted.
-        pub copied_accepted_tokens: u64,
+        pub prompt_lookup_accepted_tokens: u64,
         /// Proposals accepted, by their place in the chunk.
         pub accepted_per_position: [u64; K_LIMIT],
         /// Proposals verified, by their place in the chunk.

@@ -217,7 +217,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
 fn offers(config: &EngineConfig, mode: SpeculationMode) -> bool {
     match mode {
         SpeculationMode::Auto | SpeculationMode::Off => true,
-        SpeculationMode::Lookup => config.tuning.policy.traits().copies,
+        SpeculationMode::Lookup => config.tuning.policy.traits().lookup,
         SpeculationMode::Draft => config.draft.drafts() && config.tuning.policy.traits().drafts,
     }
 }
@@ -279,7 +279,7 @@ proptest! {
             let (usage, drafted) = (&outcome.usage, outcome.usage.by_source[Source::Draft].proposed);
             prop_assert!(usage.longest <= k_max.unwrap_or(usize::MAX));
             prop_assert!(mode.drafts() || drafted == 0);
-            prop_assert!(mode.copies() || usage.proposed == drafted);
+            prop_assert!(mode.looks_up() || usage.proposed == drafted);
         }
         // The same events bring the same commands.
         prop_assert_eq!(run(&config, acceptance, happenings(&clients, &failures)), report);

@@ -1,4 +1,4 @@
-//! Cost tables between two starts: measured once, kept, read, and measured again when they cannot be used or it is asked for.
+//! Cost tables between two starts: measured once, cached, read, and measured again when they cannot be used or it is asked for.
 
 use std::{fs, path::PathBuf, process::Output};
 
@@ -15,7 +15,7 @@ fn yaml(speculation: &str) -> String {
     format!("{PAIR}speculation: {{policy: budget{speculation}}}\n")
 }
 
-/// `faser check` with a config; costs are kept in `cache` below its folder unless the config says otherwise.
+/// `faser check` with a config; costs are cached in `cache` below its folder unless the config says otherwise.
 fn check(config: &Config, flags: &[&str]) -> (String, String) {
     let output = config
         .command(&[&["check"], flags].concat())
@@ -47,8 +47,8 @@ fn a_second_start_reads_what_the_first_measured() {
     let folder = config.folder().join("costs");
     let yaml = yaml(&format!(", cost_cache: \"{}\"", folder.display()));
     let first = Server::start(&yaml);
-    first.wait_for("cost tables measured now, kept in", || {
-        first.output().contains("cost tables measured now, kept in")
+    first.wait_for("cost tables measured now, cached in", || {
+        first.output().contains("cost tables measured now, cached in")
     });
     assert!(first.output().contains("preparing cost tables"), "{}", first.output());
     drop(first);
@@ -70,7 +70,7 @@ fn check_keeps_costs_where_the_environment_says_and_profile_measures_them_anew()
     let config = Config::new(&yaml(""));
     let cache = config.folder().join("cache");
     let (first, _) = check(&config, &[]);
-    assert!(first.contains("measured now, kept in"), "{first}");
+    assert!(first.contains("measured now, cached in"), "{first}");
     let [file] = &files(cache)[..] else { panic!("one file is expected") };
     let (second, _) = check(&config, &[]);
     assert!(second.contains(" ago, read from"), "{second}");
@@ -81,7 +81,7 @@ fn check_keeps_costs_where_the_environment_says_and_profile_measures_them_anew()
     let (old, _) = check(&config, &[]);
     assert!(old.contains(" days ago, read from"), "{old}");
     let (profiled, stderr) = check(&config, &["--profile"]);
-    assert!(profiled.contains("measured now, kept in"), "{profiled}");
+    assert!(profiled.contains("measured now, cached in"), "{profiled}");
     assert!(!stderr.contains("WARN"), "{stderr}");
     assert_ne!(costs(file)["measured_unix_s"], 0);
 }
@@ -101,7 +101,7 @@ fn a_file_that_cannot_be_used_or_kept_is_a_warning() {
     {
         fs::write(file, text).expect("the file can be written");
         let (tables, stderr) = check(&config, &[]);
-        assert!(tables.contains("measured now, kept in"), "{tables}");
+        assert!(tables.contains("measured now, cached in"), "{tables}");
         assert!(
             stderr.contains("cached cost tables cannot be used: measuring anew") && stderr.contains(why),
             "{stderr}"
@@ -113,8 +113,8 @@ fn a_file_that_cannot_be_used_or_kept_is_a_warning() {
     fs::remove_dir_all(config.folder().join("cache")).expect("the folder can be removed");
     fs::write(config.folder().join("cache"), "").expect("a file can be written");
     let (tables, stderr) = check(&config, &[]);
-    assert!(tables.contains("measured now, not kept"), "{tables}");
-    assert!(stderr.contains("measured costs cannot be kept"), "{stderr}");
+    assert!(tables.contains("measured now, not cached"), "{tables}");
+    assert!(stderr.contains("measured costs cannot be cached"), "{stderr}");
 }
 
 #[test]
@@ -122,7 +122,10 @@ fn nothing_is_kept_if_the_config_says_so() {
     let config = Config::new(&yaml(", cost_cache: none"));
     for _ in 0..2 {
         let (tables, stderr) = check(&config, &[]);
-        assert!(tables.contains("measured now, not kept") && !stderr.contains("WARN"), "{tables}\n{stderr}");
+        assert!(
+            tables.contains("measured now, not cached") && !stderr.contains("WARN"),
+            "{tables}\n{stderr}"
+        );
     }
     assert!(files(config.folder().join("cache")).is_empty());
 }

@@ -53,7 +53,7 @@ impl Costs {
         for line in ["on 132 + 132 SMs: verify pass", "on 116 + 16 SMs: verify pass"] {
             assert!(out.contains(line), "{line:?} in {out}");
         }
-        let files = fs::read_dir(costs.0.folder().join("costs")).expect("costs were kept");
+        let files = fs::read_dir(costs.0.folder().join("costs")).expect("costs were cached");
         let files: Vec<_> =
             files.map(|file| file.expect("an entry").path()).filter(|path| path.is_file()).collect();
         let [file] = &files[..] else { panic!("one file is expected: {files:?}") };

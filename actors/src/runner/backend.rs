@@ -282,12 +282,12 @@ impl<'a> PassRows<'a> {
 
 impl PassRows<'_> {
     /// Cancels the pieces of these sequences.
-    pub(super) fn cancel(&self, gone: &[SeqId], cancel: &mut dyn FnMut(usize)) {
-        if gone.is_empty() {
+    pub(super) fn cancel(&self, cancelled: &[SeqId], cancel: &mut dyn FnMut(usize)) {
+        if cancelled.is_empty() {
             return;
         }
         for (number, piece) in self.pieces.iter().enumerate() {
-            if gone.contains(&piece.seq) {
+            if cancelled.contains(&piece.seq) {
                 cancel(number);
             }
         }

@@ -259,10 +259,11 @@ impl<'a> Drafting<'a> {
     }
 
     /// The latest proposal of a chunk and its position, if the chunk wants another one. One that does not wants none later either.
-    fn goes_on(&mut self, index: usize, gone: &[SeqId]) -> Option<(TokenId, usize)> {
+    fn goes_on(&mut self, index: usize, cancelled: &[SeqId]) -> Option<(TokenId, usize)> {
         let chunk = &self.plan.chunks[index];
-        self.ended[index] |=
-            self.missing(index) == 0 || self.survival[index] < chunk.stop.below || gone.contains(&chunk.seq);
+        self.ended[index] |= self.missing(index) == 0
+            || self.survival[index] < chunk.stop.below
+            || cancelled.contains(&chunk.seq);
         let drafted = &self.drafted[index];
         let latest = drafted.last().filter(|_| !self.ended[index])?;
         Some((latest.token, chunk.start + chunk.rows.len() + drafted.len() - 1))

@@ -73,12 +73,12 @@ pub(crate) enum Plan {
 /// What is cancelled in the middle of a plan: what the engine has said, and clients that go just then.
 #[derive(Default)]
 struct Cancelled {
-    told: Vec<CancelledChunk>,
+    by_engine: Vec<CancelledChunk>,
     /// Where coins come from, if clients are to go in the middle of plans.
     random: Option<Random>,
     /// Sequences of the plan that is being carried out.
     of_plan: Vec<SeqId>,
-    gone: Vec<SeqId>,
+    by_clients: Vec<SeqId>,
 }
 
 struct LaneCancelled {
@@ -89,14 +89,16 @@ struct LaneCancelled {
 impl CancelSource for LaneCancelled {
     fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
         let cancelled = &mut *self.cancelled.borrow_mut();
-        out.extend(cancelled.told.iter().filter(|s| (s.lane, s.step) == (self.lane, step)).map(|s| s.seq));
+        out.extend(
+            cancelled.by_engine.iter().filter(|s| (s.lane, s.step) == (self.lane, step)).map(|s| s.seq),
+        );
         if let Some(random) = cancelled.random.as_mut().filter(|_| !cancelled.of_plan.is_empty())
             && random.next() % 100 < 2
         {
             let seq = cancelled.of_plan[(random.next() % cancelled.of_plan.len() as u64) as usize];
-            cancelled.gone.push(seq);
+            cancelled.by_clients.push(seq);
         }
-        out.extend(&cancelled.gone);
+        out.extend(&cancelled.by_clients);
     }
 }
 
@@ -158,7 +160,7 @@ impl Rig {
     pub(crate) fn tell(&mut self, event: Event) {
         if matches!(event, Event::DeviceLost) {
             self.plans.clear();
-            self.cancelled.borrow_mut().told.clear();
+            self.cancelled.borrow_mut().by_engine.clear();
             (self.draft, self.verify) = runners(&self.pair, &self.config, &self.cancelled);
         }
         let mut commands = Vec::new();
@@ -173,7 +175,7 @@ impl Rig {
                     let requests = self.requests_of(&plan.admit);
                     self.plans.push_back(Plan::Verify(VerifyWork { plan, requests }));
                 }
-                Command::CancelChunk(chunk) => self.cancelled.borrow_mut().told.push(chunk),
+                Command::CancelChunk(chunk) => self.cancelled.borrow_mut().by_engine.push(chunk),
                 Command::Emit { seq, tokens } => {
                     let stream = self.streams.get_mut(&seq).expect("a stream for every emission");
                     assert!(stream.ended.is_none() && !tokens.is_empty());
@@ -214,9 +216,9 @@ impl Rig {
                 Event::VerifyDone(plan)
             }
         };
-        let gone = std::mem::take(&mut self.cancelled.borrow_mut().gone);
-        self.gone_inside += gone.len() as u64;
-        gone.into_iter().for_each(|seq| self.tell(Event::Cancel(seq)));
+        let by_clients = std::mem::take(&mut self.cancelled.borrow_mut().by_clients);
+        self.gone_inside += by_clients.len() as u64;
+        by_clients.into_iter().for_each(|seq| self.tell(Event::Cancel(seq)));
         self.tell(done);
         true
     }

@@ -38,8 +38,8 @@ struct Tally {
     pruned_in_vain: u64,
     gone_inside: u64,
     tunings: u64,
-    copied: u64,
-    copied_accepted: u64,
+    prompt_lookup: u64,
+    prompt_lookup_accepted: u64,
     /// Requests that proposed what their mode lets them, by mode.
     lookups: u64,
     drafts: u64,
@@ -85,11 +85,11 @@ fn a_draft_that_is_the_target_is_never_rejected() {
         let _replay = Replay { seed };
         let random = &mut Random(seed);
         let (mut config, mut cases) = (random.config(), random.cases());
-        // What is copied may be wrong; a change of the tuning may have some copied nevertheless.
+        // What prompt-lookup proposes may be wrong; a change of the tuning may have some of it nevertheless.
         config.tuning.mechanisms.lookup = false;
         random.want_more(&mut cases);
         in_a_batch(&pair, &config, &cases, random, &mut tally);
-        assert_eq!(tally.rejected, tally.copied - tally.copied_accepted, "{tally:?}");
+        assert_eq!(tally.rejected, tally.prompt_lookup - tally.prompt_lookup_accepted, "{tally:?}");
     }
     println!(
         "{cases} cases, seeds from {first_seed}: {} proposals accepted, none that was drafted rejected",
@@ -165,15 +165,19 @@ fn expected_instead(text: &[TokenId], random: &mut Random) -> Vec<TokenId> {
 fn check(case: &Case, got: &Got, tally: &mut Tally) {
     let Handling { mode, k_max, .. } = case.request.handling;
     let drafted = got.usage.by_source[Source::Draft].proposed;
-    let copied = got.usage.proposed - drafted;
+    let prompt_lookup = got.usage.proposed - drafted;
     assert!(got.usage.longest <= k_max.unwrap_or(K_LIMIT), "{case}: {:?}", got.usage);
     match mode {
         SpeculationMode::Auto => {}
         SpeculationMode::Off => tally.off += 1,
-        SpeculationMode::Lookup => tally.lookups += u64::from(copied > 0),
+        SpeculationMode::Lookup => tally.lookups += u64::from(prompt_lookup > 0),
         SpeculationMode::Draft => tally.drafts += u64::from(drafted > 0),
     }
-    assert!((mode.drafts() || drafted == 0) && (mode.copies() || copied == 0), "{case}: {:?}", got.usage);
+    assert!(
+        (mode.drafts() || drafted == 0) && (mode.looks_up() || prompt_lookup == 0),
+        "{case}: {:?}",
+        got.usage
+    );
     let least = case.sampling.min_tokens.min(case.request.max_new_tokens as u32) as usize;
     if got.reason != FinishReason::Cancelled && least > 0 {
         assert!(got.tokens.len() >= least || case.sampling.ends.is_empty(), "{case} {got:?}");
@@ -264,8 +268,8 @@ fn in_a_batch(
     tally.pruned_in_vain += totals.pruned_in_vain;
     tally.gone_inside += rig.gone_inside;
     tally.forbidden += rig.forbidden;
-    tally.copied += totals.copied_tokens;
-    tally.copied_accepted += totals.copied_accepted_tokens;
+    tally.prompt_lookup += totals.prompt_lookup_tokens;
+    tally.prompt_lookup_accepted += totals.prompt_lookup_accepted_tokens;
     tally.cancellations += totals.cancelled;
     tally.prefix_hits += totals.cached_prompt_tokens;
     cases.iter().map(|case| case.outcome(&mut rig)).collect()
@@ -319,8 +323,8 @@ impl Tally {
             ("rows pruned in vain", self.pruned_in_vain),
             ("clients that go inside a plan", self.gone_inside),
             ("other ways to decide", self.tunings),
-            ("copied proposals that were accepted", self.copied_accepted),
-            ("copied proposals that were rejected", self.copied - self.copied_accepted),
+            ("prompt-lookup proposals that were accepted", self.prompt_lookup_accepted),
+            ("prompt-lookup proposals that were rejected", self.prompt_lookup - self.prompt_lookup_accepted),
             ("requests that propose nothing", self.off),
             ("requests that copy alone", self.lookups),
             ("requests that draft alone", self.drafts),
@@ -330,7 +334,7 @@ impl Tally {
             ("requests for a least number of tokens", self.min_tokens),
             ("outputs that follow a grammar", self.constrained),
             ("chunks whose grammars were waited for no longer", self.late),
-            ("copied proposals that a grammar forbids", self.forbidden),
+            ("prompt-lookup proposals that a grammar forbids", self.forbidden),
             ("outputs that come to the end of one", self.complete),
         ] {
             assert!(count > 0, "no {what} in any case: the test shows less than it says");

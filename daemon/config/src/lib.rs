@@ -56,9 +56,9 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// How engines decide, and those of their bounds that can change: see [`tunables`].
     pub tuning: Tuning,
-    /// Where what passes cost is kept between two starts.
+    /// Where cost tables are cached between two starts.
     pub cost_cache: CostCache,
-    /// Whether costs are measured even if they are kept. No key of the file says so, only `--profile`.
+    /// Whether costs are measured even if they are cached. No key of the file says so, only `--profile`.
     pub profile: bool,
     /// What is logged.
     pub log: LogConfig,
@@ -272,7 +272,7 @@ pub struct SchedulerConfig {
     pub priorities: bool,
 }
 
-/// Where what passes cost is kept between two starts.
+/// Where cost tables are cached between two starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostCache {
     /// Where the environment says.

@@ -248,7 +248,7 @@ fn speculation(
         slo.finish()?;
     }
     let traits = tuning.policy.traits();
-    if traits.drafts && !traits.copies && !model.source.has_draft() {
+    if traits.drafts && !traits.lookup && !model.source.has_draft() {
         let wanted = "`off`, `budget` or `faser` when there is no draft model (`model.draft: none`)";
         return Err(fields.wrong_value("policy", wanted, &tuning.policy.to_string().into()));
     }

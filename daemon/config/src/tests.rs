@@ -70,7 +70,7 @@ fn values_replace_defaults() {
     assert_eq!(config.model.dtype, Dtype::F32);
     assert_eq!(config.kv.memory_bytes, Some(2 << 30));
     assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
-    assert_eq!(config.tuning.policy, Policy::Faser, "without a draft model proposals are copied");
+    assert_eq!(config.tuning.policy, Policy::Faser, "without a draft model prompt-lookup proposes");
     assert_eq!(config.drain_timeout, Duration::ZERO);
 }
 

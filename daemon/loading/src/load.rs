@@ -93,8 +93,8 @@ pub(crate) fn bounds(
         partitions: Vec::new(),
         target_layers: target.layers.len(),
         speculation: SpeculationBounds {
-            // Where nothing is drafted and nothing copied, lanes need no room for it.
-            room: if config.model.source.has_draft() || config.tuning.policy.traits().copies {
+            // Where there is neither a draft model nor prompt-lookup, lanes need no room for it.
+            room: if config.model.source.has_draft() || config.tuning.policy.traits().lookup {
                 K_LIMIT
             } else {
                 0

@@ -44,7 +44,7 @@ pub struct Bounds<'a> {
 /// Variables that a chat template may read or not.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TemplateReads {
-    /// `tools`: it tells the model of functions, and in which form they are called.
+    /// `tools`: it tells the model of its tools, and in which form it calls them.
     pub tools: bool,
     /// `reasoning_effort`.
     pub reasoning_effort: bool,

@@ -233,7 +233,7 @@ pub(super) fn template_word(
     Ok(())
 }
 
-/// The conversation as a template is given it that knows nothing of functions: the first message tells of them and of the form of a call,
+/// The conversation as a template is given it that knows nothing of tools: the first message tells of them and of the form of a call,
 /// and calls among the messages stand in their texts.
 pub(crate) fn told(conversation: &Conversation) -> Conversation {
     let mut told = conversation.clone();

@@ -115,7 +115,7 @@ impl Served {
         template.render(told.as_ref().unwrap_or(conversation)).map_err(|err| refuse(&err))
     }
 
-    /// Tokens that end an output without a form.
+    /// Tokens that end an output that is not a structured one.
     pub fn ends(&self, parameters: &Parameters) -> Vec<TokenId> {
         let mut ends = parameters.stop_tokens.clone();
         if !parameters.ignore_eos {

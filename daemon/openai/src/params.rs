@@ -201,7 +201,7 @@ pub(super) fn parameters(
     Ok(parameters)
 }
 
-/// Refuses what would move the end of an output that has a form, or forbid tokens that it needs.
+/// Refuses what would move the end of a structured output, or forbid tokens that it needs.
 ///
 /// # Errors
 /// There is a form, and something else that says when an output ends, or what it has in it.

@@ -104,7 +104,7 @@ pub enum Finish {
     Stop,
     /// The limit of tokens.
     Length,
-    /// The model has called functions.
+    /// The model has made tool calls.
     ToolCalls,
 }
 

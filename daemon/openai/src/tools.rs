@@ -60,7 +60,7 @@ pub(super) fn tools(
     let (Some(format), true) = (format, choice.mode != Mode::None) else { return Ok(()) };
     let free = choice.mode == Mode::Auto;
     if parameters.form.is_some() && free && choice.allowed.is_none() {
-        // The output has its form, and no calls.
+        // A structured output, and no tool calls.
         return Ok(());
     }
     // A text has its form, but here there is none: the output is calls.

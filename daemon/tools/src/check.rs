@@ -26,7 +26,7 @@ pub struct CheckArgs {
     /// Config file (YAML); without it every default is checked.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    /// Measure what passes cost anew, also if an earlier start has cached it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
 }

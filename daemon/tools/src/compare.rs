@@ -74,7 +74,7 @@ pub struct CompareArgs {
     /// Write every run as JSON too.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Measure what passes cost anew, also if an earlier start has kept it.
+    /// Measure what passes cost anew, also if an earlier start has cached it.
     #[arg(long)]
     pub profile: bool,
     /// Which of the config's pairs; without it the first.

@@ -64,7 +64,7 @@ pub struct GenerateArgs {
     /// Print one JSON object with every run and the averages.
     #[arg(long)]
     pub json: bool,
-    /// Measure what passes cost anew, also if an earlier start has kept it; for policies that need to know it.
+    /// Measure what passes cost anew, also if an earlier start has cached it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
     /// Which of the config's pairs; without it the first.

@@ -89,9 +89,9 @@ impl DeviceCosts {
             let end = plan.prune_checkpoints.get(checkpoint).copied().unwrap_or(layers).min(layers);
             let mut load = Load::default();
             for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
-                let gone = if verdict.pruned_at < checkpoint { verdict.pruned } else { 0 };
+                let pruned = if verdict.pruned_at < checkpoint { verdict.pruned } else { 0 };
                 if wanted(chunk.seq) {
-                    load.add(chunk.start, chunk.rows.len() - gone);
+                    load.add(chunk.start, chunk.rows.len() - pruned);
                 }
             }
             let share = (end - begin) as f64 / layers as f64;

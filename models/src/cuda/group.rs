@@ -1,7 +1,7 @@
 //! Passes of a split model: what ranks sum and tell each other, queued between the launches.
 //!
 //! All ranks queue the same calls with the same sizes: sizes follow from the plan and from what the device tells every rank alike. What only
-//! the first rank's host knows, who fell, goes by way of the device: its flags are read when their turn comes, and gathered.
+//! the first rank's host knows, who was cancelled, goes by way of the device: its flags are read when their turn comes, and gathered.
 
 use faser_kernels::collective::part;
 use faser_kernels::cuda::{CudaError, DeviceBuffer, Element, NcclRankSlot, PickArgs, Ptr};

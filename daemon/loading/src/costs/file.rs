@@ -1,4 +1,4 @@
-//! One file of kept cost tables: JSON with its key in clear, believed only when everything in it fits.
+//! One file of cached cost tables: JSON with its key in clear, believed only when everything in it fits.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use super::key::Fnv;
 const FORMAT: u64 = 2;
 /// A file of ours is far smaller.
 const MOST_BYTES: u64 = 4 << 20;
-/// Files kept in one folder; the oldest make way.
+/// Files cached in one folder; the oldest make way.
 const MOST_FILES: usize = 64;
 const PREFIX: &str = "cost-";
 /// No pass takes longer, and no position costs attention more.
@@ -44,7 +44,7 @@ pub(super) enum Unusable {
 
 /// What was read.
 #[derive(Debug, PartialEq)]
-pub(super) struct Kept {
+pub(super) struct CachedCosts {
     pub(super) partitions: Vec<PartitionCosts>,
     pub(super) measured: SystemTime,
 }
@@ -82,7 +82,7 @@ impl<'a> CostFile<'a> {
     ///
     /// # Errors
     /// The file is there, but must not be used.
-    pub(super) fn read(&self, partitions: usize) -> Result<Option<Kept>, Unusable> {
+    pub(super) fn read(&self, partitions: usize) -> Result<Option<CachedCosts>, Unusable> {
         let mut bytes = Vec::new();
         let file = match File::open(&self.path) {
             Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -109,7 +109,7 @@ impl<'a> CostFile<'a> {
                 |lane: &LaneTable| lane.cost().map_err(|problem| Unusable::Implausible { table, problem });
             Ok(PartitionCosts { draft: believed(draft)?, verify: believed(verify)? })
         });
-        Ok(Some(Kept {
+        Ok(Some(CachedCosts {
             partitions: costs.collect::<Result<_, Unusable>>()?,
             measured: UNIX_EPOCH.checked_add(Duration::from_secs(measured_s)).unwrap_or(UNIX_EPOCH),
         }))
@@ -119,8 +119,8 @@ impl<'a> CostFile<'a> {
     ///
     /// # Errors
     /// The folder or the file cannot be written; nothing is left behind then.
-    pub(super) fn write(&self, kept: &Kept) -> io::Result<()> {
-        let measured = kept.measured.duration_since(UNIX_EPOCH).unwrap_or_default();
+    pub(super) fn write(&self, cached: &CachedCosts) -> io::Result<()> {
+        let measured = cached.measured.duration_since(UNIX_EPOCH).unwrap_or_default();
         let lane = |cost: &PassCost| LaneTable {
             pass_ns: cost.points().map(nanos),
             per_kv_fs: cost.attention().per_kv_fs,
@@ -131,7 +131,7 @@ impl<'a> CostFile<'a> {
             "format": FORMAT,
             "measured_unix_s": measured.as_secs(),
             "key": self.key,
-            "tables": kept.partitions.iter().map(table).collect::<Vec<_>>(),
+            "tables": cached.partitions.iter().map(table).collect::<Vec<_>>(),
         });
         let folder = self.path.parent().unwrap_or(Path::new(""));
         fs::create_dir_all(folder)?;
@@ -209,8 +209,8 @@ mod tests {
     use super::super::tests::{Folder, costs};
     use super::*;
 
-    fn kept() -> Kept {
-        Kept {
+    fn cached() -> CachedCosts {
+        CachedCosts {
             partitions: vec![costs(1_000_003), costs(3_141_592_653)],
             measured: UNIX_EPOCH + Duration::from_secs(1_700_000_000),
         }
@@ -220,11 +220,11 @@ mod tests {
         json!({"models": {"hidden": 64, "dtype": "bf16"}, "cores": [0, 1]})
     }
 
-    /// A kept file, its value changed by `change`, and why it is refused.
+    /// A cached file, its value changed by `change`, and why it is refused.
     fn refused(change: impl FnOnce(&mut Value)) -> String {
         let (folder, key) = (Folder::new("refused"), key());
         let file = CostFile::new(&folder.0, &key);
-        file.write(&kept()).unwrap();
+        file.write(&cached()).unwrap();
         let mut value = serde_json::from_str(&fs::read_to_string(&file.path).unwrap()).unwrap();
         change(&mut value);
         fs::write(&file.path, value.to_string()).unwrap();
@@ -236,9 +236,9 @@ mod tests {
         let (folder, key) = (Folder::new("round-trip"), key());
         let file = CostFile::new(&folder.0, &key);
         assert_eq!(file.read(2).unwrap(), None);
-        file.write(&kept()).unwrap();
-        file.write(&kept()).unwrap();
-        assert_eq!(file.read(2).unwrap(), Some(kept()));
+        file.write(&cached()).unwrap();
+        file.write(&cached()).unwrap();
+        assert_eq!(file.read(2).unwrap(), Some(cached()));
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
         let other = json!({"models": 1});
         assert_eq!(CostFile::new(&folder.0, &other).read(2).unwrap(), None);
@@ -297,7 +297,7 @@ mod tests {
     fn files_cut_off_or_of_something_else_are_refused() {
         let (folder, key) = (Folder::new("damaged"), key());
         let file = CostFile::new(&folder.0, &key);
-        file.write(&kept()).unwrap();
+        file.write(&cached()).unwrap();
         let whole = fs::read(&file.path).unwrap();
         for bytes in
             [&whole[..whole.len() / 2], b"", b"\xff\xfe", b"{\"format\": NaN}", b"{\"format\": 1e999}"]
@@ -319,7 +319,7 @@ mod tests {
         let file = CostFile::new(&folder.0, &key);
         // A folder in its place: a rename over it fails for anyone, also for root.
         fs::create_dir_all(file.path.join("full")).unwrap();
-        file.write(&kept()).unwrap_err();
+        file.write(&cached()).unwrap_err();
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
     }
 
@@ -332,7 +332,7 @@ mod tests {
         let keys: Vec<Value> = (0..MOST_FILES + 6).map(|i| json!(i)).collect();
         let files: Vec<CostFile<'_>> = keys.iter().map(|key| CostFile::new(&folder.0, key)).collect();
         for (i, file) in files.iter().enumerate() {
-            file.write(&kept()).unwrap();
+            file.write(&cached()).unwrap();
             let age = Duration::from_secs((MOST_FILES + 6 - i) as u64);
             File::options()
                 .write(true)

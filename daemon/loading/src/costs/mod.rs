@@ -1,4 +1,4 @@
-//! What passes cost on this machine: read from an earlier start where that is possible, else measured and kept.
+//! What passes cost on this machine: read from an earlier start where that is possible, else measured and cached.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -11,7 +11,7 @@ use faser_config::{Config, CostCache, ModelSource};
 use faser_engine::cost::PartitionCosts;
 use serde_json::{Value, json};
 
-use self::file::{CostFile, Kept};
+use self::file::{CachedCosts, CostFile};
 use self::key::{Key, Weights};
 use crate::error::LoadError;
 use crate::locate;
@@ -31,11 +31,11 @@ pub struct CostTables {
 /// Where cost tables are from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostSource {
-    /// From this start; the file they are kept in for the next one.
+    /// From this start; the file they are cached in for the next one.
     Measured(Option<PathBuf>),
     /// From an earlier start.
     Read {
-        /// The file they were kept in.
+        /// The file they were cached in.
         file: PathBuf,
         /// Time since they were measured.
         age: Duration,
@@ -46,9 +46,9 @@ impl fmt::Display for CostSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CostSource::Measured(Some(file)) => {
-                write!(f, "measured now, kept in {}", file.display())
+                write!(f, "measured now, cached in {}", file.display())
             }
-            CostSource::Measured(None) => f.write_str("measured now, not kept"),
+            CostSource::Measured(None) => f.write_str("measured now, not cached"),
             CostSource::Read { file, age } => {
                 write!(f, "measured {} ago, read from {}", spoken(*age), file.display())
             }
@@ -68,7 +68,7 @@ fn spoken(age: Duration) -> String {
 /// The tables of what `spec` describes, on this device. `progress` hears of measuring: lanes done, and all.
 ///
 /// # Errors
-/// A lane or its memory cannot be had, or the weights have gone since they were loaded. Never for the sake of a kept file.
+/// A lane or its memory cannot be had, or the weights have gone since they were loaded. Never for the sake of a cached file.
 pub fn tables(
     config: &Config,
     machine: &Machine,
@@ -79,7 +79,7 @@ pub fn tables(
     let Some(folder) = folder(config) else {
         if config.cost_cache == CostCache::Standard {
             tracing::warn!(
-                "measured costs are not kept: neither CACHE_DIRECTORY nor XDG_CACHE_HOME nor HOME names a folder; \
+                "measured costs are not cached: neither CACHE_DIRECTORY nor XDG_CACHE_HOME nor HOME names a folder; \
                  name one by `speculation.cost_cache`"
             );
         }
@@ -96,7 +96,7 @@ pub fn tables(
     cache.read_or_measure(SystemTime::now(), measure)
 }
 
-/// Where what takes long to find out is kept between two starts, if anywhere.
+/// Where what takes long to find out is cached between two starts, if anywhere.
 pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
     match &config.cost_cache {
         CostCache::Off => None,
@@ -128,7 +128,7 @@ struct Cache<'a> {
     folder: &'a Path,
     key: &'a Value,
     partitions: usize,
-    /// Measure even if tables are kept.
+    /// Measure even if tables are cached.
     again: bool,
 }
 
@@ -139,9 +139,9 @@ impl Cache<'_> {
         measure: impl FnOnce() -> Result<Vec<PartitionCosts>, LoadError>,
     ) -> Result<CostTables, LoadError> {
         let file = CostFile::new(self.folder, self.key);
-        let kept = if self.again { Ok(None) } else { file.read(self.partitions) };
-        match kept {
-            Ok(Some(Kept { partitions, measured })) => {
+        let cached = if self.again { Ok(None) } else { file.read(self.partitions) };
+        match cached {
+            Ok(Some(CachedCosts { partitions, measured })) => {
                 // A clock that was set back makes no table younger than new.
                 let age = now.duration_since(measured).unwrap_or_default();
                 return Ok(CostTables { partitions, source: CostSource::Read { file: file.path, age } });
@@ -151,16 +151,16 @@ impl Cache<'_> {
                 tracing::warn!(file = %file.path.display(), %why, "cached cost tables cannot be used: measuring anew");
             }
         }
-        let kept = Kept { partitions: measure()?, measured: now };
-        let written = file.write(&kept);
+        let cached = CachedCosts { partitions: measure()?, measured: now };
+        let written = file.write(&cached);
         if let Err(err) = &written {
             tracing::warn!(
                 file = %file.path.display(), %err,
-                "measured costs cannot be kept: the next start measures again; see `speculation.cost_cache`"
+                "measured costs cannot be cached: the next start measures again; see `speculation.cost_cache`"
             );
         }
         let source = CostSource::Measured(written.is_ok().then_some(file.path));
-        Ok(CostTables { partitions: kept.partitions, source })
+        Ok(CostTables { partitions: cached.partitions, source })
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn figures(then: &LoadView, now: &LoadView, window: Duration, replica
         passes_per_s: per_s(|totals| totals.target_passes),
         rows_per_pass: share(grown(|totals| totals.target_rows), passes),
         acceptance: share(grown(|totals| totals.accepted_tokens), proposed),
-        copied: share(grown(|totals| totals.copied_tokens), proposed),
+        prompt_lookup: share(grown(|totals| totals.prompt_lookup_tokens), proposed),
         tokens_per_chunk: share(grown(|totals| totals.output_tokens), k_histogram.iter().sum()),
         k_histogram,
         acceptance_by_position: (0..LENGTHS - 1).map(by_position).collect(),
@@ -76,8 +76,8 @@ fn totals(totals: &Totals) -> TotalsRow {
         target_passes: totals.target_passes,
         proposed: totals.draft_tokens,
         accepted: totals.accepted_tokens,
-        copied: totals.copied_tokens,
-        copied_accepted: totals.copied_accepted_tokens,
+        prompt_lookup: totals.prompt_lookup_tokens,
+        prompt_lookup_accepted: totals.prompt_lookup_accepted_tokens,
     }
 }
 

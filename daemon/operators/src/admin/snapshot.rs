@@ -155,8 +155,8 @@ sent_and_read! {
         pub rows_per_pass: Option<f64>,
         /// Share of proposals that were accepted; none without a proposal.
         pub acceptance: Option<f64>,
-        /// Share of proposals that were copied, and cost no draft step; none without a proposal.
-        pub copied: Option<f64>,
+        /// Share of proposals that came from prompt-lookup or a predicted output, and cost no draft step; none without a proposal.
+        pub prompt_lookup: Option<f64>,
         /// Tokens emitted per sequence and verify pass; none without a pass.
         pub tokens_per_chunk: Option<f64>,
         /// Verified chunks by their number of proposals, 0 to 16.
@@ -215,10 +215,10 @@ sent_and_read! {
         pub proposed: u64,
         /// Proposals accepted.
         pub accepted: u64,
-        /// Proposals verified that were copied.
-        pub copied: u64,
+        /// Proposals verified that came from prompt-lookup or a predicted output.
+        pub prompt_lookup: u64,
         /// Those of them that were accepted.
-        pub copied_accepted: u64,
+        pub prompt_lookup_accepted: u64,
     }
 
     /// One request.

@@ -1,4 +1,4 @@
-//! Proposals that are copied: from what the client predicts, and from the text before, with a draft model and without one.
+//! Prompt-lookup proposals: from the client's predicted output, and from the text before, with a draft model and without one.
 
 use faser_tests::{Server, metrics::Metrics};
 use serde_json::{Value, json};
@@ -42,9 +42,9 @@ fn a_prediction_is_accepted_where_it_is_right_and_changes_no_text() {
             assert_eq!(accepted > 10, content != "no such thing", "{content}: {usage}");
         }
         let metrics = Metrics::scrape(server.client());
-        let copied = metrics.value("faser_spec_decode_num_copied_tokens_total");
-        let accepted = metrics.value("faser_spec_decode_num_copied_accepted_tokens_total");
-        assert!(0.0 < accepted && accepted <= copied, "{accepted} of {copied}");
+        let proposed = metrics.value("faser_spec_decode_num_prompt_lookup_tokens_total");
+        let accepted = metrics.value("faser_spec_decode_num_prompt_lookup_accepted_tokens_total");
+        assert!(0.0 < accepted && accepted <= proposed, "{accepted} of {proposed}");
     }
 }
 
@@ -54,7 +54,10 @@ fn it_can_be_switched_off_and_is_refused_if_it_is_none() {
     let (text, _) = chat(&server, &[]);
     let (again, usage) = chat(&server, &[("prediction", json!({"type": "content", "content": &text}))]);
     assert_eq!((again, &usage["completion_tokens_details"]), (text, &Value::Null));
-    assert_eq!(Metrics::scrape(server.client()).value("faser_spec_decode_num_copied_tokens_total"), 0.0);
+    assert_eq!(
+        Metrics::scrape(server.client()).value("faser_spec_decode_num_prompt_lookup_tokens_total"),
+        0.0
+    );
     let body = json!({"messages": [{"role": "user", "content": "x"}], "prediction": "text"});
     let refused = server.client().post("/v1/chat/completions", &body);
     assert_eq!((refused.status, refused.error()["param"].as_str()), (400, Some("prediction")));

@@ -1,5 +1,5 @@
-//! Proposals copied from a prediction or from the text itself, in the simulator: what they save, and that they save nothing
-//! where nothing can be copied.
+//! Prompt-lookup proposals, from a predicted output or from the text itself, in the simulator: what they save, and that they save nothing
+//! where nothing is found.
 
 mod common;
 
@@ -66,14 +66,14 @@ fn a_right_prediction_needs_no_draft_and_few_passes() {
         // The first token comes with the prompt; then 16 proposals and the next token a pass.
         assert!(passes(&report) <= 1 + TOKENS.div_ceil(17) + 1, "{}", passes(&report));
         let totals = &report.view.totals;
-        // All that was verified was copied, and all of it right.
+        // All that was verified came from the prediction, and all of it was right.
         assert_eq!(
-            (totals.draft_tokens, totals.copied_accepted_tokens),
-            (totals.copied_tokens, totals.copied_tokens)
+            (totals.draft_tokens, totals.prompt_lookup_accepted_tokens),
+            (totals.prompt_lookup_tokens, totals.prompt_lookup_tokens)
         );
         let usage = &report.outcomes[&SeqId(1)].usage;
         let predicted = usage.by_source[Source::Prediction];
-        assert_eq!(predicted.proposed as u64, totals.copied_tokens);
+        assert_eq!(predicted.proposed as u64, totals.prompt_lookup_tokens);
         assert_eq!((predicted.accepted, usage.proposed), (predicted.proposed, predicted.proposed));
     }
 }
@@ -101,19 +101,19 @@ fn a_wrong_prediction_costs_few_rows_and_no_text() {
     let wrong: Vec<TokenId> = (0..TOKENS as u32).map(|place| 40_000 + place).collect();
     let report = run(&wrong, false, true);
     assert_eq!(passes(&report), TOKENS);
-    let rows = report.view.totals.copied_tokens;
+    let rows = report.view.totals.prompt_lookup_tokens;
     assert!(rows < TOKENS as u64, "{rows} rows for nothing");
 }
 
 #[test]
-fn where_nothing_comes_twice_nothing_is_copied() {
+fn where_nothing_comes_twice_nothing_is_proposed() {
     let report = run(&[], false, true);
-    assert_eq!((passes(&report), report.view.totals.copied_tokens), (TOKENS, 0));
+    assert_eq!((passes(&report), report.view.totals.prompt_lookup_tokens), (TOKENS, 0));
 }
 
 #[test]
-fn switched_off_nothing_is_copied() {
+fn switched_off_nothing_is_proposed() {
     let report = run(&right(), true, false);
     assert!(passes(&report) > TOKENS / 17 + 2);
-    assert_eq!(report.view.totals.copied_tokens, 0);
+    assert_eq!(report.view.totals.prompt_lookup_tokens, 0);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What copied proposals bring: an edited file that the client predicts, and a summary that quotes its source.
+"""What prompt-lookup and predicted outputs bring: an edited file that the client predicts, and a summary that quotes its source.
 
-    cargo build --release && python3 bench/copying.py [--times 5] [--file PATH --rename OLD NEW]
+    cargo build --release && python3 bench/prompt_lookup.py [--times 5] [--file PATH --rename OLD NEW]
 
 No model that fits here edits files, so the pair of bench/scripted.py plays one: it writes the edited file, or the summary, token for token, at
 the cost of a target of some 25 M parameters and a draft that is right in 75 % of places. One daemon, one stream; what is compared is what a request may ask for by
@@ -62,9 +62,9 @@ def task(name, port, source, written, prediction, times):
     prompt = ids + [scripted.cipher(token) for token in script]
     predicted = {"prediction": {"type": "content", "content": prediction}} if prediction else {}
     ways = [("no speculation", {"speculation": {"mode": "off"}}), ("draft model", {"speculation": {"mode": "draft"}}),
-            ("copied from the text before", {"speculation": {"mode": "lookup"}}), ("both", {})]
+            ("prompt-lookup", {"speculation": {"mode": "lookup"}}), ("both", {})]
     if prediction:
-        ways += [("copied from the prediction", {"speculation": {"mode": "lookup"}, **predicted}), ("all", predicted)]
+        ways += [("predicted output", {"speculation": {"mode": "lookup"}, **predicted}), ("all", predicted)]
     took, counts = {way: [] for way, _ in ways}, {}
     run(port, prompt, script[:1], {})  # fills the prefix cache
     for _ in range(times):
