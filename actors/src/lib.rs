@@ -18,7 +18,6 @@ mod drill;
 mod error;
 mod failures;
 mod gpu_actor;
-pub mod gpu_check;
 mod health;
 mod lane;
 mod latency;

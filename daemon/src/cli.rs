@@ -13,6 +13,7 @@ use faser_tools::bench::BenchArgs;
 use faser_tools::check::CheckArgs;
 use faser_tools::compare::CompareArgs;
 use faser_tools::generate::GenerateArgs;
+#[cfg(feature = "gpu-check")]
 use faser_tools::gpu_check::GpuCheckArgs;
 use faser_tools::sim::SimArgs;
 use serde_json::Value;
@@ -63,6 +64,7 @@ pub enum Command {
     /// Watch a running daemon in this terminal: throughput, lanes, queue, KV, acceptance, requests.
     Top(TopArgs),
     /// Check a GPU: kernels against the CPU, splits of its SMs, and how fast it is.
+    #[cfg(feature = "gpu-check")]
     GpuCheck(GpuCheckArgs),
     /// Print completions for a shell.
     Completions(CompletionsArgs),

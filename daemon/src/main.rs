@@ -12,7 +12,9 @@ use faser_operators::ctl::client::CtlError;
 use faser_operators::reload::Reload;
 use faser_operators::{ctl, log, top};
 use faser_terminal::println;
-use faser_tools::{bench, check, compare, generate, gpu_check, sim};
+#[cfg(feature = "gpu-check")]
+use faser_tools::gpu_check;
+use faser_tools::{bench, check, compare, generate, sim};
 
 fn main() {
     // Forks, so it is to have no thread.
@@ -88,6 +90,7 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             println(&format!("{count} pages in {}", args.folder.display()))?;
             Ok(0)
         }
+        #[cfg(feature = "gpu-check")]
         Command::GpuCheck(args) => {
             if let Some(name) = &args.child {
                 gpu_check::child(name, &args);

@@ -1,15 +1,17 @@
 //! A pass allocates nothing: after a first pass of a shape, ops only use what lanes and tensors already have.
 
 mod counting;
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
 
 use counting::allocations;
-use faser_kernels::cuda::check::ops::reference::{Random, lane};
 use faser_kernels::ops::{self, AttentionShape, TOP_TOKENS, Write};
 use faser_kernels::sampling::margin;
 use faser_kernels::{
     Dtype, History, Isa, KvCache, KvShape, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, SampleRow,
     Sampling, Source, Table, Tensor, Vector,
 };
+use reference::{Random, lane};
 
 const ROWS: usize = 20;
 const HIDDEN: usize = 256;

@@ -1,9 +1,12 @@
 //! attention over paged KV against f64, and the same bits whatever the batch, blocks and workers.
 
-use faser_kernels::cuda::check::ops::reference::{Random, bf16, bits, close, lane, on_each_isa};
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
+
 use faser_kernels::ops::{AttentionShape, attention, store_kv};
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, KvShape, Lane, Rows, Tensor};
 use proptest::prelude::*;
+use reference::{Random, bf16, bits, close, lane, on_each_isa};
 
 /// Sizes of one test.
 #[derive(Clone, Copy, Debug)]

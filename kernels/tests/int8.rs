@@ -1,9 +1,12 @@
 //! int8 weights: whole numbers exact, all instruction sets agreeing, and how far the rounding is from f64.
 
-use faser_kernels::cuda::check::ops::reference::{Random, bits, lane, on_each_isa, product};
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
+
 use faser_kernels::ops::{Write, matmul};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use proptest::prelude::*;
+use reference::{Random, bits, lane, on_each_isa, product};
 
 const BLOCK: usize = 32;
 

@@ -1,12 +1,13 @@
 //! matmul against f64, and the same bits whatever the rows, workers and strides.
 
-use faser_kernels::cuda::check::ops::reference::{
-    Random, bf16 as rounded_to_bf16, bits, close, lane, on_each_isa, product,
-};
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
+
 use faser_kernels::ops::{Write, matmul};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use half::{bf16, f16};
 use proptest::prelude::*;
+use reference::{Random, bf16 as rounded_to_bf16, bits, close, lane, on_each_isa, product};
 
 /// bf16 weights are rounded at packing; activations only where the instruction needs it.
 fn rounded(isa: Isa, dtype: Dtype, x: f32, weight: bool) -> f64 {

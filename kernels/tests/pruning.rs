@@ -1,9 +1,12 @@
 //! What pruning inside a pass needs: compact_rows against gather_rows, score_tokens against matmul.
 
-use faser_kernels::cuda::check::ops::reference::{Random, bits, lane, on_each_isa, product};
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
+
 use faser_kernels::ops::{compact_rows, gather_rows, score_tokens};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor};
 use proptest::prelude::*;
+use reference::{Random, bits, lane, on_each_isa, product};
 
 #[test]
 fn compact_rows_gathers_in_place() {

@@ -1,12 +1,15 @@
 //! The ops that go row by row, against f64: embed, gather_rows, rms_norm, rope, activate, soft_cap.
 
-use faser_kernels::cuda::check::ops::reference::{Random, bf16, bits, close, lane, on_each_isa};
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
+
 use faser_kernels::ops::{
     Activation, Write, activate, embed, gather_rows, matmul, rms_norm, rms_norm_heads, rope, sample, soft_cap,
 };
 use faser_kernels::{
     Dtype, Isa, Lane, Matrix, RopeScaling, RopeSpec, RopeTable, Source, Table, Tensor, Vector, View,
 };
+use reference::{Random, bf16, bits, close, lane, on_each_isa};
 
 /// Shapes around the widths of vectors, and one that helpers share.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (2, 15), (3, 16), (5, 37), (9, 128), (64, 1000)];

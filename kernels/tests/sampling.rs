@@ -1,9 +1,12 @@
 //! The sampler draws from the distribution that its parameters describe, reproducibly, and never what it must not.
 
-use faser_kernels::cuda::check::ops::reference::{Random, lane, on_each_isa};
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
+
 use faser_kernels::ops::sample;
 use faser_kernels::{History, Isa, Lane, SampleRow, Sampling, Tensor};
 use proptest::prelude::*;
+use reference::{Random, lane, on_each_isa};
 
 /// Logits of a vocabulary of eight: two likely, a tie, some unlikely.
 const LOGITS: [f32; 8] = [2.0, 1.0, 1.0, 0.3, -0.5, -1.0, -2.0, 1.7];

@@ -11,6 +11,7 @@ const CRATES: &[&str] = &[
     "models",
     "engine",
     "actors",
+    "kernels/gpu-check",
     "bench",
     "daemon/config",
     "daemon/terminal",

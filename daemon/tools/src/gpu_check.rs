@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use faser_actors::gpu_check as actors;
-use faser_actors::gpu_check::{Bound, Check, CheckResult, Figure, Report, Setting, Verdict};
 use faser_bench::BenchError;
 use faser_config::raw::Document;
+use faser_gpu_check as checks;
+use faser_gpu_check::{Bound, Check, CheckResult, Figure, Report, Setting, Verdict};
 use faser_terminal::{SystemError, print, println, write_json};
 use serde_json::{Value, json};
 
@@ -211,32 +211,32 @@ pub(super) struct Entry {
 
 /// All of them.
 pub(super) const CHECKS: &[Entry] = &[
-    entry("device", "what the driver says of the GPU", 50, actors::device),
-    entry("compile", "every kernel compiles for it, without spills", 50, actors::compile),
-    entry("ops", "every kernel gives what the CPU's op does", 110, actors::ops),
-    entry("logits", "a model's logits are the CPU's", 70, actors::logits),
-    entry("split", "launches stay on their half of a split, streams are in order", 40, actors::split),
-    entry("graph", "graphs keep the SMs of their half, and do what launches do", 40, actors::graph),
-    entry("flags", "flags set while a pass runs are seen by the next compact_pass", 40, actors::flags),
+    entry("device", "what the driver says of the GPU", 50, checks::device),
+    entry("compile", "every kernel compiles for it, without spills", 50, checks::compile),
+    entry("ops", "every kernel gives what the CPU's op does", 110, checks::ops),
+    entry("logits", "a model's logits are the CPU's", 70, checks::logits),
+    entry("split", "launches stay on their half of a split, streams are in order", 40, checks::split),
+    entry("graph", "graphs keep the SMs of their half, and do what launches do", 40, checks::graph),
+    entry("flags", "flags set while a pass runs are seen by the next compact_pass", 40, checks::flags),
     entry(
         "illegal-address",
         "an illegal memory access ends the lane with the driver's words",
         30,
-        actors::illegal_address,
+        checks::illegal_address,
     ),
-    entry("tokens", "requests get the CPU's tokens from a service in f32", 70, actors::tokens),
-    entry("lost", "a service goes on after a kernel's illegal memory access", 70, actors::lost),
-    entry("nccl", "two ranks sum and gather, and one that is lost is noticed", 60, actors::nccl),
-    entry("rates", "copies, reads and bf16 products on some of the SMs", 60, actors::rates),
-    entry("products", "products on a split: right, without TF32, and how fast", 120, actors::products),
-    entry("attention", "how fast attention reads keys and values", 60, actors::attention),
+    entry("tokens", "requests get the CPU's tokens from a service in f32", 70, checks::tokens),
+    entry("lost", "a service goes on after a kernel's illegal memory access", 70, checks::lost),
+    entry("nccl", "two ranks sum and gather, and one that is lost is noticed", 60, checks::nccl),
+    entry("rates", "copies, reads and bf16 products on some of the SMs", 60, checks::rates),
+    entry("products", "products on a split: right, without TF32, and how fast", 120, checks::products),
+    entry("attention", "how fast attention reads keys and values", 60, checks::attention),
     entry(
         "passes",
         "verify passes of a 7B model and draft steps, against reading the weights",
         170,
-        actors::passes,
+        checks::passes,
     ),
-    entry("overlap", "drafting and verifying in turns, and at once on splits", 160, actors::overlap),
+    entry("overlap", "drafting and verifying in turns, and at once on splits", 160, checks::overlap),
     entry("policies", "policies against each other through the service", 560, policies),
 ];
 

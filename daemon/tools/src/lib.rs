@@ -4,6 +4,7 @@ pub mod bench;
 pub mod check;
 pub mod compare;
 pub mod generate;
+#[cfg(feature = "gpu-check")]
 pub mod gpu_check;
 pub mod sim;
 

@@ -6,7 +6,6 @@
 //! launches it ([`CudaLane`], or the tests on fibers) passes the address of [`Launch::args`] as the kernel's one parameter.
 
 mod attention;
-pub mod check;
 mod compile;
 mod device;
 mod gemm;
@@ -26,5 +25,5 @@ pub use gemm::*;
 pub use launch::*;
 pub use rows::*;
 pub use sampling::*;
-pub use sources::{File, Kernel, PRELUDE, check_files, file, files, kernel, kernels};
+pub use sources::{File, Kernel, PRELUDE, file, files, kernels};
 pub use speculation::*;

@@ -59,25 +59,16 @@ macro_rules! files {
 /// Those of [`each_op`](crate::each_op): what a file declares of kernels is read from it.
 const FILES: &[File] = crate::each_op!(files);
 
-/// Kernels that serve nothing: checks of a GPU are made of them.
-const CHECKS: &[File] = &[File::new("check", include_str!("../../cuda/check.cu"))];
-
-/// The files that checks of a GPU have beside all others; no GPU loads them to serve.
-#[must_use]
-pub fn check_files() -> &'static [File] {
-    CHECKS
-}
-
 /// All files.
 #[must_use]
 pub fn files() -> &'static [File] {
     FILES
 }
 
-/// The file of that name, those of checks included.
+/// The file of that name.
 #[must_use]
 pub fn file(name: &str) -> Option<&'static File> {
-    FILES.iter().chain(CHECKS).find(|file| file.name == name)
+    FILES.iter().find(|file| file.name == name)
 }
 
 /// All kernels.
@@ -85,15 +76,12 @@ pub fn kernels() -> impl Iterator<Item = Kernel> {
     FILES.iter().flat_map(File::kernels)
 }
 
-/// The kernel of that name, those of checks included.
-#[must_use]
-pub fn kernel(name: &str) -> Option<Kernel> {
-    FILES.iter().chain(CHECKS).flat_map(File::kernels).find(|kernel| kernel.name == name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Kernels that serve nothing: checks of a GPU are made of them.
+    const CHECKS: &[File] = &[File::new("check", include_str!("../../gpu-check/cuda/check.cu"))];
 
     #[test]
     fn every_kernel_has_a_name_of_its_own_and_its_bounds() {

@@ -2,7 +2,7 @@
 //!
 //! [`each_op`](crate::each_op) is the one list of them, the GPU's included. One more op is a function here, a line of
 //! that list, a source in `kernels/cuda`, its arguments in `kernels/src/cuda`, and a case in
-//! `kernels/src/cuda/check/ops`.
+//! `kernels/gpu-check/src/ops`.
 //!
 //! The number of rows is that of the views. Shapes that do not fit are a mistake of the caller's code and panic with both shapes.
 
@@ -30,7 +30,7 @@ pub use store_kv::store_kv;
 pub use sum_rows::sum_rows;
 
 /// Every op, for a macro that makes something of each: its name, `(Slot)` in the times of a CPU lane if it runs there, its `["source"]`s in
-/// `kernels/cuda`, and the `[module::case]`s of `kernels/src/cuda/check/ops` that hold those against the CPU's.
+/// `kernels/cuda`, and the `[module::case]`s of `kernels/gpu-check/src/ops` that hold those against the CPU's.
 #[macro_export]
 macro_rules! each_op {
     ($each:ident) => {

@@ -1,13 +1,13 @@
 //! Builds all kernels, and the fake driver behind them, into one shared library, once for each content.
 
-use faser_kernels::cuda::{File, Kernel, PRELUDE, check_files, files};
+use faser_kernels::cuda::{File, Kernel, PRELUDE, files};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const SHIM: &str = include_str!("../cuda_host/cuda_host.h");
+const SHIM: &str = include_str!("cuda_host.h");
 /// The driver and the libraries beside it.
 const DRIVER: &str = include_str!("driver.cpp");
 const LIBRARIES: [(&str, &str); 3] = [
@@ -15,14 +15,16 @@ const LIBRARIES: [(&str, &str); 3] = [
     ("blas.cpp", include_str!("blas.cpp")),
     ("nccl.cpp", include_str!("nccl.cpp")),
 ];
+/// Kernels that checks have beside all others.
+const CHECKS: &[File] = &[File::new("check", include_str!("../../gpu-check/cuda/check.cu"))];
 /// Kernels that only tests have.
-const PROBES: &str = include_str!("../cuda_host/probes.cu");
+const PROBES: &str = include_str!("probes.cu");
 pub(crate) const PROBE_NAMES: [&str; 2] = ["barrier_missing", "wait_missing"];
 const FLAGS: [&str; 9] =
     ["-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++", "-"];
 
 fn all_files() -> impl Iterator<Item = &'static File> {
-    files().iter().chain(check_files())
+    files().iter().chain(CHECKS)
 }
 
 fn all_kernels() -> impl Iterator<Item = Kernel> {

@@ -1,7 +1,6 @@
 //! Models on a GPU: the weights there, and passes as sequences of launches on a lane.
 
 mod buffers;
-pub mod check;
 mod group;
 mod hidden;
 mod layer;

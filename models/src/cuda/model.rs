@@ -70,6 +70,22 @@ impl CudaModel {
         })
     }
 
+    /// A model whose tensors `fill` fills, one after the other; it is told what each is held in.
+    ///
+    /// # Errors
+    /// What `fill` says, or the GPU has not enough memory.
+    pub fn filled(
+        gpu: &Arc<Gpu>,
+        config: ModelConfig,
+        element: Element,
+        mut fill: impl FnMut(&DeviceBuffer, Element) -> Result<(), CudaError>,
+    ) -> Result<CudaModel, ModelError> {
+        let fill = |buffer: &DeviceBuffer, element, _: &[Source<'_>]| Ok(fill(buffer, element)?);
+        let mut packer = RowsPacker { gpu, element, reads: false, fill };
+        let parts = load(&config, Shard::WHOLE, &mut Shapes, &mut packer, &mut |_| {})?;
+        CudaModel::new(gpu, (config, Shard::WHOLE), element, parts, Upload::new(gpu)?)
+    }
+
     /// The model of the first `layers` layers, which are shared.
     ///
     /// # Panics
@@ -97,7 +113,7 @@ impl CudaModel {
     }
 
     /// A shard with these weights; `upload` brought them.
-    pub(super) fn new(
+    fn new(
         gpu: &Arc<Gpu>,
         (config, shard): (ModelConfig, Shard),
         element: Element,
@@ -108,6 +124,13 @@ impl CudaModel {
         upload.finish()?;
         let own = shard.config(&config);
         Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, ropes })
+    }
+
+    /// Bytes of the matrices that every pass reads: those of the layers, and the LM head.
+    pub fn read_bytes(&self) -> u64 {
+        let bytes = |matrix: &DeviceBuffer| matrix.bytes() as u64;
+        let Parts { layers, head, .. } = &self.parts;
+        layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(head)
     }
 
     /// The shape of the whole model.
@@ -132,11 +155,11 @@ impl CudaModel {
 }
 
 /// Rows in a GPU's memory, which `fill` fills with their sources, one after the other.
-pub(super) struct RowsPacker<'a, F> {
-    pub(super) gpu: &'a Arc<Gpu>,
-    pub(super) element: Element,
-    pub(super) reads: bool,
-    pub(super) fill: F,
+struct RowsPacker<'a, F> {
+    gpu: &'a Arc<Gpu>,
+    element: Element,
+    reads: bool,
+    fill: F,
 }
 
 impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> RowsPacker<'_, F> {

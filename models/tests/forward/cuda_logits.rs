@@ -5,15 +5,14 @@
 use std::sync::Arc;
 
 use faser_kernels::Dtype;
-use faser_kernels::cuda::check::Setting;
 use faser_kernels::cuda::{CudaError, Gpu};
-use faser_models::cuda::check::{SEQUENCES, on_cpu, on_gpu as on_gpu_by, spec};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::rounding::Distance;
 use faser_models::{Model, Shard, WeightSource, synthetic};
 
 use crate::cuda_fake;
 use crate::oracle;
+use crate::sequences::{SEQUENCES, on_cpu, on_gpu as on_gpu_by, spec};
 use crate::session::{golden, golden_cases};
 
 /// A pass; its logits.
@@ -99,7 +98,7 @@ fn heads_that_share_keys_have_the_cpus_logits() {
     let report = cuda_fake::inside("cuda_logits::heads_that_share_keys_have_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for kv_heads in [8, 4, 1] {
-            let spec = spec(&Setting { ordinal: 0, small: true }, kv_heads);
+            let spec = spec(true, kv_heads);
             let (cpu, cpu_draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
             let expected = [&cpu, &cpu_draft].map(|model| on_cpu(model).unwrap());
             for dtype in [Dtype::F32, Dtype::Bf16] {

@@ -14,6 +14,8 @@ mod hidden;
 mod int8;
 mod oracle;
 mod segments;
+#[path = "../../../kernels/gpu-check/src/sequences.rs"]
+mod sequences;
 mod session;
 mod shards;
 mod synthetic;

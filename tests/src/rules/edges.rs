@@ -28,6 +28,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "faser-bench",
             "faser-config",
             "faser-engine",
+            "faser-gpu-check",
             "faser-loading",
             "faser-models",
             "faser-openai",
@@ -54,6 +55,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("faser-openai", &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-models"]),
     ("faser-config", &["faser-actors", "faser-engine", "faser-models", "faser-topology"]),
     ("faser-terminal", &["faser-models"]),
+    (
+        "faser-gpu-check",
+        &["faser-actors", "faser-engine", "faser-kernels", "faser-models", "faser-skipped", "faser-topology"],
+    ),
     ("faser-actors", &["faser-engine", "faser-models", "faser-kernels", "faser-topology", "faser-skipped"]),
     ("faser-bench", &["faser-engine"]),
     ("faser-engine", &["faser-topology"]),
@@ -68,12 +73,17 @@ const CONFINED: &[Confined] = &[
     Confined { prefix: "candle", users: &["faser-models"], in_tests_of: &["faser-kernels"] },
     Confined { prefix: "serde_yaml", users: &["faser-config"], in_tests_of: &[] },
     Confined { prefix: "cudarc", users: &["faser-kernels", "faser-topology"], in_tests_of: &[] },
-    Confined { prefix: "libc", users: &["faser-kernels", "faser-topology"], in_tests_of: &[] },
+    Confined {
+        prefix: "libc",
+        users: &["faser-kernels", "faser-topology"],
+        in_tests_of: &["faser-gpu-check"],
+    },
     Confined { prefix: "nix", users: &["faser-kernels", "faser-topology"], in_tests_of: &[] },
     Confined {
         prefix: "actix",
         users: &[
             "faser-actors",
+            "faser-gpu-check",
             "faser-openai",
             "faser-operators",
             "faser-tools",

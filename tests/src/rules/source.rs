@@ -21,7 +21,7 @@ const KINDS: &[(&str, &[&str])] = &[
         "DeviceSpec::Cpu(",
         &[
             "actors/src/device/",
-            "actors/src/gpu_check/",
+            "kernels/gpu-check/src/",
             "actors/src/drill.rs",
             "daemon/loading/src/place.rs",
             "daemon/loading/src/costs/key.rs",
@@ -31,7 +31,7 @@ const KINDS: &[(&str, &[&str])] = &[
         "DeviceSpec::Cuda(",
         &[
             "actors/src/device/",
-            "actors/src/gpu_check/",
+            "kernels/gpu-check/src/",
             "daemon/loading/src/place.rs",
             "daemon/loading/src/costs/key.rs",
         ],

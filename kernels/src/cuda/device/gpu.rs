@@ -2,7 +2,7 @@
 
 use super::error::{CudaError, Named};
 use super::probe::{GpuInfo, check_libraries, probe_one};
-use crate::cuda::{Compiler, File, check_files, files};
+use crate::cuda::{Compiler, File, files};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -15,8 +15,8 @@ pub struct Gpu {
     pub(super) device: sys::CUdevice,
     context: sys::CUcontext,
     loaded: Loaded,
-    /// Kernels of checks, once they were asked for.
-    checks: OnceLock<Loaded>,
+    /// Kernels that are not in the table, once they were asked for.
+    others: OnceLock<Loaded>,
 }
 
 /// Modules, and what is in them by name.
@@ -45,7 +45,7 @@ impl Gpu {
         let device = result::device::get(info.ordinal as i32).named("cuDeviceGet")?;
         // SAFETY: the device is there; what is retained is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
-        let mut gpu = Gpu { info, device, context, loaded: Loaded::default(), checks: OnceLock::new() };
+        let mut gpu = Gpu { info, device, context, loaded: Loaded::default(), others: OnceLock::new() };
         gpu.bind()?;
         let mut loaded = Loaded::default();
         let all = gpu.load(&compiler, files(), &mut loaded);
@@ -55,19 +55,19 @@ impl Gpu {
         Ok(Arc::new(gpu))
     }
 
-    /// Loads the kernels that only checks launch. The calling thread is bound to the GPU.
+    /// Loads the kernels of files that are not in the table; only once, whoever asks again. The calling thread is bound to the GPU.
     ///
     /// # Errors
     /// They do not compile or load.
-    pub fn load_checks(&self) -> Result<(), CudaError> {
+    pub fn load_also(&self, files: &[File]) -> Result<(), CudaError> {
         self.bind()?;
-        if self.checks.get().is_some() {
+        if self.others.get().is_some() {
             return Ok(());
         }
         let compiler = Compiler::new(&self.info.arch(), None)?;
         let mut loaded = Loaded::default();
-        let all = self.load(&compiler, check_files(), &mut loaded);
-        if let Err(twice) = self.checks.set(loaded) {
+        let all = self.load(&compiler, files, &mut loaded);
+        if let Err(twice) = self.others.set(loaded) {
             twice.unload();
         }
         all
@@ -130,7 +130,7 @@ impl Gpu {
     /// The function of a kernel.
     pub(super) fn function(&self, kernel: &'static str) -> sys::CUfunction {
         let function = self.loaded.functions.get(kernel);
-        let function = function.or_else(|| self.checks.get()?.functions.get(kernel));
+        let function = function.or_else(|| self.others.get()?.functions.get(kernel));
         *function.unwrap_or_else(|| panic!("no kernel {kernel} in the table"))
     }
 
@@ -163,7 +163,7 @@ impl Drop for Gpu {
             return;
         }
         // Whatever launches keeps the GPU open.
-        [Some(&self.loaded), self.checks.get()].into_iter().flatten().for_each(Loaded::unload);
+        [Some(&self.loaded), self.others.get()].into_iter().flatten().for_each(Loaded::unload);
         // SAFETY: retained once in `open`.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }

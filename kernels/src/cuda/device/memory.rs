@@ -2,7 +2,9 @@
 
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
-use crate::cuda::{Chunk, DraftState, LogprobFound, LogprobWish, Ptr, Sample, Sampler, Test, Tile};
+use crate::cuda::{
+    Chunk, DraftState, LogitStats, LogprobFound, LogprobWish, Ptr, Sample, Sampler, Test, Tile,
+};
 use cudarc::driver::{result, sys};
 use half::bf16;
 use std::ptr::NonNull;
@@ -38,6 +40,8 @@ unsafe impl Plain for Tile {}
 unsafe impl Plain for LogprobFound {}
 // SAFETY: as above.
 unsafe impl Plain for LogprobWish {}
+// SAFETY: as above.
+unsafe impl Plain for LogitStats {}
 
 /// Places in arenas are multiples of this: what vector loads and cp.async take.
 const ALIGN: usize = 16;

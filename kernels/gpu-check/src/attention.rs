@@ -1,0 +1,113 @@
+//! How fast attention reads keys and values, against a kernel that only reads.
+
+use super::probes::{self, FillArgs};
+use super::rates::read_bytes_per_s;
+use super::{CheckResult, Report, Setting, seconds};
+use faser_kernels::cuda::{
+    Arena, AttentionArgs, AttentionPlan, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, Gpu,
+    NOTHING, Ptr, Share, Tile,
+};
+
+const HEAD_DIM: usize = 128;
+const KV_HEADS: usize = 8;
+
+/// Some rows at the end of each of some sequences of one length.
+#[derive(Clone, Copy)]
+struct Shape {
+    sequences: usize,
+    rows: usize,
+    group: usize,
+    context: usize,
+}
+
+/// Rows of 1 and 8, heads 4 and 8 to a key head, one sequence and 32, at 4096 positions.
+///
+/// # Errors
+/// The GPU cannot be opened, or its memory is short.
+pub fn attention(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
+    let gpu = Gpu::open(setting.ordinal, None)?;
+    probes::load(&gpu)?;
+    let lane = &mut CudaLane::new(&[Share::whole(&gpu)], false)?;
+    let bandwidth = read_bytes_per_s(lane, setting)?;
+    report.timed("a kernel that only reads", bandwidth / 1e9, "GB/s", None);
+    let context = setting.size(4096, 40);
+    for sequences in setting.size([1, 32], [1, 2]) {
+        for group in [4, 8] {
+            for rows in [1, 8] {
+                let shape = Shape { sequences, rows, group, context };
+                let (bytes, took) = shape.run(lane, setting)?;
+                let what = format!("{sequences} x {rows} rows at {context}, {group} heads to a key head");
+                report.timed(what, bytes / took / 1e9, "GB/s", Some(bandwidth / 1e9));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Shape {
+    /// Bytes of keys and values that a launch reads, and the seconds it takes with its merge.
+    fn run(self, lane: &mut CudaLane, setting: &Setting) -> Result<(f64, f64), CudaError> {
+        let Shape { sequences, rows, group, context } = self;
+        let (gpu, sms, element) = (lane.gpu().clone(), lane.sms(), Element::Bf16);
+        let blocks = context.div_ceil(BLOCK_SIZE);
+        let cache = sequences * blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM;
+        // Layers in turns, so that no cache holds what the next launch reads.
+        let layers = setting.size((512usize << 20).div_ceil(4 * cache).max(2), 1);
+        let (heads, total) = (KV_HEADS * group, sequences * rows);
+        let plan = AttentionPlan::new(context as u32);
+        let buffer = |bytes| DeviceBuffer::zeroed(&gpu, bytes, "attention");
+        let (keys, values) = (buffer(layers * cache * 2)?, buffer(layers * cache * 2)?);
+        let (q, out) = (buffer(total * heads * HEAD_DIM * 4)?, buffer(total * heads * HEAD_DIM * 2)?);
+        let (sums, stats) =
+            (buffer(plan.sums_len(total, heads, HEAD_DIM) * 4)?, buffer(plan.stats_len(total, heads) * 8)?);
+        for to in [&keys, &values] {
+            lane.launch(&FillArgs::new(element, to.ptr(), layers * cache, 1, 1.0).launch(sms))?;
+        }
+        lane.launch(&FillArgs::new(Element::F32, q.ptr(), total * heads * HEAD_DIM, 2, 1.0).launch(sms))?;
+        let queries = AttentionArgs::tile_queries(element, HEAD_DIM as u32, (rows * group) as u32);
+        let mut tiles = Vec::new();
+        Tile::cover(vec![rows as u32; sequences], group as u32, queries, &mut tiles);
+        let chunk =
+            |s: usize| Chunk { first: (s * rows) as u32, rows: rows as u32, sampled_from: NOTHING, since: 0 };
+        let mut arena = Arena::new(
+            &gpu,
+            sequences * (blocks * 4 + 64) + total * 8 + tiles.len() * 8 + 1024,
+            "attention",
+        )?;
+        let tables = arena.put(&(0..(sequences * blocks) as u32).collect::<Vec<u32>>());
+        let positions: Vec<u32> = (0..total).map(|row| (context - rows + row % rows) as u32).collect();
+        let (positions, chunks) =
+            (arena.put(&positions), arena.put(&(0..sequences).map(chunk).collect::<Vec<_>>()));
+        let (tiles_at, count) = (arena.put(&tiles), arena.put(&[total as u32]));
+        lane.send(&mut arena)?;
+        let took = seconds(lane, setting.small, &mut |lane, run| {
+            let layer = run % layers * cache * 2;
+            let args = AttentionArgs {
+                q: q.ptr(),
+                keys: keys.at(layer),
+                values: values.at(layer),
+                tables,
+                positions,
+                chunks,
+                tiles: tiles_at,
+                out: out.ptr(),
+                sums: sums.ptr(),
+                stats: stats.ptr(),
+                sinks: Ptr::NULL,
+                q_stride: (heads * HEAD_DIM) as u32,
+                table_stride: blocks as u32,
+                heads: heads as u32,
+                kv_heads: KV_HEADS as u32,
+                head_dim: HEAD_DIM as u32,
+                window: 0,
+                split: plan.split,
+                splits: plan.splits,
+                scale: (HEAD_DIM as f32).sqrt().recip(),
+                soft_cap: 0.0,
+            };
+            lane.launch(&args.launch(element, queries, tiles.len() as u32))?;
+            args.merge(element, count, total as u32, sms).map_or(Ok(()), |merge| lane.launch(&merge))
+        })?;
+        Ok(((sequences * context * KV_HEADS * HEAD_DIM * 2 * 2) as f64, took))
+    }
+}

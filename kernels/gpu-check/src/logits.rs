@@ -1,0 +1,44 @@
+//! A model's logits against the CPU's.
+
+use std::sync::Arc;
+
+use faser_kernels::Dtype;
+use faser_kernels::cuda::{CudaError, Gpu};
+use faser_models::cuda::{CudaModel, CudaPasses, PassInput};
+use faser_models::rounding::Distance;
+use faser_models::{Model, Shard, WeightSource};
+
+use super::sequences::{on_cpu, on_gpu, spec};
+use super::{CheckResult, Report, Setting};
+
+/// Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other. How far those
+/// in f32 and bf16 are from those of the f32 model on the CPU, beside how far rounding puts them: so it does not matter which instruction set
+/// this CPU has.
+///
+/// # Errors
+/// The GPU cannot be opened, or memory is short.
+pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
+    let gpu = Gpu::open(setting.ordinal, None)?;
+    for kv_heads in [8, 4, 1] {
+        let spec = spec(setting.small, kv_heads);
+        let source = WeightSource::Synthetic(spec.clone());
+        let target = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {})?;
+        let expected = on_cpu(&target)?;
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let model = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {})?;
+            let distance = Distance::between(&[on_gpu(&Arc::new(model), &mut whole)?], &[&expected]);
+            let most = Distance::of_rounding(dtype, spec.layers);
+            let of = format!("of logits in {dtype}, 8 heads over {kv_heads}");
+            report.at_most(format!("error {of}"), distance.rms, "", most.rms);
+            report.at_most(format!("largest error {of}"), distance.largest, "", most.largest);
+        }
+    }
+    Ok(())
+}
+
+fn whole(passes: &mut CudaPasses, input: &PassInput<'_>, _: bool) -> Result<Vec<f32>, CudaError> {
+    passes.stage(input)?;
+    passes.layers(0..passes.model().config().layers.len())?;
+    passes.finish()?;
+    passes.read_logits(input.tokens.len())
+}

@@ -1,0 +1,176 @@
+//! NCCL: which it is, that two ranks sum and gather, what a sum costs, and that a rank which does not come is noticed.
+//!
+//! On a machine with one GPU both ranks are on it, which NCCL allows from 2.30.3 on where NCCL_MULTI_RANK_GPU_ENABLE is 1: `faser gpu-check`
+//! sets that for this check.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use super::{CheckResult, Report, Setting};
+use faser_kernels::cuda::{
+    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, NcclRankSlot, Share, nccl_group, nccl_version,
+    probe,
+};
+
+const RANKS: usize = 2;
+/// Longer than any call takes, and than one rank waits for the other to begin.
+const PATIENT: Duration = Duration::from_secs(30);
+/// A rank that keeps the other waiting longer is taken for lost, where that is tried.
+const LOST: Duration = Duration::from_secs(2);
+/// The first version, as NCCL counts, that allows several ranks on one GPU.
+const TOGETHER: u32 = 23_003;
+/// Bytes of a sum that is timed.
+const SIZES: [usize; 8] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
+/// Calls that are timed together.
+const CALLS: usize = 50;
+
+/// What a rank found.
+#[derive(Default)]
+struct Found {
+    sums: bool,
+    halves: bool,
+    gathered: bool,
+    /// Microseconds of a sum of each size.
+    us: Vec<f64>,
+    /// What the GPU has less of after joining.
+    bytes: usize,
+}
+
+/// Two ranks on two GPUs, or on one.
+///
+/// # Errors
+/// A GPU cannot be opened, or NCCL refuses.
+pub fn nccl(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
+    let version = match nccl_version() {
+        Ok(version) => version,
+        Err(missing @ CudaError::NoNccl) => {
+            report.no_meaning(missing.to_string());
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    report.says(format!("NCCL {}.{}.{}", version / 10_000, version / 100 % 100, version % 100));
+    let other = probe()?.iter().map(|gpu| gpu.ordinal).find(|other| *other != setting.ordinal);
+    if other.is_none() && version < TOGETHER {
+        report.no_meaning("there is one GPU, and two ranks on one take NCCL 2.30.3");
+        return Ok(());
+    }
+    let ordinals = [setting.ordinal, other.unwrap_or(setting.ordinal)];
+    report.says(format!("two ranks on GPUs {} and {}", ordinals[0], ordinals[1]));
+    let found = on_both(ordinals, PATIENT, |gpu, slot| sums(gpu, slot, setting))?;
+    report.right("sums of f32 over both ranks", found.iter().all(|rank| rank.sums));
+    report.right("sums of bf16 over both ranks", found.iter().all(|rank| rank.halves));
+    report.right("what both ranks have, gathered", found.iter().all(|rank| rank.gathered));
+    report.number("GPU memory that joining took", found[0].bytes as f64 / f64::from(1 << 20), "MiB");
+    for (bytes, us) in sizes(setting).iter().zip(&found[0].us) {
+        report.timed(format!("a sum of {} KiB", bytes >> 10), *us, "us", None);
+    }
+    lost(ordinals, report)
+}
+
+fn sizes(setting: &Setting) -> &'static [usize] {
+    setting.size(&SIZES, &SIZES[..1])
+}
+
+/// Runs both ranks, each on a thread of its own.
+fn on_both<T: Send>(
+    ordinals: [usize; RANKS],
+    deadline: Duration,
+    run: impl Fn(&std::sync::Arc<Gpu>, &NcclRankSlot) -> Result<T, CudaError> + Sync,
+) -> Result<Vec<T>, CudaError> {
+    let slots = nccl_group(RANKS, deadline)?;
+    let run = &run;
+    std::thread::scope(|scope| {
+        let rank = |(ordinal, slot): (usize, NcclRankSlot)| {
+            scope.spawn(move || {
+                let done = Gpu::open(ordinal, None).and_then(|gpu| run(&gpu, &slot));
+                done.inspect_err(|error| slot.abort(&error.to_string()))
+            })
+        };
+        let ranks: Vec<_> = ordinals.into_iter().zip(slots).map(rank).collect();
+        let panicked = |_| Err(CudaError::Broken("a rank of the check panicked".to_owned()));
+        let ended: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect();
+        ended.into_iter().collect()
+    })
+}
+
+fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Result<Found, CudaError> {
+    let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
+    let (rank, len) = (slot.rank(), setting.size(1 << 18, 1 << 8));
+    // Before anything is asked for: on one GPU an allocation would wait for the other rank's call, which waits for this rank.
+    let mut arena = Arena::new(gpu, (3 + RANKS) * 4 * len + 256, "a check of sums")?;
+    let memory = DeviceBuffer::zeroed(gpu, SIZES[SIZES.len() - 1], "sums to be timed")?;
+    let (before, _) = gpu.memory()?;
+    lane.join(slot)?;
+    let (after, _) = gpu.memory()?;
+    let mut found = Found { bytes: before.saturating_sub(after), ..Found::default() };
+    // Whole numbers, so that any order of adding gives the same.
+    let value = |rank: usize, i: usize| ((i * 31 + rank * 7) % 97) as f32;
+    let sum = |i| (0..RANKS).map(|rank| value(rank, i)).sum::<f32>();
+    let floats: Vec<f32> = (0..len).map(|i| value(rank, i)).collect();
+    let halves: Vec<half::bf16> = floats.iter().map(|x| half::bf16::from_f32(*x)).collect();
+    let words: Vec<u32> = (0..len as u32).map(|i| 0xff80_0000 ^ i ^ rank as u32).collect();
+    let [floats_at, halves_at, words_at] = [arena.put(&floats), arena.put(&halves), arena.put(&words)];
+    let all_at = arena.reserve::<u32>(RANKS * len).0;
+    lane.send(&mut arena)?;
+    lane.all_reduce_sum(floats_at, len, Element::F32)?;
+    lane.all_reduce_sum(halves_at, len, Element::Bf16)?;
+    lane.all_gather(words_at, all_at, len)?;
+    lane.fetch(&mut arena)?;
+    lane.wait(&mut || {})?;
+    // What comes back stands where it was put.
+    arena.clear();
+    let floats = arena.reserve::<f32>(len).1;
+    let halves = arena.reserve::<half::bf16>(len).1;
+    arena.reserve::<u32>(len);
+    let all = arena.reserve::<u32>(RANKS * len).1;
+    found.sums = arena.get::<f32>(floats).iter().enumerate().all(|(i, x)| *x == sum(i));
+    found.halves = arena.get::<half::bf16>(halves).iter().enumerate().all(|(i, x)| x.to_f32() == sum(i));
+    let word = |at: usize| 0xff80_0000 ^ (at % len) as u32 ^ (at / len) as u32;
+    found.gathered = arena.get::<u32>(all).iter().enumerate().all(|(at, x)| *x == word(at));
+    for bytes in sizes(setting) {
+        let calls = setting.size(CALLS, 2);
+        let mut time = 0.0;
+        // The first round opens the ways.
+        for _ in 0..2 {
+            let started = Instant::now();
+            for _ in 0..calls {
+                lane.all_reduce_sum(memory.ptr(), bytes / 4, Element::F32)?;
+            }
+            lane.wait(&mut || {})?;
+            time = started.elapsed().as_secs_f64() / calls as f64;
+        }
+        found.us.push(time * 1e6);
+    }
+    Ok(found)
+}
+
+/// The second rank joins and never calls: the first must hear of it at the deadline, and its lane be free for other work.
+fn lost(ordinals: [usize; RANKS], report: &mut Report<'_>) -> CheckResult {
+    let over = Barrier::new(RANKS);
+    let found = on_both(ordinals, LOST, |gpu, slot| {
+        let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
+        let memory = DeviceBuffer::zeroed(gpu, 4096, "a sum that is not to be")?;
+        lane.join(slot)?;
+        if lane.rank() > 0 {
+            over.wait();
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let asked = lane.all_reduce_sum(memory.ptr(), 1024, Element::F32);
+        let noticed = asked.and_then(|()| lane.wait(&mut || {}));
+        let took = started.elapsed().as_secs_f64();
+        let freed = lane.clear(memory.ptr(), 4096).and_then(|()| {
+            drop(lane);
+            gpu.finish()
+        });
+        over.wait();
+        let words = noticed.err().map_or_else(String::new, |error| error.to_string());
+        Ok(Some((words, took, freed.is_ok())))
+    })?;
+    let (words, took, freed) = found.into_iter().flatten().next().ok_or("no first rank")?;
+    report.right(format!("a rank that does not come: {words}"), words.contains("rank 1 of 2 has not come"));
+    report.timed("noticed after", took, "s", Some(LOST.as_secs_f64()));
+    report.right("the GPU goes on without it", freed);
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! Where cases run: memory that notices writes beside it and launches, on fibers of a test or on a GPU.
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use half::bf16;
+
+use faser_kernels::cuda::{Element, Launch, Plain, Ptr};
+
+/// The most bytes that a kernel's arguments may have here.
+const MOST_ARGS: usize = 256;
+
+/// Arguments of any kernel, as the bytes that they are; aligned as they must be.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+pub struct AnyArgs {
+    bytes: MaybeUninit<[u8; MOST_ARGS]>,
+    len: usize,
+}
+
+impl AnyArgs {
+    fn of<A: Copy>(args: &A) -> AnyArgs {
+        assert!(size_of::<A>() <= MOST_ARGS && align_of::<A>() <= 8, "arguments of {} bytes", size_of::<A>());
+        let mut bytes = MaybeUninit::<[u8; MOST_ARGS]>::uninit();
+        // SAFETY: as many bytes as the struct has, which fit; nobody looks at those behind them.
+        unsafe {
+            bytes
+                .as_mut_ptr()
+                .cast::<u8>()
+                .copy_from_nonoverlapping((&raw const *args).cast(), size_of::<A>());
+        }
+        AnyArgs { bytes, len: size_of::<A>() }
+    }
+
+    /// Where they are, and their size.
+    #[must_use]
+    pub fn start(&self) -> (*const u8, usize) {
+        (self.bytes.as_ptr().cast(), self.len)
+    }
+}
+
+/// What runs kernels.
+pub trait Executor {
+    /// Copies to memory that kernels can read and write, where it stays as long as this.
+    fn store(&self, bytes: &[u8]) -> Ptr;
+    /// Copies from such memory.
+    fn load(&self, from: Ptr, to: &mut [u8]);
+    /// Orders in which threads can be run, where that is to choose.
+    fn orders(&self) -> &'static [i32];
+    /// Runs a launch in one order, to its end.
+    ///
+    /// # Errors
+    /// What went wrong.
+    fn run(&self, launch: &Launch<AnyArgs>, order: i32) -> Result<(), String>;
+}
+
+/// What cases work with.
+pub struct Bench<'e>(pub &'e dyn Executor);
+
+impl<'e> Bench<'e> {
+    /// The orders, each to be tried.
+    pub fn orders(&self) -> impl Iterator<Item = i32> + use<> {
+        self.0.orders().iter().copied()
+    }
+
+    /// One of the orders: they take turns.
+    #[must_use]
+    pub fn order(&self, turn: usize) -> i32 {
+        let orders = self.0.orders();
+        orders[turn % orders.len()]
+    }
+
+    /// Runs a launch.
+    ///
+    /// # Panics
+    /// If it goes wrong.
+    #[track_caller]
+    pub fn run<A: Copy>(&self, launch: &Launch<A>, order: i32) {
+        if launch.grid.contains(&0) {
+            return;
+        }
+        let Launch { kernel, grid, block, shared_bytes, args } = launch;
+        let any = Launch {
+            kernel,
+            grid: *grid,
+            block: *block,
+            shared_bytes: *shared_bytes,
+            args: AnyArgs::of(args),
+        };
+        if let Err(fault) = self.0.run(&any, order) {
+            panic!("{kernel} in order {order}: {fault}");
+        }
+    }
+
+    /// A copy that stays.
+    pub fn lasting<T: Plain>(&self, content: &[T]) -> Ptr {
+        self.0.store(bytes_of(content))
+    }
+
+    /// A number of rows, where kernels look for it.
+    pub fn count(&self, rows: usize) -> Ptr {
+        self.lasting(&[rows as u32])
+    }
+
+    /// Memory that a kernel may write, with margins of that value.
+    pub fn memory<T: Marked>(&self, content: &[T], margin: T) -> Memory<'e, T> {
+        let mut all = vec![margin; MARGIN];
+        all.extend_from_slice(content);
+        all.extend([margin; MARGIN]);
+        Memory { executor: self.0, start: self.lasting(&all), len: content.len(), margin, of: PhantomData }
+    }
+
+    /// f32 with margins.
+    pub fn floats(&self, content: &[f32]) -> Memory<'e, f32> {
+        self.memory(content, 77.25)
+    }
+
+    /// u32 with margins.
+    pub fn words(&self, content: &[u32]) -> Memory<'e, u32> {
+        self.memory(content, 0xabcd_1234)
+    }
+
+    /// Elements of either type, rounded.
+    pub fn elements(&self, element: Element, content: &[f32]) -> Elements<'e> {
+        match element {
+            Element::F32 => Elements::F32(self.floats(content)),
+            Element::Bf16 => {
+                let rounded: Vec<bf16> = content.iter().map(|x| bf16::from_f32(*x)).collect();
+                Elements::Bf16(self.memory(&rounded, bf16::from_f32(-3.5)))
+            }
+        }
+    }
+}
+
+/// What may lie in a [`Memory`].
+pub trait Marked: Plain + PartialEq + Debug {}
+impl<T: Plain + PartialEq + Debug> Marked for T {}
+
+/// Memory that a kernel may write, with a margin on each side that it must not.
+pub struct Memory<'e, T> {
+    executor: &'e dyn Executor,
+    start: Ptr,
+    len: usize,
+    margin: T,
+    of: PhantomData<T>,
+}
+
+/// Values of a margin.
+const MARGIN: usize = 64;
+
+impl<T: Marked> Memory<'_, T> {
+    /// Where the content is.
+    #[must_use]
+    pub fn ptr(&self) -> Ptr {
+        Ptr(self.start.0 + (MARGIN * size_of::<T>()) as u64)
+    }
+
+    /// The content.
+    ///
+    /// # Panics
+    /// If something was written beside it.
+    #[must_use]
+    #[track_caller]
+    pub fn read(&self) -> Vec<T> {
+        let mut all = vec![self.margin; self.len + 2 * MARGIN];
+        self.executor.load(self.start, bytes_of_mut(&mut all));
+        let after = all.split_off(MARGIN + self.len);
+        let content = all.split_off(MARGIN);
+        assert!(all.iter().chain(&after).all(|x| *x == self.margin), "a write beside the memory");
+        content
+    }
+}
+
+/// Elements of either type, filled from f32 and read as f32.
+pub enum Elements<'e> {
+    /// As they are.
+    F32(Memory<'e, f32>),
+    /// Rounded.
+    Bf16(Memory<'e, bf16>),
+}
+
+impl Elements<'_> {
+    /// Where the content is.
+    #[must_use]
+    pub fn ptr(&self) -> Ptr {
+        match self {
+            Elements::F32(memory) => memory.ptr(),
+            Elements::Bf16(memory) => memory.ptr(),
+        }
+    }
+
+    /// The content.
+    ///
+    /// # Panics
+    /// If something was written beside it.
+    #[must_use]
+    #[track_caller]
+    pub fn read(&self) -> Vec<f32> {
+        match self {
+            Elements::F32(memory) => memory.read(),
+            Elements::Bf16(memory) => memory.read().iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+}
+
+fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: plain values have no padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and any bytes are a value.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
