@@ -1,5 +1,5 @@
 //! What a client wants of the service, what is refused before anybody is asked, and what of it lanes have to know and the engine does not: how
-//! tokens are drawn, and what else is told of them.
+//! tokens are drawn, and where their log-probabilities go.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -96,8 +96,8 @@ impl Constraint {
     }
 }
 
-/// The log-probabilities of one request, by the position of their tokens. The verify lane puts them here before it tells of the tokens, so
-/// whoever has heard of a token finds them. They are a function of the tokens before, so what is computed again is the same again.
+/// The log-probabilities of one request, by the position of their tokens. The verify lane puts them here before it returns the tokens, so
+/// whoever has a token finds them. They are a function of the tokens before, so what is computed again is the same again.
 ///
 /// Bounded by the request's tokens, times the likeliest tokens wanted of each; what was taken is gone.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl LogprobCollector {
         LogprobCollector { prompt: Some(prompt), ..LogprobCollector::of_output(top) }
     }
 
-    /// What is told of the token at a position; none before that token is.
+    /// Takes the log-probabilities of the token at a position; none before that token is emitted.
     pub fn take(&self, position: usize) -> Option<Logprobs> {
         self.collected().remove(&position)
     }
@@ -133,7 +133,7 @@ impl LogprobCollector {
         self.prompt.is_some()
     }
 
-    /// The token of the prompt at a position, if something is to be told of it.
+    /// The token of the prompt at a position, if its log-probabilities are wanted.
     pub(crate) fn of_prompt(&self, position: usize) -> Option<TokenId> {
         self.prompt.as_ref()?.get(position).copied()
     }

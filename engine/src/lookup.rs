@@ -1,4 +1,5 @@
-//! Copied proposals: what the sequence's own text, or the client's prediction of it, says comes next. They cost no draft step.
+//! Prompt-lookup (n-gram) and predicted outputs: what the sequence's own text, or the client's prediction of it, says comes next. Such
+//! proposals cost no draft step.
 //!
 //! A cursor stands behind the last token's likeness in the text it copies from, and moves on with every token that agrees.
 //! When one does not, the place is looked for again: in a prediction close to where it was left, so that an edit of a few

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn at_first_it_watches_and_then_prunes_at_the_gate_that_pays() {
+    fn at_first_it_watches_and_then_prunes_at_the_checkpoint_that_pays() {
         let mut fresh = Pruning::new(32, true);
         assert_eq!(fresh.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Watch);
         assert!(fresh.wants_alternatives());

@@ -25,9 +25,9 @@ const HOPELESS: f32 = 0.02;
 pub enum Source {
     /// The draft model.
     Draft,
-    /// Copied from the sequence's own text.
+    /// Prompt-lookup: from the sequence's own text.
     Text,
-    /// Copied from what the client predicts.
+    /// A predicted output: from what the client predicts.
     Prediction,
 }
 
@@ -64,9 +64,9 @@ impl<T> IndexMut<Source> for PerSource<T> {
 impl PerSource<Calibration> {
     /// As fresh as can be.
     pub fn fresh() -> PerSource<Calibration> {
-        PerSource::of(
-            |source| if source == Source::Draft { Calibration::default() } else { Calibration::of_copies() },
-        )
+        PerSource::of(|source| {
+            if source == Source::Draft { Calibration::default() } else { Calibration::of_lookups() }
+        })
     }
 
     /// The probability of acceptance per bin.
@@ -120,7 +120,7 @@ impl Calibration {
     }
 
     /// Of prompt-lookup proposals, whose bin is the number of tokens that agreed before: hopeful, so that they are tried.
-    fn of_copies() -> Calibration {
+    fn of_lookups() -> Calibration {
         Calibration::with_prior(|agreed| 1.0 - 0.6 * 0.75_f64.powi(agreed as i32))
     }
 

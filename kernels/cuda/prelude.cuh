@@ -157,7 +157,7 @@ DEVICE void load_matrices_transposed(u32 *to, const void *row) { emu::load_matri
 DEVICE void multiply_add(float *c, const u32 *a, u32 b0, u32 b1) { emu::multiply_add(c, a, b0, b1); }
 DEVICE uint4 load_once(const void *at) { return *(const uint4 *)at; }
 DEVICE u32 this_sm() { return NOTHING; }
-DEVICE void stray_write(u32 *) { emu::fail("a write to memory that is not there"); }
+DEVICE void illegal_write(u32 *) { emu::fail("a write to memory that is not there"); }
 DEVICE void tell_host(u32 *at, u32 value) { *at = value; }
 #else
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
@@ -195,7 +195,7 @@ DEVICE u32 this_sm() {
     asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
     return sm;
 }
-DEVICE void stray_write(u32 *at) { *(volatile u32 *)at = 1; }
+DEVICE void illegal_write(u32 *at) { *(volatile u32 *)at = 1; }
 // A word of the host's memory, which the host looks at while kernels run.
 DEVICE void tell_host(u32 *at, u32 value) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
 #endif

@@ -53,14 +53,14 @@ fn a_second_start_reads_what_the_first_measured() {
     assert!(first.output().contains("preparing cost tables"), "{}", first.output());
     drop(first);
     let [file] = &files(folder.clone())[..] else { panic!("one file is expected in {folder:?}") };
-    let kept = costs(file);
-    assert_eq!(kept["key"]["target"]["hidden"], 64);
-    assert_eq!(kept["key"]["max_rows"], 32);
+    let cached = costs(file);
+    assert_eq!(cached["key"]["target"]["hidden"], 64);
+    assert_eq!(cached["key"]["max_rows"], 32);
     let second = Server::start(&yaml);
     let read = format!(" ago, read from {}", file.display());
     second.wait_for(&read, || second.output().contains(&read));
     assert!(!second.output().contains("preparing cost tables"), "{}", second.output());
-    assert_eq!(costs(file), kept);
+    assert_eq!(costs(file), cached);
     let answer = second.client().post("/v1/completions", &json!({"prompt": "kept", "max_tokens": 20}));
     assert_eq!(answer.status, 200, "{answer:?}");
 }
@@ -75,9 +75,9 @@ fn check_keeps_costs_where_the_environment_says_and_profile_measures_them_anew()
     let (second, _) = check(&config, &[]);
     assert!(second.contains(" ago, read from"), "{second}");
     // A time nobody measured, to see whether it is replaced.
-    let mut kept = costs(file);
-    kept["measured_unix_s"] = json!(0);
-    fs::write(file, kept.to_string()).expect("the file can be written");
+    let mut cached = costs(file);
+    cached["measured_unix_s"] = json!(0);
+    fs::write(file, cached.to_string()).expect("the file can be written");
     let (old, _) = check(&config, &[]);
     assert!(old.contains(" days ago, read from"), "{old}");
     let (profiled, stderr) = check(&config, &["--profile"]);
@@ -93,9 +93,9 @@ fn a_file_that_cannot_be_used_or_kept_is_a_warning() {
     let [file] = &files(config.folder().join("cache"))[..] else { panic!("one file is expected") };
     let whole = fs::read_to_string(file).expect("the file is there");
     let other_cpu = {
-        let mut kept = costs(file);
-        kept["key"]["device"]["cpu"] = json!("another");
-        kept.to_string()
+        let mut cached = costs(file);
+        cached["key"]["device"]["cpu"] = json!("another");
+        cached.to_string()
     };
     for (text, why) in [(&whole[..100], "it is damaged"), (&other_cpu, "its key differs in `key.device.cpu`")]
     {

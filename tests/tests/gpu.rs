@@ -58,17 +58,17 @@ impl Costs {
             files.map(|file| file.expect("an entry").path()).filter(|path| path.is_file()).collect();
         let [file] = &files[..] else { panic!("one file is expected: {files:?}") };
         let text = fs::read_to_string(file).expect("the file is there");
-        let mut kept: Value = serde_json::from_str(&text).expect("the file is JSON");
+        let mut cached: Value = serde_json::from_str(&text).expect("the file is JSON");
         assert_eq!(
-            (&kept["key"]["device"]["gpu"], &kept["key"]["device"]["sms"]),
+            (&cached["key"]["device"]["gpu"], &cached["key"]["device"]["sms"]),
             (&json!("fake GPU"), &json!(132))
         );
-        for table in kept["tables"].as_array_mut().expect("tables") {
+        for table in cached["tables"].as_array_mut().expect("tables") {
             for (lane, ns) in [("draft", 1_000_000), ("verify", 100_000_000)] {
                 table[lane]["pass_ns"].as_array_mut().expect("times").fill(json!(ns));
             }
         }
-        fs::write(file, kept.to_string()).expect("the file can be written");
+        fs::write(file, cached.to_string()).expect("the file can be written");
         costs
     }
 

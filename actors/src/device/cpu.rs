@@ -1,4 +1,4 @@
-//! Lanes on cores of this host: of one device, or of a group of ranks that share them out.
+//! Lanes on cores of this host: of one device, or of a group of ranks that split them.
 
 use std::fmt;
 use std::sync::Arc;

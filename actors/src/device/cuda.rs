@@ -117,7 +117,7 @@ impl CudaSource {
     fn open(&self) -> Result<Arc<Gpu>, CudaError> {
         match Gpu::open(self.info.ordinal, self.kernel_cache.as_deref()) {
             Err(CudaError::Compile(why @ NvrtcError::Cache { .. })) => {
-                tracing::warn!(%why, "compiled kernels cannot be kept: every start compiles them");
+                tracing::warn!(%why, "compiled kernels cannot be cached: every start compiles them");
                 Gpu::open(self.info.ordinal, None)
             }
             opened => opened,

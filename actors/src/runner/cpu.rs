@@ -159,7 +159,7 @@ impl CpuBackend {
     }
 
     /// The log-probabilities that requests of the pass want.
-    fn tell(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>, places: &[(usize, usize)]) {
+    fn logprobs(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>, places: &[(usize, usize)]) {
         let mut outputs = std::mem::take(&mut self.outputs);
         let (mut asked, mut of) = (Vec::new(), Vec::new());
         for (row, &(piece, offset)) in places.iter().enumerate() {
@@ -408,7 +408,7 @@ impl LaneBackend for CpuBackend {
         samples.iter().zip(tokens).for_each(|(sample, token)| outputs.tokens[sample.row] = token);
         self.outputs = outputs;
         if !how.confidence {
-            self.tell(rows, sequences, &places);
+            self.logprobs(rows, sequences, &places);
         }
     }
 

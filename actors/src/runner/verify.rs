@@ -138,12 +138,12 @@ impl<B: LaneBackend> VerifyRunner<B> {
             let of_prompt = |&row: &usize| {
                 collector.is_some_and(|collector| collector.of_prompt(chunk.start + row + 1).is_some())
             };
-            let told = (0..drawn_from).take_while(of_prompt).count();
+            let scored = (0..drawn_from).take_while(of_prompt).count();
             let mut from = 0;
             while from < self.chunks[index].rows {
-                // Rows that tell of the prompt are a piece of their own where others without logits follow.
-                let logits_from = if from < told { 0 } else { drawn_from };
-                let end = if from < told && told < drawn_from { told } else { usize::MAX };
+                // Rows that score the prompt are a piece of their own where others without logits follow.
+                let logits_from = if from < scored { 0 } else { drawn_from };
+                let end = if from < scored && scored < drawn_from { scored } else { usize::MAX };
                 let left = self.chunks[index].rows.min(end) - from;
                 let count = rows.room(bounds, left, left.min((from + left).saturating_sub(logits_from)));
                 if count == 0 {
@@ -249,7 +249,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
 
     /// What the pass has brought of each chunk.
     fn keep(&mut self, plan: &VerifyPlan, rows: &PassRows<'_>, margins: &[f32]) {
-        let tells = self.backend.rank().0 == 0;
+        let leads = self.backend.rank().0 == 0;
         let mut place = 0;
         for (piece, &left) in rows.pieces.iter().zip(&self.outputs.rows) {
             let (chunk, progress) = (&plan.chunks[piece.chunk], &mut self.chunks[piece.chunk]);
@@ -264,7 +264,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
                     (self.outputs.tokens[place], self.outputs.logprobs.get_mut(place).and_then(Option::take));
                 place += 1;
                 if offset < piece.drawn_from {
-                    if let (Some(collector), Some(logprobs), true) = (collector, logprobs, tells) {
+                    if let (Some(collector), Some(logprobs), true) = (collector, logprobs, leads) {
                         collector.put(piece.start + offset + 1, logprobs);
                     }
                 } else if places.is_none_or(|places| piece.since(offset) < places) {
@@ -285,9 +285,9 @@ impl<B: LaneBackend> VerifyRunner<B> {
         }
     }
 
-    /// The verdicts, and what is told of what they commit.
+    /// The verdicts, and the log-probabilities of what they commit.
     fn judge(&mut self, plan: &mut VerifyPlan) {
-        let tells = self.backend.rank().0 == 0;
+        let leads = self.backend.rank().0 == 0;
         let mut first = 0;
         for index in 0..plan.chunks.len() {
             let (chunk, progress) = (&plan.chunks[index], &self.chunks[index]);
@@ -298,10 +298,11 @@ impl<B: LaneBackend> VerifyRunner<B> {
             let sequence = self.sequences.of_mut(chunk.seq);
             let end = chunk.start + committed(chunk);
             sequence.rewind_and_extend(end, &plan.proposals(chunk)[..verdict.accepted]);
-            if tells && verdict.next.is_some() {
+            if leads && verdict.next.is_some() {
                 if let Some(collector) = &sequence.request.logprobs {
-                    let told = self.logprobs[own].iter_mut().take(verdict.accepted + 1).enumerate();
-                    told.filter_map(|(at, logprobs)| Some((end + at, logprobs.take()?)))
+                    let found = self.logprobs[own].iter_mut().take(verdict.accepted + 1).enumerate();
+                    found
+                        .filter_map(|(at, logprobs)| Some((end + at, logprobs.take()?)))
                         .for_each(|(position, logprobs)| collector.put(position, logprobs));
                 }
                 if let (Some(constraint), Some(reason)) =

@@ -169,8 +169,8 @@ fn run<B: LaneBackend>(
             }
             let sampling: Vec<SeqId> =
                 plan.chunks.iter().filter(|chunk| chunk.sample).map(|chunk| chunk.seq).collect();
-            let falling = !sampling.is_empty() && random.chance(30);
-            cancelled.0.set(falling.then(|| (random.one_of(&sampling), random.between(1, layers - 1))));
+            let cancels = !sampling.is_empty() && random.chance(30);
+            cancelled.0.set(cancels.then(|| (random.one_of(&sampling), random.between(1, layers - 1))));
             if random.chance(50) {
                 plan.prune_checkpoints.extend(1..layers);
                 for chunk in &mut plan.chunks {

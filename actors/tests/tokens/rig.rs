@@ -70,11 +70,11 @@ pub(crate) enum Plan {
     Verify(VerifyWork),
 }
 
-/// What is cancelled in the middle of a plan: what the engine has said, and clients that go just then.
+/// What is cancelled in the middle of a plan: what the engine has said, and what clients cancel just then.
 #[derive(Default)]
 struct Cancelled {
     by_engine: Vec<CancelledChunk>,
-    /// Where coins come from, if clients are to go in the middle of plans.
+    /// Where coins come from, if clients are to cancel in the middle of plans.
     random: Option<Random>,
     /// Sequences of the plan that is being carried out.
     of_plan: Vec<SeqId>,
@@ -90,7 +90,11 @@ impl CancelSource for LaneCancelled {
     fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
         let cancelled = &mut *self.cancelled.borrow_mut();
         out.extend(
-            cancelled.by_engine.iter().filter(|s| (s.lane, s.step) == (self.lane, step)).map(|s| s.seq),
+            cancelled
+                .by_engine
+                .iter()
+                .filter(|chunk| (chunk.lane, chunk.step) == (self.lane, step))
+                .map(|chunk| chunk.seq),
         );
         if let Some(random) = cancelled.random.as_mut().filter(|_| !cancelled.of_plan.is_empty())
             && random.next() % 100 < 2
@@ -115,8 +119,8 @@ pub(crate) struct Rig {
     cancelled: Rc<RefCell<Cancelled>>,
     /// Puts pruning checkpoints of its own into verify plans.
     checkpoints: Option<Random>,
-    /// Clients that went in the middle of a plan.
-    pub(crate) gone_inside: u64,
+    /// Clients that cancelled in the middle of a plan.
+    pub(crate) cancelled_inside: u64,
     /// Proposals that a grammar kept out of their pass.
     pub(crate) forbidden: u64,
 }
@@ -137,13 +141,13 @@ impl Rig {
             verify,
             cancelled,
             checkpoints: None,
-            gone_inside: 0,
+            cancelled_inside: 0,
             forbidden: 0,
         }
     }
 
     /// From now on, where there is a seed: verify passes prune at random, with checkpoints anywhere, any alternatives, any margins allowed;
-    /// and clients go in the middle of plans, between any two layers or steps.
+    /// and clients cancel in the middle of plans, between any two layers or steps.
     pub(crate) fn disturb(&mut self, prune: Option<u64>, go: Option<u64>) {
         self.checkpoints = prune.map(Random);
         self.cancelled.borrow_mut().random = go.map(Random);
@@ -217,7 +221,7 @@ impl Rig {
             }
         };
         let by_clients = std::mem::take(&mut self.cancelled.borrow_mut().by_clients);
-        self.gone_inside += by_clients.len() as u64;
+        self.cancelled_inside += by_clients.len() as u64;
         by_clients.into_iter().for_each(|seq| self.tell(Event::Cancel(seq)));
         self.tell(done);
         true

@@ -15,7 +15,7 @@ pub(crate) struct Tally {
     pub(crate) accepted: u64,
     pub(crate) rejected: u64,
     pub(crate) pruned: u64,
-    pub(crate) gone_inside: u64,
+    pub(crate) cancelled_inside: u64,
     pub(crate) devices_lost: u64,
     pub(crate) drawn: usize,
     pub(crate) penalties: usize,
@@ -23,11 +23,11 @@ pub(crate) struct Tally {
     pub(crate) logprobs: usize,
 }
 
-/// How many are told, all within rounding of the whole model's.
+/// How many there are, all within rounding of the whole model's.
 fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
-        let of = |told: &Option<Logprobs>| told.as_ref().map_or((None, 0.0), |t| (Some(t.token), t.logprob));
+        let of = |one: &Option<Logprobs>| one.as_ref().map_or((None, 0.0), |t| (Some(t.token), t.logprob));
         let ((found, a), (expected, b)) = (of(found), of(expected));
         assert!(found == expected && (a - b).abs() < 1e-4, "{found:?} {a} {expected:?} {b}");
     }
@@ -64,7 +64,7 @@ pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
     tally.accepted += totals.accepted_tokens;
     tally.rejected += totals.draft_tokens - totals.accepted_tokens;
     tally.pruned += totals.rows_pruned;
-    tally.gone_inside += rig.gone_inside;
+    tally.cancelled_inside += rig.cancelled_inside;
     for case in &cases {
         let (found, expected) = (case.outcome(&mut rig), solo(pair, case));
         match found.reason {
@@ -95,7 +95,7 @@ impl Tally {
 
     /// Whether there has been some of everything.
     pub(crate) fn all_happened(&self) -> bool {
-        let happened = [self.accepted, self.rejected, self.pruned, self.gone_inside, self.devices_lost];
+        let happened = [self.accepted, self.rejected, self.pruned, self.cancelled_inside, self.devices_lost];
         let kinds = [self.drawn, self.penalties, self.restricted];
         happened.iter().all(|count| *count > 0) && kinds.iter().all(|count| *count > 5)
     }

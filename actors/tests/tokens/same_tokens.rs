@@ -36,7 +36,7 @@ struct Tally {
     late_drafts: u64,
     pruned: u64,
     pruned_in_vain: u64,
-    gone_inside: u64,
+    cancelled_inside: u64,
     tunings: u64,
     prompt_lookup: u64,
     prompt_lookup_accepted: u64,
@@ -197,17 +197,17 @@ fn check(case: &Case, got: &Got, tally: &mut Tally) {
         tally.constrained += 1;
         tally.complete += u64::from(stop == Some(END));
     }
-    for (position, told) in got.logprobs.iter().enumerate() {
+    for (position, logprobs) in got.logprobs.iter().enumerate() {
         let all = case.request.prompt.iter().chain(&got.tokens);
         let first = if case.wants.of_prompt { 1 } else { case.request.prompt.len() };
         // Cancelled: the lanes may not have come to all of the prompt, and never to less than what was emitted.
         if got.reason != FinishReason::Cancelled || position >= case.request.prompt.len() {
-            assert_eq!(told.is_some(), position >= first, "{case}: position {position}");
+            assert_eq!(logprobs.is_some(), position >= first, "{case}: position {position}");
         }
-        if let Some(told) = told {
-            assert_eq!(Some(&told.token), all.clone().nth(position), "{case}: position {position}");
-            assert_eq!(Some(told.top.len()), case.wants.logprobs);
-            assert!(told.top.first().is_none_or(|(_, likeliest)| *likeliest >= told.logprob));
+        if let Some(logprobs) = logprobs {
+            assert_eq!(Some(&logprobs.token), all.clone().nth(position), "{case}: position {position}");
+            assert_eq!(Some(logprobs.top.len()), case.wants.logprobs);
+            assert!(logprobs.top.first().is_none_or(|(_, likeliest)| *likeliest >= logprobs.logprob));
         }
     }
 }
@@ -266,7 +266,7 @@ fn in_a_batch(
     tally.late += totals.late_chunks;
     tally.pruned += totals.rows_pruned;
     tally.pruned_in_vain += totals.pruned_in_vain;
-    tally.gone_inside += rig.gone_inside;
+    tally.cancelled_inside += rig.cancelled_inside;
     tally.forbidden += rig.forbidden;
     tally.prompt_lookup += totals.prompt_lookup_tokens;
     tally.prompt_lookup_accepted += totals.prompt_lookup_accepted_tokens;
@@ -321,7 +321,7 @@ impl Tally {
             ("late drafts", self.late_drafts),
             ("pruned rows", self.pruned),
             ("rows pruned in vain", self.pruned_in_vain),
-            ("clients that go inside a plan", self.gone_inside),
+            ("clients that cancel inside a plan", self.cancelled_inside),
             ("other ways to decide", self.tunings),
             ("prompt-lookup proposals that were accepted", self.prompt_lookup_accepted),
             ("prompt-lookup proposals that were rejected", self.prompt_lookup - self.prompt_lookup_accepted),

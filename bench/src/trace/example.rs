@@ -40,7 +40,7 @@ fn pass(lane: LaneKind, step: u64, (began, ended): (u64, u64), chunk: ChunkRecor
 /// The verify pass is number 7; its drafts are numbers 5 to 7.
 pub(super) fn example() -> Record {
     let verify = ChunkRecord { accepted: 2, next: true, ..chunk(9, 4, 3) };
-    let left = ChunkRecord { proposals: 0, cancelled: true, ..chunk(13, 1, 1) };
+    let unfinished = ChunkRecord { proposals: 0, cancelled: true, ..chunk(13, 1, 1) };
     let moved = EpochMove { seq: SEQ, epoch: 3, frontier: 13, unsent: 1, drafting: Some(7), rejected: true };
     let cancelled = CancelledChunk { lane: LaneKind::Draft, step: 7, seq: SEQ };
     let usage = Usage { output_tokens: 9, ..Usage::default() };
@@ -53,7 +53,7 @@ pub(super) fn example() -> Record {
             PassRecord { partition: 0, ..pass(LaneKind::Draft, 5, (10, 13), chunk(9, 1, 3)) },
             pass(LaneKind::Draft, 6, (13, 20), chunk(12, 1, 1)),
             PassRecord { prune_checkpoints: vec![2], ..pass(LaneKind::Verify, 7, (13, 25), verify) },
-            pass(LaneKind::Draft, 7, (21, 27), left),
+            pass(LaneKind::Draft, 7, (21, 27), unfinished),
         ],
         marks: vec![
             (ms(9), Mark::Arrived(SEQ)),

@@ -151,7 +151,7 @@ impl Chunks {
         if self.completes() { None } else { self.prompt(0) }
     }
 
-    /// Adds the ids of the tokens that a chunk tells of, if they are wanted, and to a completion's first chunk those of its prompt.
+    /// Adds the ids of the tokens of a chunk, if they are wanted, and to a completion's first chunk those of its prompt.
     fn add_ids(&mut self, logprobs: &[TokenLogprob], choice: &mut GeneratedChoice) {
         let index = choice.index as usize;
         let first = self.begun.get_mut(index).is_some_and(|begun| !std::mem::replace(begun, true));

@@ -233,11 +233,11 @@ pub(super) fn template_word(
     Ok(())
 }
 
-/// The conversation as a template is given it that knows nothing of tools: the first message tells of them and of the form of a call,
+/// The conversation for a template that knows nothing of tools: the first message tells of them and of the form of a call,
 /// and calls among the messages stand in their texts.
-pub(crate) fn told(conversation: &Conversation) -> Conversation {
-    let mut told = conversation.clone();
-    let Value::Array(messages) = &mut told.messages else { return told };
+pub(crate) fn with_tools_in_text(conversation: &Conversation) -> Conversation {
+    let mut rewritten = conversation.clone();
+    let Value::Array(messages) = &mut rewritten.messages else { return rewritten };
     for message in messages.iter_mut() {
         let calls =
             message.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -264,7 +264,7 @@ pub(crate) fn told(conversation: &Conversation) -> Conversation {
             )
         });
     }
-    told
+    rewritten
 }
 
 /// Replaces the text of a message.

@@ -16,7 +16,7 @@ const IMPOSSIBLE: f32 = -9999.0;
 /// How one answer shows them.
 pub(super) struct LogprobShape {
     pub(super) shape: Shape,
-    /// They are wanted: tokens may be told of without.
+    /// They are wanted: tokens may be listed without.
     pub(super) wanted: bool,
     /// Tokens are shown as `token_id:N`.
     pub(super) as_ids: bool,
@@ -24,7 +24,7 @@ pub(super) struct LogprobShape {
 }
 
 impl LogprobShape {
-    /// Of some tokens of a choice; null, or for a response an empty list, if nothing is told.
+    /// Of some tokens of a choice; null, or for a response an empty list, if there is nothing to show.
     pub(super) fn of(&self, tokens: &[TokenLogprob]) -> Value {
         match self.shape {
             Shape::Response => self.objects(tokens),

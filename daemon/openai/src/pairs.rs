@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 use crate::bounds::{Bounds, TemplateReads};
-use crate::conversation::{EFFORT, VERBOSITY, told};
+use crate::conversation::{EFFORT, VERBOSITY, with_tools_in_text};
 use crate::errors::ApiError;
 use crate::grammars::Grammars;
 use crate::names::Names;
@@ -109,10 +109,10 @@ impl Served {
             ApiError::bad_request(err.to_string(), Some("messages"), "chat_template_error")
         };
         let template = self.template.as_ref().map_err(|err| refuse(err))?;
-        // What the template does not tell the model of functions, is told here.
-        let untold = self.calls == Some(CallFormat::Json) && !template.reads("tools");
-        let told = untold.then(|| told(conversation));
-        template.render(told.as_ref().unwrap_or(conversation)).map_err(|err| refuse(&err))
+        // Where the template does not tell the model of its tools, the conversation does.
+        let in_text = self.calls == Some(CallFormat::Json) && !template.reads("tools");
+        let rewritten = in_text.then(|| with_tools_in_text(conversation));
+        template.render(rewritten.as_ref().unwrap_or(conversation)).map_err(|err| refuse(&err))
     }
 
     /// Tokens that end an output that is not a structured one.
@@ -165,7 +165,7 @@ impl Served {
             echo,
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
-            all_tokens: parameters.tells_tokens(),
+            all_tokens: parameters.lists_tokens(),
             constraint: constraint.clone(),
             marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
             took: parameters.include_metrics,

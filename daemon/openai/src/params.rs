@@ -98,8 +98,8 @@ impl Default for Choices {
 }
 
 impl Parameters {
-    /// Whether every token of output is told of.
-    pub fn tells_tokens(&self) -> bool {
+    /// Whether every token of output is listed.
+    pub fn lists_tokens(&self) -> bool {
         self.usage_so_far || self.return_token_ids
     }
 

@@ -43,9 +43,9 @@ async fn a_mode_says_where_proposals_come_from_and_changes_no_text() {
         "prompt": "hello", "max_tokens": 40, "temperature": 0, "logit_bias": letters, "include_metrics": true,
     });
     let auto = ok!(client, "/v1/completions", body);
-    // What comes is known: it is copied.
+    // What comes is known: all of it is found.
     let expected = json!({"type": "content", "content": text_of(&auto)});
-    for (mode, drafts, copies) in
+    for (mode, drafts, looks_up) in
         [("auto", true, true), ("off", false, false), ("lookup", false, true), ("draft", true, false)]
     {
         let more = json!({"prediction": expected, "speculation": {"mode": mode, "priority": -3, "slo": {"tpot_ms": 5, "ttft_ms": 50}}});
@@ -53,8 +53,8 @@ async fn a_mode_says_where_proposals_come_from_and_changes_no_text() {
         assert_eq!((status, text_of(&answer)), (StatusCode::OK, text_of(&auto)), "{answer}");
         let metrics = &answer["metrics"];
         check(metrics, 40);
-        let copied = tried(metrics, "text") + tried(metrics, "prediction");
-        assert!(copies == (copied > 0) && (drafts || tried(metrics, "draft") == 0), "{mode}: {metrics}");
+        let found = tried(metrics, "text") + tried(metrics, "prediction");
+        assert!(looks_up == (found > 0) && (drafts || tried(metrics, "draft") == 0), "{mode}: {metrics}");
         if mode == "off" {
             let speculation = &metrics["speculative_decoding"];
             assert_eq!(

@@ -1,11 +1,11 @@
-// Kernels of `faser gpu-check` alone: where launches run, how fast memory is, noise, and what flags of the host and stray writes do.
+// Kernels of `faser gpu-check` alone: where launches run, how fast memory is, noise, and what flags of the host and illegal writes do.
 struct SmsArgs { u32 *seen; u32 sms, turns; };
 struct CopyArgs { const uint4 *from; uint4 *to; u64 count; };
 struct ReadArgs { const uint4 *from; u32 *sum; u64 count; };
 struct FillArgs { void *to; u64 count, seed; float scale; u32 bf16; };
 struct NoiseArgs { u32 *out; u32 count, position; u64 seed; };
 struct WaitArgs { const u32 *flag; u32 *looks; u32 most; };
-struct StrayArgs { u32 *at; };
+struct IllegalWriteArgs { u32 *at; };
 
 // Counts its blocks by the SM they run on; behind the SMs those that cannot say. Long enough for all SMs to get some.
 KERNEL(32, 32) check_sms(SmsArgs a) {
@@ -61,6 +61,6 @@ KERNEL(32, 32) check_wait(WaitArgs a) {
     while (looks < a.most && !*(volatile const u32 *)a.flag) looks++;
     *a.looks = looks;
 }
-KERNEL(32, 32) check_stray(StrayArgs a) {
-    if (threadIdx.x == 0) stray_write(a.at);
+KERNEL(32, 32) check_illegal_write(IllegalWriteArgs a) {
+    if (threadIdx.x == 0) illegal_write(a.at);
 }

@@ -1,7 +1,7 @@
 //! The GPU itself: what the driver says of it, that every kernel compiles for it, and what is left of it when a kernel
 //! writes to an illegal address.
 
-use super::probes::{self, StrayArgs};
+use super::probes::{self, IllegalWriteArgs};
 use super::{CheckResult, Report, Setting};
 use faser_kernels::cuda::{
     Compiler, CudaError, CudaLane, File, Gpu, Share, check_libraries, files, probe_one,
@@ -75,12 +75,12 @@ pub fn illegal_address(setting: &Setting, report: &mut Report<'_>) -> CheckResul
     let gpu = Gpu::open(setting.ordinal, None)?;
     probes::load(&gpu)?;
     let mut lane = CudaLane::new(&[Share::whole(&gpu)], false)?;
-    let launched = lane.launch(&StrayArgs::launch());
+    let launched = lane.launch(&IllegalWriteArgs::launch());
     let ended = launched.and_then(|()| lane.wait(&mut || {}));
     let words = ended.err().map(|error| (matches!(error, CudaError::Driver { .. }), error.to_string()));
     let (of_driver, words) = words.unwrap_or((false, "no error at all".to_owned()));
     report.right(format!("the lane ends: {words}"), of_driver);
-    report.right("a later launch fails too", lane.launch(&StrayArgs::launch()).is_err());
+    report.right("a later launch fails too", lane.launch(&IllegalWriteArgs::launch()).is_err());
     report.right("memory cannot be asked for", gpu.memory().is_err());
     drop((lane, gpu));
     // Services rely on it to go on without a new process; one that cannot is given up.

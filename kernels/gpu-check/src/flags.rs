@@ -43,7 +43,7 @@ pub fn flags(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     Ok(())
 }
 
-fn seen(lane: &mut CudaLane, go_on: &Flags, cancelled: &Flags, gone: usize) -> Result<bool, CudaError> {
+fn seen(lane: &mut CudaLane, go_on: &Flags, cancelled: &Flags, chunk: usize) -> Result<bool, CudaError> {
     let gpu = lane.gpu().clone();
     let mut arena = Arena::new(&gpu, 2048, "rows to be compacted")?;
     let rows = CHUNKS as u32 * ROWS;
@@ -70,7 +70,7 @@ fn seen(lane: &mut CudaLane, go_on: &Flags, cancelled: &Flags, gone: usize) -> R
     lane.copy(args.counts, left, 4)?;
     lane.fetch(&mut arena)?;
     std::thread::sleep(BEGUN);
-    cancelled.set(gone);
+    cancelled.set(chunk);
     go_on.set(0);
     lane.wait(&mut || {})?;
     let waited = arena.get::<u32>(looked)[0] < MOST_LOOKS;

@@ -145,15 +145,15 @@ impl WaitArgs {
 /// A write to where no memory is: the context is lost.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StrayArgs {
+pub(super) struct IllegalWriteArgs {
     /// Where to.
     pub(super) at: Ptr,
 }
 
-impl StrayArgs {
+impl IllegalWriteArgs {
     /// A write to an address that no allocation has.
     #[must_use]
-    pub(super) fn launch() -> Launch<StrayArgs> {
-        launch_of("check_stray", 1, 32, StrayArgs { at: Ptr(64) })
+    pub(super) fn launch() -> Launch<IllegalWriteArgs> {
+        launch_of("check_illegal_write", 1, 32, IllegalWriteArgs { at: Ptr(64) })
     }
 }

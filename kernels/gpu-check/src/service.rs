@@ -15,7 +15,7 @@ use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard, WeightSource};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
-use super::probes::{self, StrayArgs};
+use super::probes::{self, IllegalWriteArgs};
 use super::{CheckResult, Report, Setting};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -53,10 +53,10 @@ pub fn lost(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let on_gpu = cuda.ranks[0].open(&mut |_| {})?;
     probes::load(&on_gpu.gpu)?;
     // Ready before: the requests do not take long.
-    let stray = CudaLane::new(&[Share::whole(&on_gpu.gpu)], false)?;
+    let illegal = CudaLane::new(&[Share::whole(&on_gpu.gpu)], false)?;
     let before = Arc::downgrade(&on_gpu);
     drop(on_gpu);
-    let found = pair.tokens(device.clone(), policy, Some(stray))?;
+    let found = pair.tokens(device.clone(), policy, Some(illegal))?;
     report.right("the context was let go, and the pair is on another one", before.upgrade().is_none());
     report.right("which works", cuda.ranks[0].open(&mut |_| {})?.gpu.memory().is_ok());
     compare(&expected, &found, "the CPU's tokens all the same", report);
@@ -164,12 +164,12 @@ impl Pair {
         }
     }
 
-    /// What each request gets, all at once; on the lane `stray` a kernel writes to an illegal address when the first tokens have come.
+    /// What each request gets, all at once; on the lane `illegal` a kernel writes to an illegal address when the first tokens have come.
     fn tokens(
         &self,
         device: DeviceSpec,
         policy: Policy,
-        mut stray: Option<CudaLane>,
+        mut illegal: Option<CudaLane>,
     ) -> Result<Vec<Vec<TokenId>>, Failure> {
         let spec = self.service(device, policy);
         actix::System::new().block_on(async {
@@ -189,7 +189,7 @@ impl Pair {
                             return Err(format!("a request ended by {reason:?}").into());
                         }
                     }
-                    if let Some(lane) = stray.take() {
+                    if let Some(lane) = illegal.take() {
                         write_to_illegal_address(lane)?;
                     }
                 }
@@ -218,7 +218,7 @@ impl Pair {
 /// A write to where no memory is, on the service's own context, which the lane lets go.
 fn write_to_illegal_address(mut lane: CudaLane) -> CheckResult {
     lane.bind()?;
-    lane.launch(&StrayArgs::launch())?;
+    lane.launch(&IllegalWriteArgs::launch())?;
     match lane.wait(&mut || {}) {
         Err(_) => Ok(()),
         Ok(()) => Err("a write to where no memory is went through".into()),

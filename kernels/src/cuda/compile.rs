@@ -1,4 +1,4 @@
-//! Sources to cubins by NVRTC, which needs no GPU; kept on disk by what went in. And what ptxas says of each kernel.
+//! Sources to cubins by NVRTC, which needs no GPU; cached on disk by what went in. And what ptxas says of each kernel.
 
 use super::sources::File;
 use cudarc::nvrtc::{result, sys};
@@ -35,7 +35,7 @@ pub enum NvrtcError {
         source: result::NvrtcError,
     },
     /// The cache's folder could not be written.
-    #[error("compiled kernels cannot be kept in {path}: {source}")]
+    #[error("compiled kernels cannot be cached in {path}: {source}")]
     Cache {
         /// What was to be written.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// For `arch` (such as `sm_90`); cubins are kept in the folder `cache`, if there is one.
+    /// For `arch` (such as `sm_90`); cubins are cached in the folder `cache`, if there is one.
     ///
     /// # Errors
     /// If NVRTC is not on this machine.
@@ -88,7 +88,7 @@ impl Compiler {
     /// The file compiled, or as it was kept.
     ///
     /// # Errors
-    /// If it does not compile, or cannot be kept.
+    /// If it does not compile, or cannot be cached.
     pub fn compile(&self, file: &File) -> Result<Cubin, NvrtcError> {
         let source = file.source();
         let options = [

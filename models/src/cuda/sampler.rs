@@ -48,13 +48,13 @@ impl CudaPasses {
     pub fn draw(&mut self, how: &DrawInput<'_>) -> Result<Drawn, CudaError> {
         let alternatives = how.alternatives;
         let (pass, sms) = (self.pass, self.lane.sms());
-        let (drafts, tells) = (self.sampling.confidence, pass.wishes != Ptr::NULL);
-        let plain_too = drafts || tells;
+        let (drafts, wants_logprobs) = (self.sampling.confidence, pass.wishes != Ptr::NULL);
+        let plain_too = drafts || wants_logprobs;
         let (most, count) = (pass.tail.samples, pass.sample_count());
         let (on_device, tokens) = self.output.reserve::<u32>(most);
         let confidence = drafts.then(|| self.output.reserve::<f32>(most));
         let top = alternatives.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
-        let logprobs = tells.then(|| self.output.reserve::<LogprobFound>(most));
+        let logprobs = wants_logprobs.then(|| self.output.reserve::<LogprobFound>(most));
         let left = pass.compacted.then(|| self.output.reserve::<Chunk>(pass.chunk_count));
         if let Some((to, _)) = left {
             self.lane.copy(pass.rows.chunks, to, pass.chunk_count * size_of::<Chunk>())?;

@@ -44,7 +44,7 @@ pub struct CudaBackend {
     vocab: usize,
     drafts: bool,
     /// Of the pass under way, whether each piece wants log-probabilities.
-    tells: Vec<bool>,
+    wants_logprobs: Vec<bool>,
     checkpoints: Vec<PruneCheckpoint>,
     drawn: Option<Drawn>,
 }
@@ -63,8 +63,8 @@ impl CudaBackend {
         if let Some(hidden) = &spec.hidden {
             passes.attach(hidden.clone());
         }
-        let (drafts, tells, checkpoints) = (spec.drafts, Vec::new(), Vec::new());
-        Ok(CudaBackend { passes, vocab, drafts, tells, checkpoints, drawn: None })
+        let (drafts, wants_logprobs, checkpoints) = (spec.drafts, Vec::new(), Vec::new());
+        Ok(CudaBackend { passes, vocab, drafts, wants_logprobs, checkpoints, drawn: None })
     }
 
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
@@ -120,8 +120,8 @@ impl CudaBackend {
             };
             pass.wishes.push(wish);
         }
-        self.tells.clear();
-        self.tells.extend(pass.wishes.iter().map(|wish| *wish != LogprobWish::NONE));
+        self.wants_logprobs.clear();
+        self.wants_logprobs.extend(pass.wishes.iter().map(|wish| *wish != LogprobWish::NONE));
         let tests = rows.tests.iter().map(|test| {
             let (chunk, offset) = (test.piece as u32, test.offset as u32);
             let position = test.position as u32;
@@ -145,7 +145,7 @@ impl CudaBackend {
             restricts: pass.restricts,
             cuts: pass.cuts,
             of_plan: &pass.of_plan,
-            wishes: if self.tells.contains(&true) { &pass.wishes } else { &[] },
+            wishes: if self.wants_logprobs.contains(&true) { &pass.wishes } else { &[] },
             prompt_tokens: &pass.prompt_tokens,
             tests: &tests.collect::<Vec<_>>(),
         })
@@ -306,13 +306,13 @@ impl LaneBackend for CudaBackend {
         outputs.confidence.extend(self.passes.confidence(&drawn));
         outputs.top.extend(self.passes.top(&drawn).as_chunks().0);
         let found = self.passes.logprobs(&drawn);
-        let left = rows.pieces.iter().zip(&outputs.rows).zip(&self.tells);
-        let wanted = left.flat_map(|((piece, &left), &tells)| {
-            std::iter::repeat_n(tells, left.saturating_sub(piece.logits_from))
+        let left = rows.pieces.iter().zip(&outputs.rows).zip(&self.wants_logprobs);
+        let wanted = left.flat_map(|((piece, &left), &wants)| {
+            std::iter::repeat_n(wants, left.saturating_sub(piece.logits_from))
         });
         outputs
             .logprobs
-            .extend(found.iter().zip(wanted).map(|(found, tells)| tells.then(|| found.logprobs())));
+            .extend(found.iter().zip(wanted).map(|(found, wanted)| wanted.then(|| found.logprobs())));
     }
 
     fn draft(

@@ -12,14 +12,14 @@ const STEPS: usize = DraftStepArgs::STEPS;
 struct Drafting {
     state: DraftState,
     drafted: Vec<(u32, f32, Vec<u32>)>,
-    gone: bool,
+    cancelled: bool,
 }
 
 impl Drafting {
     fn goes_on(&self) -> bool {
         let DraftState { survival, below, steps, .. } = self.state;
         let count = self.drafted.len();
-        !self.gone && count > 0 && count < steps as usize && survival >= below
+        !self.cancelled && count > 0 && count < steps as usize && survival >= below
     }
 
     fn add(&mut self, token: u32, confidence: f32, top: Vec<u32>) {
@@ -84,7 +84,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 .collect();
             let top: Vec<u32> = (0..drawing.len() * TOP_TOKENS).map(|_| random.below(5000) as u32).collect();
             let flags: Vec<u32> =
-                all.iter().map(|chunk| u32::from(chunk.gone || random.below(30) == 0)).collect();
+                all.iter().map(|chunk| u32::from(chunk.cancelled || random.below(30) == 0)).collect();
             let args = DraftStepArgs {
                 samples: if at == 0 { bench.lasting(&first) } else { samples.ptr() },
                 tokens: bench.lasting(&tokens),
@@ -127,7 +127,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
             }
             for (chunk, flag) in all.iter_mut().zip(&flags) {
                 cancelled += usize::from(*flag == 1 && chunk.goes_on());
-                chunk.gone |= *flag == 1;
+                chunk.cancelled |= *flag == 1;
             }
             drawing = (0..n).filter(|c| all[*c].goes_on()).collect();
             let rows_now = drawing.len() as u32;
@@ -165,7 +165,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 assert_eq!(alternatives_read[place * TOP_TOKENS..][..TOP_TOKENS], *top);
             }
             full += usize::from(count > 0 && count == chunk.state.steps as usize);
-            stopped += usize::from(!chunk.gone && count > 0 && count < chunk.state.steps as usize);
+            stopped += usize::from(!chunk.cancelled && count > 0 && count < chunk.state.steps as usize);
         }
     }
     assert!(stopped > 50 && cancelled > 20 && full > 20, "{stopped} {cancelled} {full}");

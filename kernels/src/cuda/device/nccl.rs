@@ -41,9 +41,9 @@ pub struct NcclRankSlot {
 /// For a group of nobody.
 pub fn nccl_group(ranks: usize, deadline: Duration) -> Result<Vec<NcclRankSlot>, CudaError> {
     assert!(ranks > 0, "a group of no ranks");
-    let slots = (0..ranks).map(|_| RankSlot::default()).collect();
+    let states = (0..ranks).map(|_| RankState::default()).collect();
     let (aborted, plans) = (OnceLock::new(), Mutex::default());
-    let shared = Arc::new(Shared { id: unique_id()?, deadline, aborted, slots, plans });
+    let shared = Arc::new(Shared { id: unique_id()?, deadline, aborted, states, plans });
     Ok((0..ranks).map(|rank| NcclRankSlot { shared: shared.clone(), rank }).collect())
 }
 
@@ -51,14 +51,14 @@ struct Shared {
     id: ncclUniqueId,
     deadline: Duration,
     aborted: OnceLock<String>,
-    slots: Vec<RankSlot>,
+    states: Vec<RankState>,
     /// Plans that not all ranks have begun yet.
     plans: Mutex<Plans>,
 }
 
 /// What the others see of a rank.
 #[derive(Default)]
-struct RankSlot {
+struct RankState {
     joined: AtomicBool,
     left: AtomicBool,
     /// Calls that it has queued.
@@ -111,9 +111,10 @@ impl NcclRankSlot {
     /// Joins with the GPU that the calling thread is bound to, and waits for the others; `sms` are those of the lane's smallest partition.
     pub(super) fn join(&self, sms: u32) -> Result<Nccl, CudaError> {
         let shared = &self.shared;
-        let slot = &shared.slots[self.rank];
-        assert!(!slot.joined.swap(true, SeqCst), "rank {} has joined before", self.rank);
-        let communicator = Communicator::join(shared.id, self.rank, shared.slots.len(), sms.min(MOST_BLOCKS));
+        let state = &shared.states[self.rank];
+        assert!(!state.joined.swap(true, SeqCst), "rank {} has joined before", self.rank);
+        let communicator =
+            Communicator::join(shared.id, self.rank, shared.states.len(), sms.min(MOST_BLOCKS));
         let communicator = communicator.map_err(|failed| shared.failed(failed))?;
         let way = Nccl {
             shared: shared.clone(),
@@ -123,10 +124,10 @@ impl NcclRankSlot {
         };
         let begun = Instant::now();
         while way.state()? == State::Under {
-            shared.look(|slot| !slot.joined.load(SeqCst))?;
+            shared.look(|state| !state.joined.load(SeqCst))?;
             if begun.elapsed() > JOIN.max(shared.deadline) {
                 return Err(shared
-                    .too_late(|slot| !slot.joined.load(SeqCst), JOIN.max(shared.deadline))
+                    .too_late(|state| !state.joined.load(SeqCst), JOIN.max(shared.deadline))
                     .into());
             }
             std::thread::sleep(LOOK);
@@ -148,11 +149,11 @@ impl Shared {
     }
 
     /// Whether the group stands; somebody who has left is missed only where he has something to do yet.
-    fn look(&self, misses: impl Fn(&RankSlot) -> bool) -> Result<(), CollectiveError> {
+    fn look(&self, misses: impl Fn(&RankState) -> bool) -> Result<(), CollectiveError> {
         if let Some(why) = self.aborted.get() {
             return Err(CollectiveError::Aborted { why: why.clone() });
         }
-        let gone = self.slots.iter().position(|slot| slot.left.load(SeqCst) && misses(slot));
+        let gone = self.states.iter().position(|state| state.left.load(SeqCst) && misses(state));
         gone.map_or(Ok(()), |rank| {
             let why = format!("rank {rank} has left");
             self.abort(&why);
@@ -161,9 +162,9 @@ impl Shared {
     }
 
     /// The end of a group whose ranks have not come in time.
-    fn too_late(&self, misses: impl Fn(&RankSlot) -> bool, within: Duration) -> CollectiveError {
-        let ranks = self.slots.len();
-        let error = match self.slots.iter().position(misses) {
+    fn too_late(&self, misses: impl Fn(&RankState) -> bool, within: Duration) -> CollectiveError {
+        let ranks = self.states.len();
+        let error = match self.states.iter().position(misses) {
             Some(missing) => CollectiveError::Deadline { missing, ranks, within },
             None => CollectiveError::Stuck { ranks, within },
         };
@@ -194,7 +195,7 @@ impl Nccl {
             return Err(error);
         }
         begun.ranks += 1;
-        while plans.begun.front().is_some_and(|begun| begun.ranks == self.shared.slots.len()) {
+        while plans.begun.front().is_some_and(|begun| begun.ranks == self.shared.states.len()) {
             plans.begun.pop_front();
             plans.done += 1;
         }
@@ -212,8 +213,8 @@ impl Nccl {
     }
 
     fn watched(&self, since: Instant) -> Result<(), CollectiveError> {
-        let own = self.shared.slots[self.rank].calls.load(SeqCst);
-        let behind = |slot: &RankSlot| slot.calls.load(SeqCst) < own;
+        let own = self.shared.states[self.rank].calls.load(SeqCst);
+        let behind = |state: &RankState| state.calls.load(SeqCst) < own;
         self.shared.look(behind)?;
         self.state()?;
         if since.elapsed() > self.shared.deadline {
@@ -241,7 +242,7 @@ impl Nccl {
         };
         let begun = Instant::now();
         let mut state = asked?;
-        self.shared.slots[self.rank].calls.fetch_add(1, SeqCst);
+        self.shared.states[self.rank].calls.fetch_add(1, SeqCst);
         while state == State::Under {
             self.watch(begun)?;
             state = self.state()?;
@@ -271,7 +272,7 @@ impl Collective<OnStream> for Nccl {
     }
 
     fn ranks(&self) -> usize {
-        self.shared.slots.len()
+        self.shared.states.len()
     }
 
     fn all_reduce_sum(&self, values: &mut OnStream) -> Result<(), CollectiveError> {
@@ -294,7 +295,7 @@ impl Collective<OnStream> for Nccl {
 impl Drop for Nccl {
     fn drop(&mut self) {
         // Calls that all have come to are not disturbed; whoever waits for another of this rank would wait in vain.
-        self.shared.slots[self.rank].left.store(true, SeqCst);
+        self.shared.states[self.rank].left.store(true, SeqCst);
         self.end();
     }
 }
