@@ -27,14 +27,11 @@ fn texts() -> [(&'static str, String); 3] {
 
 /// Sends the body so often, several at once, and looks at the status and body of each answer.
 fn flood(server: &Server, count: usize, path: &str, body: &Value, look: impl Fn(u16, &str) + Sync) {
-    let left = AtomicUsize::new(count);
+    let sent = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while left
-                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-                    .is_ok()
-                {
+                while sent.fetch_add(1, Ordering::Relaxed) < count {
                     let answer = server.client().post(path, body);
                     look(answer.status, &answer.body);
                 }

@@ -163,11 +163,14 @@ impl Table {
 
 impl Permit {
     fn take(key: &Arc<Key>, most: usize) -> Result<Permit, Refusal> {
-        let more = |active: usize| (active < most).then_some(active + 1);
-        match key.active.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Permit(Arc::clone(key))),
-            Err(_) => Err(Refusal::Busy(most)),
+        let mut active = key.active.load(Ordering::Relaxed);
+        while active < most {
+            match key.active.compare_exchange_weak(active, active + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(Permit(Arc::clone(key))),
+                Err(now) => active = now,
+            }
         }
+        Err(Refusal::Busy(most))
     }
 
     /// What the key is called: for logs, which never show the key.
