@@ -108,7 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--binary", default=os.path.join(ROOT, "target/release/faser"))
-    parser.add_argument("--file", default=os.path.join(ROOT, "daemon/operators/src/admin/api.rs"))
+    parser.add_argument("--file", default=os.path.join(ROOT, "daemon/operators/src/admin/admin_api.rs"))
     parser.add_argument("--rename", nargs=2, default=["route", "endpoint"])
     parser.add_argument("--source", default=os.path.join(ROOT, "docs/operating.md"))
     args = parser.parse_args()

@@ -5,21 +5,21 @@
 //! It measures what a client sees and never looks inside the server. [sim] compares policies without a server, in the engine's
 //! simulator; [compare] holds what a comparison on this machine found, whoever ran it; [trace] shows what lanes did.
 
+mod bench_report;
+mod bench_spec;
 mod canvas;
 pub mod compare;
 mod error;
 mod load;
 mod prompts;
-mod report;
 pub mod sim;
-mod spec;
 mod stats;
-mod stream;
+mod timed_stream;
 pub mod trace;
 
+pub use bench_report::{Cell, Report, Run};
+pub use bench_spec::{BenchSpec, KMax};
 pub use error::BenchError;
 pub use load::{Progress, run};
 pub use prompts::{Prompt, Prompts};
-pub use report::{Cell, Report, Run};
-pub use spec::{BenchSpec, KMax};
 pub use stats::Quantiles;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::{
     BenchError, BenchSpec, KMax, Prompt, Quantiles, Report, Run,
-    stream::{Caller, Sample},
+    timed_stream::{Caller, Sample},
 };
 
 /// What happens while a benchmark runs, for whoever shows it.
@@ -248,7 +248,7 @@ mod tests {
             ttft: Duration::from_millis(5),
             gaps: vec![Duration::from_millis(2); 2],
             decode: Duration::from_millis(4),
-            usage: crate::stream::Usage { prompt_tokens: 3, completion_tokens: 5 },
+            usage: crate::timed_stream::Usage { prompt_tokens: 3, completion_tokens: 5 },
             text: "abc".into(),
         };
         let run =

@@ -17,11 +17,11 @@ use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
 use anyhow::{Result, anyhow};
 use faser_config::{Config, sizes};
-use faser_loading::load::{Loaded, load_all};
+use faser_loading::load_pairs::{Loaded, load_all};
 use faser_models::GenerationDefaults;
 use faser_openai::access::Access;
 use faser_openai::app::App;
-use faser_openai::metrics;
+use faser_openai::metrics_recorder;
 use faser_openai::pairs::Pairs;
 use faser_openai::pairs::Served;
 use faser_operators::admin::peer::Operators;
@@ -52,7 +52,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let (handed_over, for_admin) = (sockets.http()?, sockets.admin()?);
     let mut signals = Signals::take_over()?;
     let mut hangups = Hangups::take_over()?;
-    let recorder = metrics::install().map_err(|err| anyhow!("cannot set up metrics: {err}"))?;
+    let recorder = metrics_recorder::install().map_err(|err| anyhow!("cannot set up metrics: {err}"))?;
     let access = Arc::new(Access::load(&config.server)?);
     reload.manage(Arc::clone(&access));
     let app = web::Data::new(App::new(config.server.clone(), access, recorder.clone()));
@@ -286,9 +286,9 @@ fn tell_loaded(loaded: &Loaded) {
     if let Err(why) = &loaded.template {
         tracing::info!(%why, "chats are refused");
     }
-    metrics::tell_device(&loaded.machine, loaded.label.as_deref());
+    metrics_recorder::tell_device(&loaded.machine, loaded.label.as_deref());
     if loaded.config.vllm_names {
-        metrics::tell_cache(&loaded.name, 1 + loaded.more.len(), &loaded.engine);
+        metrics_recorder::tell_cache(&loaded.name, 1 + loaded.more.len(), &loaded.engine);
     }
 }
 

@@ -1,9 +1,9 @@
 // prune: the test of proposals in the middle of a verify pass (D3d). prune_rows finds the row that predicts each tested proposal, for
 // gather_rows, rms_norm and score_tokens of its alternatives; prune_test then has by how much the best alternative leads, in the sampler's
 // own operations, and ends the chunk behind a row whose proposal is beaten by too much. One thread for a test.
-struct Test { u32 chunk, offset, position, proposal; };
+struct PruneTest { u32 chunk, offset, position, proposal; };
 struct PruneArgs {
-    const Test *tests;
+    const PruneTest *tests;
     const u32 *tokens; // [test][ALTERNATIVES + 1]: alternatives (the proposal itself where there are fewer), then the proposal
     const float *scores; // [test][ALTERNATIVES + 1]: their logits
     const float *most; // [test]: largest margin that stays
@@ -20,7 +20,7 @@ static constexpr u32 ALTERNATIVES = 8;
 KERNEL(128, 32) prune_rows(PruneArgs a) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= *a.count) return;
-    const Test test = a.tests[i];
+    const PruneTest test = a.tests[i];
     const Chunk chunk = a.chunks[test.chunk];
     const u32 live = chunk.rows < a.live[test.chunk] ? chunk.rows : a.live[test.chunk];
     a.rows[i] = test.offset + 1 < live ? chunk.first + test.offset : NOTHING;
@@ -40,7 +40,7 @@ KERNEL(128, 48) prune_test(PruneArgs a) {
         a.margins[i] = infinity() - infinity();
         return;
     }
-    const Test test = a.tests[i];
+    const PruneTest test = a.tests[i];
     const Sampler &s = a.samplers[test.chunk];
     const u64 keys = noise_keys(s.seed, test.position);
     const u32 *tokens = a.tokens + (size_t)i * (ALTERNATIVES + 1);

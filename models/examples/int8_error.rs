@@ -1,10 +1,10 @@
 //! What holding a model's matrices in bf16 or int8 does to its logits, against f32, for the demo pair and synthetic models:
 //! `cargo run --release -p faser-models --example int8_error -- [PROMPTS [PRESET ..]]`
 
-#[path = "../tests/forward/acceptance.rs"]
-mod acceptance;
 #[path = "../tests/forward/accuracy.rs"]
 mod accuracy;
+#[path = "../tests/forward/draft_acceptance.rs"]
+mod draft_acceptance;
 #[path = "../tests/forward/session.rs"]
 mod session;
 

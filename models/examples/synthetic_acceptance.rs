@@ -1,8 +1,8 @@
 //! Prints how the acceptance of a synthetic pair follows from epsilon:
 //! `cargo run --release -p faser-models --example synthetic_acceptance -- 110m [epsilon ..]`
 
-#[path = "../tests/forward/acceptance.rs"]
-mod acceptance;
+#[path = "../tests/forward/draft_acceptance.rs"]
+mod draft_acceptance;
 #[path = "../tests/forward/session.rs"]
 mod session;
 
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let start = Instant::now();
         let (target, draft) = pair(&spec, Dtype::Bf16, &mut |_| {})?;
         let seconds = start.elapsed().as_secs_f64();
-        let figures = acceptance::measure(&target, &draft, isa, &prompts(spec.vocab), LENGTH);
+        let figures = draft_acceptance::measure(&target, &draft, isa, &prompts(spec.vocab), LENGTH);
         println!(
             "| {residual_scale} | {:.3} | {:.3} | {:.2} | {:.2} | {:.2} | {seconds:.1} s |",
             figures.greedy, figures.overlap, figures.entropy, figures.distinct, figures.looped

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use faser_kernels::Tensor;
 
 use crate::ModelConfig;
-use crate::hidden::{HiddenStates, HiddenWriter};
+use crate::hidden_states::{HiddenStates, HiddenWriter};
 
 /// Room for the activations of passes up to a number of rows. A pass allocates nothing.
 pub struct Scratch {

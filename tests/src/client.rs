@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 
 use crate::PATIENCE;
-use crate::stream::{Body, Events};
+use crate::event_stream::{Body, Events};
 
 /// Talks to the server at one address.
 #[derive(Clone, Debug)]

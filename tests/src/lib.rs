@@ -5,11 +5,11 @@
 mod binary;
 pub mod browser;
 pub mod client;
+pub mod event_stream;
 pub mod metrics;
 pub mod rules;
 mod server;
 mod service_manager;
-pub mod stream;
 
 pub use binary::{cost_cache, faser};
 pub use server::{Config, Server, said};

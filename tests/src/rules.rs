@@ -1,11 +1,11 @@
 //! The repository's rules as code: each check returns what breaks it, one line per fault, and is itself tested on a bad example.
 
 pub mod code;
+pub mod crate_picture;
 pub mod cycles;
 pub mod docs;
 pub mod edges;
-pub mod picture;
-pub mod source;
+pub mod file_rules;
 
 use std::path::{Path, PathBuf};
 

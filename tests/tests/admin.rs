@@ -11,8 +11,8 @@ use std::{
     time::Instant,
 };
 
-use faser_operators::ctl::client::Client as Admin;
-use faser_tests::{Server, client::Client, faser, metrics::wait_until, said, stream::Transcript};
+use faser_operators::ctl::socket_client::Client as Admin;
+use faser_tests::{Server, client::Client, event_stream::Transcript, faser, metrics::wait_until, said};
 use serde_json::{Value, json};
 
 const STREAMS: usize = 32;

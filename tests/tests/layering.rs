@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use faser_tests::rules::{cycles, docs, edges, files, picture, read, root, source};
+use faser_tests::rules::{crate_picture, cycles, docs, edges, file_rules, files, read, root};
 
 const CRATES: &[&str] = &[
     "topology",
@@ -63,20 +63,20 @@ fn crates_use_only_whom_they_may() {
 #[test]
 fn source_files_keep_the_rules() {
     let faults: Vec<String> =
-        rust_files().iter().flat_map(|(path, source)| source::faults(path, source)).collect();
+        rust_files().iter().flat_map(|(path, source)| file_rules::faults(path, source)).collect();
     assert_none(&faults);
 }
 
 #[test]
 fn yaml_is_read_in_one_file() {
-    assert_none(&source::yaml_in_one_file(&rust_files()));
+    assert_none(&file_rules::yaml_in_one_file(&rust_files()));
 }
 
 #[test]
 fn every_crate_takes_the_workspace_lints() {
     let manifests = CRATES.iter().map(|folder| format!("{folder}/Cargo.toml"));
     let faults: Vec<String> =
-        manifests.flat_map(|path| source::manifest_faults(&path, &read(&path))).collect();
+        manifests.flat_map(|path| file_rules::manifest_faults(&path, &read(&path))).collect();
     assert_none(&faults);
 }
 
@@ -100,7 +100,7 @@ fn the_picture_of_the_crates_is_what_cargo_says() {
             metadata["packages"].as_array().into_iter().flatten().find(|package| package["name"] == name);
         found.and_then(|package| package["description"].as_str()).unwrap_or_default().to_owned()
     };
-    let (drawn, path) = (picture::picture(&metadata, about), root().join("docs/crates.svg"));
+    let (drawn, path) = (crate_picture::picture(&metadata, about), root().join("docs/crates.svg"));
     if std::env::var_os("FASER_DRAW").is_some() {
         std::fs::write(&path, &drawn).expect("docs/crates.svg");
     }

@@ -5,9 +5,9 @@ use std::process::Command;
 use faser_tests::{
     Server,
     client::Client,
+    event_stream::Transcript,
     faser,
     metrics::{Metrics, wait_until},
-    stream::Transcript,
 };
 use serde_json::{Value, json};
 
@@ -168,7 +168,8 @@ fn a_pair_is_changed_under_load_without_the_other_and_a_drain_ends_both() {
         .output();
     let frame = String::from_utf8_lossy(&top.expect("the binary can be started").stdout).into_owned();
     assert!(frame.contains("Tiny/one on cpu"), "{frame}");
-    let page = faser_operators::ctl::client::Client::new(&socket).get("/?pair=Tiny%2Fone").expect("the page");
+    let page =
+        faser_operators::ctl::socket_client::Client::new(&socket).get("/?pair=Tiny%2Fone").expect("the page");
     assert!(String::from_utf8_lossy(&page.body).contains("<html"));
     // What runs is listed with the number of its pair, and is ended by that.
     let long = |model: &str, tokens: usize| {
@@ -203,7 +204,7 @@ fn a_pair_whose_device_is_given_up_leaves_the_other_serving() {
         let kept = scope.spawn(|| ask(client, &[Some("rustdoc")]));
         let lost = client
             .try_stream("/v1/completions", &body(Some("Tiny/one"), 0))
-            .map(faser_tests::stream::Events::transcript);
+            .map(faser_tests::event_stream::Events::transcript);
         (lost, kept.join().expect("the streams"))
     });
     assert!(lost.is_err() || lost.is_ok_and(|lost| lost.error.is_some()));

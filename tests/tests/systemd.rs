@@ -204,7 +204,7 @@ fn an_admin_socket_that_is_handed_over_is_served_beside_a_port_of_our_own() {
     command.env("LISTEN_FDNAMES", "admin");
     let server = Server::run(config, command);
     assert_eq!(server.client().get("/ready").status, 200);
-    let admin = faser_operators::ctl::client::Client::new(&path);
+    let admin = faser_operators::ctl::socket_client::Client::new(&path);
     let status = admin.get("/v1/status").and_then(|answer| answer.json()).expect("a status");
     assert_eq!(status["state"], "serving");
     server.stop();
@@ -215,7 +215,7 @@ fn an_admin_socket_that_is_handed_over_is_served_beside_a_port_of_our_own() {
 fn an_admin_socket_stands_in_the_folder_that_the_service_manager_made() {
     let folder = Config::new("");
     let server = Server::start_with(PAIR, &[("RUNTIME_DIRECTORY", folder.folder().into())]);
-    let admin = faser_operators::ctl::client::Client::new(&folder.folder().join("admin.sock"));
+    let admin = faser_operators::ctl::socket_client::Client::new(&folder.folder().join("admin.sock"));
     assert!(admin.get("/v1/status").is_ok());
     drop(server);
     let off = Server::start_with(

@@ -7,7 +7,7 @@
 mod cpu;
 mod discover;
 mod error;
-mod gpu;
+mod gpu_placement;
 mod machine;
 mod nodes;
 mod place;
@@ -18,7 +18,7 @@ mod share;
 
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
-pub use gpu::{GpuDevice, GpuPlacement, place_on_gpu};
+pub use gpu_placement::{GpuDevice, GpuPlacement, place_on_gpu};
 pub use machine::{Gpu, Joined, Link, LinkKind, Topology};
 pub use nodes::Node;
 pub use place::{KvPools, KvRequest, LanePair, ModelFootprint, Placement, place};

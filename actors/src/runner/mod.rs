@@ -1,8 +1,8 @@
 //! The lanes' executors: they join the engine's plans and a model on a device. No actors, no clock in any decision about tokens; GpuActor's lanes
-//! call them, and so do the tests that need no actors. What a device does is in `backend.rs`; `cpu.rs` and `cuda` do it.
+//! call them, and so do the tests that need no actors. What a device does is in `backend.rs`; `cpu_backend.rs` and `cuda` do it.
 
 mod backend;
-mod cpu;
+mod cpu_backend;
 mod cuda;
 mod draft;
 mod judging;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub(crate) use backend::{Draw, PassOutputs, PassRows, Piece};
 pub use backend::{HiddenRows, LaneBackend};
-pub use cpu::{CpuBackend, CpuLaneSpec};
+pub use cpu_backend::{CpuBackend, CpuLaneSpec};
 pub use cuda::{CudaBackend, CudaLaneSpec};
 pub use draft::{DraftRunner, DraftWork};
 pub(crate) use masks::Masks;

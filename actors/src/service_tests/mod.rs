@@ -1,10 +1,10 @@
 //! The service as a client sees it, with a tiny synthetic pair on real lanes, and with devices that fail on demand.
 
 mod control;
-mod faults;
+mod fault_tests;
 mod groups;
-mod recording;
-mod replicas;
+mod recording_tests;
+mod replica_tests;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};

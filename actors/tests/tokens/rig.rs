@@ -30,7 +30,7 @@ pub(crate) struct Pair {
     /// Where it runs, if not on the CPU.
     pub(crate) cuda: Option<OnGpu>,
     /// Its shards, if it is split over groups.
-    pub(crate) shards: Option<crate::group::Shards>,
+    pub(crate) shards: Option<crate::rank_group::Shards>,
 }
 
 /// The pair on a GPU, and the shares of its partitions; or a rank's shards of it.
@@ -285,7 +285,7 @@ fn runners(
             })
             .collect();
         let draft = (!drafts.is_empty()).then(|| {
-            let mut run = crate::group::cuda_draft(drafts, cancelled(LaneKind::Draft));
+            let mut run = crate::rank_group::cuda_draft(drafts, cancelled(LaneKind::Draft));
             Box::new(move |mut work: DraftWork| {
                 // Each plan on the next partition, whatever the engine thinks of them: that must not show.
                 let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
@@ -295,7 +295,8 @@ fn runners(
         let sizes = limits.cuda_verify(config);
         let targets =
             ranks().map(|rank| (rank.target.clone(), spec(rank, |pair| &pair.verify, sizes, false)));
-        let mut run = crate::group::cuda_verify(targets.collect(), cancelled(LaneKind::Verify), patience);
+        let mut run =
+            crate::rank_group::cuda_verify(targets.collect(), cancelled(LaneKind::Verify), patience);
         let verify = move |mut work: VerifyWork| {
             let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
             VerifyPlan { partition: planned, ..run(work) }
@@ -318,10 +319,10 @@ fn runners(
     };
     let draft = (!drafts.is_empty()).then(|| {
         let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows);
-        Box::new(crate::group::draft(&drafts, &spec, cancelled(LaneKind::Draft))) as Draft
+        Box::new(crate::rank_group::draft(&drafts, &spec, cancelled(LaneKind::Draft))) as Draft
     });
     let spec = spec(config.target_blocks, limits.verify_logit_rows);
-    (draft, Box::new(crate::group::verify(&targets, &spec, cancelled(LaneKind::Verify), patience)))
+    (draft, Box::new(crate::rank_group::verify(&targets, &spec, cancelled(LaneKind::Verify), patience)))
 }
 
 /// A small generator of random numbers (splitmix64), so that a case is its seed on every machine.

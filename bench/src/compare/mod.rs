@@ -1,7 +1,7 @@
 //! What a comparison of policies on this machine found: every run, and their figures set against each other repeat by repeat.
 
+mod compare_table;
 mod pass_figures;
-mod table;
 
 use std::fmt;
 

@@ -5,7 +5,7 @@ mod chrome;
 #[cfg(test)]
 mod example;
 mod fate;
-mod picture;
+mod lane_picture;
 
 pub use chrome::write_chrome_trace;
-pub use picture::{picture, telling_window};
+pub use lane_picture::{picture, telling_window};

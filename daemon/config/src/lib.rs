@@ -1,13 +1,13 @@
 //! Configuration: one YAML file, read once into one validated `Config`. Every key has a default.
 
-mod admin;
+mod admin_section;
 pub mod changes;
 pub mod device;
 pub mod fields;
 pub mod raw;
-mod read;
+mod read_config;
 mod sections;
-mod server;
+mod server_section;
 pub mod sizes;
 mod topology;
 pub mod tunables;
@@ -24,8 +24,8 @@ use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
-pub use self::admin::{AdminConfig, AdminSocket};
-pub use self::server::{ServerConfig, TlsConfig};
+pub use self::admin_section::{AdminConfig, AdminSocket};
+pub use self::server_section::{ServerConfig, TlsConfig};
 
 /// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +45,7 @@ pub struct Config {
     /// The operators' side.
     pub admin: AdminConfig,
     /// The model pair.
-    pub model: ModelConfig,
+    pub model: ModelSection,
     /// Where it runs.
     pub device: DeviceConfig,
     /// A machine that is planned for, in place of this one.
@@ -117,7 +117,7 @@ impl Config {
 
 /// The model pair.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ModelConfig {
+pub struct ModelSection {
     /// What clients call it; `None` names it after its source.
     pub name: Option<String>,
     /// What else they may call it.

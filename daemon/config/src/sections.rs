@@ -12,14 +12,14 @@ use serde_json::Value;
 
 use super::sizes::{self, MIB};
 use super::{
-    CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelConfig,
+    CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelSection,
     ModelSource, NamedShape, SchedulerConfig, ToolCalls, tunables,
 };
 use crate::fields::{Fault, FieldError, Fields, at_most, each, required, whole, wrong_type, wrong_value};
 
 /// What pairs may have each of their own.
 pub(super) struct Sections {
-    pub(super) model: ModelConfig,
+    pub(super) model: ModelSection,
     pub(super) device: DeviceConfig,
     pub(super) kv: KvConfig,
     pub(super) scheduler: SchedulerConfig,
@@ -40,7 +40,7 @@ pub(super) fn sections<'v>(
     Ok(Sections { model, device, kv, scheduler, tuning, cost_cache })
 }
 
-fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldError> {
+fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelSection, FieldError> {
     let (name, aliases) = names(&mut fields)?;
     let spec = fields.object("synthetic")?.map(synthetic).transpose()?;
     let target = fields.text("target")?;
@@ -92,7 +92,7 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelConfig, FieldErro
     };
     let generation_config = fields.word("generation_config", &["auto", "none"])? != Some("none");
     fields.finish()?;
-    Ok(ModelConfig { name, aliases, source, dtype, tool_calls, generation_config })
+    Ok(ModelSection { name, aliases, source, dtype, tool_calls, generation_config })
 }
 
 /// The first of these fields that is there.
@@ -105,7 +105,7 @@ const MOST_RANKS: usize = 64;
 /// Replicas of one daemon.
 const MOST_REPLICAS: usize = 64;
 
-fn device(mut fields: Fields<'_>, model: &ModelConfig) -> Result<DeviceConfig, FieldError> {
+fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, FieldError> {
     let kind = match fields.text("kind")? {
         None | Some("auto") => DeviceKind::Auto,
         Some("cpu") => DeviceKind::Cpu,
@@ -238,7 +238,7 @@ fn scheduler(mut fields: Fields<'_>, tuning: &mut Tuning) -> Result<SchedulerCon
 
 fn speculation(
     mut fields: Fields<'_>,
-    model: &ModelConfig,
+    model: &ModelSection,
     folder: &Path,
     tuning: &mut Tuning,
 ) -> Result<CostCache, FieldError> {

@@ -6,7 +6,7 @@ use faser_actors::{ServiceError, SubmitError};
 use faser_config::ConfigError;
 use faser_engine::EngineError;
 use faser_models::ModelError;
-use faser_openai::sequence::SequenceError;
+use faser_openai::text_sequence::SequenceError;
 use faser_topology::TopologyError;
 
 /// What loading a pair, planning for it, or running it fails with; the message says what to do.

@@ -1,12 +1,12 @@
 //! From a config to a running pair: devices, weights, places, cost tables; and plans of all that, without loading.
 
+mod config_pair;
 pub mod costs;
 pub mod error;
-pub mod load;
+pub mod load_pairs;
 mod locate;
-mod pair;
-mod place;
-pub mod plan;
+mod place_pair;
+pub mod plan_command;
 mod shares;
 
-pub use pair::Watch;
+pub use config_pair::Watch;

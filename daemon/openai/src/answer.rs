@@ -6,11 +6,11 @@ use actix_web::web::Bytes;
 use faser_engine::TokenId;
 use serde::Serialize;
 
+use super::answer_usage::Place;
 use super::calls::Part;
 use super::errors::ApiError;
-use super::logprobs::LogprobShape;
-use super::usage::Place;
-use crate::sequence::{Ending, TokenLogprob};
+use super::logprob_shapes::LogprobShape;
+use crate::text_sequence::{Ending, TokenLogprob};
 
 /// One finished choice.
 pub(super) struct Choice {

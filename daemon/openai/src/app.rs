@@ -144,7 +144,7 @@ impl App {
             pairs.publish_metrics();
         }
         self.metrics.run_upkeep();
-        crate::metrics::rendered(&self.metrics)
+        crate::metrics_recorder::rendered(&self.metrics)
     }
 
     /// How far loading is.

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::params::ReadCalls;
 use crate::random;
-use crate::sequence::{Ending, Finish};
+use crate::text_sequence::{Ending, Finish};
 
 /// A part of a choice, as it comes.
 #[derive(Debug, PartialEq, Eq)]

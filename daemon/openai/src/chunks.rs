@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::answer::{Answer, Choice, Head, event, json_bytes};
+use super::answer_usage::{Place, Usage};
 use super::bounds::Shape;
 use super::calls::{AnswerMessage, Message, Part};
 use super::errors::ApiError;
-use super::usage::{Place, Usage};
 use crate::random;
-use crate::sequence::{Ending, TokenLogprob};
+use crate::text_sequence::{Ending, TokenLogprob};
 
 /// A completion, an answer of a chat, or a chunk of either.
 #[derive(Serialize, ToSchema)]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::grammars::FormatError;
-use crate::sequence::SequenceError;
+use crate::text_sequence::SequenceError;
 
 /// A refusal or failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,16 +14,16 @@ use faser_models::Grammar;
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 
 use super::answer::{Answer, Choice, Head};
+use super::answer_usage::Place;
 use super::bounds::Shape;
 use super::calls::{Part, Reader};
 use super::encoding;
 use super::errors::ApiError;
-use super::logprobs::LogprobShape;
+use super::logprob_shapes::LogprobShape;
 use super::params::{ALLOWED, BAD_WORDS, Choices, Parameters};
 use super::slow::Watched;
-use super::usage::Place;
 use crate::pairs::{Opening, Served};
-use crate::sequence::{Ending, Piece, SequenceError, Span, TextSequence, TokenLogprob};
+use crate::text_sequence::{Ending, Piece, SequenceError, Span, TextSequence, TokenLogprob};
 
 /// Everything a request asks for.
 pub(super) struct Generation {

@@ -2,6 +2,7 @@
 
 pub mod access;
 mod answer;
+mod answer_usage;
 pub mod app;
 mod authorize;
 pub mod body;
@@ -18,8 +19,8 @@ mod format;
 mod generation;
 pub mod grammars;
 mod info;
-mod logprobs;
-pub mod metrics;
+mod logprob_shapes;
+pub mod metrics_recorder;
 pub mod names;
 mod observe;
 mod openapi;
@@ -27,13 +28,12 @@ pub mod pairs;
 pub mod params;
 pub mod random;
 mod responses;
-pub mod sequence;
 mod slow;
 mod speculation;
 pub mod stop;
+pub mod text_sequence;
 mod tokenize;
 mod tools;
-mod usage;
 
 pub use debug::{chrome_trace, no_replica};
 

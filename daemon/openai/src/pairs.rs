@@ -20,7 +20,7 @@ use crate::errors::ApiError;
 use crate::grammars::Grammars;
 use crate::names::Names;
 use crate::params::Parameters;
-use crate::sequence::{Reading, TextSequence};
+use crate::text_sequence::{Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
 pub struct Served {

@@ -12,7 +12,8 @@ async fn guarded(more: &str, per_key: Option<usize>) -> (web::Data<App>, Arc<Ser
     let (app, served) = daemon(more).await;
     let access = Access::default();
     access.keys().replace(Table::parse(&format!("alice:{ALICE}\nother:{OTHER}\n"), per_key).unwrap());
-    let app = App::new(app.limits.clone(), Arc::new(access), faser_openai::metrics::install().unwrap());
+    let app =
+        App::new(app.limits.clone(), Arc::new(access), faser_openai::metrics_recorder::install().unwrap());
     app.serve(Pairs::new(vec![Arc::clone(&served)]));
     (web::Data::new(app), served)
 }
@@ -81,7 +82,11 @@ async fn metrics_may_be_open() {
     let limits = faser_config::ServerConfig { metrics_open: true, ..app.limits.clone() };
     let access = Access::default();
     access.keys().replace(Table::parse(ALICE, None).unwrap());
-    let app = web::Data::new(App::new(limits, Arc::new(access), faser_openai::metrics::install().unwrap()));
+    let app = web::Data::new(App::new(
+        limits,
+        Arc::new(access),
+        faser_openai::metrics_recorder::install().unwrap(),
+    ));
     let client = client!(app);
     assert_eq!(get!(client, "/metrics").0, StatusCode::OK);
     assert_eq!(get!(client, "/v1/models").0, StatusCode::UNAUTHORIZED);

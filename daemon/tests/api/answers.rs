@@ -126,7 +126,7 @@ async fn an_alias_that_is_the_name_of_the_pair_is_refused() {
     let text = "model: {aliases: [synthetic], synthetic: {preset: tiny}}\n".to_owned();
     let document = Document::parse(Path::new("test.yaml"), text).unwrap();
     let config = Config::from_document(&document).unwrap();
-    let loaded = faser_loading::load::load(&config, &mut |_, _| {});
+    let loaded = faser_loading::load_pairs::load(&config, &mut |_, _| {});
     let refused = loaded.err().map(|err| err.to_string()).unwrap();
     assert!(refused.contains("`model.aliases` names `synthetic`"), "{refused}");
 }

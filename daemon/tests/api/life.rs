@@ -59,7 +59,8 @@ async fn a_full_queue_is_429_and_a_draining_daemon_503() {
 async fn a_daemon_that_loads_is_alive_but_not_ready() {
     let document = Document::empty();
     let limits = Config::from_document(&document).unwrap().server;
-    let app = web::Data::new(App::new(limits, Arc::default(), faser_openai::metrics::install().unwrap()));
+    let app =
+        web::Data::new(App::new(limits, Arc::default(), faser_openai::metrics_recorder::install().unwrap()));
     app.set_loading("loading target model: 40 %".to_owned());
     let client = client!(app);
     assert_eq!(get!(client, "/health").0, StatusCode::OK);

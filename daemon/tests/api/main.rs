@@ -36,12 +36,12 @@ async fn daemon_of(yaml: &str, template: Option<ChatTemplate>) -> (web::Data<App
     let text = yaml.to_owned();
     let document = Document::parse(Path::new("test.yaml"), text).unwrap();
     let config = Config::from_document(&document).unwrap();
-    let mut loaded = faser_loading::load::load(&config, &mut |_, _| {}).unwrap();
+    let mut loaded = faser_loading::load_pairs::load(&config, &mut |_, _| {}).unwrap();
     if let Some(template) = template {
         loaded.template = Ok(template);
     }
     // Before anything registers its metrics, as the daemon does.
-    let metrics = faser_openai::metrics::install().unwrap();
+    let metrics = faser_openai::metrics_recorder::install().unwrap();
     let served = Arc::new(loaded.start().await.unwrap());
     let app = web::Data::new(App::new(config.server, Arc::default(), metrics));
     app.serve(Pairs::new(vec![Arc::clone(&served)]));

@@ -6,7 +6,8 @@ use super::*;
 async fn debuggable() -> (web::Data<App>, Arc<Served>) {
     let (app, served) = daemon("speculation: {policy: 'fixed:3'}\n").await;
     let limits = faser_config::ServerConfig { debug: true, ..app.limits.clone() };
-    let app = web::Data::new(App::new(limits, Arc::default(), faser_openai::metrics::install().unwrap()));
+    let app =
+        web::Data::new(App::new(limits, Arc::default(), faser_openai::metrics_recorder::install().unwrap()));
     app.serve(Pairs::new(vec![Arc::clone(&served)]));
     (app, served)
 }

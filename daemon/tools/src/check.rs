@@ -9,7 +9,7 @@ use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_config::device::Machine;
 use faser_config::{Config, ConfigError, sizes};
 use faser_engine::cost::{PassCost, Reach};
-use faser_loading::load::{Loaded, load_all};
+use faser_loading::load_pairs::{Loaded, load_all};
 use faser_models::CallFormat;
 use faser_openai::access::Access;
 use faser_terminal::Display;

@@ -18,8 +18,8 @@ use faser_config::raw::{ConfigSource, Document};
 use faser_config::{Config, ConfigError, ModelSource};
 use faser_engine::sim::Arrivals;
 use faser_engine::{EngineConfig, FinishReason, Policy, TokenId, Tuning};
-use faser_loading::load::{Loaded, load};
-use faser_openai::sequence::SequenceError;
+use faser_loading::load_pairs::{Loaded, load};
+use faser_openai::text_sequence::SequenceError;
 use faser_terminal::{Display, println, write_json};
 use futures_util::future::try_join_all;
 

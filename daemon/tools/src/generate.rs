@@ -11,12 +11,12 @@ use faser_actors::Sampling;
 use faser_config::raw::ConfigSource;
 use faser_config::{Config, ConfigError};
 use faser_engine::{Origin, Totals, Usage};
-use faser_loading::load::load;
+use faser_loading::load_pairs::load;
 use faser_models::Conversation;
 use faser_openai::pairs::{Opening, Served};
 use faser_openai::params::Parameters;
 use faser_openai::random;
-use faser_openai::sequence::{Ending, Finish, Piece, Span};
+use faser_openai::text_sequence::{Ending, Finish, Piece, Span};
 use faser_terminal::{Display, print, println};
 use serde_json::{Value, json};
 
@@ -161,7 +161,7 @@ async fn run(served: &Served, args: &GenerateArgs, prompt: &str) -> Result<Run> 
                 let took = started.elapsed();
                 return Ok(Run { prompt: prompt.to_owned(), text, ending: *ending, took });
             }
-            None => return Err(faser_openai::sequence::SequenceError::Ended.into()),
+            None => return Err(faser_openai::text_sequence::SequenceError::Ended.into()),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! and the counts are added up. A few milliseconds suffice, so it can be done again beside everything that is compared with it.
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+mod amx_peak;
 mod peak;
 #[cfg(target_arch = "x86_64")]
 mod vector;

@@ -51,7 +51,7 @@ impl Peak {
 /// The loops of x86-64.
 #[cfg(target_arch = "x86_64")]
 mod loops {
-    use super::super::{amx, vector};
+    use super::super::{amx_peak, vector};
     use super::{Dtype, Loop};
 
     pub(super) const ALL: [&Loop; 10] = [
@@ -63,15 +63,15 @@ mod loops {
         &vector::MADD_ZMM,
         &vector::VNNI_ZMM,
         &vector::BF16_ZMM,
-        &amx::BF16,
-        &amx::INT8,
+        &amx_peak::BF16,
+        &amx_peak::INT8,
     ];
 
     /// The first that is available counts: without VNNI the kernels make do with less.
     pub(super) fn of(isa: &str, dtype: Dtype) -> &'static [&'static Loop] {
         match (isa, dtype) {
-            ("amx", Dtype::Bf16) => &[&amx::BF16],
-            ("amx", Dtype::Int8) => &[&amx::INT8],
+            ("amx", Dtype::Bf16) => &[&amx_peak::BF16],
+            ("amx", Dtype::Int8) => &[&amx_peak::INT8],
             ("avx512-bf16", Dtype::Bf16) => &[&vector::BF16_ZMM],
             ("avx512-bf16" | "avx512", Dtype::Int8) => &[&vector::VNNI_ZMM, &vector::MADD_ZMM],
             // bf16 weights are widened and multiplied as f32.

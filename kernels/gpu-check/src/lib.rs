@@ -2,40 +2,40 @@
 //!
 //! They are written for a process of their own each: a failed launch loses the context, and a case that fails panics.
 
-mod attention;
-mod device;
+mod attention_speed;
+mod check_report;
+mod device_facts;
 mod filled;
 mod flags;
 mod graph;
-mod lanes;
 mod logits;
 mod nccl;
 pub mod ops;
 mod overlap;
-mod passes;
+mod pass_times;
 mod probes;
 mod products;
 mod rates;
-mod report;
-mod sequences;
-mod service;
 mod split;
+mod timed_lanes;
+mod two_sequences;
+mod whole_service;
 
-pub use attention::attention;
-pub use device::{compile, device, illegal_address};
+pub use attention_speed::attention;
+pub use check_report::{Bound, Figure, Report, Verdict};
+pub use device_facts::{compile, device, illegal_address};
 pub use flags::flags;
 pub use graph::graph;
 pub use logits::logits;
 pub use nccl::nccl;
 pub use ops::ops;
 pub use overlap::overlap;
-pub use passes::passes;
+pub use pass_times::passes;
 pub use probes::FILES;
 pub use products::products;
 pub use rates::rates;
-pub use report::{Bound, Figure, Report, Verdict};
-pub use service::{lost, tokens};
 pub use split::split;
+pub use whole_service::{lost, tokens};
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -8,7 +8,7 @@ use faser_models::cuda::{CudaModel, CudaPasses, PassInput};
 use faser_models::rounding::Distance;
 use faser_models::{Model, Shard, WeightSource};
 
-use super::sequences::{on_cpu, on_gpu, spec};
+use super::two_sequences::{on_cpu, on_gpu, spec};
 use super::{CheckResult, Report, Setting};
 
 /// Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other. How far those

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use faser_kernels::cuda::{Gpu, Share, SharePair};
 
 use super::filled::filled;
-use super::lanes::{ELEMENT, Load, draft_lane, median_seconds, shape, verify_lane};
+use super::timed_lanes::{ELEMENT, Load, draft_lane, median_seconds, shape, verify_lane};
 use super::{CheckResult, Report, Setting, probes};
 
 /// SMs of the draft lane on each split.

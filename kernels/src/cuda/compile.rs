@@ -56,7 +56,7 @@ pub struct Cubin {
 impl Cubin {
     /// Registers, shared memory and spills of its kernels.
     #[must_use]
-    pub fn usages(&self) -> Vec<Usage> {
+    pub fn usages(&self) -> Vec<KernelUsage> {
         usages(&self.log)
     }
 }
@@ -182,7 +182,7 @@ impl Drop for Program {
 
 /// Registers, shared memory and spills of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct KernelUsage {
     /// Its name.
     pub kernel: String,
     /// Registers of a thread.
@@ -195,12 +195,12 @@ pub struct Usage {
 
 /// The usages in a log of `--ptxas-options=-v`, in its order.
 #[must_use]
-pub fn usages(log: &str) -> Vec<Usage> {
-    let mut all: Vec<Usage> = Vec::new();
+pub fn usages(log: &str) -> Vec<KernelUsage> {
+    let mut all: Vec<KernelUsage> = Vec::new();
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
-            all.push(Usage { kernel, ..Usage::default() });
+            all.push(KernelUsage { kernel, ..KernelUsage::default() });
         }
         let Some(usage) = all.last_mut() else { continue };
         if line.contains("bytes stack frame") {
@@ -237,7 +237,7 @@ mod tests {
             ptxas info    : Used 255 registers\n";
         let expected =
             [("a", 27, 128, 28), ("b", 255, 0, 0)].map(|(kernel, registers, shared_bytes, spill_bytes)| {
-                Usage { kernel: kernel.into(), registers, shared_bytes, spill_bytes }
+                KernelUsage { kernel: kernel.into(), registers, shared_bytes, spill_bytes }
             });
         assert_eq!(usages(log), expected);
     }

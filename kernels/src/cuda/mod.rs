@@ -5,25 +5,25 @@
 //! same bytes on both sides, and a method that makes a [`Launch`] of it: kernel, grid, block, shared memory. Whoever
 //! launches it ([`CudaLane`], or the tests on fibers) passes the address of [`Launch::args`] as the kernel's one parameter.
 
-mod attention;
+mod attention_launches;
 mod compile;
 mod device;
-mod gemm;
 mod launch;
-mod rows;
-mod sampling;
+mod matmul_launches;
+mod row_launches;
+mod sampling_launches;
 mod sources;
-mod speculation;
+mod speculation_launches;
 
-pub use attention::*;
-pub use compile::{Compiler, Cubin, NvrtcError, Usage, usages};
+pub use attention_launches::*;
+pub use compile::{Compiler, Cubin, KernelUsage, NvrtcError, usages};
 pub use device::{
     Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclRankSlot, Place, Plain,
     Product, Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
 };
-pub use gemm::*;
 pub use launch::*;
-pub use rows::*;
-pub use sampling::*;
+pub use matmul_launches::*;
+pub use row_launches::*;
+pub use sampling_launches::*;
 pub use sources::{File, Kernel, PRELUDE, file, files, kernels};
-pub use speculation::*;
+pub use speculation_launches::*;

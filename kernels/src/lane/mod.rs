@@ -3,21 +3,21 @@
 //! The thread that owns the lane is worker 0. Helpers join a job while it is open and leave when nothing is left to
 //! claim: a helper that wakes late costs nothing. Which worker does what never matters to the result.
 
-mod scratch;
 mod thread_pool;
 mod times;
+mod worker_scratch;
 
 use crate::collective::{Alone, Collective, CollectiveError};
 use crate::isa::Supported;
 use crate::{Isa, KernelError};
 use faser_topology::Partition;
-pub(crate) use scratch::Scratch;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 use thread_pool::ThreadPool;
 pub(crate) use thread_pool::WorkQueue;
 pub use times::{Op, OpTime, OpTimes};
+pub(crate) use worker_scratch::Scratch;
 
 /// Work a job must have before helpers are called: less is done sooner alone.
 const WORTH_SHARING_NS: usize = 4000;

@@ -16,7 +16,7 @@
 //! they are, and 23 more powers of two below, for f16 runs out of digits under weights of 0.008. bf16 would have range
 //! but not f16's digits; f32 would be 6 % more to read.
 
-use super::{Buffer, Source, source::FromSource};
+use super::{Buffer, Source, number_source::FromSource};
 use crate::{Dtype, KernelError};
 use half::bf16;
 

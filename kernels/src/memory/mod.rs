@@ -1,28 +1,28 @@
 //! What a lane works on: activations, packed weights, paged KV memory.
 
 mod buffer;
-mod kv;
+mod kv_cache;
 mod mapped;
 mod matrix;
-mod nodes;
-mod rope;
-mod source;
-mod table;
+mod numa_memory;
+mod number_source;
+mod rope_table;
 mod tensor;
+mod weight_table;
 
 pub(crate) use buffer::Buffer;
-pub use kv::{BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Rows};
-pub(crate) use kv::{POSITIONS, Pages};
+pub use kv_cache::{BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Rows};
+pub(crate) use kv_cache::{POSITIONS, Pages};
 pub use mapped::MappedFile;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use matrix::DEPTH;
 pub use matrix::Matrix;
 pub(crate) use matrix::{BLOCK, BLOCKS, PANEL, Panels, SCALE_UNIT};
-pub use nodes::on_nodes;
-pub use rope::{RopeScaling, RopeSpec, RopeTable};
-pub(crate) use source::FromSource;
-pub use source::{Make, Slice, Source, Stored};
-pub(crate) use table::TableRows;
-pub use table::{Table, Vector};
+pub use numa_memory::on_nodes;
+pub(crate) use number_source::FromSource;
+pub use number_source::{Make, Slice, Source, Stored};
+pub use rope_table::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use tensor::{SharedMut, SharedRows};
 pub use tensor::{Tensor, View, ViewMut};
+pub(crate) use weight_table::TableRows;
+pub use weight_table::{Table, Vector};

@@ -9,10 +9,10 @@
 mod across_ranks;
 mod activate;
 mod attention;
+mod copy_rows;
 mod matmul;
 mod rms_norm;
 mod rope;
-mod rows;
 mod score_tokens;
 mod store_kv;
 mod sum_rows;
@@ -21,10 +21,10 @@ pub use crate::sampling::{TOP_TOKENS, confidence, logprobs, sample, top_tokens};
 pub use across_ranks::{all_gather, all_reduce};
 pub use activate::{Activation, activate, soft_cap};
 pub use attention::{AttentionShape, attention};
+pub use copy_rows::{compact_rows, embed, embed_part, gather_rows};
 pub use matmul::{Write, matmul};
 pub use rms_norm::{rms_norm, rms_norm_heads};
 pub use rope::rope;
-pub use rows::{compact_rows, embed, embed_part, gather_rows};
 pub use score_tokens::score_tokens;
 pub use store_kv::store_kv;
 pub use sum_rows::sum_rows;
@@ -35,30 +35,30 @@ pub use sum_rows::sum_rows;
 macro_rules! each_op {
     ($each:ident) => {
         $each! {
-            embed (Embed) ["embed"] [rows::embed_is_the_cpus, rows::an_unknown_token_is_nan];
-            rms_norm (RmsNorm) ["rms_norm"] [rows::rms_norm_is_the_cpus_and_adds_where_asked];
-            activate (Activate) ["activate"] [rows::activations_are_the_cpus];
-            soft_cap (SoftCap) ["soft_cap"] [rows::soft_cap_is_the_cpus];
-            qkv () ["qkv"] [rows::qkv_is_bias_norm_rotation_and_store];
+            embed (Embed) ["embed"] [row_cases::embed_is_the_cpus, row_cases::an_unknown_token_is_nan];
+            rms_norm (RmsNorm) ["rms_norm"] [row_cases::rms_norm_is_the_cpus_and_adds_where_asked];
+            activate (Activate) ["activate"] [row_cases::activations_are_the_cpus];
+            soft_cap (SoftCap) ["soft_cap"] [row_cases::soft_cap_is_the_cpus];
+            qkv () ["qkv"] [row_cases::qkv_is_bias_norm_rotation_and_store];
             rope (Rope) [] [];
             store_kv (StoreKv) [] [];
-            gather_rows (GatherRows) ["gather_rows"] [rows::gather_and_compact_are_the_cpus];
+            gather_rows (GatherRows) ["gather_rows"] [row_cases::gather_and_compact_are_the_cpus];
             compact_rows () ["compact_rows"] [];
-            store_states () ["store_states"] [rows::states_go_to_the_slots_of_their_rows];
-            matmul (Matmul) ["matmul"] [matmul::matmul_is_the_cpus, matmul::a_row_has_the_same_bits_in_any_bucket];
-            score_tokens (ScoreTokens) ["score_tokens"] [matmul::score_tokens_is_the_cpus];
+            store_states () ["store_states"] [row_cases::states_go_to_the_slots_of_their_rows];
+            matmul (Matmul) ["matmul"] [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket];
+            score_tokens (ScoreTokens) ["score_tokens"] [matmul_cases::score_tokens_is_the_cpus];
             attention (Attention) ["attention", "attention_mma", "merge_splits"]
-                [attention::attention_is_the_cpus, attention::a_row_has_the_same_bits_alone_and_among_others];
+                [attention_cases::attention_is_the_cpus, attention_cases::a_row_has_the_same_bits_alone_and_among_others];
             sample (Sample) ["count_tokens", "adjust_logits", "logit_stats", "nucleus", "draw_tokens"]
-                [sampling::noise_is_the_cpus_bit_for_bit, sampling::tokens_are_the_cpus,
-                 sampling::ranks_with_parts_of_the_tokens_draw_the_same,
-                 sampling::a_row_without_a_finite_logit_gives_token_0];
-            confidence (Confidence) ["confidence"] [sampling::confidence_and_top_tokens_are_the_cpus];
+                [sampling_cases::noise_is_the_cpus_bit_for_bit, sampling_cases::tokens_are_the_cpus,
+                 sampling_cases::ranks_with_parts_of_the_tokens_draw_the_same,
+                 sampling_cases::a_row_without_a_finite_logit_gives_token_0];
+            confidence (Confidence) ["confidence"] [sampling_cases::confidence_and_top_tokens_are_the_cpus];
             top_tokens (TopTokens) ["top_tokens"] [];
-            logprobs (Logprobs) ["logprobs"] [sampling::logprobs_are_the_cpus];
-            draft_step () ["draft_step"] [drafting::steps_record_proposals_and_go_on_with_those_that_may];
-            compact_pass () ["compact_pass"] [passes::cancelled_chunks_and_rows_behind_the_live_ones_leave];
-            prune () ["prune"] [passes::margins_are_the_cpus_and_end_chunks];
+            logprobs (Logprobs) ["logprobs"] [sampling_cases::logprobs_are_the_cpus];
+            draft_step () ["draft_step"] [drafting_cases::steps_record_proposals_and_go_on_with_those_that_may];
+            compact_pass () ["compact_pass"] [pruning_cases::cancelled_chunks_and_rows_behind_the_live_ones_leave];
+            prune () ["prune"] [pruning_cases::margins_are_the_cpus_and_end_chunks];
             all_gather (AllGather) [] [];
             all_reduce (AllReduce) [] [];
             sum_rows (SumRows) [] [];

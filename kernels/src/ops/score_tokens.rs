@@ -79,7 +79,7 @@ impl OverPanels for Score<'_> {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
-        use super::matmul::amx::{halves, lay};
+        use super::matmul::amx_strip::{halves, lay};
         use crate::memory::DEPTH;
         use crate::simd::amx::{SUMS, TILE, one_block};
         let steps = self.x.len().div_ceil(DEPTH);

@@ -9,7 +9,7 @@
 //! }
 //! ```
 
-mod folder;
+mod driver_folder;
 
 use std::process::Command;
 
@@ -26,7 +26,7 @@ pub(crate) fn inside(name: &str, variables: &[(&str, &str)], body: impl FnOnce()
         body();
         return None;
     }
-    let folder = match folder::folder() {
+    let folder = match driver_folder::folder() {
         Ok(folder) => folder,
         Err(reason) => {
             faser_skipped::skip(&format!("cuda_fake {name}"), reason);
@@ -37,7 +37,7 @@ pub(crate) fn inside(name: &str, variables: &[(&str, &str)], body: impl FnOnce()
     let output = Command::new(std::env::current_exe().expect("a test has a file"))
         .args(["--exact", name, "--nocapture", "--test-threads", "1"])
         .env(MARK, name)
-        .env("LD_LIBRARY_PATH", folder::search_path(&folder))
+        .env("LD_LIBRARY_PATH", driver_folder::search_path(&folder))
         .env("FASER_FAKE_REPORT", &report)
         .envs(variables.iter().copied())
         .output()

@@ -8,8 +8,8 @@ use faser_kernels::ops::Activation;
 use serde_json::Value;
 
 use super::ModelConfig;
-use super::keys::Keys;
-use super::keys::MAX_LAYERS;
+use super::json_keys::Keys;
+use super::json_keys::MAX_LAYERS;
 use crate::layer_spec::{Mlp, Norms};
 use crate::{LayerSpec, ModelError, RopeConfig};
 

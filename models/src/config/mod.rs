@@ -1,19 +1,19 @@
 //! A model's shape from `config.json` (and `generation_config.json`): read once, checked once, then trusted.
 
+mod config_json;
 mod families;
-mod generation;
-mod keys;
-mod read;
-mod rope;
+mod generation_config;
+mod json_keys;
+mod rope_config;
 #[cfg(test)]
 mod tests;
 
 use faser_kernels::Dtype;
 
 pub use self::families::Architecture;
-pub use self::generation::GenerationDefaults;
-pub(crate) use self::keys::Keys;
-pub use self::rope::RopeConfig;
+pub use self::generation_config::GenerationDefaults;
+pub(crate) use self::json_keys::Keys;
+pub use self::rope_config::RopeConfig;
 use crate::{LayerSpec, ModelError};
 
 /// The shape of a model. Sizes are checked: products of two of them fit a `usize`, heads divide by kv_heads,

@@ -1,22 +1,22 @@
 //! Models on a GPU: the weights there, and passes as sequences of launches on a lane.
 
 mod buffers;
-mod group;
-mod hidden;
-mod layer;
-mod model;
+mod cuda_group;
+mod cuda_hidden_states;
+mod cuda_layer;
+mod cuda_model;
+mod cuda_pruning;
+mod draft_steps;
 mod pass;
 mod penalties;
-mod pruning;
 mod sampler;
 mod staged;
-mod steps;
 
 pub use buffers::{CudaSizes, PenaltySlot};
-pub use hidden::CudaHiddenStates;
-pub use model::CudaModel;
+pub use cuda_hidden_states::CudaHiddenStates;
+pub use cuda_model::CudaModel;
+pub use cuda_pruning::PruneCheckpoint;
+pub use draft_steps::{DraftChunkInput, DraftInput, DraftedChunk};
 pub use pass::{CudaPasses, PassInput};
 pub use penalties::{Bias, HistoryChange};
-pub use pruning::PruneCheckpoint;
 pub use sampler::{DrawInput, Drawn};
-pub use steps::{DraftChunk, DraftInput, DraftedChunk};

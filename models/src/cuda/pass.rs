@@ -22,13 +22,13 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    Graph, LogprobWish, NOTHING, PruneArgs, Ptr, Sample, Sampler, Share, StoreStatesArgs, Test, Tile,
+    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, Sample, Sampler, Share, StoreStatesArgs, Tile,
 };
 use faser_kernels::{BlockId, Dtype};
 
 use super::CudaModel;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
-use super::hidden::{CudaHiddenStates, HiddenWriter};
+use super::cuda_hidden_states::{CudaHiddenStates, HiddenWriter};
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
 
@@ -62,7 +62,7 @@ pub struct PassInput<'a> {
     /// The prompts' tokens that those are of.
     pub prompt_tokens: &'a [u32],
     /// Tests of proposals at pruning checkpoints: the test, its alternatives (a full row of [`PruneArgs::SCORED`] tokens), and the largest margin that stays.
-    pub tests: &'a [(Test, [u32; PruneArgs::SCORED], f32)],
+    pub tests: &'a [(PruneTest, [u32; PruneArgs::SCORED], f32)],
 }
 
 /// A model on a lane with KV memory of its own.
@@ -319,7 +319,7 @@ impl CudaPasses {
             compacted: false,
             wishes: if input.wishes.is_empty() { Ptr::NULL } else { arena.put(input.wishes) },
             prompt_tokens: arena.put(input.prompt_tokens),
-            tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<Test>>()),
+            tests: arena.put(&tests.iter().map(|(test, ..)| *test).collect::<Vec<PruneTest>>()),
             alternatives: arena
                 .put(&tests.iter().flat_map(|(_, alternatives, _)| *alternatives).collect::<Vec<u32>>()),
             most: arena.put(&tests.iter().map(|(.., most)| *most).collect::<Vec<f32>>()),

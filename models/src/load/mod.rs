@@ -1,9 +1,9 @@
 //! Makes a model of named tensors: which there are, in what order, and which of them are fused; the same for every source and device.
 
 mod cut;
-mod sizes;
-mod source;
 mod tensors;
+mod weight_sizes;
+mod weight_source;
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use faser_kernels::{Dtype, Make, Matrix, Slice, Source, Table, Vector};
 
 use self::cut::Cut;
-pub(crate) use self::sizes::{Counter, Held, Shapes, counted};
-pub use self::source::WeightSource;
 pub(crate) use self::tensors::{EMBEDDING, HEAD, Tensors};
+pub(crate) use self::weight_sizes::{Counter, Held, Shapes, counted};
+pub use self::weight_source::WeightSource;
 use crate::layer::{Branch, Layer};
 use crate::layer_spec::{BranchWeights, Split};
 use crate::model::Parts;

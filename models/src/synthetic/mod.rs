@@ -21,13 +21,13 @@
 
 mod calibration;
 mod normal;
-mod source;
-mod spec;
+mod synthetic_spec;
+mod synthetic_tensors;
 
 use faser_kernels::Dtype;
 
-pub(crate) use self::source::Synthetic;
-pub use self::spec::SyntheticSpec;
+pub use self::synthetic_spec::SyntheticSpec;
+pub(crate) use self::synthetic_tensors::Synthetic;
 use crate::{Model, ModelError, Progress, Shard, WeightSource};
 
 /// Makes the target and its draft for the CPU.

@@ -7,8 +7,8 @@ use std::io::{self, Write};
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
-use super::conversation::Size;
 use super::python;
+use super::template_input::Size;
 
 /// Instructions for a template itself, for each message, and for each value in messages, tools and variables. Templates in use take some
 /// hundred for a message, and some ten for a value.

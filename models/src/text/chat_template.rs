@@ -8,8 +8,8 @@ use serde_json::{Map, Value as Json};
 
 use super::bounded::{self, Bounded};
 use super::catch_panic::catch_panic;
-use super::conversation::{Conversation, LastTurn, continued};
 use super::template_files::TemplateFiles;
+use super::template_input::{Conversation, LastTurn, continued};
 use super::{jinja, python};
 use crate::ModelError;
 

@@ -6,7 +6,7 @@ use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
 
 use super::python::{self, clock};
-use super::{bounded, generation};
+use super::{bounded, generation_block};
 
 /// The environment that templates are rendered in: its functions, filters and bounds.
 pub(super) fn environment() -> Environment<'static> {
@@ -27,7 +27,7 @@ pub(super) fn environment() -> Environment<'static> {
 
 /// The source as the lexer of Jinja reads it, with line feeds as line breaks, and without the tag that minijinja does not know.
 pub(super) fn source(source: &str) -> String {
-    generation::replaced(&source.replace("\r\n", "\n").replace('\r', "\n"))
+    generation_block::replaced(&source.replace("\r\n", "\n").replace('\r', "\n"))
 }
 
 fn refused(problem: String) -> Error {

@@ -5,14 +5,14 @@ mod bytes;
 mod calls;
 mod catch_panic;
 mod chat_template;
-mod conversation;
 mod detokenizer;
-mod generation;
+mod generation_block;
 mod grammar;
 mod jinja;
 mod long;
 mod python;
 mod template_files;
+mod template_input;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
@@ -20,11 +20,11 @@ mod tokenizer_files;
 
 pub use self::calls::{CallEvent, CallForm, CallFormat, CallParser, Function};
 pub use self::chat_template::ChatTemplate;
-pub use self::conversation::{Conversation, LastTurn};
 pub use self::detokenizer::Detokenizer;
 pub use self::grammar::{
     ForcedToken, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher, GrammarProgram,
     GrammarSource, GrammarTurn, GrammarVocabulary, TokenMask,
 };
 pub use self::long::Encoded;
+pub use self::template_input::{Conversation, LastTurn};
 pub use self::tokenizer::Tokenizer;

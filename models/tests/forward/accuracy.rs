@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use faser_kernels::Isa;
 use faser_models::{Model, Tokenizer};
 
-use crate::acceptance::{arg_max, follow, write};
+use crate::draft_acceptance::{arg_max, follow, write};
 
 /// Errors along greedy texts of the f32 model, which the other model only follows: they do not add up. All are shares of the
 /// spread of the f32 logits, their RMS distance from their mean: what is added to all logits alike changes no probability.

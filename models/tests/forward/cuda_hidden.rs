@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_kernels::cuda::{Arena, Chunk, CudaLane, Gpu, PruneArgs, Ptr, Sampler, Share, Test};
+use faser_kernels::cuda::{Arena, Chunk, CudaLane, Gpu, PruneArgs, PruneTest, Ptr, Sampler, Share};
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling};
 use faser_models::cuda::{CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -133,7 +133,7 @@ impl Lanes {
         }
         let tables: [&[BlockId]; 3] = [&[5, 0, 3], &[7, 2, 8], &[1, 4, 6]];
         let sampler = Sampler::new(&Sampling::default(), Ptr::NULL, Ptr::NULL, Ptr::NULL);
-        let test = Test { chunk: 1, offset: 2, position: 3, proposal: 9 };
+        let test = PruneTest { chunk: 1, offset: 2, position: 3, proposal: 9 };
         let input = PassInput {
             tokens: &all,
             positions: &positions,

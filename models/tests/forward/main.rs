@@ -3,19 +3,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod acceptance;
 mod accuracy;
+mod cpu_hidden;
 #[path = "../../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
 mod cuda_hidden;
 mod cuda_logits;
+mod draft_acceptance;
 mod golden;
-mod hidden;
-mod int8;
+mod int8_logits;
 mod oracle;
 mod segments;
-#[path = "../../../kernels/gpu-check/src/sequences.rs"]
+#[path = "../../../kernels/gpu-check/src/two_sequences.rs"]
 mod sequences;
 mod session;
-mod shards;
+mod shard_logits;
 mod synthetic;

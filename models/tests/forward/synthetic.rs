@@ -4,7 +4,7 @@ use faser_kernels::{Dtype, Isa};
 use faser_models::synthetic::{SyntheticSpec, pair};
 use faser_models::{Model, ModelError, Progress};
 
-use crate::acceptance::{Figures, measure};
+use crate::draft_acceptance::{Figures, measure};
 use crate::session;
 
 const LENGTH: usize = 96;

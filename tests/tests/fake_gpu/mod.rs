@@ -1,6 +1,6 @@
 //! A GPU that is none, for the real binary: its driver is a fake one that runs the kernels on fibers.
 
-#[path = "../../../kernels/tests/cuda_fake/folder.rs"]
+#[path = "../../../kernels/tests/cuda_fake/driver_folder.rs"]
 mod folder;
 
 use std::ffi::OsString;

@@ -7,7 +7,7 @@ use super::{
     DeviceId, DeviceLoad, Lanes, Plan, PlanDevices, PlanModel, PlanRequest, Problem, Rank, Replica, Shard,
     ShareBytes,
 };
-use crate::gpu::GpuDevice;
+use crate::gpu_placement::GpuDevice;
 use crate::place::{check, partitions};
 use crate::{LanePair, ModelFootprint, Partition, Topology, rank_partitions};
 

@@ -2,14 +2,14 @@
 //! the device. Any error of the device is a panic here: the lane's thread reports it, and the watchdog decides.
 
 mod counts;
-mod steps;
+mod draft_on_device;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use faser_engine::{Admission, DraftPlan, Drafted, PartitionId};
 use faser_kernels::SampleRow;
-use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, Sampler, Share, Test};
+use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share};
 use faser_kernels::sampling::mask_of;
 use faser_models::cuda::{
     CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
@@ -126,7 +126,7 @@ impl CudaBackend {
             let (chunk, offset) = (test.piece as u32, test.offset as u32);
             let position = test.position as u32;
             (
-                Test { chunk, offset, position, proposal: test.tokens[SCORED - 1] },
+                PruneTest { chunk, offset, position, proposal: test.tokens[SCORED - 1] },
                 test.tokens,
                 test.max_margin,
             )

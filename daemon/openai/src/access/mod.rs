@@ -1,6 +1,6 @@
 //! Who may reach the API: keys, certificates, and which addresses may be listened on without them. All of it can be read again.
 
-mod keys;
+mod api_keys;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-pub use self::keys::{Keys, Permit, Refusal, Table};
+pub use self::api_keys::{Keys, Permit, Refusal, Table};
 use faser_config::{ConfigError, ServerConfig, TlsConfig};
 
 /// A file of keys is small.

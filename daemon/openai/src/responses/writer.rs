@@ -8,11 +8,11 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::answer::{Answer, Choice, Head, json_bytes};
+use crate::answer_usage::{Place, Usage};
 use crate::calls::Part;
 use crate::errors::ApiError;
 use crate::random;
-use crate::sequence::{Ending, Finish, TokenLogprob};
-use crate::usage::{Place, Usage};
+use crate::text_sequence::{Ending, Finish, TokenLogprob};
 
 /// A response.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
@@ -421,7 +421,7 @@ mod tests {
 
     use super::*;
     use crate::bounds::Shape;
-    use crate::logprobs::LogprobShape;
+    use crate::logprob_shapes::LogprobShape;
 
     fn answer() -> Box<dyn Answer> {
         let tokenizer = Arc::new(Tokenizer::synthetic(300).unwrap());

@@ -13,10 +13,10 @@ use faser_openai::errors::ApiError;
 use faser_openai::pairs::{Pairs, Served};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::figures::{figures, requests};
 use super::peer::Operators;
 use super::snapshot::{ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
 use super::timeline::Timeline;
+use super::view_figures::{figures, requests};
 use crate::reload::Reload;
 
 /// How often views are kept to have rates from.

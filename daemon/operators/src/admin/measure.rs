@@ -7,10 +7,10 @@ use faser_loading::costs;
 use faser_openai::errors::ApiError;
 use serde_json::json;
 
+use super::admin_errors::conflict;
+use super::admin_openapi::Measured;
 use super::audit;
-use super::errors::conflict;
 use super::look::Admin;
-use super::openapi::Measured;
 use super::peer::Peer;
 
 /// Why nothing is taken meanwhile.

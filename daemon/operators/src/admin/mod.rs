@@ -1,24 +1,24 @@
-//! What operators ask of a running daemon, by HTTP and JSON over a unix socket. `api` is all of it: one enum, and its table of routes.
+//! What operators ask of a running daemon, by HTTP and JSON over a unix socket. `admin_api` is all of it: one enum, and its table of routes.
 //!
 //! ```text
-//!   connection --peer: who is it?--> handle: api::Call --may it?--> answers --> config (reload), engines (dispatchers' mailboxes)
+//!   connection --peer: who is it?--> admin_request: admin_api::Call --may it?--> admin_answers --> config (reload), engines (dispatchers' mailboxes)
 //! ```
 
-mod answers;
-pub mod api;
+mod admin_answers;
+pub mod admin_api;
+mod admin_errors;
+mod admin_openapi;
+mod admin_request;
 pub mod audit;
-pub(crate) mod browser;
+pub(crate) mod browser_rules;
 mod dashboard;
-mod errors;
-mod figures;
-mod handle;
 mod look;
 mod measure;
-mod openapi;
 pub mod peer;
 pub mod snapshot;
 pub mod socket;
 pub mod timeline;
+mod view_figures;
 
 #[cfg(test)]
 mod tests;
@@ -48,7 +48,7 @@ pub fn serve(socket: &Socket, admin: web::Data<Admin>) -> Result<ServerHandle> {
     let operators = admin.operators.clone();
     let sampled = admin.clone();
     let server = HttpServer::new(move || {
-        actix_web::App::new().app_data(admin.clone()).default_service(web::to(handle::handle))
+        actix_web::App::new().app_data(admin.clone()).default_service(web::to(admin_request::handle))
     })
     .on_connect(move |connection, data| {
         if let Some(stream) = connection.downcast_ref::<UnixStream>() {

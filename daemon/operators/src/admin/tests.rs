@@ -18,7 +18,7 @@ use faser_openai::pairs::Served;
 use serde_json::{Value, json};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::handle::{Asked, respond};
+use super::admin_request::{Asked, respond};
 use super::peer::Operators;
 use super::peer::Peer;
 use super::*;
@@ -32,11 +32,12 @@ const PAIR: &str =
 async fn daemon(text: &str) -> (web::Data<Admin>, Arc<Served>) {
     let document = Document::parse(Path::new("test.yaml"), text.to_owned()).unwrap();
     let config = Config::from_document(&document).unwrap();
-    let served = Arc::new(faser_loading::load::load(&config, &mut |_, _| {}).unwrap().start().await.unwrap());
+    let served =
+        Arc::new(faser_loading::load_pairs::load(&config, &mut |_, _| {}).unwrap().start().await.unwrap());
     let app = web::Data::new(App::new(
         config.server.clone(),
         Arc::default(),
-        faser_openai::metrics::install().unwrap(),
+        faser_openai::metrics_recorder::install().unwrap(),
     ));
     app.serve(Pairs::new(vec![Arc::clone(&served)]));
     let source = ConfigSource { file: Some("/nowhere/faser.yaml".into()), flags: Vec::new() };
@@ -80,7 +81,7 @@ fn submission(tokens: usize) -> Submission {
 #[actix_web::test]
 async fn who_may_only_look_changes_nothing_and_is_told_how_to() {
     let (admin, served) = daemon(PAIR).await;
-    for route in api::ROUTES.iter().filter(|route| route.path != "/v1/events") {
+    for route in admin_api::ROUTES.iter().filter(|route| route.path != "/v1/events") {
         let path = route.path.replace("{id}", "0-1");
         let body = match route.method.as_str() {
             "PATCH" => r#"{"k_max": 1}"#,
@@ -258,7 +259,7 @@ fn the_operators_page_has_every_route_and_every_live_key() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operating.md");
     let page = std::fs::read_to_string(page).unwrap();
     let field = |(name, text): &(&str, &str)| format!("`{name}`: {text}");
-    let routes = api::ROUTES.iter().map(|route| {
+    let routes = admin_api::ROUTES.iter().map(|route| {
         let fields: Vec<String> = route.fields.iter().map(field).collect();
         row(&[route.method.as_str(), &format!("`{}`", route.path), route.summary, &fields.join("; ")])
     });

@@ -1,8 +1,8 @@
 //! `faser ctl`: one call of the admin API from a terminal. Its exit status: 0 done, 1 refused by the daemon, 2 wrong use, 3 no daemon there.
 
-pub mod client;
-mod dashboard;
+mod dashboard_proxy;
 mod show;
+pub mod socket_client;
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use clap::{Args, Subcommand};
 use faser_config::tunables::TUNABLES;
 use serde_json::{Map, Value, json};
 
-use self::client::{Answer, Client, CtlError, STANDARD_SOCKET, of_pair, print};
-use self::dashboard::DashboardArgs;
+use self::dashboard_proxy::DashboardArgs;
+use self::socket_client::{Answer, Client, CtlError, STANDARD_SOCKET, of_pair, print};
 
 /// `faser ctl`.
 #[derive(Args, Debug)]
@@ -215,7 +215,7 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
             write(output, &answer)?;
             Ok(0)
         }
-        CtlCommand::Dashboard(wanted) => dashboard::serve(&client, wanted, pair),
+        CtlCommand::Dashboard(wanted) => dashboard_proxy::serve(&client, wanted, pair),
         CtlCommand::Metrics => {
             print(String::from_utf8_lossy(&client.get(&of_pair("/metrics", pair))?.body).trim_end())?;
             Ok(0)
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(of_pair("/v1/status", None), "/v1/status");
         let path = of_pair("/v1/events?every_ms=1", Some("Qwen/Q&A+3-ü"));
         assert_eq!(path, "/v1/events?every_ms=1&pair=Qwen%2FQ%26A%2B3-%C3%BC");
-        let read = crate::admin::api::query(path.split_once('?').unwrap().1).unwrap();
+        let read = crate::admin::admin_api::query(path.split_once('?').unwrap().1).unwrap();
         assert_eq!(read["pair"], "Qwen/Q&A+3-ü");
         assert_eq!(with_pair(None, Some("a")), Some(json!({"pair": "a"})));
     }
@@ -272,8 +272,10 @@ mod tests {
         let err = client.get("/v1/status").unwrap_err();
         assert_eq!(err.exit_status(), 3);
         assert!(err.to_string().contains("--socket"), "{err}");
-        let denied =
-            client::advice(&std::io::Error::from(std::io::ErrorKind::PermissionDenied), Path::new("/"));
+        let denied = socket_client::advice(
+            &std::io::Error::from(std::io::ErrorKind::PermissionDenied),
+            Path::new("/"),
+        );
         assert!(denied.contains("`root`"), "{denied}");
         assert_eq!(CtlError::Refused { status: 409, message: String::new() }.exit_status(), 1);
     }

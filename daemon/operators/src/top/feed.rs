@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use crate::admin::snapshot::Snapshot;
-use crate::ctl::client::{Client, CtlError, of_pair};
+use crate::ctl::socket_client::{Client, CtlError, of_pair};
 
 /// How long a daemon that has gone is left alone.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -1,13 +1,13 @@
 //! `faser top`: the daemon live in a terminal, by the events of its admin socket.
 //!
 //! ```text
-//!   feed (a thread: events of the socket) --> state (the last snapshot, the past) --> draw (lanes, bars)
+//!   feed (a thread: events of the socket) --> state (the last snapshot, the past) --> draw_frame (lane_cells, bars)
 //! ```
 
 mod bars;
-mod draw;
+mod draw_frame;
 mod feed;
-mod lanes;
+mod lane_cells;
 mod state;
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ use ratatui::crossterm::terminal;
 
 use self::feed::{Feed, Message, statuses};
 use self::state::{Asked, State};
-use crate::ctl::client::{Client, CtlError, STANDARD_SOCKET, of_pair};
+use crate::ctl::socket_client::{Client, CtlError, STANDARD_SOCKET, of_pair};
 
 /// How long keys are waited for before events are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -113,7 +113,7 @@ fn run(terminal: &mut ratatui::DefaultTerminal, args: &TopArgs, stopped: &Atomic
             changed = true;
         }
         if changed {
-            terminal.draw(|frame| draw::draw(frame, &state))?;
+            terminal.draw(|frame| draw_frame::draw(frame, &state))?;
         }
         changed = event::poll(LOOK_EVERY)?;
         if !changed {
@@ -168,7 +168,7 @@ fn once(args: &TopArgs) -> Result<(), CtlError> {
 /// A frame of that many columns and lines.
 fn frame(state: &State, (columns, lines): (u16, u16)) -> Buffer {
     let Ok(mut terminal) = Terminal::new(TestBackend::new(columns, lines));
-    let Ok(frame) = terminal.draw(|frame| draw::draw(frame, state));
+    let Ok(frame) = terminal.draw(|frame| draw_frame::draw(frame, state));
     frame.buffer.clone()
 }
 

@@ -1,20 +1,20 @@
 //! Every kernel against the CPU's op: cases that run on a GPU, and in tests on fibers of the host.
 
-mod attention;
-pub mod bench;
-mod drafting;
-mod matmul;
-mod passes;
+mod attention_cases;
+pub mod case_bench;
+mod drafting_cases;
+mod matmul_cases;
+mod pruning_cases;
 pub mod reference;
-mod rows;
-mod sampling;
+mod row_cases;
+mod sampling_cases;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::{CheckResult, Report, Setting, probes};
-use bench::{AnyArgs, Bench, Executor};
+use case_bench::{AnyArgs, Bench, Executor};
 use faser_kernels::cuda::{Arena, CudaError, CudaLane, DeviceBuffer, Gpu, Launch, Ptr, Share};
 
 /// A case, which panics if it fails.

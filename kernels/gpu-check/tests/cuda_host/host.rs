@@ -2,7 +2,7 @@
 
 use crate::build;
 use faser_gpu_check::FILES;
-use faser_gpu_check::ops::bench::{AnyArgs, Executor};
+use faser_gpu_check::ops::case_bench::{AnyArgs, Executor};
 use faser_kernels::cuda::{File, Launch, Ptr, kernels};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;

@@ -7,7 +7,7 @@ mod build;
 mod host;
 
 use faser_gpu_check::ops::CASES;
-use faser_gpu_check::ops::bench::Bench;
+use faser_gpu_check::ops::case_bench::Bench;
 use faser_kernels::cuda::{Launch, Ptr};
 use host::host;
 

@@ -3,7 +3,7 @@
 use super::error::{CudaError, Named};
 use super::gpu::Gpu;
 use crate::cuda::{
-    Chunk, DraftState, LogitStats, LogprobFound, LogprobWish, Ptr, Sample, Sampler, Test, Tile,
+    Chunk, DraftState, LogitStats, LogprobFound, LogprobWish, PruneTest, Ptr, Sample, Sampler, Tile,
 };
 use cudarc::driver::{result, sys};
 use half::bf16;
@@ -33,7 +33,7 @@ unsafe impl Plain for Sample {}
 // SAFETY: as above.
 unsafe impl Plain for Sampler {}
 // SAFETY: as above.
-unsafe impl Plain for Test {}
+unsafe impl Plain for PruneTest {}
 // SAFETY: as above.
 unsafe impl Plain for Tile {}
 // SAFETY: as above.

@@ -1,26 +1,26 @@
 //! A GPU: found, opened, its SMs partitioned, its memory, and the lanes that launch on it.
 //!
 //! Everything is made on the primary context. Lanes share weights, which do not change: what runs on one stream is in order, and
-//! where one lane reads what another writes, events order their streams. A lane may be a rank of a group, whose others have GPUs of their own: `nccl.rs`.
+//! where one lane reads what another writes, events order their streams. A lane may be a rank of a group, whose others have GPUs of their own: `nccl_group.rs`.
 
 mod blaslt;
 mod communicator;
+mod cuda_lane;
 mod error;
 mod gpu;
-mod lane;
 mod memory;
-mod nccl;
+mod nccl_group;
 mod probe;
 mod sms;
 mod upload;
 
 pub use blaslt::Product;
 pub use communicator::nccl_version;
+pub use cuda_lane::{CudaLane, Event, Graph};
 pub use error::CudaError;
 pub use gpu::Gpu;
-pub use lane::{CudaLane, Event, Graph};
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
-pub use nccl::{NcclRankSlot, nccl_group};
+pub use nccl_group::{NcclRankSlot, nccl_group};
 pub use probe::{GpuInfo, check_libraries, probe, probe_one};
 pub use sms::{Share, SharePair};
 pub use upload::Upload;

@@ -3,7 +3,7 @@
 //! A step of a block is `[2][TILE][32]` bytes of activations, their scales `[2][TILE]`, and `[2][TILE]` of what the weights' offset
 //! added.
 
-use super::amx::{Tiles, blocks};
+use super::amx_strip::{Tiles, blocks};
 use super::strip::{STRIP, Strip};
 use crate::memory::{BLOCK, BLOCKS, PANEL};
 use crate::simd::amx::{ForBytes, SUMS, TILE, products_of_bytes};

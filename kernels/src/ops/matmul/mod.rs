@@ -6,9 +6,9 @@
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod amx;
-#[cfg(target_arch = "x86_64")]
 mod amx_int8;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx_strip;
 mod strip;
 
 use crate::isa::Supported;
@@ -70,7 +70,7 @@ impl OverPanels for Strip<'_> {
     #[inline(always)]
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
         // SAFETY: the caller's promise.
-        unsafe { amx::compute(s, self, weights) }
+        unsafe { amx_strip::compute(s, self, weights) }
     }
 
     #[cfg(target_arch = "x86_64")]

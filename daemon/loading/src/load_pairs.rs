@@ -1,0 +1,295 @@
+//! From a config to a running pair: weights, tokenizer, placement, service.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use faser_actors::{
+    DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
+    WatchdogConfig,
+};
+use faser_config::device::{Machine, choose};
+use faser_config::{Config, ModelSource};
+use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
+use faser_models::{
+    CallFormat, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, Progress, Tokenizer,
+};
+use faser_openai::grammars::Grammars;
+use faser_openai::pairs::Served;
+use faser_openai::text_sequence::SequenceError;
+use faser_topology::{CpuDevice, DraftPlace, KvPools};
+use tokio::sync::Semaphore;
+
+use crate::config_pair::{Pair, Watch, pair, shorter_draft};
+use crate::costs::{CostSource, tables};
+use crate::error::LoadError;
+use crate::place_pair::{Placed, Staged, place, stage};
+use crate::shares::memory_of_pairs;
+
+/// Long texts that are tokenized at once; the lanes need the cores too.
+const LONG_TEXTS_AT_ONCE: usize = 2;
+
+/// A pair with its weights in memory and its place on the device; nothing runs yet.
+pub struct Loaded {
+    /// What clients call it.
+    pub name: String,
+    /// The models, and the device with its partitions: the first replica's.
+    pub device: DeviceSpec,
+    /// The same of the other replicas.
+    pub more: Vec<DeviceSpec>,
+    /// What that device is.
+    pub machine: Machine,
+    /// The tokenizer of both.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The chat template, or why there is none.
+    pub template: Result<ChatTemplate, ModelError>,
+    /// How the target writes tool calls, if it does.
+    pub calls: Option<CallFormat>,
+    /// What requests sample by where they say nothing themselves.
+    pub defaults: GenerationDefaults,
+    /// What is not as one might think.
+    pub notes: Vec<String>,
+    /// The sizes of the KV pools of each replica.
+    pub pools: KvPools,
+    /// The faults made on purpose.
+    pub drills: Vec<Drill>,
+    /// The bounds of each replica's engine, and its cost tables if its policy needs any.
+    pub engine: EngineConfig,
+    /// Where those tables are from.
+    pub cost_source: Option<CostSource>,
+    /// What all of it was asked for by.
+    pub config: Config,
+    /// By what its metrics are told from those of other pairs, if there are any.
+    pub label: Option<String>,
+}
+
+/// A pair whose weights are in the host's memory, if they are to be there.
+struct Begun<'c> {
+    config: &'c Config,
+    pair: Pair,
+    bounds: EngineConfig,
+    staged: Staged,
+}
+
+/// The engine's bounds, its pools and costs yet to be known.
+///
+/// # Errors
+/// A context is asked for that the target cannot hold.
+pub(crate) fn bounds(
+    config: &Config,
+    target: &ModelConfig,
+    draft: Option<&ModelConfig>,
+) -> Result<EngineConfig, LoadError> {
+    let limit = target.max_context;
+    let max_context = config.scheduler.max_context.unwrap_or(limit);
+    if max_context > limit {
+        return Err(LoadError::Context { asked: max_context, limit });
+    }
+    Ok(EngineConfig {
+        block_size: config.kv.block_size,
+        target_blocks: 0,
+        draft: DraftSource::model(0),
+        max_pass_rows: config.scheduler.max_pass_rows,
+        max_context,
+        partitions: Vec::new(),
+        target_layers: target.layers.len(),
+        speculation: SpeculationBounds {
+            // Where there is neither a draft model nor prompt-lookup, lanes need no room for it.
+            room: if config.model.source.has_draft() || config.tuning.policy.traits().lookup {
+                K_LIMIT
+            } else {
+                0
+            },
+            draft_context: draft.map_or(usize::MAX, |draft| draft.max_context),
+        },
+        prefix_cache: config.kv.prefix_cache,
+        tuning: config.tuning.clone(),
+    })
+}
+
+/// What can be planned, and not be served yet.
+fn refuse_plans_only(config: &Config) -> Result<(), LoadError> {
+    let device = &config.device;
+    let only = [
+        ("topology", config.topology.is_some()),
+        ("model.shape", matches!(config.model.source, ModelSource::Shape { .. })),
+        ("device.draft_placement", device.draft_placement != DraftPlace::First),
+    ];
+    let found = only.into_iter().find_map(|(key, given)| given.then_some(key));
+    found.map_or(Ok(()), |key| Err(LoadError::PlanOnly(key)))
+}
+
+/// Loads a pair and plans its place; a GPU has the weights then.
+///
+/// # Errors
+/// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
+pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, LoadError> {
+    let host = CpuDevice::discover()?;
+    let begun = begin(config, &host, watch)?;
+    finish(begun, host, watch)
+}
+
+/// Loads every pair of the config. Memory is allocated once the weights of all are there.
+///
+/// # Errors
+/// As [`load`], of several with the name of the pair.
+pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, LoadError> {
+    let [_, _, ..] = config.each() else {
+        return config.each().iter().map(|only| load(only, watch)).collect();
+    };
+    let host = CpuDevice::discover()?;
+    let mut begun = Vec::with_capacity(config.pairs.len());
+    for pair in config.each() {
+        begun.push(named(pair, watch, |watch| begin(pair, &host, watch))?);
+    }
+    let needs: Vec<_> = begun.iter().map(|pair| pair.staged.need(pair.config)).collect();
+    let mut loaded = Vec::with_capacity(begun.len());
+    for (begun, memory_bytes) in begun.into_iter().zip(memory_of_pairs(host.memory_bytes, &needs)) {
+        let (pair, host) = (begun.config, CpuDevice { memory_bytes, ..host.clone() });
+        let own = named(pair, watch, |watch| finish(begun, host, watch))?;
+        loaded.push(Loaded { label: Some(own.name.clone()), ..own });
+    }
+    Ok(loaded)
+}
+
+/// Works on one pair of several: progress and errors have its name.
+fn named<T>(
+    pair: &Config,
+    watch: Watch<'_>,
+    work: impl FnOnce(Watch<'_>) -> Result<T, LoadError>,
+) -> Result<T, LoadError> {
+    let name = pair.model.name.clone().unwrap_or_default();
+    let done = work(&mut |what, progress| watch(&format!("{what} of {name}"), progress));
+    done.map_err(|source| LoadError::Pair { name, source: Box::new(source) })
+}
+
+fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun<'c>, LoadError> {
+    refuse_plans_only(config)?;
+    let chosen = choose(config)?;
+    let pair = pair(config)?;
+    let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
+    let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
+    Ok(Begun { config, pair, bounds, staged })
+}
+
+fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, LoadError> {
+    let Begun { config, pair, bounds, staged } = begun;
+    let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
+    notes.extend(shorter_draft(&bounds));
+    let name = config.model.name.clone().unwrap_or(name);
+    if config.model.aliases.contains(&name) {
+        return Err(LoadError::Alias(name));
+    }
+    let Placed { device, more, machine, pools } =
+        place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
+    let engine = EngineConfig {
+        target_blocks: pools.target_blocks,
+        draft: DraftSource::model(pools.draft_blocks),
+        ..bounds
+    };
+    let (partitions, cost_source) = if engine.tuning.policy.traits().predicts {
+        let spec = ProfileSpec {
+            device: &device,
+            block_size: engine.block_size,
+            max_rows: engine.max_pass_rows,
+            max_context: engine.max_context,
+        };
+        let tables = tables(config, &machine, &spec, &mut |done, all| {
+            watch("cost tables", Progress { done_bytes: done as u64, total_bytes: all as u64 });
+        })?;
+        (tables.partitions, Some(tables.source))
+    } else {
+        (Vec::new(), None)
+    };
+    let engine = EngineConfig { partitions, ..engine };
+    engine.validate()?;
+    Ok(Loaded {
+        name,
+        device,
+        more,
+        drills: config.device.drills.clone(),
+        machine,
+        tokenizer: Arc::new(tokenizer),
+        template,
+        calls,
+        defaults,
+        notes,
+        pools,
+        engine,
+        cost_source,
+        config: config.clone(),
+        label: None,
+    })
+}
+
+impl Loaded {
+    /// Starts the replicas and runs one short sequence through each, so that the first client does not wait for cold memory.
+    /// Needs a running actix System.
+    ///
+    /// # Errors
+    /// The device cannot be built, or fails at its first sequence.
+    pub async fn start(self) -> Result<Served, LoadError> {
+        let label = self.label.clone();
+        self.start_alone().await.map_err(|source| match label {
+            Some(name) => LoadError::Pair { name, source: Box::new(source) },
+            None => source,
+        })
+    }
+
+    async fn start_alone(self) -> Result<Served, LoadError> {
+        let target = self.device.target().config;
+        let (vocab, max_context) = (target.vocab, self.engine.max_context);
+        let eos: Vec<TokenId> = target.eos;
+        let spec =
+            |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
+        let device = self.device.clone();
+        let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
+        let names = faser_actors::MetricNames {
+            pair: self.label,
+            vllm_model: self.config.vllm_names.then(|| self.name.clone()),
+        };
+        let service = Replicas::start_of(&names, specs, &self.drills).await?;
+        for replica in (0..service.count()).filter_map(|number| service.replica(number)) {
+            warm_up(replica, max_context).await?;
+        }
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let grammars = Grammars::new(&self.tokenizer, vocab, &eos);
+        Ok(Served {
+            name: self.name,
+            aliases: self.config.model.aliases.clone(),
+            priorities: self.config.scheduler.priorities,
+            created,
+            service,
+            tokenizer: self.tokenizer,
+            template: self.template,
+            calls: self.calls,
+            defaults: self.defaults,
+            eos,
+            grammars,
+            vocab,
+            max_context,
+            encoding: Arc::new(Semaphore::new(LONG_TEXTS_AT_ONCE)),
+            config: self.config,
+            machine: self.machine,
+            device,
+            bounds: self.engine,
+        })
+    }
+}
+
+async fn warm_up(service: &Service, max_context: usize) -> Result<(), LoadError> {
+    let submission = Submission {
+        prompt: vec![0],
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        max_new_tokens: 8.min(max_context - 1).max(1),
+        ..Submission::default()
+    };
+    let mut tokens = service.submit(submission).await?;
+    loop {
+        match tokens.next().await {
+            Some(Update::Tokens(_)) => {}
+            Some(Update::Finished { reason: FinishReason::Length, .. }) => return Ok(()),
+            Some(Update::Finished { .. }) => return Err(SequenceError::DeviceFailed.into()),
+            None => return Err(SequenceError::Ended.into()),
+        }
+    }
+}

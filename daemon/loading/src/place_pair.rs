@@ -1,0 +1,262 @@
+//! Where a pair goes on the device that was chosen; a GPU is opened here, and gets the weights.
+
+use std::sync::Arc;
+
+use faser_actors::{
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
+};
+use faser_config::Config;
+use faser_config::device::{Chosen, Machine};
+use faser_engine::EngineConfig;
+use faser_models::cuda::{CudaModel, CudaSizes};
+use faser_models::{Model, ModelConfig, Scratch, Shard, on_nodes};
+use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
+
+use crate::config_pair::{OnHost, Watch, Weights};
+use crate::costs;
+use crate::error::LoadError;
+use crate::shares::{Need, shares};
+
+/// A pair in its place.
+pub(crate) struct Placed {
+    /// The first replica's.
+    pub(crate) device: DeviceSpec,
+    /// The other replicas'.
+    pub(crate) more: Vec<DeviceSpec>,
+    pub(crate) machine: Machine,
+    pub(crate) pools: KvPools,
+}
+
+/// A pair on its way: what it needs of the host is known.
+pub(crate) enum Staged {
+    /// Its weights are in the host's memory.
+    Cpu(OnCpu),
+    /// The GPUs that will read them from their files, not by way of the host's memory.
+    Gpus(Vec<GpuInfo>),
+}
+
+/// A pair in the host's memory, and how large it is.
+pub(crate) struct OnCpu {
+    why: Option<String>,
+    pair: OnHost,
+    for_target: ModelFootprint,
+    for_draft: Option<ModelFootprint>,
+}
+
+/// Loads what goes to the host's memory.
+///
+/// # Errors
+/// Weights that are missing or wrong.
+pub(crate) fn stage(
+    config: &Config,
+    host: &CpuDevice,
+    chosen: Chosen,
+    weights: &Weights,
+    bounds: &EngineConfig,
+    watch: Watch<'_>,
+) -> Result<Staged, LoadError> {
+    match chosen {
+        Chosen::Cpu { why } => {
+            if let Some(why) = &why {
+                tracing::info!(%why, "running on the CPU");
+            }
+            // On a machine of several nodes the weights go where the lanes will be.
+            let several = host.nodes.len() > 1;
+            let nodes = if several { host.nodes_of(config.device.threads) } else { Vec::new() };
+            let pair = on_nodes(&nodes, || weights.on_host(config, watch))?;
+            Ok(Staged::Cpu(OnCpu::new(why, pair, bounds)))
+        }
+        Chosen::Gpus(gpus) => Ok(Staged::Gpus(gpus)),
+    }
+}
+
+impl Staged {
+    /// What the pair takes of the host's memory.
+    pub(crate) fn need(&self, config: &Config) -> Need {
+        match self {
+            Staged::Cpu(pair) => pair.need(config),
+            Staged::Gpus(_) => Need { fixed_bytes: 0, kv_bytes: Some(0) },
+        }
+    }
+}
+
+/// Places a pair for an engine of these bounds. GPUs load its weights now.
+///
+/// # Errors
+/// The device is too small, in numbers and with what would fit; weights that are missing or wrong; or a GPU cannot be opened or does not
+/// take the pair.
+pub(crate) fn place(
+    config: &Config,
+    host: CpuDevice,
+    staged: Staged,
+    shapes: (ModelConfig, Option<ModelConfig>),
+    weights: &Weights,
+    bounds: &EngineConfig,
+    watch: Watch<'_>,
+) -> Result<Placed, LoadError> {
+    match staged {
+        Staged::Cpu(pair) => on_cpu(config, host, pair, bounds),
+        Staged::Gpus(gpus) => on_gpus(config, &host, &gpus, shapes, weights, bounds, watch),
+    }
+}
+
+fn request(config: &Config, bounds: &EngineConfig) -> KvRequest {
+    KvRequest {
+        block_size: bounds.block_size,
+        memory_bytes: config.kv.memory_bytes,
+        max_running: bounds.tuning.max_running,
+        max_context: bounds.max_context,
+    }
+}
+
+fn footprint(model: &Model, workspace_bytes: u64) -> ModelFootprint {
+    ModelFootprint {
+        weight_bytes: model.weight_bytes(),
+        kv_bytes_per_token: model.kv_bytes_per_token(),
+        max_context: model.config().max_context,
+        workspace_bytes,
+    }
+}
+
+impl OnCpu {
+    fn new(why: Option<String>, pair: OnHost, bounds: &EngineConfig) -> OnCpu {
+        let limits = PassLimits::of(bounds);
+        // All ranks are in the same memory.
+        let all = |shards: &[Arc<Model>], logit_rows| {
+            let shards = shards
+                .iter()
+                .map(|model| footprint(model, Scratch::bytes(model.own(), limits.rows, logit_rows)));
+            shards.reduce(|sum, own| ModelFootprint {
+                weight_bytes: sum.weight_bytes + own.weight_bytes,
+                kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
+                workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
+                ..sum
+            })
+        };
+        let for_target = all(&pair.target, limits.verify_logit_rows).expect("a target has a rank");
+        let for_draft = all(&pair.draft, limits.draft_logit_rows);
+        OnCpu { why, pair, for_target, for_draft }
+    }
+
+    fn footprints(&self) -> impl Iterator<Item = &ModelFootprint> {
+        std::iter::once(&self.for_target).chain(&self.for_draft)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.footprints().map(|model| model.weight_bytes).sum()
+    }
+
+    /// Weights are there once, all else is each replica's.
+    fn need(&self, config: &Config) -> Need {
+        let replicas = config.device.replicas as u64;
+        let workspace_bytes: u64 = self.footprints().map(|model| model.workspace_bytes).sum();
+        Need {
+            fixed_bytes: self.weight_bytes() + replicas * workspace_bytes,
+            kv_bytes: config.kv.memory_bytes.map(|kv_bytes| kv_bytes.saturating_mul(replicas)),
+        }
+    }
+}
+
+fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) -> Result<Placed, LoadError> {
+    let weight_bytes = pair.weight_bytes();
+    let OnCpu { why, pair: OnHost { target, draft }, for_target, for_draft } = pair;
+    let (threads, kv) = (config.device.threads, request(config, bounds));
+    let hosts = shares(&host, threads, config.device.replicas, weight_bytes)?;
+    // All have as many cores and as much memory: the pools are the same everywhere.
+    let place = |host| faser_topology::place(host, None, &for_target, for_draft.as_ref(), &kv);
+    let placements = hosts.iter().map(place).collect::<Result<Vec<Placement>, _>>()?;
+    let isa = config.device.isa.unwrap_or_else(Isa::detect);
+    let forced = config.device.isa.is_none() && matches!(Isa::forced(), Ok(Some(_)));
+    let cores = hosts[0].cores.len();
+    let ranks = target.len().max(draft.len());
+    if cores < ranks {
+        tracing::warn!(cores, ranks, "there are fewer cores than ranks: some share a core, which is slow");
+    }
+    let rank_deadline = config.device.rank_deadline;
+    let pools = placements[0].pools;
+    let on = |Placement { partitions, .. }| {
+        let (target, draft) = (target.clone(), draft.clone());
+        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, rank_deadline })
+    };
+    let mut devices: Vec<DeviceSpec> = placements.into_iter().map(on).collect();
+    Ok(Placed {
+        device: devices.remove(0),
+        more: devices,
+        machine: Machine::Cpu { device: host, isa, forced, why },
+        pools,
+    })
+}
+
+/// On GPUs, replica after replica: each on as many as the target has ranks.
+fn on_gpus(
+    config: &Config,
+    host: &CpuDevice,
+    gpus: &[GpuInfo],
+    (target, draft): (ModelConfig, Option<ModelConfig>),
+    weights: &Weights,
+    bounds: &EngineConfig,
+    watch: Watch<'_>,
+) -> Result<Placed, LoadError> {
+    let limits = PassLimits::of(bounds);
+    let first = &gpus[0];
+    let refused = |source| LoadError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
+    let [ranks, draft_ranks] = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
+    let facts = |config: &ModelConfig, shard: Shard| -> Result<ModelFacts, LoadError> {
+        shard.check(config)?;
+        let weight_bytes = CudaModel::weight_bytes(config, shard, weights.dtype)?;
+        Ok(ModelFacts { config: config.clone(), dtype: weights.dtype, weight_bytes })
+    };
+    // What a rank has of both models; the first has most.
+    let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
+        let draft = draft.as_ref().filter(|_| rank < draft_ranks);
+        let draft = draft.map(|draft| facts(draft, Shard { rank, ranks: draft_ranks })).transpose()?;
+        Ok((facts(&target, Shard { rank, ranks })?, draft))
+    };
+    let footprint = |model: &ModelFacts, ranks: usize, sizes: CudaSizes| {
+        let shard = Shard { rank: 0, ranks };
+        ModelFootprint {
+            weight_bytes: model.weight_bytes,
+            kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.dtype),
+            max_context: model.config.max_context,
+            workspace_bytes: sizes.workspace_bytes(&model.config, shard, model.dtype),
+        }
+    };
+    let (of_target, of_draft) = of_rank(0)?;
+    let for_target = footprint(&of_target, ranks, limits.cuda_verify(bounds));
+    let for_draft = of_draft.as_ref().map(|draft| footprint(draft, draft_ranks, limits.cuda_draft(bounds)));
+    let device = GpuDevice {
+        sms: first.sms,
+        memory_bytes: gpus.iter().map(|gpu| gpu.memory_bytes).min().unwrap_or(0),
+        utilization: config.device.gpu_memory_utilization,
+    };
+    let (asked, kv) = (config.device.partitions.as_deref(), request(config, bounds));
+    let placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
+    let kernel_cache = costs::folder(config).map(|folder| folder.join("kernels"));
+    let source = |(rank, info): (usize, &GpuInfo)| -> Result<CudaDevice, LoadError> {
+        let (target, draft) = of_rank(rank)?;
+        let draft_shard = draft.as_ref().map(|_| Shard { rank, ranks: draft_ranks });
+        Ok(CudaDevice::new(CudaSource {
+            info: info.clone(),
+            device: device.clone(),
+            kernel_cache: kernel_cache.clone(),
+            target,
+            draft,
+            weights: weights.on_gpu(Shard { rank, ranks }, draft_shard),
+        }))
+    };
+    let mut devices = Vec::with_capacity(config.device.replicas);
+    for own in gpus.chunks(ranks) {
+        let ranks = own.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
+        let (draft_sms, rank_deadline) = (placement.draft_sms.clone(), config.device.rank_deadline);
+        let spec = CudaSpec { ranks, draft_sms, rank_deadline };
+        spec.open(&mut |progress| watch("weights", progress)).map_err(refused)?;
+        devices.push(DeviceSpec::Cuda(spec));
+    }
+    let ordinals = gpus.iter().map(|gpu| gpu.ordinal).collect();
+    Ok(Placed {
+        device: devices.remove(0),
+        more: devices,
+        machine: Machine::Gpus { first: first.clone(), ordinals, host: host.name.clone() },
+        pools: placement.pools,
+    })
+}

@@ -1,0 +1,112 @@
+//! Plans by the sizes that loading finds: the same bytes, the same pools, the same shards.
+
+use std::path::Path;
+
+use faser_config::raw::Document;
+use faser_models::{ModelConfig, Shard};
+use faser_topology::{DeviceId, Divisible};
+
+use super::*;
+use crate::load_pairs::load;
+
+fn config(text: &str) -> Config {
+    let document = Document::parse(Path::new("x.yaml"), text.to_owned()).unwrap();
+    Config::from_document(&document).unwrap()
+}
+
+fn planned(text: &str) -> PlanReport {
+    plan(&config(text)).unwrap()
+}
+
+#[test]
+fn on_the_cpu_a_plan_has_the_pools_and_weights_that_loading_gives() {
+    for split in ["", ", tensor_parallel: 2, draft_tensor_parallel: 2"] {
+        let text = format!(
+            "model: {{synthetic: {{preset: tiny}}}}\ndevice: {{kind: cpu{split}}}\nspeculation: {{policy: 'fixed:2'}}\n\
+             scheduler: {{max_running: 3, max_context: 100}}\n"
+        );
+        let loaded = load(&config(&text), &mut |_, _| {}).unwrap();
+        let plan = planned(&text).plan.unwrap();
+        let (replica, device) = (&plan.replicas[0], &plan.devices[0]);
+        assert_eq!(replica.kv_blocks, loaded.pools.target_blocks, "{split}");
+        assert_eq!(device.kv_bytes, loaded.pools.kv_bytes, "{split}");
+        assert_eq!(device.target_weight_bytes, loaded.device.target().weight_bytes, "{split}");
+        assert_eq!(
+            Some(device.draft_weight_bytes),
+            loaded.device.draft().map(|draft| draft.weight_bytes),
+            "{split}"
+        );
+    }
+}
+
+#[test]
+fn shares_are_the_shards_that_models_are_cut_into() {
+    let base = Models::of(&config("model: {synthetic: {preset: tiny}}")).unwrap().target.config;
+    let shape = |heads, kv_heads, intermediate, vocab| ModelConfig {
+        heads,
+        kv_heads,
+        intermediate,
+        vocab,
+        ..base.clone()
+    };
+    for whole in [shape(8, 2, 96, 301), shape(6, 3, 64, 100), shape(8, 8, 65, 9), shape(4, 1, 8, 5)] {
+        let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = whole;
+        let divisible =
+            Divisible { layers: base.layers.len(), heads, kv_heads, columns: intermediate, tokens: vocab };
+        for ranks in 1..=8 {
+            for shard in Shard::all(ranks) {
+                assert_eq!(
+                    divisible.check(ranks).is_ok(),
+                    shard.check(&whole).is_ok(),
+                    "{divisible:?} {shard}"
+                );
+                if shard.check(&whole).is_err() {
+                    continue;
+                }
+                let (share, own) = (divisible.share(shard.rank, ranks), shard.config(&whole));
+                let sizes =
+                    [share.heads.len(), share.kv_heads.len(), share.columns.len(), share.tokens.len()];
+                assert_eq!(
+                    sizes,
+                    [own.heads, own.kv_heads, own.intermediate, own.vocab],
+                    "{divisible:?} {shard}"
+                );
+                assert_eq!(share.tokens, shard.tokens(&whole));
+            }
+        }
+    }
+}
+
+const MACHINE: &str =
+    "topology: {host: {cores: 4, memory: 8GiB}, gpus: [{count: 2, sms: 132, memory: 8GiB}]}\n";
+
+#[test]
+fn the_kind_of_device_chooses_what_is_planned_on() {
+    let device = |rest: &str| {
+        let plan = planned(&format!("model: {{synthetic: {{preset: tiny}}}}\n{MACHINE}{rest}")).plan.unwrap();
+        plan.replicas[0].ranks[0].device
+    };
+    assert_eq!(device(""), DeviceId::Gpu(0));
+    assert_eq!(device("device: {kind: 'cuda:1'}"), DeviceId::Gpu(1));
+    assert_eq!(device("device: {kind: cpu}"), DeviceId::Cpu);
+    assert_eq!(device("kv: {block_size: 32}"), DeviceId::Cpu);
+    let refusal = |rest: &str| plan(&config(&format!("{MACHINE}{rest}"))).unwrap_err().to_string();
+    assert!(refusal("device: {kind: 'cuda:2'}").contains("the machine has 2 GPUs"));
+    assert!(refusal("device: {kind: 'cuda:0'}\nkv: {block_size: 32}").contains("must be 16"));
+}
+
+#[test]
+fn models_are_known_by_their_config_and_headers_alone() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/golden/llama");
+    let folder = std::env::temp_dir().join(format!("faser-plan-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(golden.join("config.json"), folder.join("config.json")).unwrap();
+    let of = |target: &Path| {
+        planned(&format!("model: {{target: '{}', draft: none}}\ndevice: {{kind: cpu}}\n", target.display()))
+    };
+    let (without, with) = (of(&folder), of(&golden));
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(without.notes.iter().any(|note| note.contains("has no weights")), "{:?}", without.notes);
+    assert!(!with.notes.iter().any(|note| note.contains("has no weights")), "{:?}", with.notes);
+    assert_eq!(without.target.weight_bytes, with.target.weight_bytes);
+}

@@ -1,0 +1,172 @@
+//! Between two steps of drafting: proposals recorded, stop rules applied, the next pass written.
+
+use super::case_bench::{Bench, Memory};
+use super::reference::Random;
+use faser_kernels::cuda::{Chunk, DraftState, DraftStepArgs, NOTHING, Ptr, Sample, Tile};
+use faser_kernels::ops::TOP_TOKENS;
+
+const STEPS: usize = DraftStepArgs::STEPS;
+
+/// A chunk, as the host would keep it.
+#[derive(Clone, Default)]
+struct Drafting {
+    state: DraftState,
+    drafted: Vec<(u32, f32, Vec<u32>)>,
+    cancelled: bool,
+}
+
+impl Drafting {
+    fn goes_on(&self) -> bool {
+        let DraftState { survival, below, steps, .. } = self.state;
+        let count = self.drafted.len();
+        !self.cancelled && count > 0 && count < steps as usize && survival >= below
+    }
+
+    fn add(&mut self, token: u32, confidence: f32, top: Vec<u32>) {
+        let bin = ((confidence * 16.0) as usize).min(15);
+        self.state.survival *= self.state.acceptance[bin];
+        self.drafted.push((token, confidence, top));
+    }
+}
+
+fn new_chunks(random: &mut Random, count: usize) -> Vec<Drafting> {
+    let one = |_| {
+        let mut acceptance = [0.0; 16];
+        acceptance.iter_mut().for_each(|p| *p = 0.4 + random.below(60) as f32 / 100.0);
+        let state = DraftState {
+            base: random.below(900) as u32 + 1,
+            steps: random.below(STEPS + 1) as u32,
+            count: 0,
+            alive: 1,
+            survival: 1.0,
+            below: [0.0, 0.2, 0.5][random.below(3)],
+            acceptance,
+        };
+        Drafting { state, ..Drafting::default() }
+    };
+    (0..count).map(one).collect()
+}
+
+pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench<'_>) {
+    let mut random = Random::new(31);
+    let (mut stopped, mut cancelled, mut full) = (0, 0, 0);
+    for case in 0..12 {
+        // Some plans are larger than a block.
+        let n = if case == 5 { 1100 } else { 1 + random.below(40) };
+        let mut all = new_chunks(&mut random, n);
+        let (each, queries) = (1 + case as u32 % 2, 16);
+        let alternatives_wanted = case % 3 > 0;
+        let states: Vec<DraftState> = all.iter().map(|chunk| chunk.state).collect();
+        let states = bench.memory(&states, DraftState::default());
+        let (proposals, counts_of) = (bench.words(&vec![0; n * STEPS]), bench.words(&vec![0; n]));
+        let confidences = bench.floats(&vec![0.0; n * STEPS]);
+        let alternatives = bench.words(&vec![0; n * STEPS * TOP_TOKENS]);
+        let chunks = bench.memory(&vec![Chunk::default(); n], Chunk::default());
+        let rows = [0; 3].map(|_| bench.words(&vec![0; n]));
+        let samples = bench.memory(&vec![Sample::default(); n], Sample::default());
+        let tiles = bench.memory(&vec![Tile { chunk: 7, first_query: 7 }; n * each as usize], Tile::PADDING);
+        let (counts, step, going) = (bench.words(&[0; 3]), bench.words(&[0]), bench.words(&[0; STEPS + 1]));
+        let [row_tokens, positions, chunk_of] = rows.each_ref().map(Memory::ptr);
+
+        // The first pass has chunks of its own: those that draft, the last first.
+        let drafting: Vec<u32> = (0..n as u32).rev().filter(|c| all[*c as usize].state.steps > 0).collect();
+        let first: Vec<Sample> =
+            (0..drafting.len() as u32).map(|chunk| Sample { row: 0, chunk, position: 0, since: 0 }).collect();
+        let mut drawing: Vec<usize> = drafting.iter().map(|c| *c as usize).collect();
+        for at in 0..=STEPS {
+            let tokens: Vec<u32> = drawing.iter().map(|_| random.below(5000) as u32).collect();
+            let confidence: Vec<f32> = drawing
+                .iter()
+                .map(|_| {
+                    [f32::NAN, -1.0, 1.5, 1.0, random.below(100) as f32 / 99.0]
+                        [random.below(5).max(random.below(5))]
+                })
+                .collect();
+            let top: Vec<u32> = (0..drawing.len() * TOP_TOKENS).map(|_| random.below(5000) as u32).collect();
+            let flags: Vec<u32> =
+                all.iter().map(|chunk| u32::from(chunk.cancelled || random.below(30) == 0)).collect();
+            let args = DraftStepArgs {
+                samples: if at == 0 { bench.lasting(&first) } else { samples.ptr() },
+                tokens: bench.lasting(&tokens),
+                confidence: bench.lasting(&confidence),
+                top: if alternatives_wanted { bench.lasting(&top) } else { Ptr::NULL },
+                sample_count: if at == 0 {
+                    bench.lasting(&[drawing.len() as u32])
+                } else {
+                    Ptr(counts.ptr().0 + 8)
+                },
+                of_plan: if at == 0 { bench.lasting(&drafting) } else { Ptr::NULL },
+                states: states.ptr(),
+                cancelled: bench.lasting(&flags),
+                proposals: proposals.ptr(),
+                confidences: confidences.ptr(),
+                alternatives: alternatives.ptr(),
+                proposal_counts: counts_of.ptr(),
+                chunks: chunks.ptr(),
+                row_tokens,
+                positions,
+                chunk_of,
+                next_samples: samples.ptr(),
+                tiles: tiles.ptr(),
+                counts: counts.ptr(),
+                step: step.ptr(),
+                going: going.ptr(),
+                chunk_count: n as u32,
+                tiles_each: each,
+                tile_queries: queries,
+            };
+            bench.run(&args.launch(), bench.order(case));
+
+            for (i, c) in drawing.iter().enumerate() {
+                let top = if alternatives_wanted {
+                    top[i * TOP_TOKENS..][..TOP_TOKENS].to_vec()
+                } else {
+                    vec![0; 8]
+                };
+                all[*c].add(tokens[i], confidence[i], top);
+            }
+            for (chunk, flag) in all.iter_mut().zip(&flags) {
+                cancelled += usize::from(*flag == 1 && chunk.goes_on());
+                chunk.cancelled |= *flag == 1;
+            }
+            drawing = (0..n).filter(|c| all[*c].goes_on()).collect();
+            let rows_now = drawing.len() as u32;
+            assert_eq!(counts.read(), [rows_now; 3], "case {case}, step {at}");
+            assert_eq!((step.read()[0] as usize, going.read()[at]), (at + 1, rows_now + 1));
+            let rows_read = rows.each_ref().map(Memory::read);
+            let (samples_read, chunks_read, tiles_read) = (samples.read(), chunks.read(), tiles.read());
+            for (to, &c) in drawing.iter().enumerate() {
+                let (base, count) = (all[c].state.base, all[c].drafted.len() as u32);
+                let found = [0, 1, 2].map(|array: usize| rows_read[array][to]);
+                assert_eq!(found, [all[c].drafted[count as usize - 1].0, base + count - 1, c as u32]);
+                let sample = Sample { row: to as u32, chunk: c as u32, position: base + count, since: count };
+                assert_eq!(samples_read[to], sample);
+                let chunk = Chunk { first: to as u32, rows: 1, sampled_from: 0, since: 0 };
+                assert_eq!(chunks_read[c], chunk);
+                let of_row = (0..each).map(|t| Tile { chunk: c as u32, first_query: t * queries });
+                assert!(of_row.eq(tiles_read[to * each as usize..][..each as usize].iter().copied()));
+            }
+            let padding = &tiles_read[drawing.len() * each as usize..];
+            assert!(padding.iter().all(|tile| tile.chunk == NOTHING));
+            let idle = (0..n).filter(|c| !all[*c].goes_on());
+            assert!(
+                idle.map(|c| chunks_read[c]).all(|chunk| (chunk.rows, chunk.sampled_from) == (0, NOTHING))
+            );
+        }
+        let (counts_read, proposals_read) = (counts_of.read(), proposals.read());
+        let (confidences_read, alternatives_read) = (confidences.read(), alternatives.read());
+        for (c, chunk) in all.iter().enumerate() {
+            let count = chunk.drafted.len();
+            assert_eq!(counts_read[c] as usize, count);
+            for (i, (token, confidence, top)) in chunk.drafted.iter().enumerate() {
+                let place = c * STEPS + i;
+                assert_eq!(proposals_read[place], *token);
+                assert_eq!(confidences_read[place].to_bits(), confidence.to_bits());
+                assert_eq!(alternatives_read[place * TOP_TOKENS..][..TOP_TOKENS], *top);
+            }
+            full += usize::from(count > 0 && count == chunk.state.steps as usize);
+            stopped += usize::from(!chunk.cancelled && count > 0 && count < chunk.state.steps as usize);
+        }
+    }
+    assert!(stopped > 50 && cancelled > 20 && full > 20, "{stopped} {cancelled} {full}");
+}

@@ -1,0 +1,477 @@
+//! A lane on a GPU: launches, copies and products, in their order, on the SMs of the partition in use.
+//!
+//! By an event, what one lane is asked for waits for what another was asked for before, and no host waits. A graph is
+//! launches that were asked for once, in capture, and are asked for again all together. Nothing of a captured launch
+//! changes from one time to the next, neither where its arrays are nor its grid: what differs lies in those arrays. A
+//! graph belongs to the partition on which it was captured, whose SMs its kernels keep.
+
+use super::blaslt::{Blas, Product};
+use super::error::{CudaError, Named};
+use super::gpu::Gpu;
+use super::memory::{Arena, Flags};
+use super::nccl_group::{Nccl, NcclRankSlot, OnStream};
+use super::sms::{Share, Stream};
+use crate::collective::Collective;
+use crate::cuda::{Element, Launch, Ptr};
+use cudarc::driver::{result, sys};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Waiting begins with looking all the time, this many times, before it lets other threads of the host go first.
+const EAGER_LOOKS: u32 = 2000;
+/// Looks at the stream between two at the lane's group.
+const WATCH_EVERY: u32 = 64;
+
+/// An ordered stream of work on a GPU, used by one thread. It has a stream for each partition; what one began is finished before
+/// another goes on, by [`CudaLane::wait`].
+pub struct CudaLane {
+    gpu: Arc<Gpu>,
+    streams: Vec<Stream>,
+    current: usize,
+    blas: Blas,
+    /// Whether something was asked for since the last wait.
+    busy: bool,
+    /// The group that this lane is a rank of.
+    group: Option<Nccl>,
+    /// Looks at a stream that was not done, and since when there have been some.
+    looks: u32,
+    waits_since: Option<Instant>,
+}
+
+impl CudaLane {
+    /// A lane on its shares of the partitions, all of one GPU. Where lanes share SMs, an `urgent` one goes first.
+    ///
+    /// # Errors
+    /// The driver or cublasLt gives no stream, handle or workspace.
+    pub fn new(shares: &[Arc<Share>], urgent: bool) -> Result<CudaLane, CudaError> {
+        let Some(first) = shares.first() else {
+            return Err(CudaError::Split { problem: "a lane needs at least one share".to_owned() });
+        };
+        let gpu = first.gpu().clone();
+        let streams = shares.iter().map(|share| share.stream(urgent)).collect::<Result<Vec<_>, _>>()?;
+        Ok(CudaLane {
+            blas: Blas::new(&gpu)?,
+            gpu,
+            streams,
+            current: 0,
+            busy: false,
+            group: None,
+            looks: 0,
+            waits_since: None,
+        })
+    }
+
+    /// Makes this the lane of one rank of a group, and waits until the others have joined too.
+    ///
+    /// # Errors
+    /// NCCL refuses, another rank gave up, or does not come in time.
+    ///
+    /// # Panics
+    /// If the slot was taken before.
+    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), CudaError> {
+        self.gpu.bind()?;
+        let sms = self.streams.iter().map(|stream| stream.share.sms()).min().unwrap_or(1);
+        self.group = Some(slot.join(sms)?);
+        Ok(())
+    }
+
+    /// This rank of the lane's group.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.group.as_ref().map_or(0, Collective::rank)
+    }
+
+    /// Ranks of the lane's group: 1 alone.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.group.as_ref().map_or(1, Collective::ranks)
+    }
+
+    /// Sees to it that all ranks of the group have the same plans in the same order.
+    ///
+    /// # Errors
+    /// They have not, and the group is ended.
+    pub fn agree_on(&mut self, plan: u64) -> Result<(), CudaError> {
+        self.group.as_mut().map_or(Ok(()), |group| Ok(group.agree_on(plan)?))
+    }
+
+    /// Asks for the sum of what the ranks of the group have at `at`, `len` elements, in place; alone nothing is to be done.
+    ///
+    /// # Errors
+    /// The group is lost.
+    pub fn all_reduce_sum(&mut self, at: Ptr, len: usize, element: Element) -> Result<(), CudaError> {
+        let mut values = self.floats(at, len, element);
+        let Some(group) = &self.group else { return Ok(()) };
+        self.busy = true;
+        Ok(group.all_reduce_sum(&mut values)?)
+    }
+
+    /// Asks for what all ranks of the group have at `own`, `len` words of 4 bytes each, rank after rank at `all`; alone, for a copy.
+    ///
+    /// # Errors
+    /// The group is lost, or the driver refuses.
+    pub fn all_gather(&mut self, own: Ptr, all: Ptr, len: usize) -> Result<(), CudaError> {
+        let (from, mut to) =
+            (self.floats(own, len, Element::F32), self.floats(all, len * self.ranks(), Element::F32));
+        let Some(group) = &self.group else { return self.copy(own, all, 4 * len) };
+        self.busy = true;
+        Ok(group.all_gather(&from, &mut to)?)
+    }
+
+    fn floats(&self, at: Ptr, len: usize, element: Element) -> OnStream {
+        OnStream { at, len, element, stream: self.stream() }
+    }
+
+    /// Its GPU.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// SMs of the partition in use.
+    #[must_use]
+    pub fn sms(&self) -> u32 {
+        self.streams[self.current].share.sms()
+    }
+
+    /// What follows runs on this partition.
+    ///
+    /// # Errors
+    /// What runs on the one before fails.
+    ///
+    /// # Panics
+    /// If there is none of that number.
+    pub fn work_on(&mut self, partition: usize) -> Result<(), CudaError> {
+        assert!(partition < self.streams.len(), "partition {partition} of {}", self.streams.len());
+        if partition != self.current {
+            self.wait(&mut || {})?;
+            self.current = partition;
+        }
+        Ok(())
+    }
+
+    /// Binds the calling thread, which from now on is the lane's.
+    ///
+    /// # Errors
+    /// The GPU's context is gone.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        self.gpu.bind()
+    }
+
+    /// Asks for a launch. An empty grid is nothing to do. Pointers in its arguments are of memory that lives until the lane was waited for.
+    ///
+    /// # Errors
+    /// The driver refuses it. What goes wrong inside comes out at a later call.
+    pub fn launch<A>(&mut self, launch: &Launch<A>) -> Result<(), CudaError> {
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        self.busy = true;
+        let [x, y, z] = launch.grid;
+        let mut parameters = [(&raw const launch.args).cast_mut().cast::<c_void>()];
+        // SAFETY: the kernel's one parameter is this struct, byte for byte, and the driver copies it. Kernels touch device memory
+        // alone (and flags of the host, which are atomic): an illegal access ends in a failure of the device.
+        unsafe {
+            result::launch_kernel(
+                self.gpu.function(launch.kernel),
+                (x, y, z),
+                (launch.block, 1, 1),
+                launch.shared_bytes,
+                self.stream(),
+                &mut parameters,
+            )
+        }
+        .named(launch.kernel)
+    }
+
+    /// Asks for a product of matrices by cublasLt.
+    ///
+    /// # Errors
+    /// cublasLt has no algorithm for it, or fails.
+    pub fn multiply(&mut self, product: &Product) -> Result<(), CudaError> {
+        self.busy = true;
+        let (stream, sms) = (self.stream(), self.sms());
+        self.blas.multiply(product, stream, (self.current, sms))
+    }
+
+    /// Asks for zeros.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn clear(&mut self, ptr: Ptr, bytes: usize) -> Result<(), CudaError> {
+        self.busy = true;
+        // SAFETY: device memory of the caller's.
+        unsafe { result::memset_d8_async(ptr.0, 0, bytes, self.stream()) }.named("cuMemsetD8Async")
+    }
+
+    /// Asks for a copy on the device.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), CudaError> {
+        self.busy = true;
+        // SAFETY: device memory of the caller's.
+        unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream()) }.named("cuMemcpyDtoDAsync")
+    }
+
+    /// Asks for a copy on the device of rows that stand `from.1` and `to.1` bytes apart.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn copy_rows(
+        &mut self,
+        from: (Ptr, usize),
+        to: (Ptr, usize),
+        bytes: usize,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        if rows == 0 || bytes == 0 {
+            return Ok(());
+        }
+        self.busy = true;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: from.0.0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from.1,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to.0.0,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to.1,
+            WidthInBytes: bytes,
+            Height: rows,
+        };
+        // SAFETY: device memory of the caller's; the driver copies the description.
+        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.stream()) }.named("cuMemcpy2DAsync")
+    }
+
+    /// Asks for a copy of the first `len` flags, as they will be when it comes to its turn.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn snapshot(&mut self, flags: &Flags, len: usize, to: Ptr) -> Result<(), CudaError> {
+        self.busy = true;
+        let from = flags.words(len);
+        // SAFETY: pinned memory that lives until the lane was waited for, read by the device as flags always are.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from.cast(), 4 * len, self.stream()) }
+            .named("cuMemcpyHtoDAsync")
+    }
+
+    /// Sends what was put into an arena.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn send(&mut self, arena: &mut Arena) -> Result<(), CudaError> {
+        self.busy = true;
+        let (to, used) = (arena.device.ptr(), arena.used);
+        let from: &[u8] = arena.host.bytes_of(used);
+        // SAFETY: both are as long; the arena may not be written before `wait`, which its owner sees to.
+        unsafe { result::memcpy_htod_async(to.0, from, self.stream()) }.named("cuMemcpyHtoDAsync")
+    }
+
+    /// Fetches an arena's content; it is there after `wait`.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn fetch(&mut self, arena: &mut Arena) -> Result<(), CudaError> {
+        self.busy = true;
+        let (from, used, stream) = (arena.device.ptr(), arena.used, self.stream());
+        let to = arena.host.bytes_of_mut(used);
+        // SAFETY: both are as long; the arena may not be read before `wait`, which its owner sees to.
+        unsafe { result::memcpy_dtoh_async(to, from.0, stream) }.named("cuMemcpyDtoHAsync")
+    }
+
+    /// Waits for everything that was asked for; `meanwhile` is called again and again.
+    ///
+    /// # Errors
+    /// Something of it failed: the device is lost to this lane.
+    pub fn wait(&mut self, meanwhile: &mut dyn FnMut()) -> Result<(), CudaError> {
+        if !self.busy {
+            return Ok(());
+        }
+        let mut looks = 0u32;
+        while !self.look()? {
+            meanwhile();
+            looks = looks.saturating_add(1);
+            if looks > EAGER_LOOKS {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks how far the device is, once: true if it has done everything, and what it wrote for the host is seen.
+    ///
+    /// # Errors
+    /// Something that was asked for failed, or the lane's group is lost.
+    pub fn look(&mut self) -> Result<bool, CudaError> {
+        // SAFETY: the stream lives.
+        let code = unsafe { sys::cuStreamQuery(self.stream()) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return self.watch().map(|()| false);
+        }
+        (self.busy, self.waits_since) = (false, None);
+        let done = code.named("cuStreamQuery").map(|()| true);
+        if let (Err(error), Some(group)) = (&done, &self.group) {
+            group.abort(&format!("on the GPU of rank {}: {error}", group.rank()));
+        }
+        done
+    }
+
+    /// Now and then, while the stream is not done: whether the group still is what it waits for.
+    fn watch(&mut self) -> Result<(), CudaError> {
+        let Some(group) = &self.group else { return Ok(()) };
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(WATCH_EVERY) {
+            return Ok(());
+        }
+        Ok(group.watch(*self.waits_since.get_or_insert_with(Instant::now))?)
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.streams[self.current].raw
+    }
+
+    /// The number of the partition in use.
+    #[must_use]
+    pub fn partition(&self) -> usize {
+        self.current
+    }
+
+    pub(super) fn begin_work(&mut self) {
+        self.busy = true;
+    }
+
+    /// Records an event behind all that the lane was asked for; where it was recorded before is forgotten, but by those who wait for it already.
+    ///
+    /// # Errors
+    /// The driver refuses, such as in a capture or for another GPU's event.
+    pub fn record(&mut self, event: &Event) -> Result<(), CudaError> {
+        self.begin_work();
+        // SAFETY: both live.
+        unsafe { result::event::record(event.raw, self.stream()) }.named("cuEventRecord")
+    }
+
+    /// What the lane is asked for from here on begins when what stands before the event, where it is recorded now, is done.
+    ///
+    /// # Errors
+    /// The driver refuses, such as in a capture.
+    pub fn wait_for(&mut self, event: &Event) -> Result<(), CudaError> {
+        self.begin_work();
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live, and the driver keeps what it needs of the event.
+        unsafe { result::stream::wait_event(self.stream(), event.raw, flags) }.named("cuStreamWaitEvent")
+    }
+
+    /// From here on, what is asked for is not done but captured, up to [`CudaLane::end_capture`]: launches, products, zeros and copies on the
+    /// device. Copies from and to the host are refused, and so is waiting.
+    ///
+    /// # Errors
+    /// The driver refuses, such as while it captures already.
+    pub fn begin_capture(&mut self) -> Result<(), CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        unsafe { result::stream::begin_capture(self.stream(), mode) }.named("cuStreamBeginCapture")
+    }
+
+    /// What was captured. To be called after an error in between, too.
+    ///
+    /// # Errors
+    /// Something was asked for that cannot be captured, or the driver has no memory for it.
+    pub fn end_capture(&mut self) -> Result<Graph, CudaError> {
+        // SAFETY: the stream lives; an instance does not need the graph that it is of.
+        let raw = unsafe {
+            let graph = result::stream::end_capture(self.stream()).named("cuStreamEndCapture")?;
+            let instance = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            instance.named("cuGraphInstantiate")?
+        };
+        Ok(Graph { gpu: self.gpu().clone(), partition: self.partition(), raw })
+    }
+
+    /// Asks for all that a graph has. Pointers in it are of memory that lives until the lane was waited for.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    ///
+    /// # Panics
+    /// If it was captured on another partition.
+    pub fn replay(&mut self, graph: &Graph) -> Result<(), CudaError> {
+        assert_eq!(graph.partition, self.partition(), "a graph of another partition");
+        self.begin_work();
+        // SAFETY: both live. Its launches were checked when they were captured.
+        unsafe { result::graph::launch(graph.raw, self.stream()) }.named("cuGraphLaunch")
+    }
+}
+
+impl Drop for CudaLane {
+    fn drop(&mut self) {
+        // What is still under way may use memory that goes with the lane's owner.
+        if self.gpu.bind().is_ok() && self.wait(&mut || {}).is_err() && self.group.take().is_some() {
+            // What waited for other ranks has left the stream with the group.
+            let _ = self.wait(&mut || {});
+        }
+        // Before its stream.
+        self.group = None;
+    }
+}
+
+/// A place in what a lane was asked for, once it is recorded there.
+pub struct Event {
+    gpu: Arc<Gpu>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: a handle of the driver, which locks.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that nobody has recorded: it is waited for in no time.
+    ///
+    /// # Errors
+    /// The driver has none.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Event, CudaError> {
+        gpu.bind()?;
+        let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        Ok(Event { gpu: gpu.clone(), raw: raw.named("cuEventCreate")? })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: created above, destroyed once. Whoever waits for it still does.
+            let _ = unsafe { result::event::destroy(self.raw) };
+        }
+    }
+}
+
+/// Captured launches. It is dropped after the lane was waited for.
+pub struct Graph {
+    gpu: Arc<Gpu>,
+    partition: usize,
+    raw: sys::CUgraphExec,
+}
+
+// SAFETY: a handle of the driver, which locks.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: instantiated below, destroyed once.
+            let _ = unsafe { result::graph::exec_destroy(self.raw) };
+        }
+    }
+}

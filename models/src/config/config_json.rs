@@ -1,0 +1,159 @@
+//! The shape that the keys of a config.json say, and what is refused of it.
+
+use std::path::Path;
+
+use super::families::Family;
+use super::json_keys::{Keys, MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
+use super::{ModelConfig, generation_config, rope_config};
+use crate::checkpoint::{check_pointer, has_head_of_its_own, why_not};
+use crate::{LayerSpec, ModelError};
+
+impl ModelConfig {
+    /// Reads and checks `config.json` of a model directory, and `generation_config.json` if it is there.
+    ///
+    /// # Errors
+    /// Names the file and the key when a value is missing, impossible, or asks for something this crate does not do.
+    pub fn load(dir: &Path) -> Result<ModelConfig, ModelError> {
+        let path = dir.join("config.json");
+        if !path.exists()
+            && let Some(why) = why_not(dir)
+        {
+            return Err(why);
+        }
+        check_pointer(&path)?;
+        let keys = Keys::read(&path)?;
+        let generation = Keys::read_if_present(&dir.join("generation_config.json"))?;
+        let mut config = ModelConfig::from_keys(&keys, generation.as_ref())?;
+        if config.tie_embeddings && has_head_of_its_own(dir)? {
+            config.tie_embeddings = false;
+            config.notes.push(
+                "`tie_word_embeddings` is true, but lm_head.weight is there and is not the embedding: it is used, as in transformers"
+                    .to_owned(),
+            );
+        }
+        let not_read = generation.as_ref().map_or_else(Vec::new, generation_config::not_read);
+        if !not_read.is_empty() {
+            config
+                .notes
+                .push(format!("generation_config.json has what is not read: {}", not_read.join(", ")));
+        }
+        Ok(config)
+    }
+
+    pub(crate) fn from_keys(keys: &Keys, generation: Option<&Keys>) -> Result<ModelConfig, ModelError> {
+        let family = Family::of(keys)?;
+        refuse_what_is_not_done(keys)?;
+        let defaults = &family.defaults;
+        let hidden = keys.size_or("hidden_size", MAX_WIDTH, defaults.hidden_size)?;
+        let layers = keys.size_or("num_hidden_layers", MAX_LAYERS, defaults.num_hidden_layers)?;
+        let heads = keys.size_or("num_attention_heads", MAX_WIDTH, defaults.num_attention_heads)?;
+        let usual = defaults.num_key_value_heads.filter(|_| !keys.is_null("num_key_value_heads"));
+        let kv_heads = keys.size("num_key_value_heads", MAX_WIDTH)?.or(usual).unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let problem = format!("is {kv_heads}, which does not divide num_attention_heads ({heads})");
+            return Err(keys.error("num_key_value_heads", problem));
+        }
+        let vocab = keys.size_or("vocab_size", MAX_VOCAB, defaults.vocab_size)?;
+        let head_dim = head_dim(keys, defaults.head_dim, hidden, heads)?;
+        let [rope, sliding_rope] =
+            rope_config::of_layers(keys, defaults.rope_theta, defaults.sliding_rope_theta)?;
+        let mut config = ModelConfig {
+            architecture: family.architecture,
+            hidden,
+            layers: vec![LayerSpec::llama(head_dim, rope); layers],
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate: keys.size_or("intermediate_size", MAX_WIDTH, defaults.intermediate_size)?,
+            vocab,
+            stored_vocab: vocab,
+            max_context: keys.size_or(
+                "max_position_embeddings",
+                MAX_CONTEXT,
+                defaults.max_position_embeddings,
+            )?,
+            rms_eps: keys.positive_or("rms_norm_eps", defaults.rms_norm_eps)? as f32,
+            tie_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
+            embedding_scale: 1.0,
+            norm_offset: 0.0,
+            logit_soft_cap: None,
+            bos: token_ids(keys, "bos_token_id", vocab, defaults.bos_token_id)?.first().copied(),
+            eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
+            notes: Vec::new(),
+        };
+        family.shape(keys, sliding_rope, &mut config)?;
+        Ok(config)
+    }
+}
+
+/// Refuses what would change the result if it were ignored.
+fn refuse_what_is_not_done(keys: &Keys) -> Result<(), ModelError> {
+    if keys.get("quantization_config").is_some() {
+        let problem = "is set: quantized checkpoints are not supported, give one in bf16, f16 or f32";
+        return Err(keys.error("quantization_config", problem));
+    }
+    if keys.flag("use_bidirectional_attention", false)? {
+        let problem = "is true: texts are generated from left to right";
+        return Err(keys.error("use_bidirectional_attention", problem));
+    }
+    Ok(())
+}
+
+fn head_dim(keys: &Keys, usual: Option<usize>, hidden: usize, heads: usize) -> Result<usize, ModelError> {
+    let head_dim = match keys.size("head_dim", 1 << 12)?.or(usual) {
+        Some(head_dim) => head_dim,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let problem = format!(
+                "is missing, and hidden_size ({hidden}) does not divide by num_attention_heads ({heads})"
+            );
+            return Err(keys.error("head_dim", problem));
+        }
+    };
+    if !head_dim.is_multiple_of(2) {
+        return Err(
+            keys.error("head_dim", format!("is {head_dim}, the rotary embedding needs an even number"))
+        );
+    }
+    // Beyond any real model, and a bound for q_width.
+    match head_dim.checked_mul(heads) {
+        Some(width) if width <= MAX_WIDTH => Ok(head_dim),
+        _ => {
+            Err(keys
+                .error("head_dim", format!("times num_attention_heads ({heads}) is more than {MAX_WIDTH}")))
+        }
+    }
+}
+
+fn end_tokens(
+    keys: &Keys,
+    generation: Option<&Keys>,
+    vocab: usize,
+    usual: Option<u32>,
+) -> Result<Vec<u32>, ModelError> {
+    // Where generation_config.json is, it says how texts end.
+    let mut eos = token_ids(keys, "eos_token_id", vocab, usual.filter(|_| generation.is_none()))?;
+    for id in generation.map_or(Ok(Vec::new()), |file| ids_below(file, "eos_token_id", vocab))? {
+        if !eos.contains(&id) {
+            eos.push(id);
+        }
+    }
+    Ok(eos)
+}
+
+/// The ids that a key names; the `usual` one, if the vocabulary has it, where the key is absent. Null is none.
+fn token_ids(keys: &Keys, key: &str, vocab: usize, usual: Option<u32>) -> Result<Vec<u32>, ModelError> {
+    let ids = ids_below(keys, key, vocab)?;
+    if !ids.is_empty() || keys.is_null(key) {
+        return Ok(ids);
+    }
+    Ok(usual.filter(|id| (*id as usize) < vocab).into_iter().collect())
+}
+
+fn ids_below(keys: &Keys, key: &str, vocab: usize) -> Result<Vec<u32>, ModelError> {
+    let ids = keys.token_ids(key)?;
+    match ids.iter().find(|id| **id as usize >= vocab) {
+        Some(id) => Err(keys.error(key, format!("has {id}, but vocab_size is {vocab}"))),
+        None => Ok(ids),
+    }
+}

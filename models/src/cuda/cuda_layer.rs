@@ -1,0 +1,174 @@
+//! A layer on a GPU: attention branch, then MLP branch, each added to the residual stream by its last product; and the pieces of it.
+
+use std::ops::Range;
+
+use faser_kernels::cuda::{
+    ActivateArgs, AttentionArgs, CudaError, DeviceBuffer, Element, GatherRowsArgs, MatmulArgs, Product, Ptr,
+    QkvArgs, RmsNormArgs,
+};
+
+use super::cuda_model::{CudaBranch, ptr};
+use super::pass::Work;
+use super::{CudaModel, CudaPasses};
+use crate::LayerSpec;
+
+impl CudaPasses {
+    /// Runs the pass through these layers.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
+        let work = Work::Layers { from: range.start, to: range.end };
+        self.captured(work, |passes| passes.run_layers(range.clone()))?;
+        self.publish_states(&range)
+    }
+
+    pub(super) fn run_layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
+        let model = self.model.clone();
+        for index in range {
+            self.layer(&model, index)?;
+            self.store_states(index)?;
+        }
+        Ok(())
+    }
+
+    fn layer(&mut self, model: &CudaModel, index: usize) -> Result<(), CudaError> {
+        let (config, layer, pass) = (&model.own, &model.parts.layers[index], self.pass.rows);
+        let LayerSpec { attention, mlp } = &config.layers[index];
+        let (element, bucket, sms) = (model.element, pass.bucket as u32, self.lane.sms());
+        let (q, kv) = (config.q_width(), config.kv_width());
+        let (heads, kv_heads, head_dim) =
+            (config.heads as u32, config.kv_heads as u32, config.head_dim as u32);
+        let kv_at = index * QkvArgs::layer_elements(self.sizes.blocks, config.kv_heads, config.head_dim);
+        let (keys, values) = (self.keys.at(kv_at * element.bytes()), self.values.at(kv_at * element.bytes()));
+        let stride = pass.table_stride;
+
+        // The bias of q, k and v is added where they are rotated.
+        self.open(&layer.attention, Ptr::NULL, self.qkv.ptr(), q + 2 * kv)?;
+        let args = QkvArgs {
+            qkv: self.qkv.ptr(),
+            bias: ptr(&layer.attention.inputs_bias),
+            q_norm: ptr(&layer.q_norm),
+            k_norm: ptr(&layer.k_norm),
+            cos_sin: model.ropes[index].ptr(),
+            positions: pass.positions,
+            chunk_of: pass.chunk_of,
+            tables: pass.tables,
+            keys,
+            values,
+            rows: pass.counts,
+            heads,
+            kv_heads,
+            head_dim,
+            table_stride: stride,
+            eps: config.rms_eps,
+        };
+        self.lane.launch(&args.launch(element, bucket, sms))?;
+        let args = AttentionArgs {
+            q: self.qkv.ptr(),
+            keys,
+            values,
+            tables: pass.tables,
+            positions: pass.positions,
+            chunks: pass.chunks,
+            tiles: pass.tiles,
+            out: self.attended.ptr(),
+            sums: self.attention_sums.ptr(),
+            stats: self.attention_stats.ptr(),
+            sinks: ptr(&layer.sinks),
+            q_stride: (q + 2 * kv) as u32,
+            table_stride: stride,
+            heads,
+            kv_heads,
+            head_dim,
+            window: attention.window.unwrap_or(0) as u32,
+            split: pass.split,
+            splits: pass.splits,
+            scale: attention.scale,
+            soft_cap: attention.soft_cap.unwrap_or(0.0),
+        };
+        self.lane.launch(&args.launch(element, pass.tile_queries, pass.tile_count as u32))?;
+        if let Some(merge) = args.merge(element, pass.counts, bucket, sms) {
+            self.lane.launch(&merge)?;
+        }
+        self.close(&layer.attention, self.attended.ptr(), q)?;
+
+        let (inner, (activation, gated)) = (config.intermediate, mlp.kind.activation());
+        let bias = ptr(&layer.mlp.inputs_bias);
+        self.open(&layer.mlp, bias, self.mlp.ptr(), if gated { 2 * inner } else { inner })?;
+        let args = ActivateArgs {
+            x: self.mlp.ptr(),
+            out: self.activated.ptr(),
+            rows: pass.counts,
+            cols: inner as u32,
+            activation: activation as u32,
+            gated: u32::from(gated),
+        };
+        self.lane.launch(&args.launch(element, bucket, sms))?;
+        self.close(&layer.mlp, self.activated.ptr(), inner)
+    }
+
+    /// The residual stream, normalised, to so many `outputs` of a branch's projections.
+    fn open(&mut self, branch: &CudaBranch, bias: Ptr, out: Ptr, outputs: usize) -> Result<(), CudaError> {
+        let (rows, hidden) = (self.pass.rows, self.model.config.hidden);
+        let counts = (rows.counts, rows.bucket as u32);
+        self.norm(self.x.ptr(), branch.norm_before.ptr(), self.normed.ptr(), counts)?;
+        let (x, w, element) = (self.normed.ptr(), branch.inputs.ptr(), self.model.element);
+        let product =
+            Product { element, x, w, bias, out, rows: rows.bucket, inputs: hidden, outputs, add: false };
+        self.multiply(product, rows.counts)
+    }
+
+    /// Projects what a branch computed back, and adds it to the residual stream. A rank has a share of the sum: without a norm the first adds
+    /// its own to the stream, and all shares are added up.
+    fn close(&mut self, branch: &CudaBranch, x: Ptr, inputs: usize) -> Result<(), CudaError> {
+        let (rows, outputs, element) = (self.pass.rows, self.model.config.hidden, self.model.element);
+        let (w, bias) = (branch.output.ptr(), ptr(&branch.output_bias));
+        let (out, add) = match &branch.norm_after {
+            None => (self.x.ptr(), self.model.shard().is_first()),
+            Some(_) => (self.branch.ptr(), false),
+        };
+        self.multiply(
+            Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add },
+            rows.counts,
+        )?;
+        self.add_up(out)?;
+        let Some(weight) = branch.norm_after.as_ref().map(DeviceBuffer::ptr) else { return Ok(()) };
+        let (cols, eps) = (outputs as u32, self.model.config.rms_eps);
+        let args = RmsNormArgs { x: out, weight, out: self.x.ptr(), rows: rows.counts, cols, eps };
+        self.lane.launch(&args.add(rows.bucket as u32, self.lane.sms()))
+    }
+
+    /// The final norm of some rows; `rows` is where their number is, and their bucket.
+    pub(super) fn final_norm(
+        &mut self,
+        indices: Ptr,
+        stride: u32,
+        rows: (Ptr, u32),
+    ) -> Result<(), CudaError> {
+        let (cols, sms) = (self.model.config.hidden as u32, self.lane.sms());
+        let out = self.gathered.ptr();
+        let args = GatherRowsArgs { x: self.x.ptr(), indices, out, rows: rows.0, cols, stride };
+        self.lane.launch(&args.launch(rows.1, sms))?;
+        self.norm(self.gathered.ptr(), self.model.parts.norm.ptr(), self.final_normed.ptr(), rows)
+    }
+
+    fn norm(&mut self, x: Ptr, weight: Ptr, out: Ptr, rows: (Ptr, u32)) -> Result<(), CudaError> {
+        let config = &self.model.config;
+        let (cols, eps, sms) = (config.hidden as u32, config.rms_eps, self.lane.sms());
+        let args = RmsNormArgs { x, weight, out, rows: rows.0, cols, eps };
+        self.lane.launch(&args.launch(self.model.element, rows.1, sms))
+    }
+
+    /// By our own kernel where there are few rows, else by cublasLt; `rows` is where their number is.
+    pub(super) fn multiply(&mut self, product: Product, rows: Ptr) -> Result<(), CudaError> {
+        let Product { element, x, w, bias, out, inputs, outputs, add, .. } = product;
+        let few = product.rows as u32 <= MatmulArgs::MOST_ROWS && inputs.is_multiple_of(32);
+        if element == Element::F32 || !few {
+            return self.lane.multiply(&product);
+        }
+        let (inputs, outputs, add) = (inputs as u32, outputs as u32, u32::from(add));
+        let args = MatmulArgs { x, w, bias, out, rows, inputs, outputs, add };
+        self.lane.launch(&args.launch(element, product.rows as u32, self.lane.sms()))
+    }
+}
