@@ -1,7 +1,7 @@
 //! The device of a service: a CPU or a GPU, and how its lanes are made, as often as it takes. Nothing else in this crate knows which.
 
-mod cpu_device;
-mod cuda_device;
+mod cpu_spec;
+mod cuda_spec;
 mod open;
 
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use faser_engine::EngineConfig;
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceFactory;
 
-pub use cpu_device::CpuSpec;
-pub(crate) use cpu_device::ways;
-pub use cuda_device::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
+pub use cpu_spec::CpuSpec;
+pub(crate) use cpu_spec::ways;
+pub use cuda_spec::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
 pub(crate) use open::{LanePasses, OnLane, Open, SAMPLED_ROWS};
 pub use open::{LaneSizes, ModelFacts, PassLimits};
 

@@ -9,8 +9,8 @@
 //! rounds are reported, and the best. A case finds in the caches what the one before it left: mostly the same weights.
 
 mod options;
-mod pass_figures;
 mod pass_workload;
+mod speed_figures;
 
 use std::error::Error;
 
@@ -20,8 +20,8 @@ use faser_models::Model;
 use faser_models::synthetic::{SyntheticSpec, pair};
 
 use options::{Case, Options};
-use pass_figures::{Machine, Report};
 use pass_workload::{Memory, Timing, Workload};
+use speed_figures::{Machine, Report};
 
 /// Readings of the bandwidth before the first pass.
 const FIRST_READINGS: usize = 5;
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if options.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        pass_figures::print(&report, options.shares);
+        speed_figures::print(&report, options.shares);
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Tokenizers and streams against the golden files, and the bad input around them.
 
-mod chats;
+mod rendered_chats;
 
 use std::fs;
 use std::path::{Path, PathBuf};
