@@ -2,12 +2,12 @@
 //!
 //! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and passes with context
 //! to tell what attention adds, in a few rounds over all of them: a moment in which the machine is busy spoils one reading of each
-//! at most, and medians count. Long passes are run once.
+//! at most, and medians count. Long passes are run once. Then, for a while, rows between them are run where cost is no line.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID, refine};
 use faser_engine::{Admission, BlockId, SeqId};
 use faser_kernels::Sampling;
 use faser_kernels::cuda::BLOCK_SIZE;
@@ -27,6 +27,8 @@ const ENOUGH: Duration = Duration::from_millis(20);
 const ONCE: Duration = Duration::from_millis(250);
 /// Passes longer than this are not followed by longer ones: cost is taken to grow with the rows from there.
 const LONG: Duration = Duration::from_millis(600);
+/// Time after which nothing more is looked at between the row counts.
+const REFINING: Duration = Duration::from_secs(2);
 /// Rows and context tokens of the pass that tells what attention costs.
 const CONTEXT_ROWS: usize = 8;
 const CONTEXT: usize = 512;
@@ -139,19 +141,29 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
         }
     }
     let medians: Vec<Option<Duration>> = readings.into_iter().map(median).collect();
-    let mut last = (1, Duration::ZERO);
-    let times = std::array::from_fn(|i| {
-        if let Some(time) = medians[i] {
-            last = (ROW_GRID[i], time);
-        }
-        last.1.mul_f64(ROW_GRID[i] as f64 / last.0 as f64).max(last.1)
-    });
+    let measured = passes.iter().zip(&medians).filter(|((_, context), _)| *context == 0);
+    let mut points: Vec<(usize, Duration)> =
+        measured.filter_map(|(&(rows, _), median)| Some((rows, (*median)?))).collect();
+    let time_of = |rows| points.iter().find(|&&(grid, _)| grid >= rows).map(|&(_, time)| time);
     let longer = |rows, with: usize| {
-        let without = ROW_GRID.iter().position(|&grid| grid >= rows).and_then(|i| medians[i]);
-        medians[with].unwrap_or_default().saturating_sub(without.unwrap_or_default())
+        medians[with].unwrap_or_default().saturating_sub(time_of(rows).unwrap_or_default())
     };
     let (one, many) = (longer(1, ROW_GRID.len()), longer(some, ROW_GRID.len() + 1));
-    PassCost::new(times, AttentionCost::fitted(context, some, one, many))
+    let began = Instant::now();
+    refine(&mut points, |rows| {
+        (began.elapsed() < REFINING).then(|| {
+            if lane.first_is_cold() {
+                lane.told(rows, 0);
+                lane.run(rows, 0);
+            }
+            reading(lane, rows, 0)
+        })
+    });
+    if let Some(&(rows, time)) = points.iter().max() {
+        // Beyond what was measured it grows with the rows.
+        points.push((2 * rows, 2 * time));
+    }
+    PassCost::new(&points, AttentionCost::fitted(context, some, one, many))
 }
 
 /// Median time of a few passes.

@@ -1,12 +1,23 @@
 //! What passes cost: measured tables per lane and partition, kept monotone, corrected as passes are timed.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Row counts at which a pass is profiled; between them cost is interpolated, beyond the last it is extrapolated.
-pub const ROW_GRID: [usize; 12] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048];
+/// Row counts at which every pass is profiled; between them [`refine`] looks where cost is no line.
+pub const ROW_GRID: [usize; 28] = [
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 48, 64, 65, 128, 129, 256, 257, 512, 1024,
+    2048,
+];
 
-/// How far one timed pass moves the table.
+/// How far the middle of two row counts may be off the line between them.
+const BENT: f64 = 0.02;
+/// Two row counts that are nearer to each other than this share of the smaller have no middle worth looking at.
+const NEAR: f64 = 1.0 / 128.0;
+
+/// How far one timed pass moves the table at its rows; elsewhere the less, the further away.
 const LEARNING_RATE: f64 = 0.08;
+/// Distance, in doublings of the rows, at which it is a half of that.
+const LEARNING_REACH: f64 = 0.25;
 /// A single pass is believed to be off by no more than this factor: the rest is the machine doing something else.
 const BELIEVED: f64 = 2.0;
 
@@ -59,36 +70,52 @@ impl AttentionCost {
     }
 }
 
-/// Cost of passes of one model on one partition: a monotone function of rows, plus a part for attention.
+/// Cost of passes of one model on one partition: a function of rows that never falls, plus a part for attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassCost {
-    /// Seconds at each row count of [`ROW_GRID`], at position 0.
-    base_s: [f64; ROW_GRID.len()],
+    /// Row counts, ascending, at least two, and seconds of a pass of so many rows at position 0.
+    points: Vec<(usize, f64)>,
     attention: AttentionCost,
 }
 
 impl PassCost {
-    /// From profiled times at [`ROW_GRID`], of rows at position 0, and what attention adds. Where more rows took less, the machine was
-    /// busy for one of the readings or the other: they share their mean.
-    pub fn new(profiled: [Duration; ROW_GRID.len()], attention: AttentionCost) -> PassCost {
-        let base_s = isotonic(profiled.map(|time| time.as_secs_f64().max(1e-9)));
+    /// From profiled times of rows at position 0, by row count, and what attention adds. Where more rows took less, the machine was
+    /// busy for one of the readings or the other: they share their mean. Between points cost is a line, and so before the first and beyond the
+    /// last of at least two.
+    pub fn new(profiled: &[(usize, Duration)], attention: AttentionCost) -> PassCost {
+        let mut points: Vec<(usize, Duration)> =
+            profiled.iter().copied().filter(|&(rows, _)| rows > 0).collect();
+        points.sort_unstable();
+        points.dedup_by_key(|&mut (rows, _)| rows);
+        while points.len() < 2 {
+            // Nothing was measured, or one row count alone.
+            let last = points.last().map_or((1, Duration::ZERO), |&(rows, time)| (2 * rows, 2 * time));
+            points.push(last);
+        }
+        let times: Vec<f64> = points.iter().map(|(_, time)| time.as_secs_f64().max(1e-9)).collect();
+        let rows = points.iter().map(|&(rows, _)| rows);
         // To the nanosecond, as points are.
-        PassCost { base_s: base_s.map(|seconds| duration(seconds).as_secs_f64()), attention }
+        let seconds = isotonic(&times).into_iter().map(|seconds| duration(seconds).as_secs_f64());
+        PassCost { points: rows.zip(seconds).collect(), attention }
     }
 
     /// Of passes that take so many µs, and as many more with every row.
     pub fn linear(pass_us: u64, row_us: u64, attention: AttentionCost) -> PassCost {
-        PassCost::new(ROW_GRID.map(|rows| Duration::from_micros(pass_us + row_us * rows as u64)), attention)
+        let time = |rows: usize| Duration::from_micros(pass_us + row_us * rows as u64);
+        PassCost::new(
+            &[(1, time(1)), (ROW_GRID[ROW_GRID.len() - 1], time(ROW_GRID[ROW_GRID.len() - 1]))],
+            attention,
+        )
     }
 
     /// Of a model that is not there: next to nothing.
     pub fn nothing() -> PassCost {
-        PassCost::new([Duration::ZERO; ROW_GRID.len()], AttentionCost { per_kv_fs: 0, per_row_fs: 0 })
+        PassCost::new(&[], AttentionCost { per_kv_fs: 0, per_row_fs: 0 })
     }
 
-    /// Times at [`ROW_GRID`], to the nanosecond: with [`PassCost::attention`] what [`PassCost::new`] takes.
-    pub fn points(&self) -> [Duration; ROW_GRID.len()] {
-        self.base_s.map(duration)
+    /// Row counts and times, to the nanosecond: with [`PassCost::attention`] what [`PassCost::new`] takes.
+    pub fn points(&self) -> impl Iterator<Item = (usize, Duration)> + '_ {
+        self.points.iter().map(|&(rows, seconds)| (rows, duration(seconds)))
     }
 
     /// What attention adds.
@@ -101,8 +128,37 @@ impl PassCost {
         if rows == 0 {
             return 0.0;
         }
-        let (low, share) = place(rows);
-        self.base_s[low] + share * (self.base_s[low + 1] - self.base_s[low]) + self.attention.seconds(reach)
+        let (low, share) = self.place(rows);
+        let (low_s, high_s) = (self.points[low].1, self.points[low + 1].1);
+        low_s + share * (high_s - low_s) + self.attention.seconds(reach)
+    }
+
+    /// Seconds of them that are attention's.
+    pub(crate) fn attention_seconds(&self, reach: Reach) -> f64 {
+        self.attention.seconds(reach)
+    }
+
+    /// Seconds that a row adds to a pass of about so many: the slope over a good part of them, so that steps count as what they are in the mean.
+    pub(crate) fn row_seconds(&self, rows: usize) -> f64 {
+        let half = (rows / 4).max(4);
+        let (from, to) = (rows.saturating_sub(half).max(1), rows + half);
+        (self.seconds(to, Reach::NONE) - self.seconds(from, Reach::NONE)) / (to - from) as f64
+    }
+
+    /// The smallest pass of at most `most` rows whose row costs no more than `slack` times the cheapest one's.
+    pub(crate) fn best_size(&self, most: usize, slack: f64) -> usize {
+        let row_s = |rows: usize| self.seconds(rows, Reach::NONE) / rows.max(1) as f64;
+        // A row is cheapest at the end of a step, and that is at a point.
+        let points = || self.points.iter().map(|&(rows, _)| rows).filter(|&rows| rows < most).chain([most]);
+        let least = points().map(row_s).fold(f64::INFINITY, f64::min);
+        let size = points().find(|&rows| row_s(rows) <= slack * least).unwrap_or(most);
+        // The same step goes on.
+        let seconds = self.seconds(size, Reach::NONE) * 1.002;
+        points()
+            .filter(|&rows| rows > size)
+            .take_while(|&rows| self.seconds(rows, Reach::NONE) <= seconds)
+            .last()
+            .unwrap_or(size)
     }
 
     /// Corrects the table by a pass that was timed.
@@ -112,28 +168,71 @@ impl PassCost {
         }
         let predicted = self.seconds(rows, reach);
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
-        let (low, share) = place(rows);
+        let doublings = (rows as f64).log2();
+        let (low, share) = self.place(rows);
         let share = share.clamp(0.0, 1.0);
-        self.base_s[low] *= (LEARNING_RATE * (1.0 - share) * error).exp();
-        self.base_s[low + 1] *= (LEARNING_RATE * share * error).exp();
+        for (i, (point, seconds)) in self.points.iter_mut().enumerate() {
+            let apart = ((*point as f64).log2() - doublings) / LEARNING_REACH;
+            let near = if i == low {
+                1.0 - share
+            } else if i == low + 1 {
+                share
+            } else {
+                0.0
+            };
+            *seconds *= 1.0 + LEARNING_RATE * error * (1.0 / (1.0 + apart * apart)).max(near);
+        }
         self.make_monotone(if share > 0.5 { low + 1 } else { low });
     }
 
     /// More rows never cost less: what contradicts the point just learned gives way to it.
     fn make_monotone(&mut self, learned: usize) {
         for i in (0..learned).rev() {
-            self.base_s[i] = self.base_s[i].min(self.base_s[i + 1]);
+            self.points[i].1 = self.points[i].1.min(self.points[i + 1].1);
         }
-        for i in learned + 1..ROW_GRID.len() {
-            self.base_s[i] = self.base_s[i].max(self.base_s[i - 1]);
+        for i in learned + 1..self.points.len() {
+            self.points[i].1 = self.points[i].1.max(self.points[i - 1].1);
+        }
+    }
+
+    /// The point before a row count, and how far towards the next it is: 0 there, 1 at the next, more beyond the last, less than 0 before the
+    /// first.
+    fn place(&self, rows: usize) -> (usize, f64) {
+        let before = self.points.partition_point(|&(point, _)| point <= rows);
+        let low = before.saturating_sub(1).min(self.points.len() - 2);
+        let (from, to) = (self.points[low].0 as f64, self.points[low + 1].0 as f64);
+        (low, (rows as f64 - from) / (to - from))
+    }
+}
+
+/// Measures between the points where cost is no line, until it is one nearly everywhere or `measure` has had enough. A middle may lie on the
+/// line of a staircase by chance: where it does, those of both halves are looked at too.
+pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize) -> Option<Duration>) {
+    points.sort_unstable();
+    let mut open: VecDeque<_> = points.windows(2).map(|pair| (pair[0], pair[1], false)).collect();
+    while let Some(((low, low_time), (high, high_time), doubted)) = open.pop_front() {
+        let middle = low.midpoint(high);
+        let near = ((high - low) as f64) < 2.0 * NEAR * low as f64;
+        // No middle can be far off if both ends cost the same.
+        if middle == low || near || high_time <= low_time.mul_f64(1.0 + BENT) {
+            continue;
+        }
+        let Some(time) = measure(middle) else { return };
+        points.push((middle, time));
+        let share = (middle - low) as f64 / (high - low) as f64;
+        let line = low_time.as_secs_f64() + share * (high_time.as_secs_f64() - low_time.as_secs_f64());
+        let bent = (time.as_secs_f64() / line - 1.0).abs() > BENT;
+        if bent || !doubted {
+            open.push_back(((low, low_time), (middle, time), !bent));
+            open.push_back(((middle, time), (high, high_time), !bent));
         }
     }
 }
 
 /// The nearest sequence that never falls, by squared error: neighbours that fall are pooled.
-fn isotonic<const N: usize>(points: [f64; N]) -> [f64; N] {
-    let mut pools: Vec<(f64, usize)> = Vec::with_capacity(N);
-    for point in points {
+fn isotonic(points: &[f64]) -> Vec<f64> {
+    let mut pools: Vec<(f64, usize)> = Vec::with_capacity(points.len());
+    for &point in points {
         let (mut mean, mut size) = (point, 1);
         while let Some(&(before, count)) = pools.last().filter(|&&(before, _)| before > mean) {
             mean = (mean * size as f64 + before * count as f64) / (size + count) as f64;
@@ -142,8 +241,7 @@ fn isotonic<const N: usize>(points: [f64; N]) -> [f64; N] {
         }
         pools.push((mean, size));
     }
-    let mut pooled = pools.into_iter().flat_map(|(mean, size)| std::iter::repeat_n(mean, size));
-    points.map(|point| pooled.next().unwrap_or(point))
+    pools.into_iter().flat_map(|(mean, size)| std::iter::repeat_n(mean, size)).collect()
 }
 
 /// What a partition's two lanes cost.
@@ -159,13 +257,6 @@ fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
-/// The grid cell of a row count, and where in it: 0 at its beginning, 1 at its end, more beyond the grid.
-fn place(rows: usize) -> (usize, f64) {
-    let low = ROW_GRID.iter().rposition(|&grid| grid <= rows).unwrap_or(0).min(ROW_GRID.len() - 2);
-    let (from, to) = (ROW_GRID[low] as f64, ROW_GRID[low + 1] as f64);
-    (low, (rows as f64 - from) / (to - from))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,15 +268,56 @@ mod tests {
 
     #[test]
     fn a_reading_of_a_busy_moment_is_spread_and_not_carried_on() {
-        let points = |ms: [u64; ROW_GRID.len()]| {
-            let cost = PassCost::new(ms.map(Duration::from_millis), AttentionCost::default());
-            cost.points().map(|time| time.as_millis())
+        let points = |ms: [u64; 12]| {
+            let profiled: Vec<_> = (1..).zip(ms.map(Duration::from_millis)).collect();
+            let cost = PassCost::new(&profiled, AttentionCost::default());
+            cost.points().map(|(_, time)| time.as_millis()).collect::<Vec<_>>()
         };
         let quiet = [10, 10, 12, 14, 20, 30, 50, 90, 170, 330, 650, 1290];
         assert_eq!(points(quiet), quiet.map(u128::from));
         // Two rows took 40 ms: of them and those behind that took less, as many share a mean as must.
         let busy = [10, 40, 12, 14, 20, 30, 50, 90, 170, 330, 650, 1290];
         assert_eq!(points(busy), [10, 21, 21, 21, 21, 30, 50, 90, 170, 330, 650, 1290]);
+    }
+
+    #[test]
+    fn steps_are_found_between_the_points() {
+        // As a GPU whose products go by tiles of 64 rows.
+        let truth = |rows: usize| Duration::from_micros(1000 + 80 * rows.next_multiple_of(64) as u64);
+        let mut points: Vec<_> = ROW_GRID.map(|rows| (rows, truth(rows))).to_vec();
+        let mut measured = 0;
+        refine(&mut points, |rows| {
+            measured += 1;
+            Some(truth(rows))
+        });
+        let cost = PassCost::new(&points, AttentionCost::default());
+        let off = |rows: usize| (cost.seconds(rows, Reach::NONE) / truth(rows).as_secs_f64() - 1.0).abs();
+        let worst = (1..=512).max_by(|&a, &b| off(a).total_cmp(&off(b))).unwrap_or(1);
+        let far = (1..=512).filter(|&rows| off(rows) > 0.03).count();
+        assert!(far < 50, "{far} of 512 rows are off, {worst} by {}", off(worst));
+        assert!(measured < 90, "{measured}");
+        // A line is left alone, and who has had enough is not asked again.
+        let mut line = vec![(1, Duration::from_micros(11)), (1001, Duration::from_micros(1011))];
+        refine(&mut line, |rows| Some(Duration::from_micros(10 + rows as u64)));
+        assert_eq!(line.len(), 5);
+        let mut asked = 0;
+        refine(&mut ROW_GRID.map(|rows| (rows, truth(rows))).to_vec(), |_| {
+            asked += 1;
+            None
+        });
+        assert_eq!(asked, 1);
+    }
+
+    #[test]
+    fn a_pass_ends_where_a_step_does() {
+        let truth = |rows: usize| Duration::from_micros(1000 + 80 * rows.next_multiple_of(64) as u64);
+        let every: Vec<_> = (1..=1024).map(|rows| (rows, truth(rows))).collect();
+        let cost = PassCost::new(&every, AttentionCost::default());
+        // 1,000 us are 6 % of 208 rows'; the step before ends at 192.
+        assert_eq!(cost.best_size(1024, 1.06), 192);
+        // What is more than a step and less than two is not cheap.
+        assert_eq!(cost.best_size(100, 1.06), 64);
+        assert_eq!(cost.best_size(1, 1.06), 1);
     }
 
     #[test]
@@ -221,13 +353,17 @@ mod tests {
         assert!(cost.seconds(8, Reach::NONE) < 3.3e-3);
     }
 
+    fn of(profiled: Vec<(usize, u64)>, time: fn(u64) -> Duration) -> Vec<(usize, Duration)> {
+        profiled.into_iter().map(|(rows, times)| (rows, time(times))).collect()
+    }
+
     proptest! {
         #[test]
         fn more_rows_never_cost_less(
-            profiled in prop::array::uniform12(1..10_000u64),
+            profiled in prop::collection::vec((1..600usize, 1..10_000u64), 0..12),
             passes in prop::collection::vec((1..600usize, 0..10_000usize, 1..100_000u64), 0..50),
         ) {
-            let mut cost = PassCost::new(profiled.map(Duration::from_micros), AttentionCost { per_kv_fs: 1, per_row_fs: 3_000_000 });
+            let mut cost = PassCost::new(&of(profiled, Duration::from_micros), AttentionCost { per_kv_fs: 1, per_row_fs: 3_000_000 });
             for (rows, context, took) in passes {
                 cost.observe(rows, Reach::single(context), Duration::from_micros(took));
             }
@@ -238,14 +374,15 @@ mod tests {
 
         #[test]
         fn a_profiled_table_is_made_again_of_its_points(
-            profiled in prop::array::uniform12(0..1_000_000_000_000_000u64),
+            profiled in prop::collection::vec((0..3000usize, 0..1_000_000_000_000_000u64), 0..40),
             (per_kv_fs, per_row_fs) in (0..u64::from(u32::MAX), 0..u64::from(u32::MAX)),
         ) {
             let attention = AttentionCost { per_kv_fs, per_row_fs };
-            let cost = PassCost::new(profiled.map(Duration::from_nanos), attention);
-            prop_assert!(cost.points().is_sorted());
+            let cost = PassCost::new(&of(profiled, Duration::from_nanos), attention);
+            let points: Vec<_> = cost.points().collect();
+            prop_assert!(points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
             prop_assert_eq!(cost.attention(), attention);
-            prop_assert_eq!(&PassCost::new(cost.points(), cost.attention()), &cost);
+            prop_assert_eq!(&PassCost::new(&points, cost.attention()), &cost);
         }
     }
 }

@@ -41,23 +41,38 @@ impl Engine {
         self.copy_proposals();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
-        let (mut prefill_rows, mut decodes) = (0, false);
+        let mut prefill_rows = 0;
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
-            prefill_rows += sequence.uncomputed() - 1;
-            decodes |= sequence.decoding();
-            scratch.candidates.push(self.candidate(sequence));
+            match sequence.decoding() {
+                true => scratch.candidates.push(self.candidate(sequence)),
+                false => prefill_rows += sequence.uncomputed(),
+            }
         }
         // Proposals may take what the verify pass has beside one row per sequence, and leave half of that to prefill.
-        let spare = self.config.max_pass_rows.saturating_sub(scratch.candidates.len());
-        let prefill_rows = prefill_rows.min(spare / 2).min(self.prefill_limit(decodes));
-        let batch = Batch { candidates: &scratch.candidates, rows: spare - prefill_rows, prefill_rows };
+        let sequences = scratch.candidates.len();
+        let spare = self.config.max_pass_rows.saturating_sub(sequences);
+        let fits = spare.min(self.prefill_limit(sequences > 0, sequences));
+        let displaced = self.planner.look(prefill_rows + self.waiting_rows(), fits);
+        let prefill_rows = prefill_rows.min(spare / 2).min(self.prefill_limit(sequences > 0, sequences));
+        let rows = spare - prefill_rows;
+        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
-        for (seq, &k) in self.running.iter().zip(&scratch.lengths) {
+        let mut lengths = scratch.lengths.iter();
+        for seq in &self.running {
             if let Some(sequence) = self.sequences.get_mut(seq) {
-                sequence.wanted = k;
+                sequence.wanted = if sequence.decoding() { lengths.next().copied().unwrap_or(0) } else { 0 };
             }
         }
         self.scratch = scratch;
+    }
+
+    /// Rows of prompts that wait for admission, about.
+    fn waiting_rows(&self) -> usize {
+        /// The others are taken to be as long.
+        const FIRST: usize = 64;
+        let waiting = self.waiting.iter().take(FIRST).filter_map(|seq| self.sequences.get(seq));
+        let rows: usize = waiting.map(Sequence::uncomputed).sum();
+        rows * self.waiting.len() / self.waiting.len().clamp(1, FIRST)
     }
 
     /// What the planner is told of a sequence.
@@ -100,7 +115,7 @@ impl Engine {
                 false => prefill += sequence.uncomputed(),
             }
         }
-        let prefill = prefill.min(self.prefill_limit(decoding > 0));
+        let prefill = prefill.min(self.prefill_limit(decoding > 0, decoding));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
         (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, self.config.max_pass_rows))
     }
@@ -198,7 +213,7 @@ impl Engine {
             stop: StopRule {
                 acceptance: sequence.acceptance_table(&wish.table),
                 survival: sequence.survival(),
-                below: wish.floor(),
+                below: wish.floor(sequence.weight(self.now)),
             },
             table: sequence.draft.table.append_ids(covered, &mut plan.blocks),
         });
@@ -267,7 +282,7 @@ impl Wish {
                 let wanted = sequence.wanted.min(sequence.useful_proposals());
                 wanted.saturating_sub(sequence.proposals.len())
             }
-            Execution::Overlapped(_) if sequence.survival() < self.floor() => 0,
+            Execution::Overlapped(_) if sequence.survival() < self.floor(1.0) => 0,
             Execution::Overlapped(_) => sequence.room_ahead().min(STEPS_AHEAD),
         }
     }
@@ -280,11 +295,12 @@ impl Wish {
         }
     }
 
-    /// Survival below which nothing further is drafted.
-    fn floor(&self) -> f32 {
+    /// Survival below which nothing further is drafted, for a sequence whose tokens count so many times.
+    fn floor(&self, weight: f32) -> f32 {
+        let break_even_survival = self.break_even_survival / weight;
         match self.execution {
-            Execution::Serial => self.break_even_survival,
-            Execution::Overlapped(_) => self.break_even_survival.max(MIN_CHANCE_AHEAD),
+            Execution::Serial => break_even_survival,
+            Execution::Overlapped(_) => break_even_survival.max(MIN_CHANCE_AHEAD),
         }
     }
 }

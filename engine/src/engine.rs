@@ -107,7 +107,11 @@ impl Engine {
         config.validate()?;
         let (target_pool, draft_pool) = pools(&config);
         Ok(Engine {
-            planner: Planner::new(&config.deciding(&config.tuning), config.partitions.clone()),
+            planner: Planner::new(
+                &config.deciding(&config.tuning),
+                config.partitions.clone(),
+                config.max_pass_rows,
+            ),
             tuning: config.tuning.clone(),
             sequences: FxHashMap::default(),
             running: Vec::new(),
@@ -185,7 +189,7 @@ impl Engine {
         if partitions.is_empty() || known > 0 && known != partitions.len() {
             return;
         }
-        self.planner.partitions.clone_from(&partitions);
+        self.planner.profiled(&partitions);
         self.config.partitions = partitions;
     }
 

@@ -19,7 +19,7 @@ use ahead::Ahead;
 use budget::Budget;
 
 pub(crate) use ahead::{Leaving, MIN_CHANCE_AHEAD};
-pub(crate) use budget::{Batch, Candidate};
+pub(crate) use budget::{Batch, Candidate, Displaced};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
@@ -29,6 +29,35 @@ const LEAST_LONG_ROWS: usize = 64;
 const FIRST_LONG_ROWS: usize = 128;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
+
+/// Sizes of a pass: the smallest whose rows cost at most so many times those of the cheapest size. While few rows wait, short passes bring the
+/// tokens of those that decode sooner; when many do, cheap rows bring everyone's.
+const LATENCY_SLACK: f64 = 1.08;
+const THROUGHPUT_SLACK: f64 = 1.04;
+/// Of a pass's size prompts get at least one row in so many.
+const LEAST_PREFILL: usize = 4;
+
+/// Rows of prompts that take so long displace as much as they ever do, and that share: what decodes first ends first, which is better for the
+/// mean than that everyone begins. The share from which on passes are made for throughput.
+const WAITING_S: f64 = 0.4;
+const MOST_DISPLACED: f64 = 0.85;
+const BUSY: f64 = 0.5;
+
+/// Rows of a pass beside which somebody decodes.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    latency: usize,
+    throughput: usize,
+}
+
+impl Sizes {
+    /// From profiled costs of the whole device: what passes teach is of the rows that they have, and sizes are compared.
+    fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
+        let size =
+            |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack)).max(1);
+        Sizes { latency: size(LATENCY_SLACK), throughput: size(THROUGHPUT_SLACK) }
+    }
+}
 
 /// A plan as far as its cost goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,8 +99,9 @@ pub(crate) struct Planner {
     mechanisms: Mechanisms,
     /// The one place in `partitions` for overlapped execution, if it is not to be chosen.
     partition: Option<usize>,
+    max_pass_rows: usize,
     /// The whole device first.
-    pub(crate) partitions: Vec<PartitionCosts>,
+    partitions: Vec<PartitionCosts>,
     execution: Execution,
     /// The goodput of the round, the price of a second in tokens: a row pays if its marginal goodput is higher.
     goodput: f64,
@@ -85,6 +115,9 @@ pub(crate) struct Planner {
     probing: bool,
     budget: Budget,
     ahead: Ahead,
+    /// Of passes, with rows of prompts, beside which somebody decodes.
+    sizes: Sizes,
+    displaced: Displaced,
 }
 
 /// Takes a new time into a mean.
@@ -93,8 +126,11 @@ fn observe(mean: &mut f64, seconds: f64) {
 }
 
 impl Planner {
-    pub(crate) fn new(tuning: &Tuning, partitions: Vec<PartitionCosts>) -> Planner {
+    pub(crate) fn new(tuning: &Tuning, partitions: Vec<PartitionCosts>, max_pass_rows: usize) -> Planner {
         Planner {
+            max_pass_rows,
+            sizes: Sizes::of(&partitions, max_pass_rows),
+            displaced: Displaced::default(),
             policy: tuning.policy.clone(),
             mechanisms: tuning.mechanisms,
             partition: tuning.partition,
@@ -119,6 +155,12 @@ impl Planner {
         self.probing = false;
     }
 
+    /// Takes over what passes cost, measured anew.
+    pub(crate) fn profiled(&mut self, partitions: &[PartitionCosts]) {
+        self.partitions = partitions.to_vec();
+        self.sizes = Sizes::of(partitions, self.max_pass_rows);
+    }
+
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -139,6 +181,34 @@ impl Planner {
             }
         }
         self.probe(batch, lengths);
+    }
+
+    /// Looks at what waits as a round begins: so many rows of prompts, of which so many fit into the next pass.
+    pub(crate) fn look(&mut self, waiting_rows: usize, fits: usize) -> Displaced {
+        self.displaced = Displaced::default();
+        let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
+        if let Some(PartitionCosts { verify, .. }) = costs {
+            let size = self.sizes.throughput;
+            let row_s = verify.seconds(size, Reach::NONE) / size as f64;
+            let waiting_s = waiting_rows.saturating_sub(fits) as f64 * row_s;
+            self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(MOST_DISPLACED) };
+        }
+        self.displaced
+    }
+
+    /// What a row of this round displaces.
+    pub(crate) fn displaced(&self) -> Displaced {
+        self.displaced
+    }
+
+    /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes: what the best size leaves, and some always.
+    pub(crate) fn prefill_rows(&self, others: usize) -> usize {
+        if !self.policy.traits().predicts || !self.mechanisms.sizing || self.partitions.is_empty() {
+            return usize::MAX;
+        }
+        let busy = self.displaced.share > BUSY;
+        let size = if busy { self.sizes.throughput } else { self.sizes.latency };
+        size.saturating_sub(others).max(size / LEAST_PREFILL).max(1)
     }
 
     /// Is speculation going on, so that draft KV has to be kept up?
@@ -186,7 +256,7 @@ impl Planner {
         let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
             return 0.0;
         };
-        budget::row_cost(rows, self.goodput, costs)
+        budget::row_cost(rows, self.goodput, costs, &Displaced::default())
     }
 
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, sequence after
@@ -268,7 +338,7 @@ impl Planner {
         if !self.policy.traits().predicts {
             return self.policy.floor();
         }
-        budget::break_even_survival(rows, self.goodput, &self.partitions[0])
+        budget::break_even_survival(rows, self.goodput, &self.partitions[0], &self.displaced)
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

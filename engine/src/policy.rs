@@ -83,6 +83,9 @@ mechanisms! {
     overlap: "draft past the frontier while a pass runs", "the next pass";
     /// Test proposals between layers of a verify pass, and take out the rows of those that fail.
     prune: "test proposals between layers of a pass", "the next pass";
+    /// Choose how many rows of prompts a pass takes beside sequences that decode.
+    sizing: "take no more rows of prompts into a pass than make its rows cheap",
+        "the next pass";
     /// Leave proposals that do not pay out of a verify pass.
     trim: "leave proposals that do not pay out of a pass", "the next pass";
 }

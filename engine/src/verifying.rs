@@ -22,7 +22,7 @@ impl Engine {
         plan.clear();
         let decoding_rows: usize = scratch.lengths.iter().map(|k| k + 1).sum::<usize>();
         let left = self.config.max_pass_rows.saturating_sub(decoding_rows);
-        let prefill_rows = left.min(self.prefill_limit(decoding_rows > 0));
+        let prefill_rows = left.min(self.prefill_limit(decoding_rows > 0, decoding_rows));
         let mut lengths = scratch.lengths.iter_mut();
         for i in 0..self.running.len() {
             let seq = self.running[i];
@@ -77,17 +77,21 @@ impl Engine {
                 prefill_rows += sequence.uncomputed();
             }
         }
-        let spare = self.config.max_pass_rows.saturating_sub(scratch.candidates.len());
-        let prefill_rows =
-            prefill_rows.min(spare / 2).min(self.prefill_limit(!scratch.candidates.is_empty()));
-        scratch.rows = (spare - prefill_rows, prefill_rows);
-        let batch = Batch { candidates: &scratch.candidates, rows: spare - prefill_rows, prefill_rows };
+        let sequences = scratch.candidates.len();
+        let spare = self.config.max_pass_rows.saturating_sub(sequences);
+        let prefill_rows = prefill_rows.min(spare / 2).min(self.prefill_limit(sequences > 0, sequences));
+        let (rows, displaced) = (spare - prefill_rows, self.planner.displaced());
+        scratch.rows = (rows, prefill_rows);
+        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.trim(&batch, &scratch.acceptances, &mut scratch.lengths);
     }
 
-    /// The most rows of prompts in a pass, which somebody else decodes in or not.
-    pub(crate) fn prefill_limit(&self, decodes: bool) -> usize {
-        self.tuning.max_prefill_rows.filter(|_| decodes).unwrap_or(usize::MAX)
+    /// The most rows of prompts in a pass, which somebody else decodes in, with so many rows, or not.
+    pub(crate) fn prefill_limit(&self, decodes: bool, others: usize) -> usize {
+        if !decodes {
+            return usize::MAX;
+        }
+        self.tuning.max_prefill_rows.unwrap_or(usize::MAX).min(self.planner.prefill_rows(others))
     }
 
     /// Prefill, up to `rows_left` rows: by priority; among equals who is awaited with a target first, by when it is due, then in order of
@@ -190,7 +194,8 @@ impl Engine {
         }
         // The next round is taken to have as much prefill as this one.
         let (rows, prefill_rows) = scratch.rows;
-        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows };
+        let displaced = self.planner.displaced();
+        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         let PassShape { rows, reach, .. } = self.verify_shape;
         let leaving = Leaving { chances: &scratch.chances, rows, reach, draft_busy: self.draft_lane.busy() };
         let execution = self.planner.execute(&batch, &leaving);

@@ -228,6 +228,7 @@ impl Random {
                     overlap: self.chance(80),
                     prune: self.chance(80),
                     lookup: self.chance(80),
+                    sizing: self.chance(80),
                 },
                 slo: Slo {
                     ttft: None,
@@ -242,10 +243,10 @@ impl Random {
     pub(crate) fn costs(&mut self) -> PartitionCosts {
         let mut cost = || {
             let (pass, row) = (self.between(1, 3000), self.between(0, 200));
-            let times = ROW_GRID.map(|rows| Duration::from_micros((pass + row * rows) as u64));
+            let times = ROW_GRID.map(|rows| (rows, Duration::from_micros((pass + row * rows) as u64)));
             let attention =
                 AttentionCost { per_kv_fs: self.below(100_000_000), per_row_fs: self.below(100_000_000) };
-            PassCost::new(times, attention)
+            PassCost::new(&times, attention)
         };
         PartitionCosts { draft: cost(), verify: cost() }
     }

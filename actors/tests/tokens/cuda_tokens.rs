@@ -58,7 +58,7 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
 
 #[test]
 fn a_lost_gpu_ends_the_lane_with_its_reason() {
-    let variables = [("FASER_FAKE_LOSE", "activate_f32:9")];
+    let variables = [("FASER_FAKE_LOSE", "activate_f32:2")];
     cuda_fake::inside("cuda_tokens::a_lost_gpu_ends_the_lane_with_its_reason", &variables, || {
         let pair = on_gpu();
         let random = &mut Random(3);

@@ -71,7 +71,8 @@ impl Ablation {
         all_partitions: bool,
         prune: bool,
     ) -> Ablation {
-        Ablation { name, mechanisms: Mechanisms { trim, overlap, prune, lookup: false }, all_partitions }
+        let mechanisms = Mechanisms { trim, overlap, prune, lookup: false, sizing: true };
+        Ablation { name, mechanisms, all_partitions }
     }
 
     const fn and_lookup(mut self) -> Ablation {

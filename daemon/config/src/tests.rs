@@ -45,7 +45,7 @@ fn the_teaching_file_says_every_default() {
         keys("scheduler"),
         "max_context max_pass_rows max_prefill_rows max_running max_waiting priorities"
     );
-    assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune slo trim");
+    assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune sizing slo trim");
     assert_eq!(keys("log"), "format level");
     assert_eq!(keys("metrics"), "vllm_names");
 }
@@ -156,8 +156,8 @@ fn the_format_of_calls_is_the_templates_or_named() {
 #[test]
 fn mechanisms_can_be_switched_off_and_targets_set() {
     let config = read("speculation: {policy: faser, overlap: false, slo: {tpot_ms: 50}}\n").unwrap();
-    let Mechanisms { trim, overlap, prune, lookup } = config.tuning.mechanisms;
-    assert_eq!((trim, overlap, prune, lookup), (true, false, true, true));
+    let Mechanisms { trim, overlap, prune, lookup, sizing } = config.tuning.mechanisms;
+    assert_eq!((trim, overlap, prune, lookup, sizing), (true, false, true, true, true));
     let tpot = Some(Duration::from_millis(50));
     assert_eq!(config.tuning.slo, Slo { ttft: None, tpot });
 }

@@ -55,6 +55,13 @@ pub struct SimArgs {
     /// Costs of launches, in those of captured graphs: about 6 for kernels that are launched one by one.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub launches: f64,
+    /// Milliseconds of a draft step of one sequence at least; without it what serving systems were seen to need: 2.4 for qwen3, 2.0 for
+    /// llama3. 0 is what the model of the device says, 5 about what launching kernels one by one takes.
+    #[arg(long, value_name = "MS")]
+    pub draft_step: Option<f64>,
+    /// Weights of the target in FP8.
+    #[arg(long)]
+    pub fp8: bool,
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
@@ -67,6 +74,9 @@ pub struct SimArgs {
     /// Rows of a pass.
     #[arg(long, value_name = "N", default_value_t = 2048)]
     pub max_pass_rows: usize,
+    /// Fill passes up to that also while sequences decode, whatever the policy would take.
+    #[arg(long)]
+    pub full_passes: bool,
     /// Tokens of a sequence; without it 8192, or what the KV holds.
     #[arg(long, value_name = "N")]
     pub max_context: Option<usize>,
@@ -226,7 +236,13 @@ impl SimArgs {
         if self.draft_sms.iter().any(|&sms| sms == 0 || sms >= self.device.sms) {
             return wrong(&format!("--draft-sms must be above 0 and below the device's {}", self.device.sms));
         }
+        let draft_step_ms = self.draft_step.unwrap_or(1e3 * self.pair.draft_step_s);
+        if !(0.0..=1e6).contains(&draft_step_ms) {
+            return wrong("--draft-step must be milliseconds, at least 0");
+        }
         let pair = self.tp.map_or(self.pair, |tp| self.pair.split_over(usize::from(tp)));
+        let pair = Pair { draft_step_s: 1e-3 * draft_step_ms, ..pair };
+        let pair = if self.fp8 { pair.in_fp8() } else { pair };
         if !pair.target.heads.is_multiple_of(pair.target.tp) {
             return wrong(&format!("--tp must divide the target's {} heads", pair.target.heads));
         }
@@ -249,7 +265,7 @@ impl SimArgs {
             },
             pair,
             draft_sms: self.draft_sms.clone(),
-            mechanisms: Mechanisms::default(),
+            mechanisms: Mechanisms { sizing: !self.full_passes, ..Mechanisms::default() },
             kv_tokens,
             max_running: self.max_running,
             max_pass_rows: self.max_pass_rows,

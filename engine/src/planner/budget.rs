@@ -44,6 +44,24 @@ pub(crate) struct Batch<'a> {
     pub(crate) rows: usize,
     /// Rows that others fill.
     pub(crate) prefill_rows: usize,
+    /// What a row displaces.
+    pub(crate) displaced: Displaced,
+}
+
+/// What a row of a sequence that decodes costs beyond the time that it makes its pass longer: where prompts wait, a row of theirs comes later.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Displaced {
+    /// Seconds of a row in a pass of the best size.
+    pub(crate) row_s: f64,
+    /// How far rows of prompts wait, 0 to 1: at 0 a row costs what the pass takes longer, at 1 what `row_s` says.
+    pub(crate) share: f64,
+}
+
+impl Displaced {
+    /// The cost of what takes `alone_s` on its own, and has so many rows.
+    fn price(&self, alone_s: f64, rows: usize) -> f64 {
+        alone_s + self.share * (rows as f64 * self.row_s - alone_s)
+    }
 }
 
 /// Takes proposals in the order of survival, over all sequences together. Its buffers are kept from round to round.
@@ -114,7 +132,15 @@ impl Budget {
         let without = self.sweep(batch, f32::INFINITY, costs, value);
         let least_gain = MIN_DRAFT_GAIN * without.committed;
         let (mut best, mut floor) = (without, f32::INFINITY);
-        for its_floor in [break_even_survival(batch.candidates.len(), goodput, costs), NEGLIGIBLE] {
+        for its_floor in [
+            break_even_survival(
+                batch.candidates.len() + batch.prefill_rows,
+                goodput,
+                costs,
+                &batch.displaced,
+            ),
+            NEGLIGIBLE,
+        ] {
             let choice = self.sweep(batch, its_floor, costs, value);
             if value(&choice) > value(&best).max(value(&without) + least_gain) {
                 (best, floor) = (choice, its_floor);
@@ -131,20 +157,16 @@ impl Budget {
         }));
     }
 
-    /// The highest goodput that a round of this batch can be predicted to have, and its draft steps. The time that prefill takes of the pass is not
-    /// counted: it brings tokens of its own, later, and would make those of this round look dear and their rows cheap.
+    /// The highest goodput that a round of this batch can be predicted to have, and its draft steps.
     pub(super) fn goodput(&mut self, batch: &Batch<'_>, costs: &PartitionCosts) -> (f64, usize) {
-        let prefill_s = prefill_seconds(batch, costs);
-        let rate = |choice: &Choice| choice.committed / (choice.seconds - prefill_s).max(f64::MIN_POSITIVE);
+        let rate = |choice: &Choice| choice.committed / choice.seconds.max(f64::MIN_POSITIVE);
         let best = self.sweep(batch, NEGLIGIBLE, costs, rate);
         (rate(&best), best.depth)
     }
 
-    /// The highest value of a round: its tokens, less those that its time would bring at this goodput. Time of prefill is not counted, as in
-    /// `goodput`.
+    /// The highest value of a round: its tokens, less those that its time would bring at this goodput.
     pub(super) fn value(&mut self, batch: &Batch<'_>, goodput: f64, costs: &PartitionCosts) -> f64 {
-        let prefill_s = prefill_seconds(batch, costs);
-        let value = |choice: &Choice| choice.committed - goodput * (choice.seconds - prefill_s);
+        let value = |choice: &Choice| choice.committed - goodput * choice.seconds;
         value(&self.sweep(batch, NEGLIGIBLE, costs, value))
     }
 
@@ -251,8 +273,13 @@ impl Budget {
 /// The verify pass in the making.
 struct Pass<'a> {
     costs: &'a PartitionCosts,
-    /// Rows that are not proposals.
-    rows: usize,
+    displaced: Displaced,
+    /// Rows of sequences that decode, without proposals.
+    anchors: usize,
+    prefill_rows: usize,
+    /// Time that prefill takes of the pass. It is not counted: it brings tokens of its own, later, and would make those of this round look dear
+    /// and their rows cheap.
+    prefill_s: f64,
     reach: Reach,
     proposals: usize,
     /// Tokens it will commit, as far as is known.
@@ -261,9 +288,14 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(batch: &Batch<'_>, costs: &'a PartitionCosts, proposals: usize, expected: f64) -> Pass<'a> {
+        let (anchors, prefill_rows) = (batch.candidates.len(), batch.prefill_rows);
+        let alone_s = |rows| costs.verify.seconds(rows, Reach::NONE);
         Pass {
             costs,
-            rows: batch.candidates.len() + batch.prefill_rows,
+            displaced: batch.displaced,
+            anchors,
+            prefill_rows,
+            prefill_s: alone_s(anchors + prefill_rows) - alone_s(anchors),
             reach: Reach::single(batch.candidates.iter().map(|candidate| candidate.context).sum()),
             proposals,
             committed: batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum::<f64>()
@@ -278,8 +310,11 @@ impl<'a> Pass<'a> {
         self.reach.rows += context;
     }
 
+    /// What its rows cost that are not prefill.
     fn seconds(&self) -> f64 {
-        self.costs.verify.seconds(self.rows + self.proposals, self.reach)
+        let rows = self.anchors + self.proposals;
+        let alone_s = self.costs.verify.seconds(rows + self.prefill_rows, Reach::NONE) - self.prefill_s;
+        self.displaced.price(alone_s, rows) + self.costs.verify.attention_seconds(self.reach)
     }
 
     fn choice(&self, draft_seconds: f64, depth: usize) -> Choice {
@@ -293,20 +328,16 @@ impl<'a> Pass<'a> {
 }
 
 /// Survival from which on the marginal goodput of a further row, in a pass of about `rows` rows, is not below `goodput`.
-pub(super) fn break_even_survival(rows: usize, goodput: f64, costs: &PartitionCosts) -> f32 {
-    (row_cost(rows, goodput, costs) as f32).clamp(NEGLIGIBLE, 1.0)
+pub(super) fn break_even_survival(
+    rows: usize,
+    goodput: f64,
+    costs: &PartitionCosts,
+    displaced: &Displaced,
+) -> f32 {
+    (row_cost(rows, goodput, costs, displaced) as f32).clamp(NEGLIGIBLE, 1.0)
 }
 
 /// Tokens that a further row of a pass of about `rows` rows costs, at this goodput.
-pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts) -> f64 {
-    /// A row's cost is looked at over this many rows: the staircase is not followed step by step.
-    const OVER_ROWS: usize = 8;
-    goodput * (costs.verify.seconds(rows + OVER_ROWS, Reach::NONE) - costs.verify.seconds(rows, Reach::NONE))
-        / OVER_ROWS as f64
-}
-
-/// Time that prefill takes of the pass.
-fn prefill_seconds(batch: &Batch<'_>, costs: &PartitionCosts) -> f64 {
-    let rows = batch.candidates.len();
-    costs.verify.seconds(rows + batch.prefill_rows, Reach::NONE) - costs.verify.seconds(rows, Reach::NONE)
+pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts, displaced: &Displaced) -> f64 {
+    goodput * displaced.price(costs.verify.row_seconds(rows), 1)
 }

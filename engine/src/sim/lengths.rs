@@ -1,8 +1,8 @@
 //! Lengths of prompts and outputs.
 //!
 //! The Azure and Mooncake traces are given by their quantiles, between which lengths are interpolated in log space: no
-//! parametric family fits them. Of ShareGPT, LongBench and HumanEval only the means are known here; their spread, a
-//! log-normal around those means, is assumed.
+//! parametric family fits them. Of ShareGPT, LongBench, HumanEval and of reasoning (ServeGen) only the means are known
+//! here; their spread, a log-normal around those means, is assumed.
 
 use super::random::Random;
 
@@ -38,10 +38,11 @@ const fn quantiles(q: [f64; 8]) -> Spread {
 
 impl Lengths {
     /// The presets.
-    pub const ALL: [Lengths; 6] = [
+    pub const ALL: [Lengths; 7] = [
         Lengths { name: "sharegpt", prompt: log_normal(755.0, 0.9), output: log_normal(200.0, 0.8) },
         Lengths { name: "longbench", prompt: log_normal(1738.0, 0.6), output: log_normal(90.0, 0.7) },
         Lengths { name: "humaneval", prompt: log_normal(171.0, 0.4), output: log_normal(98.0, 0.6) },
+        Lengths { name: "reasoning", prompt: log_normal(1596.0, 0.8), output: log_normal(1690.0, 0.7) },
         Lengths {
             name: "azure-code",
             prompt: quantiles([147.0, 578.0, 1469.0, 2744.0, 5188.0, 7303.0, 7436.0, 7437.0]),
@@ -68,9 +69,14 @@ impl Lengths {
         }
     }
 
-    /// The preset of this name.
+    /// The preset of this name; or `512:128`, always those.
     pub fn named(name: &str) -> Option<Lengths> {
-        Lengths::ALL.into_iter().find(|lengths| lengths.name == name)
+        let exactly = || {
+            let (prompt, output) = name.split_once(':')?;
+            let length = |text: &str| text.parse().ok().filter(|length| (1..=1_000_000).contains(length));
+            Some(Lengths::exactly(length(prompt)?, length(output)?))
+        };
+        Lengths::ALL.into_iter().find(|lengths| lengths.name == name).or_else(exactly)
     }
 
     /// Prompt and output tokens of one request, at least one each, at most `max_context` together.
@@ -119,6 +125,7 @@ mod tests {
             ("sharegpt", 755.0, 200.0),
             ("longbench", 1738.0, 90.0),
             ("humaneval", 171.0, 98.0),
+            ("reasoning", 1596.0, 1690.0),
             ("azure-code", 2048.0, 27.9),
             ("azure-conversation", 1155.0, 211.0),
             ("mooncake-conversation", 12_035.0, 343.0),

@@ -1,10 +1,12 @@
 //! Model pairs by their shapes: what a pass of each reads and computes.
 
-/// One model, as far as the time of a pass goes. Weights and KV are bf16.
+/// One model, as far as the time of a pass goes. KV is bf16.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelShape {
     /// Its name.
     pub name: &'static str,
+    /// Bytes of a weight: 2 in bf16; 1 in FP8, with products at twice the rate.
+    pub weight_bytes: f64,
     /// Parameters in all, which take memory.
     pub parameters: f64,
     /// Parameters a pass reads: without an input embedding that is not the LM head too.
@@ -30,6 +32,9 @@ pub struct Pair {
     pub name: &'static str,
     /// GPUs of the replica.
     pub gpus: usize,
+    /// Seconds of a draft step of one sequence by captured graphs, at least: what serving systems were seen to need, launches and the host's
+    /// turn included. 0: what the roofline says.
+    pub draft_step_s: f64,
     /// The draft model.
     pub draft: ModelShape,
     /// The target model.
@@ -45,9 +50,10 @@ impl ModelShape {
         (2 * 2 * self.layers * self.kv_heads * self.head_dim) as f64
     }
 
-    /// Bytes of its weights.
-    pub fn weight_bytes(&self) -> f64 {
-        2.0 * self.parameters
+    /// The same model with weights in FP8, embeddings and LM head included.
+    #[must_use]
+    pub fn in_fp8(self) -> ModelShape {
+        ModelShape { weight_bytes: 1.0, ..self }
     }
 }
 
@@ -55,12 +61,15 @@ impl Pair {
     /// The presets: the FASER paper's pairs.
     pub const ALL: [Pair; 2] = [Pair::QWEN3, Pair::LLAMA3];
 
-    /// Qwen3-0.6B drafts for Qwen3-32B on one GPU.
+    /// Qwen3-0.6B drafts for Qwen3-32B on one GPU. The step: 2.39 ms a token of that very draft alone in vLLM 0.19 on an H100, by full graphs
+    /// (kvcached's pull request 331).
     pub const QWEN3: Pair = Pair {
         name: "qwen3",
         gpus: 1,
+        draft_step_s: 2.4e-3,
         draft: ModelShape {
             name: "Qwen3-0.6B",
+            weight_bytes: 2.0,
             parameters: 0.596e9,
             read_parameters: 0.596e9,
             layers: 28,
@@ -72,6 +81,7 @@ impl Pair {
         },
         target: ModelShape {
             name: "Qwen3-32B",
+            weight_bytes: 2.0,
             parameters: 32.76e9,
             read_parameters: 31.98e9,
             layers: 64,
@@ -83,12 +93,15 @@ impl Pair {
         },
     };
 
-    /// Llama 3.2 1B, a copy on each GPU, drafts for Llama 3.3 70B on two.
+    /// Llama 3.2 1B, a copy on each GPU, drafts for Llama 3.3 70B on two. The step: derived from the token rates of the SSD repository's
+    /// reference runs with and without it (tanishqkumar/ssd).
     pub const LLAMA3: Pair = Pair {
         name: "llama3",
         gpus: 2,
+        draft_step_s: 2.0e-3,
         draft: ModelShape {
             name: "Llama-3.2-1B",
+            weight_bytes: 2.0,
             parameters: 1.236e9,
             read_parameters: 1.236e9,
             layers: 16,
@@ -100,6 +113,7 @@ impl Pair {
         },
         target: ModelShape {
             name: "Llama-3.3-70B",
+            weight_bytes: 2.0,
             parameters: 70.55e9,
             read_parameters: 69.5e9,
             layers: 80,
@@ -116,6 +130,12 @@ impl Pair {
         Pair::ALL.into_iter().find(|pair| pair.name == name)
     }
 
+    /// The same pair with the target's weights in FP8.
+    #[must_use]
+    pub fn in_fp8(self) -> Pair {
+        Pair { target: self.target.in_fp8(), ..self }
+    }
+
     /// The same models on so many GPUs: the target split over all of them, a draft on each.
     #[must_use]
     pub fn split_over(self, gpus: usize) -> Pair {
@@ -125,8 +145,8 @@ impl Pair {
     /// Tokens whose KV, of both models, fits beside the weights in GPUs of `memory_bytes` each; 0 if the weights do not.
     pub fn kv_tokens(&self, memory_bytes: f64) -> usize {
         let per_gpu = |model: &ModelShape, bytes: f64| bytes / model.tp as f64;
-        let weights = per_gpu(&self.target, self.target.weight_bytes())
-            + per_gpu(&self.draft, self.draft.weight_bytes());
+        let weights = per_gpu(&self.target, self.target.weight_bytes * self.target.parameters)
+            + per_gpu(&self.draft, self.draft.weight_bytes * self.draft.parameters);
         let per_token = per_gpu(&self.target, self.target.kv_bytes_per_token())
             + per_gpu(&self.draft, self.draft.kv_bytes_per_token());
         ((USABLE_MEMORY * memory_bytes - weights) / per_token).max(0.0) as usize

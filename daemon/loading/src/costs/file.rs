@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_openai::random;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::key::Fnv;
 
 /// Number of the format; another number, another meaning of the fields.
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 /// A file of ours is far smaller.
 const MOST_BYTES: u64 = 4 << 20;
 /// Files cached in one folder; the oldest make way.
@@ -58,8 +58,8 @@ struct Table {
 /// Whole numbers, as they were measured: they come back exactly, and can be neither negative nor infinite.
 #[derive(Deserialize, Serialize)]
 struct LaneTable {
-    /// A pass without context, at each row count of the key's grid.
-    pass_ns: [u64; ROW_GRID.len()],
+    /// Rows of passes without context, ascending, and nanoseconds that each took.
+    passes: Vec<(usize, u64)>,
     /// What attention costs per position whose KV is read, and per row and position.
     per_kv_fs: u64,
     per_row_fs: u64,
@@ -122,7 +122,7 @@ impl<'a> CostFile<'a> {
     pub(super) fn write(&self, cached: &CachedCosts) -> io::Result<()> {
         let measured = cached.measured.duration_since(UNIX_EPOCH).unwrap_or_default();
         let lane = |cost: &PassCost| LaneTable {
-            pass_ns: cost.points().map(nanos),
+            passes: cost.points().map(|(rows, time)| (rows, nanos(time))).collect(),
             per_kv_fs: cost.attention().per_kv_fs,
             per_row_fs: cost.attention().per_row_fs,
         };
@@ -154,19 +154,24 @@ impl<'a> CostFile<'a> {
 impl LaneTable {
     fn cost(&self) -> Result<PassCost, &'static str> {
         let LaneTable { per_kv_fs, per_row_fs, .. } = *self;
-        if self.pass_ns[0] == 0 {
+        let passes = &self.passes;
+        if passes.len() < 2 || passes[0].0 == 0 || !passes.is_sorted_by(|a, b| a.0 < b.0) {
+            return Err("rows that do not ascend");
+        }
+        if passes[0].1 == 0 {
             return Err("a pass that takes no time");
         }
-        if !self.pass_ns.is_sorted() {
+        if !passes.is_sorted_by_key(|pass| pass.1) {
             return Err("a pass of more rows that takes less time");
         }
-        if self.pass_ns.iter().any(|pass| Duration::from_nanos(*pass) > LONGEST_PASS)
+        if passes.iter().any(|pass| Duration::from_nanos(pass.1) > LONGEST_PASS)
             || per_kv_fs.max(per_row_fs) > MOST_PER_POSITION_FS
         {
             return Err("times longer than any");
         }
         let attention = AttentionCost { per_kv_fs, per_row_fs };
-        Ok(PassCost::new(self.pass_ns.map(Duration::from_nanos), attention))
+        let profiled: Vec<_> = passes.iter().map(|&(rows, ns)| (rows, Duration::from_nanos(ns))).collect();
+        Ok(PassCost::new(&profiled, attention))
     }
 }
 
@@ -246,8 +251,8 @@ mod tests {
 
     #[test]
     fn another_key_or_format_is_named() {
-        assert_eq!(refused(|file| file["format"] = json!(9)), "it is of format 9, not 2");
-        assert_eq!(refused(|file| *file = json!([])), "it is of format null, not 2");
+        assert_eq!(refused(|file| file["format"] = json!(9)), "it is of format 9, not 3");
+        assert_eq!(refused(|file| *file = json!([])), "it is of format null, not 3");
         let hidden = refused(|file| file["key"]["models"]["hidden"] = json!(65));
         assert_eq!(hidden, "it is of something else: its key differs in `key.models.hidden`");
         assert_eq!(
@@ -270,10 +275,10 @@ mod tests {
     fn numbers_that_cannot_be_are_refused() {
         let times = |change: fn(&mut Value)| refused(move |file| change(&mut file["tables"][1]["verify"]));
         for change in [
-            |table: &mut Value| table["pass_ns"][3] = json!(-5),
-            |table: &mut Value| table["pass_ns"][3] = json!(1.5),
-            |table: &mut Value| table["pass_ns"][3] = Value::Null,
-            |table: &mut Value| table["pass_ns"] = json!([1, 2, 3]),
+            |table: &mut Value| table["passes"][3][1] = json!(-5),
+            |table: &mut Value| table["passes"][3][1] = json!(1.5),
+            |table: &mut Value| table["passes"][3] = Value::Null,
+            |table: &mut Value| table["passes"] = json!([1, 2, 3]),
             |table: &mut Value| table["per_kv_fs"] = json!("much"),
             |table: &mut Value| *table = json!({}),
         ] {
@@ -281,9 +286,11 @@ mod tests {
             assert!(why.starts_with("it is damaged: "), "{why}");
         }
         for (change, problem) in [
-            ((|table| table["pass_ns"][0] = json!(0)) as fn(&mut Value), "takes no time"),
-            (|table| table["pass_ns"][11] = json!(7), "takes less time"),
-            (|table| table["pass_ns"][11] = json!(u64::MAX), "longer than any"),
+            ((|table| table["passes"][0][1] = json!(0)) as fn(&mut Value), "takes no time"),
+            (|table| table["passes"][11][1] = json!(7), "takes less time"),
+            (|table| table["passes"][11][0] = json!(7), "do not ascend"),
+            (|table| table["passes"] = json!([]), "do not ascend"),
+            (|table| table["passes"][27][1] = json!(u64::MAX), "longer than any"),
             (|table| table["per_row_fs"] = json!(1_000_000_000_000_001_u64), "longer than any"),
         ] {
             let why = times(change);

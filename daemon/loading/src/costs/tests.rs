@@ -29,7 +29,7 @@ impl Drop for Folder {
 pub(super) fn costs(ns: u64) -> PartitionCosts {
     let cost = |ns: u64| {
         PassCost::new(
-            ROW_GRID.map(|rows| Duration::from_nanos(ns + 17 * rows as u64)),
+            &ROW_GRID.map(|rows| (rows, Duration::from_nanos(ns + 17 * rows as u64))),
             AttentionCost { per_kv_fs: ns, per_row_fs: ns / 3 },
         )
     };
