@@ -66,13 +66,17 @@ impl Engine {
         self.scratch = scratch;
     }
 
-    /// Rows of prompts that wait for admission, about.
+    /// Rows of prompts that wait for admission and for nothing else, about: what waits for KV comes no sooner if passes are shorter.
     fn waiting_rows(&self) -> usize {
         /// The others are taken to be as long.
         const FIRST: usize = 64;
+        if self.running.len() >= self.tuning.max_running {
+            return 0;
+        }
         let waiting = self.waiting.iter().take(FIRST).filter_map(|seq| self.sequences.get(seq));
         let rows: usize = waiting.map(Sequence::uncomputed).sum();
-        rows * self.waiting.len() / self.waiting.len().clamp(1, FIRST)
+        let rows = rows * self.waiting.len() / self.waiting.len().clamp(1, FIRST);
+        rows.min(self.target_pool.free().saturating_sub(self.running.len()) * self.config.block_size)
     }
 
     /// What the planner is told of a sequence.

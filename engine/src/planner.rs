@@ -30,32 +30,33 @@ const FIRST_LONG_ROWS: usize = 128;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
 
-/// Sizes of a pass: the smallest whose rows cost at most so many times those of the cheapest size. While few rows wait, short passes bring the
-/// tokens of those that decode sooner; when many do, cheap rows bring everyone's.
-const LATENCY_SLACK: f64 = 1.08;
-const THROUGHPUT_SLACK: f64 = 1.04;
+/// Sizes of a pass: up to which share of displaced rows, and the smallest whose rows cost at most so many times those of the cheapest size. While
+/// few rows wait, short passes bring the tokens of those that decode sooner; when many do, cheap rows bring everyone's.
+const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
+
 /// Of a pass's size prompts get at least one row in so many.
 const LEAST_PREFILL: usize = 4;
 
 /// Rows of prompts that take so long displace as much as they ever do, and that share: what decodes first ends first, which is better for the
-/// mean than that everyone begins. The share from which on passes are made for throughput.
+/// mean than that everyone begins.
 const WAITING_S: f64 = 0.4;
 const MOST_DISPLACED: f64 = 0.85;
-const BUSY: f64 = 0.5;
 
-/// Rows of a pass beside which somebody decodes.
+/// Rows of a pass beside which somebody decodes, at each of [`SIZES`].
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
-    latency: usize,
-    throughput: usize,
-}
+struct Sizes([usize; SIZES.len()]);
 
 impl Sizes {
     /// From profiled costs of the whole device: what passes teach is of the rows that they have, and sizes are compared.
     fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
-        let size =
-            |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack)).max(1);
-        Sizes { latency: size(LATENCY_SLACK), throughput: size(THROUGHPUT_SLACK) }
+        let size = |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack));
+        Sizes(SIZES.map(|(_, slack)| size(slack).max(1)))
+    }
+
+    /// The size where so large a share of rows is displaced.
+    fn at(&self, share: f64) -> usize {
+        let place = SIZES.iter().position(|(most, _)| share <= *most);
+        self.0[place.unwrap_or(SIZES.len() - 1)]
     }
 }
 
@@ -188,7 +189,7 @@ impl Planner {
         self.displaced = Displaced::default();
         let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
         if let Some(PartitionCosts { verify, .. }) = costs {
-            let size = self.sizes.throughput;
+            let size = self.sizes.at(1.0);
             let row_s = verify.seconds(size, Reach::NONE) / size as f64;
             let waiting_s = waiting_rows.saturating_sub(fits) as f64 * row_s;
             self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(MOST_DISPLACED) };
@@ -206,8 +207,7 @@ impl Planner {
         if !self.policy.traits().predicts || !self.mechanisms.sizing || self.partitions.is_empty() {
             return usize::MAX;
         }
-        let busy = self.displaced.share > BUSY;
-        let size = if busy { self.sizes.throughput } else { self.sizes.latency };
+        let size = self.sizes.at(self.displaced.share);
         size.saturating_sub(others).max(size / LEAST_PREFILL).max(1)
     }
 
