@@ -14,6 +14,9 @@ const BENT: f64 = 0.02;
 /// Two row counts that are nearer to each other than this share of the smaller have no middle worth looking at.
 const NEAR: f64 = 1.0 / 128.0;
 
+/// No pass takes less.
+const LEAST_S: f64 = 1e-9;
+
 /// How far one timed pass moves the table at its rows; elsewhere the less, the further away.
 const LEARNING_RATE: f64 = 0.08;
 /// Distance, in doublings of the rows, at which it is a half of that.
@@ -92,7 +95,7 @@ impl PassCost {
             let last = points.last().map_or((1, Duration::ZERO), |&(rows, time)| (2 * rows, 2 * time));
             points.push(last);
         }
-        let times: Vec<f64> = points.iter().map(|(_, time)| time.as_secs_f64().max(1e-9)).collect();
+        let times: Vec<f64> = points.iter().map(|(_, time)| time.as_secs_f64().max(LEAST_S)).collect();
         let rows = points.iter().map(|&(rows, _)| rows);
         // To the nanosecond, as points are.
         let seconds = isotonic(&times).into_iter().map(|seconds| duration(seconds).as_secs_f64());
@@ -130,7 +133,8 @@ impl PassCost {
         }
         let (low, share) = self.place(rows);
         let (low_s, high_s) = (self.points[low].1, self.points[low + 1].1);
-        low_s + share * (high_s - low_s) + self.attention.seconds(reach)
+        // A line that goes steeply down before the first point ends at nothing.
+        (low_s + share * (high_s - low_s)).max(LEAST_S) + self.attention.seconds(reach)
     }
 
     /// Seconds of them that are attention's.
@@ -368,6 +372,7 @@ mod tests {
                 cost.observe(rows, Reach::single(context), Duration::from_micros(took));
             }
             for rows in 1..600 {
+                prop_assert!(cost.seconds(rows, Reach::NONE) > 0.0);
                 prop_assert!(cost.seconds(rows, Reach::NONE) <= cost.seconds(rows + 1, Reach::NONE) * (1.0 + 1e-12));
             }
         }

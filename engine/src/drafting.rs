@@ -52,7 +52,7 @@ impl Engine {
         let sequences = scratch.candidates.len();
         let spare = self.config.max_pass_rows.saturating_sub(sequences);
         let fits = spare.min(self.prefill_limit(sequences > 0, sequences));
-        let displaced = self.planner.look(prefill_rows + self.waiting_rows(), fits);
+        let displaced = self.planner.look(prefill_rows, fits);
         let prefill_rows = prefill_rows.min(spare / 2).min(self.prefill_limit(sequences > 0, sequences));
         let rows = spare - prefill_rows;
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
@@ -64,19 +64,6 @@ impl Engine {
             }
         }
         self.scratch = scratch;
-    }
-
-    /// Rows of prompts that wait for admission and for nothing else, about: what waits for KV comes no sooner if passes are shorter.
-    fn waiting_rows(&self) -> usize {
-        /// The others are taken to be as long.
-        const FIRST: usize = 64;
-        if self.running.len() >= self.tuning.max_running {
-            return 0;
-        }
-        let waiting = self.waiting.iter().take(FIRST).filter_map(|seq| self.sequences.get(seq));
-        let rows: usize = waiting.map(Sequence::uncomputed).sum();
-        let rows = rows * self.waiting.len() / self.waiting.len().clamp(1, FIRST);
-        rows.min(self.target_pool.free().saturating_sub(self.running.len()) * self.config.block_size)
     }
 
     /// What the planner is told of a sequence.
@@ -144,6 +131,7 @@ impl Engine {
         let wish = Wish {
             execution,
             break_even_survival: self.planner.break_even_survival(self.running.len()),
+            weighs: self.planner.policy().traits().predicts,
             table: self.calibrations[Source::Draft].table(),
         };
         let mut plan = std::mem::take(&mut self.spent.0);
@@ -187,7 +175,8 @@ impl Engine {
         if room == 0 || sequence.draft_out.is_some() {
             return;
         }
-        let k = wish.steps(sequence).min(room);
+        let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
+        let k = wish.steps(sequence, weight).min(room);
         if k == 0 && sequence.decoding() {
             // It can catch up in one pass when its turn to speculate comes.
             return;
@@ -217,7 +206,7 @@ impl Engine {
             stop: StopRule {
                 acceptance: sequence.acceptance_table(&wish.table),
                 survival: sequence.survival(),
-                below: wish.floor(sequence.weight(self.now)),
+                below: wish.floor(weight),
             },
             table: sequence.draft.table.append_ids(covered, &mut plan.blocks),
         });
@@ -275,18 +264,20 @@ impl Engine {
 struct Wish {
     execution: Execution,
     break_even_survival: f32,
+    /// Tokens count by what their sequence's latency targets make of them.
+    weighs: bool,
     table: AcceptanceTable,
 }
 
 impl Wish {
     /// Draft steps to ask for now.
-    fn steps(&self, sequence: &Sequence) -> usize {
+    fn steps(&self, sequence: &Sequence, weight: f32) -> usize {
         match self.execution {
             Execution::Serial => {
                 let wanted = sequence.wanted.min(sequence.useful_proposals());
                 wanted.saturating_sub(sequence.proposals.len())
             }
-            Execution::Overlapped(_) if sequence.survival() < self.floor(1.0) => 0,
+            Execution::Overlapped(_) if sequence.survival() < self.floor(weight) => 0,
             Execution::Overlapped(_) => sequence.room_ahead().min(STEPS_AHEAD),
         }
     }

@@ -37,8 +37,8 @@ const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
 /// Of a pass's size prompts get at least one row in so many.
 const LEAST_PREFILL: usize = 4;
 
-/// Rows of prompts that take so long displace as much as they ever do, and that share: what decodes first ends first, which is better for the
-/// mean than that everyone begins.
+/// The displaced share grows with the time of the rows of prompts that wait, to one at so many seconds, but never beyond the latter: what decodes
+/// first ends first, which is better for the mean than that everyone begins.
 const WAITING_S: f64 = 0.4;
 const MOST_DISPLACED: f64 = 0.85;
 
@@ -184,7 +184,8 @@ impl Planner {
         self.probe(batch, lengths);
     }
 
-    /// Looks at what waits as a round begins: so many rows of prompts, of which so many fit into the next pass.
+    /// Looks at what waits as a round begins: so many rows of prompts, of which so many fit into the next pass. What waits for KV is not among
+    /// them: it comes no sooner if passes are shorter.
     pub(crate) fn look(&mut self, waiting_rows: usize, fits: usize) -> Displaced {
         self.displaced = Displaced::default();
         let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);

@@ -102,7 +102,7 @@ fn own() -> [Tunable; 8] {
         Tunable::of(
             "scheduler.max_prefill_rows",
             Kind::MaybeNumber,
-            "rows of prompts in a pass that streams wait for; null for what is left of it",
+            "rows of prompts in a pass that streams wait for; null for what is left of it, or what sizing takes",
             "the next pass",
             |fields, name, tuning| {
                 tuning.max_prefill_rows = fields.size(name, 1..=65_536)?;

@@ -80,7 +80,8 @@ pub struct SimArgs {
     /// Tokens of a sequence; without it 8192, or what the KV holds.
     #[arg(long, value_name = "N")]
     pub max_context: Option<usize>,
-    /// Lengths: sharegpt, longbench, humaneval, azure-code, azure-conversation or mooncake-conversation.
+    /// Lengths: sharegpt, longbench, humaneval, reasoning, azure-code, azure-conversation, mooncake-conversation, or always the same, such as
+    /// 512:128.
     #[arg(long, default_value = "sharegpt", value_parser = lengths)]
     pub lengths: Lengths,
     /// Probability that the draft is right, the same for all; without it a mix of classes.
@@ -242,6 +243,9 @@ impl SimArgs {
         }
         let pair = self.tp.map_or(self.pair, |tp| self.pair.split_over(usize::from(tp)));
         let pair = Pair { draft_step_s: 1e-3 * draft_step_ms, ..pair };
+        if self.fp8 && self.device.name == Hardware::A100.name {
+            return wrong("--fp8 needs a device that multiplies FP8: h100 or h200");
+        }
         let pair = if self.fp8 { pair.in_fp8() } else { pair };
         if !pair.target.heads.is_multiple_of(pair.target.tp) {
             return wrong(&format!("--tp must divide the target's {} heads", pair.target.heads));
@@ -321,7 +325,7 @@ fn pair(name: &str) -> Result<Pair, String> {
 fn lengths(name: &str) -> Result<Lengths, String> {
     Lengths::named(name).ok_or_else(|| {
         let names: Vec<&str> = Lengths::ALL.iter().map(|lengths| lengths.name).collect();
-        format!("choose one of {}", names.join(", "))
+        format!("choose one of {}, or PROMPT:OUTPUT in tokens, such as 512:128", names.join(", "))
     })
 }
 
@@ -463,6 +467,8 @@ mod tests {
             ("--trace-for 0", "--trace-for"),
             ("--trace-from NaN", "--trace-from"),
             ("--launches 0", "--launches"),
+            ("--draft-step NaN", "--draft-step"),
+            ("--device a100 --pair llama3 --fp8", "--fp8"),
             ("--acceptance 2", "--acceptance"),
             ("--draft-sms 132", "132"),
             ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),

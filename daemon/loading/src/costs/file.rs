@@ -14,6 +14,9 @@ use super::key::Fnv;
 
 /// Number of the format; another number, another meaning of the fields.
 const FORMAT: u64 = 3;
+/// Row counts of a table, and the largest of them.
+const MOST_POINTS: usize = 4096;
+const MOST_ROWS: usize = 1 << 20;
 /// A file of ours is far smaller.
 const MOST_BYTES: u64 = 4 << 20;
 /// Files cached in one folder; the oldest make way.
@@ -155,8 +158,11 @@ impl LaneTable {
     fn cost(&self) -> Result<PassCost, &'static str> {
         let LaneTable { per_kv_fs, per_row_fs, .. } = *self;
         let passes = &self.passes;
-        if passes.len() < 2 || passes[0].0 == 0 || !passes.is_sorted_by(|a, b| a.0 < b.0) {
-            return Err("rows that do not ascend");
+        if !(2..=MOST_POINTS).contains(&passes.len()) || passes.iter().any(|pass| pass.0 > MOST_ROWS) {
+            return Err("too few row counts, too many, or too large ones");
+        }
+        if passes[0].0 != 1 || !passes.is_sorted_by(|a, b| a.0 < b.0) {
+            return Err("rows that do not ascend from 1");
         }
         if passes[0].1 == 0 {
             return Err("a pass that takes no time");
@@ -289,7 +295,10 @@ mod tests {
             ((|table| table["passes"][0][1] = json!(0)) as fn(&mut Value), "takes no time"),
             (|table| table["passes"][11][1] = json!(7), "takes less time"),
             (|table| table["passes"][11][0] = json!(7), "do not ascend"),
-            (|table| table["passes"] = json!([]), "do not ascend"),
+            (|table| table["passes"][0][0] = json!(0), "do not ascend"),
+            (|table| table["passes"] = json!([[100, 1], [101, 1_000_000_000]]), "do not ascend from 1"),
+            (|table| table["passes"] = json!([]), "too few"),
+            (|table| table["passes"][27][0] = json!(u64::MAX), "too large"),
             (|table| table["passes"][27][1] = json!(u64::MAX), "longer than any"),
             (|table| table["per_row_fs"] = json!(1_000_000_000_000_001_u64), "longer than any"),
         ] {
