@@ -122,14 +122,16 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
     reading(lane, 1, 0);
     let some = CONTEXT_ROWS.min(most_rows);
     // At position 0 for each row count, then one row and some rows with context.
+    // The largest too: beyond what is measured, cost is taken to grow with the rows.
+    let counts = ROW_GRID.iter().copied().filter(|&rows| rows < most_rows).chain([most_rows]);
     let passes: Vec<(usize, usize)> =
-        ROW_GRID.iter().map(|&rows| (rows, 0)).chain([(1, context), (some, context)]).collect();
+        counts.map(|rows| (rows, 0)).chain([(1, context), (some, context)]).collect();
     let mut readings = vec![Vec::with_capacity(ROUNDS); passes.len()];
     for round in 0..ROUNDS {
         let mut longest = Duration::ZERO;
         for (&(rows, context), readings) in passes.iter().zip(&mut readings) {
             let first = readings.first().copied().unwrap_or_default();
-            let wanted = context > 0 || (rows <= most_rows && longest < LONG);
+            let wanted = context > 0 || longest < LONG;
             if wanted && (round == 0 || (!readings.is_empty() && first < ONCE)) {
                 if lane.first_is_cold() && round == 0 {
                     lane.told(rows, context);
@@ -144,11 +146,11 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
     let measured = passes.iter().zip(&medians).filter(|((_, context), _)| *context == 0);
     let mut points: Vec<(usize, Duration)> =
         measured.filter_map(|(&(rows, _), median)| Some((rows, (*median)?))).collect();
-    let time_of = |rows| points.iter().find(|&&(grid, _)| grid >= rows).map(|&(_, time)| time);
-    let longer = |rows, with: usize| {
-        medians[with].unwrap_or_default().saturating_sub(time_of(rows).unwrap_or_default())
-    };
-    let (one, many) = (longer(1, ROW_GRID.len()), longer(some, ROW_GRID.len() + 1));
+    let time_of = |rows| points.iter().find(|&&(count, _)| count >= rows).map(|&(_, time)| time);
+    // Of what was not measured without context nobody knows what attention adds.
+    let longer = |rows, with: Option<Duration>| Some(with?.saturating_sub(time_of(rows)?));
+    let [one, many] = [(1, medians.len() - 2), (some, medians.len() - 1)]
+        .map(|(rows, with)| longer(rows, medians[with]).unwrap_or_default());
     let began = Instant::now();
     refine(&mut points, |rows| {
         (began.elapsed() < REFINING).then(|| {
@@ -156,7 +158,8 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
                 lane.told(rows, 0);
                 lane.run(rows, 0);
             }
-            reading(lane, rows, 0)
+            // A moment in which the machine is busy makes a bend where none is.
+            reading(lane, rows, 0).min(reading(lane, rows, 0))
         })
     });
     if let Some(&(rows, time)) = points.iter().max() {

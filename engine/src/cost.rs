@@ -4,15 +4,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Row counts at which every pass is profiled; between them [`refine`] looks where cost is no line.
-pub const ROW_GRID: [usize; 28] = [
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 48, 64, 65, 128, 129, 256, 257, 512, 1024,
-    2048,
-];
+pub const ROW_GRID: [usize; 15] = [1, 2, 4, 8, 16, 32, 64, 65, 128, 129, 256, 257, 512, 1024, 2048];
 
 /// How far the middle of two row counts may be off the line between them.
 const BENT: f64 = 0.02;
 /// Two row counts that are nearer to each other than this share of the smaller have no middle worth looking at.
-const NEAR: f64 = 1.0 / 128.0;
+const NEAR: f64 = 1.0 / 64.0;
 
 /// No pass takes less.
 const LEAST_S: f64 = 1e-9;
@@ -104,11 +101,8 @@ impl PassCost {
 
     /// Of passes that take so many µs, and as many more with every row.
     pub fn linear(pass_us: u64, row_us: u64, attention: AttentionCost) -> PassCost {
-        let time = |rows: usize| Duration::from_micros(pass_us + row_us * rows as u64);
-        PassCost::new(
-            &[(1, time(1)), (ROW_GRID[ROW_GRID.len() - 1], time(ROW_GRID[ROW_GRID.len() - 1]))],
-            attention,
-        )
+        let time = |rows: usize| (rows, Duration::from_micros(pass_us + row_us * rows as u64));
+        PassCost::new(&[time(1), time(1024)], attention)
     }
 
     /// Of a model that is not there: next to nothing.
@@ -177,13 +171,8 @@ impl PassCost {
         let share = share.clamp(0.0, 1.0);
         for (i, (point, seconds)) in self.points.iter_mut().enumerate() {
             let apart = ((*point as f64).log2() - doublings) / LEARNING_REACH;
-            let near = if i == low {
-                1.0 - share
-            } else if i == low + 1 {
-                share
-            } else {
-                0.0
-            };
+            let near = [(low, 1.0 - share), (low + 1, share)].into_iter().find(|&(place, _)| place == i);
+            let near = near.map_or(0.0, |(_, share)| share);
             *seconds *= 1.0 + LEARNING_RATE * error * (1.0 / (1.0 + apart * apart)).max(near);
         }
         self.make_monotone(if share > 0.5 { low + 1 } else { low });
@@ -216,7 +205,7 @@ pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize
     let mut open: VecDeque<_> = points.windows(2).map(|pair| (pair[0], pair[1], false)).collect();
     while let Some(((low, low_time), (high, high_time), doubted)) = open.pop_front() {
         let middle = low.midpoint(high);
-        let near = ((high - low) as f64) < 2.0 * NEAR * low as f64;
+        let near = ((high - low) as f64) < NEAR * low as f64;
         // No middle can be far off if both ends cost the same.
         if middle == low || near || high_time <= low_time.mul_f64(1.0 + BENT) {
             continue;
@@ -266,7 +255,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn staircase() -> PassCost {
+    fn sloping() -> PassCost {
         PassCost::linear(1000, 10, AttentionCost { per_kv_fs: 3_000_000, per_row_fs: 2_000_000 })
     }
 
@@ -326,7 +315,7 @@ mod tests {
 
     #[test]
     fn between_and_beyond_the_grid_cost_is_linear() {
-        let cost = staircase();
+        let cost = sloping();
         for (rows, expected) in [(1, 1010), (3, 1030), (12, 1120), (512, 6120), (4096, 41960)] {
             assert!((cost.seconds(rows, Reach::NONE) * 1e6 - f64::from(expected)).abs() < 1e-6, "{rows}");
         }
@@ -347,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_slows_down_is_believed_after_a_while() {
-        let mut cost = staircase();
+        let mut cost = sloping();
         for _ in 0..200 {
             cost.observe(8, Reach::NONE, Duration::from_micros(3000));
         }

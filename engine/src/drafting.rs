@@ -41,20 +41,16 @@ impl Engine {
         self.copy_proposals();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
-        let mut prefill_rows = 0;
+        let mut prompt_rows = 0;
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             match sequence.decoding() {
                 true => scratch.candidates.push(self.candidate(sequence)),
-                false => prefill_rows += sequence.uncomputed(),
+                false => prompt_rows += sequence.uncomputed(),
             }
         }
-        // Proposals may take what the verify pass has beside one row per sequence, and leave half of that to prefill.
         let sequences = scratch.candidates.len();
-        let spare = self.config.max_pass_rows.saturating_sub(sequences);
-        let fits = spare.min(self.prefill_limit(sequences > 0, sequences));
-        let displaced = self.planner.look(prefill_rows, fits);
-        let prefill_rows = prefill_rows.min(spare / 2).min(self.prefill_limit(sequences > 0, sequences));
-        let rows = spare - prefill_rows;
+        let displaced = self.planner.look(prompt_rows, sequences, self.tuning.max_prefill_rows);
+        let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
         let mut lengths = scratch.lengths.iter();
@@ -106,7 +102,7 @@ impl Engine {
                 false => prefill += sequence.uncomputed(),
             }
         }
-        let prefill = prefill.min(self.prefill_limit(decoding > 0, decoding));
+        let prefill = prefill.min(self.prefill_limit(decoding));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
         (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, self.config.max_pass_rows))
     }
@@ -130,7 +126,7 @@ impl Engine {
         }
         let wish = Wish {
             execution,
-            break_even_survival: self.planner.break_even_survival(self.running.len()),
+            break_even_survival: self.planner.break_even_survival(),
             weighs: self.planner.policy().traits().predicts,
             table: self.calibrations[Source::Draft].table(),
         };

@@ -119,6 +119,8 @@ pub(crate) struct Planner {
     /// Of passes, with rows of prompts, beside which somebody decodes.
     sizes: Sizes,
     displaced: Displaced,
+    /// Of the round's verify pass, without proposals.
+    rows: usize,
 }
 
 /// Takes a new time into a mean.
@@ -132,6 +134,7 @@ impl Planner {
             max_pass_rows,
             sizes: Sizes::of(&partitions, max_pass_rows),
             displaced: Displaced::default(),
+            rows: 0,
             policy: tuning.policy.clone(),
             mechanisms: tuning.mechanisms,
             partition: tuning.partition,
@@ -174,26 +177,38 @@ impl Planner {
     /// Decides how many proposals each candidate should have, those that are ready included.
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
+        self.rows = batch.candidates.len() + batch.prefill_rows;
         match self.policy.lengths(batch.candidates.len()) {
             Lengths::Same(k) => allocate(k, batch, lengths),
             Lengths::Goodput => {
                 self.update_goodput(batch);
-                self.budget.plan(batch, self.goodput, &self.partitions[0], lengths);
+                let floor = self.break_even_survival();
+                self.budget.plan(batch, self.goodput, floor, &self.partitions[0], lengths);
             }
         }
         self.probe(batch, lengths);
     }
 
-    /// Looks at what waits as a round begins: so many rows of prompts, of which so many fit into the next pass. What waits for KV is not among
-    /// them: it comes no sooner if passes are shorter.
-    pub(crate) fn look(&mut self, waiting_rows: usize, fits: usize) -> Displaced {
+    /// Looks at what waits as a round of so many sequences begins: so many rows of prompts, of which a pass takes `most`. What waits for KV is
+    /// not among them: it comes no sooner if passes are shorter.
+    pub(crate) fn look(&mut self, prompt_rows: usize, sequences: usize, most: Option<usize>) -> Displaced {
         self.displaced = Displaced::default();
         let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
         if let Some(PartitionCosts { verify, .. }) = costs {
-            let size = self.sizes.at(1.0);
-            let row_s = verify.seconds(size, Reach::NONE) / size as f64;
-            let waiting_s = waiting_rows.saturating_sub(fits) as f64 * row_s;
-            self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(MOST_DISPLACED) };
+            // The smallest size, whatever share stood before: what fits decides on the share, and the share on the size.
+            let (size, least) = if self.mechanisms.sizing {
+                (self.sizes.at(0.0), self.sizes.at(0.0) / LEAST_PREFILL)
+            } else {
+                (self.max_pass_rows, 0)
+            };
+            let fits = size.saturating_sub(sequences);
+            // Else prompts get what they get, whatever is proposed.
+            if fits > least && most.is_none_or(|most| fits < most) {
+                let size = self.sizes.at(1.0);
+                let row_s = verify.seconds(size, Reach::NONE) / size as f64;
+                let waiting_s = prompt_rows.saturating_sub(fits) as f64 * row_s;
+                self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(MOST_DISPLACED) };
+            }
         }
         self.displaced
     }
@@ -257,6 +272,7 @@ impl Planner {
         let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
             return 0.0;
         };
+        // What leaves a pass that runs lets no row of a prompt in.
         budget::row_cost(rows, self.goodput, costs, &Displaced::default())
     }
 
@@ -334,12 +350,12 @@ impl Planner {
         }
     }
 
-    /// Survival below which a further proposal does not pay its row of a verify pass of about `rows` rows.
-    pub(crate) fn break_even_survival(&self, rows: usize) -> f32 {
+    /// Survival below which a further proposal does not pay its row of the round's verify pass.
+    pub(crate) fn break_even_survival(&self) -> f32 {
         if !self.policy.traits().predicts {
             return self.policy.floor();
         }
-        budget::break_even_survival(rows, self.goodput, &self.partitions[0], &self.displaced)
+        budget::break_even_survival(self.rows, self.goodput, &self.partitions[0], &self.displaced)
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

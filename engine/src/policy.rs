@@ -15,7 +15,7 @@ pub enum Policy {
         /// Proposals per sequence and pass, 1 to [`K_LIMIT`].
         k: usize,
     },
-    /// `batch-table:4=6,16=2,64=0`: up to 4 sequences 6 proposals each, up to 16 two, more than that none.
+    /// `batch-table:4=6,16=2,64=0`: up to 4 sequences that decode 6 proposals each, up to 16 two, more than that none.
     BatchTable {
         /// (largest batch, k), batches increasing.
         steps: Vec<(usize, usize)>,

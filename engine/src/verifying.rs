@@ -22,7 +22,7 @@ impl Engine {
         plan.clear();
         let decoding_rows: usize = scratch.lengths.iter().map(|k| k + 1).sum::<usize>();
         let left = self.config.max_pass_rows.saturating_sub(decoding_rows);
-        let prefill_rows = left.min(self.prefill_limit(decoding_rows > 0, decoding_rows));
+        let prefill_rows = left.min(self.prefill_limit(decoding_rows));
         let mut lengths = scratch.lengths.iter_mut();
         for i in 0..self.running.len() {
             let seq = self.running[i];
@@ -77,18 +77,24 @@ impl Engine {
                 prefill_rows += sequence.uncomputed();
             }
         }
-        let sequences = scratch.candidates.len();
-        let spare = self.config.max_pass_rows.saturating_sub(sequences);
-        let prefill_rows = prefill_rows.min(spare / 2).min(self.prefill_limit(sequences > 0, sequences));
-        let (rows, displaced) = (spare - prefill_rows, self.planner.displaced());
+        let (rows, prefill_rows) = self.room(scratch.candidates.len(), prefill_rows);
         scratch.rows = (rows, prefill_rows);
+        let displaced = self.planner.displaced();
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.trim(&batch, &scratch.acceptances, &mut scratch.lengths);
     }
 
-    /// The most rows of prompts in a pass, which somebody else decodes in, with so many rows, or not.
-    pub(crate) fn prefill_limit(&self, decodes: bool, others: usize) -> usize {
-        if !decodes {
+    /// Rows of a pass of so many sequences that proposals may take, and those that prompts will, of so many: at most half of what the sequences
+    /// leave.
+    pub(crate) fn room(&self, sequences: usize, prompt_rows: usize) -> (usize, usize) {
+        let spare = self.config.max_pass_rows.saturating_sub(sequences);
+        let prefill_rows = prompt_rows.min(spare / 2).min(self.prefill_limit(sequences));
+        (spare - prefill_rows, prefill_rows)
+    }
+
+    /// The most rows of prompts in a pass that has so many rows of sequences that decode.
+    pub(crate) fn prefill_limit(&self, others: usize) -> usize {
+        if others == 0 {
             return usize::MAX;
         }
         self.tuning.max_prefill_rows.unwrap_or(usize::MAX).min(self.planner.prefill_rows(others))
@@ -97,14 +103,17 @@ impl Engine {
     /// Prefill, up to `rows_left` rows: by priority; among equals who is awaited with a target first, by when it is due, then in order of
     /// admission.
     fn add_prefill(&mut self, mut rows_left: usize, scratch: &mut Scratch, plan: &mut VerifyPlan) {
-        scratch.ids.clear();
-        scratch.ids.extend(self.running.iter().filter(|seq| !self.sequences[seq].decoding()));
         let order = |seq: &SeqId| {
             let sequence = self.sequences.get(seq)?;
             let due = sequence.first_token_due();
             Some((sequence.priority(), due.is_none(), due))
         };
-        scratch.ids.sort_by_key(order);
+        scratch.ids.clear();
+        // A stable sort of many would allocate.
+        for seq in self.running.iter().filter(|seq| !self.sequences[seq].decoding()) {
+            let place = scratch.ids.partition_point(|other| order(other) <= order(seq));
+            scratch.ids.insert(place, *seq);
+        }
         for &seq in &scratch.ids {
             let rows = self.sequences.get(&seq).map_or(0, Sequence::uncomputed).min(rows_left);
             if rows > 0 {

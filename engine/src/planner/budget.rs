@@ -125,6 +125,7 @@ impl Budget {
         &mut self,
         batch: &Batch<'_>,
         goodput: f64,
+        break_even_survival: f32,
         costs: &PartitionCosts,
         lengths: &mut Vec<usize>,
     ) {
@@ -132,15 +133,7 @@ impl Budget {
         let without = self.sweep(batch, f32::INFINITY, costs, value);
         let least_gain = MIN_DRAFT_GAIN * without.committed;
         let (mut best, mut floor) = (without, f32::INFINITY);
-        for its_floor in [
-            break_even_survival(
-                batch.candidates.len() + batch.prefill_rows,
-                goodput,
-                costs,
-                &batch.displaced,
-            ),
-            NEGLIGIBLE,
-        ] {
+        for its_floor in [break_even_survival, NEGLIGIBLE] {
             let choice = self.sweep(batch, its_floor, costs, value);
             if value(&choice) > value(&best).max(value(&without) + least_gain) {
                 (best, floor) = (choice, its_floor);

@@ -27,7 +27,7 @@ pub(crate) struct Key {
     block_size: usize,
     max_rows: usize,
     max_context: usize,
-    /// The row counts of the tables.
+    /// The row counts that every table begins with.
     row_grid: [usize; ROW_GRID.len()],
 }
 
