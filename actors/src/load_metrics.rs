@@ -122,7 +122,7 @@ const COUNTERS: [Declared<u64>; 23] = [
     ),
 ];
 
-const GAUGES: [Declared<f64>; 3] = [
+const GAUGES: [Declared<f64>; 7] = [
     (
         "faser_requests_running",
         &["vllm:num_requests_running"],
@@ -138,6 +138,27 @@ const GAUGES: [Declared<f64>; 3] = [
     ("faser_partition", &[], "partition of the last verify pass, 0 for the whole device", |view| {
         view.partition as f64
     }),
+    ("faser_pass_rows", &[], "rows of a verify pass beside which somebody decodes, at most", |view| {
+        view.steering.pass_rows as f64
+    }),
+    (
+        "faser_displaced_share",
+        &[],
+        "how far a row is charged the row of a prompt that waits for it, 0 to 1",
+        |view| view.steering.displaced_share,
+    ),
+    (
+        "faser_speculation_credit_seconds",
+        &[],
+        "time that speculation may still lose before it is suspended",
+        |view| view.steering.credit_s,
+    ),
+    (
+        "faser_speculation_suspended",
+        &[],
+        "1 while nothing is proposed, since speculation lost what it may lose",
+        |view| f64::from(u8::from(view.steering.suspended)),
+    ),
 ];
 
 /// Sums of seconds. They never go down, but counters here hold whole numbers only: so they are gauges.

@@ -3,10 +3,11 @@
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
-use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape};
+use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape, Waiting};
 use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::survival::{AcceptanceTable, Source};
+use crate::view::Totals;
 
 /// Draft steps per plan while a verify pass runs: few, so that what is ready is at hand whenever the pass ends.
 const STEPS_AHEAD: usize = 1;
@@ -49,7 +50,8 @@ impl Engine {
             }
         }
         let sequences = scratch.candidates.len();
-        let displaced = self.planner.look(prompt_rows, sequences, self.tuning.max_prefill_rows);
+        let most = self.tuning.max_prefill_rows;
+        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most });
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
@@ -71,9 +73,12 @@ impl Engine {
             expected += survival;
             ready += 1;
         }
-        Candidate {
+        let room = self.draft_room(sequence);
+        let mut candidate = Candidate {
             // Where nothing is drafted there is nothing but what is there.
-            useful: useful.min(ready + self.draft_room(sequence)),
+            useful: useful.min(ready + room),
+            drafts: useful > 0 && room > 0,
+            to_come: self.to_come(sequence),
             ready,
             expected,
             survival,
@@ -81,7 +86,18 @@ impl Engine {
             context: sequence.tokens.len(),
             behind: self.long_way(sequence),
             weight: sequence.weight(self.now),
+        };
+        if candidate.behind > 0 && !self.planner.pays_to_catch_up(&candidate, self.running.len()) {
+            candidate.useful = ready;
         }
+        candidate
+    }
+
+    /// Tokens that a sequence is expected to get yet: as many as others got in the mean, if it may. How many it has says little of how many come.
+    fn to_come(&self, sequence: &Sequence) -> usize {
+        let Totals { finished, output_tokens, .. } = self.totals;
+        let mean = output_tokens.checked_div(finished).map_or(usize::MAX, |mean| mean as usize);
+        sequence.to_come().min(mean)
     }
 
     /// Proposals that could still be drafted behind those that are there: none where nothing drafts, or its context ends.
@@ -135,14 +151,10 @@ impl Engine {
         let running = std::mem::take(&mut self.running);
         let mut rows_left = wish.rows(self.config.max_pass_rows);
         let mut long_rows_left = self.long_rows(&running).unwrap_or(rows_left);
-        // Those that draft now go first; what is left of the pass goes to draft prefill.
-        for drafting in [true, false] {
-            for &seq in &running {
-                // While nobody speculates, a draft prefill would be for nothing; whoever drafts later catches up then.
-                let due = drafting || self.planner.speculating();
-                if due && self.sequences.get(&seq).is_some_and(|sequence| sequence.decoding() == drafting) {
-                    self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
-                }
+        // Whoever is still in prefill catches up when its turn to draft comes: a first token waits for no draft.
+        for &seq in &running {
+            if self.sequences.get(&seq).is_some_and(Sequence::decoding) {
+                self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
             }
         }
         self.running = running;
@@ -173,16 +185,13 @@ impl Engine {
         }
         let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
         let k = wish.steps(sequence, weight).min(room);
-        if k == 0 && sequence.decoding() {
-            // It can catch up in one pass when its turn to speculate comes.
+        if k == 0 {
             return;
         }
         let start = sequence.draft.computed;
         let missing = sequence.known() - start;
-        // The anchor has no business in a prefill: its row is part of the first draft step.
         let long = missing > SHORT;
-        let most = if long { (*rows_left).min(*long_rows_left) } else { *rows_left };
-        let rows = if k > 0 { missing } else { missing - 1 }.min(most);
+        let rows = missing.min(if long { (*rows_left).min(*long_rows_left) } else { *rows_left });
         let steps = if rows == missing { k } else { 0 };
         let covered = (start + rows + steps).saturating_sub(usize::from(steps > 0));
         if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
@@ -229,6 +238,7 @@ impl Engine {
         let outcome = &plan.outcome;
         self.totals.draft_passes += 1;
         self.totals.draft_time += outcome.took;
+        self.planner.waited_for_drafts(&self.draft_shape, outcome.took);
         // The lane may have stopped early: what was timed is what came back.
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let PassShape { rows, sequences, .. } = self.draft_shape;

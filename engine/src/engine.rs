@@ -232,6 +232,7 @@ impl Engine {
             target_pool: self.target_pool.view(),
             draft_pool: self.draft_pool.view(),
             calibration: CalibrationView::new(self.calibrations[Source::Draft].quality()),
+            steering: self.planner.steering(),
             totals: self.totals.clone(),
         }
     }

@@ -38,5 +38,6 @@ pub use request::*;
 pub use source::{DraftSource, RoundPasses, SourceNeeds};
 pub use usage::{Moments, Tried, Usage};
 pub use view::{
-    CalibrationView, EpochMove, ErrorHistogram, LoadView, PoolView, RequestState, RequestView, Totals,
+    CalibrationView, EpochMove, ErrorHistogram, LoadView, PoolView, RequestState, RequestView, SteeringView,
+    Totals,
 };

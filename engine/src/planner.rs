@@ -7,6 +7,7 @@
 
 mod ahead;
 mod budget;
+mod steering;
 
 use std::time::Duration;
 
@@ -15,11 +16,14 @@ use crate::cost::{PartitionCosts, Reach};
 use crate::plan::PartitionId;
 use crate::policy::{Lengths, Mechanisms, Policy};
 use crate::request::K_LIMIT;
+use crate::view::SteeringView;
 use ahead::Ahead;
 use budget::Budget;
+use steering::Steering;
 
 pub(crate) use ahead::{Leaving, MIN_CHANCE_AHEAD};
 pub(crate) use budget::{Batch, Candidate, Displaced};
+pub(crate) use steering::{Speculated, Waiting};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
@@ -29,36 +33,6 @@ const LEAST_LONG_ROWS: usize = 64;
 const FIRST_LONG_ROWS: usize = 128;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
-
-/// Sizes of a pass: up to which share of displaced rows, and the smallest whose rows cost at most so many times those of the cheapest size. While
-/// few rows wait, short passes bring the tokens of those that decode sooner; when many do, cheap rows bring everyone's.
-const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
-
-/// Of a pass's size prompts get at least one row in so many.
-const LEAST_PREFILL: usize = 4;
-
-/// The displaced share grows with the time of the rows of prompts that wait, to one at so many seconds, but never beyond the latter: what decodes
-/// first ends first, which is better for the mean than that everyone begins.
-const WAITING_S: f64 = 0.4;
-const MOST_DISPLACED: f64 = 0.85;
-
-/// Rows of a pass beside which somebody decodes, at each of [`SIZES`].
-#[derive(Clone, Copy, Debug)]
-struct Sizes([usize; SIZES.len()]);
-
-impl Sizes {
-    /// From profiled costs of the whole device: what passes teach is of the rows that they have, and sizes are compared.
-    fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
-        let size = |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack));
-        Sizes(SIZES.map(|(_, slack)| size(slack).max(1)))
-    }
-
-    /// The size where so large a share of rows is displaced.
-    fn at(&self, share: f64) -> usize {
-        let place = SIZES.iter().position(|(most, _)| share <= *most);
-        self.0[place.unwrap_or(SIZES.len() - 1)]
-    }
-}
 
 /// A plan as far as its cost goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,7 +74,6 @@ pub(crate) struct Planner {
     mechanisms: Mechanisms,
     /// The one place in `partitions` for overlapped execution, if it is not to be chosen.
     partition: Option<usize>,
-    max_pass_rows: usize,
     /// The whole device first.
     partitions: Vec<PartitionCosts>,
     execution: Execution,
@@ -116,9 +89,7 @@ pub(crate) struct Planner {
     probing: bool,
     budget: Budget,
     ahead: Ahead,
-    /// Of passes, with rows of prompts, beside which somebody decodes.
-    sizes: Sizes,
-    displaced: Displaced,
+    steering: Steering,
     /// Of the round's verify pass, without proposals.
     rows: usize,
 }
@@ -130,10 +101,8 @@ fn observe(mean: &mut f64, seconds: f64) {
 
 impl Planner {
     pub(crate) fn new(tuning: &Tuning, partitions: Vec<PartitionCosts>, max_pass_rows: usize) -> Planner {
-        Planner {
-            max_pass_rows,
-            sizes: Sizes::of(&partitions, max_pass_rows),
-            displaced: Displaced::default(),
+        let mut planner = Planner {
+            steering: Steering::new(&partitions, max_pass_rows),
             rows: 0,
             policy: tuning.policy.clone(),
             mechanisms: tuning.mechanisms,
@@ -148,13 +117,16 @@ impl Planner {
             probing: false,
             budget: Budget::default(),
             ahead: Ahead::default(),
-        }
+        };
+        planner.tune(tuning);
+        planner
     }
 
     /// Decides by this from now on. Overlapped execution is decided on anew, by the next pass.
     pub(crate) fn tune(&mut self, tuning: &Tuning) {
         self.policy.clone_from(&tuning.policy);
         (self.mechanisms, self.partition) = (tuning.mechanisms, tuning.partition);
+        self.steering.tuned(self.predicts() && self.mechanisms.sizing);
         self.execution = Execution::Serial;
         self.probing = false;
     }
@@ -162,7 +134,7 @@ impl Planner {
     /// Takes over what passes cost, measured anew.
     pub(crate) fn profiled(&mut self, partitions: &[PartitionCosts]) {
         self.partitions = partitions.to_vec();
-        self.sizes = Sizes::of(partitions, self.max_pass_rows);
+        self.steering.profiled(partitions);
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -178,6 +150,11 @@ impl Planner {
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
         self.rows = batch.candidates.len() + batch.prefill_rows;
+        if !self.steering.speculates() {
+            self.update_goodput(batch);
+            lengths.resize(batch.candidates.len(), 0);
+            return;
+        }
         match self.policy.lengths(batch.candidates.len()) {
             Lengths::Same(k) => allocate(k, batch, lengths),
             Lengths::Goodput => {
@@ -189,63 +166,68 @@ impl Planner {
         self.probe(batch, lengths);
     }
 
-    /// Looks at what waits as a round of so many sequences begins: so many rows of prompts, of which a pass takes `most`. What waits for KV is
-    /// not among them: it comes no sooner if passes are shorter.
-    pub(crate) fn look(&mut self, prompt_rows: usize, sequences: usize, most: Option<usize>) -> Displaced {
-        self.displaced = Displaced::default();
-        let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
-        if let Some(PartitionCosts { verify, .. }) = costs {
-            // The smallest size, whatever share stood before: what fits decides on the share, and the share on the size.
-            let (size, least) = if self.mechanisms.sizing {
-                (self.sizes.at(0.0), self.sizes.at(0.0) / LEAST_PREFILL)
-            } else {
-                (self.max_pass_rows, 0)
-            };
-            let fits = size.saturating_sub(sequences);
-            // Else prompts get what they get, whatever is proposed.
-            if fits > least && most.is_none_or(|most| fits < most) {
-                let size = self.sizes.at(1.0);
-                let row_s = verify.seconds(size, Reach::NONE) / size as f64;
-                let waiting_s = prompt_rows.saturating_sub(fits) as f64 * row_s;
-                self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(MOST_DISPLACED) };
-            }
-        }
-        self.displaced
+    /// Looks at what waits as a round begins.
+    pub(crate) fn look(&mut self, waiting: &Waiting) -> Displaced {
+        let predicts = self.predicts();
+        self.steering.look(waiting, self.partitions.first().filter(|_| predicts))
     }
 
     /// What a row of this round displaces.
     pub(crate) fn displaced(&self) -> Displaced {
-        self.displaced
+        self.steering.displaced()
     }
 
-    /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes: what the best size leaves, and some always.
+    /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes.
     pub(crate) fn prefill_rows(&self, others: usize) -> usize {
-        if !self.policy.traits().predicts || !self.mechanisms.sizing || self.partitions.is_empty() {
-            return usize::MAX;
-        }
-        let size = self.sizes.at(self.displaced.share);
-        size.saturating_sub(others).max(size / LEAST_PREFILL).max(1)
+        self.steering.prefill_rows(others)
     }
 
-    /// Is speculation going on, so that draft KV has to be kept up?
-    pub(crate) fn speculating(&self) -> bool {
-        self.quiet_rounds == 0
+    /// What the load asked for last.
+    pub(crate) fn steering(&self) -> SteeringView {
+        self.steering.view()
+    }
+
+    /// Does it go by the cost tables?
+    fn predicts(&self) -> bool {
+        self.policy.traits().predicts && !self.partitions.is_empty()
+    }
+
+    /// Is what the draft would bring this sequence, over the tokens to come, worth the rows that it is behind? `drafting` sequences share a draft
+    /// step.
+    pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, drafting: usize) -> bool {
+        !self.predicts() || {
+            let costs = &self.partitions[0];
+            let step = self.goodput * costs.draft.seconds(drafting, Reach::NONE) / drafting.max(1) as f64;
+            let each = step + budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
+            let (mut survival, mut gain, mut committed, mut best) = (1.0, 0.0, 1.0, 0.0_f64);
+            for _ in candidate.ready..candidate.useful {
+                survival *= f64::from(candidate.typical);
+                committed += survival;
+                gain += survival * f64::from(candidate.weight) - each;
+                best = best.max(gain / committed);
+            }
+            best * candidate.to_come as f64 > self.goodput * self.catch_up_s(candidate)
+        }
+    }
+
+    /// Seconds that a draft step is longer by the rows that a candidate is behind.
+    fn catch_up_s(&self, candidate: &Candidate) -> f64 {
+        let seconds = |rows| self.partitions[0].draft.seconds(rows, Reach::NONE);
+        (seconds(candidate.behind.max(1)) - seconds(1)).max(0.0)
     }
 
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {
         self.probing = false;
         // Of those that could draft, who has the least to catch up.
-        let able = batch.candidates.iter().enumerate().filter(|(_, candidate)| candidate.useful > 0);
-        let Some((able, Candidate { behind, .. })) = able.min_by_key(|(_, candidate)| candidate.behind)
-        else {
-            return;
-        };
+        let able = batch.candidates.iter().enumerate().filter(|(_, candidate)| candidate.drafts);
+        let Some((able, candidate)) = able.min_by_key(|(_, candidate)| candidate.behind) else { return };
         self.quiet_rounds = if lengths.iter().any(|&k| k > 0) { 0 } else { self.quiet_rounds + 1 };
-        if self.policy.traits().predicts && self.quiet_rounds >= PROBE_AFTER {
+        let due = self.predicts() && self.quiet_rounds >= PROBE_AFTER && self.steering.speculates();
+        if due && self.steering.affords(self.catch_up_s(candidate)) {
             lengths[able] = 1;
             self.probing = true;
             // Else it goes on in the next round.
-            if *behind == 0 {
+            if candidate.behind == 0 {
                 self.quiet_rounds = 0;
             }
         }
@@ -279,6 +261,11 @@ impl Planner {
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, sequence after
     /// sequence.
     pub(crate) fn trim(&mut self, batch: &Batch<'_>, acceptances: &[f32], lengths: &mut Vec<usize>) {
+        if !self.steering.speculates() {
+            lengths.clear();
+            lengths.resize(batch.candidates.len(), 0);
+            return;
+        }
         if !self.policy.traits().trims || !self.mechanisms.trim || self.probing {
             let mut left = batch.rows;
             lengths.clear();
@@ -301,6 +288,15 @@ impl Planner {
         Some(predicted)
     }
 
+    /// A round ended: what its speculation took is held against what it brought.
+    pub(crate) fn settle(&mut self, shape: &PassShape, round: Speculated) {
+        if let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) {
+            let on = |costs: &PartitionCosts| costs.verify.seconds(shape.rows, shape.reach);
+            let longer_s = self.partitions.get(shape.partition.0).map_or(0.0, on) - on(costs);
+            self.steering.verified(&Speculated { longer_s, ..round }, costs);
+        }
+    }
+
     /// What the tables say of a verify pass.
     pub(crate) fn predicted_verify(&self, shape: &PassShape) -> Option<Duration> {
         let costs = self.partitions.get(shape.partition.0)?;
@@ -312,6 +308,13 @@ impl Planner {
         let draft = &self.partitions.get(shape.partition.0)?.draft;
         let further = shape.steps.saturating_sub(1) as f64 * draft.seconds(shape.sequences, shape.reach);
         Some(Duration::from_secs_f64(draft.seconds(shape.rows, shape.reach) + further))
+    }
+
+    /// A draft plan was done; a round waited for it if it had the whole device.
+    pub(crate) fn waited_for_drafts(&mut self, shape: &PassShape, took: Duration) {
+        if shape.partition == PartitionId(0) {
+            self.steering.drafted(took.as_secs_f64());
+        }
     }
 
     /// A draft plan was timed: the tables learn, unless catching up dominated it.
@@ -355,7 +358,7 @@ impl Planner {
         if !self.policy.traits().predicts {
             return self.policy.floor();
         }
-        budget::break_even_survival(self.rows, self.goodput, &self.partitions[0], &self.displaced)
+        budget::break_even_survival(self.rows, self.goodput, &self.partitions[0], &self.steering.displaced())
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

@@ -275,15 +275,18 @@ impl Sequence {
 
     /// Proposals that could be used in all: the last token to come is always the target's own.
     pub(crate) fn useful_proposals(&self) -> usize {
-        let to_come = self.max_new_tokens - self.usage.output_tokens;
-        if self.decoding() { self.k_max.min(to_come.saturating_sub(1)) } else { 0 }
+        if self.decoding() { self.k_max.min(self.to_come().saturating_sub(1)) } else { 0 }
+    }
+
+    /// Tokens that it may get yet.
+    pub(crate) fn to_come(&self) -> usize {
+        self.max_new_tokens - self.usage.output_tokens
     }
 
     /// Proposals that may still be drafted while a verify pass runs: of those sent one more than all could be committed.
     pub(crate) fn room_ahead(&self) -> usize {
-        let to_come = self.max_new_tokens - self.usage.output_tokens;
         let sent = self.verify_out.map_or(0, |out| out.proposals);
-        let most = (sent + 1 + self.k_max).min(to_come.saturating_sub(1));
+        let most = (sent + 1 + self.k_max).min(self.to_come().saturating_sub(1));
         if self.decoding() { most.saturating_sub(self.proposals.len()) } else { 0 }
     }
 

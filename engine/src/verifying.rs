@@ -4,7 +4,7 @@ use crate::api::Command;
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan};
-use crate::planner::{Batch, Leaving, PassShape};
+use crate::planner::{Batch, Leaving, PassShape, Speculated};
 use crate::pruning::Prospect;
 use crate::request::SeqId;
 use crate::sequence::Proposal;
@@ -231,9 +231,26 @@ impl Engine {
             self.totals.verify_time_error += predicted.abs_diff(took);
             self.totals.verify_errors.count(predicted, took);
         }
+        let before = self.totals.output_tokens;
         for index in 0..plan.chunks.len().min(plan.outcome.verdicts.len()) {
             self.verdict(&plan, index, out);
         }
+        let mut round = Speculated {
+            rows: shape.rows,
+            committed: (self.totals.output_tokens - before) as usize,
+            pass_s: took.as_secs_f64(),
+            ..Speculated::default()
+        };
+        for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
+            round.proposals += chunk.proposals;
+            if verdict.next.is_some() {
+                round.sequences += 1;
+                round.reach.kv += chunk.start + 1;
+                round.reach.rows += chunk.start + 1;
+            }
+        }
+        round.proposals = round.proposals.saturating_sub(saved as usize);
+        self.planner.settle(&shape, round);
         self.spent.1 = plan;
     }
 

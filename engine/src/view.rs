@@ -20,6 +20,8 @@ pub struct LoadView {
     pub draft_pool: PoolView,
     /// How well survival is predicted.
     pub calibration: CalibrationView,
+    /// What the load asks of rounds.
+    pub steering: SteeringView,
     /// Totals since the start.
     pub totals: Totals,
 }
@@ -70,7 +72,7 @@ pub struct PoolView {
 }
 
 impl LoadView {
-    /// Takes in another replica's view: sums, and the mean of what is one. The partition stays this one's.
+    /// Takes in another replica's view: sums, and the mean of what is one. Partition and steering stay this one's.
     pub fn add(&mut self, other: &LoadView) {
         self.running += other.running;
         self.waiting += other.waiting;
@@ -99,6 +101,19 @@ impl PoolView {
     pub fn whole(&self) -> bool {
         self.free == self.total
     }
+}
+
+/// What the load asks of rounds, as it was decided last.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SteeringView {
+    /// Rows of a pass beside which somebody decodes, at most.
+    pub pass_rows: usize,
+    /// How far a further row is charged the row of a prompt that waits for it, 0 to 1.
+    pub displaced_share: f64,
+    /// Seconds that speculation may still lose before it is suspended.
+    pub credit_s: f64,
+    /// Speculation lost what it may lose: nothing is proposed until there is credit again.
+    pub suspended: bool,
 }
 
 /// What the predictions of survival were worth, since the start.

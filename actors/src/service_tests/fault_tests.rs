@@ -133,7 +133,7 @@ fn late_results_of_another_device_change_nothing() {
         let gate = Gate::default();
         let service = start_gated(spec(), &gate).await;
         let stream = service.submit(submission(1, 24)).await.expect("it is taken");
-        until("the first verify plan is out", || service.view().totals.draft_passes == 1).await;
+        until("the first verify plan is out", || service.view().running == 1).await;
         // What a lost device would bring: the number of the plan that is out, and tokens nobody chose.
         let chunk = VerifyChunk { seq: stream.seq(), sample: true, ..VerifyChunk::default() };
         let verdict = Verdict { next: Some(expected[1][0] ^ 1), ..Verdict::default() };

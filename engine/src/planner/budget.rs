@@ -32,6 +32,10 @@ pub(crate) struct Candidate {
     pub(crate) context: usize,
     /// Those of them that the draft has yet to compute, where they are many.
     pub(crate) behind: usize,
+    /// Could the draft propose anything, if it were worth what it is behind?
+    pub(crate) drafts: bool,
+    /// Tokens that it is expected to get yet.
+    pub(crate) to_come: usize,
     /// What one of its tokens counts for, in those of a sequence without latency targets.
     pub(crate) weight: f32,
 }
@@ -59,7 +63,7 @@ pub(crate) struct Displaced {
 
 impl Displaced {
     /// The cost of what takes `alone_s` on its own, and has so many rows.
-    fn price(&self, alone_s: f64, rows: usize) -> f64 {
+    pub(super) fn price(&self, alone_s: f64, rows: usize) -> f64 {
         alone_s + self.share * (rows as f64 * self.row_s - alone_s)
     }
 }

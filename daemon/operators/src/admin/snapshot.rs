@@ -2,6 +2,7 @@
 //! Shares are from 0 to 1; rates and histograms are over the window behind the snapshot, `window_s`; totals since the start.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use faser_config::tunables::{Kind, TUNABLES, Tunable};
 use faser_engine::Tuning;
@@ -135,6 +136,8 @@ sent_and_read! {
         pub waiting: usize,
         /// The partition of the last verify pass, 0 for the whole device; of several replicas the first's.
         pub partition: usize,
+        /// What the load asks of verify passes and of speculation; of several replicas the first's.
+        pub steering: SteeringRow,
         /// The target's KV.
         pub target_kv: PoolRow,
         /// The draft's KV.
@@ -173,6 +176,19 @@ sent_and_read! {
         pub rows_pruned_per_s: f64,
         /// Since the start.
         pub totals: TotalsRow,
+    }
+
+    /// What the load asks of rounds, as it was decided last.
+    #[derive(Copy)]
+    pub struct SteeringRow {
+        /// Rows of a verify pass beside which somebody decodes, at most.
+        pub pass_rows: usize,
+        /// How far a row is charged the row of a prompt that waits for it, 0 to 1.
+        pub displaced_share: f64,
+        /// Seconds that speculation may still lose before it is suspended.
+        pub credit_s: f64,
+        /// Nothing is proposed, since speculation lost what it may lose.
+        pub suspended: bool,
     }
 
     /// Blocks of a KV pool.
@@ -249,6 +265,17 @@ sent_and_read! {
         pub age_s: f64,
         /// From then to its first token; none before.
         pub ttft_s: Option<f64>,
+    }
+}
+
+impl fmt::Display for SteeringRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SteeringRow { pass_rows, displaced_share, credit_s, suspended } = *self;
+        if suspended {
+            return f.write_str("speculation suspended: it lost more than it may");
+        }
+        let (displaced, credit_ms) = (100.0 * displaced_share, 1e3 * credit_s.max(0.0));
+        write!(f, "passes of {pass_rows} rows, {displaced:.0} % displaced, credit {credit_ms:.0} ms")
     }
 }
 

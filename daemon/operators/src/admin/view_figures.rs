@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use faser_actors::Look;
-use faser_engine::{LoadView, PoolView, RequestState, RequestView, Totals};
+use faser_engine::{LoadView, PoolView, RequestState, RequestView, SteeringView, Totals};
 
 use super::admin_api::RequestId;
-use super::snapshot::{Figures, LENGTHS, PoolRow, RequestRow, TotalsRow};
+use super::snapshot::{Figures, LENGTHS, PoolRow, RequestRow, SteeringRow, TotalsRow};
 
 /// Figures of `now`, with rates since `then`, which was `window` ago, over so many replicas.
 pub(super) fn figures(then: &LoadView, now: &LoadView, window: Duration, replicas: usize) -> Figures {
@@ -30,6 +30,7 @@ pub(super) fn figures(then: &LoadView, now: &LoadView, window: Duration, replica
         running: now.running,
         waiting: now.waiting,
         partition: now.partition,
+        steering: steering(now.steering),
         target_kv: pool(now.target_pool),
         draft_kv: pool(now.draft_pool),
         draft_busy: busy(|totals| totals.draft_time),
@@ -55,6 +56,10 @@ pub(super) fn figures(then: &LoadView, now: &LoadView, window: Duration, replica
 /// One part of another; none of nothing.
 fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+fn steering(SteeringView { pass_rows, displaced_share, credit_s, suspended }: SteeringView) -> SteeringRow {
+    SteeringRow { pass_rows, displaced_share, credit_s, suspended }
 }
 
 fn pool(pool: PoolView) -> PoolRow {

@@ -82,6 +82,12 @@ function meter(name, words, parts) {
   return element("div", { className: "meter" }, element("span", {}, name, element("span", { textContent: words })), bar);
 }
 
+function steering({ pass_rows, displaced_share, credit_s, suspended }) {
+  const words = suspended ? "speculation suspended: it lost more than it may"
+    : `${count(pass_rows)} rows, ${share(displaced_share)} displaced, credit ${time(Math.max(credit_s, 0))}`;
+  return meter("Pass", words, [[displaced_share, "prune"]]);
+}
+
 function device({ total, model }) {
   const kv = (name, pool) => {
     const [used, all] = [pool.total - pool.free, Math.max(pool.total, 1)];
@@ -97,7 +103,7 @@ function device({ total, model }) {
   byId("device").replaceChildren(
     meter("Verify lane", `${share(total.verify_busy)} busy`, [[total.verify_busy, "verify"]]),
     meter("Draft lane", `${share(total.draft_busy)} busy`, [[total.draft_busy, "draft"]]),
-    shares, kv("Target KV", total.target_kv), kv("Draft KV", total.draft_kv));
+    shares, steering(total.steering), kv("Target KV", total.target_kv), kv("Draft KV", total.draft_kv));
 }
 
 function table(id, heads, rows, empty) {

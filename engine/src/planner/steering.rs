@@ -1,0 +1,299 @@
+//! Steering: what the load asks of a round. How many rows a pass has, what a row displaces, and whether speculation may lose any more time.
+//!
+//! It sees the rows of prompts that wait, the cost tables, and what each round's speculation took and brought. It decides nothing by the clock:
+//! the same rounds bring the same decisions, on a device and in the simulator.
+
+use super::budget::Displaced;
+use crate::cost::{PartitionCosts, Reach};
+use crate::view::SteeringView;
+
+/// Sizes of a pass: up to which share of displaced rows, and the smallest whose rows cost at most so many times those of the cheapest size. While
+/// few rows wait, short passes bring the tokens of those that decode sooner; when many do, cheap rows bring everyone's.
+const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
+
+/// Of a pass's size prompts get at least one row in so many.
+const LEAST_PREFILL: usize = 4;
+
+/// The displaced share grows with the time of the rows of prompts that wait, to one at so many seconds, but never beyond the latter: what decodes
+/// first ends first, which is better for the mean than that everyone begins.
+const WAITING_S: f64 = 0.4;
+const MOST_DISPLACED: f64 = 0.85;
+
+/// Where a further row of the largest pass would cost less than so much of its mean row, passes are short of rows, not of time: then rows of prompts
+/// are displaced wholly.
+const BOUND: f64 = 0.7;
+
+/// Share of the time of rounds that speculation may lose.
+const CREDIT: f64 = 0.01;
+/// What the account holds at first and at most, in mean verify passes.
+const FIRST_CREDIT: f64 = 8.0;
+const MOST_CREDIT: f64 = 32.0;
+/// What it must hold again before speculation goes on, in mean verify passes, after the first time that it was empty; twice as much after each
+/// further one, up to the last.
+const RESUMES_AT: f64 = 0.25;
+const RESUMES_AT_LAST: f64 = 4.0;
+/// The weight of a new time in the mean of verify passes.
+const NEW_TIME: f64 = 0.05;
+
+/// Rows of a pass beside which somebody decodes, at each of [`SIZES`].
+#[derive(Clone, Copy, Debug)]
+struct Sizes([usize; SIZES.len()]);
+
+impl Sizes {
+    /// From profiled costs of the whole device: what passes teach is of the rows that they have, and sizes are compared.
+    fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
+        let size = |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack));
+        Sizes(SIZES.map(|(_, slack)| size(slack).max(1)))
+    }
+
+    /// The size where so large a share of rows is displaced.
+    fn at(&self, share: f64) -> usize {
+        let place = SIZES.iter().position(|(most, _)| share <= *most);
+        self.0[place.unwrap_or(SIZES.len() - 1)]
+    }
+}
+
+/// Rows of prompts as a round begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    /// Rows of prompts that were admitted. What waits for KV is not among them: it comes no sooner if passes are shorter.
+    pub(crate) prompt_rows: usize,
+    /// Sequences that decode.
+    pub(crate) sequences: usize,
+    /// Rows of prompts that a pass takes at most, if that was set.
+    pub(crate) most: Option<usize>,
+}
+
+/// What the speculation of one round took and brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Speculated {
+    /// Rows of the verify pass.
+    pub(crate) rows: usize,
+    /// Proposals among them.
+    pub(crate) proposals: usize,
+    /// Sequences that got a token.
+    pub(crate) sequences: usize,
+    /// What their attention reads.
+    pub(crate) reach: Reach,
+    /// Tokens that they got.
+    pub(crate) committed: usize,
+    /// Seconds that the pass took.
+    pub(crate) pass_s: f64,
+    /// Seconds that it took longer since the draft lane worked beside it.
+    pub(crate) longer_s: f64,
+}
+
+/// Decides what the load asks of each round.
+#[derive(Debug)]
+pub(super) struct Steering {
+    max_pass_rows: usize,
+    sizes: Sizes,
+    sized: bool,
+    displaced: Displaced,
+    account: Account,
+    /// Seconds of draft plans that a round waited for, since the last verify pass.
+    drafted_s: f64,
+}
+
+impl Steering {
+    pub(super) fn new(partitions: &[PartitionCosts], max_pass_rows: usize) -> Steering {
+        Steering {
+            max_pass_rows,
+            sizes: Sizes::of(partitions, max_pass_rows),
+            sized: true,
+            displaced: Displaced::default(),
+            account: Account::default(),
+            drafted_s: 0.0,
+        }
+    }
+
+    /// Takes over what passes cost, measured anew.
+    pub(super) fn profiled(&mut self, partitions: &[PartitionCosts]) {
+        self.sizes = Sizes::of(partitions, self.max_pass_rows);
+    }
+
+    /// Another policy decides, which may size passes or not: it begins with credit.
+    pub(super) fn tuned(&mut self, sized: bool) {
+        self.sized = sized;
+        self.account = Account::default();
+        self.displaced = Displaced::default();
+    }
+
+    /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
+    pub(super) fn look(&mut self, waiting: &Waiting, costs: Option<&PartitionCosts>) -> Displaced {
+        self.displaced = Displaced::default();
+        if let Some(PartitionCosts { verify, .. }) = costs {
+            // The smallest size, whatever share stood before: what fits decides on the share, and the share on the size.
+            let smallest = self.sizes.at(0.0);
+            let (size, least) =
+                if self.sized { (smallest, smallest / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
+            let fits = size.saturating_sub(waiting.sequences);
+            // Else prompts get what they get, whatever is proposed.
+            if fits > least && waiting.most.is_none_or(|most| fits < most) {
+                let size = self.sizes.at(1.0);
+                let row_s = verify.seconds(size, Reach::NONE) / size as f64;
+                let waiting_s = waiting.prompt_rows.saturating_sub(fits) as f64 * row_s;
+                let bound = verify.row_seconds(size) < BOUND * row_s;
+                let most = if bound { 1.0 } else { MOST_DISPLACED };
+                self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(most) };
+            }
+        }
+        self.displaced
+    }
+
+    /// What a row of this round displaces.
+    pub(super) fn displaced(&self) -> Displaced {
+        self.displaced
+    }
+
+    /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes: what the best size leaves, and some always.
+    pub(super) fn prefill_rows(&self, others: usize) -> usize {
+        let size = self.pass_rows();
+        if self.sized { size.saturating_sub(others).max(size / LEAST_PREFILL).max(1) } else { usize::MAX }
+    }
+
+    /// Rows of a pass beside which somebody decodes.
+    fn pass_rows(&self) -> usize {
+        if self.sized { self.sizes.at(self.displaced.share) } else { self.max_pass_rows }
+    }
+
+    /// May anything be proposed in this round?
+    pub(super) fn speculates(&self) -> bool {
+        !self.account.suspended
+    }
+
+    /// Can a probe be paid that makes a round so many seconds longer?
+    pub(super) fn affords(&self, seconds: f64) -> bool {
+        seconds <= 0.5 * self.account.balance_s.max(0.0)
+    }
+
+    /// A round waited for a draft plan.
+    pub(super) fn drafted(&mut self, seconds: f64) {
+        self.drafted_s += seconds;
+    }
+
+    /// A verify pass ended: what speculation took beyond plain decoding is held against what it brought.
+    pub(super) fn verified(&mut self, round: &Speculated, costs: &PartitionCosts) {
+        let drafted_s = std::mem::take(&mut self.drafted_s);
+        let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
+        let without_s = seconds(round.rows - round.proposals.min(round.rows));
+        let rows_s = self.displaced.price(seconds(round.rows) - without_s, round.proposals);
+        let took_s = drafted_s + round.longer_s + rows_s;
+        // Without it each token more had taken a share of a pass of its own.
+        let plain_s = costs.verify.seconds(round.sequences, round.reach);
+        let plain_s = self.displaced.price(plain_s, round.sequences);
+        let more = round.committed.saturating_sub(round.sequences) as f64;
+        let brought_s = more * plain_s / round.sequences.max(1) as f64;
+        self.account.settle(drafted_s + round.pass_s, round.pass_s, took_s - brought_s);
+    }
+
+    /// What it decided last.
+    pub(super) fn view(&self) -> SteeringView {
+        SteeringView {
+            pass_rows: self.pass_rows(),
+            displaced_share: self.displaced.share,
+            credit_s: self.account.balance_s,
+            suspended: self.account.suspended,
+        }
+    }
+}
+
+/// What speculation may lose: credit grows with the time of rounds and with what speculation gains, and pays for what it loses. While the account
+/// is empty nothing is proposed, so that the loss stays below the credit, whatever the draft does.
+#[derive(Debug, Default)]
+struct Account {
+    balance_s: f64,
+    /// Of verify passes, in the mean; 0 before the first.
+    pass_s: f64,
+    suspended: bool,
+    /// Times that it was empty since it was full.
+    times: u32,
+}
+
+impl Account {
+    /// Settles a round of so many seconds, whose verify pass had so many, and whose speculation lost so many, or gained them if below 0.
+    fn settle(&mut self, round_s: f64, pass_s: f64, lost_s: f64) {
+        if self.pass_s == 0.0 {
+            (self.pass_s, self.balance_s) = (pass_s, FIRST_CREDIT * pass_s);
+        }
+        self.pass_s += NEW_TIME * (pass_s - self.pass_s);
+        let most_s = MOST_CREDIT * self.pass_s;
+        self.balance_s = (self.balance_s + CREDIT * round_s - lost_s).clamp(-most_s, most_s);
+        if self.balance_s >= most_s {
+            self.times = 0;
+        }
+        if self.suspended {
+            let resumes_at = (RESUMES_AT * 2f64.powi(self.times as i32 - 1)).min(RESUMES_AT_LAST);
+            self.suspended = self.balance_s < resumes_at * self.pass_s;
+        } else if self.balance_s <= 0.0 {
+            (self.suspended, self.times) = (true, (self.times + 1).min(16));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{AttentionCost, PassCost};
+
+    fn costs() -> PartitionCosts {
+        let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
+        PartitionCosts { draft: cost(1000, 0), verify: cost(20_000, 100) }
+    }
+
+    /// One sequence, `proposals` of which so many were accepted, each drafted in a step of a millisecond.
+    fn round(steering: &mut Steering, proposals: usize, accepted: usize) -> f64 {
+        let rows = 1 + proposals;
+        let pass_s = costs().verify.seconds(rows, Reach::NONE);
+        steering.drafted(1e-3 * proposals as f64);
+        let round = Speculated {
+            rows,
+            proposals,
+            sequences: 1,
+            committed: 1 + accepted,
+            pass_s,
+            ..Speculated::default()
+        };
+        steering.verified(&round, &costs());
+        pass_s + 1e-3 * proposals as f64
+    }
+
+    #[test]
+    fn what_speculation_loses_is_bounded_whatever_the_draft_does() {
+        let costs = [costs()];
+        let mut steering = Steering::new(&costs, 512);
+        let (mut time_s, mut lost_s) = (0.0, 0.0);
+        for _ in 0..10_000 {
+            let proposals = if steering.speculates() { 8 } else { 0 };
+            time_s += round(&mut steering, proposals, 0);
+            lost_s += 1.1e-3 * f64::from(proposals as u32);
+        }
+        assert!(
+            lost_s > 0.5 * CREDIT * time_s && lost_s < 1.2 * CREDIT * time_s + 0.2,
+            "{lost_s} of {time_s}"
+        );
+    }
+
+    #[test]
+    fn what_gains_is_never_suspended_and_soon_forgiven() {
+        let costs = [costs()];
+        let mut steering = Steering::new(&costs, 512);
+        for i in 0..1000 {
+            round(&mut steering, 4, if i % 4 == 0 { 0 } else { 2 });
+            assert!(steering.speculates(), "{i}");
+        }
+        // A spell of bad luck ends it, and it comes back by itself.
+        let mut rounds = 0;
+        while steering.speculates() {
+            round(&mut steering, 16, 0);
+            rounds += 1;
+        }
+        assert!((10..200).contains(&rounds), "{rounds}");
+        let mut quiet = 0;
+        while !steering.speculates() {
+            round(&mut steering, 0, 0);
+            quiet += 1;
+        }
+        assert!((10..500).contains(&quiet), "{quiet}");
+    }
+}
