@@ -42,16 +42,19 @@ impl Engine {
         self.copy_proposals();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
-        let mut prompt_rows = 0;
+        let (mut prompt_rows, mut due_s) = (0, f64::INFINITY);
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
-            match sequence.decoding() {
-                true => scratch.candidates.push(self.candidate(sequence)),
-                false => prompt_rows += sequence.uncomputed(),
+            if sequence.decoding() {
+                scratch.candidates.push(self.candidate(sequence));
+                continue;
             }
+            prompt_rows += sequence.uncomputed();
+            let left = sequence.first_token_due().and_then(|due| due.checked_sub(self.now));
+            due_s = due_s.min(left.map_or(f64::INFINITY, |left| left.as_secs_f64()));
         }
         let sequences = scratch.candidates.len();
         let most = self.tuning.max_prefill_rows;
-        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most });
+        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due_s });
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);

@@ -62,6 +62,8 @@ pub(crate) struct Waiting {
     pub(crate) sequences: usize,
     /// Rows of prompts that a pass takes at most, if that was set.
     pub(crate) most: Option<usize>,
+    /// Seconds until the next of their first tokens is due that has a target and is not late yet; infinite if there is none.
+    pub(crate) due_s: f64,
 }
 
 /// What the speculation of one round took and brought.
@@ -89,6 +91,8 @@ pub(super) struct Steering {
     max_pass_rows: usize,
     sizes: Sizes,
     sized: bool,
+    /// A first token would come too late if passes were not filled.
+    hurried: bool,
     displaced: Displaced,
     account: Account,
     /// Seconds of draft plans that a round waited for, since the last verify pass.
@@ -101,6 +105,7 @@ impl Steering {
             max_pass_rows,
             sizes: Sizes::of(partitions, max_pass_rows),
             sized: true,
+            hurried: false,
             displaced: Displaced::default(),
             account: Account::default(),
             drafted_s: 0.0,
@@ -122,12 +127,15 @@ impl Steering {
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
     pub(super) fn look(&mut self, waiting: &Waiting, costs: Option<&PartitionCosts>) -> Displaced {
         self.displaced = Displaced::default();
+        self.hurried = false;
         if let Some(PartitionCosts { verify, .. }) = costs {
             // The smallest size, whatever share stood before: what fits decides on the share, and the share on the size.
             let smallest = self.sizes.at(0.0);
             let (size, least) =
                 if self.sized { (smallest, smallest / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
             let fits = size.saturating_sub(waiting.sequences);
+            let passes = waiting.prompt_rows.div_ceil(fits.max(least).max(1));
+            self.hurried = self.sized && passes as f64 * verify.seconds(size, Reach::NONE) > waiting.due_s;
             // Else prompts get what they get, whatever is proposed.
             if fits > least && waiting.most.is_none_or(|most| fits < most) {
                 let size = self.sizes.at(1.0);
@@ -149,12 +157,12 @@ impl Steering {
     /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes: what the best size leaves, and some always.
     pub(super) fn prefill_rows(&self, others: usize) -> usize {
         let size = self.pass_rows();
-        if self.sized { size.saturating_sub(others).max(size / LEAST_PREFILL).max(1) } else { usize::MAX }
+        if self.sized && !self.hurried { size.saturating_sub(others).max(size / LEAST_PREFILL).max(1) } else { usize::MAX }
     }
 
     /// Rows of a pass beside which somebody decodes.
     fn pass_rows(&self) -> usize {
-        if self.sized { self.sizes.at(self.displaced.share) } else { self.max_pass_rows }
+        if self.sized && !self.hurried { self.sizes.at(self.displaced.share) } else { self.max_pass_rows }
     }
 
     /// May anything be proposed in this round?
@@ -239,6 +247,22 @@ mod tests {
     fn costs() -> PartitionCosts {
         let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
         PartitionCosts { draft: cost(1000, 0), verify: cost(20_000, 100) }
+    }
+
+    #[test]
+    fn passes_are_filled_where_a_first_token_would_come_too_late() {
+        let costs = costs();
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 2048);
+        let mut rows = |due_s| {
+            let waiting = Waiting { prompt_rows: 1000, sequences: 10, most: None, due_s };
+            steering.look(&waiting, Some(&costs));
+            (steering.view().pass_rows, steering.prefill_rows(10))
+        };
+        let (size, prefill) = rows(f64::INFINITY);
+        assert!(size < 2048 && prefill == size - 10, "{size} {prefill}");
+        // 1,000 rows take more than 0.1 s.
+        assert_eq!(rows(0.05), (2048, usize::MAX));
+        assert_eq!(rows(10.0), (size, prefill));
     }
 
     /// One sequence, `proposals` of which so many were accepted, each drafted in a step of a millisecond.
