@@ -125,10 +125,22 @@ impl PassCost {
         if rows == 0 {
             return 0.0;
         }
-        let (low, share) = self.place(rows);
-        let (low_s, high_s) = (self.points[low].1, self.points[low + 1].1);
+        self.line(self.low(rows), rows) + self.attention.seconds(reach)
+    }
+
+    /// The same without attention, of more and more rows: `low` is where the last one was found, 0 at first.
+    pub(crate) fn seconds_on(&self, low: &mut usize, rows: usize) -> f64 {
+        while *low + 2 < self.points.len() && self.points[*low + 1].0 <= rows {
+            *low += 1;
+        }
+        if rows == 0 { 0.0 } else { self.line(*low, rows) }
+    }
+
+    /// On the line from a point to the next.
+    fn line(&self, low: usize, rows: usize) -> f64 {
+        let ((_, low_s), (_, high_s)) = (self.points[low], self.points[low + 1]);
         // A line that goes steeply down before the first point ends at nothing.
-        (low_s + share * (high_s - low_s)).max(LEAST_S) + self.attention.seconds(reach)
+        (low_s + self.share(low, rows) * (high_s - low_s)).max(LEAST_S)
     }
 
     /// Seconds of them that are attention's.
@@ -167,8 +179,8 @@ impl PassCost {
         let predicted = self.seconds(rows, reach);
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
         let doublings = (rows as f64).log2();
-        let (low, share) = self.place(rows);
-        let share = share.clamp(0.0, 1.0);
+        let low = self.low(rows);
+        let share = self.share(low, rows).clamp(0.0, 1.0);
         for (i, (point, seconds)) in self.points.iter_mut().enumerate() {
             let apart = ((*point as f64).log2() - doublings) / LEARNING_REACH;
             let near = [(low, 1.0 - share), (low + 1, share)].into_iter().find(|&(place, _)| place == i);
@@ -188,13 +200,16 @@ impl PassCost {
         }
     }
 
-    /// The point before a row count, and how far towards the next it is: 0 there, 1 at the next, more beyond the last, less than 0 before the
-    /// first.
-    fn place(&self, rows: usize) -> (usize, f64) {
+    /// The point before a row count that has one behind it.
+    fn low(&self, rows: usize) -> usize {
         let before = self.points.partition_point(|&(point, _)| point <= rows);
-        let low = before.saturating_sub(1).min(self.points.len() - 2);
+        before.saturating_sub(1).min(self.points.len() - 2)
+    }
+
+    /// How far from a point towards the next a row count is: 0 there, 1 at the next, more beyond the last, less than 0 before the first.
+    fn share(&self, low: usize, rows: usize) -> f64 {
         let (from, to) = (self.points[low].0 as f64, self.points[low + 1].0 as f64);
-        (low, (rows as f64 - from) / (to - from))
+        (rows as f64 - from) / (to - from)
     }
 }
 

@@ -24,7 +24,13 @@ const PROMISED: usize = 4;
 /// Agreement beyond this is not told apart.
 const LONGEST: usize = CONFIDENCE_BINS - 1;
 
-type Gram = [TokenId; GRAM];
+/// Three tokens as one number. Vocabularies are smaller than two million; where one is not, a place may be found where nothing agrees, which is
+/// looked at before it is used.
+type Gram = u64;
+
+fn gram(tokens: &[TokenId; GRAM]) -> Gram {
+    tokens.iter().fold(0, |gram, &token| gram << 21 ^ u64::from(token))
+}
 
 /// Where one sequence's next tokens can be copied from.
 #[derive(Debug)]
@@ -62,8 +68,9 @@ impl Lookup {
     /// Of a sequence whose first `prompt_len` tokens are its prompt.
     pub(crate) fn new(prediction: Arc<[TokenId]>, prompt_len: usize) -> Lookup {
         let mut predicted = FxHashMap::default();
-        for (place, gram) in (GRAM as u32..).zip(prediction.windows(GRAM)) {
-            predicted.entry([gram[0], gram[1], gram[2]]).or_insert(place);
+        let windows = prediction.windows(GRAM).filter_map(|window| window.first_chunk());
+        for (place, window) in (GRAM as u32..).zip(windows) {
+            predicted.entry(gram(window)).or_insert(place);
         }
         let (seen, cursor) = (FxHashMap::default(), None);
         Lookup { prediction, predicted, seen, prompt_len, followed: 0, cursor, left: None }
@@ -77,8 +84,8 @@ impl Lookup {
             if self.followed >= self.prompt_len {
                 self.step(known);
             }
-            if let Some(gram) = known.last_chunk::<GRAM>() {
-                self.seen.insert(*gram, self.followed as u32);
+            if let Some(last) = known.last_chunk() {
+                self.seen.insert(gram(last), self.followed as u32);
             }
         }
     }
@@ -133,7 +140,7 @@ impl Lookup {
 
     /// The place behind the same last tokens, anywhere in a text.
     fn found(&self, known: &[TokenId], places: &FxHashMap<Gram, u32>, source: Source) -> Option<Cursor> {
-        let next = *places.get(known.last_chunk::<GRAM>()?)? as usize;
+        let next = *places.get(&gram(known.last_chunk()?))? as usize;
         let matched = (0..LONGEST.min(next)).take_while(|back| {
             let own = known.len().checked_sub(back + 1).map(|place| &known[place]);
             own.is_some() && self.at(known, next - 1 - back, source) == own

@@ -163,10 +163,14 @@ impl PruneCheckpoint {
     /// The bin from which on everything is best pruned, and the tokens, time counted as such, that this brings in the mean. `BINS`,
     /// and 0, if nothing is.
     fn best(&self, prospect: &Prospect, row_cost: f64) -> (usize, f64) {
-        let saved = self.saved(prospect, row_cost);
+        let saved = prospect.rows as f64 * self.left * row_cost;
+        // Tokens that pruning a right one loses are more than its rows are worth; the wrong ones' rows are won.
+        let [right, wrong] = [&self.right, &self.wrong].map(|bins| 1.0 / bins.iter().sum::<f64>());
+        let right = f64::from(prospect.acceptance) * (saved - f64::from(prospect.at_stake)) * right;
+        let wrong = f64::from(1.0 - prospect.acceptance) * saved * wrong;
         let (mut best, mut gain) = ((BINS, 0.0), 0.0);
         for bin in (1..BINS).rev() {
-            gain += self.seen(bin, prospect) * saved - self.lost(bin, prospect);
+            gain += right * self.right[bin] + wrong * self.wrong[bin];
             if gain > best.1 {
                 best = (bin, gain);
             }
@@ -180,25 +184,6 @@ impl PruneCheckpoint {
             bin => ENDS[bin - 1],
         }
     }
-
-    fn saved(&self, prospect: &Prospect, row_cost: f64) -> f64 {
-        prospect.rows as f64 * self.left * row_cost
-    }
-
-    /// Probability of a margin in this bin.
-    fn seen(&self, bin: usize, prospect: &Prospect) -> f64 {
-        let wrong = f64::from(1.0 - prospect.acceptance) * share(&self.wrong, bin);
-        f64::from(prospect.acceptance) * share(&self.right, bin) + wrong
-    }
-
-    /// Tokens lost in the mean by pruning margins in this bin.
-    fn lost(&self, bin: usize, prospect: &Prospect) -> f64 {
-        f64::from(prospect.acceptance * prospect.at_stake) * share(&self.right, bin)
-    }
-}
-
-fn share(bins: &[f64; BINS], bin: usize) -> f64 {
-    bins[bin] / bins.iter().sum::<f64>()
 }
 
 fn bin_of(margin: f32) -> usize {

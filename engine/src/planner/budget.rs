@@ -1,8 +1,5 @@
 //! The survival budget: who drafts how far, and what of it is verified.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-
 use crate::cost::{PartitionCosts, Reach};
 use crate::request::K_LIMIT;
 
@@ -73,13 +70,8 @@ impl Displaced {
 pub(crate) struct Budget {
     /// Survival of each sequence at the depth that is looked at; 0 for those that draft no further.
     survivals: Vec<f32>,
-    open: BinaryHeap<Next>,
-    /// Where each sequence's acceptances begin.
-    first: Vec<usize>,
-    /// Proposals taken of each sequence.
-    taken: Vec<usize>,
-    /// Sequences in the order in which their proposals were taken.
-    order: Vec<usize>,
+    /// Proposals by their [`rank`].
+    order: Vec<u64>,
 }
 
 /// A round as it could be: what it commits, how long it takes, and how many draft steps it has.
@@ -90,32 +82,10 @@ struct Choice {
     depth: usize,
 }
 
-/// The next proposal of one sequence.
-#[derive(Debug)]
-struct Next {
-    survival: f32,
-    sequence: usize,
-}
-
-impl PartialEq for Next {
-    fn eq(&self, other: &Next) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Next {}
-
-impl PartialOrd for Next {
-    fn partial_cmp(&self, other: &Next) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Next {
-    /// By survival; among equals the older sequence first, so that plans are repeatable.
-    fn cmp(&self, other: &Next) -> Ordering {
-        self.survival.total_cmp(&other.survival).then(other.sequence.cmp(&self.sequence))
-    }
+/// A proposal's place in the order of survival: a likelier one is less. Among equals the older sequence is first, so that plans are repeatable.
+fn rank(survival: f32, sequence: usize) -> u64 {
+    // The bits of what is not negative are in its order.
+    u64::from(!survival.max(0.0).to_bits()) << 32 | sequence as u64
 }
 
 impl Budget {
@@ -221,33 +191,25 @@ impl Budget {
         lengths: &mut Vec<usize>,
     ) {
         let mut pass = Pass::new(batch, costs, 0, 0.0);
-        self.reset(batch);
-        let mut offset = 0;
+        self.order.clear();
+        let mut acceptances = acceptances.iter();
         for (sequence, candidate) in batch.candidates.iter().enumerate() {
-            self.first.push(offset);
-            if candidate.ready > 0 {
-                let survival = acceptances[offset] * candidate.weight;
-                self.open.push(Next { survival, sequence });
+            let mut survival = candidate.weight;
+            for acceptance in acceptances.by_ref().take(candidate.ready) {
+                survival *= acceptance;
+                self.order.push(rank(survival, sequence));
             }
-            offset += candidate.ready;
         }
+        // No proposal is likelier than the one before it.
+        self.order.sort_unstable();
+        self.order.truncate(batch.rows);
         let mut best = (pass.value(goodput), 0);
-        while let Some(Next { survival, sequence }) = self.open.pop() {
-            if pass.proposals >= batch.rows {
-                break;
-            }
-            let candidate = &batch.candidates[sequence];
-            self.order.push(sequence);
-            self.taken[sequence] += 1;
-            let taken = self.taken[sequence];
-            pass.add(survival, candidate.context);
-            if taken < candidate.ready {
-                self.open
-                    .push(Next { survival: survival * acceptances[self.first[sequence] + taken], sequence });
-            }
+        for (place, &ranked) in self.order.iter().enumerate() {
+            let (survival, sequence) = (f32::from_bits(!(ranked >> 32) as u32), ranked as u32 as usize);
+            pass.add(survival, batch.candidates[sequence].context);
             let value = pass.value(goodput);
             if value >= best.0 {
-                best = (value, self.order.len());
+                best = (value, place + 1);
             }
         }
         if pass.value(goodput) + MIN_TRIM_GAIN * pass.committed > best.0 {
@@ -255,15 +217,7 @@ impl Budget {
         }
         lengths.clear();
         lengths.resize(batch.candidates.len(), 0);
-        self.order[..best.1].iter().for_each(|&sequence| lengths[sequence] += 1);
-    }
-
-    fn reset(&mut self, batch: &Batch<'_>) {
-        self.open.clear();
-        self.order.clear();
-        self.first.clear();
-        self.taken.clear();
-        self.taken.resize(batch.candidates.len(), 0);
+        self.order[..best.1].iter().for_each(|&ranked| lengths[ranked as u32 as usize] += 1);
     }
 }
 
@@ -271,6 +225,8 @@ impl Budget {
 struct Pass<'a> {
     costs: &'a PartitionCosts,
     displaced: Displaced,
+    /// Where in the cost table it is.
+    low: usize,
     /// Rows of sequences that decode, without proposals.
     anchors: usize,
     prefill_rows: usize,
@@ -290,6 +246,7 @@ impl<'a> Pass<'a> {
         Pass {
             costs,
             displaced: batch.displaced,
+            low: 0,
             anchors,
             prefill_rows,
             prefill_s: alone_s(anchors + prefill_rows) - alone_s(anchors),
@@ -308,18 +265,18 @@ impl<'a> Pass<'a> {
     }
 
     /// What its rows cost that are not prefill.
-    fn seconds(&self) -> f64 {
+    fn seconds(&mut self) -> f64 {
         let rows = self.anchors + self.proposals;
-        let alone_s = self.costs.verify.seconds(rows + self.prefill_rows, Reach::NONE) - self.prefill_s;
+        let alone_s = self.costs.verify.seconds_on(&mut self.low, rows + self.prefill_rows) - self.prefill_s;
         self.displaced.price(alone_s, rows) + self.costs.verify.attention_seconds(self.reach)
     }
 
-    fn choice(&self, draft_seconds: f64, depth: usize) -> Choice {
+    fn choice(&mut self, draft_seconds: f64, depth: usize) -> Choice {
         Choice { committed: self.committed, seconds: draft_seconds + self.seconds(), depth }
     }
 
     /// Tokens, less those that the pass's time would bring at this goodput.
-    fn value(&self, goodput: f64) -> f64 {
+    fn value(&mut self, goodput: f64) -> f64 {
         self.committed - goodput * self.seconds()
     }
 }

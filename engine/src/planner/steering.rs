@@ -157,7 +157,11 @@ impl Steering {
     /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes: what the best size leaves, and some always.
     pub(super) fn prefill_rows(&self, others: usize) -> usize {
         let size = self.pass_rows();
-        if self.sized && !self.hurried { size.saturating_sub(others).max(size / LEAST_PREFILL).max(1) } else { usize::MAX }
+        if self.sized && !self.hurried {
+            size.saturating_sub(others).max(size / LEAST_PREFILL).max(1)
+        } else {
+            usize::MAX
+        }
     }
 
     /// Rows of a pass beside which somebody decodes.
