@@ -54,6 +54,14 @@ impl KvShape {
         (layer * self.blocks + block as usize) * self.kv_heads + head
     }
 
+    /// Copies the pages of all heads, from page `from` on to where page `to` is.
+    fn copy_pages<T: Copy>(&self, k: &mut [T], v: &mut [T], from: usize, to: usize) {
+        for (pages, width) in [(k, self.head_dim), (v, self.value_dim())] {
+            let page = self.block_size * width;
+            pages.copy_within(from * page..(from + self.kv_heads) * page, to * page);
+        }
+    }
+
     fn check(&self) -> Result<(), KernelError> {
         let positive = "at least 1";
         let sizes = [
@@ -126,6 +134,21 @@ impl KvCache {
         }
     }
 
+    /// Copies a block, keys and values of all layers.
+    ///
+    /// # Panics
+    /// If one of the blocks does not exist.
+    pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        let shape = self.shape;
+        for layer in 0..shape.layers {
+            let (from, to) = (shape.page(layer, from, 0), shape.page(layer, to, 0));
+            match &mut self.pages {
+                Pages::F32 { k, v } => shape.copy_pages(k, v, from, to),
+                Pages::Bf16 { k, v } => shape.copy_pages(k, v, from, to),
+            }
+        }
+    }
+
     pub(crate) fn pages(&self) -> &Pages {
         &self.pages
     }
@@ -168,6 +191,30 @@ mod tests {
         let Pages::F32 { k, v } = cache.pages() else { panic!("wrong dtype") };
         assert_eq!(((k.len() + v.len()) * 4) as u64, SHAPE.bytes(Dtype::F32));
         assert_eq!(SHAPE.page(1, 2, 1), 11);
+    }
+
+    #[test]
+    fn a_block_is_copied_in_all_layers_and_nothing_else_changes() {
+        let numbers = |buffer: &mut [f32]| (0..).zip(buffer).for_each(|(i, x)| *x = i as f32);
+        let mut cache = KvCache::new(SHAPE, Dtype::F32).unwrap();
+        let Pages::F32 { k, v } = cache.pages_mut() else { panic!("wrong dtype") };
+        numbers(k);
+        numbers(v);
+        cache.copy_block(0, 2);
+        let Pages::F32 { k, v } = cache.pages() else { panic!("wrong dtype") };
+        for (pages, width) in [(k, SHAPE.head_dim), (v, SHAPE.value_dim())] {
+            let block = SHAPE.kv_heads * SHAPE.block_size * width;
+            for (at, x) in pages.iter().enumerate() {
+                let from = if at / block % SHAPE.blocks == 2 { at - 2 * block } else { at };
+                assert_eq!(*x, from as f32, "element {at}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "no such KV page")]
+    fn a_block_that_is_not_there_is_not_copied() {
+        KvCache::new(SHAPE, Dtype::Bf16).unwrap().copy_block(1, 3);
     }
 
     #[test]

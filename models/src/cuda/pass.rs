@@ -22,7 +22,8 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, Sample, Sampler, Share, StoreStatesArgs, Tile,
+    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, StoreStatesArgs,
+    Tile,
 };
 use faser_kernels::{BlockId, Dtype};
 
@@ -208,6 +209,32 @@ impl CudaPasses {
         let (rows, samples) = stays.fold((0, 0), |(r, s), chunk| (r + chunk.rows, s + chunk.samples));
         self.pass.rows.bucket = self.pass.rows.bucket.min(CudaSizes::bucket(rows.max(1)));
         self.pass.tail.samples = self.pass.tail.samples.min(CudaSizes::bucket(samples));
+    }
+
+    /// Asks for a copy of a KV block, keys and values of all layers.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Panics
+    /// If one of the blocks does not exist.
+    pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), CudaError> {
+        let (config, blocks) = (&self.model.own, self.sizes.blocks);
+        let bytes = |blocks| {
+            QkvArgs::layer_elements(blocks, config.kv_heads, config.head_dim) * self.model.element.bytes()
+        };
+        let (layers, block, layer) = (config.layers.len(), bytes(1), bytes(blocks));
+        let [from, to] = [from, to].map(|block| block as usize);
+        assert!(from.max(to) < blocks, "a copy of block {from} to {to} of {blocks}");
+        for memory in [&self.keys, &self.values] {
+            // A copy of rows takes no more than so many bytes from one to the next.
+            let at_once = if layer <= MAX_PITCH { layers } else { 1 };
+            for first in (0..layers).step_by(at_once) {
+                let at = |index| (memory.at(first * layer + index * block), layer.min(MAX_PITCH));
+                self.lane.copy_rows(at(from), at(to), block, at_once)?;
+            }
+        }
+        Ok(())
     }
 
     /// Begins a pass: sends its arrays, and the residual stream becomes the tokens' embeddings. What was asked for before must have been
@@ -437,6 +464,9 @@ impl CudaPasses {
         if last.is_some_and(|last| range.contains(last)) { states.publish(&mut self.lane) } else { Ok(()) }
     }
 }
+
+/// Bytes between two rows that CUDA copies together, at most, on any GPU that there is.
+const MAX_PITCH: usize = i32::MAX as usize;
 
 /// Graphs kept; when there are more, all go: what is needed comes again.
 const GRAPHS: usize = 512;
