@@ -46,6 +46,7 @@ impl Engine {
         {
             return false;
         }
+        target.copy_tail();
         if !std::mem::replace(&mut sequence.admitted, true) {
             sequence.usage.moments.admitted = Some(sequence.age(self.now));
             sequence.levels = self.calibrations.levels();
@@ -58,6 +59,7 @@ impl Engine {
         self.verify_lane.admit(seq, || sequence.admission());
         if sequence.drafts() {
             sequence.draft = SequenceKv::from_cache(&self.draft_pool, &sequence.tokens, sequence.salt());
+            sequence.draft.copy_tail();
             sequence.draft.table.reserve(sequence.tokens.capacity() + 2 * K_LIMIT);
         }
         true
@@ -104,7 +106,7 @@ impl Engine {
         };
         let Some(&youngest) = self.running.iter().rev().find(idle) else { return false };
         if let Some(sequence) = self.sequences.get_mut(&youngest) {
-            sequence.evict_draft(&self.draft_pool);
+            sequence.evict_draft();
         }
         true
     }

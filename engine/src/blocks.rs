@@ -2,15 +2,31 @@
 //!
 //! ```text
 //!   empty --take--> held --drop, nothing cached--> empty
-//!                    | register (full, computed)
+//!                    | register (full or in part, computed)
 //!                    v
 //!                  cached+held --last drop--> cached (evictable, oldest first) --take/evict--> held
 //!                       ^______________________find_______________|
 //! ```
 //! A `Block` is a guard: dropping it gives the block back. No memory is touched here; the device has that.
+//!
+//! A cached prefix counts to the token. Its whole blocks are shared. Behind them comes the cached block whose tokens go on with
+//! the prompt furthest: a sequence takes a block of its own for these, and the lane copies that one into it (copy-on-write):
+//!
+//! ```text
+//!   cached     | a b c d | e f g h |          a block that is cached in part is one with fewer tokens
+//!   prompt     | a b c d | e f x y z ...
+//!   its table    shared    copied, computed from x on
+//! ```
+//!
+//! A copy is wanted at once and made later: copies leave with the next plan of the pool's lane, which makes them before anything else.
+//! Until then nothing is written, for only plans write, and a lane has one at a time. So what is copied is what the block holds now, or will
+//! hold once the plan that is out is done; whoever fills a block that is cached in part writes behind the tokens that are cached, nowhere
+//! else. The block may be evicted and be somebody else's before the copy is made: the new owner writes in the same plan at the
+//! earliest, after the copies. Copies are made in their order, as one may write a block that one before it reads. A copy into a block
+//! that nobody holds any more is dropped. While its copy is wanted a block enters no cache, so no copy reads what another has yet to bring.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -20,15 +36,52 @@ use crate::view::PoolView;
 /// A block of KV memory: an index into a pool, the same number in the device's `KvCache`.
 pub type BlockId = u32;
 
-/// What identifies the content of a full block: the block before it, and its own tokens. Exact, so that no two
-/// prefixes are ever taken for one another.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A block whose KV, keys and values of all layers and slots, becomes that of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block that is read.
+    pub from: BlockId,
+    /// The block that is written, another one.
+    pub to: BlockId,
+}
+
+/// What identifies the content of a block: the block before it, and its own tokens, fewer than a block has if it was not
+/// filled. Exact, so that no two prefixes are ever taken for one another. Ordered so that of all keys with the same parent and salt a
+/// neighbour has the longest beginning in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PrefixKey {
-    /// Serial of the content before; 0 at the beginning of a sequence.
+    /// Serial of the content before, which fills a block; 0 at the beginning of a sequence.
     parent: u64,
     /// Who shares it; see [`crate::Handling::salt`].
     salt: u128,
     tokens: Box<[TokenId]>,
+}
+
+impl PrefixKey {
+    /// Leading tokens that both have, behind the same content and under the same salt.
+    fn common(&self, other: &PrefixKey) -> usize {
+        if (self.parent, self.salt) != (other.parent, other.salt) {
+            return 0;
+        }
+        self.tokens.iter().zip(&other.tokens).take_while(|(own, theirs)| own == theirs).count()
+    }
+}
+
+/// What is cached of a prompt.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    /// Serial of the last whole block; 0 if there is none.
+    serial: u64,
+    /// The block that goes on with what is behind those.
+    tail: Option<Tail>,
+}
+
+/// A cached block that begins with the tokens a sequence goes on with.
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    block: BlockId,
+    /// How many: at least one, fewer than a block has.
+    tokens: usize,
 }
 
 #[derive(Debug, Default)]
@@ -51,9 +104,11 @@ struct Cached {
 struct PoolState {
     slots: Vec<Slot>,
     empty: Vec<BlockId>,
-    by_prefix: HashMap<PrefixKey, BlockId>,
+    by_prefix: BTreeMap<PrefixKey, BlockId>,
     /// Cached blocks nobody holds, by the time of release.
     evictable: BTreeMap<u64, BlockId>,
+    /// What the next plan is to copy, in order; at most one for each block.
+    copies: Vec<BlockCopy>,
     clock: u64,
 }
 
@@ -102,6 +157,78 @@ impl PoolState {
             }
             None => self.empty.push(id),
         }
+        self.copies.retain(|copy| copy.to != id);
+    }
+
+    /// Of the cached blocks that nobody holds it is the last to be evicted, as if it had just been released.
+    fn touch(&mut self, id: BlockId) {
+        let now = self.tick();
+        let slot = &mut self.slots[id as usize];
+        if let (0, Some(cached)) = (slot.holders, &mut slot.cached) {
+            self.evictable.remove(&cached.released_at);
+            cached.released_at = now;
+            self.evictable.insert(now, id);
+        }
+    }
+
+    /// What is cached of `tokens` under this salt, without the last of them: calls `whole` for each whole block.
+    fn find(
+        &self,
+        tokens: &[TokenId],
+        salt: u128,
+        block_size: usize,
+        mut whole: impl FnMut(BlockId),
+    ) -> Found {
+        let mut found = Found::default();
+        let mut rest = tokens.split_last().map_or(tokens, |(_, before)| before);
+        if self.by_prefix.is_empty() {
+            return found;
+        }
+        while let Some((chunk, behind)) = rest.split_at_checked(block_size) {
+            let key = PrefixKey { parent: found.serial, salt, tokens: chunk.into() };
+            let Some(&id) = self.by_prefix.get(&key) else { break };
+            let Some(cached) = &self.slots[id as usize].cached else { break };
+            (found.serial, rest) = (cached.serial, behind);
+            whole(id);
+        }
+        let tokens = rest[..rest.len().min(block_size)].into();
+        found.tail = self.longest(&PrefixKey { parent: found.serial, salt, tokens });
+        found
+    }
+
+    /// The cached block with the most of a key's tokens in common.
+    fn longest(&self, key: &PrefixKey) -> Option<Tail> {
+        let before = self.by_prefix.range::<PrefixKey, _>(..key).next_back();
+        let behind = self.by_prefix.range::<PrefixKey, _>(key..).next();
+        let neighbours = [before, behind].into_iter().flatten();
+        let tails = neighbours.map(|(other, &block)| Tail { block, tokens: key.common(other) });
+        tails.max_by_key(|tail| tail.tokens).filter(|tail| tail.tokens > 0)
+    }
+
+    /// Enters a block into the cache under a key that none has; its serial. A block with a beginning of the same tokens leaves the cache: all
+    /// that is found there is found in this one too.
+    fn enter(&mut self, key: PrefixKey, id: BlockId) -> u64 {
+        // There is one such block at most, and then nothing between: whatever began with its tokens would have replaced it.
+        let before = self.by_prefix.range::<PrefixKey, _>(..&key).next_back();
+        let shorter = before.filter(|(before, _)| key.common(before) == before.tokens.len());
+        if let Some((_, &shorter)) = shorter {
+            self.forget(shorter);
+        }
+        let serial = self.tick();
+        self.by_prefix.insert(key.clone(), id);
+        self.slots[id as usize].cached = Some(Cached { key, serial, released_at: 0 });
+        serial
+    }
+
+    /// A block leaves the cache; it is empty if nobody holds it.
+    fn forget(&mut self, id: BlockId) {
+        let slot = &mut self.slots[id as usize];
+        let Some(cached) = slot.cached.take() else { return };
+        self.by_prefix.remove(&cached.key);
+        if slot.holders == 0 {
+            self.evictable.remove(&cached.released_at);
+            self.empty.push(id);
+        }
     }
 }
 
@@ -140,44 +267,35 @@ impl BlockPool {
 
     /// A table that holds nothing yet, for a sequence of this salt.
     pub(crate) fn table(&self, salt: u128) -> BlockTable {
-        BlockTable { pool: self.clone(), blocks: Vec::new(), registered: 0, last_serial: 0, salt }
+        BlockTable { pool: self.clone(), blocks: Vec::new(), registered: 0, last_serial: 0, tail: None, salt }
     }
 
-    /// A table over the longest prefix of `tokens` cached under the same salt, in whole blocks, that leaves at least one token to compute.
+    /// A table over the whole blocks of the longest prefix of `tokens` cached under the same salt that leaves at least one token to compute.
+    /// [`BlockTable::copy_tail`] has the rest of that prefix.
     pub(crate) fn table_for_prefix(&self, tokens: &[TokenId], salt: u128) -> BlockTable {
         let mut table = self.table(salt);
-        let cacheable = tokens.len().saturating_sub(1) / self.block_size;
-        for chunk in tokens.chunks_exact(self.block_size).take(cacheable) {
-            let key = PrefixKey { parent: table.last_serial, salt, tokens: chunk.into() };
-            let mut state = self.state.borrow_mut();
-            let Some(&id) = state.by_prefix.get(&key) else { break };
-            let Some(serial) = state.slots[id as usize].cached.as_ref().map(|cached| cached.serial) else {
-                break;
-            };
+        let state = &mut *self.state.borrow_mut();
+        let mut blocks = Vec::new();
+        let found = state.find(tokens, salt, self.block_size, |id| blocks.push(id));
+        for id in blocks {
             state.hold(id);
             table.blocks.push(Block { id, pool: Rc::clone(&self.state) });
-            table.registered += 1;
-            table.last_serial = serial;
         }
+        found.tail.iter().for_each(|tail| state.touch(tail.block));
+        (table.registered, table.last_serial, table.tail) = (table.blocks.len(), found.serial, found.tail);
         table
     }
 
-    /// Leading tokens that `table_for_prefix` would find; nothing is held.
+    /// Leading tokens that a table for `tokens` would have from the cache; nothing is held.
     pub(crate) fn cached_tokens(&self, tokens: &[TokenId], salt: u128) -> usize {
-        let state = self.state.borrow();
-        if state.by_prefix.is_empty() {
-            return 0;
-        }
-        let (mut parent, mut found) = (0, 0);
-        let cacheable = tokens.len().saturating_sub(1) / self.block_size;
-        for chunk in tokens.chunks_exact(self.block_size).take(cacheable) {
-            let key = PrefixKey { parent, salt, tokens: chunk.into() };
-            let Some(&id) = state.by_prefix.get(&key) else { break };
-            let Some(cached) = state.slots[id as usize].cached.as_ref() else { break };
-            parent = cached.serial;
-            found += self.block_size;
-        }
-        found
+        let mut whole = 0;
+        let found = self.state.borrow().find(tokens, salt, self.block_size, |_| whole += 1);
+        whole * self.block_size + found.tail.map_or(0, |tail| tail.tokens)
+    }
+
+    /// Appends the copies that are wanted: whoever calls it has the pool's lane make them before anything else of its next plan.
+    pub(crate) fn take_copies(&self, out: &mut Vec<BlockCopy>) {
+        out.append(&mut self.state.borrow_mut().copies);
     }
 
     /// Blocks that can be taken now.
@@ -205,6 +323,8 @@ pub(crate) struct BlockTable {
     /// Leading blocks whose content is in the prefix cache, under this table or another.
     registered: usize,
     last_serial: u64,
+    /// What was found behind those, until [`BlockTable::copy_tail`].
+    tail: Option<Tail>,
     salt: u128,
 }
 
@@ -222,9 +342,26 @@ impl BlockTable {
         self.blocks.len() * self.pool.block_size
     }
 
-    /// Tokens covered by cached prefix blocks; their KV is computed.
+    /// Tokens covered by whole blocks of a cached prefix; their KV is computed.
     pub(crate) fn cached_tokens(&self) -> usize {
         self.registered * self.pool.block_size
+    }
+
+    /// Has what the cache holds of the block behind the whole ones copied, if the pool has a block for it; the tokens whose KV is there then, whole
+    /// blocks included. To be called before the next plan of the pool's lane is made: until then the block that is copied is as it was
+    /// found, whoever has taken it since.
+    pub(crate) fn copy_tail(&mut self) -> usize {
+        let whole = self.cached_tokens();
+        let Some(Tail { block: from, tokens }) = self.tail.take() else { return whole };
+        if !self.grow(whole + tokens) {
+            return whole;
+        }
+        let to = self.blocks[self.registered].id;
+        // The block itself may have been evicted for this very place.
+        if from != to {
+            self.pool.state.borrow_mut().copies.push(BlockCopy { from, to });
+        }
+        whole + tokens
     }
 
     /// Has the table itself not grow again before it covers `tokens` tokens.
@@ -284,13 +421,36 @@ impl BlockTable {
                 // Another sequence computed the same block first. Ours stays private; the chain goes on under theirs.
                 self.last_serial = serial;
             } else {
-                let id = self.blocks[index].id;
-                let serial = state.tick();
-                state.by_prefix.insert(key.clone(), id);
-                state.slots[id as usize].cached = Some(Cached { key, serial, released_at: 0 });
-                self.last_serial = serial;
+                self.last_serial = state.enter(key, self.blocks[index].id);
             }
             self.registered += 1;
+        }
+    }
+
+    /// Gives all blocks back. All that `computed` tokens fill enters the prefix cache before, the last block with the tokens that it has.
+    /// `tokens` as in [`BlockTable::register`].
+    pub(crate) fn leave(&mut self, tokens: &[TokenId], computed: usize) {
+        self.register(tokens, computed);
+        self.register_part(tokens, computed);
+        self.shrink(0);
+        (self.registered, self.last_serial, self.tail) = (0, 0, None);
+    }
+
+    /// Enters the block that `computed` tokens fill in part, those that [`BlockTable::register`] has not. What the table's sequence writes there later
+    /// stands behind them.
+    pub(crate) fn register_part(&self, tokens: &[TokenId], computed: usize) {
+        let part = tokens.get(self.cached_tokens()..computed).unwrap_or_default();
+        let Some(&Block { id, .. }) = self.blocks.get(self.registered) else { return };
+        let state = &mut *self.pool.state.borrow_mut();
+        let to_come = || state.copies.iter().any(|copy| copy.to == id);
+        if !self.pool.cache_prefixes || part.is_empty() || to_come() {
+            return;
+        }
+        let key = PrefixKey { parent: self.last_serial, salt: self.salt, tokens: part.into() };
+        match state.longest(&key) {
+            // All of it is there, and was of use just now.
+            Some(Tail { block, tokens }) if tokens == part.len() => state.touch(block),
+            _ => drop(state.enter(key, id)),
         }
     }
 

@@ -167,6 +167,7 @@ impl Engine {
         }
         self.draft_shape = shape_of(&plan.chunks, execution);
         plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
+        self.draft_pool.take_copies(&mut plan.copies);
         plan.partition = execution.partition();
         plan.alternatives = self.pruning.wants_alternatives();
         Some(plan)

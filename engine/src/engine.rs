@@ -339,8 +339,9 @@ impl Engine {
     /// Drops a sequence. Its blocks are free at once, even under a plan that is out: each pool belongs to one lane,
     /// and whoever gets the blocks next writes them later on that same lane.
     pub(crate) fn finish(&mut self, seq: SeqId, reason: FinishReason, out: &mut Vec<Command>) {
-        let Some(sequence) = self.sequences.remove(&seq) else { return };
+        let Some(mut sequence) = self.sequences.remove(&seq) else { return };
         self.cancelled_chunks.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
+        sequence.leave();
         self.running.retain(|&id| id != seq);
         self.waiting.retain(|&id| id != seq);
         self.draft_lane.retire(seq);
@@ -363,7 +364,7 @@ impl Engine {
                 self.finish(youngest, FinishReason::DeviceFailed, out);
             }
         }
-        // Cached prefixes are gone with the memory.
+        // Cached prefixes are gone with the memory, and so are copies that nobody has been told of.
         (self.target_pool, self.draft_pool) = pools(&self.config);
         let pools = (&self.target_pool, &self.draft_pool);
         for sequence in self.sequences.values_mut() {
@@ -428,12 +429,14 @@ fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
     let (rows, chunks) = (config.max_pass_rows, config.tuning.max_running);
     let proposals = chunks * config.speculation.room;
     let draft = DraftPlan {
+        copies: Vec::with_capacity(chunks),
         chunks: Vec::with_capacity(chunks),
         tokens: Vec::with_capacity(rows),
         blocks: Vec::with_capacity(config.draft.needs().blocks),
         ..DraftPlan::default()
     };
     let verify = VerifyPlan {
+        copies: Vec::with_capacity(chunks),
         chunks: Vec::with_capacity(chunks),
         tokens: Vec::with_capacity(rows),
         blocks: Vec::with_capacity(config.target_blocks),

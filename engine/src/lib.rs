@@ -28,7 +28,7 @@ mod verifying;
 mod view;
 
 pub use api::*;
-pub use blocks::BlockId;
+pub use blocks::{BlockCopy, BlockId};
 pub use config::{EngineConfig, EngineError, SpeculationBounds, Tuning};
 pub use engine::Engine;
 pub use plan::*;

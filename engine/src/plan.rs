@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
-use crate::blocks::BlockId;
+use crate::blocks::{BlockCopy, BlockId};
 use crate::request::{SeqId, TokenId};
 use crate::survival::{AcceptanceTable, confidence_bin};
 
@@ -50,7 +50,7 @@ pub struct CancelledChunk {
     pub seq: SeqId,
 }
 
-/// Work for the draft lane. `retire` is carried out first, then `admit`, then the chunks together.
+/// Work for the draft lane. `copies` are carried out first, then `retire`, then `admit`, then the chunks together.
 ///
 /// A plan comes back with its outcome filled in, and its buffers are used again.
 #[derive(Clone, Debug, Default)]
@@ -59,6 +59,9 @@ pub struct DraftPlan {
     pub step: u64,
     /// Where to run it.
     pub partition: PartitionId,
+    /// KV blocks to be copied, one after the other: a later copy may write what an earlier one reads. Every block that is written is of a
+    /// sequence that the engine knows, with a chunk in this plan or a later one.
+    pub copies: Vec<BlockCopy>,
     /// Sequences the lane has not seen, or has forgotten by `retire`.
     pub admit: Vec<Admission>,
     /// Sequences to forget.
@@ -148,6 +151,9 @@ pub struct VerifyPlan {
     pub step: u64,
     /// Where to run it.
     pub partition: PartitionId,
+    /// KV blocks to be copied, one after the other: a later copy may write what an earlier one reads. Every block that is written is of a
+    /// sequence that the engine knows, with a chunk in this plan or a later one.
+    pub copies: Vec<BlockCopy>,
     /// Sequences the lane has not seen, or has forgotten by `retire`.
     pub admit: Vec<Admission>,
     /// Sequences to forget.
@@ -242,7 +248,8 @@ impl DraftPlan {
 
     /// Makes it empty; the buffers stay.
     pub(crate) fn clear(&mut self) {
-        let DraftPlan { admit, retire, chunks, tokens, blocks, outcome, .. } = self;
+        let DraftPlan { copies, admit, retire, chunks, tokens, blocks, outcome, .. } = self;
+        copies.clear();
         admit.clear();
         retire.clear();
         chunks.clear();
@@ -271,8 +278,19 @@ impl VerifyPlan {
 
     /// Makes it empty; the buffers stay.
     pub(crate) fn clear(&mut self) {
-        let VerifyPlan { admit, retire, chunks, tokens, blocks, prune_checkpoints, tests, outcome, .. } =
-            self;
+        let VerifyPlan {
+            copies,
+            admit,
+            retire,
+            chunks,
+            tokens,
+            blocks,
+            prune_checkpoints,
+            tests,
+            outcome,
+            ..
+        } = self;
+        copies.clear();
         admit.clear();
         retire.clear();
         chunks.clear();

@@ -54,10 +54,26 @@ impl SequenceKv {
         SequenceKv { table: pool.table(salt), computed: 0 }
     }
 
-    /// The beginning of `tokens` that is cached under the same salt.
+    /// The beginning of `tokens` that is cached under the same salt, in whole blocks.
     pub(crate) fn from_cache(pool: &BlockPool, tokens: &[TokenId], salt: u128) -> SequenceKv {
         let table = pool.table_for_prefix(tokens, salt);
         SequenceKv { computed: table.cached_tokens(), table }
+    }
+
+    /// What is cached behind those too, to the token; see [`BlockTable::copy_tail`].
+    pub(crate) fn copy_tail(&mut self) {
+        self.computed = self.table.copy_tail();
+    }
+
+    /// What is there of committed tokens is for others from now on, to the token; what comes later once it fills a block.
+    fn share(&mut self, committed: &[TokenId]) {
+        self.table.register_part(committed, self.computed.min(committed.len()));
+    }
+
+    /// Gives all up. What is there of committed tokens stays in the prefix cache, to the token.
+    fn leave(&mut self, committed: &[TokenId]) {
+        self.table.leave(committed, self.computed.min(committed.len()));
+        self.computed = 0;
     }
 
     /// Notes that the KV of `computed` tokens is there; full blocks of committed ones enter the prefix cache.
@@ -453,16 +469,26 @@ impl Sequence {
         }
         let unsent = self.proposals.len().saturating_sub(sent - accepted);
         let foreseen = self.proposals.pop_front().map(|proposal| proposal.token);
+        let rejected = foreseen.is_some_and(|token| token != next);
+        if rejected {
+            // The next token takes the place of what the draft has there.
+            self.draft.computed = self.draft.computed.min(self.tokens.len());
+        }
         if self.take(next, Origin::Target, &mut done) {
             return self.left(end + accepted, done);
         }
         self.target.advance(&self.tokens, end + accepted);
-        if foreseen.is_some_and(|token| token != next) {
+        if rejected {
             let (epoch, drafting) = (self.epoch, self.draft_out.is_some());
             done.cancelled = Some(CancelledDrafts { epoch, frontier: end + sent, unsent, drafting });
             self.reject();
         }
         self.draft.advance(&self.tokens, self.draft.computed);
+        if self.usage.target_passes == 1 {
+            // Its prompt is computed, and others may begin with all of it: choices of one prompt do.
+            self.target.share(&self.tokens);
+            self.draft.share(&self.tokens);
+        }
         // The provisional KV of what was rejected goes back to the pool; what the draft holds it may still need.
         self.target.table.shrink(self.known());
         done
@@ -479,8 +505,6 @@ impl Sequence {
         self.proposals.clear();
         self.draft_out = None;
         self.epoch += 1;
-        // The next token, committed last, took the place of what the draft has there.
-        self.draft.computed = self.draft.computed.min(self.tokens.len() - 1);
         self.draft.table.shrink(self.tokens.len());
     }
 
@@ -513,12 +537,19 @@ impl Sequence {
     }
 
     /// Evicts all draft KV; what is drafted stands.
-    pub(crate) fn evict_draft(&mut self, pool: &BlockPool) {
-        self.draft = SequenceKv::empty(pool, self.handling.salt);
+    pub(crate) fn evict_draft(&mut self) {
+        self.draft.leave(&self.tokens);
     }
 
-    /// Evicts all KV, to be recomputed after the next admission. Committed tokens stay.
+    /// Gives up all KV. What is there of committed tokens stays for others as long as nobody needs its blocks.
+    pub(crate) fn leave(&mut self) {
+        self.target.leave(&self.tokens);
+        self.draft.leave(&self.tokens);
+    }
+
+    /// Evicts all KV, to be recomputed after the next admission, in these pools. Committed tokens stay.
     pub(crate) fn evict(&mut self, pools: (&BlockPool, &BlockPool)) {
+        self.leave();
         self.target = SequenceKv::empty(pools.0, self.handling.salt);
         self.draft = SequenceKv::empty(pools.1, self.handling.salt);
         self.proposals.clear();

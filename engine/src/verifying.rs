@@ -43,6 +43,7 @@ impl Engine {
         self.scratch = scratch;
         self.totals.target_rows += self.verify_shape.rows as u64;
         plan.step = self.verify_lane.begin(&mut plan.admit, &mut plan.retire);
+        self.target_pool.take_copies(&mut plan.copies);
         plan.partition = self.verify_shape.partition;
         Some(plan)
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use common::{VOCABULARY, at_once, config, request, undivided};
 use faser_engine::record::ChunkRecord;
 use faser_engine::sim::{Happening, Report};
-use faser_engine::{DraftSource, EngineConfig, LaneKind, Policy, Request, SeqId, SpeculationBounds, TokenId};
+use faser_engine::{
+    DraftSource, EngineConfig, Handling, LaneKind, Policy, Request, SeqId, SpeculationBounds, TokenId,
+};
 
 fn run(config: &EngineConfig, acceptance: f64, happenings: Vec<(Duration, Happening)>) -> Report {
     common::simulation(config, acceptance).in_detail().run(happenings)
@@ -33,14 +35,14 @@ fn what_has_ended_is_cached_for_the_next_one() {
     let first = |n: usize| request(1, prompt.clone(), n);
     for policy in [Policy::Off, Policy::Fixed { k: 4 }, Policy::Faser] {
         let of = |first, more| cached(policy.clone(), first, more);
-        assert_eq!(of(first(1), vec![]), 40, "one token");
-        assert_eq!(of(Request { whole_prompt: true, ..first(1) }, vec![]), 40, "scored");
+        assert_eq!(of(first(1), vec![]), 41, "one token");
+        assert_eq!(of(Request { whole_prompt: true, ..first(1) }, vec![]), 41, "scored");
         for stop in [text[0], text[5]] {
             let stopped = Request { stop_tokens: [stop].into(), ..first(30) };
-            assert_eq!(of(stopped, vec![]), 40, "ended by a token");
+            assert_eq!(of(stopped, vec![]), 41, "ended by a token");
         }
         let cancel = (Duration::from_millis(5), Happening::Cancel(SeqId(1)));
-        assert_eq!(of(first(80), vec![cancel]), 40, "cancelled");
+        assert_eq!(of(first(80), vec![cancel]), 41, "cancelled");
     }
     // One that was preempted computes what nobody has kept, and leaves it.
     let small = EngineConfig { target_blocks: 33, draft: DraftSource::model(33), ..config(Policy::Off) };
@@ -52,7 +54,110 @@ fn what_has_ended_is_cached_for_the_next_one() {
     ];
     let report = run(&small, 0.7, happenings);
     assert!(report.view.totals.preemptions > 0, "nobody was preempted");
-    assert_eq!(report.outcomes[&SeqId(9)].usage.cached_tokens, 40);
+    assert_eq!(report.outcomes[&SeqId(9)].usage.cached_tokens, 41);
+}
+
+/// Rows of a lane that bring a sequence's KV of the first `prompt` positions.
+fn prompt_rows(report: &Report, lane: LaneKind, seq: u64, prompt: usize) -> usize {
+    let passes = report.passes.iter().filter(|pass| pass.lane == lane);
+    let chunks = passes.flat_map(|pass| &pass.chunks).filter(|chunk| chunk.seq == SeqId(seq));
+    chunks.map(|chunk| (chunk.start + chunk.rows).min(prompt).saturating_sub(chunk.start)).sum()
+}
+
+/// Of a prompt that was there before, target and draft compute the last token alone; of one that parts from it, what is behind that place,
+/// wherever it is in a block.
+#[test]
+fn a_prompt_is_computed_from_the_token_on_where_it_is_new() {
+    for length in [41, 42, 43, 44] {
+        let prompt: Vec<TokenId> = (0..length).map(|token| token % VOCABULARY).collect();
+        for parts_at in [0, 1, 17, 39, 40, 41, length as usize] {
+            let mut other = prompt.clone();
+            other.iter_mut().skip(parts_at).for_each(|token| *token = (*token + 1) % VOCABULARY);
+            let of_seq = |seq, prompt: &[TokenId], n| {
+                let at = Duration::from_millis(100 * seq);
+                (at, Happening::Arrival(request(seq, prompt.to_vec(), n)))
+            };
+            for (policy, first) in [(Policy::Off, 1), (Policy::Fixed { k: 4 }, 30)] {
+                let happenings = vec![of_seq(0, &prompt, first), of_seq(1, &other, 20)];
+                let report = run(&config(policy.clone()), 0.7, happenings);
+                let cached = parts_at.min(length as usize - 1);
+                let usage = report.outcomes[&SeqId(1)].usage;
+                assert_eq!(usage.cached_tokens, cached, "{length} {parts_at}");
+                let rows = |lane| prompt_rows(&report, lane, 1, length as usize);
+                assert_eq!(rows(LaneKind::Verify), length as usize - cached, "{length} {parts_at}");
+                if policy != Policy::Off {
+                    assert_eq!(rows(LaneKind::Draft), length as usize - cached, "{length} {parts_at}");
+                }
+                let right = common::device(&config(policy), 0.7).continuation(&other, 20, &[]);
+                assert_eq!(report.outcomes[&SeqId(1)].tokens, right);
+            }
+        }
+    }
+}
+
+/// Whoever is past its prompt shares it, to the token, while it goes on.
+#[test]
+fn a_prompt_is_there_for_others_once_it_is_computed() {
+    let prompt: Vec<TokenId> = (0..42).map(|token| token % VOCABULARY).collect();
+    for policy in [Policy::Off, Policy::Fixed { k: 4 }, Policy::Faser] {
+        let arrive = |ms, seq, n| {
+            (Duration::from_millis(ms), Happening::Arrival(request(seq, prompt[..n].to_vec(), 80)))
+        };
+        let report =
+            run(&config(policy.clone()), 0.7, vec![arrive(0, 1, 42), arrive(5, 2, 42), arrive(6, 3, 38)]);
+        let outcome = |seq| &report.outcomes[&SeqId(seq)];
+        assert!(outcome(1).ended_after > Some(Duration::from_millis(6)));
+        assert_eq!([1, 2, 3].map(|seq| outcome(seq).usage.cached_tokens), [0, 41, 37], "{policy}");
+        for (seq, n) in [(1, 42), (2, 42), (3, 38)] {
+            let right = common::device(&config(policy.clone()), 0.7).continuation(&prompt[..n], 80, &[]);
+            assert_eq!(outcome(seq).tokens, right, "{policy}");
+        }
+    }
+}
+
+/// Several that come at once go on behind the same block, and those of another salt behind none.
+#[test]
+fn one_block_is_copied_for_all_that_come_at_once() {
+    let prompt: Vec<TokenId> = (0..43).map(|token| token % VOCABULARY).collect();
+    for policy in [Policy::Off, Policy::Fixed { k: 3 }, Policy::Faser] {
+        let mut happenings = vec![(Duration::ZERO, Happening::Arrival(request(0, prompt.clone(), 5)))];
+        happenings.extend((1..7).map(|seq| {
+            let salt = u128::from(seq > 4);
+            let handling = Handling { salt, ..Handling::default() };
+            let request = Request { handling, ..request(seq, prompt.clone(), 40) };
+            (Duration::from_millis(100), Happening::Arrival(request))
+        }));
+        let report = run(&config(policy.clone()), 0.7, happenings);
+        let cached = |seq| report.outcomes[&SeqId(seq)].usage.cached_tokens;
+        assert_eq!((0..7).map(cached).collect::<Vec<_>>(), [0, 42, 42, 42, 42, 0, 0], "{policy}");
+        let right = common::device(&config(policy), 0.7).continuation(&prompt, 40, &[]);
+        assert!((1..7).all(|seq| report.outcomes[&SeqId(seq)].tokens == right));
+        assert_eq!(report.view.totals.cached_prompt_tokens, 4 * 42);
+    }
+}
+
+/// A client may go before its copy was made, and the pool may be so small that the block that is copied is taken at once.
+#[test]
+fn copies_that_nobody_waits_for_do_no_harm() {
+    let prompt: Vec<TokenId> = (0..42).map(|token| token % VOCABULARY).collect();
+    for policy in [Policy::Off, Policy::Fixed { k: 4 }, Policy::Faser] {
+        for (blocks, cancelled_at) in (33..37).flat_map(|blocks| (0..40).map(move |at| (blocks, at))) {
+            let draft = DraftSource::model(blocks);
+            let config = EngineConfig { target_blocks: blocks, draft, ..config(policy.clone()) };
+            let ms = Duration::from_millis;
+            let mut happenings = vec![(ms(0), Happening::Arrival(request(0, prompt.clone(), 1)))];
+            for seq in 1..6 {
+                let parted = prompt.iter().take(36 + seq as usize).copied().chain([1, 2, 3]).collect();
+                happenings.push((ms(50), Happening::Arrival(request(seq, parted, 10 + 9 * seq as usize))));
+            }
+            let at = ms(50) + Duration::from_micros(250 * cancelled_at);
+            happenings.push((at, Happening::Cancel(SeqId(1))));
+            happenings.push((at, Happening::Cancel(SeqId(3))));
+            let report = run(&config, 0.7, happenings);
+            assert!(report.view.target_pool.whole() && report.view.draft_pool.whole());
+            assert!((1..6).all(|seq| seq % 2 == 1 || report.outcomes[&SeqId(seq)].tokens.len() > 9));
+        }
+    }
 }
 
 /// A draft model with a shorter context drafts as far as that goes, and no row of it lies beyond.

@@ -156,11 +156,12 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
     let stop_tokens = prop::collection::vec(0..VOCABULARY, 0..2);
     let modes =
         [SpeculationMode::Auto, SpeculationMode::Off, SpeculationMode::Lookup, SpeculationMode::Draft];
-    let handling = (prop::option::of(0..6usize), prop::sample::select(modes.to_vec()), -2..3i32);
-    let handling = handling.prop_map(|(k_max, mode, priority)| Handling {
+    let handling = (prop::option::of(0..6usize), prop::sample::select(modes.to_vec()), -2..3i32, 0..6u128);
+    let handling = handling.prop_map(|(k_max, mode, priority, salt)| Handling {
         k_max,
         mode,
         priority,
+        salt: salt / 5,
         ..Handling::default()
     });
     let leaves_after = prop::option::weighted(0.3, 0..60u64);
@@ -278,6 +279,8 @@ proptest! {
             let k_max = client.handling.k_max;
             let (usage, drafted) = (&outcome.usage, outcome.usage.by_source[Source::Draft].proposed);
             prop_assert!(usage.longest <= k_max.unwrap_or(usize::MAX));
+            prop_assert!(usage.cached_tokens < usage.prompt_tokens);
+            prop_assert!(config.prefix_cache || usage.cached_tokens == 0);
             prop_assert!(mode.drafts() || drafted == 0);
             prop_assert!(mode.looks_up() || usage.proposed == drafted);
         }

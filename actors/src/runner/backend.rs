@@ -11,7 +11,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_engine::{ALTERNATIVES, Admission, BlockId, DraftPlan, Drafted, PartitionId, SeqId, TokenId};
+use faser_engine::{
+    ALTERNATIVES, Admission, BlockCopy, BlockId, DraftPlan, Drafted, PartitionId, SeqId, TokenId,
+};
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::Logprobs;
 
@@ -54,6 +56,9 @@ pub trait LaneBackend {
 
     /// The words of all ranks, rank after rank, as many of each. It waits for them.
     fn gather(&mut self, words: &[u32]) -> Vec<u32>;
+
+    /// Copies KV blocks whole, one after the other, before anything that is asked for later reads or writes any.
+    fn copy_blocks(&mut self, copies: &[BlockCopy]);
 
     /// A sequence has come.
     fn admit(&mut self, admission: &Admission, request: &LaneRequest) -> Self::Sequence;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_engine::{Admission, PartitionId, TokenId};
+use faser_engine::{Admission, BlockCopy, PartitionId, TokenId};
 use faser_kernels::sampling::{self, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
 use faser_models::{HiddenStates, Model, Scratch, Shard};
@@ -234,6 +234,10 @@ impl LaneBackend for CpuBackend {
         let mut all = vec![0.0; own.len() * group.ranks()];
         group.all_gather(&own, &mut all).unwrap_or_else(|error| lost(&error));
         all.into_iter().map(f32::to_bits).collect()
+    }
+
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) {
+        copies.iter().for_each(|copy| self.kv.copy_block(copy.from, copy.to));
     }
 
     fn admit(&mut self, _admission: &Admission, _request: &LaneRequest) {}

@@ -51,7 +51,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.cancelled.listen(source);
     }
 
-    /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
+    /// Carries out a plan: first `copies`, then `retire`, `admit`, and the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
     /// If the device fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens. In a
@@ -61,6 +61,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         let DraftWork { mut plan, requests } = work;
         self.backend.work_on(plan.partition);
         self.backend.agree_on(plan.step);
+        self.backend.copy_blocks(&plan.copies);
         self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
         self.cancelled.begin();
         let alone = !plan.chunks.is_empty() && !self.asks_the_host(&plan);

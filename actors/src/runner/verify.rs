@@ -70,7 +70,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         &self.hidden
     }
 
-    /// Carries out a plan: first `retire`, then `admit`, then the chunks together. The plan comes back with its outcome.
+    /// Carries out a plan: first `copies`, then `retire`, `admit`, and the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
     /// If the device fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without an anchor. In a
@@ -80,6 +80,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         let VerifyWork { mut plan, requests } = work;
         self.backend.work_on(plan.partition);
         self.backend.agree_on(plan.step);
+        self.backend.copy_blocks(&plan.copies);
         self.cancelled.begin();
         self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
         self.masks.begin(plan.chunks.len(), &mut self.sequences);

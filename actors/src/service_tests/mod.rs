@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use actix::System;
 use faser_engine::{
-    DraftSource, Engine, EngineConfig, FinishReason, Policy, Refusal, SpeculationBounds, TokenId, Tuning,
+    DraftSource, Engine, EngineConfig, FinishReason, Handling, Policy, Refusal, SpeculationBounds, TokenId,
+    Tuning,
 };
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
@@ -205,6 +206,49 @@ async fn undisturbed(count: u64) -> Vec<Vec<TokenId>> {
     assert_whole(&service).await;
     service.stop().await;
     all
+}
+
+/// Greedy and sampled; prompts that fill their blocks and others.
+#[test]
+fn of_a_prompt_that_was_there_the_last_token_alone_is_computed_and_texts_are_the_same() {
+    in_system(async {
+        let service = Service::start(spec()).await.expect("a service");
+        for (length, temperature) in [(48, 0.0), (49, 0.8), (58, 0.8), (63, 0.0)] {
+            let sampling = Sampling { temperature, ..submission(length, 0).sampling };
+            let prompt: Vec<TokenId> =
+                (0..length as TokenId).map(|i| (i * 5 + length as TokenId) % 200).collect();
+            let of = |prompt: &[TokenId], salt: u128, max_new_tokens: usize| {
+                let handling = Handling { salt, ..Handling::default() };
+                let (prompt, sampling) = (prompt.to_vec(), sampling.clone());
+                Submission { prompt, sampling, handling, max_new_tokens, ..Submission::default() }
+            };
+            let got = async |submission: Submission| {
+                let mut stream = service.submit(submission).await.expect("it is taken");
+                let (mut tokens, mut cached) = (Vec::new(), None);
+                while let Some(update) = stream.next().await {
+                    match update {
+                        Update::Tokens(emitted) => tokens.extend(emitted.iter().map(|emitted| emitted.token)),
+                        Update::Finished { usage, .. } => cached = Some(usage.cached_tokens),
+                    }
+                }
+                (tokens, cached.expect("its usage"))
+            };
+            // Of another salt: nothing is found of it.
+            let (right, cached) = got(of(&prompt, u128::from(length), 24)).await;
+            assert_eq!(cached, 0);
+            let (begun, cached) = got(of(&prompt, 0, 1)).await;
+            assert_eq!((&begun[..], cached), (&right[..1], 0));
+            for _ in 0..2 {
+                assert_eq!(got(of(&prompt, 0, 24)).await, (right.clone(), length as usize - 1));
+            }
+            let parted: Vec<TokenId> = prompt[..41].iter().copied().chain([201, 202]).collect();
+            let (text, cached) = got(of(&parted, 0, 24)).await;
+            assert_eq!(cached, 41);
+            assert_eq!(got(of(&parted, 99, 24)).await, (text, 0));
+        }
+        assert_whole(&service).await;
+        service.stop().await;
+    });
 }
 
 #[test]

@@ -256,7 +256,7 @@ fn a_prompt_goes_where_its_beginning_is_cached() {
                     cached = Some(usage.cached_tokens);
                 }
             }
-            assert_eq!(cached, Some(48));
+            assert_eq!(cached, Some(60));
         }
         assert_all_whole(&replicas).await;
         replicas.stop().await;

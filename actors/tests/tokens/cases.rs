@@ -16,7 +16,7 @@ const VOCAB: usize = 256;
 const LAYERS: usize = 3;
 const MAX_CONTEXT: usize = 96;
 const LONGEST_PROMPT: u64 = 60;
-const BLOCK: usize = 16;
+pub(crate) const BLOCK: usize = 16;
 
 /// Those that propose more stand there more often.
 const MODES: [SpeculationMode; 6] = [

@@ -5,7 +5,7 @@ use std::time::Duration;
 use faser_actors::Logprobs;
 use faser_engine::{Event, FinishReason};
 
-use crate::cases::solo;
+use crate::cases::{BLOCK, solo};
 use crate::rig::{Pair, Random, Rig};
 
 /// What happened over all cases.
@@ -17,6 +17,8 @@ pub(crate) struct Tally {
     pub(crate) pruned: u64,
     pub(crate) cancelled_inside: u64,
     pub(crate) devices_lost: u64,
+    /// Requests whose cached prefix ended inside a block.
+    pub(crate) parted_hits: u64,
     pub(crate) drawn: usize,
     pub(crate) penalties: usize,
     pub(crate) restricted: usize,
@@ -81,6 +83,7 @@ pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
             }
         }
         tally.tokens += found.tokens.len();
+        tally.parted_hits += u64::from(!found.usage.cached_tokens.is_multiple_of(BLOCK));
         tally.drawn += usize::from(case.sampling.temperature > 0.0);
         tally.penalties += usize::from(case.sampling.has_penalties());
         tally.restricted += usize::from(case.sampling.top_k > 0 || case.sampling.top_p < 1.0);
@@ -95,7 +98,14 @@ impl Tally {
 
     /// Whether there has been some of everything.
     pub(crate) fn all_happened(&self) -> bool {
-        let happened = [self.accepted, self.rejected, self.pruned, self.cancelled_inside, self.devices_lost];
+        let happened = [
+            self.accepted,
+            self.rejected,
+            self.pruned,
+            self.cancelled_inside,
+            self.devices_lost,
+            self.parted_hits,
+        ];
         let kinds = [self.drawn, self.penalties, self.restricted];
         happened.iter().all(|count| *count > 0) && kinds.iter().all(|count| *count > 5)
     }

@@ -11,7 +11,7 @@ use faser_actors::Dtype;
 use faser_engine::survival::Source;
 use faser_engine::{EngineConfig, Event, FinishReason, Handling, K_LIMIT, SpeculationMode, TokenId, Tuning};
 
-use crate::cases::{Case, END, GRAMMARS, Got, pair, solo};
+use crate::cases::{BLOCK, Case, END, GRAMMARS, Got, pair, solo};
 use crate::rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
@@ -28,6 +28,8 @@ struct Tally {
     cancellations: u64,
     devices_lost: u64,
     prefix_hits: u64,
+    /// Requests whose cached prefix ended inside a block.
+    parted_hits: u64,
     chunked_prefills: u64,
     stopped: u64,
     /// Times at which both lanes had a plan.
@@ -139,6 +141,7 @@ fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
             }
         }
         check(case, got, tally);
+        tally.parted_hits += u64::from(!got.usage.cached_tokens.is_multiple_of(BLOCK));
         tally.tokens += got.tokens.len() as u64;
         tally.stopped += u64::from(matches!(got.reason, FinishReason::StopToken(_)));
     }
@@ -314,6 +317,7 @@ impl Tally {
             ("cancellations", self.cancellations),
             ("lost devices", self.devices_lost),
             ("prefix cache hits", self.prefix_hits),
+            ("prefix cache hits that end inside a block", self.parted_hits),
             ("chunked prefills", self.chunked_prefills),
             ("stop tokens", self.stopped),
             ("overlapped plans", self.overlapped),

@@ -80,7 +80,7 @@ impl SimDevice {
 
     /// Carries out a plan: its outcome, whose time is yet to be known, and the work it was.
     pub(super) fn draft(&mut self, plan: &mut DraftPlan) -> Work {
-        self.draft.open(plan.step, &plan.retire, &plan.admit);
+        self.draft.open(plan.step, &plan.copies, &plan.retire, &plan.admit);
         for chunk in &plan.chunks {
             let (rows, table) = (&plan.tokens[chunk.rows.clone()], &plan.blocks[chunk.table.clone()]);
             let mut prefix = self.draft.compute(chunk.seq, chunk.start, rows, table);
@@ -110,7 +110,7 @@ impl SimDevice {
 
     /// As `draft`.
     pub(super) fn verify(&mut self, plan: &mut VerifyPlan) -> Work {
-        self.target.open(plan.step, &plan.retire, &plan.admit);
+        self.target.open(plan.step, &plan.copies, &plan.retire, &plan.admit);
         plan.outcome.margins.resize(plan.prune_checkpoints.len() * plan.tests.len(), f32::NAN);
         for index in 0..plan.chunks.len() {
             let verdict = self.verify_chunk(plan, index);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::acceptance::Origin;
 use super::random::mix;
-use crate::blocks::BlockId;
+use crate::blocks::{BlockCopy, BlockId};
 use crate::plan::Admission;
 use crate::request::{SeqId, TokenId};
 
@@ -62,10 +62,11 @@ impl SimLane {
         SimLane { block_size, kv: Vec::new(), known: HashMap::new(), last_step: 0 }
     }
 
-    /// Takes the news of a plan; anything out of order is a bug of the engine.
-    pub(super) fn open(&mut self, step: u64, retire: &[SeqId], admit: &[Admission]) {
+    /// Makes the copies of a plan, then takes its news; anything out of order is a bug of the engine.
+    pub(super) fn open(&mut self, step: u64, copies: &[BlockCopy], retire: &[SeqId], admit: &[Admission]) {
         assert!(step > self.last_step, "plan {step} follows {}", self.last_step);
         self.last_step = step;
+        copies.iter().for_each(|copy| self.copy(*copy));
         for seq in retire {
             assert!(self.known.remove(seq).is_some(), "{seq} is retired, but the lane does not know it");
         }
@@ -92,6 +93,17 @@ impl SimLane {
             prefix = self.write(start + i, prefix, token, blocks);
         }
         prefix
+    }
+
+    /// Copies a block, slot by slot.
+    fn copy(&mut self, BlockCopy { from, to }: BlockCopy) {
+        let [from, to] = [from, to].map(|block| block as usize * self.block_size);
+        assert!(self.kv.get(from).is_some_and(Option::is_some), "a block is copied that nobody wrote");
+        let end = from.max(to) + self.block_size;
+        if end > self.kv.len() {
+            self.kv.resize(end, None);
+        }
+        self.kv.copy_within(from..from + self.block_size, to);
     }
 
     /// The lane has now seen `tokens` tokens of a sequence, proposals included.

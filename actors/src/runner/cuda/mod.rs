@@ -7,7 +7,7 @@ mod draft_on_device;
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_engine::{Admission, DraftPlan, Drafted, PartitionId};
+use faser_engine::{Admission, BlockCopy, DraftPlan, Drafted, PartitionId};
 use faser_kernels::SampleRow;
 use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share};
 use faser_kernels::sampling::mask_of;
@@ -234,6 +234,10 @@ impl LaneBackend for CudaBackend {
 
     fn gather(&mut self, words: &[u32]) -> Vec<u32> {
         self.passes.gather(words).or_lost()
+    }
+
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) {
+        copies.iter().for_each(|copy| self.passes.copy_block(copy.from, copy.to).or_lost());
     }
 
     fn admit(&mut self, admission: &Admission, request: &LaneRequest) -> CudaSequence {
