@@ -289,9 +289,14 @@ impl Sequence {
         self.tokens.len() + self.proposals.len()
     }
 
-    /// Proposals that could be used in all: the last token to come is always the target's own.
+    /// Proposals that could be used in all: the last token to come is always the target's own. So is the first, also where the cache leaves
+    /// nothing to compute before it: that waits for no draft.
     pub(crate) fn useful_proposals(&self) -> usize {
-        if self.decoding() { self.k_max.min(self.to_come().saturating_sub(1)) } else { 0 }
+        if self.decoding() && self.first_token.is_some() {
+            self.k_max.min(self.to_come().saturating_sub(1))
+        } else {
+            0
+        }
     }
 
     /// Tokens that it may get yet.

@@ -95,6 +95,22 @@ fn a_prompt_is_computed_from_the_token_on_where_it_is_new() {
     }
 }
 
+/// Where the target has all of a prompt in the cache and the draft has nothing of it, the first token comes before the draft catches up.
+#[test]
+fn a_first_token_waits_for_no_draft() {
+    let prompt: Vec<TokenId> = (0..60).map(|token| token % VOCABULARY).collect();
+    let first_token = |policy| {
+        let arrive =
+            |ms, seq, n| (Duration::from_millis(ms), Happening::Arrival(request(seq, prompt.clone(), n)));
+        let report = run(&config(policy), 0.7, vec![arrive(0, 1, 1), arrive(100, 2, 40)]);
+        let outcome = &report.outcomes[&SeqId(2)];
+        (outcome.first_token_after, outcome.usage.cached_tokens, outcome.usage.proposed > 0)
+    };
+    let (plain, cached, _) = first_token(Policy::Off);
+    assert_eq!(cached, 59);
+    assert_eq!(first_token(Policy::Fixed { k: 4 }), (plain, cached, true));
+}
+
 /// Whoever is past its prompt shares it, to the token, while it goes on.
 #[test]
 fn a_prompt_is_there_for_others_once_it_is_computed() {
