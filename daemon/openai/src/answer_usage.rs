@@ -10,6 +10,10 @@ use utoipa::ToSchema;
 
 use crate::text_sequence::Ending;
 
+/// Cached tokens are told in steps of so many: told one by one they would let a client find out, token after token, how somebody else's prompt
+/// goes on.
+const CACHED_STEP: usize = 16;
+
 /// `usage` of an answer.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Usage {
@@ -47,7 +51,8 @@ impl Usage {
             let predicted = usage.by_source[Source::Prediction];
             (accepted + predicted.accepted, all + predicted.proposed)
         });
-        let cached: Option<usize> = endings.map(|ending| ending.usage.map(|usage| usage.cached_tokens)).sum();
+        let told = |usage: Spent| usage.cached_tokens / CACHED_STEP * CACHED_STEP;
+        let cached: Option<usize> = endings.map(|ending| ending.usage.map(told)).sum();
         let predicted =
             || json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
         Usage {
@@ -169,6 +174,19 @@ mod tests {
             speculation["sources"]["text"],
             json!({"num_draft_tokens": 6, "num_accepted_draft_tokens": 2})
         );
+    }
+
+    #[test]
+    fn cached_tokens_are_told_in_steps() {
+        let ending = |cached_tokens| Ending {
+            finish: Finish::Stop,
+            output: vec![1],
+            usage: Some(Spent { cached_tokens, ..Spent::default() }),
+        };
+        for (cached, told) in [([0, 15], 0), ([16, 31], 32), ([127, 127], 224)] {
+            let usage = Usage::of(128, cached.map(ending).iter());
+            assert_eq!(usage.prompt_tokens_details, Some(json!({"cached_tokens": told})));
+        }
     }
 
     #[test]
