@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faser_bench::sim::{Contender, Load, SimReport, SimSpec};
+use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::record::Mark;
 use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
@@ -67,6 +67,46 @@ fn at_a_batch_of_one_speculation_pays_as_a_pen_and_paper_says() {
     }
     let picture = report.svg().unwrap();
     assert!(picture.contains("tokens per second") && picture.contains("batch-table"), "{picture}");
+}
+
+#[test]
+fn bounds_are_below_all_policies_and_say_what_they_came_down_to() {
+    let duration = Duration::from_secs(4);
+    let spec = SimSpec { lengths: Lengths::exactly(200, 60), duration, ..spec() };
+    let policies = ["off", "fixed:6", "best-fixed", "faser"].map(|text| text.parse().expect("a contender"));
+    let contenders: Vec<Contender> = policies.into_iter().chain(Bound::ALL.map(Contender::Bound)).collect();
+    let report = spec.compare(&contenders, &[poisson(4.0)], &mut |_| {}).expect("a comparison");
+    let [policies @ .., oracle, free, both] = report.runs.as_slice() else { panic!("no bounds") };
+    let latency = |run: &SimRun| run.figures.latency_mean_s;
+    let best = policies.iter().map(latency).fold(f64::INFINITY, f64::min);
+    assert!(latency(oracle) < 0.97 * best, "{report}");
+    assert!(latency(free) < 0.97 * best, "{report}");
+    assert!(latency(both) < 0.99 * latency(oracle).min(latency(free)), "{report}");
+    // An oracle drafts nothing that is rejected; who drafts for nothing is wrong as often as ever.
+    assert_eq!((oracle.figures.acceptance, oracle.figures.wasted_rows), (1.0, 0.0));
+    assert_eq!((both.figures.acceptance, both.figures.wasted_rows), (1.0, 0.0));
+    assert!(free.figures.acceptance < 0.95 && oracle.figures.k_mean > 1.0, "{report}");
+    for run in &report.runs {
+        let left = run.left.expect("the lowest bound was looked for");
+        assert!((left * latency(both) / latency(run) - 1.0).abs() < 1e-9 && left >= 1.0, "{report}");
+    }
+    // Smaller passes are tried, of no fewer rows than sequences may run.
+    assert!(report.runs.iter().all(|run| [256, 512].contains(&run.max_pass_rows)), "{report}");
+    let (table, json) = (report.to_string(), serde_json::to_value(&report).unwrap());
+    let named = format!("oracle-free {}@{}", both.policy, both.max_pass_rows);
+    for text in ["left", "1.00x", "oracle-lengths ", "free-drafts ", named.as_str()] {
+        assert!(table.contains(text), "no {text} in\n{table}");
+    }
+    assert_eq!(json["runs"][6]["contender"], "oracle-free");
+    assert_eq!(json["runs"][6]["max_pass_rows"], both.max_pass_rows);
+    assert!(report.svg().unwrap().contains("oracle-free"));
+}
+
+#[test]
+fn without_bounds_nothing_is_left_to_say() {
+    let report = compare(&spec(), &["off"], &[poisson(1.0)]);
+    assert_eq!(report.runs[0].left, None);
+    assert!(!report.to_string().contains("left"), "{report}");
 }
 
 #[test]

@@ -103,6 +103,41 @@ fn a_device_slower_than_its_tables_takes_as_much_longer() {
     assert!((1.3..2.05).contains(&ratio), "{ratio}");
 }
 
+/// An oracle's drafts are all accepted, it changes no text, and what it does not draft costs nothing.
+#[test]
+fn an_oracle_drafts_what_is_right_and_pays_for_that_alone() {
+    let workload = workload(4.0, Faults::default(), 5);
+    let brought = |oracle: bool, policy: Policy| {
+        let roofline = device();
+        let config = config(policy, &roofline);
+        let device = workload.device(16, roofline);
+        let device = if oracle { device.with_oracle() } else { device };
+        Simulation::new(config, device).expect("the configuration is sound").run(workload.happenings())
+    };
+    for policy in [Policy::Fixed { k: 6 }, Policy::Faser] {
+        let [plain, oracle] = [false, true].map(|oracle| brought(oracle, policy.clone()));
+        let texts = |report: &Report| report.outcomes.values().map(|o| o.tokens.clone()).collect::<Vec<_>>();
+        assert_eq!(texts(&plain), texts(&oracle), "{policy}");
+        let totals = &oracle.view.totals;
+        assert!(totals.draft_tokens > 100 && totals.draft_tokens == totals.accepted_tokens, "{policy}");
+        assert!(plain.view.totals.draft_tokens > plain.view.totals.accepted_tokens, "{policy}");
+        assert!(oracle.any_lane_busy < plain.any_lane_busy, "{policy}");
+    }
+    // The draft is never right: drafting for nothing costs an oracle nothing.
+    let roofline = device();
+    let alone = |acceptance: f64, policy| {
+        let config = config(policy, &roofline);
+        let device = SimDevice::new(3, 1000, acceptance, 16, roofline.clone()).with_oracle();
+        let request = Request::new(SeqId(1), [5; 20], 100);
+        let simulation = Simulation::new(config, device).expect("the configuration is sound");
+        simulation.run([(Duration::ZERO, Happening::Arrival(request))]).any_lane_busy
+    };
+    let [never, off] = [Policy::Fixed { k: 6 }, Policy::Off].map(|policy| alone(0.0, policy));
+    // But for the draft's prefill, one pass.
+    assert!(never - off < Duration::from_millis(3), "{never:?} and {off:?}");
+    assert!(alone(0.9, Policy::Fixed { k: 6 }) < off);
+}
+
 #[test]
 fn a_slow_spell_costs_time_and_nothing_else() {
     let calm = workload(4.0, Faults::default(), 3);

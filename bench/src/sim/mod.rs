@@ -1,5 +1,6 @@
 //! Policies compared in the simulator: the same loads, the same texts, the same device, one policy after the other.
 
+mod bounds;
 mod figures;
 mod plot;
 mod table;
@@ -15,6 +16,7 @@ use faser_engine::sim::{
 use faser_engine::{DraftSource, EngineConfig, K_LIMIT, Mechanisms, Policy, SpeculationBounds, Tuning};
 use serde::{Serialize, Serializer};
 
+pub use bounds::Bound;
 pub use figures::{Figures, Moment};
 
 use crate::BenchError;
@@ -39,6 +41,8 @@ pub enum Contender {
     Ablation(Ablation),
     /// A batch table made from runs of all fixed lengths with the very same texts, at every size of batch.
     TunedTable,
+    /// No policy, but a bound of what any could reach, found under each load anew.
+    Bound(Bound),
 }
 
 /// `faser` with some of its mechanisms.
@@ -128,6 +132,7 @@ impl fmt::Display for Contender {
             Contender::BestFixed => f.write_str("best-fixed"),
             Contender::Ablation(ablation) => f.write_str(ablation.name),
             Contender::TunedTable => f.write_str("batch-table"),
+            Contender::Bound(bound) => bound.fmt(f),
         }
     }
 }
@@ -185,6 +190,10 @@ pub struct SimRun {
     /// What it came down to.
     #[serde(serialize_with = "as_text")]
     pub policy: Policy,
+    /// Rows of a pass.
+    pub max_pass_rows: usize,
+    /// Its mean latency over that of the bound `oracle-free`, where that was looked for.
+    pub left: Option<f64>,
     /// What it brought.
     pub figures: Figures,
 }
@@ -224,32 +233,74 @@ impl SimSpec {
         for load in loads {
             let best_fixed = contenders.contains(&Contender::BestFixed);
             let lengths = if best_fixed { self.fixed_lengths(load)? } else { Vec::new() };
+            let first = report.runs.len();
             for contender in contenders {
-                let (policy, brought) = match contender {
-                    Contender::Policy(policy) => {
-                        (policy.clone(), self.simulate(policy.clone(), load, false)?)
-                    }
-                    Contender::Ablation(ablation) => {
-                        (Policy::Faser, self.with(ablation).simulate(Policy::Faser, load, false)?)
-                    }
-                    Contender::TunedTable => {
-                        let Some(table) = table.clone() else { continue };
-                        (table.clone(), self.simulate(table, load, false)?)
-                    }
-                    Contender::BestFixed => {
-                        let latency = |report: &Report| Figures::of(report, load.until(self)).latency_mean_s;
-                        let best = lengths.iter().min_by(|a, b| latency(&a.1).total_cmp(&latency(&b.1)));
-                        let Some((k, report)) = best else { continue };
-                        (fixed(*k), report.clone())
-                    }
-                };
-                let figures = Figures::of(&brought, load.until(self));
-                let run = SimRun { level: load.level, contender: contender.clone(), policy, figures };
+                let Some(run) = self.contend(contender, load, &lengths, table.as_ref())? else { continue };
                 done(&run);
                 report.runs.push(run);
             }
+            let runs = &mut report.runs[first..];
+            let lowest = runs.iter().find(|run| run.contender == Contender::Bound(Bound::OracleFree));
+            if let Some(lowest) = lowest.map(|run| run.figures.latency_mean_s).filter(|&s| s > 0.0) {
+                runs.iter_mut().for_each(|run| run.left = Some(run.figures.latency_mean_s / lowest));
+            }
         }
         Ok(report)
+    }
+
+    /// One contender under one load, for which all fixed lengths were run; none if there is nothing to choose from.
+    fn contend(
+        &self,
+        contender: &Contender,
+        load: &Load,
+        lengths: &[(usize, Report)],
+        table: Option<&Policy>,
+    ) -> Result<Option<SimRun>, BenchError> {
+        let of = |report: &Report| Figures::of(report, load.until(self));
+        let simulate = |spec: &SimSpec, policy: &Policy| -> Result<_, BenchError> {
+            Ok(Some((policy.clone(), of(&spec.simulate(policy.clone(), load, false)?))))
+        };
+        let mut max_pass_rows = self.max_pass_rows;
+        let brought = match contender {
+            Contender::Policy(policy) => simulate(self, policy)?,
+            Contender::Ablation(ablation) => simulate(&self.with(ablation), &Policy::Faser)?,
+            Contender::TunedTable => match table {
+                Some(table) => simulate(self, table)?,
+                None => None,
+            },
+            Contender::BestFixed => {
+                let all = lengths.iter().map(|(k, report)| (fixed(*k), of(report)));
+                all.min_by(|a, b| a.1.latency_mean_s.total_cmp(&b.1.latency_mean_s))
+            }
+            Contender::Bound(bound) => self.bound(*bound, load)?.map(|(policy, figures, rows)| {
+                max_pass_rows = rows;
+                (policy, figures)
+            }),
+        };
+        Ok(brought.map(|(policy, figures)| SimRun {
+            level: load.level,
+            contender: contender.clone(),
+            policy,
+            max_pass_rows,
+            left: None,
+            figures,
+        }))
+    }
+
+    /// Of all that is tried on a bound's device the policy of the lowest mean latency, what it brought, and the rows of its passes.
+    fn bound(&self, bound: Bound, load: &Load) -> Result<Option<(Policy, Figures, usize)>, BenchError> {
+        let mut best: Option<(Policy, Figures, usize)> = None;
+        for max_pass_rows in Bound::sizes(self.max_running, self.max_pass_rows) {
+            let spec = SimSpec { max_pass_rows, ..self.clone() };
+            for policy in bound.lengths(&LENGTHS).map(fixed).chain([Policy::Faser]) {
+                let report = spec.run(Some(bound), policy.clone(), load, false)?;
+                let figures = Figures::of(&report, load.until(self));
+                if best.as_ref().is_none_or(|(_, best, _)| figures.latency_mean_s < best.latency_mean_s) {
+                    best = Some((policy, figures, max_pass_rows));
+                }
+            }
+        }
+        Ok(best)
     }
 
     /// The same, with some mechanisms alone.
@@ -293,6 +344,17 @@ impl SimSpec {
     /// # Errors
     /// Bounds that do not go together.
     pub fn simulate(&self, policy: Policy, load: &Load, in_detail: bool) -> Result<Report, BenchError> {
+        self.run(None, policy, load, in_detail)
+    }
+
+    /// The same, on the device of a bound if there is one.
+    fn run(
+        &self,
+        bound: Option<Bound>,
+        policy: Policy,
+        load: &Load,
+        in_detail: bool,
+    ) -> Result<Report, BenchError> {
         let workload = Workload {
             arrivals: load.arrivals,
             duration: self.duration,
@@ -303,8 +365,11 @@ impl SimSpec {
             seed: self.seed,
         };
         let roofline = Roofline::new(self.hardware, self.pair, &self.draft_sms);
+        let free = bound.is_some_and(Bound::drafts_for_nothing);
+        let roofline = if free { roofline.with_free_drafts() } else { roofline };
         let config = self.config(policy, load, roofline.tables());
         let device = workload.device(BLOCK_TOKENS, roofline).deviating(self.deviation);
+        let device = if bound.is_some_and(Bound::is_oracle) { device.with_oracle() } else { device };
         let simulation = Simulation::new(config, device)?.counting_until(self.duration);
         let simulation = if in_detail { simulation.in_detail() } else { simulation };
         Ok(simulation.run(workload.happenings()))

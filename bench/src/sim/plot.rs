@@ -13,8 +13,8 @@ use crate::BenchError;
 
 const WIDTH: u32 = 1200;
 const HEIGHT: u32 = 900;
-/// Told apart by most eyes (Okabe and Ito 2008).
-const COLOURS: [RGBColor; 8] = [
+/// The first eight are told apart by most eyes (Okabe and Ito 2008).
+const COLOURS: [RGBColor; 10] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -23,6 +23,8 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(230, 159, 0),
     RGBColor(90, 90, 90),
     RGBColor(160, 60, 220),
+    RGBColor(110, 80, 40),
+    RGBColor(0, 0, 0),
 ];
 const FONT: (&str, i32) = ("monospace", 13);
 const LETTER: usize = 8;

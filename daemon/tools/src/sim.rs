@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use faser_bench::BenchError;
-use faser_bench::sim::{Contender, Load, SimReport, SimRun, SimSpec};
+use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::Mechanisms;
 use faser_engine::sim::{
@@ -25,10 +25,18 @@ Policies are those of a config, and `best-fixed` (the fixed k of lowest mean lat
 `batch-table` (k by batch size, tuned on the very load). Ablations of `faser` are policies too: length, +trim, +overlap,
 +partition, +prune, +lookup, each with what those before it have, and length+prune. The table goes to standard output.
 
+With --bounds each load has three more rows: how low the mean latency could be of any policy that verifies one chain of proposals.
+  oracle-lengths   the draft ends each chunk before its first wrong token
+  free-drafts      draft passes take no time
+  oracle-free      both
+Each is the best of `faser` and of the fixed lengths on such a device, at passes of 256, 512 and 1024 rows and of --max-pass-rows: a
+bound by search, not by proof. The column `left` is a row's mean latency over that of oracle-free.
+
 Examples:
   faser sim --rates 0.5,1,2,4,8                             the paper's Qwen3 pair on an H100, ShareGPT lengths
   faser sim --arrivals swing --rates 4 --swing 35 --duration 600 --plot swing.svg
   faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
+  faser sim --arrivals swing --rates 3 --policy fixed:6 --policy faser --bounds    how much is left for any policy to gain
   faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
   faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
   faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
@@ -105,6 +113,9 @@ pub struct SimArgs {
     /// A policy; repeat it for several.
     #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "fixed:6", "best-fixed", "batch-table", "budget", "faser"])]
     pub policies: Vec<Contender>,
+    /// Show bounds of what any policy could reach too; about 140 runs for each load.
+    #[arg(long)]
+    pub bounds: bool,
     /// The same seed gives the same figures.
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
@@ -169,7 +180,7 @@ pub fn sim(args: &SimArgs) -> Result<()> {
         return Ok(println(table(&spec, &args.passes).trim_end())?);
     }
     let loads = args.loads();
-    let report = spec.compare(&args.policies, &loads, &mut show)?;
+    let report = spec.compare(&args.contenders(), &loads, &mut show)?;
     println(report.to_string().trim_end())?;
     if let Some(file) = &args.json {
         write(file, serde_json::to_vec_pretty(&report).map_err(std::io::Error::from))?;
@@ -186,7 +197,9 @@ pub fn sim(args: &SimArgs) -> Result<()> {
 impl SimArgs {
     /// The last run once more, in detail: as a trace, as a picture, or both.
     fn trace(&self, spec: &SimSpec, report: &SimReport, loads: &[Load]) -> Result<()> {
-        let (Some(last), Some(load)) = (report.runs.last(), loads.last()) else { return Ok(()) };
+        // The devices of bounds are no devices.
+        let last = report.runs.iter().rfind(|run| !matches!(run.contender, Contender::Bound(_)));
+        let (Some(last), Some(load)) = (last, loads.last()) else { return Ok(()) };
         let record = spec.simulate(last.policy.clone(), load, true)?.into_record();
         let from = self.trace_from.map(Duration::from_secs_f64);
         let length = |default| Duration::from_secs_f64(self.trace_for.unwrap_or(default));
@@ -204,6 +217,12 @@ impl SimArgs {
             write(file, Ok(picture(&record, window, &title).into_bytes()))?;
         }
         Ok(())
+    }
+
+    /// The policies, and the bounds behind them.
+    fn contenders(&self) -> Vec<Contender> {
+        let bounds = Bound::ALL.into_iter().filter(|_| self.bounds).map(Contender::Bound);
+        self.policies.iter().cloned().chain(bounds).collect()
     }
 
     /// What a load is measured in.
@@ -419,6 +438,18 @@ mod tests {
         let policies: Vec<String> = args.policies.iter().map(ToString::to_string).collect();
         assert_eq!(policies, ["batch-table:4=6,16=2", "best-fixed"]);
         assert!(args.loads().iter().all(|load| matches!(load.arrivals, Arrivals::Backlog { .. })));
+    }
+
+    #[test]
+    fn bounds_come_behind_the_policies() {
+        let contenders = |line: &str| {
+            let contenders = args(line).unwrap().contenders();
+            contenders.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(contenders("faser sim --policy off"), ["off"]);
+        let bounds = ["off", "oracle-lengths", "free-drafts", "oracle-free"];
+        assert_eq!(contenders("faser sim --policy off --bounds"), bounds);
+        assert!(args("faser sim --policy oracle-free").is_err(), "a bound is no policy");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::random::normal;
 use super::roofline::{Load, Roofline, Work};
 use crate::cost::{PartitionCosts, Reach};
-use crate::plan::{DraftPlan, VerifyPlan};
+use crate::plan::{DraftChunk, DraftPlan, VerifyPlan};
 use crate::request::SeqId;
 
 /// Where a simulated device's times come from.
@@ -64,9 +64,14 @@ impl DeviceCosts {
         }
     }
 
-    /// The work of a plan that was drafted, of those chunks that are wanted.
+    /// The work of a plan that was drafted, of those chunks that are wanted. One that was to propose and did not was never begun: see
+    /// [`SimDevice::with_oracle`](super::SimDevice::with_oracle).
     pub(super) fn draft_plan(&self, plan: &DraftPlan, wanted: &dyn Fn(SeqId) -> bool) -> Work {
-        let chunks = || plan.chunks.iter().zip(&plan.outcome.counts).filter(|(chunk, _)| wanted(chunk.seq));
+        let begun = |(chunk, count): &(&DraftChunk, &usize)| chunk.steps == 0 || **count > 0;
+        let chunks = || {
+            let chunks = plan.chunks.iter().zip(&plan.outcome.counts);
+            chunks.filter(begun).filter(|(chunk, _)| wanted(chunk.seq))
+        };
         let mut first = Load::default();
         chunks().for_each(|(chunk, _)| first.add(chunk.start, chunk.rows.len()));
         let mut work = self.draft(plan.partition.0, first);

@@ -21,6 +21,7 @@ pub struct SimDevice {
     block_size: usize,
     vocabulary: u32,
     acceptance: Acceptance,
+    oracle: bool,
     seed: u64,
     draft: SimLane,
     target: SimLane,
@@ -42,6 +43,7 @@ impl SimDevice {
             block_size,
             vocabulary,
             acceptance: acceptance.into(),
+            oracle: false,
             seed,
             draft: SimLane::new(block_size),
             target: SimLane::new(block_size),
@@ -51,6 +53,14 @@ impl SimDevice {
     /// The same device, its passes taking other times than its costs say.
     pub fn deviating(self, deviation: Deviation) -> SimDevice {
         SimDevice { deviation, ..self }
+    }
+
+    /// The same device, its draft an oracle: it ends every chunk before its first wrong proposal, so that all that is verified is right.
+    /// Steps that propose cost what they cost. A chunk whose first proposal would be wrong brings nothing and costs nothing, rows to
+    /// catch up with included: an oracle would not begin it.
+    #[must_use]
+    pub fn with_oracle(self) -> SimDevice {
+        SimDevice { oracle: true, ..self }
     }
 
     /// The text any correct schedule must emit: up to `max_new_tokens` tokens after `prompt`, ended by `stop_tokens`.
@@ -89,6 +99,9 @@ impl SimDevice {
             let mut survival = chunk.stop.survival;
             for step in 0..chunk.steps {
                 let (token, confidence) = self.draft_token(&prefix);
+                if self.oracle && token != self.target_token(&prefix) {
+                    break;
+                }
                 let alternatives =
                     plan.alternatives.then(|| [token, (token + 1) % self.vocabulary].into_iter().collect());
                 plan.outcome.proposals.push(Drafted {

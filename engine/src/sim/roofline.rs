@@ -42,6 +42,8 @@ pub(super) struct Work {
 const INTERFERENCE: f64 = 0.03;
 /// Launches of a pruning checkpoint, in those of a layer. Assumed.
 const CHECKPOINT_LAUNCHES: f64 = 2.0;
+/// Seconds of a pass that takes no time: what clocks still tell from none at all, and the least that cost tables hold.
+const FREE_S: f64 = 1e-9;
 /// Rows of a tile of a matrix product.
 const TILE_ROWS: usize = 64;
 /// What of the rate of matrix products attention reaches.
@@ -70,6 +72,7 @@ pub struct Roofline {
     shares: Vec<(f64, f64)>,
     /// What a draft step takes beyond its roofline, on any part of the device: nothing waits for memory meanwhile.
     draft_wait_s: f64,
+    free_drafts: bool,
 }
 
 impl Roofline {
@@ -80,13 +83,22 @@ impl Roofline {
             (share, 1.0 - share)
         };
         let shares = [(1.0, 1.0)].into_iter().chain(draft_sms.iter().map(split)).collect();
-        let mut roofline = Roofline { hardware, pair, shares, draft_wait_s: 0.0 };
+        let mut roofline = Roofline { hardware, pair, shares, draft_wait_s: 0.0, free_drafts: false };
         let alone = roofline.draft(0, Load { rows: 1, ..Load::default() });
         roofline.draft_wait_s = (pair.draft_step_s - alone.seconds).max(0.0);
         roofline
     }
 
+    /// The same device, on which draft passes take no time and nothing of the memory's bandwidth.
+    #[must_use]
+    pub fn with_free_drafts(self) -> Roofline {
+        Roofline { free_drafts: true, ..self }
+    }
+
     pub(super) fn draft(&self, partition: usize, load: Load) -> Work {
+        if self.free_drafts && load.rows > 0 {
+            return Work { seconds: FREE_S, bandwidth: 0.0 };
+        }
         let work = self.pass(&self.pair.draft, self.shares[partition].0, load);
         if load.rows == 0 {
             return work;
@@ -253,6 +265,22 @@ mod tests {
         assert!((0.0010..0.0016).contains(&step(&bare, 1)));
         // More rows cost what they cost there.
         assert!((step(&device, 512) - step(&device, 1) - step(&bare, 512) + step(&bare, 1)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn free_drafts_cost_nothing_and_passes_what_they_cost() {
+        let device = Roofline::new(Hardware::H100, Pair::QWEN3, &[16]);
+        let free = device.clone().with_free_drafts();
+        for partition in [0, 1] {
+            assert!(free.draft(partition, rows(2048)).seconds < 1e-6);
+            let table = &free.tables()[partition].draft;
+            assert!([1, 64, 2048].iter().all(|&n| table.seconds(n, Reach::single(n * 1024)) < 1e-6));
+            assert_eq!(free.verify(partition, rows(64)), device.verify(partition, rows(64)));
+        }
+        assert_eq!(free.tables()[0].verify, device.tables()[0].verify);
+        // Who drafts for nothing takes nothing away.
+        let [free, paid] = [free, device].map(|device| device.tables()[1].verify.seconds(64, Reach::NONE));
+        assert!(free < 0.95 * paid, "{free} and {paid}");
     }
 
     #[test]
