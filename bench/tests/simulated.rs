@@ -11,6 +11,7 @@ use serde_json::Value;
 
 fn spec() -> SimSpec {
     SimSpec {
+        preset: None,
         hardware: Hardware::H100,
         pair: Pair::QWEN3,
         mechanisms: Mechanisms::default(),
@@ -100,6 +101,18 @@ fn bounds_are_below_all_policies_and_say_what_they_came_down_to() {
     assert_eq!(json["runs"][6]["contender"], "oracle-free");
     assert_eq!(json["runs"][6]["max_pass_rows"], both.max_pass_rows);
     assert!(report.svg().unwrap().contains("oracle-free"));
+}
+
+#[test]
+fn titles_say_what_figures_hang_on() {
+    let title = |spec: &SimSpec| spec.to_string();
+    let begins =
+        "Qwen3-0.6B for Qwen3-32B on 1 x h100, draft step 2.4 ms, exact lengths, KV for 32768 tokens";
+    assert!(title(&spec()).starts_with(begins), "{}", title(&spec()));
+    let pair = Pair { draft_step_s: 0.0, ..Pair::QWEN3.in_fp8() };
+    let named = SimSpec { preset: Some("some".to_owned()), pair, ..spec() };
+    let begins = "preset some: Qwen3-0.6B for Qwen3-32B in FP8 on 1 x h100, draft step as modelled, ";
+    assert!(title(&named).starts_with(begins), "{}", title(&named));
 }
 
 #[test]

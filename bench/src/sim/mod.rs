@@ -140,6 +140,8 @@ impl fmt::Display for Contender {
 /// What to simulate.
 #[derive(Clone, Debug)]
 pub struct SimSpec {
+    /// What it is called, if it has a name.
+    pub preset: Option<String>,
     /// The GPU.
     pub hardware: Hardware,
     /// The models on it.
@@ -404,7 +406,14 @@ impl SimSpec {
 
 impl fmt::Display for SimSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SimSpec { hardware, pair, lengths, kv_tokens, duration, seed, .. } = self;
+        let SimSpec { preset, hardware, pair, lengths, kv_tokens, duration, seed, .. } = self;
+        if let Some(preset) = preset {
+            write!(f, "preset {preset}: ")?;
+        }
+        let precision = if pair.target.weight_bytes < 2.0 { " in FP8" } else { "" };
+        // To the microsecond.
+        let step_ms = (1e6 * pair.draft_step_s).round() / 1e3;
+        let step = if step_ms > 0.0 { format!("{step_ms} ms") } else { "as modelled".to_owned() };
         let joined = if pair.gpus > 1 {
             let overlapped = if hardware.links.overlapped { ", all-reduces in halves" } else { "" };
             format!(" joined by {}{overlapped}", hardware.links.kind)
@@ -413,7 +422,7 @@ impl fmt::Display for SimSpec {
         };
         write!(
             f,
-            "{} for {} on {} x {}{joined}, {} lengths, KV for {kv_tokens} tokens, {} s, seed {seed}",
+            "{} for {}{precision} on {} x {}{joined}, draft step {step}, {} lengths, KV for {kv_tokens} tokens, {} s, seed {seed}",
             pair.draft.name,
             pair.target.name,
             pair.gpus,

@@ -12,7 +12,7 @@ use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::Mechanisms;
 use faser_engine::sim::{
-    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Roofline,
+    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Preset, Roofline,
 };
 use faser_terminal::{SystemError, println};
 use faser_topology::{Link, LinkKind};
@@ -24,6 +24,11 @@ The engine is the real one, and the clock and the device are models: no GPU is n
 Policies are those of a config, and `best-fixed` (the fixed k of lowest mean latency, found for each load), and
 `batch-table` (k by batch size, tuned on the very load). Ablations of `faser` are policies too: length, +trim, +overlap,
 +partition, +prune, +lookup, each with what those before it have, and length+prune. The table goes to standard output.
+
+Presets set --pair, --fp8, --kv-tokens and --draft-step together, and the title says which:
+  default        what one H100 holds: bf16, KV for 14,032 tokens, draft steps of 2.4 ms
+  ample-kv       bf16, KV for 262,144 tokens, draft steps of 1.2 ms, as results had it up to 2026-11-22: no such machine can exist
+  eager-drafts   the target in FP8, draft steps of 5 ms, launched one by one: what figures of the FASER paper suggest
 
 With --bounds each load has three more rows: how low the mean latency could be of any policy that verifies one chain of proposals.
   oracle-lengths   the draft ends each chunk before its first wrong token
@@ -45,9 +50,12 @@ pub struct SimArgs {
     /// The GPU: h100, h200 or a100.
     #[arg(long, default_value = "h100", value_parser = device)]
     pub device: Hardware,
-    /// The models: qwen3 (0.6B for 32B, one GPU) or llama3 (1B for 70B, two).
-    #[arg(long, default_value = "qwen3", value_parser = pair)]
-    pub pair: Pair,
+    /// Models, precision, KV and draft step together: default, ample-kv or eager-drafts. Options that are given win over it.
+    #[arg(long, value_name = "NAME", value_parser = preset)]
+    pub preset: Option<Preset>,
+    /// The models: qwen3 (0.6B for 32B, one GPU) or llama3 (1B for 70B, two); without it the preset's, which is qwen3.
+    #[arg(long, value_parser = pair)]
+    pub pair: Option<Pair>,
     /// GPUs the target is split over, with a draft on each; without it what the pair has.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub tp: Option<u8>,
@@ -63,17 +71,17 @@ pub struct SimArgs {
     /// Costs of launches, in those of captured graphs: about 6 for kernels that are launched one by one.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub launches: f64,
-    /// Milliseconds of a draft step of one sequence at least; without it what serving systems were seen to need: 2.4 for qwen3, 2.0 for
-    /// llama3. 0 is what the model of the device says, 5 about what launching kernels one by one takes.
+    /// Milliseconds of a draft step of one sequence at least; without it the preset's, or what serving systems were seen to need: 2.4 for
+    /// qwen3, 2.0 for llama3. 0 is what the model of the device says, 5 about what launching kernels one by one takes.
     #[arg(long, value_name = "MS")]
     pub draft_step: Option<f64>,
-    /// Weights of the target in FP8.
-    #[arg(long)]
-    pub fp8: bool,
+    /// Weights of the target in FP8; `--fp8=false` takes it from a preset.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub fp8: Option<bool>,
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
-    /// Tokens whose KV fits; without it, what the device has beside the weights.
+    /// Tokens whose KV fits; without it the preset's, or what the device has beside the weights.
     #[arg(long, value_name = "N")]
     pub kv_tokens: Option<usize>,
     /// Sequences that may run at once.
@@ -256,27 +264,38 @@ impl SimArgs {
         if self.draft_sms.iter().any(|&sms| sms == 0 || sms >= self.device.sms) {
             return wrong(&format!("--draft-sms must be above 0 and below the device's {}", self.device.sms));
         }
-        let draft_step_ms = self.draft_step.unwrap_or(1e3 * self.pair.draft_step_s);
+        let preset = self.preset.unwrap_or(Preset::DEFAULT);
+        let pair = self.pair.unwrap_or(preset.pair);
+        let preset_step_ms = 1e3 * preset.draft_step_s.unwrap_or(pair.draft_step_s);
+        let draft_step_ms = self.draft_step.unwrap_or(preset_step_ms);
         if !(0.0..=1e6).contains(&draft_step_ms) {
             return wrong("--draft-step must be milliseconds, at least 0");
         }
-        let pair = self.tp.map_or(self.pair, |tp| self.pair.split_over(usize::from(tp)));
+        let pair = self.tp.map_or(pair, |tp| pair.split_over(usize::from(tp)));
         let pair = Pair { draft_step_s: 1e-3 * draft_step_ms, ..pair };
-        if self.fp8 && self.device.name == Hardware::A100.name {
+        let fp8 = self.fp8.unwrap_or(preset.fp8);
+        if fp8 && self.device.name == Hardware::A100.name {
             return wrong("--fp8 needs a device that multiplies FP8: h100 or h200");
         }
-        let pair = if self.fp8 { pair.in_fp8() } else { pair };
+        let pair = if fp8 { pair.in_fp8() } else { pair };
         if !pair.target.heads.is_multiple_of(pair.target.tp) {
             return wrong(&format!("--tp must divide the target's {} heads", pair.target.heads));
         }
-        let kv_tokens = self.kv_tokens.unwrap_or_else(|| pair.kv_tokens(self.device.memory_bytes));
+        let kv_tokens = self.kv_tokens.or(preset.kv_tokens);
+        let kv_tokens = kv_tokens.unwrap_or_else(|| pair.kv_tokens(self.device.memory_bytes));
         if kv_tokens < 1024 {
             return wrong(&format!(
                 "{} on {} leaves KV for {kv_tokens} tokens: choose another --device, or say --kv-tokens",
                 pair.name, self.device.name
             ));
         }
+        let changed = self.pair.is_some_and(|pair| pair != preset.pair)
+            || fp8 != preset.fp8
+            || self.kv_tokens.is_some_and(|tokens| preset.kv_tokens != Some(tokens))
+            || draft_step_ms != preset_step_ms;
+        let called = |preset: Preset| format!("{}{}", preset.name, if changed { ", changed" } else { "" });
         Ok(SimSpec {
+            preset: self.preset.map(called),
             hardware: Hardware {
                 links: Links {
                     overlapped: self.overlap_all_reduce,
@@ -339,6 +358,13 @@ fn device(name: &str) -> Result<Hardware, String> {
 
 fn pair(name: &str) -> Result<Pair, String> {
     Pair::named(name).ok_or_else(|| "choose qwen3 or llama3".to_owned())
+}
+
+fn preset(name: &str) -> Result<Preset, String> {
+    Preset::named(name).ok_or_else(|| {
+        let names = Preset::ALL.map(|preset| preset.name);
+        format!("choose one of {}", names.join(", "))
+    })
 }
 
 fn lengths(name: &str) -> Result<Lengths, String> {
@@ -425,9 +451,11 @@ mod tests {
     #[test]
     fn the_default_is_the_papers_setting() {
         let args = args("faser sim").unwrap();
-        assert_eq!((args.device, args.pair, args.policies.len()), (Hardware::H100, Pair::QWEN3, 6));
+        assert_eq!((args.device, args.policies.len()), (Hardware::H100, 6));
         let spec = args.spec().unwrap();
-        assert!(spec.to_string().starts_with("Qwen3-0.6B for Qwen3-32B on 1 x h100, sharegpt lengths"));
+        assert_eq!(spec.pair, Pair::QWEN3);
+        let title = "Qwen3-0.6B for Qwen3-32B on 1 x h100, draft step 2.4 ms, sharegpt lengths";
+        assert!(spec.to_string().starts_with(title), "{spec}");
         assert_eq!(args.loads().len(), 5);
     }
 
@@ -438,6 +466,31 @@ mod tests {
         let policies: Vec<String> = args.policies.iter().map(ToString::to_string).collect();
         assert_eq!(policies, ["batch-table:4=6,16=2", "best-fixed"]);
         assert!(args.loads().iter().all(|load| matches!(load.arrivals, Arrivals::Backlog { .. })));
+    }
+
+    #[test]
+    fn presets_set_four_options_and_the_options_win() {
+        let spec = |line: &str| args(&format!("faser sim {line}")).unwrap().spec().unwrap();
+        let setting = |line: &str| {
+            let SimSpec { preset, pair, kv_tokens, .. } = spec(line);
+            let step_us = (1e6 * pair.draft_step_s).round() as usize;
+            (preset.unwrap_or_default(), pair.name, pair.target.weight_bytes as usize, kv_tokens, step_us)
+        };
+        let default = setting("");
+        assert_eq!(default, (String::new(), "qwen3", 2, 14_032, 2400));
+        assert_eq!(setting("--preset default"), ("default".to_owned(), "qwen3", 2, 14_032, 2400));
+        assert_eq!(setting("--preset ample-kv"), ("ample-kv".to_owned(), "qwen3", 2, 262_144, 1200));
+        let eager = setting("--preset eager-drafts");
+        assert_eq!((eager.0.as_str(), eager.2, eager.4), ("eager-drafts", 1, 5000));
+        assert_eq!(eager.3, Pair::QWEN3.in_fp8().kv_tokens(Hardware::H100.memory_bytes));
+        let changed =
+            setting("--preset eager-drafts --pair llama3 --fp8=false --kv-tokens 9000 --draft-step 3");
+        assert_eq!(changed, ("eager-drafts, changed".to_owned(), "llama3", 2, 9000, 3000));
+        assert_eq!(setting("--preset ample-kv --fp8").2, 1);
+        assert_eq!(setting("--preset ample-kv --kv-tokens 262144").0, "ample-kv", "that is what it says");
+        assert_eq!(setting("--preset default --pair llama3 --device h200").4, 2000, "the pair's own step");
+        assert!(spec("--preset ample-kv").to_string().starts_with("preset ample-kv: Qwen3-0.6B for"));
+        assert!(args("faser sim --preset paper").is_err());
     }
 
     #[test]
