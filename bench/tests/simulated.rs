@@ -22,6 +22,7 @@ fn spec() -> SimSpec {
         max_context: 1024,
         lengths: Lengths::exactly(20, 40),
         acceptance: Acceptance::mixed(),
+        cached_prompts: 0.0,
         deviation: Deviation { noise: 0.02, ..Deviation::default() },
         faults: Faults::default(),
         duration: Duration::from_secs(10),
@@ -113,6 +114,21 @@ fn titles_say_what_figures_hang_on() {
     let named = SimSpec { preset: Some("some".to_owned()), pair, ..spec() };
     let begins = "preset some: Qwen3-0.6B for Qwen3-32B in FP8 on 1 x h100, draft step as modelled, ";
     assert!(title(&named).starts_with(begins), "{}", title(&named));
+}
+
+#[test]
+fn prompts_seen_before_bring_the_first_token_sooner() {
+    let spec = SimSpec { lengths: Lengths::exactly(600, 20), ..spec() };
+    let brought =
+        |cached_prompts| compare(&SimSpec { cached_prompts, ..spec.clone() }, &["off"], &[poisson(4.0)]);
+    let [none, most] = [0.0, 0.9].map(brought);
+    let [ttft, sooner] = [&none, &most].map(|report| report.runs[0].figures.ttft.median_ms);
+    assert!(sooner < 0.8 * ttft, "{none}{most}");
+    let cached = most.runs[0].figures.cached_prompt_tokens;
+    assert!((0.5..0.9).contains(&cached), "{cached}");
+    assert_eq!(none.runs[0].figures.cached_prompt_tokens, 0.0);
+    let says = |report: &SimReport| report.to_string().contains(" cached ");
+    assert!(says(&most) && !says(&none) && most.title.contains("90 % of prompts seen before"), "{most}");
 }
 
 #[test]

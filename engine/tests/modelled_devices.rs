@@ -18,6 +18,7 @@ fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
         lengths: Lengths::exactly(30, 50),
         acceptance: Acceptance::mixed(),
         max_context: 128,
+        cached_prompts: 0.0,
         faults,
         seed,
     }
@@ -42,9 +43,10 @@ fn device() -> Roofline {
     Roofline::new(Hardware::H100, Pair::QWEN3, &[8, 16, 32])
 }
 
+/// With a prefix cache, if prompts begin alike.
 fn run(workload: &Workload, policy: Policy, deviation: Deviation) -> Report {
     let roofline = device();
-    let config = config(policy, &roofline);
+    let config = EngineConfig { prefix_cache: workload.shares_prompts(), ..config(policy, &roofline) };
     let device = workload.device(16, roofline).deviating(deviation);
     Simulation::new(config, device).expect("the configuration is sound").run(workload.happenings())
 }
@@ -58,7 +60,7 @@ proptest! {
         policy in prop_oneof![Just("fixed:5"), Just("budget"), Just("faser"), Just("faser")],
         (draft, verify, noise) in (0.5..3.0f64, 0.5..3.0f64, 0.0..0.3f64),
         per_s in 1.0..12.0f64,
-        faulty in any::<bool>(),
+        (faulty, cached_prompts) in (any::<bool>(), prop_oneof![Just(0.0), 0.1..1.0f64]),
         seed in 0..1000u64,
     ) {
         let every = |faulty: bool, ms| faulty.then(|| Duration::from_millis(ms));
@@ -67,7 +69,7 @@ proptest! {
             device_lost_every: every(faulty, 2500),
             slow_lane_every: every(faulty, 700),
         };
-        let workload = workload(per_s, faults, seed);
+        let workload = Workload { cached_prompts, ..workload(per_s, faults, seed) };
         let report = run(&workload, policy.parse().expect("a policy"), Deviation { draft, verify, noise });
         let device = workload.device(16, device());
         for (_, happening) in workload.happenings() {
@@ -101,6 +103,36 @@ fn a_device_slower_than_its_tables_takes_as_much_longer() {
     let ratio = slower.any_lane_busy.as_secs_f64() / told.any_lane_busy.as_secs_f64();
     // Larger batches win some of it back.
     assert!((1.3..2.05).contains(&ratio), "{ratio}");
+}
+
+/// What begins alike is cached, and drafted as well as if it began for itself.
+#[test]
+fn prompts_seen_before_come_from_the_cache_and_are_of_their_own_difficulty() {
+    let workload = |cached_prompts| Workload {
+        cached_prompts,
+        lengths: Lengths::exactly(78, 50),
+        duration: Duration::from_secs(20),
+        ..workload(6.0, Faults::default(), 3)
+    };
+    let brought = |share| run(&workload(share), Policy::Fixed { k: 4 }, Deviation::default());
+    let [none, half, all] = [0.0, 0.5, 1.0].map(brought);
+    let cached = |report: &Report| {
+        let usage = report.outcomes.values().map(|outcome| outcome.usage);
+        let (cached, prompt) =
+            usage.fold((0, 0), |sum, u| (sum.0 + u.cached_tokens, sum.1 + u.prompt_tokens));
+        cached as f64 / prompt as f64
+    };
+    // 62 of 78 tokens are common; six classes begin cold.
+    assert_eq!(cached(&none), 0.0);
+    assert!((0.3..0.41).contains(&cached(&half)), "{}", cached(&half));
+    assert!((0.65..=62.0 / 78.0).contains(&cached(&all)), "{}", cached(&all));
+    assert!(all.any_lane_busy < none.any_lane_busy);
+    let acceptance = |report: &Report| {
+        let totals = &report.view.totals;
+        totals.accepted_tokens as f64 / totals.draft_tokens as f64
+    };
+    let [none, all] = [acceptance(&none), acceptance(&all)];
+    assert!((none - all).abs() < 0.03, "{none} and {all}");
 }
 
 /// An oracle's drafts are all accepted, it changes no text, and what it does not draft costs nothing.

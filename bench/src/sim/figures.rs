@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use faser_engine::record::PassRecord;
 use faser_engine::sim::{Outcome, Report};
-use faser_engine::{FinishReason, LaneKind};
+use faser_engine::{FinishReason, LaneKind, Usage};
 use serde::Serialize;
 
 use crate::Quantiles;
@@ -54,6 +54,8 @@ pub struct Figures {
     pub batch_mean: f64,
     /// Sequences preempted for want of KV.
     pub preemptions: u64,
+    /// Share of the prompts' tokens whose KV came from the prefix cache.
+    pub cached_prompt_tokens: f64,
     /// The run over time.
     pub timeline: Vec<Moment>,
 }
@@ -101,6 +103,9 @@ impl Figures {
         let drafts =
             || report.passes.iter().filter(|pass| pass.lane == LaneKind::Draft && pass.proposals > 0);
         let steps: usize = drafts().map(|pass| pass.steps).sum();
+        let prompts = |of: fn(&Usage) -> usize| {
+            report.outcomes.values().map(|outcome| of(&outcome.usage)).sum::<usize>() as f64
+        };
         let most = verify.iter().map(|pass| pass.partition).max().unwrap_or(0);
         let on = |partition| {
             ratio(verify.iter().filter(|p| p.partition == partition).count() as f64, verify.len() as f64)
@@ -130,6 +135,10 @@ impl Figures {
             partitions: (0..=most).map(on).collect(),
             batch_mean: batch_mean(&verify),
             preemptions: totals.preemptions,
+            cached_prompt_tokens: ratio(
+                prompts(|usage| usage.cached_tokens),
+                prompts(|usage| usage.prompt_tokens),
+            ),
             timeline: timeline(&verify),
         }
     }

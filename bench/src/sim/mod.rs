@@ -162,6 +162,8 @@ pub struct SimSpec {
     pub lengths: Lengths,
     /// When the draft is right.
     pub acceptance: Acceptance,
+    /// Share of the requests whose prompt was seen before, all but its end.
+    pub cached_prompts: f64,
     /// How the device's times deviate from the tables the engine is given.
     pub deviation: Deviation,
     /// What goes wrong.
@@ -363,13 +365,17 @@ impl SimSpec {
             lengths: self.lengths,
             acceptance: self.acceptance.clone(),
             max_context: self.max_context,
+            cached_prompts: self.cached_prompts,
             faults: self.faults,
             seed: self.seed,
         };
         let roofline = Roofline::new(self.hardware, self.pair, &self.draft_sms);
         let free = bound.is_some_and(Bound::drafts_for_nothing);
         let roofline = if free { roofline.with_free_drafts() } else { roofline };
-        let config = self.config(policy, load, roofline.tables());
+        let config = EngineConfig {
+            prefix_cache: workload.shares_prompts(),
+            ..self.config(policy, load, roofline.tables())
+        };
         let device = workload.device(BLOCK_TOKENS, roofline).deviating(self.deviation);
         let device = if bound.is_some_and(Bound::is_oracle) { device.with_oracle() } else { device };
         let simulation = Simulation::new(config, device)?.counting_until(self.duration);
@@ -391,7 +397,6 @@ impl SimSpec {
             partitions,
             target_layers: self.pair.target.layers,
             speculation: SpeculationBounds::default(),
-            // Simulated prompts share nothing.
             prefix_cache: false,
             tuning: Tuning {
                 max_running,
@@ -411,6 +416,8 @@ impl fmt::Display for SimSpec {
             write!(f, "preset {preset}: ")?;
         }
         let precision = if pair.target.weight_bytes < 2.0 { " in FP8" } else { "" };
+        let seen = 100.0 * self.cached_prompts;
+        let seen = if seen > 0.0 { format!(", {seen:.0} % of prompts seen before") } else { String::new() };
         // To the microsecond.
         let step_ms = (1e6 * pair.draft_step_s).round() / 1e3;
         let step = if step_ms > 0.0 { format!("{step_ms} ms") } else { "as modelled".to_owned() };
@@ -422,7 +429,7 @@ impl fmt::Display for SimSpec {
         };
         write!(
             f,
-            "{} for {}{precision} on {} x {}{joined}, draft step {step}, {} lengths, KV for {kv_tokens} tokens, {} s, seed {seed}",
+            "{} for {}{precision} on {} x {}{joined}, draft step {step}, {} lengths{seen}, KV for {kv_tokens} tokens, {} s, seed {seed}",
             pair.draft.name,
             pair.target.name,
             pair.gpus,

@@ -7,7 +7,7 @@ use super::{Contender, SimReport, SimRun};
 /// A column of figures: its title, its width, and what it says of a run. One that says nothing of any run is not there.
 struct Column(&'static str, usize, fn(&SimRun) -> Option<String>);
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 15] = [
     Column("tokens/s", 8, |run| Some(format!("{:.1}", run.figures.tokens_per_s))),
     Column("latency s", 9, |run| Some(format!("{:.2}", run.figures.latency_mean_s))),
     Column("left", 6, |run| run.left.map(|left| format!("{left:.2}x"))),
@@ -21,6 +21,10 @@ const COLUMNS: [Column; 14] = [
     Column("wasted", 7, |run| Some(format!("{:.2}", run.figures.wasted_rows))),
     Column("pruned", 7, |run| Some(format!("{:.3}", run.figures.pruned))),
     Column("overlap", 7, |run| Some(format!("{:.2}", run.figures.overlap))),
+    Column("cached", 6, |run| {
+        let cached = run.figures.cached_prompt_tokens;
+        (cached > 0.0).then(|| format!("{cached:.2}"))
+    }),
     Column("batch", 8, |run| Some(format!("{:.1}", run.figures.batch_mean))),
 ];
 

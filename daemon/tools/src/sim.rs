@@ -44,6 +44,7 @@ Examples:
   faser sim --arrivals swing --rates 3 --policy fixed:6 --policy faser --bounds    how much is left for any policy to gain
   faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
   faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
+  faser sim --lengths longbench --cached-prompts 0.8 --rates 2 --preset eager-drafts      prompts that mostly begin alike
   faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
   faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.svg      what both lanes did, as a picture")]
 pub struct SimArgs {
@@ -103,6 +104,9 @@ pub struct SimArgs {
     /// Probability that the draft is right, the same for all; without it a mix of classes.
     #[arg(long, value_name = "P")]
     pub acceptance: Option<f64>,
+    /// Share of the requests whose prompt was seen before, all but its last 16 tokens; those of a class begin alike. The prefix cache is on.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub cached_prompts: f64,
     /// How requests come: poisson, swing or bursts.
     #[arg(long, default_value = "poisson", value_parser = ["poisson", "swing", "bursts"])]
     pub arrivals: String,
@@ -253,8 +257,9 @@ impl SimArgs {
         if !(self.swing.is_finite() && self.swing >= 1.0) || self.duration == 0 {
             return wrong("--swing and --duration must be at least 1");
         }
-        if ![self.cancelled, self.acceptance.unwrap_or(0.0)].iter().all(|p| (0.0..=1.0).contains(p)) {
-            return wrong("--cancelled and --acceptance are probabilities, 0 to 1");
+        let shares = [self.cancelled, self.acceptance.unwrap_or(0.0), self.cached_prompts];
+        if !shares.iter().all(|p| (0.0..=1.0).contains(p)) {
+            return wrong("--cancelled, --acceptance and --cached-prompts are probabilities, 0 to 1");
         }
         // Years are enough, and fit.
         let seconds = |s: Option<f64>| s.is_none_or(|s| (0.0..=1e9).contains(&s));
@@ -314,6 +319,7 @@ impl SimArgs {
             max_context: self.max_context.unwrap_or(kv_tokens.next_multiple_of(16).min(8192)),
             lengths: self.lengths,
             acceptance: self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from),
+            cached_prompts: self.cached_prompts,
             deviation: Deviation { draft: self.error, verify: self.error, noise: self.noise },
             faults: Faults {
                 cancelled: self.cancelled,
@@ -554,6 +560,7 @@ mod tests {
             ("--draft-step NaN", "--draft-step"),
             ("--device a100 --pair llama3 --fp8", "--fp8"),
             ("--acceptance 2", "--acceptance"),
+            ("--cached-prompts 1.1", "--cached-prompts"),
             ("--draft-sms 132", "132"),
             ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),
             ("--pair llama3 --tp 3", "--tp"),

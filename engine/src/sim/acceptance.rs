@@ -38,7 +38,7 @@ pub struct TextClass {
 pub enum Acceptance {
     /// The same for all requests; confidence is exact, spread evenly around it.
     Even(f64),
-    /// By class, request and place. A request's first token, modulo the number of classes, is its class.
+    /// By class, request and place. A request's first token, modulo the number of classes, is its class, unless prompts begin alike.
     Classes(Vec<TextClass>),
 }
 

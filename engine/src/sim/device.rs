@@ -4,7 +4,7 @@
 //! it was given leads to the sequence's own history. The target's token is a hash of the fingerprint; whether the draft
 //! agrees is up to its `Acceptance`, another function of the prefix.
 
-use super::acceptance::Acceptance;
+use super::acceptance::{Acceptance, Origin};
 use super::costs::{Deviation, DeviceCosts};
 use super::kv::{Prefix, SimLane};
 use super::lanes::PlanOut;
@@ -21,6 +21,8 @@ pub struct SimDevice {
     block_size: usize,
     vocabulary: u32,
     acceptance: Acceptance,
+    /// Of each request by its number, where its first tokens do not tell.
+    origins: Vec<Origin>,
     oracle: bool,
     seed: u64,
     draft: SimLane,
@@ -43,6 +45,7 @@ impl SimDevice {
             block_size,
             vocabulary,
             acceptance: acceptance.into(),
+            origins: Vec::new(),
             oracle: false,
             seed,
             draft: SimLane::new(block_size),
@@ -53,6 +56,11 @@ impl SimDevice {
     /// The same device, its passes taking other times than its costs say.
     pub fn deviating(self, deviation: Deviation) -> SimDevice {
         SimDevice { deviation, ..self }
+    }
+
+    /// The same device, told what requests are, by their numbers, where several begin alike.
+    pub(super) fn knowing(self, origins: Vec<Origin>) -> SimDevice {
+        SimDevice { origins, ..self }
     }
 
     /// The same device, its draft an oracle: it ends every chunk before its first wrong proposal, so that all that is verified is right.
@@ -98,7 +106,7 @@ impl SimDevice {
             let before = plan.outcome.proposals.len();
             let mut survival = chunk.stop.survival;
             for step in 0..chunk.steps {
-                let (token, confidence) = self.draft_token(&prefix);
+                let (token, confidence) = self.draft_token(chunk.seq, &prefix);
                 if self.oracle && token != self.target_token(&prefix) {
                     break;
                 }
@@ -223,9 +231,12 @@ impl SimDevice {
     }
 
     /// The draft's token and its confidence.
-    fn draft_token(&self, prefix: &Prefix) -> (TokenId, f32) {
+    fn draft_token(&self, seq: SeqId, prefix: &Prefix) -> (TokenId, f32) {
         let token = self.target_token(prefix);
-        let (right, confidence) = self.acceptance.draw(self.seed, prefix.fingerprint, &prefix.origin);
+        let length = prefix.origin.length;
+        let known = usize::try_from(seq.0).ok().and_then(|number| self.origins.get(number));
+        let origin = known.map_or(prefix.origin, |known| Origin { length, ..*known });
+        let (right, confidence) = self.acceptance.draw(self.seed, prefix.fingerprint, &origin);
         (if right { token } else { (token + 1) % self.vocabulary }, confidence)
     }
 }

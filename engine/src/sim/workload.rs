@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
-use super::acceptance::Acceptance;
+use super::acceptance::{Acceptance, Origin};
 use super::arrivals::Arrivals;
+use super::kv::Prefix;
 use super::lengths::Lengths;
-use super::random::Random;
+use super::random::{Random, mix, uniform};
 use super::{Happening, SimDevice};
 use crate::plan::LaneKind;
 use crate::request::{Request, SeqId, TokenId};
 
 /// Tokens of the simulated vocabulary.
 const VOCABULARY: u32 = 32_000;
+
+/// Tokens of its own at the end of a prompt that was seen before, at least.
+const OWN_TOKENS: usize = 16;
 
 /// What clients do.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +30,8 @@ pub struct Workload {
     pub acceptance: Acceptance,
     /// Tokens of a sequence at most.
     pub max_context: usize,
+    /// Share of the requests whose prompt was seen before, all but its last 16 tokens: those of a class begin alike.
+    pub cached_prompts: f64,
     /// What goes wrong.
     pub faults: Faults,
     /// The same seed gives the same workload.
@@ -47,27 +53,52 @@ impl Workload {
     /// Everything that happens, the same for the same seed.
     pub fn happenings(&self) -> Vec<(Duration, Happening)> {
         let mut random = Random::new(self.seed);
-        let classes = self.acceptance.classes();
         let mut happenings = Vec::new();
-        for (seq, at) in (0..).map(SeqId).zip(self.arrivals.times(self.duration, random.next())) {
-            let (prompt, max_new_tokens) = self.lengths.draw(&mut random, self.max_context);
+        for Client { arrives, request, leaves, .. } in self.clients(&mut random) {
+            let seq = request.seq;
+            happenings.push((arrives, Happening::Arrival(request)));
+            happenings.extend(leaves.map(|at| (at, Happening::Cancel(seq))));
+        }
+        self.break_things(&mut random, &mut happenings);
+        happenings
+    }
+
+    /// Those who come, in the order of their numbers.
+    fn clients(&self, random: &mut Random) -> Vec<Client> {
+        let classes = self.acceptance.classes();
+        let times = self.arrivals.times(self.duration, random.next());
+        let client = |(seq, arrives): (SeqId, Duration)| {
+            let (length, max_new_tokens) = self.lengths.draw(random, self.max_context);
             let mut share = random.uniform() * classes.iter().map(|class| class.share).sum::<f64>();
             let class = classes.iter().position(|class| {
                 share -= class.share;
                 share < 0.0
             });
             let class = class.unwrap_or(0) as TokenId;
-            let tokens = (1..prompt).map(|_| random.below(u64::from(VOCABULARY)) as TokenId);
-            let prompt: Vec<TokenId> = [class].into_iter().chain(tokens).collect();
-            let request = Request::new(seq, prompt, max_new_tokens);
-            happenings.push((at, Happening::Arrival(request)));
-            if random.uniform() < self.faults.cancelled {
-                happenings
-                    .push((at + Duration::from_secs_f64(random.exponential(3.0)), Happening::Cancel(seq)));
+            let tokens = (1..length).map(|_| random.below(u64::from(VOCABULARY)) as TokenId);
+            let mut prompt: Vec<TokenId> = [class].into_iter().chain(tokens).collect();
+            let origin = Prefix::of(&prompt).origin;
+            // Lengths, classes and all else are those of the same seed with other shares.
+            if uniform(mix(self.seed ^ 0xcac4ed).wrapping_add(seq.0)) < self.cached_prompts {
+                let common = length.saturating_sub(OWN_TOKENS);
+                (1..common).for_each(|place| prompt[place] = self.common_token(class, place));
             }
-        }
-        self.break_things(&mut random, &mut happenings);
-        happenings
+            let leaves = random.uniform() < self.faults.cancelled;
+            let leaves = leaves.then(|| arrives + Duration::from_secs_f64(random.exponential(3.0)));
+            Client { arrives, request: Request::new(seq, prompt, max_new_tokens), origin, leaves }
+        };
+        (0..).map(SeqId).zip(times).map(client).collect()
+    }
+
+    /// A token of the beginning that prompts of a class have in common.
+    fn common_token(&self, class: TokenId, place: usize) -> TokenId {
+        let place = mix(u64::from(class) << 32 ^ place as u64);
+        (mix(self.seed.rotate_left(31) ^ place) % u64::from(VOCABULARY)) as TokenId
+    }
+
+    /// Whether prompts begin alike, so that a prefix cache has something to find.
+    pub fn shares_prompts(&self) -> bool {
+        self.cached_prompts > 0.0
     }
 
     fn break_things(&self, random: &mut Random, happenings: &mut Vec<(Duration, Happening)>) {
@@ -90,8 +121,24 @@ impl Workload {
 
     /// A device on which these texts are written.
     pub fn device(&self, block_size: usize, costs: impl Into<super::DeviceCosts>) -> SimDevice {
-        SimDevice::new(self.seed, VOCABULARY, self.acceptance.clone(), block_size, costs)
+        let device = SimDevice::new(self.seed, VOCABULARY, self.acceptance.clone(), block_size, costs);
+        if !self.shares_prompts() {
+            return device;
+        }
+        // What begins alike is still of a difficulty of its own.
+        let clients = self.clients(&mut Random::new(self.seed));
+        device.knowing(clients.into_iter().map(|client| client.origin).collect())
     }
+}
+
+/// One who comes.
+struct Client {
+    arrives: Duration,
+    request: Request,
+    /// What its prompt is about, by its first tokens if it had them alone.
+    origin: Origin,
+    /// When it leaves without having everything.
+    leaves: Option<Duration>,
 }
 
 #[cfg(test)]
@@ -105,6 +152,7 @@ mod tests {
             lengths: Lengths::exactly(20, 30),
             acceptance: Acceptance::mixed(),
             max_context: 100,
+            cached_prompts: 0.0,
             faults: Faults {
                 cancelled: 0.1,
                 device_lost_every: Some(Duration::from_secs(30)),
@@ -112,6 +160,40 @@ mod tests {
             },
             seed,
         }
+    }
+
+    fn prompts(cached_prompts: f64) -> Vec<Vec<TokenId>> {
+        let lengths = Lengths::named("humaneval").expect("a preset");
+        let workload = Workload { cached_prompts, lengths, max_context: 2000, ..workload(1) };
+        let arrivals = workload.happenings().into_iter().filter_map(|(_, happening)| match happening {
+            Happening::Arrival(request) => Some(request.prompt.to_vec()),
+            _ => None,
+        });
+        arrivals.collect()
+    }
+
+    /// How many tokens two prompts begin with in common.
+    fn in_common(a: &[TokenId], b: &[TokenId]) -> usize {
+        a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    }
+
+    #[test]
+    fn prompts_seen_before_begin_like_others_of_their_class_and_end_for_themselves() {
+        let [none, some, all] = [0.0, 0.4, 1.0].map(prompts);
+        assert!(none.windows(2).all(|pair| in_common(&pair[0], &pair[1]) < 4));
+        let changed = none.iter().zip(&some).filter(|(a, b)| a != b).count() as f64 / none.len() as f64;
+        assert!((0.36..0.44).contains(&changed), "{changed}");
+        for (own, shared) in none.iter().zip(&all) {
+            let tail = own.len().saturating_sub(OWN_TOKENS).max(1);
+            assert_eq!((own.len(), own[0], &own[tail..]), (shared.len(), shared[0], &shared[tail..]));
+        }
+        let longest = all.iter().filter(|prompt| prompt[0] == 0).max_by_key(|prompt| prompt.len());
+        let longest = longest.expect("a chat");
+        for prompt in all.iter().filter(|prompt| prompt[0] == 0) {
+            assert!(in_common(prompt, longest) >= prompt.len() - OWN_TOKENS, "{}", prompt.len());
+        }
+        let code = all.iter().find(|prompt| prompt[0] == 1).expect("code");
+        assert!(in_common(code, longest) == 0 && in_common(&code[1..], &longest[1..]) < 4);
     }
 
     #[test]
