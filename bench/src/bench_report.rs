@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::stats::{differ, median};
-use crate::{BenchSpec, KMax, Quantiles};
+use crate::{Attained, BenchSpec, KMax, Quantiles};
 
 /// One run: one concurrency and one k, `requests` requests.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +36,8 @@ pub struct Run {
     pub itl: Quantiles,
     /// Per request: first to last text, over its output tokens but one.
     pub tpot: Quantiles,
+    /// How the latency targets were met, if there are any; a request that failed missed them.
+    pub attained: Option<Attained>,
     /// The texts by request, to compare runs; not part of the JSON.
     #[serde(skip)]
     pub texts: Vec<Option<String>>,
@@ -60,6 +62,8 @@ pub struct Cell {
     pub itl: Quantiles,
     /// Medians of the quantiles of TPOT.
     pub tpot: Quantiles,
+    /// Medians of how the latency targets were met, if there are any.
+    pub attained: Option<Attained>,
 }
 
 /// A whole benchmark.
@@ -109,6 +113,7 @@ fn cell(runs: &[Run], concurrency: usize, k: KMax, first_k: KMax) -> Option<Cell
         ttft: quantiles(|run| run.ttft),
         itl: quantiles(|run| run.itl),
         tpot: quantiles(|run| run.tpot),
+        attained: Attained::median_of(own.iter().map(|run| run.attained)),
     })
 }
 
@@ -118,13 +123,20 @@ impl fmt::Display for Report {
         let base = self.spec.k.first().map_or_else(String::new, |k| format!("vs k={k}"));
         writeln!(
             f,
-            "{:>11} {:>7} {:>9} {base:>10} {:>25} {:>25} {:>8} {:>6}",
-            "concurrency", "k", "tokens/s", "TTFT ms p50/p90/p99", "ITL ms p50/p90/p99", "TPOT ms", "failed"
+            "{:>11} {:>7} {:>9} {base:>10} {:>25} {:>25} {:>8} {:>6}{}",
+            "concurrency",
+            "k",
+            "tokens/s",
+            "TTFT ms p50/p90/p99",
+            "ITL ms p50/p90/p99",
+            "TPOT ms",
+            "failed",
+            if self.cells.iter().any(|cell| cell.attained.is_some()) { "   met  met/s" } else { "" }
         )?;
         for cell in &self.cells {
             writeln!(
                 f,
-                "{:>11} {:>7} {:>9.1} {:>9.2}x {:>25} {:>25} {:>8.2} {:>6}",
+                "{:>11} {:>7} {:>9.1} {:>9.2}x {:>25} {:>25} {:>8.2} {:>6}{}",
                 cell.concurrency,
                 cell.k,
                 cell.output_tokens_per_s,
@@ -132,7 +144,8 @@ impl fmt::Display for Report {
                 three(&cell.ttft),
                 three(&cell.itl),
                 cell.tpot.median_ms,
-                cell.failed
+                cell.failed,
+                cell.attained.map_or_else(String::new, |attained| attained.to_string())
             )?;
         }
         let spec = &self.spec;
@@ -174,6 +187,7 @@ mod tests {
             ttft: Quantiles::default(),
             itl: Quantiles::default(),
             tpot: Quantiles::default(),
+            attained: None,
             texts: vec![Some(text.to_owned())],
         }
     }
@@ -205,6 +219,21 @@ mod tests {
         assert!((report.cells[0].ratio - 1.0).abs() < 1e-12);
         assert!((report.cells[1].output_tokens_per_s - 200.0).abs() < 1e-12);
         assert!(report.to_string().contains("every request got the same text"));
+    }
+
+    #[test]
+    fn targets_have_columns_of_medians_where_there_are_any() {
+        let attained = |attainment| Some(Attained { attainment, request_goodput: 2.0 * attainment });
+        let runs = [0.25, 0.75, 0.5].into_iter().enumerate();
+        let runs = runs.map(|(repeat, share)| Run { attained: attained(share), ..run(0, repeat, 1.0, "a") });
+        let held = report(runs.collect());
+        assert_eq!(held.cells[0].attained, attained(0.5));
+        assert!(
+            held.to_string().contains(" met/s\n") && held.to_string().contains("  0.50   1.00\n"),
+            "{held}"
+        );
+        let free = report(vec![run(0, 0, 1.0, "a")]);
+        assert!(free.cells[0].attained.is_none() && !free.to_string().contains("met"), "{free}");
     }
 
     #[test]

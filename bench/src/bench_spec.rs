@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use faser_engine::K_LIMIT;
 use serde::{Serialize, Serializer};
 
-use crate::{BenchError, Prompts};
+use crate::{BenchError, Prompts, Targets};
 
 /// The bound a request puts on its speculative length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,8 @@ pub struct BenchSpec {
     pub warm_up: bool,
     /// Longest time one request may take before it counts as failed.
     pub patience: Duration,
+    /// Latency targets that answers are held to. The server is not told of them.
+    pub targets: Targets,
     /// The machine the server runs on, for the report's reader.
     pub machine: String,
     /// Sent as `Authorization: Bearer …`; in no report.
@@ -94,6 +96,7 @@ impl BenchSpec {
             prompts: Prompts::BuiltIn,
             warm_up: true,
             patience: Duration::from_secs(120),
+            targets: Targets::default(),
             machine: String::new(),
             api_key: None,
         }
@@ -124,7 +127,7 @@ impl BenchSpec {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return refuse("temperature must be a number of at least 0");
         }
-        Ok(())
+        self.targets.validate()
     }
 }
 
@@ -154,6 +157,10 @@ mod tests {
             (BenchSpec { requests: 0, ..good.clone() }, "requests"),
             (BenchSpec { repeats: 0, ..good.clone() }, "repeats"),
             (BenchSpec { temperature: f32::NAN, ..good.clone() }, "temperature"),
+            (
+                BenchSpec { targets: Targets { ttft_ms: Some(0.0), tpot_ms: None }, ..good.clone() },
+                "TTFT target",
+            ),
         ];
         for (spec, name) in cases {
             let message = spec.validate().unwrap_err().to_string();

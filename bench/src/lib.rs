@@ -14,6 +14,7 @@ mod load;
 mod prompts;
 pub mod sim;
 mod stats;
+mod targets;
 mod timed_stream;
 pub mod trace;
 
@@ -23,3 +24,4 @@ pub use error::BenchError;
 pub use load::{Progress, run};
 pub use prompts::{Prompt, Prompts};
 pub use stats::Quantiles;
+pub use targets::{Answered, Attained, Targets};

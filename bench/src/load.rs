@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use serde::Deserialize;
 
 use crate::{
-    BenchError, BenchSpec, KMax, Prompt, Quantiles, Report, Run,
+    Answered, BenchError, BenchSpec, KMax, Prompt, Quantiles, Report, Run, Targets,
     timed_stream::{Caller, Sample},
 };
 
@@ -159,7 +159,7 @@ async fn one_run(
     let wall = started.elapsed();
     let mut answers = answers.into_inner();
     answers.sort_by_key(|(index, _)| *index);
-    summarise(answers, repeat, concurrency, k, wall)
+    summarise(answers, repeat, concurrency, k, wall, &caller.spec.targets)
 }
 
 fn summarise(
@@ -168,8 +168,12 @@ fn summarise(
     concurrency: usize,
     k: KMax,
     wall: Duration,
+    targets: &Targets,
 ) -> Result<Run, BenchError> {
     let requests = answers.len();
+    let answered = |sample: &Sample| Answered { ttft: sample.ttft, tpot: tpot(sample) };
+    let attained =
+        targets.attained(answers.iter().map(|(_, answer)| answer.as_ref().ok().map(answered)), wall);
     let mut first_failure = None;
     let mut texts = Vec::with_capacity(requests);
     let mut samples = Vec::with_capacity(requests);
@@ -202,6 +206,7 @@ fn summarise(
         ttft: Quantiles::of(&ttfts),
         itl: Quantiles::of(&gaps),
         tpot: Quantiles::of(&tpots),
+        attained,
         texts,
     })
 }
@@ -215,6 +220,7 @@ fn tpot(sample: &Sample) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Attained;
 
     #[test]
     fn every_combination_runs_in_every_repeat_and_k_turns_around() {
@@ -242,7 +248,11 @@ mod tests {
     #[test]
     fn a_run_without_answers_is_an_error_and_one_failure_is_counted() {
         let fail = |index| (index, Err("429: queue full".to_owned()));
-        let none = summarise(vec![fail(0), fail(1)], 0, 2, KMax::AtMost(4), Duration::from_secs(1));
+        let targets = Targets { ttft_ms: Some(5.0), tpot_ms: Some(1.0) };
+        let summarise = |answers, wall_s| {
+            summarise(answers, 0, 2, KMax::AtMost(4), Duration::from_secs(wall_s), &targets)
+        };
+        let none = summarise(vec![fail(0), fail(1)], 1);
         assert!(none.unwrap_err().to_string().contains("429"));
         let sample = Sample {
             ttft: Duration::from_millis(5),
@@ -251,8 +261,9 @@ mod tests {
             usage: crate::timed_stream::Usage { prompt_tokens: 3, completion_tokens: 5 },
             text: "abc".into(),
         };
-        let run =
-            summarise(vec![(0, Ok(sample)), fail(1)], 0, 2, KMax::AtMost(4), Duration::from_secs(2)).unwrap();
+        let run = summarise(vec![(0, Ok(sample)), fail(1)], 2).unwrap();
+        // What failed missed its targets.
+        assert_eq!(run.attained, Some(Attained { attainment: 0.5, request_goodput: 0.5 }));
         assert_eq!((run.failed, run.output_tokens), (1, 5));
         assert!((run.output_tokens_per_s - 2.5).abs() < 1e-12);
         assert!((run.tpot.median_ms - 1.0).abs() < 1e-9);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use faser_bench::Targets;
 use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::record::Mark;
@@ -23,6 +24,7 @@ fn spec() -> SimSpec {
         lengths: Lengths::exactly(20, 40),
         acceptance: Acceptance::mixed(),
         cached_prompts: 0.0,
+        targets: Targets::default(),
         deviation: Deviation { noise: 0.02, ..Deviation::default() },
         faults: Faults::default(),
         duration: Duration::from_secs(10),
@@ -129,6 +131,35 @@ fn prompts_seen_before_bring_the_first_token_sooner() {
     assert_eq!(none.runs[0].figures.cached_prompt_tokens, 0.0);
     let says = |report: &SimReport| report.to_string().contains(" cached ");
     assert!(says(&most) && !says(&none) && most.title.contains("90 % of prompts seen before"), "{most}");
+}
+
+#[test]
+fn targets_are_met_by_those_that_are_served_in_time() {
+    let brought = |ttft_ms, tpot_ms, faults| {
+        let targets = Targets { ttft_ms: Some(ttft_ms), tpot_ms: Some(tpot_ms) };
+        let lengths = Lengths::exactly(100, 40);
+        compare(&SimSpec { targets, lengths, faults, ..spec() }, &["off"], &[poisson(4.0)])
+    };
+    let attained = |ttft_ms, tpot_ms| {
+        let report = brought(ttft_ms, tpot_ms, Faults::default());
+        report.runs[0].figures.attained.expect("there are targets")
+    };
+    // A pass takes 24 ms at least, and a prompt one pass.
+    let [never, always] = [attained(1e4, 20.0), attained(1e4, 100.0)];
+    assert_eq!((never.attainment, never.request_goodput), (0.0, 0.0));
+    assert_eq!(always.attainment, 1.0);
+    assert!((2.0..4.5).contains(&always.request_goodput), "{always:?}");
+    let some = attained(40.0, 100.0).attainment;
+    assert!((0.05..0.95).contains(&some), "{some}");
+    // Who leaves does not count.
+    let leaving = brought(1e4, 100.0, Faults { cancelled: 0.5, ..Faults::default() });
+    let figures = &leaving.runs[0].figures;
+    assert!(figures.others > 3 && figures.attained.is_some_and(|a| a.attainment == 1.0), "{leaving}");
+    assert!(leaving.to_string().contains(" met/s "), "{leaving}");
+    assert!(leaving.title.ends_with(", seed 1, TTFT target 10000 ms, TPOT target 100 ms"), "{leaving}");
+    assert!(serde_json::to_value(&leaving).unwrap()["runs"][0]["figures"]["attained"]["attainment"] == 1.0);
+    let none = compare(&spec(), &["off"], &[poisson(1.0)]);
+    assert!(none.runs[0].figures.attained.is_none() && !none.to_string().contains(" met "), "{none}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use faser_engine::sim::{
     Simulation, Workload,
 };
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, LaneKind, Policy, Request, SeqId, SpeculationBounds, Tuning,
+    DraftSource, EngineConfig, FinishReason, LaneKind, Policy, Request, SeqId, Slo, SpeculationBounds, Tuning,
 };
 use proptest::prelude::*;
 
@@ -19,6 +19,7 @@ fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
         acceptance: Acceptance::mixed(),
         max_context: 128,
         cached_prompts: 0.0,
+        slo: Slo::default(),
         faults,
         seed,
     }

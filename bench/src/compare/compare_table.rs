@@ -12,7 +12,7 @@ impl fmt::Display for Comparison {
             writeln!(f, "\n{load}, {}", self.requests(load))?;
             writeln!(
                 f,
-                "{:<14} {:>8} {:>18} {:>8} {:>18} {:>8} {:>18} {:>5} {:>6} {:>6} {:>7} {:>6} {:>8} {:>9} {:>13}",
+                "{:<14} {:>8} {:>18} {:>8} {:>18} {:>8} {:>18} {:>5} {:>6} {:>6} {:>7} {:>6} {:>8} {:>9} {:>13}{}",
                 "policy",
                 "tokens/s",
                 format!("vs {first}"),
@@ -27,7 +27,8 @@ impl fmt::Display for Comparison {
                 "rows",
                 "pass ms",
                 "predicted",
-                "off by %"
+                "off by %",
+                if self.cells.iter().any(|cell| cell.attained.is_some()) { "   met  met/s" } else { "" }
             )?;
             for cell in self.cells.iter().filter(|cell| cell.load == load) {
                 let name = self.policies.get(cell.policy).map_or("", String::as_str);
@@ -65,7 +66,7 @@ fn line(f: &mut fmt::Formatter<'_>, name: &str, cell: &Cell) -> fmt::Result {
     let passes = &cell.passes;
     writeln!(
         f,
-        "{name:<14} {:>8.1} {:>18} {:>8.1} {:>18} {:>8.1} {:>18} {:>5.2} {:>6} {:>6.3} {:>7.2} {:>6.1} {:>8.2} {:>9} {:>13}",
+        "{name:<14} {:>8.1} {:>18} {:>8.1} {:>18} {:>8.1} {:>18} {:>5.2} {:>6} {:>6.3} {:>7.2} {:>6.1} {:>8.2} {:>9} {:>13}{}",
         cell.tokens_per_s,
         spread(&cell.throughput),
         cell.latency_mean_ms,
@@ -80,6 +81,7 @@ fn line(f: &mut fmt::Formatter<'_>, name: &str, cell: &Cell) -> fmt::Result {
         passes.verify_ms,
         known(passes.predicted_ms, 1.0, 2),
         format!("{} / {}", known(passes.error_median, 100.0, 1), known(passes.error_mean, 100.0, 1)),
+        cell.attained.map_or_else(String::new, |attained| attained.to_string())
     )
 }
 

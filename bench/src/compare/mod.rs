@@ -7,8 +7,8 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::Quantiles;
 use crate::stats::{differ, median};
+use crate::{Attained, Quantiles};
 
 pub use pass_figures::PassFigures;
 
@@ -60,6 +60,8 @@ pub struct Run {
     pub latency: Quantiles,
     /// A request's arrival to its first token.
     pub ttft: Quantiles,
+    /// How the latency targets were met, if there are any.
+    pub attained: Option<Attained>,
     /// What the engine counted.
     pub passes: PassFigures,
     /// A hash of each request's tokens, to compare runs; not part of the JSON.
@@ -108,6 +110,8 @@ pub struct Cell {
     pub latency_p99_ms: f64,
     /// That against the first policy.
     pub latency_p99: Ratio,
+    /// Medians of how the latency targets were met, if there are any.
+    pub attained: Option<Attained>,
     /// What the engine counted, each figure's median.
     pub passes: PassFigures,
 }
@@ -132,6 +136,7 @@ impl Cell {
             latency: ratio(|run| run.latency_mean_ms)?,
             latency_p99_ms: over(|run| run.latency.p99_ms),
             latency_p99: ratio(|run| run.latency.p99_ms)?,
+            attained: Attained::median_of(own.iter().map(|run| run.attained)),
             passes: medians(&own),
         })
     }
@@ -206,6 +211,7 @@ mod tests {
             latency_mean_ms: 1e4 / tokens_per_s,
             latency: Quantiles { p99_ms: 2e4 / tokens_per_s, ..Quantiles::default() },
             ttft: Quantiles::default(),
+            attained: None,
             passes: PassFigures::default(),
             texts: vec![1, 2],
         }
@@ -232,10 +238,26 @@ mod tests {
         ] {
             assert!(table.contains(part), "no {part:?} in\n{table}");
         }
+        assert!(!table.contains("met"), "{table}");
         let json = serde_json::to_value(&comparison).unwrap();
         assert_eq!(json["cells"][3]["load"], "bursts of 2.5 requests/s");
         assert_eq!(json["cells"][3]["policy"], 1);
         assert_eq!(json["runs"][0]["passes"]["error_median"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn targets_have_columns_of_medians() {
+        let attained = |attainment| Some(Attained { attainment, request_goodput: 3.0 * attainment });
+        let runs = [(0, 0, 0.25), (1, 0, 0.5), (0, 1, 0.75), (1, 1, 1.0)];
+        let runs = runs.map(|(policy, repeat, share)| Run {
+            attained: attained(share),
+            ..run(LOAD, policy, repeat, 100.0)
+        });
+        let names = vec!["off".to_owned(), "faser".to_owned()];
+        let comparison = Comparison::new("a pair".into(), names, vec![LOAD], runs.to_vec());
+        assert_eq!(comparison.cells[1].attained, attained(0.75));
+        let table = comparison.to_string();
+        assert!(table.contains(" met  met/s\n") && table.contains("  0.75   2.25\n"), "{table}");
     }
 
     const LOAD: Load = Load::Streams(4);

@@ -7,7 +7,7 @@ use faser_engine::sim::{Outcome, Report};
 use faser_engine::{FinishReason, LaneKind, Usage};
 use serde::Serialize;
 
-use crate::Quantiles;
+use crate::{Answered, Attained, Quantiles, Targets};
 
 /// What a policy brought under one load.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -56,6 +56,8 @@ pub struct Figures {
     pub preemptions: u64,
     /// Share of the prompts' tokens whose KV came from the prefix cache.
     pub cached_prompt_tokens: f64,
+    /// How the latency targets were met, if there are any; clients that left before they had everything do not count.
+    pub attained: Option<Attained>,
     /// The run over time.
     pub timeline: Vec<Moment>,
 }
@@ -81,19 +83,19 @@ pub struct Moment {
 const SLICES: usize = 240;
 
 impl Figures {
-    /// The figures of a run; `until` is when its arrivals ended, or none for a backlog.
-    pub fn of(report: &Report, until: Option<Duration>) -> Figures {
+    /// The figures of a run whose requests had these targets; `until` is when its arrivals ended, or none for a backlog.
+    pub fn of(report: &Report, until: Option<Duration>, targets: &Targets) -> Figures {
         let totals = &report.view.totals;
         let whole =
             |o: &&Outcome| matches!(o.finish, Some(FinishReason::Length | FinishReason::StopToken(_)));
         let finished: Vec<&Outcome> = report.outcomes.values().filter(whole).collect();
         let latencies: Vec<Duration> = finished.iter().filter_map(|o| o.ended_after).collect();
         let ttft: Vec<Duration> = finished.iter().filter_map(|o| o.first_token_after).collect();
-        let tpot: Vec<Duration> = finished
-            .iter()
-            .filter(|o| o.tokens.len() > 1)
-            .filter_map(|o| Some((o.ended_after? - o.first_token_after?) / (o.tokens.len() as u32 - 1)))
-            .collect();
+        let tpot: Vec<Duration> = finished.iter().filter_map(|o| tpot_of(o)).collect();
+        let answered =
+            |o: &Outcome| whole(&o).then_some(Answered { ttft: o.first_token_after?, tpot: tpot_of(o) });
+        let left = |o: &&Outcome| o.finish == Some(FinishReason::Cancelled);
+        let asked = report.outcomes.values().filter(|o| !left(o)).map(answered);
         let verify: Vec<&PassRecord> =
             report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify).collect();
         let sum = |of: fn(&PassRecord) -> usize| verify.iter().map(|pass| of(pass)).sum::<usize>() as f64;
@@ -139,9 +141,16 @@ impl Figures {
                 prompts(|usage| usage.cached_tokens),
                 prompts(|usage| usage.prompt_tokens),
             ),
+            attained: targets.attained(asked, report.makespan),
             timeline: timeline(&verify),
         }
     }
+}
+
+/// Time per token after the first; none for one token.
+fn tpot_of(outcome: &Outcome) -> Option<Duration> {
+    let later = u32::try_from(outcome.tokens.len().checked_sub(1).filter(|&later| later > 0)?).ok()?;
+    Some((outcome.ended_after? - outcome.first_token_after?) / later)
 }
 
 fn batch_mean(verify: &[&PassRecord]) -> f64 {

@@ -19,7 +19,7 @@ use serde::{Serialize, Serializer};
 pub use bounds::Bound;
 pub use figures::{Figures, Moment};
 
-use crate::BenchError;
+use crate::{BenchError, Targets};
 
 /// Tokens of a KV block.
 const BLOCK_TOKENS: usize = 16;
@@ -164,6 +164,8 @@ pub struct SimSpec {
     pub acceptance: Acceptance,
     /// Share of the requests whose prompt was seen before, all but its end.
     pub cached_prompts: f64,
+    /// Latency targets of every request.
+    pub targets: Targets,
     /// How the device's times deviate from the tables the engine is given.
     pub deviation: Deviation,
     /// What goes wrong.
@@ -260,7 +262,7 @@ impl SimSpec {
         lengths: &[(usize, Report)],
         table: Option<&Policy>,
     ) -> Result<Option<SimRun>, BenchError> {
-        let of = |report: &Report| Figures::of(report, load.until(self));
+        let of = |report: &Report| self.figures(report, load);
         let simulate = |spec: &SimSpec, policy: &Policy| -> Result<_, BenchError> {
             Ok(Some((policy.clone(), of(&spec.simulate(policy.clone(), load, false)?))))
         };
@@ -297,8 +299,7 @@ impl SimSpec {
         for max_pass_rows in Bound::sizes(self.max_running, self.max_pass_rows) {
             let spec = SimSpec { max_pass_rows, ..self.clone() };
             for policy in bound.lengths(&LENGTHS).map(fixed).chain([Policy::Faser]) {
-                let report = spec.run(Some(bound), policy.clone(), load, false)?;
-                let figures = Figures::of(&report, load.until(self));
+                let figures = self.figures(&spec.run(Some(bound), policy.clone(), load, false)?, load);
                 if best.as_ref().is_none_or(|(_, best, _)| figures.latency_mean_s < best.latency_mean_s) {
                     best = Some((policy, figures, max_pass_rows));
                 }
@@ -330,7 +331,7 @@ impl SimSpec {
             let mut best = (0.0, 0);
             for k in LENGTHS {
                 let report = self.simulate(fixed(k), &backlog, false)?;
-                let rate = Figures::of(&report, None).tokens_per_s;
+                let rate = self.figures(&report, &backlog).tokens_per_s;
                 if rate > best.0 {
                     best = (rate, k);
                 }
@@ -341,6 +342,10 @@ impl SimSpec {
             last.0 = ANY;
         }
         Ok(Policy::BatchTable { steps })
+    }
+
+    fn figures(&self, report: &Report, load: &Load) -> Figures {
+        Figures::of(report, load.until(self), &self.targets)
     }
 
     /// One policy under one load; in detail for a trace.
@@ -366,6 +371,7 @@ impl SimSpec {
             acceptance: self.acceptance.clone(),
             max_context: self.max_context,
             cached_prompts: self.cached_prompts,
+            slo: self.targets.slo(),
             faults: self.faults,
             seed: self.seed,
         };
@@ -436,7 +442,14 @@ impl fmt::Display for SimSpec {
             hardware.name,
             lengths.name,
             duration.as_secs()
-        )
+        )?;
+        let Targets { ttft_ms, tpot_ms } = self.targets;
+        for (name, target) in [("TTFT", ttft_ms), ("TPOT", tpot_ms)] {
+            if let Some(ms) = target {
+                write!(f, ", {name} target {ms} ms")?;
+            }
+        }
+        Ok(())
     }
 }
 

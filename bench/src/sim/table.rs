@@ -7,7 +7,7 @@ use super::{Contender, SimReport, SimRun};
 /// A column of figures: its title, its width, and what it says of a run. One that says nothing of any run is not there.
 struct Column(&'static str, usize, fn(&SimRun) -> Option<String>);
 
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 17] = [
     Column("tokens/s", 8, |run| Some(format!("{:.1}", run.figures.tokens_per_s))),
     Column("latency s", 9, |run| Some(format!("{:.2}", run.figures.latency_mean_s))),
     Column("left", 6, |run| run.left.map(|left| format!("{left:.2}x"))),
@@ -15,6 +15,8 @@ const COLUMNS: [Column; 15] = [
     Column("ttft ms", 8, |run| Some(format!("{:.0}", run.figures.ttft.median_ms))),
     Column("tpot ms", 8, |run| Some(format!("{:.2}", run.figures.tpot_mean_ms))),
     Column("p99 ms", 8, |run| Some(format!("{:.2}", run.figures.tpot.p99_ms))),
+    Column("met", 5, |run| run.figures.attained.map(|attained| format!("{:.2}", attained.attainment))),
+    Column("met/s", 6, |run| run.figures.attained.map(|attained| format!("{:.2}", attained.request_goodput))),
     Column("k", 5, |run| Some(format!("{:.2}", run.figures.k_mean))),
     Column("steps", 5, |run| Some(format!("{:.1}", run.figures.draft_steps))),
     Column("accept", 6, |run| Some(format!("{:.2}", run.figures.acceptance))),

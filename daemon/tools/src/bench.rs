@@ -8,6 +8,8 @@ use faser_bench::{BenchSpec, KMax, Progress, Prompts};
 use faser_terminal::{println, write_json};
 use faser_topology::CpuDevice;
 
+use crate::target_args::TargetArgs;
+
 /// `faser bench`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -45,6 +47,9 @@ pub struct BenchArgs {
     /// Prompts from a JSON file: a list of strings, token ids, or objects with a `prompt`. Without it, openings of Rust documentation.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
+    /// Latency targets; the server is not told of them.
+    #[command(flatten)]
+    pub targets: TargetArgs,
     /// Write every run as JSON too.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -71,6 +76,7 @@ pub async fn bench(args: &BenchArgs) -> Result<()> {
         temperature: args.temperature,
         repeats: args.repeats,
         prompts: args.prompts.clone().map_or(Prompts::BuiltIn, Prompts::File),
+        targets: args.targets.targets()?,
         machine,
         api_key: std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty()),
         ..BenchSpec::new(&args.url)

@@ -13,15 +13,17 @@ use clap::Args;
 use faser_actors::{LaneSizes, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig};
 use faser_bench::compare::{Comparison, Load, PassFigures, Run};
 use faser_bench::sim::Ablation;
-use faser_bench::{BenchError, Prompt, Prompts, Quantiles};
+use faser_bench::{Answered, BenchError, Prompt, Prompts, Quantiles};
 use faser_config::raw::{ConfigSource, Document};
 use faser_config::{Config, ConfigError, ModelSource};
 use faser_engine::sim::Arrivals;
-use faser_engine::{EngineConfig, FinishReason, Policy, TokenId, Tuning};
+use faser_engine::{EngineConfig, FinishReason, Handling, Policy, Slo, TokenId, Tuning};
 use faser_loading::load_pairs::{Loaded, load};
 use faser_openai::text_sequence::SequenceError;
 use faser_terminal::{Display, println, write_json};
 use futures_util::future::try_join_all;
+
+use crate::target_args::TargetArgs;
 
 /// `faser compare`.
 #[derive(Args, Debug)]
@@ -71,6 +73,9 @@ pub struct CompareArgs {
     /// The same seed gives the same prompts, and the same times of bursts.
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
+    /// Latency targets of every request.
+    #[command(flatten)]
+    pub targets: TargetArgs,
     /// Write every run as JSON too.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -155,6 +160,7 @@ impl CompareArgs {
 
     /// What can be known to be wrong before anything is loaded.
     fn check(&self, config: &Config) -> Result<()> {
+        self.targets.targets()?;
         let refuse = |why: String| Err(BenchError::Spec(why).into());
         let at_least_one = [
             ("--repeats", self.repeats),
@@ -227,6 +233,8 @@ impl CompareArgs {
         let (before, wall, answers) = answered?;
         let latencies: Vec<Duration> = answers.iter().map(|answer| answer.latency).collect();
         let ttft: Vec<Duration> = answers.iter().map(|answer| answer.ttft).collect();
+        let answered = answers.iter().map(|answer| Some(answer.answered()));
+        let attained = self.targets.targets()?.attained(answered, wall);
         let output_tokens = answers.iter().map(|answer| answer.tokens.len()).sum();
         let mean = latencies.iter().sum::<Duration>().as_secs_f64() / latencies.len().max(1) as f64;
         Ok(Run {
@@ -240,6 +248,7 @@ impl CompareArgs {
             latency_mean_ms: 1e3 * mean,
             latency: Quantiles::of(&latencies),
             ttft: Quantiles::of(&ttft),
+            attained,
             passes: PassFigures::between(&before, &after),
             texts: answers.iter().map(|answer| hash(&answer.tokens)).collect(),
         })
@@ -379,6 +388,7 @@ const WARM_UP_OF_BURSTS: usize = 16;
 pub(super) struct Requests {
     prompts: Vec<Vec<TokenId>>,
     max_tokens: usize,
+    slo: Slo,
     /// What the prompts are, in words.
     pub(super) spoken: String,
 }
@@ -417,7 +427,8 @@ impl Requests {
             ))
             .into());
         }
-        Ok(Requests { prompts, max_tokens: args.max_tokens, spoken })
+        let slo = args.targets.targets()?.slo();
+        Ok(Requests { prompts, max_tokens: args.max_tokens, slo, spoken })
     }
 
     /// A request: greedy, and as long as it may be.
@@ -426,6 +437,7 @@ impl Requests {
             prompt: self.prompts[request % self.prompts.len()].clone(),
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
             max_new_tokens: self.max_tokens,
+            handling: Handling { slo: self.slo, ..Handling::default() },
             ..Submission::default()
         }
     }
@@ -461,6 +473,13 @@ pub(super) struct Answer {
     /// From its arrival to its first token.
     pub(super) ttft: Duration,
     pub(super) tokens: Vec<TokenId>,
+}
+
+impl Answer {
+    fn answered(&self) -> Answered {
+        let later = u32::try_from(self.tokens.len().saturating_sub(1)).ok().filter(|&later| later > 0);
+        Answered { ttft: self.ttft, tpot: later.map(|later| self.latency.saturating_sub(self.ttft) / later) }
+    }
 }
 
 /// Keeps `streams` of the `count` requests from `first` on in flight. Answers come in the order of the requests.

@@ -18,6 +18,7 @@ use faser_terminal::{SystemError, print, println, write_json};
 use serde_json::{Value, json};
 
 use crate::compare::{CompareArgs, comparison};
+use crate::target_args::TargetArgs;
 
 /// `faser gpu-check`.
 #[derive(Args, Debug)]
@@ -180,6 +181,7 @@ pub(super) fn policies(setting: &Setting, report: &mut Report<'_>) -> CheckResul
         prompt_tokens: Some(setting.size(64, 5)),
         prompts: None,
         seed: 1,
+        targets: TargetArgs::default(),
         json: None,
         profile: false,
     };

@@ -7,6 +7,7 @@ pub mod generate;
 #[cfg(feature = "gpu-check")]
 pub mod gpu_check;
 pub mod sim;
+pub mod target_args;
 
 /// The arguments of a command as a shell's line has them.
 #[cfg(test)]

@@ -17,6 +17,8 @@ use faser_engine::sim::{
 use faser_terminal::{SystemError, println};
 use faser_topology::{Link, LinkKind};
 
+use crate::target_args::TargetArgs;
+
 /// `faser sim`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -107,6 +109,9 @@ pub struct SimArgs {
     /// Share of the requests whose prompt was seen before, all but its last 16 tokens; those of a class begin alike. The prefix cache is on.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub cached_prompts: f64,
+    /// Latency targets of every request.
+    #[command(flatten)]
+    pub targets: TargetArgs,
     /// How requests come: poisson, swing or bursts.
     #[arg(long, default_value = "poisson", value_parser = ["poisson", "swing", "bursts"])]
     pub arrivals: String,
@@ -320,6 +325,7 @@ impl SimArgs {
             lengths: self.lengths,
             acceptance: self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from),
             cached_prompts: self.cached_prompts,
+            targets: self.targets.targets()?,
             deviation: Deviation { draft: self.error, verify: self.error, noise: self.noise },
             faults: Faults {
                 cancelled: self.cancelled,
@@ -560,6 +566,8 @@ mod tests {
             ("--draft-step NaN", "--draft-step"),
             ("--device a100 --pair llama3 --fp8", "--fp8"),
             ("--acceptance 2", "--acceptance"),
+            ("--ttft-target 0", "TTFT target"),
+            ("--tpot-target NaN", "TPOT target"),
             ("--cached-prompts 1.1", "--cached-prompts"),
             ("--draft-sms 132", "132"),
             ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),

@@ -9,7 +9,7 @@ use super::lengths::Lengths;
 use super::random::{Random, mix, uniform};
 use super::{Happening, SimDevice};
 use crate::plan::LaneKind;
-use crate::request::{Request, SeqId, TokenId};
+use crate::request::{Request, SeqId, Slo, TokenId};
 
 /// Tokens of the simulated vocabulary.
 const VOCABULARY: u32 = 32_000;
@@ -32,6 +32,8 @@ pub struct Workload {
     pub max_context: usize,
     /// Share of the requests whose prompt was seen before, all but its last 16 tokens: those of a class begin alike.
     pub cached_prompts: f64,
+    /// Latency targets of every request.
+    pub slo: Slo,
     /// What goes wrong.
     pub faults: Faults,
     /// The same seed gives the same workload.
@@ -85,7 +87,9 @@ impl Workload {
             }
             let leaves = random.uniform() < self.faults.cancelled;
             let leaves = leaves.then(|| arrives + Duration::from_secs_f64(random.exponential(3.0)));
-            Client { arrives, request: Request::new(seq, prompt, max_new_tokens), origin, leaves }
+            let mut request = Request::new(seq, prompt, max_new_tokens);
+            request.handling.slo = self.slo;
+            Client { arrives, request, origin, leaves }
         };
         (0..).map(SeqId).zip(times).map(client).collect()
     }
@@ -153,6 +157,7 @@ mod tests {
             acceptance: Acceptance::mixed(),
             max_context: 100,
             cached_prompts: 0.0,
+            slo: Slo { tpot: Some(Duration::from_millis(50)), ttft: None },
             faults: Faults {
                 cancelled: 0.1,
                 device_lost_every: Some(Duration::from_secs(30)),
@@ -202,6 +207,8 @@ mod tests {
         assert_eq!(texts(1), texts(1));
         assert_ne!(texts(1), texts(2));
         let happenings = workload(1).happenings();
+        let slo = workload(1).slo;
+        assert!(happenings.iter().all(|(_, h)| !matches!(h, Happening::Arrival(r) if r.handling.slo != slo)));
         let count = |test: fn(&Happening) -> bool| happenings.iter().filter(|(_, h)| test(h)).count();
         assert!((1800..2200).contains(&count(|h| matches!(h, Happening::Arrival(_)))));
         assert!((140..260).contains(&count(|h| matches!(h, Happening::Cancel(_)))));

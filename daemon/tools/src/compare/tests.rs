@@ -44,6 +44,7 @@ fn what_makes_no_sense_is_refused_by_its_flag() {
         ("--requests 0", "--requests must be at least 1"),
         ("--max-tokens 0", "--max-tokens must be at least 1"),
         ("--prompt-tokens 0", "--prompt-tokens must be at least 1"),
+        ("--tpot-target 0", "TPOT target"),
     ] {
         let refused = args(line).unwrap().check(&config).unwrap_err().to_string();
         assert!(refused.contains(advice), "{line}: {refused}");
@@ -60,6 +61,25 @@ fn without_a_draft_model_lengths_cannot_be_given() {
     args("--policy off --policy +lookup").unwrap().check(&config).unwrap();
     let refused = args("--policy off --policy fixed:4").unwrap().check(&config).unwrap_err().to_string();
     assert!(refused.starts_with("--policy fixed:4 needs a draft model"), "{refused}");
+}
+
+#[test]
+fn requests_have_the_targets_that_answers_are_held_to() {
+    let targets = args("--ttft-target 250 --tpot-target 20").unwrap().targets.targets().unwrap();
+    let requests =
+        Requests { prompts: vec![vec![1]], max_tokens: 3, slo: targets.slo(), spoken: String::new() };
+    assert_eq!(requests.submission(0).handling.slo, targets.slo());
+    let answer = |tokens: usize| Answer {
+        latency: Duration::from_millis(290),
+        ttft: Duration::from_millis(250),
+        tokens: vec![1; tokens],
+    };
+    // 40 ms for two tokens after the first, for one, and for none.
+    let attained = |tokens| {
+        let attained = targets.attained([Some(answer(tokens).answered())], Duration::from_secs(1));
+        attained.map(|attained| attained.attainment)
+    };
+    assert_eq!([3, 2, 1].map(attained), [Some(1.0), Some(0.0), Some(1.0)]);
 }
 
 fn entrant(text: &str) -> Entrant {
