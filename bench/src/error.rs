@@ -14,6 +14,14 @@ pub enum BenchError {
         /// What is wrong, with the index of the entry where it applies.
         why: String,
     },
+    /// A trace of requests cannot be read or holds something else.
+    #[error("trace {path}: {why}")]
+    Trace {
+        /// The file as it was named.
+        path: String,
+        /// What is wrong, with the number of the line where it applies.
+        why: String,
+    },
     /// The server could not be asked for its models.
     #[error("{url} does not answer as an OpenAI server: {why}; is it running?")]
     Server {

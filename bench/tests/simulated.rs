@@ -1,12 +1,15 @@
 //! The comparison of policies in the simulator: repeatable, sensible, and readable by others.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use faser_bench::Targets;
 use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::record::Mark;
-use faser_engine::sim::{Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair};
+use faser_engine::sim::{
+    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Trace, TracedRequest,
+};
 use faser_engine::{Mechanisms, Policy};
 use serde_json::Value;
 
@@ -22,6 +25,7 @@ fn spec() -> SimSpec {
         max_pass_rows: 512,
         max_context: 1024,
         lengths: Lengths::exactly(20, 40),
+        trace: None,
         acceptance: Acceptance::mixed(),
         cached_prompts: 0.0,
         targets: Targets::default(),
@@ -160,6 +164,29 @@ fn targets_are_met_by_those_that_are_served_in_time() {
     assert!(serde_json::to_value(&leaving).unwrap()["runs"][0]["figures"]["attained"]["attainment"] == 1.0);
     let none = compare(&spec(), &["off"], &[poisson(1.0)]);
     assert!(none.runs[0].figures.attained.is_none() && !none.to_string().contains(" met "), "{none}");
+}
+
+#[test]
+fn a_trace_is_replayed_with_what_its_prompts_share() {
+    let request = |i: u64| TracedRequest {
+        at: Duration::from_millis(500 * i),
+        prompt_tokens: 600,
+        output_tokens: 20,
+        blocks: [i % 2, 100 + i].into(),
+    };
+    let trace = Arc::new(Trace::new("some.jsonl", 1.0, (0..20).map(request).collect()));
+    let load = Load::replay(&trace, trace.duration());
+    let spec = SimSpec { duration: trace.duration(), trace: Some(trace), ..spec() };
+    let report = compare(&spec, &["off", "batch-table"], &[load]);
+    let figures = &report.runs[0].figures;
+    assert_eq!((figures.finished, report.runs[0].level), (20, 2.0));
+    // 512 of 600 tokens are common, twice computed before.
+    assert!((0.6..0.77).contains(&figures.cached_prompt_tokens), "{report}");
+    assert!(report.title.contains("20 requests of some.jsonl, KV for"), "{report}");
+    // The same again, at constant batches.
+    assert!(
+        matches!(&report.runs[1].policy, Policy::BatchTable { .. }) && report.runs[1].figures.finished == 20
+    );
 }
 
 #[test]

@@ -16,6 +16,7 @@ fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
         arrivals: Arrivals::Poisson { per_s },
         duration: Duration::from_secs(2),
         lengths: Lengths::exactly(30, 50),
+        trace: None,
         acceptance: Acceptance::mixed(),
         max_context: 128,
         cached_prompts: 0.0,

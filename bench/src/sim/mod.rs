@@ -4,20 +4,24 @@ mod bounds;
 mod figures;
 mod plot;
 mod table;
+mod trace_file;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use faser_engine::cost::PartitionCosts;
 use faser_engine::sim::{
-    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
+    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Trace,
+    Workload,
 };
 use faser_engine::{DraftSource, EngineConfig, K_LIMIT, Mechanisms, Policy, SpeculationBounds, Tuning};
 use serde::{Serialize, Serializer};
 
 pub use bounds::Bound;
 pub use figures::{Figures, Moment};
+pub use trace_file::read_trace;
 
 use crate::{BenchError, Targets};
 
@@ -158,8 +162,10 @@ pub struct SimSpec {
     pub max_pass_rows: usize,
     /// Tokens of a sequence.
     pub max_context: usize,
-    /// Lengths of prompts and outputs.
+    /// Lengths of prompts and outputs, without a trace.
     pub lengths: Lengths,
+    /// Recorded requests that are replayed.
+    pub trace: Option<Arc<Trace>>,
     /// When the draft is right.
     pub acceptance: Acceptance,
     /// Share of the requests whose prompt was seen before, all but its end.
@@ -368,6 +374,7 @@ impl SimSpec {
             arrivals: load.arrivals,
             duration: self.duration,
             lengths: self.lengths,
+            trace: self.trace.clone(),
             acceptance: self.acceptance.clone(),
             max_context: self.max_context,
             cached_prompts: self.cached_prompts,
@@ -424,6 +431,10 @@ impl fmt::Display for SimSpec {
         let precision = if pair.target.weight_bytes < 2.0 { " in FP8" } else { "" };
         let seen = 100.0 * self.cached_prompts;
         let seen = if seen > 0.0 { format!(", {seen:.0} % of prompts seen before") } else { String::new() };
+        let requests = match &self.trace {
+            Some(trace) => trace.spoken(self.duration, self.max_context).to_string(),
+            None => format!("{} lengths{seen}", lengths.name),
+        };
         // To the microsecond.
         let step_ms = (1e6 * pair.draft_step_s).round() / 1e3;
         let step = if step_ms > 0.0 { format!("{step_ms} ms") } else { "as modelled".to_owned() };
@@ -435,12 +446,11 @@ impl fmt::Display for SimSpec {
         };
         write!(
             f,
-            "{} for {}{precision} on {} x {}{joined}, draft step {step}, {} lengths{seen}, KV for {kv_tokens} tokens, {} s, seed {seed}",
+            "{} for {}{precision} on {} x {}{joined}, draft step {step}, {requests}, KV for {kv_tokens} tokens, {} s, seed {seed}",
             pair.draft.name,
             pair.target.name,
             pair.gpus,
             hardware.name,
-            lengths.name,
             duration.as_secs()
         )?;
         let Targets { ttft_ms, tpot_ms } = self.targets;
@@ -457,6 +467,12 @@ impl Load {
     /// A server at a constant batch: enough requests that most of the run is at the full one.
     pub fn backlog(batch: usize) -> Load {
         Load { arrivals: Arrivals::Backlog { requests: 6 * batch + 4 }, level: batch as f64 }
+    }
+
+    /// The requests of a trace before `duration`, when they came.
+    pub fn replay(trace: &Trace, duration: Duration) -> Load {
+        let per_s = trace.before(duration).len() as f64 / duration.as_secs_f64();
+        Load { arrivals: Arrivals::Replayed, level: (1e3 * per_s).round() / 1e3 }
     }
 
     /// When its arrivals end; a backlog has none.

@@ -28,6 +28,7 @@ const COLOURS: [RGBColor; 10] = [
 ];
 const FONT: (&str, i32) = ("monospace", 13);
 const LETTER: usize = 8;
+const LINE: i32 = 20;
 
 type Paper<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn<T = ()> = Result<T, DrawingAreaErrorKind<std::io::Error>>;
@@ -56,13 +57,17 @@ impl SimReport {
         let text = |at, text: &str, colour: &RGBColor| {
             paper.draw_text(text, &TextStyle::from(FONT).color(colour), at)
         };
-        text((20, 12), &self.title, &BLACK)?;
+        let mut below = 12;
+        for line in lines(&self.title, WIDTH as usize / LETTER - 5) {
+            text((20, below), &line, &BLACK)?;
+            below += LINE;
+        }
         let mut at = 20;
         for series in self.series(|_| Vec::new()) {
-            text((at, 32), &series.name, &series.colour)?;
+            text((at, below), &series.name, &series.colour)?;
             at += ((series.name.len() + 3) * LETTER) as i32;
         }
-        let panels = paper.margin(50, 10, 10, 10).split_evenly((2, 2));
+        let panels = paper.margin(below + LINE, 10, 10, 10).split_evenly((2, 2));
         let [first, second, third, fourth] = panels.as_slice() else { return Ok(()) };
         if self.levels().len() > 1 {
             let load = if self.backlog { "batch" } else { "requests per second" };
@@ -179,6 +184,19 @@ fn round_numbers(range: &Range<f64>) -> Vec<f64> {
     numbers.filter(|number| range.contains(number)).collect()
 }
 
+/// The words of a text, in lines of so many letters at most.
+fn lines(text: &str, most: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + 1 + word.len() <= most => *line += &format!(" {word}"),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// A number in few letters.
 fn number(value: f64) -> String {
     let digits = if value == 0.0 || value.abs() >= 10.0 {
@@ -199,6 +217,15 @@ mod tests {
         assert_eq!(round_numbers(&(0.3..30.0)), [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]);
         let labels: Vec<String> = [0.0, 0.25, 2.0, 2.5, 1200.0].map(number).into();
         assert_eq!(labels, ["0", "0.25", "2", "2.5", "1200"]);
+    }
+
+    #[test]
+    fn long_titles_are_broken_between_words() {
+        assert_eq!(lines("one two three", 7), ["one two", "three"]);
+        assert_eq!(lines("one", 2), ["one"]);
+        let report = SimReport { title: "word ".repeat(50), backlog: false, runs: Vec::new() };
+        let longest = report.svg().unwrap().lines().map(|line| line.matches("word").count()).max();
+        assert!(longest.is_some_and(|words| (20..30).contains(&words)), "{longest:?}");
     }
 
     #[test]

@@ -3,16 +3,18 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 use faser_bench::BenchError;
-use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec};
+use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec, read_trace};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::Mechanisms;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Preset, Roofline,
+    Trace,
 };
 use faser_terminal::{SystemError, println};
 use faser_topology::{Link, LinkKind};
@@ -47,6 +49,7 @@ Examples:
   faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
   faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
   faser sim --lengths longbench --cached-prompts 0.8 --rates 2 --preset eager-drafts      prompts that mostly begin alike
+  faser sim --preset eager-drafts --replay conversation_trace.jsonl --replay-speed 0.5 --duration 600     Mooncake's trace
   faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
   faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.svg      what both lanes did, as a picture")]
 pub struct SimArgs {
@@ -124,9 +127,16 @@ pub struct SimArgs {
     /// Highest over lowest rate of `--arrivals swing`, one swing over the duration.
     #[arg(long, value_name = "X", default_value_t = 35.0)]
     pub swing: f64,
-    /// Seconds over which requests come.
-    #[arg(long, value_name = "S", default_value_t = 120)]
-    pub duration: u64,
+    /// Seconds over which requests come; without it 120, or all of a replay.
+    #[arg(long, value_name = "S")]
+    pub duration: Option<u64>,
+    /// Replay recorded requests instead: Mooncake's JSON lines, whose `hash_ids` say what prompts share, or Azure's CSV. Requests that are
+    /// longer than --max-context are cut to it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "arrivals", "lengths", "batches", "swing", "cached_prompts"])]
+    pub replay: Option<PathBuf>,
+    /// Divide the times of a replay by this.
+    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "replay")]
+    pub replay_speed: f64,
     /// A policy; repeat it for several.
     #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "fixed:6", "best-fixed", "batch-table", "budget", "faser"])]
     pub policies: Vec<Contender>,
@@ -175,6 +185,11 @@ pub struct SimArgs {
 const TRACE_S: f64 = 5.0;
 const PICTURE_S: f64 = 0.16;
 
+/// Seconds over which requests come unless one says otherwise.
+const DURATION_S: u64 = 120;
+/// Tokens of the prompts of a replay that are held in memory, four bytes each.
+const MOST_PROMPT_TOKENS: usize = 500_000_000;
+
 /// A picture's name, if it can be one.
 fn picture_file(name: &str) -> Result<PathBuf, String> {
     let file = PathBuf::from(name);
@@ -196,7 +211,7 @@ pub fn sim(args: &SimArgs) -> Result<()> {
     if !args.passes.is_empty() {
         return Ok(println(table(&spec, &args.passes).trim_end())?);
     }
-    let loads = args.loads();
+    let loads = args.loads(&spec);
     let report = spec.compare(&args.contenders(), &loads, &mut show)?;
     println(report.to_string().trim_end())?;
     if let Some(file) = &args.json {
@@ -259,8 +274,11 @@ impl SimArgs {
         if !positive(self.launches) {
             return wrong("--launches must be above 0");
         }
-        if !(self.swing.is_finite() && self.swing >= 1.0) || self.duration == 0 {
+        if !(self.swing.is_finite() && self.swing >= 1.0) || self.duration == Some(0) {
             return wrong("--swing and --duration must be at least 1");
+        }
+        if !(1e-6..=1e6).contains(&self.replay_speed) {
+            return wrong("--replay-speed must be above 0, such as 2");
         }
         let shares = [self.cancelled, self.acceptance.unwrap_or(0.0), self.cached_prompts];
         if !shares.iter().all(|p| (0.0..=1.0).contains(p)) {
@@ -299,6 +317,17 @@ impl SimArgs {
                 pair.name, self.device.name
             ));
         }
+        let max_context = self.max_context.unwrap_or(kv_tokens.next_multiple_of(16).min(8192));
+        let trace = self.replay.as_ref().map(|file| read_trace(file, self.replay_speed)).transpose()?;
+        let whole = trace.as_ref().map_or(Duration::from_secs(DURATION_S), Trace::duration);
+        let duration = self.duration.map_or(whole, Duration::from_secs);
+        if let Some(tokens) = trace.as_ref().map(|trace| trace.prompt_tokens(duration, max_context))
+            && tokens > MOST_PROMPT_TOKENS
+        {
+            return wrong(&format!(
+                "the prompts of the replay have {tokens} tokens, and at most {MOST_PROMPT_TOKENS} are simulated: give a --duration"
+            ));
+        }
         let changed = self.pair.is_some_and(|pair| pair != preset.pair)
             || fp8 != preset.fp8
             || self.kv_tokens.is_some_and(|tokens| preset.kv_tokens != Some(tokens))
@@ -321,8 +350,9 @@ impl SimArgs {
             kv_tokens,
             max_running: self.max_running,
             max_pass_rows: self.max_pass_rows,
-            max_context: self.max_context.unwrap_or(kv_tokens.next_multiple_of(16).min(8192)),
+            max_context,
             lengths: self.lengths,
+            trace: trace.map(Arc::new),
             acceptance: self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from),
             cached_prompts: self.cached_prompts,
             targets: self.targets.targets()?,
@@ -332,19 +362,20 @@ impl SimArgs {
                 device_lost_every: self.device_lost_every.map(Duration::from_secs),
                 slow_lane_every: self.slow_lane_every.map(Duration::from_secs),
             },
-            duration: Duration::from_secs(self.duration),
+            duration,
             seed: self.seed,
         })
     }
 
-    fn loads(&self) -> Vec<Load> {
+    fn loads(&self, spec: &SimSpec) -> Vec<Load> {
+        if let Some(trace) = &spec.trace {
+            return vec![Load::replay(trace, spec.duration)];
+        }
         if !self.batches.is_empty() {
             return self.batches.iter().map(|&batch| Load::backlog(batch)).collect();
         }
         let arrivals = |per_s: f64| match self.arrivals.as_str() {
-            "swing" => {
-                Arrivals::Swinging { per_s, swing: self.swing, period: Duration::from_secs(self.duration) }
-            }
+            "swing" => Arrivals::Swinging { per_s, swing: self.swing, period: spec.duration },
             // As in the Azure code trace.
             "bursts" => {
                 Arrivals::Bursts { per_s, on: Duration::from_millis(7800), off: Duration::from_secs(38) }
@@ -465,10 +496,10 @@ mod tests {
         let args = args("faser sim").unwrap();
         assert_eq!((args.device, args.policies.len()), (Hardware::H100, 6));
         let spec = args.spec().unwrap();
-        assert_eq!(spec.pair, Pair::QWEN3);
+        assert_eq!((spec.pair, spec.duration), (Pair::QWEN3, Duration::from_secs(120)));
         let title = "Qwen3-0.6B for Qwen3-32B on 1 x h100, draft step 2.4 ms, sharegpt lengths";
         assert!(spec.to_string().starts_with(title), "{spec}");
-        assert_eq!(args.loads().len(), 5);
+        assert_eq!(args.loads(&spec).len(), 5);
     }
 
     #[test]
@@ -477,7 +508,8 @@ mod tests {
             args("faser sim --policy batch-table:4=6,16=2 --policy best-fixed --batches 1,64").unwrap();
         let policies: Vec<String> = args.policies.iter().map(ToString::to_string).collect();
         assert_eq!(policies, ["batch-table:4=6,16=2", "best-fixed"]);
-        assert!(args.loads().iter().all(|load| matches!(load.arrivals, Arrivals::Backlog { .. })));
+        let loads = args.loads(&args.spec().unwrap());
+        assert!(loads.iter().all(|load| matches!(load.arrivals, Arrivals::Backlog { .. })));
     }
 
     #[test]
@@ -503,6 +535,30 @@ mod tests {
         assert_eq!(setting("--preset default --pair llama3 --device h200").4, 2000, "the pair's own step");
         assert!(spec("--preset ample-kv").to_string().starts_with("preset ample-kv: Qwen3-0.6B for"));
         assert!(args("faser sim --preset paper").is_err());
+    }
+
+    #[test]
+    fn a_replay_has_its_own_time_and_one_load() {
+        let file = std::env::temp_dir().join(format!("faser-sim-replay-{}.csv", std::process::id()));
+        let lines = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.5,374,44\n2023-11-16 18:15:56.5,9000,109\n";
+        std::fs::write(&file, lines).unwrap();
+        let read = |line: &str| {
+            let args = args(&format!("faser sim --replay {} {line}", file.display())).unwrap();
+            let spec = args.spec().unwrap();
+            let loads = args.loads(&spec);
+            (spec.duration.as_secs(), loads, spec.to_string())
+        };
+        let [whole, fast, first] = ["", "--replay-speed 2", "--duration 4"].map(read);
+        let (title, bad) = (whole.2.clone(), format!("{lines}2023-11-16,1,1\n"));
+        std::fs::write(&file, bad).unwrap();
+        let refused = args(&format!("faser sim --replay {}", file.display())).unwrap().spec();
+        std::fs::remove_file(&file).unwrap();
+        assert!(title.contains("2 requests of faser-sim-replay-") && title.contains("1 of them cut to 8192"));
+        assert_eq!((whole.0, fast.0, first.0), (11, 6, 4));
+        assert_eq!((whole.1.len(), whole.1[0].level, first.1[0].level), (1, 0.182, 0.25));
+        assert!(fast.2.contains("at 2 times its speed") && first.2.contains("1 requests of"));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(".csv: line 4: `2023-11-16` is no time"), "{refused}");
     }
 
     #[test]
@@ -552,6 +608,11 @@ mod tests {
             "--policy fixed:99",
             "--lengths x",
             "--batches 1 --rates 2",
+            "--replay a.csv --rates 2",
+            "--replay a.csv --arrivals swing",
+            "--replay a.csv --lengths sharegpt",
+            "--replay a.csv --batches 2",
+            "--replay-speed 2",
             "--plot rates.png",
         ] {
             assert!(args(&format!("faser sim {line}")).is_err(), "{line}");
@@ -566,6 +627,8 @@ mod tests {
             ("--draft-step NaN", "--draft-step"),
             ("--device a100 --pair llama3 --fp8", "--fp8"),
             ("--acceptance 2", "--acceptance"),
+            ("--replay nowhere.jsonl", "nowhere.jsonl: "),
+            ("--replay nowhere.jsonl --replay-speed 0", "--replay-speed"),
             ("--ttft-target 0", "TTFT target"),
             ("--tpot-target NaN", "TPOT target"),
             ("--cached-prompts 1.1", "--cached-prompts"),

@@ -12,6 +12,8 @@ pub enum Arrivals {
         /// Requests.
         requests: usize,
     },
+    /// When those of a trace came; without one, nobody.
+    Replayed,
     /// Independent clients at a constant rate.
     Poisson {
         /// Requests per second.
@@ -44,6 +46,7 @@ impl Arrivals {
         let mut random = Random::new(seed);
         match *self {
             Arrivals::Backlog { requests } => vec![Duration::ZERO; requests],
+            Arrivals::Replayed => Vec::new(),
             Arrivals::Poisson { per_s } => thinned(duration, per_s, &mut random, |_| 1.0),
             Arrivals::Swinging { per_s, swing, period } => {
                 let half = swing.max(1.0).ln() / 2.0;

@@ -82,10 +82,14 @@ impl Lengths {
     /// Prompt and output tokens of one request, at least one each, at most `max_context` together.
     pub(super) fn draw(&self, random: &mut Random, max_context: usize) -> (usize, usize) {
         let mut draw = |spread: &Spread| spread.draw(random).round().max(1.0) as usize;
-        let (prompt, output) = (draw(&self.prompt), draw(&self.output));
-        let output = output.min(max_context / 2).max(1);
-        (prompt.min(max_context.saturating_sub(output)).max(1), output)
+        fitting(draw(&self.prompt), draw(&self.output), max_context)
     }
+}
+
+/// Lengths cut to what a sequence may have: the output to half of it at most, and the prompt to what that leaves.
+pub(super) fn fitting(prompt: usize, output: usize, max_context: usize) -> (usize, usize) {
+    let output = output.min(max_context / 2).max(1);
+    (prompt.min(max_context.saturating_sub(output)).max(1), output)
 }
 
 impl Spread {

@@ -1,5 +1,6 @@
 //! A workload: when requests come, how long they are, what they are about, who leaves early, and what breaks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::acceptance::{Acceptance, Origin};
@@ -7,6 +8,7 @@ use super::arrivals::Arrivals;
 use super::kv::Prefix;
 use super::lengths::Lengths;
 use super::random::{Random, mix, uniform};
+use super::replay::Trace;
 use super::{Happening, SimDevice};
 use crate::plan::LaneKind;
 use crate::request::{Request, SeqId, Slo, TokenId};
@@ -24,8 +26,10 @@ pub struct Workload {
     pub arrivals: Arrivals,
     /// Until when they come.
     pub duration: Duration,
-    /// How long their prompts and outputs are.
+    /// How long their prompts and outputs are, without a trace.
     pub lengths: Lengths,
+    /// Recorded requests: these are asked, one after the other, whenever somebody comes.
+    pub trace: Option<Arc<Trace>>,
     /// What their texts are about, and so how often the draft is right.
     pub acceptance: Acceptance,
     /// Tokens of a sequence at most.
@@ -66,11 +70,22 @@ impl Workload {
     }
 
     /// Those who come, in the order of their numbers.
-    fn clients(&self, random: &mut Random) -> Vec<Client> {
+    fn clients<'a>(&'a self, random: &'a mut Random) -> impl Iterator<Item = Client> + use<'a> {
         let classes = self.acceptance.classes();
-        let times = self.arrivals.times(self.duration, random.next());
-        let client = |(seq, arrives): (SeqId, Duration)| {
-            let (length, max_new_tokens) = self.lengths.draw(random, self.max_context);
+        let drawn = self.arrivals.times(self.duration, random.next());
+        let times = match (&self.trace, self.arrivals) {
+            (Some(trace), Arrivals::Replayed) => {
+                trace.before(self.duration).iter().map(|request| request.at).collect()
+            }
+            _ => drawn,
+        };
+        let recorded = self.trace.iter().flat_map(|trace| trace.requests()).cycle();
+        let recorded = recorded.map(Some).chain(std::iter::repeat(None));
+        (0..).map(SeqId).zip(times).zip(recorded).map(move |((seq, arrives), recorded)| {
+            let (length, max_new_tokens) = match recorded {
+                Some(recorded) => recorded.lengths(self.max_context),
+                None => self.lengths.draw(random, self.max_context),
+            };
             let mut share = random.uniform() * classes.iter().map(|class| class.share).sum::<f64>();
             let class = classes.iter().position(|class| {
                 share -= class.share;
@@ -81,7 +96,15 @@ impl Workload {
             let mut prompt: Vec<TokenId> = [class].into_iter().chain(tokens).collect();
             let origin = Prefix::of(&prompt).origin;
             // Lengths, classes and all else are those of the same seed with other shares.
-            if uniform(mix(self.seed ^ 0xcac4ed).wrapping_add(seq.0)) < self.cached_prompts {
+            if let Some(recorded) = recorded {
+                let places = prompt.iter_mut().enumerate();
+                for (place, token) in places.take(recorded.blocks.len() * Trace::BLOCK_TOKENS) {
+                    *token = block_token(
+                        recorded.blocks[place / Trace::BLOCK_TOKENS],
+                        place % Trace::BLOCK_TOKENS,
+                    );
+                }
+            } else if uniform(mix(self.seed ^ 0xcac4ed).wrapping_add(seq.0)) < self.cached_prompts {
                 let common = length.saturating_sub(OWN_TOKENS);
                 (1..common).for_each(|place| prompt[place] = self.common_token(class, place));
             }
@@ -90,8 +113,7 @@ impl Workload {
             let mut request = Request::new(seq, prompt, max_new_tokens);
             request.handling.slo = self.slo;
             Client { arrives, request, origin, leaves }
-        };
-        (0..).map(SeqId).zip(times).map(client).collect()
+        })
     }
 
     /// A token of the beginning that prompts of a class have in common.
@@ -102,7 +124,7 @@ impl Workload {
 
     /// Whether prompts begin alike, so that a prefix cache has something to find.
     pub fn shares_prompts(&self) -> bool {
-        self.cached_prompts > 0.0
+        self.trace.as_ref().map_or(self.cached_prompts > 0.0, |trace| trace.shares_blocks())
     }
 
     fn break_things(&self, random: &mut Random, happenings: &mut Vec<(Duration, Happening)>) {
@@ -130,9 +152,13 @@ impl Workload {
             return device;
         }
         // What begins alike is still of a difficulty of its own.
-        let clients = self.clients(&mut Random::new(self.seed));
-        device.knowing(clients.into_iter().map(|client| client.origin).collect())
+        device.knowing(self.clients(&mut Random::new(self.seed)).map(|client| client.origin).collect())
     }
+}
+
+/// A token of a block that requests of a trace have in common.
+fn block_token(block: u64, place: usize) -> TokenId {
+    (mix(mix(block) ^ place as u64) % u64::from(VOCABULARY)) as TokenId
 }
 
 /// One who comes.
@@ -148,12 +174,14 @@ struct Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::TracedRequest;
 
     fn workload(seed: u64) -> Workload {
         Workload {
             arrivals: Arrivals::Poisson { per_s: 20.0 },
             duration: Duration::from_secs(100),
             lengths: Lengths::exactly(20, 30),
+            trace: None,
             acceptance: Acceptance::mixed(),
             max_context: 100,
             cached_prompts: 0.0,
@@ -167,14 +195,18 @@ mod tests {
         }
     }
 
-    fn prompts(cached_prompts: f64) -> Vec<Vec<TokenId>> {
-        let lengths = Lengths::named("humaneval").expect("a preset");
-        let workload = Workload { cached_prompts, lengths, max_context: 2000, ..workload(1) };
-        let arrivals = workload.happenings().into_iter().filter_map(|(_, happening)| match happening {
-            Happening::Arrival(request) => Some(request.prompt.to_vec()),
+    fn arrivals(workload: &Workload) -> Vec<(Duration, Request)> {
+        let arrivals = workload.happenings().into_iter().filter_map(|(at, happening)| match happening {
+            Happening::Arrival(request) => Some((at, request)),
             _ => None,
         });
         arrivals.collect()
+    }
+
+    fn prompts(cached_prompts: f64) -> Vec<Vec<TokenId>> {
+        let lengths = Lengths::named("humaneval").expect("a preset");
+        let workload = Workload { cached_prompts, lengths, max_context: 2000, ..workload(1) };
+        arrivals(&workload).into_iter().map(|(_, request)| request.prompt.to_vec()).collect()
     }
 
     /// How many tokens two prompts begin with in common.
@@ -199,6 +231,45 @@ mod tests {
         }
         let code = all.iter().find(|prompt| prompt[0] == 1).expect("code");
         assert!(in_common(code, longest) == 0 && in_common(&code[1..], &longest[1..]) < 4);
+    }
+
+    #[test]
+    fn a_trace_has_its_times_its_lengths_and_what_its_prompts_share() {
+        let recorded = |at, prompt_tokens, blocks: &[u64]| TracedRequest {
+            at: Duration::from_secs(at),
+            prompt_tokens,
+            output_tokens: 30,
+            blocks: blocks.into(),
+        };
+        let requests = vec![
+            recorded(3, 1300, &[0, 1, 2]),
+            recorded(5, 700, &[0, 7]),
+            recorded(6, 1100, &[0, 1]),
+            recorded(60, 5000, &[]),
+        ];
+        let traced = |requests: Vec<TracedRequest>, arrivals| Workload {
+            trace: Some(Arc::new(Trace::new("four", 2.0, requests))),
+            arrivals,
+            max_context: 2000,
+            duration: Duration::from_secs(50),
+            ..workload(1)
+        };
+        let workload = traced(requests.clone(), Arrivals::Replayed);
+        let all = arrivals(&workload);
+        let times: Vec<u128> = all.iter().map(|(at, _)| at.as_millis()).collect();
+        assert_eq!(times, [0, 1000, 1500, 28_500]);
+        let lengths: Vec<_> = all.iter().map(|(_, r)| (r.prompt.len(), r.max_new_tokens)).collect();
+        assert_eq!(lengths, [(1300, 30), (700, 30), (1100, 30), (1970, 30)]);
+        let common = |a: usize, b: usize| in_common(&all[a].1.prompt, &all[b].1.prompt);
+        assert!((512..516).contains(&common(0, 1)) && (1024..1028).contains(&common(0, 2)));
+        assert!(common(0, 3) < 4 && workload.shares_prompts());
+        let begun = Workload { duration: Duration::from_secs(1), ..workload };
+        assert_eq!(arrivals(&begun).len(), 1);
+        // A backlog begins anew when the trace is over.
+        let backlog = arrivals(&traced(requests, Arrivals::Backlog { requests: 6 }));
+        assert_eq!((backlog.len(), backlog[4].1.prompt.len(), backlog[4].0), (6, 1300, Duration::ZERO));
+        assert!(!traced(vec![recorded(0, 9, &[])], Arrivals::Replayed).shares_prompts());
+        assert!(arrivals(&traced(Vec::new(), Arrivals::Replayed)).is_empty());
     }
 
     #[test]
