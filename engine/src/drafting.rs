@@ -154,10 +154,14 @@ impl Engine {
         let running = std::mem::take(&mut self.running);
         let mut rows_left = wish.rows(self.config.max_pass_rows);
         let mut long_rows_left = self.long_rows(&running).unwrap_or(rows_left);
-        // Whoever is still in prefill catches up when its turn to draft comes: a first token waits for no draft.
-        for &seq in &running {
-            if self.sequences.get(&seq).is_some_and(Sequence::decoding) {
-                self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
+        // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
+        // waits for no draft. A fixed length is wanted by everybody in any case.
+        let along = !self.planner.policy().traits().predicts;
+        for drafting in [true, false].into_iter().take(1 + usize::from(along)) {
+            for &seq in &running {
+                if self.sequences.get(&seq).is_some_and(|sequence| sequence.decoding() == drafting) {
+                    self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
+                }
             }
         }
         self.running = running;
@@ -189,13 +193,15 @@ impl Engine {
         }
         let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
         let k = wish.steps(sequence, weight).min(room);
-        if k == 0 {
+        if k == 0 && sequence.decoding() {
             return;
         }
         let start = sequence.draft.computed;
         let missing = sequence.known() - start;
         let long = missing > SHORT;
-        let rows = missing.min(if long { (*rows_left).min(*long_rows_left) } else { *rows_left });
+        let most = if long { (*rows_left).min(*long_rows_left) } else { *rows_left };
+        // The anchor has no business in a prefill: its row is part of the first draft step.
+        let rows = if k > 0 { missing } else { missing - 1 }.min(most);
         let steps = if rows == missing { k } else { 0 };
         let covered = (start + rows + steps).saturating_sub(usize::from(steps > 0));
         if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
