@@ -239,6 +239,10 @@ impl Planner {
         if !self.policy.traits().overlaps || !self.mechanisms.overlap {
             return self.execution;
         }
+        if !self.steering.speculates() {
+            self.execution = Execution::Serial;
+            return self.execution;
+        }
         let now = match self.execution {
             Execution::Serial => None,
             Execution::Overlapped(partition) => Some(partition.0),

@@ -132,7 +132,7 @@ fn the_page_shows_the_demo_pair_under_load_in_light_and_dark_and_complains_of_no
         "{TILES}.length === 6 && {TILES}.slice(0, 4).every(text => parseFloat(text) > 0)"
     ));
     browser.wait_until("document.querySelectorAll('#requests tr').length === 11");
-    browser.wait_until("document.querySelectorAll('#lengths div').length >= 9 && document.querySelectorAll('.meter').length === 5");
+    browser.wait_until("document.querySelectorAll('#lengths div').length >= 9 && document.querySelectorAll('.meter').length === 6");
     // Verify passes at least; drafts where lengths above 0 pay on this machine.
     browser.wait_until(&format!("{} > 100", drawn("['verify']")));
     assert!(browser.value("document.title").as_str().is_some_and(|title| title.contains("tokens/s")));
