@@ -4,6 +4,7 @@ use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape, Waiting};
+use crate::policy::Lengths;
 use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::survival::{AcceptanceTable, Source};
@@ -42,7 +43,7 @@ impl Engine {
         self.copy_proposals();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
-        let (mut prompt_rows, mut due_s) = (0, f64::INFINITY);
+        let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence));
@@ -50,11 +51,13 @@ impl Engine {
             }
             prompt_rows += sequence.uncomputed();
             let left = sequence.first_token_due().and_then(|due| due.checked_sub(self.now));
-            due_s = due_s.min(left.map_or(f64::INFINITY, |left| left.as_secs_f64()));
+            if let Some(left) = left.map(|left| left.as_secs_f64()).filter(|left| *left < due.1) {
+                due = (sequence.uncomputed(), left);
+            }
         }
         let sequences = scratch.candidates.len();
         let most = self.tuning.max_prefill_rows;
-        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due_s });
+        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due });
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
@@ -98,8 +101,8 @@ impl Engine {
 
     /// Tokens that a sequence is expected to get yet: as many as others got in the mean, if it may. How many it has says little of how many come.
     fn to_come(&self, sequence: &Sequence) -> usize {
-        let Totals { finished, output_tokens, .. } = self.totals;
-        let mean = output_tokens.checked_div(finished).map_or(usize::MAX, |mean| mean as usize);
+        let Totals { finished, cancelled, output_tokens, .. } = self.totals;
+        let mean = output_tokens.checked_div(finished + cancelled).map_or(usize::MAX, |mean| mean as usize);
         sequence.to_come().min(mean)
     }
 
@@ -155,8 +158,11 @@ impl Engine {
         let mut rows_left = wish.rows(self.config.max_pass_rows);
         let mut long_rows_left = self.long_rows(&running).unwrap_or(rows_left);
         // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
-        // waits for no draft. A fixed length is wanted by everybody in any case.
-        let along = !self.planner.policy().traits().predicts;
+        // waits for no draft. A fixed length is wanted by everybody in any case, unless it is 0.
+        let along = match self.planner.policy().lengths(running.len()) {
+            Lengths::Same(k) => k > 0,
+            Lengths::Goodput => false,
+        };
         for drafting in [true, false].into_iter().take(1 + usize::from(along)) {
             for &seq in &running {
                 if self.sequences.get(&seq).is_some_and(|sequence| sequence.decoding() == drafting) {

@@ -24,8 +24,8 @@ const PROMISED: usize = 4;
 /// Agreement beyond this is not told apart.
 const LONGEST: usize = CONFIDENCE_BINS - 1;
 
-/// Three tokens as one number. Vocabularies are smaller than two million; where one is not, a place may be found where nothing agrees, which is
-/// looked at before it is used.
+/// Three tokens as one number. Vocabularies are smaller than two million; where one is not, a place may be found where nothing agrees: a poor
+/// guess, like any other.
 type Gram = u64;
 
 fn gram(tokens: &[TokenId; GRAM]) -> Gram {

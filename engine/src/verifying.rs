@@ -232,20 +232,16 @@ impl Engine {
             self.totals.verify_time_error += predicted.abs_diff(took);
             self.totals.verify_errors.count(predicted, took);
         }
-        let before = self.totals.output_tokens;
         for index in 0..plan.chunks.len().min(plan.outcome.verdicts.len()) {
             self.verdict(&plan, index, out);
         }
-        let mut round = Speculated {
-            rows: shape.rows,
-            committed: (self.totals.output_tokens - before) as usize,
-            pass_s: took.as_secs_f64(),
-            ..Speculated::default()
-        };
+        let mut round = Speculated { rows: shape.rows, pass_s: took.as_secs_f64(), ..Speculated::default() };
         for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
             round.proposals += chunk.proposals;
+            round.proposed_context += chunk.proposals * chunk.start;
             if verdict.next.is_some() {
                 round.sequences += 1;
+                round.committed += 1 + verdict.accepted;
                 round.reach.kv += chunk.start + 1;
                 round.reach.rows += chunk.start + 1;
             }

@@ -62,8 +62,9 @@ pub(crate) struct Waiting {
     pub(crate) sequences: usize,
     /// Rows of prompts that a pass takes at most, if that was set.
     pub(crate) most: Option<usize>,
-    /// Seconds until the next of their first tokens is due that has a target and is not late yet; infinite if there is none.
-    pub(crate) due_s: f64,
+    /// Of the prompt whose first token is due next, has a target and is not late yet: its rows, and the seconds until then; infinite if there is
+    /// none.
+    pub(crate) due: (usize, f64),
 }
 
 /// What the speculation of one round took and brought.
@@ -73,11 +74,13 @@ pub(crate) struct Speculated {
     pub(crate) rows: usize,
     /// Proposals among them.
     pub(crate) proposals: usize,
+    /// Positions that the proposals attend to, summed.
+    pub(crate) proposed_context: usize,
     /// Sequences that got a token.
     pub(crate) sequences: usize,
     /// What their attention reads.
     pub(crate) reach: Reach,
-    /// Tokens that they got.
+    /// Tokens that were verified: accepted proposals, and one of the target's own for each sequence.
     pub(crate) committed: usize,
     /// Seconds that the pass took.
     pub(crate) pass_s: f64,
@@ -122,6 +125,7 @@ impl Steering {
         self.sized = sized;
         self.account = Account::default();
         self.displaced = Displaced::default();
+        self.drafted_s = 0.0;
     }
 
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
@@ -134,8 +138,9 @@ impl Steering {
             let (size, least) =
                 if self.sized { (smallest, smallest / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
             let fits = size.saturating_sub(waiting.sequences);
-            let passes = waiting.prompt_rows.div_ceil(fits.max(least).max(1));
-            self.hurried = self.sized && passes as f64 * verify.seconds(size, Reach::NONE) > waiting.due_s;
+            let (due_rows, due_s) = waiting.due;
+            let passes = due_rows.div_ceil(fits.max(least).max(1));
+            self.hurried = self.sized && passes as f64 * verify.seconds(size, Reach::NONE) > due_s;
             // Else prompts get what they get, whatever is proposed.
             if fits > least && waiting.most.is_none_or(|most| fits < most) {
                 let size = self.sizes.at(1.0);
@@ -190,13 +195,13 @@ impl Steering {
         let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
         let without_s = seconds(round.rows - round.proposals.min(round.rows));
         let rows_s = self.displaced.price(seconds(round.rows) - without_s, round.proposals);
-        let took_s = drafted_s + round.longer_s + rows_s;
+        let attention_s = costs.verify.attention_seconds(Reach { kv: 0, rows: round.proposed_context });
+        let took_s = drafted_s + round.longer_s + rows_s + attention_s;
         // Without it each token more had taken a share of a pass of its own.
         let plain_s = costs.verify.seconds(round.sequences, round.reach);
-        let plain_s = self.displaced.price(plain_s, round.sequences);
         let more = round.committed.saturating_sub(round.sequences) as f64;
-        let brought_s = more * plain_s / round.sequences.max(1) as f64;
-        self.account.settle(drafted_s + round.pass_s, round.pass_s, took_s - brought_s);
+        let each_s = self.displaced.price(plain_s, round.sequences) / round.sequences.max(1) as f64;
+        self.account.settle(drafted_s + round.pass_s, plain_s, took_s - more * each_s);
     }
 
     /// What it decided last.
@@ -215,7 +220,7 @@ impl Steering {
 #[derive(Debug, Default)]
 struct Account {
     balance_s: f64,
-    /// Of verify passes, in the mean; 0 before the first.
+    /// Of verify passes without proposals and prompts, in the mean; 0 before the first.
     pass_s: f64,
     suspended: bool,
     /// Times that it was empty since it was full.
@@ -223,12 +228,15 @@ struct Account {
 }
 
 impl Account {
-    /// Settles a round of so many seconds, whose verify pass had so many, and whose speculation lost so many, or gained them if below 0.
+    /// Settles a round of so many seconds, whose verify pass without proposals and prompts had taken so many, 0 if nobody decoded, and whose
+    /// speculation lost so many, or gained them if below 0.
     fn settle(&mut self, round_s: f64, pass_s: f64, lost_s: f64) {
         if self.pass_s == 0.0 {
             (self.pass_s, self.balance_s) = (pass_s, FIRST_CREDIT * pass_s);
         }
-        self.pass_s += NEW_TIME * (pass_s - self.pass_s);
+        if pass_s > 0.0 {
+            self.pass_s += NEW_TIME * (pass_s - self.pass_s);
+        }
         let most_s = MOST_CREDIT * self.pass_s;
         self.balance_s = (self.balance_s + CREDIT * round_s - lost_s).clamp(-most_s, most_s);
         if self.balance_s >= most_s {
@@ -254,11 +262,21 @@ mod tests {
     }
 
     #[test]
+    fn what_another_policy_drafted_is_not_charged() {
+        let costs = [costs()];
+        let mut steering = Steering::new(&costs, 512);
+        steering.drafted(60.0);
+        steering.tuned(true);
+        round(&mut steering, 4, 2);
+        assert!(steering.speculates() && steering.view().credit_s > 0.0, "{:?}", steering.view());
+    }
+
+    #[test]
     fn passes_are_filled_where_a_first_token_would_come_too_late() {
         let costs = costs();
         let mut steering = Steering::new(std::slice::from_ref(&costs), 2048);
         let mut rows = |due_s| {
-            let waiting = Waiting { prompt_rows: 1000, sequences: 10, most: None, due_s };
+            let waiting = Waiting { prompt_rows: 1000, sequences: 10, most: None, due: (1000, due_s) };
             steering.look(&waiting, Some(&costs));
             (steering.view().pass_rows, steering.prefill_rows(10))
         };
