@@ -265,11 +265,6 @@ impl Planner {
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, sequence after
     /// sequence.
     pub(crate) fn trim(&mut self, batch: &Batch<'_>, acceptances: &[f32], lengths: &mut Vec<usize>) {
-        if !self.steering.speculates() {
-            lengths.clear();
-            lengths.resize(batch.candidates.len(), 0);
-            return;
-        }
         if !self.policy.traits().trims || !self.mechanisms.trim || self.probing {
             let mut left = batch.rows;
             lengths.clear();
@@ -280,7 +275,12 @@ impl Planner {
             }));
             return;
         }
-        self.budget.trim(batch, acceptances, self.goodput, &self.partitions[0], lengths);
+        if self.steering.speculates() {
+            self.budget.trim(batch, acceptances, self.goodput, &self.partitions[0], lengths);
+        } else {
+            lengths.clear();
+            lengths.resize(batch.candidates.len(), 0);
+        }
     }
 
     /// A verify pass was timed: the tables learn. What they said before, if there are any.

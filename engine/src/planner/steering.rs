@@ -25,8 +25,7 @@ const BOUND: f64 = 0.7;
 
 /// Share of the time of rounds that speculation may lose.
 const CREDIT: f64 = 0.01;
-/// What the account holds at first and at most, in mean verify passes.
-const FIRST_CREDIT: f64 = 8.0;
+/// What the account holds at first, and at most, in mean verify passes.
 const MOST_CREDIT: f64 = 32.0;
 /// What it must hold again before speculation goes on, in mean verify passes, after the first time that it was empty; twice as much after each
 /// further one, up to the last.
@@ -232,7 +231,7 @@ impl Account {
     /// speculation lost so many, or gained them if below 0.
     fn settle(&mut self, round_s: f64, pass_s: f64, lost_s: f64) {
         if self.pass_s == 0.0 {
-            (self.pass_s, self.balance_s) = (pass_s, FIRST_CREDIT * pass_s);
+            (self.pass_s, self.balance_s) = (pass_s, MOST_CREDIT * pass_s);
         }
         if pass_s > 0.0 {
             self.pass_s += NEW_TIME * (pass_s - self.pass_s);
@@ -315,7 +314,7 @@ mod tests {
             lost_s += 1.1e-3 * f64::from(proposals as u32);
         }
         assert!(
-            lost_s > 0.5 * CREDIT * time_s && lost_s < 1.2 * CREDIT * time_s + 0.2,
+            lost_s > 0.5 * CREDIT * time_s && lost_s < 1.2 * CREDIT * time_s + 0.7,
             "{lost_s} of {time_s}"
         );
     }
