@@ -364,6 +364,11 @@ impl BlockTable {
         whole + tokens
     }
 
+    /// Whether it holds no block.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
     /// Has the table itself not grow again before it covers `tokens` tokens.
     pub(crate) fn reserve(&mut self, tokens: usize) {
         let blocks = tokens.div_ceil(self.pool.block_size);

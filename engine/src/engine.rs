@@ -458,6 +458,7 @@ mod tests {
     use super::*;
     use crate::config::SpeculationBounds;
     use crate::cost::PassCost;
+    use crate::plan::Verdict;
     use crate::policy::{Mechanisms, Policy};
     use crate::request::K_LIMIT;
     use crate::source::DraftSource;
@@ -582,6 +583,44 @@ mod tests {
         ] {
             assert!(modes.into_iter().all(|mode| refused(config.clone(), mode).is_none()), "{config:?}");
         }
+    }
+
+    /// The commands of a verify pass in which everybody but the youngest of three gets a token; what its grammar allows is late.
+    fn verified(engine: &mut Engine, commands: Vec<Command>) -> Vec<Command> {
+        let plan = commands.into_iter().find_map(|command| match command {
+            Command::Verify(plan) => Some(plan),
+            _ => None,
+        });
+        let mut plan = plan.expect("a verify plan");
+        for chunk in &plan.chunks {
+            let late = chunk.seq == SeqId(3);
+            plan.outcome.verdicts.push(Verdict { late, next: (!late).then_some(9), ..Verdict::default() });
+        }
+        tell(engine, Event::VerifyDone(plan))
+    }
+
+    #[test]
+    fn who_is_preempted_before_its_first_pass_takes_no_block_back() {
+        let config = EngineConfig {
+            block_size: 1,
+            target_blocks: 6,
+            max_context: 6,
+            draft: DraftSource::Lookup,
+            prefix_cache: false,
+            tuning: Tuning { policy: Policy::Off, ..config().tuning },
+            ..config()
+        };
+        let mut engine = Engine::new(config).expect("a valid config");
+        let submit = |seq| Event::Submit(Request::new(SeqId(seq), [1], 4));
+        // One token each, so that a pass is all that is missing of their prompts.
+        let commands = tell(&mut engine, submit(1));
+        (2..=3).for_each(|seq| assert!(tell(&mut engine, submit(seq)).is_empty()));
+        let commands = verified(&mut engine, commands);
+        let commands = verified(&mut engine, commands);
+        verified(&mut engine, commands);
+        // The first has four tokens, and the others had to go.
+        let view = engine.view();
+        assert_eq!((view.running, view.waiting, view.target_pool.free), (1, 2, 2), "{view:?}");
     }
 
     #[test]

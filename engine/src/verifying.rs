@@ -54,8 +54,9 @@ impl Engine {
         ids.clear();
         ids.extend(self.running.iter().filter(|seq| self.sequences[seq].decoding()));
         for &seq in &ids {
-            // A sequence that an older one pushed out has nothing to decode by its turn.
-            if let Some(sequence) = self.sequences.get(&seq).filter(|sequence| sequence.decoding()) {
+            // A sequence that an older one preempted has nothing to decode by its turn, nor may it take a block, with which it would wait.
+            let runs = |sequence: &&Sequence| sequence.decoding() && !sequence.target.table.is_empty();
+            if let Some(sequence) = self.sequences.get(&seq).filter(runs) {
                 let tokens = sequence.tokens.len();
                 self.make_room(seq, tokens);
             }
