@@ -304,6 +304,7 @@ mod tests {
             max_context: 128,
             seed: 1,
             residual_scale: 0.1,
+            mask_token: None,
         };
         let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
         let lane = Partition { cores: vec![0] };

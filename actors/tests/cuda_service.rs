@@ -36,6 +36,7 @@ fn pair() -> SyntheticSpec {
         max_context: 96,
         seed: 3,
         residual_scale: 0.3,
+        mask_token: None,
     }
 }
 

@@ -19,6 +19,7 @@ fn spec() -> SimSpec {
         hardware: Hardware::H100,
         pair: Pair::QWEN3,
         mechanisms: Mechanisms::default(),
+        one_pass: None,
         draft_sms: vec![16],
         kv_tokens: 32_768,
         max_running: 32,

@@ -3,7 +3,7 @@
 use crate::cost::PartitionCosts;
 use crate::policy::{Mechanisms, Policy};
 use crate::request::{K_LIMIT, Slo};
-use crate::source::DraftSource;
+use crate::source::{DraftSource, RoundPasses};
 
 /// The engine's bounds and sizes, and its [`Tuning`].
 #[derive(Clone, Debug)]
@@ -193,9 +193,11 @@ impl EngineConfig {
         Ok(())
     }
 
-    /// A tuning as the planner goes by it: nobody can work beside a pass without a draft model.
+    /// A tuning as the planner goes by it: nobody can work beside a pass without a draft model, and one that proposes in a single pass has too
+    /// little to do there.
     pub(crate) fn deciding(&self, tuning: &Tuning) -> Tuning {
-        let overlap = tuning.mechanisms.overlap && self.draft.drafts();
+        let steps = self.draft.needs().passes == RoundPasses::EachProposal;
+        let overlap = tuning.mechanisms.overlap && steps;
         Tuning { mechanisms: Mechanisms { overlap, ..tuning.mechanisms }, ..tuning.clone() }
     }
 

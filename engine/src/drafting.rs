@@ -7,6 +7,7 @@ use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape, W
 use crate::policy::Lengths;
 use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
+use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
 use crate::view::Totals;
 
@@ -91,6 +92,7 @@ impl Engine {
             typical: sequence.levels[Source::Draft].typical(),
             context: sequence.tokens.len(),
             behind: self.long_way(sequence),
+            rows: (sequence.known() - sequence.draft.computed.min(sequence.known())).clamp(1, SHORT),
             weight: sequence.weight(self.now),
         };
         if candidate.behind > 0 && !self.planner.pays_to_catch_up(&candidate, self.running.len()) {
@@ -175,7 +177,8 @@ impl Engine {
             self.spent.0 = plan;
             return None;
         }
-        self.draft_shape = shape_of(&plan.chunks, execution);
+        plan.passes = self.config.draft.needs().passes;
+        self.draft_shape = shape_of(&plan, execution);
         plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
         self.draft_pool.take_copies(&mut plan.copies);
         plan.partition = execution.partition();
@@ -208,12 +211,15 @@ impl Engine {
         let most = if long { (*rows_left).min(*long_rows_left) } else { *rows_left };
         // The anchor has no business in a prefill: its row is part of the first draft step.
         let rows = if k > 0 { missing } else { missing - 1 }.min(most);
-        let steps = if rows == missing { k } else { 0 };
+        // In a single pass each proposal after the first has a row.
+        let masked = self.config.draft.needs().passes == RoundPasses::One;
+        let most = if masked { *rows_left - rows + 1 } else { k };
+        let steps = if rows == missing { k.min(most) } else { 0 };
         let covered = (start + rows + steps).saturating_sub(usize::from(steps > 0));
         if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
             return;
         }
-        *rows_left -= rows;
+        *rows_left -= rows + if masked { steps.saturating_sub(1) } else { 0 };
         *long_rows_left -= if long { rows } else { 0 };
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         sequence.draft_out = Some(DraftOut { end: start + rows });
@@ -258,10 +264,15 @@ impl Engine {
         // The lane may have stopped early: what was timed is what came back.
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let PassShape { rows, sequences, .. } = self.draft_shape;
-        if rows > 3 * sequences {
-            self.planner.timed_catch_up(rows, steps, outcome.took);
+        let masked = plan.passes == RoundPasses::One;
+        // Where rows are masks, those of a few proposals do not look like many that catch up.
+        let caught_up: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();
+        if caught_up > 3 * sequences {
+            self.planner.timed_catch_up(rows, if masked { 1 } else { steps }, outcome.took);
         }
-        if steps > 0 {
+        if masked {
+            self.planner.timed_draft(&self.draft_shape, outcome.took);
+        } else if steps > 0 {
             let sequences = outcome.proposals.len().div_ceil(steps);
             let context = self.draft_shape.reach.kv * sequences / self.draft_shape.sequences.max(1);
             let reach = Reach::single(context);
@@ -274,7 +285,7 @@ impl Engine {
             let (own, rest) = proposals.split_at(count.min(proposals.len()));
             proposals = rest;
             match self.sequences.get_mut(&chunk.seq).filter(|s| s.epoch == chunk.epoch) {
-                Some(sequence) => sequence.drafted(own, &table),
+                Some(sequence) => sequence.drafted(own, !masked, &table),
                 None => self.totals.late_drafts += own.len() as u64,
             }
         }
@@ -322,12 +333,19 @@ impl Wish {
     }
 }
 
-fn shape_of(chunks: &[DraftChunk], execution: Execution) -> PassShape {
+fn shape_of(plan: &DraftPlan, execution: Execution) -> PassShape {
+    let chunks = &plan.chunks;
+    let rows: usize = chunks.iter().map(|chunk| chunk.rows.len()).sum();
+    let kv: usize = chunks.iter().map(|chunk| chunk.start + chunk.rows.len()).sum();
+    let (masks, steps) = match plan.passes {
+        RoundPasses::One => (chunks.iter().map(|chunk| chunk.steps.saturating_sub(1)).sum(), 1),
+        _ => (0, chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0)),
+    };
     PassShape {
         partition: execution.partition(),
-        rows: chunks.iter().map(|chunk| chunk.rows.len()).sum(),
-        reach: Reach::single(chunks.iter().map(|chunk| chunk.start + chunk.rows.len()).sum()),
-        steps: chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0),
+        rows: rows + masks,
+        reach: Reach::single(kv),
+        steps,
         sequences: chunks.len(),
     }
 }

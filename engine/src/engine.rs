@@ -111,6 +111,7 @@ impl Engine {
                 &config.deciding(&config.tuning),
                 config.partitions.clone(),
                 config.max_pass_rows,
+                config.draft.needs().passes,
             ),
             tuning: config.tuning.clone(),
             sequences: FxHashMap::default(),

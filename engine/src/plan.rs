@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 
 use crate::blocks::{BlockCopy, BlockId};
 use crate::request::{SeqId, TokenId};
+use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, confidence_bin};
 
 /// Top-k alternatives of the draft that a proposal is compared with inside a verify pass, itself mostly among them.
@@ -74,6 +75,9 @@ pub struct DraftPlan {
     pub blocks: Vec<BlockId>,
     /// Whether proposals are to come with their alternatives.
     pub alternatives: bool,
+    /// How proposals come: from a pass each, or all from one pass, whose rows of a chunk are followed by one of the model's mask tokens for each
+    /// proposal but the first.
+    pub passes: RoundPasses,
     /// What came of it.
     pub outcome: DraftOutcome,
 }
@@ -92,7 +96,8 @@ pub struct DraftOutcome {
 /// One sequence's part of a draft plan: rows to catch up with, then proposals to draft. The rows may be earlier proposals:
 /// drafting goes on past the frontier.
 ///
-/// Proposal `i` stands at position `start + rows.len() + i`; the KV of the last one is not computed.
+/// Proposal `i` stands at position `start + rows.len() + i`; the KV of the last one is not computed. Where all come from one pass, that of none is:
+/// mask tokens stood in their places.
 #[derive(Clone, Debug)]
 pub struct DraftChunk {
     /// The sequence.
@@ -196,8 +201,9 @@ pub struct VerifyChunk {
     pub rows: Range<usize>,
     /// How many of the last rows are proposals; the row before them is the anchor's.
     pub proposals: usize,
-    /// Some of them came from prompt-lookup: no lane has looked whether a grammar of the sequence allows them.
-    pub prompt_lookup: bool,
+    /// No lane has looked whether a grammar of the sequence allows some of them: those from prompt-lookup, and those of a draft that proposes in one
+    /// pass.
+    pub unchecked: bool,
     /// False for prefill rows that do not reach the anchor: nothing is sampled.
     pub sample: bool,
     /// Its part of the plan's blocks: the table over positions `0 .. start + rows.len()`.

@@ -16,6 +16,7 @@ use crate::cost::{PartitionCosts, Reach};
 use crate::plan::PartitionId;
 use crate::policy::{Lengths, Mechanisms, Policy};
 use crate::request::K_LIMIT;
+use crate::source::RoundPasses;
 use crate::view::SteeringView;
 use ahead::Ahead;
 use budget::Budget;
@@ -87,6 +88,8 @@ pub(crate) struct Planner {
     catch_up_row_s: f64,
     /// This round's proposals are there to be learned from.
     probing: bool,
+    /// Draft passes of a round.
+    passes: RoundPasses,
     budget: Budget,
     ahead: Ahead,
     steering: Steering,
@@ -100,7 +103,13 @@ fn observe(mean: &mut f64, seconds: f64) {
 }
 
 impl Planner {
-    pub(crate) fn new(tuning: &Tuning, partitions: Vec<PartitionCosts>, max_pass_rows: usize) -> Planner {
+    /// For a source whose rounds have these draft passes, by costs of the device's partitions.
+    pub(crate) fn new(
+        tuning: &Tuning,
+        partitions: Vec<PartitionCosts>,
+        max_pass_rows: usize,
+        passes: RoundPasses,
+    ) -> Planner {
         let mut planner = Planner {
             steering: Steering::new(&partitions, max_pass_rows),
             rows: 0,
@@ -115,7 +124,8 @@ impl Planner {
             step_s: 0.0,
             catch_up_row_s: 0.0,
             probing: false,
-            budget: Budget::default(),
+            passes,
+            budget: Budget::new(passes),
             ahead: Ahead::default(),
         };
         planner.tune(tuning);
@@ -197,9 +207,14 @@ impl Planner {
     pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, drafting: usize) -> bool {
         !self.predicts() || {
             let costs = &self.partitions[0];
-            let step = self.goodput * costs.draft.seconds(drafting, Reach::NONE) / drafting.max(1) as f64;
-            let each = step + budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
-            let (mut survival, mut gain, mut committed, mut best) = (1.0, 0.0, 1.0, 0.0_f64);
+            let pass = self.goodput * costs.draft.seconds(drafting, Reach::NONE) / drafting.max(1) as f64;
+            let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
+            // What is drafted in one pass costs that once, and a row of it each.
+            let (once, each) = match self.passes {
+                RoundPasses::One => (pass, row + self.goodput * costs.draft.row_seconds(2 * drafting)),
+                _ => (0.0, row + pass),
+            };
+            let (mut survival, mut gain, mut committed, mut best) = (1.0, -once, 1.0, 0.0_f64);
             for _ in candidate.ready..candidate.useful {
                 survival *= f64::from(candidate.typical);
                 committed += survival;
@@ -321,9 +336,16 @@ impl Planner {
         }
     }
 
-    /// A draft plan was timed: the tables learn, unless catching up dominated it.
+    /// A draft plan was timed: the tables learn, unless catching up dominated it. A single pass is looked up by its rows, a step by its sequences.
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
+        if self.passes == RoundPasses::One {
+            observe(&mut self.step_s, took.as_secs_f64());
+            if let Some(costs) = self.partitions.get_mut(shape.partition.0) {
+                costs.draft.observe(rows, shape.reach, took);
+            }
+            return;
+        }
         if rows <= 3 * sequences {
             observe(&mut self.step_s, took.as_secs_f64() / steps as f64);
         }

@@ -393,9 +393,9 @@ impl Sequence {
         table.map(|calibrated| self.levels[Source::Draft].acceptance(calibrated))
     }
 
-    /// Takes in what came of the draft chunk that is out. Verdicts may have come in between: proposals for positions that
-    /// are committed by now must equal what is there, or all that follows is worthless.
-    pub(crate) fn drafted(&mut self, drafted: &[Drafted], table: &AcceptanceTable) {
+    /// Takes in what came of the draft chunk that is out, `computed` if the KV of its proposals was, but the last one's. Verdicts may have come in
+    /// between: proposals for positions that are committed by now must equal what is there, or all that follows is worthless.
+    pub(crate) fn drafted(&mut self, drafted: &[Drafted], computed: bool, table: &AcceptanceTable) {
         let Some(DraftOut { end }) = self.draft_out.take() else { return };
         let overtaken = self.known() - end;
         let agreed = drafted
@@ -403,9 +403,8 @@ impl Sequence {
             .zip(self.tokens.get(end..).unwrap_or_default())
             .take_while(|(drafted, committed)| drafted.token == **committed)
             .count();
-        // The KV of the last proposal is not computed.
         let right = if agreed < overtaken { agreed } else { drafted.len() };
-        let computed = end + right.min(drafted.len().saturating_sub(1));
+        let computed = end + if computed { right.min(drafted.len().saturating_sub(1)) } else { 0 };
         if agreed == overtaken {
             self.proposals.extend(drafted.iter().skip(overtaken).map(|drafted| {
                 let calibrated = table[confidence_bin(drafted.confidence)];

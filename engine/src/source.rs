@@ -57,6 +57,11 @@ impl DraftSource {
         if blocks == 0 { DraftSource::Lookup } else { DraftSource::Model { blocks } }
     }
 
+    /// A draft that proposes in one pass, with a pool of so many blocks.
+    pub fn one_pass(blocks: usize) -> DraftSource {
+        DraftSource::OnePass { blocks }
+    }
+
     /// What it needs.
     pub fn needs(self) -> SourceNeeds {
         let own = |passes, blocks| SourceNeeds { passes, blocks, ..SourceNeeds::default() };
@@ -80,8 +85,8 @@ impl DraftSource {
 
     /// Whether the engine plans for it.
     pub(crate) fn served(self) -> bool {
-        let SourceNeeds { passes, hidden_states, with_target_blocks, vocabulary_map, .. } = self.needs();
-        passes != RoundPasses::One && !hidden_states && !with_target_blocks && !vocabulary_map
+        let SourceNeeds { hidden_states, with_target_blocks, vocabulary_map, .. } = self.needs();
+        !hidden_states && !with_target_blocks && !vocabulary_map
     }
 }
 
@@ -102,15 +107,14 @@ mod tests {
 
     #[test]
     fn a_source_that_needs_what_nobody_brings_yet_is_refused() {
-        for source in [DraftSource::Lookup, DraftSource::Model { blocks: 4 }] {
+        for source in [DraftSource::Lookup, DraftSource::Model { blocks: 4 }, DraftSource::one_pass(4)] {
             assert!(source.served());
             assert_eq!(source.drafts(), source != DraftSource::Lookup);
         }
-        for source in [DraftSource::OnePass { blocks: 4 }, DraftSource::Head { blocks: 4 }] {
-            assert!(!source.served());
-            let refusal = crate::EngineError::Source(source).to_string();
-            assert!(refusal.contains(&source.to_string()) && refusal.contains("not served yet"), "{refusal}");
-        }
+        let head = DraftSource::Head { blocks: 4 };
+        assert!(!head.served());
+        let refusal = crate::EngineError::Source(head).to_string();
+        assert!(refusal.contains(&head.to_string()) && refusal.contains("not served yet"), "{refusal}");
         assert_eq!(
             (DraftSource::model(0), DraftSource::model(3)),
             (DraftSource::Lookup, DraftSource::Model { blocks: 3 })

@@ -9,6 +9,7 @@ use crate::pruning::Prospect;
 use crate::request::SeqId;
 use crate::sequence::Proposal;
 use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
+use crate::source::RoundPasses;
 use crate::survival::Source;
 use crate::view::EpochMove;
 
@@ -128,6 +129,7 @@ impl Engine {
     /// Adds `committed` rows of a sequence and as many of `k` proposals as get a block: they push nobody out. How many those
     /// are.
     fn add_chunk(&mut self, seq: SeqId, committed: usize, k: usize, plan: &mut VerifyPlan) -> usize {
+        let masked = self.config.draft.needs().passes == RoundPasses::One;
         let Some(sequence) = self.sequences.get_mut(&seq) else { return 0 };
         let start = sequence.target.computed;
         let k = if sequence.target.table.grow(sequence.tokens.len() + k) { k } else { 0 };
@@ -139,7 +141,7 @@ impl Engine {
             start,
             rows: sequence.append_known(start, committed + k, &mut plan.tokens),
             proposals: k,
-            prompt_lookup: sequence.proposals.iter().take(k).any(Proposal::is_lookup),
+            unchecked: k > 0 && (masked || sequence.proposals.iter().take(k).any(Proposal::is_lookup)),
             sample: end == sequence.tokens.len(),
             table: sequence.target.table.append_ids(end + k, &mut plan.blocks),
             tests: 0..0,

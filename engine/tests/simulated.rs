@@ -190,16 +190,18 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         Just(Policy::Faser),
     ];
     let slo = prop::option::of(1..2000u64);
-    (1..6usize, 90..140usize, 0..140usize, 1..9usize, 0..40usize, policy, any::<bool>(), slo).prop_map(
-        |(block_size, target_tokens, draft_tokens, max_running, more_rows, policy, prefix_cache, slo)| {
+    // A draft too small for a sequence is none.
+    let draft = (0..140usize, any::<bool>());
+    (1..6usize, 90..140usize, draft, 1..9usize, 0..40usize, policy, any::<bool>(), slo).prop_map(
+        |(block_size, target_tokens, draft, max_running, more_rows, policy, prefix_cache, slo)| {
             EngineConfig {
                 block_size,
                 target_blocks: target_tokens.div_ceil(block_size),
-                draft: DraftSource::model(if draft_tokens < 90 {
-                    0
-                } else {
-                    draft_tokens.div_ceil(block_size)
-                }),
+                draft: match (draft.0.div_ceil(block_size), draft.1) {
+                    _ if draft.0 < 90 => DraftSource::model(0),
+                    (blocks, true) => DraftSource::one_pass(blocks),
+                    (blocks, false) => DraftSource::model(blocks),
+                },
                 max_pass_rows: max_running + more_rows,
                 max_context: 90,
                 prefix_cache,

@@ -1,8 +1,9 @@
 //! The pair that ships with faser: text, chat, and what its draft is worth.
 
+use std::fs;
 use std::process::Command;
 
-use faser_tests::{Server, faser, rules::root};
+use faser_tests::{Config, Server, faser, rules::root};
 use serde_json::{Value, json};
 
 #[test]
@@ -35,28 +36,64 @@ fn the_default_config_completes_and_chats() {
     assert_eq!(tokens["count"], chat["usage"]["prompt_tokens"]);
 }
 
+/// What the held-out prompts bring at a fixed length, 0 for none, greedily.
+fn generate(config: &[&str], tokens: &str, k: &str) -> Value {
+    let output = Command::new(faser())
+        .args(["generate", "--json", "--temperature", "0", "--max-tokens", tokens, "--k", k])
+        .args(config)
+        .arg("--prompts")
+        .arg(root().join("models/rustdoc/heldout_prompts.json"))
+        .current_dir(root())
+        .output()
+        .expect("the binary can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON on stdout")
+}
+
+/// Tokens of each answer, and why it ended.
+fn texts(runs: &Value) -> Vec<(Value, Value)> {
+    let runs = runs["runs"].as_array().expect("runs").iter();
+    runs.map(|run| (run["tokens"].clone(), run["finish_reason"].clone())).collect()
+}
+
+/// The demo's draft was never taught what its mask token means: its first proposals are as good as ever, and the others guesses.
+#[test]
+fn a_draft_with_a_mask_token_proposes_in_one_pass_and_changes_no_text() {
+    let target = root().join("models/rustdoc/target");
+    let config = Config::new(&format!("model: {{target: \"{}\", draft: pard}}\n", target.display()));
+    let folder = config.folder().join("pard");
+    fs::create_dir(&folder).expect("a folder can be made");
+    for entry in fs::read_dir(root().join("models/rustdoc/draft")).expect("the demo draft is there") {
+        let file = entry.expect("the demo draft can be listed");
+        fs::copy(file.path(), folder.join(file.file_name())).expect("a file can be copied");
+    }
+    let path = folder.join("config.json");
+    let text = fs::read_to_string(&path).expect("the config is there");
+    let mut shape: Value = serde_json::from_str(&text).expect("the config is JSON");
+    (shape["pard_token"], shape["spd_type"]) = (json!(8191), json!("pard"));
+    fs::write(&path, shape.to_string()).expect("the config can be written");
+
+    let path = config.path();
+    let name = path.to_str().expect("a path of UTF-8");
+    let check =
+        Command::new(faser()).args(["check", "-c", name]).output().expect("the binary can be started");
+    let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
+    assert!(said.contains("in one pass (PARD), by mask token 8191"), "{said}");
+    let (one_pass, plain) = (generate(&["-c", name], "8", "4"), generate(&[], "8", "0"));
+    let average = &one_pass["average"];
+    println!("{average}");
+    assert!(average["tokens_per_pass"].as_f64().is_some_and(|tokens| tokens > 1.3), "{average}");
+    assert_eq!(texts(&one_pass), texts(&plain), "a mask token changed a text");
+}
+
 #[test]
 fn generate_reports_two_tokens_per_target_pass_on_held_out_prompts() {
-    let run = |k: &str| -> Value {
-        let output = Command::new(faser())
-            .args(["generate", "--json", "--temperature", "0", "--max-tokens", "48", "--k", k, "--prompts"])
-            .arg(root().join("models/rustdoc/heldout_prompts.json"))
-            .current_dir(root())
-            .output()
-            .expect("the binary can be started");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).expect("JSON on stdout")
-    };
-    let drafted = run("4");
+    let drafted = generate(&[], "48", "4");
     let average = &drafted["average"];
     println!("{average}");
     assert!(average["tokens_per_pass"].as_f64().is_some_and(|tokens| tokens >= 2.0), "{average}");
-    let plain = run("0");
+    let plain = generate(&[], "48", "0");
     assert_eq!(plain["average"]["tokens_per_pass"], 1.0);
-    let texts = |runs: &Value| {
-        let runs = runs["runs"].as_array().expect("runs").iter();
-        runs.map(|run| (run["tokens"].clone(), run["finish_reason"].clone())).collect::<Vec<_>>()
-    };
     assert!(texts(&drafted).len() >= 50);
     assert_eq!(texts(&drafted), texts(&plain), "speculation changed a text");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use faser_engine::EngineConfig;
+use faser_engine::{EngineConfig, RoundPasses};
 use faser_kernels::Dtype;
 use faser_models::{Model, ModelConfig, Shard};
 
@@ -59,9 +59,10 @@ impl PassLimits {
     pub fn of(engine: &EngineConfig) -> PassLimits {
         let k = engine.speculation.room;
         let rows = engine.max_pass_rows;
+        let drawn = if engine.draft.needs().passes == RoundPasses::One { k.max(1) } else { 1 };
         PassLimits {
             rows,
-            draft_logit_rows: engine.tuning.max_running.min(rows),
+            draft_logit_rows: engine.tuning.max_running.saturating_mul(drawn).min(rows),
             verify_logit_rows: engine.tuning.max_running.saturating_mul(k + 1).min(rows),
         }
     }

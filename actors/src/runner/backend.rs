@@ -39,6 +39,9 @@ pub trait LaneBackend {
     /// The largest pass.
     fn bounds(&self) -> PassBounds;
 
+    /// What stands in places whose tokens are not known yet, if the model was made for that.
+    fn mask_token(&self) -> Option<TokenId>;
+
     /// Layers of the model.
     fn layer_count(&self) -> usize;
 
@@ -299,11 +302,16 @@ impl PassRows<'_> {
     }
 }
 
-impl Piece<'_> {
-    /// Tokens of a draft plan, from the chunk's row at position `start` on; what is drawn stands behind all tokens that there are.
+impl<'a> Piece<'a> {
+    /// Tokens of a draft plan, from the chunk's row at position `start` on; what is drawn first stands behind all tokens that there are.
     pub(super) fn drafting(seq: SeqId, chunk: usize, start: usize, drawn_from: usize) -> Self {
         let (first, rows, since) = (0, 0, 0);
         Piece { seq, chunk, first, start, rows, logits_from: drawn_from, drawn_from, since, proposals: &[] }
+    }
+
+    /// The same, where `masks` stand in places of proposals: tokens are drawn for those places too, `since` of which were in an earlier pass.
+    pub(super) fn masked(self, since: usize, masks: &'a [TokenId]) -> Self {
+        Piece { since, proposals: masks, ..self }
     }
 
     /// How many proposals stand before the place of a row that a token is drawn for.

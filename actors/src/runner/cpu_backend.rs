@@ -192,6 +192,10 @@ impl LaneBackend for CpuBackend {
         self.bounds
     }
 
+    fn mask_token(&self) -> Option<TokenId> {
+        self.model.config().mask_token
+    }
+
     fn layer_count(&self) -> usize {
         self.model.config().layers.len()
     }

@@ -1,9 +1,12 @@
-//! The draft lane's executor: catch-up rows for all chunks, then proposals, one token of every sequence per step.
+//! The draft lane's executor: catch-up rows for all chunks, then proposals, one token of every sequence per step. Where the plan has them all drawn
+//! in one pass, mask tokens stand behind the rows, in the places of proposals but the last: the row of each brings the proposal after it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use faser_engine::{Alternatives, BlockId, DraftChunk, DraftPlan, Drafted, SeqId, TokenId};
+use faser_engine::{
+    Alternatives, BlockId, DraftChunk, DraftPlan, Drafted, K_LIMIT, RoundPasses, SeqId, TokenId,
+};
 use faser_models::ForcedToken;
 
 use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece};
@@ -54,8 +57,8 @@ impl<B: LaneBackend> DraftRunner<B> {
     /// Carries out a plan: first `copies`, then `retire`, `admit`, and the chunks together. The plan comes back with its outcome.
     ///
     /// # Panics
-    /// If the device fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens. In a
-    /// group: if the ranks have different plans, or one is lost.
+    /// If the device fails; on a plan the engine would not make: a chunk of a sequence that was not admitted, or without tokens, or one pass for all
+    /// proposals of a model that has no mask token. In a group: if the ranks have different plans, or one is lost.
     pub fn run(&mut self, work: DraftWork) -> DraftPlan {
         let started = Instant::now();
         let DraftWork { mut plan, requests } = work;
@@ -64,7 +67,8 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.backend.copy_blocks(&plan.copies);
         self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
         self.cancelled.begin();
-        let alone = !plan.chunks.is_empty() && !self.asks_the_host(&plan);
+        let stepwise = plan.passes != RoundPasses::One;
+        let alone = stepwise && !plan.chunks.is_empty() && !self.asks_the_host(&plan);
         let drafted = alone
             .then(|| self.backend.draft(&plan, &mut self.sequences, &mut self.cancelled))
             .flatten()
@@ -88,7 +92,10 @@ impl<B: LaneBackend> DraftRunner<B> {
     /// A pass for the first proposals, and one more for each after it: the host has a look at what is drawn.
     fn step_by_step(&mut self, plan: &DraftPlan) -> Vec<Vec<Drafted>> {
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
-        let mut job = Drafting::new(plan);
+        let mask = self.backend.mask_token().filter(|_| plan.passes == RoundPasses::One);
+        assert!(plan.passes != RoundPasses::One || mask.is_some(), "the draft model has no mask token");
+        let unknown = mask.map_or_else(Vec::new, |mask| vec![mask; K_LIMIT]);
+        let mut job = Drafting::new(plan, &unknown);
         self.catch_up(&mut job);
         for step in 1..job.most_steps() {
             let layers = self.backend.layer_count() * step;
@@ -156,17 +163,22 @@ impl<B: LaneBackend> DraftRunner<B> {
             }
             tokens.push(token);
         }
-        let drawn = usize::from(drafts && job.missing(chunk) > 0);
+        let missing = if drafts { job.missing(chunk) } else { 0 };
+        let masks = &job.unknown[..job.unknown.len().min(missing.saturating_sub(1))];
+        tokens.extend(masks);
+        // The row of the last known token is the first that a proposal is drawn for, and then those of masks are.
+        let drawn_from = tokens.len() - missing.min(1 + masks.len());
         let mut from = 0;
         while from < tokens.len() {
-            let left = tokens.len() - from;
-            let count = rows.room(self.backend.bounds(), left, drawn);
+            let drawn = tokens.len() - from.max(drawn_from);
+            let count = rows.room(self.backend.bounds(), tokens.len() - from, drawn);
             if count == 0 {
                 self.forward(&std::mem::take(rows), job);
                 continue;
             }
             let seq = job.plan.chunks[chunk].seq;
-            let piece = Piece::drafting(seq, chunk, position + from, left - drawn);
+            let piece = Piece::drafting(seq, chunk, position + from, drawn_from.saturating_sub(from))
+                .masked(from.saturating_sub(drawn_from), masks);
             rows.push(piece, &tokens[from..from + count], job.tables[chunk]);
             from += count;
         }
@@ -206,16 +218,22 @@ impl<B: LaneBackend> DraftRunner<B> {
         let how = Draw { masks: &self.masks, confidence: true, alternatives: job.plan.alternatives };
         self.backend.draw(rows, &self.sequences, &how);
         self.backend.collect(rows, &mut self.outputs, &mut |_| {});
-        let drawing = rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows);
-        for (place, piece) in drawing.enumerate() {
-            let (token, confidence) = (self.outputs.tokens[place], self.outputs.confidence[place]);
-            // Alternatives that a grammar forbids say nothing of what the target draws under it.
-            let free = self.masks.bits(piece.chunk, 0).is_none();
-            let top = self.outputs.top.get(place).filter(|_| free);
-            let alternatives = top.map_or_else(Alternatives::new, |top| Alternatives::from(*top));
-            self.sequences.of_mut(piece.seq).push(token);
-            job.drew(piece.chunk, token, confidence, alternatives);
-            self.ask(piece.chunk, job);
+        let drawn = rows.pieces.iter().flat_map(|piece| (piece.drawn_from..piece.rows).map(move |_| piece));
+        for (place, piece) in drawn.enumerate() {
+            // Where a pass brings several, its stop rule may have ended a chunk before the last.
+            if job.takes(piece.chunk) {
+                let (token, confidence) = (self.outputs.tokens[place], self.outputs.confidence[place]);
+                // Alternatives that a grammar forbids say nothing of what the target draws under it.
+                let free = self.masks.bits(piece.chunk, 0).is_none();
+                let top = self.outputs.top.get(place).filter(|_| free);
+                let alternatives = top.map_or_else(Alternatives::new, |top| Alternatives::from(*top));
+                job.drew(piece.chunk, token, confidence, alternatives);
+                // What else comes from the same pass does not know of it.
+                if job.unknown.is_empty() {
+                    self.sequences.of_mut(piece.seq).push(token);
+                    self.ask(piece.chunk, job);
+                }
+            }
         }
     }
 }
@@ -223,6 +241,8 @@ impl<B: LaneBackend> DraftRunner<B> {
 /// A plan that the host carries out step by step, with what it has brought so far: who goes on, what was drafted.
 struct Drafting<'a> {
     plan: &'a DraftPlan,
+    /// Mask tokens, where all proposals come from one pass.
+    unknown: &'a [TokenId],
     /// Block table of each chunk.
     tables: Vec<&'a [BlockId]>,
     /// Proposals of each chunk.
@@ -234,9 +254,10 @@ struct Drafting<'a> {
 }
 
 impl<'a> Drafting<'a> {
-    fn new(plan: &'a DraftPlan) -> Drafting<'a> {
+    fn new(plan: &'a DraftPlan, unknown: &'a [TokenId]) -> Drafting<'a> {
         Drafting {
             plan,
+            unknown,
             tables: plan.chunks.iter().map(|chunk| plan.table(chunk)).collect(),
             drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
             survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
@@ -268,6 +289,11 @@ impl<'a> Drafting<'a> {
         let drafted = &self.drafted[index];
         let latest = drafted.last().filter(|_| !self.ended[index])?;
         Some((latest.token, chunk.start + chunk.rows.len() + drafted.len() - 1))
+    }
+
+    /// Whether a proposal that was drawn for a chunk is of use: the first always is.
+    fn takes(&mut self, index: usize) -> bool {
+        self.missing(index) > 0 && (self.drafted[index].is_empty() || self.goes_on(index, &[]).is_some())
     }
 
     /// Proposals that the plan wants of a chunk and that are not there.

@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn verdict_without(forbidden: usize, proposals: &[TokenId], rows: usize, samples: &[TokenId]) -> Verdict {
-        let chunk = VerifyChunk { prompt_lookup: forbidden > 0, ..chunk(proposals.len()) };
+        let chunk = VerifyChunk { unchecked: forbidden > 0, ..chunk(proposals.len()) };
         let mut progress = Progress::new(&chunk);
         progress.forbid(forbidden);
         (progress.rows, progress.samples) = (rows, samples.len());

@@ -57,15 +57,13 @@ impl Following {
     }
 
     /// In how many places tokens may be drawn in the next pass, as far as is known: behind the output and behind each of `proposals` before
-    /// one that the grammar forbids, which only has to be looked for among those of prompt-lookup. Of a slow one behind the output alone; nowhere, as
+    /// one that the grammar forbids, which only has to be looked for where nobody has checked them. Of a slow one behind the output alone; nowhere, as
     /// long as its matcher is away and has not said what may come there.
-    pub(super) fn places(&mut self, proposals: &[TokenId], prompt_lookup: bool) -> usize {
+    pub(super) fn places(&mut self, proposals: &[TokenId], unchecked: bool) -> usize {
         match &mut self.matcher {
             None => usize::from(self.known().is_some()),
             Some(_) if self.slow => 1,
-            Some(matcher) if prompt_lookup => {
-                1 + matcher.valid_prefix_len(&self.output, proposals).unwrap_or(0)
-            }
+            Some(matcher) if unchecked => 1 + matcher.valid_prefix_len(&self.output, proposals).unwrap_or(0),
             Some(_) => 1 + proposals.len(),
         }
     }

@@ -106,7 +106,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
             let sequence = self.sequences.of_mut(chunk.seq);
             sequence.rewind_and_extend(chunk.start, &tokens[..anchored]);
             if let Some(following) = sequence.following.as_mut().filter(|_| chunk.sample) {
-                self.masks.expect(index, following.places(&tokens[anchored..], chunk.prompt_lookup));
+                self.masks.expect(index, following.places(&tokens[anchored..], chunk.unchecked));
             }
         }
         let ranks = self.backend.rank().1;

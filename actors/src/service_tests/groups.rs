@@ -22,6 +22,7 @@ fn shape() -> SyntheticSpec {
         max_context: 128,
         seed: 3,
         residual_scale: 0.3,
+        mask_token: None,
     }
 }
 

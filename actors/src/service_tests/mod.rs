@@ -49,6 +49,7 @@ fn models() -> (Arc<Model>, Arc<Model>) {
             max_context: 128,
             seed: 3,
             residual_scale: 0.3,
+            mask_token: None,
         };
         let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).expect("a synthetic pair");
         (Arc::new(target), Arc::new(draft))

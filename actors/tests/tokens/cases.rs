@@ -152,6 +152,7 @@ pub(crate) fn spec() -> SyntheticSpec {
         max_context: MAX_CONTEXT,
         seed: 7,
         residual_scale: 0.3,
+        mask_token: Some(254),
     }
 }
 
@@ -201,7 +202,10 @@ impl Random {
         EngineConfig {
             block_size: BLOCK,
             target_blocks: self.between(least_blocks, least_blocks + 4),
-            draft: DraftSource::model(self.between(least_blocks, 2 * least_blocks)),
+            draft: match self.between(least_blocks, 2 * least_blocks) {
+                blocks if self.chance(30) => DraftSource::one_pass(blocks),
+                blocks => DraftSource::model(blocks),
+            },
             max_pass_rows: self.between(max_running, 40),
             max_context: MAX_CONTEXT,
             partitions: (0..self.between(1, PARTITIONS)).map(|_| self.costs()).collect(),

@@ -85,6 +85,7 @@ fn pair() -> Pair {
         max_context: MAX_CONTEXT,
         seed: 13,
         residual_scale: 0.5,
+        mask_token: None,
     };
     pair_of(&spec, Dtype::F32)
 }

@@ -11,6 +11,7 @@ mod cuda_shards;
 mod cuda_tokens;
 mod distribution;
 mod hidden_rows;
+mod one_pass;
 mod rank_group;
 mod rig;
 mod runs;

@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use faser_actors::Dtype;
 use faser_engine::survival::Source;
-use faser_engine::{EngineConfig, Event, FinishReason, Handling, K_LIMIT, SpeculationMode, TokenId, Tuning};
+use faser_engine::{
+    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, RoundPasses, SpeculationMode, TokenId,
+    Tuning,
+};
 
 use crate::cases::{BLOCK, Case, END, GRAMMARS, Got, pair, solo};
 use crate::rig::{Pair, Plan, Random, Rig};
@@ -45,6 +48,9 @@ struct Tally {
     /// Requests that proposed what their mode lets them, by mode.
     lookups: u64,
     drafts: u64,
+    /// Proposals of drafts that propose in one pass.
+    one_pass: u64,
+    one_pass_accepted: u64,
     off: u64,
     /// Requests of one engine that do not all have the same priority, and were preempted.
     priorities: u64,
@@ -89,6 +95,8 @@ fn a_draft_that_is_the_target_is_never_rejected() {
         let (mut config, mut cases) = (random.config(), random.cases());
         // What prompt-lookup proposes may be wrong; a change of the tuning may have some of it nevertheless.
         config.tuning.mechanisms.lookup = false;
+        // Behind mask tokens the target knows no more than any other model.
+        config.draft = DraftSource::model(config.draft.needs().blocks);
         random.want_more(&mut cases);
         in_a_batch(&pair, &config, &cases, random, &mut tally);
         assert_eq!(tally.rejected, tally.prompt_lookup - tally.prompt_lookup_accepted, "{tally:?}");
@@ -258,6 +266,10 @@ fn in_a_batch(
     }
     rig.finish();
     let totals = rig.engine.view().totals;
+    if config.draft.needs().passes == RoundPasses::One {
+        tally.one_pass += totals.draft_tokens - totals.prompt_lookup_tokens;
+        tally.one_pass_accepted += totals.accepted_tokens - totals.prompt_lookup_accepted_tokens;
+    }
     tally.accepted += totals.accepted_tokens;
     tally.rejected += totals.draft_tokens - totals.accepted_tokens;
     tally.preemptions += totals.preemptions;
@@ -332,6 +344,8 @@ impl Tally {
             ("requests that propose nothing", self.off),
             ("requests that copy alone", self.lookups),
             ("requests that draft alone", self.drafts),
+            ("proposals from one pass that were accepted", self.one_pass_accepted),
+            ("proposals from one pass that were rejected", self.one_pass - self.one_pass_accepted),
             ("preemptions among priorities", self.priorities),
             ("log-probabilities", self.logprobs),
             ("log-probabilities of prompts", self.prompt_logprobs),

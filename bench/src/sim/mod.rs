@@ -150,6 +150,8 @@ pub struct SimSpec {
     pub hardware: Hardware,
     /// The models on it.
     pub pair: Pair,
+    /// A draft that proposes in one pass, each place of which is right so many times as often as the one before; none: a pass for each proposal.
+    pub one_pass: Option<f64>,
     /// SMs of the draft lane in each partition.
     pub draft_sms: Vec<usize>,
     /// What policies that predict may use.
@@ -390,6 +392,7 @@ impl SimSpec {
             ..self.config(policy, load, roofline.tables())
         };
         let device = workload.device(BLOCK_TOKENS, roofline).deviating(self.deviation);
+        let device = device.fading(self.one_pass.unwrap_or(1.0));
         let device = if bound.is_some_and(Bound::is_oracle) { device.with_oracle() } else { device };
         let simulation = Simulation::new(config, device)?.counting_until(self.duration);
         let simulation = if in_detail { simulation.in_detail() } else { simulation };
@@ -401,10 +404,14 @@ impl SimSpec {
             Arrivals::Backlog { .. } => (load.level as usize).min(self.max_running),
             _ => self.max_running,
         };
+        let blocks = self.kv_tokens / BLOCK_TOKENS;
         EngineConfig {
             block_size: BLOCK_TOKENS,
-            target_blocks: self.kv_tokens / BLOCK_TOKENS,
-            draft: DraftSource::model(self.kv_tokens / BLOCK_TOKENS),
+            target_blocks: blocks,
+            draft: match self.one_pass {
+                Some(_) => DraftSource::one_pass(blocks),
+                None => DraftSource::model(blocks),
+            },
             max_pass_rows: self.max_pass_rows,
             max_context: self.max_context,
             partitions,
@@ -438,6 +445,12 @@ impl fmt::Display for SimSpec {
         // To the microsecond.
         let step_ms = (1e6 * pair.draft_step_s).round() / 1e3;
         let step = if step_ms > 0.0 { format!("{step_ms} ms") } else { "as modelled".to_owned() };
+        let step = match self.one_pass {
+            Some(fade) => {
+                format!("{step} for all proposals, each place right {fade} times as often as the one before")
+            }
+            None => step,
+        };
         let joined = if pair.gpus > 1 {
             let overlapped = if hardware.links.overlapped { ", all-reduces in halves" } else { "" };
             format!(" joined by {}{overlapped}", hardware.links.kind)

@@ -102,6 +102,9 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
         let notes = model.map_or(&[][..], |model| &model.notes);
         pair.notes.extend(notes.iter().map(|note| format!("{which}: {note}")));
     }
+    if let Some(mask) = pair.draft.as_ref().and_then(|draft| draft.mask_token) {
+        pair.notes.push(format!("draft: proposes all of a round in one pass (PARD), by mask token {mask}"));
+    }
     Ok(pair)
 }
 
@@ -122,7 +125,7 @@ fn in_folders(
     if let (Some(dir), Some(draft)) = (draft_dir, &draft)
         && dir.join("tokenizer.json").is_file()
     {
-        same_tokens(&tokenizer, &Tokenizer::load(dir, draft)?)?;
+        same_tokens(&tokenizer, &Tokenizer::load(dir, draft)?, draft.mask_token)?;
         tokens = Some(tokenizer.vocab_size());
     }
     draft = draft.map(|draft| fitted(&target, draft, tokens)).transpose()?;
@@ -183,12 +186,12 @@ impl Weights {
     }
 }
 
-/// A draft model that reads other tokens than the target would be right by chance alone.
-fn same_tokens(target: &Tokenizer, draft: &Tokenizer) -> Result<(), ModelError> {
+/// A draft model that reads other tokens than the target would be right by chance alone. Its mask token is its own.
+fn same_tokens(target: &Tokenizer, draft: &Tokenizer, mask: Option<u32>) -> Result<(), ModelError> {
     const PROBE: &str =
         "The quick brown fox, naïve in 1984: `fn main() { println!(\"{:?}\", x += 3.14); }`\n\t→ 你好 🦊";
     if target.encode(PROBE, false)? == draft.encode(PROBE, false)? {
-        let other = |id: &u32| target.token_bytes(*id) != draft.token_bytes(*id);
+        let other = |id: &u32| Some(*id) != mask && target.token_bytes(*id) != draft.token_bytes(*id);
         let most = target.vocab_size().max(draft.vocab_size()) as u32;
         return match (0..most).find(other) {
             None => Ok(()),

@@ -87,7 +87,7 @@ pub(crate) fn bounds(
     Ok(EngineConfig {
         block_size: config.kv.block_size,
         target_blocks: 0,
-        draft: DraftSource::model(0),
+        draft: draft_source(has_mask_token(draft), 0),
         max_pass_rows: config.scheduler.max_pass_rows,
         max_context,
         partitions: Vec::new(),
@@ -104,6 +104,16 @@ pub(crate) fn bounds(
         prefix_cache: config.kv.prefix_cache,
         tuning: config.tuning.clone(),
     })
+}
+
+/// Was it made to propose in one pass?
+fn has_mask_token(draft: Option<&ModelConfig>) -> bool {
+    draft.is_some_and(|draft| draft.mask_token.is_some())
+}
+
+/// What proposes, with a KV pool of so many blocks: a draft that has a mask token was made to propose in one pass.
+fn draft_source(has_mask_token: bool, blocks: usize) -> DraftSource {
+    if has_mask_token { DraftSource::one_pass(blocks) } else { DraftSource::model(blocks) }
 }
 
 /// What can be planned, and not be served yet.
@@ -175,6 +185,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
     let Begun { config, pair, bounds, staged } = begun;
     let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
     notes.extend(shorter_draft(&bounds));
+    let has_mask_token = has_mask_token(draft.as_ref());
     let name = config.model.name.clone().unwrap_or(name);
     if config.model.aliases.contains(&name) {
         return Err(LoadError::Alias(name));
@@ -183,7 +194,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
     let engine = EngineConfig {
         target_blocks: pools.target_blocks,
-        draft: DraftSource::model(pools.draft_blocks),
+        draft: draft_source(has_mask_token, pools.draft_blocks),
         ..bounds
     };
     let (partitions, cost_source) = if engine.tuning.policy.traits().predicts {

@@ -84,6 +84,10 @@ pub struct SimArgs {
     /// Weights of the target in FP8; `--fp8=false` takes it from a preset.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub fp8: Option<bool>,
+    /// Draft all proposals of a round in one pass, as PARD does: it takes the time of a draft step, and as many more rows. Each place is right
+    /// SHARE times as often as the one before it.
+    #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "0.95")]
+    pub one_pass: Option<f64>,
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
@@ -280,9 +284,10 @@ impl SimArgs {
         if !(1e-6..=1e6).contains(&self.replay_speed) {
             return wrong("--replay-speed must be above 0, such as 2");
         }
-        let shares = [self.cancelled, self.acceptance.unwrap_or(0.0), self.cached_prompts];
+        let zero = |share: Option<f64>| share.unwrap_or(0.0);
+        let shares = [self.cancelled, zero(self.acceptance), self.cached_prompts, zero(self.one_pass)];
         if !shares.iter().all(|p| (0.0..=1.0).contains(p)) {
-            return wrong("--cancelled, --acceptance and --cached-prompts are probabilities, 0 to 1");
+            return wrong("--cancelled, --acceptance, --cached-prompts and --one-pass are shares, 0 to 1");
         }
         // Years are enough, and fit.
         let seconds = |s: Option<f64>| s.is_none_or(|s| (0.0..=1e9).contains(&s));
@@ -345,6 +350,7 @@ impl SimArgs {
                 ..self.device
             },
             pair,
+            one_pass: self.one_pass,
             draft_sms: self.draft_sms.clone(),
             mechanisms: Mechanisms { sizing: !self.full_passes, ..Mechanisms::default() },
             kv_tokens,
@@ -632,6 +638,7 @@ mod tests {
             ("--ttft-target 0", "TTFT target"),
             ("--tpot-target NaN", "TPOT target"),
             ("--cached-prompts 1.1", "--cached-prompts"),
+            ("--one-pass=1.5", "--one-pass"),
             ("--draft-sms 132", "132"),
             ("--pair qwen3 --kv-tokens 10", "--kv-tokens"),
             ("--pair llama3 --tp 3", "--tp"),

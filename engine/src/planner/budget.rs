@@ -1,7 +1,8 @@
 //! The survival budget: who drafts how far, and what of it is verified.
 
-use crate::cost::{PartitionCosts, Reach};
+use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::request::K_LIMIT;
+use crate::source::RoundPasses;
 
 /// Survival below which nothing is considered.
 const NEGLIGIBLE: f32 = 0.02;
@@ -29,6 +30,8 @@ pub(crate) struct Candidate {
     pub(crate) context: usize,
     /// Those of them that the draft has yet to compute, where they are many.
     pub(crate) behind: usize,
+    /// Rows that it brings to a draft pass before its first proposal, where they are few.
+    pub(crate) rows: usize,
     /// Could the draft propose anything, if it were worth what it is behind?
     pub(crate) drafts: bool,
     /// Tokens that it is expected to get yet.
@@ -68,6 +71,8 @@ impl Displaced {
 /// Takes proposals in the order of survival, over all sequences together. Its buffers are kept from round to round.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
+    /// Draft passes of a round.
+    passes: RoundPasses,
     /// Survival of each sequence at the depth that is looked at; 0 for those that draft no further.
     survivals: Vec<f32>,
     /// Proposals by their [`rank`].
@@ -89,11 +94,17 @@ fn rank(survival: f32, sequence: usize) -> u64 {
 }
 
 impl Budget {
+    /// For a source whose rounds have these draft passes.
+    pub(super) fn new(passes: RoundPasses) -> Budget {
+        Budget { passes, ..Budget::default() }
+    }
+
     /// Speculative lengths before drafting, from what is typical of each sequence; what is ready already is not drafted
     /// again.
     ///
-    /// A draft step costs nearly the same for one sequence as for all, so lengths are searched by depth: at each, everyone
-    /// whose survival pays a row drafts on, and the best depth is taken. `goodput` is the price of a second in tokens;
+    /// A draft step costs nearly the same for one sequence as for all, and so does a pass that brings all proposals with one row more each, so
+    /// lengths are searched by depth: at each, everyone whose survival pays a row drafts on, and the best depth is taken. `goodput` is the
+    /// price of a second in tokens;
     /// since cost is a staircase, a round in which rows are free is tried as well.
     pub(super) fn plan(
         &mut self,
@@ -149,12 +160,12 @@ impl Budget {
         let expected: f64 =
             batch.candidates.iter().map(|candidate| f64::from(candidate.expected * candidate.weight)).sum();
         let mut pass = Pass::new(batch, costs, ready, expected);
-        let mut draft_seconds = 0.0;
+        let mut draft = DraftTime { passes: self.passes, ..DraftTime::default() };
         self.survivals.clear();
         self.survivals.extend(batch.candidates.iter().map(|candidate| candidate.survival));
         let mut best = pass.choice(0.0, 0);
         for depth in 0..K_LIMIT {
-            let (mut drafting, mut context) = (0, 0);
+            let (mut rows, mut context) = (0, 0);
             for (candidate, survival) in batch.candidates.iter().zip(&mut self.survivals) {
                 *survival *= candidate.typical;
                 if candidate.ready + depth < candidate.useful
@@ -162,17 +173,17 @@ impl Budget {
                     && pass.proposals < batch.rows
                 {
                     pass.add(*survival * candidate.weight, candidate.context);
-                    drafting += 1;
+                    rows += if self.passes == RoundPasses::One && depth == 0 { candidate.rows } else { 1 };
                     context += candidate.context;
                 } else {
                     *survival = 0.0;
                 }
             }
-            if drafting == 0 {
+            if rows == 0 {
                 break;
             }
-            draft_seconds += costs.draft.seconds(drafting, Reach::single(context));
-            let choice = pass.choice(draft_seconds, depth + 1);
+            draft.deepen(rows, context, &costs.draft);
+            let choice = pass.choice(draft.seconds, depth + 1);
             if value(&choice) > value(&best) {
                 best = choice;
             }
@@ -218,6 +229,29 @@ impl Budget {
         lengths.clear();
         lengths.resize(batch.candidates.len(), 0);
         self.order[..best.1].iter().for_each(|&ranked| lengths[ranked as u32 as usize] += 1);
+    }
+}
+
+/// The draft passes of a round in the making.
+#[derive(Debug, Default)]
+struct DraftTime {
+    passes: RoundPasses,
+    /// Of a single pass.
+    rows: usize,
+    reach: Reach,
+    seconds: f64,
+}
+
+impl DraftTime {
+    /// One proposal more for some sequences, by so many rows, behind so many tokens in all.
+    fn deepen(&mut self, rows: usize, context: usize, costs: &PassCost) {
+        if self.passes == RoundPasses::One {
+            self.rows += rows;
+            self.reach = Reach { kv: self.reach.kv.max(context), rows: self.reach.rows + context };
+            self.seconds = costs.seconds(self.rows, self.reach);
+        } else {
+            self.seconds += costs.seconds(rows, Reach::single(context));
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use super::roofline::{Load, Roofline, Work};
 use crate::cost::{PartitionCosts, Reach};
 use crate::plan::{DraftChunk, DraftPlan, VerifyPlan};
 use crate::request::SeqId;
+use crate::source::RoundPasses;
 
 /// Where a simulated device's times come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,9 +73,14 @@ impl DeviceCosts {
             let chunks = plan.chunks.iter().zip(&plan.outcome.counts);
             chunks.filter(begun).filter(|(chunk, _)| wanted(chunk.seq))
         };
+        let masked = plan.passes == RoundPasses::One;
+        let masks = |chunk: &DraftChunk| if masked { chunk.steps.saturating_sub(1) } else { 0 };
         let mut first = Load::default();
-        chunks().for_each(|(chunk, _)| first.add(chunk.start, chunk.rows.len()));
+        chunks().for_each(|(chunk, _)| first.add(chunk.start, chunk.rows.len() + masks(chunk)));
         let mut work = self.draft(plan.partition.0, first);
+        if masked {
+            return work;
+        }
         for step in 1..chunks().map(|(_, &count)| count).max().unwrap_or(0) {
             let mut load = Load::default();
             for (chunk, _) in chunks().filter(|(_, count)| **count > step) {

@@ -8,10 +8,11 @@ use super::acceptance::{Acceptance, Origin};
 use super::costs::{Deviation, DeviceCosts};
 use super::kv::{Prefix, SimLane};
 use super::lanes::PlanOut;
-use super::random::mix;
+use super::random::{mix, uniform};
 use super::roofline::Work;
 use crate::plan::{DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::request::{SeqId, TokenId};
+use crate::source::RoundPasses;
 
 /// The simulated device.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct SimDevice {
     /// Of each request by its number, where its first tokens do not tell.
     origins: Vec<Origin>,
     oracle: bool,
+    /// Share of the acceptance of a place that the next one of the same draft pass has.
+    fade: f64,
     seed: u64,
     draft: SimLane,
     target: SimLane,
@@ -47,6 +50,7 @@ impl SimDevice {
             acceptance: acceptance.into(),
             origins: Vec::new(),
             oracle: false,
+            fade: 1.0,
             seed,
             draft: SimLane::new(block_size),
             target: SimLane::new(block_size),
@@ -69,6 +73,13 @@ impl SimDevice {
     #[must_use]
     pub fn with_oracle(self) -> SimDevice {
         SimDevice { oracle: true, ..self }
+    }
+
+    /// The same device, whose draft, where it proposes in one pass, knows less of each further place: that is right so many times as often as the one
+    /// before it, and its confidence says so.
+    #[must_use]
+    pub fn fading(self, fade: f64) -> SimDevice {
+        SimDevice { fade, ..self }
     }
 
     /// The text any correct schedule must emit: up to `max_new_tokens` tokens after `prompt`, ended by `stop_tokens`.
@@ -105,8 +116,10 @@ impl SimDevice {
             self.draft.remember(chunk.seq, chunk.start + rows.len() + chunk.steps);
             let before = plan.outcome.proposals.len();
             let mut survival = chunk.stop.survival;
+            let masked = plan.passes == RoundPasses::One;
             for step in 0..chunk.steps {
-                let (token, confidence) = self.draft_token(chunk.seq, &prefix);
+                let place = if masked { step } else { 0 };
+                let (token, confidence) = self.draft_token(chunk.seq, &prefix, self.fade.powi(place as i32));
                 if self.oracle && token != self.target_token(&prefix) {
                     break;
                 }
@@ -121,7 +134,16 @@ impl SimDevice {
                 if step + 1 == chunk.steps || survival < chunk.stop.below {
                     break;
                 }
-                prefix = self.draft.write(chunk.start + rows.len() + step, prefix, token, table);
+                prefix = if masked {
+                    prefix.then(token)
+                } else {
+                    self.draft.write(chunk.start + rows.len() + step, prefix, token, table)
+                };
+            }
+            if masked {
+                let masks =
+                    chunk.start + rows.len()..chunk.start + rows.len() + chunk.steps.saturating_sub(1);
+                masks.for_each(|position| self.draft.spoil(position, table));
             }
             plan.outcome.counts.push(plan.outcome.proposals.len() - before);
         }
@@ -230,13 +252,15 @@ impl SimDevice {
         (mix(prefix.fingerprint ^ self.seed) % u64::from(self.vocabulary)) as TokenId
     }
 
-    /// The draft's token and its confidence.
-    fn draft_token(&self, seq: SeqId, prefix: &Prefix) -> (TokenId, f32) {
+    /// The draft's token and its confidence, where it is right so many times as often as by `acceptance`.
+    fn draft_token(&self, seq: SeqId, prefix: &Prefix, fade: f64) -> (TokenId, f32) {
         let token = self.target_token(prefix);
         let length = prefix.origin.length;
         let known = usize::try_from(seq.0).ok().and_then(|number| self.origins.get(number));
         let origin = known.map_or(prefix.origin, |known| Origin { length, ..*known });
         let (right, confidence) = self.acceptance.draw(self.seed, prefix.fingerprint, &origin);
+        let right = right && uniform(prefix.fingerprint.rotate_left(41) ^ self.seed) < fade;
+        let confidence = confidence * fade as f32;
         (if right { token } else { (token + 1) % self.vocabulary }, confidence)
     }
 }

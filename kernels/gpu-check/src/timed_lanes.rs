@@ -48,6 +48,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         logit_soft_cap: None,
         bos: None,
         eos: Vec::new(),
+        mask_token: None,
         notes: Vec::new(),
     }
 }

@@ -27,6 +27,7 @@ pub(crate) fn spec(small: bool, kv_heads: usize) -> SyntheticSpec {
         max_context: 64,
         seed: 5,
         residual_scale: 0.5,
+        mask_token: None,
     }
 }
 

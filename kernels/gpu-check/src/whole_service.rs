@@ -96,6 +96,7 @@ impl Pair {
             max_context: context,
             seed: 3,
             residual_scale: 0.3,
+            mask_token: None,
         };
         let (target, draft) = synthetic::pair(&spec, Dtype::F32, &mut |_| {})?;
         let output = setting.size(500, 16);

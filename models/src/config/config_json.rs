@@ -79,6 +79,7 @@ impl ModelConfig {
             logit_soft_cap: None,
             bos: token_ids(keys, "bos_token_id", vocab, defaults.bos_token_id)?.first().copied(),
             eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
+            mask_token: mask_token(keys, vocab)?,
             notes: Vec::new(),
         };
         family.shape(keys, sliding_rope, &mut config)?;
@@ -139,6 +140,26 @@ fn end_tokens(
         }
     }
     Ok(eos)
+}
+
+/// Of PARD's drafts (<https://github.com/AMD-AGI/PARD>): `pard_token`, with `spd_type` beside it.
+fn mask_token(keys: &Keys, vocab: usize) -> Result<Option<u32>, ModelError> {
+    match keys.get("spd_type").map(|kind| kind.as_str()) {
+        None | Some(Some("pard")) => {}
+        _ => {
+            let problem = "is not `pard`: of drafts for speculative decoding PARD's first kind is read alone";
+            return Err(keys.error("spd_type", problem));
+        }
+    }
+    let ids = ids_below(keys, "pard_token", vocab)?;
+    match ids[..] {
+        [] if keys.get("spd_type").is_some() => {
+            Err(keys.error("pard_token", "is missing: it is the id of the draft's mask token"))
+        }
+        [] => Ok(None),
+        [id] => Ok(Some(id)),
+        _ => Err(keys.error("pard_token", "has several ids: the draft has one mask token")),
+    }
 }
 
 /// The ids that a key names; the `usual` one, if the vocabulary has it, where the key is absent. Null is none.

@@ -55,6 +55,8 @@ pub struct ModelConfig {
     pub bos: Option<u32>,
     /// Tokens that end a text: config.json's and generation_config.json's.
     pub eos: Vec<u32>,
+    /// The token that stands in places whose tokens are not known yet, of a draft that proposes all of them in one pass (PARD).
+    pub mask_token: Option<u32>,
     /// What of its files is not as one might think, for whoever reads the log.
     pub notes: Vec<String>,
 }
@@ -118,6 +120,11 @@ pub fn fitted(
     if wanted != own && tokens.is_none_or(|tokens| tokens > wanted.min(own)) {
         return Err(ModelError::Pair(format!(
             "the target's vocab_size is {wanted}, the draft's is {own}; take a draft model of the same family and tokenizer (with its tokenizer.json, if they differ by padding alone)"
+        )));
+    }
+    if let Some(mask) = draft.mask_token.filter(|mask| *mask as usize >= wanted) {
+        return Err(ModelError::Pair(format!(
+            "the draft's pard_token is {mask}, but the target's vocab_size is {wanted}: it was made for another target"
         )));
     }
     Ok(ModelConfig { vocab: wanted, ..draft })

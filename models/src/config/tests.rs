@@ -234,6 +234,11 @@ fn impossible_values_are_refused_by_name() {
         (json!({"bos_token_id": 1000}), "`bos_token_id`"),
         (json!({"tie_word_embeddings": "yes"}), "`tie_word_embeddings`"),
         (json!({"max_position_embeddings": null}), "`max_position_embeddings`"),
+        (json!({"pard_token": 1000}), "`pard_token`"),
+        (json!({"pard_token": [1, 2]}), "`pard_token`"),
+        (json!({"spd_type": "pard"}), "`pard_token`"),
+        (json!({"spd_type": "pard2", "pard_token": 3}), "`spd_type`"),
+        (json!({"spd_type": 1, "pard_token": 3}), "`spd_type`"),
     ];
     for (changes, key) in cases {
         let message = refusal(&changes);
@@ -250,6 +255,12 @@ fn a_pair_needs_one_vocabulary_but_for_padding() {
         let draft = fitted(&target, of(vocab), Some(980)).unwrap();
         assert_eq!((draft.vocab, draft.stored_vocab, draft.known_vocab()), (1000, vocab, known));
     }
+    let masked = |mask: u32| {
+        let keys = json!({"vocab_size": 1024, "pard_token": mask, "spd_type": "pard"});
+        fitted(&target, parse(with(llama(), &keys)).unwrap(), Some(980))
+    };
+    assert_eq!(masked(999).unwrap().mask_token, Some(999));
+    assert!(masked(1000).unwrap_err().to_string().contains("pard_token"), "the target has no such row");
     for (vocab, tokens) in [(1024, None), (1024, Some(1001)), (990, Some(995))] {
         let message = fitted(&target, of(vocab), tokens).unwrap_err().to_string();
         for part in ["1000", &vocab.to_string(), "vocab_size", "tokenizer"] {

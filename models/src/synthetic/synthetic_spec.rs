@@ -28,6 +28,8 @@ pub struct SyntheticSpec {
     /// Epsilon, 0 to 1: the size of the later layers' residuals. 0 makes the draft always right, a larger one
     /// less often.
     pub residual_scale: f32,
+    /// The mask token, if the draft is to propose in one pass. Nothing was learned of it: proposals beyond the first are right by chance.
+    pub mask_token: Option<u32>,
 }
 
 impl SyntheticSpec {
@@ -47,6 +49,7 @@ impl SyntheticSpec {
             max_context: 4096,
             seed: 0,
             residual_scale: 0.05,
+            mask_token: None,
         };
         match name {
             "tiny" => Ok(spec(4, 1, 128, 384, 4, 2, 2048)),
@@ -89,6 +92,7 @@ impl SyntheticSpec {
             logit_soft_cap: None,
             bos: None,
             eos: Vec::new(),
+            mask_token: self.mask_token,
             notes: Vec::new(),
         }
     }

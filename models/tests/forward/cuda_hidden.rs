@@ -34,6 +34,7 @@ const SPEC: SyntheticSpec = SyntheticSpec {
     max_context: 64,
     seed: 5,
     residual_scale: 1.0,
+    mask_token: None,
 };
 
 fn tokens(text: usize, sequence: usize, rows: usize) -> Vec<u32> {

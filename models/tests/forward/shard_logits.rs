@@ -103,6 +103,7 @@ fn a_synthetic_pairs_shards_are_those_of_its_models() {
         max_context: 64,
         seed: 5,
         residual_scale: 0.4,
+        mask_token: None,
     };
     let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 300).collect();
     let isa = Isa::detect();

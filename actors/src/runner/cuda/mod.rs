@@ -7,7 +7,7 @@ mod draft_on_device;
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_engine::{Admission, BlockCopy, DraftPlan, Drafted, PartitionId};
+use faser_engine::{Admission, BlockCopy, DraftPlan, Drafted, PartitionId, TokenId};
 use faser_kernels::SampleRow;
 use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share};
 use faser_kernels::sampling::mask_of;
@@ -214,6 +214,10 @@ impl LaneBackend for CudaBackend {
     fn bounds(&self) -> PassBounds {
         let sizes = self.passes.sizes();
         PassBounds { rows: sizes.max_rows, logit_rows: sizes.max_logit_rows, pieces: sizes.max_chunks }
+    }
+
+    fn mask_token(&self) -> Option<TokenId> {
+        self.passes.model().config().mask_token
     }
 
     fn layer_count(&self) -> usize {

@@ -54,6 +54,7 @@ fn whatever_changes_a_cost_changes_the_key() {
         max_context: 64,
         seed: 1,
         residual_scale: 0.1,
+        mask_token: None,
     };
     let (target, draft) = synthetic::pair(&shape, Dtype::F32, &mut |_| {}).unwrap();
     let (target, draft) = (Arc::new(target), Arc::new(draft));

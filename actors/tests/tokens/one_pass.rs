@@ -1,0 +1,174 @@
+//! Drafts that propose in one pass: each proposal is what the model says behind the known tokens and the mask tokens before it, in one pass of its
+//! own over all of them; whatever was committed before, however passes are divided, on cores and over a fake driver.
+
+use std::sync::Arc;
+
+use faser_actors::{
+    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Dtype, Isa, LaneBackend,
+    LaneRequest, MASK_PATIENCE, Sampling,
+};
+use faser_engine::{
+    Admission, BlockId, DraftChunk, DraftPlan, K_LIMIT, RoundPasses, SeqId, StopRule, TokenId,
+};
+use faser_kernels::cuda::{Gpu, Share};
+use faser_kernels::{KvCache, Lane, Rows};
+use faser_models::cuda::{CudaModel, CudaSizes};
+use faser_models::{Model, Shard, WeightSource};
+use faser_topology::Partition;
+
+use crate::cases::{pair_of, spec};
+use crate::cuda_fake;
+use crate::rig::Random;
+
+const SEQUENCES: usize = 3;
+const BLOCK: usize = 16;
+const BLOCKS_EACH: usize = 6;
+/// Fewer than a plan may have: chunks are divided over passes, also between two mask tokens.
+const MAX_ROWS: usize = 40;
+const MAX_LOGIT_ROWS: usize = 9;
+const MASK: TokenId = 254;
+
+/// The tokens that the model has behind `known` and then behind each of so many masks, with their probabilities.
+fn by_hand(model: &Model, known: &[TokenId], proposals: usize) -> Vec<(TokenId, f32)> {
+    let tokens: Vec<TokenId> =
+        known.iter().copied().chain(std::iter::repeat_n(MASK, proposals - 1)).collect();
+    let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
+    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+    let table: Vec<BlockId> = (0..BLOCKS_EACH as BlockId).collect();
+    let mut kv = KvCache::new(model.kv_shape(BLOCKS_EACH, BLOCK), model.kv_dtype()).unwrap();
+    let mut scratch = model.scratch(tokens.len(), proposals);
+    let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[&table] };
+    let wanted: Vec<u32> = (known.len() as u32 - 1..tokens.len() as u32).collect();
+    model.begin(&lane, &mut scratch, &tokens);
+    model.layers(&lane, 0..model.config().layers.len(), &mut kv, &mut scratch, rows);
+    model.finish(&lane, &mut scratch, tokens.len(), &wanted);
+    let likeliest = |row: usize| {
+        let logits = scratch.logits().row(row);
+        let (token, &most) = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
+        (token as TokenId, (1.0 / sum) as f32)
+    };
+    (0..proposals).map(likeliest).collect()
+}
+
+/// Plan after plan, behind texts that grow by what was proposed and by other tokens.
+fn run<B: LaneBackend>(mut runner: DraftRunner<B>, model: &Model, most: f32, seed: u64) {
+    let random = &mut Random(seed);
+    let mut texts: Vec<Vec<TokenId>> =
+        (0..SEQUENCES).map(|_| (0..random.between(1, 45)).map(|_| random.token()).collect()).collect();
+    let mut computed = [0; SEQUENCES];
+    let (mut drafted, mut divided, mut stopped) = (0, 0, 0);
+    for step in 1..=20 {
+        let mut plan = DraftPlan { step, passes: RoundPasses::One, ..DraftPlan::default() };
+        let mut requests = Vec::new();
+        for (seq, text) in (0..).zip(&texts).filter(|_| step == 1) {
+            plan.admit.push(Admission { seq: SeqId(seq), prompt_len: text.len(), tokens: text[..].into() });
+            let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+            requests.push(Arc::new(LaneRequest::from(sampling)));
+        }
+        for (seq, text) in texts.iter().enumerate() {
+            let room = BLOCK * BLOCKS_EACH - text.len();
+            if room < 2 || random.chance(20) {
+                continue;
+            }
+            let (rows, blocks) = (plan.tokens.len(), plan.blocks.len());
+            // Some of a prompt alone, or all that is known and proposals.
+            let part = text.len() - computed[seq] > 1 && random.chance(20);
+            let end = if part { random.between(computed[seq] + 1, text.len() - 1) } else { text.len() };
+            plan.tokens.extend(&text[computed[seq]..end]);
+            let first = seq * BLOCKS_EACH;
+            plan.blocks.extend((first..first + BLOCKS_EACH).rev().map(|block| block as BlockId));
+            let stops = random.chance(30);
+            plan.chunks.push(DraftChunk {
+                seq: SeqId(seq as u64),
+                epoch: 0,
+                start: computed[seq],
+                rows: rows..plan.tokens.len(),
+                steps: if part { 0 } else { random.between(1, K_LIMIT.min(room)) },
+                stop: StopRule {
+                    acceptance: std::array::from_fn(|_| 0.7),
+                    survival: 1.0,
+                    below: if stops { 0.5 } else { 0.0 },
+                },
+                table: blocks..plan.blocks.len(),
+            });
+        }
+        let rows: usize = plan.chunks.iter().map(|chunk| chunk.rows.len() + chunk.steps).sum();
+        divided += usize::from(rows > MAX_ROWS);
+        let plan = runner.run(DraftWork { plan, requests });
+        let mut proposals = plan.outcome.proposals.iter();
+        for (chunk, &count) in plan.chunks.iter().zip(&plan.outcome.counts) {
+            let text = &mut texts[chunk.seq.0 as usize];
+            // 0.7 is not below 0.5, its square is.
+            let wanted = if chunk.stop.below > 0.0 { chunk.steps.min(2) } else { chunk.steps };
+            assert_eq!(count, wanted, "seed {seed}, plan {step}");
+            stopped += usize::from(wanted < chunk.steps);
+            let own: Vec<_> = proposals.by_ref().take(count).collect();
+            if count > 0 {
+                let expected = by_hand(model, text, chunk.steps);
+                for (place, (own, (token, confidence))) in own.iter().zip(expected).enumerate() {
+                    let where_ = format!("seed {seed}, plan {step}, place {place} of {chunk:?}");
+                    assert_eq!(own.token, token, "{where_}");
+                    assert!((own.confidence - confidence).abs() <= most, "{where_}: {own:?} {confidence}");
+                }
+            }
+            computed[chunk.seq.0 as usize] = chunk.start + chunk.rows.len();
+            drafted += count;
+            if chunk.rows.end - chunk.rows.start + chunk.start == text.len() {
+                let right = random.between(0, own.len());
+                text.extend(own[..right].iter().map(|drafted| drafted.token));
+                text.push(random.token());
+                text.truncate(BLOCK * BLOCKS_EACH);
+            }
+        }
+    }
+    assert!(drafted > 60 && divided > 0 && stopped > 0, "{drafted} {divided} {stopped}");
+}
+
+fn draft() -> Arc<Model> {
+    pair_of(&spec(), Dtype::F32).draft.unwrap()
+}
+
+#[test]
+fn proposals_of_one_pass_are_the_models_on_cores() {
+    for seed in 1..=8 {
+        let spec = CpuLaneSpec {
+            partitions: vec![Partition { cores: vec![0] }],
+            isa: Isa::detect(),
+            blocks: SEQUENCES * BLOCKS_EACH,
+            block_size: BLOCK,
+            max_rows: MAX_ROWS,
+            max_logit_rows: MAX_LOGIT_ROWS,
+            hidden: None,
+        };
+        let backend = CpuBackend::new(draft(), &spec).unwrap();
+        run(DraftRunner::new(backend, MASK_PATIENCE), &draft(), 1e-6, seed);
+    }
+}
+
+#[test]
+fn proposals_of_one_pass_are_the_models_on_a_gpu() {
+    cuda_fake::inside("one_pass::proposals_of_one_pass_are_the_models_on_a_gpu", &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        let source = WeightSource::SyntheticDraft(spec());
+        let model = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+        let model = Arc::new(model);
+        for seed in 1..=4 {
+            let spec = CudaLaneSpec {
+                shares: vec![Share::whole(&gpu)],
+                sizes: CudaSizes {
+                    blocks: SEQUENCES * BLOCKS_EACH,
+                    max_rows: MAX_ROWS,
+                    max_logit_rows: MAX_LOGIT_ROWS,
+                    max_chunks: SEQUENCES,
+                    max_context: BLOCK * BLOCKS_EACH,
+                    max_prune_checkpoints: 1,
+                },
+                drafts: true,
+                hidden: None,
+            };
+            let backend = CudaBackend::new(model.clone(), &spec).unwrap();
+            run(DraftRunner::new(backend, MASK_PATIENCE), &draft(), 1e-5, seed);
+        }
+    });
+}
