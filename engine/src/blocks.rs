@@ -7,7 +7,7 @@
 //!                  cached+held --last drop--> cached (evictable, oldest first) --take/evict--> held
 //!                       ^______________________find_______________|
 //! ```
-//! A `Block` is a guard: dropping it gives the block back. No memory is touched here; the device has that.
+//! A `BlockTable` is a guard: dropping it gives its blocks back. No memory is touched here; the device has that.
 //!
 //! A cached prefix counts to the token. Its whole blocks are shared. Behind them comes the cached block whose tokens go on with
 //! the prompt furthest: a sequence takes a block of its own for these, and the lane copies that one into it (copy-on-write):
@@ -240,19 +240,6 @@ pub(crate) struct BlockPool {
     cache_prefixes: bool,
 }
 
-/// One block held by one sequence; dropping it gives the block back.
-#[derive(Debug)]
-struct Block {
-    id: BlockId,
-    pool: Rc<RefCell<PoolState>>,
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        self.pool.borrow_mut().release(self.id);
-    }
-}
-
 impl BlockPool {
     /// A pool of `blocks` empty blocks of `block_size` tokens.
     pub(crate) fn new(blocks: usize, block_size: usize, cache_prefixes: bool) -> BlockPool {
@@ -275,12 +262,8 @@ impl BlockPool {
     pub(crate) fn table_for_prefix(&self, tokens: &[TokenId], salt: u128) -> BlockTable {
         let mut table = self.table(salt);
         let state = &mut *self.state.borrow_mut();
-        let mut blocks = Vec::new();
-        let found = state.find(tokens, salt, self.block_size, |id| blocks.push(id));
-        for id in blocks {
-            state.hold(id);
-            table.blocks.push(Block { id, pool: Rc::clone(&self.state) });
-        }
+        let found = state.find(tokens, salt, self.block_size, |id| table.blocks.push(id));
+        table.blocks.iter().for_each(|&id| state.hold(id));
         found.tail.iter().for_each(|tail| state.touch(tail.block));
         (table.registered, table.last_serial, table.tail) = (table.blocks.len(), found.serial, found.tail);
         table
@@ -319,7 +302,7 @@ impl BlockPool {
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     pool: BlockPool,
-    blocks: Vec<Block>,
+    blocks: Vec<BlockId>,
     /// Leading blocks whose content is in the prefix cache, under this table or another.
     registered: usize,
     last_serial: u64,
@@ -356,7 +339,7 @@ impl BlockTable {
         if !self.grow(whole + tokens) {
             return whole;
         }
-        let to = self.blocks[self.registered].id;
+        let to = self.blocks[self.registered];
         // The block itself may have been evicted for this very place.
         if from != to {
             self.pool.state.borrow_mut().copies.push(BlockCopy { from, to });
@@ -387,19 +370,16 @@ impl BlockTable {
         if missing > self.pool.free() {
             return false;
         }
-        for _ in 0..missing {
-            // `free` has just promised it.
-            let Some(id) = self.pool.state.borrow_mut().take() else { return false };
-            self.blocks.push(Block { id, pool: Rc::clone(&self.pool.state) });
-        }
+        let state = &mut *self.pool.state.borrow_mut();
+        self.blocks.extend((0..missing).map_while(|_| state.take()));
         true
     }
 
     /// Gives back blocks beyond `tokens` tokens, the last first: the roll-back of provisional KV.
     pub(crate) fn shrink(&mut self, tokens: usize) {
-        while self.blocks.len() > tokens.div_ceil(self.pool.block_size) {
-            self.blocks.pop();
-        }
+        let kept = tokens.div_ceil(self.pool.block_size).min(self.blocks.len());
+        let state = &mut *self.pool.state.borrow_mut();
+        self.blocks.drain(kept..).rev().for_each(|id| state.release(id));
     }
 
     /// Enters every block that `computed` tokens fill into the prefix cache. `tokens` are the sequence's, all committed
@@ -426,7 +406,7 @@ impl BlockTable {
                 // Another sequence computed the same block first. Ours stays private; the chain goes on under theirs.
                 self.last_serial = serial;
             } else {
-                self.last_serial = state.enter(key, self.blocks[index].id);
+                self.last_serial = state.enter(key, self.blocks[index]);
             }
             self.registered += 1;
         }
@@ -445,7 +425,7 @@ impl BlockTable {
     /// stands behind them.
     pub(crate) fn register_part(&self, tokens: &[TokenId], computed: usize) {
         let part = tokens.get(self.cached_tokens()..computed).unwrap_or_default();
-        let Some(&Block { id, .. }) = self.blocks.get(self.registered) else { return };
+        let Some(&id) = self.blocks.get(self.registered) else { return };
         let state = &mut *self.pool.state.borrow_mut();
         let to_come = || state.copies.iter().any(|copy| copy.to == id);
         if !self.pool.cache_prefixes || part.is_empty() || to_come() {
@@ -470,7 +450,8 @@ impl BlockTable {
     /// Appends the block numbers that cover the first `tokens` positions; the part of `out` they are.
     pub(crate) fn append_ids(&self, tokens: usize, out: &mut Vec<BlockId>) -> Range<usize> {
         let begin = out.len();
-        out.extend(self.blocks.iter().take(tokens.div_ceil(self.pool.block_size)).map(|block| block.id));
+        let blocks = tokens.div_ceil(self.pool.block_size).min(self.blocks.len());
+        out.extend_from_slice(&self.blocks[..blocks]);
         begin..out.len()
     }
 }
