@@ -65,8 +65,16 @@ struct PruneCheckpoint {
     layers: usize,
     /// Share of the pass behind it.
     left: f64,
-    right: [f64; BINS],
-    wrong: [f64; BINS],
+    right: Margins,
+    wrong: Margins,
+}
+
+/// How often each size of margin was seen.
+#[derive(Clone, Copy, Debug)]
+struct Margins {
+    bins: [f64; BINS],
+    /// What one margin is of all.
+    each: f64,
 }
 
 impl Pruning {
@@ -78,8 +86,8 @@ impl Pruning {
             (layers > 0 && left > 0.0).then_some(PruneCheckpoint {
                 layers,
                 left,
-                right: [PRIOR; BINS],
-                wrong: [PRIOR; BINS],
+                right: Margins::of([PRIOR; BINS]),
+                wrong: Margins::of([PRIOR; BINS]),
             })
         };
         let mut checkpoints: Vec<PruneCheckpoint> = DEPTHS.into_iter().filter_map(checkpoint).collect();
@@ -153,9 +161,16 @@ impl Pruning {
             return;
         };
         self.observed += 1;
-        let bins = if right { &mut checkpoint.right } else { &mut checkpoint.wrong };
-        bins.iter_mut().for_each(|bin| *bin *= MEMORY);
+        let margins = if right { &mut checkpoint.right } else { &mut checkpoint.wrong };
+        let mut bins = margins.bins.map(|bin| bin * MEMORY);
         bins[bin_of(margin)] += 1.0;
+        *margins = Margins::of(bins);
+    }
+}
+
+impl Margins {
+    fn of(bins: [f64; BINS]) -> Margins {
+        Margins { bins, each: 1.0 / bins.iter().sum::<f64>() }
     }
 }
 
@@ -165,12 +180,11 @@ impl PruneCheckpoint {
     fn best(&self, prospect: &Prospect, row_cost: f64) -> (usize, f64) {
         let saved = prospect.rows as f64 * self.left * row_cost;
         // Tokens that pruning a right one loses are more than its rows are worth; the wrong ones' rows are won.
-        let [right, wrong] = [&self.right, &self.wrong].map(|bins| 1.0 / bins.iter().sum::<f64>());
-        let right = f64::from(prospect.acceptance) * (saved - f64::from(prospect.at_stake)) * right;
-        let wrong = f64::from(1.0 - prospect.acceptance) * saved * wrong;
+        let right = f64::from(prospect.acceptance) * (saved - f64::from(prospect.at_stake)) * self.right.each;
+        let wrong = f64::from(1.0 - prospect.acceptance) * saved * self.wrong.each;
         let (mut best, mut gain) = ((BINS, 0.0), 0.0);
         for bin in (1..BINS).rev() {
-            gain += right * self.right[bin] + wrong * self.wrong[bin];
+            gain += right * self.right.bins[bin] + wrong * self.wrong.bins[bin];
             if gain > best.1 {
                 best = (bin, gain);
             }
