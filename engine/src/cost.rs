@@ -70,6 +70,29 @@ impl AttentionCost {
     }
 }
 
+/// Cost from a point to the next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line {
+    /// Rows from which on another line holds.
+    pub(crate) end: usize,
+    from: f64,
+    span: f64,
+    low_s: f64,
+    rise_s: f64,
+}
+
+impl Line {
+    /// Seconds of a pass of so many rows, without attention.
+    pub(crate) fn seconds(&self, rows: usize) -> f64 {
+        if rows == 0 {
+            return 0.0;
+        }
+        let share = (rows as f64 - self.from) / self.span;
+        // A line that goes steeply down before the first point ends at nothing.
+        (self.low_s + share * self.rise_s).max(LEAST_S)
+    }
+}
+
 /// Cost of passes of one model on one partition: a function of rows that never falls, plus a part for attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassCost {
@@ -125,22 +148,15 @@ impl PassCost {
         if rows == 0 {
             return 0.0;
         }
-        self.line(self.low(rows), rows) + self.attention.seconds(reach)
+        self.line(rows).seconds(rows) + self.attention.seconds(reach)
     }
 
-    /// The same without attention, of more and more rows: `low` is where the last one was found, 0 at first.
-    pub(crate) fn seconds_on(&self, low: &mut usize, rows: usize) -> f64 {
-        while *low + 2 < self.points.len() && self.points[*low + 1].0 <= rows {
-            *low += 1;
-        }
-        if rows == 0 { 0.0 } else { self.line(*low, rows) }
-    }
-
-    /// On the line from a point to the next.
-    fn line(&self, low: usize, rows: usize) -> f64 {
-        let ((_, low_s), (_, high_s)) = (self.points[low], self.points[low + 1]);
-        // A line that goes steeply down before the first point ends at nothing.
-        (low_s + self.share(low, rows) * (high_s - low_s)).max(LEAST_S)
+    /// The line that so many rows are on.
+    pub(crate) fn line(&self, rows: usize) -> Line {
+        let low = self.low(rows);
+        let ((from, low_s), (to, high_s)) = (self.points[low], self.points[low + 1]);
+        let end = if low + 2 < self.points.len() { to } else { usize::MAX };
+        Line { end, from: from as f64, span: to as f64 - from as f64, low_s, rise_s: high_s - low_s }
     }
 
     /// Seconds of them that are attention's.

@@ -1,6 +1,6 @@
 //! The survival budget: who drafts how far, and what of it is verified.
 
-use crate::cost::{PartitionCosts, PassCost, Reach};
+use crate::cost::{Line, PartitionCosts, PassCost, Reach};
 use crate::request::K_LIMIT;
 use crate::source::RoundPasses;
 
@@ -260,7 +260,7 @@ struct Pass<'a> {
     costs: &'a PartitionCosts,
     displaced: Displaced,
     /// Where in the cost table it is.
-    low: usize,
+    line: Line,
     /// Rows of sequences that decode, without proposals.
     anchors: usize,
     prefill_rows: usize,
@@ -280,7 +280,7 @@ impl<'a> Pass<'a> {
         Pass {
             costs,
             displaced: batch.displaced,
-            low: 0,
+            line: costs.verify.line(anchors + proposals + prefill_rows),
             anchors,
             prefill_rows,
             prefill_s: alone_s(anchors + prefill_rows) - alone_s(anchors),
@@ -301,7 +301,11 @@ impl<'a> Pass<'a> {
     /// What its rows cost that are not prefill.
     fn seconds(&mut self) -> f64 {
         let rows = self.anchors + self.proposals;
-        let alone_s = self.costs.verify.seconds_on(&mut self.low, rows + self.prefill_rows) - self.prefill_s;
+        let all = rows + self.prefill_rows;
+        if all >= self.line.end {
+            self.line = self.costs.verify.line(all);
+        }
+        let alone_s = self.line.seconds(all) - self.prefill_s;
         self.displaced.price(alone_s, rows) + self.costs.verify.attention_seconds(self.reach)
     }
 
