@@ -201,7 +201,15 @@ impl Budget {
         costs: &PartitionCosts,
         lengths: &mut Vec<usize>,
     ) {
+        lengths.clear();
         let mut pass = Pass::new(batch, costs, 0, 0.0);
+        let mut whole = pass.with_ready(batch.candidates);
+        let cost = goodput * (whole.seconds() - pass.seconds());
+        if whole.proposals <= batch.rows && cost < MIN_TRIM_GAIN * whole.committed {
+            // Nothing could gain enough, in whatever order.
+            lengths.extend(batch.candidates.iter().map(|candidate| candidate.ready));
+            return;
+        }
         self.order.clear();
         let mut acceptances = acceptances.iter();
         for (sequence, candidate) in batch.candidates.iter().enumerate() {
@@ -226,7 +234,6 @@ impl Budget {
         if pass.value(goodput) + MIN_TRIM_GAIN * pass.committed > best.0 {
             best.1 = self.order.len();
         }
-        lengths.clear();
         lengths.resize(batch.candidates.len(), 0);
         self.order[..best.1].iter().for_each(|&ranked| lengths[ranked as u32 as usize] += 1);
     }
@@ -256,6 +263,7 @@ impl DraftTime {
 }
 
 /// The verify pass in the making.
+#[derive(Clone)]
 struct Pass<'a> {
     costs: &'a PartitionCosts,
     displaced: Displaced,
@@ -289,6 +297,17 @@ impl<'a> Pass<'a> {
             committed: batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum::<f64>()
                 + expected,
         }
+    }
+
+    /// With all proposals that are ready.
+    fn with_ready(&self, candidates: &[Candidate]) -> Pass<'a> {
+        let mut pass = self.clone();
+        for candidate in candidates {
+            pass.proposals += candidate.ready;
+            pass.committed += f64::from(candidate.expected * candidate.weight);
+            pass.reach.rows += candidate.ready * candidate.context;
+        }
+        pass
     }
 
     fn add(&mut self, survival: f32, context: usize) {
