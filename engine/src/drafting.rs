@@ -45,9 +45,10 @@ impl Engine {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
+        let proposal_cost = self.planner.proposal_cost(self.running.len());
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
-                scratch.candidates.push(self.candidate(sequence));
+                scratch.candidates.push(self.candidate(sequence, proposal_cost));
                 continue;
             }
             prompt_rows += sequence.uncomputed();
@@ -71,8 +72,8 @@ impl Engine {
         self.scratch = scratch;
     }
 
-    /// What the planner is told of a sequence.
-    pub(crate) fn candidate(&self, sequence: &Sequence) -> Candidate {
+    /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::proposal_cost`](crate::planner::Planner::proposal_cost).
+    pub(crate) fn candidate(&self, sequence: &Sequence, proposal_cost: (f64, f64)) -> Candidate {
         let useful = sequence.useful_proposals();
         let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
         for proposal in sequence.proposals.iter().take(useful) {
@@ -95,7 +96,7 @@ impl Engine {
             rows: (sequence.known() - sequence.draft.computed.min(sequence.known())).clamp(1, SHORT),
             weight: sequence.weight(self.now),
         };
-        if candidate.behind > 0 && !self.planner.pays_to_catch_up(&candidate, self.running.len()) {
+        if candidate.behind > 0 && !self.planner.pays_to_catch_up(&candidate, proposal_cost) {
             candidate.useful = ready;
         }
         candidate

@@ -202,18 +202,22 @@ impl Planner {
         self.policy.traits().predicts && !self.partitions.is_empty()
     }
 
-    /// Is what the draft would bring this sequence, over the tokens to come, worth the rows that it is behind? `drafting` sequences share a draft
-    /// step.
-    pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, drafting: usize) -> bool {
+    /// Tokens that it costs to draft at all, and that each proposal costs: a row, and its part of a draft step that `drafting` sequences share, or
+    /// a row of the one draft pass.
+    pub(crate) fn proposal_cost(&self, drafting: usize) -> (f64, f64) {
+        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return (0.0, 0.0) };
+        let pass = self.goodput * costs.draft.seconds(drafting, Reach::NONE) / drafting.max(1) as f64;
+        let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
+        match self.passes {
+            RoundPasses::One => (pass, row + self.goodput * costs.draft.row_seconds(2 * drafting)),
+            _ => (0.0, row + pass),
+        }
+    }
+
+    /// Is what the draft would bring this sequence, over the tokens to come, worth the rows that it is behind? What it costs to draft at all, and each
+    /// proposal: see [`Planner::proposal_cost`].
+    pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, (once, each): (f64, f64)) -> bool {
         !self.predicts() || {
-            let costs = &self.partitions[0];
-            let pass = self.goodput * costs.draft.seconds(drafting, Reach::NONE) / drafting.max(1) as f64;
-            let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
-            // What is drafted in one pass costs that once, and a row of it each.
-            let (once, each) = match self.passes {
-                RoundPasses::One => (pass, row + self.goodput * costs.draft.row_seconds(2 * drafting)),
-                _ => (0.0, row + pass),
-            };
             let (mut survival, mut gain, mut committed, mut best) = (1.0, -once, 1.0, 0.0_f64);
             for _ in candidate.ready..candidate.useful {
                 survival *= f64::from(candidate.typical);
@@ -221,7 +225,7 @@ impl Planner {
                 gain += survival * f64::from(candidate.weight) - each;
                 best = best.max(gain / committed);
             }
-            best * candidate.to_come as f64 > self.goodput * self.catch_up_s(candidate)
+            best > 0.0 && best * candidate.to_come as f64 > self.goodput * self.catch_up_s(candidate)
         }
     }
 

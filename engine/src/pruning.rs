@@ -108,11 +108,16 @@ impl Pruning {
         self.wanted && !self.checkpoints.is_empty() && self.may_pay && (self.active || watch_is_near)
     }
 
-    /// Decides on a pass that commits `tokens` in the mean, and whose rows cost `row_cost` tokens each.
-    pub(crate) fn decide(&mut self, prospects: &[Prospect], row_cost: f64, tokens: f64) -> PruneMode {
+    /// Can a pass be pruned at all whose rows cost `row_cost` tokens each?
+    pub(crate) fn may_pay(&mut self, row_cost: f64) -> bool {
         self.may_pay = row_cost > CHEAP_ROW;
         self.active = false;
-        if !self.wanted || self.checkpoints.is_empty() || !self.may_pay || prospects.is_empty() {
+        self.wanted && !self.checkpoints.is_empty() && self.may_pay
+    }
+
+    /// Decides on a pass that commits `tokens` in the mean, and whose rows cost `row_cost` tokens each.
+    pub(crate) fn decide(&mut self, prospects: &[Prospect], row_cost: f64, tokens: f64) -> PruneMode {
+        if !self.may_pay(row_cost) || prospects.is_empty() {
             return PruneMode::Off;
         }
         self.unwatched += 1;

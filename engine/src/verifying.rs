@@ -70,9 +70,10 @@ impl Engine {
         scratch.candidates.clear();
         scratch.acceptances.clear();
         let mut prefill_rows = 0;
+        let proposal_cost = self.planner.proposal_cost(self.running.len());
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
-                let candidate = self.candidate(sequence);
+                let candidate = self.candidate(sequence, proposal_cost);
                 let ready = sequence.proposals.iter().take(candidate.ready);
                 scratch.acceptances.extend(ready.map(|proposal| proposal.acceptance));
                 scratch.candidates.push(candidate);
@@ -152,6 +153,9 @@ impl Engine {
     /// Decides where in the pass proposals are tested, and adds the tests.
     fn add_tests(&mut self, scratch: &mut Scratch, plan: &mut VerifyPlan) {
         let row_cost = self.planner.row_cost(self.verify_shape.rows);
+        if !self.pruning.may_pay(row_cost) {
+            return;
+        }
         scratch.prospects.clear();
         let mut tokens = 0.0;
         for chunk in &plan.chunks {
