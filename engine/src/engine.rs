@@ -45,7 +45,6 @@ enum Stage {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) candidates: Vec<Candidate>,
-    pub(crate) acceptances: Vec<f32>,
     pub(crate) chances: Vec<f32>,
     /// Prompt-lookup proposals, with the confidence in each.
     pub(crate) offered: Vec<(TokenId, f32)>,

@@ -281,9 +281,13 @@ impl Planner {
         budget::row_cost(rows, self.goodput, costs, &Displaced::default())
     }
 
-    /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, sequence after
-    /// sequence.
-    pub(crate) fn trim(&mut self, batch: &Batch<'_>, acceptances: &[f32], lengths: &mut Vec<usize>) {
+    /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, those of each sequence.
+    pub(crate) fn trim<A: Iterator<Item = f32>>(
+        &mut self,
+        batch: &Batch<'_>,
+        acceptances: impl Iterator<Item = A>,
+        lengths: &mut Vec<usize>,
+    ) {
         if !self.policy.traits().trims || !self.mechanisms.trim || self.probing {
             let mut left = batch.rows;
             lengths.clear();

@@ -432,12 +432,6 @@ impl Sequence {
         }
     }
 
-    /// How many of the first `verified` proposals came from prompt-lookup, and how many of those are among the first `accepted`.
-    pub(crate) fn lookups(&self, verified: usize, accepted: usize) -> (usize, usize) {
-        let lookups = |n| self.proposals.iter().take(n).filter(|proposal| proposal.is_lookup()).count();
-        (lookups(verified), lookups(accepted))
-    }
-
     /// Commits a verdict on the verify chunk that is out: the accepted prefix of its proposals and the next token, up to a
     /// stop token or the length limit.
     pub(crate) fn verified(
@@ -460,8 +454,9 @@ impl Sequence {
         self.first_token.get_or_insert(now);
         let sources = self.proposals.iter().take(verified).map(|proposal| proposal.source);
         let at = now.saturating_sub(self.submitted);
-        self.usage.count(sources, accepted, at);
-        done.lookups = self.lookups(verified, accepted);
+        let tried = self.usage.count(sources, accepted, at);
+        let (text, prediction) = (tried[Source::Text], tried[Source::Prediction]);
+        done.lookups = (text.proposed + prediction.proposed, text.accepted + prediction.accepted);
         for _ in 0..accepted {
             let Some(proposal) = self.proposals.pop_front() else { break };
             if self.take(proposal.token, Origin::Draft, &mut done) {

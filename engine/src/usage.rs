@@ -51,14 +51,24 @@ pub struct Moments {
 }
 
 impl Usage {
-    /// Counts the verdict of a pass at a time since submission: of proposals from these sources so many were accepted.
-    pub(crate) fn count(&mut self, sources: impl Iterator<Item = Source>, accepted: usize, at: Duration) {
-        let mut proposed = 0;
+    /// Counts the verdict of a pass at a time since submission: of proposals from these sources so many were accepted. What is counted of each
+    /// source.
+    pub(crate) fn count(
+        &mut self,
+        sources: impl Iterator<Item = Source>,
+        accepted: usize,
+        at: Duration,
+    ) -> PerSource<Tried> {
+        let (mut proposed, mut by_source) = (0, PerSource::<Tried>::default());
         for source in sources {
-            let tried = &mut self.by_source[source];
+            let tried = &mut by_source[source];
             tried.proposed += 1;
             tried.accepted += usize::from(proposed < accepted);
             proposed += 1;
+        }
+        for source in Source::ALL {
+            self.by_source[source].proposed += by_source[source].proposed;
+            self.by_source[source].accepted += by_source[source].accepted;
         }
         if proposed > 0 {
             self.passes_by_accepted[accepted.min(K_LIMIT)] += 1;
@@ -69,6 +79,7 @@ impl Usage {
         self.longest = self.longest.max(proposed);
         self.moments.first_token.get_or_insert(at);
         self.moments.last_token = Some(at);
+        by_source
     }
 
     /// What a request took in all that went on elsewhere, `later` of it there, where its output is counted from the beginning. Clocks

@@ -51,9 +51,14 @@ impl Engine {
 
     /// Every sequence that decodes gets a block for its anchor before any proposal does; the oldest first.
     fn make_room_for_anchors(&mut self) {
+        let mut fits = |seq| {
+            let Some(sequence) = self.sequences.get_mut(seq) else { return true };
+            !sequence.decoding() || sequence.target.table.grow(sequence.tokens.len())
+        };
+        let Some(first) = self.running.iter().position(|seq| !fits(seq)) else { return };
         let mut ids = std::mem::take(&mut self.scratch.ids);
         ids.clear();
-        ids.extend(self.running.iter().filter(|seq| self.sequences[seq].decoding()));
+        ids.extend(self.running[first..].iter().filter(|seq| self.sequences[seq].decoding()));
         for &seq in &ids {
             // A sequence that an older one preempted has nothing to decode by its turn, nor may it take a block, with which it would wait.
             let runs = |sequence: &&Sequence| sequence.decoding() && !sequence.target.table.is_empty();
@@ -68,15 +73,11 @@ impl Engine {
     /// Fills `lengths` with the proposals to verify of each sequence that decodes.
     fn choose_proposals(&mut self, scratch: &mut Scratch) {
         scratch.candidates.clear();
-        scratch.acceptances.clear();
         let mut prefill_rows = 0;
         let proposal_cost = self.planner.proposal_cost(self.running.len());
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
-                let candidate = self.candidate(sequence, proposal_cost);
-                let ready = sequence.proposals.iter().take(candidate.ready);
-                scratch.acceptances.extend(ready.map(|proposal| proposal.acceptance));
-                scratch.candidates.push(candidate);
+                scratch.candidates.push(self.candidate(sequence, proposal_cost));
             } else {
                 prefill_rows += sequence.uncomputed();
             }
@@ -85,7 +86,9 @@ impl Engine {
         scratch.rows = (rows, prefill_rows);
         let displaced = self.planner.displaced();
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
-        self.planner.trim(&batch, &scratch.acceptances, &mut scratch.lengths);
+        let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
+        let acceptances = decoding.map(|s| s.proposals.iter().map(|proposal| proposal.acceptance));
+        self.planner.trim(&batch, acceptances, &mut scratch.lengths);
     }
 
     /// Rows of a pass of so many sequences that proposals may take, and those that prompts will, of so many: at most half of what the sequences

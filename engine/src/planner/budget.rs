@@ -192,11 +192,11 @@ impl Budget {
     }
 
     /// What to verify of what is ready: only rows cost now, the draft steps are gone whatever is taken.
-    /// `acceptances` are those of the ready proposals, sequence after sequence.
-    pub(super) fn trim(
+    /// `acceptances` are those of the proposals, of each sequence.
+    pub(super) fn trim<A: Iterator<Item = f32>>(
         &mut self,
         batch: &Batch<'_>,
-        acceptances: &[f32],
+        acceptances: impl Iterator<Item = A>,
         goodput: f64,
         costs: &PartitionCosts,
         lengths: &mut Vec<usize>,
@@ -211,10 +211,9 @@ impl Budget {
             return;
         }
         self.order.clear();
-        let mut acceptances = acceptances.iter();
-        for (sequence, candidate) in batch.candidates.iter().enumerate() {
+        for ((sequence, candidate), acceptances) in batch.candidates.iter().enumerate().zip(acceptances) {
             let mut survival = candidate.weight;
-            for acceptance in acceptances.by_ref().take(candidate.ready) {
+            for acceptance in acceptances.take(candidate.ready) {
                 survival *= acceptance;
                 self.order.push(rank(survival, sequence));
             }
