@@ -69,10 +69,11 @@ struct PruneCheckpoint {
     wrong: Margins,
 }
 
-/// How often each size of margin was seen.
+/// How often margins were seen.
 #[derive(Clone, Copy, Debug)]
 struct Margins {
-    bins: [f64; BINS],
+    /// Those of each bin and beyond.
+    from: [f64; BINS],
     /// What one margin is of all.
     each: f64,
 }
@@ -86,8 +87,8 @@ impl Pruning {
             (layers > 0 && left > 0.0).then_some(PruneCheckpoint {
                 layers,
                 left,
-                right: Margins::of([PRIOR; BINS]),
-                wrong: Margins::of([PRIOR; BINS]),
+                right: Margins::new(),
+                wrong: Margins::new(),
             })
         };
         let mut checkpoints: Vec<PruneCheckpoint> = DEPTHS.into_iter().filter_map(checkpoint).collect();
@@ -167,15 +168,20 @@ impl Pruning {
         };
         self.observed += 1;
         let margins = if right { &mut checkpoint.right } else { &mut checkpoint.wrong };
-        let mut bins = margins.bins.map(|bin| bin * MEMORY);
-        bins[bin_of(margin)] += 1.0;
-        *margins = Margins::of(bins);
+        margins.observe(bin_of(margin));
     }
 }
 
 impl Margins {
-    fn of(bins: [f64; BINS]) -> Margins {
-        Margins { bins, each: 1.0 / bins.iter().sum::<f64>() }
+    fn new() -> Margins {
+        let from = std::array::from_fn(|bin| PRIOR * (BINS - bin) as f64);
+        Margins { from, each: 1.0 / from[0] }
+    }
+
+    fn observe(&mut self, bin: usize) {
+        self.from = self.from.map(|seen| seen * MEMORY);
+        self.from[..=bin].iter_mut().for_each(|seen| *seen += 1.0);
+        self.each = 1.0 / self.from[0];
     }
 }
 
@@ -187,9 +193,9 @@ impl PruneCheckpoint {
         // Tokens that pruning a right one loses are more than its rows are worth; the wrong ones' rows are won.
         let right = f64::from(prospect.acceptance) * (saved - f64::from(prospect.at_stake)) * self.right.each;
         let wrong = f64::from(1.0 - prospect.acceptance) * saved * self.wrong.each;
-        let (mut best, mut gain) = ((BINS, 0.0), 0.0);
+        let mut best = (BINS, 0.0);
         for bin in (1..BINS).rev() {
-            gain += right * self.right.bins[bin] + wrong * self.wrong.bins[bin];
+            let gain = right * self.right.from[bin] + wrong * self.wrong.from[bin];
             if gain > best.1 {
                 best = (bin, gain);
             }
