@@ -128,7 +128,16 @@ impl Simulation {
     }
 
     /// Plays `happenings` (times need not be in order) until nothing is left to do.
-    pub fn run(mut self, happenings: impl IntoIterator<Item = (Duration, Happening)>) -> Report {
+    pub fn run(self, happenings: impl IntoIterator<Item = (Duration, Happening)>) -> Report {
+        self.run_seen(happenings, |_, _, _| ())
+    }
+
+    /// As `run`; `seen` is shown the engine after every event, and what it asked for.
+    pub fn run_seen(
+        mut self,
+        happenings: impl IntoIterator<Item = (Duration, Happening)>,
+        mut seen: impl FnMut(Duration, &Engine, &[Command]),
+    ) -> Report {
         happenings.into_iter().for_each(|(at, happening)| self.schedule(at, happening));
         let mut commands = Vec::new();
         while let Some((now, event)) = self.next() {
@@ -144,6 +153,7 @@ impl Simulation {
             self.recorder.before(now, &event);
             self.engine.handle(now, event, &mut commands);
             self.recorder.after(now, &self.engine, &commands);
+            seen(now, &self.engine, &commands);
             for command in commands.drain(..) {
                 self.report.commands += 1;
                 self.carry_out(now, command);

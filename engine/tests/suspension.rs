@@ -1,0 +1,84 @@
+//! Speculation that loses more time than estimates say: it is suspended, nothing is proposed meanwhile, and later it is tried again.
+
+mod common;
+
+use common::{ATTENTION, VOCABULARY, at_once, config, partitions, request, undivided};
+use faser_engine::cost::{PartitionCosts, PassCost};
+use faser_engine::sim::{DeviceCosts, SimDevice, Simulation};
+use faser_engine::{Command, EngineConfig, Policy};
+
+/// The engine after an event.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    suspended: bool,
+    credit_s: f64,
+    /// What left for the lanes: a draft plan; a verify pass with so many proposals, and whether drafting goes on beside it.
+    drafts: bool,
+    verifies: Option<(usize, bool)>,
+}
+
+/// All moments of a backlog. A draft step takes 2 ms on every partition, 20 times what the whole device's table says.
+fn backlog(partitions: &[PartitionCosts], acceptance: f64) -> Vec<Moment> {
+    let slow = PassCost::linear(2000, 1, ATTENTION);
+    let truth = partitions.iter().map(|costs| PartitionCosts { draft: slow.clone(), ..costs.clone() });
+    let costs = DeviceCosts::Tables(truth.collect());
+    let config = EngineConfig { partitions: partitions.to_vec(), ..config(Policy::Faser) };
+    let device = SimDevice::new(7, VOCABULARY, acceptance, config.block_size, costs);
+    let requests = (0..60).map(|seq| request(seq, vec![seq as u32 % VOCABULARY; 8], 100));
+    let mut moments = Vec::new();
+    let simulation = Simulation::new(config, device).expect("the configuration is sound");
+    simulation.run_seen(at_once(requests), |_, engine, commands| {
+        let steering = engine.view().steering;
+        moments.push(Moment {
+            suspended: steering.suspended,
+            credit_s: steering.credit_s,
+            drafts: commands.iter().any(|command| matches!(command, Command::Draft(_))),
+            verifies: commands.iter().find_map(|command| match command {
+                Command::Verify(plan) => {
+                    let proposals = plan.chunks.iter().map(|chunk| chunk.proposals).sum();
+                    Some((proposals, plan.partition.0 > 0))
+                }
+                _ => None,
+            }),
+        });
+    });
+    moments
+}
+
+/// Suspended and resumed, more than once; nothing drafted, verified or overlapped in between. How many passes were overlapped before.
+fn suspends_and_resumes(partitions: &[PartitionCosts], acceptance: f64) -> usize {
+    let moments = backlog(partitions, acceptance);
+    let (suspended, active): (Vec<&Moment>, Vec<&Moment>) =
+        moments.iter().partition(|moment| moment.suspended);
+    assert!(suspended.len() > 200, "{acceptance}: suspended at {} of {}", suspended.len(), moments.len());
+    for moment in &suspended {
+        assert!(!moment.drafts, "{acceptance}: {moment:?}");
+        assert!(moment.verifies.is_none_or(|verifies| verifies == (0, false)), "{acceptance}: {moment:?}");
+    }
+    let turns = |from: bool| {
+        moments.windows(2).filter(|pair| pair[0].suspended == from && pair[1].suspended != from).count()
+    };
+    assert!(turns(false) > 1 && turns(true) > 1, "{acceptance}: {} and {}", turns(false), turns(true));
+    // Not for nothing: once there is credit it is tried again.
+    let resumed = moments.windows(2).position(|pair| pair[0].suspended && !pair[1].suspended).expect("turns");
+    assert!(moments[resumed + 1].credit_s > 0.0);
+    assert!(moments[resumed + 1..].iter().any(|moment| moment.drafts), "{acceptance}: never tried again");
+    active.iter().filter(|moment| moment.verifies.is_some_and(|(_, overlapped)| overlapped)).count()
+}
+
+#[test]
+fn what_loses_too_much_is_suspended_and_tried_again() {
+    for acceptance in [0.0, 0.4, 0.7] {
+        assert_eq!(suspends_and_resumes(&undivided((100, 1), (1000, 5)), acceptance), 0);
+    }
+}
+
+#[test]
+fn execution_is_serial_while_speculation_is_suspended() {
+    let cost = |pass_us| PassCost::linear(pass_us, 5, ATTENTION);
+    let cheap = PartitionCosts { draft: PassCost::linear(110, 1, ATTENTION), verify: cost(1010) };
+    for partitions in [partitions(), vec![partitions()[0].clone(), cheap]] {
+        let overlapped = suspends_and_resumes(&partitions, 0.7);
+        assert!(overlapped > 0);
+    }
+}
