@@ -40,6 +40,8 @@ pub enum Acceptance {
     Even(f64),
     /// By class, request and place. A request's first token, modulo the number of classes, is its class, unless prompts begin alike.
     Classes(Vec<TextClass>),
+    /// As often right, but the draft is upside down about itself: sure where it is mostly wrong, unsure where it is mostly right.
+    Inverted(Box<Acceptance>),
 }
 
 impl From<f64> for Acceptance {
@@ -80,6 +82,12 @@ impl Acceptance {
         Acceptance::Classes(vec![TextClass { name, acceptance, share: 1.0 }])
     }
 
+    /// The same draft, its confidence inverted.
+    #[must_use]
+    pub fn inverted(self) -> Acceptance {
+        Acceptance::Inverted(Box::new(self))
+    }
+
     /// The classes and their shares; one without a name if there are none.
     pub fn classes(&self) -> Vec<TextClass> {
         match self {
@@ -87,12 +95,17 @@ impl Acceptance {
                 vec![TextClass { name: "even", acceptance: *acceptance, share: 1.0 }]
             }
             Acceptance::Classes(classes) => classes.clone(),
+            Acceptance::Inverted(of) => of.classes(),
         }
     }
 
     /// Whether the draft's token after this prefix is right, and its confidence in it.
     pub(super) fn draw(&self, seed: u64, prefix: u64, origin: &Origin) -> (bool, f32) {
         let (right, confidence) = match self {
+            Acceptance::Inverted(of) => {
+                let (right, confidence) = of.draw(seed, prefix, origin);
+                return (right, 1.0 - confidence);
+            }
             Acceptance::Even(acceptance) => {
                 let spread = 0.8 * acceptance.min(1.0 - acceptance);
                 let probability = acceptance + spread * (2.0 * uniform(prefix ^ seed.rotate_left(9)) - 1.0);
@@ -186,6 +199,24 @@ mod tests {
         assert!(rate(&high) > rate(&low) + 0.25);
         let promised = draws.iter().map(|(_, c)| f64::from(*c)).sum::<f64>() / draws.len() as f64;
         assert!(promised > rate(&draws) + 0.02, "{promised} against {}", rate(&draws));
+    }
+
+    #[test]
+    fn a_draft_upside_down_is_as_often_right_and_surest_where_it_is_wrong() {
+        for upright in [Acceptance::mixed(), Acceptance::from(0.5)] {
+            let draws = |acceptance: &Acceptance| -> Vec<_> {
+                (0..300).flat_map(|r| walk(acceptance, 0, mix(r), 200)).collect()
+            };
+            let inverted = upright.clone().inverted();
+            let (of, draws) = (draws(&upright), draws(&inverted));
+            assert_eq!((inverted.classes(), rate(&draws)), (upright.classes(), rate(&of)));
+            let surest = |sure: bool| -> Vec<_> {
+                draws.iter().copied().filter(|(_, c)| if sure { *c > 0.7 } else { *c < 0.3 }).collect()
+            };
+            let (high, low) = (surest(true), surest(false));
+            assert!(high.len() > 2000 && low.len() > 2000, "{} {}", high.len(), low.len());
+            assert!(rate(&high) + 0.25 < rate(&low), "{} {}", rate(&high), rate(&low));
+        }
     }
 
     #[test]
