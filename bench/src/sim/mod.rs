@@ -466,6 +466,9 @@ impl fmt::Display for SimSpec {
             hardware.name,
             duration.as_secs()
         )?;
+        if matches!(self.acceptance, Acceptance::Inverted(_)) {
+            write!(f, ", confidence inverted")?;
+        }
         let Targets { ttft_ms, tpot_ms } = self.targets;
         for (name, target) in [("TTFT", ttft_ms), ("TPOT", tpot_ms)] {
             if let Some(ms) = target {

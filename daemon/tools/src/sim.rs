@@ -113,6 +113,10 @@ pub struct SimArgs {
     /// Probability that the draft is right, the same for all; without it a mix of classes.
     #[arg(long, value_name = "P")]
     pub acceptance: Option<f64>,
+    /// What the draft believes of itself: modelled, a measure of how right it is, or inverted, high where it is mostly wrong and low where
+    /// it is mostly right.
+    #[arg(long, value_name = "KIND", default_value = "modelled", value_parser = ["modelled", "inverted"], conflicts_with = "passes")]
+    pub confidence: String,
     /// Share of the requests whose prompt was seen before, all but its last 16 tokens; those of a class begin alike. The prefix cache is on.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub cached_prompts: f64,
@@ -289,6 +293,8 @@ impl SimArgs {
         if !shares.iter().all(|p| (0.0..=1.0).contains(p)) {
             return wrong("--cancelled, --acceptance, --cached-prompts and --one-pass are shares, 0 to 1");
         }
+        let inverted = self.confidence == "inverted";
+        let acceptance = self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from);
         // Years are enough, and fit.
         let seconds = |s: Option<f64>| s.is_none_or(|s| (0.0..=1e9).contains(&s));
         if !seconds(self.trace_from) || !seconds(self.trace_for) || self.trace_for == Some(0.0) {
@@ -359,7 +365,7 @@ impl SimArgs {
             max_context,
             lengths: self.lengths,
             trace: trace.map(Arc::new),
-            acceptance: self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from),
+            acceptance: if inverted { acceptance.inverted() } else { acceptance },
             cached_prompts: self.cached_prompts,
             targets: self.targets.targets()?,
             deviation: Deviation { draft: self.error, verify: self.error, noise: self.noise },
@@ -509,6 +515,15 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_may_be_upside_down() {
+        let spec = |line: &str| args(&format!("faser sim {line}")).unwrap().spec().unwrap();
+        let inverted = spec("--acceptance 0.5 --confidence inverted");
+        assert_eq!(inverted.acceptance, Acceptance::from(0.5).inverted());
+        assert!(inverted.to_string().ends_with(", confidence inverted"), "{inverted}");
+        assert_eq!(spec("--confidence modelled").acceptance, Acceptance::mixed());
+    }
+
+    #[test]
     fn policies_may_have_commas_and_batches_replace_rates() {
         let args =
             args("faser sim --policy batch-table:4=6,16=2 --policy best-fixed --batches 1,64").unwrap();
@@ -620,6 +635,8 @@ mod tests {
             "--replay a.csv --batches 2",
             "--replay-speed 2",
             "--plot rates.png",
+            "--confidence upright",
+            "--confidence inverted --passes nvlink",
         ] {
             assert!(args(&format!("faser sim {line}")).is_err(), "{line}");
         }
