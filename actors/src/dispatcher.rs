@@ -239,6 +239,9 @@ impl FrontierDispatcher {
                 self.tell(Event::Profiled(partitions), None);
                 let _ = answer.send(());
             }
+            Control::Learned { answer } => {
+                let _ = answer.send(self.engine.learned());
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use faser_engine::cost::PartitionCosts;
-use faser_engine::{EngineError, LoadView, Request, RequestView, SeqId, TokenId, Tuning};
+use faser_engine::{EngineError, Learned, LoadView, Request, RequestView, SeqId, TokenId, Tuning};
 
 use crate::error::SubmitError;
 use crate::gpu_actor::Device;
@@ -57,6 +57,7 @@ pub(crate) enum Control {
     Tunable { tuning: Tuning, answer: oneshot::Sender<Result<(), EngineError>> },
     Tune { tuning: Tuning, answer: oneshot::Sender<Result<(), EngineError>> },
     Profiled { partitions: Vec<PartitionCosts>, answer: oneshot::Sender<()> },
+    Learned { answer: oneshot::Sender<Learned> },
 }
 
 /// A service at one moment.

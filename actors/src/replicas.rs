@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use faser_engine::cost::PartitionCosts;
 use faser_engine::record::Record;
 use faser_engine::router::{self, ReplicaLoad};
-use faser_engine::{FinishReason, LoadView, TokenId, Tuning, Usage};
+use faser_engine::{FinishReason, Learned, LoadView, TokenId, Tuning, Usage};
 use metrics::{Counter, Gauge, Unit};
 use tokio::sync::watch;
 
@@ -278,6 +278,16 @@ impl Replicas {
             // One that has stopped needs no costs.
             let _ = service.ask(|answer| Control::Profiled { partitions: partitions.to_vec(), answer }).await;
         }
+    }
+
+    /// What the first of them that answers has learned of its drafts; they have the same pair, and about the same requests.
+    pub async fn learned(&self) -> Option<Learned> {
+        for service in self.services() {
+            if let Some(learned) = service.ask(|answer| Control::Learned { answer }).await {
+                return Some(learned);
+            }
+        }
+        None
     }
 
     /// Ends all actors and threads, as [`Service::stop`].

@@ -13,7 +13,9 @@ use faser_actors::{
     Update, WatchdogConfig, probe_one, profile,
 };
 use faser_engine::cost::Reach;
-use faser_engine::{DraftSource, EngineConfig, FinishReason, Policy, SpeculationBounds, TokenId, Tuning};
+use faser_engine::{
+    DraftSource, EngineConfig, FinishReason, Learned, Policy, SpeculationBounds, TokenId, Tuning,
+};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{Model, Shard, WeightSource};
@@ -121,6 +123,7 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
             target_layers: 2,
             speculation: SpeculationBounds::default(),
             prefix_cache: true,
+            learned: Learned::default(),
             tuning: Tuning {
                 max_running: 3,
                 max_waiting: 8,

@@ -2,6 +2,7 @@
 //! `loading`, `openai`, `operators`, `tools`. Everything it decides about tokens is decided below, in `faser_actors` and `faser_engine`.
 
 pub mod cli;
+mod keep_learned;
 mod listen;
 pub mod manual;
 pub mod serve;

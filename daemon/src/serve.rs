@@ -30,6 +30,7 @@ use faser_operators::reload::Reload;
 use faser_terminal::{Display, Hangups, Signals, SystemError, println};
 use tokio::sync::Mutex;
 
+use crate::keep_learned::{self, KeptPairs};
 use crate::listen;
 use crate::systemd::{self, Sockets, Status, notify};
 
@@ -70,7 +71,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
     let drain_timeout = config.drain_timeout;
-    let pairs = tokio::select! {
+    let (pairs, kept) = tokio::select! {
         started = start(config, app.clone()) => started?,
         signal = signals.next() => {
             tracing::info!(signal = signal.name, "ended while loading");
@@ -83,7 +84,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     announce(&pairs, &local(scheme, address), !app.access.keys().is_empty());
     let url = format!("{scheme}://{address}");
     let status = Rc::new(Status::ready(app.clone(), pairs.clone(), url));
-    let telling = keep_telling(&status, &pairs);
+    let telling = keep_telling(&status, &pairs, &kept);
     let signal = loop {
         tokio::select! {
             signal = signals.next() => break signal,
@@ -97,9 +98,9 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let drain_timeout = in_force(&reload, drain_timeout).await;
     tracing::info!(signal = signal.name, active = pairs.active(), ?drain_timeout, "draining");
     app.start_draining();
-    status.stopping(drain_timeout + STOP_TIMEOUT + 2 * Duration::from_secs(FLUSH_TIMEOUT_S));
+    status.stopping(drain_timeout + STOP_TIMEOUT + 3 * Duration::from_secs(FLUSH_TIMEOUT_S));
     tokio::select! {
-        () = drain(&pairs, telling, http, drain_timeout) => {
+        () = drain(&pairs, &kept, telling, http, drain_timeout) => {
             if let Some((_, admin)) = &admin {
                 admin.stop(true).await;
             }
@@ -121,11 +122,11 @@ async fn in_force(reload: &Mutex<Reload>, at_start: Duration) -> Duration {
     }
 }
 
-/// What tells the service manager how things are.
+/// What tells the service manager how things are, and files what is learned.
 type Telling = Vec<JoinHandle<()>>;
 
-/// Beats for the service manager's watchdog while all dispatchers move, and keeps its status line true.
-fn keep_telling(status: &Rc<Status>, pairs: &Pairs) -> Telling {
+/// Beats for the service manager's watchdog while all dispatchers move, and keeps its status line and what is learned up to date.
+fn keep_telling(status: &Rc<Status>, pairs: &Pairs, kept: &Rc<KeptPairs>) -> Telling {
     let beating = systemd::watchdog_period().map(|period| {
         let pairs = pairs.clone();
         actix_web::rt::spawn(async move {
@@ -139,7 +140,14 @@ fn keep_telling(status: &Rc<Status>, pairs: &Pairs) -> Telling {
             status.tell();
         }
     });
-    beating.into_iter().chain([showing]).collect()
+    let kept = Rc::clone(kept);
+    let keeping = actix_web::rt::spawn(async move {
+        loop {
+            actix_web::rt::time::sleep(keep_learned::INTERVAL).await;
+            kept.write().await;
+        }
+    });
+    beating.into_iter().chain([showing, keeping]).collect()
 }
 
 /// SIGHUP: what came of it, in words.
@@ -241,7 +249,7 @@ fn bind(
 }
 
 /// Loads the pairs and starts them.
-async fn start(config: Config, app: web::Data<App>) -> Result<Pairs> {
+async fn start(config: Config, app: web::Data<App>) -> Result<(Pairs, Rc<KeptPairs>)> {
     let loaded = actix_web::rt::task::spawn_blocking(move || {
         let mut display = Display::new();
         let mut loading = notify::Loading::default();
@@ -257,13 +265,19 @@ async fn start(config: Config, app: web::Data<App>) -> Result<Pairs> {
     });
     let loaded = loaded.await.map_err(|err| SystemError::Call { what: "load", source: err.into() })??;
     let mut served = Vec::with_capacity(loaded.len());
-    for pair in loaded {
+    let mut kept = KeptPairs::default();
+    for mut pair in loaded {
         tell_loaded(&pair);
         let warming = pair.label.as_ref().map_or_else(String::new, |name| format!(" {name}"));
         notify::still_starting(&format!("warming up{warming}"));
-        served.push(Arc::new(pair.start().await?));
+        let learned = pair.learned.take();
+        let pair = Arc::new(pair.start().await?);
+        if let Some(file) = learned {
+            kept.add(&pair, file);
+        }
+        served.push(pair);
     }
-    Ok(Pairs::new(served))
+    Ok((Pairs::new(served), Rc::new(kept)))
 }
 
 fn tell_loaded(loaded: &Loaded) {
@@ -323,13 +337,17 @@ fn announce(pairs: &Pairs, url: &str, with_key: bool) {
 }
 
 /// Lets sequences in flight end, then the connections.
-async fn drain(pairs: &Pairs, telling: Telling, http: ServerHandle, timeout: Duration) {
+async fn drain(pairs: &Pairs, kept: &KeptPairs, telling: Telling, http: ServerHandle, timeout: Duration) {
     let left = pairs.drain(timeout).await;
     if left > 0 {
         tracing::warn!(left, "the drain timeout is over: sequences are broken off");
     }
     // What is stopped has no progress to show.
     telling.iter().for_each(JoinHandle::abort);
+    let flush = Duration::from_secs(FLUSH_TIMEOUT_S);
+    if actix_web::rt::time::timeout(flush, kept.write()).await.is_err() {
+        tracing::warn!("what was learned is not kept: a dispatcher or the disk hangs");
+    }
     // A dispatcher that hangs cannot be told to stop.
     if actix_web::rt::time::timeout(STOP_TIMEOUT, pairs.stop()).await.is_err() {
         tracing::error!("the service does not stop: its threads are left behind");

@@ -4,6 +4,7 @@ use crate::cost::PartitionCosts;
 use crate::policy::{Mechanisms, Policy};
 use crate::request::{K_LIMIT, Slo};
 use crate::source::{DraftSource, RoundPasses};
+use crate::survival::Learned;
 
 /// The engine's bounds and sizes, and its [`Tuning`].
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct EngineConfig {
     pub speculation: SpeculationBounds,
     /// Keep the KV of finished prompts for later requests with the same beginning.
     pub prefix_cache: bool,
+    /// What another engine of the same pair learned; nothing by default.
+    pub learned: Learned,
     /// What it starts with of all that can change while it runs.
     pub tuning: Tuning,
 }

@@ -29,7 +29,7 @@ use crate::planner::{Candidate, Execution, PassShape, Planner};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
-use crate::survival::{Calibration, PerSource, Source};
+use crate::survival::{Calibration, Learned, PerSource, Source};
 use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
@@ -120,7 +120,7 @@ impl Engine {
             draft_pool,
             draft_lane: LaneBook::default(),
             verify_lane: LaneBook::default(),
-            calibrations: PerSource::fresh(),
+            calibrations: PerSource::begun_with(&config.learned),
             totals: Totals::default(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
@@ -235,6 +235,11 @@ impl Engine {
             steering: self.planner.steering(),
             totals: self.totals.clone(),
         }
+    }
+
+    /// What was learned up to now, for another engine of the same pair to begin with.
+    pub fn learned(&self) -> Learned {
+        self.calibrations.learned()
     }
 
     /// The oldest requests, `most` of them, the oldest first; of those that wait, the next ones to be admitted. `now` as in `handle`.
@@ -474,6 +479,7 @@ mod tests {
             target_layers: 4,
             speculation: SpeculationBounds { room: 4, ..SpeculationBounds::default() },
             prefix_cache: true,
+            learned: Learned::default(),
             tuning: Tuning {
                 max_running: 4,
                 max_waiting: 3,

@@ -8,6 +8,7 @@ mod api;
 mod blocks;
 mod config;
 pub mod cost;
+mod counts;
 mod drafting;
 mod engine;
 mod lane_book;
@@ -30,12 +31,14 @@ mod view;
 pub use api::*;
 pub use blocks::{BlockCopy, BlockId};
 pub use config::{EngineConfig, EngineError, SpeculationBounds, Tuning};
+pub use counts::Counts;
 pub use engine::Engine;
 pub use plan::*;
 pub use planner::Execution;
 pub use policy::{Mechanisms, Policy, PolicyTraits, Switch};
 pub use request::*;
 pub use source::{DraftSource, RoundPasses, SourceNeeds};
+pub use survival::{Learned, LearnedOfSource};
 pub use usage::{Moments, Tried, Usage};
 pub use view::{
     CalibrationView, EpochMove, ErrorHistogram, LoadView, PoolView, RequestState, RequestView, SteeringView,

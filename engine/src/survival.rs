@@ -6,6 +6,8 @@
 
 use std::ops::{Index, IndexMut};
 
+use crate::counts::Counts;
+
 /// Bins of confidence. Their borders are even in probability.
 pub const CONFIDENCE_BINS: usize = 16;
 
@@ -69,6 +71,17 @@ impl PerSource<Calibration> {
         })
     }
 
+    /// As fresh, but for what was learned elsewhere.
+    pub fn begun_with(learned: &Learned) -> PerSource<Calibration> {
+        let fresh = PerSource::fresh();
+        PerSource::of(|source| fresh[source].clone().with(&learned.0[source]))
+    }
+
+    /// What was learned up to now.
+    pub fn learned(&self) -> Learned {
+        Learned(PerSource::of(|source| self[source].learned()))
+    }
+
     /// The probability of acceptance per bin.
     pub fn tables(&self) -> PerSource<AcceptanceTable> {
         PerSource::of(|source| self[source].table())
@@ -80,23 +93,30 @@ impl PerSource<Calibration> {
     }
 }
 
+/// What an engine learns of each source of proposals, and another one of the same pair can begin with. It may change speed, never text.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Learned(pub PerSource<LearnedOfSource>);
+
+/// What is learned of the proposals of one source; all zero if nothing is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LearnedOfSource {
+    /// By confidence, the lowest bin first.
+    pub bins: [Counts; CONFIDENCE_BINS],
+    /// All of them together.
+    pub all: Counts,
+}
+
 /// What the lanes need of the calibration to stop drafting by themselves: one probability per bin.
 pub type AcceptanceTable = [f32; CONFIDENCE_BINS];
 
 /// From the draft's confidence to the probability of acceptance, given that all before was accepted.
 #[derive(Clone, Debug)]
 pub struct Calibration {
-    bins: [Bin; CONFIDENCE_BINS],
+    bins: [Counts; CONFIDENCE_BINS],
     /// All bins together.
-    all: Bin,
+    all: Counts,
     observed: u64,
     log_loss_sum: f64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Bin {
-    accepted: f64,
-    seen: f64,
 }
 
 impl Default for Calibration {
@@ -114,7 +134,7 @@ pub fn confidence_bin(confidence: f32) -> usize {
 
 impl Calibration {
     fn with_prior(prior: impl Fn(usize) -> f64) -> Calibration {
-        let bin = |acceptance| Bin { accepted: acceptance * PRIOR_WEIGHT, seen: PRIOR_WEIGHT };
+        let bin = |acceptance| Counts { seen: PRIOR_WEIGHT, accepted: acceptance * PRIOR_WEIGHT };
         let bins = std::array::from_fn(|index| bin(prior(index)));
         Calibration { bins, all: bin(TYPICAL_AT_FIRST), observed: 0, log_loss_sum: 0.0 }
     }
@@ -122,6 +142,18 @@ impl Calibration {
     /// Of prompt-lookup proposals, whose bin is the number of tokens that agreed before: hopeful, so that they are tried.
     fn of_lookups() -> Calibration {
         Calibration::with_prior(|agreed| 1.0 - 0.6 * 0.75_f64.powi(agreed as i32))
+    }
+
+    /// Takes over what was learned elsewhere, where it is to be believed.
+    fn with(mut self, learned: &LearnedOfSource) -> Calibration {
+        for (own, other) in self.bins.iter_mut().zip(&learned.bins).chain([(&mut self.all, &learned.all)]) {
+            *own = other.believed().unwrap_or(*own);
+        }
+        self
+    }
+
+    fn learned(&self) -> LearnedOfSource {
+        LearnedOfSource { bins: self.bins, all: self.all }
     }
 
     /// Learns from one verified proposal, all before which were accepted. `predicted` is what was believed of it.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
 };
-use faser_engine::{DraftSource, EngineConfig, Policy, Slo, SpeculationBounds, Tuning};
+use faser_engine::{DraftSource, EngineConfig, Learned, Policy, Slo, SpeculationBounds, Tuning};
 
 /// Least share of plain decoding's tokens per second.
 const FLOOR: f64 = 0.985;
@@ -38,6 +38,7 @@ fn run(workload: &Workload, (batch, draft_step_s): (usize, f64), policy: Policy)
         target_layers: 64,
         speculation: SpeculationBounds::default(),
         prefix_cache: false,
+        learned: Learned::default(),
         tuning: Tuning { max_running: batch, max_waiting: 1000, policy, ..Tuning::default() },
     };
     let device = workload.device(16, roofline).deviating(Deviation { noise: 0.02, ..Deviation::default() });

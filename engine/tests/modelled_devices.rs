@@ -7,7 +7,8 @@ use faser_engine::sim::{
     Simulation, Workload,
 };
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, LaneKind, Policy, Request, SeqId, Slo, SpeculationBounds, Tuning,
+    DraftSource, EngineConfig, FinishReason, LaneKind, Learned, Policy, Request, SeqId, Slo,
+    SpeculationBounds, Tuning,
 };
 use proptest::prelude::*;
 
@@ -37,6 +38,7 @@ fn config(policy: Policy, device: &Roofline) -> EngineConfig {
         target_layers: 64,
         speculation: SpeculationBounds::default(),
         prefix_cache: false,
+        learned: Learned::default(),
         tuning: Tuning { max_running: 24, max_waiting: 1000, policy, ..Tuning::default() },
     }
 }

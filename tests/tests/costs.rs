@@ -29,6 +29,19 @@ fn check(config: &Config, flags: &[&str]) -> (String, String) {
     (tables.unwrap_or_else(|| panic!("no tables in {stdout}")).to_owned(), stderr.into_owned())
 }
 
+/// The log of a server that answered a request and ended cleanly.
+fn serves_and_ends(yaml: &str, flags: &[&str]) -> String {
+    let config = Config::new(yaml);
+    let mut command = config.serve();
+    command.args(flags);
+    let server = Server::run(config, command);
+    let answer = server.client().post("/v1/completions", &json!({"prompt": "learned", "max_tokens": 60}));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    server.terminate();
+    assert!(server.wait().success(), "{}", server.output());
+    server.output()
+}
+
 /// The files in a folder, which may be absent.
 fn files(folder: PathBuf) -> Vec<PathBuf> {
     fs::read_dir(folder)
@@ -128,4 +141,33 @@ fn nothing_is_kept_if_the_config_says_so() {
         );
     }
     assert!(files(config.folder().join("cache")).is_empty());
+}
+
+#[test]
+fn what_was_learned_is_there_after_a_clean_end_until_costs_are_measured_anew() {
+    let config = Config::new("");
+    let folder = config.folder().join("learned");
+    let yaml = yaml(&format!(", cost_cache: \"{}\"", folder.display()));
+    let found = || {
+        let mut all = files(folder.clone());
+        all.retain(|file| {
+            file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("learned-"))
+        });
+        all
+    };
+    let begins = "begins with what was learned";
+    let first = serves_and_ends(&yaml, &[]);
+    assert!(!first.contains(begins) && !first.contains("WARN"), "{first}");
+    let [file] = &found()[..] else { panic!("one file is expected in {folder:?}") };
+    let learned = costs(file);
+    assert_eq!(learned["key"]["costs"]["target"]["hidden"], 64);
+    assert!(learned["learned"]["draft"]["all"][0].as_f64() > Some(0.0), "{learned}");
+    let second = serves_and_ends(&yaml, &[]);
+    assert!(second.contains(begins), "{second}");
+    fs::write(file, "{").expect("the file can be written");
+    let damaged = serves_and_ends(&yaml, &[]);
+    assert!(!damaged.contains(begins) && damaged.contains("learning anew"), "{damaged}");
+    assert!(serves_and_ends(&yaml, &[]).contains(begins), "it was written again");
+    let anew = serves_and_ends(&yaml, &["--profile"]);
+    assert!(!anew.contains(begins) && !anew.contains("WARN"), "{anew}");
 }

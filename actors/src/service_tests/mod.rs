@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use actix::System;
 use faser_engine::{
-    DraftSource, Engine, EngineConfig, FinishReason, Handling, Policy, Refusal, SpeculationBounds, TokenId,
-    Tuning,
+    DraftSource, Engine, EngineConfig, FinishReason, Handling, Learned, Policy, Refusal, SpeculationBounds,
+    TokenId, Tuning,
 };
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::Model;
@@ -78,6 +78,7 @@ fn spec() -> ServiceSpec {
             target_layers: 0,
             speculation: SpeculationBounds::default(),
             prefix_cache: true,
+            learned: Learned::default(),
             tuning: Tuning {
                 max_running: 4,
                 max_waiting: 8,

@@ -4,7 +4,7 @@ use crate::rig::{PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Constraint, Dtype, LaneRequest, LogprobCollector, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, Mechanisms, Policy, Request, SeqId, Slo,
+    DraftSource, EngineConfig, FinishReason, Handling, Learned, Mechanisms, Policy, Request, SeqId, Slo,
     SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
@@ -126,6 +126,7 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
         target_layers: 0,
         speculation: SpeculationBounds::default(),
         prefix_cache: false,
+        learned: Learned::default(),
         tuning: Tuning { max_running: 1, max_waiting: 1, policy: Policy::Off, ..Tuning::default() },
     };
     let mut rig =
@@ -212,6 +213,7 @@ impl Random {
             target_layers: LAYERS,
             speculation: SpeculationBounds::default(),
             prefix_cache: self.chance(50),
+            learned: Learned::default(),
             tuning: Tuning {
                 max_running,
                 max_waiting: 16,

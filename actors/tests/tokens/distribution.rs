@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use faser_actors::{Dtype, Isa, Sampling};
-use faser_engine::{DraftSource, EngineConfig, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning};
+use faser_engine::{
+    DraftSource, EngineConfig, Learned, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning,
+};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::synthetic::SyntheticSpec;
 use faser_models::{Model, Pass};
@@ -121,6 +123,7 @@ impl Draws {
             target_layers: 0,
             speculation: SpeculationBounds::default(),
             prefix_cache: false,
+            learned: Learned::default(),
             tuning: Tuning {
                 max_running: AT_ONCE as usize,
                 max_waiting: AT_ONCE as usize,

@@ -16,7 +16,9 @@ use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Trace,
     Workload,
 };
-use faser_engine::{DraftSource, EngineConfig, K_LIMIT, Mechanisms, Policy, SpeculationBounds, Tuning};
+use faser_engine::{
+    DraftSource, EngineConfig, K_LIMIT, Learned, Mechanisms, Policy, SpeculationBounds, Tuning,
+};
 use serde::{Serialize, Serializer};
 
 pub use bounds::Bound;
@@ -418,6 +420,7 @@ impl SimSpec {
             target_layers: self.pair.target.layers,
             speculation: SpeculationBounds::default(),
             prefix_cache: false,
+            learned: Learned::default(),
             tuning: Tuning {
                 max_running,
                 max_waiting: 1_000_000,

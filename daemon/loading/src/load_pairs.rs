@@ -9,7 +9,7 @@ use faser_actors::{
 };
 use faser_config::device::{Machine, choose};
 use faser_config::{Config, ModelSource};
-use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, SpeculationBounds, TokenId};
+use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, SpeculationBounds, TokenId};
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, Progress, Tokenizer,
 };
@@ -20,7 +20,7 @@ use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
 use crate::config_pair::{Pair, Watch, pair, shorter_draft};
-use crate::costs::{CostSource, tables};
+use crate::costs::{CostSource, LearnedFile, tables};
 use crate::error::LoadError;
 use crate::place_pair::{Placed, Staged, place, stage};
 use crate::shares::memory_of_pairs;
@@ -56,6 +56,8 @@ pub struct Loaded {
     pub engine: EngineConfig,
     /// Where those tables are from.
     pub cost_source: Option<CostSource>,
+    /// Where what its engines learn is kept for the next start, if anything is.
+    pub learned: Option<LearnedFile>,
     /// What all of it was asked for by.
     pub config: Config,
     /// By what its metrics are told from those of other pairs, if there are any.
@@ -102,6 +104,7 @@ pub(crate) fn bounds(
             draft_context: draft.map_or(usize::MAX, |draft| draft.max_context),
         },
         prefix_cache: config.kv.prefix_cache,
+        learned: Learned::default(),
         tuning: config.tuning.clone(),
     })
 }
@@ -197,7 +200,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         draft: draft_source(has_mask_token, pools.draft_blocks),
         ..bounds
     };
-    let (partitions, cost_source) = if engine.tuning.policy.traits().predicts {
+    let (partitions, cost_source, learned) = if engine.tuning.policy.traits().predicts {
         let spec = ProfileSpec {
             device: &device,
             block_size: engine.block_size,
@@ -207,11 +210,11 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         let tables = tables(config, &machine, &spec, &mut |done, all| {
             watch("cost tables", Progress { done_bytes: done as u64, total_bytes: all as u64 });
         })?;
-        (tables.partitions, Some(tables.source))
+        (tables.partitions, Some(tables.source), tables.learned)
     } else {
-        (Vec::new(), None)
+        (Vec::new(), None, None)
     };
-    let engine = EngineConfig { partitions, ..engine };
+    let engine = EngineConfig { partitions, learned: begin_with(learned.as_ref(), config.profile), ..engine };
     engine.validate()?;
     Ok(Loaded {
         name,
@@ -227,9 +230,22 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         pools,
         engine,
         cost_source,
+        learned,
         config: config.clone(),
         label: None,
     })
+}
+
+/// What was learned before this start; whoever measures costs anew wants nothing of it.
+fn begin_with(learned: Option<&LearnedFile>, anew: bool) -> Learned {
+    match learned {
+        Some(file) if anew => {
+            file.forget();
+            Learned::default()
+        }
+        Some(file) => file.read(),
+        None => Learned::default(),
+    }
 }
 
 impl Loaded {

@@ -17,7 +17,7 @@ use faser_bench::{Answered, BenchError, Prompt, Prompts, Quantiles};
 use faser_config::raw::{ConfigSource, Document};
 use faser_config::{Config, ConfigError, ModelSource};
 use faser_engine::sim::Arrivals;
-use faser_engine::{EngineConfig, FinishReason, Handling, Policy, Slo, TokenId, Tuning};
+use faser_engine::{EngineConfig, FinishReason, Handling, Learned, Policy, Slo, TokenId, Tuning};
 use faser_loading::load_pairs::{Loaded, load};
 use faser_openai::text_sequence::SequenceError;
 use faser_terminal::{Display, println, write_json};
@@ -346,6 +346,8 @@ impl Entrant {
     pub(super) fn service(&self, pair: &Loaded, waiting: usize) -> ServiceSpec {
         let engine = EngineConfig {
             partitions: self.partitions(&pair.engine.partitions),
+            // All begin alike, whatever was served before.
+            learned: Learned::default(),
             tuning: Tuning {
                 policy: self.policy.clone(),
                 mechanisms: self

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
-    Alternatives, Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Policy, Request,
-    SeqId, SpeculationBounds, Tuning, Verdict, VerifyPlan,
+    Alternatives, Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Learned, Policy,
+    Request, SeqId, SpeculationBounds, Tuning, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -35,6 +35,7 @@ impl Load {
             target_layers: 64,
             speculation: SpeculationBounds::default(),
             prefix_cache: false,
+            learned: Learned::default(),
             tuning: Tuning { max_running: sequences, max_waiting: sequences, policy, ..Tuning::default() },
         });
         let mut load = Load {

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::sim::{Happening, Report, SimDevice, Simulation};
-use faser_engine::{DraftSource, EngineConfig, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning};
+use faser_engine::{
+    DraftSource, EngineConfig, Learned, Policy, Request, SeqId, SpeculationBounds, TokenId, Tuning,
+};
 
 pub(crate) const VOCABULARY: u32 = 50;
 /// Attention that costs something.
@@ -37,6 +39,7 @@ pub(crate) fn config(policy: Policy) -> EngineConfig {
         target_layers: 32,
         speculation: SpeculationBounds::default(),
         prefix_cache: true,
+        learned: Learned::default(),
         tuning: Tuning { max_running: 8, max_waiting: 100, policy, ..Tuning::default() },
     }
 }

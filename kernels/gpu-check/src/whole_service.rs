@@ -7,7 +7,9 @@ use faser_actors::{
     CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, ModelFacts, Service, ServiceSpec, Submission,
     Update, WatchdogConfig,
 };
-use faser_engine::{DraftSource, EngineConfig, FinishReason, Policy, SpeculationBounds, TokenId, Tuning};
+use faser_engine::{
+    DraftSource, EngineConfig, FinishReason, Learned, Policy, SpeculationBounds, TokenId, Tuning,
+};
 use faser_kernels::cuda::{BLOCK_SIZE, CudaLane, Share, probe_one};
 use faser_kernels::{Dtype, Isa, Sampling};
 use faser_models::cuda::CudaModel;
@@ -154,6 +156,7 @@ impl Pair {
                 target_layers: self.target.config().layers.len(),
                 speculation: SpeculationBounds::default(),
                 prefix_cache: true,
+                learned: Learned::default(),
                 tuning: Tuning {
                     max_running: REQUESTS as usize,
                     max_waiting: REQUESTS as usize,

@@ -1,49 +1,24 @@
 //! One file of cached cost tables: JSON with its key in clear, believed only when everything in it fits.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
-use faser_openai::random;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::key::Fnv;
+use super::json_file::{Unusable, path_of, read_json, write_json};
 
 /// Number of the format; another number, another meaning of the fields.
 const FORMAT: u64 = 3;
 /// Row counts of a table, and the largest of them.
 const MOST_POINTS: usize = 4096;
 const MOST_ROWS: usize = 1 << 20;
-/// A file of ours is far smaller.
-const MOST_BYTES: u64 = 4 << 20;
-/// Files cached in one folder; the oldest make way.
-const MOST_FILES: usize = 64;
 const PREFIX: &str = "cost-";
 /// No pass takes longer, and no position costs attention more.
 const LONGEST_PASS: Duration = Duration::from_secs(30 * 86_400);
 const MOST_PER_POSITION_FS: u64 = 1_000_000_000_000_000;
-
-/// Why a file is not believed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Unusable {
-    #[error("it cannot be read: {0}")]
-    Read(#[from] io::Error),
-    #[error("it is larger than any such file")]
-    TooLarge,
-    #[error("it is damaged: {0}")]
-    Damaged(#[from] serde_json::Error),
-    #[error("it is of format {found}, not {FORMAT}")]
-    Format { found: Value },
-    #[error("it is of something else: its key differs in `{field}`")]
-    Key { field: String },
-    #[error("its table {table} is implausible: {problem}")]
-    Implausible { table: usize, problem: &'static str },
-    #[error("it has {found} tables, the device has {wanted} partitions")]
-    Partitions { found: usize, wanted: usize },
-}
 
 /// What was read.
 #[derive(Debug, PartialEq)]
@@ -76,9 +51,7 @@ pub(super) struct CostFile<'a> {
 
 impl<'a> CostFile<'a> {
     pub(super) fn new(folder: &Path, key: &'a Value) -> CostFile<'a> {
-        let mut hash = Fnv::default();
-        hash.update(key.to_string().as_bytes());
-        CostFile { key, path: folder.join(format!("{PREFIX}{}.json", hash.hex())) }
+        CostFile { key, path: path_of(folder, PREFIX, key) }
     }
 
     /// The tables, if the file is there; `partitions` is how many there must be.
@@ -86,22 +59,7 @@ impl<'a> CostFile<'a> {
     /// # Errors
     /// The file is there, but must not be used.
     pub(super) fn read(&self, partitions: usize) -> Result<Option<CachedCosts>, Unusable> {
-        let mut bytes = Vec::new();
-        let file = match File::open(&self.path) {
-            Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
-        file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > MOST_BYTES {
-            return Err(Unusable::TooLarge);
-        }
-        let value: Value = serde_json::from_slice(&bytes)?;
-        if value["format"] != FORMAT {
-            return Err(Unusable::Format { found: value["format"].clone() });
-        }
-        if let Some(field) = difference("key", self.key, &value["key"]) {
-            return Err(Unusable::Key { field });
-        }
+        let Some(value) = read_json(&self.path, FORMAT, self.key)? else { return Ok(None) };
         let measured_s = u64::deserialize(&value["measured_unix_s"])?;
         let tables: Vec<Table> = Vec::deserialize(&value["tables"])?;
         if tables.len() != partitions {
@@ -130,27 +88,11 @@ impl<'a> CostFile<'a> {
             per_row_fs: cost.attention().per_row_fs,
         };
         let table = |costs: &PartitionCosts| Table { draft: lane(&costs.draft), verify: lane(&costs.verify) };
-        let value = serde_json::json!({
-            "format": FORMAT,
+        let content = serde_json::json!({
             "measured_unix_s": measured.as_secs(),
-            "key": self.key,
             "tables": cached.partitions.iter().map(table).collect::<Vec<_>>(),
         });
-        let folder = self.path.parent().unwrap_or(Path::new(""));
-        fs::create_dir_all(folder)?;
-        let unfinished = self.path.with_extension(format!("{:016x}.tmp", random::number()));
-        let written = File::create_new(&unfinished).and_then(|mut file| {
-            file.write_all(format!("{value:#}\n").as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&unfinished, &self.path)
-        });
-        if written.is_err() {
-            // The error that matters is the one before.
-            let _ = fs::remove_file(&unfinished);
-        }
-        written?;
-        make_room(folder, &self.path);
-        Ok(())
+        write_json(&self.path, PREFIX, FORMAT, self.key, content)
     }
 }
 
@@ -185,38 +127,13 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The first field in which `found` is not as `wanted`, which has the name `name`.
-fn difference(name: &str, wanted: &Value, found: &Value) -> Option<String> {
-    let (Value::Object(fields), Value::Object(others)) = (wanted, found) else {
-        return (wanted != found).then(|| name.to_owned());
-    };
-    fields.keys().chain(others.keys()).find_map(|field| {
-        difference(&format!("{name}.{field}"), &wanted[field.as_str()], &found[field.as_str()])
-    })
-}
-
-/// Removes the oldest of our files in `folder` above [`MOST_FILES`], those left unfinished by a crash among them, but
-/// never `newest`. What cannot be removed stays: another process may have been faster, and the files are small.
-fn make_room(folder: &Path, newest: &Path) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    let is_ours = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with(PREFIX) && (name.ends_with(".json") || name.ends_with(".tmp")) && path != newest
-    };
-    let paths = entries.flatten().map(|entry| entry.path()).filter(is_ours);
-    let modified = |path: &PathBuf| fs::metadata(path).and_then(|data| data.modified()).unwrap_or(UNIX_EPOCH);
-    let mut ours: Vec<(SystemTime, PathBuf)> = paths.map(|path| (modified(&path), path)).collect();
-    ours.sort_unstable();
-    let excess = (ours.len() + 1).saturating_sub(MOST_FILES);
-    for (_, path) in ours.iter().take(excess) {
-        let _ = fs::remove_file(path);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+
     use serde_json::json;
 
+    use super::super::json_file::{MOST_BYTES, MOST_FILES};
     use super::super::tests::{Folder, costs};
     use super::*;
 

@@ -1,7 +1,7 @@
 //! What cost tables are true of: models, device, sizes, and the build that measured them. Written out in clear.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts, ProfileSpec};
@@ -14,6 +14,10 @@ use serde::Serialize;
 
 /// A header longer than this is not read to its end: it is told apart by its beginning and its length.
 const MOST_HEADER_BYTES: u64 = 1 << 20;
+
+/// Of each file of weights so many samples of so many bytes are looked at.
+const SAMPLES: u64 = 64;
+const SAMPLE_BYTES: u64 = 256;
 
 /// Tables with equal keys may stand for each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -196,6 +200,31 @@ impl Weights {
             residual_scale: spec.residual_scale.to_string(),
         }
     }
+}
+
+/// Bytes here and there of a model directory's weights, hashed: models that differ in nothing but their training differ in it.
+///
+/// # Errors
+/// The weights are not there, or cannot be read.
+pub(super) fn sample(folder: &Path) -> Result<String, ModelError> {
+    let mut hash = Fnv::default();
+    for path in weight_files(folder)? {
+        let sampled = sample_file(&path, &mut hash);
+        sampled.map_err(|source| ModelError::Read { path, source })?;
+    }
+    Ok(hash.hex())
+}
+
+fn sample_file(path: &Path, hash: &mut Fnv) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    for place in 1..=SAMPLES {
+        file.seek(SeekFrom::Start(bytes / (SAMPLES + 1) * place))?;
+        let mut some = Vec::with_capacity(SAMPLE_BYTES as usize);
+        (&mut file).take(SAMPLE_BYTES).read_to_end(&mut some)?;
+        hash.update(&some);
+    }
+    Ok(())
 }
 
 struct Header {

@@ -17,7 +17,11 @@ use crate::error::LoadError;
 use crate::locate;
 
 mod file;
+mod json_file;
 mod key;
+mod learned;
+
+pub use self::learned::LearnedFile;
 
 /// Cost tables of all partitions, and where they are from.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub struct CostTables {
     pub partitions: Vec<PartitionCosts>,
     /// Where they are from.
     pub source: CostSource,
+    /// Where what engines learn is kept, if anything is cached.
+    pub learned: Option<LearnedFile>,
 }
 
 /// Where cost tables are from.
@@ -83,17 +89,18 @@ pub fn tables(
                  name one by `speculation.cost_cache`"
             );
         }
-        return Ok(CostTables { partitions: measure()?, source: CostSource::Measured(None) });
+        return Ok(CostTables { partitions: measure()?, source: CostSource::Measured(None), learned: None });
     };
-    let key = Key::new(spec, machine, weights(&config.model.source)?);
-    let key = json!(key);
+    let (weights, samples) = weights(&config.model.source)?;
+    let key = json!(Key::new(spec, machine, weights));
     let cache = Cache {
         folder: &folder,
         key: &key,
         partitions: spec.device.partitions().len(),
         again: config.profile,
     };
-    cache.read_or_measure(SystemTime::now(), measure)
+    let (partitions, source) = cache.read_or_measure(SystemTime::now(), measure)?;
+    Ok(CostTables { partitions, source, learned: Some(LearnedFile::new(&folder, &key, &samples)) })
 }
 
 /// Where what takes long to find out is cached between two starts, if anywhere.
@@ -105,11 +112,15 @@ pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
     }
 }
 
-/// The weights of target and draft.
-fn weights(source: &ModelSource) -> Result<[Weights; 2], LoadError> {
+/// The weights of target and draft, and samples of both.
+fn weights(source: &ModelSource) -> Result<([Weights; 2], [String; 2]), LoadError> {
     let (target, draft) = match source {
         ModelSource::Synthetic { spec, .. } => {
-            return Ok([Weights::of_synthetic(spec), Weights::of_synthetic(spec)]);
+            // Their seed says all.
+            return Ok((
+                [Weights::of_synthetic(spec), Weights::of_synthetic(spec)],
+                [String::new(), String::new()],
+            ));
         }
         ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
         ModelSource::Demo { .. } => {
@@ -121,7 +132,8 @@ fn weights(source: &ModelSource) -> Result<[Weights; 2], LoadError> {
             (target.clone(), draft.clone().unwrap_or_else(|| target.clone()))
         }
     };
-    Ok([Weights::of_folder(&target)?, Weights::of_folder(&draft)?])
+    let weights = [Weights::of_folder(&target)?, Weights::of_folder(&draft)?];
+    Ok((weights, [key::sample(&target)?, key::sample(&draft)?]))
 }
 
 struct Cache<'a> {
@@ -137,14 +149,14 @@ impl Cache<'_> {
         &self,
         now: SystemTime,
         measure: impl FnOnce() -> Result<Vec<PartitionCosts>, LoadError>,
-    ) -> Result<CostTables, LoadError> {
+    ) -> Result<(Vec<PartitionCosts>, CostSource), LoadError> {
         let file = CostFile::new(self.folder, self.key);
         let cached = if self.again { Ok(None) } else { file.read(self.partitions) };
         match cached {
             Ok(Some(CachedCosts { partitions, measured })) => {
                 // A clock that was set back makes no table younger than new.
                 let age = now.duration_since(measured).unwrap_or_default();
-                return Ok(CostTables { partitions, source: CostSource::Read { file: file.path, age } });
+                return Ok((partitions, CostSource::Read { file: file.path, age }));
             }
             Ok(None) => {}
             Err(why) => {
@@ -160,7 +172,7 @@ impl Cache<'_> {
             );
         }
         let source = CostSource::Measured(written.is_ok().then_some(file.path));
-        Ok(CostTables { partitions: cached.partitions, source })
+        Ok((cached.partitions, source))
     }
 }
 

@@ -40,7 +40,8 @@ pub(super) fn costs(ns: u64) -> PartitionCosts {
 fn start(folder: &Path, again: bool, now: SystemTime, ns: u64) -> CostTables {
     let key = json!({"device": "a cpu"});
     let cache = Cache { folder, key: &key, partitions: 1, again };
-    cache.read_or_measure(now, || Ok(vec![costs(ns)])).unwrap()
+    let (partitions, source) = cache.read_or_measure(now, || Ok(vec![costs(ns)])).unwrap();
+    CostTables { partitions, source, learned: None }
 }
 
 #[test]

@@ -42,6 +42,21 @@ fn weights_are_told_by_size_and_header_wherever_they_lie() {
 }
 
 #[test]
+fn weights_that_were_trained_on_are_told_by_samples() {
+    let of = |name: &str, weight: u8, bytes: usize| {
+        let folder = Folder::new(name);
+        fs::create_dir_all(&folder.0).unwrap();
+        fs::write(folder.0.join("model.safetensors"), vec![weight; bytes]).unwrap();
+        sample(&folder.0).unwrap()
+    };
+    let first = of("sample", 7, 100_000);
+    assert_eq!(of("same-sample", 7, 100_000), first);
+    assert_ne!(of("trained-sample", 8, 100_000), first);
+    assert_ne!(of("small-sample", 7, 10), of("trained-small-sample", 8, 10));
+    sample(Path::new("nowhere")).unwrap_err();
+}
+
+#[test]
 fn whatever_changes_a_cost_changes_the_key() {
     let shape = SyntheticSpec {
         layers: 2,
