@@ -82,7 +82,7 @@ async fn choices_share_the_prompt_and_have_seeds_of_their_own() {
     assert!(texts[1..].iter().all(|text| *text != texts[0]), "{texts:?}");
     assert_eq!(whole["usage"]["prompt_tokens"], prompt.len());
     assert_eq!(whole["usage"]["completion_tokens"], 48);
-    // Of three choices, all blocks but the last.
+    // Of three choices all but the last token, which `usage` tells in steps of 16.
     let shared = 3 * (prompt.len() - 1) / 16 * 16;
     assert!(
         whole["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() >= Some(shared as u64 / 2),
