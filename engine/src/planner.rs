@@ -194,7 +194,7 @@ impl Planner {
 
     /// What the load asked for last.
     pub(crate) fn steering(&self) -> SteeringView {
-        self.steering.view()
+        SteeringView { decides: self.predicts(), ..self.steering.view() }
     }
 
     /// Does it go by the cost tables?

@@ -106,6 +106,8 @@ impl PoolView {
 /// What the load asks of rounds, as it was decided last.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SteeringView {
+    /// The policy goes by it; fixed lengths do not.
+    pub decides: bool,
     /// Rows of a pass beside which somebody decodes, at most.
     pub pass_rows: usize,
     /// How far a further row is charged the row of a prompt that waits for it, 0 to 1.

@@ -29,6 +29,7 @@ fn backlog(partitions: &[PartitionCosts], acceptance: f64) -> Vec<Moment> {
     let simulation = Simulation::new(config, device).expect("the configuration is sound");
     simulation.run_seen(at_once(requests), |_, engine, commands| {
         let steering = engine.view().steering;
+        assert!(steering.decides);
         moments.push(Moment {
             suspended: steering.suspended,
             credit_s: steering.credit_s,

@@ -206,6 +206,7 @@ impl Steering {
     /// What it decided last.
     pub(super) fn view(&self) -> SteeringView {
         SteeringView {
+            decides: true,
             pass_rows: self.pass_rows(),
             displaced_share: self.displaced.share,
             credit_s: self.account.balance_s,

@@ -136,8 +136,8 @@ sent_and_read! {
         pub waiting: usize,
         /// The partition of the last verify pass, 0 for the whole device; of several replicas the first's.
         pub partition: usize,
-        /// What the load asks of verify passes and of speculation; of several replicas the first's.
-        pub steering: SteeringRow,
+        /// What the load asks of verify passes and of speculation; of several replicas the first's. None where the policy does not go by it.
+        pub steering: Option<SteeringRow>,
         /// The target's KV.
         pub target_kv: PoolRow,
         /// The draft's KV.

@@ -58,8 +58,9 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-fn steering(SteeringView { pass_rows, displaced_share, credit_s, suspended }: SteeringView) -> SteeringRow {
-    SteeringRow { pass_rows, displaced_share, credit_s, suspended }
+fn steering(view: SteeringView) -> Option<SteeringRow> {
+    let SteeringView { decides, pass_rows, displaced_share, credit_s, suspended } = view;
+    decides.then_some(SteeringRow { pass_rows, displaced_share, credit_s, suspended })
 }
 
 fn pool(pool: PoolView) -> PoolRow {
@@ -139,5 +140,9 @@ mod tests {
         assert_eq!((figures.k_histogram[4], figures.k_histogram.len()), (6, 17));
         assert_eq!(figures.acceptance_by_position[..2], [Some(0.75), None]);
         assert_eq!(figures.tokens_per_chunk, Some(5.0));
+        assert!(figures.steering.is_none(), "fixed lengths do not go by it");
+        now.steering = SteeringView { decides: true, pass_rows: 512, ..SteeringView::default() };
+        let steers = super::figures(&then, &now, Duration::from_secs(2), 1).steering;
+        assert_eq!(steers.map(|steering| steering.pass_rows), Some(512));
     }
 }

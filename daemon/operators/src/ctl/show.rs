@@ -90,7 +90,9 @@ pub(super) fn status(value: &Value) -> String {
                 "draft {draft} busy, verify {verify} busy, partition {partition}, {overlapped} of passes overlapped"
             ),
         );
-        row("steering", total.steering.to_string());
+        if let Some(steering) = total.steering {
+            row("steering", steering.to_string());
+        }
         row("target KV", pool(total.target_kv));
         row("draft KV", pool(total.draft_kv));
         for ReplicaView { replica, state, figures, .. } in

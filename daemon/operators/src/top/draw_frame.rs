@@ -268,7 +268,8 @@ fn used(pool: PoolRow) -> f64 {
 
 /// Requests, KV, and what lanes have of the device.
 pub(super) fn load(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &Figures) {
-    let inner = framed(frame, area, format!(" load: {} ", figures.steering));
+    let steering = figures.steering.map_or_else(String::new, |steering| format!(": {steering}"));
+    let inner = framed(frame, area, format!(" load{steering} "));
     let policy = state.status.as_ref().and_then(|status| status.policy.as_ref());
     // Of all replicas together nobody has said how many they may be.
     let bound = policy

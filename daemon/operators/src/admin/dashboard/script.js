@@ -103,7 +103,7 @@ function device({ total, model }) {
   byId("device").replaceChildren(
     meter("Verify lane", `${share(total.verify_busy)} busy`, [[total.verify_busy, "verify"]]),
     meter("Draft lane", `${share(total.draft_busy)} busy`, [[total.draft_busy, "draft"]]),
-    shares, steering(total.steering), kv("Target KV", total.target_kv), kv("Draft KV", total.draft_kv));
+    shares, ...(total.steering ? [steering(total.steering)] : []), kv("Target KV", total.target_kv), kv("Draft KV", total.draft_kv));
 }
 
 function table(id, heads, rows, empty) {
