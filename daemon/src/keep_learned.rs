@@ -1,6 +1,7 @@
 //! Keeps what engines learn of their drafts for the next start: now and then, and at a clean end.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,33 +14,45 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(300);
 
 /// Every pair of which it is kept.
 #[derive(Default)]
-pub(crate) struct KeptPairs(Vec<KeptPair>);
+pub(crate) struct KeptPairs(Vec<Rc<KeptPair>>);
 
 struct KeptPair {
     served: Arc<Served>,
     file: LearnedFile,
-    /// What the file says.
+    /// What was learned when the file was written last, or at the start.
     written: RefCell<Learned>,
 }
 
 impl KeptPairs {
-    /// Keeps it of this pair too.
-    pub(crate) fn add(&mut self, served: &Arc<Served>, file: LearnedFile) {
-        let written = RefCell::new(served.bounds.learned);
-        self.0.push(KeptPair { served: Arc::clone(served), file, written });
+    /// Keeps it of this pair too, from what it knows now on.
+    pub(crate) async fn add(&mut self, served: &Arc<Served>, file: LearnedFile) {
+        let written = RefCell::new(served.service.learned().await.unwrap_or_default());
+        self.0.push(Rc::new(KeptPair { served: Arc::clone(served), file, written }));
     }
 
-    /// Writes what has changed. A pair whose dispatchers hang is left out.
+    /// Writes what has changed, of all pairs at once: one whose dispatchers hang holds up no other.
     pub(crate) async fn write(&self) {
-        for KeptPair { served, file, written } in &self.0 {
-            let Some(learned) = served.service.learned().await else { continue };
-            if *written.borrow() == learned {
-                continue;
-            }
-            let file = file.clone();
-            // It waits for the disk. A panic there is in the log already.
-            let _ = actix_web::rt::task::spawn_blocking(move || file.write(&learned)).await;
-            written.replace(learned);
+        let write = |pair: &Rc<KeptPair>| {
+            let pair = Rc::clone(pair);
+            actix_web::rt::spawn(async move { pair.write().await })
+        };
+        let writes: Vec<_> = self.0.iter().map(write).collect();
+        for write in writes {
+            // A panic there is in the log already.
+            let _ = write.await;
         }
+    }
+}
+
+impl KeptPair {
+    async fn write(&self) {
+        let Some(learned) = self.served.service.learned().await else { return };
+        if *self.written.borrow() == learned {
+            return;
+        }
+        let file = self.file.clone();
+        // It waits for the disk. A panic there is in the log already.
+        let _ = actix_web::rt::task::spawn_blocking(move || file.write(&learned)).await;
+        self.written.replace(learned);
     }
 }

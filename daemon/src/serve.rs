@@ -273,7 +273,7 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Pairs, Rc<KeptPai
         let learned = pair.learned.take();
         let pair = Arc::new(pair.start().await?);
         if let Some(file) = learned {
-            kept.add(&pair, file);
+            kept.add(&pair, file).await;
         }
         served.push(pair);
     }

@@ -9,7 +9,6 @@ use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
-use crate::view::Totals;
 
 /// Draft steps per plan while a verify pass runs: few, so that what is ready is at hand whenever the pass ends.
 const STEPS_AHEAD: usize = 1;
@@ -102,11 +101,12 @@ impl Engine {
         candidate
     }
 
-    /// Tokens that a sequence is expected to get yet: as many as others got in the mean, if it may. How many it has says little of how many come.
+    /// Tokens that a sequence is expected to get yet: as many as came in all for each end before the limit, if it may. Those that ended at their limit
+    /// say how long texts are at least, and how many tokens a sequence has says little of how many come: the likeliest mean of lengths
+    /// without memory (exponential), some of which were cut off.
     fn to_come(&self, sequence: &Sequence) -> usize {
-        let Totals { finished, cancelled, output_tokens, .. } = self.totals;
-        let mean = output_tokens.checked_div(finished + cancelled).map_or(usize::MAX, |mean| mean as usize);
-        sequence.to_come().min(mean)
+        let mean = self.totals.output_tokens.checked_div(self.ended_early);
+        sequence.to_come().min(mean.map_or(usize::MAX, |mean| mean as usize))
     }
 
     /// Proposals that could still be drafted behind those that are there: none where nothing drafts, or its context ends.
@@ -272,7 +272,10 @@ impl Engine {
             self.planner.timed_catch_up(rows, if masked { 1 } else { steps }, outcome.took);
         }
         if masked {
-            self.planner.timed_draft(&self.draft_shape, outcome.took);
+            // Rows that catch up have no logits.
+            if caught_up <= 3 * sequences {
+                self.planner.timed_draft(&self.draft_shape, outcome.took);
+            }
         } else if steps > 0 {
             let sequences = outcome.proposals.len().div_ceil(steps);
             let context = self.draft_shape.reach.kv * sequences / self.draft_shape.sequences.max(1);
@@ -336,17 +339,26 @@ impl Wish {
 
 fn shape_of(plan: &DraftPlan, execution: Execution) -> PassShape {
     let chunks = &plan.chunks;
-    let rows: usize = chunks.iter().map(|chunk| chunk.rows.len()).sum();
-    let kv: usize = chunks.iter().map(|chunk| chunk.start + chunk.rows.len()).sum();
-    let (masks, steps) = match plan.passes {
-        RoundPasses::One => (chunks.iter().map(|chunk| chunk.steps.saturating_sub(1)).sum(), 1),
-        _ => (0, chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0)),
-    };
-    PassShape {
-        partition: execution.partition(),
-        rows: rows + masks,
-        reach: Reach::single(kv),
-        steps,
-        sequences: chunks.len(),
+    let mut shape =
+        PassShape { partition: execution.partition(), sequences: chunks.len(), ..PassShape::default() };
+    for DraftChunk { start, rows, steps, .. } in chunks {
+        let known = rows.len();
+        match plan.passes {
+            // All in a pass, as rows of a verify chunk.
+            RoundPasses::One => {
+                let rows = known + steps.saturating_sub(1);
+                shape.rows += rows;
+                shape.reach.kv += start + rows;
+                shape.reach.rows += rows * (start + rows / 2);
+                shape.steps = 1;
+            }
+            _ => {
+                shape.rows += known;
+                shape.reach.kv += start + known;
+                shape.reach.rows += start + known;
+                shape.steps = shape.steps.max(*steps);
+            }
+        }
     }
+    shape
 }

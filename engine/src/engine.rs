@@ -82,6 +82,8 @@ pub struct Engine {
     pub(crate) calibrations: PerSource<Calibration>,
     pub(crate) totals: Totals,
     /// The plans that are out, as the cost tables see them.
+    /// Sequences that ended before their limit: by a stop token, or cancelled.
+    pub(crate) ended_early: u64,
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
     pub(crate) pruning: Pruning,
@@ -122,6 +124,7 @@ impl Engine {
             verify_lane: LaneBook::default(),
             calibrations: PerSource::begun_with(&config.learned),
             totals: Totals::default(),
+            ended_early: 0,
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
             pruning: Pruning::new(
@@ -337,6 +340,7 @@ impl Engine {
     fn cancel(&mut self, seq: SeqId, out: &mut Vec<Command>) {
         if self.sequences.contains_key(&seq) {
             self.totals.cancelled += 1;
+            self.ended_early += 1;
             self.finish(seq, FinishReason::Cancelled, out);
         }
     }

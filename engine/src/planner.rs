@@ -194,7 +194,7 @@ impl Planner {
 
     /// What the load asked for last.
     pub(crate) fn steering(&self) -> SteeringView {
-        SteeringView { decides: self.predicts(), ..self.steering.view() }
+        self.steering.view(self.predicts())
     }
 
     /// Does it go by the cost tables?
@@ -348,7 +348,6 @@ impl Planner {
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
         if self.passes == RoundPasses::One {
-            observe(&mut self.step_s, took.as_secs_f64());
             if let Some(costs) = self.partitions.get_mut(shape.partition.0) {
                 costs.draft.observe(rows, shape.reach, took);
             }

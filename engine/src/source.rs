@@ -12,7 +12,7 @@ pub enum DraftSource {
         /// Blocks of its KV pool.
         blocks: usize,
     },
-    /// A model that proposes all of a round in one pass, from mask tokens (PARD, DFlash).
+    /// A model that proposes all of a round in one pass, from mask tokens (PARD).
     OnePass {
         /// Blocks of its KV pool.
         blocks: usize,

@@ -1,6 +1,6 @@
 //! The verify stage: one pass with everyone's rows, and what its verdicts commit.
 
-use crate::api::Command;
+use crate::api::{Command, FinishReason};
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan};
@@ -320,6 +320,7 @@ impl Engine {
         }
         if let Some(reason) = done.ended {
             self.totals.finished += 1;
+            self.ended_early += u64::from(reason != FinishReason::Length);
             self.finish(chunk.seq, reason, out);
         }
     }

@@ -8,8 +8,8 @@ use common::{at_once, request, undivided};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice};
 use faser_engine::survival::Source;
 use faser_engine::{
-    EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Policy, Refusal, Request, SeqId, Slo,
-    SpeculationMode, Tuning, Usage,
+    EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Mechanisms, Policy, Refusal, Request, SeqId,
+    Slo, SpeculationMode, Tuning, Usage,
 };
 
 fn config(policy: Policy) -> EngineConfig {
@@ -252,4 +252,29 @@ fn prefill_goes_first_to_the_most_urgent_and_among_equals_to_whose_first_token_i
     let first = |seq| report.outcomes[&SeqId(seq)].first_token_after;
     assert!(first(4) < first(3), "{:?}", (0..5).map(first).collect::<Vec<_>>());
     assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..5).map(first).collect::<Vec<_>>());
+}
+
+/// That others were cut off after two tokens says nothing of how much this one writes: its draft catches up with its prompt.
+#[test]
+fn requests_that_their_limit_cut_off_do_not_make_others_short() {
+    let config = EngineConfig {
+        partitions: undivided((1000, 400), (10_000, 200)),
+        max_pass_rows: 128,
+        tuning: Tuning {
+            mechanisms: Mechanisms { lookup: false, ..Mechanisms::default() },
+            ..config(Policy::Budget).tuning
+        },
+        ..config(Policy::Budget)
+    };
+    let prompt = |seq: u64| (0..60).map(|i| (i * 7 + seq as u32 * 13) % 50).collect::<Vec<_>>();
+    let short = at_once((0..20).map(|seq| request(seq, prompt(seq), 2)));
+    let later =
+        (20..24).map(|seq| (Duration::from_secs(60), Happening::Arrival(request(seq, prompt(seq), 60))));
+    let report = common::run(&config, 0.9, short.into_iter().chain(later).collect());
+    let drafted = |seqs: std::ops::Range<u64>| -> u64 {
+        seqs.map(|seq| report.outcomes[&SeqId(seq)].usage.by_source[Source::Draft].proposed as u64).sum()
+    };
+    // The last token is the target's own, and so is the first.
+    assert_eq!(drafted(0..20), 0);
+    assert!(drafted(20..24) > 100, "{}", drafted(20..24));
 }

@@ -199,7 +199,7 @@ pub struct Piece<'a> {
     pub drawn_from: usize,
     /// Proposals that stand before the place of the first of those.
     pub since: usize,
-    /// The chunk's proposals.
+    /// The chunk's proposals; of a draft that proposes in one pass, the mask tokens in their places.
     pub proposals: &'a [TokenId],
 }
 

@@ -97,7 +97,9 @@ impl<B: LaneBackend> DraftRunner<B> {
         let unknown = mask.map_or_else(Vec::new, |mask| vec![mask; K_LIMIT]);
         let mut job = Drafting::new(plan, &unknown);
         self.catch_up(&mut job);
-        for step in 1..job.most_steps() {
+        // Where all come from one pass, that was it.
+        let steps = if unknown.is_empty() { job.most_steps() } else { 1 };
+        for step in 1..steps {
             let layers = self.backend.layer_count() * step;
             let of_plan = plan.chunks.iter().map(|chunk| chunk.seq);
             self.backend.look(&mut self.cancelled, plan.step, layers, of_plan);

@@ -86,7 +86,7 @@ pub struct SimArgs {
     pub fp8: Option<bool>,
     /// Draft all proposals of a round in one pass, as PARD does: it takes the time of a draft step, and as many more rows. Each place is right
     /// SHARE times as often as the one before it.
-    #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "0.95")]
+    #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "0.95", conflicts_with = "passes")]
     pub one_pass: Option<f64>,
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
@@ -635,6 +635,7 @@ mod tests {
             "--replay a.csv --batches 2",
             "--replay-speed 2",
             "--plot rates.png",
+            "--one-pass --passes nvlink",
             "--confidence upright",
             "--confidence inverted --passes nvlink",
         ] {

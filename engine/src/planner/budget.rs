@@ -104,8 +104,7 @@ impl Budget {
     ///
     /// A draft step costs nearly the same for one sequence as for all, and so does a pass that brings all proposals with one row more each, so
     /// lengths are searched by depth: at each, everyone whose survival pays a row drafts on, and the best depth is taken. `goodput` is the
-    /// price of a second in tokens;
-    /// since cost is a staircase, a round in which rows are free is tried as well.
+    /// price of a second in tokens; since cost is a staircase, a round in which rows are free is tried as well.
     pub(super) fn plan(
         &mut self,
         batch: &Batch<'_>,

@@ -203,10 +203,10 @@ impl Steering {
         self.account.settle(drafted_s + round.pass_s, plain_s, took_s - more * each_s);
     }
 
-    /// What it decided last.
-    pub(super) fn view(&self) -> SteeringView {
+    /// What it decided last, and whether the policy goes by it.
+    pub(super) fn view(&self, decides: bool) -> SteeringView {
         SteeringView {
-            decides: true,
+            decides,
             pass_rows: self.pass_rows(),
             displaced_share: self.displaced.share,
             credit_s: self.account.balance_s,
@@ -268,7 +268,7 @@ mod tests {
         steering.drafted(60.0);
         steering.tuned(true);
         round(&mut steering, 4, 2);
-        assert!(steering.speculates() && steering.view().credit_s > 0.0, "{:?}", steering.view());
+        assert!(steering.speculates() && steering.view(true).credit_s > 0.0, "{:?}", steering.view(true));
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
         let mut rows = |due_s| {
             let waiting = Waiting { prompt_rows: 1000, sequences: 10, most: None, due: (1000, due_s) };
             steering.look(&waiting, Some(&costs));
-            (steering.view().pass_rows, steering.prefill_rows(10))
+            (steering.view(true).pass_rows, steering.prefill_rows(10))
         };
         let (size, prefill) = rows(f64::INFINITY);
         assert!(size < 2048 && prefill == size - 10, "{size} {prefill}");
