@@ -28,6 +28,8 @@ pub(crate) use steering::{Speculated, Waiting};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
+/// Share of the time since then that its sequence may take to catch up.
+const PROBE_SHARE: f64 = 0.005;
 
 /// Rows that a draft plan may catch up with while others wait for it: at least, and as long as nobody knows what they cost.
 const LEAST_LONG_ROWS: usize = 64;
@@ -235,6 +237,13 @@ impl Planner {
         (seconds(candidate.behind.max(1)) - seconds(1)).max(0.0)
     }
 
+    /// Is it long enough since anyone was given a proposal, beside the time that this one takes to catch up, and does the account hold that?
+    fn affords_probe(&self, candidate: &Candidate) -> bool {
+        let behind_s = self.catch_up_s(candidate);
+        let quiet_s = f64::from(self.quiet_rounds) * self.verify_s;
+        behind_s <= PROBE_SHARE * quiet_s && self.steering.affords(behind_s)
+    }
+
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {
         self.probing = false;
         // Of those that could draft, who has the least to catch up.
@@ -242,7 +251,7 @@ impl Planner {
         let Some((able, candidate)) = able.min_by_key(|(_, candidate)| candidate.behind) else { return };
         self.quiet_rounds = if lengths.iter().any(|&k| k > 0) { 0 } else { self.quiet_rounds + 1 };
         let due = self.predicts() && self.quiet_rounds >= PROBE_AFTER && self.steering.speculates();
-        if due && self.steering.affords(self.catch_up_s(candidate)) {
+        if due && self.affords_probe(candidate) {
             lengths[able] = 1;
             self.probing = true;
             // Else it goes on in the next round.
