@@ -60,7 +60,7 @@ fn readiness_status_beats_and_the_end_are_told() {
     let (_, lines) = manager.wait_for("stopping", ready, |lines| has(lines, "STOPPING=1"));
     assert!(status(&lines).starts_with("draining"), "{lines:?}");
     // The 30 s of `drain_timeout_s`, and some for the end itself.
-    assert!(has(&lines, "EXTEND_TIMEOUT_USEC=49000000"), "{lines:?}");
+    assert!(has(&lines, "EXTEND_TIMEOUT_USEC=51000000"), "{lines:?}");
     server.ends_well();
     assert_eq!(manager.count("READY=1"), 1);
 }
