@@ -1,6 +1,9 @@
 """Measure a pair: held-out loss, acceptance by position, tokens a target pass, sample texts.
 
-    python evaluate.py --target DIR --draft DIR --data DIR --prompts FILE --out FILE [--check-hf]
+    python evaluate.py --target DIR --draft DIR [--pard DIR] --data DIR --prompts FILE --out FILE [--check-hf]
+
+With --pard both drafts are also measured at 8 proposals a pass, greedily: the one step by step, the
+other in one pass.
 """
 
 import argparse
@@ -15,6 +18,7 @@ from tokenizers import Tokenizer
 import model as models
 from train import heldout_loss
 
+ONE_PASS_K = 8
 SAMPLES = ["A `Vec<T>` is", "The `Option` type", "```rust\nfn main() {", "# Ownership"]
 
 
@@ -48,19 +52,28 @@ def generate(net, prompt, count, temperature):
     return text[len(prompt) :]
 
 
+def propose(draft, text, k, temperature):
+    """`k` tokens behind `text` and the distributions they come from; all from one pass if there is a mask token."""
+    mask = draft.net.mask_token
+    if mask is not None:
+        logits = draft.feed(text + [mask] * (k - 1), k)
+        draft.known = len(text)  # what is known of masks is dropped
+        return [pick(row, temperature) for row in logits]
+    text, proposals = list(text), []
+    for _ in range(k):
+        proposals.append(pick(draft.feed(text)[0], temperature))
+        text.append(proposals[-1][0])
+    return proposals
+
+
 @torch.no_grad()
 def speculate(target, draft, prompt, count, k, temperature, tally):
     """Speculative decoding; `tally` counts passes, tokens, and by position proposals and acceptances."""
     room = len(prompt) + count + k + 1
     target, draft, text = Decoder(target, room), Decoder(draft, room), list(prompt)
     while len(text) < len(prompt) + count and (len(text) == len(prompt) or text[-1] != 1):
-        base, proposals = len(text), []
-        for _ in range(k):
-            token, q = pick(draft.feed(text)[0], temperature)
-            proposals.append((token, q))
-            text.append(token)
-        logits = target.feed(text, k + 1)
-        del text[base:]
+        proposals = propose(draft, text, k, temperature)
+        logits = target.feed(text + [token for token, _ in proposals], k + 1)
         tally["passes"] += 1
         for i, (token, q) in enumerate(proposals):
             tally["proposed"][i] += 1
@@ -110,13 +123,16 @@ def check_hf(directory, net, prompts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory)
     worst = 0.0
     with torch.no_grad():
-        for prompt, ids in prompts:
-            assert tokenizer(prompt)["input_ids"] == ids, prompt
+        for _, ids in prompts:
             x = torch.tensor([ids])
             worst = max(worst, (theirs(x).logits - net(x)).abs().max().item())
+    if net.mask_token is not None:
+        return {"largest_logit_difference": worst}
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    for prompt, ids in prompts:
+        assert tokenizer(prompt)["input_ids"] == ids, prompt
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is ownership?"}], add_generation_prompt=True, tokenize=False
     )
@@ -127,6 +143,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
     parser.add_argument("--draft", required=True)
+    parser.add_argument("--pard", help="a draft that proposes in one pass")
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--prompts", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
@@ -139,16 +156,17 @@ def main():
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     tokenizer = Tokenizer.from_file(str(Path(args.target) / "tokenizer.json"))
-    target, draft = models.load(args.target), models.load(args.draft)
+    nets = {name: models.load(getattr(args, name)) for name in ("target", "draft", "pard") if getattr(args, name)}
+    target, draft = nets["target"], nets["draft"]
     texts = [p["prompt"] for p in json.loads(args.prompts.read_text())][: args.limit]
     prompts = [tokenizer.encode(t).ids for t in texts]
 
     report = {"acceptance": [], "samples": []}
     heldout = np.load(args.data / "heldout.npy")
-    for name, net in (("target", target), ("draft", draft)):
+    for name, net in nets.items():
         report[name] = {"parameters": net.parameter_count(), "heldout_loss": round(heldout_loss(net, heldout), 4)}
     if args.check_hf:
-        for name, net in (("target", target), ("draft", draft)):
+        for name, net in nets.items():
             report[name]["transformers"] = check_hf(getattr(args, name), net, list(zip(texts, prompts))[:8])
     for temperature in (0, 1):
         report["acceptance"].append(measure(target, draft, prompts, args.count, args.k, temperature))
@@ -157,8 +175,14 @@ def main():
         for temperature in (0, 0.7):
             ids = generate(target, tokenizer.encode(text).ids, 128, temperature)
             report["samples"].append({"prompt": text, "temperature": temperature, "text": tokenizer.decode(ids)})
+    if args.pard:
+        report["one_pass"] = []
+        for name in ("draft", "pard"):
+            figures = measure(target, nets[name], prompts, args.count, ONE_PASS_K, 0)
+            report["one_pass"].append({"draft": name, **figures})
+            print(report["one_pass"][-1], flush=True)
     args.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps({k: v for k, v in report.items() if k not in ("samples", "acceptance")}, indent=2))
+    print(json.dumps({k: v for k, v in report.items() if k not in ("samples", "acceptance", "one_pass")}, indent=2))
     for sample in report["samples"]:
         print(f"\n===== {sample['prompt']!r} at {sample['temperature']}\n{sample['text']}")
 

@@ -53,7 +53,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(s.hidden_size, self.kv_heads * s.head_dim, bias=False)
         self.o_proj = nn.Linear(self.heads * s.head_dim, s.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin, cache=None, start=0):
+    def forward(self, x, cos, sin, cache=None, start=0, mask=None):
         b, t, _ = x.shape
         q = self.q_proj(x).view(b, t, self.heads, self.head_dim).transpose(1, 2)
         k = self.k_proj(x).view(b, t, self.kv_heads, self.head_dim).transpose(1, 2)
@@ -64,10 +64,10 @@ class Attention(nn.Module):
             k, v = cache[0][:, :, : start + t], cache[1][:, :, : start + t]
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        mask = None
-        if start and t > 1:
+        causal = mask is None and start == 0 and t > 1
+        if mask is None and start and t > 1:
             mask = torch.ones(t, start + t, dtype=torch.bool).tril(start)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=start == 0 and t > 1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
 
 
@@ -90,8 +90,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(s.hidden_size, s.rms_norm_eps)
         self.mlp = Mlp(s)
 
-    def forward(self, x, cos, sin, cache=None, start=0):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, start)
+    def forward(self, x, cos, sin, cache=None, start=0, mask=None):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, start, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -101,6 +101,7 @@ class Llama(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.shape = shape
+        self.mask_token = None  # stands for a token that is not known yet, of a draft made by pard.py
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
@@ -116,12 +117,14 @@ class Llama(nn.Module):
                     scale /= (2 * shape.num_hidden_layers) ** 0.5
                 nn.init.normal_(p, std=scale)
 
-    def hidden(self, tokens, cache=None, start=0):
+    def hidden(self, tokens, cache=None, start=0, positions=None, mask=None):
+        """What the head reads. Rows that are not a plain text have `positions`, and a `mask` of whom each sees."""
         x = self.embed_tokens(tokens)
-        end = start + tokens.shape[1]
-        cos, sin = self.cos[start:end].to(x.dtype), self.sin[start:end].to(x.dtype)
+        if positions is None:
+            positions = slice(start, start + tokens.shape[1])
+        cos, sin = self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype)
         for i, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, cache[i] if cache else None, start)
+            x = layer(x, cos, sin, cache[i] if cache else None, start, mask)
         return self.norm(x)
 
     def forward(self, tokens, cache=None, start=0):
@@ -154,6 +157,8 @@ class Llama(nn.Module):
             "torch_dtype": "bfloat16",
             "use_cache": True,
         }
+        if self.mask_token is not None:
+            config |= {"spd_type": "pard", "pard_token": self.mask_token}
         generation = {"bos_token_id": 0, "eos_token_id": 1, "max_new_tokens": 256}
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
@@ -172,4 +177,5 @@ def load(directory, dtype=torch.float32):
     model = Llama(Shape(**{name: config[name] for name in Shape.__dataclass_fields__}))
     weights = load_file(Path(directory) / "model.safetensors")
     model.load_state_dict({n.removeprefix("model."): w for n, w in weights.items()})
+    model.mask_token = config.get("pard_token")
     return model.to(dtype).eval()

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 VOCABULARY = 8192
 BOS, EOS = "<s>", "</s>"
+NEWLINE = "\u010a"  # as byte-level BPE writes it
 
 # The model continues text, so a conversation becomes a text to continue: every turn a paragraph,
 # the question last.
@@ -40,8 +41,7 @@ def without_newline_pairs(tokenizer):
     one token only at the end of a text: a prompt that ends there would look like nothing in training.
     """
     state = json.loads(tokenizer.to_str())
-    newline = "\u010a"
-    state["model"]["merges"] = [m for m in state["model"]["merges"] if list(m) != [newline, newline]]
+    state["model"]["merges"] = [m for m in state["model"]["merges"] if list(m) != [NEWLINE, NEWLINE]]
     return Tokenizer.from_str(json.dumps(state))
 
 

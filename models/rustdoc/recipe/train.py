@@ -103,6 +103,8 @@ class Run:
 
     def __init__(self, args, net, heldout):
         self.args, self.net, self.heldout = args, net, heldout
+        # A draft with a mask token stands beside one that has the tokenizer.
+        self.tokenizer = Path(args.data) / "tokenizer" if net.mask_token is None else None
         self.begin = self.last = time.time()
         self.out = Path(args.out)
         Path(args.log).parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,7 @@ class Run:
         if not final and time.time() - self.last < 60 * self.args.save_every:
             return
         self.last = time.time()
-        self.net.export(self.out, Path(self.args.data) / "tokenizer")
+        self.net.export(self.out, self.tokenizer)
         line = {
             "step": step,
             "tokens": tokens,
