@@ -393,9 +393,9 @@ impl Sequence {
         table.map(|calibrated| self.levels[Source::Draft].acceptance(calibrated))
     }
 
-    /// Takes in what came of the draft chunk that is out, `computed` if the KV of its proposals was, but the last one's. Verdicts may have come in
+    /// Takes in what came of the draft chunk that is out; `with_kv` if its proposals have KV, all but the last. Verdicts may have come in
     /// between: proposals for positions that are committed by now must equal what is there, or all that follows is worthless.
-    pub(crate) fn drafted(&mut self, drafted: &[Drafted], computed: bool, table: &AcceptanceTable) {
+    pub(crate) fn drafted(&mut self, drafted: &[Drafted], with_kv: bool, table: &AcceptanceTable) {
         let Some(DraftOut { end }) = self.draft_out.take() else { return };
         let overtaken = self.known() - end;
         let agreed = drafted
@@ -404,7 +404,7 @@ impl Sequence {
             .take_while(|(drafted, committed)| drafted.token == **committed)
             .count();
         let right = if agreed < overtaken { agreed } else { drafted.len() };
-        let computed = end + if computed { right.min(drafted.len().saturating_sub(1)) } else { 0 };
+        let computed = end + if with_kv { right.min(drafted.len().saturating_sub(1)) } else { 0 };
         if agreed == overtaken {
             self.proposals.extend(drafted.iter().skip(overtaken).map(|drafted| {
                 let calibrated = table[confidence_bin(drafted.confidence)];

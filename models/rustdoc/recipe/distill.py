@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import model as models
-from train import Run, arguments, batches, optimizers, set_rates
+from train import Run, arguments, batches, descend, optimizers, set_rates
 
 
 def sample_batches(samples, rows, seed=0):
@@ -68,11 +68,7 @@ def main():
         with torch.no_grad():
             logits = teach(target, x)
         loss = learn(draft, logits, x)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        for opt in opts:
-            opt.step()
-            opt.zero_grad()
+        descend(loss, draft, opts)
         step, tokens = step + 1, tokens + x.numel()
         if step == 3:
             run.begin = time.time()  # both shapes are compiled now

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 import model as models
 from distill import sample_batches, teacher_logits
 from tokenizer import NEWLINE
-from train import Run, arguments, batches, optimizers, set_rates
+from train import Run, arguments, batches, descend, optimizers, set_rates
 
 K = 8  # proposals a pass: the anchor's own row and K - 1 masks
 KEPT, LEAST = 0.7, 0.2  # of the anchors KEPT**d have a mask d places behind, but LEAST at least
@@ -134,11 +134,7 @@ def main():
             teacher = said.exp()
             entropy = -(teacher * said).sum(-1)
         loss, divergences = learn(draft, x, teacher.bfloat16(), entropy, rng)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        for opt in opts:
-            opt.step()
-            opt.zero_grad()
+        descend(loss, draft, opts)
         step, tokens = step + 1, tokens + x.numel()
         if step == 3:
             run.begin = time.time()  # what is compiled is compiled now

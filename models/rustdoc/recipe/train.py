@@ -64,6 +64,15 @@ def set_rates(opts, progress):
             group["lr"] = factor * group.setdefault("base", group["lr"])
 
 
+def descend(loss, net, opts):
+    """One step of every optimizer down the gradient of the loss, which is no longer than 1."""
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    for opt in opts:
+        opt.step()
+        opt.zero_grad()
+
+
 def windows(tokens, length, seed=0):
     """Endless windows of length + 1 tokens; each pass shuffles the documents, then the windows."""
     rng = np.random.default_rng(seed)
@@ -170,11 +179,7 @@ def main():
         set_rates(opts, run.progress())
         x, y = next(source)
         loss = step_loss(net, x, y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        for opt in opts:
-            opt.step()
-            opt.zero_grad()
+        descend(loss, net, opts)
         step, tokens = step + 1, tokens + x.numel()
         if step == 1:
             run.begin = time.time()  # compilation is not training
