@@ -8,6 +8,9 @@ whose hidden states they read, with what each proposes.
 
 The forward of each head is written out here in plain torch, in float32, over all of the text in every round: nothing is
 kept between rounds, so a cache that holds a wrong row shows. Everything is seeded.
+
+Heads in the layout of speculators are written by that package (0.9, with transformers) where it is installed. Where it
+is not, the ones that lie there stay as they are.
 """
 import json
 import pathlib
@@ -286,6 +289,52 @@ def make_eagle3_wider_target(folder, generator):
     write(folder, config, drawn(shapes, generator) | draft_vocabulary(generator))
 
 
+# ---- the layout of speculators
+
+CLASSES = dict(eagle3="Eagle3DraftModel", peagle="PEagleDraftModel", dflash="DFlashDraftModel")
+
+
+class Missing(Exception):
+    """The package is not installed."""
+
+
+def written_by_speculators(folder, generator, kind, layers, **options):
+    """Have the package write a head of `kind`, `layers` as transformers configures them, with weights drawn here."""
+    try:
+        import speculators.models
+        from speculators.proposals.greedy import GreedyTokenProposalConfig
+    except ImportError:
+        raise Missing from None
+    layers = layers()
+    # Not the default, which wants a compiler.
+    layers._attn_implementation = "eager"
+    method = GreedyTokenProposalConfig(speculative_tokens=options.pop("speculative_tokens"))
+    described = speculators.SpeculatorsConfig(
+        algorithm=kind, proposal_methods=[method], default_proposal_method="greedy",
+        verifier=speculators.VerifierConfig(name_or_path="../target", architectures=["LlamaForCausalLM"]))
+    model_class = getattr(speculators.models, CLASSES[kind])
+    model = model_class(model_class.config_class(
+        transformer_layer_config=layers, speculators_config=described, **options))
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    model.load_state_dict(drawn(shapes, generator) | draft_vocabulary(generator))
+    model.save_pretrained(folder)
+    (folder / "config.py").unlink(missing_ok=True)  # the package's own code
+
+
+def llama_layers(count):
+    from transformers import LlamaConfig
+    return LlamaConfig(
+        vocab_size=V, hidden_size=H, num_hidden_layers=count, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=64, max_position_embeddings=256, rms_norm_eps=EPS, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=THETA))
+
+
+def make_eagle3_speculators(folder, generator):
+    """What goes round the first attention is behind the norm, the embedding is its own."""
+    written_by_speculators(folder, generator, "eagle3", lambda: llama_layers(1), draft_vocab_size=DRAFT_V,
+                           norm_before_residual=True, eagle_aux_hidden_state_layer_ids=[2, 4, 5], speculative_tokens=3)
+
+
 # ---- golden.json
 
 # name: (maker, class of the reference, proposals a round, how far the text is longer in each next round)
@@ -294,6 +343,7 @@ CASES = {
     "eagle3-own-embedding": (make_eagle3_own_embedding, Eagle3, 3, [1, 2, 3, 4]),
     "eagle3-1": (make_eagle3_1, Eagle3, 3, [3, 4, 2, 1]),
     "eagle3-wider-target": (make_eagle3_wider_target, Eagle3, 3, [2, 1, 4, 3]),
+    "eagle3-speculators": (make_eagle3_speculators, Eagle3, 3, [2, 4, 1, 3]),
 }
 
 
@@ -343,4 +393,7 @@ if __name__ == "__main__":
     with torch.inference_mode():
         for seed, name in enumerate(CASES):
             if not sys.argv[1:] or name in sys.argv[1:]:
-                make_case(seed + 1, name, target)
+                try:
+                    make_case(seed + 1, name, target)
+                except Missing:
+                    print(f"{name:24} stays: speculators is not installed")
