@@ -136,7 +136,9 @@ def drawn(shapes, generator):
     weights = {}
     for name, shape in shapes.items():
         noise = torch.randn(shape, generator=generator)
-        if len(shape) == 1:
+        if name == "mask_hidden":
+            weights[name] = 3 * noise  # as large as the features in whose place it stands
+        elif len(shape) == 1:
             weights[name] = 0.5 * noise if name.endswith("bias") else 1 + 0.3 * noise
         elif "embed_tokens" in name or "lm_head" in name:
             weights[name] = 0.5 * noise
@@ -289,6 +291,156 @@ def make_eagle3_wider_target(folder, generator):
     write(folder, config, drawn(shapes, generator) | draft_vocabulary(generator))
 
 
+# ---- P-EAGLE
+
+class PEagle(Eagle3):
+    """EAGLE-3 that proposes in one pass: behind the rows of the text stand rows of the mask token and `mask_hidden`."""
+
+    def round(self, fused, tokens, k):
+        fed = tokens[1:] + [self.config["mask_token_id"]] * (k - 1)
+        unknown = self.fused(self.weights["mask_hidden"][0])
+        out = self.rows(fed, torch.cat((fused, unknown.expand(k - 1, -1))))[-k:]
+        logits = list(self.own.norm(out, "norm") @ self.head.T)
+        return dict(proposals=[self.choice(row) for row in logits], logits=logits)
+
+
+# ---- DFlash
+
+class DFlash(Head):
+    """The target's features are keys and values of each layer; a block of the anchor and masks sees them and itself."""
+
+    first = 1  # row of the block that brings the first proposal
+
+    def layer_ids(self):
+        """Of speculators the k of R[k], of the others the layer whose output it is; -1 is the embedding."""
+        ids = self.config.get("aux_hidden_state_layer_ids")
+        return ids or [i + 1 for i in self.option("target_layer_ids")]
+
+    def option(self, name):
+        return self.config.get("dflash_config", {}).get(name, self.config.get(name))
+
+    def fused(self, taps):
+        return self.own.norm(taps @ self.own["fc"].T, "hidden_norm")
+
+    def block(self, fused, tokens, rows):
+        """Output of `rows` rows, the anchor's and masks, that see all of `fused` and one another."""
+        x = self.embedding[tokens[-1:] + [self.option("mask_token_id")] * (rows - 1)]
+        at = list(range(len(tokens) - 1, len(tokens) - 1 + rows))
+        everywhere, size = list(range(len(fused))) + at, self.numbers["head_dim"]
+        for i in range(self.numbers["num_hidden_layers"]):
+            layer = self.part(f"layers.{i}.")
+            normed = layer.norm(x, "input_layernorm")
+            # The features come as they are: the norm is for rows of the block.
+            seen = torch.cat((fused, normed))
+            q = layer.norm(heads_of(normed @ layer["self_attn.q_proj"].T, size), "self_attn.q_norm")
+            k = layer.norm(heads_of(seen @ layer["self_attn.k_proj"].T, size), "self_attn.k_norm")
+            v = heads_of(seen @ layer["self_attn.v_proj"].T, size)
+            q, k = rotate(q, at, layer.theta), rotate(k, everywhere, layer.theta)
+            y = attend(q, k, v, torch.ones(rows, len(seen), dtype=torch.bool))
+            x = x + y @ layer["self_attn.o_proj"].T
+            x = x + layer.mlp(layer.norm(x, "post_attention_layernorm"))
+        return self.own.norm(x, "norm")
+
+    def round(self, fused, tokens, k):
+        hidden = self.block(fused, tokens, k + self.first)[self.first :]
+        logits = list(hidden @ self.head.T)
+        return dict(proposals=[self.choice(row) for row in logits], logits=logits)
+
+
+def dflash_config(architecture, layers, **more):
+    """Numbers of a Qwen3, of which the layers of DFlash are."""
+    config = numbers(layers=layers) | dict(
+        model_type="qwen3", layer_types=["full_attention"] * layers, max_window_layers=layers, sliding_window=None,
+        use_sliding_window=False, num_target_layers=L)
+    del config["mlp_bias"]
+    return dict(architectures=[architecture], **config, **more)
+
+
+def dflash_shapes(config):
+    hidden, size = config["hidden_size"], config["head_dim"]
+    shapes = {"fc.weight": (hidden, 3 * H), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    for i in range(config["num_hidden_layers"]):
+        shapes |= layer_shapes(f"layers.{i}.", config)
+        shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (size,) for name in "qk"}
+    return shapes
+
+
+def make_dflash(folder, generator):
+    """As z-lab publishes: two layers, embedding and head of the target."""
+    config = dflash_config("DFlashDraftModel", 2, block_size=5,
+                           dflash_config=dict(mask_token_id=0, target_layer_ids=[1, 3, 5]))
+    write(folder, config, drawn(dflash_shapes(config), generator))
+
+
+# ---- DSpark
+
+class DSpark(DFlash):
+    """DFlash whose anchor proposes too, and whose logits depend on the token before: from left to right."""
+
+    first = 0
+
+    def linear(self, name, x):
+        weight = self.weights[f"{name}.weight"]
+        return weight @ x + self.weights.get(f"{name}.bias", 0.0)
+
+    def round(self, fused, tokens, k):
+        proposals, logits, confidence = [], [], []
+        state = torch.zeros(self.config["markov_rank"])
+        before = tokens[-1]
+        for hidden in self.block(fused, tokens, k):
+            embedded = self.weights["markov_head.markov_w1.weight"][before]
+            reads = embedded
+            if self.config["markov_head_type"] == "gated":
+                reads = self.linear("markov_head.gate_proj", torch.cat((hidden, embedded))).sigmoid() * embedded
+            elif self.config["markov_head_type"] == "rnn":
+                gate, new, out = self.linear("markov_head.joint_proj", torch.cat((state, embedded, hidden))).chunk(3)
+                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
+                reads = out.tanh()
+            logits.append(self.head @ hidden + self.linear("markov_head.markov_w2", reads))
+            proposals.append(self.choice(logits[-1]))
+            if self.config["enable_confidence_head"]:
+                seen = torch.cat((hidden, embedded)) if self.config["confidence_head_with_markov"] else hidden
+                confidence.append(self.linear("confidence_head.proj", seen).sigmoid())
+            before = proposals[-1]
+        found = dict(proposals=proposals, logits=logits)
+        return found | dict(confidence=torch.cat(confidence)) if confidence else found
+
+
+def make_dspark(folder, generator, kind, target_layer_ids, **confidence):
+    """As DeepSpec writes them, with copies of the target's embedding and head."""
+    rank = 8
+    config = dflash_config(
+        "Qwen3DSparkModel", 1, block_size=4, mask_token_id=1, target_layer_ids=target_layer_ids, num_anchors=32,
+        markov_rank=rank, markov_head_type=kind, enable_confidence_head=bool(confidence), **confidence)
+    shapes = dflash_shapes(config) | {f"markov_head.markov_{name}.weight": (V, rank) for name in ("w1", "w2")}
+    more = {"gated": ("gate_proj", rank, H + rank), "rnn": ("joint_proj", 3 * rank, 2 * rank + H)}.get(kind)
+    if more:
+        name, rows, width = more
+        shapes |= {f"markov_head.{name}.weight": (rows, width), f"markov_head.{name}.bias": (rows,)}
+    if confidence:
+        width = H + rank * confidence["confidence_head_with_markov"]
+        shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+    lent = Target(HERE / "target")
+    weights = drawn(shapes, generator)
+    weights["markov_head.markov_w1.weight"] *= 4  # so that the token before changes the choice
+    write(folder, config, weights | {"embed_tokens.weight": lent.embedding, "lm_head.weight": lent.head})
+
+
+def make_dspark_vanilla(folder, generator):
+    """No confidence; the first tap is the embedding."""
+    make_dspark(folder, generator, "vanilla", [-1, 2, 4])
+
+
+def make_dspark_gated(folder, generator):
+    """Confidence from the hidden state alone."""
+    make_dspark(folder, generator, "gated", [1, 3, 5], confidence_head_with_markov=False)
+
+
+def make_dspark_rnn(folder, generator):
+    """Confidence from the hidden state and the token before."""
+    make_dspark(folder, generator, "rnn", [0, 2, 5], confidence_head_with_markov=True)
+
+
 # ---- the layout of speculators
 
 CLASSES = dict(eagle3="Eagle3DraftModel", peagle="PEagleDraftModel", dflash="DFlashDraftModel")
@@ -335,6 +487,25 @@ def make_eagle3_speculators(folder, generator):
                            norm_before_residual=True, eagle_aux_hidden_state_layer_ids=[2, 4, 5], speculative_tokens=3)
 
 
+def make_p_eagle(folder, generator):
+    """Two layers, of which the second is an ordinary one."""
+    written_by_speculators(folder, generator, "peagle", lambda: llama_layers(2), draft_vocab_size=DRAFT_V,
+                           mask_token_id=2, norm_before_residual=False, eagle_aux_hidden_state_layer_ids=[2, 3, 6],
+                           speculative_tokens=4)
+
+
+def make_dflash_speculators(folder, generator):
+    """A vocabulary of its own; the package leaves the embedding to the target."""
+    def layers():
+        from transformers import Qwen3Config
+        return Qwen3Config(
+            vocab_size=V, hidden_size=H, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=8,
+            intermediate_size=48, max_position_embeddings=256, rms_norm_eps=EPS, tie_word_embeddings=False,
+            rope_parameters=dict(rope_type="default", rope_theta=THETA))
+    written_by_speculators(folder, generator, "dflash", layers, draft_vocab_size=DRAFT_V, block_size=4, mask_token_id=2,
+                           aux_hidden_state_layer_ids=[2, 4, 5], speculative_tokens=3)
+
+
 # ---- golden.json
 
 # name: (maker, class of the reference, proposals a round, how far the text is longer in each next round)
@@ -344,6 +515,12 @@ CASES = {
     "eagle3-1": (make_eagle3_1, Eagle3, 3, [3, 4, 2, 1]),
     "eagle3-wider-target": (make_eagle3_wider_target, Eagle3, 3, [2, 1, 4, 3]),
     "eagle3-speculators": (make_eagle3_speculators, Eagle3, 3, [2, 4, 1, 3]),
+    "p-eagle": (make_p_eagle, PEagle, 4, [5, 1, 3, 2, 4]),
+    "dflash": (make_dflash, DFlash, 4, [3, 1, 5, 4, 2]),
+    "dflash-speculators": (make_dflash_speculators, DFlash, 3, [3, 1, 4, 2]),
+    "dspark-vanilla": (make_dspark_vanilla, DSpark, 4, [4, 5, 1, 2, 3]),
+    "dspark-gated": (make_dspark_gated, DSpark, 4, [1, 5, 2, 4, 3]),
+    "dspark-rnn": (make_dspark_rnn, DSpark, 4, [2, 3, 5, 1, 4]),
 }
 
 
@@ -372,7 +549,7 @@ def make_case(seed, name, target):
         found = head.round(fused[: n - 1], tokens[:n], k)
         line = dict(committed=n, k=k, proposals=found["proposals"], logits=rounded(torch.stack(found["logits"])))
         if "confidence" in found:
-            line["confidence"] = rounded(torch.stack(found["confidence"]))
+            line["confidence"] = rounded(found["confidence"])
         rounds.append(line)
     features = dict(row=ROW, taps=rounded(taps[ROW]), fused=rounded(fused[ROW]))
     golden = dict(tokens=tokens, prompt=PROMPT, layers=ids, features=features, rounds=rounds)
