@@ -1,9 +1,11 @@
 """Measure a pair: held-out loss, acceptance by position, tokens a target pass, sample texts.
 
-    python evaluate.py --target DIR --draft DIR [--pard DIR] --data DIR --prompts FILE --out FILE [--check-hf]
+    python evaluate.py --target DIR --draft DIR [--pard DIR] [--eagle3 DIR] --data DIR --prompts FILE --out FILE
+        [--check-hf]
 
 With --pard both drafts are also measured at 8 proposals a pass, greedily: the one step by step, the
-other in one pass.
+other in one pass. With --eagle3 so is a head that reads the target's hidden states. --only-eagle3
+measures nothing else, and adds it to FILE as it is.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
+import eagle3
 import model as models
 from train import heldout_loss
 
@@ -36,6 +39,33 @@ class Decoder:
         return logits
 
 
+class HeadDecoder:
+    """A head that reads the target's hidden states, with those of the tokens that the target has seen."""
+
+    def __init__(self, head, target):
+        self.head, self.target, self.known = head, target, 0
+        self.features = torch.zeros(0, head.fc.in_features)
+
+    def propose(self, text, k, temperature):
+        """`k` tokens behind `text`, of which the target has seen all but the last, and the distributions."""
+        if self.target.known == 0:
+            self.target.feed(text[:-1])
+        taps, head, rows = self.head.taps, self.head, len(text) - 1
+        self.features = torch.cat((self.features[: taps.start], taps.rows()[0]))[:rows]
+        past, mask = [], torch.ones(rows, rows, dtype=torch.bool).tril()
+        hidden = head.fc(self.features)[None]
+        hidden = head.step(torch.tensor([text[1:]]), hidden, torch.arange(rows), past, mask)[:, -1:]
+        proposals = []
+        while True:
+            logits = torch.full((head.shape.vocab_size,), float("-inf"))
+            logits[head.ids] = head.logits(hidden)[0, 0]
+            proposals.append(pick(logits, temperature))
+            if len(proposals) == k:
+                return proposals
+            position = torch.tensor([rows - 1 + len(proposals)])
+            hidden = head.step(torch.tensor([[proposals[-1][0]]]), hidden, position, past)
+
+
 def pick(logits, temperature):
     """A token and the distribution it comes from (none when greedy)."""
     if temperature == 0:
@@ -54,6 +84,8 @@ def generate(net, prompt, count, temperature):
 
 def propose(draft, text, k, temperature):
     """`k` tokens behind `text` and the distributions they come from; all from one pass if there is a mask token."""
+    if isinstance(draft, HeadDecoder):
+        return draft.propose(text, k, temperature)
     mask = draft.net.mask_token
     if mask is not None:
         logits = draft.feed(text + [mask] * (k - 1), k)
@@ -70,7 +102,8 @@ def propose(draft, text, k, temperature):
 def speculate(target, draft, prompt, count, k, temperature, tally):
     """Speculative decoding; `tally` counts passes, tokens, and by position proposals and acceptances."""
     room = len(prompt) + count + k + 1
-    target, draft, text = Decoder(target, room), Decoder(draft, room), list(prompt)
+    target, text = Decoder(target, room), list(prompt)
+    draft = HeadDecoder(draft, target) if isinstance(draft, eagle3.Head) else Decoder(draft, room)
     while len(text) < len(prompt) + count and (len(text) == len(prompt) or text[-1] != 1):
         proposals = propose(draft, text, k, temperature)
         logits = target.feed(text + [token for token, _ in proposals], k + 1)
@@ -118,6 +151,14 @@ def measure(target, draft, prompts, count, k, temperature):
     return result
 
 
+def measure_head(target, head, prompts, count, k):
+    report = {"parameters": head.parameter_count(), "acceptance": []}
+    for proposals, temperature in ((k, 0), (k, 1), (ONE_PASS_K, 0)):
+        report["acceptance"].append(measure(target, head, prompts, count, proposals, temperature))
+        print(report["acceptance"][-1], flush=True)
+    return report
+
+
 def check_hf(directory, net, prompts):
     """Largest difference of the logits from transformers', which reads the same directory."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -142,8 +183,10 @@ def check_hf(directory, net, prompts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
-    parser.add_argument("--draft", required=True)
+    parser.add_argument("--draft")
     parser.add_argument("--pard", help="a draft that proposes in one pass")
+    parser.add_argument("--eagle3", help="a head that reads the target's hidden states")
+    parser.add_argument("--only-eagle3", action="store_true")
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--prompts", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
@@ -157,9 +200,15 @@ def main():
     torch.manual_seed(0)
     tokenizer = Tokenizer.from_file(str(Path(args.target) / "tokenizer.json"))
     nets = {name: models.load(getattr(args, name)) for name in ("target", "draft", "pard") if getattr(args, name)}
-    target, draft = nets["target"], nets["draft"]
+    target, draft = nets["target"], nets.get("draft")
     texts = [p["prompt"] for p in json.loads(args.prompts.read_text())][: args.limit]
     prompts = [tokenizer.encode(t).ids for t in texts]
+
+    if args.only_eagle3:
+        report = json.loads(args.out.read_text())
+        report["eagle3"] = measure_head(target, eagle3.load(args.eagle3, target), prompts, args.count, args.k)
+        args.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        return
 
     report = {"acceptance": [], "samples": []}
     heldout = np.load(args.data / "heldout.npy")
@@ -181,8 +230,11 @@ def main():
             figures = measure(target, nets[name], prompts, args.count, ONE_PASS_K, 0)
             report["one_pass"].append({"draft": name, **figures})
             print(report["one_pass"][-1], flush=True)
+    if args.eagle3:
+        report["eagle3"] = measure_head(target, eagle3.load(args.eagle3, target), prompts, args.count, args.k)
     args.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps({k: v for k, v in report.items() if k not in ("samples", "acceptance", "one_pass")}, indent=2))
+    lengthy = ("samples", "acceptance", "one_pass", "eagle3")
+    print(json.dumps({k: v for k, v in report.items() if k not in lengthy}, indent=2))
     for sample in report["samples"]:
         print(f"\n===== {sample['prompt']!r} at {sample['temperature']}\n{sample['text']}")
 

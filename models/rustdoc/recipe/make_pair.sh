@@ -1,12 +1,13 @@
 #!/bin/sh
-# Make the pair from scratch: corpus, tokenizer, target, both drafts, held-out prompts, measurements.
+# Make the pair from scratch: corpus, tokenizer, target, its drafts, held-out prompts, measurements.
 #
 #     ./make_pair.sh WORK_DIR [OUT_DIR]
 #
 # WORK_DIR takes the corpus, the logs, the samples and the models in between; OUT_DIR (by default
-# this recipe's parent folder) takes target/, draft/, pard/, heldout_prompts.json and
-# measurements.json. TARGET_MINUTES, DRAFT_MINUTES and SECOND_MINUTES (the draft's two rounds), and
-# PARD_MINUTES (the draft that proposes in one pass) set the training times.
+# this recipe's parent folder) takes target/, draft/, pard/, eagle3/, heldout_prompts.json
+# and measurements.json. TARGET_MINUTES, DRAFT_MINUTES and SECOND_MINUTES (the draft's two rounds),
+# PARD_MINUTES (the draft that proposes in one pass) and EAGLE3_MINUTES (the head that reads the
+# target's hidden states, of one core's time) set the training times.
 # Needs a Rust toolchain with rust-docs, a C++ compiler, and a Python with the packages of
 # requirements.txt.
 set -eu
@@ -19,6 +20,7 @@ target_minutes=${TARGET_MINUTES:-48}
 draft_minutes=${DRAFT_MINUTES:-10}
 second_minutes=${SECOND_MINUTES:-7.5}
 pard_minutes=${PARD_MINUTES:-20}
+eagle3_minutes=${EAGLE3_MINUTES:-38}
 export OMP_WAIT_POLICY=PASSIVE
 
 mkdir -p "$work"
@@ -39,5 +41,7 @@ rm "$work/samples.npy"
 "$python" -u "$here/samples.py" --data "$work" --target "$out/target" --minutes 4 --threads "$threads"
 "$python" -u "$here/pard.py" --data "$work" --target "$out/target" --start "$out/draft" --out "$out/pard" \
     --log "$work/pard.jsonl" --minutes "$pard_minutes" --threads "$threads"
-"$python" -u "$here/evaluate.py" --target "$out/target" --draft "$out/draft" --pard "$out/pard" --data "$work" \
-    --prompts "$out/heldout_prompts.json" --out "$out/measurements.json" --check-hf --threads "$threads"
+"$python" -u "$here/eagle3.py" --data "$work" --target "$out/target" --out "$out/eagle3" \
+    --log "$work/eagle3.jsonl" --minutes "$eagle3_minutes" --threads 1
+"$python" -u "$here/evaluate.py" --target "$out/target" --draft "$out/draft" --pard "$out/pard" --eagle3 "$out/eagle3" \
+    --data "$work" --prompts "$out/heldout_prompts.json" --out "$out/measurements.json" --check-hf --threads "$threads"

@@ -112,8 +112,6 @@ class Run:
 
     def __init__(self, args, net, heldout):
         self.args, self.net, self.heldout = args, net, heldout
-        # A draft with a mask token stands beside one that has the tokenizer.
-        self.tokenizer = Path(args.data) / "tokenizer" if net.mask_token is None else None
         self.begin = self.last = time.time()
         self.out = Path(args.out)
         Path(args.log).parent.mkdir(parents=True, exist_ok=True)
@@ -125,17 +123,24 @@ class Run:
     def progress(self):
         return self.minutes() / self.args.minutes
 
+    def export(self):
+        # A draft with a mask token stands beside one that has the tokenizer.
+        self.net.export(self.out, Path(self.args.data) / "tokenizer" if self.net.mask_token is None else None)
+
+    def measure(self):
+        return {"heldout_loss": round(heldout_loss(self.net, self.heldout), 4)}
+
     def checkpoint(self, step, tokens, loss, final=False):
         if not final and time.time() - self.last < 60 * self.args.save_every:
             return
         self.last = time.time()
-        self.net.export(self.out, self.tokenizer)
+        self.export()
         line = {
             "step": step,
             "tokens": tokens,
             "minutes": round(self.minutes(), 1),
             "train_loss": round(loss, 4),
-            "heldout_loss": round(heldout_loss(self.net, self.heldout), 4),
+            **self.measure(),
         }
         print(json.dumps(line), file=self.log, flush=True)
         print(line, flush=True)
