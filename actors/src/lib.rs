@@ -60,7 +60,7 @@ pub use profile::{ProfileSpec, profile};
 pub use recording::{LONGEST_RECORDING, Recent, RecordingError, Seen};
 pub use replicas::{ReplicaStream, Replicas};
 pub use runner::{
-    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, HiddenRows, LaneBackend,
+    CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, LaneBackend,
     MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 pub use service::{Service, ServiceSpec};

@@ -14,7 +14,9 @@ use faser_kernels::cuda::BLOCK_SIZE;
 
 use crate::device::{DeviceSpec, LanePasses, OnLane, Open, SAMPLED_ROWS};
 use crate::error::ServiceError;
-use crate::runner::{Draw, LaneBackend, MASK_PATIENCE, Masks, PassOutputs, PassRows, Piece, Sequences};
+use crate::runner::{
+    Begins, Draw, LaneBackend, MASK_PATIENCE, Masks, PassOutputs, PassRows, Piece, Sequences,
+};
 use crate::submission::LaneRequest;
 
 /// Rounds over all passes.
@@ -261,6 +263,7 @@ impl<B: LaneBackend> TimedPasses<B> {
                 logits_from: drawn_from,
                 drawn_from,
                 since: 0,
+                begins: Begins::Alone,
                 proposals: &self.tokens[..each],
             };
             let table =

@@ -3,7 +3,7 @@
 use crate::cost::PartitionCosts;
 use crate::policy::{Mechanisms, Policy};
 use crate::request::{K_LIMIT, Slo};
-use crate::source::{DraftSource, RoundPasses};
+use crate::source::DraftSource;
 use crate::survival::Learned;
 
 /// The engine's bounds and sizes, and its [`Tuning`].
@@ -125,9 +125,6 @@ pub enum EngineError {
     /// A policy that predicts has nothing to predict from.
     #[error("policy {0} needs the cost tables of the device")]
     NoCosts(String),
-    /// The engine does not plan for what drafts.
-    #[error("{0} is not served yet")]
-    Source(DraftSource),
     /// The policy cannot be honoured.
     #[error("{0}")]
     Policy(String),
@@ -174,9 +171,6 @@ impl EngineConfig {
             });
         }
         self.pool_holds_a_sequence("target", self.target_blocks)?;
-        if !self.draft.served() {
-            return Err(EngineError::Source(self.draft));
-        }
         if let blocks @ 1.. = self.draft.needs().blocks {
             self.pool_holds_a_sequence("draft", blocks)?;
         }
@@ -196,11 +190,9 @@ impl EngineConfig {
         Ok(())
     }
 
-    /// A tuning as the planner goes by it: nobody can work beside a pass without a draft model, and one that proposes in a single pass has too
-    /// little to do there.
+    /// A tuning as the planner goes by it: nobody works beside a pass who cannot go on from proposals that it verifies.
     pub(crate) fn deciding(&self, tuning: &Tuning) -> Tuning {
-        let steps = self.draft.needs().passes == RoundPasses::EachProposal;
-        let overlap = tuning.mechanisms.overlap && steps;
+        let overlap = tuning.mechanisms.overlap && self.draft.needs().keeps_proposals;
         Tuning { mechanisms: Mechanisms { overlap, ..tuning.mechanisms }, ..tuning.clone() }
     }
 

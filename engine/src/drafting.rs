@@ -109,9 +109,13 @@ impl Engine {
         sequence.to_come().min(mean.map_or(usize::MAX, |mean| mean as usize))
     }
 
-    /// Proposals that could still be drafted behind those that are there: none where nothing drafts, or its context ends.
+    /// Proposals that could still be drafted behind those that are there: none where nothing drafts, or its context ends, or what drafts does not
+    /// go on from proposals of others.
     pub(crate) fn draft_room(&self, sequence: &Sequence) -> usize {
         if !self.config.draft.drafts() || !sequence.drafts() {
+            return 0;
+        }
+        if self.config.draft.needs().hidden_states && !sequence.proposals.is_empty() {
             return 0;
         }
         // The last proposal has no row of its own.
@@ -161,9 +165,10 @@ impl Engine {
         let mut rows_left = wish.rows(self.config.max_pass_rows);
         let mut long_rows_left = self.long_rows(&running).unwrap_or(rows_left);
         // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
-        // waits for no draft. A fixed length is wanted by everybody in any case, unless it is 0.
+        // waits for no draft. A fixed length is wanted by everybody in any case, unless it is 0. Who begins with the target's hidden states waits for
+        // those.
         let along = match self.planner.policy().lengths(running.len()) {
-            Lengths::Same(k) => k > 0,
+            Lengths::Same(k) => k > 0 && !self.config.draft.needs().hidden_states,
             Lengths::Goodput => false,
         };
         for drafting in [true, false].into_iter().take(1 + usize::from(along)) {
@@ -206,14 +211,20 @@ impl Engine {
         if k == 0 && sequence.decoding() {
             return;
         }
+        let needs = self.config.draft.needs();
         let start = sequence.draft.computed;
-        let missing = sequence.known() - start;
+        // Behind its last features stands the anchor, unless the target's pass that has them is yet to come.
+        let known = if needs.hidden_states { sequence.features + 1 } else { sequence.known() };
+        let missing = known.min(sequence.known()).saturating_sub(start);
+        if missing == 0 || start + missing < sequence.known() {
+            return;
+        }
         let long = missing > SHORT;
         let most = if long { (*rows_left).min(*long_rows_left) } else { *rows_left };
         // The anchor has no business in a prefill: its row is part of the first draft step.
         let rows = if k > 0 { missing } else { missing - 1 }.min(most);
         // In a single pass each proposal after the first has a row.
-        let masked = self.config.draft.needs().passes == RoundPasses::One;
+        let masked = needs.passes == RoundPasses::One;
         let most = if masked { *rows_left - rows + 1 } else { k };
         let steps = if rows == missing { k.min(most) } else { 0 };
         let covered = (start + rows + steps).saturating_sub(usize::from(steps > 0));
@@ -237,6 +248,10 @@ impl Engine {
                 below: wish.floor(weight),
             },
             table: sequence.draft.table.append_ids(covered, &mut plan.blocks),
+            features: match needs.hidden_states {
+                true => sequence.target.table.append_ids(start + rows, &mut plan.features),
+                false => 0..0,
+            },
         });
     }
 
@@ -266,6 +281,7 @@ impl Engine {
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let PassShape { rows, sequences, .. } = self.draft_shape;
         let masked = plan.passes == RoundPasses::One;
+        let keeps_proposals = self.config.draft.needs().keeps_proposals;
         // Where rows are masks, those of a few proposals do not look like many that catch up.
         let caught_up: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();
         if caught_up > 3 * sequences {
@@ -289,7 +305,7 @@ impl Engine {
             let (own, rest) = proposals.split_at(count.min(proposals.len()));
             proposals = rest;
             match self.sequences.get_mut(&chunk.seq).filter(|s| s.epoch == chunk.epoch) {
-                Some(sequence) => sequence.drafted(own, !masked, &table),
+                Some(sequence) => sequence.drafted(own, keeps_proposals, &table),
                 None => self.totals.late_drafts += own.len() as u64,
             }
         }

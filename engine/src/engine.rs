@@ -442,6 +442,11 @@ fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
         chunks: Vec::with_capacity(chunks),
         tokens: Vec::with_capacity(rows),
         blocks: Vec::with_capacity(config.draft.needs().blocks),
+        features: Vec::with_capacity(if config.draft.needs().hidden_states {
+            config.target_blocks
+        } else {
+            0
+        }),
         ..DraftPlan::default()
     };
     let verify = VerifyPlan {

@@ -73,6 +73,8 @@ pub struct DraftPlan {
     pub tokens: Vec<TokenId>,
     /// Block tables of all chunks, one after the other.
     pub blocks: Vec<BlockId>,
+    /// Block tables in the target's pool of all chunks, one after the other, of a draft whose rows begin with the target's features.
+    pub features: Vec<BlockId>,
     /// Whether proposals are to come with their alternatives.
     pub alternatives: bool,
     /// How proposals come: from a pass each, or all from one pass, whose rows of a chunk are followed by one of the model's mask tokens for each
@@ -115,6 +117,8 @@ pub struct DraftChunk {
     pub stop: StopRule,
     /// Its part of the plan's blocks: the table over all positions it writes or reads.
     pub table: Range<usize>,
+    /// Its part of the plan's features: the table over the positions of its rows.
+    pub features: Range<usize>,
 }
 
 /// Lets a lane end a sequence's drafting by itself, as soon as its next proposal cannot pay.
@@ -252,15 +256,22 @@ impl DraftPlan {
         &self.blocks[chunk.table.clone()]
     }
 
+    /// Where the target has the features that the rows of a chunk begin with: that of a position those of the row behind it. None of a draft that
+    /// reads none.
+    pub fn features(&self, chunk: &DraftChunk) -> Option<&[BlockId]> {
+        (!chunk.features.is_empty()).then(|| &self.features[chunk.features.clone()])
+    }
+
     /// Makes it empty; the buffers stay.
     pub(crate) fn clear(&mut self) {
-        let DraftPlan { copies, admit, retire, chunks, tokens, blocks, outcome, .. } = self;
+        let DraftPlan { copies, admit, retire, chunks, tokens, blocks, features, outcome, .. } = self;
         copies.clear();
         admit.clear();
         retire.clear();
         chunks.clear();
         tokens.clear();
         blocks.clear();
+        features.clear();
         outcome.proposals.clear();
         outcome.counts.clear();
     }

@@ -126,6 +126,8 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) target: SequenceKv,
     pub(crate) draft: SequenceKv,
+    /// Leading tokens whose features the target's lane has: a pass has been over the sequence since its admission, and so over what it copied.
+    pub(crate) features: usize,
     /// Drafted and not verified; they follow `tokens`.
     pub(crate) proposals: VecDeque<Proposal>,
     pub(crate) draft_out: Option<DraftOut>,
@@ -208,6 +210,7 @@ impl Sequence {
             first_token: None,
             target: SequenceKv::empty(pools.0, request.handling.salt),
             draft: SequenceKv::empty(pools.1, request.handling.salt),
+            features: 0,
             proposals: VecDeque::new(),
             draft_out: None,
             verify_out: None,
@@ -477,6 +480,7 @@ impl Sequence {
             return self.left(end + accepted, done);
         }
         self.target.advance(&self.tokens, end + accepted);
+        self.features = self.target.computed;
         if rejected {
             let (epoch, drafting) = (self.epoch, self.draft_out.is_some());
             done.cancelled = Some(CancelledDrafts { epoch, frontier: end + sent, unsent, drafting });
@@ -549,6 +553,7 @@ impl Sequence {
     /// Evicts all KV, to be recomputed after the next admission, in these pools. Committed tokens stay.
     pub(crate) fn evict(&mut self, pools: (&BlockPool, &BlockPool)) {
         self.leave();
+        self.features = 0;
         self.target = SequenceKv::empty(pools.0, self.handling.salt);
         self.draft = SequenceKv::empty(pools.1, self.handling.salt);
         self.proposals.clear();

@@ -17,7 +17,7 @@ pub enum DraftSource {
         /// Blocks of its KV pool.
         blocks: usize,
     },
-    /// A head that goes on from the target's hidden states (EAGLE-3, MTP).
+    /// A head that goes on from the target's hidden states, one token after the other (EAGLE-3).
     Head {
         /// Blocks of its KV pool.
         blocks: usize,
@@ -43,12 +43,11 @@ pub struct SourceNeeds {
     pub passes: RoundPasses,
     /// Blocks of a KV pool of its own, which catches up with the text: 0 if it has none.
     pub blocks: usize,
-    /// The target's hidden states of all rows that are committed.
+    /// The KV of what it proposes is that of the text if it is accepted: it can go on from there, also while a verify pass runs.
+    pub keeps_proposals: bool,
+    /// Each of its rows begins with the target's hidden states of the token before: it goes on behind the last token that the target has
+    /// computed, and nowhere else.
     pub hidden_states: bool,
-    /// Its state is of use only where the target's is: a prefix that was found in the target's cache alone is none.
-    pub with_target_blocks: bool,
-    /// It has a vocabulary of its own, with a map to the target's.
-    pub vocabulary_map: bool,
 }
 
 impl DraftSource {
@@ -62,31 +61,29 @@ impl DraftSource {
         DraftSource::OnePass { blocks }
     }
 
+    /// A head on hidden states, with a pool of so many blocks.
+    pub fn head(blocks: usize) -> DraftSource {
+        DraftSource::Head { blocks }
+    }
+
     /// What it needs.
     pub fn needs(self) -> SourceNeeds {
         let own = |passes, blocks| SourceNeeds { passes, blocks, ..SourceNeeds::default() };
         match self {
             DraftSource::Lookup => own(RoundPasses::None, 0),
-            DraftSource::Model { blocks } => own(RoundPasses::EachProposal, blocks),
+            DraftSource::Model { blocks } => {
+                SourceNeeds { keeps_proposals: true, ..own(RoundPasses::EachProposal, blocks) }
+            }
             DraftSource::OnePass { blocks } => own(RoundPasses::One, blocks),
-            DraftSource::Head { blocks } => SourceNeeds {
-                hidden_states: true,
-                with_target_blocks: true,
-                vocabulary_map: true,
-                ..own(RoundPasses::EachProposal, blocks)
-            },
+            DraftSource::Head { blocks } => {
+                SourceNeeds { hidden_states: true, ..own(RoundPasses::EachProposal, blocks) }
+            }
         }
     }
 
     /// Whether the draft lane has anything to do.
     pub fn drafts(self) -> bool {
         self.needs().passes != RoundPasses::None
-    }
-
-    /// Whether the engine plans for it.
-    pub(crate) fn served(self) -> bool {
-        let SourceNeeds { hidden_states, with_target_blocks, vocabulary_map, .. } = self.needs();
-        !hidden_states && !with_target_blocks && !vocabulary_map
     }
 }
 
@@ -106,15 +103,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_that_needs_what_nobody_brings_yet_is_refused() {
-        for source in [DraftSource::Lookup, DraftSource::Model { blocks: 4 }, DraftSource::one_pass(4)] {
-            assert!(source.served());
+    fn only_what_can_go_on_from_its_proposals_keeps_them() {
+        let all = [
+            DraftSource::Lookup,
+            DraftSource::Model { blocks: 4 },
+            DraftSource::one_pass(4),
+            DraftSource::head(4),
+        ];
+        for source in all {
             assert_eq!(source.drafts(), source != DraftSource::Lookup);
+            assert_eq!(
+                source.needs().keeps_proposals,
+                matches!(source, DraftSource::Model { .. }),
+                "{source}"
+            );
         }
-        let head = DraftSource::Head { blocks: 4 };
-        assert!(!head.served());
-        let refusal = crate::EngineError::Source(head).to_string();
-        assert!(refusal.contains(&head.to_string()) && refusal.contains("not served yet"), "{refusal}");
         assert_eq!(
             (DraftSource::model(0), DraftSource::model(3)),
             (DraftSource::Lookup, DraftSource::Model { blocks: 3 })

@@ -278,6 +278,7 @@ impl Engine {
             if let Some(VerifyOut { end, .. }) = sequence.verify_out.take() {
                 // The row of an anchor comes again with that of the token after it.
                 sequence.target.advance(&sequence.tokens, end - usize::from(verdict.late));
+                sequence.features = sequence.target.computed;
             }
             self.totals.late_chunks += u64::from(verdict.late);
             return;

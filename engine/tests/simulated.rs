@@ -191,7 +191,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     ];
     let slo = prop::option::of(1..2000u64);
     // A draft too small for a sequence is none.
-    let draft = (0..140usize, any::<bool>());
+    let draft = (0..140usize, 0..3);
     (1..6usize, 90..140usize, draft, 1..9usize, 0..40usize, policy, any::<bool>(), slo).prop_map(
         |(block_size, target_tokens, draft, max_running, more_rows, policy, prefix_cache, slo)| {
             EngineConfig {
@@ -199,8 +199,9 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 target_blocks: target_tokens.div_ceil(block_size),
                 draft: match (draft.0.div_ceil(block_size), draft.1) {
                     _ if draft.0 < 90 => DraftSource::model(0),
-                    (blocks, true) => DraftSource::one_pass(blocks),
-                    (blocks, false) => DraftSource::model(blocks),
+                    (blocks, 0) => DraftSource::one_pass(blocks),
+                    (blocks, 1) => DraftSource::head(blocks),
+                    (blocks, _) => DraftSource::model(blocks),
                 },
                 max_pass_rows: max_running + more_rows,
                 max_context: 90,

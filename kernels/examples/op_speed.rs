@@ -145,7 +145,8 @@ fn one_sequence(
         (Tensor::from_rows(2048, &values[..rows * 2048]), Tensor::from_rows(256, &values[..rows * 256]));
     let mut out = Tensor::zeros(rows, 2048);
     let stored = best(|| store_kv(lane, k.view(rows), k.view(rows), &mut kv, 0, pass));
-    let shape = AttentionShape { heads: HEADS, scale: 0.125, soft_cap: None, window: None, sinks: None };
+    let shape =
+        AttentionShape { heads: HEADS, scale: 0.125, soft_cap: None, window: None, first: 0, sinks: None };
     let seconds = best(|| attention(lane, q.view(rows), &kv, 0, pass, shape, out.view_mut(rows)));
     let seen: usize = positions.iter().map(|position| *position as usize + 1).sum();
     let flop = (4 * seen * HEADS * KV.head_dim) as f64;

@@ -60,7 +60,8 @@ fn a_second_pass_allocates_nothing() {
         ops::rope(lane, fused.view_mut(ROWS).columns(0..2 * HIDDEN), &positions, &rope);
         let [q, k, v] = [0, 1, 2].map(|i| fused.view(ROWS).columns(i * HIDDEN..(i + 1) * HIDDEN));
         ops::store_kv(lane, k, v, &mut kv, 0, rows);
-        let shape = AttentionShape { heads: 4, scale: 0.125, soft_cap: None, window: None, sinks: None };
+        let shape =
+            AttentionShape { heads: 4, scale: 0.125, soft_cap: None, window: None, first: 0, sinks: None };
         ops::attention(lane, q, &kv, 0, rows, shape, out.view_mut(ROWS));
         let gated = fused.view(ROWS).columns(0..2 * HIDDEN);
         ops::activate(lane, gated, ops::Activation::Silu, normal.view_mut(ROWS));

@@ -16,6 +16,7 @@ struct Sizes {
     head_dim: usize,
     block_size: usize,
     window: Option<usize>,
+    first: usize,
     soft_cap: Option<f32>,
     sinks: bool,
     dtype: Dtype,
@@ -29,6 +30,7 @@ impl Sizes {
             scale,
             soft_cap: self.soft_cap,
             window: self.window,
+            first: self.first,
             sinks: self.sinks.then(|| &SINKS[..self.kv_heads * self.group]),
         }
     }
@@ -78,6 +80,7 @@ impl Sequence {
         let q = self.q.row(position)[head * dim..(head + 1) * dim].iter();
         let q: Vec<f64> = q.map(|x| f64::from(if rounds { bf16(*x) } else { *x })).collect();
         let first = sizes.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let first = first.max(sizes.first.min(position));
         let scores = (first..=position).map(|p| {
             let k = &self.k.row(p)[columns.clone()];
             q.iter().zip(k).map(|(q, k)| q * sizes.stored(*k)).sum::<f64>() * f64::from(sizes.shape().scale)
@@ -156,13 +159,15 @@ fn sizes() -> impl Strategy<Value = Sizes> {
     let window = prop::option::of(1usize..150);
     let dtype = prop::sample::select(vec![Dtype::F32, Dtype::Bf16]);
     let soft_cap = prop::sample::select(vec![None, Some(2.0)]);
-    (1usize..4, 1usize..9, dims, 1usize..4, window, soft_cap, any::<bool>(), dtype).prop_map(
-        |(kv_heads, group, head_dim, blocks, window, soft_cap, sinks, dtype)| Sizes {
+    let first = prop::sample::select(vec![0, 1, 70]);
+    (1usize..4, 1usize..9, dims, 1usize..4, window, first, soft_cap, any::<bool>(), dtype).prop_map(
+        |(kv_heads, group, head_dim, blocks, window, first, soft_cap, sinks, dtype)| Sizes {
             kv_heads,
             group,
             head_dim,
             block_size: 16 * blocks,
             window,
+            first,
             soft_cap,
             sinks,
             dtype,
@@ -178,6 +183,7 @@ fn it_agrees_with_f64() {
         head_dim: 64,
         block_size: 16,
         window: None,
+        first: 0,
         soft_cap: None,
         sinks: false,
         dtype: Dtype::F32,
@@ -188,6 +194,8 @@ fn it_agrees_with_f64() {
         Sizes { group: 1, kv_heads: 3, head_dim: 80, block_size: 32, ..base },
         Sizes { group: 8, kv_heads: 1, head_dim: 20, window: Some(50), dtype: Dtype::Bf16, ..base },
         Sizes { window: Some(1), ..base },
+        Sizes { first: 1, ..base },
+        Sizes { first: 60, window: Some(70), ..base },
         Sizes { soft_cap: Some(2.0), window: Some(70), ..base },
         Sizes { sinks: true, window: Some(90), ..base },
         Sizes { sinks: true, head_dim: 20, dtype: Dtype::Bf16, ..base },
@@ -255,6 +263,6 @@ fn heads_that_do_not_divide_are_refused() {
             .unwrap();
     let (q, mut out) = (Tensor::zeros(1, 16), Tensor::zeros(1, 16));
     let rows = Rows { positions: &[0], table_of: &[0], tables: &[&[0]] };
-    let shape = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window: None, sinks: None };
+    let shape = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window: None, first: 0, sinks: None };
     attention(&lane(Isa::Portable, 1), q.view(1), &kv, 0, rows, shape, out.view_mut(1));
 }

@@ -3,6 +3,7 @@
 use faser_kernels::ops::{self, AttentionShape, Write};
 use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector, ViewMut};
 
+use crate::scratch::HeadScratch;
 use crate::{LayerSpec, ModelConfig, Scratch, Shard};
 
 /// The weights of one layer, as a device holds them. What a family does not have is `None`.
@@ -11,6 +12,8 @@ pub(crate) struct Layer<M = Matrix, V = Vector> {
     pub(crate) q_norm: Option<V>,
     pub(crate) k_norm: Option<V>,
     pub(crate) sinks: Option<V>,
+    /// Of the residual stream, where the token's embedding stands beside it.
+    pub(crate) stream_norm: Option<V>,
     pub(crate) mlp: Branch<M, V>,
 }
 
@@ -29,7 +32,7 @@ impl<M, V> Layer<M, V> {
     /// All there is, with what each takes.
     pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
         let branches = [&self.attention, &self.mlp];
-        let heads = [&self.q_norm, &self.k_norm, &self.sinks].into_iter().flatten();
+        let heads = [&self.q_norm, &self.k_norm, &self.sinks, &self.stream_norm].into_iter().flatten();
         let optional = branches.into_iter().flat_map(|b| [&b.inputs_bias, &b.output_bias, &b.norm_after]);
         let vectors = branches.into_iter().map(|b| &b.norm_before).chain(optional.flatten()).chain(heads);
         let matrices = branches.into_iter().flat_map(|b| [&b.inputs, &b.output]);
@@ -55,8 +58,11 @@ impl Layer {
         let (q, kv_width) = (config.q_width(), config.kv_width());
         let (queries, keys, values) = (0..q, q..q + kv_width, q + kv_width..q + 2 * kv_width);
 
-        let Scratch { x, normed, qkv, attended, .. } = scratch;
-        self.attention.open(at, x, normed, qkv);
+        let Scratch { x, normed, qkv, attended, head, .. } = scratch;
+        match (&self.stream_norm, head) {
+            (Some(norm), Some(head)) => self.open_beside(norm, at, x, head, qkv),
+            _ => self.attention.open(at, x, normed, qkv),
+        }
         for (norm, columns) in [(&self.q_norm, queries.clone()), (&self.k_norm, keys.clone())] {
             if let Some(weight) = norm {
                 ops::rms_norm_heads(lane, qkv.view_mut(n).columns(columns), weight, config.rms_eps);
@@ -71,9 +77,35 @@ impl Layer {
             scale: spec.scale,
             soft_cap: spec.soft_cap,
             window: spec.window,
+            first: spec.first,
             sinks: self.sinks.as_ref().map(Vector::as_slice),
         };
         ops::attention(lane, qkv.columns(queries), kv, at.index, rows, shape, attended.view_mut(n));
+    }
+
+    /// The projections of the attention branch, of the tokens' embeddings and the residual stream `x` beside them.
+    fn open_beside(
+        &self,
+        norm: &Vector,
+        at: &At<'_>,
+        x: &mut Tensor,
+        head: &mut HeadScratch,
+        out: &mut Tensor,
+    ) {
+        let At { config, lane, .. } = *at;
+        let (n, hidden, eps) = (at.rows.positions.len(), config.hidden, config.rms_eps);
+        let HeadScratch { embedded, beside, .. } = head;
+        let (embedding, stream) = (0..hidden, hidden..2 * hidden);
+        let to = beside.view_mut(n).columns(embedding);
+        ops::rms_norm(lane, embedded.view(n), &self.attention.norm_before, eps, to, Write::Replace);
+        let to = beside.view_mut(n).columns(stream.clone());
+        ops::rms_norm(lane, x.view(n), norm, eps, to, Write::Replace);
+        if at.spec.attention.beside_embedding.is_some_and(|kind| kind.residual_normed) {
+            (0..n).for_each(|row| x.row_mut(row).copy_from_slice(&beside.row(row)[stream.clone()]));
+        }
+        let Branch { inputs, inputs_bias, .. } = &self.attention;
+        let out = out.view_mut(n).columns(0..inputs.out_features());
+        ops::matmul(lane, beside.view(n), inputs, inputs_bias.as_ref(), out, Write::Replace);
     }
 
     /// The MLP branch up to its down projection: `scratch.x` to `scratch.activated`.

@@ -51,6 +51,20 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// How q and k are rotated by their positions.
     pub rope: RopeConfig,
+    /// Nobody attends to positions before this one: a head's token of position 0 has no hidden state of the target before it.
+    pub first: usize,
+    /// What goes into the branch is the token's embedding, normalised, and beside it the residual stream, which has a norm of its own here:
+    /// `[embedding, stream]`, twice as wide (EAGLE-3).
+    pub beside_embedding: Option<BesideEmbedding>,
+}
+
+/// The first layer of a head on hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BesideEmbedding {
+    /// The name, in the layer, of the norm of the residual stream.
+    pub norm: &'static str,
+    /// The residual stream goes on normalised.
+    pub residual_normed: bool,
 }
 
 /// The MLP.
@@ -97,6 +111,8 @@ impl LayerSpec {
                 soft_cap: None,
                 sinks: false,
                 rope,
+                first: 0,
+                beside_embedding: None,
             },
             mlp: MlpSpec {
                 norms: Norms { before: "post_attention_layernorm", after: None },
@@ -127,6 +143,7 @@ impl LayerSpec {
             BranchWeights {
                 norms: attention.norms,
                 inputs: qkv,
+                input_streams: 1 + usize::from(attention.beside_embedding.is_some()),
                 inputs_bias: attention.qkv_bias,
                 output: ("self_attn.o_proj", Split::Heads),
                 output_bias: attention.o_bias,
@@ -136,6 +153,7 @@ impl LayerSpec {
             BranchWeights {
                 norms: mlp.norms,
                 inputs: if mlp.kind.activation().1 { gated } else { plain },
+                input_streams: 1,
                 inputs_bias: mlp.bias,
                 output: ("mlp.down_proj", Split::Mlp),
                 output_bias: mlp.bias,
@@ -149,8 +167,9 @@ impl LayerSpec {
 /// The weights of a branch, by the names that they have in the layer.
 pub(crate) struct BranchWeights {
     pub(crate) norms: Norms,
-    /// Projections of the branch's input, one matrix on every device: `[outputs, hidden]`, shards have some of the outputs.
+    /// Projections of the branch's input, one matrix on every device: `[outputs, input_streams * hidden]`, shards have some of the outputs.
     pub(crate) inputs: &'static [(&'static str, Split)],
+    pub(crate) input_streams: usize,
     pub(crate) inputs_bias: bool,
     /// The projection back: `[hidden, inputs]`, shards have some of the inputs, and their outputs are summed.
     pub(crate) output: (&'static str, Split),

@@ -8,7 +8,7 @@ mod checkpoint;
 mod config;
 pub mod cuda;
 mod error;
-mod hidden_states;
+mod features;
 mod layer;
 mod layer_spec;
 mod load;
@@ -20,11 +20,13 @@ pub mod synthetic;
 mod text;
 
 pub use checkpoint::{check_header, weight_files};
-pub use config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, fitted};
+pub use config::{
+    Architecture, FuseNorm, GenerationDefaults, HeadLayout, HeadSpec, ModelConfig, RopeConfig, fitted,
+};
 pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
-pub use hidden_states::{HiddenStates, NamedLayers};
-pub use layer_spec::{AttentionSpec, LayerSpec, Mlp, MlpSpec, Norms};
+pub use features::Features;
+pub use layer_spec::{AttentionSpec, BesideEmbedding, LayerSpec, Mlp, MlpSpec, Norms};
 pub use load::{Progress, WeightSource};
 pub use model::{Model, Pass};
 pub use scratch::Scratch;

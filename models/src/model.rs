@@ -13,7 +13,7 @@
 //! Of a shard all ranks of the group make the same calls with the same rows: the residual stream is the same on every rank, bit by bit, and
 //! so is what comes of it but for logits, of which each rank has those of its tokens.
 //!
-//! Hidden states that were [asked for](Scratch::attach) leave the pass behind their layers.
+//! A head on hidden states begins with what the caller put [there](Scratch::begins_with); its target's passes leave what it [reads](Scratch::attach).
 //!
 //! Nothing here allocates; in a group, but for what travels between ranks.
 
@@ -25,8 +25,9 @@ use faser_kernels::{
     Dtype, KvCache, KvShape, Lane, Matrix, RopeSpec, RopeTable, Rows, Table, Vector, ViewMut,
 };
 
+use crate::features::Fusion;
 use crate::layer::{At, Layer, summed};
-use crate::{ModelConfig, ModelError, RopeConfig, Scratch, Shard};
+use crate::{HeadSpec, ModelConfig, ModelError, RopeConfig, Scratch, Shard};
 
 /// Weights and shape of one model, or of a rank's shard of it; never changed after loading. Share it in an `Arc`.
 pub struct Model {
@@ -46,6 +47,15 @@ pub(crate) struct Parts<T = Table, M = Matrix, V = Vector> {
     pub(crate) layers: Vec<Arc<Layer<M, V>>>,
     pub(crate) norm: Arc<V>,
     pub(crate) head: Arc<M>,
+    /// Of a head on hidden states.
+    pub(crate) of_head: Option<HeadParts<M, V>>,
+}
+
+/// What a head on hidden states has beside a model's weights.
+pub(crate) struct HeadParts<M, V> {
+    pub(crate) fusion: Arc<Fusion<M, V>>,
+    /// Which of the target's tokens each is that it proposes, where those are not all.
+    pub(crate) target_tokens: Option<Arc<[u32]>>,
 }
 
 impl<T, M, V> Parts<T, M, V> {
@@ -56,6 +66,7 @@ impl<T, M, V> Parts<T, M, V> {
             layers: self.layers.iter().take(layers).cloned().collect(),
             norm: self.norm.clone(),
             head: self.head.clone(),
+            of_head: None,
         }
     }
 }
@@ -124,11 +135,27 @@ impl Model {
         self.dtype.beside()
     }
 
-    /// Bytes of all weights; weights shared with another model are counted in both.
+    /// Bytes of all weights. Weights shared with another model are counted in both, but what a head borrows of its target is the target's.
     pub fn weight_bytes(&self) -> u64 {
-        let Parts { embedding, layers, norm, head } = &self.parts;
+        let Parts { embedding, layers, norm, head, of_head } = &self.parts;
         let layers: u64 = layers.iter().map(|layer| layer.bytes(Matrix::bytes, Vector::bytes)).sum();
-        embedding.bytes() + layers + norm.bytes() + head.bytes()
+        let fusion = of_head.as_ref().map_or(0, |of_head| {
+            let Fusion { norms, matrix, .. } = &*of_head.fusion;
+            matrix.bytes() + norms.iter().map(Vector::bytes).sum::<u64>()
+        });
+        let own = |has: fn(&HeadSpec) -> bool| self.config.head.as_ref().is_none_or(has);
+        let embedding = if own(|head| head.own_embedding) { embedding.bytes() } else { 0 };
+        let head = if own(|head| head.own_lm_head) { head.bytes() } else { 0 };
+        embedding + layers + norm.bytes() + head + fusion
+    }
+
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// What of a head runs with its target.
+    pub(crate) fn fusion(&self) -> Option<&Arc<Fusion>> {
+        self.parts.of_head.as_ref().map(|of_head| &of_head.fusion)
     }
 
     /// Bytes of keys and values per token, all layers together.
@@ -175,20 +202,23 @@ impl Model {
             (shard.rank, shard.ranks),
             "rank and ranks of the lane, and of the model's shard"
         );
-        let (x, scale) = (scratch.x.view_mut(tokens.len()), self.config().embedding_scale);
-        if let Some(hidden) = &mut scratch.hidden {
-            hidden.begin(tokens.len());
-        }
+        let scale = self.config().embedding_scale;
+        let to = match &mut scratch.head {
+            Some(head) => &mut head.embedded,
+            None => &mut scratch.x,
+        };
         if shard == Shard::WHOLE {
-            return ops::embed(lane, &self.parts.embedding, tokens, scale, x);
+            ops::embed(lane, &self.parts.embedding, tokens, scale, to.view_mut(tokens.len()));
+            return scratch.enter(0, lane, None, tokens.len());
         }
         let vocab = self.config().vocab;
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
             panic!("token {token} of a vocabulary of {vocab}");
         }
         let first = shard.tokens(self.config()).start;
-        ops::embed_part(lane, &self.parts.embedding, first, tokens, scale, x);
-        summed(lane, scratch.x.view_mut(tokens.len()));
+        ops::embed_part(lane, &self.parts.embedding, first, tokens, scale, to.view_mut(tokens.len()));
+        summed(lane, to.view_mut(tokens.len()));
+        scratch.enter(0, lane, None, tokens.len());
     }
 
     /// Runs the pass, one row for each of `rows.positions`, through the layers of `range` (the first is 0): the residual stream
@@ -210,9 +240,7 @@ impl Model {
             let spec = &config.layers[index];
             let at = At { config, spec, shard, rope: &self.ropes[index], lane, index, rows };
             layer.forward(&at, kv, scratch);
-            if let Some(hidden) = &scratch.hidden {
-                hidden.behind(index, &scratch.x);
-            }
+            scratch.enter(index + 1, lane, Some(rows), rows.positions.len());
         }
     }
 
@@ -224,8 +252,8 @@ impl Model {
     pub fn keep(&self, scratch: &mut Scratch, n: usize, keep: &[u32]) {
         assert_eq!(scratch.x.cols(), self.config().hidden, "the scratch of another model");
         ops::compact_rows(scratch.x.view_mut(n), keep);
-        if let Some(hidden) = &mut scratch.hidden {
-            hidden.keep(keep);
+        if let Some(features) = &mut scratch.features {
+            features.keep(n, keep);
         }
     }
 
@@ -271,10 +299,21 @@ impl Model {
     /// If there are more than [`Scratch::max_logit_rows`], or one is not below `n`.
     pub fn finish(&self, lane: &Lane, scratch: &mut Scratch, n: usize, wanted: &[u32]) {
         self.normalise(lane, scratch, n, wanted);
-        let (normed, logits) =
-            (scratch.final_normed.view(wanted.len()), scratch.logits.view_mut(wanted.len()));
-        ops::matmul(lane, normed, &self.parts.head, None, logits, Write::Replace);
-        self.cap(lane, scratch.logits.view_mut(wanted.len()));
+        let Scratch { final_normed, logits, head, .. } = scratch;
+        let (normed, head_matrix) = (final_normed.view(wanted.len()), &self.parts.head);
+        let some = self.parts.of_head.as_ref().and_then(|of_head| of_head.target_tokens.as_deref());
+        let Some((tokens, head)) = some.zip(head.as_mut()) else {
+            ops::matmul(lane, normed, head_matrix, None, logits.view_mut(wanted.len()), Write::Replace);
+            return self.cap(lane, logits.view_mut(wanted.len()));
+        };
+        let proposed = &mut head.proposed;
+        ops::matmul(lane, normed, head_matrix, None, proposed.view_mut(wanted.len()), Write::Replace);
+        for row in 0..wanted.len() {
+            let to = logits.row_mut(row);
+            // It never proposes the others.
+            to.fill(f32::NEG_INFINITY);
+            tokens.iter().zip(proposed.row(row)).for_each(|(token, logit)| to[*token as usize] = *logit);
+        }
     }
 
     fn cap(&self, lane: &Lane, logits: ViewMut<'_>) {

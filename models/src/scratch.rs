@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use faser_kernels::Tensor;
+use faser_kernels::{Lane, Rows, Tensor};
 
-use crate::ModelConfig;
-use crate::hidden_states::{HiddenStates, HiddenWriter};
+use crate::features::{FeatureWriter, Features};
+use crate::{Model, ModelConfig};
 
 /// Room for the activations of passes up to a number of rows. A pass allocates nothing.
 pub struct Scratch {
@@ -27,8 +27,20 @@ pub struct Scratch {
     pub(crate) logits: Tensor,
     /// Tokens to score, as the shard counts them.
     pub(crate) own_tokens: Vec<u32>,
-    /// Where hidden states go, if anybody reads them.
-    pub(crate) hidden: Option<HiddenWriter>,
+    /// Where features go, of a target whose draft is a head.
+    pub(crate) features: Option<FeatureWriter>,
+    /// What a head needs more.
+    pub(crate) head: Option<HeadScratch>,
+}
+
+/// What a head on hidden states needs more than a model.
+pub(crate) struct HeadScratch {
+    /// The tokens' embeddings.
+    pub(crate) embedded: Tensor,
+    /// They, normalised, and the residual stream beside them.
+    pub(crate) beside: Tensor,
+    /// Logits of the tokens that it proposes, where those are not all.
+    pub(crate) proposed: Tensor,
 }
 
 impl Scratch {
@@ -45,7 +57,12 @@ impl Scratch {
             final_normed: Tensor::zeros(max_logit_rows, config.hidden),
             logits: Tensor::zeros(max_logit_rows, config.vocab),
             own_tokens: Vec::new(),
-            hidden: None,
+            features: None,
+            head: config.head.as_ref().map(|head| HeadScratch {
+                embedded: Tensor::zeros(max_rows, config.hidden),
+                beside: Tensor::zeros(max_rows, 2 * config.hidden),
+                proposed: Tensor::zeros(max_logit_rows, head.proposed_vocab.unwrap_or(1)),
+            }),
         }
     }
 
@@ -57,8 +74,19 @@ impl Scratch {
             + config.mlp_width()
             + config.intermediate;
         let logit_row = 2 * config.hidden + config.vocab;
+        let (row, logit_row) = match &config.head {
+            Some(head) => (row + 3 * config.hidden, logit_row + head.proposed_vocab.unwrap_or(1)),
+            None => (row, logit_row),
+        };
         let columns = (max_rows as u64) * (row as u64) + (max_logit_rows as u64) * (logit_row as u64);
         columns * size_of::<f32>() as u64
+    }
+
+    /// The first `n` rows of the residual stream enter a layer; `rows` is where they stand, behind the embedding.
+    pub(crate) fn enter(&mut self, layer: usize, lane: &Lane, rows: Option<Rows<'_>>, n: usize) {
+        if let Some(features) = &mut self.features {
+            features.enter(layer, &self.x, lane, rows, n);
+        }
     }
 
     /// The logits of the last pass: row `i` belongs to `pass.logits[i]`, `vocab` columns; of a shard,
@@ -87,16 +115,30 @@ impl Scratch {
         self.logits.capacity()
     }
 
-    /// From now on the passes in this scratch leave their hidden states in `states`.
+    /// From now on the passes in this scratch leave what `head` reads of them in `pages`.
     ///
     /// # Panics
-    /// If those are of a model of another width, or have no room for two passes.
-    pub fn attach(&mut self, states: Arc<HiddenStates>) {
-        self.hidden = Some(HiddenWriter::new(states, self.x.cols(), self.max_rows()));
+    /// If that is no head, or of a target of another width; if the pages are of another one.
+    pub fn attach(&mut self, pages: Arc<Features>, head: &Model) {
+        let fusion = head.fusion().expect("features are for a head").clone();
+        self.features = Some(FeatureWriter::new(pages, fusion, self.x.cols(), self.max_rows()));
     }
 
-    /// The index, in the hidden states attached, of the first row of the pass begun last; those of its other rows follow.
-    pub fn first_hidden(&self) -> Option<u64> {
-        self.hidden.as_ref().map(|hidden| hidden.first)
+    /// Bytes that [`Scratch::attach`] will allocate, for planning.
+    pub fn attached_bytes(head: &ModelConfig, max_rows: usize) -> u64 {
+        let width = head.head.as_ref().map_or(0, |spec| 2 * spec.streams_width() + head.hidden);
+        (max_rows * width * size_of::<f32>()) as u64
+    }
+
+    /// What a row of the pass of a head begins with, to be written before [`Model::begin`]: the features of the token before it, or what
+    /// [`Scratch::passed_on`] gave.
+    pub fn begins_with(&mut self, row: usize) -> &mut [f32] {
+        self.x.row_mut(row)
+    }
+
+    /// What the row behind one whose logits were wanted, the `wanted`th of them, begins with where the target's features are not there.
+    pub fn passed_on(&self, head: &ModelConfig, wanted: usize) -> &[f32] {
+        let normed = head.head.as_ref().is_some_and(|head| head.output_normed);
+        if normed { self.final_normed.row(wanted) } else { self.gathered.row(wanted) }
     }
 }

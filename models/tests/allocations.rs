@@ -7,8 +7,8 @@ mod counting;
 
 use counting::allocations;
 use faser_kernels::{Dtype, Isa, KvCache, Lane, Partition, Rows};
-use faser_models::synthetic::{SyntheticSpec, pair};
-use faser_models::{HiddenStates, Pass};
+use faser_models::synthetic::{SyntheticSpec, head, pair};
+use faser_models::{Features, Pass};
 
 const ROWS: usize = 24;
 
@@ -20,7 +20,10 @@ fn a_second_pass_allocates_nothing() {
         let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
         let mut kv = KvCache::new(model.kv_shape(2, 16), model.kv_dtype()).unwrap();
         let mut scratch = model.scratch(ROWS, ROWS);
-        scratch.attach(HiddenStates::new(model.config(), &[1, 3], 2 * ROWS));
+        let head = head(&model, &[1, 2, 4], 300, 1, dtype).unwrap();
+        scratch.attach(Features::new(2, 16, head.config().hidden), &head);
+        let mut of_head =
+            (head.scratch(ROWS, ROWS), KvCache::new(head.kv_shape(2, 16), head.kv_dtype()).unwrap());
         let numbers: Vec<u32> = (0..ROWS as u32).collect();
         let rows = |n| Rows { positions: &numbers[..n], table_of: &[0; ROWS][..n], tables: &[&[1, 0]] };
         let mut scores = [0.0; 4 * ROWS];
@@ -38,6 +41,9 @@ fn a_second_pass_allocates_nothing() {
             model.keep(&mut scratch, ROWS, &numbers[..10]);
             model.layers(&lane, 2..4, &mut kv, &mut scratch, rows(10));
             model.finish(&lane, &mut scratch, 10, &[0, 9]);
+            let (scratch, kv) = &mut of_head;
+            (0..ROWS).for_each(|row| scratch.begins_with(row).fill(0.5));
+            head.forward(&lane, kv, scratch, &Pass { tokens: &numbers, rows: rows(ROWS), logits: &[0, 9] });
         };
         pass();
         let before = allocations();

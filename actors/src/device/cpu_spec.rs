@@ -7,13 +7,13 @@ use std::time::Duration;
 use faser_engine::EngineConfig;
 use faser_kernels::collective::in_process;
 use faser_kernels::{Collective, Isa};
-use faser_models::Model;
+use faser_models::{Features, Model};
 use faser_topology::{LanePair, Partition, rank_partitions};
 
 use super::open::{LanePasses, Open, PassLimits, lanes_of, whole_group};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
-use crate::runner::{CpuBackend, CpuLaneSpec};
+use crate::runner::{CpuBackend, CpuFeatures, CpuLaneSpec};
 
 /// A pair on cores of this host.
 #[derive(Clone)]
@@ -47,6 +47,10 @@ impl CpuSpec {
             let shards: Vec<_> = shards.iter().map(|model| model.shard()).collect();
             whole_group(name, &shards)?;
         }
+        if self.draft.len() > 1 && self.draft.iter().any(|draft| draft.config().head.is_some()) {
+            let problem = "the draft is a head on hidden states, which is not split over ranks: `device.draft_tensor_parallel` must be 1";
+            return Err(ServiceError::Contradiction(problem.to_owned()));
+        }
         if self.target.is_empty() {
             return Err(ServiceError::Contradiction("there is no target".to_owned()));
         }
@@ -66,26 +70,43 @@ impl CpuSpec {
     ) -> DeviceBuild {
         let limits = PassLimits::of(engine);
         let (targets, drafts) = (&self.target, &self.draft);
+        let pages = self.features(engine.target_blocks, engine.block_size);
         let cores = rank_partitions(&self.partitions, targets.len(), drafts.len().max(1));
-        let lanes =
-            |name, models: &[Arc<Model>], lane: fn(&LanePair) -> &Partition, blocks, max_logit_rows| {
-                let ways = ways(models.len(), self.rank_deadline);
-                let parts = models.iter().zip(&cores).zip(ways);
-                let ranks = parts.map(|((model, cores), way)| {
-                    let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
-                    let (isa, block_size, max_rows) = (self.isa, engine.block_size, limits.rows);
-                    let hidden = None;
-                    let spec =
-                        CpuLaneSpec { partitions, isa, blocks, block_size, max_rows, max_logit_rows, hidden };
-                    opened(name, model.clone(), spec, way)
-                });
-                ranks.collect()
-            };
+        let lanes = |name,
+                     models: &[Arc<Model>],
+                     lane: fn(&LanePair) -> &Partition,
+                     blocks,
+                     max_logit_rows| {
+            let ways = ways(models.len(), self.rank_deadline);
+            let parts = models.iter().zip(&cores).zip(ways);
+            let ranks = parts.enumerate().map(|(rank, ((model, cores), way))| {
+                let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
+                let (isa, block_size, max_rows) = (self.isa, engine.block_size, limits.rows);
+                let features = self.features_of(rank, model, pages.as_ref());
+                let spec =
+                    CpuLaneSpec { partitions, isa, blocks, block_size, max_rows, max_logit_rows, features };
+                opened(name, model.clone(), spec, way)
+            });
+            ranks.collect()
+        };
         let draft =
             lanes("draft", drafts, |pair| &pair.draft, engine.draft.needs().blocks, limits.draft_logit_rows);
         let verify =
             lanes("verify", targets, |pair| &pair.verify, engine.target_blocks, limits.verify_logit_rows);
         lanes_of(draft, verify)
+    }
+
+    /// Pages for what a head reads of tokens in so many blocks of its target, if the draft is one.
+    fn features(&self, blocks: usize, block_size: usize) -> Option<Arc<Features>> {
+        let head = self.draft.first().map(|draft| draft.config()).filter(|draft| draft.head.is_some())?;
+        Some(Features::new(blocks, block_size, head.hidden))
+    }
+
+    /// What a rank's lane has of them: all ranks of the target have the same streams, and the first writes.
+    fn features_of(&self, rank: usize, model: &Model, pages: Option<&Arc<Features>>) -> Option<CpuFeatures> {
+        let writes = model.config().head.is_none();
+        let head = self.draft.first().filter(|_| writes).cloned();
+        pages.filter(|_| rank == 0 || !writes).map(|pages| CpuFeatures { pages: pages.clone(), head })
     }
 
     /// One lane on one partition, to be timed: that of each rank.
@@ -95,7 +116,8 @@ impl CpuSpec {
             if lane.drafts { (&self.draft, &pair.draft) } else { (&self.target, &pair.verify) };
         let (ranks, name) = (models.len(), if lane.drafts { "draft" } else { "verify" });
         let parts = models.iter().zip(cores.split(ranks)).zip(ways(ranks, self.rank_deadline));
-        let open = parts.map(|((model, cores), way)| {
+        let pages = self.features(lane.blocks(), lane.block_size);
+        let open = parts.enumerate().map(|(rank, ((model, cores), way))| {
             let spec = CpuLaneSpec {
                 partitions: vec![cores],
                 isa: self.isa,
@@ -103,7 +125,7 @@ impl CpuSpec {
                 block_size: lane.block_size,
                 max_rows: lane.most_rows,
                 max_logit_rows: lane.most_rows,
-                hidden: None,
+                features: self.features_of(rank, model, pages.as_ref()),
             };
             opened(name, model.clone(), spec, way)
         });

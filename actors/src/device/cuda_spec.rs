@@ -194,7 +194,6 @@ impl CudaSpec {
                 shares: shares.iter().map(|pair| lane(pair).clone()).collect(),
                 sizes,
                 drafts,
-                hidden: None,
             };
             if let Some(model) = &rank.draft {
                 let spec = spec(|pair| &pair.draft, limits.cuda_draft(engine), true);
@@ -225,7 +224,7 @@ impl CudaSpec {
             let SharePair { draft, verify } = rank.shares(&self.draft_sms)?[lane.place].clone();
             let of_lane = if lane.drafts { rank.draft.clone() } else { Some(rank.target.clone()) };
             let share = if lane.drafts { draft } else { verify };
-            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts, hidden: None };
+            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts };
             models.extend(of_lane.map(|model| (model, spec)));
         }
         let slots = slots(models.len(), self.rank_deadline)?;

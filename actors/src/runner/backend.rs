@@ -72,9 +72,6 @@ pub trait LaneBackend {
     /// Begins a pass.
     fn stage(&mut self, rows: &PassRows<'_>, sequences: &mut Sequences<Self::Sequence>);
 
-    /// The index of the pass's first row in the channel that its hidden states go to, if there is one; those of its other rows follow.
-    fn first_hidden(&self) -> Option<u64>;
-
     /// Runs these layers.
     fn layers(&mut self, rows: &PassRows<'_>, layers: Range<usize>);
 
@@ -199,21 +196,21 @@ pub struct Piece<'a> {
     pub drawn_from: usize,
     /// Proposals that stand before the place of the first of those.
     pub since: usize,
+    /// What its rows begin with beside their tokens.
+    pub begins: Begins<'a>,
     /// The chunk's proposals; of a draft that proposes in one pass, the mask tokens in their places.
     pub proposals: &'a [TokenId],
 }
 
-/// Rows of committed tokens, one behind the other, whose hidden states the verify lane's channel has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HiddenRows {
-    /// Their sequence.
-    pub seq: SeqId,
-    /// The chunk of the plan.
-    pub chunk: usize,
-    /// Position of the first.
-    pub start: usize,
-    /// Their indices in the channel.
-    pub rows: Range<u64>,
+/// What rows of a model begin with beside their tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begins<'a> {
+    /// Nothing.
+    Alone,
+    /// Of a head: the features that the target has, by this block table, of the token before each.
+    Features(&'a [BlockId]),
+    /// Of a head: what its last row of the same chunk passed on.
+    PassedOn,
 }
 
 /// A proposal to be tested at pruning checkpoints.
@@ -305,8 +302,14 @@ impl PassRows<'_> {
 impl<'a> Piece<'a> {
     /// Tokens of a draft plan, from the chunk's row at position `start` on; what is drawn first stands behind all tokens that there are.
     pub(super) fn drafting(seq: SeqId, chunk: usize, start: usize, drawn_from: usize) -> Self {
-        let (first, rows, since) = (0, 0, 0);
-        Piece { seq, chunk, first, start, rows, logits_from: drawn_from, drawn_from, since, proposals: &[] }
+        let (first, rows, since, begins) = (0, 0, 0, Begins::Alone);
+        let logits_from = drawn_from;
+        Piece { seq, chunk, first, start, rows, logits_from, drawn_from, since, begins, proposals: &[] }
+    }
+
+    /// The same of a head.
+    pub(super) fn beginning(self, begins: Begins<'a>) -> Self {
+        Piece { begins, ..self }
     }
 
     /// The same, where `masks` stand in places of proposals: tokens are drawn for those places too, `since` of which were in an earlier pass.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use faser_engine::{Admission, BlockCopy, PartitionId, TokenId};
 use faser_kernels::sampling::{self, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
-use faser_models::{HiddenStates, Model, Scratch, Shard};
+use faser_models::{Features, Model, Scratch, Shard};
 use faser_topology::Partition;
 
-use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
+use super::backend::{Begins, Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
 use super::sequences::{OnDevice, Sequences};
 use crate::error::ServiceError;
 use crate::submission::LaneRequest;
@@ -29,8 +29,17 @@ pub struct CpuLaneSpec {
     pub max_rows: usize,
     /// Rows of its largest pass whose logits are wanted.
     pub max_logit_rows: usize,
-    /// The channel that hidden states go to, of a lane that verifies for a draft that reads them.
-    pub hidden: Option<Arc<HiddenStates>>,
+    /// What a head reads of its target, of a lane that writes or reads it.
+    pub features: Option<CpuFeatures>,
+}
+
+/// The features of a target's tokens, as a lane of it or of its head has them.
+#[derive(Clone, Debug)]
+pub struct CpuFeatures {
+    /// Beside the target's KV.
+    pub pages: Arc<Features>,
+    /// The head that the lane writes them for; none where it reads them.
+    pub head: Option<Arc<Model>>,
 }
 
 /// A model on cores.
@@ -47,6 +56,9 @@ pub struct CpuBackend {
     outputs: PassOutputs,
     /// Of a shard, what brings the ranks' logits together.
     part: Option<Part>,
+    features: Option<CpuFeatures>,
+    /// Of a head: what the last row of each chunk passed on.
+    passed_on: Tensor,
 }
 
 /// The pass under way.
@@ -58,6 +70,8 @@ struct Pass {
     /// Rows with logits.
     logits: Vec<u32>,
     pieces: Vec<Here>,
+    /// Chunk of each piece.
+    chunks: Vec<usize>,
     /// Somebody has rows that are not wanted any more.
     to_compact: bool,
     keep: Vec<u32>,
@@ -93,7 +107,7 @@ impl CpuBackend {
     /// The lane's threads or its memory cannot be had.
     ///
     /// # Panics
-    /// If the channel of hidden states is not for such passes: see [`Scratch::attach`].
+    /// If the features are those of other models: see [`Scratch::attach`].
     pub fn new(model: Arc<Model>, spec: &CpuLaneSpec) -> Result<CpuBackend, ServiceError> {
         let lanes = spec
             .partitions
@@ -107,9 +121,12 @@ impl CpuBackend {
         }
         let kv = KvCache::new(model.kv_shape(spec.blocks, spec.block_size), model.kv_dtype())?;
         let mut scratch = model.scratch(spec.max_rows, spec.max_logit_rows);
-        if let Some(hidden) = &spec.hidden {
-            scratch.attach(hidden.clone());
+        let features = spec.features.clone();
+        if let Some(CpuFeatures { pages, head: Some(head) }) = &features {
+            scratch.attach(pages.clone(), head);
         }
+        let chunks = if model.config().head.is_some() { spec.max_rows } else { 1 };
+        let passed_on = Tensor::zeros(chunks, model.config().hidden);
         let shard = model.shard();
         let part = (shard != Shard::WHOLE).then(|| Part {
             sampler: PartSampler::new(model.config().vocab, shard.rank, shard.ranks),
@@ -118,7 +135,20 @@ impl CpuBackend {
         let bounds =
             PassBounds { rows: spec.max_rows, logit_rows: spec.max_logit_rows, pieces: spec.max_rows };
         let (pass, outputs) = (Pass::default(), PassOutputs::default());
-        Ok(CpuBackend { lanes, current: 0, pinned: false, model, kv, scratch, bounds, pass, outputs, part })
+        Ok(CpuBackend {
+            lanes,
+            current: 0,
+            pinned: false,
+            model,
+            kv,
+            scratch,
+            bounds,
+            pass,
+            outputs,
+            part,
+            features,
+            passed_on,
+        })
     }
 
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
@@ -135,6 +165,38 @@ impl CpuBackend {
 
     fn lane(&self) -> &Lane {
         &self.lanes[self.current]
+    }
+
+    /// Writes what the rows of a head begin with.
+    fn begin_rows(&mut self, rows: &PassRows<'_>) {
+        for piece in &rows.pieces {
+            for offset in 0..piece.rows {
+                let to = match piece.begins {
+                    Begins::Alone => break,
+                    _ => self.scratch.begins_with(piece.first + offset),
+                };
+                match (piece.begins, &self.features, (piece.start + offset).checked_sub(1)) {
+                    (Begins::Features(table), Some(features), Some(before)) => {
+                        features.pages.read(table, before, to);
+                    }
+                    (Begins::PassedOn, ..) => to.copy_from_slice(self.passed_on.row(piece.chunk)),
+                    // No one attends to the first token.
+                    _ => to.fill(0.0),
+                }
+            }
+        }
+    }
+
+    /// Keeps what the last row of each piece that drafts passes on to the next.
+    fn pass_on(&mut self) {
+        let config = self.model.config();
+        if config.head.is_none() {
+            return;
+        }
+        for (wanted, row) in self.pass.logits.iter().enumerate() {
+            let chunk = self.pass.chunks[self.pass.piece_of[*row as usize] as usize];
+            self.passed_on.row_mut(chunk).copy_from_slice(self.scratch.passed_on(config, wanted));
+        }
     }
 
     /// The logits of the pass, for all tokens, `[rows, vocab]`: of a shard, those of all ranks.
@@ -242,6 +304,10 @@ impl LaneBackend for CpuBackend {
 
     fn copy_blocks(&mut self, copies: &[BlockCopy]) {
         copies.iter().for_each(|copy| self.kv.copy_block(copy.from, copy.to));
+        // They are the target's: its lane copies them.
+        if let Some(CpuFeatures { pages, head: Some(_) }) = &self.features {
+            copies.iter().for_each(|copy| pages.copy_block(copy.from, copy.to));
+        }
     }
 
     fn admit(&mut self, _admission: &Admission, _request: &LaneRequest) {}
@@ -249,11 +315,13 @@ impl LaneBackend for CpuBackend {
     fn retire(&mut self, (): ()) {}
 
     fn stage(&mut self, rows: &PassRows<'_>, _sequences: &mut Sequences<()>) {
-        let Pass { positions, piece_of, logits, pieces, to_compact, .. } = &mut self.pass;
+        let Pass { positions, piece_of, logits, pieces, chunks, to_compact, .. } = &mut self.pass;
         positions.clear();
         piece_of.clear();
         logits.clear();
         pieces.clear();
+        chunks.clear();
+        chunks.extend(rows.pieces.iter().map(|piece| piece.chunk));
         *to_compact = false;
         for (piece, number) in rows.pieces.iter().zip(0..) {
             let (first, count) = (piece.first, piece.rows);
@@ -263,11 +331,8 @@ impl LaneBackend for CpuBackend {
             pieces.push(Here { first, rows: count, live: count, cancelled: false });
         }
         self.outputs.begin(rows);
+        self.begin_rows(rows);
         self.model.begin(&self.lanes[self.current], &mut self.scratch, &rows.tokens);
-    }
-
-    fn first_hidden(&self) -> Option<u64> {
-        self.scratch.first_hidden()
     }
 
     fn layers(&mut self, rows: &PassRows<'_>, layers: Range<usize>) {
@@ -367,6 +432,7 @@ impl LaneBackend for CpuBackend {
         if !logits.is_empty() {
             self.model.finish(&self.lanes[self.current], &mut self.scratch, positions.len(), logits);
         }
+        self.pass_on();
     }
 
     fn draw(&mut self, rows: &PassRows<'_>, sequences: &Sequences<()>, how: &Draw<'_>) {

@@ -1,5 +1,6 @@
 //! The draft lane's executor: catch-up rows for all chunks, then proposals, one token of every sequence per step. Where the plan has them all drawn
-//! in one pass, mask tokens stand behind the rows, in the places of proposals but the last: the row of each brings the proposal after it.
+//! in one pass, mask tokens stand behind the rows, in the places of proposals but the last: the row of each brings the proposal after it. Rows of a head
+//! on hidden states begin with the target's features, and those of its proposals with what the row before passed on.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use faser_engine::{
 };
 use faser_models::ForcedToken;
 
-use super::backend::{Draw, LaneBackend, PassOutputs, PassRows, Piece};
+use super::backend::{Begins, Draw, LaneBackend, PassOutputs, PassRows, Piece};
 use super::masks::Masks;
 use super::sequences::Sequences;
 use crate::cancellation::{CancelSource, Cancelled};
@@ -123,7 +124,8 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.hear(job);
         let mut rows = PassRows::default();
         for (index, chunk) in plan.chunks.iter().enumerate() {
-            self.draft_from(job.rows(chunk), chunk.start, index, &mut rows, job);
+            let begins = plan.features(chunk).map_or(Begins::Alone, Begins::Features);
+            self.draft_from(job.rows(chunk), chunk.start, begins, index, &mut rows, job);
         }
         self.forward(&rows, job);
     }
@@ -135,7 +137,9 @@ impl<B: LaneBackend> DraftRunner<B> {
         let mut wanted = false;
         for index in 0..job.plan.chunks.len() {
             if let Some((latest, position)) = job.goes_on(index, self.cancelled.seqs()) {
-                self.draft_from(&[latest], position, index, &mut rows, job);
+                let head = job.plan.features(&job.plan.chunks[index]).is_some();
+                let begins = if head { Begins::PassedOn } else { Begins::Alone };
+                self.draft_from(&[latest], position, begins, index, &mut rows, job);
                 wanted = true;
             }
         }
@@ -149,13 +153,20 @@ impl<B: LaneBackend> DraftRunner<B> {
         &mut self,
         latest: &[TokenId],
         position: usize,
+        begins: Begins<'a>,
         chunk: usize,
         rows: &mut PassRows<'a>,
         job: &mut Drafting<'a>,
     ) {
         let mut tokens = latest.to_vec();
         let mut drafts = true;
-        for ForcedToken { token, certain } in self.masks.take_forced(chunk) {
+        let mut forced = self.masks.take_forced(chunk);
+        if begins != Begins::Alone {
+            // The row of a forced token begins with what the one before it passes on: it comes in the next pass.
+            job.forced[chunk] = forced.first().copied();
+            forced.clear();
+        }
+        for ForcedToken { token, certain } in forced {
             self.sequences.of_mut(job.plan.chunks[chunk].seq).push(token);
             job.drew(chunk, token, if certain { 1.0 } else { LIKELY }, Alternatives::new());
             if job.goes_on(chunk, self.cancelled.seqs()).is_none() {
@@ -180,7 +191,8 @@ impl<B: LaneBackend> DraftRunner<B> {
             }
             let seq = job.plan.chunks[chunk].seq;
             let piece = Piece::drafting(seq, chunk, position + from, drawn_from.saturating_sub(from))
-                .masked(from.saturating_sub(drawn_from), masks);
+                .masked(from.saturating_sub(drawn_from), masks)
+                .beginning(begins);
             rows.push(piece, &tokens[from..from + count], job.tables[chunk]);
             from += count;
         }
@@ -224,9 +236,12 @@ impl<B: LaneBackend> DraftRunner<B> {
         for (place, piece) in drawn.enumerate() {
             // Where a pass brings several, its stop rule may have ended a chunk before the last.
             if job.takes(piece.chunk) {
-                let (token, confidence) = (self.outputs.tokens[place], self.outputs.confidence[place]);
+                let drawn = (self.outputs.tokens[place], self.outputs.confidence[place]);
+                let forced = job.forced[piece.chunk].take();
+                let (token, confidence) =
+                    forced.map_or(drawn, |forced| (forced.token, if forced.certain { 1.0 } else { LIKELY }));
                 // Alternatives that a grammar forbids say nothing of what the target draws under it.
-                let free = self.masks.bits(piece.chunk, 0).is_none();
+                let free = self.masks.bits(piece.chunk, 0).is_none() && forced.is_none();
                 let top = self.outputs.top.get(place).filter(|_| free);
                 let alternatives = top.map_or_else(Alternatives::new, |top| Alternatives::from(*top));
                 job.drew(piece.chunk, token, confidence, alternatives);
@@ -253,6 +268,8 @@ struct Drafting<'a> {
     survival: Vec<f32>,
     /// Chunks that get no more, whatever they wanted.
     ended: Vec<bool>,
+    /// What a grammar forces in the place that the pass at hand draws for, of a head.
+    forced: Vec<Option<ForcedToken>>,
 }
 
 impl<'a> Drafting<'a> {
@@ -264,6 +281,7 @@ impl<'a> Drafting<'a> {
             drafted: plan.chunks.iter().map(|chunk| Vec::with_capacity(chunk.steps)).collect(),
             survival: plan.chunks.iter().map(|chunk| chunk.stop.survival).collect(),
             ended: vec![false; plan.chunks.len()],
+            forced: vec![None; plan.chunks.len()],
         }
     }
 

@@ -13,9 +13,9 @@ mod verify;
 
 use std::time::Duration;
 
-pub(crate) use backend::{Draw, PassOutputs, PassRows, Piece};
-pub use backend::{HiddenRows, LaneBackend};
-pub use cpu_backend::{CpuBackend, CpuLaneSpec};
+pub use backend::LaneBackend;
+pub(crate) use backend::{Begins, Draw, PassOutputs, PassRows, Piece};
+pub use cpu_backend::{CpuBackend, CpuFeatures, CpuLaneSpec};
 pub use cuda::{CudaBackend, CudaLaneSpec};
 pub use draft::{DraftRunner, DraftWork};
 pub(crate) use masks::Masks;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use faser_engine::{ALTERNATIVES, TokenId, VerifyPlan};
 use faser_kernels::sampling::Logprobs;
 
-use super::backend::{Draw, HiddenRows, LaneBackend, PassOutputs, PassRows, Piece, RowTest, SCORED};
+use super::backend::{Begins, Draw, LaneBackend, PassOutputs, PassRows, Piece, RowTest, SCORED};
 use super::judging::{Progress, committed, judge, pruned_at};
 use super::masks::Masks;
 use super::sequences::Sequences;
@@ -37,8 +37,6 @@ pub struct VerifyRunner<B: LaneBackend> {
     sampled: Vec<TokenId>,
     /// Of each of those, where anybody wants them: which of them are committed is known at the end of the plan.
     logprobs: Vec<Option<Logprobs>>,
-    /// Of the plan, in the order of its chunks; until its verdicts, of all rows that were in passes.
-    hidden: Vec<HiddenRows>,
     masks: Masks,
 }
 
@@ -54,7 +52,6 @@ impl<B: LaneBackend> VerifyRunner<B> {
             chunks: Vec::new(),
             sampled: Vec::new(),
             logprobs: Vec::new(),
-            hidden: Vec::new(),
             masks: Masks::new(mask_patience),
         }
     }
@@ -62,12 +59,6 @@ impl<B: LaneBackend> VerifyRunner<B> {
     /// From now on asks while a pass runs which sequences were cancelled; in a group the first rank alone does.
     pub fn set_cancel_source(&mut self, source: Box<dyn CancelSource>) {
         self.cancelled.listen(source);
-    }
-
-    /// The rows that the last plan committed, chunk by chunk, whose hidden states are in the lane's channel; none without a channel. A chunk that
-    /// took several passes has some for each.
-    pub fn hidden_rows(&self) -> &[HiddenRows] {
-        &self.hidden
     }
 
     /// Carries out a plan: first `copies`, then `retire`, `admit`, and the chunks together. The plan comes back with its outcome.
@@ -86,14 +77,12 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
         self.sampled.clear();
         self.logprobs.clear();
-        self.hidden.clear();
         self.chunks.clear();
         self.chunks.extend(plan.chunks.iter().map(Progress::new));
         let mut margins = std::mem::take(&mut plan.outcome.margins);
         margins.resize(plan.prune_checkpoints.len() * plan.tests.len(), f32::NAN);
         self.carry_out(&plan, &mut margins);
         self.judge(&mut plan);
-        self.commit_hidden(&plan);
         plan.outcome.margins = margins;
         plan.outcome.took = started.elapsed();
         plan
@@ -160,6 +149,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
                     logits_from: logits_from.saturating_sub(from),
                     drawn_from: drawn_from.saturating_sub(from),
                     since: from.saturating_sub(drawn_from),
+                    begins: Begins::Alone,
                     proposals: plan.proposals(chunk),
                 };
                 let number = rows.push(piece, &tokens[from..from + count], plan.table(chunk));
@@ -179,7 +169,6 @@ impl<B: LaneBackend> VerifyRunner<B> {
         let drawn = !rows.is_empty();
         if drawn {
             self.backend.stage(rows, &mut self.sequences);
-            self.name_hidden(rows);
             let (mut begin, mut checkpoints) = (0, 0);
             while begin < layers {
                 let end = self.next_stop(plan, begin, checkpoints, layers);
@@ -224,28 +213,6 @@ impl<B: LaneBackend> VerifyRunner<B> {
             }
         }
         self.keep(plan, rows, margins);
-    }
-
-    /// Which rows the pass has in the channel of hidden states, if there is one.
-    fn name_hidden(&mut self, rows: &PassRows<'_>) {
-        let Some(first) = self.backend.first_hidden() else { return };
-        self.hidden.extend(rows.pieces.iter().map(|piece| {
-            let Piece { seq, chunk, start, .. } = *piece;
-            let first = first + piece.first as u64;
-            HiddenRows { seq, chunk, start, rows: first..first + piece.rows as u64 }
-        }));
-    }
-
-    /// Of those rows the committed ones stay: rows of committed tokens, and the accepted prefix.
-    fn commit_hidden(&mut self, plan: &VerifyPlan) {
-        let (chunks, verdicts) = (&self.chunks, &plan.outcome.verdicts);
-        self.hidden.retain_mut(|hidden| {
-            let chunk = &plan.chunks[hidden.chunk];
-            let kept = chunks[hidden.chunk].rows.min(committed(chunk) + verdicts[hidden.chunk].accepted);
-            let rows = (chunk.start + kept).saturating_sub(hidden.start) as u64;
-            hidden.rows.end = hidden.rows.end.min(hidden.rows.start + rows);
-            !hidden.rows.is_empty()
-        });
     }
 
     /// What the pass has brought of each chunk.

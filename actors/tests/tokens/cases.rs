@@ -166,6 +166,13 @@ pub(crate) fn pair(dtype: Dtype) -> Pair {
     pair_of(&spec(), dtype)
 }
 
+/// The same target with a head on its hidden states, which was never trained.
+pub(crate) fn with_head(dtype: Dtype, head: Dtype) -> Pair {
+    let pair = pair(dtype);
+    let draft = synthetic::head(&pair.target, &[0, 2, LAYERS], VOCAB / 2, 3, head).expect("a head");
+    Pair { draft: Some(Arc::new(draft)), ..pair }
+}
+
 pub(crate) fn pair_of(spec: &SyntheticSpec, dtype: Dtype) -> Pair {
     let (target, draft) = synthetic::pair(spec, dtype, &mut |_| {}).expect("a synthetic pair");
     Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }

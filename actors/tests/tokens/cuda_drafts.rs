@@ -48,7 +48,7 @@ fn lanes() -> Lanes {
         block_size: BLOCK,
         max_rows: MAX_ROWS,
         max_logit_rows: SEQUENCES,
-        hidden: None,
+        features: None,
     };
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
     let source = WeightSource::SyntheticDraft(spec());
@@ -56,7 +56,6 @@ fn lanes() -> Lanes {
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split").draft);
     let spec = CudaLaneSpec {
         drafts: true,
-        hidden: None,
         shares: [Share::whole(&gpu)].into_iter().chain(splits).collect(),
         sizes: CudaSizes {
             blocks: cpu.blocks,
@@ -99,6 +98,7 @@ fn plan(random: &mut Random, step: u64, sequences: &[Sequence], stops: bool) -> 
             rows: tokens..plan.tokens.len(),
             steps: steps.min(CONTEXT - sequence.history.len()),
             stop,
+            features: 0..0,
             table: blocks..plan.blocks.len(),
         });
     }

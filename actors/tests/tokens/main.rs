@@ -10,7 +10,6 @@ mod cuda_fake;
 mod cuda_shards;
 mod cuda_tokens;
 mod distribution;
-mod hidden_rows;
 mod one_pass;
 mod rank_group;
 mod rig;

@@ -91,6 +91,7 @@ fn run<B: LaneBackend>(mut runner: DraftRunner<B>, model: &Model, most: f32, see
                     below: if stops { 0.5 } else { 0.0 },
                 },
                 table: blocks..plan.blocks.len(),
+                features: 0..0,
             });
         }
         let rows: usize = plan.chunks.iter().map(|chunk| chunk.rows.len() + chunk.steps).sum();
@@ -139,7 +140,7 @@ fn proposals_of_one_pass_are_the_models_on_cores() {
             block_size: BLOCK,
             max_rows: MAX_ROWS,
             max_logit_rows: MAX_LOGIT_ROWS,
-            hidden: None,
+            features: None,
         };
         let backend = CpuBackend::new(draft(), &spec).unwrap();
         run(DraftRunner::new(backend, MASK_PATIENCE), &draft(), 1e-6, seed);
@@ -165,7 +166,6 @@ fn proposals_of_one_pass_are_the_models_on_a_gpu() {
                     max_prune_checkpoints: 1,
                 },
                 drafts: true,
-                hidden: None,
             };
             let backend = CudaBackend::new(model.clone(), &spec).unwrap();
             run(DraftRunner::new(backend, MASK_PATIENCE), &draft(), 1e-5, seed);

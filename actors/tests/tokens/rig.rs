@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CancelSource, CpuLaneSpec, CudaLaneSpec, DraftWork, Isa, LaneRequest, MASK_PATIENCE, PassLimits,
-    VerifyWork,
+    CancelSource, CpuFeatures, CpuLaneSpec, CudaLaneSpec, DraftWork, Isa, LaneRequest, MASK_PATIENCE,
+    PassLimits, VerifyWork,
 };
 use faser_engine::{
     Admission, CancelledChunk, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind,
     PartitionId, Request, SeqId, Test, TokenId, Usage, VerifyPlan,
 };
 use faser_kernels::cuda::{Gpu, Share, SharePair};
-use faser_models::Model;
 use faser_models::cuda::CudaModel;
+use faser_models::{Features, Model};
 use faser_topology::Partition;
 
 /// Partitions of the rig's device, all alike.
@@ -276,7 +276,6 @@ fn runners(
             shares: rank.shares.iter().map(|pair| lane(pair).clone()).collect(),
             sizes,
             drafts,
-            hidden: None,
         };
         let ranks = || std::iter::once(gpu).chain(&gpu.others);
         let drafts: Vec<_> = ranks()
@@ -303,14 +302,20 @@ fn runners(
         };
         return (draft, Box::new(verify));
     }
-    let spec = |blocks, max_logit_rows| CpuLaneSpec {
+    let head = pair.draft.as_ref().filter(|draft| draft.config().head.is_some());
+    let pages = head.map(|head| Features::new(config.target_blocks, config.block_size, head.config().hidden));
+    let features = |writes: bool| {
+        let head = head.filter(|_| writes).cloned();
+        pages.clone().map(|pages| CpuFeatures { pages, head })
+    };
+    let spec = |blocks, max_logit_rows, writes| CpuLaneSpec {
         partitions: vec![Partition { cores: vec![0] }; PARTITIONS],
         isa: Isa::detect(),
         blocks,
         block_size: config.block_size,
         max_rows: limits.rows,
         max_logit_rows,
-        hidden: None,
+        features: features(writes),
     };
     let whole = |model: &Arc<Model>| vec![model.clone()];
     let (targets, drafts) = match &pair.shards {
@@ -318,10 +323,10 @@ fn runners(
         None => (whole(&pair.target), pair.draft.as_ref().map_or_else(Vec::new, whole)),
     };
     let draft = (!drafts.is_empty()).then(|| {
-        let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows);
+        let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows, false);
         Box::new(crate::rank_group::draft(&drafts, &spec, cancelled(LaneKind::Draft))) as Draft
     });
-    let spec = spec(config.target_blocks, limits.verify_logit_rows);
+    let spec = spec(config.target_blocks, limits.verify_logit_rows, true);
     (draft, Box::new(crate::rank_group::verify(&targets, &spec, cancelled(LaneKind::Verify), patience)))
 }
 

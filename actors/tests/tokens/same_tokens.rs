@@ -14,7 +14,7 @@ use faser_engine::{
     Tuning,
 };
 
-use crate::cases::{BLOCK, Case, END, GRAMMARS, Got, pair, solo};
+use crate::cases::{BLOCK, Case, END, GRAMMARS, Got, pair, solo, with_head};
 use crate::rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
@@ -51,6 +51,8 @@ struct Tally {
     /// Proposals of drafts that propose in one pass.
     one_pass: u64,
     one_pass_accepted: u64,
+    /// Proposals of heads on hidden states.
+    of_heads: u64,
     off: u64,
     /// Requests of one engine that do not all have the same priority, and were preempted.
     priorities: u64,
@@ -68,7 +70,9 @@ struct Tally {
 fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
     let cases = env_or("FASER_CASES", 1000);
     let first_seed = env_or("FASER_SEED", 1);
-    let pairs = [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair);
+    let heads = [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Int8)];
+    let heads = heads.map(|(target, head)| with_head(target, head));
+    let pairs = [&[Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair)[..], &heads].concat();
     let mut tally = Tally::default();
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };
@@ -126,7 +130,10 @@ impl Drop for Replay {
 
 fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
     let pair = random.one_of(pairs);
-    let config = random.config();
+    let mut config = random.config();
+    if pair.draft.as_ref().is_some_and(|draft| draft.config().head.is_some()) {
+        config.draft = DraftSource::head(config.draft.needs().blocks);
+    }
     let mut cases = random.cases();
     random.want_more(&mut cases);
     let solo: Vec<_> = cases.iter().map(|case| solo(&pair, case)).collect();
@@ -269,6 +276,9 @@ fn in_a_batch(
     if config.draft.needs().passes == RoundPasses::One {
         tally.one_pass += totals.draft_tokens - totals.prompt_lookup_tokens;
         tally.one_pass_accepted += totals.accepted_tokens - totals.prompt_lookup_accepted_tokens;
+    }
+    if config.draft.needs().hidden_states {
+        tally.of_heads += totals.draft_tokens - totals.prompt_lookup_tokens;
     }
     tally.accepted += totals.accepted_tokens;
     tally.rejected += totals.draft_tokens - totals.accepted_tokens;

@@ -67,7 +67,7 @@ fn ranks_with_different_plans_say_so() {
                 block_size: 16,
                 max_rows: 8,
                 max_logit_rows: 8,
-                hidden: None,
+                features: None,
             };
             let mut backend = CpuBackend::new(model, &spec).expect("a lane");
             backend.join(&(Arc::new(way) as _));

@@ -8,8 +8,8 @@ use faser_config::{Config, ModelSource, ToolCalls};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
-    CallFormat, ChatTemplate, GenerationDefaults, Model, ModelConfig, ModelError, Progress, Shard, Tokenizer,
-    WeightSource, fitted,
+    CallFormat, ChatTemplate, Features, GenerationDefaults, HeadLayout, Model, ModelConfig, ModelError,
+    Progress, Shard, Tokenizer, WeightSource, fitted,
 };
 
 use crate::error::LoadError;
@@ -102,10 +102,43 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
         let notes = model.map_or(&[][..], |model| &model.notes);
         pair.notes.extend(notes.iter().map(|note| format!("{which}: {note}")));
     }
-    if let Some(mask) = pair.draft.as_ref().and_then(|draft| draft.mask_token) {
-        pair.notes.push(format!("draft: proposes all of a round in one pass (PARD), by mask token {mask}"));
-    }
+    pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
     Ok(pair)
+}
+
+/// What is to be said of a draft that is no model which proposes token by token.
+pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
+    if let Some(mask) = draft.mask_token {
+        return Some(format!("draft: proposes all of a round in one pass (PARD), by mask token {mask}"));
+    }
+    let head = draft.head.as_ref()?;
+    let layout = match head.layout {
+        HeadLayout::Eagle => "EAGLE-3",
+        HeadLayout::Speculators => "EAGLE-3, in the layout of speculators",
+    };
+    let streams: Vec<String> = head.streams.iter().map(ToString::to_string).collect();
+    let tokens = head.proposed_vocab.unwrap_or(draft.vocab);
+    let borrowed = match (head.own_embedding, head.own_lm_head) {
+        (true, true) => "",
+        (false, true) => "; its embedding is the target's",
+        (true, false) => "; its LM head is the target's",
+        (false, false) => "; its embedding and LM head are the target's",
+    };
+    Some(format!(
+        "draft: a head on the target's hidden states ({layout}), which reads what enters layers {} and proposes {tokens} tokens; beside the target's KV it keeps {} bytes of a token{borrowed}",
+        streams.join(", "),
+        Features::bytes_per_token(draft.hidden),
+    ))
+}
+
+/// Heads run on cores alone yet.
+pub(crate) fn refuse_head_on_gpu(draft: Option<&ModelConfig>) -> Result<(), ModelError> {
+    match draft.is_some_and(|draft| draft.head.is_some()) {
+        true => Err(ModelError::Pair(
+            "the draft is a head on the target's hidden states, which is served on the CPU alone yet: give another draft, or `device.kind: cpu`".to_owned(),
+        )),
+        false => Ok(()),
+    }
 }
 
 fn in_folders(
@@ -116,6 +149,11 @@ fn in_folders(
 ) -> Result<Pair, ModelError> {
     let target = ModelConfig::load(target_dir)?;
     let mut draft = draft_dir.map(ModelConfig::load).transpose()?;
+    // Its tokens are the target's.
+    let is_head = draft.as_ref().is_some_and(|draft| draft.head.is_some());
+    if is_head {
+        draft = draft.map(|draft| fitted(&target, draft, None)).transpose()?;
+    }
     // From the headers: what is wrong with either is known before a large tokenizer, or any weight, is read.
     for (dir, model) in std::iter::once((target_dir, &target)).chain(draft_dir.zip(draft.as_ref())) {
         model.check_weights(dir)?;
@@ -123,6 +161,7 @@ fn in_folders(
     let tokenizer = Tokenizer::load(target_dir, &target)?;
     let mut tokens = None;
     if let (Some(dir), Some(draft)) = (draft_dir, &draft)
+        && !is_head
         && dir.join("tokenizer.json").is_file()
     {
         same_tokens(&tokenizer, &Tokenizer::load(dir, draft)?, draft.mask_token)?;
@@ -156,6 +195,18 @@ impl Weights {
         let targets = targets.map(|shard| load("target model", &self.target, shard));
         let target = targets.collect::<Result<Vec<Arc<Model>>, ModelError>>()?;
         let Some(source) = &self.draft else { return Ok(OnHost { target, draft: Vec::new() }) };
+        if let WeightSource::Folder(_, draft) = source
+            && draft.head.is_some()
+        {
+            let borrows = draft.head.as_ref().is_some_and(|head| !head.own_embedding || !head.own_lm_head);
+            let ([whole, ..], true) = (&target[..], target.len() == 1 || !borrows) else {
+                let problem = "the draft is a head that borrows the target's embedding or LM head, which are split: `device.tensor_parallel` must be 1";
+                return Err(ModelError::Pair(problem.to_owned()));
+            };
+            let told = &mut |progress| watch("draft model", progress);
+            let head = Model::load_draft(source, Shard::WHOLE, whole, self.dtype, told)?;
+            return Ok(OnHost { target, draft: vec![Arc::new(head)] });
+        }
         let drafts = Shard::all(config.device.draft_tensor_parallel).map(|shard| {
             let same = target.iter().find(|target| target.shard() == shard);
             match source.layers_of(&self.target).zip(same) {

@@ -7,7 +7,7 @@ use faser_actors::{
     DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
-use faser_config::device::{Machine, choose};
+use faser_config::device::{Chosen, Machine, choose};
 use faser_config::{Config, ModelSource};
 use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, SpeculationBounds, TokenId};
 use faser_models::{
@@ -19,7 +19,7 @@ use faser_openai::text_sequence::SequenceError;
 use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
-use crate::config_pair::{Pair, Watch, pair, shorter_draft};
+use crate::config_pair::{Pair, Watch, pair, refuse_head_on_gpu, shorter_draft};
 use crate::costs::{CostSource, LearnedFile, tables};
 use crate::error::LoadError;
 use crate::place_pair::{Placed, Staged, place, stage};
@@ -89,7 +89,7 @@ pub(crate) fn bounds(
     Ok(EngineConfig {
         block_size: config.kv.block_size,
         target_blocks: 0,
-        draft: draft_source(has_mask_token(draft), 0),
+        draft: draft_source(draft, 0),
         max_pass_rows: config.scheduler.max_pass_rows,
         max_context,
         partitions: Vec::new(),
@@ -109,14 +109,13 @@ pub(crate) fn bounds(
     })
 }
 
-/// Was it made to propose in one pass?
-fn has_mask_token(draft: Option<&ModelConfig>) -> bool {
-    draft.is_some_and(|draft| draft.mask_token.is_some())
-}
-
 /// What proposes, with a KV pool of so many blocks: a draft that has a mask token was made to propose in one pass.
-fn draft_source(has_mask_token: bool, blocks: usize) -> DraftSource {
-    if has_mask_token { DraftSource::one_pass(blocks) } else { DraftSource::model(blocks) }
+fn draft_source(draft: Option<&ModelConfig>, blocks: usize) -> DraftSource {
+    match draft {
+        Some(ModelConfig { head: Some(_), .. }) => DraftSource::head(blocks),
+        Some(ModelConfig { mask_token: Some(_), .. }) => DraftSource::one_pass(blocks),
+        _ => DraftSource::model(blocks),
+    }
 }
 
 /// What can be planned, and not be served yet.
@@ -180,6 +179,9 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
     let chosen = choose(config)?;
     let pair = pair(config)?;
     let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
+    if matches!(chosen, Chosen::Gpus(_)) {
+        refuse_head_on_gpu(pair.draft.as_ref())?;
+    }
     let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }
@@ -188,7 +190,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
     let Begun { config, pair, bounds, staged } = begun;
     let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
     notes.extend(shorter_draft(&bounds));
-    let has_mask_token = has_mask_token(draft.as_ref());
+    let drafts = draft.clone();
     let name = config.model.name.clone().unwrap_or(name);
     if config.model.aliases.contains(&name) {
         return Err(LoadError::Alias(name));
@@ -197,7 +199,7 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
         place(config, host, staged, (target, draft), &weights, &bounds, watch)?;
     let engine = EngineConfig {
         target_blocks: pools.target_blocks,
-        draft: draft_source(has_mask_token, pools.draft_blocks),
+        draft: draft_source(drafts.as_ref(), pools.draft_blocks),
         ..bounds
     };
     let (partitions, cost_source, learned) = if engine.tuning.policy.traits().predicts {

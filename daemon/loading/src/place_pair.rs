@@ -9,7 +9,7 @@ use faser_config::Config;
 use faser_config::device::{Chosen, Machine};
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaModel, CudaSizes};
-use faser_models::{Model, ModelConfig, Scratch, Shard, on_nodes};
+use faser_models::{Features, Model, ModelConfig, Scratch, Shard, on_nodes};
 use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
 
 use crate::config_pair::{OnHost, Watch, Weights};
@@ -133,7 +133,13 @@ impl OnCpu {
                 ..sum
             })
         };
-        let for_target = all(&pair.target, limits.verify_logit_rows).expect("a target has a rank");
+        let mut for_target = all(&pair.target, limits.verify_logit_rows).expect("a target has a rank");
+        if let Some(head) =
+            pair.draft.first().map(|draft| draft.config()).filter(|draft| draft.head.is_some())
+        {
+            for_target.kv_bytes_per_token += Features::bytes_per_token(head.hidden);
+            for_target.workspace_bytes += Scratch::attached_bytes(head, limits.rows);
+        }
         let for_draft = all(&pair.draft, limits.draft_logit_rows);
         OnCpu { why, pair, for_target, for_draft }
     }

@@ -10,7 +10,7 @@ use faser_config::sizes::written;
 use faser_config::{Config, DeviceKind, ModelSource, NamedShape};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
-use faser_models::{ModelConfig, Scratch, Shard, fitted};
+use faser_models::{Features, ModelConfig, Scratch, Shard, fitted};
 use faser_topology::{
     DeviceId, DeviceLoad, Divisible, Joined, KvRequest, Lanes, LinkKind, Plan, PlanDevices, PlanModel,
     PlanRefusal, PlanRequest, Rank, Replica, Share, ShareBytes, Topology, plan as planned,
@@ -123,7 +123,13 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     )?;
     notes.extend(crate::config_pair::shorter_draft(&bounds));
     let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
-    let target = Planned::new(&models.target, &bounds, on_gpu, true);
+    let of_draft = models.draft.as_ref().map(|draft| &draft.config);
+    if on_gpu {
+        crate::config_pair::refuse_head_on_gpu(of_draft)?;
+    }
+    notes.extend(of_draft.and_then(crate::config_pair::kind_of_draft));
+    let head = of_draft.filter(|draft| draft.head.is_some());
+    let target = Planned { head, ..Planned::new(&models.target, &bounds, on_gpu, true) };
     let draft = models.draft.as_ref().map(|draft| Planned::new(draft, &bounds, on_gpu, false));
     let (target_bytes, draft_bytes);
     target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
@@ -276,6 +282,8 @@ pub(super) struct Planned<'a> {
     bounds: &'a EngineConfig,
     on_gpu: bool,
     is_target: bool,
+    /// The head that reads its hidden states, of a target that has one.
+    head: Option<&'a ModelConfig>,
     /// A plan asks for the same shards again and again.
     known: RefCell<HashMap<(String, usize, usize), ShareBytes>>,
 }
@@ -290,7 +298,7 @@ impl<'a> Planned<'a> {
         let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = shape.config;
         let layers = shape.config.layers.len();
         let whole = Divisible { layers, heads, kv_heads, columns: intermediate, tokens: vocab };
-        Planned { shape, whole, bounds, on_gpu, is_target, known: RefCell::default() }
+        Planned { shape, whole, bounds, on_gpu, is_target, head: None, known: RefCell::default() }
     }
 
     pub(super) fn model<'m>(&'m self, bytes: &'m dyn Fn(&Share, &str) -> ShareBytes) -> PlanModel<'m> {
@@ -341,8 +349,13 @@ impl<'a> Planned<'a> {
         } else {
             whole.weight_bytes(shard, dtype).unwrap_or(u64::MAX >> 16)
         };
-        let kv_bytes_per_token = own.kv_bytes_per_token(dtype.beside());
-        ShareBytes { weight_bytes, kv_bytes_per_token, workspace_bytes: self.workspace(&own, shard, dtype) }
+        let features = self.head.filter(|_| shard.rank == 0);
+        let kv_bytes_per_token = own.kv_bytes_per_token(dtype.beside())
+            + features.map_or(0, |head| Features::bytes_per_token(head.hidden));
+        let attached =
+            features.map_or(0, |head| Scratch::attached_bytes(head, PassLimits::of(self.bounds).rows));
+        let workspace_bytes = self.workspace(&own, shard, dtype) + attached;
+        ShareBytes { weight_bytes, kv_bytes_per_token, workspace_bytes }
     }
 
     fn workspace(&self, own: &ModelConfig, shard: Shard, dtype: Dtype) -> u64 {

@@ -112,6 +112,9 @@ impl SimDevice {
         self.draft.open(plan.step, &plan.copies, &plan.retire, &plan.admit);
         for chunk in &plan.chunks {
             let (rows, table) = (&plan.tokens[chunk.rows.clone()], &plan.blocks[chunk.table.clone()]);
+            if let Some(features) = plan.features(chunk) {
+                self.target.assert_features(chunk.seq, (chunk.start, rows), table, features, &self.draft);
+            }
             let mut prefix = self.draft.compute(chunk.seq, chunk.start, rows, table);
             self.draft.remember(chunk.seq, chunk.start + rows.len() + chunk.steps);
             let before = plan.outcome.proposals.len();
@@ -140,10 +143,10 @@ impl SimDevice {
                     self.draft.write(chunk.start + rows.len() + step, prefix, token, table)
                 };
             }
-            if masked {
-                let masks =
+            if masked || plan.features(chunk).is_some() {
+                let places =
                     chunk.start + rows.len()..chunk.start + rows.len() + chunk.steps.saturating_sub(1);
-                masks.for_each(|position| self.draft.spoil(position, table));
+                places.for_each(|position| self.draft.spoil(position, table));
             }
             plan.outcome.counts.push(plan.outcome.proposals.len() - before);
         }

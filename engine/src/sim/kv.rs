@@ -95,6 +95,29 @@ impl SimLane {
         prefix
     }
 
+    /// Looks that this lane, the target's, has the tokens that a draft's rows begin with: `features` is its block table of them, `table` that of
+    /// `draft`, whose rows are `tokens` from position `start` on.
+    pub(super) fn assert_features(
+        &self,
+        seq: SeqId,
+        (start, tokens): (usize, &[TokenId]),
+        table: &[BlockId],
+        features: &[BlockId],
+        draft: &SimLane,
+    ) {
+        let mut prefix = draft.read(seq, start, table);
+        assert!(
+            start == 0 || prefix == self.read(seq, start, features),
+            "{seq} drafts from another's features"
+        );
+        for (position, &token) in (start..).zip(&tokens[..tokens.len() - 1]) {
+            prefix = prefix.then(token);
+            let written = self.kv.get(self.slot(position, features)).copied().flatten();
+            let right = written.is_some_and(|written| written.after == prefix);
+            assert!(right, "{seq} drafts from features of position {position} that are not there");
+        }
+    }
+
     /// Copies a block, slot by slot.
     fn copy(&mut self, BlockCopy { from, to }: BlockCopy) {
         let [from, to] = [from, to].map(|block| block as usize * self.block_size);

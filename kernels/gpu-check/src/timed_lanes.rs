@@ -49,6 +49,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         bos: None,
         eos: Vec::new(),
         mask_token: None,
+        head: None,
         notes: Vec::new(),
     }
 }
@@ -141,6 +142,7 @@ impl Load {
                 rows: rows..rows + 1,
                 steps,
                 stop: StopRule { survival: 1.0, ..StopRule::default() },
+                features: 0..0,
                 table: table..plan.blocks.len(),
             });
         }
@@ -204,7 +206,7 @@ pub(super) fn verify_lane(
 ) -> Result<Worker<VerifyWork>, ServiceError> {
     let (model, sizes) = (model.clone(), load.sizes());
     let shares = shares.iter().map(|pair| pair.verify.clone()).collect();
-    let spec = CudaLaneSpec { shares, sizes, drafts: false, hidden: None };
+    let spec = CudaLaneSpec { shares, sizes, drafts: false };
     Worker::new(move || {
         let mut runner = VerifyRunner::new(CudaBackend::new(model, &spec)?, MASK_PATIENCE);
         Ok(move |work| drop(runner.run(work)))
@@ -219,7 +221,7 @@ pub(super) fn draft_lane(
 ) -> Result<Worker<DraftWork>, ServiceError> {
     let (model, sizes) = (model.clone(), load.sizes());
     let shares = shares.iter().map(|pair| pair.draft.clone()).collect();
-    let spec = CudaLaneSpec { shares, sizes, drafts: true, hidden: None };
+    let spec = CudaLaneSpec { shares, sizes, drafts: true };
     Worker::new(move || {
         let mut runner = DraftRunner::new(CudaBackend::new(model, &spec)?, MASK_PATIENCE);
         Ok(move |work| drop(runner.run(work)))

@@ -228,40 +228,6 @@ impl CompactRowsArgs {
     }
 }
 
-/// The residual stream of a pass, into a ring of hidden states.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct StoreStatesArgs {
-    /// f32 `[rows][cols]`.
-    pub x: Ptr,
-    /// u32: chunk of each row.
-    pub chunk_of: Ptr,
-    /// [`super::Chunk`]s, as they are in the pass now.
-    pub chunks: Ptr,
-    /// u32 per chunk: the slot of the row that was its first; its other rows have those after it, from the last one on to slot 0.
-    pub slots: Ptr,
-    /// f32 `[capacity][width]`.
-    pub states: Ptr,
-    /// u32: how many rows there are.
-    pub rows: Ptr,
-    /// Columns of `x`.
-    pub cols: u32,
-    /// Columns of a slot.
-    pub width: u32,
-    /// The first column of a slot that is written.
-    pub first: u32,
-    /// Slots.
-    pub capacity: u32,
-}
-
-impl StoreStatesArgs {
-    /// One block for a row.
-    #[must_use]
-    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<StoreStatesArgs> {
-        Launch::new("store_states", [strided(most_rows, sms, 8), 1, 1], THREADS, self)
-    }
-}
-
 /// Which rows stay of a pass under way; rewrites what is known of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -29,6 +29,8 @@ pub struct AttentionShape<'a> {
     pub soft_cap: Option<f32>,
     /// Sliding window: a row sees this many positions, its own included.
     pub window: Option<usize>,
+    /// Nobody attends to positions before this one, but such a row to itself.
+    pub first: usize,
     /// A score more in the softmax of each head, which has no value (the sinks of gpt-oss, learned).
     pub sinks: Option<&'a [f32]>,
 }
@@ -206,7 +208,8 @@ impl Item<'_> {
     #[inline(always)]
     fn span(&self, row: usize) -> Range<usize> {
         let end = self.rows.positions[self.first + row] as usize + 1;
-        end - self.shape.window.map_or(end, |window| window.min(end))..end
+        let begin = end - self.shape.window.map_or(end, |window| window.min(end));
+        begin.max(self.shape.first.min(end - 1))..end
     }
 
     /// What a query sees of a tile, counted from the tile's start.
@@ -578,7 +581,8 @@ mod tests {
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let kv = KvCache::new(shape, dtype).unwrap();
                 let (q, mut out) = (Tensor::zeros(1, 80), Tensor::zeros(1, 80));
-                let attended = AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window, sinks: None };
+                let attended =
+                    AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window, first: 0, sinks: None };
                 let mut found = asked::during(|| {
                     attention(&lane, q.view(1), &kv, 1, rows, attended, out.view_mut(1));
                 });

@@ -44,7 +44,6 @@ macro_rules! each_op {
             store_kv (StoreKv) [] [];
             gather_rows (GatherRows) ["gather_rows"] [row_cases::gather_and_compact_are_the_cpus];
             compact_rows () ["compact_rows"] [];
-            store_states () ["store_states"] [row_cases::states_go_to_the_slots_of_their_rows];
             matmul (Matmul) ["matmul"] [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket];
             score_tokens (ScoreTokens) ["score_tokens"] [matmul_cases::score_tokens_is_the_cpus];
             attention (Attention) ["attention", "attention_mma", "merge_splits"]

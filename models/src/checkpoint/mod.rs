@@ -47,6 +47,16 @@ pub(crate) fn has_head_of_its_own(dir: &Path) -> Result<bool, ModelError> {
     })
 }
 
+/// The shapes of all tensors.
+///
+/// # Errors
+/// The files are damaged.
+pub(crate) fn stored_shapes(files: &Files) -> Result<HashMap<String, Vec<usize>>, ModelError> {
+    let checkpoint = Checkpoint::new(files)?;
+    let all = checkpoint.headers.iter().flat_map(Header::iter);
+    Ok(all.map(|(name, placed)| (name.clone(), placed.shape.clone())).collect())
+}
+
 /// Where one tensor lies, and whether the model has asked for it.
 struct Entry {
     file: usize,
@@ -84,10 +94,9 @@ impl<'a> Checkpoint<'a> {
 }
 
 impl Checkpoint<'_> {
-    /// A tensor that no whole model has, and a head of EAGLE's kind has.
-    fn head_of_a_draft(&self) -> Option<&str> {
-        let of_a_head = |name: &&String| *name == "fc.weight" || name.starts_with("midlayer.");
-        self.entries.keys().find(of_a_head).map(String::as_str)
+    fn missing(&self, name: &str, reason: &str) -> ModelError {
+        let (path, tensor, reason) = (self.files.catalogue.clone(), name.to_owned(), reason.to_owned());
+        ModelError::MissingTensor { path, tensor, reason }
     }
 
     /// A tensor as it lies in its file.
@@ -109,19 +118,7 @@ impl Tensors for Checkpoint<'_> {
     }
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
-        let missing = || match self.head_of_a_draft() {
-            Some(part) => ModelError::NoModel {
-                path: self.files.catalogue.clone(),
-                problem: format!(
-                    "is a head that drafts from its target's hidden states (EAGLE: it has `{part}`), whatever its config.json calls it; those are not supported, take a whole model of the same tokenizer as the draft"
-                ),
-            },
-            None => ModelError::MissingTensor {
-                path: self.files.catalogue.clone(),
-                tensor: name.to_owned(),
-                reason: reason.to_owned(),
-            },
-        };
+        let missing = || self.missing(name, reason);
         let entry = self.entries.get(name).ok_or_else(missing)?;
         let path = self.files.path(entry.file);
         let (placed, data) = self.stored(name).ok_or_else(missing)?;
@@ -150,6 +147,31 @@ impl Tensors for Checkpoint<'_> {
         Ok(Source::File(stored, data))
     }
 
+    fn integers(&self, name: &str, count: usize, reason: &str) -> Result<Vec<i64>, ModelError> {
+        let entry = self.entries.get(name).ok_or_else(|| self.missing(name, reason))?;
+        let (placed, data) = self.stored(name).ok_or_else(|| self.missing(name, reason))?;
+        entry.taken.set(true);
+        let path = || self.files.path(entry.file).to_owned();
+        if placed.shape != [count] {
+            let (tensor, found) = (name.to_owned(), placed.shape.clone());
+            let reason = reason.to_owned();
+            return Err(ModelError::Shape { path: path(), tensor, found, expected: vec![count], reason });
+        }
+        let long = |bytes: &[u8]| bytes.try_into().map(i64::from_le_bytes).unwrap_or_default();
+        let short = |bytes: &[u8]| bytes.try_into().map(i32::from_le_bytes).unwrap_or_default();
+        match placed.dtype.as_str() {
+            "I64" => Ok(data.chunks_exact(8).map(long).collect()),
+            "I32" => Ok(data.chunks_exact(4).map(|bytes| i64::from(short(bytes))).collect()),
+            other => Err(ModelError::Format {
+                path: path(),
+                problem: format!(
+                    "tensor `{name}` is stored as {}, and not in whole numbers (I64)",
+                    other.escape_debug()
+                ),
+            }),
+        }
+    }
+
     fn finish(&self, tied: bool) -> Result<(), ModelError> {
         let left = self.entries.iter().filter(|(name, entry)| !entry.taken.get() && !harmless(name, tied));
         let Some((name, entry)) = left.min_by_key(|(name, _)| *name) else { return Ok(()) };
@@ -163,7 +185,8 @@ impl Tensors for Checkpoint<'_> {
 
 /// Tensors that some exporters write although they follow from config.json or from another tensor.
 fn harmless(name: &str, tied: bool) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (tied && name == HEAD)
+    // Of heads: what was needed for training alone.
+    name.ends_with(".rotary_emb.inv_freq") || (tied && name == HEAD) || name == "t2d"
 }
 
 fn hint(name: &str) -> &'static str {

@@ -229,7 +229,7 @@ fn a_head_that_calls_itself_a_llama_is_told_what_it_is() {
         });
         *tensors = own.collect();
     });
-    copy.refuses(&["EAGLE", "midlayer.", "take a whole model of the same tokenizer"]);
+    copy.refuses(&["is a head of EAGLE 1 or 2", "of heads EAGLE-3 is served"]);
 }
 
 #[test]

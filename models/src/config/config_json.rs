@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::families::Family;
+use super::head_spec::of_head;
 use super::json_keys::{Keys, MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 use super::{ModelConfig, generation_config, rope_config};
 use crate::checkpoint::{check_pointer, has_head_of_its_own, why_not};
@@ -22,6 +23,9 @@ impl ModelConfig {
         }
         check_pointer(&path)?;
         let keys = Keys::read(&path)?;
+        if let Some(head) = of_head(&keys, dir)? {
+            return Ok(head);
+        }
         let generation = Keys::read_if_present(&dir.join("generation_config.json"))?;
         let mut config = ModelConfig::from_keys(&keys, generation.as_ref())?;
         if config.tie_embeddings && has_head_of_its_own(dir)? {
@@ -80,6 +84,7 @@ impl ModelConfig {
             bos: token_ids(keys, "bos_token_id", vocab, defaults.bos_token_id)?.first().copied(),
             eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
             mask_token: mask_token(keys, vocab)?,
+            head: None,
             notes: Vec::new(),
         };
         family.shape(keys, sliding_rope, &mut config)?;

@@ -61,6 +61,13 @@ impl Keys {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
+    /// The same with other values for some keys.
+    pub(super) fn with<const N: usize>(&self, values: [(&str, Value); N]) -> Keys {
+        let mut map = self.map.clone();
+        map.extend(values.map(|(key, value)| (key.to_owned(), value)));
+        Keys { path: self.path.clone(), prefix: self.prefix.clone(), map }
+    }
+
     /// All names in it.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.map.keys().map(String::as_str)

@@ -3,6 +3,7 @@
 mod config_json;
 mod families;
 mod generation_config;
+mod head_spec;
 mod json_keys;
 mod rope_config;
 #[cfg(test)]
@@ -12,6 +13,7 @@ use faser_kernels::Dtype;
 
 pub use self::families::Architecture;
 pub use self::generation_config::GenerationDefaults;
+pub use self::head_spec::{FuseNorm, HeadLayout, HeadSpec};
 pub(crate) use self::json_keys::Keys;
 pub use self::rope_config::RopeConfig;
 use crate::{LayerSpec, ModelError};
@@ -57,6 +59,8 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
     /// The token that stands in places whose tokens are not known yet, of a draft that proposes all of them in one pass (PARD).
     pub mask_token: Option<u32>,
+    /// What it reads of its target, of a head on the target's hidden states.
+    pub head: Option<HeadSpec>,
     /// What of its files is not as one might think, for whoever reads the log.
     pub notes: Vec<String>,
 }
@@ -113,10 +117,15 @@ impl ModelConfig {
 /// [`ModelError::Pair`]: they differ, and it is not known that it is only by padding.
 pub fn fitted(
     target: &ModelConfig,
-    draft: ModelConfig,
+    mut draft: ModelConfig,
     tokens: Option<usize>,
 ) -> Result<ModelConfig, ModelError> {
     let (wanted, own) = (target.vocab, draft.vocab);
+    if let Some(head) = &mut draft.head {
+        head.fit(draft.hidden, target)?;
+        // Its context is the target's: what its config.json says is mostly that of its training.
+        draft.max_context = target.max_context;
+    }
     if wanted != own && tokens.is_none_or(|tokens| tokens > wanted.min(own)) {
         return Err(ModelError::Pair(format!(
             "the target's vocab_size is {wanted}, the draft's is {own}; take a draft model of the same family and tokenizer (with its tokenizer.json, if they differ by padding alone)"

@@ -19,15 +19,13 @@ impl CudaPasses {
     /// The driver refuses.
     pub fn layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
         let work = Work::Layers { from: range.start, to: range.end };
-        self.captured(work, |passes| passes.run_layers(range.clone()))?;
-        self.publish_states(&range)
+        self.captured(work, |passes| passes.run_layers(range.clone()))
     }
 
     pub(super) fn run_layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
         let model = self.model.clone();
         for index in range {
             self.layer(&model, index)?;
-            self.store_states(index)?;
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ impl CudaModel {
                 Ok(())
             };
             let mut packer = RowsPacker { gpu, element, reads: true, fill };
-            let parts = load(&config, shard, tensors, &mut packer, progress)?;
+            let parts = load(&config, shard, None, tensors, &mut packer, progress)?;
             CudaModel::new(gpu, (config, shard), element, parts, upload)
         })
     }
@@ -82,7 +82,7 @@ impl CudaModel {
     ) -> Result<CudaModel, ModelError> {
         let fill = |buffer: &DeviceBuffer, element, _: &[Source<'_>]| Ok(fill(buffer, element)?);
         let mut packer = RowsPacker { gpu, element, reads: false, fill };
-        let parts = load(&config, Shard::WHOLE, &mut Shapes, &mut packer, &mut |_| {})?;
+        let parts = load(&config, Shard::WHOLE, None, &mut Shapes, &mut packer, &mut |_| {})?;
         CudaModel::new(gpu, (config, Shard::WHOLE), element, parts, Upload::new(gpu)?)
     }
 

@@ -101,7 +101,6 @@ impl CudaPasses {
             positions: arena.put_padded::<u32>(&[], places),
             chunk_of: arena.put_padded::<u32>(&[], places),
             chunks: arena.put_padded::<Chunk>(&[], places),
-            hidden_slots: Ptr::NULL,
             tables: arena.put_padded(&blocks, places * stride),
             table_stride: stride as u32,
             tiles: arena.put_padded::<Tile>(&[], places * tiles_each as usize),

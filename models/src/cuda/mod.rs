@@ -2,7 +2,6 @@
 
 mod buffers;
 mod cuda_group;
-mod cuda_hidden_states;
 mod cuda_layer;
 mod cuda_model;
 mod cuda_pruning;
@@ -13,7 +12,6 @@ mod sampler;
 mod staged;
 
 pub use buffers::{CudaSizes, PenaltySlot};
-pub use cuda_hidden_states::CudaHiddenStates;
 pub use cuda_model::CudaModel;
 pub use cuda_pruning::PruneCheckpoint;
 pub use draft_steps::{DraftChunkInput, DraftInput, DraftedChunk};

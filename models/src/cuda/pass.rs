@@ -17,19 +17,16 @@
 //! a split model run without.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, StoreStatesArgs,
-    Tile,
+    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
 };
 use faser_kernels::{BlockId, Dtype};
 
 use super::CudaModel;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
-use super::cuda_hidden_states::{CudaHiddenStates, HiddenWriter};
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
 
@@ -98,8 +95,6 @@ pub struct CudaPasses {
     pub(super) group: Option<GroupBuffers>,
     /// On a lane that drafts.
     pub(super) steps: Option<StepBuffers>,
-    /// Where hidden states go, if anybody reads them.
-    pub(super) hidden: Option<HiddenWriter>,
     pub(super) pass: Staged,
     pub(super) known: Vec<KnownChunk>,
     /// Last: they go when the lane has been waited for.
@@ -155,7 +150,6 @@ impl CudaPasses {
                 .then(|| GroupBuffers::new(&gpu, config, shard, &sizes))
                 .transpose()?,
             steps: drafts.then(|| StepBuffers::new(&gpu, &sizes)).transpose()?,
-            hidden: None,
             pass: Staged::default(),
             known: Vec::new(),
             graphs: Graphs::default(),
@@ -303,7 +297,6 @@ impl CudaPasses {
         let live: Vec<u32> = chunks.iter().map(|chunk| chunk.rows).collect();
         let sample_bucket = if samples.is_empty() { 0 } else { CudaSizes::bucket(samples.len()) };
 
-        let hidden_slots = self.hidden_slots(rows, chunks)?;
         let arena = &mut self.input;
         let tokens = arena.put_padded(tokens, up_to(bucket, rows));
         let rows = RowArrays {
@@ -312,11 +305,6 @@ impl CudaPasses {
             positions: arena.put_padded(positions, up_to(bucket, rows)),
             chunk_of: arena.put_padded(chunk_of, up_to(bucket, rows)),
             chunks: arena.put_padded(chunks, chunk_places),
-            hidden_slots: if self.hidden.is_some() {
-                arena.put_padded(&hidden_slots, chunk_places)
-            } else {
-                Ptr::NULL
-            },
             tables: arena.put_padded(&blocks, chunk_places * stride),
             table_stride: stride as u32,
             tiles: arena.put(&tiles),
@@ -410,58 +398,6 @@ impl CudaPasses {
         self.lane.replay(&graph)?;
         self.graphs.0.insert(key, Some(graph));
         Ok(())
-    }
-
-    /// From now on the passes leave their hidden states in `states`.
-    ///
-    /// # Panics
-    /// If those are of a model of another width, or have no room for two passes; if this is a lane that drafts, or has some already.
-    pub fn attach(&mut self, states: Arc<CudaHiddenStates>) {
-        states.layers.assert_fit(states.capacity, self.model.config.hidden, self.sizes.max_rows);
-        assert!(
-            self.steps.is_none() && self.hidden.is_none(),
-            "hidden states of a lane that has none to give"
-        );
-        self.hidden = Some(HiddenWriter { states, first: 0 });
-    }
-
-    /// The index, in the hidden states attached, of the first row of the pass staged last; those of its other rows follow.
-    pub fn first_hidden(&self) -> Option<u64> {
-        self.hidden.as_ref().map(|hidden| hidden.first)
-    }
-
-    /// Begins a pass of these rows: the slot of each chunk's first row, if hidden states are attached.
-    pub(super) fn hidden_slots(&mut self, rows: usize, chunks: &[Chunk]) -> Result<Vec<u32>, CudaError> {
-        let Some(HiddenWriter { states, first }) = &mut self.hidden else { return Ok(Vec::new()) };
-        *first = states.claim(&mut self.lane, rows)?;
-        Ok(chunks.iter().map(|chunk| states.slot(*first + u64::from(chunk.first)) as u32).collect())
-    }
-
-    /// The pass is behind this layer.
-    pub(super) fn store_states(&mut self, layer: usize) -> Result<(), CudaError> {
-        let (pass, cols) = (self.pass.rows, self.model.config.hidden as u32);
-        let Some(HiddenWriter { states, .. }) = &self.hidden else { return Ok(()) };
-        let Some(place) = states.layers.place(layer) else { return Ok(()) };
-        let args = StoreStatesArgs {
-            x: self.x.ptr(),
-            chunk_of: pass.chunk_of,
-            chunks: pass.chunks,
-            slots: pass.hidden_slots,
-            states: states.states.ptr(),
-            rows: pass.counts,
-            cols,
-            width: states.layers.width() as u32,
-            first: place as u32 * cols,
-            capacity: states.capacity as u32,
-        };
-        self.lane.launch(&args.launch(pass.bucket as u32, self.lane.sms()))
-    }
-
-    /// These layers were asked for.
-    pub(super) fn publish_states(&mut self, range: &Range<usize>) -> Result<(), CudaError> {
-        let Some(HiddenWriter { states, .. }) = &self.hidden else { return Ok(()) };
-        let last = states.layers.numbers().last();
-        if last.is_some_and(|last| range.contains(last)) { states.publish(&mut self.lane) } else { Ok(()) }
     }
 }
 

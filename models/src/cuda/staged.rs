@@ -53,8 +53,6 @@ pub(super) struct RowArrays {
     pub(super) positions: Ptr,
     pub(super) chunk_of: Ptr,
     pub(super) chunks: Ptr,
-    /// Where hidden states go: null if nobody reads them.
-    pub(super) hidden_slots: Ptr,
     pub(super) tables: Ptr,
     pub(super) table_stride: u32,
     pub(super) tiles: Ptr,

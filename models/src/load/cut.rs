@@ -121,7 +121,8 @@ mod tests {
         };
         let mut tensors = Asked { counted: &counted, makes: (0..expected.len()).map(make).collect() };
         for shard in Shard::all(4) {
-            load(&whole, shard, &mut tensors, &mut CpuPacker { dtype: Dtype::F32 }, &mut |_| {}).unwrap();
+            load(&whole, shard, None, &mut tensors, &mut CpuPacker { dtype: Dtype::F32 }, &mut |_| {})
+                .unwrap();
         }
         for ((name, expected), read) in expected.iter().zip(&*counted.read.borrow()) {
             assert_eq!(read, expected, "{name}");

@@ -14,10 +14,11 @@ use self::cut::Cut;
 pub(crate) use self::tensors::{EMBEDDING, HEAD, Tensors};
 pub(crate) use self::weight_sizes::{Counter, Held, Shapes, counted};
 pub use self::weight_source::WeightSource;
+use crate::features::Fusion;
 use crate::layer::{Branch, Layer};
 use crate::layer_spec::{BranchWeights, Split};
-use crate::model::Parts;
-use crate::{ModelConfig, ModelError, Shard};
+use crate::model::{HeadParts, Parts};
+use crate::{FuseNorm, HeadSpec, ModelConfig, ModelError, Shard};
 
 /// How far loading has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,11 +95,12 @@ impl Packer for CpuPacker {
 /// A model's weights as a packer makes them.
 pub(crate) type PartsOf<P> = Parts<<P as Packer>::Table, <P as Packer>::Matrix, <P as Packer>::Vector>;
 
-/// Packs a shard of all tensors of a model, and looks that there are no others. `config` is the whole model's; `progress` is called after
-/// each matrix or vector.
+/// Packs a shard of all tensors of a model, and looks that there are no others. `config` is the whole model's; `target` has what a head
+/// borrows, if the model is one; `progress` is called after each matrix or vector.
 pub(crate) fn load<P: Packer>(
     config: &ModelConfig,
     shard: Shard,
+    target: Option<&PartsOf<P>>,
     tensors: &mut dyn Tensors,
     packer: &mut P,
     progress: &mut dyn FnMut(Progress),
@@ -106,7 +108,10 @@ pub(crate) fn load<P: Packer>(
     let done = Progress { done_bytes: 0, total_bytes: tensors.total_bytes() };
     progress(done);
     let mut loader = Loader { config, shard, tensors, packer, done, progress };
-    let parts = loader.parts()?;
+    let parts = match &config.head {
+        None => loader.parts()?,
+        Some(head) => loader.head(head, target)?,
+    };
     loader.tensors.finish(config.tie_embeddings)?;
     Ok(parts)
 }
@@ -147,14 +152,95 @@ impl<P: Packer> Loader<'_, P> {
                 Arc::new(self.tokens(HEAD, reason, |packer, own| packer.matrix(HEAD, hidden, &[own]))?)
             }
         };
+        let layers = self.layers()?;
+        let norm = self.norm("model.norm", hidden, "hidden_size")?;
+        Ok(Parts { embedding, layers, norm: Arc::new(norm), head, of_head: None })
+    }
+
+    fn layers(&mut self) -> Result<Vec<Arc<Layer<P::Matrix, P::Vector>>>, ModelError> {
         let layers = 0..self.config.layers.len();
         let layers = layers.map(|index| {
             self.tensors.prepare(index)?;
             self.layer(index).map(Arc::new)
         });
-        let layers = layers.collect::<Result<_, ModelError>>()?;
-        let norm = self.norm("model.norm", hidden, "hidden_size")?;
-        Ok(Parts { embedding, layers, norm: Arc::new(norm), head })
+        layers.collect()
+    }
+
+    /// A head, which borrows what it has not of its target.
+    fn head(&mut self, spec: &HeadSpec, target: Option<&PartsOf<P>>) -> Result<PartsOf<P>, ModelError> {
+        let ModelConfig { hidden, vocab, rms_eps, .. } = *self.config;
+        let borrowed = || {
+            let problem = "the draft is a head, which borrows of its target: it is loaded with it";
+            target.ok_or_else(|| ModelError::Pair(problem.to_owned()))
+        };
+        let embedding = match spec.own_embedding {
+            true => self.tokens("embed_tokens.weight", "vocab_size, hidden_size", |packer, own| {
+                packer.table(hidden, own).map(Arc::new)
+            })?,
+            false => borrowed()?.embedding.clone(),
+        };
+        let proposed = spec.proposed_vocab;
+        let head = match (spec.own_lm_head, proposed) {
+            (true, None) => Arc::new(self.tokens(HEAD, "vocab_size, hidden_size", |packer, own| {
+                packer.matrix(HEAD, hidden, &[own])
+            })?),
+            (true, Some(proposed)) => {
+                let name = HEAD.trim_end_matches(".weight").to_owned();
+                let whole = Projection { name, shape: [proposed, hidden], cut: Cut::Whole };
+                Arc::new(self.matrix(&[whole], "draft_vocab_size, hidden_size")?)
+            }
+            (false, None) => borrowed()?.head.clone(),
+            (false, Some(proposed)) => {
+                let problem = format!(
+                    "the draft is a head that proposes {proposed} tokens, and has no lm_head.weight for them"
+                );
+                return Err(ModelError::Pair(problem));
+            }
+        };
+        let target_tokens = proposed.map(|proposed| self.target_tokens(proposed, vocab)).transpose()?;
+        let width = spec.streams_width();
+        let norms = match spec.fuse_norm {
+            FuseNorm::None => Vec::new(),
+            FuseNorm::Whole => vec![self.norm("input_norm", width, "target_hidden_size")?],
+            FuseNorm::Each => {
+                let each = (0..spec.streams_count()).map(|stream| {
+                    self.norm(&format!("fc_norm.{stream}"), spec.target_hidden, "target_hidden_size")
+                });
+                each.collect::<Result<_, _>>()?
+            }
+        };
+        let fc = Projection { name: "fc".to_owned(), shape: [hidden, width], cut: Cut::Whole };
+        let matrix =
+            self.matrix(&[fc], "hidden_size, target_hidden_size, eagle_aux_hidden_state_layer_ids")?;
+        let streams = spec.streams.clone();
+        let fusion = Arc::new(Fusion { streams, norms, matrix, rms_eps });
+        let layers = self.layers()?;
+        let norm = Arc::new(self.norm("norm", hidden, "hidden_size")?);
+        Ok(Parts { embedding, layers, norm, head, of_head: Some(HeadParts { fusion, target_tokens }) })
+    }
+
+    /// Of each token that a head proposes, which of the target's `vocab` it is: `d2t` has how much further that is.
+    fn target_tokens(&mut self, proposed: usize, vocab: usize) -> Result<Arc<[u32]>, ModelError> {
+        const MAP: &str = "d2t";
+        let further = self.tensors.integers(MAP, proposed, "draft_vocab_size")?;
+        let target = (0_i64..).zip(&further).map(|(own, further)| {
+            let token = own.checked_add(*further).and_then(|token| u32::try_from(token).ok());
+            token.filter(|token| (*token as usize) < vocab).ok_or(own)
+        });
+        let tokens: Result<Vec<u32>, i64> = target.collect();
+        let refuse =
+            |problem: String| ModelError::Pair(format!("the draft is a head whose `{MAP}` {problem}"));
+        let tokens = tokens.map_err(|own| {
+            refuse(format!(
+                "leads token {own} out of the target's vocabulary of {vocab}: it was made for another target"
+            ))
+        })?;
+        let mut sorted = tokens.clone();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(twice) if self.packer.reads() => Err(refuse(format!("has token {} twice", twice[0]))),
+            _ => Ok(tokens.into()),
+        }
     }
 
     /// A matrix with a row for each token, of as many tokens as the model has: packs what of it the shard has.
@@ -179,7 +265,10 @@ impl<P: Packer> Loader<'_, P> {
 
     fn layer(&mut self, index: usize) -> Result<Layer<P::Matrix, P::Vector>, ModelError> {
         let config = self.config;
-        let place = format!("model.layers.{index}");
+        let place = match &config.head {
+            None => format!("model.layers.{index}"),
+            Some(head) => head.layer_place(index),
+        };
         let [attention, mlp] = config.layers[index].branches();
         let head_norm = |loader: &mut Self, part| {
             let there = config.layers[index].attention.qk_norm;
@@ -191,6 +280,12 @@ impl<P: Packer> Loader<'_, P> {
             q_norm: head_norm(self, "q_norm")?,
             k_norm: head_norm(self, "k_norm")?,
             sinks: config.layers[index].attention.sinks.then(|| self.sinks(&place)).transpose()?,
+            stream_norm: match config.layers[index].attention.beside_embedding {
+                Some(kind) => {
+                    Some(self.norm(&format!("{place}.{}", kind.norm), config.hidden, "hidden_size")?)
+                }
+                None => None,
+            },
             mlp: self.branch(&place, &mlp)?,
         })
     }
@@ -206,7 +301,7 @@ impl<P: Packer> Loader<'_, P> {
         };
         let inputs = branch.inputs.iter().map(|(name, split)| Projection {
             name: format!("{place}.{name}"),
-            shape: [split.width(config), hidden],
+            shape: [split.width(config), branch.input_streams * hidden],
             cut: Cut::rows(*split, self.shard, config),
         });
         let inputs: Vec<Projection> = inputs.collect();

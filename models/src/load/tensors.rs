@@ -31,6 +31,11 @@ pub(crate) trait Tensors {
     /// from.
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError>;
 
+    /// A tensor of so many whole numbers.
+    fn integers(&self, _name: &str, count: usize, _reason: &str) -> Result<Vec<i64>, ModelError> {
+        Ok(vec![0; count])
+    }
+
     /// Called when the model is complete: a tensor nobody asked for means that config.json and the weights disagree. `tied`: the LM head is
     /// the embedding.
     fn finish(&self, _tied: bool) -> Result<(), ModelError> {

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{Packer, Tensors, load};
 use crate::checkpoint::{Checkpoint, Files, has_weights};
 use crate::config::Keys;
+use crate::model::Parts;
 use crate::{ModelConfig, ModelError, Shard};
 
 impl ModelConfig {
@@ -56,7 +57,15 @@ pub(crate) fn counted(
     held: Held,
 ) -> Result<u64, ModelError> {
     let mut counter = Counter::new(held);
-    load(config, shard, tensors, &mut counter, &mut |_| {})?;
+    // What a head borrows is the target's.
+    let target = Parts {
+        embedding: Arc::new(()),
+        layers: Vec::new(),
+        norm: Arc::new(()),
+        head: Arc::new(()),
+        of_head: None,
+    };
+    load(config, shard, Some(&target), tensors, &mut counter, &mut |_| {})?;
     Ok(counter.bytes)
 }
 

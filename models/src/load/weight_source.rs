@@ -87,7 +87,25 @@ impl Model {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, ModelError> {
         source.open(shard, dtype, |config, tensors| {
-            let parts = load(&config, shard, tensors, &mut CpuPacker { dtype }, progress)?;
+            let parts = load(&config, shard, None, tensors, &mut CpuPacker { dtype }, progress)?;
+            Model::new(config, shard, dtype, parts)
+        })
+    }
+
+    /// The same of the draft of a target that is there: a head [fitted](crate::fitted) to it, whole, may borrow of it.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_draft(
+        source: &WeightSource,
+        shard: Shard,
+        target: &Model,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Model, ModelError> {
+        source.open(shard, dtype, |config, tensors| {
+            let parts =
+                load(&config, shard, Some(target.parts()), tensors, &mut CpuPacker { dtype }, progress)?;
             Model::new(config, shard, dtype, parts)
         })
     }

@@ -21,11 +21,13 @@
 
 mod calibration;
 mod normal;
+mod synthetic_head;
 mod synthetic_spec;
 mod synthetic_tensors;
 
 use faser_kernels::Dtype;
 
+pub use self::synthetic_head::head;
 pub use self::synthetic_spec::SyntheticSpec;
 pub(crate) use self::synthetic_tensors::Synthetic;
 use crate::{Model, ModelError, Progress, Shard, WeightSource};

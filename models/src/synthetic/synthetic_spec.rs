@@ -93,6 +93,7 @@ impl SyntheticSpec {
             bos: None,
             eos: Vec::new(),
             mask_token: self.mask_token,
+            head: None,
             notes: Vec::new(),
         }
     }

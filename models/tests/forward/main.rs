@@ -1,16 +1,15 @@
-//! What models compute: against transformers' logits, against candle, on shards, on a GPU over a fake driver, in int8; and the residual stream
-//! on its way.
+//! What models compute: against transformers' logits, against candle, on shards, on a GPU over a fake driver, in int8; heads on
+//! hidden states.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod accuracy;
-mod cpu_hidden;
 #[path = "../../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
-mod cuda_hidden;
 mod cuda_logits;
 mod draft_acceptance;
 mod golden;
+mod heads;
 mod int8_logits;
 mod oracle;
 mod segments;

@@ -80,6 +80,8 @@ fn layer(random: &mut Random) -> LayerSpec {
             scale: random.one_of(&[0.2, 0.5]),
             soft_cap: random.one_of(&[None, Some(1.5)]),
             sinks: random.chance(),
+            first: 0,
+            beside_embedding: None,
             rope: RopeConfig { theta: random.one_of(&[500.0, 10_000.0]), scaling: RopeScaling::None },
         },
         mlp: MlpSpec {

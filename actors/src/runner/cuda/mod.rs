@@ -11,9 +11,7 @@ use faser_engine::{Admission, BlockCopy, DraftPlan, Drafted, PartitionId, TokenI
 use faser_kernels::SampleRow;
 use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share};
 use faser_kernels::sampling::mask_of;
-use faser_models::cuda::{
-    CudaHiddenStates, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
-};
+use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint};
 
 use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
 use super::sequences::Sequences;
@@ -34,8 +32,6 @@ pub struct CudaLaneSpec {
     pub sizes: CudaSizes,
     /// Whether it drafts: then it goes first where SMs are shared, and tells confidences.
     pub drafts: bool,
-    /// The channel that hidden states go to, of a lane that verifies for a draft that reads them.
-    pub hidden: Option<Arc<CudaHiddenStates>>,
 }
 
 /// A model on a GPU.
@@ -54,15 +50,9 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The GPU has not enough memory, or no stream.
-    ///
-    /// # Panics
-    /// If the channel of hidden states is not for such passes: see [`CudaPasses::attach`].
     pub fn new(model: Arc<CudaModel>, spec: &CudaLaneSpec) -> Result<CudaBackend, ServiceError> {
         let vocab = model.config().vocab;
-        let mut passes = CudaPasses::new(model, &spec.shares, spec.drafts, spec.sizes)?;
-        if let Some(hidden) = &spec.hidden {
-            passes.attach(hidden.clone());
-        }
+        let passes = CudaPasses::new(model, &spec.shares, spec.drafts, spec.sizes)?;
         let (drafts, wants_logprobs, checkpoints) = (spec.drafts, Vec::new(), Vec::new());
         Ok(CudaBackend { passes, vocab, drafts, wants_logprobs, checkpoints, drawn: None })
     }
@@ -254,10 +244,6 @@ impl LaneBackend for CudaBackend {
 
     fn stage(&mut self, rows: &PassRows<'_>, sequences: &mut Sequences<CudaSequence>) {
         self.send(rows, sequences).or_lost();
-    }
-
-    fn first_hidden(&self) -> Option<u64> {
-        self.passes.first_hidden()
     }
 
     fn layers(&mut self, _rows: &PassRows<'_>, layers: Range<usize>) {

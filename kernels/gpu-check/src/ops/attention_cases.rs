@@ -90,6 +90,7 @@ impl Case {
                 scale: self.scale(),
                 soft_cap: self.soft_cap,
                 window: self.window,
+                first: 0,
                 sinks: (!self.sinks.is_empty()).then_some(&*self.sinks),
             },
             expected.view_mut(n),

@@ -3,8 +3,8 @@
 use super::case_bench::Bench;
 use super::reference::{Random, close, lane};
 use faser_kernels::cuda::{
-    ActivateArgs, Chunk, CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs,
-    RmsNormArgs, SoftCapArgs, StoreStatesArgs,
+    ActivateArgs, CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs, RmsNormArgs,
+    SoftCapArgs,
 };
 use faser_kernels::ops::{
     self, Activation, Write, activate, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, soft_cap,
@@ -240,47 +240,6 @@ pub(super) fn gather_and_compact_are_the_cpus(bench: &Bench<'_>) {
         for r in 0..keep.len() {
             assert_eq!(moved.read()[r * cols..(r + 1) * cols], *expected.row(r), "{keep:?}");
         }
-    }
-}
-
-/// Of chunks that have lost some of their last rows: each row that is left goes to the slot it had from the beginning, and nothing else does.
-pub(super) fn states_go_to_the_slots_of_their_rows(bench: &Bench<'_>) {
-    let mut random = Random::new(11);
-    for case in 0..20 {
-        let (cols, layers) = (1 + random.below(300), 1 + random.below(3));
-        let (place, width) = (random.below(layers), cols * layers);
-        let (mut chunks, mut chunk_of, mut slots, mut slot_of) = (vec![], vec![], vec![], vec![]);
-        let begun: Vec<usize> = (0..1 + random.below(5)).map(|_| 1 + random.below(9)).collect();
-        let capacity = begun.iter().sum::<usize>() + random.below(4);
-        let mut next = random.below(capacity);
-        for (chunk, rows) in begun.iter().enumerate() {
-            let (first, left) = (chunk_of.len() as u32, random.below(rows + 1));
-            chunks.push(Chunk { first, rows: left as u32, sampled_from: 0, since: 0 });
-            slots.push((next % capacity) as u32);
-            chunk_of.extend(std::iter::repeat_n(chunk as u32, left));
-            slot_of.extend((next..next + left).map(|slot| slot % capacity));
-            next += rows;
-        }
-        let values: Vec<f32> = random.numbers(chunk_of.len() * cols);
-        let mut expected = vec![UNSET; capacity * width];
-        for (slot, row) in slot_of.iter().zip(values.chunks(cols)) {
-            expected[slot * width + place * cols..][..cols].copy_from_slice(row);
-        }
-        let states = bench.floats(&vec![UNSET; capacity * width]);
-        let args = StoreStatesArgs {
-            x: bench.lasting(&values),
-            chunk_of: bench.lasting(&chunk_of),
-            chunks: bench.lasting(&chunks),
-            slots: bench.lasting(&slots),
-            states: states.ptr(),
-            rows: bench.count(chunk_of.len()),
-            cols: cols as u32,
-            width: width as u32,
-            first: (place * cols) as u32,
-            capacity: capacity as u32,
-        };
-        bench.run(&args.launch(chunk_of.len() as u32 + 2, 2), bench.order(case));
-        assert_eq!(states.read(), expected, "{begun:?} from slot {}, {chunks:?}", slots[0]);
     }
 }
 

@@ -1,0 +1,303 @@
+//! Heads on hidden states on the CPU, against the logits of a reference in Python (`tests/golden/heads`): over prefill, proposals, rejections of
+//! every length, KV and features that were kept, copied and computed anew; whatever leaves the target's passes meanwhile.
+
+use std::sync::Arc;
+
+use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_models::{Features, Model, ModelConfig, Pass, Scratch, Shard, WeightSource, fitted};
+use serde_json::Value;
+
+use crate::session::golden;
+
+const BLOCK_SIZE: usize = 16;
+const BLOCKS: usize = 24;
+const MAX_ROWS: usize = 32;
+
+/// Heads that are served.
+const CASES: [&str; 5] =
+    ["eagle3-original", "eagle3-own-embedding", "eagle3-speculators", "eagle3-1", "eagle3-wider-target"];
+
+/// A target with its head, on one lane.
+struct Pair {
+    target: Model,
+    head: Model,
+    lane: Lane,
+    target_kv: KvCache,
+    head_kv: KvCache,
+    pages: Arc<Features>,
+    verify: Scratch,
+    draft: Scratch,
+}
+
+fn load(case: &str, dtype: Dtype) -> (Model, Model) {
+    let dir = golden("heads");
+    let target = WeightSource::folder(&dir.join("target")).unwrap();
+    let target = Model::load(&target, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
+    let dir = dir.join(case);
+    let config = fitted(target.config(), ModelConfig::load(&dir).unwrap(), None).unwrap();
+    let source = WeightSource::Folder(dir.clone(), Box::new(config.clone()));
+    assert!(config.check_headers(&dir).unwrap(), "{case}");
+    let head = Model::load_draft(&source, Shard::WHOLE, &target, dtype, &mut |_| {}).unwrap();
+    assert_eq!(head.weight_bytes(), config.weight_bytes(Shard::WHOLE, dtype).unwrap(), "{case}");
+    (target, head)
+}
+
+impl Pair {
+    fn new(case: &str) -> Pair {
+        let (target, head) = load(case, Dtype::F32);
+        let pages = Features::new(BLOCKS, BLOCK_SIZE, head.config().hidden);
+        let mut verify = target.scratch(MAX_ROWS, MAX_ROWS);
+        verify.attach(pages.clone(), &head);
+        let kv = |model: &Model| KvCache::new(model.kv_shape(BLOCKS, BLOCK_SIZE), model.kv_dtype()).unwrap();
+        Pair {
+            lane: Lane::new(&Partition { cores: vec![0, 1] }, Isa::detect()).unwrap(),
+            target_kv: kv(&target),
+            head_kv: kv(&head),
+            pages,
+            verify,
+            draft: head.scratch(MAX_ROWS, MAX_ROWS),
+            target,
+            head,
+        }
+    }
+
+    /// The target's pass over tokens at these positions.
+    fn verify(&mut self, tokens: &[u32], start: usize, table: &[BlockId]) {
+        let positions: Vec<u32> = (start as u32..).take(tokens.len()).collect();
+        let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[table] };
+        let pass = Pass { tokens, rows, logits: &[] };
+        self.target.forward(&self.lane, &mut self.target_kv, &mut self.verify, &pass);
+    }
+
+    /// The head's pass over tokens from position `start` on, each of which begins with what `begins` writes: the logits behind the last.
+    fn draft(
+        &mut self,
+        tokens: &[u32],
+        start: usize,
+        table: &[BlockId],
+        begins: impl Fn(usize, &mut [f32]),
+    ) -> Vec<f32> {
+        let Pair { head, lane, head_kv, draft, .. } = self;
+        let positions: Vec<u32> = (start as u32..).take(tokens.len()).collect();
+        (0..tokens.len()).for_each(|row| begins(start + row, draft.begins_with(row)));
+        head.begin(lane, draft, tokens);
+        let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[table] };
+        head.layers(lane, 0..head.config().layers.len(), head_kv, draft, rows);
+        head.finish(lane, draft, tokens.len(), &[tokens.len() as u32 - 1]);
+        draft.logits().row(0).to_vec()
+    }
+
+    /// The logits of `k` proposals behind the first `known` of `text`, of which the head has computed `computed`.
+    fn round(
+        &mut self,
+        text: &[u32],
+        (computed, known): (usize, usize),
+        proposals: &[u32],
+        (target_table, head_table): (&[BlockId], &[BlockId]),
+    ) -> Vec<Vec<f32>> {
+        let pages = self.pages.clone();
+        // Nobody looks at what the first token begins with.
+        let features = |position: usize, to: &mut [f32]| match position.checked_sub(1) {
+            Some(before) => pages.read(target_table, before, to),
+            None => to.fill(7.0),
+        };
+        let mut logits = vec![self.draft(&text[computed..known], computed, head_table, features)];
+        for (step, proposal) in proposals[..proposals.len() - 1].iter().enumerate() {
+            let passed = self.draft.passed_on(self.head.config(), 0).to_vec();
+            let begins = |_: usize, to: &mut [f32]| to.copy_from_slice(&passed);
+            logits.push(self.draft(&[*proposal], known + step, head_table, begins));
+        }
+        logits
+    }
+}
+
+struct Golden {
+    text: Vec<u32>,
+    prompt: usize,
+    rounds: Vec<Round>,
+    features: (usize, Vec<f32>),
+}
+
+struct Round {
+    known: usize,
+    proposals: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+fn tokens(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect()
+}
+
+fn read(case: &str) -> Golden {
+    let path = golden("heads").join(case).join("golden.json");
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let round = |round: &Value| Round {
+        known: round["committed"].as_u64().unwrap() as usize,
+        proposals: tokens(&round["proposals"]),
+        logits: round["logits"].as_array().unwrap().iter().map(numbers).collect(),
+    };
+    let features = &json["features"];
+    Golden {
+        text: tokens(&json["tokens"]),
+        prompt: json["prompt"].as_u64().unwrap() as usize,
+        rounds: json["rounds"].as_array().unwrap().iter().map(round).collect(),
+        features: (features["row"].as_u64().unwrap() as usize, numbers(&features["fused"])),
+    }
+}
+
+/// The largest difference, by the largest number there is.
+fn error(found: &[f32], expected: &[f32]) -> f32 {
+    let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+    let pairs = found.iter().zip(expected);
+    pairs.fold(0.0_f32, |most, (found, expected)| most.max((found - expected).abs())) / largest
+}
+
+/// Logits of all of the target's tokens hold those of the head's, and nothing else that could be drawn.
+fn assert_logits(found: &[f32], expected: &[f32], proposal: u32, what: &str) {
+    let own: Vec<f32> = found.iter().copied().filter(|logit| logit.is_finite()).collect();
+    assert_eq!(own.len(), expected.len(), "{what}");
+    let off = error(&own, expected);
+    assert!(off < 1e-4, "{what}: off by {off}");
+    let best = (0..found.len()).max_by(|a, b| found[*a].total_cmp(&found[*b])).unwrap();
+    assert_eq!(best as u32, proposal, "{what}");
+}
+
+#[test]
+fn heads_propose_what_the_reference_does() {
+    for case in CASES {
+        let Golden { text, prompt, rounds, features: (row, fused) } = read(case);
+        let mut pair = Pair::new(case);
+        let (target_table, head_table) = ([9, 7], [2, 4]);
+        // Two passes over the prompt.
+        pair.verify(&text[..5], 0, &target_table);
+        pair.verify(&text[5..prompt], 5, &target_table);
+        let mut found = vec![0.0; fused.len()];
+        pair.pages.read(&target_table, row, &mut found);
+        assert!(error(&found, &fused) < 1e-4, "{case}: features");
+        let (mut computed, mut verified) = (0, prompt);
+        for Round { known, proposals, logits } in &rounds {
+            // The tokens before the last one are verified; proposals behind them, all of them wrong, in the same pass.
+            pair.verify(&[&text[verified..known - 1], &[1, 2, 3]].concat(), verified, &target_table);
+            verified = known - 1;
+            let tables = (&target_table[..], &head_table[..]);
+            let found = pair.round(&text, (computed, *known), proposals, tables);
+            for (step, (found, expected)) in found.iter().zip(logits).enumerate() {
+                assert_logits(
+                    found,
+                    expected,
+                    proposals[step],
+                    &format!("{case}, {known} known, step {step}"),
+                );
+            }
+            // KV of proposals is never kept.
+            computed = *known;
+        }
+    }
+}
+
+#[test]
+fn a_prefix_that_was_found_or_lost_changes_no_bit() {
+    for case in CASES {
+        let Golden { text, rounds, .. } = read(case);
+        let mut pair = Pair::new(case);
+        let Round { known, proposals, .. } = rounds.last().unwrap();
+        let (target_table, head_table) = ([9, 7], [2, 4]);
+        pair.verify(&text[..known - 1], 0, &target_table);
+        let expected = pair.round(&text, (0, *known), proposals, (&target_table, &head_table));
+        // Both have the first 21 tokens of it: a block, and a part of the second that is copied.
+        let (other_target, other_head) = ([9, 14], [2, 19]);
+        pair.target_kv.copy_block(7, 14);
+        pair.pages.copy_block(7, 14);
+        pair.head_kv.copy_block(4, 19);
+        pair.verify(&text[21..known - 1], 21, &other_target);
+        let tables = (&other_target[..], &other_head[..]);
+        assert_eq!(pair.round(&text, (21, *known), proposals, tables), expected, "{case}: found by both");
+        // What the draft's cache has lost, and the target's has not.
+        assert_eq!(
+            pair.round(&text, (16, *known), proposals, tables),
+            expected,
+            "{case}: found by the target"
+        );
+        assert_eq!(pair.round(&text, (0, *known), proposals, tables), expected, "{case}: from the beginning");
+    }
+}
+
+#[test]
+fn what_leaves_a_pass_changes_no_features() {
+    for case in CASES {
+        let text = read(case).text;
+        let mut pair = Pair::new(case);
+        let table = [0];
+        pair.verify(&text[..9], 0, &table);
+        let width = pair.pages.width();
+        let features = |pair: &Pair, table: &[BlockId], position| {
+            let mut found = vec![f32::NAN; width];
+            pair.pages.read(table, position, &mut found);
+            found
+        };
+        let expected: Vec<Vec<f32>> = (0..9).map(|position| features(&pair, &table, position)).collect();
+        for leaves_at in 1..pair.target.config().layers.len() {
+            // Two sequences, each of the same text; the last rows of the first leave.
+            let tables: [&[BlockId]; 2] = [&[4], &[7]];
+            let Pair { target, lane, target_kv, verify, .. } = &mut pair;
+            target.begin(lane, verify, &[&text[..9], &text[..9]].concat());
+            let positions: Vec<u32> = (0..9).chain(0..9).collect();
+            let table_of: Vec<u32> = (0..18).map(|row| row / 9).collect();
+            let rows = Rows { positions: &positions, table_of: &table_of, tables: &tables };
+            target.layers(lane, 0..leaves_at, target_kv, verify, rows);
+            let keep: Vec<u32> = (0..5).chain(9..18).collect();
+            target.keep(verify, 18, &keep);
+            let of_kept = |all: &[u32]| keep.iter().map(|row| all[*row as usize]).collect::<Vec<u32>>();
+            let (positions, table_of) = (of_kept(&positions), of_kept(&table_of));
+            let rows = Rows { positions: &positions, table_of: &table_of, tables: &tables };
+            target.layers(lane, leaves_at..target.config().layers.len(), target_kv, verify, rows);
+            for (position, expected) in expected.iter().enumerate() {
+                let what = format!("{case}: position {position}, leaving at {leaves_at}");
+                assert!(position >= 5 || features(&pair, tables[0], position) == *expected, "{what}");
+                assert_eq!(features(&pair, tables[1], position), *expected, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_for_another_target_is_refused_by_name() {
+    let dir = golden("heads");
+    let target = ModelConfig::load(&dir.join("target")).unwrap();
+    let head = |case: &str| ModelConfig::load(&dir.join(case)).unwrap();
+    let refused = |target: &ModelConfig, case| fitted(target, head(case), None).unwrap_err().to_string();
+    let narrower = ModelConfig { hidden: 16, ..target.clone() };
+    assert!(
+        refused(&narrower, "eagle3-original")
+            .contains("reads hidden states of 32 numbers, and the target's have 16")
+    );
+    let shallow = ModelConfig { layers: target.layers[..3].to_vec(), ..target.clone() };
+    assert!(refused(&shallow, "eagle3-original").contains("layer ids are not said"));
+    assert!(refused(&shallow, "eagle3-speculators").contains("enters layer 4"));
+    let other = ModelConfig { vocab: 97, stored_vocab: 97, ..target.clone() };
+    assert!(refused(&other, "eagle3-original").contains("vocab_size"));
+    // Alone it is no model.
+    let config = fitted(&target, head("eagle3-original"), None).unwrap();
+    let source = WeightSource::Folder(dir.join("eagle3-original"), Box::new(config));
+    let alone = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap_err().to_string();
+    assert!(alone.contains("loaded with it"), "{alone}");
+}
+
+#[test]
+fn drafts_of_other_kinds_are_refused_by_name() {
+    for (case, said) in [
+        ("p-eagle", "peagle"),
+        ("dflash", "DFlash"),
+        ("dflash-speculators", "dflash"),
+        ("dspark-vanilla", "DSpark"),
+        ("dspark-gated", "DSpark"),
+        ("dspark-rnn", "DSpark"),
+    ] {
+        let refused = ModelConfig::load(&golden("heads").join(case)).unwrap_err().to_string();
+        assert!(refused.contains(said) && refused.contains("served"), "{case}: {refused}");
+    }
+}
