@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_bench::Targets;
-use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec};
+use faser_bench::sim::{Bound, Contender, Drafts, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::record::Mark;
 use faser_engine::sim::{
@@ -19,7 +19,7 @@ fn spec() -> SimSpec {
         hardware: Hardware::H100,
         pair: Pair::QWEN3,
         mechanisms: Mechanisms::default(),
-        one_pass: None,
+        drafts: Drafts::Steps,
         draft_sms: vec![16],
         kv_tokens: 32_768,
         max_running: 32,

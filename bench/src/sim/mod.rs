@@ -143,6 +143,17 @@ impl fmt::Display for Contender {
     }
 }
 
+/// How a draft proposes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Drafts {
+    /// A pass for each proposal.
+    Steps,
+    /// All in one pass, each place of which is right so many times as often as the one before.
+    OnePass(f64),
+    /// A pass for each proposal of a head on the target's hidden states: from the last token that is verified on alone.
+    Head,
+}
+
 /// What to simulate.
 #[derive(Clone, Debug)]
 pub struct SimSpec {
@@ -152,8 +163,8 @@ pub struct SimSpec {
     pub hardware: Hardware,
     /// The models on it.
     pub pair: Pair,
-    /// A draft that proposes in one pass, each place of which is right so many times as often as the one before; none: a pass for each proposal.
-    pub one_pass: Option<f64>,
+    /// How the draft proposes.
+    pub drafts: Drafts,
     /// SMs of the draft lane in each partition.
     pub draft_sms: Vec<usize>,
     /// What policies that predict may use.
@@ -394,7 +405,7 @@ impl SimSpec {
             ..self.config(policy, load, roofline.tables())
         };
         let device = workload.device(BLOCK_TOKENS, roofline).deviating(self.deviation);
-        let device = device.fading(self.one_pass.unwrap_or(1.0));
+        let device = device.fading(if let Drafts::OnePass(fade) = self.drafts { fade } else { 1.0 });
         let device = if bound.is_some_and(Bound::is_oracle) { device.with_oracle() } else { device };
         let simulation = Simulation::new(config, device)?.counting_until(self.duration);
         let simulation = if in_detail { simulation.in_detail() } else { simulation };
@@ -410,9 +421,10 @@ impl SimSpec {
         EngineConfig {
             block_size: BLOCK_TOKENS,
             target_blocks: blocks,
-            draft: match self.one_pass {
-                Some(_) => DraftSource::one_pass(blocks),
-                None => DraftSource::model(blocks),
+            draft: match self.drafts {
+                Drafts::Steps => DraftSource::model(blocks),
+                Drafts::OnePass(_) => DraftSource::one_pass(blocks),
+                Drafts::Head => DraftSource::head(blocks),
             },
             max_pass_rows: self.max_pass_rows,
             max_context: self.max_context,
@@ -448,11 +460,11 @@ impl fmt::Display for SimSpec {
         // To the microsecond.
         let step_ms = (1e6 * pair.draft_step_s).round() / 1e3;
         let step = if step_ms > 0.0 { format!("{step_ms} ms") } else { "as modelled".to_owned() };
-        let step = match self.one_pass {
-            Some(fade) => {
+        let step = match self.drafts {
+            Drafts::OnePass(fade) => {
                 format!("{step} for all proposals, each place right {fade} times as often as the one before")
             }
-            None => step,
+            Drafts::Steps | Drafts::Head => step,
         };
         let joined = if pair.gpus > 1 {
             let overlapped = if hardware.links.overlapped { ", all-reduces in halves" } else { "" };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use faser_bench::BenchError;
-use faser_bench::sim::{Bound, Contender, Load, SimReport, SimRun, SimSpec, read_trace};
+use faser_bench::sim::{Bound, Contender, Drafts, Load, SimReport, SimRun, SimSpec, read_trace};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::Mechanisms;
 use faser_engine::sim::{
@@ -88,6 +88,10 @@ pub struct SimArgs {
     /// SHARE times as often as the one before it.
     #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "0.95", conflicts_with = "passes")]
     pub one_pass: Option<f64>,
+    /// Draft by a head of EAGLE-3 on the target's hidden states in place of a model: one layer, a step for each proposal, right as often as the
+    /// draft model would be. A step takes what the device model says, or --draft-step.
+    #[arg(long, conflicts_with_all = ["passes", "one_pass"])]
+    pub head: bool,
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
@@ -305,7 +309,9 @@ impl SimArgs {
         }
         let preset = self.preset.unwrap_or(Preset::DEFAULT);
         let pair = self.pair.unwrap_or(preset.pair);
-        let preset_step_ms = 1e3 * preset.draft_step_s.unwrap_or(pair.draft_step_s);
+        let pair = if self.head { pair.with_head() } else { pair };
+        let preset_step_ms =
+            if self.head { 0.0 } else { 1e3 * preset.draft_step_s.unwrap_or(pair.draft_step_s) };
         let draft_step_ms = self.draft_step.unwrap_or(preset_step_ms);
         if !(0.0..=1e6).contains(&draft_step_ms) {
             return wrong("--draft-step must be milliseconds, at least 0");
@@ -342,7 +348,8 @@ impl SimArgs {
         let changed = self.pair.is_some_and(|pair| pair != preset.pair)
             || fp8 != preset.fp8
             || self.kv_tokens.is_some_and(|tokens| preset.kv_tokens != Some(tokens))
-            || draft_step_ms != preset_step_ms;
+            || draft_step_ms != preset_step_ms
+            || self.head;
         let called = |preset: Preset| format!("{}{}", preset.name, if changed { ", changed" } else { "" });
         Ok(SimSpec {
             preset: self.preset.map(called),
@@ -356,7 +363,11 @@ impl SimArgs {
                 ..self.device
             },
             pair,
-            one_pass: self.one_pass,
+            drafts: match self.one_pass {
+                _ if self.head => Drafts::Head,
+                Some(fade) => Drafts::OnePass(fade),
+                None => Drafts::Steps,
+            },
             draft_sms: self.draft_sms.clone(),
             mechanisms: Mechanisms { sizing: !self.full_passes, ..Mechanisms::default() },
             kv_tokens,
@@ -636,6 +647,7 @@ mod tests {
             "--replay-speed 2",
             "--plot rates.png",
             "--one-pass --passes nvlink",
+            "--one-pass --head",
             "--confidence upright",
             "--confidence inverted --passes nvlink",
         ] {

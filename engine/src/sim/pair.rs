@@ -57,7 +57,25 @@ impl ModelShape {
     }
 }
 
+/// Tokens that a head proposes: what most published ones of EAGLE-3 do.
+const HEAD_TOKENS: usize = 32_000;
+
 impl Pair {
+    /// The same target with a head of EAGLE-3 on its hidden states, on each GPU: a layer as wide as the target's, whose attention reads twice that,
+    /// and an LM head for the tokens that such heads propose. Its step is what the roofline says. The fusion that runs with the target is memory
+    /// alone.
+    #[must_use]
+    pub fn with_head(self) -> Pair {
+        let ModelShape { hidden, heads, kv_heads, head_dim, .. } = self.target;
+        let layer = self.target.read_parameters / self.target.layers as f64;
+        let wider = ((heads + 2 * kv_heads) * head_dim * hidden) as f64;
+        let read_parameters = layer + wider + (HEAD_TOKENS * hidden) as f64;
+        let parameters = read_parameters + (3 * hidden * hidden) as f64;
+        let name = "a head of EAGLE-3";
+        let draft = ModelShape { name, parameters, read_parameters, layers: 1, tp: 1, ..self.target };
+        Pair { draft, draft_step_s: 0.0, ..self }
+    }
+
     /// The presets: the FASER paper's pairs.
     pub const ALL: [Pair; 2] = [Pair::QWEN3, Pair::LLAMA3];
 
