@@ -124,16 +124,18 @@ impl Engine {
 
     /// Rows for sequences with far to catch up, if others that decode wait for it.
     fn long_rows(&self, running: &[SeqId]) -> Option<usize> {
-        let (mut decoding, mut prefill) = (0, 0);
+        let (mut decoding, mut prefill, mut awaited) = (0, 0, false);
         for sequence in running.iter().filter_map(|seq| self.sequences.get(seq)) {
             match sequence.decoding() {
                 true => decoding += 1,
                 false => prefill += sequence.uncomputed(),
             }
+            awaited |= sequence.awaits_first_token();
         }
         let prefill = prefill.min(self.prefill_limit(decoding));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
-        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, self.config.max_pass_rows))
+        let most = self.config.max_pass_rows;
+        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, awaited, most))
     }
 
     /// Tokens without draft KV, where they are so many that they may take more than a round.

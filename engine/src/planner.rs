@@ -34,6 +34,8 @@ const PROBE_SHARE: f64 = 0.005;
 /// Rows that a draft plan may catch up with while others wait for it: at least, and as long as nobody knows what they cost.
 const LEAST_LONG_ROWS: usize = 64;
 const FIRST_LONG_ROWS: usize = 128;
+/// To so many their number is searched.
+const LONG_ROWS_STEP: usize = 16;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
 
@@ -380,14 +382,21 @@ impl Planner {
     }
 
     /// Rows of a draft plan that may be of sequences with far to catch up, while others wait for it, at most `most`: as many as take no longer
-    /// than the next verify pass, of `rows` rows; where there are no tables, than verify passes took in the mean.
-    pub(crate) fn long_rows(&self, rows: usize, most: usize) -> usize {
+    /// than the next verify pass, of `rows` rows, or than one that prompts fill, unless a first token is `awaited`. To catch up sooner takes no
+    /// more time in all, and less where rows are cheaper by the many: what bounds it is the gap that others see, and prompts may make that.
+    /// Where there are no tables, as many as take as long as verify passes did in the mean.
+    pub(crate) fn long_rows(&self, rows: usize, awaited: bool, most: usize) -> usize {
         let most = most.max(LEAST_LONG_ROWS);
         if let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) {
+            let rows = if awaited { rows } else { rows.max(self.steering.smallest_size()) };
             let pass_s = costs.verify.seconds(rows, Reach::NONE);
-            let doubled = std::iter::successors(Some(2 * LEAST_LONG_ROWS), |rows| Some(2 * rows));
-            let fits = |rows: &usize| *rows <= most && costs.draft.seconds(*rows, Reach::NONE) <= pass_s;
-            doubled.take_while(fits).last().unwrap_or(LEAST_LONG_ROWS)
+            let (mut fits, mut beyond) = (LEAST_LONG_ROWS, most + 1);
+            while beyond - fits > LONG_ROWS_STEP {
+                let middle = fits.midpoint(beyond);
+                let within = costs.draft.seconds(middle, Reach::NONE) <= pass_s;
+                *(if within { &mut fits } else { &mut beyond }) = middle;
+            }
+            fits
         } else if self.catch_up_row_s > 0.0 && self.verify_s > 0.0 {
             ((self.verify_s / self.catch_up_row_s) as usize).clamp(LEAST_LONG_ROWS, most)
         } else {

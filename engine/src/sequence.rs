@@ -334,10 +334,15 @@ impl Sequence {
             .clamp(LEAST_WEIGHT, MOST_WEIGHT)
     }
 
+    /// Is its first token yet to come?
+    pub(crate) fn awaits_first_token(&self) -> bool {
+        self.first_token.is_none()
+    }
+
     /// When its first token is due, for a sequence that has a target and no token yet.
     pub(crate) fn first_token_due(&self) -> Option<Duration> {
         let due = self.handling.slo.ttft.map(|ttft| self.submitted + ttft);
-        due.filter(|_| self.first_token.is_none())
+        due.filter(|_| self.awaits_first_token())
     }
 
     /// What a lane must know before the first chunk.

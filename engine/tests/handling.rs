@@ -5,6 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{at_once, request, undivided};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice};
 use faser_engine::survival::Source;
 use faser_engine::{
@@ -277,4 +278,69 @@ fn requests_that_their_limit_cut_off_do_not_make_others_short() {
     // The last token is the target's own, and so is the first.
     assert_eq!(drafted(0..20), 0);
     assert!(drafted(20..24) > 100, "{}", drafted(20..24));
+}
+
+/// A device on which a prompt's rows cost far more than draft KV, and long prompts whose target KV is cached.
+fn cold(policy: Policy) -> EngineConfig {
+    // Sizes of passes are chosen among the points of the table.
+    let verify = [1, 8, 16, 24, 32, 48, 64, 128, 256, 512]
+        .map(|rows| (rows, Duration::from_millis(40 + 4 * rows as u64)));
+    let verify = PassCost::new(&verify, AttentionCost::default());
+    let draft = PassCost::linear(9000, 500, AttentionCost::default());
+    EngineConfig {
+        partitions: vec![PartitionCosts { draft, verify }],
+        block_size: 16,
+        max_pass_rows: 512,
+        max_context: 512,
+        tuning: Tuning {
+            mechanisms: Mechanisms { lookup: false, ..Mechanisms::default() },
+            ..config(policy.clone()).tuning
+        },
+        ..config(policy)
+    }
+}
+
+fn long_prompt(seq: u64) -> Vec<u32> {
+    (0..128).map(|i| (i * 7 + seq as u32 % 100 * 13) % 50).collect()
+}
+
+/// After all have their first token, nobody catches up alone while the others wait.
+#[test]
+fn sequences_without_draft_kv_catch_up_together_once_all_have_their_first_token() {
+    // Two tokens are not worth the draft's prefill.
+    let warm = (0..4).map(|seq| request(seq, long_prompt(seq), 2));
+    let later = |seq| Happening::Arrival(request(seq, long_prompt(seq), 48));
+    let later = (100..104).map(|seq| (Duration::from_secs(60), later(seq)));
+    let simulation = common::simulation(&cold(Policy::Budget), 0.7).in_detail();
+    let report = simulation.run(at_once(warm).into_iter().chain(later));
+    let first = (100..104).filter_map(|seq| report.outcomes[&SeqId(seq)].first_token_after).max();
+    let first = Duration::from_secs(60) + first.expect("a first token");
+    let caught_up = report.passes.iter().filter(|pass| {
+        let long = |seq: u64| pass.chunks.iter().any(|chunk| chunk.seq == SeqId(seq) && chunk.rows > 32);
+        pass.lane == LaneKind::Draft && (100..104).any(long)
+    });
+    let plans: Vec<_> = caught_up.map(|pass| (pass.began, pass.ended, pass.rows)).collect();
+    assert!(plans.iter().all(|(began, ..)| *began >= first), "{first:?} {plans:?}");
+    // A pass that prompts fill has 48 rows and takes 232 ms.
+    let longest = Duration::from_millis(270);
+    assert!(plans.len() == 2 && plans.iter().all(|(b, e, _)| *e - *b < longest), "{plans:?}");
+}
+
+/// While somebody awaits its first token, a plan takes no longer than the next pass.
+#[test]
+fn a_first_token_waits_for_no_long_catch_up() {
+    let warm = (0..4).map(|seq| request(seq, long_prompt(seq), 2));
+    let begun = |offset: u64| Duration::from_secs(60) + Duration::from_millis(offset);
+    // Two begin; then one comes in their first pass, and one as they have begun to draft.
+    let later = [(0, 0), (1, 0), (2, 10), (3, 60)]
+        .map(|(seq, offset)| (begun(offset), Happening::Arrival(request(100 + seq, long_prompt(seq), 48))));
+    let first = |policy| {
+        let report = run(&cold(policy), at_once(warm.clone()).into_iter().chain(later.clone()).collect());
+        (100..104).map(|seq| report.outcomes[&SeqId(seq)].first_token_after).collect::<Vec<_>>()
+    };
+    let (budget, off) = (first(Policy::Budget), first(Policy::Off));
+    // One pass with five rows more.
+    let pass = Duration::from_millis(80);
+    let late = budget.iter().zip(&off).filter(|(budget, off)| **budget > off.map(|off| off + pass)).count();
+    assert_eq!(late, 0, "{budget:?} {off:?}");
 }

@@ -133,7 +133,7 @@ impl Steering {
         self.hurried = false;
         if let Some(PartitionCosts { verify, .. }) = costs {
             // The smallest size, whatever share stood before: what fits decides on the share, and the share on the size.
-            let smallest = self.sizes.at(0.0);
+            let smallest = self.smallest_size();
             let (size, least) =
                 if self.sized { (smallest, smallest / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
             let fits = size.saturating_sub(waiting.sequences);
@@ -166,6 +166,11 @@ impl Steering {
         } else {
             usize::MAX
         }
+    }
+
+    /// Rows of a pass that prompts fill while few wait.
+    pub(super) fn smallest_size(&self) -> usize {
+        self.sizes.at(0.0)
     }
 
     /// Rows of a pass beside which somebody decodes.
