@@ -414,9 +414,8 @@ impl Engine {
             }
         } else if self.draft_lane.busy() {
             return;
-        }
-        // Cancellations may have emptied the batch since its drafts were planned: then look at the queue again.
-        if self.running.is_empty() {
+        } else {
+            // Who came while drafts were made is in their pass already, and cancellations may have emptied the batch.
             self.admit_waiting();
         }
         self.stage = Stage::Draft;

@@ -344,3 +344,23 @@ fn a_first_token_waits_for_no_long_catch_up() {
     let late = budget.iter().zip(&off).filter(|(budget, off)| **budget > off.map(|off| off + pass)).count();
     assert_eq!(late, 0, "{budget:?} {off:?}");
 }
+
+/// Who arrives while drafts are made is in the verify pass that follows.
+#[test]
+fn a_prompt_that_comes_while_others_draft_waits_for_no_further_round() {
+    let config =
+        EngineConfig { partitions: undivided((5000, 1), (10_000, 5)), ..config(Policy::Fixed { k: 4 }) };
+    let report = run(&config, vec![(Duration::ZERO, Happening::Arrival(request(0, vec![1; 6], 60)))]);
+    let round = report.passes.iter().filter(|pass| pass.lane == LaneKind::Draft).nth(4).expect("a round");
+    let comes = round.began + (round.ended - round.began) / 2;
+    let report = run(
+        &config,
+        vec![
+            (Duration::ZERO, Happening::Arrival(request(0, vec![1; 6], 60))),
+            (comes, Happening::Arrival(request(1, vec![2; 6], 5))),
+        ],
+    );
+    let first = report.outcomes[&SeqId(1)].first_token_after.expect("a first token");
+    // What is left of the draft plan, and a pass.
+    assert!(first < Duration::from_millis(21), "{first:?}");
+}
