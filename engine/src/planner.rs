@@ -12,7 +12,7 @@ mod steering;
 use std::time::Duration;
 
 use crate::config::Tuning;
-use crate::cost::{PartitionCosts, Reach};
+use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::plan::PartitionId;
 use crate::policy::{Lengths, Mechanisms, Policy};
 use crate::request::K_LIMIT;
@@ -28,7 +28,7 @@ pub(crate) use steering::{Speculated, Waiting};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
-/// Share of the time since then that its sequence may take to catch up.
+/// Share of the time since then that it may take, with what its sequence has to catch up.
 const PROBE_SHARE: f64 = 0.005;
 
 /// Rows that a draft plan may catch up with while others wait for it: at least, and as long as nobody knows what they cost.
@@ -239,11 +239,14 @@ impl Planner {
         (seconds(candidate.behind.max(1)) - seconds(1)).max(0.0)
     }
 
-    /// Is it long enough since anyone was given a proposal, beside the time that this one takes to catch up, and does the account hold that?
+    /// Is it long enough since anyone was given a proposal, beside the time that this one takes, and does the account hold its catching up?
     fn affords_probe(&self, candidate: &Candidate) -> bool {
-        let behind_s = self.catch_up_s(candidate);
+        let PartitionCosts { draft, verify } = &self.partitions[0];
+        let seconds = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE);
+        let row_s = seconds(verify, self.rows + 1) - seconds(verify, self.rows);
+        let probe_s = seconds(draft, candidate.behind.max(candidate.rows)) + row_s;
         let quiet_s = f64::from(self.quiet_rounds) * self.verify_s;
-        behind_s <= PROBE_SHARE * quiet_s && self.steering.affords(behind_s)
+        probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
     }
 
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {

@@ -251,15 +251,18 @@ fn prompts_that_come_fast_leave_a_fixed_length_its_proposals() {
 #[test]
 fn a_draft_that_is_hardly_ever_right_costs_next_to_nothing() {
     for draft in [1.0, 4.0] {
-        let workload = Workload {
-            arrivals: Arrivals::Backlog { requests: 200 },
-            lengths: Lengths::exactly(30, 90),
-            acceptance: Acceptance::from(0.03),
-            ..workload(1.0, Faults::default(), 5)
-        };
-        let deviation = Deviation { draft, ..Deviation::default() };
-        let rate = |policy| run(&workload, policy, deviation).tokens_per_second();
-        let (off, faser) = (rate(Policy::Off), rate(Policy::Faser));
-        assert!(faser > 0.97 * off, "{faser} against {off}, drafts take {draft} times as long");
+        let ratios = (1..9).map(|seed| {
+            let workload = Workload {
+                arrivals: Arrivals::Backlog { requests: 200 },
+                lengths: Lengths::exactly(30, 90),
+                acceptance: Acceptance::from(0.03),
+                ..workload(1.0, Faults::default(), seed)
+            };
+            let deviation = Deviation { draft, ..Deviation::default() };
+            let rate = |policy| run(&workload, policy, deviation).tokens_per_second();
+            rate(Policy::Faser) / rate(Policy::Off)
+        });
+        let mean = ratios.sum::<f64>() / 8.0;
+        assert!(mean > 0.97, "{mean} of off, drafts take {draft} times as long");
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{ATTENTION, VOCABULARY, at_once, config, partitions, request, undivided};
 use faser_engine::cost::{PartitionCosts, PassCost};
 use faser_engine::sim::{DeviceCosts, SimDevice, Simulation};
-use faser_engine::{Command, EngineConfig, Policy};
+use faser_engine::{Command, DraftSource, EngineConfig, LaneKind, Policy, Request, SeqId};
 
 /// The engine after an event.
 #[derive(Clone, Copy, Debug)]
@@ -82,4 +82,25 @@ fn execution_is_serial_while_speculation_is_suspended() {
         let overlapped = suspends_and_resumes(&partitions, 0.7);
         assert!(overlapped > 0);
     }
+}
+
+/// A probe whose step is half a pass is not made every 32 rounds: what is tried may take half a percent of the time.
+#[test]
+fn dear_probes_are_rare() {
+    let probes = |draft_us| {
+        let config = EngineConfig {
+            partitions: undivided((draft_us, 1), (10_000, 5)),
+            target_blocks: 1000,
+            draft: DraftSource::model(1000),
+            max_context: 4000,
+            ..config(Policy::Budget)
+        };
+        let requests = [Request::new(SeqId(1), [1, 2, 3], 3000)];
+        let report = common::run(&config, 0.0, at_once(requests));
+        let late = report.passes.iter().filter(|pass| pass.began.as_secs() > 10);
+        late.filter(|pass| pass.lane == LaneKind::Draft).count()
+    };
+    // In 2,000 rounds. After a hundred there is more to catch up, and a probe has two plans.
+    let (cheap, dear) = (probes(500), probes(5000));
+    assert!((50..70).contains(&cheap) && dear > 0 && dear * 4 < cheap * 3, "{cheap} {dear}");
 }
