@@ -355,6 +355,7 @@ impl Tally {
             ("requests that copy alone", self.lookups),
             ("requests that draft alone", self.drafts),
             ("proposals from one pass that were accepted", self.one_pass_accepted),
+            ("proposals of heads", self.of_heads),
             ("proposals from one pass that were rejected", self.one_pass - self.one_pass_accepted),
             ("preemptions among priorities", self.priorities),
             ("log-probabilities", self.logprobs),
