@@ -230,10 +230,10 @@ class HeadRun(Run):
 
 
 def main():
-    parser = arguments(__doc__, "target", 40)
+    parser = arguments(__doc__, "target", 18)
     parser.add_argument("--target", required=True)
     parser.add_argument("--wall", type=float, default=60, help="minutes on the wall in which it ends at the latest")
-    parser.set_defaults(length=256, rows=8)
+    parser.set_defaults(length=256, rows=4)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

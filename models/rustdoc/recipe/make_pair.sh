@@ -20,7 +20,7 @@ target_minutes=${TARGET_MINUTES:-48}
 draft_minutes=${DRAFT_MINUTES:-10}
 second_minutes=${SECOND_MINUTES:-7.5}
 pard_minutes=${PARD_MINUTES:-20}
-eagle3_minutes=${EAGLE3_MINUTES:-38}
+eagle3_minutes=${EAGLE3_MINUTES:-18}
 export OMP_WAIT_POLICY=PASSIVE
 
 mkdir -p "$work"
