@@ -95,6 +95,9 @@ impl Packer for CpuPacker {
 /// A model's weights as a packer makes them.
 pub(crate) type PartsOf<P> = Parts<<P as Packer>::Table, <P as Packer>::Matrix, <P as Packer>::Vector>;
 
+/// Its layers.
+type LayersOf<P> = Vec<Arc<Layer<<P as Packer>::Matrix, <P as Packer>::Vector>>>;
+
 /// Packs a shard of all tensors of a model, and looks that there are no others. `config` is the whole model's; `target` has what a head
 /// borrows, if the model is one; `progress` is called after each matrix or vector.
 pub(crate) fn load<P: Packer>(
@@ -157,7 +160,7 @@ impl<P: Packer> Loader<'_, P> {
         Ok(Parts { embedding, layers, norm: Arc::new(norm), head, of_head: None })
     }
 
-    fn layers(&mut self) -> Result<Vec<Arc<Layer<P::Matrix, P::Vector>>>, ModelError> {
+    fn layers(&mut self) -> Result<LayersOf<P>, ModelError> {
         let layers = 0..self.config.layers.len();
         let layers = layers.map(|index| {
             self.tensors.prepare(index)?;
