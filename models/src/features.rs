@@ -148,7 +148,7 @@ impl FeatureWriter {
         }
     }
 
-    /// Rows have left the pass: see [`Model::keep`](crate::Model::keep).
+    /// Of the `n` rows of the pass those named stay.
     pub(crate) fn keep(&mut self, n: usize, keep: &[u32]) {
         ops::compact_rows(self.streams.view_mut(n), keep);
     }

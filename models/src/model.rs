@@ -13,7 +13,7 @@
 //! Of a shard all ranks of the group make the same calls with the same rows: the residual stream is the same on every rank, bit by bit, and
 //! so is what comes of it but for logits, of which each rank has those of its tokens.
 //!
-//! A head on hidden states begins with what the caller put [there](Scratch::begins_with); its target's passes leave what it [reads](Scratch::attach).
+//! A head on hidden states begins with what the caller put [there](Scratch::begins_with); its target's passes leave what it [reads](Model::attach).
 //!
 //! Nothing here allocates; in a group, but for what travels between ranks.
 
@@ -27,7 +27,7 @@ use faser_kernels::{
 
 use crate::features::Fusion;
 use crate::layer::{At, Layer, summed};
-use crate::{HeadSpec, ModelConfig, ModelError, RopeConfig, Scratch, Shard};
+use crate::{Features, HeadSpec, ModelConfig, ModelError, RopeConfig, Scratch, Shard};
 
 /// Weights and shape of one model, or of a rank's shard of it; never changed after loading. Share it in an `Arc`.
 pub struct Model {
@@ -149,13 +149,17 @@ impl Model {
         embedding + layers + norm.bytes() + head + fusion
     }
 
-    pub(crate) fn parts(&self) -> &Parts {
-        &self.parts
+    /// From now on the passes in `scratch`, its target's, leave what this head reads of them in `pages`.
+    ///
+    /// # Panics
+    /// If this is no head, or one of a target of another width; if the pages are of another head.
+    pub fn attach(&self, scratch: &mut Scratch, pages: Arc<Features>) {
+        let fusion = self.parts.of_head.as_ref().map(|of_head| of_head.fusion.clone());
+        scratch.attach(pages, fusion.expect("features are for a head"));
     }
 
-    /// What of a head runs with its target.
-    pub(crate) fn fusion(&self) -> Option<&Arc<Fusion>> {
-        self.parts.of_head.as_ref().map(|of_head| &of_head.fusion)
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
     }
 
     /// Bytes of keys and values per token, all layers together.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use faser_kernels::{Lane, Rows, Tensor};
 
-use crate::features::{FeatureWriter, Features};
-use crate::{Model, ModelConfig};
+use crate::ModelConfig;
+use crate::features::{FeatureWriter, Features, Fusion};
 
 /// Room for the activations of passes up to a number of rows. A pass allocates nothing.
 pub struct Scratch {
@@ -115,16 +115,12 @@ impl Scratch {
         self.logits.capacity()
     }
 
-    /// From now on the passes in this scratch leave what `head` reads of them in `pages`.
-    ///
-    /// # Panics
-    /// If that is no head, or of a target of another width; if the pages are of another one.
-    pub fn attach(&mut self, pages: Arc<Features>, head: &Model) {
-        let fusion = head.fusion().expect("features are for a head").clone();
+    /// From now on the passes in this scratch leave in `pages` what `fusion` makes of them.
+    pub(crate) fn attach(&mut self, pages: Arc<Features>, fusion: Arc<Fusion>) {
         self.features = Some(FeatureWriter::new(pages, fusion, self.x.cols(), self.max_rows()));
     }
 
-    /// Bytes that [`Scratch::attach`] will allocate, for planning.
+    /// Bytes that [`Model::attach`](crate::Model::attach) will allocate, for planning.
     pub fn attached_bytes(head: &ModelConfig, max_rows: usize) -> u64 {
         let width = head.head.as_ref().map_or(0, |spec| 2 * spec.streams_width() + head.hidden);
         (max_rows * width * size_of::<f32>()) as u64

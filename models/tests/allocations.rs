@@ -21,7 +21,7 @@ fn a_second_pass_allocates_nothing() {
         let mut kv = KvCache::new(model.kv_shape(2, 16), model.kv_dtype()).unwrap();
         let mut scratch = model.scratch(ROWS, ROWS);
         let head = head(&model, &[1, 2, 4], 300, 1, dtype).unwrap();
-        scratch.attach(Features::new(2, 16, head.config().hidden), &head);
+        head.attach(&mut scratch, Features::new(2, 16, head.config().hidden));
         let mut of_head =
             (head.scratch(ROWS, ROWS), KvCache::new(head.kv_shape(2, 16), head.kv_dtype()).unwrap());
         let numbers: Vec<u32> = (0..ROWS as u32).collect();

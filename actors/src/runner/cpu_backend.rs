@@ -107,7 +107,7 @@ impl CpuBackend {
     /// The lane's threads or its memory cannot be had.
     ///
     /// # Panics
-    /// If the features are those of other models: see [`Scratch::attach`].
+    /// If the features are those of other models: see [`Model::attach`].
     pub fn new(model: Arc<Model>, spec: &CpuLaneSpec) -> Result<CpuBackend, ServiceError> {
         let lanes = spec
             .partitions
@@ -123,7 +123,7 @@ impl CpuBackend {
         let mut scratch = model.scratch(spec.max_rows, spec.max_logit_rows);
         let features = spec.features.clone();
         if let Some(CpuFeatures { pages, head: Some(head) }) = &features {
-            scratch.attach(pages.clone(), head);
+            head.attach(&mut scratch, pages.clone());
         }
         let chunks = if model.config().head.is_some() { spec.max_rows } else { 1 };
         let passed_on = Tensor::zeros(chunks, model.config().hidden);

@@ -47,7 +47,7 @@ impl Pair {
         let (target, head) = load(case, Dtype::F32);
         let pages = Features::new(BLOCKS, BLOCK_SIZE, head.config().hidden);
         let mut verify = target.scratch(MAX_ROWS, MAX_ROWS);
-        verify.attach(pages.clone(), &head);
+        head.attach(&mut verify, pages.clone());
         let kv = |model: &Model| KvCache::new(model.kv_shape(BLOCKS, BLOCK_SIZE), model.kv_dtype()).unwrap();
         Pair {
             lane: Lane::new(&Partition { cores: vec![0, 1] }, Isa::detect()).unwrap(),
