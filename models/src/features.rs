@@ -127,7 +127,9 @@ impl FeatureWriter {
             let columns = place * hidden..(place + 1) * hidden;
             (0..n).for_each(|row| self.streams.row_mut(row)[columns.clone()].copy_from_slice(x.row(row)));
         }
-        if let Some(rows) = rows.filter(|_| fusion.streams.last() == Some(&layer)) {
+        // Where the embedding alone is read, positions are known at the next layer.
+        let last = fusion.streams.last().map(|last| (*last).max(1));
+        if let Some(rows) = rows.filter(|_| last == Some(layer)) {
             self.fuse(lane, rows);
         }
     }

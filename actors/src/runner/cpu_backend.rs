@@ -169,18 +169,18 @@ impl CpuBackend {
 
     /// Writes what the rows of a head begin with.
     fn begin_rows(&mut self, rows: &PassRows<'_>) {
+        if self.model.config().head.is_none() {
+            return;
+        }
         for piece in &rows.pieces {
             for offset in 0..piece.rows {
-                let to = match piece.begins {
-                    Begins::Alone => break,
-                    _ => self.scratch.begins_with(piece.first + offset),
-                };
+                let to = self.scratch.begins_with(piece.first + offset);
                 match (piece.begins, &self.features, (piece.start + offset).checked_sub(1)) {
                     (Begins::Features(table), Some(features), Some(before)) => {
                         features.pages.read(table, before, to);
                     }
                     (Begins::PassedOn, ..) => to.copy_from_slice(self.passed_on.row(piece.chunk)),
-                    // No one attends to the first token.
+                    // No one attends to the first token; and a pass that is timed begins with nothing.
                     _ => to.fill(0.0),
                 }
             }

@@ -131,14 +131,35 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
     ))
 }
 
-/// Heads run on cores alone yet.
-pub(crate) fn refuse_head_on_gpu(draft: Option<&ModelConfig>) -> Result<(), ModelError> {
-    match draft.is_some_and(|draft| draft.head.is_some()) {
-        true => Err(ModelError::Pair(
-            "the draft is a head on the target's hidden states, which is served on the CPU alone yet: give another draft, or `device.kind: cpu`".to_owned(),
-        )),
-        false => Ok(()),
+/// A head goes on the CPU, whole, beside a target whose embedding and LM head it can borrow.
+pub(crate) fn refuse_unfit_head(
+    draft: Option<&ModelConfig>,
+    config: &Config,
+    on_gpu: bool,
+) -> Result<(), ModelError> {
+    let Some(head) = draft.and_then(|draft| draft.head.as_ref()) else { return Ok(()) };
+    let device = &config.device;
+    let borrows = !head.own_embedding || !head.own_lm_head;
+    let problem = if on_gpu {
+        "which is served on the CPU alone yet: give another draft, or `device.kind: cpu`"
+    } else if device.draft_tensor_parallel > 1 {
+        "which is not split over ranks: `device.draft_tensor_parallel` must be 1"
+    } else if device.tensor_parallel > 1 && borrows {
+        "which borrows the target's embedding or LM head, and those are split: `device.tensor_parallel` must be 1"
+    } else {
+        return Ok(());
+    };
+    Err(ModelError::Pair(format!("the draft is a head on the target's hidden states, {problem}")))
+}
+
+/// The shape of a target.
+pub(crate) fn target_config(dir: &Path) -> Result<ModelConfig, ModelError> {
+    let config = ModelConfig::load(dir)?;
+    if config.head.is_some() {
+        let problem = "is a head that drafts from the hidden states of another model: give it as `model.draft`, and that model as `model.target`";
+        return Err(ModelError::NoModel { path: dir.to_owned(), problem: problem.to_owned() });
     }
+    Ok(config)
 }
 
 fn in_folders(
@@ -147,19 +168,16 @@ fn in_folders(
     dtype: Dtype,
     authors: bool,
 ) -> Result<Pair, ModelError> {
-    let target = ModelConfig::load(target_dir)?;
+    let target = target_config(target_dir)?;
     let mut draft = draft_dir.map(ModelConfig::load).transpose()?;
-    // Its tokens are the target's.
     let is_head = draft.as_ref().is_some_and(|draft| draft.head.is_some());
-    if is_head {
-        draft = draft.map(|draft| fitted(&target, draft, None)).transpose()?;
-    }
     // From the headers: what is wrong with either is known before a large tokenizer, or any weight, is read.
     for (dir, model) in std::iter::once((target_dir, &target)).chain(draft_dir.zip(draft.as_ref())) {
         model.check_weights(dir)?;
     }
     let tokenizer = Tokenizer::load(target_dir, &target)?;
-    let mut tokens = None;
+    // A head's tokens are the target's.
+    let mut tokens = is_head.then(|| tokenizer.vocab_size());
     if let (Some(dir), Some(draft)) = (draft_dir, &draft)
         && !is_head
         && dir.join("tokenizer.json").is_file()
@@ -198,11 +216,8 @@ impl Weights {
         if let WeightSource::Folder(_, draft) = source
             && draft.head.is_some()
         {
-            let borrows = draft.head.as_ref().is_some_and(|head| !head.own_embedding || !head.own_lm_head);
-            let ([whole, ..], true) = (&target[..], target.len() == 1 || !borrows) else {
-                let problem = "the draft is a head that borrows the target's embedding or LM head, which are split: `device.tensor_parallel` must be 1";
-                return Err(ModelError::Pair(problem.to_owned()));
-            };
+            // Of several, it borrows of none.
+            let whole = &target[0];
             let told = &mut |progress| watch("draft model", progress);
             let head = Model::load_draft(source, Shard::WHOLE, whole, self.dtype, told)?;
             return Ok(OnHost { target, draft: vec![Arc::new(head)] });

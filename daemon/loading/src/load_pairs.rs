@@ -19,7 +19,7 @@ use faser_openai::text_sequence::SequenceError;
 use faser_topology::{CpuDevice, DraftPlace, KvPools};
 use tokio::sync::Semaphore;
 
-use crate::config_pair::{Pair, Watch, pair, refuse_head_on_gpu, shorter_draft};
+use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft};
 use crate::costs::{CostSource, LearnedFile, tables};
 use crate::error::LoadError;
 use crate::place_pair::{Placed, Staged, place, stage};
@@ -179,9 +179,7 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
     let chosen = choose(config)?;
     let pair = pair(config)?;
     let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
-    if matches!(chosen, Chosen::Gpus(_)) {
-        refuse_head_on_gpu(pair.draft.as_ref())?;
-    }
+    refuse_unfit_head(pair.draft.as_ref(), config, matches!(chosen, Chosen::Gpus(_)))?;
     let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }

@@ -17,6 +17,7 @@ use faser_topology::{
 };
 use serde::Serialize;
 
+use crate::config_pair::target_config;
 use crate::error::LoadError;
 use crate::locate;
 
@@ -124,9 +125,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     notes.extend(crate::config_pair::shorter_draft(&bounds));
     let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
     let of_draft = models.draft.as_ref().map(|draft| &draft.config);
-    if on_gpu {
-        crate::config_pair::refuse_head_on_gpu(of_draft)?;
-    }
+    crate::config_pair::refuse_unfit_head(of_draft, config, on_gpu)?;
     notes.extend(of_draft.and_then(crate::config_pair::kind_of_draft));
     let head = of_draft.filter(|draft| draft.head.is_some());
     let target = Planned { head, ..Planned::new(&models.target, &bounds, on_gpu, true) };
@@ -247,6 +246,7 @@ impl Models {
                 (folder(&pair.join("target"))?, draft)
             }
             ModelSource::Directories { target, draft } => {
+                target_config(target)?;
                 (folder(target)?, draft.as_deref().map(&mut folder).transpose()?)
             }
             ModelSource::Synthetic { spec, draft } => {

@@ -63,7 +63,7 @@ const HEAD_TOKENS: usize = 32_000;
 impl Pair {
     /// The same target with a head of EAGLE-3 on its hidden states, on each GPU: a layer as wide as the target's, whose attention reads twice that,
     /// and an LM head for the tokens that such heads propose. Its step is what the roofline says. The fusion that runs with the target is memory
-    /// alone.
+    /// alone, and features take none.
     #[must_use]
     pub fn with_head(self) -> Pair {
         let ModelShape { hidden, heads, kv_heads, head_dim, .. } = self.target;

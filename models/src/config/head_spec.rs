@@ -126,18 +126,21 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
     }
     let class = keys.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
     let class = class.unwrap_or_default();
-    if let Some(name) =
-        ["DFlash", "DSpark", "PEagle", "Medusa", "Hydra"].iter().find(|name| class.contains(*name))
-    {
+    let said = kind.is_some() || class.to_lowercase().contains("eagle3");
+    let others = ["DFlash", "DSpark", "PEagle", "MTP", "Medusa", "Hydra", "Eagle", "EAGLE"];
+    if let Some(name) = others.iter().find(|name| !said && class.contains(*name)) {
         let problem =
             format!("is {class:?}: drafts of the kind of {name} are not served; of heads EAGLE-3 is");
         return Err(keys.error("architectures", problem));
     }
     let stored = shapes(dir)?;
     let has = |name: &str| stored.as_ref().is_some_and(|stored| stored.contains_key(name));
-    let said = kind.is_some() || class.to_lowercase().contains("eagle3");
     if !said && !has("fc.weight") && !has("midlayer.self_attn.q_proj.weight") {
         return Ok(None);
+    }
+    if has("mask_hidden") {
+        let problem = "is a head that drafts in one pass (P-EAGLE: it has `mask_hidden`), which is not served; of heads EAGLE-3 is".to_owned();
+        return Err(ModelError::NoModel { path: dir.to_owned(), problem });
     }
     let speculators = kind.is_some();
     let layout = match (has("midlayer.self_attn.q_proj.weight"), stored.is_some()) {
@@ -164,12 +167,6 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
         return Err(layer_keys.error("num_hidden_layers", problem));
     }
     let target_hidden = keys.size("target_hidden_size", MAX_WIDTH)?.unwrap_or(config.hidden);
-    if let Some(mask) = stored.as_ref().and_then(|stored| stored.get("mask_hidden")) {
-        let problem = format!(
-            "is a head that drafts in one pass (P-EAGLE: it has `mask_hidden` {mask:?}), which is not served; of heads EAGLE-3 is"
-        );
-        return Err(ModelError::NoModel { path: dir.to_owned(), problem });
-    }
     let own_vocab = keys.size("draft_vocab_size", MAX_VOCAB)?.unwrap_or(config.vocab);
     if own_vocab > config.vocab {
         let problem = format!("is {own_vocab}, more than vocab_size ({})", config.vocab);
@@ -249,6 +246,12 @@ fn layer_keys(keys: &Keys, speculators: bool) -> Result<Keys, ModelError> {
 fn streams(keys: &Keys) -> Result<Vec<usize>, ModelError> {
     const KEY: &str = "eagle_aux_hidden_state_layer_ids";
     let nested = keys.object("eagle_config")?;
+    if let Some(nested) = nested.as_ref().filter(|nested| nested.get("use_aux_hidden_state").is_some())
+        && !nested.flag("use_aux_hidden_state", true)?
+    {
+        let problem = "is false: a head is served that reads hidden states of several layers (EAGLE-3)";
+        return Err(nested.error("use_aux_hidden_state", problem));
+    }
     let named = |key: &'static str| {
         let place =
             [Some(keys), nested.as_ref()].into_iter().flatten().find(|place| place.get(key).is_some());

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_models::synthetic;
 use faser_models::{Features, Model, ModelConfig, Pass, Scratch, Shard, WeightSource, fitted};
 use serde_json::Value;
 
@@ -300,4 +301,26 @@ fn drafts_of_other_kinds_are_refused_by_name() {
         let refused = ModelConfig::load(&golden("heads").join(case)).unwrap_err().to_string();
         assert!(refused.contains(said) && refused.contains("served"), "{case}: {refused}");
     }
+}
+
+#[test]
+fn the_embedding_alone_is_fused_too() {
+    let target = Model::load(
+        &WeightSource::folder(&golden("heads").join("target")).unwrap(),
+        Shard::WHOLE,
+        Dtype::F32,
+        &mut |_| {},
+    )
+    .unwrap();
+    let head = synthetic::head(&target, &[0], 40, 1, Dtype::F32).unwrap();
+    let pages = Features::new(1, BLOCK_SIZE, head.config().hidden);
+    let mut scratch = target.scratch(MAX_ROWS, MAX_ROWS);
+    head.attach(&mut scratch, pages.clone());
+    let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
+    let mut kv = KvCache::new(target.kv_shape(1, BLOCK_SIZE), target.kv_dtype()).unwrap();
+    let rows = Rows { positions: &[0, 1], table_of: &[0, 0], tables: &[&[0]] };
+    target.forward(&lane, &mut kv, &mut scratch, &Pass { tokens: &[5, 6], rows, logits: &[] });
+    let mut features = [vec![0.0; pages.width()], vec![0.0; pages.width()]];
+    (0..2).for_each(|position| pages.read(&[0], position, &mut features[position]));
+    assert!(features.iter().all(|own| own.iter().any(|x| *x != 0.0)) && features[0] != features[1]);
 }

@@ -40,6 +40,38 @@ fn on_the_cpu_a_plan_has_the_pools_and_weights_that_loading_gives() {
 }
 
 #[test]
+fn a_head_takes_what_loading_gives_it_and_goes_where_it_can() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/rustdoc");
+    let text = |target: &str, draft: &str, device: &str| {
+        let (target, draft) = (models.join(target), models.join(draft));
+        format!(
+            "model: {{target: '{}', draft: '{}'}}\ndevice: {{kind: cpu{device}}}\nspeculation: {{policy: 'fixed:2'}}\n\
+             scheduler: {{max_running: 3, max_context: 100}}\n",
+            target.display(),
+            draft.display()
+        )
+    };
+    let whole = text("target", "eagle3", "");
+    let loaded = load(&config(&whole), &mut |_, _| {}).unwrap();
+    let report = planned(&whole);
+    let found = report.plan.as_ref().unwrap();
+    assert_eq!(found.replicas[0].kv_blocks, loaded.pools.target_blocks);
+    assert_eq!(found.devices[0].kv_bytes, loaded.pools.kv_bytes);
+    assert_eq!(found.devices[0].draft_weight_bytes, loaded.device.draft().unwrap().weight_bytes);
+    assert!(report.to_string().contains("a head on the target's hidden states (EAGLE-3)"), "{report}");
+    for (text, says) in [
+        (text("eagle3", "draft", ""), "is a head that drafts from the hidden states of another model"),
+        (text("target", "eagle3", ", tensor_parallel: 2"), "`device.tensor_parallel` must be 1"),
+        (text("target", "eagle3", ", draft_tensor_parallel: 2"), "`device.draft_tensor_parallel` must be 1"),
+    ] {
+        let planned = plan(&config(&text)).err().map(|err| err.to_string()).unwrap_or_default();
+        let loaded =
+            load(&config(&text), &mut |_, _| {}).err().map(|err| err.to_string()).unwrap_or_default();
+        assert!(planned.contains(says) && loaded.contains(says), "{says}: {planned} {loaded}");
+    }
+}
+
+#[test]
 fn shares_are_the_shards_that_models_are_cut_into() {
     let base = Models::of(&config("model: {synthetic: {preset: tiny}}")).unwrap().target.config;
     let shape = |heads, kv_heads, intermediate, vocab| ModelConfig {
