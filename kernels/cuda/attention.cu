@@ -16,7 +16,7 @@ struct AttentionArgs {
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
-    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, split, splits;
+    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits;
     float scale, soft_cap; // no cap: 0
 };
 
@@ -33,7 +33,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
     const u32 last = chunk.rows * group < tile.first_query + QUERIES ? chunk.rows * group : tile.first_query + QUERIES;
     for (u32 query = tile.first_query + warp(); query < last; query += 4) {
         const u32 r = chunk.first + query / group, head = kv_head * group + query % group;
-        const u32 end = a.positions[r] + 1, begin = a.window && end > a.window ? end - a.window : 0;
+        const u32 end = a.positions[r] + 1, begin = first_seen(end, a.window, a.first);
         const u32 from = blockIdx.x * a.split;
         if (from >= end || from + a.split <= begin) continue;
         const u32 to = from + a.split < end ? from + a.split : end;

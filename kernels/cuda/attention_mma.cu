@@ -17,7 +17,7 @@ struct AttentionArgs {
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
-    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, split, splits;
+    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits;
     float scale, soft_cap; // no cap: 0
 };
 
@@ -57,7 +57,7 @@ template <u32 DIM, u32 QUERIES> struct Attention {
         const u32 first_end = a.positions[chunk.first + tile.first_query / group] + 1;
         const u32 last_end = a.positions[chunk.first + last_query / group] + 1;
         const u32 from = blockIdx.x * a.split, to = from + a.split < last_end ? from + a.split : last_end;
-        const u32 seen_from = a.window && first_end > a.window ? first_end - a.window : 0;
+        const u32 seen_from = first_seen(first_end, a.window, a.first);
         const u32 start = (from > seen_from ? from : seen_from) / POSITIONS * POSITIONS;
         if (start >= to) return;
 
@@ -69,7 +69,7 @@ template <u32 DIM, u32 QUERIES> struct Attention {
             const bool real = query < queries;
             const u32 r = chunk.first + (real ? query : last_query) / group, head = blockIdx.y * group + (real ? query : last_query) % group;
             ends[i] = real ? a.positions[r] + 1 : 0;
-            begins[i] = a.window && ends[i] > a.window ? ends[i] - a.window : 0;
+            begins[i] = first_seen(ends[i], a.window, a.first);
             const float *from_q = a.q + (size_t)r * a.q_stride + (size_t)head * DIM + 2 * t;
 #pragma unroll
             for (u32 k = 0; k < DIM / 16; k++) {
@@ -194,7 +194,7 @@ template <u32 DIM, u32 QUERIES> struct Attention {
             const u32 query = tile.first_query + row;
             if (query >= queries) break;
             const u32 r = chunk.first + query / group, head = blockIdx.y * group + query % group;
-            const u32 end = a.positions[r] + 1, begin = a.window && end > a.window ? end - a.window : 0;
+            const u32 end = a.positions[r] + 1, begin = first_seen(end, a.window, a.first);
             if (blockIdx.x < begin / a.split || blockIdx.x > (end - 1) / a.split) continue; // not of this row
             float top = -infinity(), sum = 0.0f, factors[OF_POSITIONS];
             for (u32 p = 0; p < OF_POSITIONS; p++) top = fmaxf(top, stats[p * QUERIES + row].x);

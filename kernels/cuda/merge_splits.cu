@@ -7,13 +7,13 @@ struct MergeSplitsArgs {
     const float *sinks; // [heads], or null
     void *out; // [rows][heads * head_dim]
     const u32 *rows;
-    u32 heads, head_dim, window, split, splits;
+    u32 heads, head_dim, window, first, split, splits;
 };
 
 template <typename T> DEVICE void merge_splits(const MergeSplitsArgs &a) {
     const u32 items = *a.rows * a.heads, warps = gridDim.x * (blockDim.x / WARP);
     for (u32 item = blockIdx.x * (blockDim.x / WARP) + warp(); item < items; item += warps) {
-        const u32 end = a.positions[item / a.heads] + 1, begin = a.window && end > a.window ? end - a.window : 0;
+        const u32 end = a.positions[item / a.heads] + 1, begin = first_seen(end, a.window, a.first);
         const u32 first = begin / a.split, last = (end - 1) / a.split;
         if (first == last) continue;
         const float2 *stats = a.stats + (size_t)item * a.splits;

@@ -99,6 +99,35 @@ fn every_policy_streams_the_cpus_text() {
 }
 
 #[test]
+fn a_head_proposes_on_a_gpu_what_it_proposes_on_the_cpu() {
+    let name = "a_head_proposes_on_a_gpu_what_it_proposes_on_the_cpu";
+    let Some(variables) = variables(name, &[]) else { return };
+    let demo = root().join("models/rustdoc");
+    let pair = format!(
+        "model: {{target: '{0}/target', draft: '{0}/eagle3', dtype: f32}}\nkv: {{memory: 4MiB}}\n\
+         scheduler: {{max_running: 2, max_pass_rows: 16, max_context: 128}}\nspeculation: {{policy: 'fixed:3'}}\n",
+        demo.display()
+    );
+    let body =
+        json!({"prompt": "/// Returns the number of elements in the", "max_tokens": 16, "temperature": 0.0});
+    let answered = |server: &Server| {
+        let text = server.client().post("/v1/completions", &body).json()["choices"][0]["text"].clone();
+        let metrics = wait_until_idle(server.client());
+        let count = |what: &str| metrics.value(&format!("faser_spec_decode_num_{what}_tokens_total"));
+        (text, count("draft"), count("accepted"))
+    };
+    let expected = answered(&Server::start(&format!("{pair}{CPU}")));
+    let server = Server::start_with(&format!("{pair}{GPU}"), &variables);
+    assert_eq!(answered(&server), expected, "{}", server.output());
+    assert!(expected.2 >= 4.0, "a trained head is right now and then: {expected:?}");
+    assert!(
+        server.output().contains("a head on the target's hidden states (EAGLE-3)"),
+        "{}",
+        server.output()
+    );
+}
+
+#[test]
 fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
     let lose = [("FASER_FAKE_LOSE", "pick_tokens:25")];
     let name = "a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on";

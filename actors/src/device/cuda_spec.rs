@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use faser_engine::EngineConfig;
 use faser_kernels::cuda::{CudaError, Gpu, GpuInfo, NcclRankSlot, NvrtcError, Share, SharePair, nccl_group};
-use faser_models::cuda::{CudaModel, CudaSizes};
+use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
@@ -17,7 +17,7 @@ use super::open::{
 };
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
-use crate::runner::{CudaBackend, CudaLaneSpec};
+use crate::runner::{CudaBackend, CudaFeatures, CudaLaneSpec};
 
 /// Brings the weights to a GPU, the target's first, then the draft's if there is one. Called again when a GPU was lost.
 pub type CudaWeights =
@@ -140,6 +140,17 @@ impl OnGpu {
         Ok(shares)
     }
 
+    /// What a lane of rank `number` has of these pages: the residual stream is the same on every rank, so the first alone writes.
+    fn features(
+        &self,
+        number: usize,
+        drafts: bool,
+        pages: Option<&Arc<CudaFeaturePages>>,
+    ) -> Option<CudaFeatures> {
+        let head = self.draft.clone().filter(|_| !drafts);
+        pages.filter(|_| number == 0).map(|pages| CudaFeatures { pages: pages.clone(), head })
+    }
+
     fn split(&self, sms: u32) -> Result<SharePair, CudaError> {
         const ADVICE: &str = "name others by `device.partitions`, or do without by `[]`";
         let refuse = |problem: String| CudaError::Split { problem: format!("{problem}; {ADVICE}") };
@@ -185,15 +196,17 @@ impl CudaSpec {
         let ranks = self.open(&mut |_| {})?;
         let limits = PassLimits::of(engine);
         let mut verify_slots = slots(ranks.len(), self.rank_deadline)?.into_iter();
+        let pages = pages(&ranks, engine.target_blocks)?;
         let drafts = ranks.iter().filter(|rank| rank.draft.is_some()).count();
         let mut draft_slots = slots(drafts, self.rank_deadline)?.into_iter();
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
-        for rank in &ranks {
+        for (number, rank) in ranks.iter().enumerate() {
             let shares = rank.shares(&self.draft_sms)?;
             let spec = |lane: fn(&SharePair) -> &Arc<Share>, sizes, drafts| CudaLaneSpec {
                 shares: shares.iter().map(|pair| lane(pair).clone()).collect(),
                 sizes,
                 drafts,
+                features: rank.features(number, drafts, pages.as_ref()),
             };
             if let Some(model) = &rank.draft {
                 let spec = spec(|pair| &pair.draft, limits.cuda_draft(engine), true);
@@ -219,17 +232,26 @@ impl CudaSpec {
             max_context: lane.context + 1,
             max_prune_checkpoints: 1,
         };
+        let pages = pages(&ranks, lane.blocks())?;
         let mut models = Vec::new();
-        for rank in &ranks {
+        for (number, rank) in ranks.iter().enumerate() {
             let SharePair { draft, verify } = rank.shares(&self.draft_sms)?[lane.place].clone();
             let of_lane = if lane.drafts { rank.draft.clone() } else { Some(rank.target.clone()) };
             let share = if lane.drafts { draft } else { verify };
-            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts };
+            let features = rank.features(number, lane.drafts, pages.as_ref());
+            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts, features };
             models.extend(of_lane.map(|model| (model, spec)));
         }
         let slots = slots(models.len(), self.rank_deadline)?;
         Ok(models.into_iter().zip(slots).map(|((model, spec), slot)| opened(model, spec, slot)).collect())
     }
+}
+
+/// Pages for the features of a target with so many blocks, if its draft is a head; on the first rank's GPU.
+fn pages(ranks: &[Arc<OnGpu>], blocks: usize) -> Result<Option<Arc<CudaFeaturePages>>, CudaError> {
+    let head = ranks.first().and_then(|first| first.draft.as_ref());
+    let head = head.filter(|draft| draft.config().head.is_some());
+    head.map(|head| CudaFeaturePages::new(head, blocks)).transpose()
 }
 
 /// A rank's lane: its model, what it is made for, and its place in the group. If it cannot be made, the others hear of it.

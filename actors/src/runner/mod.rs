@@ -16,7 +16,7 @@ use std::time::Duration;
 pub use backend::LaneBackend;
 pub(crate) use backend::{Begins, Draw, PassOutputs, PassRows, Piece};
 pub use cpu_backend::{CpuBackend, CpuFeatures, CpuLaneSpec};
-pub use cuda::{CudaBackend, CudaLaneSpec};
+pub use cuda::{CudaBackend, CudaFeatures, CudaLaneSpec};
 pub use draft::{DraftRunner, DraftWork};
 pub(crate) use masks::Masks;
 pub(crate) use sequences::Sequences;

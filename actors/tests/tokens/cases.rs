@@ -166,10 +166,15 @@ pub(crate) fn pair(dtype: Dtype) -> Pair {
     pair_of(&spec(), dtype)
 }
 
+/// What a head reads, how many tokens it proposes, and what its weights are made from.
+pub(crate) const HEAD_STREAMS: [usize; 3] = [0, 2, LAYERS];
+pub(crate) const HEAD_TOKENS: usize = VOCAB / 2;
+pub(crate) const HEAD_SEED: u64 = 3;
+
 /// The same target with a head on its hidden states, which was never trained.
 pub(crate) fn with_head(dtype: Dtype, head: Dtype) -> Pair {
     let pair = pair(dtype);
-    let draft = synthetic::head(&pair.target, &[0, 2, LAYERS], VOCAB / 2, 3, head).expect("a head");
+    let draft = synthetic::head(&pair.target, &HEAD_STREAMS, HEAD_TOKENS, HEAD_SEED, head).expect("a head");
     Pair { draft: Some(Arc::new(draft)), ..pair }
 }
 

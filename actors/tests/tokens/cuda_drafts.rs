@@ -55,6 +55,7 @@ fn lanes() -> Lanes {
     let draft = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).expect("memory");
     let splits = [16, 64].map(|sms| Share::split(&gpu, sms).expect("a split").draft);
     let spec = CudaLaneSpec {
+        features: None,
         drafts: true,
         shares: [Share::whole(&gpu)].into_iter().chain(splits).collect(),
         sizes: CudaSizes {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use faser_actors::Dtype;
 use faser_kernels::cuda::{CudaError, Gpu};
 use faser_models::cuda::CudaModel;
-use faser_models::{Shard, WeightSource};
+use faser_models::{Shard, WeightSource, synthetic};
 
-use crate::cases::{pair, spec};
+use crate::cases::{HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, pair, spec, with_head};
 use crate::cuda_drafts::reported;
 use crate::cuda_fake;
 use crate::rig::{OnGpu, Pair, Random, Rig, shares};
@@ -53,6 +53,38 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
     for sms in [132, 16, 116] {
         let used = |what: &str| report.contains(&format!("{what} on {sms} SMs"));
         assert!(used("launches") && used("products"), "{sms}: {report}");
+    }
+}
+
+/// The same target with a head on its hidden states, which was never trained.
+fn with_head_on_gpu() -> Pair {
+    let (pair, gpu) = (with_head(Dtype::F32, Dtype::F32), on_gpu());
+    let cuda = gpu.cuda.map(|cuda| {
+        let head = synthetic::head_on_gpu(&cuda.target, &HEAD_STREAMS, HEAD_TOKENS, HEAD_SEED);
+        OnGpu { draft: Some(Arc::new(head.expect("a head"))), ..cuda }
+    });
+    Pair { cuda, ..pair }
+}
+
+#[test]
+fn requests_get_the_cpus_tokens_with_a_head_on_a_gpu() {
+    let name = "cuda_tokens::requests_get_the_cpus_tokens_with_a_head_on_a_gpu";
+    let report = cuda_fake::inside(name, &[], || {
+        let gpu = with_head_on_gpu();
+        let cpu = Pair { cuda: None, ..gpu.clone() };
+        let mut tally = Tally::default();
+        for seed in 1..=12 {
+            run(&cpu, &gpu, seed, &mut tally);
+        }
+        println!("{tally:?}");
+        assert!(tally.rejected > 100 && tally.pruned > 0 && tally.devices_lost > 0, "{tally:?}");
+        assert!(tally.parted_hits > 0 && tally.drawn > 5, "{tally:?}");
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("memory left 0\n") && report.contains("graphs left 0\n"), "{report}");
+    // The target wrote, the head read, and steps went on from what was passed on.
+    for kernel in ["write_features_f32", "read_features_f32", "pass_on", "spread_logits"] {
+        assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
     }
 }
 

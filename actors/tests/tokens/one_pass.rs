@@ -166,6 +166,7 @@ fn proposals_of_one_pass_are_the_models_on_a_gpu() {
                     max_prune_checkpoints: 1,
                 },
                 drafts: true,
+                features: None,
             };
             let backend = CudaBackend::new(model.clone(), &spec).unwrap();
             run(DraftRunner::new(backend, MASK_PATIENCE), &draft(), 1e-5, seed);

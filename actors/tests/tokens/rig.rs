@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CancelSource, CpuFeatures, CpuLaneSpec, CudaLaneSpec, DraftWork, Isa, LaneRequest, MASK_PATIENCE,
-    PassLimits, VerifyWork,
+    CancelSource, CpuFeatures, CpuLaneSpec, CudaFeatures, CudaLaneSpec, DraftWork, Isa, LaneRequest,
+    MASK_PATIENCE, PassLimits, VerifyWork,
 };
 use faser_engine::{
     Admission, CancelledChunk, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind,
     PartitionId, Request, SeqId, Test, TokenId, Usage, VerifyPlan,
 };
 use faser_kernels::cuda::{Gpu, Share, SharePair};
-use faser_models::cuda::CudaModel;
+use faser_models::cuda::{CudaFeaturePages, CudaModel};
 use faser_models::{Features, Model};
 use faser_topology::Partition;
 
@@ -272,10 +272,16 @@ fn runners(
     // Some wait for no mask: what is not there when tokens are drawn comes in a later pass.
     let patience = if config.target_blocks.is_multiple_of(2) { Duration::ZERO } else { MASK_PATIENCE };
     if let Some(gpu) = &pair.cuda {
+        let head = gpu.draft.as_ref().filter(|draft| draft.config().head.is_some());
+        let pages = head.map(|head| CudaFeaturePages::new(head, config.target_blocks).expect("memory"));
         let spec = |rank: &OnGpu, lane: fn(&SharePair) -> &Arc<Share>, sizes, drafts| CudaLaneSpec {
             shares: rank.shares.iter().map(|pair| lane(pair).clone()).collect(),
             sizes,
             drafts,
+            features: pages.clone().map(|pages| {
+                let head = head.filter(|_| !drafts).cloned();
+                CudaFeatures { pages, head }
+            }),
         };
         let ranks = || std::iter::once(gpu).chain(&gpu.others);
         let drafts: Vec<_> = ranks()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use faser_actors::Logprobs;
-use faser_engine::{Event, FinishReason};
+use faser_engine::{DraftSource, Event, FinishReason};
 
 use crate::cases::{BLOCK, solo};
 use crate::rig::{Pair, Random, Rig};
@@ -40,7 +40,10 @@ fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
 /// within rounding, where they can be had.
 pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
     let random = &mut Random(seed);
-    let (config, mut cases) = (random.config(), random.cases());
+    let (mut config, mut cases) = (random.config(), random.cases());
+    if pair.draft.as_ref().is_some_and(|draft| draft.config().head.is_some()) {
+        config.draft = DraftSource::head(config.draft.needs().blocks);
+    }
     random.want_more(&mut cases);
     let mut rig = Rig::new(other, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));

@@ -8,8 +8,8 @@ use faser_config::{Config, ModelSource, ToolCalls};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
-    CallFormat, ChatTemplate, Features, GenerationDefaults, HeadLayout, Model, ModelConfig, ModelError,
-    Progress, Shard, Tokenizer, WeightSource, fitted,
+    CallFormat, ChatTemplate, GenerationDefaults, HeadLayout, Model, ModelConfig, ModelError, Progress,
+    Shard, Tokenizer, WeightSource, fitted,
 };
 
 use crate::error::LoadError;
@@ -125,24 +125,18 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
         (false, false) => "; its embedding and LM head are the target's",
     };
     Some(format!(
-        "draft: a head on the target's hidden states ({layout}), which reads what enters layers {} and proposes {tokens} tokens; beside the target's KV it keeps {} bytes of a token{borrowed}",
+        "draft: a head on the target's hidden states ({layout}), which reads what enters layers {} and proposes {tokens} tokens; beside the target's KV it keeps {} numbers of a token{borrowed}",
         streams.join(", "),
-        Features::bytes_per_token(draft.hidden),
+        draft.hidden,
     ))
 }
 
-/// A head goes on the CPU, whole, beside a target whose embedding and LM head it can borrow.
-pub(crate) fn refuse_unfit_head(
-    draft: Option<&ModelConfig>,
-    config: &Config,
-    on_gpu: bool,
-) -> Result<(), ModelError> {
+/// A head goes whole beside a target whose embedding and LM head it can borrow.
+pub(crate) fn refuse_unfit_head(draft: Option<&ModelConfig>, config: &Config) -> Result<(), ModelError> {
     let Some(head) = draft.and_then(|draft| draft.head.as_ref()) else { return Ok(()) };
     let device = &config.device;
     let borrows = !head.own_embedding || !head.own_lm_head;
-    let problem = if on_gpu {
-        "which is served on the CPU alone yet: give another draft, or `device.kind: cpu`"
-    } else if device.draft_tensor_parallel > 1 {
+    let problem = if device.draft_tensor_parallel > 1 {
         "which is not split over ranks: `device.draft_tensor_parallel` must be 1"
     } else if device.tensor_parallel > 1 && borrows {
         "which borrows the target's embedding or LM head, and those are split: `device.tensor_parallel` must be 1"
@@ -237,13 +231,12 @@ impl Weights {
     pub(crate) fn on_gpu(&self, target_shard: Shard, draft_shard: Option<Shard>) -> CudaWeights {
         let weights = self.clone();
         Arc::new(move |gpu, progress| {
-            let mut load = |source: &_, shard| CudaModel::load(gpu, source, shard, weights.dtype, progress);
-            let target = load(&weights.target, target_shard)?;
+            let target = CudaModel::load(gpu, &weights.target, target_shard, weights.dtype, progress)?;
             let draft = weights.draft.as_ref().zip(draft_shard).map(|(source, shard)| {
                 // They share what they have in common.
                 match source.layers_of(&weights.target).filter(|_| shard == target_shard) {
                     Some(layers) => Ok(target.first_layers(layers)),
-                    None => load(source, shard),
+                    None => CudaModel::load_draft(source, shard, &target, weights.dtype, progress),
                 }
             });
             let draft = draft.transpose()?;

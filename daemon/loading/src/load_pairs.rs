@@ -7,7 +7,7 @@ use faser_actors::{
     DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
-use faser_config::device::{Chosen, Machine, choose};
+use faser_config::device::{Machine, choose};
 use faser_config::{Config, ModelSource};
 use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, SpeculationBounds, TokenId};
 use faser_models::{
@@ -179,7 +179,7 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
     let chosen = choose(config)?;
     let pair = pair(config)?;
     let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
-    refuse_unfit_head(pair.draft.as_ref(), config, matches!(chosen, Chosen::Gpus(_)))?;
+    refuse_unfit_head(pair.draft.as_ref(), config)?;
     let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }

@@ -8,7 +8,7 @@ use faser_actors::{
 use faser_config::Config;
 use faser_config::device::{Chosen, Machine};
 use faser_engine::EngineConfig;
-use faser_models::cuda::{CudaModel, CudaSizes};
+use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
 use faser_models::{Features, Model, ModelConfig, Scratch, Shard, on_nodes};
 use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
 
@@ -228,7 +228,11 @@ fn on_gpus(
         }
     };
     let (of_target, of_draft) = of_rank(0)?;
-    let for_target = footprint(&of_target, ranks, limits.cuda_verify(bounds));
+    let mut for_target = footprint(&of_target, ranks, limits.cuda_verify(bounds));
+    if let Some(head) = draft.as_ref().filter(|draft| draft.head.is_some()) {
+        for_target.kv_bytes_per_token += CudaFeaturePages::bytes_per_token(head, weights.dtype);
+        for_target.workspace_bytes += limits.cuda_verify(bounds).attached_bytes(head, weights.dtype);
+    }
     let for_draft = of_draft.as_ref().map(|draft| footprint(draft, draft_ranks, limits.cuda_draft(bounds)));
     let device = GpuDevice {
         sms: first.sms,

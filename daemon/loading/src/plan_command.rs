@@ -9,7 +9,7 @@ use faser_actors::{Dtype, PassLimits};
 use faser_config::sizes::written;
 use faser_config::{Config, DeviceKind, ModelSource, NamedShape};
 use faser_engine::EngineConfig;
-use faser_models::cuda::CudaModel;
+use faser_models::cuda::{CudaFeaturePages, CudaModel};
 use faser_models::{Features, ModelConfig, Scratch, Shard, fitted};
 use faser_topology::{
     DeviceId, DeviceLoad, Divisible, Joined, KvRequest, Lanes, LinkKind, Plan, PlanDevices, PlanModel,
@@ -125,7 +125,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     notes.extend(crate::config_pair::shorter_draft(&bounds));
     let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
     let of_draft = models.draft.as_ref().map(|draft| &draft.config);
-    crate::config_pair::refuse_unfit_head(of_draft, config, on_gpu)?;
+    crate::config_pair::refuse_unfit_head(of_draft, config)?;
     notes.extend(of_draft.and_then(crate::config_pair::kind_of_draft));
     let head = of_draft.filter(|draft| draft.head.is_some());
     let target = Planned { head, ..Planned::new(&models.target, &bounds, on_gpu, true) };
@@ -349,11 +349,18 @@ impl<'a> Planned<'a> {
         } else {
             whole.weight_bytes(shard, dtype).unwrap_or(u64::MAX >> 16)
         };
-        let features = self.head.filter(|_| shard.rank == 0);
-        let kv_bytes_per_token = own.kv_bytes_per_token(dtype.beside())
-            + features.map_or(0, |head| Features::bytes_per_token(head.hidden));
-        let attached =
-            features.map_or(0, |head| Scratch::attached_bytes(head, PassLimits::of(self.bounds).rows));
+        let limits = PassLimits::of(self.bounds);
+        let (page, attached) = match self.head.filter(|_| shard.rank == 0) {
+            None => (0, 0),
+            Some(head) if self.on_gpu => (
+                CudaFeaturePages::bytes_per_token(head, dtype),
+                limits.cuda_verify(self.bounds).attached_bytes(head, dtype),
+            ),
+            Some(head) => {
+                (Features::bytes_per_token(head.hidden), Scratch::attached_bytes(head, limits.rows))
+            }
+        };
+        let kv_bytes_per_token = own.kv_bytes_per_token(dtype.beside()) + page;
         let workspace_bytes = self.workspace(&own, shard, dtype) + attached;
         ShareBytes { weight_bytes, kv_bytes_per_token, workspace_bytes }
     }

@@ -99,6 +99,7 @@ impl Shape {
                 heads: heads as u32,
                 kv_heads: KV_HEADS as u32,
                 head_dim: HEAD_DIM as u32,
+                first: 0,
                 window: 0,
                 split: plan.split,
                 splits: plan.splits,

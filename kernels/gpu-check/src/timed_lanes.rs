@@ -206,7 +206,7 @@ pub(super) fn verify_lane(
 ) -> Result<Worker<VerifyWork>, ServiceError> {
     let (model, sizes) = (model.clone(), load.sizes());
     let shares = shares.iter().map(|pair| pair.verify.clone()).collect();
-    let spec = CudaLaneSpec { shares, sizes, drafts: false };
+    let spec = CudaLaneSpec { shares, sizes, drafts: false, features: None };
     Worker::new(move || {
         let mut runner = VerifyRunner::new(CudaBackend::new(model, &spec)?, MASK_PATIENCE);
         Ok(move |work| drop(runner.run(work)))
@@ -221,7 +221,7 @@ pub(super) fn draft_lane(
 ) -> Result<Worker<DraftWork>, ServiceError> {
     let (model, sizes) = (model.clone(), load.sizes());
     let shares = shares.iter().map(|pair| pair.draft.clone()).collect();
-    let spec = CudaLaneSpec { shares, sizes, drafts: true };
+    let spec = CudaLaneSpec { shares, sizes, drafts: true, features: None };
     Worker::new(move || {
         let mut runner = DraftRunner::new(CudaBackend::new(model, &spec)?, MASK_PATIENCE);
         Ok(move |work| drop(runner.run(work)))

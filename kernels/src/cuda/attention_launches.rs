@@ -106,6 +106,8 @@ pub struct AttentionArgs {
     pub head_dim: u32,
     /// Positions that a row sees, its own included; 0: all.
     pub window: u32,
+    /// No row behind it sees a position before this one.
+    pub first: u32,
     /// Positions of a split.
     pub split: u32,
     /// Splits there are.
@@ -185,6 +187,7 @@ impl AttentionArgs {
             heads: self.heads,
             head_dim: self.head_dim,
             window: self.window,
+            first: self.first,
             split: self.split,
             splits: self.splits,
         };
@@ -207,6 +210,7 @@ pub struct MergeArgs {
     heads: u32,
     head_dim: u32,
     window: u32,
+    first: u32,
     split: u32,
     splits: u32,
 }

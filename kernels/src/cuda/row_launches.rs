@@ -38,20 +38,24 @@ impl EmbedArgs {
     }
 }
 
-/// RMSNorm of each row.
+/// RMSNorm of each row, or a copy.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormArgs {
-    /// f32 `[rows][cols]`.
+    /// f32 `[rows][x_stride]`: the first columns.
     pub x: Ptr,
-    /// f32 `[cols]`.
+    /// f32 `[cols]`; or null: rows are copied.
     pub weight: Ptr,
-    /// The element's `[rows][cols]`.
+    /// The element's `[rows][out_stride]`: the first columns.
     pub out: Ptr,
     /// u32: how many rows there are.
     pub rows: Ptr,
     /// The hidden size.
     pub cols: u32,
+    /// Numbers from a row to the next.
+    pub x_stride: u32,
+    /// Likewise.
+    pub out_stride: u32,
     /// Added to the mean square.
     pub eps: f32,
 }
@@ -119,6 +123,33 @@ impl SoftCapArgs {
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<SoftCapArgs> {
         let across = strided(self.cols.div_ceil(THREADS), sms, 8);
         Launch::new("soft_cap", [across, strided(most_rows, sms, 8), 1], THREADS, self)
+    }
+}
+
+/// Logits of some tokens as those of all: the others have none, -infinity.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SpreadLogitsArgs {
+    /// f32 `[rows][held]`.
+    pub own: Ptr,
+    /// u32 `[vocabulary]`: which of the own ones a token's is, or [`super::NOTHING`].
+    pub places: Ptr,
+    /// f32 `[rows][vocabulary]`.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// Tokens that have logits.
+    pub held: u32,
+    /// All tokens.
+    pub vocabulary: u32,
+}
+
+impl SpreadLogitsArgs {
+    /// One thread for a token.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<SpreadLogitsArgs> {
+        let across = strided(self.vocabulary.div_ceil(THREADS), sms, 8);
+        Launch::new("spread_logits", [across, strided(most_rows, sms, 8), 1], THREADS, self)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Launches of speculation: the test of proposals inside a pass, and what stands between two steps of drafting.
 
-use super::launch::{Launch, Ptr};
+use super::launch::{Element, Launch, Ptr, strided};
 use crate::sampling::TOP_TOKENS;
 
 /// A proposal to be tested inside a pass, in device memory.
@@ -57,6 +57,70 @@ impl PruneArgs {
     #[must_use]
     pub fn test(self, most: u32) -> Launch<PruneArgs> {
         Launch::new("prune_test", [most.div_ceil(128), 1, 1], 128, self)
+    }
+}
+
+/// What a head on hidden states reads of its target, in pages that are indexed as the target's KV is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct FeaturesArgs {
+    /// The element's `[block][16][cols]`.
+    pub pages: Ptr,
+    /// u32 `[chunk][table_stride]`: block ids of the target.
+    pub tables: Ptr,
+    /// u32 per row.
+    pub chunk_of: Ptr,
+    /// u32 per row.
+    pub positions: Ptr,
+    /// f32 `[rows][cols]`.
+    pub x: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// Blocks of a table.
+    pub table_stride: u32,
+    /// Numbers of a token.
+    pub cols: u32,
+}
+
+impl FeaturesArgs {
+    /// Each row to the page of its position.
+    #[must_use]
+    pub fn write(self, element: Element, most_rows: u32, sms: u32) -> Launch<FeaturesArgs> {
+        let kernel = element.choose("write_features_f32", "write_features_bf16");
+        Launch::new(kernel, [strided(most_rows, sms, 8), 1, 1], 256, self)
+    }
+
+    /// Each row from the page of the position before its own.
+    #[must_use]
+    pub fn read(self, element: Element, most_rows: u32, sms: u32) -> Launch<FeaturesArgs> {
+        let kernel = element.choose("read_features_f32", "read_features_bf16");
+        Launch::new(kernel, [strided(most_rows, sms, 8), 1, 1], 256, self)
+    }
+}
+
+/// The rows of samples, kept for their chunks: the next row of a head's begins with them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PassOnArgs {
+    /// f32 `[samples][cols]`.
+    pub x: Ptr,
+    /// [`super::Sample`]s.
+    pub samples: Ptr,
+    /// u32 per chunk of the pass: its number in `out`; null: the same.
+    pub of_plan: Ptr,
+    /// f32 `[chunk][cols]`.
+    pub out: Ptr,
+    /// u32: how many samples there are.
+    pub count: Ptr,
+    /// Columns.
+    pub cols: u32,
+}
+
+impl PassOnArgs {
+    /// One block for a sample.
+    #[must_use]
+    pub fn launch(self, most: u32, sms: u32) -> Launch<PassOnArgs> {
+        Launch::new("pass_on", [strided(most, sms, 8), 1, 1], 256, self)
     }
 }
 

@@ -36,7 +36,7 @@ macro_rules! each_op {
     ($each:ident) => {
         $each! {
             embed (Embed) ["embed"] [row_cases::embed_is_the_cpus, row_cases::an_unknown_token_is_nan];
-            rms_norm (RmsNorm) ["rms_norm"] [row_cases::rms_norm_is_the_cpus_and_adds_where_asked];
+            rms_norm (RmsNorm) ["rms_norm"] [row_cases::rms_norm_is_the_cpus_and_adds_where_asked, row_cases::rows_are_normed_and_copied_into_wider_ones];
             activate (Activate) ["activate"] [row_cases::activations_are_the_cpus];
             soft_cap (SoftCap) ["soft_cap"] [row_cases::soft_cap_is_the_cpus];
             qkv () ["qkv"] [row_cases::qkv_is_bias_norm_rotation_and_store];
@@ -46,6 +46,7 @@ macro_rules! each_op {
             compact_rows () ["compact_rows"] [];
             matmul (Matmul) ["matmul"] [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket];
             score_tokens (ScoreTokens) ["score_tokens"] [matmul_cases::score_tokens_is_the_cpus];
+            spread_logits () ["spread_logits"] [row_cases::logits_of_some_tokens_are_those_of_all];
             attention (Attention) ["attention", "attention_mma", "merge_splits"]
                 [attention_cases::attention_is_the_cpus, attention_cases::a_row_has_the_same_bits_alone_and_among_others];
             sample (Sample) ["count_tokens", "adjust_logits", "logit_stats", "nucleus", "draw_tokens"]
@@ -56,6 +57,7 @@ macro_rules! each_op {
             top_tokens (TopTokens) ["top_tokens"] [];
             logprobs (Logprobs) ["logprobs"] [sampling_cases::logprobs_are_the_cpus];
             draft_step () ["draft_step"] [drafting_cases::steps_record_proposals_and_go_on_with_those_that_may];
+            features () ["features"] [drafting_cases::features_are_read_where_they_were_written];
             compact_pass () ["compact_pass"] [pruning_cases::cancelled_chunks_and_rows_behind_the_live_ones_leave];
             prune () ["prune"] [pruning_cases::margins_are_the_cpus_and_end_chunks];
             all_gather (AllGather) [] [];

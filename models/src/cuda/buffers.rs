@@ -11,6 +11,7 @@ use faser_kernels::cuda::{
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::{BlockId, Dtype};
 
+use super::cuda_features::HeadBuffers;
 use super::staged::Steps;
 use crate::{ModelConfig, Shard};
 
@@ -115,14 +116,15 @@ impl CudaSizes {
             self.input_bytes() + self.output_bytes() + self.history_bytes() + self.mask_bytes(whole);
         let penalties = (self.max_chunks * PenaltyTables::bytes_each(whole)) as u64;
         let group = GroupBuffers::bytes(whole, shard, self);
-        let staging = (staging + steps + drafted) as u64;
+        let staging = (staging + steps + drafted) as u64 + HeadBuffers::bytes(whole, self, held);
         rows * row + attention + logit_rows * logit_row + rope + staging + penalties + group + FIXED_BYTES
     }
 
     /// Small arrays of a pass: rows, chunks with their tables, samples, tests.
     pub(super) fn input_bytes(&self) -> usize {
-        let rows = self.rows() * 84;
-        let chunks = CudaSizes::bucket(self.max_chunks) * (288 + 4 * self.table_stride().next_power_of_two());
+        let rows = self.rows() * 88;
+        // A head's chunks have the target's tables too.
+        let chunks = CudaSizes::bucket(self.max_chunks) * (288 + 8 * self.table_stride().next_power_of_two());
         let samples = self.logit_rows() * 128;
         rows + chunks + samples + (64 << 10)
     }

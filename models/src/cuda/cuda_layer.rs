@@ -19,6 +19,7 @@ impl CudaPasses {
     /// The driver refuses.
     pub fn layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
         let work = Work::Layers { from: range.start, to: range.end };
+        self.reach(range.end);
         self.captured(work, |passes| passes.run_layers(range.clone()))
     }
 
@@ -26,6 +27,7 @@ impl CudaPasses {
         let model = self.model.clone();
         for index in range {
             self.layer(&model, index)?;
+            self.enter(index + 1)?;
         }
         Ok(())
     }
@@ -42,7 +44,10 @@ impl CudaPasses {
         let stride = pass.table_stride;
 
         // The bias of q, k and v is added where they are rotated.
-        self.open(&layer.attention, Ptr::NULL, self.qkv.ptr(), q + 2 * kv)?;
+        match attention.beside_embedding {
+            None => self.open(&layer.attention, Ptr::NULL, self.qkv.ptr(), q + 2 * kv),
+            Some(kind) => self.open_beside(index, kind, self.qkv.ptr(), q + 2 * kv),
+        }?;
         let args = QkvArgs {
             qkv: self.qkv.ptr(),
             bias: ptr(&layer.attention.inputs_bias),
@@ -80,6 +85,7 @@ impl CudaPasses {
             kv_heads,
             head_dim,
             window: attention.window.unwrap_or(0) as u32,
+            first: attention.first as u32,
             split: pass.split,
             splits: pass.splits,
             scale: attention.scale,
@@ -133,7 +139,16 @@ impl CudaPasses {
         self.add_up(out)?;
         let Some(weight) = branch.norm_after.as_ref().map(DeviceBuffer::ptr) else { return Ok(()) };
         let (cols, eps) = (outputs as u32, self.model.config.rms_eps);
-        let args = RmsNormArgs { x: out, weight, out: self.x.ptr(), rows: rows.counts, cols, eps };
+        let args = RmsNormArgs {
+            x: out,
+            weight,
+            out: self.x.ptr(),
+            rows: rows.counts,
+            cols,
+            x_stride: cols,
+            out_stride: cols,
+            eps,
+        };
         self.lane.launch(&args.add(rows.bucket as u32, self.lane.sms()))
     }
 
@@ -154,7 +169,7 @@ impl CudaPasses {
     fn norm(&mut self, x: Ptr, weight: Ptr, out: Ptr, rows: (Ptr, u32)) -> Result<(), CudaError> {
         let config = &self.model.config;
         let (cols, eps, sms) = (config.hidden as u32, config.rms_eps, self.lane.sms());
-        let args = RmsNormArgs { x, weight, out, rows: rows.0, cols, eps };
+        let args = RmsNormArgs { x, weight, out, rows: rows.0, cols, x_stride: cols, out_stride: cols, eps };
         self.lane.launch(&args.launch(self.model.element, rows.1, sms))
     }
 

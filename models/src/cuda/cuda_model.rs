@@ -5,8 +5,9 @@ use std::sync::Arc;
 use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, Ptr, Upload};
 use faser_kernels::{Dtype, RopeTable, Source};
 
+use super::cuda_features::places_on;
 use crate::layer::Branch;
-use crate::load::{Held, Packer, Shapes, counted, load};
+use crate::load::{Held, Packer, Shapes, Tensors, counted, load};
 use crate::model::{Parts, rope_tables};
 use crate::{ModelConfig, ModelError, Progress, Shard, WeightSource};
 
@@ -21,6 +22,8 @@ pub struct CudaModel {
     pub(super) parts: CudaParts,
     /// Of each layer.
     pub(super) ropes: Vec<Arc<DeviceBuffer>>,
+    /// u32 for each token of the vocabulary: its place among those that a head proposes, if those are not all.
+    pub(super) places: Option<DeviceBuffer>,
 }
 
 /// A branch's weights on a GPU.
@@ -47,6 +50,31 @@ impl CudaModel {
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<CudaModel, ModelError> {
+        CudaModel::load_beside(gpu, source, shard, None, dtype, progress)
+    }
+
+    /// The same of the draft of a target that is there: a head [fitted](crate::fitted) to it, whole, may borrow of it.
+    ///
+    /// # Errors
+    /// As [`CudaModel::load`].
+    pub fn load_draft(
+        source: &WeightSource,
+        shard: Shard,
+        target: &CudaModel,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
+        CudaModel::load_beside(&target.gpu, source, shard, Some(target), dtype, progress)
+    }
+
+    fn load_beside(
+        gpu: &Arc<Gpu>,
+        source: &WeightSource,
+        shard: Shard,
+        target: Option<&CudaModel>,
+        dtype: Dtype,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
         source.open(shard, dtype, |config, tensors| {
             let element = element(dtype)?;
             fits(gpu, &config, element)?;
@@ -55,19 +83,31 @@ impl CudaModel {
             if needed_bytes > free_bytes as u64 {
                 return Err(CudaError::Weights { needed_bytes, dtype, free_bytes, total_bytes }.into());
             }
-            let mut upload = Upload::new(gpu)?;
-            let fill = |buffer: &DeviceBuffer, element, sources: &[Source<'_>]| {
-                let mut first = 0;
-                for source in sources {
-                    upload.numbers(buffer, first, *source, element)?;
-                    first += source.len();
-                }
-                Ok(())
-            };
-            let mut packer = RowsPacker { gpu, element, reads: true, fill };
-            let parts = load(&config, shard, None, tensors, &mut packer, progress)?;
-            CudaModel::new(gpu, (config, shard), element, parts, upload)
+            CudaModel::of_tensors((gpu, config, shard), target, element, tensors, progress)
         })
+    }
+
+    /// A shard of a model of these tensors; of the target a head may borrow what is held as it is itself.
+    pub(crate) fn of_tensors(
+        (gpu, config, shard): (&Arc<Gpu>, ModelConfig, Shard),
+        target: Option<&CudaModel>,
+        element: Element,
+        tensors: &mut dyn Tensors,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<CudaModel, ModelError> {
+        let mut upload = Upload::new(gpu)?;
+        let fill = |buffer: &DeviceBuffer, element, sources: &[Source<'_>]| {
+            let mut first = 0;
+            for source in sources {
+                upload.numbers(buffer, first, *source, element)?;
+                first += source.len();
+            }
+            Ok(())
+        };
+        let mut packer = RowsPacker { gpu, element, reads: true, fill };
+        let target = target.filter(|target| target.element == element).map(|target| &target.parts);
+        let parts = load(&config, shard, target, tensors, &mut packer, progress)?;
+        CudaModel::new(gpu, (config, shard), element, parts, upload)
     }
 
     /// A model whose tensors `fill` fills, one after the other; it is told what each is held in.
@@ -99,6 +139,7 @@ impl CudaModel {
             gpu: self.gpu.clone(),
             parts: self.parts.first_layers(layers),
             ropes: self.ropes[..layers].to_vec(),
+            places: None,
         }
     }
 
@@ -121,9 +162,11 @@ impl CudaModel {
         mut upload: Upload,
     ) -> Result<CudaModel, ModelError> {
         let ropes = rope_tables(&config, |rope| Ok(copy_rope(gpu, &mut upload, &rope)?))?;
+        let tokens = parts.of_head.as_ref().and_then(|of_head| of_head.target_tokens.as_deref());
+        let places = places_on(gpu, &mut upload, tokens, config.vocab)?;
         upload.finish()?;
         let own = shard.config(&config);
-        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, ropes })
+        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, ropes, places })
     }
 
     /// Bytes of the matrices that every pass reads: those of the layers, and the LM head.

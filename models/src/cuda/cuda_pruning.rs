@@ -85,10 +85,11 @@ impl CudaPasses {
         self.lane.launch(&args.launch())?;
         let cols = self.model.config.hidden as u32;
         let args = CompactRowsArgs { x: self.x.ptr(), keep: self.keep.ptr(), counts: pass.rows.counts, cols };
-        self.lane.launch(&args.launch())
+        self.lane.launch(&args.launch())?;
+        self.compact_streams()
     }
 
-    /// Ends the layers: logits of the rows that get tokens; of a shard those of its tokens.
+    /// Ends the layers: logits of the rows that get tokens; of a shard those of its tokens. The rows of a head pass on what the next begin with.
     ///
     /// # Errors
     /// The driver refuses.
@@ -101,18 +102,21 @@ impl CudaPasses {
         // Of a sample the row stands first.
         let stride = (size_of::<Sample>() / size_of::<u32>()) as u32;
         self.final_norm(pass.tail.sample_rows, stride, (pass.sample_count(), bucket as u32))?;
+        self.pass_on()?;
+        let (out, outputs) = self.own_logits();
         let product = Product {
             element: model.element,
             x: self.final_normed.ptr(),
             w: model.parts.head.ptr(),
             bias: Ptr::NULL,
-            out: self.logits.ptr(),
+            out,
             rows: bucket,
             inputs: model.config.hidden,
-            outputs: model.own.vocab,
+            outputs,
             add: false,
         };
         self.multiply(product, pass.sample_count())?;
+        self.spread_logits()?;
         let Some(cap) = model.config.logit_soft_cap else { return Ok(()) };
         let cols = model.own.vocab as u32;
         let args = SoftCapArgs { x: self.logits.ptr(), rows: pass.sample_count(), cols, cap };

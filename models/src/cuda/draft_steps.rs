@@ -167,6 +167,7 @@ impl CudaPasses {
         let work = Work::Step { tail: self.pass.tail, alternatives: steps.alternatives };
         self.captured(work, |passes| {
             passes.embed(steps.row_tokens)?;
+            passes.begin_with_passed_on(passes.pass.rows.chunk_of)?;
             passes.run_layers(0..passes.model.config.layers.len())?;
             passes.finish()?;
             let drawn =

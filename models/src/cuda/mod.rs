@@ -1,6 +1,7 @@
 //! Models on a GPU: the weights there, and passes as sequences of launches on a lane.
 
 mod buffers;
+mod cuda_features;
 mod cuda_group;
 mod cuda_layer;
 mod cuda_model;
@@ -12,6 +13,7 @@ mod sampler;
 mod staged;
 
 pub use buffers::{CudaSizes, PenaltySlot};
+pub use cuda_features::CudaFeaturePages;
 pub use cuda_model::CudaModel;
 pub use cuda_pruning::PruneCheckpoint;
 pub use draft_steps::{DraftChunkInput, DraftInput, DraftedChunk};

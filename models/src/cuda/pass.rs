@@ -27,6 +27,7 @@ use faser_kernels::{BlockId, Dtype};
 
 use super::CudaModel;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
+use super::cuda_features::{FeatureWriter, HeadBuffers};
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
 
@@ -59,6 +60,10 @@ pub struct PassInput<'a> {
     pub wishes: &'a [LogprobWish],
     /// The prompts' tokens that those are of.
     pub prompt_tokens: &'a [u32],
+    /// Of a head, the target's block table of each chunk, whose features its rows begin with; or nothing.
+    pub features: &'a [&'a [BlockId]],
+    /// Of a head else, for each row, the chunk of the plan whose last row passed on what it begins with.
+    pub passed_on: &'a [u32],
     /// Tests of proposals at pruning checkpoints: the test, its alternatives (a full row of [`PruneArgs::SCORED`] tokens), and the largest margin that stays.
     pub tests: &'a [(PruneTest, [u32; PruneArgs::SCORED], f32)],
 }
@@ -95,6 +100,10 @@ pub struct CudaPasses {
     pub(super) group: Option<GroupBuffers>,
     /// On a lane that drafts.
     pub(super) steps: Option<StepBuffers>,
+    /// Of a head.
+    pub(super) head: Option<HeadBuffers>,
+    /// Of a target whose draft is a head.
+    pub(super) features: Option<FeatureWriter>,
     pub(super) pass: Staged,
     pub(super) known: Vec<KnownChunk>,
     /// Last: they go when the lane has been waited for.
@@ -133,7 +142,8 @@ impl CudaPasses {
             values: DeviceBuffer::zeroed(&gpu, kv_bytes, "values")?,
             x: activations(rows, hidden * f32)?,
             branch: activations(if config.norms_after() { rows } else { 1 }, hidden * f32)?,
-            normed: activations(rows, hidden * held)?,
+            // The first layer of a head reads two streams.
+            normed: activations(rows, if config.head.is_some() { 2 * hidden } else { hidden } * held)?,
             qkv: activations(rows, (q + 2 * kv) * f32)?,
             attended: activations(rows, q * held)?,
             mlp: activations(rows, own.mlp_width() * f32)?,
@@ -150,6 +160,8 @@ impl CudaPasses {
                 .then(|| GroupBuffers::new(&gpu, config, shard, &sizes))
                 .transpose()?,
             steps: drafts.then(|| StepBuffers::new(&gpu, &sizes)).transpose()?,
+            head: HeadBuffers::new(&model, &sizes)?,
+            features: None,
             pass: Staged::default(),
             known: Vec::new(),
             graphs: Graphs::default(),
@@ -205,7 +217,7 @@ impl CudaPasses {
         self.pass.tail.samples = self.pass.tail.samples.min(CudaSizes::bucket(samples));
     }
 
-    /// Asks for a copy of a KV block, keys and values of all layers.
+    /// Asks for a copy of a KV block, keys and values of all layers, and what a head reads of it.
     ///
     /// # Errors
     /// The driver refuses.
@@ -228,7 +240,7 @@ impl CudaPasses {
                 self.lane.copy_rows(at(from), at(to), block, at_once)?;
             }
         }
-        Ok(())
+        self.copy_features(from, to)
     }
 
     /// Begins a pass: sends its arrays, and the residual stream becomes the tokens' embeddings. What was asked for before must have been
@@ -343,18 +355,29 @@ impl CudaPasses {
             scores: arena.reserve::<f32>(tests.len() * PruneArgs::SCORED).0,
             test_len: tests.len(),
         };
+        // Behind the arrays whose places are those of the pass's bucket.
+        let (stride, blocks) = sizes.block_tables(input.features);
+        let of_target = arena.put(if input.features.is_empty() { &[] } else { &blocks[..] });
+        let passed_on = arena.put(input.passed_on);
         self.lane.send(&mut self.input)?;
-        self.embed(tokens)
+        self.embed(tokens)?;
+        match (input.features.is_empty(), input.passed_on.is_empty()) {
+            (false, _) => self.begin_with_features(of_target, stride as u32)?,
+            (true, false) => self.begin_with_passed_on(passed_on)?,
+            (true, true) => {}
+        }
+        self.reach(0);
+        self.enter(0)
     }
 
-    /// The residual stream becomes the embeddings of the rows' tokens.
+    /// The residual stream becomes the embeddings of the rows' tokens; those of a head stand beside it.
     pub(super) fn embed(&mut self, tokens: Ptr) -> Result<(), CudaError> {
         let config = &self.model.config;
         let own = self.model.shard().tokens(config);
         let args = EmbedArgs {
             table: self.model.parts.embedding.ptr(),
             tokens,
-            out: self.x.ptr(),
+            out: self.head.as_ref().map_or(self.x.ptr(), |head| head.embedded.ptr()),
             rows: self.pass.rows.counts,
             cols: config.hidden as u32,
             vocabulary: config.vocab as u32,

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use faser_kernels::{Dtype, Make, Source};
 
 use super::normal::Normal;
+use crate::cuda::CudaModel;
 use crate::layer_spec::BesideEmbedding;
-use crate::load::{CpuPacker, Tensors, load};
+use crate::load::{CpuPacker, Held, Tensors, counted, load};
 use crate::{FuseNorm, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, Shard};
 
 /// A head of EAGLE-3's kind for this target, a whole Llama: one layer, the streams that enter these layers, and as many tokens to propose, the
@@ -24,45 +25,66 @@ pub fn head(
     seed: u64,
     dtype: Dtype,
 ) -> Result<Model, ModelError> {
-    let config = target.config();
-    assert!(streams.iter().all(|stream| *stream <= config.layers.len()) && proposed <= config.vocab);
-    let mut layer = LayerSpec::llama(config.head_dim, config.layers[0].attention.rope);
+    let (config, mut tensors) = made(target.config(), streams, proposed, seed)?;
+    let (packer, target) = (&mut CpuPacker { dtype }, Some(target.parts()));
+    let parts = load(&config, Shard::WHOLE, target, &mut tensors, packer, &mut |_| {})?;
+    Model::new(config, Shard::WHOLE, dtype, parts)
+}
+
+/// The same head on the GPU of its target, held as that is.
+///
+/// # Errors
+/// There is no memory for it.
+///
+/// # Panics
+/// If the target has no such layers or tokens.
+pub fn head_on_gpu(
+    target: &CudaModel,
+    streams: &[usize],
+    proposed: usize,
+    seed: u64,
+) -> Result<CudaModel, ModelError> {
+    let (config, mut tensors) = made(target.config(), streams, proposed, seed)?;
+    let place = (target.gpu(), config, Shard::WHOLE);
+    CudaModel::of_tensors(place, Some(target), target.element(), &mut tensors, &mut |_| {})
+}
+
+/// The shape of a head, and its numbers.
+fn made(
+    target: &ModelConfig,
+    streams: &[usize],
+    proposed: usize,
+    seed: u64,
+) -> Result<(ModelConfig, Random), ModelError> {
+    assert!(streams.iter().all(|stream| *stream <= target.layers.len()) && proposed <= target.vocab);
+    let mut layer = LayerSpec::llama(target.head_dim, target.layers[0].attention.rope);
     layer.attention.first = 1;
     layer.attention.beside_embedding = Some(BesideEmbedding { norm: "hidden_norm", residual_normed: false });
     let spec = HeadSpec {
         layout: HeadLayout::Eagle,
         streams: streams.to_vec(),
-        target_hidden: config.hidden,
+        target_hidden: target.hidden,
         fuse_norm: FuseNorm::None,
-        proposed_vocab: (proposed < config.vocab).then_some(proposed),
+        proposed_vocab: (proposed < target.vocab).then_some(proposed),
         own_embedding: false,
         own_lm_head: true,
         output_normed: false,
     };
-    let config = ModelConfig { layers: vec![layer], mask_token: None, head: Some(spec), ..config.clone() };
-    let mut tensors = Random { seed, made: HashMap::new() };
+    let config = ModelConfig { layers: vec![layer], mask_token: None, head: Some(spec), ..target.clone() };
+    let mut tensors = Random { made: HashMap::new() };
     // What is asked for is known once it was asked for.
     let mut wanted = Wanted(std::cell::RefCell::default());
-    load(&config, Shard::WHOLE, Some(target.parts()), &mut wanted, &mut CpuPacker { dtype }, &mut |_| {})?;
+    counted(&config, Shard::WHOLE, &mut wanted, Held::Panels(Dtype::F32))?;
     for (name, shape) in wanted.0.into_inner() {
         let inputs = shape.last().copied().unwrap_or(1) as f32;
         let gain = if name == "lm_head.weight" { 4.0 } else { 1.0 };
-        let numbers = Normal::new(tensors.seed, &name).take(shape.iter().product(), gain / inputs.sqrt());
+        let numbers = Normal::new(seed, &name).take(shape.iter().product(), gain / inputs.sqrt());
         tensors.made.insert(name, if shape.len() == 1 { vec![1.0; numbers.len()] } else { numbers });
     }
-    let parts = load(
-        &config,
-        Shard::WHOLE,
-        Some(target.parts()),
-        &mut tensors,
-        &mut CpuPacker { dtype },
-        &mut |_| {},
-    )?;
-    Model::new(config, Shard::WHOLE, dtype, parts)
+    Ok((config, tensors))
 }
 
 struct Random {
-    seed: u64,
     made: HashMap<String, Vec<f32>>,
 }
 

@@ -15,11 +15,11 @@ const BLOCKS: usize = 24;
 const MAX_ROWS: usize = 32;
 
 /// Heads that are served.
-const CASES: [&str; 5] =
+pub(crate) const CASES: [&str; 5] =
     ["eagle3-original", "eagle3-own-embedding", "eagle3-speculators", "eagle3-1", "eagle3-wider-target"];
 
 /// A target with its head, on one lane.
-struct Pair {
+pub(crate) struct Pair {
     target: Model,
     head: Model,
     lane: Lane,
@@ -44,8 +44,8 @@ fn load(case: &str, dtype: Dtype) -> (Model, Model) {
 }
 
 impl Pair {
-    fn new(case: &str) -> Pair {
-        let (target, head) = load(case, Dtype::F32);
+    pub(crate) fn new(case: &str, dtype: Dtype) -> Pair {
+        let (target, head) = load(case, dtype);
         let pages = Features::new(BLOCKS, BLOCK_SIZE, head.config().hidden);
         let mut verify = target.scratch(MAX_ROWS, MAX_ROWS);
         head.attach(&mut verify, pages.clone());
@@ -63,7 +63,7 @@ impl Pair {
     }
 
     /// The target's pass over tokens at these positions.
-    fn verify(&mut self, tokens: &[u32], start: usize, table: &[BlockId]) {
+    pub(crate) fn verify(&mut self, tokens: &[u32], start: usize, table: &[BlockId]) {
         let positions: Vec<u32> = (start as u32..).take(tokens.len()).collect();
         let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[table] };
         let pass = Pass { tokens, rows, logits: &[] };
@@ -89,7 +89,7 @@ impl Pair {
     }
 
     /// The logits of `k` proposals behind the first `known` of `text`, of which the head has computed `computed`.
-    fn round(
+    pub(crate) fn round(
         &mut self,
         text: &[u32],
         (computed, known): (usize, usize),
@@ -112,17 +112,17 @@ impl Pair {
     }
 }
 
-struct Golden {
-    text: Vec<u32>,
-    prompt: usize,
-    rounds: Vec<Round>,
+pub(crate) struct Golden {
+    pub(crate) text: Vec<u32>,
+    pub(crate) prompt: usize,
+    pub(crate) rounds: Vec<Round>,
     features: (usize, Vec<f32>),
 }
 
-struct Round {
-    known: usize,
-    proposals: Vec<u32>,
-    logits: Vec<Vec<f32>>,
+pub(crate) struct Round {
+    pub(crate) known: usize,
+    pub(crate) proposals: Vec<u32>,
+    pub(crate) logits: Vec<Vec<f32>>,
 }
 
 fn numbers(value: &Value) -> Vec<f32> {
@@ -133,7 +133,7 @@ fn tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect()
 }
 
-fn read(case: &str) -> Golden {
+pub(crate) fn read(case: &str) -> Golden {
     let path = golden("heads").join(case).join("golden.json");
     let json: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let round = |round: &Value| Round {
@@ -151,14 +151,14 @@ fn read(case: &str) -> Golden {
 }
 
 /// The largest difference, by the largest number there is.
-fn error(found: &[f32], expected: &[f32]) -> f32 {
+pub(crate) fn error(found: &[f32], expected: &[f32]) -> f32 {
     let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
     let pairs = found.iter().zip(expected);
     pairs.fold(0.0_f32, |most, (found, expected)| most.max((found - expected).abs())) / largest
 }
 
 /// Logits of all of the target's tokens hold those of the head's, and nothing else that could be drawn.
-fn assert_logits(found: &[f32], expected: &[f32], proposal: u32, what: &str) {
+pub(crate) fn assert_logits(found: &[f32], expected: &[f32], proposal: u32, what: &str) {
     let own: Vec<f32> = found.iter().copied().filter(|logit| logit.is_finite()).collect();
     assert_eq!(own.len(), expected.len(), "{what}");
     let off = error(&own, expected);
@@ -171,7 +171,7 @@ fn assert_logits(found: &[f32], expected: &[f32], proposal: u32, what: &str) {
 fn heads_propose_what_the_reference_does() {
     for case in CASES {
         let Golden { text, prompt, rounds, features: (row, fused) } = read(case);
-        let mut pair = Pair::new(case);
+        let mut pair = Pair::new(case, Dtype::F32);
         let (target_table, head_table) = ([9, 7], [2, 4]);
         // Two passes over the prompt.
         pair.verify(&text[..5], 0, &target_table);
@@ -204,7 +204,7 @@ fn heads_propose_what_the_reference_does() {
 fn a_prefix_that_was_found_or_lost_changes_no_bit() {
     for case in CASES {
         let Golden { text, rounds, .. } = read(case);
-        let mut pair = Pair::new(case);
+        let mut pair = Pair::new(case, Dtype::F32);
         let Round { known, proposals, .. } = rounds.last().unwrap();
         let (target_table, head_table) = ([9, 7], [2, 4]);
         pair.verify(&text[..known - 1], 0, &target_table);
@@ -231,7 +231,7 @@ fn a_prefix_that_was_found_or_lost_changes_no_bit() {
 fn what_leaves_a_pass_changes_no_features() {
     for case in CASES {
         let text = read(case).text;
-        let mut pair = Pair::new(case);
+        let mut pair = Pair::new(case, Dtype::F32);
         let table = [0];
         pair.verify(&text[..9], 0, &table);
         let width = pair.pages.width();

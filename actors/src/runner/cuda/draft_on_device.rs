@@ -11,7 +11,7 @@ use faser_models::cuda::{self, CudaPasses, DraftInput, DrawInput};
 use super::counts::CudaSequence;
 use super::{ASK_EVERY, CudaBackend};
 use crate::cancellation::Cancelled;
-use crate::runner::backend::{LaneBackend, PassRows, Piece};
+use crate::runner::backend::{Begins, LaneBackend, PassRows, Piece};
 use crate::runner::sequences::Sequences;
 
 impl CudaBackend {
@@ -100,11 +100,9 @@ impl CudaBackend {
                     continue;
                 }
                 let (seq, start) = (chunk.seq, chunk.start + from);
-                rows.push(
-                    Piece::drafting(seq, index, start, left - drawn),
-                    &tokens[from..from + count],
-                    tables[index],
-                );
+                let begins = plan.features(chunk).map_or(Begins::Alone, Begins::Features);
+                let piece = Piece::drafting(seq, index, start, left - drawn).beginning(begins);
+                rows.push(piece, &tokens[from..from + count], tables[index]);
                 from += count;
             }
         }

@@ -7,13 +7,15 @@ mod draft_on_device;
 use std::ops::Range;
 use std::sync::Arc;
 
-use faser_engine::{Admission, BlockCopy, DraftPlan, Drafted, PartitionId, TokenId};
+use faser_engine::{Admission, BlockCopy, BlockId, DraftPlan, Drafted, PartitionId, TokenId};
 use faser_kernels::SampleRow;
 use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share};
 use faser_kernels::sampling::mask_of;
-use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint};
+use faser_models::cuda::{
+    CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
+};
 
-use super::backend::{Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
+use super::backend::{Begins, Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
 use super::sequences::Sequences;
 use crate::cancellation::Cancelled;
 use crate::error::ServiceError;
@@ -32,6 +34,17 @@ pub struct CudaLaneSpec {
     pub sizes: CudaSizes,
     /// Whether it drafts: then it goes first where SMs are shared, and tells confidences.
     pub drafts: bool,
+    /// What a head reads of its target, of a lane that writes or reads it.
+    pub features: Option<CudaFeatures>,
+}
+
+/// The features of a target's tokens, as a lane of it or of its head has them.
+#[derive(Clone)]
+pub struct CudaFeatures {
+    /// Beside the target's KV.
+    pub pages: Arc<CudaFeaturePages>,
+    /// The head that the lane writes them for; none where it reads them.
+    pub head: Option<Arc<CudaModel>>,
 }
 
 /// A model on a GPU.
@@ -52,7 +65,12 @@ impl CudaBackend {
     /// The GPU has not enough memory, or no stream.
     pub fn new(model: Arc<CudaModel>, spec: &CudaLaneSpec) -> Result<CudaBackend, ServiceError> {
         let vocab = model.config().vocab;
-        let passes = CudaPasses::new(model, &spec.shares, spec.drafts, spec.sizes)?;
+        let mut passes = CudaPasses::new(model, &spec.shares, spec.drafts, spec.sizes)?;
+        match &spec.features {
+            Some(CudaFeatures { pages, head: Some(head) }) => passes.attach(head, pages.clone())?,
+            Some(CudaFeatures { pages, head: None }) => passes.read_features(pages.clone()),
+            None => {}
+        }
         let (drafts, wants_logprobs, checkpoints) = (spec.drafts, Vec::new(), Vec::new());
         Ok(CudaBackend { passes, vocab, drafts, wants_logprobs, checkpoints, drawn: None })
     }
@@ -87,6 +105,13 @@ impl CudaBackend {
             });
             pass.samplers.push(sequence.sampler());
             pass.of_plan.push(piece.chunk as u32);
+            match piece.begins {
+                Begins::Alone => {}
+                Begins::Features(table) => pass.features.push(table),
+                Begins::PassedOn => {
+                    pass.passed_on.extend(std::iter::repeat_n(piece.chunk as u32, piece.rows))
+                }
+            }
             let sampling = &sequence.request.sampling;
             if piece.drawn_from < piece.rows {
                 pass.adjusts |= sequence.on_device.adjusts();
@@ -138,6 +163,8 @@ impl CudaBackend {
             wishes: if self.wants_logprobs.contains(&true) { &pass.wishes } else { &[] },
             prompt_tokens: &pass.prompt_tokens,
             tests: &tests.collect::<Vec<_>>(),
+            features: &pass.features,
+            passed_on: &pass.passed_on,
         })
     }
 
@@ -181,7 +208,7 @@ impl CudaBackend {
 
 /// What is staged of a pass, beside what its rows say themselves.
 #[derive(Default)]
-struct Arrays {
+struct Arrays<'a> {
     positions: Vec<u32>,
     chunk_of: Vec<u32>,
     chunks: Vec<Chunk>,
@@ -189,6 +216,8 @@ struct Arrays {
     of_plan: Vec<u32>,
     wishes: Vec<LogprobWish>,
     prompt_tokens: Vec<u32>,
+    features: Vec<&'a [BlockId]>,
+    passed_on: Vec<u32>,
     adjusts: bool,
     restricts: bool,
     cuts: bool,

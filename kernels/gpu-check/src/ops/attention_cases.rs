@@ -13,6 +13,8 @@ struct Case {
     group: usize,
     head_dim: usize,
     window: Option<usize>,
+    /// Nobody sees a position before it.
+    first: usize,
     soft_cap: Option<f32>,
     /// A score more for each head; or none.
     sinks: Vec<f32>,
@@ -90,7 +92,7 @@ impl Case {
                 scale: self.scale(),
                 soft_cap: self.soft_cap,
                 window: self.window,
-                first: 0,
+                first: self.first,
                 sinks: (!self.sinks.is_empty()).then_some(&*self.sinks),
             },
             expected.view_mut(n),
@@ -140,6 +142,7 @@ impl Case {
             kv_heads: kv_heads as u32,
             head_dim: head_dim as u32,
             window: self.window.unwrap_or(0) as u32,
+            first: self.first as u32,
             split,
             splits,
             scale: self.scale(),
@@ -179,6 +182,7 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         group,
         head_dim,
         window,
+        first: 0,
         soft_cap: None,
         sinks: Vec::new(),
         split,
@@ -211,7 +215,10 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
     };
     let sunk = cases.each_ref().map(sunk).into_iter().chain(capped.each_ref().map(sunk));
     let sunk: Vec<Case> = sunk.collect();
-    for case in cases.into_iter().chain(capped).chain(sunk) {
+    // The first block of keys is not all seen, nor is the first split.
+    let late =
+        [1, 3, 6, 8, 12].map(|at: usize| Case { first: if at == 6 { 50 } else { 1 }, ..cases[at].clone() });
+    for case in cases.into_iter().chain(capped).chain(sunk).chain(late) {
         for order in bench.orders() {
             case.check(bench, order);
         }
@@ -226,6 +233,7 @@ pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) 
             group: 2,
             head_dim,
             window: None,
+            first: 0,
             soft_cap: None,
             sinks: Vec::new(),
             split: 64,

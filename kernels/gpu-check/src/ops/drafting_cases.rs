@@ -1,11 +1,15 @@
 //! Between two steps of drafting: proposals recorded, stop rules applied, the next pass written.
 
 use super::case_bench::{Bench, Memory};
-use super::reference::Random;
-use faser_kernels::cuda::{Chunk, DraftState, DraftStepArgs, NOTHING, Ptr, Sample, Tile};
+use super::reference::{Random, bf16};
+use faser_kernels::cuda::{
+    Chunk, DraftState, DraftStepArgs, Element, FeaturesArgs, NOTHING, PassOnArgs, Ptr, Sample, Tile,
+};
 use faser_kernels::ops::TOP_TOKENS;
 
 const STEPS: usize = DraftStepArgs::STEPS;
+/// Values that a kernel must not leave; bf16 has them.
+const UNSET: f32 = -1024.0;
 
 /// A chunk, as the host would keep it.
 #[derive(Clone, Default)]
@@ -45,6 +49,73 @@ fn new_chunks(random: &mut Random, count: usize) -> Vec<Drafting> {
         Drafting { state, ..Drafting::default() }
     };
     (0..count).map(one).collect()
+}
+
+pub(super) fn features_are_read_where_they_were_written(bench: &Bench<'_>) {
+    for (element, round) in [(Element::F32, f32::from as fn(f32) -> f32), (Element::Bf16, bf16)] {
+        for (cols, order) in
+            [1, 15, 64, 300].into_iter().flat_map(|cols| bench.orders().map(move |order| (cols, order)))
+        {
+            let mut random = Random::new(cols as u64);
+            let (stride, blocks) = (3, 7);
+            let pool: Vec<u32> = random.shuffled(blocks);
+            let tables = bench.words(&pool[..2 * stride]);
+            // Two sequences, from the first position on and from within a block.
+            let positions: Vec<u32> = (0..20).chain(13..34).collect();
+            let chunk_of: Vec<u32> = positions.iter().enumerate().map(|(r, _)| u32::from(r >= 20)).collect();
+            let n = positions.len();
+            let rows = random.numbers(n * cols);
+            let pages = bench.elements(element, &vec![UNSET; blocks * 16 * cols]);
+            let write = FeaturesArgs {
+                pages: pages.ptr(),
+                tables: tables.ptr(),
+                chunk_of: bench.lasting(&chunk_of),
+                positions: bench.lasting(&positions),
+                x: bench.lasting(&rows),
+                rows: bench.count(n),
+                table_stride: stride as u32,
+                cols: cols as u32,
+            };
+            bench.run(&write.write(element, n as u32 + 3, 2), order);
+            let written = pages.read().iter().filter(|x| **x != UNSET).count();
+            assert_eq!(written, n * cols, "{element:?}");
+            let found = bench.floats(&vec![UNSET; (n + 1) * cols]);
+            bench.run(&FeaturesArgs { x: found.ptr(), ..write }.read(element, n as u32 + 3, 2), order);
+            let found = found.read();
+            for r in 0..n {
+                let expected = match (r, positions[r]) {
+                    (_, 0) => vec![0.0; cols],
+                    // Nobody wrote what is before it.
+                    (20, _) => vec![UNSET; cols],
+                    _ => rows[(r - 1) * cols..r * cols].iter().map(|x| round(*x)).collect(),
+                };
+                assert_eq!(found[r * cols..(r + 1) * cols], expected, "{element:?} row {r}");
+            }
+            assert!(found[n * cols..].iter().all(|x| *x == UNSET), "padding was written");
+
+            let samples = [3, 0, 1].map(|chunk| Sample { row: 0, chunk, position: 0, since: 0 });
+            for of_plan in [None, Some([4, 2, 9, 0])] {
+                let kept = bench.floats(&[UNSET; 5 * 300][..5 * cols]);
+                let args = PassOnArgs {
+                    x: write.x,
+                    samples: bench.lasting(&samples),
+                    of_plan: of_plan.as_ref().map_or(Ptr::NULL, |of_plan| bench.lasting(of_plan)),
+                    out: kept.ptr(),
+                    count: bench.count(3),
+                    cols: cols as u32,
+                };
+                bench.run(&args.launch(4, 2), order);
+                let kept = kept.read();
+                for chunk in 0..5_usize {
+                    let of = |sample: &Sample| of_plan.map_or(sample.chunk, |of| of[sample.chunk as usize]);
+                    let from = samples.iter().position(|sample| of(sample) as usize == chunk);
+                    let expected =
+                        from.map_or(vec![UNSET; cols], |s| rows[s * cols..(s + 1) * cols].to_vec());
+                    assert_eq!(kept[chunk * cols..(chunk + 1) * cols], expected, "chunk {chunk}");
+                }
+            }
+        }
+    }
 }
 
 pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench<'_>) {

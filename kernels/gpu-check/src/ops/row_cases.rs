@@ -4,7 +4,7 @@ use super::case_bench::Bench;
 use super::reference::{Random, close, lane};
 use faser_kernels::cuda::{
     ActivateArgs, CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs, RmsNormArgs,
-    SoftCapArgs,
+    SoftCapArgs, SpreadLogitsArgs,
 };
 use faser_kernels::ops::{
     self, Activation, Write, activate, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, soft_cap,
@@ -125,6 +125,8 @@ pub(super) fn rms_norm_is_the_cpus_and_adds_where_asked(bench: &Bench<'_>) {
                     out: out.ptr(),
                     rows: bench.count(rows),
                     cols: cols as u32,
+                    x_stride: cols as u32,
+                    out_stride: cols as u32,
                     eps: 1e-5,
                 };
                 let launch =
@@ -137,6 +139,76 @@ pub(super) fn rms_norm_is_the_cpus_and_adds_where_asked(bench: &Bench<'_>) {
             }
         }
     });
+}
+
+pub(super) fn rows_are_normed_and_copied_into_wider_ones(bench: &Bench<'_>) {
+    each(bench, |element, order| {
+        for (rows, cols) in SHAPES {
+            for normed in [true, false] {
+                let mut random = Random::new(cols as u64 + 7);
+                // From the last columns of wider rows to those of others.
+                let (wide, wider) = (cols + 3, 2 * cols + 1);
+                let (x, weight) = (random.numbers(rows * wide), random.numbers(cols));
+                let (numbers, weights) = (Tensor::from_rows(wide, &x), Vector::new(Source::F32(&weight)));
+                let mut expected = Tensor::from_rows(wider, &vec![UNSET; rows * wider]);
+                let (from, to) = (3..wide, cols + 1..wider);
+                if normed {
+                    let (x, out) = (numbers.view(rows).columns(from), expected.view_mut(rows).columns(to));
+                    rms_norm(&lane(Isa::Portable, 1), x, &weights, 1e-5, out, Write::Replace);
+                } else {
+                    for row in 0..rows {
+                        expected.row_mut(row)[to.clone()].copy_from_slice(&numbers.row(row)[from.clone()]);
+                    }
+                }
+                let out = bench.elements(element, &vec![UNSET; rows * wider]);
+                let bytes = if element == Element::F32 { 4 } else { 2 };
+                let args = RmsNormArgs {
+                    x: Ptr(bench.lasting(&x).0 + 3 * 4),
+                    weight: if normed { bench.lasting(&weight) } else { Ptr::NULL },
+                    out: Ptr(out.ptr().0 + (cols as u64 + 1) * bytes),
+                    rows: bench.count(rows),
+                    cols: cols as u32,
+                    x_stride: wide as u32,
+                    out_stride: wider as u32,
+                    eps: 1e-5,
+                };
+                bench.run(&args.launch(element, rows as u32, 1), order);
+                for (found, expected) in out.read().into_iter().zip(numbers_of(&expected, rows)) {
+                    close(found, expected, expected.abs(), tolerance(element), "rms_norm");
+                }
+            }
+        }
+    });
+}
+
+pub(super) fn logits_of_some_tokens_are_those_of_all(bench: &Bench<'_>) {
+    for order in bench.orders() {
+        for (rows, held) in SHAPES {
+            let mut random = Random::new(held as u64 + 9);
+            let (vocabulary, own) = (held + 300, random.numbers(rows * held));
+            let mut places = vec![NOTHING; vocabulary];
+            let tokens = random.shuffled(vocabulary);
+            (0..held as u32).zip(&tokens).for_each(|(place, token)| places[*token as usize] = place);
+            let out = bench.floats(&vec![UNSET; (rows + 1) * vocabulary]);
+            let args = SpreadLogitsArgs {
+                own: bench.lasting(&own),
+                places: bench.lasting(&places),
+                out: out.ptr(),
+                rows: bench.count(rows),
+                held: held as u32,
+                vocabulary: vocabulary as u32,
+            };
+            bench.run(&args.launch(rows as u32 + 1, 2), order);
+            let found = out.read();
+            for row in 0..rows {
+                for (token, place) in places.iter().enumerate() {
+                    let expected = own.get(row * held + *place as usize).filter(|_| *place != NOTHING);
+                    assert_eq!(found[row * vocabulary + token], *expected.unwrap_or(&f32::NEG_INFINITY));
+                }
+            }
+            assert!(found[rows * vocabulary..].iter().all(|x| *x == UNSET), "padding was written");
+        }
+    }
 }
 
 pub(super) fn activations_are_the_cpus(bench: &Bench<'_>) {

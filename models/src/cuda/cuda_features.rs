@@ -1,0 +1,361 @@
+//! Heads on hidden states on a GPU: what the target's passes leave for them, and what theirs have more than those of a model. As on the CPU
+//! (`features.rs`), but that all of it stays on the device: pages are read by launches behind those that wrote them.
+//!
+//! ```text
+//! target:  x enters a layer ── streams side by side ── (norms) ── fc ── page of the row's position
+//! head:    page of the position before, or what the chunk's last row passed on ── x; the token's embedding beside it
+//! ```
+
+use std::sync::Arc;
+
+use faser_kernels::Dtype;
+use faser_kernels::cuda::{
+    BLOCK_SIZE, CompactRowsArgs, CudaError, DeviceBuffer, Element, FeaturesArgs, GatherRowsArgs, Gpu,
+    PassOnArgs, Product, Ptr, RmsNormArgs, SpreadLogitsArgs,
+};
+
+use super::{CudaModel, CudaPasses, CudaSizes};
+use crate::ModelConfig;
+use crate::features::Fusion;
+use crate::layer_spec::BesideEmbedding;
+
+/// Features of the tokens in a target's blocks, of the element of the head. Allocated once, for both lanes.
+pub struct CudaFeaturePages {
+    memory: DeviceBuffer,
+    width: usize,
+    element: Element,
+}
+
+impl CudaFeaturePages {
+    /// Pages for a target's `blocks`, for this head.
+    ///
+    /// # Errors
+    /// The GPU has not enough memory.
+    pub fn new(head: &CudaModel, blocks: usize) -> Result<Arc<CudaFeaturePages>, CudaError> {
+        let (width, element) = (head.config.hidden, head.element);
+        let bytes = blocks * BLOCK_SIZE * width * element.bytes();
+        let memory = DeviceBuffer::zeroed(&head.gpu, bytes, "what a head reads of its target")?;
+        Ok(Arc::new(CudaFeaturePages { memory, width, element }))
+    }
+
+    /// Bytes of a token, of a head of this shape.
+    pub fn bytes_per_token(head: &ModelConfig, dtype: Dtype) -> u64 {
+        (head.hidden * dtype.bytes()) as u64
+    }
+}
+
+/// The writer's end, with room for its passes.
+pub(super) struct FeatureWriter {
+    pages: Arc<CudaFeaturePages>,
+    fusion: Arc<Fusion<DeviceBuffer, DeviceBuffer>>,
+    /// f32 `[rows][streams * hidden]`.
+    streams: DeviceBuffer,
+    /// The element's: the same, normed.
+    normed: DeviceBuffer,
+    /// f32 `[rows][width]`.
+    fused: DeviceBuffer,
+    /// The layer that the pass enters next.
+    reached: usize,
+}
+
+/// What a lane of a head has more than a model's.
+pub(super) struct HeadBuffers {
+    pages: Option<Arc<CudaFeaturePages>>,
+    /// f32 `[rows][hidden]`: the tokens' embeddings.
+    pub(super) embedded: DeviceBuffer,
+    /// f32 `[chunk][hidden]`.
+    passed_on: DeviceBuffer,
+    /// f32 `[logit rows][proposed]`, where it proposes some tokens alone.
+    proposed: Option<DeviceBuffer>,
+}
+
+impl HeadBuffers {
+    pub(super) fn new(model: &CudaModel, sizes: &CudaSizes) -> Result<Option<HeadBuffers>, CudaError> {
+        let Some(spec) = &model.config.head else { return Ok(None) };
+        let f32 = size_of::<f32>();
+        let row = model.config.hidden * f32;
+        let buffer = |count: usize, each: usize| DeviceBuffer::zeroed(&model.gpu, count * each, "a head");
+        Ok(Some(HeadBuffers {
+            pages: None,
+            embedded: buffer(sizes.rows(), row)?,
+            passed_on: buffer(CudaSizes::bucket(sizes.max_chunks), row)?,
+            proposed: spec.proposed_vocab.map(|own| buffer(sizes.logit_rows(), own * f32)).transpose()?,
+        }))
+    }
+
+    /// Bytes of it all, and of what is wider.
+    pub(super) fn bytes(config: &ModelConfig, sizes: &CudaSizes, held: u64) -> u64 {
+        let Some(spec) = &config.head else { return 0 };
+        let (hidden, f32) = (config.hidden as u64, size_of::<f32>() as u64);
+        let logits = (sizes.logit_rows() * spec.proposed_vocab.unwrap_or(0) + config.vocab) as u64;
+        sizes.rows() as u64 * hidden * (f32 + held)
+            + (CudaSizes::bucket(sizes.max_chunks) as u64 * hidden + logits) * f32
+    }
+}
+
+impl CudaSizes {
+    /// Bytes that [`CudaPasses::attach`] takes, beside the pages.
+    pub fn attached_bytes(&self, head: &ModelConfig, dtype: Dtype) -> u64 {
+        let streams = head.head.as_ref().map_or(0, |spec| spec.streams_width());
+        let row = streams * (size_of::<f32>() + dtype.bytes()) + head.hidden * size_of::<f32>();
+        (self.rows() * row) as u64
+    }
+}
+
+/// Where each token of the vocabulary is among those that a head proposes.
+pub(super) fn places(tokens: &[u32], vocab: usize) -> Vec<u32> {
+    let mut places = vec![faser_kernels::cuda::NOTHING; vocab];
+    (0..).zip(tokens).for_each(|(place, token)| places[*token as usize] = place);
+    places
+}
+
+impl CudaPasses {
+    /// From now on these passes, of its target, leave in `pages` what this head reads of them.
+    ///
+    /// # Errors
+    /// The GPU has not enough memory.
+    ///
+    /// # Panics
+    /// If this is no head, or one of a target of another width; if the pages are of another head.
+    pub fn attach(&mut self, head: &CudaModel, pages: Arc<CudaFeaturePages>) -> Result<(), CudaError> {
+        let fusion = head.parts.of_head.as_ref().map(|of_head| of_head.fusion.clone());
+        let fusion = fusion.expect("features are for a head");
+        let spec = head.config.head.as_ref();
+        let wide = spec.map_or(0, |spec| spec.streams_width());
+        assert_eq!(wide, fusion.streams.len() * self.model.config.hidden, "streams of another model");
+        assert_eq!((pages.width, pages.element), (head.config.hidden, head.element), "pages of another head");
+        let (rows, gpu) = (self.sizes.rows(), self.model.gpu.clone());
+        let buffer = |each: usize| DeviceBuffer::zeroed(&gpu, rows * each, "streams for a head");
+        let f32 = size_of::<f32>();
+        self.features = Some(FeatureWriter {
+            streams: buffer(wide * f32)?,
+            normed: buffer(wide * pages.element.bytes())?,
+            fused: buffer(pages.width * f32)?,
+            reached: 0,
+            pages,
+            fusion,
+        });
+        Ok(())
+    }
+
+    /// From now on rows of these passes, of a head, begin with what is in `pages`.
+    ///
+    /// # Panics
+    /// If the model is no head.
+    pub fn read_features(&mut self, pages: Arc<CudaFeaturePages>) {
+        let head = self.head.as_mut().expect("a head reads features");
+        head.pages = Some(pages);
+    }
+
+    /// The residual stream enters a layer. With the last stream that is named the features of the pass's rows are there.
+    pub(super) fn enter(&mut self, layer: usize) -> Result<(), CudaError> {
+        let Some(writer) = &self.features else { return Ok(()) };
+        let (rows, sms, hidden) = (self.pass.rows, self.lane.sms(), self.model.config.hidden);
+        let fusion = &writer.fusion;
+        for place in (0..fusion.streams.len()).filter(|place| fusion.streams[*place] == layer) {
+            let args = RmsNormArgs {
+                x: self.x.ptr(),
+                weight: Ptr::NULL,
+                out: writer.streams.at(place * hidden * size_of::<f32>()),
+                rows: rows.counts,
+                cols: hidden as u32,
+                x_stride: hidden as u32,
+                out_stride: (fusion.streams.len() * hidden) as u32,
+                eps: 0.0,
+            };
+            self.lane.launch(&args.launch(Element::F32, rows.bucket as u32, sms))?;
+        }
+        if fusion.streams.last() == Some(&layer) { self.fuse() } else { Ok(()) }
+    }
+
+    fn fuse(&mut self) -> Result<(), CudaError> {
+        let Some(writer) = &self.features else { return Ok(()) };
+        let (rows, sms, fusion) = (self.pass.rows, self.lane.sms(), &writer.fusion);
+        let CudaFeaturePages { memory, width, element } = &*writer.pages;
+        let wide = fusion.streams.len() * self.model.config.hidden;
+        // One norm over all of them, one for each, or none.
+        let parts = fusion.norms.len().max(1);
+        let cols = wide / parts;
+        for part in 0..parts {
+            let args = RmsNormArgs {
+                x: writer.streams.at(part * cols * size_of::<f32>()),
+                weight: fusion.norms.get(part).map_or(Ptr::NULL, DeviceBuffer::ptr),
+                out: writer.normed.at(part * cols * element.bytes()),
+                rows: rows.counts,
+                cols: cols as u32,
+                x_stride: wide as u32,
+                out_stride: wide as u32,
+                eps: fusion.rms_eps,
+            };
+            self.lane.launch(&args.launch(*element, rows.bucket as u32, sms))?;
+        }
+        let write = FeaturesArgs {
+            pages: memory.ptr(),
+            tables: rows.tables,
+            chunk_of: rows.chunk_of,
+            positions: rows.positions,
+            x: writer.fused.ptr(),
+            rows: rows.counts,
+            table_stride: rows.table_stride,
+            cols: *width as u32,
+        };
+        let (write, product) = (
+            write.write(*element, rows.bucket as u32, sms),
+            Product {
+                element: *element,
+                x: writer.normed.ptr(),
+                w: fusion.matrix.ptr(),
+                bias: Ptr::NULL,
+                out: writer.fused.ptr(),
+                rows: rows.bucket,
+                inputs: wide,
+                outputs: *width,
+                add: false,
+            },
+        );
+        self.multiply(product, rows.counts)?;
+        self.lane.launch(&write)
+    }
+
+    /// A pass begins, or has been through the layers before this one.
+    pub(super) fn reach(&mut self, layer: usize) {
+        self.features.iter_mut().for_each(|writer| writer.reached = layer);
+    }
+
+    /// Streams of rows that leave go with them, where there are more to come.
+    pub(super) fn compact_streams(&mut self) -> Result<(), CudaError> {
+        let Some(writer) = &self.features else { return Ok(()) };
+        if writer.fusion.streams.last().is_none_or(|last| *last <= writer.reached) {
+            return Ok(());
+        }
+        let cols = (writer.fusion.streams.len() * self.model.config.hidden) as u32;
+        let (x, keep, counts) = (writer.streams.ptr(), self.keep.ptr(), self.pass.rows.counts);
+        self.lane.launch(&CompactRowsArgs { x, keep, counts, cols }.launch())
+    }
+
+    /// Copies the features of a block.
+    pub(super) fn copy_features(&mut self, from: usize, to: usize) -> Result<(), CudaError> {
+        let Some(writer) = &self.features else { return Ok(()) };
+        let CudaFeaturePages { memory, width, element } = &*writer.pages;
+        let bytes = BLOCK_SIZE * width * element.bytes();
+        self.lane.copy(memory.at(from * bytes), memory.at(to * bytes), bytes)
+    }
+
+    /// The rows of a head's pass begin with the features of the tokens before them, by the target's block tables of their chunks.
+    pub(super) fn begin_with_features(&mut self, tables: Ptr, table_stride: u32) -> Result<(), CudaError> {
+        let Some(pages) = self.head.as_ref().and_then(|head| head.pages.as_ref()) else { return Ok(()) };
+        let rows = self.pass.rows;
+        let args = FeaturesArgs {
+            pages: pages.memory.ptr(),
+            tables,
+            chunk_of: rows.chunk_of,
+            positions: rows.positions,
+            x: self.x.ptr(),
+            rows: rows.counts,
+            table_stride,
+            cols: pages.width as u32,
+        };
+        self.lane.launch(&args.read(pages.element, rows.bucket as u32, self.lane.sms()))
+    }
+
+    /// The rows of a head's pass begin with what the last row of a chunk of the plan passed on; `chunks` has that of each.
+    pub(super) fn begin_with_passed_on(&mut self, chunks: Ptr) -> Result<(), CudaError> {
+        let Some(head) = &self.head else { return Ok(()) };
+        let (rows, cols) = (self.pass.rows, self.model.config.hidden as u32);
+        let (x, out) = (head.passed_on.ptr(), self.x.ptr());
+        let args = GatherRowsArgs { x, indices: chunks, out, rows: rows.counts, cols, stride: 1 };
+        self.lane.launch(&args.launch(rows.bucket as u32, self.lane.sms()))
+    }
+
+    /// The rows that were gathered for logits are what the rows behind them begin with.
+    pub(super) fn pass_on(&mut self) -> Result<(), CudaError> {
+        let (Some(head), Some(spec)) = (&self.head, &self.model.config.head) else { return Ok(()) };
+        let (pass, sms, cols) = (self.pass, self.lane.sms(), self.model.config.hidden as u32);
+        let (most, x, count) = (pass.tail.samples as u32, self.gathered.ptr(), pass.sample_count());
+        if spec.output_normed {
+            let (weight, eps) = (self.model.parts.norm.ptr(), self.model.config.rms_eps);
+            let args =
+                RmsNormArgs { x, weight, out: x, rows: count, cols, x_stride: cols, out_stride: cols, eps };
+            self.lane.launch(&args.launch(Element::F32, most, sms))?;
+        }
+        let (samples, of_plan, out) = (pass.tail.sample_rows, pass.of_plan, head.passed_on.ptr());
+        self.lane.launch(&PassOnArgs { x, samples, of_plan, out, count, cols }.launch(most, sms))
+    }
+
+    /// Where the LM head writes, and how many tokens it has.
+    pub(super) fn own_logits(&self) -> (Ptr, usize) {
+        let proposed = self.head.as_ref().and_then(|head| head.proposed.as_ref());
+        let own = self.model.config.head.as_ref().and_then(|spec| spec.proposed_vocab);
+        match proposed.zip(own) {
+            Some((proposed, own)) => (proposed.ptr(), own),
+            None => (self.logits.ptr(), self.model.own.vocab),
+        }
+    }
+
+    /// Logits of the tokens that a head proposes become those of all.
+    pub(super) fn spread_logits(&mut self) -> Result<(), CudaError> {
+        let Some(places) = &self.model.places else { return Ok(()) };
+        let ((own, held), vocabulary) = (self.own_logits(), self.model.config.vocab as u32);
+        let (rows, most) = (self.pass.sample_count(), self.pass.tail.samples as u32);
+        let (places, out) = (places.ptr(), self.logits.ptr());
+        let args = SpreadLogitsArgs { own, places, out, rows, held: held as u32, vocabulary };
+        self.lane.launch(&args.launch(most, self.lane.sms()))
+    }
+
+    /// The embeddings, normalised, and beside them the residual stream, normalised, to the projections of a branch.
+    pub(super) fn open_beside(
+        &mut self,
+        index: usize,
+        kind: BesideEmbedding,
+        out: Ptr,
+        outputs: usize,
+    ) -> Result<(), CudaError> {
+        let model = self.model.clone();
+        let (layer, element) = (&model.parts.layers[index], model.element);
+        let Some(head) = &self.head else { return Ok(()) };
+        let (rows, sms, hidden) = (self.pass.rows, self.lane.sms(), model.config.hidden);
+        let embedding = layer.attention.norm_before.ptr();
+        let stream = layer.stream_norm.as_ref().map_or(Ptr::NULL, DeviceBuffer::ptr);
+        let beside = self.normed.at(hidden * element.bytes());
+        let norm = |x, weight, out, out_stride: usize| RmsNormArgs {
+            x,
+            weight,
+            out,
+            rows: rows.counts,
+            cols: hidden as u32,
+            x_stride: hidden as u32,
+            out_stride: out_stride as u32,
+            eps: model.config.rms_eps,
+        };
+        let bucket = rows.bucket as u32;
+        let args = norm(head.embedded.ptr(), embedding, self.normed.ptr(), 2 * hidden);
+        self.lane.launch(&args.launch(element, bucket, sms))?;
+        let args = norm(self.x.ptr(), stream, beside, 2 * hidden);
+        self.lane.launch(&args.launch(element, bucket, sms))?;
+        if kind.residual_normed {
+            let args = norm(self.x.ptr(), stream, self.x.ptr(), hidden);
+            self.lane.launch(&args.launch(Element::F32, bucket, sms))?;
+        }
+        let (x, w) = (self.normed.ptr(), layer.attention.inputs.ptr());
+        let (inputs, bias) = (2 * hidden, Ptr::NULL);
+        let product = Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add: false };
+        self.multiply(product, rows.counts)
+    }
+}
+
+/// Copies the map of the tokens that a head proposes to its GPU, if it has one.
+pub(super) fn places_on(
+    gpu: &Arc<Gpu>,
+    upload: &mut faser_kernels::cuda::Upload,
+    tokens: Option<&[u32]>,
+    vocab: usize,
+) -> Result<Option<DeviceBuffer>, CudaError> {
+    let Some(tokens) = tokens else { return Ok(None) };
+    let places = places(tokens, vocab);
+    let bytes = places.len() * size_of::<u32>();
+    let buffer = DeviceBuffer::unfilled(gpu, bytes, "the tokens that a head proposes")?;
+    upload.values::<u32>(&buffer, 0, places.len(), |from, to| {
+        to.copy_from_slice(&places[from..from + to.len()]);
+    })?;
+    Ok(Some(buffer))
+}

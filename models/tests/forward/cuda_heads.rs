@@ -1,0 +1,241 @@
+//! Heads on hidden states on a GPU, over a fake driver, against the logits of the reference in Python (`tests/golden/heads`): features fused by
+//! the target's passes, read by the head's, and steps that follow one another on the device.
+
+use std::sync::Arc;
+
+use faser_kernels::cuda::{Chunk, DraftState, Gpu, NOTHING, Ptr, Sampler, Share};
+use faser_kernels::{BlockId, Dtype, Sampling};
+use faser_models::cuda::{
+    CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DraftChunkInput, DraftInput, DrawInput, PassInput,
+};
+use faser_models::rounding::Distance;
+use faser_models::{ModelConfig, Shard, WeightSource, fitted};
+
+use crate::cuda_fake;
+use crate::heads::{CASES, Golden, Pair, Round, assert_logits, error, read};
+use crate::session::golden;
+
+const BLOCKS: usize = 24;
+const SIZES: CudaSizes = CudaSizes {
+    blocks: BLOCKS,
+    max_rows: 64,
+    max_logit_rows: 8,
+    max_chunks: 4,
+    max_context: 48,
+    max_prune_checkpoints: 0,
+};
+
+/// The lanes of a target and its head.
+struct Lanes {
+    verify: CudaPasses,
+    draft: CudaPasses,
+}
+
+fn greedy() -> Sampler {
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    Sampler::new(&sampling, Ptr::NULL, Ptr::NULL, Ptr::NULL)
+}
+
+/// Rows of one sequence, the last of which gets a token where one is wanted.
+struct Rows {
+    positions: Vec<u32>,
+    chunk_of: Vec<u32>,
+    chunks: [Chunk; 1],
+}
+
+fn rows(count: usize, start: usize, drawn: bool) -> Rows {
+    let sampled_from = if drawn { count as u32 - 1 } else { NOTHING };
+    Rows {
+        positions: (start as u32..).take(count).collect(),
+        chunk_of: vec![0; count],
+        chunks: [Chunk { first: 0, rows: count as u32, sampled_from, since: 0 }],
+    }
+}
+
+impl Lanes {
+    fn new(case: &str, dtype: Dtype) -> Lanes {
+        let gpu = Gpu::open(0, None).unwrap();
+        let dir = golden("heads");
+        let target = WeightSource::folder(&dir.join("target")).unwrap();
+        let target = CudaModel::load(&gpu, &target, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
+        let dir = dir.join(case);
+        let config = fitted(target.config(), ModelConfig::load(&dir).unwrap(), None).unwrap();
+        let source = WeightSource::Folder(dir, Box::new(config.clone()));
+        let before = gpu.memory().unwrap().0;
+        let head = CudaModel::load_draft(&source, Shard::WHOLE, &target, dtype, &mut |_| {}).unwrap();
+        let planned = CudaModel::weight_bytes(&config, Shard::WHOLE, dtype).unwrap();
+        // The map of tokens is beside them, and counted with the lane.
+        let taken = (before - gpu.memory().unwrap().0) as u64;
+        assert!(
+            (planned..planned + 4 * config.vocab as u64 + 1).contains(&taken),
+            "{case}: {planned} {taken}"
+        );
+        let (target, head) = (Arc::new(target), Arc::new(head));
+        let pages = CudaFeaturePages::new(&head, BLOCKS).unwrap();
+        let shares = [Share::whole(&gpu)];
+        let mut verify = CudaPasses::new(target, &shares, false, SIZES).unwrap();
+        verify.attach(&head, pages.clone()).unwrap();
+        let mut draft = CudaPasses::new(head, &shares, true, SIZES).unwrap();
+        draft.read_features(pages);
+        Lanes { verify, draft }
+    }
+
+    /// The target's pass over tokens at these positions. Rows of another sequence before them leave after so many layers.
+    fn verify(&mut self, tokens: &[u32], start: usize, table: &[BlockId], leaves_at: Option<usize>) {
+        let Rows { mut positions, mut chunk_of, chunks } = rows(tokens.len(), start, false);
+        let (mut tokens, mut chunks, mut tables) = (tokens.to_vec(), chunks.to_vec(), vec![table]);
+        if leaves_at.is_some() {
+            let first = Chunk { first: 0, rows: 3, sampled_from: NOTHING, since: 0 };
+            chunks = vec![first, Chunk { first: 3, ..chunks[0] }];
+            tokens.splice(0..0, [1, 2, 3]);
+            positions.splice(0..0, 0..3);
+            chunk_of.iter_mut().for_each(|chunk| *chunk = 1);
+            chunk_of.splice(0..0, [0; 3]);
+            tables.insert(0, &[20]);
+        }
+        self.verify
+            .stage(&PassInput {
+                tokens: &tokens,
+                positions: &positions,
+                chunk_of: &chunk_of,
+                chunks: &chunks,
+                tables: &tables,
+                samplers: &vec![greedy(); chunks.len()],
+                proposals: &vec![&[][..]; chunks.len()],
+                ..PassInput::default()
+            })
+            .unwrap();
+        let layers = self.verify.model().config().layers.len();
+        let at = leaves_at.unwrap_or(0);
+        self.verify.layers(0..at).unwrap();
+        if leaves_at.is_some() {
+            self.verify.cancel(0);
+            self.verify.compact().unwrap();
+        }
+        self.verify.layers(at..layers).unwrap();
+        self.verify.finish().unwrap();
+        self.verify.wait(&mut |_| {}).unwrap();
+    }
+
+    /// The logits of `k` proposals behind the first `known` of `text`, of which the head has computed `computed`; and the proposals.
+    fn round(
+        &mut self,
+        text: &[u32],
+        (computed, known): (usize, usize),
+        k: usize,
+        (target_table, head_table): (&[BlockId], &[BlockId]),
+    ) -> (Vec<Vec<f32>>, Vec<u32>) {
+        let draft = &mut self.draft;
+        let state = DraftState {
+            base: known as u32,
+            steps: k as u32,
+            count: 0,
+            alive: 1,
+            survival: 1.0,
+            below: 0.0,
+            acceptance: [1.0; 16],
+        };
+        let chunks = [DraftChunkInput { state, table: head_table, sampler: greedy() }];
+        let input = DraftInput { chunks: &chunks, adjusts: false, restricts: false, alternatives: false };
+        draft.begin_draft(&input).unwrap();
+        let tokens = &text[computed..known];
+        let Rows { positions, chunk_of, chunks } = rows(tokens.len(), computed, true);
+        draft
+            .stage(&PassInput {
+                tokens,
+                positions: &positions,
+                chunk_of: &chunk_of,
+                chunks: &chunks,
+                tables: &[head_table],
+                samplers: &[greedy()],
+                proposals: &[&[]],
+                of_plan: &[0],
+                features: &[target_table],
+                ..PassInput::default()
+            })
+            .unwrap();
+        draft.layers(0..draft.model().config().layers.len()).unwrap();
+        draft.finish().unwrap();
+        let mut logits = vec![draft.read_logits(1).unwrap()];
+        let drawn = draft.draw(&DrawInput::default()).unwrap();
+        draft.record(Some(&drawn), true).unwrap();
+        for _ in 1..k {
+            draft.step(1).unwrap();
+            logits.push(draft.read_logits(1).unwrap());
+        }
+        draft.fetch_draft().unwrap();
+        draft.wait(&mut |_| {}).unwrap();
+        let tokens = draft.drafted(0).tokens.to_vec();
+        (logits, tokens)
+    }
+}
+
+#[test]
+fn heads_propose_what_the_reference_does_on_a_gpu() {
+    let name = "cuda_heads::heads_propose_what_the_reference_does_on_a_gpu";
+    let report = cuda_fake::inside(name, &[], || {
+        for case in CASES {
+            let Golden { text, prompt, rounds, .. } = read(case);
+            let mut lanes = Lanes::new(case, Dtype::F32);
+            let (target_table, head_table) = ([9, 7], [2, 4]);
+            lanes.verify(&text[..5], 0, &target_table, None);
+            lanes.verify(&text[5..prompt], 5, &target_table, None);
+            let (mut computed, mut verified) = (0, prompt);
+            for (index, Round { known, proposals, logits }) in rounds.iter().enumerate() {
+                // Beside it a sequence that somebody cancels, before or behind a layer whose stream is read.
+                let leaves_at = index.checked_sub(1).map(|layer| 1 + layer % 3);
+                let behind = [&text[verified..known - 1], &[1, 2, 3]].concat();
+                lanes.verify(&behind, verified, &target_table, leaves_at);
+                verified = known - 1;
+                let tables = (&target_table[..], &head_table[..]);
+                let (found, drafted) = lanes.round(&text, (computed, *known), proposals.len(), tables);
+                for (step, (found, expected)) in found.iter().zip(logits).enumerate() {
+                    let what = format!("{case}, {known} known, step {step}");
+                    assert_logits(found, expected, proposals[step], &what);
+                }
+                assert_eq!(drafted, *proposals, "{case}, {known} known");
+                computed = *known;
+            }
+            // Both have the first 21 tokens of it: a block, and a part of the second that is copied.
+            let Round { known, proposals, logits } = rounds.last().unwrap();
+            let (other_target, other_head) = ([9, 14], [2, 19]);
+            lanes.verify.copy_block(7, 14).unwrap();
+            lanes.draft.copy_block(4, 19).unwrap();
+            lanes.verify(&text[21..known - 1], 21, &other_target, None);
+            let tables = (&other_target[..], &other_head[..]);
+            for computed in [21, 16, 0] {
+                let (found, drafted) = lanes.round(&text, (computed, *known), proposals.len(), tables);
+                assert_eq!(drafted, *proposals, "{case}, {computed} found");
+                let own = |all: &[f32]| all.iter().copied().filter(|x| x.is_finite()).collect::<Vec<f32>>();
+                assert!(error(&own(&found[0]), &logits[0]) < 1e-4, "{case}, {computed} found");
+            }
+        }
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("graphs left 0\n") && !report.contains("graphs launched 0\n"), "{report}");
+}
+
+#[test]
+fn heads_in_bf16_are_as_near_as_the_cpus() {
+    cuda_fake::inside("cuda_heads::heads_in_bf16_are_as_near_as_the_cpus", &[], || {
+        for case in CASES {
+            let Golden { text, rounds, .. } = read(case);
+            let mut lanes = Lanes::new(case, Dtype::Bf16);
+            let Round { known, logits, .. } = rounds.last().unwrap();
+            lanes.verify(&text[..known - 1], 0, &[9, 7], None);
+            let (found, _) = lanes.round(&text, (0, *known), 1, (&[9, 7], &[2, 4]));
+            let mut cpu = Pair::new(case, Dtype::Bf16);
+            cpu.verify(&text[..known - 1], 0, &[9, 7]);
+            let on_cpu = cpu.round(&text, (0, *known), &[0], (&[9, 7], &[2, 4]));
+            let distance = |found: &[f32]| {
+                let own: Vec<f32> = found.iter().copied().filter(|logit| logit.is_finite()).collect();
+                Distance::between(&[&own], &[&logits[0]])
+            };
+            // Pages are bf16 here and f32 there: one rounding more.
+            let (gpu, cpu) = (distance(&found[0]), distance(&on_cpu[0]));
+            let most = Distance { rms: 2.0 * cpu.rms, largest: 3.0 * cpu.largest };
+            println!("{case}: {gpu}, on the CPU {cpu}");
+            assert!(gpu.is_within(most), "{case}: {gpu}, on the CPU {cpu}");
+        }
+    });
+}
