@@ -263,6 +263,7 @@ impl<B: LaneBackend> TimedPasses<B> {
                 logits_from: drawn_from,
                 drawn_from,
                 since: 0,
+                nearer: 0,
                 begins: Begins::Alone,
                 proposals: &self.tokens[..each],
             };

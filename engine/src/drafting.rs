@@ -118,8 +118,15 @@ impl Engine {
         if self.config.draft.needs().hidden_states && !sequence.proposals.is_empty() {
             return 0;
         }
-        // The last proposal has no row of its own.
-        self.config.speculation.draft_context.saturating_add(1).saturating_sub(sequence.known())
+        let needs = self.config.draft.needs();
+        let context = self.config.speculation.draft_context;
+        match needs.block {
+            // It stands in its context whole, or not at all.
+            Some(block) if sequence.known().saturating_add(block.rows) > context => 0,
+            Some(block) => block.proposals,
+            // The last proposal has no row of its own.
+            None => context.saturating_add(1).saturating_sub(sequence.known()),
+        }
     }
 
     /// Rows for sequences with far to catch up, if others that decode wait for it.
@@ -185,7 +192,8 @@ impl Engine {
             self.spent.0 = plan;
             return None;
         }
-        plan.passes = self.config.draft.needs().passes;
+        let needs = self.config.draft.needs();
+        (plan.passes, plan.block_rows) = (needs.passes, needs.block.map_or(0, |block| block.rows));
         self.draft_shape = shape_of(&plan, execution);
         plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
         self.draft_pool.take_copies(&mut plan.copies);
@@ -227,13 +235,18 @@ impl Engine {
         let rows = if k > 0 { missing } else { missing - 1 }.min(most);
         // In a single pass each proposal after the first has a row.
         let masked = needs.passes == RoundPasses::One;
-        let most = if masked { *rows_left - rows + 1 } else { k };
+        let most = match needs.block {
+            Some(block) if block.rows > *rows_left - rows => 0,
+            None if masked => *rows_left - rows + 1,
+            _ => k,
+        };
         let steps = if rows == missing { k.min(most) } else { 0 };
-        let covered = (start + rows + steps).saturating_sub(usize::from(steps > 0));
+        let behind = needs.rows_behind(steps);
+        let covered = start + rows + behind;
         if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
             return;
         }
-        *rows_left -= rows + if masked { steps.saturating_sub(1) } else { 0 };
+        *rows_left -= rows + if masked { behind } else { 0 };
         *long_rows_left -= if long { rows } else { 0 };
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         sequence.draft_out = Some(DraftOut { end: start + rows });
@@ -364,7 +377,7 @@ fn shape_of(plan: &DraftPlan, execution: Execution) -> PassShape {
         match plan.passes {
             // All in a pass, as rows of a verify chunk.
             RoundPasses::One => {
-                let rows = known + steps.saturating_sub(1);
+                let rows = known + plan.rows_behind(*steps);
                 shape.rows += rows;
                 shape.reach.kv += start + rows;
                 shape.reach.rows += rows * (start + rows / 2);

@@ -37,7 +37,7 @@ pub use plan::*;
 pub use planner::Execution;
 pub use policy::{Mechanisms, Policy, PolicyTraits, Switch};
 pub use request::*;
-pub use source::{DraftSource, RoundPasses, SourceNeeds};
+pub use source::{DraftSource, ProposedBlock, RoundPasses, SourceNeeds};
 pub use survival::{Learned, LearnedOfSource};
 pub use usage::{Moments, Tried, Usage};
 pub use view::{

@@ -80,6 +80,9 @@ pub struct DraftPlan {
     /// How proposals come: from a pass each, or all from one pass, whose rows of a chunk are followed by one of the model's mask tokens for each
     /// proposal but the first.
     pub passes: RoundPasses,
+    /// Rows of the block that all proposals of a chunk are rows of, of a draft that proposes so: they stand behind the chunk's rows, however few
+    /// proposals are wanted. 0 of others.
+    pub block_rows: usize,
     /// What came of it.
     pub outcome: DraftOutcome,
 }
@@ -260,6 +263,14 @@ impl DraftPlan {
     /// reads none.
     pub fn features(&self, chunk: &DraftChunk) -> Option<&[BlockId]> {
         (!chunk.features.is_empty()).then(|| &self.features[chunk.features.clone()])
+    }
+
+    /// Rows that a chunk with so many proposals has behind those of its known tokens, where all come from one pass.
+    pub fn rows_behind(&self, proposals: usize) -> usize {
+        match self.block_rows {
+            0 => proposals.saturating_sub(1),
+            rows => rows * usize::from(proposals > 0),
+        }
     }
 
     /// Makes it empty; the buffers stay.

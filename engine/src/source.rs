@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::request::K_LIMIT;
+
 /// What proposes beside prompt-lookup in a sequence's own text, which is there with every source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftSource {
@@ -22,6 +24,27 @@ pub enum DraftSource {
         /// Blocks of its KV pool.
         blocks: usize,
     },
+    /// A head that goes on from the target's hidden states and proposes all of a round in one pass, from mask tokens (P-EAGLE).
+    OnePassHead {
+        /// Blocks of its KV pool.
+        blocks: usize,
+    },
+    /// A head that goes on from the target's hidden states and proposes a block in one pass (DFlash, DSpark).
+    BlockHead {
+        /// Blocks of its KV pool.
+        blocks: usize,
+        /// What it proposes together.
+        block: ProposedBlock,
+    },
+}
+
+/// A block of rows that propose together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProposedBlock {
+    /// Rows, which stand behind all known tokens and are computed whole, however few proposals are wanted.
+    pub rows: usize,
+    /// Most proposals.
+    pub proposals: usize,
 }
 
 /// Passes of the draft lane that a round of proposals takes.
@@ -48,6 +71,24 @@ pub struct SourceNeeds {
     /// Each of its rows begins with the target's hidden states of the token before: it goes on behind the last token that the target has
     /// computed, and nowhere else.
     pub hidden_states: bool,
+    /// All proposals of a round are rows of a block.
+    pub block: Option<ProposedBlock>,
+}
+
+impl SourceNeeds {
+    /// Most proposals of a round.
+    pub fn most_proposals(&self) -> usize {
+        self.block.map_or(K_LIMIT, |block| block.proposals)
+    }
+
+    /// Rows, and places for their KV, that so many proposals have behind the known tokens.
+    pub fn rows_behind(&self, proposals: usize) -> usize {
+        match self.block {
+            Some(block) if proposals > 0 => block.rows,
+            // The last proposal has none.
+            _ => proposals.saturating_sub(1),
+        }
+    }
 }
 
 impl DraftSource {
@@ -66,6 +107,16 @@ impl DraftSource {
         DraftSource::Head { blocks }
     }
 
+    /// One that proposes in one pass, with a pool of so many blocks.
+    pub fn one_pass_head(blocks: usize) -> DraftSource {
+        DraftSource::OnePassHead { blocks }
+    }
+
+    /// One that proposes such a block, with a pool of so many blocks.
+    pub fn block_head(blocks: usize, block: ProposedBlock) -> DraftSource {
+        DraftSource::BlockHead { blocks, block }
+    }
+
     /// What it needs.
     pub fn needs(self) -> SourceNeeds {
         let own = |passes, blocks| SourceNeeds { passes, blocks, ..SourceNeeds::default() };
@@ -77,6 +128,12 @@ impl DraftSource {
             DraftSource::OnePass { blocks } => own(RoundPasses::One, blocks),
             DraftSource::Head { blocks } => {
                 SourceNeeds { hidden_states: true, ..own(RoundPasses::EachProposal, blocks) }
+            }
+            DraftSource::OnePassHead { blocks } => {
+                SourceNeeds { hidden_states: true, ..own(RoundPasses::One, blocks) }
+            }
+            DraftSource::BlockHead { blocks, block } => {
+                SourceNeeds { hidden_states: true, block: Some(block), ..own(RoundPasses::One, blocks) }
             }
         }
     }
@@ -94,6 +151,10 @@ impl fmt::Display for DraftSource {
             DraftSource::Model { .. } => "a draft model",
             DraftSource::OnePass { .. } => "a draft that proposes in one pass",
             DraftSource::Head { .. } => "a head on the target's hidden states",
+            DraftSource::OnePassHead { .. } => {
+                "a head on the target's hidden states that proposes in one pass"
+            }
+            DraftSource::BlockHead { .. } => "a head on the target's hidden states that proposes a block",
         })
     }
 }
@@ -109,6 +170,8 @@ mod tests {
             DraftSource::Model { blocks: 4 },
             DraftSource::one_pass(4),
             DraftSource::head(4),
+            DraftSource::one_pass_head(4),
+            DraftSource::block_head(4, ProposedBlock { rows: 5, proposals: 4 }),
         ];
         for source in all {
             assert_eq!(source.drafts(), source != DraftSource::Lookup);

@@ -9,8 +9,8 @@ use common::{VOCABULARY, at_once, config, device, request, run};
 use faser_engine::sim::Happening;
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, Policy, Refusal, Request, SeqId, Slo, SpeculationMode,
-    TokenId, Tuning,
+    DraftSource, EngineConfig, FinishReason, Handling, Policy, ProposedBlock, Refusal, Request, SeqId, Slo,
+    SpeculationMode, TokenId, Tuning,
 };
 use proptest::prelude::*;
 
@@ -191,7 +191,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     ];
     let slo = prop::option::of(1..2000u64);
     // A draft too small for a sequence is none.
-    let draft = (0..140usize, 0..3);
+    let draft = (0..140usize, 0..5, 1..9usize);
     (1..6usize, 90..140usize, draft, 1..9usize, 0..40usize, policy, any::<bool>(), slo).prop_map(
         |(block_size, target_tokens, draft, max_running, more_rows, policy, prefix_cache, slo)| {
             EngineConfig {
@@ -201,6 +201,11 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                     _ if draft.0 < 90 => DraftSource::model(0),
                     (blocks, 0) => DraftSource::one_pass(blocks),
                     (blocks, 1) => DraftSource::head(blocks),
+                    (blocks, 2) => DraftSource::one_pass_head(blocks),
+                    (blocks, 3) => {
+                        let block = ProposedBlock { rows: draft.2 + draft.0 % 2, proposals: draft.2 };
+                        DraftSource::block_head(blocks, block)
+                    }
                     (blocks, _) => DraftSource::model(blocks),
                 },
                 max_pass_rows: max_running + more_rows,

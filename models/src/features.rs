@@ -87,6 +87,8 @@ pub(crate) struct Fusion<M = Matrix, V = Vector> {
     pub(crate) norms: Vec<V>,
     /// `[hidden, streams * target's hidden]`.
     pub(crate) matrix: M,
+    /// Of what comes of it.
+    pub(crate) norm_after: Option<V>,
     pub(crate) rms_eps: f32,
 }
 
@@ -144,6 +146,9 @@ impl FeatureWriter {
         }
         let from = if fusion.norms.is_empty() { streams.view(n) } else { normed.view(n) };
         ops::matmul(lane, from, &fusion.matrix, None, fused.view_mut(n), Write::Replace);
+        if let Some(norm) = &fusion.norm_after {
+            ops::rms_norm_heads(lane, fused.view_mut(n), norm, fusion.rms_eps);
+        }
         for row in 0..n {
             let table = rows.tables[rows.table_of[row] as usize];
             pages.write(table, rows.positions[row] as usize, fused.row(row));

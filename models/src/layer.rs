@@ -3,6 +3,7 @@
 use faser_kernels::ops::{self, AttentionShape, Write};
 use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector, ViewMut};
 
+use crate::block::first;
 use crate::scratch::HeadScratch;
 use crate::{LayerSpec, ModelConfig, Scratch, Shard};
 
@@ -44,6 +45,12 @@ impl Layer {
     /// Rows of the residual stream in, the same rows out, with this layer's contribution added; keys and values go to `kv`.
     pub(crate) fn forward(&self, at: &At<'_>, kv: &mut KvCache, scratch: &mut Scratch) {
         self.attend(at, kv, scratch);
+        // Rows of the text have nothing but keys and values, where a head proposes a block.
+        let queries = scratch.queries(at.rows.positions.len());
+        if queries == 0 {
+            return;
+        }
+        let at = &At { rows: first(at.rows, queries), ..*at };
         let Scratch { x, normed, attended, .. } = scratch;
         self.attention.close(at, attended, normed, x);
         self.activate(at, scratch);
@@ -59,8 +66,11 @@ impl Layer {
         let (queries, keys, values) = (0..q, q..q + kv_width, q + kv_width..q + 2 * kv_width);
 
         let Scratch { x, normed, qkv, attended, head, .. } = scratch;
-        match (&self.stream_norm, head) {
+        match (&self.stream_norm, head.as_mut()) {
             (Some(norm), Some(head)) => self.open_beside(norm, at, x, head, qkv),
+            (None, Some(HeadScratch { block: Some(block), .. })) => {
+                self.open_block(block.queries, at, x, normed, qkv);
+            }
             _ => self.attention.open(at, x, normed, qkv),
         }
         for (norm, columns) in [(&self.q_norm, queries.clone()), (&self.k_norm, keys.clone())] {
@@ -69,8 +79,8 @@ impl Layer {
             }
         }
         ops::rope(lane, qkv.view_mut(n).columns(0..q + kv_width), rows.positions, at.rope);
-        let qkv = qkv.view(n);
-        ops::store_kv(lane, qkv.columns(keys), qkv.columns(values), kv, at.index, rows);
+        let (k, v) = (qkv.view(n).columns(keys), qkv.view(n).columns(values));
+        ops::store_kv(lane, k, v, kv, at.index, rows);
         let spec = &at.spec.attention;
         let shape = AttentionShape {
             heads: config.heads,
@@ -80,7 +90,26 @@ impl Layer {
             first: spec.first,
             sinks: self.sinks.as_ref().map(Vector::as_slice),
         };
-        ops::attention(lane, qkv.columns(queries), kv, at.index, rows, shape, attended.view_mut(n));
+        let rows = match head.as_mut().and_then(|head| head.block.as_mut()) {
+            Some(block) if block.queries == 0 => return,
+            Some(block) => block.seeing(rows),
+            None => rows,
+        };
+        let n = rows.positions.len();
+        let (q, out) = (qkv.view(n).columns(queries), attended.view_mut(n));
+        ops::attention(lane, q, kv, at.index, rows, shape, out);
+    }
+
+    /// The projections of the attention branch of a head that proposes a block: of the residual stream in its first rows, of the target's features,
+    /// as they are, in the others.
+    fn open_block(&self, queries: usize, at: &At<'_>, x: &Tensor, normed: &mut Tensor, out: &mut Tensor) {
+        let n = at.rows.positions.len();
+        let (from, eps, to) = (x.view(queries), at.config.rms_eps, normed.view_mut(queries));
+        ops::rms_norm(at.lane, from, &self.attention.norm_before, eps, to, Write::Replace);
+        (queries..n).for_each(|row| normed.row_mut(row).copy_from_slice(x.row(row)));
+        let Branch { inputs, inputs_bias, .. } = &self.attention;
+        let out = out.view_mut(n).columns(0..inputs.out_features());
+        ops::matmul(at.lane, normed.view(n), inputs, inputs_bias.as_ref(), out, Write::Replace);
     }
 
     /// The projections of the attention branch, of the tokens' embeddings and the residual stream `x` beside them.

@@ -4,6 +4,7 @@
 //! from Hugging Face directories or from a seed ([`WeightSource`]). This crate knows no
 //! requests, no scheduling and no threads but the lane's.
 
+mod block;
 mod checkpoint;
 mod config;
 pub mod cuda;
@@ -12,6 +13,7 @@ mod features;
 mod layer;
 mod layer_spec;
 mod load;
+mod markov;
 mod model;
 pub mod rounding;
 mod scratch;
@@ -21,7 +23,8 @@ mod text;
 
 pub use checkpoint::{check_header, weight_files};
 pub use config::{
-    Architecture, FuseNorm, GenerationDefaults, HeadLayout, HeadSpec, ModelConfig, RopeConfig, fitted,
+    Architecture, BlockSpec, ConfidenceInput, FuseNorm, GenerationDefaults, HeadKind, HeadLayout, HeadSpec,
+    MarkovKind, MarkovSpec, ModelConfig, RopeConfig, fitted,
 };
 pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};

@@ -27,6 +27,7 @@ use faser_kernels::{
 
 use crate::features::Fusion;
 use crate::layer::{At, Layer, summed};
+use crate::markov::{Markov, Surety};
 use crate::{Features, HeadSpec, ModelConfig, ModelError, RopeConfig, Scratch, Shard};
 
 /// Weights and shape of one model, or of a rank's shard of it; never changed after loading. Share it in an `Arc`.
@@ -48,14 +49,20 @@ pub(crate) struct Parts<T = Table, M = Matrix, V = Vector> {
     pub(crate) norm: Arc<V>,
     pub(crate) head: Arc<M>,
     /// Of a head on hidden states.
-    pub(crate) of_head: Option<HeadParts<M, V>>,
+    pub(crate) of_head: Option<HeadParts<T, M, V>>,
 }
 
 /// What a head on hidden states has beside a model's weights.
-pub(crate) struct HeadParts<M, V> {
+pub(crate) struct HeadParts<T, M, V> {
     pub(crate) fusion: Arc<Fusion<M, V>>,
     /// Which of the target's tokens each is that it proposes, where those are not all.
     pub(crate) target_tokens: Option<Arc<[u32]>>,
+    /// What a row of a mask token begins with in place of features, of a head that proposes in one pass.
+    pub(crate) mask_features: Option<V>,
+    /// What rows of a block take from the token before them.
+    pub(crate) markov: Option<Markov<T, M, V>>,
+    /// How sure rows of a block are.
+    pub(crate) surety: Option<Surety<V>>,
 }
 
 impl<T, M, V> Parts<T, M, V> {
@@ -140,8 +147,15 @@ impl Model {
         let Parts { embedding, layers, norm, head, of_head } = &self.parts;
         let layers: u64 = layers.iter().map(|layer| layer.bytes(Matrix::bytes, Vector::bytes)).sum();
         let fusion = of_head.as_ref().map_or(0, |of_head| {
-            let Fusion { norms, matrix, .. } = &*of_head.fusion;
-            matrix.bytes() + norms.iter().map(Vector::bytes).sum::<u64>()
+            let HeadParts { fusion, mask_features, markov, surety, .. } = of_head;
+            let Fusion { norms, matrix, norm_after, .. } = &**fusion;
+            let sure = surety.iter().flat_map(|Surety { weights, bias }| [weights, bias]);
+            let mix = markov.as_ref().and_then(|markov| markov.mix.as_ref());
+            let vectors = norms.iter().chain(norm_after).chain(mask_features).chain(sure);
+            let vectors = vectors.chain(mix.map(|(_, bias)| bias));
+            let tables = markov.as_ref().map_or(0, |markov| markov.before.bytes() + markov.bias.bytes());
+            let mixed = mix.map_or(0, |(matrix, _)| matrix.bytes());
+            matrix.bytes() + tables + mixed + vectors.map(Vector::bytes).sum::<u64>()
         });
         let own = |has: fn(&HeadSpec) -> bool| self.config.head.as_ref().is_none_or(has);
         let embedding = if own(|head| head.own_embedding) { embedding.bytes() } else { 0 };
@@ -156,6 +170,11 @@ impl Model {
     pub fn attach(&self, scratch: &mut Scratch, pages: Arc<Features>) {
         let fusion = self.parts.of_head.as_ref().map(|of_head| of_head.fusion.clone());
         scratch.attach(pages, fusion.expect("features are for a head"));
+    }
+
+    /// What a row of a mask token begins with, of a head that proposes in one pass from mask tokens: [there](Scratch::begins_with).
+    pub fn mask_features(&self) -> Option<&[f32]> {
+        self.parts.of_head.as_ref()?.mask_features.as_ref().map(Vector::as_slice)
     }
 
     pub(crate) fn parts(&self) -> &Parts {
@@ -207,9 +226,11 @@ impl Model {
             "rank and ranks of the lane, and of the model's shard"
         );
         let scale = self.config().embedding_scale;
+        // Rows of the text that a block stands behind have no token.
+        let tokens = &tokens[..scratch.queries(tokens.len())];
         let to = match &mut scratch.head {
-            Some(head) => &mut head.embedded,
-            None => &mut scratch.x,
+            Some(head) if head.block.is_none() => &mut head.embedded,
+            _ => &mut scratch.x,
         };
         if shard == Shard::WHOLE {
             ops::embed(lane, &self.parts.embedding, tokens, scale, to.view_mut(tokens.len()));
@@ -318,6 +339,49 @@ impl Model {
             to.fill(f32::NEG_INFINITY);
             tokens.iter().zip(proposed.row(row)).for_each(|(token, logit)| to[*token as usize] = *logit);
         }
+    }
+
+    /// Whether the logits of a row, of a head that proposes a block, depend on the token drawn before it: see [`Model::follow`].
+    pub fn follows(&self) -> bool {
+        self.parts.of_head.as_ref().is_some_and(|of_head| of_head.markov.is_some())
+    }
+
+    /// Of a head that proposes a block: adds to the logits of `rows`, counted among the wanted ones of the pass that is finished, what they take from
+    /// these tokens before them. `first`: they are the first rows of their blocks that are wanted; else the row before each has been here.
+    /// `sure`, one place for each, says how sure the head is, 0 to 1; false if it does not say that.
+    ///
+    /// # Panics
+    /// If they are not as many tokens as rows, or as places.
+    pub fn follow(
+        &self,
+        lane: &Lane,
+        scratch: &mut Scratch,
+        rows: &[u32],
+        before: &[u32],
+        first: bool,
+        sure: &mut [f32],
+    ) -> bool {
+        assert_eq!((before.len(), sure.len()), (rows.len(), rows.len()), "a token and a place for each row");
+        let (Some(of_head), Some(head)) = (&self.parts.of_head, &mut scratch.head) else { return false };
+        if let (Some(weights), Some(markov)) = (&of_head.markov, &mut head.markov) {
+            markov.run(lane, weights, &scratch.final_normed, rows, before, first);
+            for (place, row) in rows.iter().enumerate() {
+                let (logits, bias) = (scratch.logits.row_mut(*row as usize), markov.bias(place));
+                match of_head.target_tokens.as_deref() {
+                    None => logits.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += bias),
+                    Some(tokens) => {
+                        let own = tokens.iter().zip(bias);
+                        own.for_each(|(token, bias)| logits[*token as usize] += bias);
+                    }
+                }
+            }
+        }
+        let Some(surety) = &of_head.surety else { return false };
+        for (place, (row, sure)) in rows.iter().zip(sure).enumerate() {
+            let before = head.markov.as_ref().map_or(&[][..], |markov| markov.embedded(place));
+            *sure = surety.of(scratch.final_normed.row(*row as usize), before);
+        }
+        true
     }
 
     fn cap(&self, lane: &Lane, logits: ViewMut<'_>) {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use faser_kernels::{Lane, Rows, Tensor};
 
 use crate::ModelConfig;
+use crate::block::BlockScratch;
 use crate::features::{FeatureWriter, Features, Fusion};
+use crate::markov::MarkovScratch;
 
 /// Room for the activations of passes up to a number of rows. A pass allocates nothing.
 pub struct Scratch {
@@ -41,6 +43,10 @@ pub(crate) struct HeadScratch {
     pub(crate) beside: Tensor,
     /// Logits of the tokens that it proposes, where those are not all.
     pub(crate) proposed: Tensor,
+    /// Of one that proposes a block.
+    pub(crate) block: Option<BlockScratch>,
+    /// Of one whose rows take something from the token before them.
+    pub(crate) markov: Option<MarkovScratch>,
 }
 
 impl Scratch {
@@ -62,6 +68,8 @@ impl Scratch {
                 embedded: Tensor::zeros(max_rows, config.hidden),
                 beside: Tensor::zeros(max_rows, 2 * config.hidden),
                 proposed: Tensor::zeros(max_logit_rows, head.proposed_vocab.unwrap_or(1)),
+                block: BlockScratch::of(config, max_rows),
+                markov: MarkovScratch::of(config, max_logit_rows),
             }),
         }
     }
@@ -75,11 +83,30 @@ impl Scratch {
             + config.intermediate;
         let logit_row = 2 * config.hidden + config.vocab;
         let (row, logit_row) = match &config.head {
-            Some(head) => (row + 3 * config.hidden, logit_row + head.proposed_vocab.unwrap_or(1)),
+            Some(head) => {
+                let of_head = head.proposed_vocab.unwrap_or(1) + MarkovScratch::columns(config);
+                (row + 3 * config.hidden, logit_row + of_head)
+            }
             None => (row, logit_row),
         };
         let columns = (max_rows as u64) * (row as u64) + (max_logit_rows as u64) * (logit_row as u64);
         columns * size_of::<f32>() as u64
+    }
+
+    /// Of a head that proposes a block: the pass that begins has so many rows of blocks, whole ones; behind them stand rows of the text, which begin
+    /// with [features](Scratch::begins_with).
+    ///
+    /// # Panics
+    /// If it is no such head.
+    pub fn begin_blocks(&mut self, rows: usize) {
+        let block = self.head.as_mut().and_then(|head| head.block.as_mut());
+        block.expect("a head that proposes a block").queries = rows;
+    }
+
+    /// Of `n` rows of a pass those that go through the layers.
+    pub(crate) fn queries(&self, n: usize) -> usize {
+        let block = self.head.as_ref().and_then(|head| head.block.as_ref());
+        block.map_or(n, |block| block.queries)
     }
 
     /// The first `n` rows of the residual stream enter a layer; `rows` is where they stand, behind the embedding.

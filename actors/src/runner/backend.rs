@@ -16,6 +16,7 @@ use faser_engine::{
 };
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::Logprobs;
+use faser_models::BlockSpec;
 
 use super::masks::Masks;
 use super::sequences::{LaneSequence, OnDevice, Sequences};
@@ -41,6 +42,11 @@ pub trait LaneBackend {
 
     /// What stands in places whose tokens are not known yet, if the model was made for that.
     fn mask_token(&self) -> Option<TokenId>;
+
+    /// The block that the model proposes, if it was made for that.
+    fn block(&self) -> Option<BlockSpec> {
+        None
+    }
 
     /// Layers of the model.
     fn layer_count(&self) -> usize;
@@ -196,6 +202,8 @@ pub struct Piece<'a> {
     pub drawn_from: usize,
     /// Proposals that stand before the place of the first of those.
     pub since: usize,
+    /// By how much the place that is drawn for in a row is nearer than the one behind it: rows of a block do not stand in their own places.
+    pub nearer: usize,
     /// What its rows begin with beside their tokens.
     pub begins: Begins<'a>,
     /// The chunk's proposals; of a draft that proposes in one pass, the mask tokens in their places.
@@ -302,9 +310,21 @@ impl PassRows<'_> {
 impl<'a> Piece<'a> {
     /// Tokens of a draft plan, from the chunk's row at position `start` on; what is drawn first stands behind all tokens that there are.
     pub(super) fn drafting(seq: SeqId, chunk: usize, start: usize, drawn_from: usize) -> Self {
-        let (first, rows, since, begins) = (0, 0, 0, Begins::Alone);
+        let (first, rows, since, nearer, begins) = (0, 0, 0, 0, Begins::Alone);
         let logits_from = drawn_from;
-        Piece { seq, chunk, first, start, rows, logits_from, drawn_from, since, begins, proposals: &[] }
+        Piece {
+            seq,
+            chunk,
+            first,
+            start,
+            rows,
+            logits_from,
+            drawn_from,
+            since,
+            nearer,
+            begins,
+            proposals: &[],
+        }
     }
 
     /// The same of a head.
@@ -315,6 +335,21 @@ impl<'a> Piece<'a> {
     /// The same, where `masks` stand in places of proposals: tokens are drawn for those places too, `since` of which were in an earlier pass.
     pub(super) fn masked(self, since: usize, masks: &'a [TokenId]) -> Self {
         Piece { since, proposals: masks, ..self }
+    }
+
+    /// The same of rows of a block.
+    pub(super) fn nearer(self, nearer: usize) -> Self {
+        Piece { nearer, ..self }
+    }
+
+    /// The position of what is drawn for a row.
+    pub fn place(&self, offset: usize) -> usize {
+        self.start + offset + 1 - self.nearer
+    }
+
+    /// Whether a mask token stands in this row.
+    pub fn is_mask(&self, offset: usize) -> bool {
+        !self.proposals.is_empty() && offset >= self.drawn_from && self.since(offset) > 0
     }
 
     /// How many proposals stand before the place of a row that a token is drawn for.

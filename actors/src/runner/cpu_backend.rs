@@ -6,7 +6,7 @@ use std::sync::Arc;
 use faser_engine::{Admission, BlockCopy, PartitionId, TokenId};
 use faser_kernels::sampling::{self, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
-use faser_models::{Features, Model, Scratch, Shard};
+use faser_models::{BlockSpec, Features, HeadKind, Model, Scratch, Shard};
 use faser_topology::Partition;
 
 use super::backend::{Begins, Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
@@ -172,9 +172,20 @@ impl CpuBackend {
         if self.model.config().head.is_none() {
             return;
         }
-        for piece in &rows.pieces {
+        let blocks = self.block().is_some();
+        if blocks {
+            // They stand first.
+            let of_blocks = rows.pieces.iter().take_while(|piece| piece.begins == Begins::Alone);
+            self.scratch.begin_blocks(of_blocks.map(|piece| piece.rows).sum());
+        }
+        let unknown = self.model.mask_features();
+        for piece in rows.pieces.iter().filter(|piece| !blocks || piece.begins != Begins::Alone) {
             for offset in 0..piece.rows {
                 let to = self.scratch.begins_with(piece.first + offset);
+                if let Some(unknown) = unknown.filter(|_| piece.is_mask(offset)) {
+                    to.copy_from_slice(unknown);
+                    continue;
+                }
                 match (piece.begins, &self.features, (piece.start + offset).checked_sub(1)) {
                     (Begins::Features(table), Some(features), Some(before)) => {
                         features.pages.read(table, before, to);
@@ -190,13 +201,57 @@ impl CpuBackend {
     /// Keeps what the last row of each piece that drafts passes on to the next.
     fn pass_on(&mut self) {
         let config = self.model.config();
-        if config.head.is_none() {
+        // Of a head that proposes in one pass nothing goes on.
+        if config.head.is_none() || config.mask_token.is_some() {
             return;
         }
         for (wanted, row) in self.pass.logits.iter().enumerate() {
             let chunk = self.pass.chunks[self.pass.piece_of[*row as usize] as usize];
             self.passed_on.row_mut(chunk).copy_from_slice(self.scratch.passed_on(config, wanted));
         }
+    }
+
+    /// Draws for the rows of blocks from left to right, of all blocks at once: what is drawn in a row may count in the one behind it. True if the head
+    /// says how sure it is.
+    fn draw_along(
+        &mut self,
+        rows: &PassRows<'_>,
+        places: &[(usize, usize)],
+        samples: &[SampleRow<'_>],
+        (tokens, sure): (&mut [TokenId], &mut [f32]),
+    ) -> bool {
+        let since = |sample: &SampleRow<'_>| sample.since.len();
+        let follows = self.model.follows();
+        let steps = if follows { samples.iter().map(since).max().unwrap_or(0) } else { 0 };
+        let mut known = !samples.is_empty();
+        for step in 0..=steps {
+            let of_step: Vec<usize> =
+                (0..samples.len()).filter(|row| steps == 0 || since(&samples[*row]) == step).collect();
+            // The row of the token before is the one before, or the block's first.
+            let before = |row: &usize| match step {
+                0 => rows.tokens[rows.pieces[places[samples[*row].row].0].first],
+                _ => tokens[row - 1],
+            };
+            let before: Vec<TokenId> = of_step.iter().map(before).collect();
+            let wanted: Vec<u32> = of_step.iter().map(|row| index(samples[*row].row)).collect();
+            let mut own_sure = vec![0.0; of_step.len()];
+            let lane = &self.lanes[self.current];
+            known &= self.model.follow(lane, &mut self.scratch, &wanted, &before, step == 0, &mut own_sure);
+            let mut drawn = vec![0; of_step.len()];
+            let own: Vec<SampleRow<'_>> = of_step
+                .iter()
+                .map(|row| match &samples[*row] {
+                    sample if follows => SampleRow { since: &tokens[row - since(sample)..*row], ..*sample },
+                    sample => *sample,
+                })
+                .collect();
+            let (lane, logits) = self.whole_logits();
+            ops::sample(lane, logits, &own, &mut drawn);
+            for ((row, token), own_sure) in of_step.iter().zip(drawn).zip(own_sure) {
+                (tokens[*row], sure[*row]) = (token, own_sure);
+            }
+        }
+        known
     }
 
     /// The logits of the pass, for all tokens, `[rows, vocab]`: of a shard, those of all ranks.
@@ -256,6 +311,13 @@ impl LaneBackend for CpuBackend {
 
     fn mask_token(&self) -> Option<TokenId> {
         self.model.config().mask_token
+    }
+
+    fn block(&self) -> Option<BlockSpec> {
+        match self.model.config().head.as_ref()?.kind {
+            HeadKind::Block(block) => Some(block),
+            HeadKind::Steps | HeadKind::Masks => None,
+        }
     }
 
     fn layer_count(&self) -> usize {
@@ -447,7 +509,7 @@ impl LaneBackend for CpuBackend {
             let sequence = sequences.of(piece.seq);
             Some(SampleRow {
                 row,
-                position: index(piece.start + offset + 1),
+                position: index(piece.place(offset)),
                 sampling: &sequence.request.sampling,
                 history: &sequence.history,
                 since: &piece.proposals[..since],
@@ -458,11 +520,20 @@ impl LaneBackend for CpuBackend {
         let mut outputs = std::mem::take(&mut self.outputs);
         let mut tokens = vec![0; samples.len()];
         if how.confidence {
-            let (lane, logits) = self.whole_logits();
-            ops::sample(lane, logits, &samples, &mut tokens);
-            let allowed: Vec<Option<&[u32]>> = samples.iter().map(|row| row.allowed).collect();
             outputs.confidence.resize(samples.len(), 0.0);
-            ops::confidence(lane, logits, &tokens, &allowed, &mut outputs.confidence);
+            let sure = match self.block() {
+                Some(_) => self.draw_along(rows, &places, &samples, (&mut tokens, &mut outputs.confidence)),
+                None => false,
+            };
+            let drawn = self.block().is_some();
+            let (lane, logits) = self.whole_logits();
+            if !drawn {
+                ops::sample(lane, logits, &samples, &mut tokens);
+            }
+            if !sure {
+                let allowed: Vec<Option<&[u32]>> = samples.iter().map(|row| row.allowed).collect();
+                ops::confidence(lane, logits, &tokens, &allowed, &mut outputs.confidence);
+            }
             if how.alternatives {
                 outputs.top.resize(samples.len(), [0; ops::TOP_TOKENS]);
                 ops::top_tokens(lane, logits, &mut outputs.top);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use faser_engine::{
     Alternatives, BlockId, DraftChunk, DraftPlan, Drafted, K_LIMIT, RoundPasses, SeqId, TokenId,
 };
-use faser_models::ForcedToken;
+use faser_models::{BlockSpec, ForcedToken};
 
 use super::backend::{Begins, Draw, LaneBackend, PassOutputs, PassRows, Piece};
 use super::masks::Masks;
@@ -113,6 +113,70 @@ impl<B: LaneBackend> DraftRunner<B> {
         job.end()
     }
 
+    /// A pass over blocks, and the rows of committed tokens that they stand behind; or the latter first, where it is too much for one.
+    fn propose_blocks(&mut self, block: &BlockSpec, job: &mut Drafting<'_>) {
+        let (plan, bounds) = (job.plan, self.backend.bounds());
+        assert_eq!(plan.block_rows, block.rows, "rows of a block, as the engine knows the draft");
+        for index in 0..plan.chunks.len() {
+            job.forced[index] = self.masks.take_forced(index).first().copied();
+        }
+        let missing = |job: &Drafting<'_>, index| job.missing(index).min(block.proposals());
+        let of_text: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();
+        let wanted: Vec<usize> = (0..plan.chunks.len()).map(|index| missing(job, index)).collect();
+        let of_blocks = block.rows * wanted.iter().filter(|wanted| **wanted > 0).count();
+        let together = of_text + of_blocks <= bounds.rows
+            && wanted.iter().sum::<usize>() <= bounds.logit_rows
+            && 3 * wanted.len() <= bounds.pieces;
+        let mut rows = PassRows::default();
+        if !together {
+            self.text_of_blocks(&mut rows, job);
+            self.forward(&std::mem::take(&mut rows), job);
+        }
+        for (index, chunk) in plan.chunks.iter().enumerate().filter(|(index, _)| wanted[*index] > 0) {
+            let own = missing(job, index);
+            let (drawn, pieces) = (block.first() + own, rows.pieces.len());
+            let full = rows.tokens.len() + block.rows > bounds.rows || pieces + 2 > bounds.pieces;
+            if full || rows.room(bounds, drawn, own) < drawn {
+                self.forward(&std::mem::take(&mut rows), job);
+            }
+            let mut tokens = vec![job.unknown[0]; block.rows];
+            tokens[0] = job.rows(chunk)[chunk.rows.len() - 1];
+            let (position, table) = (chunk.start + chunk.rows.len(), job.tables[index]);
+            let piece = Piece::drafting(chunk.seq, index, position, block.first())
+                .masked(0, &job.unknown[..own - 1])
+                .nearer(1 + block.first());
+            rows.push(piece, &tokens[..drawn], table);
+            if drawn < block.rows {
+                let others = Piece::drafting(chunk.seq, index, position + drawn, block.rows);
+                rows.push(others, &tokens[drawn..], table);
+            }
+        }
+        if together {
+            self.text_of_blocks(&mut rows, job);
+        }
+        self.forward(&rows, job);
+    }
+
+    /// The rows of committed tokens that blocks stand behind: features make their keys and values, and that is all there is of them.
+    fn text_of_blocks<'a>(&mut self, rows: &mut PassRows<'a>, job: &mut Drafting<'a>) {
+        let plan = job.plan;
+        for (index, chunk) in plan.chunks.iter().enumerate() {
+            let (tokens, table) = (job.rows(chunk), job.tables[index]);
+            let begins = plan.features(chunk).map_or(Begins::Alone, Begins::Features);
+            let mut from = 0;
+            while from < tokens.len() {
+                let count = rows.room(self.backend.bounds(), tokens.len() - from, 0);
+                if count == 0 {
+                    self.forward(&std::mem::take(rows), job);
+                    continue;
+                }
+                let piece = Piece::drafting(chunk.seq, index, chunk.start + from, count).beginning(begins);
+                rows.push(piece, &tokens[from..from + count], table);
+                from += count;
+            }
+        }
+    }
+
     /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal, unless a grammar forces it.
     fn catch_up(&mut self, job: &mut Drafting<'_>) {
         let plan = job.plan;
@@ -122,6 +186,9 @@ impl<B: LaneBackend> DraftRunner<B> {
             self.ask(index, job);
         }
         self.hear(job);
+        if let Some(block) = self.backend.block() {
+            return self.propose_blocks(&block, job);
+        }
         let mut rows = PassRows::default();
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let begins = plan.features(chunk).map_or(Begins::Alone, Begins::Features);

@@ -149,6 +149,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
                     logits_from: logits_from.saturating_sub(from),
                     drawn_from: drawn_from.saturating_sub(from),
                     since: from.saturating_sub(drawn_from),
+                    nearer: 0,
                     begins: Begins::Alone,
                     proposals: plan.proposals(chunk),
                 };

@@ -8,7 +8,10 @@ use faser_engine::{
     SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Grammar, GrammarCompiler, GrammarSource, GrammarVocabulary, Tokenizer};
+use faser_models::{
+    BlockSpec, ConfidenceInput, Grammar, GrammarCompiler, GrammarSource, GrammarVocabulary, HeadKind,
+    MarkovKind, MarkovSpec, Tokenizer,
+};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -141,6 +144,28 @@ fn outcome(rig: &mut Rig, seq: SeqId) -> (Vec<TokenId>, (FinishReason, Usage)) {
     (stream.tokens, stream.ended.expect("every stream ends"))
 }
 
+/// Blocks that heads propose: of each kind of Markov head, and of none.
+pub(crate) const BLOCK_KINDS: [BlockSpec; 3] = [
+    BlockSpec {
+        rows: 5,
+        from_anchor: true,
+        causal: false,
+        markov: Some(MarkovSpec { kind: MarkovKind::Recurrent, rank: 6 }),
+        confidence: Some(ConfidenceInput::HiddenAndBefore),
+    },
+    BlockSpec { rows: 4, from_anchor: false, causal: false, markov: None, confidence: None },
+    BlockSpec {
+        rows: 7,
+        from_anchor: true,
+        causal: true,
+        markov: Some(MarkovSpec { kind: MarkovKind::Gated, rank: 8 }),
+        confidence: None,
+    },
+];
+
+/// What stands in places whose tokens are not known yet.
+pub(crate) const MASK: TokenId = 254;
+
 pub(crate) fn spec() -> SyntheticSpec {
     SyntheticSpec {
         layers: LAYERS,
@@ -153,7 +178,7 @@ pub(crate) fn spec() -> SyntheticSpec {
         max_context: MAX_CONTEXT,
         seed: 7,
         residual_scale: 0.3,
-        mask_token: Some(254),
+        mask_token: Some(MASK),
     }
 }
 
@@ -172,9 +197,11 @@ pub(crate) const HEAD_TOKENS: usize = VOCAB / 2;
 pub(crate) const HEAD_SEED: u64 = 3;
 
 /// The same target with a head on its hidden states, which was never trained.
-pub(crate) fn with_head(dtype: Dtype, head: Dtype) -> Pair {
+pub(crate) fn with_head(dtype: Dtype, head: Dtype, kind: HeadKind) -> Pair {
     let pair = pair(dtype);
-    let draft = synthetic::head(&pair.target, &HEAD_STREAMS, HEAD_TOKENS, HEAD_SEED, head).expect("a head");
+    let mask = (kind != HeadKind::Steps).then_some(MASK);
+    let shape = (HEAD_TOKENS, kind, mask);
+    let draft = synthetic::head_of_kind(&pair.target, &HEAD_STREAMS, shape, HEAD_SEED, head).expect("a head");
     Pair { draft: Some(Arc::new(draft)), ..pair }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use faser_actors::Dtype;
 use faser_kernels::cuda::{CudaError, Gpu};
 use faser_models::cuda::CudaModel;
-use faser_models::{Shard, WeightSource, synthetic};
+use faser_models::{HeadKind, Shard, WeightSource, synthetic};
 
 use crate::cases::{HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, pair, spec, with_head};
 use crate::cuda_drafts::reported;
@@ -58,7 +58,7 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
 
 /// The same target with a head on its hidden states, which was never trained.
 fn with_head_on_gpu() -> Pair {
-    let (pair, gpu) = (with_head(Dtype::F32, Dtype::F32), on_gpu());
+    let (pair, gpu) = (with_head(Dtype::F32, Dtype::F32, HeadKind::Steps), on_gpu());
     let cuda = gpu.cuda.map(|cuda| {
         let head = synthetic::head_on_gpu(&cuda.target, &HEAD_STREAMS, HEAD_TOKENS, HEAD_SEED);
         OnGpu { draft: Some(Arc::new(head.expect("a head"))), ..cuda }

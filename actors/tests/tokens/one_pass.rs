@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Dtype, Isa, LaneBackend,
-    LaneRequest, MASK_PATIENCE, Sampling,
+    CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Dtype, Isa,
+    LaneBackend, LaneRequest, MASK_PATIENCE, Sampling,
 };
 use faser_engine::{
     Admission, BlockId, DraftChunk, DraftPlan, K_LIMIT, RoundPasses, SeqId, StopRule, TokenId,
@@ -13,12 +13,12 @@ use faser_engine::{
 use faser_kernels::cuda::{Gpu, Share};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::cuda::{CudaModel, CudaSizes};
-use faser_models::{Model, Shard, WeightSource};
+use faser_models::{Features, HeadKind, Model, Pass, Shard, WeightSource};
 use faser_topology::Partition;
 
-use crate::cases::{pair_of, spec};
+use crate::cases::{BLOCK_KINDS, MASK, pair_of, spec, with_head};
 use crate::cuda_fake;
-use crate::rig::Random;
+use crate::rig::{Pair, Random};
 
 const SEQUENCES: usize = 3;
 const BLOCK: usize = 16;
@@ -26,7 +26,6 @@ const BLOCKS_EACH: usize = 6;
 /// Fewer than a plan may have: chunks are divided over passes, also between two mask tokens.
 const MAX_ROWS: usize = 40;
 const MAX_LOGIT_ROWS: usize = 9;
-const MASK: TokenId = 254;
 
 /// The tokens that the model has behind `known` and then behind each of so many masks, with their probabilities.
 fn by_hand(model: &Model, known: &[TokenId], proposals: usize) -> Vec<(TokenId, f32)> {
@@ -51,15 +50,83 @@ fn by_hand(model: &Model, known: &[TokenId], proposals: usize) -> Vec<(TokenId, 
     (0..proposals).map(likeliest).collect()
 }
 
+/// The same of a head, in a pass over all of its text, with the features that a sequence has in these pages: likewise, or how sure the head is itself.
+fn head_by_hand(
+    head: &Model,
+    pages: &Features,
+    seq: usize,
+    known: &[TokenId],
+    proposals: usize,
+) -> Vec<(TokenId, f32)> {
+    let HeadKind::Block(block) = head.config().head.as_ref().unwrap().kind else {
+        unreachable!("a head that proposes a block")
+    };
+    let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
+    let table: Vec<BlockId> = (0..BLOCKS_EACH as BlockId).collect();
+    let mut kv = KvCache::new(head.kv_shape(BLOCKS_EACH, BLOCK), head.kv_dtype()).unwrap();
+    let n = block.rows + known.len();
+    let mut scratch = head.scratch(n, block.rows);
+    let positions: Vec<u32> =
+        (known.len()..known.len() + block.rows).chain(0..known.len()).map(|p| p as u32).collect();
+    let mut tokens = vec![MASK; n];
+    tokens[0] = known[known.len() - 1];
+    scratch.begin_blocks(block.rows);
+    for position in 1..known.len() {
+        pages.read(&of_sequence(seq), position - 1, scratch.begins_with(block.rows + position));
+    }
+    let rows = Rows { positions: &positions, table_of: &vec![0; n], tables: &[&table] };
+    let wanted: Vec<u32> = (block.first() as u32..).take(proposals).collect();
+    head.begin(&lane, &mut scratch, &tokens);
+    head.layers(&lane, 0..head.config().layers.len(), &mut kv, &mut scratch, rows);
+    head.finish(&lane, &mut scratch, n, &wanted);
+    let mut before = tokens[0];
+    let mut drawn = Vec::new();
+    for row in 0..proposals {
+        let mut sure = [0.0];
+        let says = head.follow(&lane, &mut scratch, &[row as u32], &[before], row == 0, &mut sure);
+        let logits = scratch.logits().row(row);
+        let (token, &most) = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
+        before = token as TokenId;
+        drawn.push((before, if says { sure[0] } else { (1.0 / sum) as f32 }));
+    }
+    drawn
+}
+
+/// The blocks of a sequence, in both pools.
+fn of_sequence(seq: usize) -> Vec<BlockId> {
+    let first = seq * BLOCKS_EACH;
+    (first..first + BLOCKS_EACH).rev().map(|block| block as BlockId).collect()
+}
+
+/// What the draft proposes, and in which passes.
+struct Proposes {
+    /// Rows of its block; 0 of others.
+    block_rows: usize,
+    most_proposals: usize,
+    /// Fewer than a plan may have.
+    max_rows: usize,
+}
+
+/// Masks behind the known tokens.
+const MASKS: Proposes = Proposes { block_rows: 0, most_proposals: K_LIMIT, max_rows: MAX_ROWS };
+
 /// Plan after plan, behind texts that grow by what was proposed and by other tokens.
-fn run<B: LaneBackend>(mut runner: DraftRunner<B>, model: &Model, most: f32, seed: u64) {
+fn run<B: LaneBackend>(
+    mut runner: DraftRunner<B>,
+    proposes: &Proposes,
+    by_hand: impl Fn(usize, &[TokenId], usize) -> Vec<(TokenId, f32)>,
+    most: f32,
+    seed: u64,
+) {
+    let Proposes { block_rows, most_proposals, max_rows } = *proposes;
     let random = &mut Random(seed);
     let mut texts: Vec<Vec<TokenId>> =
         (0..SEQUENCES).map(|_| (0..random.between(1, 45)).map(|_| random.token()).collect()).collect();
     let mut computed = [0; SEQUENCES];
     let (mut drafted, mut divided, mut stopped) = (0, 0, 0);
     for step in 1..=20 {
-        let mut plan = DraftPlan { step, passes: RoundPasses::One, ..DraftPlan::default() };
+        let mut plan = DraftPlan { step, passes: RoundPasses::One, block_rows, ..DraftPlan::default() };
         let mut requests = Vec::new();
         for (seq, text) in (0..).zip(&texts).filter(|_| step == 1) {
             plan.admit.push(Admission { seq: SeqId(seq), prompt_len: text.len(), tokens: text[..].into() });
@@ -67,35 +134,37 @@ fn run<B: LaneBackend>(mut runner: DraftRunner<B>, model: &Model, most: f32, see
             requests.push(Arc::new(LaneRequest::from(sampling)));
         }
         for (seq, text) in texts.iter().enumerate() {
-            let room = BLOCK * BLOCKS_EACH - text.len();
+            let room = (BLOCK * BLOCKS_EACH).saturating_sub(text.len() + block_rows);
             if room < 2 || random.chance(20) {
                 continue;
             }
             let (rows, blocks) = (plan.tokens.len(), plan.blocks.len());
+            let features = plan.features.len();
+            plan.features.extend(of_sequence(seq).into_iter().filter(|_| block_rows > 0));
             // Some of a prompt alone, or all that is known and proposals.
             let part = text.len() - computed[seq] > 1 && random.chance(20);
             let end = if part { random.between(computed[seq] + 1, text.len() - 1) } else { text.len() };
             plan.tokens.extend(&text[computed[seq]..end]);
-            let first = seq * BLOCKS_EACH;
-            plan.blocks.extend((first..first + BLOCKS_EACH).rev().map(|block| block as BlockId));
+            plan.blocks.extend(of_sequence(seq));
             let stops = random.chance(30);
             plan.chunks.push(DraftChunk {
                 seq: SeqId(seq as u64),
                 epoch: 0,
                 start: computed[seq],
                 rows: rows..plan.tokens.len(),
-                steps: if part { 0 } else { random.between(1, K_LIMIT.min(room)) },
+                steps: if part { 0 } else { random.between(1, most_proposals.min(room)) },
                 stop: StopRule {
                     acceptance: std::array::from_fn(|_| 0.7),
                     survival: 1.0,
                     below: if stops { 0.5 } else { 0.0 },
                 },
                 table: blocks..plan.blocks.len(),
-                features: 0..0,
+                features: features..plan.features.len(),
             });
         }
-        let rows: usize = plan.chunks.iter().map(|chunk| chunk.rows.len() + chunk.steps).sum();
-        divided += usize::from(rows > MAX_ROWS);
+        let rows: usize =
+            plan.chunks.iter().map(|chunk| chunk.rows.len() + chunk.steps.max(block_rows)).sum();
+        divided += usize::from(rows > max_rows);
         let plan = runner.run(DraftWork { plan, requests });
         let mut proposals = plan.outcome.proposals.iter();
         for (chunk, &count) in plan.chunks.iter().zip(&plan.outcome.counts) {
@@ -106,7 +175,7 @@ fn run<B: LaneBackend>(mut runner: DraftRunner<B>, model: &Model, most: f32, see
             stopped += usize::from(wanted < chunk.steps);
             let own: Vec<_> = proposals.by_ref().take(count).collect();
             if count > 0 {
-                let expected = by_hand(model, text, chunk.steps);
+                let expected = by_hand(chunk.seq.0 as usize, text, chunk.steps);
                 for (place, (own, (token, confidence))) in own.iter().zip(expected).enumerate() {
                     let where_ = format!("seed {seed}, plan {step}, place {place} of {chunk:?}");
                     assert_eq!(own.token, token, "{where_}");
@@ -143,7 +212,50 @@ fn proposals_of_one_pass_are_the_models_on_cores() {
             features: None,
         };
         let backend = CpuBackend::new(draft(), &spec).unwrap();
-        run(DraftRunner::new(backend, MASK_PATIENCE), &draft(), 1e-6, seed);
+        let by_hand = |_: usize, known: &[TokenId], proposals| by_hand(&draft(), known, proposals);
+        run(DraftRunner::new(backend, MASK_PATIENCE), &MASKS, by_hand, 1e-6, seed);
+    }
+}
+
+#[test]
+fn proposals_of_a_block_are_the_heads() {
+    for (seed, block) in (1..).zip(BLOCK_KINDS.repeat(3)) {
+        let Pair { target, draft, .. } = with_head(Dtype::F32, Dtype::F32, HeadKind::Block(block));
+        let head = draft.unwrap();
+        let pages = Features::new(SEQUENCES * BLOCKS_EACH, BLOCK, head.config().hidden);
+        features_of_any_text(&target, &head, &pages);
+        let max_rows = 2 * block.rows;
+        let spec = CpuLaneSpec {
+            partitions: vec![Partition { cores: vec![0] }],
+            isa: Isa::detect(),
+            blocks: SEQUENCES * BLOCKS_EACH,
+            block_size: BLOCK,
+            max_rows,
+            max_logit_rows: MAX_LOGIT_ROWS,
+            features: Some(CpuFeatures { pages: pages.clone(), head: None }),
+        };
+        let backend = CpuBackend::new(head.clone(), &spec).unwrap();
+        let by_hand = |seq, known: &[TokenId], proposals| head_by_hand(&head, &pages, seq, known, proposals);
+        let (block_rows, most_proposals) = (block.rows, block.proposals());
+        let proposes = &Proposes { block_rows, most_proposals, max_rows };
+        run(DraftRunner::new(backend, MASK_PATIENCE), proposes, by_hand, 1e-5, seed);
+    }
+}
+
+/// What a head reads of some text or other, in all pages.
+fn features_of_any_text(target: &Model, head: &Model, pages: &Arc<Features>) {
+    let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
+    let mut kv = KvCache::new(target.kv_shape(SEQUENCES * BLOCKS_EACH, BLOCK), target.kv_dtype()).unwrap();
+    let count = BLOCKS_EACH * BLOCK;
+    let mut scratch = target.scratch(count, 1);
+    head.attach(&mut scratch, pages.clone());
+    for seq in 0..SEQUENCES {
+        let positions: Vec<u32> = (0..count as u32).collect();
+        let table = of_sequence(seq);
+        let rows = Rows { positions: &positions, table_of: &vec![0; count], tables: &[&table] };
+        let mut random = Random(seq as u64);
+        let tokens: Vec<TokenId> = (0..count).map(|_| random.token()).collect();
+        target.forward(&lane, &mut kv, &mut scratch, &Pass { tokens: &tokens, rows, logits: &[] });
     }
 }
 
@@ -169,7 +281,8 @@ fn proposals_of_one_pass_are_the_models_on_a_gpu() {
                 features: None,
             };
             let backend = CudaBackend::new(model.clone(), &spec).unwrap();
-            run(DraftRunner::new(backend, MASK_PATIENCE), &draft(), 1e-5, seed);
+            let by_hand = |_: usize, known: &[TokenId], proposals| by_hand(&draft(), known, proposals);
+            run(DraftRunner::new(backend, MASK_PATIENCE), &MASKS, by_hand, 1e-5, seed);
         }
     });
 }

@@ -10,11 +10,12 @@ use std::time::Duration;
 use faser_actors::Dtype;
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, RoundPasses, SpeculationMode, TokenId,
-    Tuning,
+    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, ProposedBlock, RoundPasses,
+    SpeculationMode, TokenId, Tuning,
 };
+use faser_models::HeadKind;
 
-use crate::cases::{BLOCK, Case, END, GRAMMARS, Got, pair, solo, with_head};
+use crate::cases::{BLOCK, BLOCK_KINDS, Case, END, GRAMMARS, Got, pair, solo, with_head};
 use crate::rig::{Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
@@ -53,6 +54,11 @@ struct Tally {
     one_pass_accepted: u64,
     /// Proposals of heads on hidden states.
     of_heads: u64,
+    /// Those of heads that propose in one pass.
+    one_pass_of_heads: u64,
+    /// Those of heads that propose a block.
+    of_blocks: u64,
+    of_blocks_accepted: u64,
     off: u64,
     /// Requests of one engine that do not all have the same priority, and were preempted.
     priorities: u64,
@@ -70,8 +76,16 @@ struct Tally {
 fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
     let cases = env_or("FASER_CASES", 1000);
     let first_seed = env_or("FASER_SEED", 1);
-    let heads = [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Int8)];
-    let heads = heads.map(|(target, head)| with_head(target, head));
+    let heads = [
+        (Dtype::F32, Dtype::F32, HeadKind::Steps),
+        (Dtype::Bf16, Dtype::Int8, HeadKind::Steps),
+        (Dtype::F32, Dtype::F32, HeadKind::Masks),
+        (Dtype::Bf16, Dtype::Int8, HeadKind::Masks),
+        (Dtype::F32, Dtype::F32, HeadKind::Block(BLOCK_KINDS[0])),
+        (Dtype::Bf16, Dtype::Int8, HeadKind::Block(BLOCK_KINDS[1])),
+        (Dtype::F32, Dtype::Bf16, HeadKind::Block(BLOCK_KINDS[2])),
+    ];
+    let heads = heads.map(|(target, head, kind)| with_head(target, head, kind));
     let pairs = [&[Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair)[..], &heads].concat();
     let mut tally = Tally::default();
     for seed in first_seed..first_seed + cases {
@@ -131,8 +145,16 @@ impl Drop for Replay {
 fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
     let pair = random.one_of(pairs);
     let mut config = random.config();
-    if pair.draft.as_ref().is_some_and(|draft| draft.config().head.is_some()) {
-        config.draft = DraftSource::head(config.draft.needs().blocks);
+    let blocks = config.draft.needs().blocks;
+    let head = pair.draft.as_ref().and_then(|draft| draft.config().head.as_ref());
+    match head.map(|head| head.kind) {
+        None => {}
+        Some(HeadKind::Steps) => config.draft = DraftSource::head(blocks),
+        Some(HeadKind::Masks) => config.draft = DraftSource::one_pass_head(blocks),
+        Some(HeadKind::Block(block)) => {
+            let (rows, proposals) = (block.rows, block.proposals());
+            config.draft = DraftSource::block_head(blocks, ProposedBlock { rows, proposals });
+        }
     }
     let mut cases = random.cases();
     random.want_more(&mut cases);
@@ -273,12 +295,21 @@ fn in_a_batch(
     }
     rig.finish();
     let totals = rig.engine.view().totals;
-    if config.draft.needs().passes == RoundPasses::One {
+    let needs = config.draft.needs();
+    if needs.passes == RoundPasses::One && !needs.hidden_states {
         tally.one_pass += totals.draft_tokens - totals.prompt_lookup_tokens;
         tally.one_pass_accepted += totals.accepted_tokens - totals.prompt_lookup_accepted_tokens;
     }
-    if config.draft.needs().hidden_states {
-        tally.of_heads += totals.draft_tokens - totals.prompt_lookup_tokens;
+    if needs.hidden_states {
+        let of_heads = totals.draft_tokens - totals.prompt_lookup_tokens;
+        match needs.passes {
+            _ if needs.block.is_some() => {
+                tally.of_blocks += of_heads;
+                tally.of_blocks_accepted += totals.accepted_tokens - totals.prompt_lookup_accepted_tokens;
+            }
+            RoundPasses::One => tally.one_pass_of_heads += of_heads,
+            _ => tally.of_heads += of_heads,
+        }
     }
     tally.accepted += totals.accepted_tokens;
     tally.rejected += totals.draft_tokens - totals.accepted_tokens;
@@ -356,6 +387,9 @@ impl Tally {
             ("requests that draft alone", self.drafts),
             ("proposals from one pass that were accepted", self.one_pass_accepted),
             ("proposals of heads", self.of_heads),
+            ("proposals of heads in one pass", self.one_pass_of_heads),
+            ("proposals of blocks", self.of_blocks),
+            ("proposals of blocks that were accepted", self.of_blocks_accepted),
             ("proposals from one pass that were rejected", self.one_pass - self.one_pass_accepted),
             ("preemptions among priorities", self.priorities),
             ("log-probabilities", self.logprobs),

@@ -8,8 +8,8 @@ use faser_config::{Config, ModelSource, ToolCalls};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
-    CallFormat, ChatTemplate, GenerationDefaults, HeadLayout, Model, ModelConfig, ModelError, Progress,
-    Shard, Tokenizer, WeightSource, fitted,
+    CallFormat, ChatTemplate, GenerationDefaults, HeadKind, HeadLayout, Model, ModelConfig, ModelError,
+    Progress, Shard, Tokenizer, WeightSource, fitted,
 };
 
 use crate::error::LoadError;
@@ -108,13 +108,30 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
 
 /// What is to be said of a draft that is no model which proposes token by token.
 pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
-    if let Some(mask) = draft.mask_token {
+    if let (Some(mask), None) = (draft.mask_token, &draft.head) {
         return Some(format!("draft: proposes all of a round in one pass (PARD), by mask token {mask}"));
     }
     let head = draft.head.as_ref()?;
+    let kind = match head.kind {
+        HeadKind::Steps => "EAGLE-3",
+        HeadKind::Masks => "P-EAGLE",
+        HeadKind::Block(block) if block.markov.is_none() && block.confidence.is_none() => "DFlash",
+        HeadKind::Block(_) => "DSpark",
+    };
     let layout = match head.layout {
-        HeadLayout::Eagle => "EAGLE-3",
-        HeadLayout::Speculators => "EAGLE-3, in the layout of speculators",
+        HeadLayout::Eagle => "",
+        HeadLayout::Speculators => ", in the layout of speculators",
+    };
+    let masks = match (head.kind, draft.mask_token) {
+        (HeadKind::Block(block), Some(mask)) => {
+            format!(
+                " in one pass, at most {} by a block of {} rows, mask token {mask}",
+                block.proposals(),
+                block.rows
+            )
+        }
+        (_, Some(mask)) => format!(" in one pass, by mask token {mask}"),
+        (_, None) => String::new(),
     };
     let streams: Vec<String> = head.streams.iter().map(ToString::to_string).collect();
     let tokens = head.proposed_vocab.unwrap_or(draft.vocab);
@@ -125,18 +142,24 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
         (false, false) => "; its embedding and LM head are the target's",
     };
     Some(format!(
-        "draft: a head on the target's hidden states ({layout}), which reads what enters layers {} and proposes {tokens} tokens; beside the target's KV it keeps {} numbers of a token{borrowed}",
+        "draft: a head on the target's hidden states ({kind}{layout}), which reads what enters layers {} and proposes {tokens} tokens{masks}; beside the target's KV it keeps {} numbers of a token{borrowed}",
         streams.join(", "),
         draft.hidden,
     ))
 }
 
-/// A head goes whole beside a target whose embedding and LM head it can borrow.
-pub(crate) fn refuse_unfit_head(draft: Option<&ModelConfig>, config: &Config) -> Result<(), ModelError> {
+/// A head goes whole beside a target whose embedding and LM head it can borrow; on a GPU one that proposes step by step.
+pub(crate) fn refuse_unfit_head(
+    draft: Option<&ModelConfig>,
+    config: &Config,
+    on_gpu: bool,
+) -> Result<(), ModelError> {
     let Some(head) = draft.and_then(|draft| draft.head.as_ref()) else { return Ok(()) };
     let device = &config.device;
     let borrows = !head.own_embedding || !head.own_lm_head;
-    let problem = if device.draft_tensor_parallel > 1 {
+    let problem = if on_gpu && head.kind != HeadKind::Steps {
+        "which proposes in one pass (P-EAGLE, DFlash, DSpark) and is served on the CPU alone yet: give another draft, or `device.kind: cpu`"
+    } else if device.draft_tensor_parallel > 1 {
         "which is not split over ranks: `device.draft_tensor_parallel` must be 1"
     } else if device.tensor_parallel > 1 && borrows {
         "which borrows the target's embedding or LM head, and those are split: `device.tensor_parallel` must be 1"

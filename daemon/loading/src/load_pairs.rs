@@ -7,11 +7,13 @@ use faser_actors::{
     DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
-use faser_config::device::{Machine, choose};
+use faser_config::device::{Chosen, Machine, choose};
 use faser_config::{Config, ModelSource};
-use faser_engine::{DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, SpeculationBounds, TokenId};
+use faser_engine::{
+    DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, ProposedBlock, SpeculationBounds, TokenId,
+};
 use faser_models::{
-    CallFormat, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, Progress, Tokenizer,
+    CallFormat, ChatTemplate, GenerationDefaults, HeadKind, ModelConfig, ModelError, Progress, Tokenizer,
 };
 use faser_openai::grammars::Grammars;
 use faser_openai::pairs::Served;
@@ -112,7 +114,14 @@ pub(crate) fn bounds(
 /// What proposes, with a KV pool of so many blocks: a draft that has a mask token was made to propose in one pass.
 fn draft_source(draft: Option<&ModelConfig>, blocks: usize) -> DraftSource {
     match draft {
-        Some(ModelConfig { head: Some(_), .. }) => DraftSource::head(blocks),
+        Some(ModelConfig { head: Some(head), .. }) => match head.kind {
+            HeadKind::Steps => DraftSource::head(blocks),
+            HeadKind::Masks => DraftSource::one_pass_head(blocks),
+            HeadKind::Block(block) => {
+                let (rows, proposals) = (block.rows, block.proposals().min(K_LIMIT));
+                DraftSource::block_head(blocks, ProposedBlock { rows, proposals })
+            }
+        },
         Some(ModelConfig { mask_token: Some(_), .. }) => DraftSource::one_pass(blocks),
         _ => DraftSource::model(blocks),
     }
@@ -179,7 +188,7 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
     let chosen = choose(config)?;
     let pair = pair(config)?;
     let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
-    refuse_unfit_head(pair.draft.as_ref(), config)?;
+    refuse_unfit_head(pair.draft.as_ref(), config, matches!(chosen, Chosen::Gpus(_)))?;
     let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }

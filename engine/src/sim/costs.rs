@@ -74,7 +74,7 @@ impl DeviceCosts {
             chunks.filter(begun).filter(|(chunk, _)| wanted(chunk.seq))
         };
         let masked = plan.passes == RoundPasses::One;
-        let masks = |chunk: &DraftChunk| if masked { chunk.steps.saturating_sub(1) } else { 0 };
+        let masks = |chunk: &DraftChunk| if masked { plan.rows_behind(chunk.steps) } else { 0 };
         let mut first = Load::default();
         chunks().for_each(|(chunk, _)| first.add(chunk.start, chunk.rows.len() + masks(chunk)));
         let mut work = self.draft(plan.partition.0, first);

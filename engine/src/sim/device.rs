@@ -144,8 +144,8 @@ impl SimDevice {
                 };
             }
             if masked || plan.features(chunk).is_some() {
-                let places =
-                    chunk.start + rows.len()..chunk.start + rows.len() + chunk.steps.saturating_sub(1);
+                let end = chunk.start + rows.len();
+                let places = end..end + plan.rows_behind(chunk.steps);
                 places.for_each(|position| self.draft.spoil(position, table));
             }
             plan.outcome.counts.push(plan.outcome.proposals.len() - before);

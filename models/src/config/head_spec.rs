@@ -1,5 +1,6 @@
 //! Heads that draft from their target's hidden states, by their config.json and the names of their tensors: EAGLE-3 and 3.1, as SafeAILab's EAGLE
-//! writes them (vLLM, SGLang and SpecForge read and write that too) and as the package `speculators` does.
+//! writes them (vLLM, SGLang and SpecForge read and write that too) and as the package `speculators` does; P-EAGLE,
+//! which proposes in one pass; and DFlash and DSpark, which propose a block in one pass, as z-lab and DeepSpec write them and as `speculators` does.
 //!
 //! A stream of the target is counted by the layer that it enters: 0 is the embedding, and as many as there are layers is what leaves the last.
 //! `eagle_aux_hidden_state_layer_ids` counts so, but where its first is 1: SGLang's heads count the layer that the stream leaves.
@@ -20,6 +21,8 @@ use crate::{ModelError, Norms};
 pub struct HeadSpec {
     /// How its tensors are named.
     pub layout: HeadLayout,
+    /// How it proposes.
+    pub kind: HeadKind,
     /// The target's streams that it reads, one behind the other. None are known before the target is: see [`fitted`](super::fitted).
     pub streams: Vec<usize>,
     /// Width of the target's streams.
@@ -35,6 +38,77 @@ pub struct HeadSpec {
     /// What its next proposal goes on from is normalised.
     pub output_normed: bool,
 }
+
+/// How a head proposes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadKind {
+    /// Token by token: what a row computes is what the row behind it begins with (EAGLE-3).
+    Steps,
+    /// All of a round in one pass: behind the known tokens stand mask tokens, whose rows begin with a learned vector (P-EAGLE).
+    Masks,
+    /// A block in one pass: its rows see the target's features of the text, and one another (DFlash, DSpark).
+    Block(BlockSpec),
+}
+
+/// A block of rows that propose together: the last known token, and mask tokens behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSpec {
+    /// Rows. It is always computed whole: what a row says depends on how many there are.
+    pub rows: usize,
+    /// The row of the known token proposes what follows it, and so does every other row for the place behind it; else each row of a mask proposes
+    /// for its own place.
+    pub from_anchor: bool,
+    /// Its rows see those before them alone.
+    pub causal: bool,
+    /// What each row's logits take from the token before it, if anything.
+    pub markov: Option<MarkovSpec>,
+    /// The head says itself how sure it is of a proposal.
+    pub confidence: Option<ConfidenceInput>,
+}
+
+/// How the logits of a row depend on the token before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkovSpec {
+    /// What is made of that token.
+    pub kind: MarkovKind,
+    /// Columns of its table.
+    pub rank: usize,
+}
+
+/// What a block's rows make of the token before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MarkovKind {
+    /// Its row of the table.
+    Vanilla,
+    /// That, gated by it and the hidden state.
+    Gated,
+    /// A recurrence along the block.
+    Recurrent,
+}
+
+/// What a head's confidence is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfidenceInput {
+    /// The hidden state.
+    Hidden,
+    /// That, and the table's row of the token before.
+    HiddenAndBefore,
+}
+
+impl BlockSpec {
+    /// Most proposals of a round.
+    pub fn proposals(&self) -> usize {
+        self.rows - self.first()
+    }
+
+    /// The first row that proposes.
+    pub fn first(&self) -> usize {
+        usize::from(!self.from_anchor)
+    }
+}
+
+/// Most rows of a block: more than any head proposes well.
+const MAX_BLOCK: usize = 64;
 
 /// How the tensors of a head are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,19 +192,24 @@ fn shapes(dir: &Path) -> Result<Option<HashMap<String, Vec<usize>>>, ModelError>
 pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, ModelError> {
     let kind = keys.text("speculators_model_type")?;
     match kind {
-        None | Some("eagle3") => {}
+        None | Some("eagle3" | "peagle" | "dflash" | "dspark") => {}
         Some(other) => {
-            let problem = format!("is {other:?}: of the drafts of `speculators` eagle3 alone is served");
+            let problem = format!(
+                "is {other:?}: of the drafts of `speculators` eagle3, peagle, dflash and dspark are served"
+            );
             return Err(keys.error("speculators_model_type", problem));
         }
     }
     let class = keys.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
     let class = class.unwrap_or_default();
-    let said = kind.is_some() || class.to_lowercase().contains("eagle3");
-    let others = ["DFlash", "DSpark", "PEagle", "MTP", "Medusa", "Hydra", "Eagle", "EAGLE"];
+    let is_class = |name: &str| class.to_lowercase().contains(name);
+    let is_kind = |name: &str| kind == Some(name) || is_class(name);
+    let said = kind.is_some() || ["eagle3", "peagle", "dflash", "dspark"].into_iter().any(is_class);
+    let others = ["MTP", "Medusa", "Hydra", "Eagle", "EAGLE"];
     if let Some(name) = others.iter().find(|name| !said && class.contains(*name)) {
-        let problem =
-            format!("is {class:?}: drafts of the kind of {name} are not served; of heads EAGLE-3 is");
+        let problem = format!(
+            "is {class:?}: drafts of the kind of {name} are not served; of heads EAGLE-3, P-EAGLE, DFlash and DSpark are"
+        );
         return Err(keys.error("architectures", problem));
     }
     let stored = shapes(dir)?;
@@ -138,10 +217,11 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
     if !said && !has("fc.weight") && !has("midlayer.self_attn.q_proj.weight") {
         return Ok(None);
     }
-    if has("mask_hidden") {
-        let problem = "is a head that drafts in one pass (P-EAGLE: it has `mask_hidden`), which is not served; of heads EAGLE-3 is".to_owned();
-        return Err(ModelError::NoModel { path: dir.to_owned(), problem });
-    }
+    let of_block = is_kind("dflash")
+        || is_kind("dspark")
+        || has("markov_head.markov_w1.weight")
+        || has("hidden_norm.weight");
+    let masks = has("mask_hidden") || stored.is_none() && is_kind("peagle");
     let speculators = kind.is_some();
     let layout = match (has("midlayer.self_attn.q_proj.weight"), stored.is_some()) {
         (true, _) => HeadLayout::Eagle,
@@ -151,7 +231,8 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
     };
     let layer_keys = layer_keys(keys, speculators)?;
     let mut config = ModelConfig::from_keys(&layer_keys, None)?;
-    if let Some(query) = stored.as_ref().and_then(|stored| {
+    let block = of_block.then(|| block_spec(keys, is_kind("dspark"), &has)).transpose()?;
+    if let Some(query) = stored.as_ref().filter(|_| !of_block).and_then(|stored| {
         let place = if layout == HeadLayout::Eagle { "midlayer" } else { "layers.0" };
         stored.get(&format!("{place}.self_attn.q_proj.weight"))
     }) && query.get(1) == Some(&config.hidden)
@@ -163,7 +244,7 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
         });
     }
     if layout == HeadLayout::Eagle && config.layers.len() != 1 {
-        let problem = format!("is {}: a head of EAGLE-3 has one layer", config.layers.len());
+        let problem = format!("is {}: a head of EAGLE-3 has one layer, `midlayer`", config.layers.len());
         return Err(layer_keys.error("num_hidden_layers", problem));
     }
     let target_hidden = keys.size("target_hidden_size", MAX_WIDTH)?.unwrap_or(config.hidden);
@@ -190,15 +271,31 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
     };
     for (index, layer) in config.layers.iter_mut().enumerate() {
         layer.attention.first = 1;
+        if of_block {
+            if layer.attention.window.is_some() {
+                let problem = "says that some layers slide: a head that proposes a block (DFlash, DSpark) is served whose layers see all of the text";
+                return Err(layer_keys.error("layer_types", problem));
+            }
+            continue;
+        }
         layer.attention.norms = Norms { before: "input_layernorm", after: layer.attention.norms.after };
         layer.attention.beside_embedding =
             (index == 0).then_some(BesideEmbedding { norm: "hidden_norm", residual_normed });
     }
     config.tie_embeddings = false;
-    config.mask_token = None;
+    config.mask_token = (masks || of_block).then(|| mask_token(keys, config.vocab)).transpose()?;
+    if masks && stored.is_some() && !has("embed_tokens.weight") && keys.flag("embed_requires_grad", true)? {
+        let problem = "is a head that drafts in one pass (P-EAGLE) without embed_tokens.weight: its embedding was trained with it, so the target's is none for it";
+        return Err(ModelError::NoModel { path: dir.to_owned(), problem: problem.to_owned() });
+    }
     config.head = Some(HeadSpec {
         layout,
-        streams: streams(keys)?,
+        kind: match block {
+            Some(block) => HeadKind::Block(block),
+            None if masks => HeadKind::Masks,
+            None => HeadKind::Steps,
+        },
+        streams: streams(keys, of_block)?,
         target_hidden,
         fuse_norm,
         proposed_vocab: proposed,
@@ -207,6 +304,78 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
         output_normed: keys.flag("norm_output", false)?,
     });
     Ok(Some(config))
+}
+
+/// What is said of the block of DFlash or DSpark: at the top, or in `dflash_config`.
+fn block_spec(keys: &Keys, dspark: bool, has: &dyn Fn(&str) -> bool) -> Result<BlockSpec, ModelError> {
+    let nested = keys.object("dflash_config")?;
+    let place = |key: &str| nested.as_ref().filter(|nested| nested.get(key).is_some()).unwrap_or(keys);
+    let flag = |key, usual| place(key).flag(key, usual);
+    for key in ["use_swa", "sliding_window_non_causal"] {
+        if flag(key, false)? {
+            let problem = "is true: a head that proposes a block is served whose layers see all of the text";
+            return Err(place(key).error(key, problem));
+        }
+    }
+    let rows = place("block_size").required_size("block_size", MAX_BLOCK)?;
+    let rank = match place("markov_rank").get("markov_rank").and_then(Value::as_u64) {
+        Some(0) => None,
+        _ => place("markov_rank").size("markov_rank", MAX_WIDTH)?,
+    };
+    if rank.is_none() && has("markov_head.markov_w1.weight") {
+        return Err(keys.error("markov_rank", "is missing, and there is `markov_head.markov_w1.weight`"));
+    }
+    let markov = rank.map(|rank| {
+        let kind = match place("markov_head_type").text("markov_head_type")? {
+            None | Some("vanilla") => MarkovKind::Vanilla,
+            Some("gated") => MarkovKind::Gated,
+            Some("rnn") => MarkovKind::Recurrent,
+            Some(other) => {
+                let problem = format!("is {other:?}, vanilla, gated or rnn is served");
+                return Err(place("markov_head_type").error("markov_head_type", problem));
+            }
+        };
+        Ok(MarkovSpec { kind, rank })
+    });
+    let markov = markov.transpose()?;
+    let confidence = if flag("enable_confidence_head", has("confidence_head.proj.weight"))? {
+        let with = flag("confidence_head_with_markov", false)?;
+        if with && markov.is_none() {
+            let problem = "is true, but `markov_rank` says that there is no Markov head";
+            return Err(keys.error("confidence_head_with_markov", problem));
+        }
+        Some(if with { ConfidenceInput::HiddenAndBefore } else { ConfidenceInput::Hidden })
+    } else {
+        None
+    };
+    let spec = BlockSpec {
+        rows,
+        from_anchor: keys.flag("sample_from_anchor", dspark || markov.is_some())?,
+        causal: keys.flag("is_causal", flag("causal", false)?)?,
+        markov,
+        confidence,
+    };
+    if spec.proposals() == 0 {
+        return Err(keys.error("block_size", "is 1: such a block proposes nothing"));
+    }
+    Ok(spec)
+}
+
+/// The token that stands in places whose tokens are not known yet.
+fn mask_token(keys: &Keys, vocab: usize) -> Result<u32, ModelError> {
+    const KEYS: [&str; 4] = ["mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"];
+    let nested = keys.object("dflash_config")?;
+    let nested = nested.as_ref().map(|nested| (nested, KEYS[0]));
+    let named = nested.into_iter().chain(KEYS.iter().map(|key| (keys, *key)));
+    let Some((place, key)) = named.into_iter().find(|(place, key)| place.get(key).is_some()) else {
+        let problem = "is missing: it is the token that stands in places whose tokens are not known yet";
+        return Err(keys.error(KEYS[0], problem));
+    };
+    match place.token_ids(key)?[..] {
+        [id] if (id as usize) < vocab => Ok(id),
+        [id] => Err(place.error(key, format!("is {id}, but vocab_size is {vocab}"))),
+        _ => Err(place.error(key, "is no single token id")),
+    }
 }
 
 /// What is said of its layers, as of a model's.
@@ -243,9 +412,10 @@ fn layer_keys(keys: &Keys, speculators: bool) -> Result<Keys, ModelError> {
 }
 
 /// The target's streams that are named; none where those are the usual ones.
-fn streams(keys: &Keys) -> Result<Vec<usize>, ModelError> {
-    const KEY: &str = "eagle_aux_hidden_state_layer_ids";
-    let nested = keys.object("eagle_config")?;
+fn streams(keys: &Keys, of_block: bool) -> Result<Vec<usize>, ModelError> {
+    let eagle = "eagle_aux_hidden_state_layer_ids";
+    let entered = if of_block { "aux_hidden_state_layer_ids" } else { eagle };
+    let nested = keys.object(if of_block { "dflash_config" } else { "eagle_config" })?;
     if let Some(nested) = nested.as_ref().filter(|nested| nested.get("use_aux_hidden_state").is_some())
         && !nested.flag("use_aux_hidden_state", true)?
     {
@@ -257,14 +427,20 @@ fn streams(keys: &Keys) -> Result<Vec<usize>, ModelError> {
             [Some(keys), nested.as_ref()].into_iter().flatten().find(|place| place.get(key).is_some());
         place.map(|place| (place, key))
     };
-    let Some((place, key)) = named(KEY).or_else(|| named("target_layer_ids")) else { return Ok(Vec::new()) };
+    let Some((place, key)) = named(entered).or_else(|| named("target_layer_ids")) else {
+        if of_block {
+            let problem = "is missing: for a head that proposes a block there is no usual choice of layers";
+            return Err(keys.error("target_layer_ids", problem));
+        }
+        return Ok(Vec::new());
+    };
     let refuse = || place.error(key, "is not a list of layers, 1 to 16 of them, ascending");
     let ids: Vec<i64> = place
         .get(key)
         .and_then(Value::as_array)
         .map_or_else(Vec::new, |ids| ids.iter().filter_map(Value::as_i64).collect());
     let count = place.get(key).and_then(Value::as_array).map_or(0, Vec::len);
-    let behind = key != KEY || ids.first() == Some(&1);
+    let behind = key == "target_layer_ids" || (key == eagle && ids.first() == Some(&1));
     let streams: Option<Vec<usize>> = ids
         .iter()
         .map(|id| usize::try_from(id + i64::from(behind)).ok().filter(|id| *id <= MAX_LAYERS))

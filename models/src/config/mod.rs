@@ -13,7 +13,9 @@ use faser_kernels::Dtype;
 
 pub use self::families::Architecture;
 pub use self::generation_config::GenerationDefaults;
-pub use self::head_spec::{FuseNorm, HeadLayout, HeadSpec};
+pub use self::head_spec::{
+    BlockSpec, ConfidenceInput, FuseNorm, HeadKind, HeadLayout, HeadSpec, MarkovKind, MarkovSpec,
+};
 pub(crate) use self::json_keys::Keys;
 pub use self::rope_config::RopeConfig;
 use crate::{LayerSpec, ModelError};
@@ -57,7 +59,7 @@ pub struct ModelConfig {
     pub bos: Option<u32>,
     /// Tokens that end a text: config.json's and generation_config.json's.
     pub eos: Vec<u32>,
-    /// The token that stands in places whose tokens are not known yet, of a draft that proposes all of them in one pass (PARD).
+    /// The token that stands in places whose tokens are not known yet, of a draft that proposes all of them in one pass (PARD, P-EAGLE).
     pub mask_token: Option<u32>,
     /// What it reads of its target, of a head on the target's hidden states.
     pub head: Option<HeadSpec>,
@@ -133,7 +135,7 @@ pub fn fitted(
     }
     if let Some(mask) = draft.mask_token.filter(|mask| *mask as usize >= wanted) {
         return Err(ModelError::Pair(format!(
-            "the draft's pard_token is {mask}, but the target's vocab_size is {wanted}: it was made for another target"
+            "the draft's mask token is {mask}, but the target's vocab_size is {wanted}: it was made for another target"
         )));
     }
     Ok(ModelConfig { vocab: wanted, ..draft })

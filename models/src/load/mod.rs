@@ -17,8 +17,11 @@ pub use self::weight_source::WeightSource;
 use crate::features::Fusion;
 use crate::layer::{Branch, Layer};
 use crate::layer_spec::{BranchWeights, Split};
+use crate::markov::{Markov, Surety};
 use crate::model::{HeadParts, Parts};
-use crate::{FuseNorm, HeadSpec, ModelConfig, ModelError, Shard};
+use crate::{
+    ConfidenceInput, FuseNorm, HeadKind, HeadSpec, MarkovKind, MarkovSpec, ModelConfig, ModelError, Shard,
+};
 
 /// How far loading has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +97,9 @@ impl Packer for CpuPacker {
 
 /// A model's weights as a packer makes them.
 pub(crate) type PartsOf<P> = Parts<<P as Packer>::Table, <P as Packer>::Matrix, <P as Packer>::Vector>;
+
+/// What rows of a block take from the token before them.
+type MarkovOf<P> = Markov<<P as Packer>::Table, <P as Packer>::Matrix, <P as Packer>::Vector>;
 
 /// Its layers.
 type LayersOf<P> = Vec<Arc<Layer<<P as Packer>::Matrix, <P as Packer>::Vector>>>;
@@ -215,11 +221,137 @@ impl<P: Packer> Loader<'_, P> {
         let fc = Projection { name: "fc".to_owned(), shape: [hidden, width], cut: Cut::Whole };
         let matrix =
             self.matrix(&[fc], "hidden_size, target_hidden_size, eagle_aux_hidden_state_layer_ids")?;
+        let mask_features = match spec.kind {
+            HeadKind::Masks => Some(self.mask_features(spec)?),
+            HeadKind::Steps | HeadKind::Block(_) => None,
+        };
+        let (mut norm_after, mut markov, mut surety) = (None, None, None);
+        if let HeadKind::Block(block) = spec.kind {
+            norm_after = Some(self.norm("hidden_norm", hidden, "hidden_size")?);
+            markov = block.markov.map(|markov| self.markov(markov, proposed)).transpose()?;
+            surety = block.confidence.map(|input| self.surety(input, block.markov)).transpose()?;
+        }
         let streams = spec.streams.clone();
-        let fusion = Arc::new(Fusion { streams, norms, matrix, rms_eps });
+        let fusion = Arc::new(Fusion { streams, norms, matrix, norm_after, rms_eps });
         let layers = self.layers()?;
         let norm = Arc::new(self.norm("norm", hidden, "hidden_size")?);
-        Ok(Parts { embedding, layers, norm, head, of_head: Some(HeadParts { fusion, target_tokens }) })
+        let of_head = Some(HeadParts { fusion, target_tokens, mask_features, markov, surety });
+        Ok(Parts { embedding, layers, norm, head, of_head })
+    }
+
+    /// What rows of a block take from the token before them.
+    fn markov(&mut self, spec: MarkovSpec, proposed: Option<usize>) -> Result<MarkovOf<P>, ModelError> {
+        const REASON: &str = "vocab_size, markov_rank";
+        let MarkovSpec { kind, rank } = spec;
+        let ModelConfig { hidden, vocab, stored_vocab, .. } = *self.config;
+        let name = |part: &str| format!("markov_head.{part}");
+        let (before, bytes) = {
+            let name = name("markov_w1.weight");
+            let stored = self.tensors.tensor(&name, &[stored_vocab, rank], REASON)?;
+            finite(self.packer, &name, &stored)?;
+            let padded = padding(&stored);
+            (self.packer.table(rank, with_rows(&stored, &padded, vocab, rank))?, stored.bytes())
+        };
+        self.tell(bytes);
+        let whole = |part: &str, shape| Projection { name: name(part), shape, cut: Cut::Whole };
+        let bias = match proposed {
+            Some(proposed) => {
+                self.matrix(&[whole("markov_w2", [proposed, rank])], "draft_vocab_size, markov_rank")?
+            }
+            None => {
+                let name = name("markov_w2.weight");
+                let (packed, bytes) = {
+                    let stored = self.tensors.tensor(&name, &[stored_vocab, rank], REASON)?;
+                    finite(self.packer, &name, &stored)?;
+                    let padded = padding(&stored);
+                    let all = with_rows(&stored, &padded, vocab, rank);
+                    (self.packer.matrix(&name, rank, &[all])?, stored.bytes())
+                };
+                self.tell(bytes);
+                packed
+            }
+        };
+        let mix = match kind {
+            MarkovKind::Vanilla => None,
+            MarkovKind::Gated => Some(whole("gate_proj", [rank, hidden + rank])),
+            MarkovKind::Recurrent => Some(whole("joint_proj", [3 * rank, 2 * rank + hidden])),
+        };
+        let mix = match mix {
+            None => None,
+            Some(mix) => {
+                let (mix, reason) = ([mix], "markov_head_type, markov_rank, hidden_size");
+                let matrix = self.matrix(&mix, reason)?;
+                // It is there: a head is no shard.
+                self.bias(&mix, reason)?.map(|bias| (matrix, bias))
+            }
+        };
+        Ok(Markov { kind, before, bias, mix })
+    }
+
+    /// What says how sure rows of a block are.
+    fn surety(
+        &mut self,
+        input: ConfidenceInput,
+        markov: Option<MarkovSpec>,
+    ) -> Result<Surety<P::Vector>, ModelError> {
+        let hidden = self.config.hidden;
+        let width = match (input, markov) {
+            (ConfidenceInput::HiddenAndBefore, Some(markov)) => hidden + markov.rank,
+            _ => hidden,
+        };
+        let mut part = |name: &str, shape: &[usize]| {
+            let reason = "enable_confidence_head, confidence_head_with_markov, hidden_size, markov_rank";
+            let source = self.tensors.tensor(name, shape, reason)?;
+            finite(self.packer, name, &source)?;
+            self.packer.vector(&[source])
+        };
+        let weights = part("confidence_head.proj.weight", &[1, width])?;
+        let bias = part("confidence_head.proj.bias", &[1])?;
+        self.tell(((width + 1) * size_of::<f32>()) as u64);
+        Ok(Surety { weights, bias })
+    }
+
+    /// What is learned in place of the target's streams where those are not known, fused as they are. It takes no device: it is done once.
+    fn mask_features(&mut self, spec: &HeadSpec) -> Result<P::Vector, ModelError> {
+        const UNKNOWN: &str = "mask_hidden";
+        let (hidden, width, eps) = (self.config.hidden, spec.streams_width(), self.config.rms_eps);
+        let read = |loader: &Self, name: &str, shape: &[usize]| -> Result<Vec<f32>, ModelError> {
+            let reason = "hidden_size, target_hidden_size, eagle_aux_hidden_state_layer_ids";
+            let source = loader.tensors.tensor(name, shape, reason)?;
+            if !loader.packer.reads() {
+                return Ok(Vec::new());
+            }
+            finite(loader.packer, name, &source)?;
+            let mut numbers = vec![0.0; source.len()];
+            source.read_f32(0, &mut numbers);
+            Ok(numbers)
+        };
+        let mut unknown = read(self, UNKNOWN, &[1, 1, width])?;
+        let each = match spec.fuse_norm {
+            FuseNorm::None => 0,
+            FuseNorm::Whole => width,
+            FuseNorm::Each => spec.target_hidden,
+        };
+        for (number, part) in unknown.chunks_mut(each.max(1)).enumerate().filter(|_| each > 0) {
+            let name = match spec.fuse_norm {
+                FuseNorm::Each => format!("fc_norm.{number}.weight"),
+                _ => "input_norm.weight".to_owned(),
+            };
+            let weight = read(self, &name, &[each])?;
+            let mean = part.iter().map(|x| x * x).sum::<f32>() / each as f32;
+            let factor = (mean + eps).sqrt().recip();
+            part.iter_mut().zip(weight).for_each(|(x, weight)| *x *= factor * weight);
+        }
+        let matrix = read(self, "fc.weight", &[hidden, width])?;
+        let fused = matrix.chunks(width).map(|row| row.iter().zip(&unknown).map(|(w, x)| w * x).sum());
+        let fused: Vec<f32> = fused.collect();
+        let numbers = |from: usize, to: &mut [f32]| {
+            let known = fused.get(from..).unwrap_or_default();
+            to.iter_mut().zip(known).for_each(|(to, known)| *to = *known);
+        };
+        let made = self.packer.vector(&[Source::Made(hidden, &numbers)])?;
+        self.tell((width * size_of::<f32>()) as u64);
+        Ok(made)
     }
 
     /// Of each token that a head proposes, which of the target's `vocab` it is: `d2t` has how much further that is.

@@ -27,7 +27,7 @@ mod synthetic_tensors;
 
 use faser_kernels::Dtype;
 
-pub use self::synthetic_head::{head, head_on_gpu};
+pub use self::synthetic_head::{head, head_of_kind, head_on_gpu};
 pub use self::synthetic_spec::SyntheticSpec;
 pub(crate) use self::synthetic_tensors::Synthetic;
 use crate::{Model, ModelError, Progress, Shard, WeightSource};

@@ -8,7 +8,7 @@ use super::normal::Normal;
 use crate::cuda::CudaModel;
 use crate::layer_spec::BesideEmbedding;
 use crate::load::{CpuPacker, Held, Tensors, counted, load};
-use crate::{FuseNorm, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, Shard};
+use crate::{FuseNorm, HeadKind, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, Shard};
 
 /// A head of EAGLE-3's kind for this target, a whole Llama: one layer, the streams that enter these layers, and as many tokens to propose, the
 /// first ones.
@@ -25,7 +25,24 @@ pub fn head(
     seed: u64,
     dtype: Dtype,
 ) -> Result<Model, ModelError> {
-    let (config, mut tensors) = made(target.config(), streams, proposed, seed)?;
+    head_of_kind(target, streams, (proposed, HeadKind::Steps, None), seed, dtype)
+}
+
+/// The same of any kind, with the tokens to propose; with a mask token where it proposes in one pass.
+///
+/// # Errors
+/// There is no memory for it.
+///
+/// # Panics
+/// If the target has no such layers or tokens.
+pub fn head_of_kind(
+    target: &Model,
+    streams: &[usize],
+    (proposed, kind, mask): (usize, HeadKind, Option<u32>),
+    seed: u64,
+    dtype: Dtype,
+) -> Result<Model, ModelError> {
+    let (config, mut tensors) = made(target.config(), streams, (proposed, kind, mask), seed)?;
     let (packer, target) = (&mut CpuPacker { dtype }, Some(target.parts()));
     let parts = load(&config, Shard::WHOLE, target, &mut tensors, packer, &mut |_| {})?;
     Model::new(config, Shard::WHOLE, dtype, parts)
@@ -44,7 +61,7 @@ pub fn head_on_gpu(
     proposed: usize,
     seed: u64,
 ) -> Result<CudaModel, ModelError> {
-    let (config, mut tensors) = made(target.config(), streams, proposed, seed)?;
+    let (config, mut tensors) = made(target.config(), streams, (proposed, HeadKind::Steps, None), seed)?;
     let place = (target.gpu(), config, Shard::WHOLE);
     CudaModel::of_tensors(place, Some(target), target.element(), &mut tensors, &mut |_| {})
 }
@@ -53,15 +70,19 @@ pub fn head_on_gpu(
 fn made(
     target: &ModelConfig,
     streams: &[usize],
-    proposed: usize,
+    (proposed, kind, mask): (usize, HeadKind, Option<u32>),
     seed: u64,
 ) -> Result<(ModelConfig, Random), ModelError> {
     assert!(streams.iter().all(|stream| *stream <= target.layers.len()) && proposed <= target.vocab);
     let mut layer = LayerSpec::llama(target.head_dim, target.layers[0].attention.rope);
     layer.attention.first = 1;
-    layer.attention.beside_embedding = Some(BesideEmbedding { norm: "hidden_norm", residual_normed: false });
+    if !matches!(kind, HeadKind::Block(_)) {
+        layer.attention.beside_embedding =
+            Some(BesideEmbedding { norm: "hidden_norm", residual_normed: false });
+    }
     let spec = HeadSpec {
         layout: HeadLayout::Eagle,
+        kind,
         streams: streams.to_vec(),
         target_hidden: target.hidden,
         fuse_norm: FuseNorm::None,
@@ -70,7 +91,7 @@ fn made(
         own_lm_head: true,
         output_normed: false,
     };
-    let config = ModelConfig { layers: vec![layer], mask_token: None, head: Some(spec), ..target.clone() };
+    let config = ModelConfig { layers: vec![layer], mask_token: mask, head: Some(spec), ..target.clone() };
     let mut tensors = Random { made: HashMap::new() };
     // What is asked for is known once it was asked for.
     let mut wanted = Wanted(std::cell::RefCell::default());

@@ -12,7 +12,7 @@ use faser_models::rounding::Distance;
 use faser_models::{ModelConfig, Shard, WeightSource, fitted};
 
 use crate::cuda_fake;
-use crate::heads::{CASES, Golden, Pair, Round, assert_logits, error, read};
+use crate::heads::{Golden, Pair, Round, STEPWISE, assert_logits, error, read};
 use crate::session::golden;
 
 const BLOCKS: usize = 24;
@@ -174,14 +174,14 @@ impl Lanes {
 fn heads_propose_what_the_reference_does_on_a_gpu() {
     let name = "cuda_heads::heads_propose_what_the_reference_does_on_a_gpu";
     let report = cuda_fake::inside(name, &[], || {
-        for case in CASES {
+        for case in STEPWISE {
             let Golden { text, prompt, rounds, .. } = read(case);
             let mut lanes = Lanes::new(case, Dtype::F32);
             let (target_table, head_table) = ([9, 7], [2, 4]);
             lanes.verify(&text[..5], 0, &target_table, None);
             lanes.verify(&text[5..prompt], 5, &target_table, None);
             let (mut computed, mut verified) = (0, prompt);
-            for (index, Round { known, proposals, logits }) in rounds.iter().enumerate() {
+            for (index, Round { known, proposals, logits, .. }) in rounds.iter().enumerate() {
                 // Beside it a sequence that somebody cancels, before or behind a layer whose stream is read.
                 let leaves_at = index.checked_sub(1).map(|layer| 1 + layer % 3);
                 let behind = [&text[verified..known - 1], &[1, 2, 3]].concat();
@@ -197,7 +197,7 @@ fn heads_propose_what_the_reference_does_on_a_gpu() {
                 computed = *known;
             }
             // Both have the first 21 tokens of it: a block, and a part of the second that is copied.
-            let Round { known, proposals, logits } = rounds.last().unwrap();
+            let Round { known, proposals, logits, .. } = rounds.last().unwrap();
             let (other_target, other_head) = ([9, 14], [2, 19]);
             lanes.verify.copy_block(7, 14).unwrap();
             lanes.draft.copy_block(4, 19).unwrap();
@@ -218,7 +218,7 @@ fn heads_propose_what_the_reference_does_on_a_gpu() {
 #[test]
 fn heads_in_bf16_are_as_near_as_the_cpus() {
     cuda_fake::inside("cuda_heads::heads_in_bf16_are_as_near_as_the_cpus", &[], || {
-        for case in CASES {
+        for case in STEPWISE {
             let Golden { text, rounds, .. } = read(case);
             let mut lanes = Lanes::new(case, Dtype::Bf16);
             let Round { known, logits, .. } = rounds.last().unwrap();

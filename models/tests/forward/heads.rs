@@ -5,18 +5,35 @@ use std::sync::Arc;
 
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic;
-use faser_models::{Features, Model, ModelConfig, Pass, Scratch, Shard, WeightSource, fitted};
+use faser_models::{
+    BlockSpec, Features, HeadKind, Model, ModelConfig, Pass, Scratch, Shard, WeightSource, fitted,
+};
 use serde_json::Value;
 
 use crate::session::golden;
 
 const BLOCK_SIZE: usize = 16;
 const BLOCKS: usize = 24;
-const MAX_ROWS: usize = 32;
+const MAX_ROWS: usize = 48;
 
-/// Heads that are served.
-pub(crate) const CASES: [&str; 5] =
+/// Heads that propose token by token.
+pub(crate) const STEPWISE: [&str; 5] =
     ["eagle3-original", "eagle3-own-embedding", "eagle3-speculators", "eagle3-1", "eagle3-wider-target"];
+
+/// All that are.
+const CASES: [&str; 11] = [
+    "eagle3-original",
+    "eagle3-own-embedding",
+    "eagle3-speculators",
+    "eagle3-1",
+    "eagle3-wider-target",
+    "p-eagle",
+    "dflash",
+    "dflash-speculators",
+    "dspark-vanilla",
+    "dspark-gated",
+    "dspark-rnn",
+];
 
 /// A target with its head, on one lane.
 pub(crate) struct Pair {
@@ -28,6 +45,8 @@ pub(crate) struct Pair {
     pages: Arc<Features>,
     verify: Scratch,
     draft: Scratch,
+    /// How sure the head was of the proposals of its latest block.
+    sure: Vec<f32>,
 }
 
 fn load(case: &str, dtype: Dtype) -> (Model, Model) {
@@ -59,6 +78,7 @@ impl Pair {
             draft: head.scratch(MAX_ROWS, MAX_ROWS),
             target,
             head,
+            sure: Vec::new(),
         }
     }
 
@@ -70,22 +90,60 @@ impl Pair {
         self.target.forward(&self.lane, &mut self.target_kv, &mut self.verify, &pass);
     }
 
-    /// The head's pass over tokens from position `start` on, each of which begins with what `begins` writes: the logits behind the last.
+    /// The head's pass over tokens from position `start` on, each of which begins with what `begins` writes: the logits behind the last `wanted`.
     fn draft(
         &mut self,
         tokens: &[u32],
-        start: usize,
+        (start, wanted): (usize, usize),
         table: &[BlockId],
         begins: impl Fn(usize, &mut [f32]),
-    ) -> Vec<f32> {
+    ) -> Vec<Vec<f32>> {
         let Pair { head, lane, head_kv, draft, .. } = self;
         let positions: Vec<u32> = (start as u32..).take(tokens.len()).collect();
         (0..tokens.len()).for_each(|row| begins(start + row, draft.begins_with(row)));
         head.begin(lane, draft, tokens);
         let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[table] };
         head.layers(lane, 0..head.config().layers.len(), head_kv, draft, rows);
-        head.finish(lane, draft, tokens.len(), &[tokens.len() as u32 - 1]);
-        draft.logits().row(0).to_vec()
+        let wanted: Vec<u32> = (tokens.len() as u32 - wanted as u32..tokens.len() as u32).collect();
+        head.finish(lane, draft, tokens.len(), &wanted);
+        (0..wanted.len()).map(|row| draft.logits().row(row).to_vec()).collect()
+    }
+
+    /// The logits of the proposals of a block behind an anchor, and how sure the head is of each, where it says that.
+    fn block(
+        &mut self,
+        block: &BlockSpec,
+        anchor: u32,
+        (computed, known): (usize, usize),
+        proposals: &[u32],
+        table: &[BlockId],
+        features: impl Fn(usize, &mut [f32]),
+    ) -> Vec<Vec<f32>> {
+        let Pair { head, lane, head_kv, draft, sure, .. } = self;
+        let mask = head.config().mask_token.unwrap();
+        let n = block.rows + known - computed;
+        let positions: Vec<u32> =
+            (known..known + block.rows).chain(computed..known).map(|p| p as u32).collect();
+        let tokens: Vec<u32> = std::iter::once(anchor).chain(std::iter::repeat_n(mask, n - 1)).collect();
+        draft.begin_blocks(block.rows);
+        (block.rows..n).for_each(|row| features(positions[row] as usize, draft.begins_with(row)));
+        head.begin(lane, draft, &tokens);
+        let rows = Rows { positions: &positions, table_of: &vec![0; n], tables: &[table] };
+        head.layers(lane, 0..head.config().layers.len(), head_kv, draft, rows);
+        let wanted: Vec<u32> = (block.first() as u32..).take(proposals.len()).collect();
+        head.finish(lane, draft, n, &wanted);
+        sure.clear();
+        let mut before = anchor;
+        let mut logits = Vec::new();
+        for (row, proposal) in (0..).zip(proposals) {
+            let mut own = [0.0];
+            if head.follow(lane, draft, &[row], &[before], row == 0, &mut own) {
+                sure.extend(own);
+            }
+            logits.push(draft.logits().row(row as usize).to_vec());
+            before = *proposal;
+        }
+        logits
     }
 
     /// The logits of `k` proposals behind the first `known` of `text`, of which the head has computed `computed`.
@@ -102,11 +160,22 @@ impl Pair {
             Some(before) => pages.read(target_table, before, to),
             None => to.fill(7.0),
         };
-        let mut logits = vec![self.draft(&text[computed..known], computed, head_table, features)];
+        if let HeadKind::Block(block) = self.head.config().head.as_ref().unwrap().kind {
+            let anchor = text[known - 1];
+            return self.block(&block, anchor, (computed, known), proposals, head_table, features);
+        }
+        if let (Some(mask), Some(unknown)) = (self.head.config().mask_token, self.head.mask_features()) {
+            let unknown = unknown.to_vec();
+            let tokens = [&text[computed..known], &vec![mask; proposals.len() - 1]].concat();
+            return self.draft(&tokens, (computed, proposals.len()), head_table, |position, to| {
+                if position < known { features(position, to) } else { to.copy_from_slice(&unknown) }
+            });
+        }
+        let mut logits = self.draft(&text[computed..known], (computed, 1), head_table, features);
         for (step, proposal) in proposals[..proposals.len() - 1].iter().enumerate() {
             let passed = self.draft.passed_on(self.head.config(), 0).to_vec();
             let begins = |_: usize, to: &mut [f32]| to.copy_from_slice(&passed);
-            logits.push(self.draft(&[*proposal], known + step, head_table, begins));
+            logits.extend(self.draft(&[*proposal], (known + step, 1), head_table, begins));
         }
         logits
     }
@@ -123,6 +192,7 @@ pub(crate) struct Round {
     pub(crate) known: usize,
     pub(crate) proposals: Vec<u32>,
     pub(crate) logits: Vec<Vec<f32>>,
+    sure: Vec<f32>,
 }
 
 fn numbers(value: &Value) -> Vec<f32> {
@@ -140,6 +210,7 @@ pub(crate) fn read(case: &str) -> Golden {
         known: round["committed"].as_u64().unwrap() as usize,
         proposals: tokens(&round["proposals"]),
         logits: round["logits"].as_array().unwrap().iter().map(numbers).collect(),
+        sure: round.get("confidence").map_or_else(Vec::new, numbers),
     };
     let features = &json["features"];
     Golden {
@@ -172,7 +243,7 @@ fn heads_propose_what_the_reference_does() {
     for case in CASES {
         let Golden { text, prompt, rounds, features: (row, fused) } = read(case);
         let mut pair = Pair::new(case, Dtype::F32);
-        let (target_table, head_table) = ([9, 7], [2, 4]);
+        let (target_table, head_table) = ([9, 7, 1], [2, 4, 8]);
         // Two passes over the prompt.
         pair.verify(&text[..5], 0, &target_table);
         pair.verify(&text[5..prompt], 5, &target_table);
@@ -180,7 +251,7 @@ fn heads_propose_what_the_reference_does() {
         pair.pages.read(&target_table, row, &mut found);
         assert!(error(&found, &fused) < 1e-4, "{case}: features");
         let (mut computed, mut verified) = (0, prompt);
-        for Round { known, proposals, logits } in &rounds {
+        for Round { known, proposals, logits, sure } in &rounds {
             // The tokens before the last one are verified; proposals behind them, all of them wrong, in the same pass.
             pair.verify(&[&text[verified..known - 1], &[1, 2, 3]].concat(), verified, &target_table);
             verified = known - 1;
@@ -194,6 +265,9 @@ fn heads_propose_what_the_reference_does() {
                     &format!("{case}, {known} known, step {step}"),
                 );
             }
+            assert_eq!(pair.sure.len(), sure.len(), "{case}");
+            let pairs = pair.sure.iter().zip(sure);
+            pairs.for_each(|(found, sure)| assert!((found - sure).abs() < 1e-4, "{case}: {found}, {sure}"));
             // KV of proposals is never kept.
             computed = *known;
         }
@@ -206,11 +280,11 @@ fn a_prefix_that_was_found_or_lost_changes_no_bit() {
         let Golden { text, rounds, .. } = read(case);
         let mut pair = Pair::new(case, Dtype::F32);
         let Round { known, proposals, .. } = rounds.last().unwrap();
-        let (target_table, head_table) = ([9, 7], [2, 4]);
+        let (target_table, head_table) = ([9, 7, 1], [2, 4, 8]);
         pair.verify(&text[..known - 1], 0, &target_table);
         let expected = pair.round(&text, (0, *known), proposals, (&target_table, &head_table));
         // Both have the first 21 tokens of it: a block, and a part of the second that is copied.
-        let (other_target, other_head) = ([9, 14], [2, 19]);
+        let (other_target, other_head) = ([9, 14, 3], [2, 19, 6]);
         pair.target_kv.copy_block(7, 14);
         pair.pages.copy_block(7, 14);
         pair.head_kv.copy_block(4, 19);
@@ -286,21 +360,6 @@ fn a_head_for_another_target_is_refused_by_name() {
     let source = WeightSource::Folder(dir.join("eagle3-original"), Box::new(config));
     let alone = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap_err().to_string();
     assert!(alone.contains("loaded with it"), "{alone}");
-}
-
-#[test]
-fn drafts_of_other_kinds_are_refused_by_name() {
-    for (case, said) in [
-        ("p-eagle", "peagle"),
-        ("dflash", "DFlash"),
-        ("dflash-speculators", "dflash"),
-        ("dspark-vanilla", "DSpark"),
-        ("dspark-gated", "DSpark"),
-        ("dspark-rnn", "DSpark"),
-    ] {
-        let refused = ModelConfig::load(&golden("heads").join(case)).unwrap_err().to_string();
-        assert!(refused.contains(said) && refused.contains("served"), "{case}: {refused}");
-    }
 }
 
 #[test]
