@@ -1,5 +1,6 @@
 // features: what a head on hidden states reads of its target, in pages that are indexed as the target's KV is. write_features puts that of each row
-// where the row stands; read_features takes that of the token before each row, and zeros for a row at the first position, which nobody sees.
+// where the row stands; read_features takes that of the token before each row, zeros for a row at the first position, which nobody sees, and for
+// rows of mask tokens what stands for features that are not known.
 // pass_on keeps the row behind each sample for the sample's chunk: what the next row of that chunk begins with.
 struct FeaturesArgs {
     void *pages; // [block][16][cols]
@@ -8,6 +9,8 @@ struct FeaturesArgs {
     const u32 *positions; // per row
     float *x; // [rows][cols]
     const u32 *rows;
+    const u32 *masked; // per row: not 0 for a mask token; or null
+    const float *unknown; // [cols]
     u32 table_stride, cols;
 };
 
@@ -15,6 +18,10 @@ template <typename T, bool WRITE> DEVICE void features(const FeaturesArgs &a) {
     const u32 rows = *a.rows;
     for (u32 r = blockIdx.x; r < rows; r += gridDim.x) {
         const u32 position = a.positions[r];
+        if (!WRITE && a.masked && a.masked[r]) {
+            for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) a.x[(size_t)r * a.cols + i] = a.unknown[i];
+            continue;
+        }
         const bool there = WRITE || position > 0;
         const u32 at = WRITE ? position : there ? position - 1 : 0;
         const u32 *table = a.tables + (size_t)a.chunk_of[r] * a.table_stride;

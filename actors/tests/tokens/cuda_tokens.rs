@@ -8,7 +8,7 @@ use faser_kernels::cuda::{CudaError, Gpu};
 use faser_models::cuda::CudaModel;
 use faser_models::{HeadKind, Shard, WeightSource, synthetic};
 
-use crate::cases::{HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, pair, spec, with_head};
+use crate::cases::{HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, pair, spec, with_head};
 use crate::cuda_drafts::reported;
 use crate::cuda_fake;
 use crate::rig::{OnGpu, Pair, Random, Rig, shares};
@@ -57,10 +57,11 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
 }
 
 /// The same target with a head on its hidden states, which was never trained.
-fn with_head_on_gpu() -> Pair {
-    let (pair, gpu) = (with_head(Dtype::F32, Dtype::F32, HeadKind::Steps), on_gpu());
+fn with_head_on_gpu(kind: HeadKind) -> Pair {
+    let (pair, gpu) = (with_head(Dtype::F32, Dtype::F32, kind), on_gpu());
+    let shape = (HEAD_TOKENS, kind, (kind != HeadKind::Steps).then_some(MASK));
     let cuda = gpu.cuda.map(|cuda| {
-        let head = synthetic::head_on_gpu(&cuda.target, &HEAD_STREAMS, HEAD_TOKENS, HEAD_SEED);
+        let head = synthetic::head_on_gpu(&cuda.target, &HEAD_STREAMS, shape, HEAD_SEED);
         OnGpu { draft: Some(Arc::new(head.expect("a head"))), ..cuda }
     });
     Pair { cuda, ..pair }
@@ -70,15 +71,17 @@ fn with_head_on_gpu() -> Pair {
 fn requests_get_the_cpus_tokens_with_a_head_on_a_gpu() {
     let name = "cuda_tokens::requests_get_the_cpus_tokens_with_a_head_on_a_gpu";
     let report = cuda_fake::inside(name, &[], || {
-        let gpu = with_head_on_gpu();
-        let cpu = Pair { cuda: None, ..gpu.clone() };
-        let mut tally = Tally::default();
-        for seed in 1..=12 {
-            run(&cpu, &gpu, seed, &mut tally);
+        for kind in [HeadKind::Steps, HeadKind::Masks] {
+            let gpu = with_head_on_gpu(kind);
+            let cpu = Pair { cuda: None, ..gpu.clone() };
+            let mut tally = Tally::default();
+            for seed in 1..=10 {
+                run(&cpu, &gpu, seed, &mut tally);
+            }
+            println!("{kind:?}: {tally:?}");
+            assert!(tally.rejected > 100 && tally.pruned > 0 && tally.devices_lost > 0, "{tally:?}");
+            assert!(tally.parted_hits > 0 && tally.drawn > 5, "{tally:?}");
         }
-        println!("{tally:?}");
-        assert!(tally.rejected > 100 && tally.pruned > 0 && tally.devices_lost > 0, "{tally:?}");
-        assert!(tally.parted_hits > 0 && tally.drawn > 5, "{tally:?}");
     });
     let Some(report) = report else { return };
     assert!(report.contains("memory left 0\n") && report.contains("graphs left 0\n"), "{report}");

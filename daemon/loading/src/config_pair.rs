@@ -148,7 +148,7 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
     ))
 }
 
-/// A head goes whole beside a target whose embedding and LM head it can borrow; on a GPU one that proposes step by step.
+/// A head goes whole beside a target whose embedding and LM head it can borrow; on a GPU one that proposes no block.
 pub(crate) fn refuse_unfit_head(
     draft: Option<&ModelConfig>,
     config: &Config,
@@ -157,8 +157,8 @@ pub(crate) fn refuse_unfit_head(
     let Some(head) = draft.and_then(|draft| draft.head.as_ref()) else { return Ok(()) };
     let device = &config.device;
     let borrows = !head.own_embedding || !head.own_lm_head;
-    let problem = if on_gpu && head.kind != HeadKind::Steps {
-        "which proposes in one pass (P-EAGLE, DFlash, DSpark) and is served on the CPU alone yet: give another draft, or `device.kind: cpu`"
+    let problem = if on_gpu && matches!(head.kind, HeadKind::Block(_)) {
+        "which proposes a block in one pass (DFlash, DSpark) and is served on the CPU alone yet: give another draft, or `device.kind: cpu`"
     } else if device.draft_tensor_parallel > 1 {
         "which is not split over ranks: `device.draft_tensor_parallel` must be 1"
     } else if device.tensor_parallel > 1 && borrows {

@@ -76,6 +76,10 @@ pub struct FeaturesArgs {
     pub x: Ptr,
     /// u32: how many rows there are.
     pub rows: Ptr,
+    /// u32 per row: not 0 for a mask token, whose features are not known; null: there is none. Read alone.
+    pub masked: Ptr,
+    /// f32 `[cols]`: what such a row gets.
+    pub unknown: Ptr,
     /// Blocks of a table.
     pub table_stride: u32,
     /// Numbers of a token.

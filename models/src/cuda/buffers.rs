@@ -122,7 +122,7 @@ impl CudaSizes {
 
     /// Small arrays of a pass: rows, chunks with their tables, samples, tests.
     pub(super) fn input_bytes(&self) -> usize {
-        let rows = self.rows() * 88;
+        let rows = self.rows() * 92;
         // A head's chunks have the target's tables too.
         let chunks = CudaSizes::bucket(self.max_chunks) * (288 + 8 * self.table_stride().next_power_of_two());
         let samples = self.logit_rows() * 128;

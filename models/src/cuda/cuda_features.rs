@@ -196,6 +196,8 @@ impl CudaPasses {
             positions: rows.positions,
             x: writer.fused.ptr(),
             rows: rows.counts,
+            masked: Ptr::NULL,
+            unknown: Ptr::NULL,
             table_stride: rows.table_stride,
             cols: *width as u32,
         };
@@ -241,10 +243,16 @@ impl CudaPasses {
         self.lane.copy(memory.at(from * bytes), memory.at(to * bytes), bytes)
     }
 
-    /// The rows of a head's pass begin with the features of the tokens before them, by the target's block tables of their chunks.
-    pub(super) fn begin_with_features(&mut self, tables: Ptr, table_stride: u32) -> Result<(), CudaError> {
+    /// The rows of a head's pass begin with the features of the tokens before them, by the target's block tables of their chunks; `masked` are those
+    /// of mask tokens, if there are any.
+    pub(super) fn begin_with_features(
+        &mut self,
+        (tables, table_stride): (Ptr, u32),
+        masked: Ptr,
+    ) -> Result<(), CudaError> {
         let Some(pages) = self.head.as_ref().and_then(|head| head.pages.as_ref()) else { return Ok(()) };
-        let rows = self.pass.rows;
+        let (rows, of_head) = (self.pass.rows, self.model.parts.of_head.as_ref());
+        let unknown = of_head.and_then(|of_head| of_head.mask_features.as_ref());
         let args = FeaturesArgs {
             pages: pages.memory.ptr(),
             tables,
@@ -252,6 +260,8 @@ impl CudaPasses {
             positions: rows.positions,
             x: self.x.ptr(),
             rows: rows.counts,
+            masked,
+            unknown: unknown.map_or(Ptr::NULL, DeviceBuffer::ptr),
             table_stride,
             cols: pages.width as u32,
         };
@@ -267,9 +277,12 @@ impl CudaPasses {
         self.lane.launch(&args.launch(rows.bucket as u32, self.lane.sms()))
     }
 
-    /// The rows that were gathered for logits are what the rows behind them begin with.
+    /// The rows that were gathered for logits are what the rows behind them begin with; where all come from one pass, there are none.
     pub(super) fn pass_on(&mut self) -> Result<(), CudaError> {
-        let (Some(head), Some(spec)) = (&self.head, &self.model.config.head) else { return Ok(()) };
+        let config = &self.model.config;
+        let (Some(head), Some(spec), None) = (&self.head, &config.head, config.mask_token) else {
+            return Ok(());
+        };
         let (pass, sms, cols) = (self.pass, self.lane.sms(), self.model.config.hidden as u32);
         let (most, x, count) = (pass.tail.samples as u32, self.gathered.ptr(), pass.sample_count());
         if spec.output_normed {

@@ -62,6 +62,8 @@ pub struct PassInput<'a> {
     pub prompt_tokens: &'a [u32],
     /// Of a head, the target's block table of each chunk, whose features its rows begin with; or nothing.
     pub features: &'a [&'a [BlockId]],
+    /// Beside them, for each row, whether it is a mask token (1) or not (0); nothing if none is.
+    pub masked: &'a [u32],
     /// Of a head else, for each row, the chunk of the plan whose last row passed on what it begins with.
     pub passed_on: &'a [u32],
     /// Tests of proposals at pruning checkpoints: the test, its alternatives (a full row of [`PruneArgs::SCORED`] tokens), and the largest margin that stays.
@@ -359,10 +361,11 @@ impl CudaPasses {
         let (stride, blocks) = sizes.block_tables(input.features);
         let of_target = arena.put(if input.features.is_empty() { &[] } else { &blocks[..] });
         let passed_on = arena.put(input.passed_on);
+        let masked = if input.masked.is_empty() { Ptr::NULL } else { arena.put(input.masked) };
         self.lane.send(&mut self.input)?;
         self.embed(tokens)?;
         match (input.features.is_empty(), input.passed_on.is_empty()) {
-            (false, _) => self.begin_with_features(of_target, stride as u32)?,
+            (false, _) => self.begin_with_features((of_target, stride as u32), masked)?,
             (true, false) => self.begin_with_passed_on(passed_on)?,
             (true, true) => {}
         }

@@ -48,7 +48,7 @@ pub fn head_of_kind(
     Model::new(config, Shard::WHOLE, dtype, parts)
 }
 
-/// The same head on the GPU of its target, held as that is.
+/// Such a head on the GPU of its target, held as that is.
 ///
 /// # Errors
 /// There is no memory for it.
@@ -58,10 +58,10 @@ pub fn head_of_kind(
 pub fn head_on_gpu(
     target: &CudaModel,
     streams: &[usize],
-    proposed: usize,
+    shape: (usize, HeadKind, Option<u32>),
     seed: u64,
 ) -> Result<CudaModel, ModelError> {
-    let (config, mut tensors) = made(target.config(), streams, (proposed, HeadKind::Steps, None), seed)?;
+    let (config, mut tensors) = made(target.config(), streams, shape, seed)?;
     let place = (target.gpu(), config, Shard::WHOLE);
     CudaModel::of_tensors(place, Some(target), target.element(), &mut tensors, &mut |_| {})
 }

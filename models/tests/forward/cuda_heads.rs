@@ -126,6 +126,9 @@ impl Lanes {
         (target_table, head_table): (&[BlockId], &[BlockId]),
     ) -> (Vec<Vec<f32>>, Vec<u32>) {
         let draft = &mut self.draft;
+        if let Some(mask) = draft.model().config().mask_token {
+            return masked(draft, &text[..known], (computed, k), mask, (target_table, head_table));
+        }
         let state = DraftState {
             base: known as u32,
             steps: k as u32,
@@ -170,14 +173,50 @@ impl Lanes {
     }
 }
 
+/// The same of a head that proposes in one pass.
+fn masked(
+    draft: &mut CudaPasses,
+    text: &[u32],
+    (computed, k): (usize, usize),
+    mask: u32,
+    (target_table, head_table): (&[BlockId], &[BlockId]),
+) -> (Vec<Vec<f32>>, Vec<u32>) {
+    let tokens = [&text[computed..], &vec![mask; k - 1]].concat();
+    let Rows { positions, chunk_of, mut chunks } = rows(tokens.len(), computed, true);
+    chunks[0].sampled_from = (tokens.len() - k) as u32;
+    let masked: Vec<u32> = (computed..).take(tokens.len()).map(|at| u32::from(at >= text.len())).collect();
+    let input = PassInput {
+        tokens: &tokens,
+        positions: &positions,
+        chunk_of: &chunk_of,
+        chunks: &chunks,
+        tables: &[head_table],
+        samplers: &[greedy()],
+        proposals: &[&vec![mask; k - 1]],
+        of_plan: &[0],
+        features: &[target_table],
+        masked: &masked,
+        ..PassInput::default()
+    };
+    draft.stage(&input).unwrap();
+    draft.layers(0..draft.model().config().layers.len()).unwrap();
+    draft.finish().unwrap();
+    let vocab = draft.model().config().vocab;
+    let logits = draft.read_logits(k).unwrap().chunks(vocab).map(<[f32]>::to_vec).collect();
+    let drawn = draft.draw(&DrawInput::default()).unwrap();
+    draft.fetch().unwrap();
+    draft.wait(&mut |_| {}).unwrap();
+    (logits, draft.tokens(&drawn).to_vec())
+}
+
 #[test]
 fn heads_propose_what_the_reference_does_on_a_gpu() {
     let name = "cuda_heads::heads_propose_what_the_reference_does_on_a_gpu";
     let report = cuda_fake::inside(name, &[], || {
-        for case in STEPWISE {
+        for case in STEPWISE.into_iter().chain(["p-eagle"]) {
             let Golden { text, prompt, rounds, .. } = read(case);
             let mut lanes = Lanes::new(case, Dtype::F32);
-            let (target_table, head_table) = ([9, 7], [2, 4]);
+            let (target_table, head_table) = ([9, 7, 1], [2, 4, 8]);
             lanes.verify(&text[..5], 0, &target_table, None);
             lanes.verify(&text[5..prompt], 5, &target_table, None);
             let (mut computed, mut verified) = (0, prompt);
@@ -198,7 +237,7 @@ fn heads_propose_what_the_reference_does_on_a_gpu() {
             }
             // Both have the first 21 tokens of it: a block, and a part of the second that is copied.
             let Round { known, proposals, logits, .. } = rounds.last().unwrap();
-            let (other_target, other_head) = ([9, 14], [2, 19]);
+            let (other_target, other_head) = ([9, 14, 3], [2, 19, 6]);
             lanes.verify.copy_block(7, 14).unwrap();
             lanes.draft.copy_block(4, 19).unwrap();
             lanes.verify(&text[21..known - 1], 21, &other_target, None);

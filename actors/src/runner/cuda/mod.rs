@@ -107,7 +107,10 @@ impl CudaBackend {
             pass.of_plan.push(piece.chunk as u32);
             match piece.begins {
                 Begins::Alone => {}
-                Begins::Features(table) => pass.features.push(table),
+                Begins::Features(table) => {
+                    pass.features.push(table);
+                    pass.masked.extend((0..piece.rows).map(|offset| u32::from(piece.is_mask(offset))));
+                }
                 Begins::PassedOn => {
                     pass.passed_on.extend(std::iter::repeat_n(piece.chunk as u32, piece.rows))
                 }
@@ -165,6 +168,7 @@ impl CudaBackend {
             tests: &tests.collect::<Vec<_>>(),
             features: &pass.features,
             passed_on: &pass.passed_on,
+            masked: if pass.masked.contains(&1) { &pass.masked } else { &[] },
         })
     }
 
@@ -218,6 +222,7 @@ struct Arrays<'a> {
     prompt_tokens: Vec<u32>,
     features: Vec<&'a [BlockId]>,
     passed_on: Vec<u32>,
+    masked: Vec<u32>,
     adjusts: bool,
     restricts: bool,
     cuts: bool,

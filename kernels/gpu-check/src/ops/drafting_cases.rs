@@ -73,6 +73,8 @@ pub(super) fn features_are_read_where_they_were_written(bench: &Bench<'_>) {
                 positions: bench.lasting(&positions),
                 x: bench.lasting(&rows),
                 rows: bench.count(n),
+                masked: Ptr::NULL,
+                unknown: Ptr::NULL,
                 table_stride: stride as u32,
                 cols: cols as u32,
             };
@@ -80,11 +82,21 @@ pub(super) fn features_are_read_where_they_were_written(bench: &Bench<'_>) {
             let written = pages.read().iter().filter(|x| **x != UNSET).count();
             assert_eq!(written, n * cols, "{element:?}");
             let found = bench.floats(&vec![UNSET; (n + 1) * cols]);
-            bench.run(&FeaturesArgs { x: found.ptr(), ..write }.read(element, n as u32 + 3, 2), order);
+            // The last two are mask tokens.
+            let masked: Vec<u32> = (0..n).map(|r| u32::from(r >= n - 2)).collect();
+            let unknown = random.numbers(cols);
+            let read = FeaturesArgs {
+                x: found.ptr(),
+                masked: bench.lasting(&masked),
+                unknown: bench.lasting(&unknown),
+                ..write
+            };
+            bench.run(&read.read(element, n as u32 + 3, 2), order);
             let found = found.read();
             for r in 0..n {
                 let expected = match (r, positions[r]) {
                     (_, 0) => vec![0.0; cols],
+                    (r, _) if r >= n - 2 => unknown.clone(),
                     // Nobody wrote what is before it.
                     (20, _) => vec![UNSET; cols],
                     _ => rows[(r - 1) * cols..r * cols].iter().map(|x| round(*x)).collect(),
