@@ -6,9 +6,10 @@ use std::sync::Arc;
 use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic;
 use faser_models::{
-    BlockSpec, Features, HeadKind, Model, ModelConfig, Pass, Scratch, Shard, WeightSource, fitted,
+    BlockSpec, ConfidenceInput, Features, HeadKind, MarkovKind, MarkovSpec, Model, ModelConfig, Pass,
+    Scratch, Shard, WeightSource, fitted,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::session::golden;
 
@@ -360,6 +361,72 @@ fn a_head_for_another_target_is_refused_by_name() {
     let source = WeightSource::Folder(dir.join("eagle3-original"), Box::new(config));
     let alone = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap_err().to_string();
     assert!(alone.contains("loaded with it"), "{alone}");
+}
+
+/// What is said of a head's config.json with these keys changed; null takes one away.
+fn read_with(case: &str, changes: &Value) -> Result<ModelConfig, String> {
+    let copy = format!("faser-heads-{}-{:?}", std::process::id(), std::thread::current().id());
+    let dir = std::env::temp_dir().join(copy);
+    std::fs::create_dir_all(&dir).unwrap();
+    let from = golden("heads").join(case);
+    std::fs::copy(from.join("model.safetensors"), dir.join("model.safetensors")).unwrap();
+    let mut config: Value =
+        serde_json::from_str(&std::fs::read_to_string(from.join("config.json")).unwrap()).unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let found = ModelConfig::load(&dir).map_err(|error| error.to_string());
+    std::fs::remove_dir_all(&dir).unwrap();
+    found
+}
+
+#[test]
+fn a_block_is_as_its_config_says() {
+    let block = |case, changes: Value| match read_with(case, &changes).unwrap().head.unwrap().kind {
+        HeadKind::Block(block) => block,
+        other => panic!("{other:?}"),
+    };
+    let dflash = block("dflash", json!({}));
+    assert_eq!((dflash.rows, dflash.proposals(), dflash.causal), (5, 4, false));
+    assert_eq!((dflash.markov, dflash.confidence), (None, None));
+    let nested = json!({"mask_token_id": 0, "target_layer_ids": [1, 3, 5], "causal": true});
+    assert!(block("dflash", json!({"dflash_config": nested})).causal);
+    let both = json!({"dflash_config": nested, "is_causal": false});
+    assert!(!block("dflash", both).causal, "is_causal counts first");
+    assert_eq!(block("dflash-speculators", json!({})).proposals(), 3);
+    let dspark = block("dspark-rnn", json!({}));
+    assert_eq!((dspark.rows, dspark.proposals()), (4, 4));
+    assert_eq!(dspark.markov, Some(MarkovSpec { kind: MarkovKind::Recurrent, rank: 8 }));
+    assert_eq!(dspark.confidence, Some(ConfidenceInput::HiddenAndBefore));
+    assert_eq!(block("dspark-gated", json!({})).confidence, Some(ConfidenceInput::Hidden));
+    assert_eq!(block("dspark-vanilla", json!({"sample_from_anchor": false})).proposals(), 3);
+    let streams = |case| read_with(case, &json!({})).unwrap().head.unwrap().streams;
+    assert_eq!(streams("dflash"), [2, 4, 6]);
+    assert_eq!(streams("dspark-vanilla"), [0, 3, 5], "-1 is the embedding");
+    assert_eq!(streams("dflash-speculators"), [2, 4, 5]);
+}
+
+#[test]
+fn what_a_block_lacks_is_named() {
+    let nested = |mask: u32| json!({"mask_token_id": mask, "target_layer_ids": [1, 3, 5]});
+    for (case, changes, says) in [
+        ("dflash", json!({"block_size": null}), "block_size"),
+        ("dflash", json!({"block_size": 1}), "proposes nothing"),
+        ("dflash", json!({"block_size": 65}), "block_size"),
+        ("dflash", json!({"dflash_config": {"mask_token_id": 0}}), "target_layer_ids"),
+        ("dflash", json!({"dflash_config": {"target_layer_ids": [1, 3, 5]}}), "mask_token_id"),
+        ("dflash", json!({"dflash_config": nested(96)}), "vocab_size is 96"),
+        ("dflash", json!({"use_swa": true}), "see all of the text"),
+        ("dspark-gated", json!({"markov_head_type": "other"}), "vanilla, gated or rnn"),
+        ("dspark-gated", json!({"markov_rank": 0}), "markov_rank"),
+        ("p-eagle", json!({"mask_token_id": null}), "mask_token_id"),
+        ("p-eagle", json!({"speculators_model_type": "mtp"}), "eagle3, peagle, dflash and dspark are served"),
+        ("dflash", json!({"architectures": ["MTPDraft"], "dflash_config": {}}), "MTP"),
+    ] {
+        let refused = read_with(case, &changes).unwrap_err();
+        assert!(refused.contains(says), "{case} {changes}: {refused}");
+    }
 }
 
 #[test]
