@@ -41,6 +41,28 @@ fn split_models_stream_the_text_of_whole_ones() {
 }
 
 #[test]
+fn a_draft_that_is_held_otherwise_than_its_target_changes_no_text() {
+    for (target, others) in [("f32", ["int8", "bf16"]), ("bf16", ["int8", "f32"]), ("int8", ["bf16", "f32"])]
+    {
+        let on = |draft: &str, device: &str| {
+            let pair = PAIR.replace("dtype: f32", &format!("dtype: {target}\n  draft_dtype: {draft}"));
+            Server::start(&format!("{pair}device: {{kind: cpu{device}}}\n"))
+        };
+        let expected = texts(&on("auto", ""));
+        for (draft, device) in
+            [(others[0], ""), (others[0], ", tensor_parallel: 2, draft_tensor_parallel: 2"), (others[1], "")]
+        {
+            let server = on(draft, device);
+            assert_eq!(texts(&server), expected, "{target}, a draft in {draft}{device}");
+            let metrics = wait_until_idle(server.client());
+            let accepted = metrics.value("faser_spec_decode_num_accepted_tokens_total");
+            assert!(accepted > 0.0, "{target}, a draft in {draft}{device}: nothing was accepted");
+            server.stop();
+        }
+    }
+}
+
+#[test]
 fn replicas_of_split_models_stream_the_text_of_one_whole() {
     let on = |device: &str| Server::start(&format!("{PAIR}device: {{kind: cpu{device}}}\n"));
     let expected = texts(&on(""));

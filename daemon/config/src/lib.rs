@@ -3,6 +3,7 @@
 mod admin_section;
 pub mod changes;
 pub mod device;
+mod draft_key;
 pub mod fields;
 pub mod raw;
 mod read_config;
@@ -103,6 +104,10 @@ impl Config {
         if self.model.dtype == Dtype::Int8 {
             return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
         }
+        if self.model.draft_dtype.is_some_and(|draft| draft != self.model.dtype) {
+            let problem = "on GPUs a draft is held as its target: leave `model.draft_dtype` out, or set `device.kind: cpu`";
+            return unfit(problem);
+        }
         if self.kv.block_size != 16 {
             return unfit("`kv.block_size` must be 16 on a GPU");
         }
@@ -126,6 +131,8 @@ pub struct ModelSection {
     pub source: ModelSource,
     /// In which type weight matrices are held, and KV too unless it is int8.
     pub dtype: Dtype,
+    /// The same of a draft; `None` leaves it to what is measured to gain.
+    pub draft_dtype: Option<Dtype>,
     /// How the model writes tool calls.
     pub tool_calls: ToolCalls,
     /// Whether requests begin with what generation_config.json says of sampling.

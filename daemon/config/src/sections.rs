@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use faser_actors::{Drill, DrillFault, Dtype, Isa, KV_BLOCK_MULTIPLE};
 use faser_engine::Tuning;
-use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
+use faser_models::{CallFormat, verifier};
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
+use super::draft_key::{self, DraftKey};
 use super::sizes::{self, MIB};
 use super::{
     CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelSection,
@@ -31,20 +32,25 @@ pub(super) fn sections<'v>(
     mut section: impl FnMut(&'static str) -> Result<Fields<'v>, FieldError>,
     folder: &Path,
 ) -> Result<Sections, FieldError> {
-    let model = model(section("model")?, folder)?;
+    let (model, sources) = model(section("model")?, folder)?;
     let device = device(section("device")?, &model)?;
     let kv = kv(section("kv")?)?;
     let mut tuning = Tuning::default();
     let scheduler = scheduler(section("scheduler")?, &mut tuning)?;
-    let cost_cache = speculation(section("speculation")?, &model, folder, &mut tuning)?;
+    let fields = section("speculation")?;
+    let cost_cache = speculation(fields, &model, sources.as_deref(), folder, &mut tuning)?;
     Ok(Sections { model, device, kv, scheduler, tuning, cost_cache })
 }
 
-fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelSection, FieldError> {
+/// The model section, and which sources beside a draft model it names, if it lists them.
+fn model(
+    mut fields: Fields<'_>,
+    folder: &Path,
+) -> Result<(ModelSection, Option<Vec<&'static str>>), FieldError> {
     let (name, aliases) = names(&mut fields)?;
     let spec = fields.object("synthetic")?.map(synthetic).transpose()?;
     let target = fields.text("target")?;
-    let draft = fields.text("draft")?;
+    let DraftKey { name: draft, dtype: own_dtype, others: sources } = DraftKey::read(&mut fields)?;
     let shape = fields.object("shape")?.map(shapes).transpose()?;
     let others = [("synthetic", spec.is_some()), ("target", target.is_some()), ("draft", draft.is_some())];
     if let Some(other) = first_given(&others).filter(|_| shape.is_some()) {
@@ -66,11 +72,18 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelSection, FieldErr
             let wanted = "`demo` or `none` beside the demo target; give a directory as `model.target` too";
             return Err(fields.wrong_value("draft", wanted, &other.into()));
         }
-        (None, Some(target), draft) => {
-            let Some(draft) = draft else {
+        (None, Some(target), None) => {
+            // A draft that names its target is the pair.
+            let draft = folder.join(target);
+            let named = verifier(&draft);
+            let named = named.map_err(|error| fields.wrong("target", format!("cannot be used: {error}")))?;
+            let Some(target) = named else {
                 let problem = "is missing: name the draft model's directory, or write `draft: none`";
                 return Err(fields.missing("draft", problem));
             };
+            ModelSource::Directories { target, draft: Some(draft) }
+        }
+        (None, Some(target), Some(draft)) => {
             let draft = (draft != "none").then(|| folder.join(draft));
             ModelSource::Directories { target: folder.join(target), draft }
         }
@@ -79,11 +92,21 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelSection, FieldErr
         Some((target, draft)) => ModelSource::Shape { target: Box::new(target), draft: draft.map(Box::new) },
         None => named,
     };
-    let dtype = match fields.word("dtype", &["bf16", "f32", "int8"])? {
-        Some("f32") => Dtype::F32,
-        Some("int8") => Dtype::Int8,
-        _ => Dtype::Bf16,
-    };
+    let dtype = fields
+        .word("dtype", &["bf16", "f32", "int8"])?
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(Dtype::Bf16);
+    let draft_dtype = draft_key::dtype(&mut fields, "draft_dtype")?;
+    if draft_dtype.is_some() && own_dtype.is_some() {
+        return Err(
+            fields.wrong("draft_dtype", "stands beside `dtype` of `model.draft`: keep one of the two")
+        );
+    }
+    let draft_dtype = draft_dtype.or(own_dtype);
+    if draft_dtype.is_some() && !source.has_draft() {
+        let problem = "is for a draft model, and there is none (`model.draft: none`): leave it out";
+        return Err(fields.wrong("draft_dtype", problem));
+    }
     let tool_calls = match fields.word("tool_calls", &["auto", "hermes", "llama3", "none"])? {
         Some("hermes") => ToolCalls::Format(CallFormat::Hermes),
         Some("llama3") => ToolCalls::Format(CallFormat::Llama3),
@@ -92,7 +115,8 @@ fn model(mut fields: Fields<'_>, folder: &Path) -> Result<ModelSection, FieldErr
     };
     let generation_config = fields.word("generation_config", &["auto", "none"])? != Some("none");
     fields.finish()?;
-    Ok(ModelSection { name, aliases, source, dtype, tool_calls, generation_config })
+    let model = ModelSection { name, aliases, source, dtype, draft_dtype, tool_calls, generation_config };
+    Ok((model, sources))
 }
 
 /// The first of these fields that is there.
@@ -239,10 +263,12 @@ fn scheduler(mut fields: Fields<'_>, tuning: &mut Tuning) -> Result<SchedulerCon
 fn speculation(
     mut fields: Fields<'_>,
     model: &ModelSection,
+    sources: Option<&[&'static str]>,
     folder: &Path,
     tuning: &mut Tuning,
 ) -> Result<CostCache, FieldError> {
     tunables::read("speculation", &mut fields, tuning)?;
+    draft_key::switch(sources, &fields, tuning)?;
     if let Some(mut slo) = fields.object("slo")? {
         tunables::read("speculation.slo", &mut slo, tuning)?;
         slo.finish()?;

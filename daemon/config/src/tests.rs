@@ -35,7 +35,7 @@ fn the_teaching_file_says_every_default() {
          max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
     );
     assert_eq!(keys("admin"), "group socket");
-    assert_eq!(keys("model"), "aliases draft dtype generation_config name target tool_calls");
+    assert_eq!(keys("model"), "aliases draft draft_dtype dtype generation_config name target tool_calls");
     assert_eq!(
         keys("device"),
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions rank_deadline_s replicas tensor_parallel threads"
@@ -139,6 +139,75 @@ fn int8_is_chosen_by_name_alone() {
     assert_eq!(dtype("model: {dtype: int8}\n"), Dtype::Int8);
     assert_eq!([dtype(""), dtype("model: {dtype: null}\n")], [Dtype::Bf16; 2]);
     assert!(refusal("model: {dtype: int4}\n").contains("`int8`"));
+    let draft = |text| read(text).unwrap().model.draft_dtype;
+    assert_eq!([draft(""), draft("model: {draft_dtype: auto}\n")], [None; 2]);
+    assert_eq!(draft("model: {dtype: f32, draft_dtype: int8}\n"), Some(Dtype::Int8));
+    assert!(refusal("model: {draft_dtype: fp8}\n").contains("`model.draft_dtype` must be one of `auto`"));
+    let idle = refusal("model: {draft: none, draft_dtype: int8}\n");
+    assert!(idle.contains("`model.draft_dtype` is for a draft model, and there is none"), "{idle}");
+}
+
+#[test]
+fn a_draft_is_named_alone_with_keys_or_in_a_list() {
+    let of = |draft: &str| {
+        let config = read(&format!("model: {{target: big, draft: {draft}}}\n")).unwrap();
+        let ModelSource::Directories { draft, .. } = config.model.source else {
+            panic!("{:?}", config.model)
+        };
+        let lookup = config.tuning.mechanisms.lookup;
+        (draft.map(|path| path.display().to_string()), config.model.draft_dtype, lookup)
+    };
+    let small = || Some("etc/small".to_owned());
+    assert_eq!(of("small"), (small(), None, true));
+    assert_eq!(of("{path: small}"), (small(), None, true));
+    assert_eq!(of("{path: small, dtype: int8}"), (small(), Some(Dtype::Int8), true));
+    assert_eq!(of("[small, lookup]"), (small(), None, true));
+    assert_eq!(of("[lookup, {path: small, dtype: bf16}]"), (small(), Some(Dtype::Bf16), true));
+    assert_eq!(of("[small]"), (small(), None, false), "what a list does not name is off");
+    assert_eq!(of("[lookup]"), (None, None, true));
+    assert_eq!(of("[none]"), (None, None, false));
+    assert_eq!(
+        read("model: {draft: [demo, lookup]}\n").unwrap(),
+        read("").unwrap(),
+        "the default, as a list"
+    );
+    let same = read("model: {draft: [demo]}\nspeculation: {lookup: false}\n").unwrap();
+    assert!(!same.tuning.mechanisms.lookup);
+    for (text, problem) in [
+        ("model: {draft: []}", "`model.draft` must be `none`, or a list that names something"),
+        ("model: {draft: 3}", "`model.draft` must be a folder, `demo`, `none`, an object such as"),
+        ("model: {draft: [[demo]]}", "`model.draft[0]` must be a folder"),
+        ("model: {draft: {dtype: int8}}", "`model.draft.path` is missing"),
+        ("model: {draft: {path: demo, lookup: true}}", "`model.draft.lookup` is unknown"),
+        ("model: {draft: {path: demo, dtype: fp8}}", "`model.draft.dtype` must be one of"),
+        ("model: {target: a, draft: [b, lookup, {path: c}]}", "`model.draft[2]` names a second draft model"),
+        ("model: {draft: [demo, none]}", "`model.draft[1]` names `none` beside a draft model"),
+        ("model: {draft: [lookup, lookup]}", "`model.draft[1]` names `lookup` a second time"),
+        (
+            "model: {draft_dtype: bf16, draft: {path: demo, dtype: int8}}",
+            "`model.draft_dtype` stands beside `dtype` of `model.draft`",
+        ),
+        (
+            "model: {draft: [demo]}\nspeculation: {lookup: true}",
+            "`speculation.lookup` says otherwise than the list `model.draft`, which does not name `lookup`",
+        ),
+        ("model: {draft: [demo, lookup]}\nspeculation: {lookup: false}", "which names `lookup`"),
+    ] {
+        let refusal = refusal(text);
+        assert!(refusal.contains(problem), "{text}: {refusal}");
+    }
+}
+
+#[test]
+fn a_draft_that_names_its_target_is_a_pair() {
+    let heads = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/golden/heads");
+    let folder = heads.join("eagle3-speculators");
+    let config = read(&format!("model: {{target: {}, dtype: f32}}\n", folder.display())).unwrap();
+    let target = folder.join("../target");
+    assert_eq!(config.model.source, ModelSource::Directories { target, draft: Some(folder) });
+    let original = heads.join("eagle3-original");
+    let refusal = refusal(&format!("model: {{target: {}}}\n", original.display()));
+    assert!(refusal.contains("`model.draft` is missing"), "{refusal}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use faser_models::{
     Progress, Shard, Tokenizer, WeightSource, fitted,
 };
 
+use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
 use crate::locate;
 
@@ -34,12 +35,13 @@ pub(crate) struct Pair {
     pub(crate) notes: Vec<String>,
 }
 
-/// Where the weights of a pair are, and in which type they are to be held.
+/// Where the weights of a pair are, and in which types they are to be held.
 #[derive(Clone)]
 pub(crate) struct Weights {
     target: WeightSource,
     draft: Option<WeightSource>,
     pub(crate) dtype: Dtype,
+    pub(crate) draft_dtype: Dtype,
 }
 
 /// A pair in the host's memory: the shards of each model, rank after rank; no draft where none is used.
@@ -52,7 +54,7 @@ pub(crate) struct OnHost {
 ///
 /// # Errors
 /// A file that is missing or wrong, or models that do not go together.
-pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
+pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
     let dtype = config.model.dtype;
     let authors = config.model.generation_config;
     let mut pair = match &config.model.source {
@@ -81,6 +83,7 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
                     target: WeightSource::Synthetic(spec.clone()),
                     draft: drafts.then(|| WeightSource::SyntheticDraft(spec.clone())),
                     dtype,
+                    draft_dtype: dtype,
                 },
             }
         }
@@ -103,6 +106,8 @@ pub(crate) fn pair(config: &Config) -> Result<Pair, LoadError> {
         pair.notes.extend(notes.iter().map(|note| format!("{which}: {note}")));
     }
     pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
+    pair.weights.draft_dtype = draft_dtype(config, pair.draft.as_ref(), on_gpu);
+    pair.notes.extend(held_apart(config, pair.weights.draft_dtype));
     Ok(pair)
 }
 
@@ -207,7 +212,7 @@ fn in_folders(
     let folder =
         |dir: &Path, config: &ModelConfig| WeightSource::Folder(dir.to_owned(), Box::new(config.clone()));
     let drafts = draft_dir.zip(draft.as_ref()).map(|(dir, config)| folder(dir, config));
-    let weights = Weights { target: folder(target_dir, &target), draft: drafts, dtype };
+    let weights = Weights { target: folder(target_dir, &target), draft: drafts, dtype, draft_dtype: dtype };
     let template = ChatTemplate::load(target_dir);
     // What cannot be read is told of where the template is.
     let calls = CallFormat::of_model(target_dir).ok().flatten();
@@ -222,28 +227,26 @@ impl Weights {
     /// # Errors
     /// A file that is missing or wrong.
     pub(crate) fn on_host(&self, config: &Config, watch: Watch<'_>) -> Result<OnHost, ModelError> {
-        let mut load = |what, source: &WeightSource, shard| {
-            let what = if matches!(source, WeightSource::Folder(..)) { what } else { "synthetic pair" };
-            Model::load(source, shard, self.dtype, &mut |progress| watch(what, progress)).map(Arc::new)
+        let name = |source: &WeightSource, what| {
+            if matches!(source, WeightSource::Folder(..)) { what } else { "synthetic pair" }
         };
-        let targets = Shard::all(config.device.tensor_parallel);
-        let targets = targets.map(|shard| load("target model", &self.target, shard));
+        let targets = Shard::all(config.device.tensor_parallel).map(|shard| {
+            let what = name(&self.target, "target model");
+            let told = &mut |progress| watch(what, progress);
+            Model::load(&self.target, shard, self.dtype, told).map(Arc::new)
+        });
         let target = targets.collect::<Result<Vec<Arc<Model>>, ModelError>>()?;
         let Some(source) = &self.draft else { return Ok(OnHost { target, draft: Vec::new() }) };
-        if let WeightSource::Folder(_, draft) = source
-            && draft.head.is_some()
-        {
-            // Of several, it borrows of none.
-            let whole = &target[0];
-            let told = &mut |progress| watch("draft model", progress);
-            let head = Model::load_draft(source, Shard::WHOLE, whole, self.dtype, told)?;
-            return Ok(OnHost { target, draft: vec![Arc::new(head)] });
-        }
         let drafts = Shard::all(config.device.draft_tensor_parallel).map(|shard| {
             let same = target.iter().find(|target| target.shard() == shard);
-            match source.layers_of(&self.target).zip(same) {
+            let shared = source.layers_of(&self.target).zip(same);
+            match shared.filter(|_| self.draft_dtype == self.dtype) {
                 Some((layers, target)) => Ok(Arc::new(target.first_layers(layers))),
-                None => load("draft model", source, shard),
+                None => {
+                    let told = &mut |progress| watch(name(source, "draft model"), progress);
+                    // A head is whole, and borrows of a whole target alone.
+                    Model::load_draft(source, shard, &target[0], self.draft_dtype, told).map(Arc::new)
+                }
             }
         });
         let draft = drafts.collect::<Result<_, ModelError>>()?;
@@ -259,7 +262,7 @@ impl Weights {
                 // They share what they have in common.
                 match source.layers_of(&weights.target).filter(|_| shard == target_shard) {
                     Some(layers) => Ok(target.first_layers(layers)),
-                    None => CudaModel::load_draft(source, shard, &target, weights.dtype, progress),
+                    None => CudaModel::load_draft(source, shard, &target, weights.draft_dtype, progress),
                 }
             });
             let draft = draft.transpose()?;

@@ -2,6 +2,7 @@
 
 mod config_pair;
 pub mod costs;
+mod draft_dtype;
 pub mod error;
 pub mod load_pairs;
 mod locate;

@@ -186,9 +186,10 @@ fn named<T>(
 fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun<'c>, LoadError> {
     refuse_plans_only(config)?;
     let chosen = choose(config)?;
-    let pair = pair(config)?;
+    let on_gpu = matches!(chosen, Chosen::Gpus(_));
+    let pair = pair(config, on_gpu)?;
     let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
-    refuse_unfit_head(pair.draft.as_ref(), config, matches!(chosen, Chosen::Gpus(_)))?;
+    refuse_unfit_head(pair.draft.as_ref(), config, on_gpu)?;
     let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }

@@ -207,16 +207,17 @@ fn on_gpus(
     let first = &gpus[0];
     let refused = |source| LoadError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
     let [ranks, draft_ranks] = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
-    let facts = |config: &ModelConfig, shard: Shard| -> Result<ModelFacts, LoadError> {
+    let facts = |config: &ModelConfig, shard: Shard, dtype| -> Result<ModelFacts, LoadError> {
         shard.check(config)?;
-        let weight_bytes = CudaModel::weight_bytes(config, shard, weights.dtype)?;
-        Ok(ModelFacts { config: config.clone(), dtype: weights.dtype, weight_bytes })
+        let weight_bytes = CudaModel::weight_bytes(config, shard, dtype)?;
+        Ok(ModelFacts { config: config.clone(), dtype, weight_bytes })
     };
     // What a rank has of both models; the first has most.
     let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
         let draft = draft.as_ref().filter(|_| rank < draft_ranks);
-        let draft = draft.map(|draft| facts(draft, Shard { rank, ranks: draft_ranks })).transpose()?;
-        Ok((facts(&target, Shard { rank, ranks })?, draft))
+        let draft_shard = Shard { rank, ranks: draft_ranks };
+        let draft = draft.map(|draft| facts(draft, draft_shard, weights.draft_dtype)).transpose()?;
+        Ok((facts(&target, Shard { rank, ranks }, weights.dtype)?, draft))
     };
     let footprint = |model: &ModelFacts, ranks: usize, sizes: CudaSizes| {
         let shard = Shard { rank: 0, ranks };

@@ -18,6 +18,7 @@ use faser_topology::{
 use serde::Serialize;
 
 use crate::config_pair::target_config;
+use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
 use crate::locate;
 
@@ -132,7 +133,12 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     let draft = models.draft.as_ref().map(|draft| Planned::new(draft, &bounds, on_gpu, false));
     let (target_bytes, draft_bytes);
     target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
+    let draft_held = draft_dtype(config, of_draft, on_gpu);
+    notes.extend(held_apart(config, draft_held));
+    let held = draft_held.to_string();
     draft_bytes = |share: &_, dtype: &_| match &draft {
+        // What is held apart stays as it is where the target is held in less.
+        Some(draft) if draft_held != config.model.dtype => draft.bytes(share, &held),
         Some(draft) => draft.bytes(share, dtype),
         // Nobody asks.
         None => target.bytes(share, dtype),
@@ -157,10 +163,12 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
             max_context: bounds.max_context,
         },
     };
-    let facts = |model: &PlanModel<'_>, planned: &Planned<'_>, ranks| planned.facts(model, &dtype, ranks);
     let (target_facts, draft_facts) = (
-        facts(&request.target, &target, request.target_ranks),
-        request.draft.zip(draft.as_ref()).map(|(model, draft)| facts(&model, draft, request.draft_ranks)),
+        target.facts(&request.target, &dtype, request.target_ranks),
+        request
+            .draft
+            .zip(draft.as_ref())
+            .map(|(model, draft)| draft.facts(&model, &held, request.draft_ranks)),
     );
     let (plan, refusal) = match planned(&topology, &request) {
         Ok(plan) => (Some(plan), None),

@@ -175,7 +175,7 @@ fn lanes(device: &DeviceSpec) -> Vec<String> {
 fn described(model: &ModelFacts) -> String {
     let config = &model.config;
     format!(
-        "{:?}, {} layers, hidden {}, {} heads ({} kv), vocabulary {}, context {}, weights {}",
+        "{:?}, {} layers, hidden {}, {} heads ({} kv), vocabulary {}, context {}, {} weights {}",
         config.architecture,
         config.layers.len(),
         config.hidden,
@@ -183,6 +183,7 @@ fn described(model: &ModelFacts) -> String {
         config.kv_heads,
         config.vocab,
         config.max_context,
+        model.dtype,
         sizes::written(model.weight_bytes),
     )
 }

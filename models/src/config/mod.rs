@@ -8,6 +8,7 @@ mod json_keys;
 mod rope_config;
 #[cfg(test)]
 mod tests;
+mod verifier;
 
 use faser_kernels::Dtype;
 
@@ -18,6 +19,7 @@ pub use self::head_spec::{
 };
 pub(crate) use self::json_keys::Keys;
 pub use self::rope_config::RopeConfig;
+pub use self::verifier::verifier;
 use crate::{LayerSpec, ModelError};
 
 /// The shape of a model. Sizes are checked: products of two of them fit a `usize`, heads divide by kv_heads,

@@ -52,7 +52,7 @@ impl WeightSource {
         }
     }
 
-    /// Opens the tensors for a shard that is to be held in `dtype`.
+    /// Opens the tensors for a shard of a model that is held in `dtype`, or whose target is.
     pub(crate) fn open<T>(
         &self,
         shard: Shard,
@@ -92,7 +92,8 @@ impl Model {
         })
     }
 
-    /// The same of the draft of a target that is there: a head [fitted](crate::fitted) to it, whole, may borrow of it.
+    /// The same of the draft of a target that is there, which may be packed in another type: a head [fitted](crate::fitted) to it, whole,
+    /// may borrow of it.
     ///
     /// # Errors
     /// As [`Model::load`].
@@ -103,7 +104,8 @@ impl Model {
         dtype: Dtype,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, ModelError> {
-        source.open(shard, dtype, |config, tensors| {
+        // The numbers of a synthetic draft are its target's, in whatever they are packed.
+        source.open(shard, target.dtype(), |config, tensors| {
             let parts =
                 load(&config, shard, Some(target.parts()), tensors, &mut CpuPacker { dtype }, progress)?;
             Model::new(config, shard, dtype, parts)
