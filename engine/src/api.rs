@@ -27,6 +27,8 @@ pub enum Event {
     Tune(Tuning),
     /// What passes cost was measured anew, of all partitions.
     Profiled(Vec<PartitionCosts>),
+    /// Past outputs are to be forgotten.
+    ForgetOutputs,
     /// No device will come back: every sequence ends with `DeviceFailed`, and new ones are refused.
     DeviceGivenUp,
 }

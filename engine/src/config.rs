@@ -41,12 +41,14 @@ pub struct SpeculationBounds {
     pub room: usize,
     /// Tokens of a sequence that the draft model can have: what is longer goes on without it.
     pub draft_context: usize,
+    /// Bytes of memory for past outputs, to be proposed from; 0: none are kept.
+    pub suffix_bytes: usize,
 }
 
 impl Default for SpeculationBounds {
-    /// None but the engine's own.
+    /// None but the engine's own; no past outputs.
     fn default() -> SpeculationBounds {
-        SpeculationBounds { room: K_LIMIT, draft_context: usize::MAX }
+        SpeculationBounds { room: K_LIMIT, draft_context: usize::MAX, suffix_bytes: 0 }
     }
 }
 

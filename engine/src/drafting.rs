@@ -5,6 +5,7 @@ use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape, Waiting};
 use crate::policy::Lengths;
+use crate::portfolio::Prospects;
 use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::source::RoundPasses;
@@ -23,24 +24,45 @@ impl Engine {
         self.tuning.mechanisms.lookup && self.tuning.policy.traits().lookup
     }
 
-    /// Gives every sequence that decodes its prompt-lookup proposals.
-    fn copy_proposals(&mut self) {
-        if !self.looks_up() {
+    /// Does what followed in past outputs propose?
+    pub(crate) fn recalls(&self) -> bool {
+        self.past.is_some() && self.tuning.policy.traits().lookup
+    }
+
+    /// Gives every sequence that decodes what free sources offer it, where the draft does not do better.
+    fn take_offers(&mut self) {
+        if !self.looks_up() && !self.recalls() {
             return;
         }
         let tables = self.calibrations.tables();
-        let drafts = self.config.draft.drafts();
-        for seq in &self.running {
-            if let Some(sequence) = self.sequences.get_mut(seq) {
-                let drafts = drafts && sequence.drafts();
-                sequence.copy(&tables, drafts, &mut self.scratch.offered);
-            }
+        let prices = self.planner.prices(self.running.len());
+        let goes_on = !self.config.draft.needs().hidden_states;
+        let free = (self.looks_up(), self.past.as_ref().filter(|_| self.recalls()));
+        let mut tried = false;
+        for index in 0..self.running.len() {
+            let seq = self.running[index];
+            let Some(sequence) = self.sequences.get(&seq).filter(|sequence| sequence.decoding()) else {
+                continue;
+            };
+            let candidate = self.candidate(sequence, prices.draft);
+            let prospects = Prospects {
+                survival: candidate.survival,
+                room: candidate.useful - candidate.ready,
+                typical: candidate.typical,
+                goes_on,
+                weight: candidate.weight,
+            };
+            let tries = !tried && candidate.ready == 0 && self.planner.draft_due(&candidate);
+            tried |= tries;
+            let Some(sequence) = self.sequences.get_mut(&seq) else { continue };
+            sequence.tries = tries;
+            sequence.take_offers(free, &tables, &prospects, &prices);
         }
     }
 
     /// Decides on the round that begins: how many proposals every running sequence should have.
     pub(crate) fn plan_round(&mut self) {
-        self.copy_proposals();
+        self.take_offers();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
@@ -66,6 +88,7 @@ impl Engine {
         for seq in &self.running {
             if let Some(sequence) = self.sequences.get_mut(seq) {
                 sequence.wanted = if sequence.decoding() { lengths.next().copied().unwrap_or(0) } else { 0 };
+                sequence.tries = false;
             }
         }
         self.scratch = scratch;
@@ -94,8 +117,12 @@ impl Engine {
             behind: self.long_way(sequence),
             rows: (sequence.known() - sequence.draft.computed.min(sequence.known())).clamp(1, SHORT),
             weight: sequence.weight(self.now),
+            tries: sequence.tries,
         };
-        if candidate.behind > 0 && !self.planner.pays_to_catch_up(&candidate, proposal_cost) {
+        if candidate.behind > 0
+            && !candidate.tries
+            && !self.planner.pays_to_catch_up(&candidate, proposal_cost)
+        {
             candidate.useful = ready;
         }
         candidate
@@ -289,6 +316,9 @@ impl Engine {
             return;
         }
         let outcome = &plan.outcome;
+        if !outcome.proposals.is_empty() {
+            self.planner.drafted();
+        }
         self.totals.draft_passes += 1;
         self.totals.draft_time += outcome.took;
         self.planner.waited_for_drafts(&self.draft_shape, outcome.took);

@@ -29,6 +29,7 @@ use crate::planner::{Candidate, Execution, PassShape, Planner};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
+use crate::suffix::PastOutputs;
 use crate::survival::{Calibration, Learned, PerSource, Source};
 use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
 
@@ -46,8 +47,6 @@ enum Stage {
 pub(crate) struct Scratch {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) chances: Vec<f32>,
-    /// Prompt-lookup proposals, with the confidence in each.
-    pub(crate) offered: Vec<(TokenId, f32)>,
     pub(crate) lengths: Vec<usize>,
     pub(crate) prospects: Vec<Prospect>,
     /// Rows of a pass that proposals may take, and that prefill takes.
@@ -87,6 +86,8 @@ pub struct Engine {
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
     pub(crate) pruning: Pruning,
+    /// Past outputs to be proposed from, if any are kept.
+    pub(crate) past: Option<PastOutputs>,
     pub(crate) scratch: Scratch,
     /// Plans that came back, to be used again.
     pub(crate) spent: (DraftPlan, VerifyPlan),
@@ -131,6 +132,7 @@ impl Engine {
                 config.target_layers,
                 config.tuning.mechanisms.prune && config.tuning.policy.traits().prunes,
             ),
+            past: PastOutputs::new(config.speculation.suffix_bytes),
             scratch: Scratch::default(),
             spent: plans(&config),
             cancelled_chunks: Vec::new(),
@@ -155,6 +157,7 @@ impl Engine {
             Event::DeviceReady => self.device = Device::Up,
             Event::Tune(tuning) => self.tune(tuning),
             Event::Profiled(partitions) => self.profiled(partitions),
+            Event::ForgetOutputs => self.past.iter_mut().for_each(PastOutputs::clear),
             Event::DeviceGivenUp => self.device_given_up(out),
         }
         self.advance(out);
@@ -215,6 +218,12 @@ impl Engine {
             SpeculationMode::Lookup if !policy.traits().lookup => {
                 "prompt-lookup is off here (`speculation.policy` is neither `budget` nor `faser`)"
             }
+            SpeculationMode::Suffix if self.past.is_none() => {
+                "no past outputs are kept here (`speculation.suffix_mib: 0`)"
+            }
+            SpeculationMode::Suffix if !policy.traits().lookup => {
+                "nothing is proposed from past outputs here (`speculation.policy` is neither `budget` nor `faser`)"
+            }
             _ => return Ok(()),
         };
         Err(Refusal::Mode { mode, why })
@@ -222,7 +231,7 @@ impl Engine {
 
     /// The most proposals that any sequence may have now.
     pub(crate) fn k_limit(&self) -> usize {
-        let proposes = self.config.draft.drafts() || self.looks_up();
+        let proposes = self.config.draft.drafts() || self.looks_up() || self.recalls();
         if proposes { self.tuning.k_cap().min(self.config.speculation.room) } else { 0 }
     }
 
@@ -236,6 +245,7 @@ impl Engine {
             draft_pool: self.draft_pool.view(),
             calibration: CalibrationView::new(self.calibrations[Source::Draft].quality()),
             steering: self.planner.steering(),
+            suffix: self.past.as_ref().map(PastOutputs::view).unwrap_or_default(),
             totals: self.totals.clone(),
         }
     }
@@ -350,6 +360,9 @@ impl Engine {
     pub(crate) fn finish(&mut self, seq: SeqId, reason: FinishReason, out: &mut Vec<Command>) {
         let Some(mut sequence) = self.sequences.remove(&seq) else { return };
         self.cancelled_chunks.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
+        if let Some(past) = &mut self.past {
+            sequence.keep_in(past);
+        }
         sequence.leave();
         self.running.retain(|&id| id != seq);
         self.waiting.retain(|&id| id != seq);

@@ -16,6 +16,7 @@ mod lookup;
 mod plan;
 mod planner;
 mod policy;
+mod portfolio;
 mod pruning;
 pub mod record;
 mod request;
@@ -23,6 +24,7 @@ pub mod router;
 mod sequence;
 pub mod sim;
 mod source;
+mod suffix;
 pub mod survival;
 mod usage;
 mod verifying;
@@ -42,5 +44,5 @@ pub use survival::{Learned, LearnedOfSource};
 pub use usage::{Moments, Tried, Usage};
 pub use view::{
     CalibrationView, EpochMove, ErrorHistogram, LoadView, PoolView, RequestState, RequestView, SteeringView,
-    Totals,
+    SuffixView, Totals,
 };

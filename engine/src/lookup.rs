@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::portfolio::Offered;
 use crate::request::TokenId;
 use crate::survival::{CONFIDENCE_BINS, Source};
 
@@ -159,15 +160,15 @@ impl Lookup {
         match source {
             Source::Prediction => self.prediction.get(place),
             Source::Text => known.get(place),
-            Source::Draft => None,
+            Source::Draft | Source::Suffix => None,
         }
     }
 
-    /// What comes next by the cursor, with the confidence in each, likeliest path only; `tokens` have been followed.
-    pub(crate) fn offer(&self, tokens: &[TokenId], most: usize, offered: &mut Vec<(TokenId, f32)>) -> Source {
+    /// What comes next by the cursor, with the confidence in each, at most as many as there is room for; `tokens` have been followed.
+    pub(crate) fn offer(&self, tokens: &[TokenId], most: usize, offered: &mut Offered) -> Source {
         offered.clear();
         let Some(Cursor { source, next, matched }) = self.cursor else { return Source::Text };
-        for i in 0..most {
+        for i in 0..most.min(offered.capacity()) {
             let place = next + i;
             let token = match self.at(tokens, place, source) {
                 Some(token) => *token,
@@ -201,7 +202,7 @@ mod tests {
         let tokens = [prompt, output].concat();
         // Token by token, and all at once, must be the same.
         (prompt.len()..=tokens.len()).for_each(|end| lookup.follow(&tokens[..end]));
-        let (mut offered, mut at_once) = (Vec::new(), Vec::new());
+        let (mut offered, mut at_once) = (Offered::new(), Offered::new());
         lookup.offer(&tokens, 4, &mut offered);
         let mut other = Lookup::new(prediction.into(), prompt.len());
         other.follow(&tokens);

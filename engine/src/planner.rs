@@ -15,6 +15,7 @@ use crate::config::Tuning;
 use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::plan::PartitionId;
 use crate::policy::{Lengths, Mechanisms, Policy};
+use crate::portfolio::Prices;
 use crate::request::K_LIMIT;
 use crate::source::RoundPasses;
 use crate::view::SteeringView;
@@ -23,11 +24,14 @@ use budget::Budget;
 use steering::Steering;
 
 pub(crate) use ahead::{Leaving, MIN_CHANCE_AHEAD};
-pub(crate) use budget::{Batch, Candidate, Displaced};
+pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE};
 pub(crate) use steering::{Speculated, Waiting};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
+/// Rounds without a drafted one, where others were free, after which a sequence goes without those and tries some of the draft's.
+const TRY_AFTER: u32 = 256;
+const TRY_LENGTH: usize = 4;
 /// Share of the time since then that it may take, with what its sequence has to catch up.
 const PROBE_SHARE: f64 = 0.005;
 
@@ -86,6 +90,8 @@ pub(crate) struct Planner {
     goodput: f64,
     /// Rounds since anyone was given a proposal.
     quiet_rounds: u32,
+    /// Rounds since anything was drafted.
+    undrafted_rounds: u32,
     /// Where there are no tables: seconds of a verify pass, of a draft step, and of a row in a first step that catches up; 0 before the first.
     verify_s: f64,
     step_s: f64,
@@ -124,6 +130,7 @@ impl Planner {
             execution: Execution::Serial,
             goodput: 0.0,
             quiet_rounds: 0,
+            undrafted_rounds: 0,
             verify_s: 0.0,
             step_s: 0.0,
             catch_up_row_s: 0.0,
@@ -178,6 +185,29 @@ impl Planner {
             }
         }
         self.probe(batch, lengths);
+    }
+
+    /// Proposals were drafted.
+    pub(crate) fn drafted(&mut self) {
+        self.undrafted_rounds = 0;
+    }
+
+    /// Is it long since anything was drafted, so that this candidate is to try it, if it can?
+    pub(crate) fn draft_due(&self, candidate: &Candidate) -> bool {
+        self.undrafted_rounds >= TRY_AFTER
+            && candidate.drafts
+            && self.predicts()
+            && self.steering.speculates()
+            && self.affords_probe(candidate, self.undrafted_rounds)
+    }
+
+    /// What proposals cost where so many sequences draft.
+    pub(crate) fn prices(&self, drafting: usize) -> Prices {
+        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else {
+            return Prices::default();
+        };
+        let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
+        Prices { row, draft: self.proposal_cost(drafting) }
     }
 
     /// Looks at what waits as a round begins.
@@ -239,24 +269,31 @@ impl Planner {
         (seconds(candidate.behind.max(1)) - seconds(1)).max(0.0)
     }
 
-    /// Is it long enough since anyone was given a proposal, beside the time that this one takes, and does the account hold its catching up?
-    fn affords_probe(&self, candidate: &Candidate) -> bool {
+    /// Is it long enough since anyone was given such a proposal, beside the time that this one takes, and does the account hold its catching up?
+    fn affords_probe(&self, candidate: &Candidate, quiet_rounds: u32) -> bool {
         let PartitionCosts { draft, verify } = &self.partitions[0];
         let seconds = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE);
         let row_s = seconds(verify, self.rows + 1) - seconds(verify, self.rows);
         let probe_s = seconds(draft, candidate.behind.max(candidate.rows)) + row_s;
-        let quiet_s = f64::from(self.quiet_rounds) * self.verify_s;
+        let quiet_s = f64::from(quiet_rounds) * self.verify_s;
         probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
     }
 
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {
         self.probing = false;
+        self.undrafted_rounds += u32::from(self.undrafted_rounds < u32::MAX);
+        for (candidate, length) in batch.candidates.iter().zip(lengths.iter_mut()) {
+            if candidate.tries {
+                *length = (*length).max(TRY_LENGTH.min(candidate.useful));
+                self.probing = true;
+            }
+        }
         // Of those that could draft, who has the least to catch up.
         let able = batch.candidates.iter().enumerate().filter(|(_, candidate)| candidate.drafts);
         let Some((able, candidate)) = able.min_by_key(|(_, candidate)| candidate.behind) else { return };
         self.quiet_rounds = if lengths.iter().any(|&k| k > 0) { 0 } else { self.quiet_rounds + 1 };
         let due = self.predicts() && self.quiet_rounds >= PROBE_AFTER && self.steering.speculates();
-        if due && self.affords_probe(candidate) {
+        if due && self.affords_probe(candidate, self.quiet_rounds) {
             lengths[able] = 1;
             self.probing = true;
             // Else it goes on in the next round.

@@ -210,7 +210,11 @@ impl Recorder {
                 self.mark(at, Mark::DeviceLost);
             }
             Event::DeviceReady => self.mark(at, Mark::DeviceReady),
-            Event::Cancel(_) | Event::Tune(_) | Event::Profiled(_) | Event::DeviceGivenUp => {}
+            Event::Cancel(_)
+            | Event::Tune(_)
+            | Event::Profiled(_)
+            | Event::ForgetOutputs
+            | Event::DeviceGivenUp => {}
         }
     }
 

@@ -69,6 +69,8 @@ pub struct Handling {
     pub priority: i32,
     /// The prefix cache is shared with requests of the same salt alone.
     pub salt: u128,
+    /// Whose it is: past outputs are proposed from to requests of the same owner and the same salt alone.
+    pub owner: u128,
 }
 
 /// Where the proposals of a request may come from.
@@ -81,8 +83,10 @@ pub enum SpeculationMode {
     Off,
     /// Prompt-lookup proposals alone: nothing is drafted.
     Lookup,
-    /// Drafted ones alone: no prompt-lookup.
+    /// Drafted ones alone: nothing is looked up.
     Draft,
+    /// Those from past outputs alone.
+    Suffix,
 }
 
 impl std::fmt::Display for SpeculationMode {
@@ -92,6 +96,7 @@ impl std::fmt::Display for SpeculationMode {
             SpeculationMode::Off => "off",
             SpeculationMode::Lookup => "lookup",
             SpeculationMode::Draft => "draft",
+            SpeculationMode::Suffix => "suffix",
         })
     }
 }
@@ -105,6 +110,11 @@ impl SpeculationMode {
     /// May prompt-lookup propose?
     pub fn looks_up(self) -> bool {
         matches!(self, SpeculationMode::Auto | SpeculationMode::Lookup)
+    }
+
+    /// May past outputs be proposed from?
+    pub fn recalls(self) -> bool {
+        matches!(self, SpeculationMode::Auto | SpeculationMode::Suffix)
     }
 }
 

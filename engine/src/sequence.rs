@@ -31,13 +31,12 @@ use crate::blocks::{BlockPool, BlockTable};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{Admission, Alternatives, CancelledChunk, Drafted, LaneKind, Verdict};
+use crate::portfolio::{Offers, Prices, Prospects};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
+use crate::suffix::{Owner, PastOutputs};
 use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
-use crate::usage::Usage;
+use crate::usage::{Tried, Usage};
 use crate::view::{RequestState, RequestView};
-
-/// Part of a drafted proposal's acceptance that is enough for one that costs no draft step.
-const LOOKUP_FLOOR: f32 = 0.9;
 
 /// The KV of one sequence in one pool.
 #[derive(Debug)]
@@ -98,7 +97,7 @@ pub(crate) struct Proposal {
 
 impl Proposal {
     /// It cost no draft step, and no lane has looked at it.
-    pub(crate) fn is_lookup(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         self.source != Source::Draft
     }
 }
@@ -137,6 +136,10 @@ pub(crate) struct Sequence {
     pub(crate) levels: PerSource<Level>,
     /// Where prompt-lookup copies from; none if it does not propose.
     pub(crate) lookup: Option<Lookup>,
+    /// What free sources offered last.
+    offers: Offers,
+    /// It goes without what they offer in this round, and tries the draft.
+    pub(crate) tries: bool,
     /// Proposals the round wants it to have.
     pub(crate) wanted: usize,
     pub(crate) usage: Usage,
@@ -165,8 +168,8 @@ pub(crate) struct Committed {
     /// Proposals that were verified: those sent, without those that left the pass.
     pub(crate) proposed: usize,
     pub(crate) accepted: usize,
-    /// Those of both that came from prompt-lookup or a predicted output.
-    pub(crate) lookups: (usize, usize),
+    /// Those of both by where they came from.
+    pub(crate) by_source: PerSource<Tried>,
     /// Proposals left the pass, and the first of them would have been accepted.
     pub(crate) pruned_in_vain: bool,
     /// The epoch that a rejection ended.
@@ -217,6 +220,8 @@ impl Sequence {
             epoch: 0,
             levels: PerSource::default(),
             lookup,
+            offers: Offers::default(),
+            tries: false,
             wanted: 0,
             device_losses: 0,
             cacheable: !request.whole_prompt,
@@ -275,6 +280,17 @@ impl Sequence {
     /// May the draft model work for it?
     pub(crate) fn drafts(&self) -> bool {
         self.speculates() && self.handling.mode.drafts()
+    }
+
+    /// Who may see its output.
+    pub(crate) fn owner(&self) -> Owner {
+        (self.handling.owner, self.handling.salt)
+    }
+
+    /// Keeps its output, to be proposed from.
+    pub(crate) fn keep_in(&self, past: &mut PastOutputs) {
+        let (prompt, output) = self.tokens.split_at(self.usage.prompt_tokens);
+        past.keep(self.owner(), prompt, output);
     }
 
     /// Whose cached prefixes it shares.
@@ -354,39 +370,50 @@ impl Sequence {
         }
     }
 
-    /// Appends prompt-lookup proposals, as far as they are likelier to be accepted than `drafts`, if there are any.
-    pub(crate) fn copy(
+    /// Asks the free sources what they offer, and appends what is worth more than what the draft would propose.
+    pub(crate) fn take_offers(
         &mut self,
+        (looks_up, past): (bool, Option<&PastOutputs>),
         tables: &PerSource<AcceptanceTable>,
-        drafts: bool,
-        offered: &mut Vec<(TokenId, f32)>,
+        prospects: &Prospects,
+        prices: &Prices,
     ) {
-        let useful = self.useful_proposals();
-        let Some(lookup) = &mut self.lookup else { return };
+        let (useful, owner) = (self.useful_proposals(), self.owner());
         if useful == 0 || self.draft_out.is_some() {
             return;
         }
-        lookup.follow(&self.tokens);
-        let source = lookup.offer(&self.tokens, useful, offered);
-        let there = self.proposals.iter().map(|proposal| proposal.token);
-        if !there.eq(offered.iter().map(|(token, _)| *token).take(self.proposals.len())) {
+        let Offers { behind, lookup: copied, suffix } = &mut self.offers;
+        *behind = self.tokens.len();
+        match self.lookup.as_mut().filter(|_| looks_up) {
+            Some(lookup) => {
+                lookup.follow(&self.tokens);
+                copied.source = lookup.offer(&self.tokens, useful, &mut copied.proposals);
+            }
+            None => copied.proposals.clear(),
+        }
+        match past.filter(|_| self.handling.mode.recalls()) {
+            Some(past) => past.offer(owner, &self.tokens, useful, &mut suffix.proposals),
+            None => suffix.proposals.clear(),
+        }
+        if self.tries {
             return;
         }
+        let there = self.proposals.iter().map(|proposal| proposal.token);
+        let Some((offer, further)) = prospects.choose(&self.offers, there, tables, &self.levels, prices)
+        else {
+            return;
+        };
+        let source = offer.source;
         let level = self.levels[source];
-        let floor = if drafts { LOOKUP_FLOOR * self.levels[Source::Draft].typical() } else { 0.0 };
-        for &(token, confidence) in offered.iter().skip(self.proposals.len()) {
+        for &(token, confidence) in offer.proposals.iter().skip(self.proposals.len()).take(further) {
             let calibrated = tables[source][confidence_bin(confidence)];
-            let acceptance = level.acceptance(calibrated);
-            if acceptance < floor {
-                break;
-            }
             self.proposals.push_back(Proposal {
                 token,
                 source,
                 alternatives: Default::default(),
                 confidence,
                 calibrated,
-                acceptance,
+                acceptance: level.acceptance(calibrated),
             });
         }
     }
@@ -429,14 +456,23 @@ impl Sequence {
         self.draft.advance(&self.tokens, computed);
     }
 
-    /// What the verdict says of the sources: of the first `known` proposals, the first `accepted` of which were right.
+    /// What the verdict says of the draft: of the first `known` proposals, the first `accepted` of which were right.
     pub(crate) fn learn(&mut self, known: usize, accepted: usize, calibrations: &mut PerSource<Calibration>) {
         for source in Source::ALL {
             self.levels[source].fade(calibrations[source].typical());
         }
-        for (i, proposal) in self.proposals.iter().take(known).enumerate() {
+        let drafted = |(_, proposal): &(usize, &Proposal)| !proposal.is_free();
+        for (i, proposal) in self.proposals.iter().take(known).enumerate().filter(drafted) {
             calibrations[proposal.source].observe(proposal.confidence, proposal.acceptance, i < accepted);
             self.levels[proposal.source].observe(proposal.calibrated, i < accepted);
+        }
+    }
+
+    /// What free sources offered is held against what came: so many proposals, and the next token.
+    fn learn_of_offers(&mut self, accepted: usize, next: TokenId, calibrations: &mut PerSource<Calibration>) {
+        if self.offers.behind == self.tokens.len() {
+            let came = self.proposals.iter().take(accepted).map(|proposal| proposal.token).chain([next]);
+            self.offers.learn(came, calibrations, &mut self.levels);
         }
     }
 
@@ -459,12 +495,11 @@ impl Sequence {
         done.pruned_in_vain = verified < sent && accepted == verified && foretold;
         // The row in front of a pruned proposal was computed: its verdict is known too.
         self.learn(sent.min(accepted + 1), accepted + usize::from(done.pruned_in_vain), calibrations);
+        self.learn_of_offers(accepted, next, calibrations);
         self.first_token.get_or_insert(now);
         let sources = self.proposals.iter().take(verified).map(|proposal| proposal.source);
         let at = now.saturating_sub(self.submitted);
-        let tried = self.usage.count(sources, accepted, at);
-        let (text, prediction) = (tried[Source::Text], tried[Source::Prediction]);
-        done.lookups = (text.proposed + prediction.proposed, text.accepted + prediction.accepted);
+        done.by_source = self.usage.count(sources, accepted, at);
         for _ in 0..accepted {
             let Some(proposal) = self.proposals.pop_front() else { break };
             if self.take(proposal.token, Origin::Draft, &mut done) {

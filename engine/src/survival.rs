@@ -31,16 +31,18 @@ pub enum Source {
     Text,
     /// A predicted output: from what the client predicts.
     Prediction,
+    /// Past outputs: from what followed the same suffix there.
+    Suffix,
 }
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 3] = [Source::Draft, Source::Text, Source::Prediction];
+    pub const ALL: [Source; 4] = [Source::Draft, Source::Text, Source::Prediction, Source::Suffix];
 }
 
 /// One of something for each source of proposals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PerSource<T>([T; 3]);
+pub struct PerSource<T>([T; 4]);
 
 impl<T> PerSource<T> {
     /// Each made of its source.
@@ -139,7 +141,7 @@ impl Calibration {
         Calibration { bins, all: bin(TYPICAL_AT_FIRST), observed: 0, log_loss_sum: 0.0 }
     }
 
-    /// Of prompt-lookup proposals, whose bin is the number of tokens that agreed before: hopeful, so that they are tried.
+    /// Of proposals that were found in a text, whose bin is the higher the more tokens agreed before: hopeful, so that they are tried.
     fn of_lookups() -> Calibration {
         Calibration::with_prior(|agreed| 1.0 - 0.6 * 0.75_f64.powi(agreed as i32))
     }
@@ -174,7 +176,16 @@ impl Calibration {
 
     /// The probability of acceptance per bin.
     pub fn table(&self) -> AcceptanceTable {
-        std::array::from_fn(|bin| bounded((self.bins[bin].accepted / self.bins[bin].seen) as f32))
+        std::array::from_fn(|bin| self.of_bin(bin))
+    }
+
+    /// The probability of acceptance of a proposal with this confidence.
+    pub fn acceptance(&self, confidence: f32) -> f32 {
+        self.of_bin(confidence_bin(confidence))
+    }
+
+    fn of_bin(&self, bin: usize) -> f32 {
+        bounded((self.bins[bin].accepted / self.bins[bin].seen) as f32)
     }
 
     /// Proposals learned from, and the mean log-loss of what was predicted of them, in nats.

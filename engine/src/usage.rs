@@ -117,7 +117,7 @@ mod tests {
         usage.count([Source::Prediction, Source::Prediction, Source::Draft].into_iter(), 1, at(6));
         usage.count([Source::Draft; K_LIMIT].into_iter(), K_LIMIT, at(9));
         let tried = |source| (usage.by_source[source].proposed, usage.by_source[source].accepted);
-        assert_eq!(Source::ALL.map(tried), [(K_LIMIT + 1, K_LIMIT), (0, 0), (2, 1)]);
+        assert_eq!(Source::ALL.map(tried), [(K_LIMIT + 1, K_LIMIT), (0, 0), (2, 1), (0, 0)]);
         assert_eq!((usage.proposed, usage.accepted, usage.target_passes), (K_LIMIT + 3, K_LIMIT + 1, 3));
         assert_eq!(
             (usage.passes_by_accepted[1], usage.passes_by_accepted[K_LIMIT], usage.longest),

@@ -145,7 +145,7 @@ impl Engine {
             start,
             rows: sequence.append_known(start, committed + k, &mut plan.tokens),
             proposals: k,
-            unchecked: k > 0 && (masked || sequence.proposals.iter().take(k).any(Proposal::is_lookup)),
+            unchecked: k > 0 && (masked || sequence.proposals.iter().take(k).any(Proposal::is_free)),
             sample: end == sequence.tokens.len(),
             table: sequence.target.table.append_ids(end + k, &mut plan.blocks),
             tests: 0..0,
@@ -311,8 +311,11 @@ impl Engine {
             }
         }
         self.totals.count_draft(done.proposed, done.accepted);
-        self.totals.prompt_lookup_tokens += done.lookups.0 as u64;
-        self.totals.prompt_lookup_accepted_tokens += done.lookups.1 as u64;
+        let (text, prediction) = (done.by_source[Source::Text], done.by_source[Source::Prediction]);
+        self.totals.prompt_lookup_tokens += (text.proposed + prediction.proposed) as u64;
+        self.totals.prompt_lookup_accepted_tokens += (text.accepted + prediction.accepted) as u64;
+        self.totals.suffix_tokens += done.by_source[Source::Suffix].proposed as u64;
+        self.totals.suffix_accepted_tokens += done.by_source[Source::Suffix].accepted as u64;
         self.totals.rows_pruned += verdict.pruned as u64;
         self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
         self.totals.output_tokens += done.emitted.len() as u64;

@@ -22,6 +22,8 @@ pub struct LoadView {
     pub calibration: CalibrationView,
     /// What the load asks of rounds.
     pub steering: SteeringView,
+    /// Past outputs that are kept.
+    pub suffix: SuffixView,
     /// Totals since the start.
     pub totals: Totals,
 }
@@ -87,6 +89,10 @@ impl LoadView {
         let observed = mine.observed + theirs.observed;
         let nats = mine.log_loss_nats * mine.observed as f64 + theirs.log_loss_nats * theirs.observed as f64;
         self.calibration = CalibrationView { observed, log_loss_nats: nats / observed.max(1) as f64 };
+        let (mine, theirs) = (&mut self.suffix, other.suffix);
+        mine.bytes += theirs.bytes;
+        mine.outputs += theirs.outputs;
+        mine.tokens += theirs.tokens;
         self.totals.add(&other.totals);
     }
 }
@@ -116,6 +122,17 @@ pub struct SteeringView {
     pub credit_s: f64,
     /// Speculation lost what it may lose: nothing is proposed until there is credit again.
     pub suspended: bool,
+}
+
+/// Past outputs that are kept to be proposed from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SuffixView {
+    /// Memory that they may take, which is taken at the start.
+    pub bytes: usize,
+    /// Outputs that are there.
+    pub outputs: usize,
+    /// Their tokens, with the ends of their prompts.
+    pub tokens: usize,
 }
 
 /// What the predictions of survival were worth, since the start.
@@ -302,6 +319,10 @@ sums! {
         pub prompt_lookup_tokens: u64,
         /// Those of them that were accepted.
         pub prompt_lookup_accepted_tokens: u64,
+        /// Proposals verified that came from past outputs.
+        pub suffix_tokens: u64,
+        /// Those of them that were accepted.
+        pub suffix_accepted_tokens: u64,
         /// Proposals accepted, by their place in the chunk.
         pub accepted_per_position: [u64; K_LIMIT],
         /// Proposals verified, by their place in the chunk.

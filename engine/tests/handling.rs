@@ -133,9 +133,9 @@ fn proposals_come_from_where_the_request_lets_them() {
         assert_eq!(of(SpeculationMode::Auto), (true, true));
         assert_eq!(of(SpeculationMode::Lookup), (false, true));
         assert_eq!(of(SpeculationMode::Draft), (true, false));
-        assert_eq!(tried(SpeculationMode::Off, None), [false; 3]);
+        assert_eq!(tried(SpeculationMode::Off, None), [false; 4]);
         // A cap of its own lifts nothing.
-        assert_eq!(tried(SpeculationMode::Off, Some(4)), [false; 3]);
+        assert_eq!(tried(SpeculationMode::Off, Some(4)), [false; 4]);
         assert!((1..=3).contains(&usage(SpeculationMode::Lookup, Some(3)).longest));
         assert!(usage(SpeculationMode::Lookup, None).longest <= K_LIMIT);
     }

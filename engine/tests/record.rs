@@ -77,7 +77,9 @@ fn a_record_has_what_the_engine_counts() {
         assert_eq!(pass.chunks.len(), pass.sequences);
         assert_eq!(pass.chunks.iter().map(|chunk| chunk.accepted).sum::<usize>(), pass.accepted);
         assert!(pass.chunks.iter().all(|chunk| chunk.proposals <= chunk.k));
-        assert!(pass.left <= pass.began && pass.began < pass.ended && pass.predicted.is_some());
+        // What a verdict of the same moment cancels has taken no time.
+        let worked = pass.began < pass.ended || pass.chunks.iter().all(|chunk| chunk.cancelled);
+        assert!(pass.left <= pass.began && worked && pass.predicted.is_some(), "{pass:?}");
     }
 }
 

@@ -10,7 +10,7 @@ use faser_engine::sim::Happening;
 use faser_engine::survival::Source;
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, Handling, Policy, ProposedBlock, Refusal, Request, SeqId, Slo,
-    SpeculationMode, TokenId, Tuning,
+    SpeculationBounds, SpeculationMode, TokenId, Tuning,
 };
 use proptest::prelude::*;
 
@@ -154,14 +154,20 @@ fn clients() -> impl Strategy<Value = Vec<Client>> {
     let prompt = (0..3u32, 0..30usize, prop::collection::vec(0..VOCABULARY, 1..20))
         .prop_map(|(beginning, n, tail)| [vec![beginning; n], tail].concat());
     let stop_tokens = prop::collection::vec(0..VOCABULARY, 0..2);
-    let modes =
-        [SpeculationMode::Auto, SpeculationMode::Off, SpeculationMode::Lookup, SpeculationMode::Draft];
+    let modes = [
+        SpeculationMode::Auto,
+        SpeculationMode::Off,
+        SpeculationMode::Lookup,
+        SpeculationMode::Draft,
+        SpeculationMode::Suffix,
+    ];
     let handling = (prop::option::of(0..6usize), prop::sample::select(modes.to_vec()), -2..3i32, 0..6u128);
     let handling = handling.prop_map(|(k_max, mode, priority, salt)| Handling {
         k_max,
         mode,
         priority,
         salt: salt / 5,
+        owner: salt % 2,
         ..Handling::default()
     });
     let leaves_after = prop::option::weighted(0.3, 0..60u64);
@@ -192,8 +198,10 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     let slo = prop::option::of(1..2000u64);
     // A draft too small for a sequence is none.
     let draft = (0..140usize, 0..5, 1..9usize);
-    (1..6usize, 90..140usize, draft, 1..9usize, 0..40usize, policy, any::<bool>(), slo).prop_map(
-        |(block_size, target_tokens, draft, max_running, more_rows, policy, prefix_cache, slo)| {
+    let caches = (any::<bool>(), prop::sample::select(vec![0, 1 << 11, 1 << 16]));
+    (1..6usize, 90..140usize, draft, 1..9usize, 0..40usize, policy, caches, slo).prop_map(
+        |(block_size, target_tokens, draft, max_running, more_rows, policy, caches, slo)| {
+            let (prefix_cache, suffix_bytes) = caches;
             EngineConfig {
                 block_size,
                 target_blocks: target_tokens.div_ceil(block_size),
@@ -211,6 +219,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 max_pass_rows: max_running + more_rows,
                 max_context: 90,
                 prefix_cache,
+                speculation: SpeculationBounds { suffix_bytes, ..SpeculationBounds::default() },
                 tuning: Tuning {
                     max_running,
                     slo: Slo { tpot: slo.map(Duration::from_micros), ttft: slo.map(Duration::from_millis) },
@@ -228,6 +237,9 @@ fn offers(config: &EngineConfig, mode: SpeculationMode) -> bool {
         SpeculationMode::Auto | SpeculationMode::Off => true,
         SpeculationMode::Lookup => config.tuning.policy.traits().lookup,
         SpeculationMode::Draft => config.draft.drafts() && config.tuning.policy.traits().drafts,
+        SpeculationMode::Suffix => {
+            config.speculation.suffix_bytes > 0 && config.tuning.policy.traits().lookup
+        }
     }
 }
 
@@ -290,7 +302,9 @@ proptest! {
             prop_assert!(usage.cached_tokens < usage.prompt_tokens);
             prop_assert!(config.prefix_cache || usage.cached_tokens == 0);
             prop_assert!(mode.drafts() || drafted == 0);
-            prop_assert!(mode.looks_up() || usage.proposed == drafted);
+            let recalled = usage.by_source[Source::Suffix].proposed;
+            prop_assert!(mode.recalls() && config.speculation.suffix_bytes > 0 || recalled == 0);
+            prop_assert!(mode.looks_up() || usage.proposed == drafted + recalled);
         }
         // The same events bring the same commands.
         prop_assert_eq!(run(&config, acceptance, happenings(&clients, &failures)), report);

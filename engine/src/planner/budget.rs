@@ -5,10 +5,10 @@ use crate::request::K_LIMIT;
 use crate::source::RoundPasses;
 
 /// Survival below which nothing is considered.
-const NEGLIGIBLE: f32 = 0.02;
+pub(crate) const NEGLIGIBLE: f32 = 0.02;
 
 /// Gain below which drafting is not begun: estimates are off by about as much, and not to draft is certain.
-const MIN_DRAFT_GAIN: f64 = 0.03;
+pub(crate) const MIN_DRAFT_GAIN: f64 = 0.03;
 
 /// Gain below which nothing is trimmed: what is not verified is not learned from either.
 const MIN_TRIM_GAIN: f64 = 0.02;
@@ -38,6 +38,8 @@ pub(crate) struct Candidate {
     pub(crate) to_come: usize,
     /// What one of its tokens counts for, in those of a sequence without latency targets.
     pub(crate) weight: f32,
+    /// It is to try the draft, whatever that promises.
+    pub(crate) tries: bool,
 }
 
 /// The sequences of a round, and what their verify pass has room for.
