@@ -242,6 +242,11 @@ impl FrontierDispatcher {
             Control::Learned { answer } => {
                 let _ = answer.send(self.engine.learned());
             }
+            Control::ForgetOutputs { answer } => {
+                let forgotten = self.engine.view().suffix.outputs;
+                self.tell(Event::ForgetOutputs, None);
+                let _ = answer.send(forgotten);
+            }
         }
     }
 

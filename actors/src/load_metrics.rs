@@ -14,7 +14,7 @@ type Value<T, V = LoadView> = fn(&V) -> T;
 /// A counter or gauge: its name, vLLM's names for it, what it shows, and its value.
 type Declared<T> = (&'static str, &'static [&'static str], &'static str, Value<T>);
 
-const COUNTERS: [Declared<u64>; 23] = [
+const COUNTERS: [Declared<u64>; 25] = [
     ("faser_requests_submitted_total", &[], "requests taken", |view| view.totals.submitted),
     ("faser_requests_refused_total", &[], "requests refused by the engine", |view| view.totals.refused),
     ("faser_requests_finished_total", &[], "requests ended by a stop token or their length", |view| {
@@ -79,6 +79,18 @@ const COUNTERS: [Declared<u64>; 23] = [
         |view| view.totals.prompt_lookup_accepted_tokens,
     ),
     (
+        "faser_spec_decode_num_suffix_tokens_total",
+        &[],
+        "proposals verified that came from past outputs, and cost no draft step",
+        |view| view.totals.suffix_tokens,
+    ),
+    (
+        "faser_spec_decode_num_suffix_accepted_tokens_total",
+        &[],
+        "proposals from past outputs accepted",
+        |view| view.totals.suffix_accepted_tokens,
+    ),
+    (
         "faser_spec_decode_num_late_draft_tokens_total",
         &[],
         "proposals that came when their sequence had moved on or ended",
@@ -122,7 +134,10 @@ const COUNTERS: [Declared<u64>; 23] = [
     ),
 ];
 
-const GAUGES: [Declared<f64>; 7] = [
+const GAUGES: [Declared<f64>; 8] = [
+    ("faser_suffix_tokens", &[], "tokens of past outputs that are kept to be proposed from", |view| {
+        view.suffix.tokens as f64
+    }),
     (
         "faser_requests_running",
         &["vllm:num_requests_running"],

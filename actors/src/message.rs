@@ -58,6 +58,7 @@ pub(crate) enum Control {
     Tune { tuning: Tuning, answer: oneshot::Sender<Result<(), EngineError>> },
     Profiled { partitions: Vec<PartitionCosts>, answer: oneshot::Sender<()> },
     Learned { answer: oneshot::Sender<Learned> },
+    ForgetOutputs { answer: oneshot::Sender<usize> },
 }
 
 /// A service at one moment.

@@ -280,6 +280,16 @@ impl Replicas {
         }
     }
 
+    /// Has all of them forget past outputs; how many those were.
+    pub async fn forget_outputs(&self) -> usize {
+        let mut forgotten = 0;
+        for service in self.services() {
+            // One that has stopped has none.
+            forgotten += service.ask(|answer| Control::ForgetOutputs { answer }).await.unwrap_or(0);
+        }
+        forgotten
+    }
+
     /// What the first of them that answers has learned of its drafts; they have the same pair, and about the same requests.
     pub async fn learned(&self) -> Option<Learned> {
         for service in self.services() {

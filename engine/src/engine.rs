@@ -219,7 +219,7 @@ impl Engine {
                 "prompt-lookup is off here (`speculation.policy` is neither `budget` nor `faser`)"
             }
             SpeculationMode::Suffix if self.past.is_none() => {
-                "no past outputs are kept here (`speculation.suffix_mib: 0`)"
+                "no past outputs are kept here (`speculation.suffix_memory` is not set)"
             }
             SpeculationMode::Suffix if !policy.traits().lookup => {
                 "nothing is proposed from past outputs here (`speculation.policy` is neither `budget` nor `faser`)"

@@ -250,7 +250,10 @@ impl Random {
             max_context: MAX_CONTEXT,
             partitions: (0..self.between(1, PARTITIONS)).map(|_| self.costs()).collect(),
             target_layers: LAYERS,
-            speculation: SpeculationBounds::default(),
+            speculation: SpeculationBounds {
+                suffix_bytes: if self.chance(70) { 1 << 16 } else { 0 },
+                ..SpeculationBounds::default()
+            },
             prefix_cache: self.chance(50),
             learned: Learned::default(),
             tuning: Tuning {
@@ -328,6 +331,7 @@ impl Random {
             slo: Slo { ttft: target(self, 20, 9000), tpot: target(self, 20, 900) },
             priority: if self.chance(60) { 0 } else { self.below(5) as i32 - 2 },
             salt: if self.chance(80) { 0 } else { u128::from(self.below(3)) },
+            owner: if self.chance(70) { 0 } else { u128::from(self.below(3)) },
         }
     }
 

@@ -46,6 +46,8 @@ struct Tally {
     tunings: u64,
     prompt_lookup: u64,
     prompt_lookup_accepted: u64,
+    suffix: u64,
+    suffix_accepted: u64,
     /// Requests that proposed what their mode lets them, by mode.
     lookups: u64,
     drafts: u64,
@@ -212,6 +214,7 @@ fn check(case: &Case, got: &Got, tally: &mut Tally) {
         SpeculationMode::Off => tally.off += 1,
         SpeculationMode::Lookup => tally.lookups += u64::from(prompt_lookup > 0),
         SpeculationMode::Draft => tally.drafts += u64::from(drafted > 0),
+        SpeculationMode::Suffix => {}
     }
     assert!(
         (mode.drafts() || drafted == 0) && (mode.looks_up() || prompt_lookup == 0),
@@ -296,19 +299,21 @@ fn in_a_batch(
     rig.finish();
     let totals = rig.engine.view().totals;
     let needs = config.draft.needs();
+    let drafted = totals.draft_tokens - totals.prompt_lookup_tokens - totals.suffix_tokens;
+    let drafted_accepted =
+        totals.accepted_tokens - totals.prompt_lookup_accepted_tokens - totals.suffix_accepted_tokens;
     if needs.passes == RoundPasses::One && !needs.hidden_states {
-        tally.one_pass += totals.draft_tokens - totals.prompt_lookup_tokens;
-        tally.one_pass_accepted += totals.accepted_tokens - totals.prompt_lookup_accepted_tokens;
+        tally.one_pass += drafted;
+        tally.one_pass_accepted += drafted_accepted;
     }
     if needs.hidden_states {
-        let of_heads = totals.draft_tokens - totals.prompt_lookup_tokens;
         match needs.passes {
             _ if needs.block.is_some() => {
-                tally.of_blocks += of_heads;
-                tally.of_blocks_accepted += totals.accepted_tokens - totals.prompt_lookup_accepted_tokens;
+                tally.of_blocks += drafted;
+                tally.of_blocks_accepted += drafted_accepted;
             }
-            RoundPasses::One => tally.one_pass_of_heads += of_heads,
-            _ => tally.of_heads += of_heads,
+            RoundPasses::One => tally.one_pass_of_heads += drafted,
+            _ => tally.of_heads += drafted,
         }
     }
     tally.accepted += totals.accepted_tokens;
@@ -326,6 +331,8 @@ fn in_a_batch(
     tally.forbidden += rig.forbidden;
     tally.prompt_lookup += totals.prompt_lookup_tokens;
     tally.prompt_lookup_accepted += totals.prompt_lookup_accepted_tokens;
+    tally.suffix += totals.suffix_tokens;
+    tally.suffix_accepted += totals.suffix_accepted_tokens;
     tally.cancellations += totals.cancelled;
     tally.prefix_hits += totals.cached_prompt_tokens;
     cases.iter().map(|case| case.outcome(&mut rig)).collect()
@@ -382,6 +389,8 @@ impl Tally {
             ("other ways to decide", self.tunings),
             ("prompt-lookup proposals that were accepted", self.prompt_lookup_accepted),
             ("prompt-lookup proposals that were rejected", self.prompt_lookup - self.prompt_lookup_accepted),
+            ("proposals from past outputs that were accepted", self.suffix_accepted),
+            ("proposals from past outputs that were rejected", self.suffix - self.suffix_accepted),
             ("requests that propose nothing", self.off),
             ("requests that copy alone", self.lookups),
             ("requests that draft alone", self.drafts),

@@ -59,6 +59,8 @@ pub struct Config {
     pub tuning: Tuning,
     /// Where cost tables are cached between two starts.
     pub cost_cache: CostCache,
+    /// Memory of each replica for past outputs, which are proposed from; 0: none are kept.
+    pub suffix_bytes: u64,
     /// Whether costs are measured even if they are cached. No key of the file says so, only `--profile`.
     pub profile: bool,
     /// What is logged.

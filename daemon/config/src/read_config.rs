@@ -67,7 +67,8 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let mut metrics = section("metrics")?;
     let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
     metrics.finish()?;
-    let Sections { model, device, kv, scheduler, tuning, cost_cache } = sections(section, folder)?;
+    let Sections { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
+        sections(section, folder)?;
     let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     let several = root.list("pairs")?;
@@ -82,6 +83,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         scheduler,
         tuning,
         cost_cache,
+        suffix_bytes,
         profile: false,
         log,
         vllm_names,
@@ -151,13 +153,14 @@ fn pair(
     }
     let section =
         |name: &'static str| Fields::new(format!("{path}.{name}"), whole.get(name).unwrap_or(&Value::Null));
-    let Sections { mut model, device, kv, scheduler, tuning, cost_cache } = sections(section, folder)?;
+    let Sections { mut model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
+        sections(section, folder)?;
     if model.name.is_some() {
         let problem = format!("stands beside `{path}.name`: leave it out");
         return Err(FieldError::new(format!("{path}.model.name"), Fault::Value, problem));
     }
     model.name = Some(name);
-    Ok(Config { model, device, kv, scheduler, tuning, cost_cache, ..shared.clone() })
+    Ok(Config { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes, ..shared.clone() })
 }
 
 /// A section as a pair has it: key by key what it says itself, also if that is null, for the default; else what is said for all.

@@ -18,6 +18,10 @@ use super::{
 };
 use crate::fields::{Fault, FieldError, Fields, at_most, each, required, whole, wrong_type, wrong_value};
 
+/// Memory for past outputs: below the least hardly one fits.
+const LEAST_SUFFIX_BYTES: u64 = 64 << 10;
+const MOST_SUFFIX_BYTES: u64 = 64 << 30;
+
 /// What pairs may have each of their own.
 pub(super) struct Sections {
     pub(super) model: ModelSection,
@@ -26,6 +30,7 @@ pub(super) struct Sections {
     pub(super) scheduler: SchedulerConfig,
     pub(super) tuning: Tuning,
     pub(super) cost_cache: CostCache,
+    pub(super) suffix_bytes: u64,
 }
 
 pub(super) fn sections<'v>(
@@ -38,8 +43,8 @@ pub(super) fn sections<'v>(
     let mut tuning = Tuning::default();
     let scheduler = scheduler(section("scheduler")?, &mut tuning)?;
     let fields = section("speculation")?;
-    let cost_cache = speculation(fields, &model, sources.as_deref(), folder, &mut tuning)?;
-    Ok(Sections { model, device, kv, scheduler, tuning, cost_cache })
+    let (cost_cache, suffix_bytes) = speculation(fields, &model, sources.as_deref(), folder, &mut tuning)?;
+    Ok(Sections { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes })
 }
 
 /// The model section, and which sources beside a draft model it names, if it lists them.
@@ -266,7 +271,7 @@ fn speculation(
     sources: Option<&[&'static str]>,
     folder: &Path,
     tuning: &mut Tuning,
-) -> Result<CostCache, FieldError> {
+) -> Result<(CostCache, u64), FieldError> {
     tunables::read("speculation", &mut fields, tuning)?;
     draft_key::switch(sources, &fields, tuning)?;
     if let Some(mut slo) = fields.object("slo")? {
@@ -284,8 +289,9 @@ fn speculation(
         Some("") => return Err(fields.wrong_value("cost_cache", "a folder, or `none`", &"".into())),
         Some(path) => CostCache::Folder(folder.join(path)),
     };
+    let suffix_bytes = sizes::bytes(&mut fields, "suffix_memory", LEAST_SUFFIX_BYTES, MOST_SUFFIX_BYTES)?;
     fields.finish()?;
-    Ok(cost_cache)
+    Ok((cost_cache, suffix_bytes.unwrap_or(0)))
 }
 
 pub(super) fn log(mut fields: Fields<'_>) -> Result<LogConfig, FieldError> {

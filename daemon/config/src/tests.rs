@@ -45,7 +45,10 @@ fn the_teaching_file_says_every_default() {
         keys("scheduler"),
         "max_context max_pass_rows max_prefill_rows max_running max_waiting priorities"
     );
-    assert_eq!(keys("speculation"), "cost_cache k_max lookup overlap partition policy prune sizing slo trim");
+    assert_eq!(
+        keys("speculation"),
+        "cost_cache k_max lookup overlap partition policy prune sizing slo suffix_memory trim"
+    );
     assert_eq!(keys("log"), "format level");
     assert_eq!(keys("metrics"), "vllm_names");
 }

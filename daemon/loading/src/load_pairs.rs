@@ -104,6 +104,7 @@ pub(crate) fn bounds(
                 0
             },
             draft_context: draft.map_or(usize::MAX, |draft| draft.max_context),
+            suffix_bytes: usize::try_from(config.suffix_bytes).unwrap_or(usize::MAX),
         },
         prefix_cache: config.kv.prefix_cache,
         learned: Learned::default(),

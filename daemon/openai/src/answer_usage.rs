@@ -127,6 +127,7 @@ fn speculation(usage: &Spent) -> Value {
         "num_spec_tokens": usage.longest,
         "sources": {
             "draft": source(Source::Draft), "text": source(Source::Text), "prediction": source(Source::Prediction),
+            "suffix": source(Source::Suffix),
         },
     })
 }

@@ -8,6 +8,7 @@ use faser_config::ServerConfig;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::access::Access;
+use crate::authorize::owner;
 use crate::body::{self, Ask, Bodies};
 use crate::errors::ApiError;
 use crate::pairs::{Pairs, Served};
@@ -112,7 +113,8 @@ impl App {
         let body = body::receive(request, payload, &self.limits, &self.bodies).await?;
         let served = pairs.of_body(&body)?;
         let (max_prompts, max_body_bytes) = (self.limits.max_prompts_per_request, self.limits.max_body_bytes);
-        let asked = body::read(&body, &served.bounds_of_requests(max_prompts, max_body_bytes), ask)?;
+        let bounds = served.bounds_of_requests(max_prompts, max_body_bytes, owner(request));
+        let asked = body::read(&body, &bounds, ask)?;
         Ok((served, asked))
     }
 

@@ -7,14 +7,22 @@ use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::{ConnectionType, StatusCode, header};
 use actix_web::middleware::Next;
-use actix_web::{Error, HttpMessage, ResponseError, web};
+use actix_web::{Error, HttpMessage, HttpRequest, ResponseError, web};
 
 use super::errors::ApiError;
 use crate::access::{Permit, Refusal};
 use crate::app::App;
 
-/// The name of a request's key, for the log.
-pub(super) struct KeyName(pub(super) String);
+/// A request's key: its name, for the log, and whose it is.
+pub(super) struct OfKey {
+    pub(super) name: String,
+    owner: u128,
+}
+
+/// Whose key a request has; 0 where there are no keys.
+pub(super) fn owner(request: &HttpRequest) -> u128 {
+    request.extensions().get::<OfKey>().map_or(0, |key| key.owner)
+}
 
 /// The middleware. What is refused here never has its body read.
 ///
@@ -32,7 +40,7 @@ pub async fn authorize<B: MessageBody + 'static>(
         }
     };
     if let Some(permit) = &permit {
-        request.extensions_mut().insert(KeyName(permit.name().to_owned()));
+        request.extensions_mut().insert(OfKey { name: permit.name().to_owned(), owner: permit.owner() });
     }
     let guarded = request.app_data::<web::Data<App>>().is_some_and(|app| !app.access.keys().is_empty());
     let response = next.call(request).await?.map_into_boxed_body();

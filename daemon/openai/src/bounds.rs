@@ -39,6 +39,8 @@ pub struct Bounds<'a> {
     pub template: TemplateReads,
     /// What a request samples by where it says nothing itself.
     pub defaults: GenerationDefaults,
+    /// Whose key it has, 0 where there are no keys: past outputs are proposed from to their own key alone.
+    pub owner: u128,
 }
 
 /// Variables that a chat template may read or not.
@@ -64,6 +66,7 @@ impl<'a> Bounds<'a> {
         priorities: true,
         template: TemplateReads { tools: true, reasoning_effort: true, verbosity: true },
         defaults: GenerationDefaults::NOTHING,
+        owner: 0,
     };
 
     /// Reads `model`, which may be left out: then it is the model's own name.

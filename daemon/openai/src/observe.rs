@@ -12,7 +12,7 @@ use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpResponse, web};
 use tracing::{Instrument, Span};
 
-use super::authorize::KeyName;
+use super::authorize::OfKey;
 use super::errors::ApiError;
 use crate::random;
 
@@ -48,7 +48,7 @@ pub async fn observe<B: MessageBody + 'static>(
     let key = outcome
         .as_ref()
         .ok()
-        .and_then(|response| response.request().extensions().get::<KeyName>().map(|key| key.0.clone()));
+        .and_then(|response| response.request().extensions().get::<OfKey>().map(|key| key.name.clone()));
     tracing::debug!(%method, route, key, status = status.as_u16(), head_ms, "request answered");
     let id = HeaderValue::from_str(&id).ok();
     match outcome {

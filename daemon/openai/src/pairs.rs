@@ -83,8 +83,13 @@ impl Served {
         Names { main: &self.name, aliases: &self.aliases }
     }
 
-    /// What requests are measured against.
-    pub(crate) fn bounds_of_requests(&self, max_prompts: usize, max_body_bytes: usize) -> Bounds<'_> {
+    /// What requests of an owner are measured against.
+    pub(crate) fn bounds_of_requests(
+        &self,
+        max_prompts: usize,
+        max_body_bytes: usize,
+        owner: u128,
+    ) -> Bounds<'_> {
         let reads = |name| self.template.as_ref().is_ok_and(|template| template.reads(name));
         Bounds {
             names: self.names(),
@@ -100,6 +105,7 @@ impl Served {
                 verbosity: reads(VERBOSITY),
             },
             defaults: self.defaults,
+            owner,
         }
     }
 

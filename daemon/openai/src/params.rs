@@ -187,7 +187,7 @@ pub(super) fn parameters(
         },
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         prediction: prediction(fields)?,
-        handling: handling(fields, bounds.priorities)?,
+        handling: handling(fields, bounds.priorities, bounds.owner)?,
         include_metrics: fields.flag(("include_metrics", "The answer says what it took."))?.unwrap_or(false),
         return_token_ids: shape != Shape::Response
             && fields

@@ -13,11 +13,15 @@ const LONGEST_TARGET_MS: u64 = 3_600_000;
 /// Bytes of a `cache_salt` at most.
 const MAX_SALT_BYTES: usize = 1024;
 
-/// Reads them; `priorities` says whether the server goes by priorities.
+/// Reads them; `priorities` says whether the server goes by priorities, and `owner` whose key the request has.
 ///
 /// # Errors
 /// A field that is wrong, or a priority that would not count.
-pub(super) fn handling(fields: &mut Fields<'_>, priorities: bool) -> Result<Handling, FieldError> {
+pub(super) fn handling(
+    fields: &mut Fields<'_>,
+    priorities: bool,
+    owner: u128,
+) -> Result<Handling, FieldError> {
     // vLLM's place for it.
     let outer = priority(fields, "As `speculation.priority`.", priorities)?;
     let salt = salt(fields)?;
@@ -37,7 +41,7 @@ pub(super) fn handling(fields: &mut Fields<'_>, priorities: bool) -> Result<Hand
     {
         return Err(fields.wrong("priority", "and `speculation.priority` differ: give one of them"));
     }
-    Ok(Handling { priority: outer.or(inner).unwrap_or(0), salt, ..handling })
+    Ok(Handling { priority: outer.or(inner).unwrap_or(0), salt, owner, ..handling })
 }
 
 /// Half of the text's SHA-256: nobody finds a text for the salt of another one. 0, that of requests without a salt, is none's.
@@ -56,10 +60,11 @@ fn salt(fields: &mut Fields<'_>) -> Result<u128, FieldError> {
 }
 
 fn mode(fields: &mut Fields<'_>) -> Result<SpeculationMode, FieldError> {
-    Ok(match fields.word("mode", &["auto", "off", "lookup", "draft"])? {
+    Ok(match fields.word("mode", &["auto", "off", "lookup", "draft", "suffix"])? {
         Some("off") => SpeculationMode::Off,
         Some("lookup") => SpeculationMode::Lookup,
         Some("draft") => SpeculationMode::Draft,
+        Some("suffix") => SpeculationMode::Suffix,
         _ => SpeculationMode::Auto,
     })
 }
@@ -95,7 +100,7 @@ mod tests {
 
     fn read(body: &Value, priorities: bool) -> Result<Handling, FieldError> {
         let mut fields = Fields::new("", body)?;
-        let read = handling(&mut fields, priorities)?;
+        let read = handling(&mut fields, priorities, 7)?;
         fields.finish()?;
         Ok(read)
     }
@@ -106,14 +111,19 @@ mod tests {
             "k_max": 3, "mode": "lookup", "slo": {"ttft_ms": 200, "tpot_ms": 25}, "priority": -7,
         }});
         let slo = Slo { ttft: Some(Duration::from_millis(200)), tpot: Some(Duration::from_millis(25)) };
-        let wanted = Handling { k_max: Some(3), mode: SpeculationMode::Lookup, slo, priority: -7, salt: 0 };
+        let wanted =
+            Handling { k_max: Some(3), mode: SpeculationMode::Lookup, slo, priority: -7, salt: 0, owner: 7 };
         assert_eq!(read(&all, true), Ok(wanted));
         for nothing in
             [json!({}), json!({"speculation": {}}), json!({"speculation": {"mode": "auto", "slo": {}}})]
         {
-            assert_eq!(read(&nothing, true), Ok(Handling::default()), "{nothing}");
+            assert_eq!(read(&nothing, true), Ok(Handling { owner: 7, ..Handling::default() }), "{nothing}");
         }
-        for (word, mode) in [("off", SpeculationMode::Off), ("draft", SpeculationMode::Draft)] {
+        for (word, mode) in [
+            ("off", SpeculationMode::Off),
+            ("draft", SpeculationMode::Draft),
+            ("suffix", SpeculationMode::Suffix),
+        ] {
             assert_eq!(read(&json!({"speculation": {"mode": word}}), true).map(|read| read.mode), Ok(mode));
         }
     }

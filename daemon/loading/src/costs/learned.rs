@@ -77,6 +77,7 @@ fn name(source: Source) -> &'static str {
         Source::Draft => "draft",
         Source::Text => "text",
         Source::Prediction => "prediction",
+        Source::Suffix => "suffix",
     }
 }
 

@@ -177,6 +177,12 @@ impl Permit {
     pub fn name(&self) -> &str {
         &self.0.name
     }
+
+    /// A number of the key's own, never 0, which tells nothing of it: a name may be another key's after a reload.
+    pub fn owner(&self) -> u128 {
+        let digest = of(&self.0.digest);
+        digest.iter().take(16).fold(0, |owner: u128, byte| owner << 8 | u128::from(*byte)).max(1)
+    }
 }
 
 impl Drop for Permit {

@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 
 use super::admin_api::{Call, RequestId, Watch};
 use super::admin_errors::conflict;
-use super::admin_openapi::{self, Cancelled, ConfigView, Drained, LevelView, LiveRow, Requests, State};
+use super::admin_openapi::{
+    self, Cancelled, ConfigView, Drained, Forgotten, LevelView, LiveRow, Requests, State,
+};
 use super::look::{Admin, oldest_first};
 use super::peer::Peer;
 use super::snapshot::{PolicyView, RequestRow};
@@ -80,6 +82,7 @@ pub(super) async fn answer(
             ok.content_type("application/json").body(trace)
         }
         Call::Profile(pair) => ok.json(admin.measure(pair.as_deref(), peer).await?),
+        Call::Forget(pair) => ok.json(admin.forget(pair.as_deref(), peer).await?),
     })
 }
 
@@ -193,6 +196,18 @@ impl Admin {
         });
         let planned = planned.await.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))?;
         planned.map_err(|why| ApiError::internal(why, "plan"))
+    }
+
+    async fn forget(&self, pair: Option<&str>, peer: &Peer) -> Result<Forgotten, ApiError> {
+        let pairs = self.pairs()?;
+        let chosen = pair.map(|_| pairs.place(pair)).transpose()?.map(|(place, _)| place);
+        let mut forgotten = 0;
+        let meant = |place: &usize| chosen.is_none_or(|chosen| chosen == *place);
+        for (_, served) in pairs.iter().enumerate().filter(|(place, _)| meant(place)) {
+            forgotten += served.service.forget_outputs().await;
+        }
+        audit::changed(peer, "forget", &json!({"pair": pair, "outputs": forgotten}), &Value::Null);
+        Ok(Forgotten { outputs: forgotten })
     }
 
     async fn level(&self) -> String {

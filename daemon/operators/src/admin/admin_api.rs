@@ -15,7 +15,8 @@ use super::admin_errors::not_here;
 
 /// Everything that can be asked of a running daemon. `POST`, `PUT` and `PATCH` change something: they are for root, faser's own user and
 /// members of `admin.group`, and each is written to the log as an audit line. What a call has beside that is the name of a pair, of several:
-/// without one the first is meant, of `Requests` all.
+/// without one the first is meant, of `Requests`
+/// and `Forget` all.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Call {
     /// A page that shows the events in a browser.
@@ -71,6 +72,8 @@ pub enum Call {
     /// Measures anew what passes cost, and has all replicas of a pair plan by that. Takes no requests meanwhile. Refused while there are
     /// requests, and on a GPU, whose memory the service has.
     Profile(Option<String>),
+    /// Forgets the past outputs that are proposed from, in all replicas of a pair; of all pairs if there is no name.
+    Forget(Option<String>),
 }
 
 /// How events are wanted.
@@ -154,6 +157,7 @@ pub static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
             "measure anew what passes cost, while there are no requests",
             &[THE_PAIR],
         ),
+        route(Method::POST, "/v1/forget", "forget the past outputs that are proposed from", &[ANY_PAIR]),
         route(
             Method::POST,
             "/v1/drain",
@@ -210,6 +214,7 @@ impl Call {
             ("GET", "/v1/policy") => Call::Policy(pair),
             ("PATCH", "/v1/policy") => Call::SetPolicy { keys: policy(&mut fields, input)?, pair },
             ("POST", "/v1/profile") => Call::Profile(pair),
+            ("POST", "/v1/forget") => Call::Forget(pair),
             ("POST", "/v1/drain") => {
                 Call::Drain { wait: Duration::from_secs(fields.whole("wait_s", 0..=86_400)?.unwrap_or(0)) }
             }
@@ -254,7 +259,8 @@ impl Call {
             | Call::SetPolicy { .. }
             | Call::SetLogLevel(_)
             | Call::Trace { .. }
-            | Call::Profile(_) => true,
+            | Call::Profile(_)
+            | Call::Forget(_) => true,
         }
     }
 }

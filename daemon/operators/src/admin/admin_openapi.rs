@@ -53,10 +53,18 @@ pub(super) struct Measured {
     pub source: String,
 }
 
+/// What was forgotten.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Forgotten {
+    /// Past outputs that there were, over all replicas.
+    pub outputs: usize,
+}
+
 /// The schemas of all answers.
 #[derive(OpenApi)]
 #[openapi(components(schemas(
-    Snapshot, Requests, ConfigView, PolicyView, LevelView, Cancelled, State, Drained, Changes, Measured
+    Snapshot, Requests, ConfigView, PolicyView, LevelView, Cancelled, State, Drained, Changes, Measured,
+    Forgotten
 )))]
 struct Schemas;
 
@@ -95,6 +103,7 @@ fn schema(route: &Route) -> Option<&'static str> {
         ("GET", "/v1/log-level") => "LevelView",
         (_, "/v1/policy" | "/v1/log-level" | "/v1/reload") => "Changes",
         (_, "/v1/profile") => "Measured",
+        (_, "/v1/forget") => "Forgotten",
         (_, "/v1/drain") => "Drained",
         (_, "/v1/resume") => "State",
         _ => return None,

@@ -38,7 +38,7 @@ pub struct CtlArgs {
     /// Print the daemon's answer as JSON.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Which of several pairs: for status, events, plan, profile, trace and dashboard the first without it, for requests and policy set all.
+    /// Which of several pairs: for status, events, plan, profile, trace and dashboard the first without it, for requests, forget and policy set all.
     #[arg(long, value_name = "NAME", global = true)]
     pub pair: Option<String>,
     /// What to do.
@@ -85,6 +85,8 @@ pub enum CtlCommand {
     },
     /// Measure anew what passes cost; the daemon must have no requests, and takes none meanwhile.
     Profile,
+    /// Forget the past outputs that are proposed from (`speculation.suffix_memory`).
+    Forget,
     /// Take no new requests, and wait for those there are.
     Drain {
         /// How long to wait, in s.
@@ -204,6 +206,7 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
             told(&done("POST", &format!("/v1/requests/{id}/cancel"), None)?.json()?, args.json, show::fields)
         }
         CtlCommand::Profile => told(&done("POST", "/v1/profile", None)?.json()?, args.json, show::fields),
+        CtlCommand::Forget => told(&done("POST", "/v1/forget", None)?.json()?, args.json, show::fields),
         CtlCommand::Resume => told(&done("POST", "/v1/resume", None)?.json()?, args.json, show::fields),
         CtlCommand::Drain { wait } => {
             let answer = done("POST", "/v1/drain", Some(json!({"wait_s": wait})))?.json()?;
