@@ -10,7 +10,7 @@ use faser_engine::record::Mark;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Trace, TracedRequest,
 };
-use faser_engine::{Mechanisms, Policy};
+use faser_engine::{Mechanisms, Policy, SpeculationMode};
 use serde_json::Value;
 
 fn spec() -> SimSpec {
@@ -28,6 +28,8 @@ fn spec() -> SimSpec {
         lengths: Lengths::exactly(20, 40),
         trace: None,
         acceptance: Acceptance::mixed(),
+        mode: SpeculationMode::Auto,
+        suffix_bytes: 0,
         cached_prompts: 0.0,
         targets: Targets::default(),
         deviation: Deviation { noise: 0.02, ..Deviation::default() },

@@ -5,7 +5,9 @@ use std::time::Duration;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Workload,
 };
-use faser_engine::{DraftSource, EngineConfig, Learned, Policy, Slo, SpeculationBounds, Tuning};
+use faser_engine::{
+    DraftSource, EngineConfig, Learned, Policy, Slo, SpeculationBounds, SpeculationMode, Tuning,
+};
 
 /// Least share of plain decoding's tokens per second.
 const FLOOR: f64 = 0.985;
@@ -19,6 +21,7 @@ fn workload(arrivals: Arrivals, acceptance: Acceptance) -> Workload {
         acceptance,
         max_context: 256,
         cached_prompts: 0.0,
+        mode: SpeculationMode::Auto,
         slo: Slo::default(),
         faults: Faults::default(),
         seed: 41112,

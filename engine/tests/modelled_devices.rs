@@ -8,7 +8,7 @@ use faser_engine::sim::{
 };
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, LaneKind, Learned, Policy, Request, SeqId, Slo,
-    SpeculationBounds, Tuning,
+    SpeculationBounds, SpeculationMode, Tuning,
 };
 use proptest::prelude::*;
 
@@ -22,6 +22,7 @@ fn workload(per_s: f64, faults: Faults, seed: u64) -> Workload {
         max_context: 128,
         cached_prompts: 0.0,
         slo: Slo::default(),
+        mode: SpeculationMode::Auto,
         faults,
         seed,
     }

@@ -17,7 +17,8 @@ use faser_engine::sim::{
     Workload,
 };
 use faser_engine::{
-    DraftSource, EngineConfig, K_LIMIT, Learned, Mechanisms, Policy, SpeculationBounds, Tuning,
+    DraftSource, EngineConfig, K_LIMIT, Learned, Mechanisms, Policy, SpeculationBounds, SpeculationMode,
+    Tuning,
 };
 use serde::{Serialize, Serializer};
 
@@ -183,6 +184,10 @@ pub struct SimSpec {
     pub trace: Option<Arc<Trace>>,
     /// When the draft is right.
     pub acceptance: Acceptance,
+    /// Where proposals come from.
+    pub mode: SpeculationMode,
+    /// Memory for past outputs.
+    pub suffix_bytes: usize,
     /// Share of the requests whose prompt was seen before, all but its end.
     pub cached_prompts: f64,
     /// Latency targets of every request.
@@ -394,6 +399,7 @@ impl SimSpec {
             max_context: self.max_context,
             cached_prompts: self.cached_prompts,
             slo: self.targets.slo(),
+            mode: self.mode,
             faults: self.faults,
             seed: self.seed,
         };
@@ -430,7 +436,10 @@ impl SimSpec {
             max_context: self.max_context,
             partitions,
             target_layers: self.pair.target.layers,
-            speculation: SpeculationBounds::default(),
+            speculation: SpeculationBounds {
+                suffix_bytes: self.suffix_bytes,
+                ..SpeculationBounds::default()
+            },
             prefix_cache: false,
             learned: Learned::default(),
             tuning: Tuning {

@@ -11,11 +11,11 @@ use clap::Args;
 use faser_bench::BenchError;
 use faser_bench::sim::{Bound, Contender, Drafts, Load, SimReport, SimRun, SimSpec, read_trace};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
-use faser_engine::Mechanisms;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Preset, Roofline,
     Trace,
 };
+use faser_engine::{Mechanisms, SpeculationMode};
 use faser_terminal::{SystemError, println};
 use faser_topology::{Link, LinkKind};
 
@@ -117,6 +117,16 @@ pub struct SimArgs {
     /// Probability that the draft is right, the same for all; without it a mix of classes.
     #[arg(long, value_name = "P")]
     pub acceptance: Option<f64>,
+    /// What texts are made of: classes, whose tokens are all new; novel, of which the draft knows most; quotes, of passages of their prompts;
+    /// recurring, of what all say again; or all of these three, a third each.
+    #[arg(long, value_name = "KIND", default_value = "classes", value_parser = ["classes", "novel", "quotes", "recurring", "all"])]
+    pub texts: String,
+    /// Where proposals of every request come from: auto, draft, lookup or suffix (past outputs).
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = ["auto", "draft", "lookup", "suffix"])]
+    pub mode: String,
+    /// Memory for past outputs, in MiB; 0: none are kept.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub suffix_mib: usize,
     /// What the draft believes of itself: modelled, a measure of how right it is, or inverted, high where it is mostly wrong and low where
     /// it is mostly right.
     #[arg(long, value_name = "KIND", default_value = "modelled", value_parser = ["modelled", "inverted"], conflicts_with = "passes")]
@@ -298,7 +308,13 @@ impl SimArgs {
             return wrong("--cancelled, --acceptance, --cached-prompts and --one-pass are shares, 0 to 1");
         }
         let inverted = self.confidence == "inverted";
-        let acceptance = self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from);
+        let acceptance = match self.texts.as_str() {
+            "novel" => Acceptance::repeating(1.0, 0.0, 0.0),
+            "quotes" => Acceptance::repeating(0.0, 1.0, 0.0),
+            "recurring" => Acceptance::repeating(0.0, 0.0, 1.0),
+            "all" => Acceptance::repeating(1.0, 1.0, 1.0),
+            _ => self.acceptance.map_or_else(Acceptance::mixed, Acceptance::from),
+        };
         // Years are enough, and fit.
         let seconds = |s: Option<f64>| s.is_none_or(|s| (0.0..=1e9).contains(&s));
         if !seconds(self.trace_from) || !seconds(self.trace_for) || self.trace_for == Some(0.0) {
@@ -377,6 +393,13 @@ impl SimArgs {
             lengths: self.lengths,
             trace: trace.map(Arc::new),
             acceptance: if inverted { acceptance.inverted() } else { acceptance },
+            mode: match self.mode.as_str() {
+                "draft" => SpeculationMode::Draft,
+                "lookup" => SpeculationMode::Lookup,
+                "suffix" => SpeculationMode::Suffix,
+                _ => SpeculationMode::Auto,
+            },
+            suffix_bytes: self.suffix_mib << 20,
             cached_prompts: self.cached_prompts,
             targets: self.targets.targets()?,
             deviation: Deviation { draft: self.error, verify: self.error, noise: self.noise },

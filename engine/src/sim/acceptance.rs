@@ -9,6 +9,7 @@
 //! each part normal and a function of (seed, prefix) alone, so that a text and its drafts never depend on the schedule.
 //! The draft sees all but its own mistakes: its confidence is those log-odds, stretched (it is overconfident) and blurred.
 
+use super::phrases::Phrases;
 use super::random::{mix, normal, uniform};
 
 /// What the process may know of a prefix.
@@ -31,6 +32,8 @@ pub struct TextClass {
     pub acceptance: f64,
     /// Share of the requests.
     pub share: f64,
+    /// What they are made of.
+    pub phrases: Phrases,
 }
 
 /// How a draft's rightness is drawn.
@@ -66,7 +69,7 @@ const BLUR: f64 = 0.8;
 impl Acceptance {
     /// A mix as of a chat service: the classes' middles are guesses in the order of public measurements.
     pub fn mixed() -> Acceptance {
-        let class = |name, acceptance, share| TextClass { name, acceptance, share };
+        let class = |name, acceptance, share| TextClass { name, acceptance, share, phrases: Phrases::None };
         Acceptance::Classes(vec![
             class("chat", 0.74, 0.45),
             class("code", 0.87, 0.20),
@@ -79,7 +82,28 @@ impl Acceptance {
 
     /// One class alone.
     pub fn only(name: &'static str, acceptance: f64) -> Acceptance {
-        Acceptance::Classes(vec![TextClass { name, acceptance, share: 1.0 }])
+        Acceptance::Classes(vec![TextClass { name, acceptance, share: 1.0, phrases: Phrases::None }])
+    }
+
+    /// Texts that the draft knows best, that quote their prompt, and that say what others have said: each in a mix of the given shares.
+    pub fn repeating(novel: f64, quotes: f64, recurring: f64) -> Acceptance {
+        let class = |name, acceptance, share, phrases| TextClass { name, acceptance, share, phrases };
+        Acceptance::Classes(vec![
+            class("novel", 0.85, novel, Phrases::None),
+            class("quotes", 0.6, quotes, Phrases::OfRequest),
+            class("recurring", 0.6, recurring, Phrases::OfClass),
+        ])
+    }
+
+    /// What a text that begins with this token is made of.
+    pub(super) fn phrases(&self, class: u32) -> Phrases {
+        match self {
+            Acceptance::Even(_) => Phrases::None,
+            Acceptance::Classes(classes) => classes
+                .get(class as usize % classes.len().max(1))
+                .map_or(Phrases::None, |class| class.phrases),
+            Acceptance::Inverted(of) => of.phrases(class),
+        }
     }
 
     /// The same draft, its confidence inverted.
@@ -92,7 +116,7 @@ impl Acceptance {
     pub fn classes(&self) -> Vec<TextClass> {
         match self {
             Acceptance::Even(acceptance) => {
-                vec![TextClass { name: "even", acceptance: *acceptance, share: 1.0 }]
+                vec![TextClass { name: "even", acceptance: *acceptance, share: 1.0, phrases: Phrases::None }]
             }
             Acceptance::Classes(classes) => classes.clone(),
             Acceptance::Inverted(of) => of.classes(),

@@ -127,7 +127,7 @@ impl SimDevice {
                     break;
                 }
                 let alternatives =
-                    plan.alternatives.then(|| [token, (token + 1) % self.vocabulary].into_iter().collect());
+                    plan.alternatives.then(|| [token, self.wrong(token)].into_iter().collect());
                 plan.outcome.proposals.push(Drafted {
                     token,
                     confidence,
@@ -252,7 +252,15 @@ impl SimDevice {
     }
 
     fn target_token(&self, prefix: &Prefix) -> TokenId {
-        (mix(prefix.fingerprint ^ self.seed) % u64::from(self.vocabulary)) as TokenId
+        let phrases = self.acceptance.phrases(prefix.origin.class);
+        phrases
+            .next(self.seed, prefix)
+            .unwrap_or_else(|| (mix(prefix.fingerprint ^ self.seed) % u64::from(self.vocabulary)) as TokenId)
+    }
+
+    /// Another token.
+    fn wrong(&self, token: TokenId) -> TokenId {
+        (token + 1) % self.vocabulary
     }
 
     /// The draft's token and its confidence, where it is right so many times as often as by `acceptance`.
@@ -264,6 +272,6 @@ impl SimDevice {
         let (right, confidence) = self.acceptance.draw(self.seed, prefix.fingerprint, &origin);
         let right = right && uniform(prefix.fingerprint.rotate_left(41) ^ self.seed) < fade;
         let confidence = confidence * fade as f32;
-        (if right { token } else { (token + 1) % self.vocabulary }, confidence)
+        (if right { token } else { self.wrong(token) }, confidence)
     }
 }

@@ -13,17 +13,21 @@ use crate::request::{SeqId, TokenId};
 pub(super) struct Prefix {
     pub(super) fingerprint: u64,
     pub(super) origin: Origin,
+    pub(super) last: TokenId,
 }
 
 /// Tokens that make a request what it is.
 const ORIGIN_TOKENS: u32 = 8;
 
 impl Prefix {
-    pub(super) const EMPTY: Prefix =
-        Prefix { fingerprint: 0x9e37_79b9_7f4a_7c15, origin: Origin { class: 0, request: 0, length: 0 } };
+    pub(super) const EMPTY: Prefix = Prefix {
+        fingerprint: 0x9e37_79b9_7f4a_7c15,
+        origin: Origin { class: 0, request: 0, length: 0 },
+        last: 0,
+    };
 
     pub(super) fn then(self, token: TokenId) -> Prefix {
-        let Prefix { fingerprint, mut origin } = self;
+        let Prefix { fingerprint, mut origin, .. } = self;
         let fingerprint = mix(fingerprint.wrapping_mul(31).wrapping_add(u64::from(token) + 1));
         if origin.length == 0 {
             origin.class = token;
@@ -32,7 +36,7 @@ impl Prefix {
             origin.request = fingerprint;
         }
         origin.length += 1;
-        Prefix { fingerprint, origin }
+        Prefix { fingerprint, origin, last: token }
     }
 
     pub(super) fn of(tokens: &[TokenId]) -> Prefix {

@@ -11,7 +11,7 @@ use super::random::{Random, mix, uniform};
 use super::replay::Trace;
 use super::{Happening, SimDevice};
 use crate::plan::LaneKind;
-use crate::request::{Request, SeqId, Slo, TokenId};
+use crate::request::{Request, SeqId, Slo, SpeculationMode, TokenId};
 
 /// Tokens of the simulated vocabulary.
 const VOCABULARY: u32 = 32_000;
@@ -38,6 +38,8 @@ pub struct Workload {
     pub cached_prompts: f64,
     /// Latency targets of every request.
     pub slo: Slo,
+    /// Where the proposals of every request come from.
+    pub mode: SpeculationMode,
     /// What goes wrong.
     pub faults: Faults,
     /// The same seed gives the same workload.
@@ -94,7 +96,10 @@ impl Workload {
             let class = class.unwrap_or(0) as TokenId;
             let tokens = (1..length).map(|_| random.below(u64::from(VOCABULARY)) as TokenId);
             let mut prompt: Vec<TokenId> = [class].into_iter().chain(tokens).collect();
-            let origin = Prefix::of(&prompt).origin;
+            let prefix = Prefix::of(&prompt);
+            let origin = prefix.origin;
+            let quoted = self.acceptance.phrases(class).quoted(&prefix);
+            prompt.iter_mut().skip(OWN_TOKENS).zip(quoted).for_each(|(token, quoted)| *token = quoted);
             // Lengths, classes and all else are those of the same seed with other shares.
             if let Some(recorded) = recorded {
                 let places = prompt.iter_mut().enumerate();
@@ -111,7 +116,7 @@ impl Workload {
             let leaves = random.uniform() < self.faults.cancelled;
             let leaves = leaves.then(|| arrives + Duration::from_secs_f64(random.exponential(3.0)));
             let mut request = Request::new(seq, prompt, max_new_tokens);
-            request.handling.slo = self.slo;
+            (request.handling.slo, request.handling.mode) = (self.slo, self.mode);
             Client { arrives, request, origin, leaves }
         })
     }
@@ -186,6 +191,7 @@ mod tests {
             max_context: 100,
             cached_prompts: 0.0,
             slo: Slo { tpot: Some(Duration::from_millis(50)), ttft: None },
+            mode: SpeculationMode::Auto,
             faults: Faults {
                 cancelled: 0.1,
                 device_lost_every: Some(Duration::from_secs(30)),
