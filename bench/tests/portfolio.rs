@@ -37,7 +37,7 @@ fn spec(acceptance: Acceptance, drafts: Drafts) -> SimSpec {
 
 /// Tokens per second of virtual time where all proposals come from there.
 fn rate(spec: &SimSpec, mode: SpeculationMode, batch: usize) -> f64 {
-    let requests = (3 * batch).max(30);
+    let requests = (4 * batch).max(32);
     let load = Load { arrivals: Arrivals::Backlog { requests }, level: batch as f64 };
     let report =
         SimSpec { mode, ..spec.clone() }.simulate(Policy::Faser, &load, false).expect("sound bounds");

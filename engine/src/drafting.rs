@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape, Waiting};
 use crate::policy::Lengths;
-use crate::portfolio::Prospects;
+use crate::portfolio::{Choices, Prospects};
 use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::source::RoundPasses;
@@ -38,13 +38,18 @@ impl Engine {
         let prices = self.planner.prices(self.running.len());
         let goes_on = !self.config.draft.needs().hidden_states;
         let free = (self.looks_up(), self.past.as_ref().filter(|_| self.recalls()));
-        let mut tried = false;
-        for index in 0..self.running.len() {
-            let seq = self.running[index];
-            let Some(sequence) = self.sequences.get(&seq).filter(|sequence| sequence.decoding()) else {
+        let mut choices = [Choices::default(); 2];
+        let (mut tried, mut offered) = (false, false);
+        self.scratch.paths.clear();
+        for &seq in &self.running {
+            let Some(sequence) = self.sequences.get_mut(&seq) else { continue };
+            if !sequence.decoding() || !sequence.ask_for_offers(free) {
                 continue;
-            };
-            let candidate = self.candidate(sequence, prices.draft);
+            }
+            let Some(sequence) = self.sequences.get(&seq) else { continue };
+            let candidate = self.candidate(sequence, prices[0].draft);
+            let tries = !tried && candidate.ready == 0 && self.planner.draft_due(&candidate);
+            tried |= tries;
             let prospects = Prospects {
                 survival: candidate.survival,
                 room: candidate.useful - candidate.ready,
@@ -52,11 +57,23 @@ impl Engine {
                 goes_on,
                 weight: candidate.weight,
             };
-            let tries = !tried && candidate.ready == 0 && self.planner.draft_due(&candidate);
-            tried |= tries;
-            let Some(sequence) = self.sequences.get_mut(&seq) else { continue };
-            sequence.tries = tries;
-            sequence.take_offers(free, &tables, &prospects, &prices);
+            let paths = prices.map(|prices| sequence.path(&prospects, &tables, &prices));
+            choices.iter_mut().zip(&paths).for_each(|(choices, path)| choices.add(path));
+            offered |= paths.iter().any(|path| path.offer.is_some());
+            self.scratch.paths.push((seq, paths, tries));
+        }
+        if !offered {
+            return;
+        }
+        let [shared, joining] =
+            choices.map(|choices| choices.worth(self.planner.drafting_cost(&choices.drafting)));
+        let chosen = usize::from(joining > shared);
+        for (seq, paths, tries) in &self.scratch.paths {
+            let Some(sequence) = self.sequences.get_mut(seq) else { continue };
+            sequence.tries = *tries;
+            if !tries {
+                sequence.take_offer(&paths[chosen], &tables);
+            }
         }
     }
 

@@ -26,6 +26,7 @@ use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
+use crate::portfolio::Path;
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
@@ -48,6 +49,8 @@ pub(crate) struct Scratch {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) chances: Vec<f32>,
     pub(crate) lengths: Vec<usize>,
+    /// What sequences take of what they are offered, by two prices, and whether they try the draft.
+    pub(crate) paths: Vec<(SeqId, [Path; 2], bool)>,
     pub(crate) prospects: Vec<Prospect>,
     /// Rows of a pass that proposals may take, and that prefill takes.
     pub(crate) rows: (usize, usize),

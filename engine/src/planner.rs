@@ -201,13 +201,35 @@ impl Planner {
             && self.affords_probe(candidate, self.undrafted_rounds)
     }
 
-    /// What proposals cost where so many sequences draft.
-    pub(crate) fn prices(&self, drafting: usize) -> Prices {
+    /// What proposals cost where so many sequences draft: by a share of what it costs them all, and by what one of them costs that joins the others.
+    pub(crate) fn prices(&self, drafting: usize) -> [Prices; 2] {
         let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else {
-            return Prices::default();
+            return Default::default();
         };
         let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
-        Prices { row, draft: self.proposal_cost(drafting) }
+        let shared @ (_, each) = self.proposal_cost(drafting);
+        let joining = match self.passes {
+            RoundPasses::One => (0.0, each),
+            _ => {
+                let step_s = |sequences| costs.draft.seconds(sequences, Reach::NONE);
+                let more_s = step_s(drafting) - step_s(drafting.saturating_sub(1).max(1));
+                (0.0, row + self.goodput * more_s.max(0.0))
+            }
+        };
+        [shared, joining].map(|draft| Prices { row, draft })
+    }
+
+    /// Tokens that drafting costs, where so many sequences draft one proposal or more, two or more, and so on; without their rows of the verify pass.
+    pub(crate) fn drafting_cost(&self, drafting: &[usize; K_LIMIT]) -> f64 {
+        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return 0.0 };
+        let seconds = |sequences: usize| costs.draft.seconds(sequences, Reach::NONE);
+        let drafting_s: f64 = match self.passes {
+            _ if drafting[0] == 0 => 0.0,
+            // A row behind each anchor's, for what was committed since.
+            RoundPasses::One => seconds(drafting[0] + drafting.iter().sum::<usize>()),
+            _ => drafting.iter().take_while(|sequences| **sequences > 0).map(|&n| seconds(n)).sum(),
+        };
+        self.goodput * drafting_s
     }
 
     /// Looks at what waits as a round begins.

@@ -96,73 +96,117 @@ pub(crate) struct Prospects {
     pub(crate) weight: f32,
 }
 
+/// Where a sequence's further proposals come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Path {
+    /// Which of the offers, if any.
+    pub(crate) offer: Option<usize>,
+    /// Proposals of it, beyond those that are there.
+    pub(crate) taken: usize,
+    /// Proposals that the draft is expected to add.
+    pub(crate) drafted: usize,
+    /// Tokens that all of them bring, less what their rows cost.
+    gain: f64,
+}
+
 impl Prospects {
-    /// What is gained by drafting behind so much survival, where so many places are left.
-    fn drafted(&self, mut survival: f32, places: usize, prices: &Prices) -> f64 {
+    /// What is gained by drafting behind so much survival, where so many places are left: less what it costs, with it, and in how many proposals.
+    fn drafted(&self, mut survival: f32, places: usize, prices: &Prices) -> (f64, f64, usize) {
         let (once, each) = prices.draft;
-        let (mut gain, mut best) = (-once, 0.0_f64);
-        for _ in 0..places {
+        let (mut net, mut gain, mut best) = (-once, 0.0, (0.0, 0.0, 0));
+        for drafted in 1..=places {
             survival *= self.typical;
-            gain += f64::from(survival * self.weight) - each;
-            if gain < best {
+            net += f64::from(survival * self.weight) - each;
+            gain += f64::from(survival * self.weight) - prices.row;
+            if f64::from(survival * self.weight) < each {
                 break;
             }
-            best = gain;
+            if net > best.0 {
+                best = (net, gain, drafted);
+            }
         }
         // No more than the planner would draft for.
-        if best < MIN_DRAFT_GAIN * f64::from(self.weight) { 0.0 } else { best }
+        if best.0 < MIN_DRAFT_GAIN * f64::from(self.weight) { (0.0, 0.0, 0) } else { best }
     }
 
-    /// The best path over an offer, of whose proposals those not there yet have these acceptances: what it is worth, and how many of them it has.
-    fn over(&self, acceptances: impl Iterator<Item = f32>, prices: &Prices) -> (f64, usize) {
+    /// The best path over an offer, of whose proposals those not there yet have these acceptances, and what it is worth.
+    fn over(&self, offer: usize, acceptances: impl Iterator<Item = f32>, prices: &Prices) -> (f64, Path) {
         let (mut survival, mut gain) = (self.survival, 0.0);
-        let (mut best, mut drafted) = ((f64::NEG_INFINITY, 0), 0.0);
-        let mut considered = 0;
+        let mut best = (f64::NEG_INFINITY, Path::default());
+        let mut taken = 0;
         for acceptance in acceptances {
             survival *= acceptance;
             if survival < NEGLIGIBLE {
                 break;
             }
-            considered += 1;
+            taken += 1;
             gain += f64::from(survival * self.weight) - prices.row;
-            let left = self.room.saturating_sub(considered);
-            let behind = if self.goes_on { self.drafted(survival, left, prices) } else { 0.0 };
-            if gain + behind > best.0 {
-                (best, drafted) = ((gain + behind, considered), behind);
+            let left = if self.goes_on { self.room.saturating_sub(taken) } else { 0 };
+            let (net, behind, drafted) = self.drafted(survival, left, prices);
+            if gain + net > best.0 {
+                best = (gain + net, Path { offer: Some(offer), taken, drafted, gain: gain + behind });
             }
         }
         // Where nothing is drafted behind them, it is left to the verify pass which of them pay: it knows where rows are cheap.
-        if drafted > 0.0 { best } else { (best.0, considered) }
+        if best.1.drafted == 0 {
+            best.1.taken = taken;
+        }
+        best
     }
 
-    /// The offer to take behind the proposals that are there, which it has to agree with, and how many more of it; none if the draft does better
-    /// alone.
-    pub(crate) fn choose<'o>(
+    /// The path behind the proposals that are there, with which an offer has to agree: over one of the offers, or by the draft alone.
+    pub(crate) fn choose(
         &self,
-        offers: &'o Offers,
+        offers: &Offers,
         there: impl ExactSizeIterator<Item = TokenId> + Clone,
         tables: &PerSource<AcceptanceTable>,
         levels: &PerSource<Level>,
         prices: &Prices,
-    ) -> Option<(&'o Offer, usize)> {
-        let alone = self.drafted(self.survival, self.room, prices);
+    ) -> Path {
+        let (net, gain, drafted) = self.drafted(self.survival, self.room, prices);
         // Without a draft that pays, offers have the verify pass alone to convince.
-        let mut best = (if alone > 0.0 { alone } else { f64::NEG_INFINITY }, None);
-        let agrees = |offer: &&Offer| {
+        let worth = if drafted > 0 { net } else { f64::NEG_INFINITY };
+        let mut best = (worth, Path { drafted, gain, ..Path::default() });
+        let agrees = |offer: &Offer| {
             let mut offered = offer.proposals.iter().map(|(token, _)| *token);
             there.clone().all(|token| offered.next() == Some(token))
         };
-        for offer in offers.all().into_iter().filter(agrees) {
+        for (number, offer) in offers.all().into_iter().enumerate().filter(|(_, offer)| agrees(offer)) {
             let (table, level) = (&tables[offer.source], &levels[offer.source]);
             let further = offer.proposals.iter().skip(there.len());
             let acceptances =
                 further.map(|(_, confidence)| level.acceptance(table[confidence_bin(*confidence)]));
-            let (worth, proposals) = self.over(acceptances, prices);
-            if proposals > 0 && worth > best.0 {
-                best = (worth, Some((offer, proposals)));
+            let (worth, path) = self.over(number, acceptances, prices);
+            if worth > best.0 {
+                best = (worth, path);
             }
         }
         best.1
+    }
+}
+
+/// Sequences of a batch that choose by the same prices.
+///
+/// A draft step costs about the same for one sequence as for all. By a share of it each, all would leave the draft together where each has
+/// something a little better, though the steps that one of them still needs then cost as much as before; by what it costs to join others, nobody
+/// would. So both are tried, and held against what steps cost those that take part.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Choices {
+    gain: f64,
+    /// Sequences that draft so many proposals or more, from one on.
+    pub(crate) drafting: [usize; K_LIMIT],
+}
+
+impl Choices {
+    /// One more sequence takes this path.
+    pub(crate) fn add(&mut self, path: &Path) {
+        self.gain += path.gain;
+        self.drafting.iter_mut().take(path.drafted).for_each(|sequences| *sequences += 1);
+    }
+
+    /// Tokens that all bring, less what rows cost, and drafting: so many.
+    pub(crate) fn worth(&self, drafting: f64) -> f64 {
+        self.gain - drafting
     }
 }
 
@@ -186,8 +230,8 @@ mod tests {
         let mut offers = Offers::default();
         offers.lookup.proposals = offered(lookup);
         offers.suffix.proposals = offered(suffix);
-        of.choose(&offers, [].into_iter(), &tables, &levels, prices)
-            .map(|(offer, proposals)| (offer.source, proposals))
+        let path = of.choose(&offers, [].into_iter(), &tables, &levels, prices);
+        path.offer.map(|offer| (offers.all()[offer].source, path.taken))
     }
 
     #[test]
@@ -219,6 +263,17 @@ mod tests {
         // Where a row costs more than anything brings, the verify pass says no, and nothing is drafted.
         let rows = Prices { row: 2.0, draft: (0.0, 2.1) };
         assert_eq!(chosen(&prospects(0.8, true), &half, &[], &rows), Some((Source::Text, 5)));
+    }
+
+    #[test]
+    fn what_several_draft_is_held_against_what_its_steps_cost_together() {
+        let path = |drafted, gain| Path { drafted, gain, ..Path::default() };
+        let mut choices = Choices::default();
+        for path in [path(3, 2.0), path(1, 0.5), path(0, 4.0)] {
+            choices.add(&path);
+        }
+        assert_eq!(choices.drafting[..4], [2, 1, 1, 0]);
+        assert_eq!(choices.worth(1.5), 5.0);
     }
 
     #[test]

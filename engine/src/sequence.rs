@@ -31,7 +31,7 @@ use crate::blocks::{BlockPool, BlockTable};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{Admission, Alternatives, CancelledChunk, Drafted, LaneKind, Verdict};
-use crate::portfolio::{Offers, Prices, Prospects};
+use crate::portfolio::{Offers, Path, Prices, Prospects};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::suffix::{Owner, PastOutputs};
 use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
@@ -370,17 +370,11 @@ impl Sequence {
         }
     }
 
-    /// Asks the free sources what they offer, and appends what is worth more than what the draft would propose.
-    pub(crate) fn take_offers(
-        &mut self,
-        (looks_up, past): (bool, Option<&PastOutputs>),
-        tables: &PerSource<AcceptanceTable>,
-        prospects: &Prospects,
-        prices: &Prices,
-    ) {
+    /// Asks the free sources what they offer, if it could have any of it: its own text, and past outputs.
+    pub(crate) fn ask_for_offers(&mut self, (looks_up, past): (bool, Option<&PastOutputs>)) -> bool {
         let (useful, owner) = (self.useful_proposals(), self.owner());
         if useful == 0 || self.draft_out.is_some() {
-            return;
+            return false;
         }
         let Offers { behind, lookup: copied, suffix } = &mut self.offers;
         *behind = self.tokens.len();
@@ -395,17 +389,28 @@ impl Sequence {
             Some(past) => past.offer(owner, &self.tokens, useful, &mut suffix.proposals),
             None => suffix.proposals.clear(),
         }
-        if self.tries {
-            return;
-        }
+        true
+    }
+
+    /// The path that is worth most at these prices.
+    pub(crate) fn path(
+        &self,
+        prospects: &Prospects,
+        tables: &PerSource<AcceptanceTable>,
+        prices: &Prices,
+    ) -> Path {
         let there = self.proposals.iter().map(|proposal| proposal.token);
-        let Some((offer, further)) = prospects.choose(&self.offers, there, tables, &self.levels, prices)
-        else {
+        prospects.choose(&self.offers, there, tables, &self.levels, prices)
+    }
+
+    /// Appends what a path takes of an offer.
+    pub(crate) fn take_offer(&mut self, path: &Path, tables: &PerSource<AcceptanceTable>) {
+        let Some(offer) = path.offer.and_then(|number| self.offers.all().get(number).copied()) else {
             return;
         };
         let source = offer.source;
         let level = self.levels[source];
-        for &(token, confidence) in offer.proposals.iter().skip(self.proposals.len()).take(further) {
+        for &(token, confidence) in offer.proposals.iter().skip(self.proposals.len()).take(path.taken) {
             let calibrated = tables[source][confidence_bin(confidence)];
             self.proposals.push_back(Proposal {
                 token,
