@@ -57,7 +57,7 @@ impl Engine {
                 goes_on,
                 weight: candidate.weight,
             };
-            let paths = prices.map(|prices| sequence.path(&prospects, &tables, &prices));
+            let paths = prices.map(|prices| sequence.path(&prospects, &tables, &self.worth, &prices));
             choices.iter_mut().zip(&paths).for_each(|(choices, path)| choices.add(path));
             offered |= paths.iter().any(|path| path.offer.is_some());
             self.scratch.paths.push((seq, paths, tries));
@@ -72,7 +72,7 @@ impl Engine {
             let Some(sequence) = self.sequences.get_mut(seq) else { continue };
             sequence.tries = *tries;
             if !tries {
-                sequence.take_offer(&paths[chosen], &tables);
+                sequence.take_offer(&paths[chosen], &tables, &prices[chosen]);
             }
         }
     }

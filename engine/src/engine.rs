@@ -26,7 +26,7 @@ use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
 use crate::planner::{Candidate, Execution, PassShape, Planner};
-use crate::portfolio::Path;
+use crate::portfolio::{Path, Worth};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
@@ -82,6 +82,8 @@ pub struct Engine {
     pub(crate) draft_lane: LaneBook,
     pub(crate) verify_lane: LaneBook,
     pub(crate) calibrations: PerSource<Calibration>,
+    /// How paths of one source turned out.
+    pub(crate) worth: PerSource<Worth>,
     pub(crate) totals: Totals,
     /// The plans that are out, as the cost tables see them.
     /// Sequences that ended before their limit: by a stop token, or cancelled.
@@ -127,6 +129,7 @@ impl Engine {
             draft_lane: LaneBook::default(),
             verify_lane: LaneBook::default(),
             calibrations: PerSource::begun_with(&config.learned),
+            worth: PerSource::default(),
             totals: Totals::default(),
             ended_early: 0,
             draft_shape: PassShape::default(),

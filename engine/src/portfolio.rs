@@ -109,6 +109,18 @@ pub(crate) struct Path {
     gain: f64,
 }
 
+impl Path {
+    /// What is foreseen of it, if it has one source alone.
+    pub(crate) fn foreseen(&self, offers: &Offers, prices: &Prices) -> Option<Foreseen> {
+        let source = match self.offer {
+            Some(offer) if self.drafted == 0 => offers.all()[offer].source,
+            None if self.drafted > 0 => Source::Draft,
+            _ => return None,
+        };
+        Some(Foreseen { source, gain: self.gain, row: prices.row })
+    }
+}
+
 impl Prospects {
     /// What is gained by drafting behind so much survival, where so many places are left: less what it costs, with it, and in how many proposals.
     fn drafted(&self, mut survival: f32, places: usize, prices: &Prices) -> (f64, f64, usize) {
@@ -160,13 +172,14 @@ impl Prospects {
         offers: &Offers,
         there: impl ExactSizeIterator<Item = TokenId> + Clone,
         tables: &PerSource<AcceptanceTable>,
-        levels: &PerSource<Level>,
+        (levels, worth): (&PerSource<Level>, &PerSource<Worth>),
         prices: &Prices,
     ) -> Path {
         let (net, gain, drafted) = self.drafted(self.survival, self.room, prices);
+        let net = net + gain * (worth[Source::Draft].factor() - 1.0);
         // Without a draft that pays, offers have the verify pass alone to convince.
-        let worth = if drafted > 0 { net } else { f64::NEG_INFINITY };
-        let mut best = (worth, Path { drafted, gain, ..Path::default() });
+        let net = if drafted > 0 { net } else { f64::NEG_INFINITY };
+        let mut best = (net, Path { drafted, gain, ..Path::default() });
         let agrees = |offer: &Offer| {
             let mut offered = offer.proposals.iter().map(|(token, _)| *token);
             there.clone().all(|token| offered.next() == Some(token))
@@ -174,14 +187,65 @@ impl Prospects {
         for (number, offer) in offers.all().into_iter().enumerate().filter(|(_, offer)| agrees(offer)) {
             let (table, level) = (&tables[offer.source], &levels[offer.source]);
             let further = offer.proposals.iter().skip(there.len());
-            let acceptances =
-                further.map(|(_, confidence)| level.acceptance(table[confidence_bin(*confidence)]));
-            let (worth, path) = self.over(number, acceptances, prices);
-            if worth > best.0 {
-                best = (worth, path);
+            // A run of proposals multiplies what is believed of each: a level that is too high by chance, as that of few verdicts is, would promise
+            // far too much.
+            let believed = |calibrated: f32| level.acceptance(calibrated).min(calibrated);
+            let acceptances = further.map(|(_, confidence)| believed(table[confidence_bin(*confidence)]));
+            let (net, path) = self.over(number, acceptances, prices);
+            let net = net + path.gain.max(0.0) * (worth[offer.source].factor() - 1.0);
+            if net > best.0 {
+                best = (net, path);
             }
         }
         best.1
+    }
+}
+
+/// How a source's paths turned out, in what was foreseen of them: a draft that knows where it will be wrong stops there and saves rows, and costs
+/// of the whole batch may let no one draft. Neither is known of one sequence before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Worth {
+    foreseen: f64,
+    came: f64,
+}
+
+/// Tokens that a fresh source is believed to have brought, as many as were foreseen.
+const WORTH_PRIOR: f64 = 30.0;
+/// What a path still counts for after one more.
+const WORTH_MEMORY: f64 = 0.98;
+
+impl Default for Worth {
+    /// As foreseen.
+    fn default() -> Worth {
+        Worth { foreseen: WORTH_PRIOR, came: WORTH_PRIOR }
+    }
+}
+
+impl Worth {
+    /// A path brought so much where so much was foreseen: tokens less what rows cost.
+    pub(crate) fn observe(&mut self, foreseen: f64, came: f64) {
+        let faded = |value: f64| WORTH_PRIOR + WORTH_MEMORY * (value - WORTH_PRIOR);
+        *self = Worth { foreseen: faded(self.foreseen) + foreseen, came: faded(self.came) + came };
+    }
+
+    fn factor(&self) -> f64 {
+        (self.came / self.foreseen).clamp(0.5, 1.5)
+    }
+}
+
+/// What a sequence's path is foreseen to bring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Foreseen {
+    source: Source,
+    gain: f64,
+    row: f64,
+}
+
+impl Foreseen {
+    /// Takes in what came of it: so many proposals verified, and so many accepted.
+    pub(crate) fn came(&self, verified: usize, accepted: usize, weight: f32, worth: &mut PerSource<Worth>) {
+        let came = accepted as f64 * f64::from(weight) - verified as f64 * self.row;
+        worth[self.source].observe(self.gain, came);
     }
 }
 
@@ -230,7 +294,7 @@ mod tests {
         let mut offers = Offers::default();
         offers.lookup.proposals = offered(lookup);
         offers.suffix.proposals = offered(suffix);
-        let path = of.choose(&offers, [].into_iter(), &tables, &levels, prices);
+        let path = of.choose(&offers, [].into_iter(), &tables, (&levels, &PerSource::default()), prices);
         path.offer.map(|offer| (offers.all()[offer].source, path.taken))
     }
 

@@ -31,7 +31,7 @@ use crate::blocks::{BlockPool, BlockTable};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{Admission, Alternatives, CancelledChunk, Drafted, LaneKind, Verdict};
-use crate::portfolio::{Offers, Path, Prices, Prospects};
+use crate::portfolio::{Foreseen, Offers, Path, Prices, Prospects, Worth};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::suffix::{Owner, PastOutputs};
 use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
@@ -138,6 +138,8 @@ pub(crate) struct Sequence {
     pub(crate) lookup: Option<Lookup>,
     /// What free sources offered last.
     offers: Offers,
+    /// What was foreseen of what it took of that, or left.
+    foreseen: Option<Foreseen>,
     /// It goes without what they offer in this round, and tries the draft.
     pub(crate) tries: bool,
     /// Proposals the round wants it to have.
@@ -221,6 +223,7 @@ impl Sequence {
             levels: PerSource::default(),
             lookup,
             offers: Offers::default(),
+            foreseen: None,
             tries: false,
             wanted: 0,
             device_losses: 0,
@@ -397,14 +400,17 @@ impl Sequence {
         &self,
         prospects: &Prospects,
         tables: &PerSource<AcceptanceTable>,
+        worth: &PerSource<Worth>,
         prices: &Prices,
     ) -> Path {
         let there = self.proposals.iter().map(|proposal| proposal.token);
-        prospects.choose(&self.offers, there, tables, &self.levels, prices)
+        prospects.choose(&self.offers, there, tables, (&self.levels, worth), prices)
     }
 
     /// Appends what a path takes of an offer.
-    pub(crate) fn take_offer(&mut self, path: &Path, tables: &PerSource<AcceptanceTable>) {
+    pub(crate) fn take_offer(&mut self, path: &Path, tables: &PerSource<AcceptanceTable>, prices: &Prices) {
+        let alone = self.proposals.is_empty();
+        self.foreseen = path.foreseen(&self.offers, prices).filter(|_| alone);
         let Some(offer) = path.offer.and_then(|number| self.offers.all().get(number).copied()) else {
             return;
         };
@@ -489,6 +495,7 @@ impl Sequence {
         next: TokenId,
         now: Duration,
         calibrations: &mut PerSource<Calibration>,
+        worth: &mut PerSource<Worth>,
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
@@ -501,6 +508,10 @@ impl Sequence {
         // The row in front of a pruned proposal was computed: its verdict is known too.
         self.learn(sent.min(accepted + 1), accepted + usize::from(done.pruned_in_vain), calibrations);
         self.learn_of_offers(accepted, next, calibrations);
+        let foreseen = self.foreseen.take().filter(|_| self.offers.behind == self.tokens.len());
+        if let Some(foreseen) = foreseen {
+            foreseen.came(verified, accepted, self.weight(now), worth);
+        }
         self.first_token.get_or_insert(now);
         let sources = self.proposals.iter().take(verified).map(|proposal| proposal.source);
         let at = now.saturating_sub(self.submitted);

@@ -283,7 +283,7 @@ impl Engine {
             self.totals.late_chunks += u64::from(verdict.late);
             return;
         };
-        let done = sequence.verified(verdict, next, self.now, &mut self.calibrations);
+        let done = sequence.verified(verdict, next, self.now, &mut self.calibrations, &mut self.worth);
         if let Some(CancelledDrafts { epoch, frontier, unsent, drafting }) = done.cancelled {
             let seq = chunk.seq;
             let drafting = self.draft_lane.outstanding().filter(|_| drafting);

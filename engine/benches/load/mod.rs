@@ -19,7 +19,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// With so many sequences running, past their prefill.
+    /// With so many sequences running, past their prefill, and the outputs of as many that have ended.
     pub(crate) fn new(sequences: usize, policy: Policy) -> Load {
         let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
         let engine = Engine::new(EngineConfig {
@@ -33,7 +33,7 @@ impl Load {
                 PartitionCosts { draft: cost(1800, 4), verify: cost(21_000, 25) },
             ],
             target_layers: 64,
-            speculation: SpeculationBounds::default(),
+            speculation: SpeculationBounds { suffix_bytes: 1 << 20, ..SpeculationBounds::default() },
             prefix_cache: false,
             learned: Learned::default(),
             tuning: Tuning { max_running: sequences, max_waiting: sequences, policy, ..Tuning::default() },
@@ -45,7 +45,7 @@ impl Load {
             results: VecDeque::new(),
         };
         for _ in 0..sequences {
-            load.submit();
+            load.submit(40);
         }
         // Past prefill, into the steady state.
         for _ in 0..64 {
@@ -54,10 +54,10 @@ impl Load {
         load
     }
 
-    fn submit(&mut self) {
+    fn submit(&mut self, max_new_tokens: usize) {
         self.next_seq += 1;
         let prompt = vec![self.next_seq as u32; 32];
-        let request = Request::new(SeqId(self.next_seq), prompt, 8000);
+        let request = Request::new(SeqId(self.next_seq), prompt, max_new_tokens);
         self.handle(Event::Submit(request));
     }
 
@@ -81,7 +81,7 @@ impl Load {
             }
         }
         for _ in 0..ended {
-            self.submit();
+            self.submit(8000);
         }
     }
 }
