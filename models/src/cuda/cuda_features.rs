@@ -15,9 +15,9 @@ use faser_kernels::cuda::{
 };
 
 use super::{CudaModel, CudaPasses, CudaSizes};
-use crate::ModelConfig;
 use crate::features::Fusion;
 use crate::layer_spec::BesideEmbedding;
+use crate::{HeadSpec, ModelConfig};
 
 /// Features of the tokens in a target's blocks, of the element of the head. Allocated once, for both lanes.
 pub struct CudaFeaturePages {
@@ -96,7 +96,7 @@ impl HeadBuffers {
 impl CudaSizes {
     /// Bytes that [`CudaPasses::attach`] takes, beside the pages.
     pub fn attached_bytes(&self, head: &ModelConfig, dtype: Dtype) -> u64 {
-        let streams = head.head.as_ref().map_or(0, |spec| spec.streams_width());
+        let streams = head.head.as_ref().map_or(0, HeadSpec::streams_width);
         let row = streams * (size_of::<f32>() + dtype.bytes()) + head.hidden * size_of::<f32>();
         (self.rows() * row) as u64
     }
@@ -121,7 +121,7 @@ impl CudaPasses {
         let fusion = head.parts.of_head.as_ref().map(|of_head| of_head.fusion.clone());
         let fusion = fusion.expect("features are for a head");
         let spec = head.config.head.as_ref();
-        let wide = spec.map_or(0, |spec| spec.streams_width());
+        let wide = spec.map_or(0, HeadSpec::streams_width);
         assert_eq!(wide, fusion.streams.len() * self.model.config.hidden, "streams of another model");
         assert_eq!((pages.width, pages.element), (head.config.hidden, head.element), "pages of another head");
         let (rows, gpu) = (self.sizes.rows(), self.model.gpu.clone());
