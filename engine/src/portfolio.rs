@@ -55,7 +55,7 @@ impl Offers {
     /// Learns from what came in their place.
     pub(crate) fn learn(
         &self,
-        came: impl Iterator<Item = TokenId> + Clone,
+        came: &(impl Iterator<Item = TokenId> + Clone),
         calibrations: &mut PerSource<Calibration>,
         levels: &mut PerSource<Level>,
     ) {
@@ -170,7 +170,7 @@ impl Prospects {
     pub(crate) fn choose(
         &self,
         offers: &Offers,
-        there: impl ExactSizeIterator<Item = TokenId> + Clone,
+        there: &(impl ExactSizeIterator<Item = TokenId> + Clone),
         tables: &PerSource<AcceptanceTable>,
         (levels, worth): (&PerSource<Level>, &PerSource<Worth>),
         prices: &Prices,
@@ -294,7 +294,7 @@ mod tests {
         let mut offers = Offers::default();
         offers.lookup.proposals = offered(lookup);
         offers.suffix.proposals = offered(suffix);
-        let path = of.choose(&offers, [].into_iter(), &tables, (&levels, &PerSource::default()), prices);
+        let path = of.choose(&offers, &[].into_iter(), &tables, (&levels, &PerSource::default()), prices);
         path.offer.map(|offer| (offers.all()[offer].source, path.taken))
     }
 
@@ -349,7 +349,7 @@ mod tests {
         let before = calibrations.tables();
         let mut offers = Offers::default();
         offers.lookup.proposals = [(1, 0.03), (2, 0.4), (3, 0.9)].into_iter().collect();
-        offers.learn([1, 9, 3].into_iter(), &mut calibrations, &mut levels);
+        offers.learn(&[1, 9, 3].into_iter(), &mut calibrations, &mut levels);
         let after = calibrations.tables();
         let changed = |source, confidence| {
             let bin = confidence_bin(confidence);

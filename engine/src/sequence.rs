@@ -404,7 +404,7 @@ impl Sequence {
         prices: &Prices,
     ) -> Path {
         let there = self.proposals.iter().map(|proposal| proposal.token);
-        prospects.choose(&self.offers, there, tables, (&self.levels, worth), prices)
+        prospects.choose(&self.offers, &there, tables, (&self.levels, worth), prices)
     }
 
     /// Appends what a path takes of an offer.
@@ -483,7 +483,7 @@ impl Sequence {
     fn learn_of_offers(&mut self, accepted: usize, next: TokenId, calibrations: &mut PerSource<Calibration>) {
         if self.offers.behind == self.tokens.len() {
             let came = self.proposals.iter().take(accepted).map(|proposal| proposal.token).chain([next]);
-            self.offers.learn(came, calibrations, &mut self.levels);
+            self.offers.learn(&came, calibrations, &mut self.levels);
         }
     }
 

@@ -211,7 +211,7 @@ impl PastOutputs {
     }
 
     fn head(&self, index: usize, hash: u64) -> usize {
-        (u128::from(hash) * self.heads[index].len() as u128 >> 64) as usize
+        ((u128::from(hash) * self.heads[index].len() as u128) >> 64) as usize
     }
 }
 

@@ -112,7 +112,7 @@ impl CudaBackend {
                     pass.masked.extend((0..piece.rows).map(|offset| u32::from(piece.is_mask(offset))));
                 }
                 Begins::PassedOn => {
-                    pass.passed_on.extend(std::iter::repeat_n(piece.chunk as u32, piece.rows))
+                    pass.passed_on.extend(std::iter::repeat_n(piece.chunk as u32, piece.rows));
                 }
             }
             let sampling = &sequence.request.sampling;
