@@ -40,6 +40,7 @@ const KINDS: &[(&str, &[&str])] = &[
     ("DraftSource::Model", &["engine/src/source.rs"]),
     ("DraftSource::OnePass", &["engine/src/source.rs"]),
     ("DraftSource::Head", &["engine/src/source.rs"]),
+    ("DraftSource::BlockHead", &["engine/src/source.rs"]),
 ];
 
 /// Faults of one file; `path` from the root, with `/`.
