@@ -7,8 +7,9 @@ use serde_json::Value;
 use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
 
 /// What a list may name beside a draft model: its word, which is also its key in `speculation`, and the switch.
-const OTHERS: [(&str, fn(&mut Tuning) -> &mut bool); 1] =
-    [("lookup", |tuning| &mut tuning.mechanisms.lookup)];
+const OTHERS: [(&str, Switch); 1] = [("lookup", |tuning| &mut tuning.mechanisms.lookup)];
+
+type Switch = fn(&mut Tuning) -> &mut bool;
 
 /// A draft model's keys, and which other sources a list names.
 #[derive(Debug, Default)]
