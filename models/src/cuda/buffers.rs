@@ -11,9 +11,8 @@ use faser_kernels::cuda::{
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::{BlockId, Dtype};
 
-use super::cuda_features::HeadBuffers;
 use super::staged::Steps;
-use crate::{ModelConfig, Shard};
+use crate::{HeadSpec, ModelConfig, Shard};
 
 /// The bounds of a lane's passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,8 +115,24 @@ impl CudaSizes {
             self.input_bytes() + self.output_bytes() + self.history_bytes() + self.mask_bytes(whole);
         let penalties = (self.max_chunks * PenaltyTables::bytes_each(whole)) as u64;
         let group = GroupBuffers::bytes(whole, shard, self);
-        let staging = (staging + steps + drafted) as u64 + HeadBuffers::bytes(whole, self, held);
+        let staging = (staging + steps + drafted) as u64 + self.head_bytes(whole, held);
         rows * row + attention + logit_rows * logit_row + rope + staging + penalties + group + FIXED_BYTES
+    }
+
+    /// Bytes of what a lane of a head has more than a model's, and of what is wider.
+    fn head_bytes(&self, config: &ModelConfig, held: u64) -> u64 {
+        let Some(spec) = &config.head else { return 0 };
+        let (hidden, f32) = (config.hidden as u64, size_of::<f32>() as u64);
+        let logits = (self.logit_rows() * spec.proposed_vocab.unwrap_or(0) + config.vocab) as u64;
+        self.rows() as u64 * hidden * (f32 + held)
+            + (CudaSizes::bucket(self.max_chunks) as u64 * hidden + logits) * f32
+    }
+
+    /// Bytes that [`super::CudaPasses::attach`] takes, beside the pages.
+    pub fn attached_bytes(&self, head: &ModelConfig, dtype: Dtype) -> u64 {
+        let streams = head.head.as_ref().map_or(0, HeadSpec::streams_width);
+        let row = streams * (size_of::<f32>() + dtype.bytes()) + head.hidden * size_of::<f32>();
+        (self.rows() * row) as u64
     }
 
     /// Small arrays of a pass: rows, chunks with their tables, samples, tests.

@@ -8,106 +8,15 @@
 
 use std::sync::Arc;
 
-use faser_kernels::Dtype;
 use faser_kernels::cuda::{
-    BLOCK_SIZE, CompactRowsArgs, CudaError, DeviceBuffer, Element, FeaturesArgs, GatherRowsArgs, Gpu,
-    PassOnArgs, Product, Ptr, RmsNormArgs, SpreadLogitsArgs,
+    BLOCK_SIZE, CompactRowsArgs, CudaError, DeviceBuffer, Element, FeaturesArgs, GatherRowsArgs, PassOnArgs,
+    Product, Ptr, RmsNormArgs, SpreadLogitsArgs,
 };
 
-use super::{CudaModel, CudaPasses, CudaSizes};
-use crate::features::Fusion;
+use super::feature_buffers::FeatureWriter;
+use super::{CudaFeaturePages, CudaModel, CudaPasses};
+use crate::HeadSpec;
 use crate::layer_spec::BesideEmbedding;
-use crate::{HeadSpec, ModelConfig};
-
-/// Features of the tokens in a target's blocks, of the element of the head. Allocated once, for both lanes.
-pub struct CudaFeaturePages {
-    memory: DeviceBuffer,
-    width: usize,
-    element: Element,
-}
-
-impl CudaFeaturePages {
-    /// Pages for a target's `blocks`, for this head.
-    ///
-    /// # Errors
-    /// The GPU has not enough memory.
-    pub fn new(head: &CudaModel, blocks: usize) -> Result<Arc<CudaFeaturePages>, CudaError> {
-        let (width, element) = (head.config.hidden, head.element);
-        let bytes = blocks * BLOCK_SIZE * width * element.bytes();
-        let memory = DeviceBuffer::zeroed(&head.gpu, bytes, "what a head reads of its target")?;
-        Ok(Arc::new(CudaFeaturePages { memory, width, element }))
-    }
-
-    /// Bytes of a token, of a head of this shape.
-    pub fn bytes_per_token(head: &ModelConfig, dtype: Dtype) -> u64 {
-        (head.hidden * dtype.bytes()) as u64
-    }
-}
-
-/// The writer's end, with room for its passes.
-pub(super) struct FeatureWriter {
-    pages: Arc<CudaFeaturePages>,
-    fusion: Arc<Fusion<DeviceBuffer, DeviceBuffer>>,
-    /// f32 `[rows][streams * hidden]`.
-    streams: DeviceBuffer,
-    /// The element's: the same, normed.
-    normed: DeviceBuffer,
-    /// f32 `[rows][width]`.
-    fused: DeviceBuffer,
-    /// The layer that the pass enters next.
-    reached: usize,
-}
-
-/// What a lane of a head has more than a model's.
-pub(super) struct HeadBuffers {
-    pages: Option<Arc<CudaFeaturePages>>,
-    /// f32 `[rows][hidden]`: the tokens' embeddings.
-    pub(super) embedded: DeviceBuffer,
-    /// f32 `[chunk][hidden]`.
-    passed_on: DeviceBuffer,
-    /// f32 `[logit rows][proposed]`, where it proposes some tokens alone.
-    proposed: Option<DeviceBuffer>,
-}
-
-impl HeadBuffers {
-    pub(super) fn new(model: &CudaModel, sizes: &CudaSizes) -> Result<Option<HeadBuffers>, CudaError> {
-        let Some(spec) = &model.config.head else { return Ok(None) };
-        let f32 = size_of::<f32>();
-        let row = model.config.hidden * f32;
-        let buffer = |count: usize, each: usize| DeviceBuffer::zeroed(&model.gpu, count * each, "a head");
-        Ok(Some(HeadBuffers {
-            pages: None,
-            embedded: buffer(sizes.rows(), row)?,
-            passed_on: buffer(CudaSizes::bucket(sizes.max_chunks), row)?,
-            proposed: spec.proposed_vocab.map(|own| buffer(sizes.logit_rows(), own * f32)).transpose()?,
-        }))
-    }
-
-    /// Bytes of it all, and of what is wider.
-    pub(super) fn bytes(config: &ModelConfig, sizes: &CudaSizes, held: u64) -> u64 {
-        let Some(spec) = &config.head else { return 0 };
-        let (hidden, f32) = (config.hidden as u64, size_of::<f32>() as u64);
-        let logits = (sizes.logit_rows() * spec.proposed_vocab.unwrap_or(0) + config.vocab) as u64;
-        sizes.rows() as u64 * hidden * (f32 + held)
-            + (CudaSizes::bucket(sizes.max_chunks) as u64 * hidden + logits) * f32
-    }
-}
-
-impl CudaSizes {
-    /// Bytes that [`CudaPasses::attach`] takes, beside the pages.
-    pub fn attached_bytes(&self, head: &ModelConfig, dtype: Dtype) -> u64 {
-        let streams = head.head.as_ref().map_or(0, HeadSpec::streams_width);
-        let row = streams * (size_of::<f32>() + dtype.bytes()) + head.hidden * size_of::<f32>();
-        (self.rows() * row) as u64
-    }
-}
-
-/// Where each token of the vocabulary is among those that a head proposes.
-pub(super) fn places(tokens: &[u32], vocab: usize) -> Vec<u32> {
-    let mut places = vec![faser_kernels::cuda::NOTHING; vocab];
-    (0..).zip(tokens).for_each(|(place, token)| places[*token as usize] = place);
-    places
-}
 
 impl CudaPasses {
     /// From now on these passes, of its target, leave in `pages` what this head reads of them.
@@ -354,21 +263,4 @@ impl CudaPasses {
         let product = Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add: false };
         self.multiply(product, rows.counts)
     }
-}
-
-/// Copies the map of the tokens that a head proposes to its GPU, if it has one.
-pub(super) fn places_on(
-    gpu: &Arc<Gpu>,
-    upload: &mut faser_kernels::cuda::Upload,
-    tokens: Option<&[u32]>,
-    vocab: usize,
-) -> Result<Option<DeviceBuffer>, CudaError> {
-    let Some(tokens) = tokens else { return Ok(None) };
-    let places = places(tokens, vocab);
-    let bytes = places.len() * size_of::<u32>();
-    let buffer = DeviceBuffer::unfilled(gpu, bytes, "the tokens that a head proposes")?;
-    upload.values::<u32>(&buffer, 0, places.len(), |from, to| {
-        to.copy_from_slice(&places[from..from + to.len()]);
-    })?;
-    Ok(Some(buffer))
 }

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, Ptr, Upload};
+use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, NOTHING, Ptr, Upload};
 use faser_kernels::{Dtype, RopeTable, Source};
 
-use super::cuda_features::places_on;
 use crate::layer::Branch;
 use crate::load::{Held, Packer, Shapes, Tensors, counted, load};
 use crate::model::{Parts, rope_tables};
@@ -212,6 +211,24 @@ impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> 
         (self.fill)(&buffer, element, sources)?;
         Ok(buffer)
     }
+}
+
+/// Copies the map of the tokens that a head proposes to its GPU, if it has one: where each token of the vocabulary is among them.
+fn places_on(
+    gpu: &Arc<Gpu>,
+    upload: &mut Upload,
+    tokens: Option<&[u32]>,
+    vocab: usize,
+) -> Result<Option<DeviceBuffer>, CudaError> {
+    let Some(tokens) = tokens else { return Ok(None) };
+    let mut places = vec![NOTHING; vocab];
+    (0..).zip(tokens).for_each(|(place, token)| places[*token as usize] = place);
+    let bytes = places.len() * size_of::<u32>();
+    let buffer = DeviceBuffer::unfilled(gpu, bytes, "the tokens that a head proposes")?;
+    upload.values::<u32>(&buffer, 0, places.len(), |from, to| {
+        to.copy_from_slice(&places[from..from + to.len()]);
+    })?;
+    Ok(Some(buffer))
 }
 
 /// The angles of all positions, copied.

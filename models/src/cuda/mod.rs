@@ -7,16 +7,17 @@ mod cuda_layer;
 mod cuda_model;
 mod cuda_pruning;
 mod draft_steps;
+mod feature_buffers;
 mod pass;
 mod penalties;
 mod sampler;
 mod staged;
 
 pub use buffers::{CudaSizes, PenaltySlot};
-pub use cuda_features::CudaFeaturePages;
 pub use cuda_model::CudaModel;
 pub use cuda_pruning::PruneCheckpoint;
 pub use draft_steps::{DraftChunkInput, DraftInput, DraftedChunk};
+pub use feature_buffers::CudaFeaturePages;
 pub use pass::{CudaPasses, PassInput};
 pub use penalties::{Bias, HistoryChange};
 pub use sampler::{DrawInput, Drawn};

@@ -27,7 +27,7 @@ use faser_kernels::{BlockId, Dtype};
 
 use super::CudaModel;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
-use super::cuda_features::{FeatureWriter, HeadBuffers};
+use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
 
