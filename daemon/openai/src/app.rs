@@ -8,8 +8,8 @@ use faser_config::ServerConfig;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::access::Access;
-use crate::authorize::owner;
 use crate::body::{self, Ask, Bodies};
+use crate::caller::owner;
 use crate::errors::ApiError;
 use crate::pairs::{Pairs, Served};
 

@@ -7,22 +7,12 @@ use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::{ConnectionType, StatusCode, header};
 use actix_web::middleware::Next;
-use actix_web::{Error, HttpMessage, HttpRequest, ResponseError, web};
+use actix_web::{Error, HttpMessage, ResponseError, web};
 
 use super::errors::ApiError;
 use crate::access::{Permit, Refusal};
 use crate::app::App;
-
-/// A request's key: its name, for the log, and whose it is.
-pub(super) struct OfKey {
-    pub(super) name: String,
-    owner: u128,
-}
-
-/// Whose key a request has; 0 where there are no keys.
-pub(super) fn owner(request: &HttpRequest) -> u128 {
-    request.extensions().get::<OfKey>().map_or(0, |key| key.owner)
-}
+use crate::caller::OfKey;
 
 /// The middleware. What is refused here never has its body read.
 ///

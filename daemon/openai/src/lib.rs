@@ -7,6 +7,7 @@ pub mod app;
 mod authorize;
 pub mod body;
 pub mod bounds;
+mod caller;
 mod calls;
 mod chat;
 mod chunks;

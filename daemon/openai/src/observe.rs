@@ -12,7 +12,7 @@ use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpResponse, web};
 use tracing::{Instrument, Span};
 
-use super::authorize::OfKey;
+use super::caller::OfKey;
 use super::errors::ApiError;
 use crate::random;
 

@@ -9,19 +9,9 @@
 //! each part normal and a function of (seed, prefix) alone, so that a text and its drafts never depend on the schedule.
 //! The draft sees all but its own mistakes: its confidence is those log-odds, stretched (it is overconfident) and blurred.
 
+use super::kv::Origin;
 use super::phrases::Phrases;
 use super::random::{mix, normal, uniform};
-
-/// What the process may know of a prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Origin {
-    /// The first token, which stands for the class.
-    pub(super) class: u32,
-    /// Fingerprint of the first tokens, which stands for the request.
-    pub(super) request: u64,
-    /// Tokens so far.
-    pub(super) length: u32,
-}
 
 /// A class of texts.
 #[derive(Clone, Copy, Debug, PartialEq)]

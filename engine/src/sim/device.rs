@@ -4,9 +4,9 @@
 //! it was given leads to the sequence's own history. The target's token is a hash of the fingerprint; whether the draft
 //! agrees is up to its `Acceptance`, another function of the prefix.
 
-use super::acceptance::{Acceptance, Origin};
+use super::acceptance::Acceptance;
 use super::costs::{Deviation, DeviceCosts};
-use super::kv::{Prefix, SimLane};
+use super::kv::{Origin, Prefix, SimLane};
 use super::lanes::PlanOut;
 use super::random::{mix, uniform};
 use super::roofline::Work;

@@ -2,11 +2,21 @@
 
 use std::collections::HashMap;
 
-use super::acceptance::Origin;
 use super::random::mix;
 use crate::blocks::{BlockCopy, BlockId};
 use crate::plan::Admission;
 use crate::request::{SeqId, TokenId};
+
+/// What acceptance may know of a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// The first token, which stands for the class.
+    pub(super) class: u32,
+    /// Fingerprint of the first tokens, which stands for the request.
+    pub(super) request: u64,
+    /// Tokens so far.
+    pub(super) length: u32,
+}
 
 /// A prefix of a sequence, as far as the simulated models look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acceptance::{Acceptance, Origin};
+use super::acceptance::Acceptance;
 use super::arrivals::Arrivals;
-use super::kv::Prefix;
+use super::kv::{Origin, Prefix};
 use super::lengths::Lengths;
 use super::random::{Random, mix, uniform};
 use super::replay::Trace;
