@@ -137,7 +137,7 @@ pub fn fitted(
     }
     if let Some(mask) = draft.mask_token.filter(|mask| *mask as usize >= wanted) {
         return Err(ModelError::Pair(format!(
-            "the draft's mask token is {mask}, but the target's vocab_size is {wanted}: it was made for another target"
+            "the draft's mask token (`pard_token`, `mask_token_id`) is {mask}, but the target's vocab_size is {wanted}: it was made for another target"
         )));
     }
     Ok(ModelConfig { vocab: wanted, ..draft })
