@@ -51,6 +51,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
             const T *key = (const T *)a.keys + ((block * a.kv_heads + kv_head) * BLOCK + position % BLOCK) * dim;
             float score = 0.0f;
             if (seen) {
+#pragma unroll 2
                 for (u32 i = 0; i < dim; i++) score += queries[warp()][i] * widen(key[i]);
             }
             score = seen ? (a.soft_cap != 0.0f ? capped(score * a.scale, a.soft_cap) : score * a.scale) : -infinity();

@@ -229,4 +229,4 @@ KERNEL(128, 168) attention_mma_64_32(AttentionArgs a) { Attention<64, 32>::run(a
 KERNEL(128, 168) attention_mma_64_64(AttentionArgs a) { Attention<64, 64>::run(a); }
 KERNEL(128, 200) attention_mma_128_16(AttentionArgs a) { Attention<128, 16>::run(a); }
 KERNEL(128, 200) attention_mma_128_32(AttentionArgs a) { Attention<128, 32>::run(a); }
-KERNEL(128, 200) attention_mma_128_64(AttentionArgs a) { Attention<128, 64>::run(a); }
+KERNEL(128, 216) attention_mma_128_64(AttentionArgs a) { Attention<128, 64>::run(a); }

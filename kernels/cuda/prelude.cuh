@@ -91,13 +91,10 @@ DEVICE float tanh_of(float x) {
     p = __fmaf_rn(p, square, -3.333328e-1f);
     return __fmaf_rn(p * square, x, x);
 }
-// A logit or a score, at most as large as a cap.
-// The first position that a row sees whose own is the last before `end`: in its window, and none before `first`; at least its own.
-DEVICE u32 first_seen(u32 end, u32 window, u32 first) {
-    const u32 begin = window && end > window ? end - window : 0, seen = begin > first ? begin : first;
-    return seen < end ? seen : end ? end - 1 : 0;
-}
+// The first position that a row sees whose own is the last before `end`: in its window, or from `first` on, which is at most 1 beside a window.
+DEVICE u32 first_seen(u32 end, u32 window, u32 first) { return window && end > window ? end - window : end > first ? first : 0; }
 
+// A logit or a score, at most as large as a cap.
 DEVICE float capped(float x, float cap) { return cap * tanh_of(x * (1.0f / cap)); }
 
 // ---- a warp and a block

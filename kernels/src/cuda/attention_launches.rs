@@ -106,7 +106,7 @@ pub struct AttentionArgs {
     pub head_dim: u32,
     /// Positions that a row sees, its own included; 0: all.
     pub window: u32,
-    /// No row behind it sees a position before this one.
+    /// No row behind it sees a position before this one; at most 1 beside a window.
     pub first: u32,
     /// Positions of a split.
     pub split: u32,
@@ -154,6 +154,7 @@ impl AttentionArgs {
         let dim = self.head_dim;
         assert!(self.split.is_multiple_of(POSITIONS), "attention: splits of {}", self.split);
         assert!(dim <= 256, "attention: a head of {dim}");
+        assert!(self.window == 0 || self.first <= 1, "attention: a window, and from {} on", self.first);
         assert!(self.heads.is_multiple_of(self.kv_heads), "attention: {} over {}", self.heads, self.kv_heads);
         let tensor = Self::on_tensor_cores(element, dim);
         let kernel = match (dim, queries) {

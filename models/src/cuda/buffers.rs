@@ -123,9 +123,17 @@ impl CudaSizes {
     fn head_bytes(&self, config: &ModelConfig, held: u64) -> u64 {
         let Some(spec) = &config.head else { return 0 };
         let (hidden, f32) = (config.hidden as u64, size_of::<f32>() as u64);
+        let input = self.head_input_bytes() as u64;
         let logits = (self.logit_rows() * spec.proposed_vocab.unwrap_or(0) + config.vocab) as u64;
-        self.rows() as u64 * hidden * (f32 + held)
+        input
+            + self.rows() as u64 * hidden * (f32 + held)
             + (CudaSizes::bucket(self.max_chunks) as u64 * hidden + logits) * f32
+    }
+
+    /// What a head's passes have of them beside: the target's tables, what rows begin with.
+    pub(super) fn head_input_bytes(&self) -> usize {
+        let tables = CudaSizes::bucket(self.max_chunks) * self.table_stride().next_power_of_two();
+        4 * (tables + 2 * self.rows()) + (4 << 10)
     }
 
     /// Bytes that [`super::CudaPasses::attach`] takes, beside the pages.
@@ -137,9 +145,8 @@ impl CudaSizes {
 
     /// Small arrays of a pass: rows, chunks with their tables, samples, tests.
     pub(super) fn input_bytes(&self) -> usize {
-        let rows = self.rows() * 92;
-        // A head's chunks have the target's tables too.
-        let chunks = CudaSizes::bucket(self.max_chunks) * (288 + 8 * self.table_stride().next_power_of_two());
+        let rows = self.rows() * 84;
+        let chunks = CudaSizes::bucket(self.max_chunks) * (288 + 4 * self.table_stride().next_power_of_two());
         let samples = self.logit_rows() * 128;
         rows + chunks + samples + (64 << 10)
     }

@@ -130,12 +130,13 @@ impl CudaPasses {
         let dtype = if model.element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
         let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
         let (hidden, q, kv) = (config.hidden, own.q_width(), own.kv_width());
+        let of_head = if config.head.is_some() { sizes.head_input_bytes() } else { 0 };
         let f32 = size_of::<f32>();
         let activations = |count: usize, each: usize| DeviceBuffer::zeroed(&gpu, count * each, "activations");
         let kv_bytes = sizes.kv_bytes(own, dtype);
         let split_rows = sizes.split_rows() * own.heads;
         Ok(CudaPasses {
-            input: Arena::new(&gpu, sizes.input_bytes(), "the arrays of a pass")?,
+            input: Arena::new(&gpu, sizes.input_bytes() + of_head, "the arrays of a pass")?,
             output: Arena::new(&gpu, sizes.output_bytes(), "what a pass brings")?,
             history: Arena::new(&gpu, sizes.history_bytes(), "histories")?,
             masks: Arena::new(&gpu, sizes.mask_bytes(config), "masks of tokens")?,

@@ -12,7 +12,7 @@ use faser_models::rounding::Distance;
 use faser_models::{ModelConfig, Shard, WeightSource, fitted};
 
 use crate::cuda_fake;
-use crate::heads::{Golden, Pair, Round, STEPWISE, assert_logits, error, read};
+use crate::heads::{Golden, Round, STEPWISE, assert_logits, error, read};
 use crate::session::golden;
 
 const BLOCKS: usize = 24;
@@ -255,26 +255,23 @@ fn heads_propose_what_the_reference_does_on_a_gpu() {
 }
 
 #[test]
-fn heads_in_bf16_are_as_near_as_the_cpus() {
-    cuda_fake::inside("cuda_heads::heads_in_bf16_are_as_near_as_the_cpus", &[], || {
+fn heads_in_bf16_are_within_rounding() {
+    cuda_fake::inside("cuda_heads::heads_in_bf16_are_within_rounding", &[], || {
         for case in STEPWISE {
             let Golden { text, rounds, .. } = read(case);
             let mut lanes = Lanes::new(case, Dtype::Bf16);
             let Round { known, logits, .. } = rounds.last().unwrap();
             lanes.verify(&text[..known - 1], 0, &[9, 7], None);
             let (found, _) = lanes.round(&text, (0, *known), 1, (&[9, 7], &[2, 4]));
-            let mut cpu = Pair::new(case, Dtype::Bf16);
-            cpu.verify(&text[..known - 1], 0, &[9, 7]);
-            let on_cpu = cpu.round(&text, (0, *known), &[0], (&[9, 7], &[2, 4]));
-            let distance = |found: &[f32]| {
-                let own: Vec<f32> = found.iter().copied().filter(|logit| logit.is_finite()).collect();
-                Distance::between(&[&own], &[&logits[0]])
-            };
-            // Pages are bf16 here and f32 there: one rounding more.
-            let (gpu, cpu) = (distance(&found[0]), distance(&on_cpu[0]));
-            let most = Distance { rms: 2.0 * cpu.rms, largest: 3.0 * cpu.largest };
-            println!("{case}: {gpu}, on the CPU {cpu}");
-            assert!(gpu.is_within(most), "{case}: {gpu}, on the CPU {cpu}");
+            let own: Vec<f32> = found[0].iter().copied().filter(|logit| logit.is_finite()).collect();
+            let gpu = Distance::between(&[&own], &[&logits[0]]);
+            // What its row begins with has the error of the target's layers, and pages are rounded once more: no more than twice that of its own
+            // and the target's layers one behind the other.
+            let layers =
+                lanes.verify.model().config().layers.len() + lanes.draft.model().config().layers.len();
+            let most = Distance::of_rounding(Dtype::Bf16, 4 * layers);
+            println!("{case}: {gpu}, at most {most}");
+            assert!(gpu.is_within(most), "{case}: {gpu}, at most {most}");
         }
     });
 }

@@ -37,7 +37,7 @@ const CASES: [&str; 11] = [
 ];
 
 /// A target with its head, on one lane.
-pub(crate) struct Pair {
+struct Pair {
     target: Model,
     head: Model,
     lane: Lane,
@@ -64,7 +64,7 @@ fn load(case: &str, dtype: Dtype) -> (Model, Model) {
 }
 
 impl Pair {
-    pub(crate) fn new(case: &str, dtype: Dtype) -> Pair {
+    fn new(case: &str, dtype: Dtype) -> Pair {
         let (target, head) = load(case, dtype);
         let pages = Features::new(BLOCKS, BLOCK_SIZE, head.config().hidden);
         let mut verify = target.scratch(MAX_ROWS, MAX_ROWS);
@@ -84,7 +84,7 @@ impl Pair {
     }
 
     /// The target's pass over tokens at these positions.
-    pub(crate) fn verify(&mut self, tokens: &[u32], start: usize, table: &[BlockId]) {
+    fn verify(&mut self, tokens: &[u32], start: usize, table: &[BlockId]) {
         let positions: Vec<u32> = (start as u32..).take(tokens.len()).collect();
         let rows = Rows { positions: &positions, table_of: &vec![0; tokens.len()], tables: &[table] };
         let pass = Pass { tokens, rows, logits: &[] };
@@ -148,7 +148,7 @@ impl Pair {
     }
 
     /// The logits of `k` proposals behind the first `known` of `text`, of which the head has computed `computed`.
-    pub(crate) fn round(
+    fn round(
         &mut self,
         text: &[u32],
         (computed, known): (usize, usize),
