@@ -4,8 +4,8 @@ use faser_actors::{Dtype, Isa};
 use faser_config::Config;
 use faser_models::{ModelConfig, Shard};
 
-/// A draft whose weights take at least so many bytes in bf16 is held in int8 where nothing else is said: its steps then take 0.4 to 0.85 of
-/// the time. Of smaller ones the steps are so short that nothing is gained (docs/results/2026-11-23-int8-drafts.md).
+/// A draft whose weights take at least so many bytes in bf16 is held in int8 where nothing else is said: its steps are then
+/// shorter. Those of smaller ones are short, whatever they are held in (docs/results/2026-11-23-int8-drafts.md).
 const WORTH_INT8_BYTES: u64 = 8 << 20;
 
 /// In what the matrices of this draft are held, beside a target that is held as `model.dtype` says. On GPUs they are held alike.
