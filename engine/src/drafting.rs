@@ -276,14 +276,12 @@ impl Engine {
         let long = missing > SHORT;
         let most = if long { (*rows_left).min(*long_rows_left) } else { *rows_left };
         // The anchor has no business in a prefill: its row is part of the first draft step.
+        // A block stands behind all of them, whole, or in a later plan.
+        let k = if needs.block.is_none_or(|block| missing + block.rows <= most) { k } else { 0 };
         let rows = if k > 0 { missing } else { missing - 1 }.min(most);
         // In a single pass each proposal after the first has a row.
         let masked = needs.passes == RoundPasses::One;
-        let most = match needs.block {
-            Some(block) if block.rows > *rows_left - rows => 0,
-            None if masked => *rows_left - rows + 1,
-            _ => k,
-        };
+        let most = if masked && needs.block.is_none() { *rows_left - rows + 1 } else { k };
         let steps = if rows == missing { k.min(most) } else { 0 };
         let behind = needs.rows_behind(steps);
         let covered = start + rows + behind;

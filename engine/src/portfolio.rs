@@ -244,8 +244,11 @@ pub(crate) struct Foreseen {
 impl Foreseen {
     /// Takes in what came of it: so many proposals verified, and so many accepted.
     pub(crate) fn came(&self, verified: usize, accepted: usize, weight: f32, worth: &mut PerSource<Worth>) {
-        let came = accepted as f64 * f64::from(weight) - verified as f64 * self.row;
-        worth[self.source].observe(self.gain, came);
+        // Of what was not worth its rows no share can be told.
+        if self.gain > 0.0 {
+            let came = accepted as f64 * f64::from(weight) - verified as f64 * self.row;
+            worth[self.source].observe(self.gain, came);
+        }
     }
 }
 

@@ -443,7 +443,11 @@ fn streams(keys: &Keys, of_block: bool) -> Result<Vec<usize>, ModelError> {
     let behind = key == "target_layer_ids" || (key == eagle && ids.first() == Some(&1));
     let streams: Option<Vec<usize>> = ids
         .iter()
-        .map(|id| usize::try_from(id + i64::from(behind)).ok().filter(|id| *id <= MAX_LAYERS))
+        .map(|id| {
+            id.checked_add(i64::from(behind))
+                .and_then(|id| usize::try_from(id).ok())
+                .filter(|id| *id <= MAX_LAYERS)
+        })
         .collect();
     match streams {
         Some(streams) if (1..=16).contains(&count) && ids.len() == count && streams.is_sorted() => {
