@@ -1,4 +1,4 @@
-//! Passes of a head that proposes a block (DFlash, DSpark), on the CPU. Rows of the text have keys and values alone, made of the target's features, the
+//! Passes of a head that proposes a block (DFlash, DSpark). Rows of the text have keys and values alone, made of the target's features, the
 //! same features in every layer; rows of a block see them and one another.
 //!
 //! ```text
@@ -13,9 +13,9 @@
 
 use faser_kernels::Rows;
 
-use crate::{BlockSpec, HeadKind, ModelConfig};
+use crate::{BlockSpec, ModelConfig};
 
-/// What a pass of such a head has beside its activations.
+/// What a pass of such a head has beside its activations, on the CPU.
 pub(crate) struct BlockScratch {
     spec: BlockSpec,
     /// Rows of blocks in the pass; those of the text are behind them.
@@ -27,12 +27,8 @@ pub(crate) struct BlockScratch {
 impl BlockScratch {
     /// For passes of a model of up to `max_rows` rows, if it is such a head.
     pub(crate) fn of(config: &ModelConfig, max_rows: usize) -> Option<BlockScratch> {
-        match config.head.as_ref()?.kind {
-            HeadKind::Block(spec) => {
-                Some(BlockScratch { spec, queries: 0, sees: Vec::with_capacity(max_rows) })
-            }
-            HeadKind::Steps | HeadKind::Masks => None,
-        }
+        let sees = Vec::with_capacity(max_rows);
+        Some(BlockScratch { spec: config.block()?, queries: 0, sees })
     }
 
     /// The rows of blocks among those of the pass, as far as each sees.
@@ -41,14 +37,20 @@ impl BlockScratch {
         if self.spec.causal {
             return own;
         }
-        self.sees.clear();
-        for (row, (position, table)) in own.positions.iter().zip(own.table_of).enumerate() {
-            let last = (row - row % self.spec.rows + self.spec.rows - 1).min(self.queries - 1);
-            let of_row = |table: u32| rows.tables[table as usize];
-            let same = std::ptr::eq(of_row(own.table_of[last]), of_row(*table));
-            self.sees.push(if same { own.positions[last].max(*position) } else { *position });
-        }
+        last_seen(&self.spec, own, &mut self.sees);
         Rows { positions: &self.sees, ..own }
+    }
+}
+
+/// The last position that each row of blocks sees, whole ones that stand one behind the other: the end of its block, if that is not causal.
+pub(crate) fn last_seen(spec: &BlockSpec, rows: Rows<'_>, sees: &mut Vec<u32>) {
+    let Rows { positions, table_of, tables } = rows;
+    sees.clear();
+    for (row, (position, table)) in positions.iter().zip(table_of).enumerate() {
+        let last = (row - row % spec.rows + spec.rows - 1).min(positions.len() - 1);
+        let of_row = |table: u32| tables[table as usize];
+        let same = std::ptr::eq(of_row(table_of[last]), of_row(*table));
+        sees.push(if same { positions[last].max(*position) } else { *position });
     }
 }
 

@@ -11,7 +11,7 @@
 use faser_kernels::ops::{self, Write};
 use faser_kernels::{Lane, Matrix, Table, Tensor, Vector};
 
-use crate::{HeadKind, MarkovKind, ModelConfig};
+use crate::{MarkovKind, ModelConfig};
 
 /// Its weights, as a device holds them.
 pub(crate) struct Markov<T = Table, M = Matrix, V = Vector> {
@@ -44,9 +44,7 @@ pub(crate) struct MarkovScratch {
 impl MarkovScratch {
     /// Columns of its tensors.
     fn widths(config: &ModelConfig) -> Option<[usize; 6]> {
-        let head = config.head.as_ref()?;
-        let HeadKind::Block(block) = head.kind else { return None };
-        let (rank, hidden) = (block.markov?.rank, config.hidden);
+        let (head, rank, hidden) = (config.head.as_ref()?, config.block()?.markov?.rank, config.hidden);
         let proposed = head.proposed_vocab.unwrap_or(config.vocab);
         Some([rank, 2 * rank + hidden, 3 * rank, rank, proposed, rank])
     }

@@ -229,6 +229,7 @@ impl CudaSpec {
             max_rows: lane.most_rows,
             max_logit_rows: lane.most_rows.min(SAMPLED_ROWS),
             max_chunks: lane.most_rows,
+            max_sequences: lane.most_rows,
             max_context: lane.context + 1,
             max_prune_checkpoints: 1,
         };
@@ -275,7 +276,11 @@ pub(crate) fn slots(ranks: usize, deadline: Duration) -> Result<Vec<Option<NcclR
 impl PassLimits {
     /// The bounds of the draft lane's passes on a GPU.
     pub fn cuda_draft(&self, engine: &EngineConfig) -> CudaSizes {
-        self.cuda(engine, engine.draft.needs().blocks, self.draft_logit_rows)
+        let needs = engine.draft.needs();
+        let sizes = self.cuda(engine, needs.blocks, self.draft_logit_rows);
+        // Of each sequence the rows of its text, and those of its block: the ones that propose, and the others.
+        let of_sequence = if needs.block.is_some() { 3 } else { 1 };
+        CudaSizes { max_chunks: sizes.max_chunks.saturating_mul(of_sequence), ..sizes }
     }
 
     /// The bounds of the verify lane's passes on a GPU.
@@ -289,6 +294,7 @@ impl PassLimits {
             max_rows: self.rows,
             max_logit_rows,
             max_chunks: engine.tuning.max_running,
+            max_sequences: engine.tuning.max_running,
             max_context: engine.max_context,
             max_prune_checkpoints: engine.target_layers,
         }

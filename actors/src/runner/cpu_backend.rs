@@ -6,7 +6,7 @@ use std::sync::Arc;
 use faser_engine::{Admission, BlockCopy, PartitionId, TokenId};
 use faser_kernels::sampling::{self, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
-use faser_models::{BlockSpec, Features, HeadKind, Model, Scratch, Shard};
+use faser_models::{BlockSpec, Features, Model, Scratch, Shard};
 use faser_topology::Partition;
 
 use super::backend::{Begins, Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
@@ -314,10 +314,7 @@ impl LaneBackend for CpuBackend {
     }
 
     fn block(&self) -> Option<BlockSpec> {
-        match self.model.config().head.as_ref()?.kind {
-            HeadKind::Block(block) => Some(block),
-            HeadKind::Steps | HeadKind::Masks => None,
-        }
+        self.model.config().block()
     }
 
     fn layer_count(&self) -> usize {

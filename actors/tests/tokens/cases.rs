@@ -4,8 +4,8 @@ use crate::rig::{PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Constraint, Dtype, LaneRequest, LogprobCollector, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, Learned, Mechanisms, Policy, Request, SeqId, Slo,
-    SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
+    DraftSource, EngineConfig, FinishReason, Handling, Learned, Mechanisms, Policy, ProposedBlock, Request,
+    SeqId, Slo, SpeculationBounds, SpeculationMode, TokenId, Tuning, Usage,
 };
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{
@@ -208,6 +208,23 @@ pub(crate) fn with_head(dtype: Dtype, head: Dtype, kind: HeadKind) -> Pair {
 pub(crate) fn pair_of(spec: &SyntheticSpec, dtype: Dtype) -> Pair {
     let (target, draft) = synthetic::pair(spec, dtype, &mut |_| {}).expect("a synthetic pair");
     Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
+}
+
+impl Pair {
+    /// What proposes with this pair: its head if it has one, with as many blocks as another draft would have.
+    pub(crate) fn draft_source(&self, other: DraftSource) -> DraftSource {
+        let blocks = other.needs().blocks;
+        let head = self.draft.as_ref().and_then(|draft| draft.config().head.as_ref());
+        match head.map(|head| head.kind) {
+            None => other,
+            Some(HeadKind::Steps) => DraftSource::head(blocks),
+            Some(HeadKind::Masks) => DraftSource::one_pass_head(blocks),
+            Some(HeadKind::Block(block)) => {
+                let (rows, proposals) = (block.rows, block.proposals());
+                DraftSource::block_head(blocks, ProposedBlock { rows, proposals })
+            }
+        }
+    }
 }
 
 impl Random {

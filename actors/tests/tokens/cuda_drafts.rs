@@ -63,6 +63,7 @@ fn lanes() -> Lanes {
             max_rows: MAX_ROWS,
             max_logit_rows: SEQUENCES,
             max_chunks: SEQUENCES,
+            max_sequences: SEQUENCES,
             max_context: CONTEXT,
             max_prune_checkpoints: 0,
         },

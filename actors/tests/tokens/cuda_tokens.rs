@@ -8,7 +8,7 @@ use faser_kernels::cuda::{CudaError, Gpu};
 use faser_models::cuda::CudaModel;
 use faser_models::{HeadKind, Shard, WeightSource, synthetic};
 
-use crate::cases::{HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, pair, spec, with_head};
+use crate::cases::{BLOCK_KINDS, HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, pair, spec, with_head};
 use crate::cuda_drafts::reported;
 use crate::cuda_fake;
 use crate::rig::{OnGpu, Pair, Random, Rig, shares};
@@ -71,11 +71,13 @@ fn with_head_on_gpu(kind: HeadKind) -> Pair {
 fn requests_get_the_cpus_tokens_with_a_head_on_a_gpu() {
     let name = "cuda_tokens::requests_get_the_cpus_tokens_with_a_head_on_a_gpu";
     let report = cuda_fake::inside(name, &[], || {
-        for kind in [HeadKind::Steps, HeadKind::Masks] {
+        for kind in [HeadKind::Steps, HeadKind::Masks, HeadKind::Block(BLOCK_KINDS[1])] {
             let gpu = with_head_on_gpu(kind);
             let cpu = Pair { cuda: None, ..gpu.clone() };
             let mut tally = Tally::default();
-            for seed in 1..=10 {
+            // A block proposes less in a round than others may.
+            let seeds = if matches!(kind, HeadKind::Block(_)) { 30 } else { 10 };
+            for seed in 1..=seeds {
                 run(&cpu, &gpu, seed, &mut tally);
             }
             println!("{kind:?}: {tally:?}");

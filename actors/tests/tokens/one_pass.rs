@@ -4,19 +4,19 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, Dtype, Isa,
-    LaneBackend, LaneRequest, MASK_PATIENCE, Sampling,
+    CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaFeatures, CudaLaneSpec, DraftRunner, DraftWork,
+    Dtype, Isa, LaneBackend, LaneRequest, MASK_PATIENCE, Sampling,
 };
 use faser_engine::{
     Admission, BlockId, DraftChunk, DraftPlan, K_LIMIT, RoundPasses, SeqId, StopRule, TokenId,
 };
-use faser_kernels::cuda::{Gpu, Share};
+use faser_kernels::cuda::{Chunk, Gpu, NOTHING, Ptr, Sampler, Share};
 use faser_kernels::{KvCache, Lane, Rows};
-use faser_models::cuda::{CudaModel, CudaSizes};
-use faser_models::{Features, HeadKind, Model, Pass, Shard, WeightSource};
+use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, PassInput};
+use faser_models::{BlockSpec, Features, HeadKind, Model, Pass, Shard, WeightSource, synthetic};
 use faser_topology::Partition;
 
-use crate::cases::{BLOCK_KINDS, MASK, pair_of, spec, with_head};
+use crate::cases::{BLOCK_KINDS, HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, pair_of, spec, with_head};
 use crate::cuda_fake;
 use crate::rig::{Pair, Random};
 
@@ -26,6 +26,18 @@ const BLOCKS_EACH: usize = 6;
 /// Fewer than a plan may have: chunks are divided over passes, also between two mask tokens.
 const MAX_ROWS: usize = 40;
 const MAX_LOGIT_ROWS: usize = 9;
+
+const SIZES: CudaSizes = CudaSizes {
+    blocks: SEQUENCES * BLOCKS_EACH,
+    max_rows: MAX_ROWS,
+    max_logit_rows: MAX_LOGIT_ROWS,
+    max_chunks: SEQUENCES,
+    max_sequences: SEQUENCES,
+    max_context: BLOCK * BLOCKS_EACH,
+    max_prune_checkpoints: 1,
+};
+/// Blocks of heads that GPUs serve.
+const GPU_BLOCK_KINDS: [BlockSpec; 1] = [BLOCK_KINDS[1]];
 
 /// The tokens that the model has behind `known` and then behind each of so many masks, with their probabilities.
 fn by_hand(model: &Model, known: &[TokenId], proposals: usize) -> Vec<(TokenId, f32)> {
@@ -260,6 +272,74 @@ fn features_of_any_text(target: &Model, head: &Model, pages: &Arc<Features>) {
 }
 
 #[test]
+fn proposals_of_a_block_are_the_heads_on_a_gpu() {
+    cuda_fake::inside("one_pass::proposals_of_a_block_are_the_heads_on_a_gpu", &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        let source = WeightSource::Synthetic(spec());
+        let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+        let target = Arc::new(target);
+        for (seed, block) in (1..).zip(GPU_BLOCK_KINDS.repeat(2)) {
+            let kind = HeadKind::Block(block);
+            let Pair { target: on_cores, draft, .. } = with_head(Dtype::F32, Dtype::F32, kind);
+            let head = draft.unwrap();
+            let by_hand_pages = Features::new(SEQUENCES * BLOCKS_EACH, BLOCK, head.config().hidden);
+            features_of_any_text(&on_cores, &head, &by_hand_pages);
+            let shape = (HEAD_TOKENS, kind, Some(MASK));
+            let on_gpu = synthetic::head_on_gpu(&target, &HEAD_STREAMS, shape, HEAD_SEED).unwrap();
+            let on_gpu = Arc::new(on_gpu);
+            let pages = CudaFeaturePages::new(&on_gpu, SEQUENCES * BLOCKS_EACH).unwrap();
+            features_of_any_text_on_gpu(&target, &on_gpu, &pages);
+            let max_rows = 2 * block.rows;
+            let spec = CudaLaneSpec {
+                shares: vec![Share::whole(&gpu)],
+                sizes: CudaSizes {
+                    max_rows,
+                    // Blocks go together with their texts, or not.
+                    max_chunks: if seed % 2 == 0 { 3 * SEQUENCES } else { SEQUENCES },
+                    ..SIZES
+                },
+                drafts: true,
+                features: Some(CudaFeatures { pages, head: None }),
+            };
+            let backend = CudaBackend::new(on_gpu, &spec).unwrap();
+            let by_hand = |seq, known: &[TokenId], proposals| {
+                head_by_hand(&head, &by_hand_pages, seq, known, proposals)
+            };
+            let (block_rows, most_proposals) = (block.rows, block.proposals());
+            let proposes = &Proposes { block_rows, most_proposals, max_rows };
+            run(DraftRunner::new(backend, MASK_PATIENCE), proposes, by_hand, 1e-4, seed);
+        }
+    });
+}
+
+/// The same as on cores, of the same texts.
+fn features_of_any_text_on_gpu(target: &Arc<CudaModel>, head: &CudaModel, pages: &Arc<CudaFeaturePages>) {
+    let count = BLOCKS_EACH * BLOCK;
+    let sizes = CudaSizes { max_rows: count, ..SIZES };
+    let mut passes = CudaPasses::new(target.clone(), &[Share::whole(target.gpu())], false, sizes).unwrap();
+    passes.attach(head, pages.clone()).unwrap();
+    for seq in 0..SEQUENCES {
+        let mut random = Random(seq as u64);
+        let tokens: Vec<TokenId> = (0..count).map(|_| random.token()).collect();
+        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        let input = PassInput {
+            tokens: &tokens,
+            positions: &(0..count as u32).collect::<Vec<u32>>(),
+            chunk_of: &vec![0; count],
+            chunks: &[Chunk { first: 0, rows: count as u32, sampled_from: NOTHING, since: 0 }],
+            tables: &[&of_sequence(seq)],
+            samplers: &[Sampler::new(&sampling, Ptr::NULL, Ptr::NULL, Ptr::NULL)],
+            proposals: &[&[]],
+            ..PassInput::default()
+        };
+        passes.stage(&input).unwrap();
+        passes.layers(0..target.config().layers.len()).unwrap();
+        passes.finish().unwrap();
+        passes.wait(&mut |_| {}).unwrap();
+    }
+}
+
+#[test]
 fn proposals_of_one_pass_are_the_models_on_a_gpu() {
     cuda_fake::inside("one_pass::proposals_of_one_pass_are_the_models_on_a_gpu", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
@@ -267,19 +347,8 @@ fn proposals_of_one_pass_are_the_models_on_a_gpu() {
         let model = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
         let model = Arc::new(model);
         for seed in 1..=4 {
-            let spec = CudaLaneSpec {
-                shares: vec![Share::whole(&gpu)],
-                sizes: CudaSizes {
-                    blocks: SEQUENCES * BLOCKS_EACH,
-                    max_rows: MAX_ROWS,
-                    max_logit_rows: MAX_LOGIT_ROWS,
-                    max_chunks: SEQUENCES,
-                    max_context: BLOCK * BLOCKS_EACH,
-                    max_prune_checkpoints: 1,
-                },
-                drafts: true,
-                features: None,
-            };
+            let spec =
+                CudaLaneSpec { shares: vec![Share::whole(&gpu)], sizes: SIZES, drafts: true, features: None };
             let backend = CudaBackend::new(model.clone(), &spec).unwrap();
             let by_hand = |_: usize, known: &[TokenId], proposals| by_hand(&draft(), known, proposals);
             run(DraftRunner::new(backend, MASK_PATIENCE), &MASKS, by_hand, 1e-5, seed);

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use faser_actors::Logprobs;
-use faser_engine::{DraftSource, Event, FinishReason};
-use faser_models::HeadKind;
+use faser_engine::{Event, FinishReason};
 
 use crate::cases::{BLOCK, solo};
 use crate::rig::{Pair, Random, Rig};
@@ -42,12 +41,7 @@ fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
 pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
     let random = &mut Random(seed);
     let (mut config, mut cases) = (random.config(), random.cases());
-    let blocks = config.draft.needs().blocks;
-    match pair.draft.as_ref().and_then(|draft| draft.config().head.as_ref()).map(|head| head.kind) {
-        Some(HeadKind::Steps) => config.draft = DraftSource::head(blocks),
-        Some(HeadKind::Masks) => config.draft = DraftSource::one_pass_head(blocks),
-        Some(HeadKind::Block(_)) | None => {}
-    }
+    config.draft = pair.draft_source(config.draft);
     random.want_more(&mut cases);
     let mut rig = Rig::new(other, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));

@@ -10,8 +10,8 @@ use std::time::Duration;
 use faser_actors::Dtype;
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, ProposedBlock, RoundPasses,
-    SpeculationMode, TokenId, Tuning,
+    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, RoundPasses, SpeculationMode, TokenId,
+    Tuning,
 };
 use faser_models::HeadKind;
 
@@ -152,17 +152,7 @@ impl Drop for Replay {
 fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
     let pair = random.one_of(pairs);
     let mut config = random.config();
-    let blocks = config.draft.needs().blocks;
-    let head = pair.draft.as_ref().and_then(|draft| draft.config().head.as_ref());
-    match head.map(|head| head.kind) {
-        None => {}
-        Some(HeadKind::Steps) => config.draft = DraftSource::head(blocks),
-        Some(HeadKind::Masks) => config.draft = DraftSource::one_pass_head(blocks),
-        Some(HeadKind::Block(block)) => {
-            let (rows, proposals) = (block.rows, block.proposals());
-            config.draft = DraftSource::block_head(blocks, ProposedBlock { rows, proposals });
-        }
-    }
+    config.draft = pair.draft_source(config.draft);
     let mut cases = random.cases();
     random.want_more(&mut cases);
     let solo: Vec<_> = cases.iter().map(|case| solo(&pair, case)).collect();

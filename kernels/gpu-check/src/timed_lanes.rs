@@ -86,6 +86,7 @@ impl Load {
             max_rows: rows,
             max_logit_rows: rows,
             max_chunks: self.sequences,
+            max_sequences: self.sequences,
             max_context: self.blocks_each() * BLOCK,
             max_prune_checkpoints: 1,
         }

@@ -81,6 +81,7 @@ pub(crate) fn on_gpu(model: &Arc<CudaModel>, pass: &mut RunPass<'_>) -> Result<V
         max_rows: rows,
         max_logit_rows: rows,
         max_chunks: 2,
+        max_sequences: 2,
         max_context: 64,
         max_prune_checkpoints: 0,
     };

@@ -13,6 +13,12 @@ pub struct Ptr(pub u64);
 impl Ptr {
     /// Nothing.
     pub const NULL: Ptr = Ptr(0);
+
+    /// So many bytes further on.
+    #[must_use]
+    pub fn behind(self, bytes: usize) -> Ptr {
+        Ptr(self.0 + bytes as u64)
+    }
 }
 
 /// What weights, KV and the inputs of matrices are held in.

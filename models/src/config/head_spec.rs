@@ -107,6 +107,16 @@ impl BlockSpec {
     }
 }
 
+impl ModelConfig {
+    /// The block that it proposes, of a head that does.
+    pub fn block(&self) -> Option<BlockSpec> {
+        match self.head.as_ref()?.kind {
+            HeadKind::Block(block) => Some(block),
+            HeadKind::Steps | HeadKind::Masks => None,
+        }
+    }
+}
+
 /// Most rows of a block: more than any head proposes well.
 const MAX_BLOCK: usize = 64;
 

@@ -23,8 +23,10 @@ pub struct CudaSizes {
     pub max_rows: usize,
     /// Rows of it that get tokens.
     pub max_logit_rows: usize,
-    /// Sequences of a pass.
+    /// Chunks of a pass.
     pub max_chunks: usize,
+    /// Sequences that may have penalties or a bias; for more of them memory is asked for when they come.
+    pub max_sequences: usize,
     /// Tokens of the longest sequence.
     pub max_context: usize,
     /// Pruning checkpoints of a pass.
@@ -113,7 +115,7 @@ impl CudaSizes {
         let (steps, drafted) = self.step_bytes();
         let staging =
             self.input_bytes() + self.output_bytes() + self.history_bytes() + self.mask_bytes(whole);
-        let penalties = (self.max_chunks * PenaltyTables::bytes_each(whole)) as u64;
+        let penalties = (self.max_sequences * PenaltyTables::bytes_each(whole)) as u64;
         let group = GroupBuffers::bytes(whole, shard, self);
         let staging = (staging + steps + drafted) as u64 + self.head_bytes(whole, held);
         rows * row + attention + logit_rows * logit_row + rope + staging + penalties + group + FIXED_BYTES
@@ -130,7 +132,7 @@ impl CudaSizes {
             + (CudaSizes::bucket(self.max_chunks) as u64 * hidden + logits) * f32
     }
 
-    /// What a head's passes have of them beside: the target's tables, what rows begin with.
+    /// What a head's passes have of them beside: the target's tables, what rows begin with, or how far they see.
     pub(super) fn head_input_bytes(&self) -> usize {
         let tables = CudaSizes::bucket(self.max_chunks) * self.table_stride().next_power_of_two();
         4 * (tables + 2 * self.rows()) + (4 << 10)

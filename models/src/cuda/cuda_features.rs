@@ -124,7 +124,15 @@ impl CudaPasses {
                 add: false,
             },
         );
+        let norm_after = fusion.norm_after.as_ref().map(|weight| {
+            let (x, cols) = (writer.fused.ptr(), *width as u32);
+            let (weight, eps) = (weight.ptr(), fusion.rms_eps);
+            RmsNormArgs { x, weight, out: x, rows: rows.counts, cols, x_stride: cols, out_stride: cols, eps }
+        });
         self.multiply(product, rows.counts)?;
+        if let Some(norm) = norm_after {
+            self.lane.launch(&norm.launch(Element::F32, rows.bucket as u32, sms))?;
+        }
         self.lane.launch(&write)
     }
 
@@ -159,22 +167,59 @@ impl CudaPasses {
         (tables, table_stride): (Ptr, u32),
         masked: Ptr,
     ) -> Result<(), CudaError> {
+        let (count, most) = (self.pass.rows.counts, self.pass.rows.bucket);
+        self.read_pages((tables, table_stride), masked, 0, (count, most))
+    }
+
+    /// The `text` rows behind `first` rows of blocks have keys and values alone, in every layer of the same features: those stand where the norms of
+    /// these rows would, and nothing else is written there.
+    pub(super) fn begin_text(
+        &mut self,
+        tables: (Ptr, u32),
+        first: usize,
+        (count, text): (Ptr, usize),
+    ) -> Result<(), CudaError> {
+        self.read_pages(tables, Ptr::NULL, first, (count, text))?;
+        let (hidden, element) = (self.model.config.hidden, self.model.element);
+        let args = RmsNormArgs {
+            x: self.x.at(first * hidden * size_of::<f32>()),
+            weight: Ptr::NULL,
+            out: self.normed.at(first * hidden * element.bytes()),
+            rows: count,
+            cols: hidden as u32,
+            x_stride: hidden as u32,
+            out_stride: hidden as u32,
+            eps: 0.0,
+        };
+        self.lane.launch(&args.launch(element, text as u32, self.lane.sms()))
+    }
+
+    /// The features of the tokens before the rows from `first` on, to the residual stream; `count` is where the number of those rows is, `most` how
+    /// many there may be.
+    fn read_pages(
+        &mut self,
+        (tables, table_stride): (Ptr, u32),
+        masked: Ptr,
+        first: usize,
+        (count, most): (Ptr, usize),
+    ) -> Result<(), CudaError> {
         let Some(pages) = self.head.as_ref().and_then(|head| head.pages.as_ref()) else { return Ok(()) };
         let (rows, of_head) = (self.pass.rows, self.model.parts.of_head.as_ref());
         let unknown = of_head.and_then(|of_head| of_head.mask_features.as_ref());
+        let of_row = |array: Ptr| array.behind(first * size_of::<u32>());
         let args = FeaturesArgs {
             pages: pages.memory.ptr(),
             tables,
-            chunk_of: rows.chunk_of,
-            positions: rows.positions,
-            x: self.x.ptr(),
-            rows: rows.counts,
+            chunk_of: of_row(rows.chunk_of),
+            positions: of_row(rows.positions),
+            x: self.x.at(first * pages.width * size_of::<f32>()),
+            rows: count,
             masked,
             unknown: unknown.map_or(Ptr::NULL, DeviceBuffer::ptr),
             table_stride,
             cols: pages.width as u32,
         };
-        self.lane.launch(&args.read(pages.element, rows.bucket as u32, self.lane.sms()))
+        self.lane.launch(&args.read(pages.element, most as u32, self.lane.sms()))
     }
 
     /// The rows of a head's pass begin with what the last row of a chunk of the plan passed on; `chunks` has that of each.
@@ -234,7 +279,9 @@ impl CudaPasses {
     ) -> Result<(), CudaError> {
         let model = self.model.clone();
         let (layer, element) = (&model.parts.layers[index], model.element);
-        let Some(head) = &self.head else { return Ok(()) };
+        let Some(embedded) = self.head.as_ref().and_then(|head| head.embedded.as_ref()) else {
+            return Ok(());
+        };
         let (rows, sms, hidden) = (self.pass.rows, self.lane.sms(), model.config.hidden);
         let embedding = layer.attention.norm_before.ptr();
         let stream = layer.stream_norm.as_ref().map_or(Ptr::NULL, DeviceBuffer::ptr);
@@ -250,7 +297,7 @@ impl CudaPasses {
             eps: model.config.rms_eps,
         };
         let bucket = rows.bucket as u32;
-        let args = norm(head.embedded.ptr(), embedding, self.normed.ptr(), 2 * hidden);
+        let args = norm(embedded.ptr(), embedding, self.normed.ptr(), 2 * hidden);
         self.lane.launch(&args.launch(element, bucket, sms))?;
         let args = norm(self.x.ptr(), stream, beside, 2 * hidden);
         self.lane.launch(&args.launch(element, bucket, sms))?;

@@ -9,6 +9,7 @@ use faser_kernels::cuda::{
 
 use super::cuda_model::{CudaBranch, ptr};
 use super::pass::Work;
+use super::staged::RowArrays;
 use super::{CudaModel, CudaPasses};
 use crate::LayerSpec;
 
@@ -45,7 +46,7 @@ impl CudaPasses {
 
         // The bias of q, k and v is added where they are rotated.
         match attention.beside_embedding {
-            None => self.open(&layer.attention, Ptr::NULL, self.qkv.ptr(), q + 2 * kv),
+            None => self.open(&layer.attention, Ptr::NULL, self.qkv.ptr(), q + 2 * kv, pass),
             Some(kind) => self.open_beside(index, kind, self.qkv.ptr(), q + 2 * kv),
         }?;
         let args = QkvArgs {
@@ -67,12 +68,17 @@ impl CudaPasses {
             eps: config.rms_eps,
         };
         self.lane.launch(&args.launch(element, bucket, sms))?;
+        let pass = pass.through();
+        if pass.bucket == 0 {
+            return Ok(());
+        }
+        let bucket = pass.bucket as u32;
         let args = AttentionArgs {
             q: self.qkv.ptr(),
             keys,
             values,
             tables: pass.tables,
-            positions: pass.positions,
+            positions: pass.sees,
             chunks: pass.chunks,
             tiles: pass.tiles,
             out: self.attended.ptr(),
@@ -99,7 +105,7 @@ impl CudaPasses {
 
         let (inner, (activation, gated)) = (config.intermediate, mlp.kind.activation());
         let bias = ptr(&layer.mlp.inputs_bias);
-        self.open(&layer.mlp, bias, self.mlp.ptr(), if gated { 2 * inner } else { inner })?;
+        self.open(&layer.mlp, bias, self.mlp.ptr(), if gated { 2 * inner } else { inner }, pass)?;
         let args = ActivateArgs {
             x: self.mlp.ptr(),
             out: self.activated.ptr(),
@@ -112,11 +118,20 @@ impl CudaPasses {
         self.close(&layer.mlp, self.activated.ptr(), inner)
     }
 
-    /// The residual stream, normalised, to so many `outputs` of a branch's projections.
-    fn open(&mut self, branch: &CudaBranch, bias: Ptr, out: Ptr, outputs: usize) -> Result<(), CudaError> {
-        let (rows, hidden) = (self.pass.rows, self.model.config.hidden);
-        let counts = (rows.counts, rows.bucket as u32);
-        self.norm(self.x.ptr(), branch.norm_before.ptr(), self.normed.ptr(), counts)?;
+    /// The residual stream, normalised, to so many `outputs` of a branch's projections. Rows of a text behind those of blocks are not normalised.
+    fn open(
+        &mut self,
+        branch: &CudaBranch,
+        bias: Ptr,
+        out: Ptr,
+        outputs: usize,
+        rows: RowArrays,
+    ) -> Result<(), CudaError> {
+        let (through, hidden) = (rows.through(), self.model.config.hidden);
+        if through.bucket > 0 {
+            let counts = (through.counts, through.bucket as u32);
+            self.norm(self.x.ptr(), branch.norm_before.ptr(), self.normed.ptr(), counts)?;
+        }
         let (x, w, element) = (self.normed.ptr(), branch.inputs.ptr(), self.model.element);
         let product =
             Product { element, x, w, bias, out, rows: rows.bucket, inputs: hidden, outputs, add: false };
@@ -126,7 +141,8 @@ impl CudaPasses {
     /// Projects what a branch computed back, and adds it to the residual stream. A rank has a share of the sum: without a norm the first adds
     /// its own to the stream, and all shares are added up.
     fn close(&mut self, branch: &CudaBranch, x: Ptr, inputs: usize) -> Result<(), CudaError> {
-        let (rows, outputs, element) = (self.pass.rows, self.model.config.hidden, self.model.element);
+        let (rows, element) = (self.pass.rows.through(), self.model.element);
+        let outputs = self.model.config.hidden;
         let (w, bias) = (branch.output.ptr(), ptr(&branch.output_bias));
         let (out, add) = match &branch.norm_after {
             None => (self.x.ptr(), self.model.shard().is_first()),

@@ -96,9 +96,11 @@ impl CudaPasses {
         let arena = &mut buffers.input;
         arena.clear();
         let counts = arena.put(&[0u32; 3]);
+        let positions = arena.put_padded::<u32>(&[], places);
         let rows = RowArrays {
             counts,
-            positions: arena.put_padded::<u32>(&[], places),
+            positions,
+            sees: positions,
             chunk_of: arena.put_padded::<u32>(&[], places),
             chunks: arena.put_padded::<Chunk>(&[], places),
             tables: arena.put_padded(&blocks, places * stride),
@@ -110,6 +112,7 @@ impl CudaPasses {
             // These two are of each step.
             bucket: 0,
             tile_count: 0,
+            of_blocks: None,
         };
         let tail = Tail {
             samples: 0,

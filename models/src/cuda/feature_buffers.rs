@@ -52,8 +52,8 @@ pub(super) struct FeatureWriter {
 /// What a lane of a head has more than a model's.
 pub(super) struct HeadBuffers {
     pub(super) pages: Option<Arc<CudaFeaturePages>>,
-    /// f32 `[rows][hidden]`: the tokens' embeddings.
-    pub(super) embedded: DeviceBuffer,
+    /// f32 `[rows][hidden]`: the tokens' embeddings, where they stand beside the residual stream.
+    pub(super) embedded: Option<DeviceBuffer>,
     /// f32 `[chunk][hidden]`.
     pub(super) passed_on: DeviceBuffer,
     /// f32 `[logit rows][proposed]`, where it proposes some tokens alone.
@@ -68,7 +68,7 @@ impl HeadBuffers {
         let buffer = |count: usize, each: usize| DeviceBuffer::zeroed(&model.gpu, count * each, "a head");
         Ok(Some(HeadBuffers {
             pages: None,
-            embedded: buffer(sizes.rows(), row)?,
+            embedded: model.config.block().is_none().then(|| buffer(sizes.rows(), row)).transpose()?,
             passed_on: buffer(CudaSizes::bucket(sizes.max_chunks), row)?,
             proposed: spec.proposed_vocab.map(|own| buffer(sizes.logit_rows(), own * f32)).transpose()?,
         }))

@@ -23,13 +23,14 @@ use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
     Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
 };
-use faser_kernels::{BlockId, Dtype};
+use faser_kernels::{BlockId, Dtype, Rows};
 
 use super::CudaModel;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
+use crate::block::last_seen;
 
 /// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,6 +65,8 @@ pub struct PassInput<'a> {
     pub features: &'a [&'a [BlockId]],
     /// Beside them, for each row, whether it is a mask token (1) or not (0); nothing if none is.
     pub masked: &'a [u32],
+    /// Of a head that proposes a block: how many rows, the first ones, are of blocks, whole ones. The others begin with features.
+    pub of_blocks: usize,
     /// Of a head else, for each row, the chunk of the plan whose last row passed on what it begins with.
     pub passed_on: &'a [u32],
     /// Tests of proposals at pruning checkpoints: the test, its alternatives (a full row of [`PruneArgs::SCORED`] tokens), and the largest margin that stays.
@@ -158,7 +161,7 @@ impl CudaPasses {
             final_normed: activations(logit_rows, hidden * held)?,
             logits: activations(logit_rows, width(config, shard) * f32)?,
             sampling: SamplerBuffers::new(&gpu, config, logit_rows, drafts)?,
-            penalties: PenaltyTables::new(&gpu, config, sizes.max_chunks)?,
+            penalties: PenaltyTables::new(&gpu, config, sizes.max_sequences)?,
             group: (shard != Shard::WHOLE)
                 .then(|| GroupBuffers::new(&gpu, config, shard, &sizes))
                 .transpose()?,
@@ -267,6 +270,9 @@ impl CudaPasses {
             (positions.len(), chunk_of.len()) == (rows, rows) && tables.len() == count,
             "arrays of a pass"
         );
+        let block = self.model.config.block();
+        let of_blocks = input.of_blocks;
+        assert!(of_blocks <= if block.is_some() { rows } else { 0 }, "{of_blocks} rows of blocks");
         self.assert_joined();
         self.wait(&mut |_| {})?;
         self.cancelled.clear();
@@ -277,10 +283,17 @@ impl CudaPasses {
         let mut samples = Vec::new();
         self.known.clear();
         for (chunk, index) in chunks.iter().zip(0..) {
+            // Keys and values behind the end of a table would be another sequence's.
+            let last = (chunk.first + chunk.rows).checked_sub(1).map_or(0, |last| positions[last as usize]);
+            let places = tables[index as usize].len() * BLOCK_SIZE;
+            assert!(chunk.rows == 0 || (last as usize) < places, "position {last} of a table for {places}");
             let before = samples.len();
             for offset in chunk.sampled_from..chunk.rows.max(chunk.sampled_from) {
                 let row = chunk.first + offset;
-                let (position, since) = (positions[row as usize] + 1, chunk.since(offset));
+                // A row of a block stands further behind than what it is drawn for; not in a pass that is timed.
+                let nearer = block.map_or(0, |block| 1 + block.first() as u32);
+                let position = (positions[row as usize] + 1).saturating_sub(nearer);
+                let since = chunk.since(offset);
                 samples.push(Sample { row, chunk: index, position, since });
             }
             let sampled = samples.len() - before;
@@ -289,10 +302,14 @@ impl CudaPasses {
         assert!(samples.len() <= sizes.max_logit_rows, "{} rows get tokens", samples.len());
         let config = &self.model.own;
         let group = (config.heads / config.kv_heads) as u32;
-        let most = chunks.iter().map(|chunk| chunk.rows * group).max().unwrap_or(0);
+        // Nothing attends in a text that blocks stand before.
+        let attending = |chunk: &Chunk| {
+            if block.is_some() && chunk.first as usize >= of_blocks { 0 } else { chunk.rows }
+        };
+        let most = chunks.iter().map(|chunk| attending(chunk) * group).max().unwrap_or(0);
         let tile_queries = AttentionArgs::tile_queries(self.model.element, config.head_dim as u32, most);
         let mut tiles = Vec::new();
-        Tile::cover(chunks.iter().map(|chunk| chunk.rows), group, tile_queries, &mut tiles);
+        Tile::cover(chunks.iter().map(attending), group, tile_queries, &mut tiles);
 
         // A small pass takes the places of its bucket: another of that bucket has its arrays in the same ones.
         let bucket = CudaSizes::bucket(rows);
@@ -312,12 +329,23 @@ impl CudaPasses {
         let live: Vec<u32> = chunks.iter().map(|chunk| chunk.rows).collect();
         let sample_bucket = if samples.is_empty() { 0 } else { CudaSizes::bucket(samples.len()) };
 
+        let mut sees = Vec::new();
+        if let Some(block) = block.filter(|block| !block.causal) {
+            let of_blocks =
+                Rows { positions: &positions[..of_blocks], table_of: &chunk_of[..of_blocks], tables };
+            last_seen(&block, of_blocks, &mut sees);
+        }
+        let text = rows - of_blocks;
+
         let arena = &mut self.input;
         let tokens = arena.put_padded(tokens, up_to(bucket, rows));
+        let counts = [rows, rows, samples.len(), of_blocks, text].map(|count| count as u32);
+        let [counts, own_positions] = [arena.put(&counts), arena.put_padded(positions, up_to(bucket, rows))];
         let rows = RowArrays {
             bucket,
-            counts: arena.put(&[rows as u32, rows as u32, samples.len() as u32]),
-            positions: arena.put_padded(positions, up_to(bucket, rows)),
+            counts,
+            positions: own_positions,
+            sees: if sees.is_empty() { own_positions } else { arena.put_padded(&sees, up_to(bucket, rows)) },
             chunk_of: arena.put_padded(chunk_of, up_to(bucket, rows)),
             chunks: arena.put_padded(chunks, chunk_places),
             tables: arena.put_padded(&blocks, chunk_places * stride),
@@ -327,6 +355,10 @@ impl CudaPasses {
             tile_queries,
             split: plan.split,
             splits: plan.splits,
+            of_blocks: block.map(|_| {
+                let bucket = if of_blocks == 0 { 0 } else { CudaSizes::bucket(of_blocks) };
+                (bucket, counts.behind(3 * size_of::<u32>()))
+            }),
         };
         let tail = Tail {
             samples: sample_bucket,
@@ -365,10 +397,15 @@ impl CudaPasses {
         let masked = if input.masked.is_empty() { Ptr::NULL } else { arena.put(input.masked) };
         self.lane.send(&mut self.input)?;
         self.embed(tokens)?;
-        match (input.features.is_empty(), input.passed_on.is_empty()) {
-            (false, _) => self.begin_with_features((of_target, stride as u32), masked)?,
-            (true, false) => self.begin_with_passed_on(passed_on)?,
-            (true, true) => {}
+        let of_target = (of_target, stride as u32);
+        match (block, input.features.is_empty(), input.passed_on.is_empty()) {
+            (Some(_), ..) if text > 0 => {
+                let count = counts.behind(4 * size_of::<u32>());
+                self.begin_text(of_target, of_blocks, (count, text))?;
+            }
+            (None, false, _) => self.begin_with_features(of_target, masked)?,
+            (None, true, false) => self.begin_with_passed_on(passed_on)?,
+            (Some(_), ..) | (None, true, true) => {}
         }
         self.reach(0);
         self.enter(0)
@@ -378,18 +415,23 @@ impl CudaPasses {
     pub(super) fn embed(&mut self, tokens: Ptr) -> Result<(), CudaError> {
         let config = &self.model.config;
         let own = self.model.shard().tokens(config);
+        let rows = self.pass.rows.through();
+        if rows.bucket == 0 {
+            return Ok(());
+        }
+        let embedded = self.head.as_ref().and_then(|head| head.embedded.as_ref());
         let args = EmbedArgs {
             table: self.model.parts.embedding.ptr(),
             tokens,
-            out: self.head.as_ref().map_or(self.x.ptr(), |head| head.embedded.ptr()),
-            rows: self.pass.rows.counts,
+            out: embedded.unwrap_or(&self.x).ptr(),
+            rows: rows.counts,
             cols: config.hidden as u32,
             vocabulary: config.vocab as u32,
             first: own.start as u32,
             held: own.len() as u32,
             scale: config.embedding_scale,
         };
-        let (bucket, sms) = (self.pass.rows.bucket as u32, self.lane.sms());
+        let (bucket, sms) = (rows.bucket as u32, self.lane.sms());
         self.lane.launch(&args.launch(self.model.element, bucket, sms))?;
         self.add_up(self.x.ptr())
     }

@@ -51,6 +51,8 @@ pub(super) struct RowArrays {
     pub(super) bucket: usize,
     pub(super) counts: Ptr,
     pub(super) positions: Ptr,
+    /// The last position that each row sees: its own, but in a block.
+    pub(super) sees: Ptr,
     pub(super) chunk_of: Ptr,
     pub(super) chunks: Ptr,
     pub(super) tables: Ptr,
@@ -60,6 +62,16 @@ pub(super) struct RowArrays {
     pub(super) tile_queries: u32,
     pub(super) split: u32,
     pub(super) splits: u32,
+    /// Where rows of blocks stand before those of a text, the former alone: their bucket, and where their number is.
+    pub(super) of_blocks: Option<(usize, Ptr)>,
+}
+
+impl RowArrays {
+    /// The rows that go through all of a layer: those of a text have nothing but keys and values, where a head proposes a block.
+    pub(super) fn through(self) -> RowArrays {
+        let (bucket, counts) = self.of_blocks.unwrap_or((self.bucket, self.counts));
+        RowArrays { bucket, counts, ..self }
+    }
 }
 
 /// All that the end of a pass takes of it, beside.
@@ -87,7 +99,7 @@ pub(super) struct KnownChunk {
 impl Staged {
     /// Where the number of samples is.
     pub(super) fn sample_count(&self) -> Ptr {
-        Ptr(self.rows.counts.0 + 8)
+        self.rows.counts.behind(2 * size_of::<u32>())
     }
 }
 

@@ -9,18 +9,21 @@ use faser_models::cuda::{
     CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DraftChunkInput, DraftInput, DrawInput, PassInput,
 };
 use faser_models::rounding::Distance;
-use faser_models::{ModelConfig, Shard, WeightSource, fitted};
+use faser_models::{BlockSpec, ModelConfig, Shard, WeightSource, fitted};
 
 use crate::cuda_fake;
 use crate::heads::{Golden, Round, STEPWISE, assert_logits, error, read};
 use crate::session::golden;
 
+/// Heads that propose a block.
+const BLOCKS_OF_HEADS: [&str; 2] = ["dflash", "dflash-speculators"];
 const BLOCKS: usize = 24;
 const SIZES: CudaSizes = CudaSizes {
     blocks: BLOCKS,
     max_rows: 64,
     max_logit_rows: 8,
     max_chunks: 4,
+    max_sequences: 4,
     max_context: 48,
     max_prune_checkpoints: 0,
 };
@@ -126,6 +129,9 @@ impl Lanes {
         (target_table, head_table): (&[BlockId], &[BlockId]),
     ) -> (Vec<Vec<f32>>, Vec<u32>) {
         let draft = &mut self.draft;
+        if let Some(block) = draft.model().config().block() {
+            return blocked(draft, &block, &text[..known], (computed, k), (target_table, head_table));
+        }
         if let Some(mask) = draft.model().config().mask_token {
             return masked(draft, &text[..known], (computed, k), mask, (target_table, head_table));
         }
@@ -198,12 +204,60 @@ fn masked(
         masked: &masked,
         ..PassInput::default()
     };
-    draft.stage(&input).unwrap();
+    drawn_at_once(draft, &input, k)
+}
+
+/// The same of a head that proposes a block: the rows that propose, those that do not, and the text that they stand behind.
+fn blocked(
+    draft: &mut CudaPasses,
+    block: &BlockSpec,
+    text: &[u32],
+    (computed, k): (usize, usize),
+    (target_table, head_table): (&[BlockId], &[BlockId]),
+) -> (Vec<Vec<f32>>, Vec<u32>) {
+    let (mask, known) = (draft.model().config().mask_token.unwrap(), text.len());
+    let drawn = block.first() + k;
+    let mut tokens = vec![mask; block.rows];
+    tokens[0] = text[known - 1];
+    tokens.extend(&text[computed..]);
+    let positions: Vec<u32> =
+        (known..known + block.rows).chain(computed..known).map(|position| position as u32).collect();
+    let pieces = [(drawn, block.first() as u32), (block.rows - drawn, NOTHING), (known - computed, NOTHING)];
+    let (mut chunk_of, mut chunks) = (Vec::new(), Vec::new());
+    for (rows, sampled_from) in pieces.into_iter().filter(|(rows, _)| *rows > 0) {
+        let first = chunk_of.len() as u32;
+        chunk_of.extend(vec![chunks.len() as u32; rows]);
+        chunks.push(Chunk { first, rows: rows as u32, sampled_from, since: 0 });
+    }
+    let mut features = vec![&[][..]; chunks.len()];
+    *features.last_mut().unwrap() = target_table;
+    let mut proposals = vec![&[][..]; chunks.len()];
+    let masks = vec![mask; k - 1];
+    proposals[0] = &masks;
+    let input = PassInput {
+        tokens: &tokens,
+        positions: &positions,
+        chunk_of: &chunk_of,
+        chunks: &chunks,
+        tables: &vec![head_table; chunks.len()],
+        samplers: &vec![greedy(); chunks.len()],
+        proposals: &proposals,
+        of_plan: &vec![0; chunks.len()],
+        features: &features,
+        of_blocks: block.rows,
+        ..PassInput::default()
+    };
+    drawn_at_once(draft, &input, k)
+}
+
+/// The logits of `k` proposals that come from one pass, and the proposals.
+fn drawn_at_once(draft: &mut CudaPasses, input: &PassInput<'_>, k: usize) -> (Vec<Vec<f32>>, Vec<u32>) {
+    draft.stage(input).unwrap();
     draft.layers(0..draft.model().config().layers.len()).unwrap();
     draft.finish().unwrap();
+    let drawn = draft.draw(&DrawInput::default()).unwrap();
     let vocab = draft.model().config().vocab;
     let logits = draft.read_logits(k).unwrap().chunks(vocab).map(<[f32]>::to_vec).collect();
-    let drawn = draft.draw(&DrawInput::default()).unwrap();
     draft.fetch().unwrap();
     draft.wait(&mut |_| {}).unwrap();
     (logits, draft.tokens(&drawn).to_vec())
@@ -213,7 +267,7 @@ fn masked(
 fn heads_propose_what_the_reference_does_on_a_gpu() {
     let name = "cuda_heads::heads_propose_what_the_reference_does_on_a_gpu";
     let report = cuda_fake::inside(name, &[], || {
-        for case in STEPWISE.into_iter().chain(["p-eagle"]) {
+        for case in STEPWISE.into_iter().chain(["p-eagle"]).chain(BLOCKS_OF_HEADS) {
             let Golden { text, prompt, rounds, .. } = read(case);
             let mut lanes = Lanes::new(case, Dtype::F32);
             let (target_table, head_table) = ([9, 7, 1], [2, 4, 8]);
@@ -257,12 +311,13 @@ fn heads_propose_what_the_reference_does_on_a_gpu() {
 #[test]
 fn heads_in_bf16_are_within_rounding() {
     cuda_fake::inside("cuda_heads::heads_in_bf16_are_within_rounding", &[], || {
-        for case in STEPWISE {
+        for case in STEPWISE.into_iter().chain(BLOCKS_OF_HEADS) {
             let Golden { text, rounds, .. } = read(case);
             let mut lanes = Lanes::new(case, Dtype::Bf16);
             let Round { known, logits, .. } = rounds.last().unwrap();
-            lanes.verify(&text[..known - 1], 0, &[9, 7], None);
-            let (found, _) = lanes.round(&text, (0, *known), 1, (&[9, 7], &[2, 4]));
+            // A block reaches beyond the text.
+            lanes.verify(&text[..known - 1], 0, &[9, 7, 1], None);
+            let (found, _) = lanes.round(&text, (0, *known), 1, (&[9, 7, 1], &[2, 4, 8]));
             let own: Vec<f32> = found[0].iter().copied().filter(|logit| logit.is_finite()).collect();
             let gpu = Distance::between(&[&own], &[&logits[0]]);
             // What its row begins with has the error of the target's layers, and pages are rounded once more: no more than twice that of its own

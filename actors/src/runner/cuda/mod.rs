@@ -11,6 +11,7 @@ use faser_engine::{Admission, BlockCopy, BlockId, DraftPlan, Drafted, PartitionI
 use faser_kernels::SampleRow;
 use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share};
 use faser_kernels::sampling::mask_of;
+use faser_models::BlockSpec;
 use faser_models::cuda::{
     CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
 };
@@ -92,6 +93,12 @@ impl CudaBackend {
         let drawing = rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows);
         sequences.count(&mut self.passes, drawing.map(|piece| piece.seq))?;
         let mut pass = Arrays::default();
+        let blocks = self.block().is_some();
+        if blocks {
+            // They stand first.
+            let of_blocks = rows.pieces.iter().take_while(|piece| piece.begins == Begins::Alone);
+            pass.of_blocks = of_blocks.map(|piece| piece.rows).sum();
+        }
         for (number, piece) in rows.pieces.iter().enumerate() {
             let sequence = sequences.of(piece.seq);
             pass.positions.extend((piece.start..piece.start + piece.rows).map(|position| position as u32));
@@ -106,6 +113,8 @@ impl CudaBackend {
             pass.samplers.push(sequence.sampler());
             pass.of_plan.push(piece.chunk as u32);
             match piece.begins {
+                // The tables of others behind it are found by their chunks.
+                Begins::Alone if blocks => pass.features.push(&[]),
                 Begins::Alone => {}
                 Begins::Features(table) => {
                     pass.features.push(table);
@@ -167,6 +176,7 @@ impl CudaBackend {
             prompt_tokens: &pass.prompt_tokens,
             tests: &tests.collect::<Vec<_>>(),
             features: &pass.features,
+            of_blocks: pass.of_blocks,
             passed_on: &pass.passed_on,
             masked: if pass.masked.contains(&1) { &pass.masked } else { &[] },
         })
@@ -189,7 +199,7 @@ impl CudaBackend {
                 let since = piece.since(offset);
                 let row = SampleRow {
                     row: 0,
-                    position: (piece.start + offset + 1) as u32,
+                    position: piece.place(offset) as u32,
                     sampling: &sequence.request.sampling,
                     history: &sequence.history,
                     since: &piece.proposals[..since],
@@ -221,6 +231,7 @@ struct Arrays<'a> {
     wishes: Vec<LogprobWish>,
     prompt_tokens: Vec<u32>,
     features: Vec<&'a [BlockId]>,
+    of_blocks: usize,
     passed_on: Vec<u32>,
     masked: Vec<u32>,
     adjusts: bool,
@@ -242,6 +253,10 @@ impl LaneBackend for CudaBackend {
 
     fn mask_token(&self) -> Option<TokenId> {
         self.passes.model().config().mask_token
+    }
+
+    fn block(&self) -> Option<BlockSpec> {
+        self.passes.model().config().block()
     }
 
     fn layer_count(&self) -> usize {
