@@ -71,7 +71,7 @@ fn with_head_on_gpu(kind: HeadKind) -> Pair {
 fn requests_get_the_cpus_tokens_with_a_head_on_a_gpu() {
     let name = "cuda_tokens::requests_get_the_cpus_tokens_with_a_head_on_a_gpu";
     let report = cuda_fake::inside(name, &[], || {
-        for kind in [HeadKind::Steps, HeadKind::Masks, HeadKind::Block(BLOCK_KINDS[1])] {
+        for kind in [HeadKind::Steps, HeadKind::Masks].into_iter().chain(BLOCK_KINDS.map(HeadKind::Block)) {
             let gpu = with_head_on_gpu(kind);
             let cpu = Pair { cuda: None, ..gpu.clone() };
             let mut tally = Tally::default();
@@ -88,7 +88,15 @@ fn requests_get_the_cpus_tokens_with_a_head_on_a_gpu() {
     let Some(report) = report else { return };
     assert!(report.contains("memory left 0\n") && report.contains("graphs left 0\n"), "{report}");
     // The target wrote, the head read, and steps went on from what was passed on.
-    for kernel in ["write_features_f32", "read_features_f32", "pass_on", "spread_logits"] {
+    for kernel in [
+        "write_features_f32",
+        "read_features_f32",
+        "pass_on",
+        "spread_logits",
+        "mix_gates_f32",
+        "surety_f32",
+        "note_drawn",
+    ] {
         assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
     }
 }

@@ -36,8 +36,6 @@ const SIZES: CudaSizes = CudaSizes {
     max_context: BLOCK * BLOCKS_EACH,
     max_prune_checkpoints: 1,
 };
-/// Blocks of heads that GPUs serve.
-const GPU_BLOCK_KINDS: [BlockSpec; 1] = [BLOCK_KINDS[1]];
 
 /// The tokens that the model has behind `known` and then behind each of so many masks, with their probabilities.
 fn by_hand(model: &Model, known: &[TokenId], proposals: usize) -> Vec<(TokenId, f32)> {
@@ -278,7 +276,7 @@ fn proposals_of_a_block_are_the_heads_on_a_gpu() {
         let source = WeightSource::Synthetic(spec());
         let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
         let target = Arc::new(target);
-        for (seed, block) in (1..).zip(GPU_BLOCK_KINDS.repeat(2)) {
+        for (seed, block) in (1..).zip(BLOCK_KINDS.repeat(2)) {
             let kind = HeadKind::Block(block);
             let Pair { target: on_cores, draft, .. } = with_head(Dtype::F32, Dtype::F32, kind);
             let head = draft.unwrap();

@@ -153,20 +153,12 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
     ))
 }
 
-/// A head goes whole beside a target whose embedding and LM head it can borrow; on a GPU one without a Markov head.
-pub(crate) fn refuse_unfit_head(
-    draft: Option<&ModelConfig>,
-    config: &Config,
-    on_gpu: bool,
-) -> Result<(), ModelError> {
+/// A head goes whole beside a target whose embedding and LM head it can borrow.
+pub(crate) fn refuse_unfit_head(draft: Option<&ModelConfig>, config: &Config) -> Result<(), ModelError> {
     let Some(head) = draft.and_then(|draft| draft.head.as_ref()) else { return Ok(()) };
     let device = &config.device;
     let borrows = !head.own_embedding || !head.own_lm_head;
-    let dspark =
-        matches!(head.kind, HeadKind::Block(block) if block.markov.is_some() || block.confidence.is_some());
-    let problem = if on_gpu && dspark {
-        "which has a Markov head or says how sure it is (DSpark) and is served on the CPU alone yet: give another draft, or `device.kind: cpu`"
-    } else if device.draft_tensor_parallel > 1 {
+    let problem = if device.draft_tensor_parallel > 1 {
         "which is not split over ranks: `device.draft_tensor_parallel` must be 1"
     } else if device.tensor_parallel > 1 && borrows {
         "which borrows the target's embedding or LM head, and those are split: `device.tensor_parallel` must be 1"

@@ -190,7 +190,7 @@ fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<B
     let on_gpu = matches!(chosen, Chosen::Gpus(_));
     let pair = pair(config, on_gpu)?;
     let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
-    refuse_unfit_head(pair.draft.as_ref(), config, on_gpu)?;
+    refuse_unfit_head(pair.draft.as_ref(), config)?;
     let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }

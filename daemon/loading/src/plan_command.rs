@@ -126,7 +126,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     notes.extend(crate::config_pair::shorter_draft(&bounds));
     let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
     let of_draft = models.draft.as_ref().map(|draft| &draft.config);
-    crate::config_pair::refuse_unfit_head(of_draft, config, on_gpu)?;
+    crate::config_pair::refuse_unfit_head(of_draft, config)?;
     notes.extend(of_draft.and_then(crate::config_pair::kind_of_draft));
     let head = of_draft.filter(|draft| draft.head.is_some());
     let target = Planned { head, ..Planned::new(&models.target, &bounds, on_gpu, true) };

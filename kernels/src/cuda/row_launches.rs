@@ -290,3 +290,85 @@ impl CompactPassArgs {
         Launch::new("compact_pass", [1, 1, 1], 1024, self)
     }
 }
+
+/// What the rows of a block read of the token before each, of gates that were projected.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GatesArgs {
+    /// f32 `[rows][rank]`; with a state `[rows][3 * rank]`: how much of it stays, what comes, what is read.
+    pub gates: Ptr,
+    /// f32 `[rows][rank]`: the embeddings of the tokens before.
+    pub embedded: Ptr,
+    /// f32 `[rows][rank]`: what a recurrence knows, which moves on; or null: rows read their embeddings through gates.
+    pub state: Ptr,
+    /// The element's `[rows][rank]`.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// Columns of an embedding.
+    pub rank: u32,
+}
+
+impl GatesArgs {
+    /// One block for a row.
+    #[must_use]
+    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<GatesArgs> {
+        let kernel = element.choose("mix_gates_f32", "mix_gates_bf16");
+        Launch::new(kernel, [strided(most_rows, sms, 8), 1, 1], THREADS, self)
+    }
+}
+
+/// How sure a head is of rows of a block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SuretyArgs {
+    /// The element's `[rows][cols]`: what logits are made of.
+    pub hidden: Ptr,
+    /// f32 `[rows][rank]`: the embeddings of the tokens before.
+    pub before: Ptr,
+    /// f32 `[cols + rank]`.
+    pub weights: Ptr,
+    /// f32, one.
+    pub bias: Ptr,
+    /// f32 per row, 0 to 1.
+    pub out: Ptr,
+    /// u32: how many rows there are.
+    pub rows: Ptr,
+    /// The hidden size.
+    pub cols: u32,
+    /// Columns of an embedding; 0 if those do not count.
+    pub rank: u32,
+}
+
+impl SuretyArgs {
+    /// One warp for a row.
+    #[must_use]
+    pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<SuretyArgs> {
+        let kernel = element.choose("surety_f32", "surety_bf16");
+        Launch::new(kernel, [strided(most_rows.div_ceil(4), sms, 8), 1, 1], 128, self)
+    }
+}
+
+/// Tokens that were drawn for rows of blocks, where the proposals of their chunks stand.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NoteDrawnArgs {
+    /// u32 per sample.
+    pub tokens: Ptr,
+    /// [`super::Sample`] each.
+    pub samples: Ptr,
+    /// u32 `[chunks][stride]`.
+    pub proposals: Ptr,
+    /// u32: how many samples there are.
+    pub rows: Ptr,
+    /// Proposals of a chunk that there is room for; what stands behind them is not written.
+    pub stride: u32,
+}
+
+impl NoteDrawnArgs {
+    /// One thread for a sample.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<NoteDrawnArgs> {
+        Launch::new("note_drawn", [strided(most_rows.div_ceil(THREADS), sms, 8), 1, 1], THREADS, self)
+    }
+}

@@ -47,6 +47,7 @@ macro_rules! each_op {
             matmul (Matmul) ["matmul"] [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket];
             score_tokens (ScoreTokens) ["score_tokens"] [matmul_cases::score_tokens_is_the_cpus];
             spread_logits () ["spread_logits"] [row_cases::logits_of_some_tokens_are_those_of_all];
+            markov () ["markov"] [markov_cases::rows_of_blocks_take_from_the_token_before, markov_cases::drawn_tokens_are_noted_where_there_is_room];
             attention (Attention) ["attention", "attention_mma", "merge_splits"]
                 [attention_cases::attention_is_the_cpus, attention_cases::a_row_has_the_same_bits_alone_and_among_others];
             sample (Sample) ["count_tokens", "adjust_logits", "logit_stats", "nucleus", "draw_tokens"]

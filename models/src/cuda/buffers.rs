@@ -11,6 +11,7 @@ use faser_kernels::cuda::{
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::{BlockId, Dtype};
 
+use super::along::MarkovBuffers;
 use super::staged::Steps;
 use crate::{HeadSpec, ModelConfig, Shard};
 
@@ -127,7 +128,9 @@ impl CudaSizes {
         let (hidden, f32) = (config.hidden as u64, size_of::<f32>() as u64);
         let input = self.head_input_bytes() as u64;
         let logits = (self.logit_rows() * spec.proposed_vocab.unwrap_or(0) + config.vocab) as u64;
+        let markov = MarkovBuffers::bytes(config, self, held as usize) as u64;
         input
+            + markov
             + self.rows() as u64 * hidden * (f32 + held)
             + (CudaSizes::bucket(self.max_chunks) as u64 * hidden + logits) * f32
     }
@@ -135,7 +138,8 @@ impl CudaSizes {
     /// What a head's passes have of them beside: the target's tables, what rows begin with, or how far they see.
     pub(super) fn head_input_bytes(&self) -> usize {
         let tables = CudaSizes::bucket(self.max_chunks) * self.table_stride().next_power_of_two();
-        4 * (tables + 2 * self.rows()) + (4 << 10)
+        // Anchors and steps of blocks are no more than the samples.
+        4 * (tables + 2 * self.rows() + 2 * self.logit_rows()) + (4 << 10)
     }
 
     /// Bytes that [`super::CudaPasses::attach`] takes, beside the pages.

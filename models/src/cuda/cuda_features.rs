@@ -14,6 +14,7 @@ use faser_kernels::cuda::{
 };
 
 use super::feature_buffers::FeatureWriter;
+use super::sampler::Samples;
 use super::{CudaFeaturePages, CudaModel, CudaPasses};
 use crate::HeadSpec;
 use crate::layer_spec::BesideEmbedding;
@@ -260,13 +261,15 @@ impl CudaPasses {
     }
 
     /// Logits of the tokens that a head proposes become those of all.
-    pub(super) fn spread_logits(&mut self) -> Result<(), CudaError> {
+    pub(super) fn spread_logits(&mut self, samples: Samples) -> Result<(), CudaError> {
         let Some(places) = &self.model.places else { return Ok(()) };
         let ((own, held), vocabulary) = (self.own_logits(), self.model.config.vocab as u32);
-        let (rows, most) = (self.pass.sample_count(), self.pass.tail.samples as u32);
-        let (places, out) = (places.ptr(), self.logits.ptr());
+        let Samples { first, most, count: rows } = samples;
+        let of_first = |logits: Ptr, cols: usize| logits.behind(first * cols * size_of::<f32>());
+        let (own, places) = (of_first(own, held), places.ptr());
+        let out = of_first(self.logits.ptr(), vocabulary as usize);
         let args = SpreadLogitsArgs { own, places, out, rows, held: held as u32, vocabulary };
-        self.lane.launch(&args.launch(most, self.lane.sms()))
+        self.lane.launch(&args.launch(most as u32, self.lane.sms()))
     }
 
     /// The embeddings, normalised, and beside them the residual stream, normalised, to the projections of a branch.

@@ -111,9 +111,9 @@ impl CudaPasses {
         logits: Logits,
         best: (Ptr, u32),
         to: Ptr,
-        most: u32,
+        (count, most): (Ptr, u32),
     ) -> Result<(), CudaError> {
-        let (count, sms) = (self.pass.sample_count(), self.lane.sms());
+        let sms = self.lane.sms();
         let (best, parts) = best;
         let group = self.group.as_ref().filter(|_| logits.tokens < self.model.config.vocab as u32);
         let Some(group) = group else {

@@ -7,7 +7,7 @@ use faser_kernels::{Dtype, RopeTable, Source};
 
 use crate::layer::Branch;
 use crate::load::{Held, Packer, Shapes, Tensors, counted, load};
-use crate::model::{Parts, rope_tables};
+use crate::model::{HeadParts, Parts, rope_tables};
 use crate::{ModelConfig, ModelError, Progress, Shard, WeightSource};
 
 /// A model whose weights are on a GPU, or a rank's shard of it. Layers that the models of a pair have in common are there once.
@@ -173,6 +173,12 @@ impl CudaModel {
         let bytes = |matrix: &DeviceBuffer| matrix.bytes() as u64;
         let Parts { layers, head, .. } = &self.parts;
         layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(head)
+    }
+
+    /// Whether the logits of a row, of a head that proposes a block, depend on the token drawn before it, or the head says how sure it is.
+    pub(super) fn follows(&self) -> bool {
+        let follows = |of_head: &HeadParts<_, _, _>| of_head.markov.is_some() || of_head.surety.is_some();
+        self.parts.of_head.as_ref().is_some_and(follows)
     }
 
     /// The shape of the whole model.

@@ -6,6 +6,7 @@ use faser_kernels::cuda::{
 };
 
 use super::CudaPasses;
+use super::sampler::Samples;
 
 /// Where the margins of a pruning checkpoint come back.
 #[derive(Clone, Copy, Debug)]
@@ -116,10 +117,10 @@ impl CudaPasses {
             add: false,
         };
         self.multiply(product, pass.sample_count())?;
-        self.spread_logits()?;
-        let Some(cap) = model.config.logit_soft_cap else { return Ok(()) };
-        let cols = model.own.vocab as u32;
-        let args = SoftCapArgs { x: self.logits.ptr(), rows: pass.sample_count(), cols, cap };
-        self.lane.launch(&args.launch(bucket as u32, self.lane.sms()))
+        if let Some(cap) = model.config.logit_soft_cap {
+            let args = SoftCapArgs { x: out, rows: pass.sample_count(), cols: outputs as u32, cap };
+            self.lane.launch(&args.launch(bucket as u32, self.lane.sms()))?;
+        }
+        self.spread_logits(Samples { first: 0, most: bucket, count: pass.sample_count() })
     }
 }

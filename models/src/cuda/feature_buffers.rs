@@ -6,6 +6,7 @@ use std::sync::Arc;
 use faser_kernels::Dtype;
 use faser_kernels::cuda::{BLOCK_SIZE, CudaError, DeviceBuffer, Element};
 
+use super::along::MarkovBuffers;
 use super::{CudaModel, CudaSizes};
 use crate::ModelConfig;
 use crate::features::Fusion;
@@ -58,6 +59,8 @@ pub(super) struct HeadBuffers {
     pub(super) passed_on: DeviceBuffer,
     /// f32 `[logit rows][proposed]`, where it proposes some tokens alone.
     pub(super) proposed: Option<DeviceBuffer>,
+    /// Where the rows of its blocks depend on one another.
+    pub(super) markov: Option<MarkovBuffers>,
 }
 
 impl HeadBuffers {
@@ -71,6 +74,7 @@ impl HeadBuffers {
             embedded: model.config.block().is_none().then(|| buffer(sizes.rows(), row)).transpose()?,
             passed_on: buffer(CudaSizes::bucket(sizes.max_chunks), row)?,
             proposed: spec.proposed_vocab.map(|own| buffer(sizes.logit_rows(), own * f32)).transpose()?,
+            markov: MarkovBuffers::new(model, sizes)?,
         }))
     }
 }

@@ -1,5 +1,6 @@
 //! Models on a GPU: the weights there, and passes as sequences of launches on a lane.
 
+mod along;
 mod buffers;
 mod cuda_features;
 mod cuda_group;

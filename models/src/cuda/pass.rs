@@ -26,6 +26,7 @@ use faser_kernels::cuda::{
 use faser_kernels::{BlockId, Dtype, Rows};
 
 use super::CudaModel;
+use super::along::StepsAlong;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
@@ -111,6 +112,8 @@ pub struct CudaPasses {
     pub(super) features: Option<FeatureWriter>,
     pub(super) pass: Staged,
     pub(super) known: Vec<KnownChunk>,
+    /// The order of the samples, where rows of blocks depend on one another.
+    pub(super) along: StepsAlong,
     /// Last: they go when the lane has been waited for.
     pub(super) graphs: Graphs,
 }
@@ -170,6 +173,7 @@ impl CudaPasses {
             features: None,
             pass: Staged::default(),
             known: Vec::new(),
+            along: StepsAlong::default(),
             graphs: Graphs::default(),
             model,
             lane,
@@ -300,6 +304,14 @@ impl CudaPasses {
             self.known.push(KnownChunk { rows: chunk.rows as usize, samples: sampled, cancelled: false });
         }
         assert!(samples.len() <= sizes.max_logit_rows, "{} rows get tokens", samples.len());
+        self.along.clear();
+        if self.model.follows() {
+            self.along.order(&mut samples);
+        }
+        let of_first = self.along.of_step(0);
+        let anchor = |sample: &Sample| tokens[chunks[sample.chunk as usize].first as usize];
+        let anchors: Vec<u32> = samples[of_first].iter().map(anchor).collect();
+        let of_steps = self.along.counts();
         let config = &self.model.own;
         let group = (config.heads / config.kv_heads) as u32;
         // Nothing attends in a text that blocks stand before.
@@ -375,6 +387,8 @@ impl CudaPasses {
             tail,
             small,
             samples: samples.len(),
+            anchors: arena.put(&anchors),
+            of_steps: arena.put(&of_steps),
             chunk_count: count,
             live: arena.put(&live),
             of_plan: arena.put(input.of_plan),

@@ -2,12 +2,20 @@
 
 use faser_kernels::cuda::{
     AdjustArgs, Arena, Chunk, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, LogitStatsArgs,
-    LogprobFound, LogprobsArgs, NOTHING, NucleusArgs, Place, Ptr, TopTokensArgs,
+    LogprobFound, LogprobsArgs, NOTHING, NucleusArgs, Place, Ptr, Sample, TopTokensArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
 
 use super::buffers::mask_words;
 use super::{CudaPasses, PruneCheckpoint};
+
+/// Some samples, one behind the other: the first, how many there may be, and where their number is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Samples {
+    pub(super) first: usize,
+    pub(super) most: usize,
+    pub(super) count: Ptr,
+}
 
 /// What was drawn, to be read when the pass was fetched and waited for.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +27,7 @@ pub struct Drawn {
     tokens: Place,
     confidence: Option<Place>,
     top: Option<Place>,
-    logprobs: Option<Place>,
+    logprobs: Option<(Ptr, Place)>,
     left: Option<Place>,
 }
 
@@ -47,10 +55,9 @@ impl CudaPasses {
     /// If there are more masks than rows get tokens.
     pub fn draw(&mut self, how: &DrawInput<'_>) -> Result<Drawn, CudaError> {
         let alternatives = how.alternatives;
-        let (pass, sms) = (self.pass, self.lane.sms());
+        let pass = self.pass;
         let (drafts, wants_logprobs) = (self.sampling.confidence, pass.wishes != Ptr::NULL);
-        let plain_too = drafts || wants_logprobs;
-        let (most, count) = (pass.tail.samples, pass.sample_count());
+        let most = pass.tail.samples;
         let (on_device, tokens) = self.output.reserve::<u32>(most);
         let confidence = drafts.then(|| self.output.reserve::<f32>(most));
         let top = alternatives.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
@@ -69,16 +76,45 @@ impl CudaPasses {
             tokens,
             confidence: place(confidence),
             top: place(top),
-            logprobs: logprobs.map(|(_, place)| place),
+            logprobs,
             left: left.map(|(_, place)| place),
         };
         if most == 0 {
             return Ok(drawn);
         }
         let masks = self.masks_for(how)?;
+        let steps = self.along.len();
+        if steps == 0 {
+            self.draw_some(&drawn, masks, Samples { first: 0, most, count: pass.sample_count() })?;
+        }
+        for step in 0..steps {
+            let of_step = self.along.of_step(step);
+            let count = pass.of_steps.behind(step * size_of::<u32>());
+            let samples = Samples { first: of_step.start, most: of_step.len(), count };
+            self.follow(&drawn, step, samples)?;
+            self.draw_some(&drawn, masks, samples)?;
+            self.say_how_sure(&drawn, samples)?;
+        }
+        Ok(drawn)
+    }
+
+    /// Draws for some samples, one behind the other; those of a block as far as the tokens before them are drawn.
+    fn draw_some(
+        &mut self,
+        drawn: &Drawn,
+        masks: Option<(Ptr, Ptr)>,
+        Samples { first, most, count }: Samples,
+    ) -> Result<(), CudaError> {
+        let (pass, sms) = (self.pass, self.lane.sms());
+        let (drafts, wants_logprobs) = (drawn.confidence.is_some(), drawn.logprobs.is_some());
+        let plain_too = drafts || wants_logprobs;
+        let of_first = |array: Ptr, each: usize| array.behind(first * each);
+        let tokens = of_first(drawn.on_device, size_of::<u32>());
+        let samples = of_first(pass.tail.sample_rows, size_of::<Sample>());
         // Confidence and log-probabilities look at all tokens.
-        let found = self.logits_to_draw_from(most, plain_too || pass.tail.cuts)?;
-        let (plain, vocabulary, first_token) = (found.at, found.tokens, found.first);
+        let found = self.logits_to_draw_from(first + most, plain_too || pass.tail.cuts)?;
+        let (vocabulary, first_token) = (found.tokens, found.first);
+        let plain = of_first(found.at, vocabulary as usize * size_of::<f32>());
         let parts = LogitStatsArgs::parts(vocabulary);
         let (logits_bytes, most) = (most * vocabulary as usize * size_of::<f32>(), most as u32);
         let mut logits = plain;
@@ -97,7 +133,7 @@ impl CudaPasses {
             let (masks, mask_of) = masks.unwrap_or((Ptr::NULL, Ptr::NULL));
             let args = AdjustArgs {
                 logits,
-                samples: pass.tail.sample_rows,
+                samples,
                 samplers: pass.tail.samplers,
                 proposals: pass.tail.proposals,
                 masks,
@@ -113,7 +149,7 @@ impl CudaPasses {
             let args = LogitStatsArgs { logits, stats, rows: count, vocabulary, first_token };
             self.lane.launch(&args.launch(most))?;
         }
-        let (samples, samplers) = (pass.tail.sample_rows, pass.tail.samplers);
+        let samplers = pass.tail.samplers;
         let mut least = Ptr::NULL;
         if pass.tail.restricts {
             least = self.sampling.least.ptr();
@@ -124,19 +160,21 @@ impl CudaPasses {
         let args =
             DrawArgs { logits, stats, least, samples, samplers, best, count, vocabulary, parts, first_token };
         self.lane.launch(&args.launch(most))?;
-        self.pick(found, (best, parts), on_device, most)?;
-        if let Some((out, _)) = confidence {
-            let (logits, stats, tokens) = (plain, plain_stats, on_device);
+        self.pick(found, (best, parts), tokens, (count, most))?;
+        if drafts {
+            let (logits, stats, out) = (plain, plain_stats, of_first(drawn.confidence_at, size_of::<f32>()));
             let args = ConfidenceArgs { logits, stats, tokens, out, rows: count, vocabulary, parts };
             self.lane.launch(&args.launch(most, sms))?;
         }
-        if let Some((out, _)) = top {
+        if drawn.top.is_some() {
+            let out = of_first(drawn.top_at, TOP_TOKENS * size_of::<u32>());
             let args = TopTokensArgs { logits: plain, out, rows: count, vocabulary };
             self.lane.launch(&args.launch(most, sms))?;
         }
-        if let Some((out, _)) = logprobs {
-            let (logits, stats, tokens) = (plain, plain_stats, on_device);
-            let (samples, wishes, prompt_tokens) = (pass.tail.sample_rows, pass.wishes, pass.prompt_tokens);
+        if let Some((out, _)) = drawn.logprobs {
+            let (logits, stats) = (plain, plain_stats);
+            let out = of_first(out, size_of::<LogprobFound>());
+            let (wishes, prompt_tokens) = (pass.wishes, pass.prompt_tokens);
             let args = LogprobsArgs {
                 logits,
                 stats,
@@ -151,7 +189,7 @@ impl CudaPasses {
             };
             self.lane.launch(&args.launch(most, sms))?;
         }
-        Ok(drawn)
+        Ok(())
     }
 
     /// Sends masks; where they are then, and which is whose.
@@ -172,6 +210,12 @@ impl CudaPasses {
         self.lane.fetch(&mut self.output)
     }
 
+    /// Where what was drawn for each sample is among what follows, if that is not the order of the chunks and their rows: where rows of blocks
+    /// depend on one another, samples go step by step. Empty otherwise.
+    pub fn places_drawn(&self) -> &[u32] {
+        self.along.places()
+    }
+
     /// The tokens, in the order of the samples.
     pub fn tokens(&self, drawn: &Drawn) -> &[u32] {
         &self.output.get(drawn.tokens)[..drawn.samples]
@@ -189,7 +233,7 @@ impl CudaPasses {
 
     /// What is found of log-probabilities, in the order of the samples; of no meaning where none are wanted, nothing if nobody wants any.
     pub fn logprobs(&self, drawn: &Drawn) -> &[LogprobFound] {
-        drawn.logprobs.map_or(&[], |place| &self.output.get(place)[..drawn.samples])
+        drawn.logprobs.map_or(&[], |(_, place)| &self.output.get(place)[..drawn.samples])
     }
 
     /// The chunks as they are at the end, if any may have lost rows.

@@ -10,6 +10,9 @@ pub(super) struct Staged {
     /// Whether its arrays are padded, so that it comes again.
     pub(super) small: bool,
     pub(super) samples: usize,
+    /// Of a block whose rows depend on one another: the tokens that its first samples stand behind, and the number of samples of each step.
+    pub(super) anchors: Ptr,
+    pub(super) of_steps: Ptr,
     pub(super) chunk_count: usize,
     pub(super) live: Ptr,
     pub(super) of_plan: Ptr,

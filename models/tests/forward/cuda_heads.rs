@@ -16,7 +16,8 @@ use crate::heads::{Golden, Round, STEPWISE, assert_logits, error, read};
 use crate::session::golden;
 
 /// Heads that propose a block.
-const BLOCKS_OF_HEADS: [&str; 2] = ["dflash", "dflash-speculators"];
+const BLOCKS_OF_HEADS: [&str; 5] =
+    ["dflash", "dflash-speculators", "dspark-vanilla", "dspark-gated", "dspark-rnn"];
 const BLOCKS: usize = 24;
 const SIZES: CudaSizes = CudaSizes {
     blocks: BLOCKS,
@@ -32,6 +33,8 @@ const SIZES: CudaSizes = CudaSizes {
 struct Lanes {
     verify: CudaPasses,
     draft: CudaPasses,
+    /// How sure the head is of the proposals of its latest block.
+    sure: Vec<f32>,
 }
 
 fn greedy() -> Sampler {
@@ -80,7 +83,7 @@ impl Lanes {
         verify.attach(&head, pages.clone()).unwrap();
         let mut draft = CudaPasses::new(head, &shares, true, SIZES).unwrap();
         draft.read_features(pages);
-        Lanes { verify, draft }
+        Lanes { verify, draft, sure: Vec::new() }
     }
 
     /// The target's pass over tokens at these positions. Rows of another sequence before them leave after so many layers.
@@ -130,7 +133,11 @@ impl Lanes {
     ) -> (Vec<Vec<f32>>, Vec<u32>) {
         let draft = &mut self.draft;
         if let Some(block) = draft.model().config().block() {
-            return blocked(draft, &block, &text[..known], (computed, k), (target_table, head_table));
+            let text = &text[..known];
+            let (logits, tokens, sure) =
+                blocked(draft, &block, text, (computed, k), (target_table, head_table));
+            self.sure = sure;
+            return (logits, tokens);
         }
         if let Some(mask) = draft.model().config().mask_token {
             return masked(draft, &text[..known], (computed, k), mask, (target_table, head_table));
@@ -204,7 +211,8 @@ fn masked(
         masked: &masked,
         ..PassInput::default()
     };
-    drawn_at_once(draft, &input, k)
+    let (logits, tokens, _) = drawn_at_once(draft, &input, k);
+    (logits, tokens)
 }
 
 /// The same of a head that proposes a block: the rows that propose, those that do not, and the text that they stand behind.
@@ -214,7 +222,7 @@ fn blocked(
     text: &[u32],
     (computed, k): (usize, usize),
     (target_table, head_table): (&[BlockId], &[BlockId]),
-) -> (Vec<Vec<f32>>, Vec<u32>) {
+) -> (Vec<Vec<f32>>, Vec<u32>, Vec<f32>) {
     let (mask, known) = (draft.model().config().mask_token.unwrap(), text.len());
     let drawn = block.first() + k;
     let mut tokens = vec![mask; block.rows];
@@ -250,8 +258,12 @@ fn blocked(
     drawn_at_once(draft, &input, k)
 }
 
-/// The logits of `k` proposals that come from one pass, and the proposals.
-fn drawn_at_once(draft: &mut CudaPasses, input: &PassInput<'_>, k: usize) -> (Vec<Vec<f32>>, Vec<u32>) {
+/// The logits of `k` proposals that come from one pass, the proposals, and the confidence in each.
+fn drawn_at_once(
+    draft: &mut CudaPasses,
+    input: &PassInput<'_>,
+    k: usize,
+) -> (Vec<Vec<f32>>, Vec<u32>, Vec<f32>) {
     draft.stage(input).unwrap();
     draft.layers(0..draft.model().config().layers.len()).unwrap();
     draft.finish().unwrap();
@@ -260,7 +272,7 @@ fn drawn_at_once(draft: &mut CudaPasses, input: &PassInput<'_>, k: usize) -> (Ve
     let logits = draft.read_logits(k).unwrap().chunks(vocab).map(<[f32]>::to_vec).collect();
     draft.fetch().unwrap();
     draft.wait(&mut |_| {}).unwrap();
-    (logits, draft.tokens(&drawn).to_vec())
+    (logits, draft.tokens(&drawn).to_vec(), draft.confidence(&drawn).to_vec())
 }
 
 #[test]
@@ -274,7 +286,7 @@ fn heads_propose_what_the_reference_does_on_a_gpu() {
             lanes.verify(&text[..5], 0, &target_table, None);
             lanes.verify(&text[5..prompt], 5, &target_table, None);
             let (mut computed, mut verified) = (0, prompt);
-            for (index, Round { known, proposals, logits, .. }) in rounds.iter().enumerate() {
+            for (index, Round { known, proposals, logits, sure, .. }) in rounds.iter().enumerate() {
                 // Beside it a sequence that somebody cancels, before or behind a layer whose stream is read.
                 let leaves_at = index.checked_sub(1).map(|layer| 1 + layer % 3);
                 let behind = [&text[verified..known - 1], &[1, 2, 3]].concat();
@@ -287,6 +299,11 @@ fn heads_propose_what_the_reference_does_on_a_gpu() {
                     assert_logits(found, expected, proposals[step], &what);
                 }
                 assert_eq!(drafted, *proposals, "{case}, {known} known");
+                // Others have the probability of what is drawn.
+                assert!(sure.is_empty() || lanes.sure.len() == sure.len(), "{case}");
+                for (found, expected) in lanes.sure.iter().zip(sure) {
+                    assert!((found - expected).abs() < 1e-4, "{case}, {known} known: {found} {expected}");
+                }
                 computed = *known;
             }
             // Both have the first 21 tokens of it: a block, and a part of the second that is copied.

@@ -193,7 +193,7 @@ pub(crate) struct Round {
     pub(crate) known: usize,
     pub(crate) proposals: Vec<u32>,
     pub(crate) logits: Vec<Vec<f32>>,
-    sure: Vec<f32>,
+    pub(crate) sure: Vec<f32>,
 }
 
 fn numbers(value: &Value) -> Vec<f32> {

@@ -345,9 +345,10 @@ impl LaneBackend for CudaBackend {
         if let Some(chunks) = self.passes.left(&drawn) {
             outputs.rows.iter_mut().zip(chunks).for_each(|(left, chunk)| *left = chunk.rows as usize);
         }
-        outputs.tokens.extend(self.passes.tokens(&drawn));
-        outputs.confidence.extend(self.passes.confidence(&drawn));
-        outputs.top.extend(self.passes.top(&drawn).as_chunks().0);
+        let places = self.passes.places_drawn();
+        in_order(places, self.passes.tokens(&drawn), &mut outputs.tokens);
+        in_order(places, self.passes.confidence(&drawn), &mut outputs.confidence);
+        in_order(places, self.passes.top(&drawn).as_chunks().0, &mut outputs.top);
         let found = self.passes.logprobs(&drawn);
         let left = rows.pieces.iter().zip(&outputs.rows).zip(&self.wants_logprobs);
         let wanted = left.flat_map(|((piece, &left), &wants)| {
@@ -365,6 +366,15 @@ impl LaneBackend for CudaBackend {
         cancelled: &mut Cancelled,
     ) -> Option<Vec<Vec<Drafted>>> {
         Some(self.carry_out(plan, sequences, cancelled).or_lost())
+    }
+}
+
+/// What was drawn, each from its place: in the order that it has where there are no places, or nothing of it.
+fn in_order<T: Copy>(places: &[u32], drawn: &[T], to: &mut Vec<T>) {
+    if places.is_empty() || drawn.is_empty() {
+        to.extend_from_slice(drawn);
+    } else {
+        to.extend(places.iter().map(|place| drawn[*place as usize]));
     }
 }
 
