@@ -13,7 +13,7 @@ use faser_engine::{
 use faser_kernels::cuda::{Chunk, Gpu, NOTHING, Ptr, Sampler, Share};
 use faser_kernels::{KvCache, Lane, Rows};
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, PassInput};
-use faser_models::{BlockSpec, Features, HeadKind, Model, Pass, Shard, WeightSource, synthetic};
+use faser_models::{Features, HeadKind, Model, Pass, Shard, WeightSource, synthetic};
 use faser_topology::Partition;
 
 use crate::cases::{BLOCK_KINDS, HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, pair_of, spec, with_head};

@@ -101,6 +101,14 @@ impl BlockSpec {
         self.rows - self.first()
     }
 
+    /// Columns of the token before that its confidence is made of, behind the hidden state.
+    pub fn confidence_rank(&self) -> usize {
+        match (self.confidence, self.markov) {
+            (Some(ConfidenceInput::HiddenAndBefore), Some(markov)) => markov.rank,
+            _ => 0,
+        }
+    }
+
     /// The first row that proposes.
     pub fn first(&self) -> usize {
         usize::from(!self.from_anchor)

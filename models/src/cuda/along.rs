@@ -1,90 +1,109 @@
-//! Rows of blocks that depend on the token drawn before each (DSpark): the samples of all blocks, step by step, without the host in between. What is
-//! computed: `markov.rs`.
+//! Rows of blocks that depend on the token drawn before each (DSpark), step by step: the order of a pass's samples, and room for a step of all
+//! blocks. What is launched: `cuda_markov.rs`.
 //!
 //! ```text
 //! samples    step 0: blocks a b c     step 1: a b c     step 2: a b     (the longest first: those of a step are the first of the step before)
-//! a step     embed the tokens before ── gates ── bias, added to the logits ── draw ── how sure
 //! ```
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use faser_kernels::cuda::{
-    CudaError, DeviceBuffer, EmbedArgs, GatesArgs, NoteDrawnArgs, Product, Ptr, RmsNormArgs, Sample,
-    SuretyArgs,
-};
+use faser_kernels::cuda::{CudaError, DeviceBuffer, Element, Gpu, Ptr, Sample};
 
-use super::sampler::Samples;
-use super::{CudaModel, CudaPasses, CudaSizes, Drawn};
-use crate::{MarkovKind, ModelConfig};
+use crate::ModelConfig;
+
+/// Some samples, one behind the other: the first, how many there may be, and where their number is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Samples {
+    pub(super) first: usize,
+    pub(super) most: usize,
+    pub(super) count: Ptr,
+}
 
 /// The order of the samples of a pass whose blocks go step by step; no steps where they do not.
 #[derive(Default)]
 pub(super) struct StepsAlong {
-    /// Where the samples of each step end.
-    ends: Vec<usize>,
+    /// How many samples each step has.
+    counts: Vec<u32>,
     /// Where each sample went.
     places: Vec<u32>,
+    /// The tokens that the samples of the first step stand behind.
+    anchors: Vec<u32>,
+    /// To order them by: the step, how many fewer samples than the most its chunk has, the chunk, and which it was.
+    keys: Vec<(u32, u32, u32, u32)>,
+    ordered: Vec<Sample>,
 }
 
 impl StepsAlong {
     pub(super) fn clear(&mut self) {
-        self.ends.clear();
+        self.counts.clear();
         self.places.clear();
+        self.anchors.clear();
     }
 
-    /// Brings the samples into their order.
-    pub(super) fn order(&mut self, samples: &mut Vec<Sample>) {
-        let since = |sample: &Sample| sample.since as usize;
-        let chunks = samples.iter().map(|sample| sample.chunk as usize + 1).max().unwrap_or(0);
-        let mut lengths = vec![0; chunks];
-        samples.iter().for_each(|sample| lengths[sample.chunk as usize] += 1);
-        let mut order: Vec<usize> = (0..samples.len()).collect();
-        let key = |sample: &Sample| {
-            let chunk = sample.chunk as usize;
-            (since(sample), usize::MAX - lengths[chunk], chunk)
-        };
-        order.sort_by_key(|index| key(&samples[*index]));
-        self.places.resize(samples.len(), 0);
-        (0..).zip(&order).for_each(|(place, index)| self.places[*index] = place);
-        *samples = order.iter().map(|index| samples[*index]).collect();
-        for (end, sample) in (1..).zip(&*samples) {
-            let step = since(sample);
-            self.ends.resize(self.ends.len().max(step + 1), end);
-            self.ends[step] = end;
+    /// Brings the samples into their order; `anchor` is the first token of a chunk.
+    pub(super) fn order(&mut self, samples: &mut [Sample], anchor: impl Fn(u32) -> u32) {
+        self.clear();
+        self.keys.clear();
+        // The samples of a chunk stand together.
+        let mut of_chunk = 0..0;
+        for (index, sample) in (0..).zip(&*samples) {
+            if index == of_chunk.end {
+                let same = samples[index as usize..].iter().take_while(|other| other.chunk == sample.chunk);
+                of_chunk = index..index + same.count() as u32;
+            }
+            self.keys.push((sample.since, u32::MAX - of_chunk.len() as u32, sample.chunk, index));
         }
+        self.keys.sort_unstable();
+        self.places.resize(samples.len(), 0);
+        self.ordered.clear();
+        for (place, &(step, _, chunk, index)) in (0..).zip(&self.keys) {
+            self.places[index as usize] = place;
+            self.ordered.push(samples[index as usize]);
+            let steps = self.counts.len().max(step as usize + 1);
+            self.counts.resize(steps, 0);
+            self.counts[step as usize] += 1;
+            if step == 0 {
+                self.anchors.push(anchor(chunk));
+            }
+        }
+        samples.copy_from_slice(&self.ordered);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.ends.len()
+        self.counts.len()
     }
 
     pub(super) fn places(&self) -> &[u32] {
         &self.places
     }
 
-    /// The samples of a step.
-    pub(super) fn of_step(&self, step: usize) -> Range<usize> {
-        let end = |step: usize| self.ends.get(step).copied().unwrap_or(0);
-        step.checked_sub(1).map_or(0, end)..end(step)
+    pub(super) fn anchors(&self) -> &[u32] {
+        &self.anchors
     }
 
-    /// How many samples each step has.
-    pub(super) fn counts(&self) -> Vec<u32> {
-        (0..self.len()).map(|step| self.of_step(step).len() as u32).collect()
+    pub(super) fn counts(&self) -> &[u32] {
+        &self.counts
+    }
+
+    /// The samples of a step.
+    pub(super) fn of_step(&self, step: usize) -> Range<usize> {
+        let first = self.counts[..step].iter().sum::<u32>() as usize;
+        first..first + self.counts[step] as usize
     }
 }
 
 /// Room for a step of all blocks.
 pub(super) struct MarkovBuffers {
     /// f32 `[logit rows][rank]`.
-    embedded: DeviceBuffer,
-    state: DeviceBuffer,
+    pub(super) embedded: DeviceBuffer,
+    pub(super) state: DeviceBuffer,
     /// The element's, `[logit rows][inputs of the gates]`, `[logit rows][rank]`.
-    mixed: DeviceBuffer,
-    reads: DeviceBuffer,
+    pub(super) mixed: DeviceBuffer,
+    pub(super) reads: DeviceBuffer,
     /// f32 `[logit rows][outputs of the gates]`, `[logit rows][proposed]`.
-    gates: DeviceBuffer,
-    bias: DeviceBuffer,
+    pub(super) gates: DeviceBuffer,
+    pub(super) bias: DeviceBuffer,
 }
 
 impl MarkovBuffers {
@@ -96,145 +115,23 @@ impl MarkovBuffers {
         Some([rank * f32, rank * f32, inputs * held, rank * held, 3 * rank * f32, proposed * f32])
     }
 
-    pub(super) fn bytes(config: &ModelConfig, sizes: &CudaSizes, held: usize) -> usize {
+    /// Bytes for this many rows with logits, of elements of `held` bytes; 0 where rows do not depend on one another.
+    pub(super) fn bytes(config: &ModelConfig, logit_rows: usize, held: usize) -> usize {
         let row: usize = MarkovBuffers::widths(config, held).map_or(0, |widths| widths.iter().sum());
-        sizes.logit_rows() * row
+        logit_rows * row
     }
 
-    pub(super) fn new(model: &CudaModel, sizes: &CudaSizes) -> Result<Option<MarkovBuffers>, CudaError> {
-        let Some(widths) = MarkovBuffers::widths(&model.config, model.element.bytes()) else {
-            return Ok(None);
-        };
-        let rows = sizes.logit_rows();
+    /// None where rows do not depend on one another.
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        config: &ModelConfig,
+        logit_rows: usize,
+        element: Element,
+    ) -> Result<Option<MarkovBuffers>, CudaError> {
+        let Some(widths) = MarkovBuffers::widths(config, element.bytes()) else { return Ok(None) };
         let [embedded, state, mixed, reads, gates, bias] =
-            widths.map(|width| DeviceBuffer::zeroed(&model.gpu, rows * width, "a Markov head"));
+            widths.map(|width| DeviceBuffer::zeroed(gpu, logit_rows * width, "a Markov head"));
         let (embedded, state, mixed) = (embedded?, state?, mixed?);
         Ok(Some(MarkovBuffers { embedded, state, mixed, reads: reads?, gates: gates?, bias: bias? }))
-    }
-}
-
-impl CudaPasses {
-    /// Adds to the logits of the samples of a step what they take from the tokens before them: the anchors, or what was drawn in the step before.
-    pub(super) fn follow(&mut self, drawn: &Drawn, step: usize, samples: Samples) -> Result<(), CudaError> {
-        let model = self.model.clone();
-        let weights = model.parts.of_head.as_ref().and_then(|of_head| of_head.markov.as_ref());
-        let room = self.head.as_ref().and_then(|head| head.markov.as_ref());
-        let (Some(weights), Some(room)) = (weights, room) else { return Ok(()) };
-        let (config, element, sms) = (&model.config, model.element, self.lane.sms());
-        let rank = config.block().and_then(|block| block.markov).map_or(0, |markov| markov.rank);
-        let Samples { first, most, count: rows } = samples;
-        let (hidden, f32, most_rows) = (config.hidden, size_of::<f32>(), most as u32);
-        let [embedded, state, mixed, reads, gates, bias] =
-            [&room.embedded, &room.state, &room.mixed, &room.reads, &room.gates, &room.bias]
-                .map(DeviceBuffer::ptr);
-        let before = match step.checked_sub(1) {
-            None => self.pass.anchors,
-            Some(before) => drawn.on_device.behind(self.along.of_step(before).start * size_of::<u32>()),
-        };
-        let args = EmbedArgs {
-            table: weights.before.ptr(),
-            tokens: before,
-            out: embedded,
-            rows,
-            cols: rank as u32,
-            vocabulary: config.vocab as u32,
-            first: 0,
-            held: config.vocab as u32,
-            scale: 1.0,
-        };
-        self.lane.launch(&args.launch(element, most_rows, sms))?;
-        // Rows of one thing to columns of another, of the element, normed where there are weights.
-        let copied = |x, weight, out, cols: usize, out_stride: usize| RmsNormArgs {
-            x,
-            weight,
-            out,
-            rows,
-            cols: cols as u32,
-            x_stride: cols as u32,
-            out_stride: out_stride as u32,
-            eps: config.rms_eps,
-        };
-        let product = |x, w, bias, out, inputs, outputs| Product {
-            element,
-            x,
-            w,
-            bias,
-            out,
-            rows: CudaSizes::bucket(most),
-            inputs,
-            outputs,
-            add: false,
-        };
-        match &weights.mix {
-            None => {
-                let copy = copied(embedded, Ptr::NULL, reads, rank, rank);
-                self.lane.launch(&copy.launch(element, most_rows, sms))?;
-            }
-            Some((matrix, added)) => {
-                let recurrent = weights.kind == MarkovKind::Recurrent;
-                if recurrent && step == 0 {
-                    self.lane.clear(state, most * rank * f32)?;
-                }
-                let (inputs, outputs, [of_embedding, of_hidden]) = match recurrent {
-                    true => (2 * rank + hidden, 3 * rank, [rank, 2 * rank]),
-                    false => (hidden + rank, rank, [hidden, 0]),
-                };
-                let column = |at: usize| mixed.behind(at * element.bytes());
-                let stream = self.gathered.at(first * hidden * f32);
-                let normed = copied(stream, model.parts.norm.ptr(), column(of_hidden), hidden, inputs);
-                let mut parts = vec![normed, copied(embedded, Ptr::NULL, column(of_embedding), rank, inputs)];
-                if recurrent {
-                    parts.push(copied(state, Ptr::NULL, mixed, rank, inputs));
-                }
-                for part in parts {
-                    self.lane.launch(&part.launch(element, most_rows, sms))?;
-                }
-                self.multiply(product(mixed, matrix.ptr(), added.ptr(), gates, inputs, outputs), rows)?;
-                let state = if recurrent { state } else { Ptr::NULL };
-                let args = GatesArgs { gates, embedded, state, out: reads, rows, rank: rank as u32 };
-                self.lane.launch(&args.launch(element, most_rows, sms))?;
-            }
-        }
-        let (own, proposed) = self.own_logits();
-        self.multiply(product(reads, weights.bias.ptr(), Ptr::NULL, bias, rank, proposed), rows)?;
-        let own = own.behind(first * proposed * f32);
-        let args = copied(bias, Ptr::NULL, own, proposed, proposed);
-        self.lane.launch(&args.add(most_rows, sms))?;
-        self.spread_logits(samples)
-    }
-
-    /// What was drawn in a step becomes proposals for the next, and the head says how sure it is of them, if it does.
-    pub(super) fn say_how_sure(&mut self, drawn: &Drawn, samples: Samples) -> Result<(), CudaError> {
-        let (model, sms, tail) = (self.model.clone(), self.lane.sms(), self.pass.tail);
-        let Samples { first, most, count: rows } = samples;
-        let Some(of_head) = &model.parts.of_head else { return Ok(()) };
-        if of_head.markov.is_some() {
-            let args = NoteDrawnArgs {
-                tokens: drawn.on_device.behind(first * size_of::<u32>()),
-                samples: tail.sample_rows.behind(first * size_of::<Sample>()),
-                proposals: tail.proposals,
-                rows,
-                stride: tail.proposal_stride,
-            };
-            self.lane.launch(&args.launch(most as u32, sms))?;
-        }
-        let Some(surety) = of_head.surety.as_ref().filter(|_| drawn.confidence_at != Ptr::NULL) else {
-            return Ok(());
-        };
-        let room = self.head.as_ref().and_then(|head| head.markov.as_ref());
-        let hidden = model.config.hidden;
-        // What the weights are for says what counts.
-        let rank = surety.weights.bytes() / size_of::<f32>() - hidden;
-        let args = SuretyArgs {
-            hidden: self.final_normed.at(first * hidden * model.element.bytes()),
-            before: room.map_or(Ptr::NULL, |room| room.embedded.ptr()),
-            weights: surety.weights.ptr(),
-            bias: surety.bias.ptr(),
-            out: drawn.confidence_at.behind(first * size_of::<f32>()),
-            rows,
-            cols: hidden as u32,
-            rank: rank as u32,
-        };
-        self.lane.launch(&args.launch(model.element, most as u32, sms))
     }
 }

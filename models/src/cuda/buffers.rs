@@ -128,7 +128,7 @@ impl CudaSizes {
         let (hidden, f32) = (config.hidden as u64, size_of::<f32>() as u64);
         let input = self.head_input_bytes() as u64;
         let logits = (self.logit_rows() * spec.proposed_vocab.unwrap_or(0) + config.vocab) as u64;
-        let markov = MarkovBuffers::bytes(config, self, held as usize) as u64;
+        let markov = MarkovBuffers::bytes(config, self.logit_rows(), held as usize) as u64;
         input
             + markov
             + self.rows() as u64 * hidden * (f32 + held)

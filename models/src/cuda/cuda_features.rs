@@ -13,8 +13,8 @@ use faser_kernels::cuda::{
     Product, Ptr, RmsNormArgs, SpreadLogitsArgs,
 };
 
+use super::along::Samples;
 use super::feature_buffers::FeatureWriter;
-use super::sampler::Samples;
 use super::{CudaFeaturePages, CudaModel, CudaPasses};
 use crate::HeadSpec;
 use crate::layer_spec::BesideEmbedding;

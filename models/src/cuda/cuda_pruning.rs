@@ -6,7 +6,7 @@ use faser_kernels::cuda::{
 };
 
 use super::CudaPasses;
-use super::sampler::Samples;
+use super::along::Samples;
 
 /// Where the margins of a pruning checkpoint come back.
 #[derive(Clone, Copy, Debug)]

@@ -74,7 +74,7 @@ impl HeadBuffers {
             embedded: model.config.block().is_none().then(|| buffer(sizes.rows(), row)).transpose()?,
             passed_on: buffer(CudaSizes::bucket(sizes.max_chunks), row)?,
             proposed: spec.proposed_vocab.map(|own| buffer(sizes.logit_rows(), own * f32)).transpose()?,
-            markov: MarkovBuffers::new(model, sizes)?,
+            markov: MarkovBuffers::new(&model.gpu, &model.config, sizes.logit_rows(), model.element)?,
         }))
     }
 }

@@ -5,6 +5,7 @@ mod buffers;
 mod cuda_features;
 mod cuda_group;
 mod cuda_layer;
+mod cuda_markov;
 mod cuda_model;
 mod cuda_pruning;
 mod draft_steps;

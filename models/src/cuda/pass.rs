@@ -306,12 +306,8 @@ impl CudaPasses {
         assert!(samples.len() <= sizes.max_logit_rows, "{} rows get tokens", samples.len());
         self.along.clear();
         if self.model.follows() {
-            self.along.order(&mut samples);
+            self.along.order(&mut samples, |chunk| tokens[chunks[chunk as usize].first as usize]);
         }
-        let of_first = self.along.of_step(0);
-        let anchor = |sample: &Sample| tokens[chunks[sample.chunk as usize].first as usize];
-        let anchors: Vec<u32> = samples[of_first].iter().map(anchor).collect();
-        let of_steps = self.along.counts();
         let config = &self.model.own;
         let group = (config.heads / config.kv_heads) as u32;
         // Nothing attends in a text that blocks stand before.
@@ -387,8 +383,8 @@ impl CudaPasses {
             tail,
             small,
             samples: samples.len(),
-            anchors: arena.put(&anchors),
-            of_steps: arena.put(&of_steps),
+            anchors: arena.put(self.along.anchors()),
+            of_steps: arena.put(self.along.counts()),
             chunk_count: count,
             live: arena.put(&live),
             of_plan: arena.put(input.of_plan),

@@ -6,16 +6,9 @@ use faser_kernels::cuda::{
 };
 use faser_kernels::ops::TOP_TOKENS;
 
+use super::along::Samples;
 use super::buffers::mask_words;
 use super::{CudaPasses, PruneCheckpoint};
-
-/// Some samples, one behind the other: the first, how many there may be, and where their number is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Samples {
-    pub(super) first: usize,
-    pub(super) most: usize,
-    pub(super) count: Ptr,
-}
 
 /// What was drawn, to be read when the pass was fetched and waited for.
 #[derive(Clone, Copy, Debug)]

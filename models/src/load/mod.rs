@@ -20,7 +20,7 @@ use crate::layer_spec::{BranchWeights, Split};
 use crate::markov::{Markov, Surety};
 use crate::model::{HeadParts, Parts};
 use crate::{
-    ConfidenceInput, FuseNorm, HeadKind, HeadSpec, MarkovKind, MarkovSpec, ModelConfig, ModelError, Shard,
+    BlockSpec, FuseNorm, HeadKind, HeadSpec, MarkovKind, MarkovSpec, ModelConfig, ModelError, Shard,
 };
 
 /// How far loading has come.
@@ -229,7 +229,7 @@ impl<P: Packer> Loader<'_, P> {
         if let HeadKind::Block(block) = spec.kind {
             norm_after = Some(self.norm("hidden_norm", hidden, "hidden_size")?);
             markov = block.markov.map(|markov| self.markov(markov, proposed)).transpose()?;
-            surety = block.confidence.map(|input| self.surety(input, block.markov)).transpose()?;
+            surety = block.confidence.map(|_| self.surety(&block)).transpose()?;
         }
         let streams = spec.streams.clone();
         let fusion = Arc::new(Fusion { streams, norms, matrix, norm_after, rms_eps });
@@ -289,16 +289,8 @@ impl<P: Packer> Loader<'_, P> {
     }
 
     /// What says how sure rows of a block are.
-    fn surety(
-        &mut self,
-        input: ConfidenceInput,
-        markov: Option<MarkovSpec>,
-    ) -> Result<Surety<P::Vector>, ModelError> {
-        let hidden = self.config.hidden;
-        let width = match (input, markov) {
-            (ConfidenceInput::HiddenAndBefore, Some(markov)) => hidden + markov.rank,
-            _ => hidden,
-        };
+    fn surety(&mut self, block: &BlockSpec) -> Result<Surety<P::Vector>, ModelError> {
+        let width = self.config.hidden + block.confidence_rank();
         let mut part = |name: &str, shape: &[usize]| {
             let reason = "enable_confidence_head, confidence_head_with_markov, hidden_size, markov_rank";
             let source = self.tensors.tensor(name, shape, reason)?;
