@@ -10,6 +10,8 @@ has, for the token before, what comes after it (the Markov head). Every row lear
 confidence head learns how much of both distributions is common.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,8 @@ from heads import LAYERS, listen, rotate_heads
 
 BLOCK = 6  # rows, and so proposals, of a block
 ANCHORS = 48  # blocks taught in each text
+DEPTH = 2  # layers: one alone finds in the text what a block needs of it, but has nothing behind that to use it
+INTERMEDIATE = 256  # of a layer's MLP, narrower than the target's, so that two layers are as large as one of its
 RANK = 32  # columns of the Markov head
 WEIGHT = 0.85  # how much less a row counts than the one before
 MASK = 7427  # no text has this token: tokenizer.py takes out the merge that makes it
@@ -86,20 +90,24 @@ class Confidence(nn.Module):
 class Head(heads.Head):
     """The head in DeepSpec's layout."""
 
+    depth = DEPTH
+
     def __init__(self, target, ids):
-        super().__init__(target, ids, target.shape)
+        super().__init__(target, ids, replace(target.shape, intermediate_size=INTERMEDIATE))
         s = self.shape
         self.hidden_norm = models.RMSNorm(s.hidden_size, s.rms_norm_eps)
-        self.layers = nn.ModuleList([Layer(s)])
+        self.layers = nn.ModuleList(Layer(s) for _ in range(DEPTH))
         self.markov_head = Markov(s.vocab_size, len(ids))
         self.confidence_head = Confidence(s.hidden_size + RANK)
 
     def begin(self):
-        """Start with the keys and values of the target's last layer."""
+        """Start with the attention of the target's last layers."""
         super().begin()
-        last = self.borrowed[0].layers[-1]
-        self.hidden_norm.load_state_dict(last.input_layernorm.state_dict())
-        self.layers[0].load_state_dict(last.state_dict(), strict=False)
+        of_target = self.borrowed[0].layers[-DEPTH:]
+        self.hidden_norm.load_state_dict(of_target[-1].input_layernorm.state_dict())
+        for own, theirs in zip(self.layers, of_target):
+            own.self_attn.load_state_dict(theirs.self_attn.state_dict(), strict=False)
+            own.input_layernorm.load_state_dict(theirs.input_layernorm.state_dict())
 
     def fuse(self, taps):
         return self.hidden_norm(self.fc(taps))

@@ -41,6 +41,8 @@ def rotate_heads(x, cos, sin):
 class Head(nn.Module):
     """A head on the target's hidden states; the embedding is the target's and not among its weights."""
 
+    depth = 1  # layers
+
     def __init__(self, target, ids, shape):
         super().__init__()
         self.shape = shape
@@ -71,7 +73,7 @@ class Head(nn.Module):
         directory.mkdir(parents=True, exist_ok=True)
         own = {
             **asdict(self.shape),
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.depth,
             "draft_vocab_size": len(self.ids),
             "hidden_act": "silu",
             "attention_bias": False,
