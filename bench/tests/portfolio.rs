@@ -16,7 +16,7 @@ fn spec(acceptance: Acceptance, drafts: Drafts) -> SimSpec {
     SimSpec {
         preset: None,
         hardware: Hardware::H100,
-        pair: if drafts == Drafts::Head { Pair::QWEN3.with_head() } else { Pair::QWEN3 },
+        pair: if drafts.is_head() { Pair::QWEN3.with_head() } else { Pair::QWEN3 },
         mechanisms: Mechanisms::default(),
         drafts,
         draft_sms: vec![16],
@@ -101,4 +101,14 @@ fn with_a_draft_of_one_pass() {
 #[test]
 fn with_a_head() {
     compare(Drafts::Head);
+}
+
+#[test]
+fn with_a_head_of_one_pass() {
+    compare(Drafts::OnePassHead { block: None, fade: 0.95 });
+}
+
+#[test]
+fn with_a_head_of_blocks() {
+    compare(Drafts::OnePassHead { block: Some(8), fade: 0.95 });
 }

@@ -81,6 +81,20 @@ fn at_a_batch_of_one_speculation_pays_as_a_pen_and_paper_says() {
 }
 
 #[test]
+fn a_head_of_blocks_does_not_lose_to_the_best_fixed_length() {
+    for (rows, step_s, acceptance, batch) in [(8, 0.0, 0.85, 4), (16, 6e-3, 0.4, 16)] {
+        let pair = Pair { draft_step_s: step_s, ..Pair::QWEN3.with_head() };
+        let drafts = Drafts::OnePassHead { block: Some(rows), fade: 0.95 };
+        let acceptance = Acceptance::from(acceptance);
+        let spec = SimSpec { pair, drafts, acceptance, lengths: Lengths::exactly(260, 100), ..spec() };
+        let report = compare(&spec, &["off", "best-fixed", "faser"], &[Load::backlog(batch)]);
+        let rates: Vec<f64> = report.runs.iter().map(|run| run.figures.tokens_per_s).collect();
+        assert!(rates[2] > 0.98 * rates[0].max(rates[1]), "{report}");
+        assert!(report.runs[2].figures.k_mean > 1.0, "{report}");
+    }
+}
+
+#[test]
 fn bounds_are_below_all_policies_and_say_what_they_came_down_to() {
     let duration = Duration::from_secs(4);
     let spec = SimSpec { lengths: Lengths::exactly(200, 60), duration, ..spec() };

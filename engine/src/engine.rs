@@ -118,7 +118,7 @@ impl Engine {
                 &config.deciding(&config.tuning),
                 config.partitions.clone(),
                 config.max_pass_rows,
-                config.draft.needs().passes,
+                config.draft.needs(),
             ),
             tuning: config.tuning.clone(),
             sequences: FxHashMap::default(),

@@ -17,7 +17,7 @@ use crate::plan::PartitionId;
 use crate::policy::{Lengths, Mechanisms, Policy};
 use crate::portfolio::Prices;
 use crate::request::K_LIMIT;
-use crate::source::RoundPasses;
+use crate::source::{RoundPasses, SourceNeeds};
 use crate::view::SteeringView;
 use ahead::Ahead;
 use budget::Budget;
@@ -98,8 +98,8 @@ pub(crate) struct Planner {
     catch_up_row_s: f64,
     /// This round's proposals are there to be learned from.
     probing: bool,
-    /// Draft passes of a round.
-    passes: RoundPasses,
+    /// What the source needs of draft passes.
+    needs: SourceNeeds,
     budget: Budget,
     ahead: Ahead,
     steering: Steering,
@@ -113,12 +113,12 @@ fn observe(mean: &mut f64, seconds: f64) {
 }
 
 impl Planner {
-    /// For a source whose rounds have these draft passes, by costs of the device's partitions.
+    /// For a source that needs this, by costs of the device's partitions.
     pub(crate) fn new(
         tuning: &Tuning,
         partitions: Vec<PartitionCosts>,
         max_pass_rows: usize,
-        passes: RoundPasses,
+        needs: SourceNeeds,
     ) -> Planner {
         let mut planner = Planner {
             steering: Steering::new(&partitions, max_pass_rows),
@@ -135,8 +135,8 @@ impl Planner {
             step_s: 0.0,
             catch_up_row_s: 0.0,
             probing: false,
-            passes,
-            budget: Budget::new(passes),
+            needs,
+            budget: Budget::new(needs),
             ahead: Ahead::default(),
         };
         planner.tune(tuning);
@@ -208,8 +208,12 @@ impl Planner {
         };
         let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
         let shared @ (_, each) = self.proposal_cost(drafting);
-        let joining = match self.passes {
-            RoundPasses::One => (0.0, each),
+        let joining = match self.needs.passes {
+            RoundPasses::One => {
+                let behind = self.needs.rows_behind(1);
+                let row_s = costs.draft.row_seconds((1 + behind) * drafting);
+                (self.goodput * behind as f64 * row_s, each)
+            }
             _ => {
                 let step_s = |sequences| costs.draft.seconds(sequences, Reach::NONE);
                 let more_s = step_s(drafting) - step_s(drafting.saturating_sub(1).max(1));
@@ -223,10 +227,13 @@ impl Planner {
     pub(crate) fn drafting_cost(&self, drafting: &[usize; K_LIMIT]) -> f64 {
         let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return 0.0 };
         let seconds = |sequences: usize| costs.draft.seconds(sequences, Reach::NONE);
-        let drafting_s: f64 = match self.passes {
+        let drafting_s: f64 = match self.needs.passes {
             _ if drafting[0] == 0 => 0.0,
             // A row behind each anchor's, for what was committed since.
-            RoundPasses::One => seconds(drafting[0] + drafting.iter().sum::<usize>()),
+            RoundPasses::One => {
+                let behind = |(&n, depth)| n * self.needs.more_rows_behind(depth);
+                seconds(2 * drafting[0] + drafting.iter().zip(1..).map(behind).sum::<usize>())
+            }
             _ => drafting.iter().take_while(|sequences| **sequences > 0).map(|&n| seconds(n)).sum(),
         };
         self.goodput * drafting_s
@@ -259,13 +266,17 @@ impl Planner {
     }
 
     /// Tokens that it costs to draft at all, and that each proposal costs: a row, and its part of a draft step that `drafting` sequences share, or
-    /// a row of the one draft pass.
+    /// a row of the one draft pass, unless a block has that anyway.
     pub(crate) fn proposal_cost(&self, drafting: usize) -> (f64, f64) {
         let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return (0.0, 0.0) };
-        let pass = self.goodput * costs.draft.seconds(drafting, Reach::NONE) / drafting.max(1) as f64;
+        let rows = (1 + self.needs.rows_behind(1)) * drafting;
+        let pass = self.goodput * costs.draft.seconds(rows, Reach::NONE) / drafting.max(1) as f64;
         let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
-        match self.passes {
-            RoundPasses::One => (pass, row + self.goodput * costs.draft.row_seconds(2 * drafting)),
+        match self.needs.passes {
+            RoundPasses::One => {
+                let each_s = self.needs.more_rows_behind(2) as f64 * costs.draft.row_seconds(2 * drafting);
+                (pass, row + self.goodput * each_s)
+            }
             _ => (0.0, row + pass),
         }
     }
@@ -420,7 +431,7 @@ impl Planner {
     /// A draft plan was timed: the tables learn, unless catching up dominated it. A single pass is looked up by its rows, a step by its sequences.
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
-        if self.passes == RoundPasses::One {
+        if self.needs.passes == RoundPasses::One {
             if let Some(costs) = self.partitions.get_mut(shape.partition.0) {
                 costs.draft.observe(rows, shape.reach, took);
             }

@@ -89,6 +89,11 @@ impl SourceNeeds {
             _ => proposals.saturating_sub(1),
         }
     }
+
+    /// How many of them come with the last of so many proposals.
+    pub fn more_rows_behind(&self, proposals: usize) -> usize {
+        self.rows_behind(proposals) - self.rows_behind(proposals - 1)
+    }
 }
 
 impl DraftSource {

@@ -17,8 +17,8 @@ use faser_engine::sim::{
     Workload,
 };
 use faser_engine::{
-    DraftSource, EngineConfig, K_LIMIT, Learned, Mechanisms, Policy, SpeculationBounds, SpeculationMode,
-    Tuning,
+    DraftSource, EngineConfig, K_LIMIT, Learned, Mechanisms, Policy, ProposedBlock, SpeculationBounds,
+    SpeculationMode, Tuning,
 };
 use serde::{Serialize, Serializer};
 
@@ -153,6 +153,40 @@ pub enum Drafts {
     OnePass(f64),
     /// A pass for each proposal of a head on the target's hidden states: from the last token that is verified on alone.
     Head,
+    /// One pass of such a head: a block of so many rows, whatever is wanted of it, or as many rows as there are proposals; places as in
+    /// [`Drafts::OnePass`].
+    OnePassHead {
+        /// Rows of a block; none where each proposal after the first has a row.
+        block: Option<usize>,
+        /// How many times as often a place is right as the one before.
+        fade: f64,
+    },
+}
+
+impl Drafts {
+    /// A head on the target's hidden states.
+    pub fn is_head(&self) -> bool {
+        matches!(self, Drafts::Head | Drafts::OnePassHead { .. })
+    }
+
+    fn fade(&self) -> f64 {
+        match *self {
+            Drafts::OnePass(fade) | Drafts::OnePassHead { fade, .. } => fade,
+            Drafts::Steps | Drafts::Head => 1.0,
+        }
+    }
+
+    fn source(&self, blocks: usize) -> DraftSource {
+        match *self {
+            Drafts::Steps => DraftSource::model(blocks),
+            Drafts::OnePass(_) => DraftSource::one_pass(blocks),
+            Drafts::Head => DraftSource::head(blocks),
+            Drafts::OnePassHead { block: None, .. } => DraftSource::one_pass_head(blocks),
+            Drafts::OnePassHead { block: Some(rows), .. } => {
+                DraftSource::block_head(blocks, ProposedBlock { rows, proposals: rows })
+            }
+        }
+    }
 }
 
 /// What to simulate.
@@ -411,7 +445,7 @@ impl SimSpec {
             ..self.config(policy, load, roofline.tables())
         };
         let device = workload.device(BLOCK_TOKENS, roofline).deviating(self.deviation);
-        let device = device.fading(if let Drafts::OnePass(fade) = self.drafts { fade } else { 1.0 });
+        let device = device.fading(self.drafts.fade());
         let device = if bound.is_some_and(Bound::is_oracle) { device.with_oracle() } else { device };
         let simulation = Simulation::new(config, device)?.counting_until(self.duration);
         let simulation = if in_detail { simulation.in_detail() } else { simulation };
@@ -427,11 +461,7 @@ impl SimSpec {
         EngineConfig {
             block_size: BLOCK_TOKENS,
             target_blocks: blocks,
-            draft: match self.drafts {
-                Drafts::Steps => DraftSource::model(blocks),
-                Drafts::OnePass(_) => DraftSource::one_pass(blocks),
-                Drafts::Head => DraftSource::head(blocks),
-            },
+            draft: self.drafts.source(blocks),
             max_pass_rows: self.max_pass_rows,
             max_context: self.max_context,
             partitions,
@@ -470,8 +500,12 @@ impl fmt::Display for SimSpec {
         let step_ms = (1e6 * pair.draft_step_s).round() / 1e3;
         let step = if step_ms > 0.0 { format!("{step_ms} ms") } else { "as modelled".to_owned() };
         let step = match self.drafts {
-            Drafts::OnePass(fade) => {
-                format!("{step} for all proposals, each place right {fade} times as often as the one before")
+            Drafts::OnePass(fade) | Drafts::OnePassHead { fade, .. } => {
+                let all = match self.drafts {
+                    Drafts::OnePassHead { block: Some(rows), .. } => format!("a block of {rows} rows"),
+                    _ => "all proposals".to_owned(),
+                };
+                format!("{step} for {all}, each place right {fade} times as often as the one before")
             }
             Drafts::Steps | Drafts::Head => step,
         };

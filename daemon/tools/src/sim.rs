@@ -88,10 +88,13 @@ pub struct SimArgs {
     /// SHARE times as often as the one before it.
     #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "0.95", conflicts_with = "passes")]
     pub one_pass: Option<f64>,
-    /// Draft by a head of EAGLE-3 on the target's hidden states in place of a model: one layer, a step for each proposal, right as often as the
-    /// draft model would be. A step takes what the device model says, or --draft-step.
-    #[arg(long, conflicts_with_all = ["passes", "one_pass"])]
+    /// Draft by a head on the target's hidden states in place of a model: one layer, right as often as the draft model would be. A step takes
+    /// what the device model says, or --draft-step. Alone it has a step for each proposal, as EAGLE-3; with --one-pass it proposes as P-EAGLE.
+    #[arg(long, conflicts_with = "passes")]
     pub head: bool,
+    /// With --head: it proposes a block of so many rows, which it computes whole in one pass, as DFlash and DSpark do.
+    #[arg(long, value_name = "ROWS", requires = "head", value_parser = clap::value_parser!(u64).range(2..=16))]
+    pub block: Option<u64>,
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
@@ -203,6 +206,8 @@ pub struct SimArgs {
     pub trace_for: Option<f64>,
 }
 
+/// How much less often a place of one pass is right than the one before, unless one says otherwise.
+const FADE: f64 = 0.95;
 /// Seconds that a trace and a picture hold unless one says otherwise: a picture holds some passes of a large model.
 const TRACE_S: f64 = 5.0;
 const PICTURE_S: f64 = 0.16;
@@ -379,10 +384,13 @@ impl SimArgs {
                 ..self.device
             },
             pair,
-            drafts: match self.one_pass {
-                _ if self.head => Drafts::Head,
-                Some(fade) => Drafts::OnePass(fade),
-                None => Drafts::Steps,
+            drafts: match (self.head, self.one_pass, self.block) {
+                (true, None, None) => Drafts::Head,
+                (true, fade, block) => {
+                    Drafts::OnePassHead { block: block.map(|rows| rows as usize), fade: fade.unwrap_or(FADE) }
+                }
+                (false, Some(fade), _) => Drafts::OnePass(fade),
+                (false, None, _) => Drafts::Steps,
             },
             draft_sms: self.draft_sms.clone(),
             mechanisms: Mechanisms { sizing: !self.full_passes, ..Mechanisms::default() },
@@ -670,7 +678,9 @@ mod tests {
             "--replay-speed 2",
             "--plot rates.png",
             "--one-pass --passes nvlink",
-            "--one-pass --head",
+            "--block 8",
+            "--head --block 1",
+            "--head --block 17",
             "--confidence upright",
             "--confidence inverted --passes nvlink",
         ] {

@@ -2,7 +2,7 @@
 
 use crate::cost::{Line, PartitionCosts, PassCost, Reach};
 use crate::request::K_LIMIT;
-use crate::source::RoundPasses;
+use crate::source::{RoundPasses, SourceNeeds};
 
 /// Survival below which nothing is considered.
 pub(crate) const NEGLIGIBLE: f32 = 0.02;
@@ -73,8 +73,8 @@ impl Displaced {
 /// Takes proposals in the order of survival, over all sequences together. Its buffers are kept from round to round.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
-    /// Draft passes of a round.
-    passes: RoundPasses,
+    /// What the source needs of draft passes.
+    needs: SourceNeeds,
     /// Survival of each sequence at the depth that is looked at; 0 for those that draft no further.
     survivals: Vec<f32>,
     /// Proposals by their [`rank`].
@@ -96,9 +96,9 @@ fn rank(survival: f32, sequence: usize) -> u64 {
 }
 
 impl Budget {
-    /// For a source whose rounds have these draft passes.
-    pub(super) fn new(passes: RoundPasses) -> Budget {
-        Budget { passes, ..Budget::default() }
+    /// For a source that needs this.
+    pub(super) fn new(needs: SourceNeeds) -> Budget {
+        Budget { needs, ..Budget::default() }
     }
 
     /// Speculative lengths before drafting, from what is typical of each sequence; what is ready already is not drafted
@@ -161,12 +161,14 @@ impl Budget {
         let expected: f64 =
             batch.candidates.iter().map(|candidate| f64::from(candidate.expected * candidate.weight)).sum();
         let mut pass = Pass::new(batch, costs, ready, expected);
-        let mut draft = DraftTime { passes: self.passes, ..DraftTime::default() };
+        let mut draft = DraftTime { passes: self.needs.passes, ..DraftTime::default() };
+        let masked = self.needs.passes == RoundPasses::One;
         self.survivals.clear();
         self.survivals.extend(batch.candidates.iter().map(|candidate| candidate.survival));
         let mut best = pass.choice(0.0, 0);
         for depth in 0..K_LIMIT {
-            let (mut rows, mut context) = (0, 0);
+            let (mut rows, mut reach, mut deeper) = (0, Reach::NONE, false);
+            let behind = if masked { self.needs.more_rows_behind(depth + 1) } else { 1 };
             for (candidate, survival) in batch.candidates.iter().zip(&mut self.survivals) {
                 *survival *= candidate.typical;
                 if candidate.ready + depth < candidate.useful
@@ -174,16 +176,18 @@ impl Budget {
                     && pass.proposals < batch.rows
                 {
                     pass.add(*survival * candidate.weight, candidate.context);
-                    rows += if self.passes == RoundPasses::One && depth == 0 { candidate.rows } else { 1 };
-                    context += candidate.context;
+                    rows += behind + if masked && depth == 0 { candidate.rows } else { 0 };
+                    reach.kv += candidate.context;
+                    reach.rows += behind.max(usize::from(depth == 0)) * candidate.context;
+                    deeper = true;
                 } else {
                     *survival = 0.0;
                 }
             }
-            if rows == 0 {
+            if !deeper {
                 break;
             }
-            draft.deepen(rows, context, &costs.draft);
+            draft.deepen(rows, reach, &costs.draft);
             let choice = pass.choice(draft.seconds, depth + 1);
             if value(&choice) > value(&best) {
                 best = choice;
@@ -250,14 +254,14 @@ struct DraftTime {
 }
 
 impl DraftTime {
-    /// One proposal more for some sequences, by so many rows, behind so many tokens in all.
-    fn deepen(&mut self, rows: usize, context: usize, costs: &PassCost) {
+    /// One proposal more for some sequences, by so many rows, behind so many tokens.
+    fn deepen(&mut self, rows: usize, reach: Reach, costs: &PassCost) {
         if self.passes == RoundPasses::One {
             self.rows += rows;
-            self.reach = Reach { kv: self.reach.kv.max(context), rows: self.reach.rows + context };
+            self.reach = Reach { kv: self.reach.kv.max(reach.kv), rows: self.reach.rows + reach.rows };
             self.seconds = costs.seconds(self.rows, self.reach);
         } else {
-            self.seconds += costs.seconds(rows, Reach::single(context));
+            self.seconds += costs.seconds(rows, reach);
         }
     }
 }
@@ -351,4 +355,51 @@ pub(super) fn break_even_survival(
 /// Tokens that a further row of a pass of about `rows` rows costs, at this goodput.
 pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts, displaced: &Displaced) -> f64 {
     goodput * displaced.price(costs.verify.row_seconds(rows), 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::AttentionCost;
+    use crate::source::{DraftSource, ProposedBlock};
+
+    /// How long each of some sequences drafts, where rows of drafts cost so much.
+    fn lengths(source: DraftSource, draft_row_us: u64, sequences: usize) -> Vec<usize> {
+        let candidate = Candidate {
+            useful: 8,
+            ready: 0,
+            expected: 0.0,
+            survival: 1.0,
+            typical: 0.7,
+            context: 0,
+            behind: 0,
+            rows: 1,
+            drafts: true,
+            to_come: 100,
+            weight: 1.0,
+            tries: false,
+        };
+        let (candidates, displaced) = (vec![candidate; sequences], Displaced::default());
+        let batch = Batch { candidates: &candidates, rows: 64, prefill_rows: 0, displaced };
+        let costs = PartitionCosts {
+            draft: PassCost::linear(10, draft_row_us, AttentionCost::default()),
+            verify: PassCost::linear(1000, 20, AttentionCost::default()),
+        };
+        let mut budget = Budget::new(source.needs());
+        let (goodput, _) = budget.goodput(&batch, &costs);
+        let mut lengths = Vec::new();
+        budget.plan(&batch, goodput, 0.0, &costs, &mut lengths);
+        lengths
+    }
+
+    #[test]
+    fn a_block_costs_all_of_its_rows_from_the_first_proposal_on() {
+        let block = DraftSource::block_head(64, ProposedBlock { rows: 8, proposals: 8 });
+        let masks = DraftSource::one_pass_head(64);
+        // Eight rows of 300 us for the first proposal do not pay, one does; where they pay at all, the others come with them.
+        assert_eq!(lengths(block, 300, 1), [0]);
+        assert!((1..8).contains(&lengths(masks, 300, 1)[0]), "{:?}", lengths(masks, 300, 1));
+        let (block, masks) = (lengths(block, 60, 2), lengths(masks, 60, 2));
+        assert!(block[0] > masks[0] && masks[0] > 0, "{block:?} {masks:?}");
+    }
 }

@@ -1,11 +1,11 @@
 """Measure a pair: held-out loss, acceptance by position, tokens a target pass, sample texts.
 
-    python evaluate.py --target DIR --draft DIR [--pard DIR] [--eagle3 DIR] --data DIR --prompts FILE --out FILE
-        [--check-hf]
+    python evaluate.py --target DIR --draft DIR [--pard DIR] [--eagle3 DIR] [--dspark DIR] --data DIR
+        --prompts FILE --out FILE [--check-hf]
 
 With --pard both drafts are also measured at 8 proposals a pass, greedily: the one step by step, the
-other in one pass. With --eagle3 so is a head that reads the target's hidden states. --only-eagle3
-measures nothing else, and adds it to FILE as it is.
+other in one pass. With --eagle3 and --dspark so are heads that read the target's hidden states (a
+block at as many as it has). --only-heads measures nothing else, and adds it to FILE as it is.
 """
 
 import argparse
@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
+import dspark
 import eagle3
+import heads
 import model as models
 from train import heldout_loss
 
@@ -46,24 +48,48 @@ class HeadDecoder:
         self.head, self.target, self.known = head, target, 0
         self.features = torch.zeros(0, head.fc.in_features)
 
-    def propose(self, text, k, temperature):
-        """`k` tokens behind `text`, of which the target has seen all but the last, and the distributions."""
+    def read(self, text):
+        """Of `text` the target has seen all but the last token: how many that are, and what it lets the head see of them."""
         if self.target.known == 0:
             self.target.feed(text[:-1])
-        taps, head, rows = self.head.taps, self.head, len(text) - 1
+        taps, rows = self.head.taps, len(text) - 1
         self.features = torch.cat((self.features[: taps.start], taps.rows()[0]))[:rows]
+        return rows, self.features[None]
+
+    def propose(self, text, k, temperature):
+        """`k` tokens behind `text` and the distributions they come from."""
+        head, (rows, features) = self.head, self.read(text)
         past, mask = [], torch.ones(rows, rows, dtype=torch.bool).tril()
-        hidden = head.fc(self.features)[None]
+        hidden = head.fc(features)
         hidden = head.step(torch.tensor([text[1:]]), hidden, torch.arange(rows), past, mask)[:, -1:]
         proposals = []
         while True:
-            logits = torch.full((head.shape.vocab_size,), float("-inf"))
-            logits[head.ids] = head.logits(hidden)[0, 0]
-            proposals.append(pick(logits, temperature))
+            proposals.append(pick(self.of_all(head.logits(hidden)[0, 0]), temperature))
             if len(proposals) == k:
                 return proposals
             position = torch.tensor([rows - 1 + len(proposals)])
             hidden = head.step(torch.tensor([[proposals[-1][0]]]), hidden, position, past)
+
+    def of_all(self, logits):
+        """Logits of the head's tokens among those of all."""
+        spread = torch.full((self.head.shape.vocab_size,), float("-inf"))
+        spread[self.head.ids] = logits
+        return spread
+
+
+class BlockDecoder(HeadDecoder):
+    """A head that proposes a block in one pass; what is drawn in a place counts in the next."""
+
+    def propose(self, text, k, temperature):
+        head, (rows, features) = self.head, self.read(text)
+        mask = torch.ones(dspark.BLOCK, rows, dtype=torch.bool)
+        out = head.block(head.fuse(features), torch.tensor([text[-1:]]), torch.tensor([rows]), mask)[0, :k]
+        proposals, before = [], text[-1]
+        for row in head.lm_head(out):
+            of_token = head.markov_head.markov_w1(torch.tensor(before))
+            proposals.append(pick(self.of_all(row + head.markov_head.markov_w2(of_token)), temperature))
+            before = proposals[-1][0]
+        return proposals
 
 
 def pick(logits, temperature):
@@ -103,7 +129,10 @@ def speculate(target, draft, prompt, count, k, temperature, tally):
     """Speculative decoding; `tally` counts passes, tokens, and by position proposals and acceptances."""
     room = len(prompt) + count + k + 1
     target, text = Decoder(target, room), list(prompt)
-    draft = HeadDecoder(draft, target) if isinstance(draft, eagle3.Head) else Decoder(draft, room)
+    if isinstance(draft, heads.Head):
+        draft = (BlockDecoder if isinstance(draft, dspark.Head) else HeadDecoder)(draft, target)
+    else:
+        draft = Decoder(draft, room)
     while len(text) < len(prompt) + count and (len(text) == len(prompt) or text[-1] != 1):
         proposals = propose(draft, text, k, temperature)
         logits = target.feed(text + [token for token, _ in proposals], k + 1)
@@ -151,9 +180,9 @@ def measure(target, draft, prompts, count, k, temperature):
     return result
 
 
-def measure_head(target, head, prompts, count, k):
+def measure_head(target, head, most, prompts, count, k):
     report = {"parameters": head.parameter_count(), "acceptance": []}
-    for proposals, temperature in ((k, 0), (k, 1), (ONE_PASS_K, 0)):
+    for proposals, temperature in ((k, 0), (k, 1), (most, 0)):
         report["acceptance"].append(measure(target, head, prompts, count, proposals, temperature))
         print(report["acceptance"][-1], flush=True)
     return report
@@ -186,7 +215,8 @@ def main():
     parser.add_argument("--draft")
     parser.add_argument("--pard", help="a draft that proposes in one pass")
     parser.add_argument("--eagle3", help="a head that reads the target's hidden states")
-    parser.add_argument("--only-eagle3", action="store_true")
+    parser.add_argument("--dspark", help="a head that proposes a block")
+    parser.add_argument("--only-heads", action="store_true")
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--prompts", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
@@ -204,10 +234,14 @@ def main():
     texts = [p["prompt"] for p in json.loads(args.prompts.read_text())][: args.limit]
     prompts = [tokenizer.encode(t).ids for t in texts]
 
-    if args.only_eagle3:
-        report = json.loads(args.out.read_text())
-        report["eagle3"] = measure_head(target, eagle3.load(args.eagle3, target), prompts, args.count, args.k)
+    def measure_heads(report):
+        for name, recipe, most in (("eagle3", eagle3, ONE_PASS_K), ("dspark", dspark, dspark.BLOCK)):
+            if directory := getattr(args, name):
+                report[name] = measure_head(target, recipe.load(directory, target), most, prompts, args.count, args.k)
         args.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+    if args.only_heads:
+        measure_heads(json.loads(args.out.read_text()))
         return
 
     report = {"acceptance": [], "samples": []}
@@ -230,10 +264,8 @@ def main():
             figures = measure(target, nets[name], prompts, args.count, ONE_PASS_K, 0)
             report["one_pass"].append({"draft": name, **figures})
             print(report["one_pass"][-1], flush=True)
-    if args.eagle3:
-        report["eagle3"] = measure_head(target, eagle3.load(args.eagle3, target), prompts, args.count, args.k)
-    args.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    lengthy = ("samples", "acceptance", "one_pass", "eagle3")
+    measure_heads(report)
+    lengthy = ("samples", "acceptance", "one_pass", "eagle3", "dspark")
     print(json.dumps({k: v for k, v in report.items() if k not in lengthy}, indent=2))
     for sample in report["samples"]:
         print(f"\n===== {sample['prompt']!r} at {sample['temperature']}\n{sample['text']}")
