@@ -39,7 +39,7 @@ def counters(port):
     drafts = sum(float(v) for v in re.findall(r'^faser_passes_total{[^}]*lane="draft"[^}]*} (\S+)$', text, re.M))
     passes = sum(float(v) for v in re.findall(r'^faser_passes_total{[^}]*lane="verify"[^}]*} (\S+)$', text, re.M))
     spec = "faser_spec_decode_num_"
-    return [passes, drafts, value(spec + "draft_tokens"), value(spec + "accepted_tokens")]
+    return [passes, drafts, value(spec + "draft_tokens_total"), value(spec + "accepted_tokens_total")]
 
 
 def run(port, prompt, wanted, more):

@@ -91,6 +91,12 @@ fn the_head_on_hidden_states_proposes_and_changes_no_text() {
 }
 
 #[test]
+fn the_head_of_blocks_proposes_and_changes_no_text() {
+    let says = "(DSpark, in the layout of DeepSpec)";
+    another_draft("dspark", "5", says, 1.8);
+}
+
+#[test]
 fn generate_reports_two_tokens_per_target_pass_on_held_out_prompts() {
     let drafted = generate(&[], "48", "4");
     let average = &drafted["average"];

@@ -123,9 +123,11 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
         HeadKind::Block(block) if block.markov.is_none() && block.confidence.is_none() => "DFlash",
         HeadKind::Block(_) => "DSpark",
     };
-    let layout = match head.layout {
-        HeadLayout::Eagle => "",
-        HeadLayout::Speculators => ", in the layout of speculators",
+    let layout = match (head.layout, kind) {
+        (HeadLayout::Speculators, _) => ", in the layout of speculators",
+        (HeadLayout::Plain, "DFlash") => ", in the layout of z-lab",
+        (HeadLayout::Plain, "DSpark") => ", in the layout of DeepSpec",
+        (HeadLayout::Eagle | HeadLayout::Plain, _) => "",
     };
     let masks = match (head.kind, draft.mask_token) {
         (HeadKind::Block(block), Some(mask)) => {

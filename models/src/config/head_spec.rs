@@ -128,13 +128,15 @@ impl ModelConfig {
 /// Most rows of a block: more than any head proposes well.
 const MAX_BLOCK: usize = 64;
 
-/// How the tensors of a head are named.
+/// How the tensors of a head are named, and its config is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadLayout {
     /// `midlayer.*`: SafeAILab's EAGLE.
     Eagle,
-    /// `layers.0.*`: `speculators`, and some of the others.
+    /// `layers.0.*`, and a config in which the layers have one of their own: `speculators`.
     Speculators,
+    /// `layers.0.*`: z-lab's DFlash, DeepSpec's DSpark, and some heads of EAGLE-3.
+    Plain,
 }
 
 /// Norms of the target's streams before they are fused.
@@ -153,7 +155,7 @@ impl HeadSpec {
     pub(crate) fn layer_place(&self, layer: usize) -> String {
         match self.layout {
             HeadLayout::Eagle => "midlayer".to_owned(),
-            HeadLayout::Speculators => format!("layers.{layer}"),
+            HeadLayout::Speculators | HeadLayout::Plain => format!("layers.{layer}"),
         }
     }
 
@@ -243,9 +245,9 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
     let speculators = kind.is_some();
     let layout = match (has("midlayer.self_attn.q_proj.weight"), stored.is_some()) {
         (true, _) => HeadLayout::Eagle,
-        (false, true) => HeadLayout::Speculators,
-        (false, false) if speculators => HeadLayout::Speculators,
-        (false, false) => HeadLayout::Eagle,
+        _ if speculators => HeadLayout::Speculators,
+        (false, false) if !of_block => HeadLayout::Eagle,
+        _ => HeadLayout::Plain,
     };
     let layer_keys = layer_keys(keys, speculators)?;
     let mut config = ModelConfig::from_keys(&layer_keys, None)?;
