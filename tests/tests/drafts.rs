@@ -70,6 +70,7 @@ fn heads_of_every_layout_are_told_apart_and_served() {
         ("eagle3-speculators", "(EAGLE-3, in the layout of speculators)"),
         ("p-eagle", "(P-EAGLE, in the layout of speculators)"),
         ("dflash", "(DFlash, in the layout of z-lab)"),
+        ("dflash-causal", "(DFlash, in the layout of z-lab)"),
         ("dflash-speculators", "(DFlash, in the layout of speculators)"),
         ("dspark-vanilla", "(DSpark, in the layout of DeepSpec)"),
         ("dspark-gated", "(DSpark, in the layout of DeepSpec)"),

@@ -16,8 +16,8 @@ use crate::heads::{Golden, Round, STEPWISE, assert_logits, error, read};
 use crate::session::golden;
 
 /// Heads that propose a block.
-const BLOCKS_OF_HEADS: [&str; 5] =
-    ["dflash", "dflash-speculators", "dspark-vanilla", "dspark-gated", "dspark-rnn"];
+const BLOCKS_OF_HEADS: [&str; 6] =
+    ["dflash", "dflash-causal", "dflash-speculators", "dspark-vanilla", "dspark-gated", "dspark-rnn"];
 const BLOCKS: usize = 24;
 const SIZES: CudaSizes = CudaSizes {
     blocks: BLOCKS,

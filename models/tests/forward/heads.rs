@@ -22,7 +22,7 @@ pub(crate) const STEPWISE: [&str; 5] =
     ["eagle3-original", "eagle3-own-embedding", "eagle3-speculators", "eagle3-1", "eagle3-wider-target"];
 
 /// All that are.
-const CASES: [&str; 11] = [
+const CASES: [&str; 12] = [
     "eagle3-original",
     "eagle3-own-embedding",
     "eagle3-speculators",
@@ -30,6 +30,7 @@ const CASES: [&str; 11] = [
     "eagle3-wider-target",
     "p-eagle",
     "dflash",
+    "dflash-causal",
     "dflash-speculators",
     "dspark-vanilla",
     "dspark-gated",

@@ -323,10 +323,12 @@ class DFlash(Head):
         return self.own.norm(taps @ self.own["fc"].T, "hidden_norm")
 
     def block(self, fused, tokens, rows):
-        """Output of `rows` rows, the anchor's and masks, that see all of `fused` and one another."""
+        """Output of `rows` rows, the anchor's and masks, that see all of `fused` and one another, or those before them."""
         x = self.embedding[tokens[-1:] + [self.option("mask_token_id")] * (rows - 1)]
         at = list(range(len(tokens) - 1, len(tokens) - 1 + rows))
         everywhere, size = list(range(len(fused))) + at, self.numbers["head_dim"]
+        own = causal(rows) if self.option("causal") else torch.ones(rows, rows, dtype=torch.bool)
+        sees = torch.cat((torch.ones(rows, len(fused), dtype=torch.bool), own), -1)
         for i in range(self.numbers["num_hidden_layers"]):
             layer = self.part(f"layers.{i}.")
             normed = layer.norm(x, "input_layernorm")
@@ -336,7 +338,7 @@ class DFlash(Head):
             k = layer.norm(heads_of(seen @ layer["self_attn.k_proj"].T, size), "self_attn.k_norm")
             v = heads_of(seen @ layer["self_attn.v_proj"].T, size)
             q, k = rotate(q, at, layer.theta), rotate(k, everywhere, layer.theta)
-            y = attend(q, k, v, torch.ones(rows, len(seen), dtype=torch.bool))
+            y = attend(q, k, v, sees)
             x = x + y @ layer["self_attn.o_proj"].T
             x = x + layer.mlp(layer.norm(x, "post_attention_layernorm"))
         return self.own.norm(x, "norm")
@@ -369,6 +371,13 @@ def make_dflash(folder, generator):
     """As z-lab publishes: two layers, embedding and head of the target."""
     config = dflash_config("DFlashDraftModel", 2, block_size=5,
                            dflash_config=dict(mask_token_id=0, target_layer_ids=[1, 3, 5]))
+    write(folder, config, drawn(dflash_shapes(config), generator))
+
+
+def make_dflash_causal(folder, generator):
+    """Rows of a block see those before them alone."""
+    nested = dict(mask_token_id=0, target_layer_ids=[0, 2, 4], causal=True)
+    config = dflash_config("DFlashDraftModel", 2, block_size=5, dflash_config=nested)
     write(folder, config, drawn(dflash_shapes(config), generator))
 
 
@@ -521,6 +530,7 @@ CASES = {
     "dspark-vanilla": (make_dspark_vanilla, DSpark, 4, [4, 5, 1, 2, 3]),
     "dspark-gated": (make_dspark_gated, DSpark, 4, [1, 5, 2, 4, 3]),
     "dspark-rnn": (make_dspark_rnn, DSpark, 4, [2, 3, 5, 1, 4]),
+    "dflash-causal": (make_dflash_causal, DFlash, 4, [1, 4, 2, 5, 3]),
 }
 
 
