@@ -4,12 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use faser_engine::SeqId;
-
-/// What a runner asks between two layers of a pass, or two draft steps: which sequences were cancelled meanwhile.
+/// What a runner asks between two layers of a pass, or two draft steps: which chunks were cancelled meanwhile.
 pub trait CancelSource {
-    /// Appends the sequences of plan `step` that were cancelled since it was asked last. `layers` of the pass in the making are done.
-    fn cancelled(&mut self, step: u64, layers: usize, out: &mut Vec<SeqId>);
+    /// Appends the chunks of plan `step`, by their places in it, that were cancelled since it was asked last. `layers` of the pass in the making are done.
+    fn cancelled(&mut self, step: u64, layers: usize, out: &mut Vec<usize>);
 }
 
 /// The list of one lane. Bounded by the plans that are out, whose chunks are cancelled at most once each.
@@ -17,13 +15,13 @@ pub trait CancelSource {
 pub(crate) struct CancelList {
     /// Additions so far, so that a look at an unchanged list is one load.
     additions: AtomicU64,
-    list: Mutex<Vec<(u64, SeqId)>>,
+    list: Mutex<Vec<(u64, usize)>>,
 }
 
 impl CancelList {
     /// A chunk was cancelled.
-    pub(crate) fn add(&self, step: u64, seq: SeqId) {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner).push((step, seq));
+    pub(crate) fn add(&self, step: u64, chunk: usize) {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).push((step, chunk));
         self.additions.fetch_add(1, Ordering::Release);
     }
 }
@@ -41,13 +39,13 @@ impl CancelReader {
 }
 
 impl CancelSource for CancelReader {
-    fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
+    fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<usize>) {
         if self.list.additions.load(Ordering::Acquire) == self.seen {
             return;
         }
         let mut list = self.list.list.lock().unwrap_or_else(PoisonError::into_inner);
         self.seen = self.list.additions.load(Ordering::Acquire);
-        out.extend(list.iter().filter(|(of, _)| *of == step).map(|(_, seq)| *seq));
+        out.extend(list.iter().filter(|(of, _)| *of == step).map(|(_, chunk)| *chunk));
         // What is about earlier plans is of no use any more.
         list.retain(|(of, _)| *of > step);
     }
@@ -57,7 +55,7 @@ impl CancelSource for CancelReader {
 #[derive(Default)]
 pub struct Cancelled {
     source: Option<Box<dyn CancelSource>>,
-    seqs: Vec<SeqId>,
+    chunks: Vec<usize>,
 }
 
 impl Cancelled {
@@ -73,25 +71,25 @@ impl Cancelled {
 
     /// A new plan: nothing is cancelled.
     pub(crate) fn begin(&mut self) {
-        self.seqs.clear();
+        self.chunks.clear();
     }
 
-    /// The sequences of this plan that were cancelled.
-    pub(crate) fn seqs(&self) -> &[SeqId] {
-        &self.seqs
+    /// The chunks of this plan that were cancelled.
+    pub(crate) fn chunks(&self) -> &[usize] {
+        &self.chunks
     }
 
     /// Asks again, with `layers` of the plan done.
     pub(crate) fn ask(&mut self, step: u64, layers: usize) {
         if let Some(source) = &mut self.source {
-            source.cancelled(step, layers, &mut self.seqs);
+            source.cancelled(step, layers, &mut self.chunks);
         }
     }
 
     /// The first rank has heard of these instead.
-    pub(crate) fn hear(&mut self, seqs: impl Iterator<Item = SeqId>) {
-        self.seqs.clear();
-        self.seqs.extend(seqs);
+    pub(crate) fn hear(&mut self, chunks: impl Iterator<Item = usize>) {
+        self.chunks.clear();
+        self.chunks.extend(chunks);
     }
 }
 
@@ -108,13 +106,13 @@ mod tests {
             reader.cancelled(step, 0, &mut out);
             out
         };
-        assert_eq!(look(1), []);
-        list.add(1, SeqId(7));
-        list.add(2, SeqId(8));
-        assert_eq!(look(1), [SeqId(7)]);
-        assert_eq!(look(1), []);
-        list.add(1, SeqId(9));
-        assert_eq!(look(2), [SeqId(8)]);
+        assert!(look(1).is_empty());
+        list.add(1, 7);
+        list.add(2, 8);
+        assert_eq!(look(1), [7]);
+        assert!(look(1).is_empty());
+        list.add(1, 9);
+        assert_eq!(look(2), [8]);
         assert!(list.list.lock().unwrap().is_empty());
     }
 }

@@ -276,11 +276,11 @@ impl FrontierDispatcher {
     }
 
     /// Tells a lane in the middle of its work.
-    fn cancel_chunk(&self, CancelledChunk { lane, step, seq }: CancelledChunk) {
+    fn cancel_chunk(&self, CancelledChunk { lane, step, chunk, .. }: CancelledChunk) {
         let DeviceState::Up(device) = &self.device else { return };
         match lane {
-            LaneKind::Draft => device.draft.iter().for_each(|lane| lane.cancel(step, seq)),
-            LaneKind::Verify => device.verify.cancel(step, seq),
+            LaneKind::Draft => device.draft.iter().for_each(|lane| lane.cancel(step, chunk)),
+            LaneKind::Verify => device.verify.cancel(step, chunk),
         }
     }
 

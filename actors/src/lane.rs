@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use actix::Recipient;
 use actix::dev::SendError;
-use faser_engine::{DraftPlan, Event, SeqId, VerifyPlan};
+use faser_engine::{DraftPlan, Event, VerifyPlan};
 use metrics::Histogram;
 use tokio::sync::oneshot;
 
@@ -199,9 +199,9 @@ impl<W: Work> LaneQueue<W> {
         give(&self.orders, &self.pulse, Order { work, after, queued }, W::LANE)
     }
 
-    /// Nobody waits any more for what plan `step` brings for `seq`.
-    pub(crate) fn cancel(&self, step: u64, seq: SeqId) {
-        self.cancels.add(step, seq);
+    /// Nobody waits any more for what plan `step` brings for its chunk at this place.
+    pub(crate) fn cancel(&self, step: u64, chunk: usize) {
+        self.cancels.add(step, chunk);
     }
 }
 

@@ -274,7 +274,8 @@ impl<B: LaneBackend> TimedPasses<B> {
         self.backend.stage(&pass, &mut self.sequences);
         self.backend.layers(&pass, 0..self.backend.layer_count());
         self.backend.finish();
-        let how = Draw { masks: &self.masks, confidence: self.lane.drafts, alternatives: false };
+        let how =
+            Draw { masks: &self.masks, confidence: self.lane.drafts, alternatives: false, candidates: false };
         self.backend.draw(&pass, &self.sequences, &how);
         self.backend.collect(&pass, &mut self.outputs, &mut |_| {});
     }

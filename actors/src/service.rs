@@ -231,6 +231,7 @@ impl Service {
             max_new_tokens,
             stop_tokens: stop_tokens.into(),
             prediction: prediction.into(),
+            history_free: !sampling.reads_history() && constraint.is_none(),
             whole_prompt: logprobs.as_ref().is_some_and(|collector| collector.wants_prompt()),
             handling,
         };

@@ -347,6 +347,36 @@ impl BlockTable {
         whole + tokens
     }
 
+    /// Makes `other`, a table without blocks of the same pool, another one of the first `tokens` positions: whole blocks are shared, and what the next
+    /// one holds of them is copied, as by [`BlockTable::copy_tail`]. Room is made for `room` positions. False, with nothing taken, if the pool has too
+    /// few blocks.
+    #[must_use]
+    pub(crate) fn fork(&self, tokens: usize, room: usize, other: &mut BlockTable) -> bool {
+        let whole = tokens / self.pool.block_size;
+        let own = room.div_ceil(self.pool.block_size).saturating_sub(whole);
+        if own > self.pool.free() {
+            return false;
+        }
+        let state = &mut *self.pool.state.borrow_mut();
+        for &id in &self.blocks[..whole] {
+            state.hold(id);
+            other.blocks.push(id);
+        }
+        other.blocks.extend((0..own).map_while(|_| state.take()));
+        if tokens % self.pool.block_size > 0 {
+            state.copies.push(BlockCopy { from: self.blocks[whole], to: other.blocks[whole] });
+        }
+        (other.registered, other.last_serial) = (self.registered.min(whole), self.last_serial);
+        (other.tail, other.salt) = (None, self.salt);
+        true
+    }
+
+    /// Gives all blocks back; the cache has of them what it had.
+    pub(crate) fn clear(&mut self) {
+        self.shrink(0);
+        (self.registered, self.last_serial, self.tail) = (0, 0, None);
+    }
+
     /// Whether it holds no block.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty()

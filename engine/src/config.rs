@@ -52,6 +52,9 @@ impl Default for SpeculationBounds {
     }
 }
 
+/// Outcomes of a verify pass that are prepared together, where no more sequences may run than that.
+const OUTCOME_CHUNKS: usize = 64;
+
 /// What can be set anew at any time. Sequences go on over a change: by invariant 1 their text is the same under every tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -190,6 +193,16 @@ impl EngineConfig {
             return Err(EngineError::PoolTooSmall { pool, tokens, context: self.max_context });
         }
         Ok(())
+    }
+
+    /// Chunks that a draft plan may have: one for each sequence, or as many outcomes as are worth looking at where few run.
+    pub fn draft_chunks(&self) -> usize {
+        let most = self.tuning.max_running;
+        if self.draft.needs().keeps_proposals {
+            most.max(OUTCOME_CHUNKS).min(self.max_pass_rows)
+        } else {
+            most
+        }
     }
 
     /// A tuning as the planner goes by it: nobody works beside a pass who cannot go on from proposals that it verifies.

@@ -3,7 +3,7 @@
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
-use crate::planner::{Batch, Candidate, Execution, MIN_CHANCE_AHEAD, PassShape, Waiting};
+use crate::planner::{Batch, Candidate, Execution, PassShape, Waiting};
 use crate::policy::Lengths;
 use crate::portfolio::{Choices, Prospects};
 use crate::request::{K_LIMIT, SeqId};
@@ -11,9 +11,7 @@ use crate::sequence::{DraftOut, Sequence};
 use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
 
-/// Draft steps per plan while a verify pass runs: few, so that what is ready is at hand whenever the pass ends.
-const STEPS_AHEAD: usize = 1;
-/// Rows that such a plan may catch up with, for the same reason.
+/// Rows that a plan under a verify pass may catch up with: few, so that what is ready is at hand whenever the pass ends.
 const ROWS_AHEAD: usize = 64;
 /// Rows of one sequence that nobody minds: what a round commits, and a step.
 const SHORT: usize = 2 * K_LIMIT;
@@ -232,6 +230,11 @@ impl Engine {
             }
         }
         self.running = running;
+        self.leave_ahead(plan, execution)
+    }
+
+    /// A draft plan leaves, if anything is in it.
+    pub(crate) fn leave_ahead(&mut self, mut plan: DraftPlan, execution: Execution) -> Option<DraftPlan> {
         if plan.chunks.is_empty() {
             self.spent.0 = plan;
             return None;
@@ -243,6 +246,7 @@ impl Engine {
         self.draft_pool.take_copies(&mut plan.copies);
         plan.partition = execution.partition();
         plan.alternatives = self.pruning.wants_alternatives();
+        plan.candidates = self.planner.prepares();
         Some(plan)
     }
 
@@ -261,7 +265,7 @@ impl Engine {
             return;
         }
         let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
-        let k = wish.steps(sequence, weight).min(room);
+        let k = wish.steps(sequence).min(room);
         if k == 0 && sequence.decoding() {
             return;
         }
@@ -291,7 +295,7 @@ impl Engine {
         *rows_left -= rows + if masked { behind } else { 0 };
         *long_rows_left -= if long { rows } else { 0 };
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
-        sequence.draft_out = Some(DraftOut { end: start + rows });
+        sequence.draft_out = Some(DraftOut { end: start + rows, chunk: plan.chunks.len() });
         self.draft_lane.admit(seq, || sequence.admission());
         plan.chunks.push(DraftChunk {
             seq,
@@ -309,6 +313,7 @@ impl Engine {
                 true => sequence.target.table.append_ids(start + rows, &mut plan.features),
                 false => 0..0,
             },
+            outcome: false,
         });
     }
 
@@ -361,12 +366,13 @@ impl Engine {
         }
         let table = self.calibrations[Source::Draft].table();
         let mut proposals = outcome.proposals.as_slice();
-        for (chunk, &count) in plan.chunks.iter().zip(&outcome.counts) {
+        for (place, (chunk, &count)) in plan.chunks.iter().zip(&outcome.counts).enumerate() {
             let (own, rest) = proposals.split_at(count.min(proposals.len()));
             proposals = rest;
-            match self.sequences.get_mut(&chunk.seq).filter(|s| s.epoch == chunk.epoch) {
-                Some(sequence) => sequence.drafted(own, keeps_proposals, &table),
-                None => self.totals.late_drafts += own.len() as u64,
+            let sequence = self.sequences.get_mut(&chunk.seq);
+            if !sequence.is_some_and(|sequence| sequence.drafted(place, own, keeps_proposals, &table)) {
+                self.totals.late_drafts += own.len() as u64;
+                self.totals.draft_steps_cancelled += (chunk.steps - own.len().min(chunk.steps)) as u64;
             }
         }
         self.spent.0 = plan;
@@ -384,14 +390,17 @@ struct Wish {
 
 impl Wish {
     /// Draft steps to ask for now.
-    fn steps(&self, sequence: &Sequence, weight: f32) -> usize {
+    fn steps(&self, sequence: &Sequence) -> usize {
         match self.execution {
             Execution::Serial => {
                 let wanted = sequence.wanted.min(sequence.useful_proposals());
                 wanted.saturating_sub(sequence.proposals.len())
             }
-            Execution::Overlapped(_) if sequence.survival() < self.floor(weight) => 0,
-            Execution::Overlapped(_) => sequence.room_ahead().min(STEPS_AHEAD),
+            // A step past the frontier, once.
+            Execution::Overlapped(_) => {
+                let past = sequence.proposals.len() > sequence.verify_out.map_or(0, |out| out.proposals);
+                sequence.room_ahead().min(usize::from(!past))
+            }
         }
     }
 
@@ -405,11 +414,7 @@ impl Wish {
 
     /// Survival below which nothing further is drafted, for a sequence whose tokens count so many times.
     fn floor(&self, weight: f32) -> f32 {
-        let break_even_survival = self.break_even_survival / weight;
-        match self.execution {
-            Execution::Serial => break_even_survival,
-            Execution::Overlapped(_) => break_even_survival.max(MIN_CHANCE_AHEAD),
-        }
+        self.break_even_survival / weight
     }
 }
 

@@ -24,8 +24,9 @@ use crate::config::{EngineConfig, EngineError, Tuning};
 use crate::cost::PartitionCosts;
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
+use crate::outcomes::{Branch, Ranks, Spent};
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
-use crate::planner::{Candidate, Execution, PassShape, Planner};
+use crate::planner::{Candidate, Execution, Odds, PassShape, Planner};
 use crate::portfolio::{Path, Worth};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
@@ -47,7 +48,9 @@ enum Stage {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) candidates: Vec<Candidate>,
-    pub(crate) chances: Vec<f32>,
+    /// Verdicts of a pass that could be prepared for, and what that would be.
+    pub(crate) odds: Vec<Odds>,
+    pub(crate) branches: Vec<Branch>,
     pub(crate) lengths: Vec<usize>,
     /// What sequences take of what they are offered, by two prices, and whether they try the draft.
     pub(crate) paths: Vec<(SeqId, [Path; 2], bool)>,
@@ -85,6 +88,14 @@ pub struct Engine {
     /// How paths of one source turned out.
     pub(crate) worth: PerSource<Worth>,
     pub(crate) totals: Totals,
+    /// Where the target's token stands among the draft's candidates.
+    pub(crate) ranks: Ranks,
+    /// Outcomes that are over.
+    pub(crate) outcomes: Spent,
+    /// Outcomes of the pass that is out have been planned.
+    pub(crate) prepared: bool,
+    /// When the pass that is out is expected to end.
+    pub(crate) verify_due: Duration,
     /// The plans that are out, as the cost tables see them.
     /// Sequences that ended before their limit: by a stop token, or cancelled.
     pub(crate) ended_early: u64,
@@ -131,6 +142,10 @@ impl Engine {
             calibrations: PerSource::begun_with(&config.learned),
             worth: PerSource::default(),
             totals: Totals::default(),
+            ranks: Ranks::default(),
+            outcomes: Spent::default(),
+            prepared: false,
+            verify_due: Duration::ZERO,
             ended_early: 0,
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
@@ -366,6 +381,8 @@ impl Engine {
     pub(crate) fn finish(&mut self, seq: SeqId, reason: FinishReason, out: &mut Vec<Command>) {
         let Some(mut sequence) = self.sequences.remove(&seq) else { return };
         self.cancelled_chunks.extend(sequence.chunks_out(&self.draft_lane, &self.verify_lane));
+        sequence.end_outcomes(&mut self.outcomes);
+        self.outcomes.cancelled.clear();
         if let Some(past) = &mut self.past {
             sequence.keep_in(past);
         }
@@ -381,6 +398,7 @@ impl Engine {
         self.device = Device::Away;
         self.stage = Stage::Draft;
         self.cancelled_chunks.clear();
+        self.outcomes.forget();
         self.draft_lane.forget();
         self.verify_lane.forget();
         while let Some(&youngest) = self.running.last() {
@@ -442,18 +460,18 @@ impl Engine {
         self.draft_ahead(out);
     }
 
-    /// Has the draft lane go on past the frontier, if that was decided on for the pass that is out.
+    /// Has the draft lane prepare for the verdicts of the pass that is out, if that was decided on.
     fn draft_ahead(&mut self, out: &mut Vec<Command>) {
         let execution = self.planner.execution();
         if execution != Execution::Serial && self.verify_lane.busy() && !self.draft_lane.busy() {
-            out.extend(self.plan_draft(execution).map(Command::Draft));
+            out.extend(self.prepare(execution).map(Command::Draft));
         }
     }
 }
 
 /// Empty plans, with room for the largest.
 fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
-    let (rows, chunks) = (config.max_pass_rows, config.tuning.max_running);
+    let (rows, chunks) = (config.max_pass_rows, config.draft_chunks());
     let proposals = chunks * config.speculation.room;
     let draft = DraftPlan {
         copies: Vec::with_capacity(chunks),

@@ -13,6 +13,7 @@ mod drafting;
 mod engine;
 mod lane_book;
 mod lookup;
+mod outcomes;
 mod plan;
 mod planner;
 mod policy;

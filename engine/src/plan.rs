@@ -13,6 +13,8 @@ use crate::survival::{AcceptanceTable, confidence_bin};
 
 /// Top-k alternatives of the draft that a proposal is compared with inside a verify pass, itself mostly among them.
 pub const ALTERNATIVES: usize = 8;
+/// Candidates of the draft beside each of its proposals, for outcomes to be prepared.
+pub const CANDIDATES: usize = 3;
 
 /// A lane's word on a sequence it is about to see: its whole history, from which samplers take penalties.
 #[derive(Clone, Debug)]
@@ -49,6 +51,8 @@ pub struct CancelledChunk {
     pub step: u64,
     /// Its sequence.
     pub seq: SeqId,
+    /// Its place among the plan's chunks.
+    pub chunk: usize,
 }
 
 /// Work for the draft lane. `copies` are carried out first, then `retire`, then `admit`, then the chunks together.
@@ -67,7 +71,7 @@ pub struct DraftPlan {
     pub admit: Vec<Admission>,
     /// Sequences to forget.
     pub retire: Vec<SeqId>,
-    /// At most one chunk per sequence.
+    /// At most one chunk per sequence that is none of an outcome.
     pub chunks: Vec<DraftChunk>,
     /// Rows of all chunks, one chunk after the other.
     pub tokens: Vec<TokenId>,
@@ -77,6 +81,8 @@ pub struct DraftPlan {
     pub features: Vec<BlockId>,
     /// Whether proposals are to come with their alternatives.
     pub alternatives: bool,
+    /// Whether proposals are to come with the draft's next candidates, if the lane can tell them.
+    pub candidates: bool,
     /// How proposals come: from a pass each, or all from one pass, whose rows of a chunk are followed by one of the model's mask tokens for each
     /// proposal but the first.
     pub passes: RoundPasses,
@@ -122,6 +128,9 @@ pub struct DraftChunk {
     pub table: Range<usize>,
     /// Its part of the plan's features: the table over the positions of its rows.
     pub features: Range<usize>,
+    /// It prepares for a verdict that may come: its first row is a token that no lane has drawn, behind a prefix that the sequence has. None of it
+    /// is part of the sequence's history. Only a sequence whose draws look at no history has such chunks.
+    pub outcome: bool,
 }
 
 /// Lets a lane end a sequence's drafting by itself, as soon as its next proposal cannot pay.
@@ -143,7 +152,7 @@ impl StopRule {
 }
 
 /// A proposal as it comes from the draft model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Drafted {
     /// The token.
     pub token: TokenId,
@@ -151,10 +160,15 @@ pub struct Drafted {
     pub confidence: f32,
     /// The draft's likeliest tokens in this place; none if they were not asked for.
     pub alternatives: Alternatives,
+    /// What the draft would have drawn in this place without this token, then without that one too, and so on, by the target's own noise; none if
+    /// they were not asked for, or the lane cannot tell.
+    pub candidates: Candidates,
 }
 
 /// What else the draft could have proposed in some place.
 pub type Alternatives = ArrayVec<TokenId, ALTERNATIVES>;
+/// The draft's next candidates in some place.
+pub type Candidates = ArrayVec<TokenId, CANDIDATES>;
 
 /// Work for the verify lane: one pass of the target model. Order and buffers as in `DraftPlan`.
 #[derive(Clone, Debug, Default)]

@@ -23,7 +23,7 @@ use ahead::Ahead;
 use budget::Budget;
 use steering::Steering;
 
-pub(crate) use ahead::{Leaving, MIN_CHANCE_AHEAD};
+pub(crate) use ahead::{Leaving, Odds, Preparing};
 pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE};
 pub(crate) use steering::{Speculated, Waiting};
 
@@ -354,6 +354,21 @@ impl Planner {
         let place = self.ahead.partition(batch, leaving, &self.partitions, (now, only), &mut self.budget);
         self.execution = place.map_or(Execution::Serial, |place| Execution::Overlapped(PartitionId(place)));
         self.execution
+    }
+
+    /// Whether verdicts may be prepared for at all.
+    pub(crate) fn prepares(&self) -> bool {
+        self.policy.traits().overlaps && self.mechanisms.overlap && self.partitions.len() > 1
+    }
+
+    /// Of these verdicts, likeliest first, how many to prepare for, `most` of them, and how deep, if so much time is left of the pass that is out; and
+    /// whether `past` sequences should have a step past their frontiers first.
+    pub(crate) fn outcomes(&self, odds: &[Odds], left: Duration, most: usize, past: usize) -> Preparing {
+        let costs = self.partitions.get(self.execution.partition().0);
+        costs.map_or_else(Preparing::default, |costs| {
+            let past_s = costs.draft.seconds(past, Reach::NONE);
+            ahead::prepare(odds, left.as_secs_f64(), most, past_s, &costs.draft)
+        })
     }
 
     /// Tokens that a further row costs in a verify pass of about `rows` rows.

@@ -97,6 +97,8 @@ pub struct ChunkRecord {
     pub next: bool,
     /// The lane was told that it may leave it.
     pub cancelled: bool,
+    /// It prepared for a verdict that had yet to come.
+    pub outcome: bool,
 }
 
 impl ChunkRecord {
@@ -278,6 +280,7 @@ impl Recorder {
     fn draft_left(&mut self, now: Duration, plan: &DraftPlan, engine: &Engine) {
         let chunks = plan.chunks.iter().map(|chunk| ChunkRecord {
             k: chunk.steps,
+            outcome: chunk.outcome,
             ..of_rows(chunk.seq, chunk.epoch, chunk.start, chunk.rows.len())
         });
         let (lane, partition) = (LaneKind::Draft, plan.partition.0);
@@ -311,10 +314,7 @@ impl Recorder {
         if let Some(pass) =
             self.out[cancelled.lane as usize].as_mut().filter(|pass| pass.step == cancelled.step)
         {
-            pass.chunks
-                .iter_mut()
-                .filter(|chunk| chunk.seq == cancelled.seq)
-                .for_each(|chunk| chunk.cancelled = true);
+            pass.chunks.get_mut(cancelled.chunk).into_iter().for_each(|chunk| chunk.cancelled = true);
         }
         self.mark(now, Mark::ChunkCancelled(cancelled));
     }

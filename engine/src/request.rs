@@ -33,6 +33,8 @@ pub struct Request {
     pub stop_tokens: Arc<[TokenId]>,
     /// What the client expects the output to be, or to resemble; it is proposed where it fits.
     pub prediction: Arc<[TokenId]>,
+    /// What is drawn for it depends on the tokens before but by the model: by no penalty, no grammar, no ban on tokens in a row.
+    pub history_free: bool,
     /// Every row of the prompt is to be computed, none taken from the prefix cache: for what is asked of each of them.
     pub whole_prompt: bool,
     /// What the client wishes of its scheduling.
@@ -49,6 +51,7 @@ impl Request {
             max_new_tokens,
             stop_tokens: [].into(),
             prediction: [].into(),
+            history_free: true,
             whole_prompt: false,
             handling: Handling::default(),
         }

@@ -30,7 +30,10 @@ use crate::api::{Emitted, EmittedTokens, FinishReason, Origin};
 use crate::blocks::{BlockPool, BlockTable};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
-use crate::plan::{Admission, Alternatives, CancelledChunk, Drafted, LaneKind, Verdict};
+use crate::outcomes::{Outcome, Ranks, Spent};
+use crate::plan::{
+    Admission, Alternatives, CANDIDATES, CancelledChunk, Candidates, Drafted, LaneKind, Verdict,
+};
 use crate::portfolio::{Foreseen, Offers, Path, Prices, Prospects, Worth};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::suffix::{Owner, PastOutputs};
@@ -75,6 +78,12 @@ impl SequenceKv {
         self.computed = 0;
     }
 
+    /// Gives all up, and leaves nothing to others that they do not have.
+    pub(crate) fn give_up(&mut self) {
+        self.table.clear();
+        self.computed = 0;
+    }
+
     /// Notes that the KV of `computed` tokens is there; full blocks of committed ones enter the prefix cache.
     pub(crate) fn advance(&mut self, committed: &[TokenId], computed: usize) {
         self.computed = computed;
@@ -88,6 +97,8 @@ pub(crate) struct Proposal {
     pub(crate) token: TokenId,
     pub(crate) source: Source,
     pub(crate) alternatives: Alternatives,
+    /// What the draft would have drawn in its place, in order.
+    pub(crate) candidates: Candidates,
     pub(crate) confidence: f32,
     /// What confidence alone says of its acceptance.
     pub(crate) calibrated: f32,
@@ -96,6 +107,20 @@ pub(crate) struct Proposal {
 }
 
 impl Proposal {
+    /// What a draft lane proposed, as its request's level and the table of acceptance by confidence see it.
+    fn drafted(drafted: &Drafted, level: &Level, table: &AcceptanceTable) -> Proposal {
+        let calibrated = table[confidence_bin(drafted.confidence)];
+        Proposal {
+            token: drafted.token,
+            source: Source::Draft,
+            alternatives: drafted.alternatives.clone(),
+            candidates: drafted.candidates.clone(),
+            confidence: drafted.confidence,
+            calibrated,
+            acceptance: level.acceptance(calibrated),
+        }
+    }
+
     /// It cost no draft step, and no lane has looked at it.
     pub(crate) fn is_free(&self) -> bool {
         self.source != Source::Draft
@@ -107,6 +132,8 @@ impl Proposal {
 pub(crate) struct DraftOut {
     /// Position of its first proposal; the end of its rows.
     pub(crate) end: usize,
+    /// Its place among the plan's chunks.
+    pub(crate) chunk: usize,
 }
 
 /// A verify chunk that is out.
@@ -116,6 +143,8 @@ pub(crate) struct VerifyOut {
     pub(crate) end: usize,
     /// Proposals sent with it.
     pub(crate) proposals: usize,
+    /// Its place among the plan's chunks.
+    pub(crate) chunk: usize,
 }
 
 #[derive(Debug)]
@@ -130,6 +159,10 @@ pub(crate) struct Sequence {
     /// Drafted and not verified; they follow `tokens`.
     pub(crate) proposals: VecDeque<Proposal>,
     pub(crate) draft_out: Option<DraftOut>,
+    /// What was prepared for the verdict on the chunk that is out.
+    pub(crate) outcomes: Vec<Outcome>,
+    /// Do its draws look at no token before but by the model?
+    pub(crate) history_free: bool,
     pub(crate) verify_out: Option<VerifyOut>,
     /// Generation of `proposals`: a result with another one is late and dropped.
     pub(crate) epoch: u32,
@@ -176,6 +209,10 @@ pub(crate) struct Committed {
     pub(crate) pruned_in_vain: bool,
     /// The epoch that a rejection ended.
     pub(crate) cancelled: Option<CancelledDrafts>,
+    /// Whether its proposals for what came were at hand, where any had been prepared.
+    pub(crate) hit: Option<bool>,
+    /// Which of the draft's next candidates came in the place of what was rejected, counted from 0; [`CANDIDATES`] if none did.
+    pub(crate) rank: Option<usize>,
     pub(crate) ended: Option<FinishReason>,
 }
 
@@ -218,6 +255,8 @@ impl Sequence {
             features: 0,
             proposals: VecDeque::new(),
             draft_out: None,
+            outcomes: Vec::new(),
+            history_free: request.history_free,
             verify_out: None,
             epoch: 0,
             levels: PerSource::default(),
@@ -321,6 +360,11 @@ impl Sequence {
         }
     }
 
+    /// The most proposals that it may have.
+    pub(crate) fn k_max(&self) -> usize {
+        self.k_max
+    }
+
     /// Tokens that it may get yet.
     pub(crate) fn to_come(&self) -> usize {
         self.max_new_tokens - self.usage.output_tokens
@@ -422,6 +466,7 @@ impl Sequence {
                 token,
                 source,
                 alternatives: Default::default(),
+                candidates: Default::default(),
                 confidence,
                 calibrated,
                 acceptance: level.acceptance(calibrated),
@@ -439,10 +484,27 @@ impl Sequence {
         table.map(|calibrated| self.levels[Source::Draft].acceptance(calibrated))
     }
 
-    /// Takes in what came of the draft chunk that is out; `with_kv` if its proposals have KV, all but the last. Verdicts may have come in
-    /// between: proposals for positions that are committed by now must equal what is there, or all that follows is worthless.
-    pub(crate) fn drafted(&mut self, drafted: &[Drafted], with_kv: bool, table: &AcceptanceTable) {
-        let Some(DraftOut { end }) = self.draft_out.take() else { return };
+    /// Takes in what came of a draft chunk that is out, by its place in the plan; `with_kv` if its proposals have KV, all but the last. False if nobody
+    /// waits for it. Verdicts may have come in between: proposals for positions that are committed by now must equal what is there, or all that
+    /// follows is worthless.
+    pub(crate) fn drafted(
+        &mut self,
+        chunk: usize,
+        drafted: &[Drafted],
+        with_kv: bool,
+        table: &AcceptanceTable,
+    ) -> bool {
+        let level = &self.levels[Source::Draft];
+        if let Some(outcome) = self.outcomes.iter_mut().find(|o| o.out.is_some_and(|out| out.chunk == chunk))
+        {
+            outcome.out = None;
+            outcome.kv.computed = outcome.at + drafted.len();
+            outcome.proposals.extend(drafted.iter().map(|drafted| Proposal::drafted(drafted, level, table)));
+            return true;
+        }
+        let Some(DraftOut { end, .. }) = self.draft_out.take_if(|out| out.chunk == chunk) else {
+            return false;
+        };
         let overtaken = self.known() - end;
         let agreed = drafted
             .iter()
@@ -452,19 +514,11 @@ impl Sequence {
         let right = if agreed < overtaken { agreed } else { drafted.len() };
         let computed = end + if with_kv { right.min(drafted.len().saturating_sub(1)) } else { 0 };
         if agreed == overtaken {
-            self.proposals.extend(drafted.iter().skip(overtaken).map(|drafted| {
-                let calibrated = table[confidence_bin(drafted.confidence)];
-                Proposal {
-                    token: drafted.token,
-                    source: Source::Draft,
-                    alternatives: drafted.alternatives.clone(),
-                    confidence: drafted.confidence,
-                    calibrated,
-                    acceptance: self.levels[Source::Draft].acceptance(calibrated),
-                }
-            }));
+            let proposals = drafted.iter().skip(overtaken);
+            self.proposals.extend(proposals.map(|drafted| Proposal::drafted(drafted, level, table)));
         }
         self.draft.advance(&self.tokens, computed);
+        true
     }
 
     /// What the verdict says of the draft: of the first `known` proposals, the first `accepted` of which were right.
@@ -494,11 +548,11 @@ impl Sequence {
         verdict: &Verdict,
         next: TokenId,
         now: Duration,
-        calibrations: &mut PerSource<Calibration>,
-        worth: &mut PerSource<Worth>,
+        (calibrations, worth): (&mut PerSource<Calibration>, &mut PerSource<Worth>),
+        (ranks, spent): (&mut Ranks, &mut Spent),
     ) -> Committed {
         let mut done = Committed::default();
-        let Some(VerifyOut { end, proposals: sent }) = self.verify_out.take() else { return done };
+        let Some(VerifyOut { end, proposals: sent, .. }) = self.verify_out.take() else { return done };
         // What was not in the pass to its end counts as not sent.
         let verified = sent.saturating_sub(verdict.forbidden + verdict.pruned);
         let accepted = verdict.accepted.min(verified);
@@ -526,21 +580,35 @@ impl Sequence {
             return self.left(end + accepted, done);
         }
         let unsent = self.proposals.len().saturating_sub(sent - accepted);
-        let foreseen = self.proposals.pop_front().map(|proposal| proposal.token);
-        let rejected = foreseen.is_some_and(|token| token != next);
+        let foreseen = self.proposals.pop_front();
+        let rejected = foreseen.as_ref().is_some_and(|proposal| proposal.token != next);
+        if let Some(Proposal { candidates, .. }) = foreseen.filter(|p| rejected && !p.candidates.is_empty()) {
+            ranks.observe(candidates.iter().position(|candidate| *candidate == next));
+            done.rank = candidates.iter().position(|candidate| *candidate == next).or(Some(CANDIDATES));
+        }
+        let at = self.tokens.len();
         if rejected {
             // The next token takes the place of what the draft has there.
-            self.draft.computed = self.draft.computed.min(self.tokens.len());
+            self.draft.computed = self.draft.computed.min(at);
         }
         if self.take(next, Origin::Target, &mut done) {
             return self.left(end + accepted, done);
         }
         self.target.advance(&self.tokens, end + accepted);
         self.features = self.target.computed;
+        let prepared = !self.outcomes.is_empty();
         if rejected {
             let (epoch, drafting) = (self.epoch, self.draft_out.is_some());
             done.cancelled = Some(CancelledDrafts { epoch, frontier: end + sent, unsent, drafting });
-            self.reject();
+            if !self.adopt(at, next, spent) {
+                self.reject(spent);
+                done.hit = prepared.then_some(false);
+            } else {
+                done.hit = Some(true);
+            }
+        } else {
+            done.hit = prepared.then_some(!self.proposals.is_empty() || self.draft_out.is_some());
+            self.end_outcomes(spent);
         }
         self.draft.advance(&self.tokens, self.draft.computed);
         if self.usage.target_passes == 1 {
@@ -560,9 +628,9 @@ impl Sequence {
     }
 
     /// Proposals behind the frontier are on a path the target did not take.
-    fn reject(&mut self) {
+    fn reject(&mut self, spent: &mut Spent) {
         self.proposals.clear();
-        self.draft_out = None;
+        spent.cancelled.extend(self.draft_out.take().map(|out| out.chunk));
         self.epoch += 1;
         self.draft.table.shrink(self.tokens.len());
     }
@@ -587,16 +655,20 @@ impl Sequence {
         &self,
         draft: &LaneBook,
         verify: &LaneBook,
-    ) -> impl Iterator<Item = CancelledChunk> + use<> {
+    ) -> impl Iterator<Item = CancelledChunk> + use<'_> {
         let seq = self.id;
-        let draft = draft.outstanding().filter(|_| self.draft_out.is_some());
-        let verify = verify.outstanding().filter(|_| self.verify_out.is_some());
-        let of = move |lane, step: Option<u64>| step.map(|step| CancelledChunk { lane, step, seq });
-        of(LaneKind::Draft, draft).into_iter().chain(of(LaneKind::Verify, verify))
+        let (draft, verify) = (draft.outstanding(), verify.outstanding());
+        let of =
+            move |lane, step: Option<u64>, chunk| step.map(|step| CancelledChunk { lane, step, seq, chunk });
+        let branches = self.outcomes.iter().filter_map(|outcome| outcome.out);
+        let drafts = self.draft_out.into_iter().chain(branches);
+        let drafts = drafts.filter_map(move |out| of(LaneKind::Draft, draft, out.chunk));
+        drafts.chain(self.verify_out.and_then(move |out| of(LaneKind::Verify, verify, out.chunk)))
     }
 
     /// Evicts all draft KV; what is drafted stands.
     pub(crate) fn evict_draft(&mut self) {
+        self.outcomes.clear();
         self.draft.leave(&self.tokens);
     }
 
@@ -613,6 +685,7 @@ impl Sequence {
         self.target = SequenceKv::empty(pools.0, self.handling.salt);
         self.draft = SequenceKv::empty(pools.1, self.handling.salt);
         self.proposals.clear();
+        self.outcomes.clear();
         self.draft_out = None;
         self.verify_out = None;
         self.epoch += 1;

@@ -3,7 +3,9 @@
 use crate::api::{Command, FinishReason};
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
-use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan};
+use crate::plan::{
+    CANDIDATES, CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan,
+};
 use crate::planner::{Batch, Leaving, PassShape, Speculated};
 use crate::pruning::Prospect;
 use crate::request::SeqId;
@@ -46,6 +48,8 @@ impl Engine {
         plan.step = self.verify_lane.begin(&mut plan.admit, &mut plan.retire);
         self.target_pool.take_copies(&mut plan.copies);
         plan.partition = self.verify_shape.partition;
+        self.prepared = false;
+        self.verify_due = self.now + self.planner.predicted_verify(&self.verify_shape).unwrap_or_default();
         Some(plan)
     }
 
@@ -138,7 +142,7 @@ impl Engine {
         let start = sequence.target.computed;
         let k = if sequence.target.table.grow(sequence.tokens.len() + k) { k } else { 0 };
         let end = start + committed;
-        sequence.verify_out = Some(VerifyOut { end, proposals: k });
+        sequence.verify_out = Some(VerifyOut { end, proposals: k, chunk: plan.chunks.len() });
         plan.chunks.push(VerifyChunk {
             seq,
             epoch: sequence.epoch,
@@ -198,26 +202,16 @@ impl Engine {
 
     /// Decides on the execution of the pass in the making.
     fn execute(&mut self, scratch: &mut Scratch) {
-        scratch.chances.clear();
-        let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
-        for (sequence, &k) in decoding.zip(&scratch.lengths) {
-            let sent: f32 = sequence.proposals.iter().take(k).map(|proposal| proposal.acceptance).product();
-            let next = sequence
-                .proposals
-                .get(k)
-                .map_or(sequence.levels[Source::Draft].typical(), |next| next.acceptance);
-            scratch.chances.push(if self.draft_room(sequence) > 0 && sequence.room_ahead() > 0 {
-                sent * next
-            } else {
-                0.0
-            });
+        if self.planner.prepares() {
+            self.list_odds(&scratch.lengths, &mut scratch.odds);
         }
         // The next round is taken to have as much prefill as this one.
         let (rows, prefill_rows) = scratch.rows;
         let displaced = self.planner.displaced();
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         let PassShape { rows, reach, .. } = self.verify_shape;
-        let leaving = Leaving { chances: &scratch.chances, rows, reach, draft_busy: self.draft_lane.busy() };
+        let most = self.config.draft_chunks();
+        let leaving = Leaving { odds: &scratch.odds, most, rows, reach, draft_busy: self.draft_lane.busy() };
         let execution = self.planner.execute(&batch, &leaving);
         self.verify_shape.partition = execution.partition();
     }
@@ -283,18 +277,26 @@ impl Engine {
             self.totals.late_chunks += u64::from(verdict.late);
             return;
         };
-        let done = sequence.verified(verdict, next, self.now, &mut self.calibrations, &mut self.worth);
+        let learning = (&mut self.calibrations, &mut self.worth);
+        let done =
+            sequence.verified(verdict, next, self.now, learning, (&mut self.ranks, &mut self.outcomes));
+        let seq = chunk.seq;
+        let step = self.draft_lane.outstanding();
+        let ends = |chunk| Some(CancelledChunk { lane: LaneKind::Draft, step: step?, seq, chunk });
+        self.cancelled_chunks.extend(self.outcomes.cancelled.drain(..).filter_map(ends));
+        if let Some(hit) = done.hit {
+            self.totals.outcome_verdicts += 1;
+            self.totals.outcome_hits += u64::from(hit);
+            self.totals.outcomes_taken += u64::from(hit && done.cancelled.is_some());
+        }
+        if let Some(rank) = done.rank {
+            self.totals.recovered_ranks[rank.min(CANDIDATES)] += 1;
+        }
         if let Some(CancelledDrafts { epoch, frontier, unsent, drafting }) = done.cancelled {
-            let seq = chunk.seq;
-            let drafting = self.draft_lane.outstanding().filter(|_| drafting);
+            let drafting = step.filter(|_| drafting);
             let moved = EpochMove { seq, epoch, frontier, unsent, drafting, rejected: true };
             self.moves.push(moved);
             self.totals.chunks_cancelled += u64::from(moved.cancelled());
-            self.cancelled_chunks.extend(drafting.map(|step| CancelledChunk {
-                lane: LaneKind::Draft,
-                step,
-                seq,
-            }));
         }
         let right = done.accepted + usize::from(done.pruned_in_vain);
         let known = chunk.proposals.min(done.accepted + 1);

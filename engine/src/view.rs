@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::plan::CANDIDATES;
 use crate::request::{K_LIMIT, SeqId};
 use crate::usage::Usage;
 
@@ -305,6 +306,18 @@ sums! {
         pub late_drafts: u64,
         /// Chunks not sent yet, or being drafted, that a rejection in front of them cancelled.
         pub chunks_cancelled: u64,
+        /// Branches that were drafted for verdicts yet to come.
+        pub outcomes_drafted: u64,
+        /// Verdicts on chunks for which such branches had been drafted.
+        pub outcome_verdicts: u64,
+        /// Those that found their proposals at hand.
+        pub outcome_hits: u64,
+        /// Those for which that was a branch: what came was not what the draft had there.
+        pub outcomes_taken: u64,
+        /// Draft steps of cancelled chunks that no lane ran.
+        pub draft_steps_cancelled: u64,
+        /// Which of the draft's next candidates the target's token was, where a proposal was rejected; the last for none of them.
+        pub recovered_ranks: [u64; CANDIDATES + 1],
         /// Verify chunks from which nothing was drawn, since it was not known in time what their grammar allows.
         pub late_chunks: u64,
         /// Proposals whose rows left a verify pass before its end.

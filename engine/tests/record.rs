@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
-use faser_engine::record::{Bounds, Mark, PassRecord, Recorder};
-use faser_engine::sim::{Happening, Report};
+use faser_engine::record::{Bounds, ChunkRecord, Mark, PassRecord, Recorder};
+use faser_engine::sim::{Deviation, Happening, Report, Simulation};
 use faser_engine::{
     CancelledChunk, Command, DraftSource, Engine, EngineConfig, Event, LaneKind, Policy, Request, SeqId,
     Verdict, VerifyPlan,
@@ -41,7 +41,11 @@ fn simulated(losses: u64) -> Report {
         let rebuild = Duration::from_millis(5);
         happenings.push((Duration::from_millis(31 * loss), Happening::DeviceLost { rebuild }));
     }
-    common::simulation(&config(Policy::Faser), 0.93).in_detail().run(happenings)
+    // Drafts take longer than told, so that verdicts come before them.
+    let deviation = Deviation { draft: 3.0, ..Deviation::default() };
+    let config = config(Policy::Faser);
+    let device = common::device(&config, 0.93).deviating(deviation);
+    Simulation::new(config, device).expect("the configuration is sound").in_detail().run(happenings)
 }
 
 #[test]
@@ -106,16 +110,17 @@ fn a_cancelled_chunk_leads_to_the_pass_that_did_it_and_to_what_fell() {
         let ahead = of(LaneKind::Draft)
             .filter(|pass| pass.left < *at && Some(pass.step) != moved.drafting)
             .flat_map(|pass| &pass.chunks)
-            .filter(|chunk| (chunk.seq, chunk.epoch) == (moved.seq, moved.epoch))
+            .filter(|chunk| (chunk.seq, chunk.epoch) == (moved.seq, moved.epoch) && !chunk.outcome)
             .map(|chunk| chunk.proposed(LaneKind::Draft))
             .map(|places| places.end.saturating_sub(places.start.max(moved.frontier)));
         assert_eq!(ahead.sum::<usize>(), moved.unsent);
         proposals += moved.unsent;
         if let Some(step) = moved.drafting {
-            let told = Mark::ChunkCancelled(CancelledChunk { lane: LaneKind::Draft, step, seq: moved.seq });
-            assert!(record.marks.contains(&(*at, told)));
             let pass = of(LaneKind::Draft).find(|pass| pass.step == step).expect("it came back");
-            assert!(pass.chunks.iter().any(|chunk| chunk.seq == moved.seq && chunk.cancelled));
+            let own = |chunk: &ChunkRecord| chunk.seq == moved.seq && !chunk.outcome && chunk.cancelled;
+            let chunk = pass.chunks.iter().position(own).expect("its chunk was cancelled");
+            let told = CancelledChunk { lane: LaneKind::Draft, step, seq: moved.seq, chunk };
+            assert!(record.marks.contains(&(*at, Mark::ChunkCancelled(told))));
             chunks += 1;
         }
     }

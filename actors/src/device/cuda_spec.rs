@@ -280,7 +280,7 @@ impl PassLimits {
         let sizes = self.cuda(engine, needs.blocks, self.draft_logit_rows);
         // Of each sequence the rows of its text, and those of its block: the ones that propose, and the others.
         let of_sequence = if needs.block.is_some() { 3 } else { 1 };
-        CudaSizes { max_chunks: sizes.max_chunks.saturating_mul(of_sequence), ..sizes }
+        CudaSizes { max_chunks: engine.draft_chunks().saturating_mul(of_sequence), ..sizes }
     }
 
     /// The bounds of the verify lane's passes on a GPU.

@@ -62,7 +62,7 @@ impl PassLimits {
         let drawn = if engine.draft.needs().passes == RoundPasses::One { k.max(1) } else { 1 };
         PassLimits {
             rows,
-            draft_logit_rows: engine.tuning.max_running.saturating_mul(drawn).min(rows),
+            draft_logit_rows: engine.draft_chunks().saturating_mul(drawn).min(rows),
             verify_logit_rows: engine.tuning.max_running.saturating_mul(k + 1).min(rows),
         }
     }

@@ -15,7 +15,7 @@ use faser_engine::{
     ALTERNATIVES, Admission, BlockCopy, BlockId, DraftPlan, Drafted, PartitionId, SeqId, TokenId,
 };
 use faser_kernels::ops::TOP_TOKENS;
-use faser_kernels::sampling::Logprobs;
+use faser_kernels::sampling::{CANDIDATES, Logprobs};
 use faser_models::BlockSpec;
 
 use super::masks::Masks;
@@ -134,23 +134,17 @@ pub trait LaneBackend {
         }
     }
 
-    /// Asks between two steps of a plan of these sequences which of them were cancelled; all ranks hear the same.
-    fn look(
-        &mut self,
-        cancelled: &mut Cancelled,
-        step: u64,
-        layers: usize,
-        of_plan: impl Iterator<Item = SeqId> + Clone,
-    ) {
+    /// Asks between two steps of a plan of so many chunks which of them were cancelled; all ranks hear the same.
+    fn look(&mut self, cancelled: &mut Cancelled, step: u64, layers: usize, of_plan: usize) {
         let (rank, ranks) = self.rank();
         if rank == 0 {
             cancelled.ask(step, layers);
         }
         if ranks > 1 {
             let flags: Vec<u32> =
-                of_plan.clone().map(|seq| u32::from(cancelled.seqs().contains(&seq))).collect();
+                (0..of_plan).map(|chunk| u32::from(cancelled.chunks().contains(&chunk))).collect();
             let first = self.gather(&flags);
-            cancelled.hear(of_plan.zip(first).filter(|(_, flag)| *flag > 0).map(|(seq, _)| seq));
+            cancelled.hear((0..of_plan).zip(first).filter(|(_, flag)| *flag > 0).map(|(chunk, _)| chunk));
         }
     }
 }
@@ -246,6 +240,8 @@ pub struct Draw<'a> {
     pub confidence: bool,
     /// The likeliest tokens in each place are.
     pub alternatives: bool,
+    /// What would have been drawn without what was drawn is, if the device can tell.
+    pub candidates: bool,
 }
 
 /// What a pass brings.
@@ -259,6 +255,8 @@ pub struct PassOutputs {
     pub confidence: Vec<f32>,
     /// The likeliest tokens in each place, if those are.
     pub top: Vec<[TokenId; TOP_TOKENS]>,
+    /// What would have been drawn without the token drawn in each place, in order, if that is and the device can tell.
+    pub candidates: Vec<[TokenId; CANDIDATES]>,
     /// Log-probabilities in each place whose request wants them; nothing at all if none does.
     pub logprobs: Vec<Option<Logprobs>>,
     /// Checkpoint by checkpoint, a margin for each test; NaN where there was none.
@@ -294,13 +292,13 @@ impl<'a> PassRows<'a> {
 }
 
 impl PassRows<'_> {
-    /// Cancels the pieces of these sequences.
-    pub(super) fn cancel(&self, cancelled: &[SeqId], cancel: &mut dyn FnMut(usize)) {
+    /// Cancels the pieces of these chunks.
+    pub(super) fn cancel(&self, cancelled: &[usize], cancel: &mut dyn FnMut(usize)) {
         if cancelled.is_empty() {
             return;
         }
         for (number, piece) in self.pieces.iter().enumerate() {
-            if cancelled.contains(&piece.seq) {
+            if cancelled.contains(&piece.chunk) {
                 cancel(number);
             }
         }
@@ -361,12 +359,13 @@ impl<'a> Piece<'a> {
 impl PassOutputs {
     /// Nothing yet, of a pass of these rows.
     pub fn begin(&mut self, rows: &PassRows<'_>) {
-        let PassOutputs { rows: left, tokens, confidence, top, logprobs, margins } = self;
+        let PassOutputs { rows: left, tokens, confidence, top, candidates, logprobs, margins } = self;
         left.clear();
         left.extend(rows.pieces.iter().map(|piece| piece.rows));
         tokens.clear();
         confidence.clear();
         top.clear();
+        candidates.clear();
         logprobs.clear();
         margins.clear();
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use faser_engine::{Admission, BlockCopy, PartitionId, TokenId};
-use faser_kernels::sampling::{self, LogprobRow, Logprobs, PartSampler};
+use faser_kernels::sampling::{self, CANDIDATES, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
 use faser_models::{BlockSpec, Features, Model, Scratch, Shard};
 use faser_topology::Partition;
@@ -534,6 +534,10 @@ impl LaneBackend for CpuBackend {
             if how.alternatives {
                 outputs.top.resize(samples.len(), [0; ops::TOP_TOKENS]);
                 ops::top_tokens(lane, logits, &mut outputs.top);
+            }
+            if how.candidates && !drawn {
+                outputs.candidates.resize(samples.len(), [0; CANDIDATES]);
+                ops::candidates(lane, logits, &samples, &tokens, &mut outputs.candidates);
             }
         } else {
             let (lane, logits) =

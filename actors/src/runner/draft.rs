@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use faser_engine::{
-    Alternatives, BlockId, DraftChunk, DraftPlan, Drafted, K_LIMIT, RoundPasses, SeqId, TokenId,
+    Alternatives, BlockId, Candidates, DraftChunk, DraftPlan, Drafted, K_LIMIT, RoundPasses, TokenId,
 };
 use faser_models::{BlockSpec, ForcedToken};
 
@@ -102,8 +102,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         let steps = if unknown.is_empty() { job.most_steps() } else { 1 };
         for step in 1..steps {
             let layers = self.backend.layer_count() * step;
-            let of_plan = plan.chunks.iter().map(|chunk| chunk.seq);
-            self.backend.look(&mut self.cancelled, plan.step, layers, of_plan);
+            self.backend.look(&mut self.cancelled, plan.step, layers, plan.chunks.len());
             if !self.step(&mut job) {
                 break;
             }
@@ -182,6 +181,9 @@ impl<B: LaneBackend> DraftRunner<B> {
         let plan = job.plan;
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let tokens = job.rows(chunk);
+            if chunk.outcome {
+                continue;
+            }
             self.sequences.of_mut(chunk.seq).rewind_and_extend(chunk.start, tokens);
             self.ask(index, job);
         }
@@ -203,7 +205,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         let mut rows = PassRows::default();
         let mut wanted = false;
         for index in 0..job.plan.chunks.len() {
-            if let Some((latest, position)) = job.goes_on(index, self.cancelled.seqs()) {
+            if let Some((latest, position)) = job.goes_on(index, self.cancelled.chunks()) {
                 let head = job.plan.features(&job.plan.chunks[index]).is_some();
                 let begins = if head { Begins::PassedOn } else { Begins::Alone };
                 self.draft_from(&[latest], position, begins, index, &mut rows, job);
@@ -235,8 +237,9 @@ impl<B: LaneBackend> DraftRunner<B> {
         }
         for ForcedToken { token, certain } in forced {
             self.sequences.of_mut(job.plan.chunks[chunk].seq).push(token);
-            job.drew(chunk, token, if certain { 1.0 } else { LIKELY }, Alternatives::new());
-            if job.goes_on(chunk, self.cancelled.seqs()).is_none() {
+            let confidence = if certain { 1.0 } else { LIKELY };
+            job.drew(chunk, Drafted { token, confidence, ..Drafted::default() });
+            if job.goes_on(chunk, self.cancelled.chunks()).is_none() {
                 // The KV of the last proposal is not computed.
                 drafts = false;
                 break;
@@ -296,7 +299,8 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.backend.stage(rows, &mut self.sequences);
         self.backend.layers(rows, 0..self.backend.layer_count());
         self.backend.finish();
-        let how = Draw { masks: &self.masks, confidence: true, alternatives: job.plan.alternatives };
+        let DraftPlan { alternatives, candidates, .. } = *job.plan;
+        let how = Draw { masks: &self.masks, confidence: true, alternatives, candidates };
         self.backend.draw(rows, &self.sequences, &how);
         self.backend.collect(rows, &mut self.outputs, &mut |_| {});
         let drawn = rows.pieces.iter().flat_map(|piece| (piece.drawn_from..piece.rows).map(move |_| piece));
@@ -311,9 +315,11 @@ impl<B: LaneBackend> DraftRunner<B> {
                 let free = self.masks.bits(piece.chunk, 0).is_none() && forced.is_none();
                 let top = self.outputs.top.get(place).filter(|_| free);
                 let alternatives = top.map_or_else(Alternatives::new, |top| Alternatives::from(*top));
-                job.drew(piece.chunk, token, confidence, alternatives);
-                // What else comes from the same pass does not know of it.
-                if job.unknown.is_empty() {
+                let next = self.outputs.candidates.get(place).filter(|_| free);
+                let candidates = next.map_or_else(Candidates::new, |next| Candidates::from(*next));
+                job.drew(piece.chunk, Drafted { token, confidence, alternatives, candidates });
+                // What else comes from the same pass does not know of it, nor do others what an outcome would bring.
+                if job.unknown.is_empty() && !job.plan.chunks[piece.chunk].outcome {
                     self.sequences.of_mut(piece.seq).push(token);
                     self.ask(piece.chunk, job);
                 }
@@ -368,11 +374,10 @@ impl<'a> Drafting<'a> {
     }
 
     /// The latest proposal of a chunk and its position, if the chunk wants another one. One that does not wants none later either.
-    fn goes_on(&mut self, index: usize, cancelled: &[SeqId]) -> Option<(TokenId, usize)> {
+    fn goes_on(&mut self, index: usize, cancelled: &[usize]) -> Option<(TokenId, usize)> {
         let chunk = &self.plan.chunks[index];
-        self.ended[index] |= self.missing(index) == 0
-            || self.survival[index] < chunk.stop.below
-            || cancelled.contains(&chunk.seq);
+        self.ended[index] |=
+            self.missing(index) == 0 || self.survival[index] < chunk.stop.below || cancelled.contains(&index);
         let drafted = &self.drafted[index];
         let latest = drafted.last().filter(|_| !self.ended[index])?;
         Some((latest.token, chunk.start + chunk.rows.len() + drafted.len() - 1))
@@ -397,9 +402,9 @@ impl<'a> Drafting<'a> {
     }
 
     /// A chunk's next proposal.
-    fn drew(&mut self, index: usize, token: TokenId, confidence: f32, alternatives: Alternatives) {
-        self.survival[index] = self.plan.chunks[index].stop.after(self.survival[index], confidence);
-        self.drafted[index].push(Drafted { token, confidence, alternatives });
+    fn drew(&mut self, index: usize, drafted: Drafted) {
+        self.survival[index] = self.plan.chunks[index].stop.after(self.survival[index], drafted.confidence);
+        self.drafted[index].push(drafted);
     }
 
     /// The proposals of each chunk.

@@ -199,13 +199,13 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.backend.draw(
             rows,
             &self.sequences,
-            &Draw { masks: &self.masks, confidence: false, alternatives: false },
+            &Draw { masks: &self.masks, confidence: false, alternatives: false, candidates: false },
         );
         let (cancelled, leads) = (&mut self.cancelled, self.backend.rank().0 == 0);
         self.backend.collect(rows, &mut self.outputs, &mut |cancel| {
             if leads {
                 cancelled.ask(plan.step, layers);
-                rows.cancel(cancelled.seqs(), cancel);
+                rows.cancel(cancelled.chunks(), cancel);
             }
         });
         for (number, found) in self.outputs.margins.chunks_exact(rows.tests.len().max(1)).enumerate() {
@@ -297,7 +297,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         if self.backend.rank().0 == 0 {
             self.cancelled.ask(plan.step, layers);
             let backend = &mut self.backend;
-            rows.cancel(self.cancelled.seqs(), &mut |piece| backend.cancel(piece));
+            rows.cancel(self.cancelled.chunks(), &mut |piece| backend.cancel(piece));
         }
     }
 }

@@ -91,7 +91,9 @@ impl Case {
                 false => LogprobCollector::of_output(top),
             })
         });
-        let mut request = Request { whole_prompt: self.wants.of_prompt, ..self.request.clone() };
+        let history_free = !self.sampling.reads_history() && self.wants.grammar.is_none();
+        let whole_prompt = self.wants.of_prompt;
+        let mut request = Request { history_free, whole_prompt, ..self.request.clone() };
         if rig.engine.proposes(request.handling.mode).is_err() {
             request.handling.mode = SpeculationMode::Off;
         }
@@ -208,6 +210,11 @@ pub(crate) fn with_head(dtype: Dtype, head: Dtype, kind: HeadKind) -> Pair {
 pub(crate) fn pair_of(spec: &SyntheticSpec, dtype: Dtype) -> Pair {
     let (target, draft) = synthetic::pair(spec, dtype, &mut |_| {}).expect("a synthetic pair");
     Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
+}
+
+/// A target whose draft is often right.
+pub(crate) fn often_right(dtype: Dtype) -> Pair {
+    pair_of(&SyntheticSpec { residual_scale: 0.1, ..spec() }, dtype)
 }
 
 impl Pair {

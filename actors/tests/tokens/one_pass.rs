@@ -170,6 +170,7 @@ fn run<B: LaneBackend>(
                 },
                 table: blocks..plan.blocks.len(),
                 features: features..plan.features.len(),
+                outcome: false,
             });
         }
         let rows: usize =

@@ -81,20 +81,25 @@ struct Cancelled {
     by_clients: Vec<SeqId>,
 }
 
+/// Places of the chunks of these sequences.
+fn places<'a>(of_plan: &'a [SeqId], seqs: &'a [SeqId]) -> impl Iterator<Item = usize> + 'a {
+    of_plan.iter().enumerate().filter(|(_, seq)| seqs.contains(seq)).map(|(place, _)| place)
+}
+
 struct LaneCancelled {
     lane: LaneKind,
     cancelled: Rc<RefCell<Cancelled>>,
 }
 
 impl CancelSource for LaneCancelled {
-    fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<SeqId>) {
+    fn cancelled(&mut self, step: u64, _layers: usize, out: &mut Vec<usize>) {
         let cancelled = &mut *self.cancelled.borrow_mut();
         out.extend(
             cancelled
                 .by_engine
                 .iter()
                 .filter(|chunk| (chunk.lane, chunk.step) == (self.lane, step))
-                .map(|chunk| chunk.seq),
+                .map(|chunk| chunk.chunk),
         );
         if let Some(random) = cancelled.random.as_mut().filter(|_| !cancelled.of_plan.is_empty())
             && random.next() % 100 < 2
@@ -102,7 +107,7 @@ impl CancelSource for LaneCancelled {
             let seq = cancelled.of_plan[(random.next() % cancelled.of_plan.len() as u64) as usize];
             cancelled.by_clients.push(seq);
         }
-        out.extend(&cancelled.by_clients);
+        out.extend(places(&cancelled.of_plan, &cancelled.by_clients));
     }
 }
 

@@ -8,15 +8,16 @@
 use std::time::Duration;
 
 use faser_actors::Dtype;
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, RoundPasses, SpeculationMode, TokenId,
-    Tuning,
+    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, Policy, RoundPasses, SpeculationMode,
+    TokenId, Tuning,
 };
 use faser_models::HeadKind;
 
-use crate::cases::{BLOCK, BLOCK_KINDS, Case, END, GRAMMARS, Got, pair, solo, with_head};
-use crate::rig::{Pair, Plan, Random, Rig};
+use crate::cases::{BLOCK, BLOCK_KINDS, Case, END, GRAMMARS, Got, often_right, pair, solo, with_head};
+use crate::rig::{PARTITIONS, Pair, Plan, Random, Rig};
 
 /// From this many cases on, everything that is meant to happen must have happened.
 const ENOUGH_CASES: u64 = 100;
@@ -42,6 +43,8 @@ struct Tally {
     overlapped: u64,
     chunks_cancelled: u64,
     late_drafts: u64,
+    outcomes: u64,
+    outcomes_taken: u64,
     pruned: u64,
     pruned_in_vain: u64,
     cancelled_inside: u64,
@@ -123,7 +126,7 @@ fn a_draft_that_is_the_target_is_never_rejected() {
         // Behind mask tokens the target knows no more than any other model.
         config.draft = DraftSource::model(config.draft.needs().blocks);
         random.want_more(&mut cases);
-        in_a_batch(&pair, &config, &cases, random, &mut tally);
+        in_a_batch(&pair, &config, &cases, Times::Any, random, &mut tally);
         assert_eq!(tally.rejected, tally.prompt_lookup - tally.prompt_lookup_accepted, "{tally:?}");
     }
     println!(
@@ -132,6 +135,48 @@ fn a_draft_that_is_the_target_is_never_rejected() {
     );
     assert!(tally.accepted > 0 || cases < ENOUGH_CASES);
 }
+
+/// Outcomes that were prepared for, found, missed and cancelled, beside all else that happens: with a draft that is often right, on a device where
+/// preparing pays.
+#[test]
+fn what_is_prepared_for_verdicts_changes_no_text() {
+    let cases = env_or("FASER_CASES", 1000).div_ceil(2);
+    let first_seed = env_or("FASER_SEED", 1);
+    let pairs = [Dtype::F32, Dtype::Bf16].map(often_right);
+    let mut tally = Tally::default();
+    for seed in first_seed..first_seed + cases {
+        let _replay = Replay { seed };
+        let random = &mut Random(seed);
+        let mut config = random.config();
+        let cost = |us| PassCost::linear(us, 1, AttentionCost::default());
+        let costs = PartitionCosts { draft: cost(DRAFT_US), verify: cost(VERIFY_US) };
+        config.partitions = vec![costs; PARTITIONS];
+        config.draft = DraftSource::model(config.draft.needs().blocks);
+        config.tuning.policy = Policy::Faser;
+        config.tuning.mechanisms.overlap = true;
+        config.max_pass_rows = config.max_pass_rows.max(16);
+        let pair = random.one_of(&pairs);
+        run_case_on(&pair, &config, Times::Told, random, &mut tally);
+    }
+    let Tally { outcomes, outcomes_taken, preemptions, devices_lost, .. } = tally;
+    println!("{cases} cases, seeds from {first_seed}: {tally:?}");
+    if cases >= ENOUGH_CASES {
+        let counts = [outcomes, outcomes_taken, preemptions, devices_lost, tally.chunks_cancelled];
+        assert!(counts.iter().all(|count| *count > 0), "the test shows less than it says: {tally:?}");
+    }
+}
+
+/// What plans take.
+#[derive(Clone, Copy)]
+enum Times {
+    /// Anything.
+    Any,
+    /// What the cost tables of [`what_is_prepared_for_verdicts_changes_no_text`] say.
+    Told,
+}
+
+const DRAFT_US: u64 = 100;
+const VERIFY_US: u64 = 3000;
 
 /// Names the case when it fails.
 struct Replay {
@@ -153,13 +198,17 @@ fn run_case(pairs: &[Pair], random: &mut Random, tally: &mut Tally) {
     let pair = random.one_of(pairs);
     let mut config = random.config();
     config.draft = pair.draft_source(config.draft);
+    run_case_on(&pair, &config, Times::Any, random, tally);
+}
+
+fn run_case_on(pair: &Pair, config: &EngineConfig, times: Times, random: &mut Random, tally: &mut Tally) {
     let mut cases = random.cases();
     random.want_more(&mut cases);
-    let solo: Vec<_> = cases.iter().map(|case| solo(&pair, case)).collect();
+    let solo: Vec<_> = cases.iter().map(|case| solo(pair, case)).collect();
     for (case, solo) in cases.iter_mut().zip(&solo) {
         case.request.prediction = expected_instead(&solo.tokens, random).into();
     }
-    let together = in_a_batch(&pair, &config, &cases, random, tally);
+    let together = in_a_batch(pair, config, &cases, times, random, tally);
     for ((case, solo), got) in cases.iter().zip(&solo).zip(&together) {
         let seq = case.request.seq;
         match got.reason {
@@ -255,6 +304,7 @@ fn in_a_batch(
     pair: &Pair,
     config: &EngineConfig,
     cases: &[Case],
+    times: Times,
     random: &mut Random,
     tally: &mut Tally,
 ) -> Vec<Got> {
@@ -285,7 +335,13 @@ fn in_a_batch(
             tally.overlapped += u64::from(rig.plans.len() == 2);
             let next = random.between(0, rig.plans.len().saturating_sub(1));
             tally.chunked_prefills += rig.plans.get(next).map_or(0, prefill_chunks);
-            let took = Duration::from_micros(random.below(3000));
+            let took = Duration::from_micros(match (times, rig.plans.get(next)) {
+                (Times::Told, Some(Plan::Draft(work))) => {
+                    DRAFT_US * work.plan.chunks.iter().map(|c| c.steps).max().unwrap_or(1).max(1) as u64
+                }
+                (Times::Told, _) => VERIFY_US,
+                (Times::Any, _) => random.below(3000),
+            });
             if !rig.work(next, took) && !waiting {
                 break;
             }
@@ -319,6 +375,8 @@ fn in_a_batch(
     tally.priorities += if differ { totals.preemptions } else { 0 };
     tally.chunks_cancelled += totals.chunks_cancelled;
     tally.late_drafts += totals.late_drafts;
+    tally.outcomes += totals.outcomes_drafted;
+    tally.outcomes_taken += totals.outcomes_taken;
     tally.late += totals.late_chunks;
     tally.pruned += totals.rows_pruned;
     tally.pruned_in_vain += totals.pruned_in_vain;

@@ -89,8 +89,12 @@ impl Load {
 fn drafted(mut plan: DraftPlan) -> Event {
     let alternatives: Alternatives = if plan.alternatives { (0..8).collect() } else { Alternatives::new() };
     for chunk in &plan.chunks {
-        let proposal =
-            |i| Drafted { token: (i % 7) as u32, confidence: 0.8, alternatives: alternatives.clone() };
+        let proposal = |i| Drafted {
+            token: (i % 7) as u32,
+            confidence: 0.8,
+            alternatives: alternatives.clone(),
+            ..Drafted::default()
+        };
         plan.outcome.proposals.extend((0..chunk.steps).map(proposal));
         plan.outcome.counts.push(chunk.steps);
     }

@@ -1,41 +1,130 @@
-//! Whether to draft past the frontier while a verify pass runs, and on which partition.
+//! Whether to prepare for verdicts while a verify pass runs, for which of them, how deep, and on which partition.
 //!
-//! What is drafted past the frontier is of use if the whole chunk is accepted and the next token is what was drafted in its
-//! place: then the next round finds proposals ready. What that brings is a round's gain at the price that time has in a
-//! round where nothing is ready; what it costs is the longer pass, on a part of the device and with another lane at
-//! its memory. Which sequences succeed is drawn from their survivals, evenly spread, a few times over.
+//! What is prepared is of use if its verdict comes: then the next round finds proposals ready. What that brings is a round's gain at the price that time
+//! has in a round where nothing is ready; what it costs is the longer pass, on a part of the device and with another lane at its memory.
+//! Which sequences find theirs is drawn from the odds, evenly spread, a few times over.
 
 use super::budget::{Batch, Budget, Candidate};
-use crate::cost::{PartitionCosts, Reach};
+use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::request::K_LIMIT;
 
-/// A chance of success below which a sequence does not draft ahead.
-pub(crate) const MIN_CHANCE_AHEAD: f32 = 0.1;
-
-/// Gain, as a share of a round's tokens, above which drafting ahead is begun, and below which it ends.
+/// Gain, as a share of a round's tokens, above which preparing is begun, and below which it ends.
 const BEGIN_ABOVE: f64 = 0.03;
 const END_BELOW: f64 = 0.015;
 
-/// Where drafting ahead could not win more than this share of a round it is not looked at.
+/// Where preparing could not win more than this share of a round it is not looked at.
 const LEAST_DRAFT_SHARE: f64 = 0.02;
+
+/// Share of a pass that is filled: what is late has everybody wait.
+const USED_SHARE: f64 = 0.9;
 
 /// The golden ratio's fraction: its multiples are spread evenly over 0 to 1.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
+/// A verdict that could be prepared for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Odds {
+    /// Whose it is, counted among those that are looked at.
+    pub(crate) index: usize,
+    pub(crate) probability: f32,
+    /// Probability of acceptance of what would be drafted.
+    pub(crate) typical: f32,
+    /// What one of its tokens counts for.
+    pub(crate) weight: f32,
+    /// Tokens that its rows look at.
+    pub(crate) context: usize,
+    /// Its candidate is not known before a step past the sequence's frontier.
+    pub(crate) past: bool,
+    /// The first step behind it is that step.
+    pub(crate) own: bool,
+}
+
+/// What to prepare under a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Preparing {
+    /// A step past each frontier first, for the candidates there.
+    pub(crate) past: bool,
+    /// So many of the likeliest verdicts, without those whose candidates nobody knows.
+    pub(crate) count: usize,
+    /// So deep.
+    pub(crate) steps: usize,
+}
+
+impl Odds {
+    /// The likeliest first.
+    pub(crate) fn sort(odds: &mut [Odds]) {
+        odds.sort_unstable_by(|a, b| {
+            let by = |odds: &Odds| odds.probability * odds.weight;
+            by(b).total_cmp(&by(a)).then(a.index.cmp(&b.index))
+        });
+    }
+}
+
+/// How many of the likeliest verdicts to prepare for, `most` of them, and how many steps deep, in so many seconds: few of them deep, or many less so,
+/// whichever has more proposals ready in the mean; and whether a step past the frontiers, which takes `past_s`, is worth it.
+pub(super) fn prepare(odds: &[Odds], left_s: f64, most: usize, past_s: f64, draft: &PassCost) -> Preparing {
+    let left_s = USED_SHARE * left_s;
+    let without = breadth_and_depth(odds.iter().filter(|odds| !odds.past), left_s, most, false, draft);
+    let with = breadth_and_depth(odds.iter(), left_s - past_s, most, true, draft);
+    let past = with.0 > without.0;
+    let (_, (count, steps)) = if past { with } else { without };
+    Preparing { past, count, steps }
+}
+
+/// The proposals ready in the mean, of how many verdicts, and how deep.
+fn breadth_and_depth<'a>(
+    odds: impl Iterator<Item = &'a Odds>,
+    left_s: f64,
+    most: usize,
+    past: bool,
+    draft: &PassCost,
+) -> (f64, (usize, usize)) {
+    let (mut best, mut chosen) = (0.0, (0, 0));
+    let (mut context, mut mass, mut typical, mut own) = (0, 0.0, 0.0, 0.0);
+    for (before, odds) in odds.take(most).enumerate() {
+        context += odds.context;
+        let counts = f64::from(odds.probability * odds.weight);
+        mass += counts;
+        typical += counts * f64::from(odds.typical);
+        own += if odds.own && !past { counts } else { 0.0 };
+        let steps = (left_s / draft.seconds(before + 1, Reach::single(context))) as usize;
+        if steps == 0 {
+            break;
+        }
+        let steps = steps.min(K_LIMIT);
+        let ready = |steps| run_length(typical / mass, steps);
+        let value = (mass - own) * ready(steps) + own * ready(steps - 1);
+        if value > best {
+            (best, chosen) = (value, (before + 1, steps));
+        }
+    }
+    (best, chosen)
+}
+
+/// Proposals accepted in the mean of so many, each with this probability after those before it.
+fn run_length(acceptance: f64, proposals: usize) -> f64 {
+    let acceptance = acceptance.clamp(0.0, 0.999);
+    acceptance * (1.0 - acceptance.powi(proposals as i32)) / (1.0 - acceptance)
+}
+
 /// Looks at a round whose verify pass is about to leave. Its buffers are kept.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// The sequences as they would be if nothing were drafted ahead.
+    /// The sequences as they would be if nothing were prepared.
     bare: Vec<Candidate>,
-    /// The sequences as they would be if some succeeded.
+    /// The sequences as they would be if some found theirs.
     imagined: Vec<Candidate>,
+    /// Probability of each sequence that it does.
+    hits: Vec<f32>,
 }
 
 /// A pass that is about to leave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leaving<'a> {
-    /// For each candidate the probability that what is drafted behind its chunk will stand.
-    pub(crate) chances: &'a [f32],
+    /// Verdicts that could be prepared for, likeliest first, by the numbers of candidates.
+    pub(crate) odds: &'a [Odds],
+    /// The most of them that the draft lane takes together.
+    pub(crate) most: usize,
     /// Rows of the pass.
     pub(crate) rows: usize,
     pub(crate) reach: Reach,
@@ -87,7 +176,7 @@ impl Ahead {
         best.1
     }
 
-    /// Tokens that drafting ahead on a partition is predicted to gain; time counts as tokens, at this goodput.
+    /// Tokens that preparing on a partition is predicted to gain; time counts as tokens, at this goodput.
     fn gain(
         &mut self,
         batch: &Batch<'_>,
@@ -97,29 +186,29 @@ impl Ahead {
         whole: &PartitionCosts,
         budget: &mut Budget,
     ) -> f64 {
-        let drafting = leaving.chances.iter().filter(|&&chance| chance >= MIN_CHANCE_AHEAD).count();
-        if drafting == 0 {
-            return 0.0;
-        }
         let context: usize = batch.candidates.iter().map(|candidate| candidate.context).sum();
         let pass_s = whole.verify.seconds(leaving.rows, leaving.reach);
         let longer_s = costs.verify.seconds(leaving.rows, leaving.reach);
-        let step_s = costs.draft.seconds(drafting, Reach::single(context));
-        let steps = (longer_s / step_s) as usize;
-        let next = if steps > 1 {
-            self.next_round(batch, leaving, steps.min(K_LIMIT), goodput, whole, budget)
-        } else {
-            0.0
-        };
-        // The round waits for the step that is under way when the pass ends: half of one, in the mean.
-        next - goodput * (longer_s + 0.5 * step_s - pass_s)
+        let past_s = costs.draft.seconds(batch.candidates.len(), Reach::single(context));
+        let Preparing { past, count, steps } =
+            prepare(leaving.odds, longer_s, leaving.most, past_s, &costs.draft);
+        if count == 0 {
+            return 0.0;
+        }
+        self.hits.clear();
+        self.hits.resize(self.bare.len(), 0.0);
+        for odds in leaving.odds.iter().filter(|odds| past || !odds.past).take(count) {
+            self.hits[odds.index] += odds.probability;
+        }
+        let next = self.next_round(batch, steps, goodput, whole, budget);
+        next - goodput * (longer_s - pass_s)
     }
 
-    /// Tokens, time counted as such, that the next round gains in the mean from so many steps drafted ahead.
+    /// Tokens, time counted as such, of the next round in the mean, where who finds theirs has so many proposals ready, less those of a round
+    /// where nobody has any.
     fn next_round(
         &mut self,
         batch: &Batch<'_>,
-        leaving: &Leaving<'_>,
         steps: usize,
         goodput: f64,
         whole: &PartitionCosts,
@@ -130,12 +219,10 @@ impl Ahead {
         for draw in 0..draws {
             let offset = (draw as f64 + 0.5) / draws as f64;
             self.imagined.clear();
-            self.imagined.extend(self.bare.iter().zip(leaving.chances).enumerate().map(
+            self.imagined.extend(self.bare.iter().zip(&self.hits).enumerate().map(
                 |(i, (candidate, &chance))| {
                     let luck = (offset + GOLDEN * i as f64).fract();
-                    let stands = chance >= MIN_CHANCE_AHEAD && luck < f64::from(chance);
-                    // The first of them took the next token's place.
-                    if stands { candidate.with_ready(steps - 1) } else { *candidate }
+                    if luck < f64::from(chance) { candidate.with_ready(steps) } else { *candidate }
                 },
             ));
             sum += budget.value(&Batch { candidates: &self.imagined, ..*batch }, goodput, whole);

@@ -12,6 +12,7 @@
 use super::kv::Origin;
 use super::phrases::Phrases;
 use super::random::{mix, normal, uniform};
+use crate::plan::CANDIDATES;
 
 /// A class of texts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,6 +97,11 @@ impl Acceptance {
         }
     }
 
+    /// How often the target's token is the draft's next candidate, the one after that, and so on, given that the draft's token is wrong.
+    pub(super) fn ranks(&self) -> [f64; CANDIDATES] {
+        RANKS
+    }
+
     /// The same draft, its confidence inverted.
     #[must_use]
     pub fn inverted(self) -> Acceptance {
@@ -134,6 +140,9 @@ impl Acceptance {
         (uniform(prefix.rotate_left(17) ^ !seed) < right, confidence as f32)
     }
 }
+
+/// As measured with the demo pair, at temperature 0.7 (docs/results).
+const RANKS: [f64; CANDIDATES] = [0.38, 0.14, 0.07];
 
 /// Lead of the best alternative at the end of the pass, for a wrong proposal, over that of the proposal for a right one, halved.
 const LEAD: f64 = 3.0;

@@ -4,7 +4,6 @@ use super::random::normal;
 use super::roofline::{Load, Roofline, Work};
 use crate::cost::{PartitionCosts, Reach};
 use crate::plan::{DraftChunk, DraftPlan, VerifyPlan};
-use crate::request::SeqId;
 use crate::source::RoundPasses;
 
 /// Where a simulated device's times come from.
@@ -67,11 +66,11 @@ impl DeviceCosts {
 
     /// The work of a plan that was drafted, of those chunks that are wanted. One that was to propose and did not was never begun: see
     /// [`SimDevice::with_oracle`](super::SimDevice::with_oracle).
-    pub(super) fn draft_plan(&self, plan: &DraftPlan, wanted: &dyn Fn(SeqId) -> bool) -> Work {
+    pub(super) fn draft_plan(&self, plan: &DraftPlan, wanted: &dyn Fn(usize) -> bool) -> Work {
         let begun = |(chunk, count): &(&DraftChunk, &usize)| chunk.steps == 0 || **count > 0;
         let chunks = || {
-            let chunks = plan.chunks.iter().zip(&plan.outcome.counts);
-            chunks.filter(begun).filter(|(chunk, _)| wanted(chunk.seq))
+            let chunks = plan.chunks.iter().zip(&plan.outcome.counts).enumerate();
+            chunks.filter(|(place, _)| wanted(*place)).map(|(_, chunk)| chunk).filter(begun)
         };
         let masked = plan.passes == RoundPasses::One;
         let masks = |chunk: &DraftChunk| if masked { plan.rows_behind(chunk.steps) } else { 0 };
@@ -92,16 +91,16 @@ impl DeviceCosts {
     }
 
     /// The work of a pass that was verified, of those chunks that are wanted: from checkpoint to checkpoint fewer rows.
-    pub(super) fn verify_plan(&self, plan: &VerifyPlan, wanted: &dyn Fn(SeqId) -> bool) -> Work {
+    pub(super) fn verify_plan(&self, plan: &VerifyPlan, wanted: &dyn Fn(usize) -> bool) -> Work {
         let layers = self.target_layers();
         let mut work = Work::default();
         let mut begin = 0;
         for checkpoint in 0..=plan.prune_checkpoints.len() {
             let end = plan.prune_checkpoints.get(checkpoint).copied().unwrap_or(layers).min(layers);
             let mut load = Load::default();
-            for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
+            for (place, (chunk, verdict)) in plan.chunks.iter().zip(&plan.outcome.verdicts).enumerate() {
                 let pruned = if verdict.pruned_at < checkpoint { verdict.pruned } else { 0 };
-                if wanted(chunk.seq) {
+                if wanted(place) {
                     load.add(chunk.start, chunk.rows.len() - pruned);
                 }
             }

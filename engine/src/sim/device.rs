@@ -10,7 +10,7 @@ use super::kv::{Origin, Prefix, SimLane};
 use super::lanes::PlanOut;
 use super::random::{mix, uniform};
 use super::roofline::Work;
-use crate::plan::{DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
+use crate::plan::{CANDIDATES, Candidates, DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::request::{SeqId, TokenId};
 use crate::source::RoundPasses;
 
@@ -116,7 +116,12 @@ impl SimDevice {
                 self.target.assert_features(chunk.seq, (chunk.start, rows), table, features, &self.draft);
             }
             let mut prefix = self.draft.compute(chunk.seq, chunk.start, rows, table);
-            self.draft.remember(chunk.seq, chunk.start + rows.len() + chunk.steps);
+            let end = chunk.start + rows.len() + chunk.steps;
+            if chunk.outcome {
+                self.draft.remember_at_least(chunk.seq, end);
+            } else {
+                self.draft.remember(chunk.seq, end);
+            }
             let before = plan.outcome.proposals.len();
             let mut survival = chunk.stop.survival;
             let masked = plan.passes == RoundPasses::One;
@@ -132,6 +137,11 @@ impl SimDevice {
                     token,
                     confidence,
                     alternatives: alternatives.unwrap_or_default(),
+                    candidates: if plan.candidates {
+                        self.candidates(&prefix, token)
+                    } else {
+                        Candidates::new()
+                    },
                 });
                 survival = chunk.stop.after(survival, confidence);
                 if step + 1 == chunk.steps || survival < chunk.stop.below {
@@ -238,8 +248,8 @@ impl SimDevice {
     }
 
     /// Share of the work of a plan that is left when some of its chunks need not be finished.
-    pub(super) fn without(&self, plan: &PlanOut, cancelled: &[SeqId]) -> f64 {
-        let wanted = |seq: SeqId| !cancelled.contains(&seq);
+    pub(super) fn without(&self, plan: &PlanOut, cancelled: &[usize]) -> f64 {
+        let wanted = |chunk: usize| !cancelled.contains(&chunk);
         let (all, left) = match plan {
             PlanOut::Draft(plan) => {
                 (self.costs.draft_plan(plan, &|_| true), self.costs.draft_plan(plan, &wanted))
@@ -256,6 +266,21 @@ impl SimDevice {
         phrases
             .next(self.seed, prefix)
             .unwrap_or_else(|| (mix(prefix.fingerprint ^ self.seed) % u64::from(self.vocabulary)) as TokenId)
+    }
+
+    /// What else the draft would have drawn where it drew `token`: the target's own, if that is another one, in a place by the measured ranks.
+    fn candidates(&self, prefix: &Prefix, token: TokenId) -> Candidates {
+        let right = self.target_token(prefix);
+        let mut luck = uniform(prefix.fingerprint.rotate_left(53) ^ self.seed);
+        let place = self.acceptance.ranks().iter().position(|share| {
+            luck -= share;
+            luck < 0.0
+        });
+        let of = |rank| match place {
+            Some(place) if token != right && place == rank => right,
+            _ => (token + 2 + rank as u32) % self.vocabulary,
+        };
+        (0..CANDIDATES).map(of).collect()
     }
 
     /// Another token.

@@ -148,6 +148,11 @@ impl SimLane {
         self.known.insert(seq, tokens);
     }
 
+    /// It has seen as many at least.
+    pub(super) fn remember_at_least(&mut self, seq: SeqId, tokens: usize) {
+        self.known.entry(seq).and_modify(|known| *known = (*known).max(tokens));
+    }
+
     /// Writes one slot; the prefix that ends there.
     pub(super) fn write(
         &mut self,

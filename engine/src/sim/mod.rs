@@ -88,8 +88,8 @@ pub struct Simulation {
     queue: BTreeMap<(Duration, u64), Due>,
     made: u64,
     lanes: Lanes,
-    /// Sequences whose chunks of the plans that are out were cancelled, by lane.
-    cancelled: [Vec<SeqId>; 2],
+    /// Chunks of the plans that are out that were cancelled, by lane.
+    cancelled: [Vec<usize>; 2],
     recorder: Recorder,
     report: Report,
 }
@@ -212,7 +212,7 @@ impl Simulation {
         let Some(plan) = self.lanes.out(chunk.lane).filter(|plan| plan.step() == chunk.step) else { return };
         let cancelled = &mut self.cancelled[chunk.lane as usize];
         let before = self.device.without(plan, cancelled);
-        cancelled.push(chunk.seq);
+        cancelled.push(chunk.chunk);
         let after = self.device.without(plan, cancelled);
         self.lanes.shorten(now, chunk.lane, if before > 0.0 { after / before } else { 1.0 });
     }

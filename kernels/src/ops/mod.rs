@@ -17,7 +17,7 @@ mod score_tokens;
 mod store_kv;
 mod sum_rows;
 
-pub use crate::sampling::{TOP_TOKENS, confidence, logprobs, sample, top_tokens};
+pub use crate::sampling::{TOP_TOKENS, candidates, confidence, logprobs, sample, top_tokens};
 pub use across_ranks::{all_gather, all_reduce};
 pub use activate::{Activation, activate, soft_cap};
 pub use attention::{AttentionShape, attention};

@@ -49,10 +49,47 @@ pub fn sample(lane: &Lane, logits: View<'_>, rows: &[SampleRow<'_>], out: &mut [
     });
 }
 
+/// How many tokens [`candidates`] finds in each row.
+pub const CANDIDATES: usize = 3;
+
+/// What [`sample`] would draw in each row without the token that it drew, `tokens`, then without that one too, and so on.
+///
+/// # Panics
+/// As [`sample`]; if `tokens` is not as long as `rows`.
+pub fn candidates(
+    lane: &Lane,
+    logits: View<'_>,
+    rows: &[SampleRow<'_>],
+    tokens: &[u32],
+    out: &mut [[u32; CANDIDATES]],
+) {
+    assert_eq!((tokens.len(), out.len()), (rows.len(), rows.len()), "candidates: tokens and places per row");
+    let out = crate::memory::SharedMut::new(out);
+    let isa = lane.supported();
+    lane.for_each(Op::Sample, rows.len(), CANDIDATES * logits.cols(), |i, scratch| {
+        // SAFETY: each row is one item, done once.
+        let place = unsafe { out.part(i, 1) };
+        let row = &rows[i];
+        let (buffer, kept) = scratch.floats_and_candidates(logits.cols());
+        adjusted(logits.row(row.row), 0, row, buffer);
+        let mut drawn = tokens[i];
+        for next in &mut place[0] {
+            mask::forbid(&[drawn], 0, buffer);
+            drawn = choose(isa, buffer, row, kept);
+            *next = drawn;
+        }
+    });
+}
+
 /// The token of a row of logits that is whole.
 pub(super) fn draw(isa: Supported, logits: &[f32], row: &SampleRow<'_>, scratch: &mut Scratch) -> u32 {
-    let SampleRow { position, sampling, .. } = *row;
     let (logits, candidates) = processed(logits, 0, row, scratch);
+    choose(isa, logits, row, candidates)
+}
+
+/// The token of logits with bias, penalties and bans.
+fn choose(isa: Supported, logits: &[f32], row: &SampleRow<'_>, candidates: &mut Vec<(f32, u32)>) -> u32 {
+    let SampleRow { position, sampling, .. } = *row;
     let greedy = dispatch(isa, Greedy { logits, first: 0 });
     if sampling.temperature < GREEDY_BELOW {
         return greedy.token;
@@ -98,13 +135,20 @@ fn processed<'a>(
     scratch: &'a mut Scratch,
 ) -> (&'a [f32], &'a mut Vec<(f32, u32)>) {
     let SampleRow { position, sampling, history, since, allowed, .. } = *row;
-    assert_eq!(history.len() + since.len(), position as usize, "sample: tokens before position {position}");
+    assert!(history.reaches(since, position), "sample: tokens before position {position}");
     let (buffer, candidates) = scratch.floats_and_candidates(logits.len());
-    let goes_on = row.goes_on();
     let plain = !sampling.has_penalties() && sampling.logit_bias.is_empty() && !sampling.forbids();
-    if plain && !goes_on && allowed.is_none() {
+    if plain && !row.goes_on() && allowed.is_none() {
         return (logits, candidates);
     }
+    adjusted(logits, first, row, buffer);
+    (buffer, candidates)
+}
+
+/// Writes the logits of the tokens from `first` on with bias and penalties to `buffer`, and lets no token be drawn that may not be.
+fn adjusted(logits: &[f32], first: u32, row: &SampleRow<'_>, buffer: &mut [f32]) {
+    let SampleRow { sampling, history, since, allowed, .. } = *row;
+    let goes_on = row.goes_on();
     buffer.copy_from_slice(logits);
     history.adjust(sampling, since, first, buffer);
     if goes_on {
@@ -120,7 +164,6 @@ fn processed<'a>(
             mask::forbid(&[*last], first, buffer);
         }
     }
-    (buffer, candidates)
 }
 
 /// The tokens of such a vocabulary that may be drawn in a row's place, a bit each; none if all may. What [`sample`]
@@ -131,7 +174,7 @@ fn processed<'a>(
 #[must_use]
 pub fn mask_of(row: &SampleRow<'_>, vocabulary: usize) -> Option<Vec<u32>> {
     let SampleRow { position, sampling, history, since, allowed, .. } = *row;
-    assert_eq!(history.len() + since.len(), position as usize, "tokens before position {position}");
+    assert!(history.reaches(since, position), "tokens before position {position}");
     let goes_on = row.goes_on();
     if !goes_on && !sampling.forbids() && allowed.is_none() {
         return None;

@@ -32,7 +32,7 @@ impl History {
     pub fn new(prompt_len: usize, tokens: &[u32], sampling: &Sampling) -> History {
         let counted =
             sampling.has_penalties().then(|| Counted { tokens: Vec::new(), counts: HashMap::new() });
-        let output = sampling.banned.iter().any(|word| word.len() > 1).then(Vec::new);
+        let output = sampling.bans_runs().then(Vec::new);
         let mut history = History { prompt_len, len: 0, counted, output };
         history.rewind_and_extend(0, tokens);
         history
@@ -56,12 +56,24 @@ impl History {
         self.len == 0
     }
 
+    /// Whether any draw looks at a token of it: without that, it is but a length.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        self.counted.is_some() || self.output.is_some()
+    }
+
+    /// Whether it and what follows reach exactly to a position, if it is read at all.
+    pub(super) fn reaches(&self, since: &[u32], position: u32) -> bool {
+        !self.is_read() || self.len + since.len() == position as usize
+    }
+
     /// Forgets the tokens from position `start` and puts `tokens` there.
     ///
     /// # Panics
-    /// If `start` is beyond the end: tokens between are missing.
+    /// If `start` is beyond the end of one that is read: tokens between are missing.
     pub fn rewind_and_extend(&mut self, start: usize, tokens: &[u32]) {
-        assert!(start <= self.len, "a history of {} tokens has none before {start}", self.len);
+        let gap = start > self.len && self.is_read();
+        assert!(!gap, "a history of {} tokens has none before {start}", self.len);
         self.len = start + tokens.len();
         if let Some(counted) = &mut self.counted {
             while counted.tokens.len() > start {

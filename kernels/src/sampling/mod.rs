@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use crate::KernelError;
 pub use confidence::confidence;
-pub use draw::{SampleRow, mask_of, sample};
+pub use draw::{CANDIDATES, SampleRow, candidates, mask_of, sample};
 pub use history::History;
 pub(crate) use logprobs::logprob;
 pub use logprobs::{LogprobRow, Logprobs, MAX_TOP_LOGPROBS, logprobs};
@@ -121,6 +121,17 @@ impl Sampling {
     #[must_use]
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether what may be drawn depends on the tokens before, but by the model.
+    #[must_use]
+    pub fn reads_history(&self) -> bool {
+        self.has_penalties() || self.bans_runs()
+    }
+
+    /// Whether tokens in a row are banned.
+    pub(crate) fn bans_runs(&self) -> bool {
+        self.banned.iter().any(|word| word.len() > 1)
     }
 
     /// Whether tokens are left out, whatever the logits are.

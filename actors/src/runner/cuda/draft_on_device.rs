@@ -35,7 +35,7 @@ impl CudaBackend {
         self.passes.wait(&mut |_| {})?;
         let drafts = |number: usize| if most > 0 { self.drafted(number) } else { Vec::new() };
         let drafted: Vec<Vec<Drafted>> = (0..plan.chunks.len()).map(drafts).collect();
-        for (chunk, drafted) in plan.chunks.iter().zip(&drafted) {
+        for (chunk, drafted) in plan.chunks.iter().zip(&drafted).filter(|(chunk, _)| !chunk.outcome) {
             drafted.iter().for_each(|drafted| sequences.of_mut(chunk.seq).push(drafted.token));
         }
         Ok(drafted)
@@ -48,7 +48,7 @@ impl CudaBackend {
         let one = |(&token, &confidence)| {
             let alternatives =
                 alternatives.next().map_or_else(Alternatives::new, |top| top.iter().copied().collect());
-            Drafted { token, confidence, alternatives }
+            Drafted { token, confidence, alternatives, ..Drafted::default() }
         };
         found.map(one).collect()
     }
@@ -89,7 +89,9 @@ impl CudaBackend {
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let tokens = plan.rows(chunk);
             assert!(!tokens.is_empty(), "{} has a chunk without tokens", chunk.seq);
-            sequences.of_mut(chunk.seq).rewind_and_extend(chunk.start, tokens);
+            if !chunk.outcome {
+                sequences.of_mut(chunk.seq).rewind_and_extend(chunk.start, tokens);
+            }
             let drawn = usize::from(chunk.steps > 0);
             let mut from = 0;
             while from < tokens.len() {
@@ -173,11 +175,10 @@ impl CudaBackend {
 
 /// Asks who was cancelled, and stops their chunks: also in steps that are asked for already.
 fn ask(cancelled: &mut Cancelled, passes: &CudaPasses, plan: &DraftPlan, layers: usize) {
-    let before = cancelled.seqs().len();
+    let before = cancelled.chunks().len();
     cancelled.ask(plan.step, layers);
-    for seq in &cancelled.seqs()[before..] {
-        let number = plan.chunks.iter().position(|chunk| chunk.seq == *seq);
-        number.into_iter().for_each(|number| passes.stop_drafting(number));
+    for chunk in cancelled.chunks()[before..].iter().filter(|chunk| **chunk < plan.chunks.len()) {
+        passes.stop_drafting(*chunk);
     }
 }
 

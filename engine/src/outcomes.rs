@@ -1,0 +1,327 @@
+//! Outcomes: what a sequence goes on with, for each verdict that is likely, drafted under the pass that will bring the verdict.
+//!
+//! ```text
+//!   committed .. anchor | p1  p2  p3 |            sent to verification
+//!                         |   |   |   \- p4 ..     all accepted, and p4 is the bonus token: the sequence's own drafts go on
+//!                         |   |   \----- c4 ..     all accepted, and the draft's next candidate for the fourth place comes instead
+//!                         |   \--------- c3 ..     p3 is rejected, and its next candidate comes instead
+//!                         \------------- c2 ..     p2 is rejected
+//! ```
+//! Draft and target draw with the same noise, so the draft's next candidates are ranked by it: how often the target's token is one of them does
+//! not fall with temperature. Each branch has a block table of its own: whole blocks are shared up to where it parts, the one that it parts in is copied.
+//! The verdict picks its branch, whose proposals stand at once, and ends all others: in the table, in the queue, and between two steps on the lane.
+//!
+//! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there, and then the steps of all branches together.
+
+use std::collections::VecDeque;
+
+use crate::blocks::BlockPool;
+use crate::engine::Engine;
+use crate::plan::{CANDIDATES, DraftChunk, DraftPlan, StopRule};
+use crate::planner::{Execution, Odds, Preparing};
+use crate::request::{SeqId, TokenId};
+use crate::sequence::{DraftOut, Proposal, Sequence, SequenceKv};
+use crate::survival::Source;
+
+/// Probability below which an outcome is not looked at.
+const LEAST_ODDS: f32 = 0.02;
+
+/// A verdict that may come, and what was drafted for it.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Position of the token that comes behind the accepted prefix.
+    pub(crate) at: usize,
+    /// That token.
+    pub(crate) token: TokenId,
+    /// The branch's KV in the draft's pool.
+    pub(crate) kv: SequenceKv,
+    /// What was drafted behind the token.
+    pub(crate) proposals: VecDeque<Proposal>,
+    /// Its chunk, while that is out.
+    pub(crate) out: Option<DraftOut>,
+}
+
+impl Outcome {
+    /// One of nothing yet, in this pool.
+    fn empty(pool: &BlockPool) -> Outcome {
+        let kv = SequenceKv::empty(pool, 0);
+        Outcome { at: 0, token: 0, kv, proposals: VecDeque::new(), out: None }
+    }
+}
+
+/// Outcomes that are over: their buffers are used again, their chunks are cancelled.
+#[derive(Debug, Default)]
+pub(crate) struct Spent {
+    buffers: Vec<Outcome>,
+    /// Places in the draft plan that is out of chunks that nobody waits for any more.
+    pub(crate) cancelled: Vec<usize>,
+}
+
+impl Spent {
+    /// An outcome is over.
+    pub(crate) fn take_back(&mut self, mut outcome: Outcome) {
+        self.cancelled.extend(outcome.out.take().map(|out| out.chunk));
+        outcome.kv.give_up();
+        outcome.proposals.clear();
+        self.buffers.push(outcome);
+    }
+
+    fn next(&mut self, pool: &BlockPool) -> Outcome {
+        self.buffers.pop().unwrap_or_else(|| Outcome::empty(pool))
+    }
+
+    /// The buffers belong to a pool that is gone.
+    pub(crate) fn forget(&mut self) {
+        *self = Spent::default();
+    }
+}
+
+/// How often the target's token is one of the draft's next candidates, where it is not the proposal: of the first, the second, and so on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ranks {
+    /// Counts that fade, of each rank and of none of them.
+    counts: [f32; CANDIDATES + 1],
+}
+
+/// Before anything was seen: of the demo pair's draft (docs/results), with the weight of so many rejections.
+const FIRST_RANKS: [f32; CANDIDATES] = [0.38, 0.14, 0.07];
+const FIRST_WEIGHT: f32 = 32.0;
+/// Share of the counts that a rejection leaves.
+const FADES: f32 = 1.0 - 1.0 / 1024.0;
+
+impl Default for Ranks {
+    fn default() -> Ranks {
+        let mut counts = [0.0; CANDIDATES + 1];
+        counts.iter_mut().zip(FIRST_RANKS).for_each(|(count, share)| *count = FIRST_WEIGHT * share);
+        counts[CANDIDATES] = FIRST_WEIGHT * (1.0 - FIRST_RANKS.iter().sum::<f32>());
+        Ranks { counts }
+    }
+}
+
+impl Ranks {
+    /// A proposal was rejected: the target's token was the candidate of this rank, or none.
+    pub(crate) fn observe(&mut self, rank: Option<usize>) {
+        self.counts.iter_mut().for_each(|count| *count *= FADES);
+        self.counts[rank.unwrap_or(CANDIDATES).min(CANDIDATES)] += 1.0;
+    }
+
+    /// Probability of each rank.
+    pub(crate) fn shares(&self) -> [f32; CANDIDATES] {
+        let all: f32 = self.counts.iter().sum();
+        std::array::from_fn(|rank| self.counts[rank] / all)
+    }
+}
+
+/// An outcome that could be prepared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Branch {
+    seq: SeqId,
+    /// Where it parts; none of the sequence's own drafts, which go on.
+    parts: Option<(usize, TokenId)>,
+}
+
+impl Sequence {
+    /// Calls `visit` with the probability of each verdict on its chunk of `sent` proposals for which there is or could be a candidate: how many proposals are
+    /// accepted, and the rank of what comes behind them; none where that is the sequence's own next proposal, of which nobody has to have seen
+    /// anything yet.
+    pub(crate) fn verdicts(
+        &self,
+        sent: usize,
+        ranks: &[f32; CANDIDATES],
+        visit: &mut dyn FnMut(usize, Option<usize>, f32),
+    ) {
+        let mut survival = 1.0;
+        for accepted in 0..=sent {
+            let proposal = self.proposals.get(accepted);
+            let acceptance =
+                proposal.map_or_else(|| self.levels[Source::Draft].typical(), |proposal| proposal.acceptance);
+            let rejects = survival * (1.0 - acceptance);
+            // What no draft has looked at has no candidates.
+            let looked_at = proposal.is_none_or(|proposal| !proposal.is_free());
+            if self.history_free && looked_at {
+                (0..CANDIDATES).for_each(|rank| visit(accepted, Some(rank), rejects * ranks[rank]));
+            }
+            survival *= acceptance;
+        }
+        visit(sent, None, survival);
+    }
+
+    /// Proposals that are of use behind the token that a verdict puts at this position.
+    fn useful_behind(&self, at: usize) -> usize {
+        let left = self.to_come().saturating_sub(at - self.tokens.len() + 1);
+        self.k_max().min(left.saturating_sub(1))
+    }
+
+    /// Its verdict has come: `next` stands behind its committed tokens. If that was prepared for, those proposals are its own now, with their KV; all
+    /// else that was prepared is over.
+    pub(crate) fn adopt(&mut self, at: usize, next: TokenId, spent: &mut Spent) -> bool {
+        let found = self.outcomes.iter().position(|outcome| (outcome.at, outcome.token) == (at, next));
+        if let Some(found) = found {
+            let outcome = &mut self.outcomes[found];
+            std::mem::swap(&mut self.draft, &mut outcome.kv);
+            std::mem::swap(&mut self.proposals, &mut outcome.proposals);
+            std::mem::swap(&mut self.draft_out, &mut outcome.out);
+            self.epoch += 1;
+        }
+        self.end_outcomes(spent);
+        found.is_some()
+    }
+
+    /// All that was prepared is over.
+    pub(crate) fn end_outcomes(&mut self, spent: &mut Spent) {
+        self.outcomes.drain(..).for_each(|outcome| spent.take_back(outcome));
+    }
+}
+
+impl Engine {
+    /// Fills `odds` with the verdicts of a pass about to leave for which something could be prepared, and `hits` with nothing.
+    pub(crate) fn list_odds(&self, lengths: &[usize], odds: &mut Vec<Odds>) {
+        odds.clear();
+        let ranks = self.ranks.shares();
+        let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
+        for (index, (sequence, &k)) in decoding.zip(lengths).enumerate() {
+            if self.draft_room(sequence) == 0 || sequence.room_ahead() == 0 {
+                continue;
+            }
+            let (typical, weight) = (sequence.levels[Source::Draft].typical(), sequence.weight(self.now));
+            let context = sequence.tokens.len();
+            let known = sequence.proposals.len();
+            sequence.verdicts(k, &ranks, &mut |accepted, rank, probability| {
+                if probability >= LEAST_ODDS {
+                    let (past, own) = (rank.is_some() && accepted == known, rank.is_none() && k == known);
+                    odds.push(Odds { index, probability, typical, weight, context, past, own });
+                }
+            });
+        }
+        Odds::sort(odds);
+    }
+
+    /// What the draft lane does next for the verdicts of the pass that is out: a step past the frontiers, if the candidates there are worth it; then the
+    /// plan of all branches. None if nothing could be of use before the pass ends.
+    pub(crate) fn prepare(&mut self, execution: Execution) -> Option<DraftPlan> {
+        if self.prepared {
+            return None;
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        self.list_branches(&mut scratch.odds, &mut scratch.branches);
+        let left = self.verify_due.saturating_sub(self.now);
+        let most = self.config.draft_chunks();
+        let sequences = self.running.len();
+        let Preparing { past, count, steps } = self.planner.outcomes(&scratch.odds, left, most, sequences);
+        if past && let Some(plan) = self.plan_draft(execution) {
+            self.scratch = scratch;
+            return Some(plan);
+        }
+        self.prepared = true;
+        let mut plan = std::mem::take(&mut self.spent.0);
+        plan.clear();
+        for odds in scratch.odds.iter().filter(|odds| !odds.past).take(count) {
+            let Branch { seq, parts } = scratch.branches[odds.index];
+            match parts {
+                None => self.add_own_steps(seq, steps, &mut plan),
+                Some((at, token)) => self.add_branch(seq, at, token, steps, &mut plan),
+            }
+        }
+        self.scratch = scratch;
+        self.leave_ahead(plan, execution)
+    }
+
+    /// The branches that could be drafted now, and their odds, likeliest first.
+    fn list_branches(&self, odds: &mut Vec<Odds>, branches: &mut Vec<Branch>) {
+        odds.clear();
+        branches.clear();
+        let ranks = self.ranks.shares();
+        for (&seq, sequence) in self.running.iter().filter_map(|seq| Some((seq, self.sequences.get(seq)?))) {
+            let Some(out) =
+                sequence.verify_out.filter(|_| sequence.decoding() && sequence.draft_out.is_none())
+            else {
+                continue;
+            };
+            if !sequence.drafts() || self.draft_room(sequence) == 0 {
+                continue;
+            }
+            let (typical, weight) = (sequence.levels[Source::Draft].typical(), sequence.weight(self.now));
+            let (sent, context) = (out.proposals, sequence.tokens.len());
+            sequence.verdicts(sent, &ranks, &mut |accepted, rank, probability| {
+                let at = context + accepted;
+                let proposal = sequence.proposals.get(accepted);
+                let token = |rank| proposal.and_then(|proposal| proposal.candidates.get(rank).copied());
+                let parts = rank.and_then(token).map(|token| (at, token));
+                let past = rank.is_some() && proposal.is_none();
+                let possible = match rank {
+                    None => sequence.room_ahead() > 0,
+                    Some(_) if past => sequence.room_ahead() > 1,
+                    Some(_) => {
+                        parts.is_some() && sequence.draft.computed >= at && sequence.useful_behind(at) > 0
+                    }
+                };
+                if probability >= LEAST_ODDS && possible {
+                    let index = branches.len();
+                    let own = rank.is_none() && proposal.is_none();
+                    odds.push(Odds { index, probability, typical, weight, context: at, past, own });
+                    branches.push(Branch { seq, parts });
+                }
+            });
+        }
+        Odds::sort(odds);
+    }
+
+    /// The sequence's own drafts go on.
+    fn add_own_steps(&mut self, seq: SeqId, steps: usize, plan: &mut DraftPlan) {
+        let floor = self.planner.break_even_survival();
+        let table = self.calibrations[Source::Draft].table();
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return };
+        let (start, known) = (sequence.draft.computed, sequence.known());
+        let rows = known - start.min(known);
+        let context = self.config.speculation.draft_context;
+        let steps = steps.min(sequence.room_ahead()).min(context.saturating_add(1).saturating_sub(known));
+        if rows != 1 || steps == 0 || !sequence.draft.table.grow(known + steps - 1) {
+            return;
+        }
+        sequence.draft_out = Some(DraftOut { end: known, chunk: plan.chunks.len() });
+        self.draft_lane.admit(seq, || sequence.admission());
+        plan.chunks.push(DraftChunk {
+            seq,
+            epoch: sequence.epoch,
+            start,
+            rows: sequence.append_known(start, rows, &mut plan.tokens),
+            steps,
+            stop: StopRule { acceptance: sequence.acceptance_table(&table), survival: 1.0, below: floor },
+            table: sequence.draft.table.append_ids(known + steps - 1, &mut plan.blocks),
+            features: 0..0,
+            outcome: false,
+        });
+    }
+
+    /// A branch, if the pool has blocks for it: it pushes nobody out.
+    fn add_branch(&mut self, seq: SeqId, at: usize, token: TokenId, steps: usize, plan: &mut DraftPlan) {
+        let floor = self.planner.break_even_survival();
+        let table = self.calibrations[Source::Draft].table();
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return };
+        let context = self.config.speculation.draft_context;
+        let steps = steps.min(sequence.useful_behind(at)).min(context.saturating_sub(at));
+        let mut outcome = self.outcomes.next(&self.draft_pool);
+        if steps == 0 || !sequence.draft.table.fork(at, at + steps, &mut outcome.kv.table) {
+            return self.outcomes.take_back(outcome);
+        }
+        let chunk = plan.chunks.len();
+        (outcome.at, outcome.token, outcome.kv.computed) = (at, token, at);
+        outcome.out = Some(DraftOut { end: at + 1, chunk });
+        self.draft_lane.admit(seq, || sequence.admission());
+        let rows = plan.tokens.len()..plan.tokens.len() + 1;
+        plan.tokens.push(token);
+        plan.chunks.push(DraftChunk {
+            seq,
+            epoch: sequence.epoch,
+            start: at,
+            rows,
+            steps,
+            stop: StopRule { acceptance: sequence.acceptance_table(&table), survival: 1.0, below: floor },
+            table: outcome.kv.table.append_ids(at + steps, &mut plan.blocks),
+            features: 0..0,
+            outcome: true,
+        });
+        sequence.outcomes.push(outcome);
+        self.totals.outcomes_drafted += 1;
+    }
+}
