@@ -202,6 +202,22 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_a_file_breaks_no_line_of_an_error() {
+        let (path, tensor) = (PathBuf::from("x"), "a\nerror: b\u{1b}[31m".to_owned());
+        let said = ModelError::UnexpectedTensor { path, tensor, hint: String::new() }.to_string();
+        assert!(!said.contains(['\n', '\u{1b}']), "{said}");
+    }
+
+    #[test]
+    fn a_config_without_bounds_is_not_read() {
+        let dir = Folder::of("large", &["config.json"]);
+        let file = fs::File::options().write(true).open(dir.path().join("config.json")).unwrap();
+        // A hole, which takes no room.
+        file.set_len((64 << 20) + 1).unwrap();
+        assert!(said(dir.path()).contains("more than 64 MiB"), "{}", said(dir.path()));
+    }
+
+    #[test]
     fn nobody_waits_for_a_pipe() {
         let dir = Folder::of("pipe", &[]);
         let pipe = |name: &str| {
