@@ -46,6 +46,18 @@ pub enum LoadError {
         /// What the model holds.
         limit: usize,
     },
+    /// The draft proposes a block that no pass has room for.
+    #[error(
+        "`scheduler.max_pass_rows` is {asked}, and the draft proposes by blocks of {rows} rows: it must be at least {least}"
+    )]
+    Block {
+        /// Rows of its block.
+        rows: usize,
+        /// What the config asks for.
+        asked: usize,
+        /// What it takes.
+        least: usize,
+    },
     /// Past outputs would take more memory than there is.
     #[error(
         "`speculation.suffix_memory` is {} for each of {replicas} replicas, and there are {} of memory: lower it",

@@ -27,6 +27,9 @@ use crate::error::LoadError;
 use crate::place_pair::{Placed, Staged, place, stage};
 use crate::shares::{beside_past_outputs, memory_of_pairs, of_past_outputs};
 
+/// Rows that a draft pass has beside a block at least: those of the two tokens that a round brings. In smaller passes it would never propose.
+const BESIDE_A_BLOCK: usize = 2;
+
 /// Long texts that are tokenized at once; the lanes need the cores too.
 const LONG_TEXTS_AT_ONCE: usize = 2;
 
@@ -87,6 +90,12 @@ pub(crate) fn bounds(
     let max_context = config.scheduler.max_context.unwrap_or(limit);
     if max_context > limit {
         return Err(LoadError::Context { asked: max_context, limit });
+    }
+    let asked = config.scheduler.max_pass_rows;
+    if let Some(rows) = draft.and_then(ModelConfig::block).map(|block| block.rows)
+        && asked < rows + BESIDE_A_BLOCK
+    {
+        return Err(LoadError::Block { rows, asked, least: rows + BESIDE_A_BLOCK });
     }
     Ok(EngineConfig {
         block_size: config.kv.block_size,

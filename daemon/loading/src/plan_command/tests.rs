@@ -40,6 +40,27 @@ fn on_the_cpu_a_plan_has_the_pools_and_weights_that_loading_gives() {
 }
 
 #[test]
+fn a_block_that_no_pass_has_room_for_is_refused() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/rustdoc");
+    let with = |rows: usize| {
+        let (target, draft) = (models.join("target"), models.join("dspark"));
+        let text = format!(
+            "model: {{target: '{}', draft: '{}'}}\ndevice: {{kind: cpu}}\nspeculation: {{policy: 'fixed:2'}}\n\
+             scheduler: {{max_running: 3, max_pass_rows: {rows}}}\n",
+            target.display(),
+            draft.display()
+        );
+        plan(&config(&text)).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(with(8), Ok(()));
+    let refused = with(7).unwrap_err();
+    assert!(
+        refused.contains("`scheduler.max_pass_rows` is 7") && refused.contains("at least 8"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn past_outputs_are_beside_everything_else_in_a_plan_and_in_what_is_loaded() {
     let text = |memory: &str| {
         format!(
