@@ -27,7 +27,7 @@ pub enum Event {
     Tune(Tuning),
     /// What passes cost was measured anew, of all partitions.
     Profiled(Vec<PartitionCosts>),
-    /// Past outputs are to be forgotten.
+    /// Past outputs are to be forgotten, and those under way not to be kept.
     ForgetOutputs,
     /// No device will come back: every sequence ends with `DeviceFailed`, and new ones are refused.
     DeviceGivenUp,

@@ -363,7 +363,7 @@ impl BlockTable {
             other.blocks.push(id);
         }
         other.blocks.extend((0..own).map_while(|_| state.take()));
-        if tokens % self.pool.block_size > 0 {
+        if !tokens.is_multiple_of(self.pool.block_size) {
             state.copies.push(BlockCopy { from: self.blocks[whole], to: other.blocks[whole] });
         }
         (other.registered, other.last_serial) = (self.registered.min(whole), self.last_serial);

@@ -178,7 +178,7 @@ impl Engine {
             Event::DeviceReady => self.device = Device::Up,
             Event::Tune(tuning) => self.tune(tuning),
             Event::Profiled(partitions) => self.profiled(partitions),
-            Event::ForgetOutputs => self.past.iter_mut().for_each(PastOutputs::clear),
+            Event::ForgetOutputs => self.forget_outputs(),
             Event::DeviceGivenUp => self.device_given_up(out),
         }
         self.advance(out);
@@ -374,6 +374,12 @@ impl Engine {
             self.ended_early += 1;
             self.finish(seq, FinishReason::Cancelled, out);
         }
+    }
+
+    /// Forgets past outputs, and keeps none of what is under way: who asks for that may mean what is being said.
+    fn forget_outputs(&mut self) {
+        self.past.iter_mut().for_each(PastOutputs::clear);
+        self.sequences.values_mut().for_each(Sequence::keep_nothing);
     }
 
     /// Drops a sequence. Its blocks are free at once, even under a plan that is out: each pool belongs to one lane,

@@ -8,7 +8,6 @@ use crate::api::{Command, Event, FinishReason};
 use crate::engine::Engine;
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
 use crate::request::SeqId;
-use crate::source::RoundPasses;
 use crate::usage::Usage;
 use crate::view::{EpochMove, LoadView};
 
@@ -321,7 +320,7 @@ impl Recorder {
 
     fn drafted(&mut self, ended: Duration, plan: &DraftPlan) {
         let Some(mut pass) = self.back(LaneKind::Draft, plan.step, ended, plan.outcome.took) else { return };
-        let one_pass = plan.passes == RoundPasses::One;
+        let one_pass = plan.passes.is_one();
         for (record, &count) in pass.chunks.iter_mut().zip(&plan.outcome.counts) {
             record.proposals = count;
             pass.proposals += count;

@@ -184,6 +184,8 @@ pub(crate) struct Sequence {
     pub(crate) cacheable: bool,
     /// Has it ever been admitted?
     pub(crate) admitted: bool,
+    /// Past outputs were to be forgotten since it came.
+    keeps_nothing: bool,
     handling: Handling,
     submitted: Duration,
     first_token: Option<Duration>,
@@ -268,6 +270,7 @@ impl Sequence {
             device_losses: 0,
             cacheable: !request.whole_prompt,
             admitted: false,
+            keeps_nothing: false,
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
             k_max: 0,
@@ -329,10 +332,17 @@ impl Sequence {
         (self.handling.owner, self.handling.salt)
     }
 
-    /// Keeps its output, to be proposed from.
+    /// Keeps its output, to be proposed from, unless outputs were to be forgotten since it came.
     pub(crate) fn keep_in(&self, past: &mut PastOutputs) {
-        let (prompt, output) = self.tokens.split_at(self.usage.prompt_tokens);
-        past.keep(self.owner(), prompt, output);
+        if !self.keeps_nothing {
+            let (prompt, output) = self.tokens.split_at(self.usage.prompt_tokens);
+            past.keep(self.owner(), prompt, output);
+        }
+    }
+
+    /// Its output is not to be kept.
+    pub(crate) fn keep_nothing(&mut self) {
+        self.keeps_nothing = true;
     }
 
     /// Whose cached prefixes it shares.

@@ -75,6 +75,13 @@ pub struct SourceNeeds {
     pub block: Option<ProposedBlock>,
 }
 
+impl RoundPasses {
+    /// All proposals of a round come from one pass.
+    pub fn is_one(self) -> bool {
+        self == RoundPasses::One
+    }
+}
+
 impl SourceNeeds {
     /// Most proposals of a round.
     pub fn most_proposals(&self) -> usize {

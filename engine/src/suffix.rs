@@ -81,7 +81,7 @@ impl PastOutputs {
         (most > 0).then(|| PastOutputs {
             tokens: vec![0; tokens].into(),
             back: RUNS.map(|_| vec![0; tokens].into()),
-            heads: RUNS.map(|_| vec![0; tokens / TOKENS_PER_HEAD].into()),
+            heads: fresh_heads(tokens),
             outputs: VecDeque::with_capacity(most),
             most,
             end: 1,
@@ -97,11 +97,12 @@ impl PastOutputs {
         }
     }
 
-    /// Forgets everything.
+    /// Forgets everything. What was never written is not touched: it takes no memory yet, and writing it would take seconds.
     pub(crate) fn clear(&mut self) {
         self.outputs.clear();
-        self.tokens.fill(0);
-        self.heads.iter_mut().for_each(|heads| heads.fill(0));
+        let written = usize::try_from(self.end).map_or(self.tokens.len(), |end| end.min(self.tokens.len()));
+        self.tokens[..written].fill(0);
+        self.heads = fresh_heads(self.tokens.len());
     }
 
     /// Keeps an output behind its prompt; of one that is longer than all the room its beginning.
@@ -215,6 +216,11 @@ impl PastOutputs {
     }
 }
 
+/// Tables of chains, all of them empty, for a ring of so many tokens.
+fn fresh_heads(tokens: usize) -> [Box<[Place]>; RUNS.len()] {
+    RUNS.map(|_| vec![0; tokens / TOKENS_PER_HEAD].into())
+}
+
 fn hash(owner: Owner, tokens: impl Iterator<Item = TokenId>) -> u64 {
     let halves = [owner.0, owner.1].into_iter().flat_map(|half| [half as u64, (half >> 64) as u64]);
     halves.chain(tokens.map(u64::from)).fold(0, |hash: u64, word| {
@@ -259,6 +265,16 @@ mod tests {
         let mut past = PastOutputs::new(1 << 16).expect("room");
         outputs.iter().for_each(|output| past.keep(ANA, &[100, 101, 102], output));
         past
+    }
+
+    #[test]
+    fn what_is_forgotten_is_gone_and_what_comes_later_is_kept() {
+        let mut past = kept(&[&[1, 2, 3, 4]]);
+        assert_eq!(offered(&past, ANA, &[1, 2, 3]), [4]);
+        past.clear();
+        assert!(offered(&past, ANA, &[1, 2, 3]).is_empty() && past.tokens.iter().all(|token| *token == 0));
+        past.keep(ANA, &[100, 101, 102], &[1, 2, 3, 5]);
+        assert_eq!(offered(&past, ANA, &[1, 2, 3]), [5]);
     }
 
     #[test]

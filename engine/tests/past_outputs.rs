@@ -95,12 +95,21 @@ fn what_is_forgotten_is_not_proposed() {
         Simulation::new(keeping(1 << 16), device(&keeping(1 << 16), 0.5)).expect("a sound config");
     simulation.run_seen(happenings, |_, engine, _| kept.push(engine.view().suffix.outputs));
     assert_eq!(kept.last(), Some(&2));
-    // A cancelled sequence leaves what it has; an engine that is told to forget has nothing.
+    // A cancelled sequence leaves what it has; an engine that is told to forget has nothing, also not of what was under way.
     let mut commands: Vec<Command> = Vec::new();
-    let going_on = Request { output: [1, 2, 3, 4, 5].into(), ..request(1, vec![3; 10], TOKENS) };
-    for (event, outputs) in
-        [(Event::Submit(going_on), 0), (Event::Cancel(SeqId(1)), 1), (Event::ForgetOutputs, 0)]
-    {
+    let going_on = |seq| {
+        let output = [1, 2, 3, 4, 5].into();
+        Event::Submit(Request { output, ..request(seq, vec![3; 10], TOKENS) })
+    };
+    for (event, outputs) in [
+        (going_on(1), 0),
+        (Event::Cancel(SeqId(1)), 1),
+        (going_on(2), 1),
+        (Event::ForgetOutputs, 0),
+        (going_on(3), 0),
+        (Event::Cancel(SeqId(2)), 0),
+        (Event::Cancel(SeqId(3)), 1),
+    ] {
         engine.handle(Duration::ZERO, event, &mut commands);
         assert_eq!(engine.view().suffix.outputs, outputs);
     }

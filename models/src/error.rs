@@ -77,7 +77,10 @@ pub enum ModelError {
         dtype: String,
     },
     /// The checkpoint has a tensor that config.json gives no place.
-    #[error("{}: tensor `{tensor}` has no place in the model that config.json describes{hint}", path.display())]
+    #[error(
+        "{}: tensor `{}` has no place in the model that config.json describes{hint}",
+        path.display(), tensor.escape_debug()
+    )]
     UnexpectedTensor {
         /// The safetensors file.
         path: PathBuf,

@@ -61,6 +61,18 @@ fn past_outputs_are_proposed_to_their_own_key_and_salt_until_they_are_forgotten(
 }
 
 #[test]
+fn forgetting_touches_no_memory_that_nothing_was_kept_in() {
+    let server = Server::start(
+        "admin: {socket: admin.sock}\nmodel: {draft: none}\nspeculation: {suffix_memory: 1GiB}\nlog: {level: warn}\n",
+    );
+    let before = server.resident_bytes();
+    let (code, told) = server.ctl(&["forget"]);
+    assert_eq!(code, Some(0), "{told}");
+    let more = server.resident_bytes().saturating_sub(before);
+    assert!(more < 100 << 20, "{more} bytes more");
+}
+
+#[test]
 fn without_memory_for_them_the_mode_is_refused() {
     let server = Server::start("log: {level: warn}\n");
     let body = json!({"prompt": "x", "max_tokens": 2, "speculation": {"mode": "suffix"}});

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use faser_engine::{EngineConfig, RoundPasses};
+use faser_engine::EngineConfig;
 use faser_kernels::Dtype;
 use faser_models::{Model, ModelConfig, Shard};
 
@@ -59,7 +59,7 @@ impl PassLimits {
     pub fn of(engine: &EngineConfig) -> PassLimits {
         let k = engine.speculation.room;
         let rows = engine.max_pass_rows;
-        let drawn = if engine.draft.needs().passes == RoundPasses::One { k.max(1) } else { 1 };
+        let drawn = if engine.draft.needs().passes.is_one() { k.max(1) } else { 1 };
         PassLimits {
             rows,
             draft_logit_rows: engine.draft_chunks().saturating_mul(drawn).min(rows),

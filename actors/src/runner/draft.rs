@@ -5,9 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use faser_engine::{
-    Alternatives, BlockId, Candidates, DraftChunk, DraftPlan, Drafted, K_LIMIT, RoundPasses, TokenId,
-};
+use faser_engine::{Alternatives, BlockId, Candidates, DraftChunk, DraftPlan, Drafted, K_LIMIT, TokenId};
 use faser_models::{BlockSpec, ForcedToken};
 
 use super::backend::{Begins, Draw, LaneBackend, PassOutputs, PassRows, Piece};
@@ -68,7 +66,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.backend.copy_blocks(&plan.copies);
         self.backend.update(&mut self.sequences, &plan.retire, &plan.admit, &requests);
         self.cancelled.begin();
-        let stepwise = plan.passes != RoundPasses::One;
+        let stepwise = !plan.passes.is_one();
         let alone = stepwise && !plan.chunks.is_empty() && !self.asks_the_host(&plan);
         let drafted = alone
             .then(|| self.backend.draft(&plan, &mut self.sequences, &mut self.cancelled))
@@ -93,8 +91,8 @@ impl<B: LaneBackend> DraftRunner<B> {
     /// A pass for the first proposals, and one more for each after it: the host has a look at what is drawn.
     fn step_by_step(&mut self, plan: &DraftPlan) -> Vec<Vec<Drafted>> {
         self.masks.begin(plan.chunks.len(), &mut self.sequences);
-        let mask = self.backend.mask_token().filter(|_| plan.passes == RoundPasses::One);
-        assert!(plan.passes != RoundPasses::One || mask.is_some(), "the draft model has no mask token");
+        let mask = self.backend.mask_token().filter(|_| plan.passes.is_one());
+        assert!(!plan.passes.is_one() || mask.is_some(), "the draft model has no mask token");
         let unknown = mask.map_or_else(Vec::new, |mask| vec![mask; K_LIMIT]);
         let mut job = Drafting::new(plan, &unknown);
         self.catch_up(&mut job);

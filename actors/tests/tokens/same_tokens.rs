@@ -353,7 +353,7 @@ fn in_a_batch(
     let drafted = totals.draft_tokens - totals.prompt_lookup_tokens - totals.suffix_tokens;
     let drafted_accepted =
         totals.accepted_tokens - totals.prompt_lookup_accepted_tokens - totals.suffix_accepted_tokens;
-    if needs.passes == RoundPasses::One && !needs.hidden_states {
+    if needs.passes.is_one() && !needs.hidden_states {
         tally.one_pass += drafted;
         tally.one_pass_accepted += drafted_accepted;
     }

@@ -9,6 +9,9 @@ use crate::fields::{Fault, FieldError, Fields, wrong_type, wrong_value};
 /// What a list may name beside a draft model: its word, which is also its key in `speculation`, and the switch.
 const OTHERS: [(&str, Switch); 1] = [("lookup", |tuning| &mut tuning.mechanisms.lookup)];
 
+/// What requests call past outputs (`speculation.mode`): a source that needs a size, which no word of a list says.
+const PAST_OUTPUTS: &str = "suffix";
+
 type Switch = fn(&mut Tuning) -> &mut bool;
 
 /// A draft model's keys, and which other sources a list names.
@@ -39,6 +42,11 @@ impl<'v> DraftKey<'v> {
                 }
                 others.push(word);
                 continue;
+            }
+            if item.as_str() == Some(PAST_OUTPUTS) {
+                let problem = "names past outputs, whose size switches them on: leave the word out, and give \
+                               `speculation.suffix_memory` (of a folder of that name write `./suffix`)";
+                return Err(FieldError::new(&path, Fault::Value, problem));
             }
             let one = DraftKey::one(&path, item)?;
             match (&draft, one.name) {

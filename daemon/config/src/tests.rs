@@ -185,6 +185,10 @@ fn a_draft_is_named_alone_with_keys_or_in_a_list() {
         ("model: {draft: {path: demo, dtype: fp8}}", "`model.draft.dtype` must be one of"),
         ("model: {target: a, draft: [b, lookup, {path: c}]}", "`model.draft[2]` names a second draft model"),
         ("model: {draft: [demo, none]}", "`model.draft[1]` names `none` beside a draft model"),
+        (
+            "model: {draft: [demo, suffix]}",
+            "`model.draft[1]` names past outputs, whose size switches them on: leave the word out, and give `speculation.suffix_memory`",
+        ),
         ("model: {draft: [lookup, lookup]}", "`model.draft[1]` names `lookup` a second time"),
         (
             "model: {draft_dtype: bf16, draft: {path: demo, dtype: int8}}",

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use faser_actors::{ServiceError, SubmitError};
 use faser_config::ConfigError;
+use faser_config::sizes::written;
 use faser_engine::EngineError;
 use faser_models::ModelError;
 use faser_openai::text_sequence::SequenceError;
@@ -44,6 +45,31 @@ pub enum LoadError {
         asked: usize,
         /// What the model holds.
         limit: usize,
+    },
+    /// The draft proposes a block that no pass has room for.
+    #[error(
+        "`scheduler.max_pass_rows` is {asked}, and the draft proposes by blocks of {rows} rows: it must be at least {least}"
+    )]
+    Block {
+        /// Rows of its block.
+        rows: usize,
+        /// What the config asks for.
+        asked: usize,
+        /// What it takes.
+        least: usize,
+    },
+    /// Past outputs would take more memory than there is.
+    #[error(
+        "`speculation.suffix_memory` is {} for each of {replicas} replicas, and there are {} of memory: lower it",
+        written(*each_bytes), written(*memory_bytes)
+    )]
+    PastOutputs {
+        /// What the config asks for.
+        each_bytes: u64,
+        /// How many keep so much.
+        replicas: usize,
+        /// What the host has.
+        memory_bytes: u64,
     },
     /// This alias is the name that the pair has anyway.
     #[error("`model.aliases` names `{0}`, which the model is called already: leave it out")]

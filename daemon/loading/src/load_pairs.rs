@@ -25,7 +25,10 @@ use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft};
 use crate::costs::{CostSource, LearnedFile, tables};
 use crate::error::LoadError;
 use crate::place_pair::{Placed, Staged, place, stage};
-use crate::shares::memory_of_pairs;
+use crate::shares::{beside_past_outputs, memory_of_pairs, of_past_outputs};
+
+/// Rows that a draft pass has beside a block at least: those of the two tokens that a round brings. In smaller passes it would never propose.
+const BESIDE_A_BLOCK: usize = 2;
 
 /// Long texts that are tokenized at once; the lanes need the cores too.
 const LONG_TEXTS_AT_ONCE: usize = 2;
@@ -87,6 +90,12 @@ pub(crate) fn bounds(
     let max_context = config.scheduler.max_context.unwrap_or(limit);
     if max_context > limit {
         return Err(LoadError::Context { asked: max_context, limit });
+    }
+    let asked = config.scheduler.max_pass_rows;
+    if let Some(rows) = draft.and_then(ModelConfig::block).map(|block| block.rows)
+        && asked < rows + BESIDE_A_BLOCK
+    {
+        return Err(LoadError::Block { rows, asked, least: rows + BESIDE_A_BLOCK });
     }
     Ok(EngineConfig {
         block_size: config.kv.block_size,
@@ -187,6 +196,7 @@ fn named<T>(
 fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun<'c>, LoadError> {
     refuse_plans_only(config)?;
     let chosen = choose(config)?;
+    beside_past_outputs(config, host.memory_bytes)?;
     let on_gpu = matches!(chosen, Chosen::Gpus(_));
     let pair = pair(config, on_gpu)?;
     let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
@@ -199,6 +209,8 @@ fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded,
     let Begun { config, pair, bounds, staged } = begun;
     let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
     notes.extend(shorter_draft(&bounds));
+    notes.extend(of_past_outputs(config));
+    let host = CpuDevice { memory_bytes: beside_past_outputs(config, host.memory_bytes)?, ..host };
     let drafts = draft.clone();
     let name = config.model.name.clone().unwrap_or(name);
     if config.model.aliases.contains(&name) {

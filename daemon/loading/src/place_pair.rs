@@ -15,7 +15,7 @@ use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, P
 use crate::config_pair::{OnHost, Watch, Weights};
 use crate::costs;
 use crate::error::LoadError;
-use crate::shares::{Need, shares};
+use crate::shares::{Need, past_outputs_bytes, shares};
 
 /// A pair in its place.
 pub(crate) struct Placed {
@@ -75,7 +75,7 @@ impl Staged {
     pub(crate) fn need(&self, config: &Config) -> Need {
         match self {
             Staged::Cpu(pair) => pair.need(config),
-            Staged::Gpus(_) => Need { fixed_bytes: 0, kv_bytes: Some(0) },
+            Staged::Gpus(_) => Need { fixed_bytes: past_outputs_bytes(config), kv_bytes: Some(0) },
         }
     }
 }
@@ -157,7 +157,8 @@ impl OnCpu {
         let replicas = config.device.replicas as u64;
         let workspace_bytes: u64 = self.footprints().map(|model| model.workspace_bytes).sum();
         Need {
-            fixed_bytes: self.weight_bytes() + replicas * workspace_bytes,
+            fixed_bytes: (self.weight_bytes() + replicas * workspace_bytes)
+                .saturating_add(past_outputs_bytes(config)),
             kv_bytes: config.kv.memory_bytes.map(|kv_bytes| kv_bytes.saturating_mul(replicas)),
         }
     }

@@ -12,8 +12,8 @@ use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaFeaturePages, CudaModel};
 use faser_models::{Features, ModelConfig, Scratch, Shard, fitted};
 use faser_topology::{
-    DeviceId, DeviceLoad, Divisible, Joined, KvRequest, Lanes, LinkKind, Plan, PlanDevices, PlanModel,
-    PlanRefusal, PlanRequest, Rank, Replica, Share, ShareBytes, Topology, plan as planned,
+    CpuDevice, DeviceId, DeviceLoad, Divisible, Joined, KvRequest, Lanes, LinkKind, Plan, PlanDevices,
+    PlanModel, PlanRefusal, PlanRequest, Rank, Replica, Share, ShareBytes, Topology, plan as planned,
 };
 use serde::Serialize;
 
@@ -21,6 +21,7 @@ use crate::config_pair::target_config;
 use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
 use crate::locate;
+use crate::shares::{beside_past_outputs, of_past_outputs};
 
 #[cfg(test)]
 mod tests;
@@ -135,6 +136,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
     let draft_held = draft_dtype(config, of_draft, on_gpu);
     notes.extend(held_apart(config, draft_held));
+    notes.extend(of_past_outputs(config));
     let held = draft_held.to_string();
     draft_bytes = |share: &_, dtype: &_| match &draft {
         // What is held apart stays as it is where the target is held in less.
@@ -170,8 +172,14 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
             .zip(draft.as_ref())
             .map(|(model, draft)| draft.facts(&model, &held, request.draft_ranks)),
     );
-    let (plan, refusal) = match planned(&topology, &request) {
-        Ok(plan) => (Some(plan), None),
+    let memory_bytes = beside_past_outputs(config, topology.host.memory_bytes)?;
+    let left = CpuDevice { memory_bytes, ..topology.host.clone() };
+    let (plan, refusal) = match planned(&Topology { host: left, ..topology.clone() }, &request) {
+        Ok(mut plan) => {
+            let hosts = plan.devices.iter_mut().filter(|load| load.device == DeviceId::Cpu);
+            hosts.for_each(|load| load.memory_bytes = topology.host.memory_bytes);
+            (Some(plan), None)
+        }
         Err(PlanRefusal { problem, would_fit }) => {
             (None, Some(Refusal { problem: problem.to_string(), would_fit }))
         }

@@ -1,6 +1,10 @@
 //! What each replica, and each pair, has of a host.
 
+use faser_config::Config;
+use faser_config::sizes::written;
 use faser_topology::{CpuDevice, TopologyError};
+
+use crate::error::LoadError;
 
 /// The host in as many parts as there are replicas: as many cores each, node by node, and the same share of the memory that one copy of the
 /// weights leaves, beside those. `threads` are for all together (default: every core). With fewer cores than replicas some share one.
@@ -48,10 +52,35 @@ pub(crate) fn shares(
     Ok((0..replicas).map(share).collect())
 }
 
+/// What is left of a host's memory beside past outputs, which each replica keeps for itself.
+///
+/// # Errors
+/// They alone take more.
+pub(crate) fn beside_past_outputs(config: &Config, memory_bytes: u64) -> Result<u64, LoadError> {
+    let (each_bytes, replicas) = (config.suffix_bytes, config.device.replicas);
+    let left_bytes = memory_bytes.checked_sub(past_outputs_bytes(config));
+    left_bytes.ok_or(LoadError::PastOutputs { each_bytes, replicas, memory_bytes })
+}
+
+/// Bytes of past outputs, of all replicas.
+pub(crate) fn past_outputs_bytes(config: &Config) -> u64 {
+    config.suffix_bytes.saturating_mul(config.device.replicas as u64)
+}
+
+/// What is to be said of the memory that past outputs take, if any are kept.
+pub(crate) fn of_past_outputs(config: &Config) -> Option<String> {
+    let taken = || {
+        let (all, replicas) = (written(past_outputs_bytes(config)), config.device.replicas);
+        let each = if replicas > 1 { format!(", {replicas} replicas") } else { String::new() };
+        format!("past outputs take {all} of the host's memory (`speculation.suffix_memory`{each})")
+    };
+    (config.suffix_bytes > 0).then(taken)
+}
+
 /// What a pair takes of a host's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Need {
-    /// Weights and workspaces.
+    /// Weights, workspaces and past outputs.
     pub(crate) fixed_bytes: u64,
     /// KV, as far as the config says how much.
     pub(crate) kv_bytes: Option<u64>,

@@ -4,7 +4,6 @@ use super::random::normal;
 use super::roofline::{Load, Roofline, Work};
 use crate::cost::{PartitionCosts, Reach};
 use crate::plan::{DraftChunk, DraftPlan, VerifyPlan};
-use crate::source::RoundPasses;
 
 /// Where a simulated device's times come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +71,7 @@ impl DeviceCosts {
             let chunks = plan.chunks.iter().zip(&plan.outcome.counts).enumerate();
             chunks.filter(|(place, _)| wanted(*place)).map(|(_, chunk)| chunk).filter(begun)
         };
-        let masked = plan.passes == RoundPasses::One;
+        let masked = plan.passes.is_one();
         let masks = |chunk: &DraftChunk| if masked { plan.rows_behind(chunk.steps) } else { 0 };
         let mut first = Load::default();
         chunks().for_each(|(chunk, _)| first.add(chunk.start, chunk.rows.len() + masks(chunk)));

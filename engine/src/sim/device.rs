@@ -12,7 +12,6 @@ use super::random::{mix, uniform};
 use super::roofline::Work;
 use crate::plan::{CANDIDATES, Candidates, DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::request::{SeqId, TokenId};
-use crate::source::RoundPasses;
 
 /// The simulated device.
 #[derive(Clone, Debug)]
@@ -124,7 +123,7 @@ impl SimDevice {
             }
             let before = plan.outcome.proposals.len();
             let mut survival = chunk.stop.survival;
-            let masked = plan.passes == RoundPasses::One;
+            let masked = plan.passes.is_one();
             for step in 0..chunk.steps {
                 let place = if masked { step } else { 0 };
                 let (token, confidence) = self.draft_token(chunk.seq, &prefix, self.fade.powi(place as i32));

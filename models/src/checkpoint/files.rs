@@ -28,11 +28,11 @@ impl Files {
         let (paths, catalogue) = find(dir)?;
         let mut mapped = Vec::with_capacity(paths.len());
         for path in paths {
+            check_pointer(&path)?;
             let file = MappedFile::open(&path).map_err(|error| match path == catalogue {
                 true => ModelError::read(&path, error),
                 false => missing_shard(&path, &error),
             })?;
-            check_pointer(&path)?;
             mapped.push((path, file));
         }
         Ok(Files { mapped, catalogue })

@@ -67,8 +67,12 @@ fn of_gguf(what: &str) -> String {
     )
 }
 
-/// What is wrong with a small file that was to be a large one: it only says where that is kept.
+/// What is wrong with a small file that was to be a large one: it only says where that is kept. And with what is no file at all, such as a pipe, on
+/// which whoever opens it would wait.
 pub(crate) fn check_pointer(path: &Path) -> Result<(), ModelError> {
+    if path.exists() && !path.is_file() && !path.is_dir() {
+        return Err(ModelError::format(path, &"it is not a regular file"));
+    }
     if !begins(path, LFS_POINTER) {
         return Ok(());
     }
@@ -195,5 +199,38 @@ mod tests {
         assert!(check_pointer(&path).unwrap_err().to_string().contains("git lfs pull"));
         fs::write(&path, "ver").unwrap();
         check_pointer(&path).unwrap();
+    }
+
+    #[test]
+    fn a_name_of_a_file_breaks_no_line_of_an_error() {
+        let (path, tensor) = (PathBuf::from("x"), "a\nerror: b\u{1b}[31m".to_owned());
+        let said = ModelError::UnexpectedTensor { path, tensor, hint: String::new() }.to_string();
+        assert!(!said.contains(['\n', '\u{1b}']), "{said}");
+    }
+
+    #[test]
+    fn a_config_without_bounds_is_not_read() {
+        let dir = Folder::of("large", &["config.json"]);
+        let file = fs::File::options().write(true).open(dir.path().join("config.json")).unwrap();
+        // A hole, which takes no room.
+        file.set_len((64 << 20) + 1).unwrap();
+        assert!(said(dir.path()).contains("more than 64 MiB"), "{}", said(dir.path()));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_pipe() {
+        let dir = Folder::of("pipe", &[]);
+        let pipe = |name: &str| {
+            let made = std::process::Command::new("mkfifo").arg(dir.path().join(name)).status();
+            assert!(made.unwrap().success());
+        };
+        pipe("config.json");
+        assert!(said(dir.path()).contains("not a regular file"));
+        fs::remove_file(dir.path().join("config.json")).unwrap();
+        // Heads are told from models by their tensors.
+        fs::write(dir.path().join("config.json"), "{}").unwrap();
+        pipe("model.safetensors");
+        let said = said(dir.path());
+        assert!(said.contains("model.safetensors") && said.contains("not a regular file"), "{said}");
     }
 }

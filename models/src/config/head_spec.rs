@@ -370,8 +370,8 @@ fn block_spec(keys: &Keys, dspark: bool, has: &dyn Fn(&str) -> bool) -> Result<B
     };
     let spec = BlockSpec {
         rows,
-        from_anchor: keys.flag("sample_from_anchor", dspark || markov.is_some())?,
-        causal: keys.flag("is_causal", flag("causal", false)?)?,
+        from_anchor: flag("sample_from_anchor", dspark || markov.is_some())?,
+        causal: flag("is_causal", flag("causal", false)?)?,
         markov,
         confidence,
     };

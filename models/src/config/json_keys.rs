@@ -12,6 +12,9 @@ pub(super) const MAX_LAYERS: usize = 1 << 12;
 pub(super) const MAX_VOCAB: usize = 1 << 24;
 pub(super) const MAX_CONTEXT: usize = 1 << 24;
 
+/// Bytes of a file that is read whole; the largest indices of checkpoints have a tenth of it.
+const MOST_BYTES: u64 = 64 << 20;
+
 /// An object of a JSON file, with the names needed to complain about it.
 pub(crate) struct Keys {
     path: PathBuf,
@@ -27,6 +30,12 @@ impl Keys {
             return Err(ModelError::read(
                 path,
                 std::io::Error::new(std::io::ErrorKind::InvalidInput, problem),
+            ));
+        }
+        if std::fs::metadata(path).is_ok_and(|file| file.len() > MOST_BYTES) {
+            return Err(ModelError::format(
+                path,
+                &"it has more than 64 MiB, and is read whole: it is damaged",
             ));
         }
         let text = std::fs::read_to_string(path).map_err(|e| ModelError::read(path, e))?;

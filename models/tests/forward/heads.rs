@@ -395,6 +395,11 @@ fn a_block_is_as_its_config_says() {
     assert!(block("dflash", json!({"dflash_config": nested})).causal);
     let both = json!({"dflash_config": nested, "is_causal": false});
     assert!(!block("dflash", both).causal, "is_causal counts first");
+    let all = json!({
+        "mask_token_id": 0, "target_layer_ids": [1, 3, 5], "is_causal": true, "sample_from_anchor": true,
+    });
+    let all = block("dflash", json!({"dflash_config": all}));
+    assert_eq!((all.causal, all.proposals()), (true, 5), "what SpecForge writes there counts");
     assert_eq!(block("dflash-speculators", json!({})).proposals(), 3);
     let dspark = block("dspark-rnn", json!({}));
     assert_eq!((dspark.rows, dspark.proposals()), (4, 4));

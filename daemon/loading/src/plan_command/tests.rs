@@ -40,6 +40,54 @@ fn on_the_cpu_a_plan_has_the_pools_and_weights_that_loading_gives() {
 }
 
 #[test]
+fn a_block_that_no_pass_has_room_for_is_refused() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/rustdoc");
+    let with = |rows: usize| {
+        let (target, draft) = (models.join("target"), models.join("dspark"));
+        let text = format!(
+            "model: {{target: '{}', draft: '{}'}}\ndevice: {{kind: cpu}}\nspeculation: {{policy: 'fixed:2'}}\n\
+             scheduler: {{max_running: 3, max_pass_rows: {rows}}}\n",
+            target.display(),
+            draft.display()
+        );
+        plan(&config(&text)).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(with(8), Ok(()));
+    let refused = with(7).unwrap_err();
+    assert!(
+        refused.contains("`scheduler.max_pass_rows` is 7") && refused.contains("at least 8"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn past_outputs_are_beside_everything_else_in_a_plan_and_in_what_is_loaded() {
+    let text = |memory: &str| {
+        format!(
+            "model: {{synthetic: {{preset: tiny}}}}\ndevice: {{kind: cpu, replicas: 2, threads: 2}}\n\
+             speculation: {{policy: 'fixed:2', suffix_memory: {memory}}}\nkv: {{memory: 1MiB}}\n\
+             scheduler: {{max_running: 3, max_context: 100}}\n\
+             topology: {{host: {{cores: 2, memory: 1GiB}}}}\n"
+        )
+    };
+    let told = |report: &PlanReport| report.notes.iter().any(|note| note.contains("past outputs take"));
+    let (none, some) = (planned(&text("null")), planned(&text("128MiB")));
+    assert!(!told(&none) && told(&some), "{:?}", some.notes);
+    // Of each replica, and of the host as it was written nothing is missing.
+    assert_eq!(none.topology, some.topology);
+    let on_host = |report: &PlanReport| report.plan.as_ref().unwrap().devices[0].clone();
+    let (without, with) = (on_host(&none), on_host(&some));
+    assert_eq!(without.budget_bytes - with.budget_bytes, 2 * (128 << 20));
+    assert_eq!((without.memory_bytes, without.kv_bytes), (with.memory_bytes, with.kv_bytes));
+    let refused = plan(&config(&text("513MiB"))).unwrap_err().to_string();
+    assert!(refused.contains("`speculation.suffix_memory` is 513MiB for each of 2 replicas"), "{refused}");
+    let here = text("64GiB").replace("replicas: 2", "replicas: 64");
+    let here = here.split("topology").next().unwrap();
+    let refused = load(&config(here), &mut |_, _| {}).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("`speculation.suffix_memory`"), "{refused}");
+}
+
+#[test]
 fn a_head_takes_what_loading_gives_it_and_goes_where_it_can() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/rustdoc");
     let text = |target: &str, draft: &str, device: &str| {
