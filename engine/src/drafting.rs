@@ -15,6 +15,10 @@ use crate::survival::{AcceptanceTable, Source};
 const STEPS_AHEAD: usize = 1;
 /// Rows that such a plan may catch up with, for the same reason.
 const ROWS_AHEAD: usize = 64;
+/// Draft plans of a round that may be as long as a plan can be, at most.
+const MOST_LONG_PLANS: usize = 8;
+/// Share of displaced rows up to which a round may have more than one: where more prompts wait, those come first.
+const MOST_DISPLACED: f64 = 0.2;
 /// Rows of one sequence that nobody minds: what a round commits, and a step.
 const SHORT: usize = 2 * K_LIMIT;
 
@@ -173,8 +177,8 @@ impl Engine {
         }
     }
 
-    /// Rows for sequences with far to catch up, if others that decode wait for it.
-    fn long_rows(&self, running: &[SeqId]) -> Option<usize> {
+    /// Rows for sequences with far to catch up, at most so many, if others that decode wait for it.
+    fn long_rows(&self, running: &[SeqId], most: usize) -> Option<usize> {
         let (mut decoding, mut prefill, mut awaited) = (0, 0, false);
         for sequence in running.iter().filter_map(|seq| self.sequences.get(seq)) {
             match sequence.decoding() {
@@ -185,7 +189,6 @@ impl Engine {
         }
         let prefill = prefill.min(self.prefill_limit(decoding));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
-        let most = self.config.max_pass_rows;
         (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, awaited, most))
     }
 
@@ -197,8 +200,30 @@ impl Engine {
 
     /// Does the round want proposals that are not there?
     pub(crate) fn wants_drafts(&self) -> bool {
-        let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
-        sequences.into_iter().any(|s| s.wanted.min(s.useful_proposals()) > s.proposals.len())
+        let mut sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        sequences.any(Sequence::wants_drafts)
+    }
+
+    /// Rows of a plan that only catches up, in front of the round's drafts: where sequences that want proposals are so far behind that all their
+    /// rows are more than a plan takes, but not more than the time of a round allows. Else they would catch up over as many rounds as that is
+    /// plans, and decode without proposals meanwhile.
+    fn rows_ahead_of_drafts(&self) -> usize {
+        if !matches!(self.planner.policy().lengths(self.running.len()), Lengths::Goodput) {
+            return 0;
+        }
+        let (mut long, mut all) = (0, 0);
+        for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
+            if sequence.wants_drafts() && self.draft_room(sequence) > 0 {
+                long += self.long_way(sequence);
+                all += sequence.known().saturating_sub(sequence.draft.computed) + sequence.wanted;
+            }
+        }
+        let most = self.config.max_pass_rows;
+        if long == 0 || all <= most || self.planner.displaced().share > MOST_DISPLACED {
+            return 0;
+        }
+        let within = self.long_rows(&self.running, MOST_LONG_PLANS * most).unwrap_or(usize::MAX);
+        if within > most { long.min(most).min(within.saturating_sub(self.caught_up)) } else { 0 }
     }
 
     /// The next draft plan, or none if nobody has anything to draft.
@@ -206,17 +231,37 @@ impl Engine {
         if !self.config.draft.drafts() || !self.planner.policy().traits().drafts {
             return None;
         }
+        if execution == Execution::Serial {
+            let rows = self.rows_ahead_of_drafts();
+            if rows > 0
+                && let Some(plan) = self.plan_drafts(execution, Some(rows))
+            {
+                self.caught_up += plan.tokens.len();
+                return Some(plan);
+            }
+        }
+        let plan = self.plan_drafts(execution, None);
+        self.caught_up = 0;
+        plan
+    }
+
+    /// The plan of those that draft, or one that only catches up, by so many rows.
+    fn plan_drafts(&mut self, execution: Execution, only_catches_up: Option<usize>) -> Option<DraftPlan> {
         let wish = Wish {
             execution,
             break_even_survival: self.planner.break_even_survival(),
             weighs: self.planner.policy().traits().predicts,
             table: self.calibrations[Source::Draft].table(),
+            only_catches_up: only_catches_up.is_some(),
         };
         let mut plan = std::mem::take(&mut self.spent.0);
         plan.clear();
         let running = std::mem::take(&mut self.running);
         let mut rows_left = wish.rows(self.config.max_pass_rows);
-        let mut long_rows_left = self.long_rows(&running).unwrap_or(rows_left);
+        let long_rows = || self.long_rows(&running, MOST_LONG_PLANS * self.config.max_pass_rows);
+        let mut long_rows_left = only_catches_up
+            .or_else(|| Some(long_rows()?.saturating_sub(self.caught_up)))
+            .map_or(rows_left, |rows| rows.min(rows_left));
         // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
         // waits for no draft. A fixed length is wanted by everybody in any case, unless it is 0. Who begins with the target's hidden states waits for
         // those.
@@ -261,8 +306,9 @@ impl Engine {
             return;
         }
         let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
-        let k = wish.steps(sequence, weight).min(room);
-        if k == 0 && sequence.decoding() {
+        let k = if wish.only_catches_up { 0 } else { wish.steps(sequence, weight).min(room) };
+        let catches_up = wish.only_catches_up && sequence.wants_drafts() && self.long_way(sequence) > 0;
+        if k == 0 && sequence.decoding() && !catches_up {
             return;
         }
         let needs = self.config.draft.needs();
@@ -285,7 +331,7 @@ impl Engine {
         let steps = if rows == missing { k.min(most) } else { 0 };
         let behind = needs.rows_behind(steps);
         let covered = start + rows + behind;
-        if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
+        if rows == 0 || !self.make_draft_room(seq, covered, steps > 0 || catches_up) {
             return;
         }
         *rows_left -= rows + if masked { behind } else { 0 };
@@ -379,6 +425,8 @@ struct Wish {
     break_even_survival: f32,
     /// Tokens count by what their sequence's latency targets make of them.
     weighs: bool,
+    /// It is of sequences that are far behind, and drafts nothing.
+    only_catches_up: bool,
     table: AcceptanceTable,
 }
 

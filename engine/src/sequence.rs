@@ -321,6 +321,11 @@ impl Sequence {
         }
     }
 
+    /// Does the round want proposals of it that are not there?
+    pub(crate) fn wants_drafts(&self) -> bool {
+        self.wanted.min(self.useful_proposals()) > self.proposals.len()
+    }
+
     /// Tokens that it may get yet.
     pub(crate) fn to_come(&self) -> usize {
         self.max_new_tokens - self.usage.output_tokens

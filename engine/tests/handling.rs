@@ -326,6 +326,30 @@ fn sequences_without_draft_kv_catch_up_together_once_all_have_their_first_token(
     assert!(plans.len() == 2 && plans.iter().all(|(b, e, _)| *e - *b < longest), "{plans:?}");
 }
 
+/// Where draft plans are too small for a prompt, several of them catch up with it in front of one round's drafts.
+#[test]
+fn a_prompt_of_many_small_passes_is_caught_up_with_in_one_round() {
+    let config = EngineConfig {
+        max_pass_rows: 32,
+        partitions: vec![PartitionCosts {
+            draft: PassCost::linear(500, 1, AttentionCost::default()),
+            verify: PassCost::linear(20_000, 20, AttentionCost::default()),
+        }],
+        ..cold(Policy::Budget)
+    };
+    let late = |seq| (Duration::from_secs(2), Happening::Arrival(request(seq, long_prompt(seq), 60)));
+    let simulation = common::simulation(&config, 0.8).in_detail();
+    let report = simulation.run(at_once([request(1, vec![1; 8], 200)]).into_iter().chain([late(2)]));
+    let passes = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+    let proposals: Vec<usize> = passes
+        .flat_map(|pass| pass.chunks.iter().filter(|chunk| chunk.seq == SeqId(2)))
+        .map(|chunk| chunk.proposals)
+        .collect();
+    // Its prefill takes five passes beside the other's rows; the last brings its first token.
+    let begins = proposals.iter().position(|&k| k > 0);
+    assert!(begins.is_some_and(|begins| begins <= 6), "{proposals:?}");
+}
+
 /// While somebody awaits its first token, a plan takes no longer than the next pass.
 #[test]
 fn a_first_token_waits_for_no_long_catch_up() {
