@@ -174,6 +174,12 @@ const GAUGES: [Declared<f64>; 8] = [
         "1 while nothing is proposed, since speculation lost what it may lose",
         |view| f64::from(u8::from(view.steering.suspended)),
     ),
+    (
+        "faser_kv_short",
+        &[],
+        "1 while the target's KV is short, so that proposals get no further blocks",
+        |view| f64::from(u8::from(view.steering.kv_short)),
+    ),
 ];
 
 /// Sums of seconds. They never go down, but counters here hold whole numbers only: so they are gauges.

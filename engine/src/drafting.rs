@@ -10,6 +10,7 @@ use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
+use crate::view::Totals;
 
 /// Draft steps per plan while a verify pass runs: few, so that what is ready is at hand whenever the pass ends.
 const STEPS_AHEAD: usize = 1;
@@ -83,25 +84,36 @@ impl Engine {
 
     /// Decides on the round that begins: how many proposals every running sequence should have.
     pub(crate) fn plan_round(&mut self) {
+        self.planner.look_at_kv(self.target_pool.free(), self.running.len());
         self.take_offers();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
         let proposal_cost = self.planner.proposal_cost(self.running.len());
+        // Tokens that a sequence gets of a pass, in the mean.
+        let Totals { output_tokens, accepted_tokens, .. } = self.totals;
+        let usual = output_tokens.max(1) as f64 / output_tokens.saturating_sub(accepted_tokens).max(1) as f64;
+        let mut on_target = self.planner.on_target();
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence, proposal_cost));
+                if let Some(within_s) = sequence.round_within(self.now, usual) {
+                    on_target.decodes(within_s);
+                }
                 continue;
             }
             prompt_rows += sequence.uncomputed();
             let left = sequence.first_token_due().and_then(|due| due.checked_sub(self.now));
+            if let Some(left) = left {
+                on_target.prompt(sequence.uncomputed(), left.as_secs_f64());
+            }
             if let Some(left) = left.map(|left| left.as_secs_f64()).filter(|left| *left < due.1) {
                 due = (sequence.uncomputed(), left);
             }
         }
         let sequences = scratch.candidates.len();
         let most = self.tuning.max_prefill_rows;
-        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due });
+        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due, on_target });
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
@@ -117,7 +129,7 @@ impl Engine {
 
     /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::proposal_cost`](crate::planner::Planner::proposal_cost).
     pub(crate) fn candidate(&self, sequence: &Sequence, proposal_cost: (f64, f64)) -> Candidate {
-        let useful = sequence.useful_proposals();
+        let useful = sequence.useful_proposals().min(self.kv_room(sequence));
         let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
         for proposal in sequence.proposals.iter().take(useful) {
             survival *= proposal.acceptance;
@@ -147,6 +159,15 @@ impl Engine {
             candidate.useful = ready;
         }
         candidate
+    }
+
+    /// Proposals that its target KV has room for: where blocks are short, what its own hold beyond its tokens.
+    fn kv_room(&self, sequence: &Sequence) -> usize {
+        if !self.planner.kv_short() {
+            return usize::MAX;
+        }
+        let tokens = sequence.tokens.len();
+        tokens.next_multiple_of(self.config.block_size) - tokens
     }
 
     /// Tokens that a sequence is expected to get yet: as many as came in all for each end before the limit, if it may. Those that ended at their limit
@@ -205,7 +226,7 @@ impl Engine {
     }
 
     /// Rows of a plan that only catches up, in front of the round's drafts: where sequences that want proposals are so far behind that all their
-    /// rows are more than a plan takes, but not more than the time of a round allows. Else they would catch up over as many rounds as that is
+    /// rows are more than a plan takes, but not more than the time of a round and the account allow. Else they would catch up over as many rounds as that is
     /// plans, and decode without proposals meanwhile.
     fn rows_ahead_of_drafts(&self) -> usize {
         if !matches!(self.planner.policy().lengths(self.running.len()), Lengths::Goodput) {
@@ -223,7 +244,8 @@ impl Engine {
             return 0;
         }
         let within = self.long_rows(&self.running, MOST_LONG_PLANS * most).unwrap_or(usize::MAX);
-        if within > most { long.min(most).min(within.saturating_sub(self.caught_up)) } else { 0 }
+        let rows = long.min(most).min(within.saturating_sub(self.caught_up));
+        if within > most && self.planner.affords_catching_up(rows) { rows } else { 0 }
     }
 
     /// The next draft plan, or none if nobody has anything to draft.

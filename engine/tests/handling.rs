@@ -255,6 +255,40 @@ fn prefill_goes_first_to_the_most_urgent_and_among_equals_to_whose_first_token_i
     assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..5).map(first).collect::<Vec<_>>());
 }
 
+/// Rows of a pass of 10 go to prompts of 40 tokens, in about 1.2 ms each.
+fn due_in(ttfts: &[u64], every: Duration) -> Report {
+    let config = EngineConfig {
+        max_pass_rows: 10,
+        partitions: undivided((20, 1), (1000, 20)),
+        tuning: Tuning { max_running: 10, ..config(Policy::Budget).tuning },
+        target_blocks: 1024,
+        ..config(Policy::Budget)
+    };
+    let arrivals = ttfts.iter().zip(0..).map(|(&ms, seq)| {
+        let slo = Slo { ttft: Some(Duration::from_millis(ms)), tpot: None };
+        (every * seq as u32, Happening::Arrival(with_slo(slo, request(seq, vec![seq as u32 % 50; 40], 1))))
+    });
+    run(&config, arrivals.collect())
+}
+
+#[test]
+fn who_cannot_meet_its_target_any_more_makes_nobody_else_miss_it() {
+    // The first would take 5 ms.
+    let report = due_in(&[1, 8, 14], Duration::ZERO);
+    let first = [0, 1, 2].map(|seq| report.outcomes[&SeqId(seq)].first_token_after);
+    assert!(first[1] < first[2] && first[2] < first[0], "{first:?}");
+}
+
+#[test]
+fn nobody_is_late_for_ever() {
+    // More prompts than can be computed, all of which could meet their target when they come.
+    let mut ttfts = vec![10; 60];
+    ttfts[0] = 1;
+    let report = due_in(&ttfts, Duration::from_micros(4500));
+    let late = report.outcomes[&SeqId(0)].first_token_after;
+    assert!(late.is_some_and(|late| late < Duration::from_millis(150)), "{late:?}");
+}
+
 /// That others were cut off after two tokens says nothing of how much this one writes: its draft catches up with its prompt.
 #[test]
 fn requests_that_their_limit_cut_off_do_not_make_others_short() {
