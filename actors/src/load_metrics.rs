@@ -134,7 +134,7 @@ const COUNTERS: [Declared<u64>; 25] = [
     ),
 ];
 
-const GAUGES: [Declared<f64>; 8] = [
+const GAUGES: [Declared<f64>; 9] = [
     ("faser_suffix_tokens", &[], "tokens of past outputs that are kept to be proposed from", |view| {
         view.suffix.tokens as f64
     }),
