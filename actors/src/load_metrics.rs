@@ -134,7 +134,7 @@ const COUNTERS: [Declared<u64>; 25] = [
     ),
 ];
 
-const GAUGES: [Declared<f64>; 8] = [
+const GAUGES: [Declared<f64>; 9] = [
     ("faser_suffix_tokens", &[], "tokens of past outputs that are kept to be proposed from", |view| {
         view.suffix.tokens as f64
     }),
@@ -173,6 +173,12 @@ const GAUGES: [Declared<f64>; 8] = [
         &[],
         "1 while nothing is proposed, since speculation lost what it may lose",
         |view| f64::from(u8::from(view.steering.suspended)),
+    ),
+    (
+        "faser_kv_short",
+        &[],
+        "1 while the target's KV is short, so that proposals get no further blocks",
+        |view| f64::from(u8::from(view.steering.kv_short)),
     ),
 ];
 

@@ -320,7 +320,6 @@ impl Drop for BlockTable {
 
 impl BlockTable {
     /// Tokens the blocks have room for.
-    #[cfg(test)]
     pub(crate) fn capacity(&self) -> usize {
         self.blocks.len() * self.pool.block_size
     }

@@ -10,9 +10,14 @@ use crate::request::{K_LIMIT, SeqId};
 use crate::sequence::{DraftOut, Sequence};
 use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
+use crate::view::Totals;
 
 /// Rows that a plan under a verify pass may catch up with: few, so that what is ready is at hand whenever the pass ends.
 const ROWS_AHEAD: usize = 64;
+/// Draft plans of a round that may be as long as a plan can be, at most.
+const MOST_LONG_PLANS: usize = 8;
+/// Share of displaced rows up to which a round may have more than one: where more prompts wait, those come first.
+const MOST_DISPLACED: f64 = 0.2;
 /// Rows of one sequence that nobody minds: what a round commits, and a step.
 const SHORT: usize = 2 * K_LIMIT;
 
@@ -77,25 +82,36 @@ impl Engine {
 
     /// Decides on the round that begins: how many proposals every running sequence should have.
     pub(crate) fn plan_round(&mut self) {
+        self.planner.look_at_kv(self.target_pool.free(), self.running.len());
         self.take_offers();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
         let proposal_cost = self.planner.proposal_cost(self.running.len());
+        // Tokens that a sequence gets of a pass, in the mean.
+        let Totals { output_tokens, accepted_tokens, .. } = self.totals;
+        let usual = output_tokens.max(1) as f64 / output_tokens.saturating_sub(accepted_tokens).max(1) as f64;
+        let mut on_target = self.planner.on_target();
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence, proposal_cost));
+                if let Some(within_s) = sequence.round_within(self.now, usual) {
+                    on_target.decodes(within_s);
+                }
                 continue;
             }
             prompt_rows += sequence.uncomputed();
             let left = sequence.first_token_due().and_then(|due| due.checked_sub(self.now));
+            if let Some(left) = left {
+                on_target.prompt(sequence.uncomputed(), left.as_secs_f64());
+            }
             if let Some(left) = left.map(|left| left.as_secs_f64()).filter(|left| *left < due.1) {
                 due = (sequence.uncomputed(), left);
             }
         }
         let sequences = scratch.candidates.len();
         let most = self.tuning.max_prefill_rows;
-        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due });
+        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due, on_target });
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
@@ -111,7 +127,7 @@ impl Engine {
 
     /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::proposal_cost`](crate::planner::Planner::proposal_cost).
     pub(crate) fn candidate(&self, sequence: &Sequence, proposal_cost: (f64, f64)) -> Candidate {
-        let useful = sequence.useful_proposals();
+        let useful = sequence.useful_proposals().min(self.kv_room(sequence));
         let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
         for proposal in sequence.proposals.iter().take(useful) {
             survival *= proposal.acceptance;
@@ -143,6 +159,15 @@ impl Engine {
         candidate
     }
 
+    /// Proposals that its target KV has room for: where blocks are short, what its own hold beyond its tokens.
+    fn kv_room(&self, sequence: &Sequence) -> usize {
+        if !self.planner.kv_short() {
+            return usize::MAX;
+        }
+        let tokens = sequence.tokens.len();
+        tokens.next_multiple_of(self.config.block_size) - tokens
+    }
+
     /// Tokens that a sequence is expected to get yet: as many as came in all for each end before the limit, if it may. Those that ended at their limit
     /// say how long texts are at least, and how many tokens a sequence has says little of how many come: the likeliest mean of lengths
     /// without memory (exponential), some of which were cut off.
@@ -171,8 +196,8 @@ impl Engine {
         }
     }
 
-    /// Rows for sequences with far to catch up, if others that decode wait for it.
-    fn long_rows(&self, running: &[SeqId]) -> Option<usize> {
+    /// Rows for sequences with far to catch up, at most so many, if others that decode wait for it.
+    fn long_rows(&self, running: &[SeqId], most: usize) -> Option<usize> {
         let (mut decoding, mut prefill, mut awaited) = (0, 0, false);
         for sequence in running.iter().filter_map(|seq| self.sequences.get(seq)) {
             match sequence.decoding() {
@@ -183,7 +208,6 @@ impl Engine {
         }
         let prefill = prefill.min(self.prefill_limit(decoding));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
-        let most = self.config.max_pass_rows;
         (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, awaited, most))
     }
 
@@ -195,8 +219,31 @@ impl Engine {
 
     /// Does the round want proposals that are not there?
     pub(crate) fn wants_drafts(&self) -> bool {
-        let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
-        sequences.into_iter().any(|s| s.wanted.min(s.useful_proposals()) > s.proposals.len())
+        let mut sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        sequences.any(Sequence::wants_drafts)
+    }
+
+    /// Rows of a plan that only catches up, in front of the round's drafts: where sequences that want proposals are so far behind that all their
+    /// rows are more than a plan takes, but not more than the time of a round and the account allow. Else they would catch up over as many rounds as that is
+    /// plans, and decode without proposals meanwhile.
+    fn rows_ahead_of_drafts(&self) -> usize {
+        if !matches!(self.planner.policy().lengths(self.running.len()), Lengths::Goodput) {
+            return 0;
+        }
+        let (mut long, mut all) = (0, 0);
+        for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
+            if sequence.wants_drafts() && self.draft_room(sequence) > 0 {
+                long += self.long_way(sequence);
+                all += sequence.known().saturating_sub(sequence.draft.computed) + sequence.wanted;
+            }
+        }
+        let most = self.config.max_pass_rows;
+        if long == 0 || all <= most || self.planner.displaced().share > MOST_DISPLACED {
+            return 0;
+        }
+        let within = self.long_rows(&self.running, MOST_LONG_PLANS * most).unwrap_or(usize::MAX);
+        let rows = long.min(most).min(within.saturating_sub(self.caught_up));
+        if within > most && self.planner.affords_catching_up(rows) { rows } else { 0 }
     }
 
     /// The next draft plan, or none if nobody has anything to draft.
@@ -204,17 +251,37 @@ impl Engine {
         if !self.config.draft.drafts() || !self.planner.policy().traits().drafts {
             return None;
         }
+        if execution == Execution::Serial {
+            let rows = self.rows_ahead_of_drafts();
+            if rows > 0
+                && let Some(plan) = self.plan_drafts(execution, Some(rows))
+            {
+                self.caught_up += plan.tokens.len();
+                return Some(plan);
+            }
+        }
+        let plan = self.plan_drafts(execution, None);
+        self.caught_up = 0;
+        plan
+    }
+
+    /// The plan of those that draft, or one that only catches up, by so many rows.
+    fn plan_drafts(&mut self, execution: Execution, only_catches_up: Option<usize>) -> Option<DraftPlan> {
         let wish = Wish {
             execution,
             break_even_survival: self.planner.break_even_survival(),
             weighs: self.planner.policy().traits().predicts,
             table: self.calibrations[Source::Draft].table(),
+            only_catches_up: only_catches_up.is_some(),
         };
         let mut plan = std::mem::take(&mut self.spent.0);
         plan.clear();
         let running = std::mem::take(&mut self.running);
         let mut rows_left = wish.rows(self.config.max_pass_rows);
-        let mut long_rows_left = self.long_rows(&running).unwrap_or(rows_left);
+        let long_rows = || self.long_rows(&running, MOST_LONG_PLANS * self.config.max_pass_rows);
+        let mut long_rows_left = only_catches_up
+            .or_else(|| Some(long_rows()?.saturating_sub(self.caught_up)))
+            .map_or(rows_left, |rows| rows.min(rows_left));
         // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
         // waits for no draft. A fixed length is wanted by everybody in any case, unless it is 0. Who begins with the target's hidden states waits for
         // those.
@@ -265,8 +332,9 @@ impl Engine {
             return;
         }
         let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
-        let k = wish.steps(sequence).min(room);
-        if k == 0 && sequence.decoding() {
+        let k = if wish.only_catches_up { 0 } else { wish.steps(sequence).min(room) };
+        let catches_up = wish.only_catches_up && sequence.wants_drafts() && self.long_way(sequence) > 0;
+        if k == 0 && sequence.decoding() && !catches_up {
             return;
         }
         let needs = self.config.draft.needs();
@@ -289,7 +357,7 @@ impl Engine {
         let steps = if rows == missing { k.min(most) } else { 0 };
         let behind = needs.rows_behind(steps);
         let covered = start + rows + behind;
-        if rows == 0 || !self.make_draft_room(seq, covered, steps > 0) {
+        if rows == 0 || !self.make_draft_room(seq, covered, steps > 0 || catches_up) {
             return;
         }
         *rows_left -= rows + if masked { behind } else { 0 };
@@ -385,6 +453,8 @@ struct Wish {
     break_even_survival: f32,
     /// Tokens count by what their sequence's latency targets make of them.
     weighs: bool,
+    /// It is of sequences that are far behind, and drafts nothing.
+    only_catches_up: bool,
     table: AcceptanceTable,
 }
 

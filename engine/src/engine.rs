@@ -99,6 +99,8 @@ pub struct Engine {
     /// The plans that are out, as the cost tables see them.
     /// Sequences that ended before their limit: by a stop token, or cancelled.
     pub(crate) ended_early: u64,
+    /// Rows of draft plans of this round that only caught up.
+    pub(crate) caught_up: usize,
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
     pub(crate) pruning: Pruning,
@@ -147,6 +149,7 @@ impl Engine {
             prepared: false,
             verify_due: Duration::ZERO,
             ended_early: 0,
+            caught_up: 0,
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
             pruning: Pruning::new(
@@ -440,6 +443,10 @@ impl Engine {
         }
         if self.verify_lane.busy() {
             return self.draft_ahead(out);
+        }
+        if self.caught_up > 0 && !self.draft_lane.busy() {
+            // What was done only caught up: the round's drafts are yet to come.
+            self.stage = Stage::Draft;
         }
         if self.stage == Stage::Draft {
             self.admit_waiting();

@@ -25,7 +25,7 @@ use steering::Steering;
 
 pub(crate) use ahead::{Leaving, Odds, Preparing};
 pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE};
-pub(crate) use steering::{Speculated, Waiting};
+pub(crate) use steering::{OnTarget, Speculated, Waiting};
 
 /// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
@@ -239,6 +239,22 @@ impl Planner {
         self.goodput * drafting_s
     }
 
+    /// Looks at the blocks of target KV that are free, and the sequences that hold the others.
+    pub(crate) fn look_at_kv(&mut self, free: usize, running: usize) {
+        let predicts = self.predicts();
+        self.steering.look_at_kv(free, if predicts { running } else { 0 });
+    }
+
+    /// Are blocks of target KV too short for proposals to get any?
+    pub(crate) fn kv_short(&self) -> bool {
+        self.steering.kv_short
+    }
+
+    /// To count the latency targets that passes of each size would meet.
+    pub(crate) fn on_target(&self) -> OnTarget {
+        self.steering.on_target(self.partitions.first().filter(|_| self.predicts()))
+    }
+
     /// Looks at what waits as a round begins.
     pub(crate) fn look(&mut self, waiting: &Waiting) -> Displaced {
         let predicts = self.predicts();
@@ -258,6 +274,12 @@ impl Planner {
     /// What the load asked for last.
     pub(crate) fn steering(&self) -> SteeringView {
         self.steering.view(self.predicts())
+    }
+
+    /// Seconds until so many rows of a prompt are computed, if it is the next in turn; 0 if nobody knows.
+    pub(crate) fn prefill_s(&self, rows: usize) -> f64 {
+        let costs = self.partitions.first().filter(|_| self.predicts());
+        costs.map_or(0.0, |costs| self.steering.prefill_s(rows, costs))
     }
 
     /// Does it go by the cost tables?
@@ -310,6 +332,12 @@ impl Planner {
         let probe_s = seconds(draft, candidate.behind.max(candidate.rows)) + row_s;
         let quiet_s = f64::from(quiet_rounds) * self.verify_s;
         probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
+    }
+
+    /// Does the account hold a draft plan that only catches up, by so many rows?
+    pub(crate) fn affords_catching_up(&self, rows: usize) -> bool {
+        let costs = self.partitions.first();
+        costs.is_some_and(|costs| self.steering.affords(costs.draft.seconds(rows, Reach::NONE)))
     }
 
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {

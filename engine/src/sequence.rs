@@ -198,6 +198,9 @@ pub(crate) struct Sequence {
 const LEAST_WEIGHT: f32 = 0.25;
 const MOST_WEIGHT: f32 = 4.0;
 
+/// A first token is late by far once it is late by so many times its target.
+const TOO_LATE: u32 = 8;
+
 /// What a verdict did to a sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
@@ -375,6 +378,11 @@ impl Sequence {
         self.k_max
     }
 
+    /// Does the round want proposals of it that are not there?
+    pub(crate) fn wants_drafts(&self) -> bool {
+        self.wanted.min(self.useful_proposals()) > self.proposals.len()
+    }
+
     /// Tokens that it may get yet.
     pub(crate) fn to_come(&self) -> usize {
         self.max_new_tokens - self.usage.output_tokens
@@ -407,6 +415,16 @@ impl Sequence {
             .clamp(LEAST_WEIGHT, MOST_WEIGHT)
     }
 
+    /// Seconds that a round may take for it to meet its target time per token, if it has one and goes on to get as many tokens a round as
+    /// up to now.
+    pub(crate) fn round_within(&self, now: Duration, usual: f64) -> Option<f64> {
+        let (tpot, first) = (self.handling.slo.tpot?, self.first_token?);
+        let Usage { output_tokens, target_passes, .. } = self.usage;
+        let (done, to_come) = (output_tokens as f64, self.to_come() as f64);
+        let left_s = tpot.as_secs_f64() * (done - 1.0 + to_come) - now.saturating_sub(first).as_secs_f64();
+        Some(left_s / to_come * ((done + usual) / (target_passes as f64 + 1.0)))
+    }
+
     /// Is its first token yet to come?
     pub(crate) fn awaits_first_token(&self) -> bool {
         self.first_token.is_none()
@@ -416,6 +434,11 @@ impl Sequence {
     pub(crate) fn first_token_due(&self) -> Option<Duration> {
         let due = self.handling.slo.ttft.map(|ttft| self.submitted + ttft);
         due.filter(|_| self.awaits_first_token())
+    }
+
+    /// From when on its first token is late by far.
+    pub(crate) fn too_late(&self) -> Option<Duration> {
+        self.first_token_due().zip(self.handling.slo.ttft).map(|(due, ttft)| due + TOO_LATE * ttft)
     }
 
     /// What a lane must know before the first chunk.

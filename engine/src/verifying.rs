@@ -1,5 +1,7 @@
 //! The verify stage: one pass with everyone's rows, and what its verdicts commit.
 
+use std::time::Duration;
+
 use crate::api::{Command, FinishReason};
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
@@ -14,6 +16,9 @@ use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
 use crate::source::RoundPasses;
 use crate::survival::Source;
 use crate::view::EpochMove;
+
+/// Of the rows of prompts a first token that is late by far has one in so many.
+const OVERDUE: usize = 8;
 
 impl Engine {
     /// The next verify pass: a row for each sequence that decodes, the proposals that pay, prefill with the rest.
@@ -111,13 +116,15 @@ impl Engine {
         self.tuning.max_prefill_rows.unwrap_or(usize::MAX).min(self.planner.prefill_rows(others))
     }
 
-    /// Prefill, up to `rows_left` rows: by priority; among equals who is awaited with a target first, by when it is due, then in order of
-    /// admission.
+    /// Prefill, up to `rows_left` rows: by priority; among equals who is awaited with a target first, and of those who can still meet it, by when
+    /// it is due; then in order of admission. Rows are of no use to a target that is missed anyway, and would make others miss theirs.
     fn add_prefill(&mut self, mut rows_left: usize, scratch: &mut Scratch, plan: &mut VerifyPlan) {
         let order = |seq: &SeqId| {
             let sequence = self.sequences.get(seq)?;
             let due = sequence.first_token_due();
-            Some((sequence.priority(), due.is_none(), due))
+            let computed =
+                || self.now + Duration::from_secs_f64(self.planner.prefill_s(sequence.uncomputed()));
+            Some((sequence.priority(), due.is_none(), due.is_some_and(|due| due < computed()), due))
         };
         scratch.ids.clear();
         // A stable sort of many would allocate.
@@ -125,7 +132,15 @@ impl Engine {
             let place = scratch.ids.partition_point(|other| order(other) <= order(seq));
             scratch.ids.insert(place, *seq);
         }
+        // Nobody starves: whoever is late by far, one at a time, has a part of the rows.
+        let too_late = |seq: &SeqId| self.sequences[seq].too_late().is_some_and(|late| late < self.now);
+        let overdue = scratch.ids.iter().copied().find(too_late);
+        let mut aside = overdue.map_or(0, |seq| self.sequences[&seq].uncomputed().min(rows_left / OVERDUE));
+        rows_left -= aside;
         for &seq in &scratch.ids {
+            if overdue == Some(seq) {
+                rows_left += std::mem::take(&mut aside);
+            }
             let rows = self.sequences.get(&seq).map_or(0, Sequence::uncomputed).min(rows_left);
             if rows > 0 {
                 rows_left -= rows;
@@ -140,7 +155,8 @@ impl Engine {
         let masked = self.config.draft.needs().passes == RoundPasses::One;
         let Some(sequence) = self.sequences.get_mut(&seq) else { return 0 };
         let start = sequence.target.computed;
-        let k = if sequence.target.table.grow(sequence.tokens.len() + k) { k } else { 0 };
+        let fits = sequence.target.table.capacity().saturating_sub(sequence.tokens.len());
+        let k = if sequence.target.table.grow(sequence.tokens.len() + k) { k } else { k.min(fits) };
         let end = start + committed;
         sequence.verify_out = Some(VerifyOut { end, proposals: k, chunk: plan.chunks.len() });
         plan.chunks.push(VerifyChunk {

@@ -123,6 +123,8 @@ pub struct SteeringView {
     pub credit_s: f64,
     /// Speculation lost what it may lose: nothing is proposed until there is credit again.
     pub suspended: bool,
+    /// Blocks of the target's KV are short: a request's proposals are no more than its own blocks hold.
+    pub kv_short: bool,
 }
 
 /// Past outputs that are kept to be proposed from.

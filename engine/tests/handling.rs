@@ -255,6 +255,40 @@ fn prefill_goes_first_to_the_most_urgent_and_among_equals_to_whose_first_token_i
     assert!((0..3).all(|seq| first(3) < first(seq)), "{:?}", (0..5).map(first).collect::<Vec<_>>());
 }
 
+/// Rows of a pass of 10 go to prompts of 40 tokens, in about 1.2 ms each.
+fn due_in(ttfts: &[u64], every: Duration) -> Report {
+    let config = EngineConfig {
+        max_pass_rows: 10,
+        partitions: undivided((20, 1), (1000, 20)),
+        tuning: Tuning { max_running: 10, ..config(Policy::Budget).tuning },
+        target_blocks: 1024,
+        ..config(Policy::Budget)
+    };
+    let arrivals = ttfts.iter().zip(0..).map(|(&ms, seq)| {
+        let slo = Slo { ttft: Some(Duration::from_millis(ms)), tpot: None };
+        (every * seq as u32, Happening::Arrival(with_slo(slo, request(seq, vec![seq as u32 % 50; 40], 1))))
+    });
+    run(&config, arrivals.collect())
+}
+
+#[test]
+fn who_cannot_meet_its_target_any_more_makes_nobody_else_miss_it() {
+    // The first would take 5 ms.
+    let report = due_in(&[1, 8, 14], Duration::ZERO);
+    let first = [0, 1, 2].map(|seq| report.outcomes[&SeqId(seq)].first_token_after);
+    assert!(first[1] < first[2] && first[2] < first[0], "{first:?}");
+}
+
+#[test]
+fn nobody_is_late_for_ever() {
+    // More prompts than can be computed, all of which could meet their target when they come.
+    let mut ttfts = vec![10; 60];
+    ttfts[5] = 1;
+    let report = due_in(&ttfts, Duration::from_micros(4600));
+    let late = report.outcomes[&SeqId(5)].first_token_after;
+    assert!(late.is_some_and(|late| late < Duration::from_millis(100)), "{late:?}");
+}
+
 /// That others were cut off after two tokens says nothing of how much this one writes: its draft catches up with its prompt.
 #[test]
 fn requests_that_their_limit_cut_off_do_not_make_others_short() {
@@ -324,6 +358,30 @@ fn sequences_without_draft_kv_catch_up_together_once_all_have_their_first_token(
     // A pass that prompts fill has 48 rows and takes 232 ms.
     let longest = Duration::from_millis(270);
     assert!(plans.len() == 2 && plans.iter().all(|(b, e, _)| *e - *b < longest), "{plans:?}");
+}
+
+/// Where draft plans are too small for a prompt, several of them catch up with it in front of one round's drafts.
+#[test]
+fn a_prompt_of_many_small_passes_is_caught_up_with_in_one_round() {
+    let config = EngineConfig {
+        max_pass_rows: 32,
+        partitions: vec![PartitionCosts {
+            draft: PassCost::linear(500, 1, AttentionCost::default()),
+            verify: PassCost::linear(20_000, 20, AttentionCost::default()),
+        }],
+        ..cold(Policy::Budget)
+    };
+    let late = |seq| (Duration::from_secs(2), Happening::Arrival(request(seq, long_prompt(seq), 60)));
+    let simulation = common::simulation(&config, 0.8).in_detail();
+    let report = simulation.run(at_once([request(1, vec![1; 8], 200)]).into_iter().chain([late(2)]));
+    let passes = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+    let proposals: Vec<usize> = passes
+        .flat_map(|pass| pass.chunks.iter().filter(|chunk| chunk.seq == SeqId(2)))
+        .map(|chunk| chunk.proposals)
+        .collect();
+    // Its prefill takes five passes beside the other's rows; the last brings its first token.
+    let begins = proposals.iter().position(|&k| k > 0);
+    assert!(begins.is_some_and(|begins| begins <= 6), "{proposals:?}");
 }
 
 /// While somebody awaits its first token, a plan takes no longer than the next pass.

@@ -8,7 +8,8 @@ use common::{VOCABULARY, at_once, config, request, undivided};
 use faser_engine::record::ChunkRecord;
 use faser_engine::sim::{Happening, Report};
 use faser_engine::{
-    DraftSource, EngineConfig, Handling, LaneKind, Policy, Request, SeqId, SpeculationBounds, TokenId,
+    Command, DraftSource, EngineConfig, Handling, LaneKind, Policy, Request, SeqId, SpeculationBounds,
+    TokenId, Tuning,
 };
 
 fn run(config: &EngineConfig, acceptance: f64, happenings: Vec<(Duration, Happening)>) -> Report {
@@ -224,4 +225,29 @@ fn a_draft_catches_up_in_parts_while_others_decode() {
         assert!(many <= 3 && within > 2, "{policy}: {rows:?}");
         assert!(of_second.map(|chunk| chunk.k).sum::<usize>() > 0, "{policy}: it never drafts");
     }
+}
+
+/// Where blocks are short, what is drafted has room: nearly all of it is verified.
+#[test]
+fn what_no_block_is_left_for_is_not_drafted() {
+    let config = EngineConfig {
+        block_size: 16,
+        target_blocks: 30,
+        tuning: Tuning { max_running: 24, ..config(Policy::Budget).tuning },
+        ..config(Policy::Budget)
+    };
+    let requests = (0..48).map(|seq| request(seq, vec![seq as u32; 8], 60));
+    let (mut drafted, mut short) = (0, 0);
+    let simulation = common::simulation(&config, 0.8);
+    let report = simulation.run_seen(at_once(requests), |_, engine, commands| {
+        short += usize::from(engine.view().steering.kv_short);
+        for command in commands {
+            if let Command::Draft(plan) = command {
+                drafted += plan.chunks.iter().map(|chunk| chunk.steps).sum::<usize>();
+            }
+        }
+    });
+    let verified = report.view.totals.draft_tokens as usize;
+    assert!(short > 10, "{short}");
+    assert!(drafted > 100 && verified * 100 > drafted * 97, "{verified} of {drafted}");
 }

@@ -11,6 +11,9 @@ use crate::view::SteeringView;
 /// few rows wait, short passes bring the tokens of those that decode sooner; when many do, cheap rows bring everyone's.
 const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
 
+/// The least size that latency targets ask for: its rows cost at most so many times those of the cheapest size.
+const TIGHT: f64 = 1.25;
+
 /// Of a pass's size prompts get at least one row in so many.
 const LEAST_PREFILL: usize = 4;
 
@@ -23,6 +26,9 @@ const MOST_DISPLACED: f64 = 0.85;
 /// are displaced wholly.
 const BOUND: f64 = 0.7;
 
+/// Blocks of target KV are short where so many times the free ones are fewer than the sequences that run: about so many need one in a round.
+const KV_SHORT: usize = 4;
+
 /// Share of the time of rounds that speculation may lose.
 const CREDIT: f64 = 0.01;
 /// What the account holds at first, and at most, in mean verify passes.
@@ -34,21 +40,31 @@ const RESUMES_AT_LAST: f64 = 4.0;
 /// The weight of a new time in the mean of verify passes.
 const NEW_TIME: f64 = 0.05;
 
+/// Sizes that latency targets choose among: a tight one, all of [`SIZES`], and the largest pass.
+const CHOICES: usize = SIZES.len() + 2;
+
 /// Rows of a pass beside which somebody decodes, at each of [`SIZES`].
 #[derive(Clone, Copy, Debug)]
-struct Sizes([usize; SIZES.len()]);
+struct Sizes {
+    by_share: [usize; SIZES.len()],
+    tight: usize,
+}
 
 impl Sizes {
     /// From profiled costs of the whole device: what passes teach is of the rows that they have, and sizes are compared.
     fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
         let size = |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack));
-        Sizes(SIZES.map(|(_, slack)| size(slack).max(1)))
+        Sizes { by_share: SIZES.map(|(_, slack)| size(slack).max(1)), tight: size(TIGHT).max(1) }
     }
 
     /// The size where so large a share of rows is displaced.
     fn at(&self, share: f64) -> usize {
-        let place = SIZES.iter().position(|(most, _)| share <= *most);
-        self.0[place.unwrap_or(SIZES.len() - 1)]
+        self.by_share[Sizes::place(share)]
+    }
+
+    /// Its place among them.
+    fn place(share: f64) -> usize {
+        SIZES.iter().position(|(most, _)| share <= *most).unwrap_or(SIZES.len() - 1)
     }
 }
 
@@ -64,6 +80,48 @@ pub(crate) struct Waiting {
     /// Of the prompt whose first token is due next, has a target and is not late yet: its rows, and the seconds until then; infinite if there is
     /// none.
     pub(crate) due: (usize, f64),
+    /// Targets that passes of each size would meet.
+    pub(crate) on_target: OnTarget,
+}
+
+/// How many latency targets would be met with passes of each of some sizes, the smallest first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OnTarget {
+    /// Rows of a pass, and rows of prompts among them.
+    sizes: [(usize, usize); CHOICES],
+    /// Seconds of a round of such passes.
+    seconds: [f64; CHOICES],
+    met: [usize; CHOICES],
+    /// Sequences that decode and have a target.
+    held: usize,
+    /// Rows of prompts that come first.
+    queued: usize,
+}
+
+impl OnTarget {
+    /// A sequence that decodes is on target if a round takes no longer than this.
+    pub(crate) fn decodes(&mut self, within_s: f64) {
+        self.held += 1;
+        for (met, seconds) in self.met.iter_mut().zip(&self.seconds) {
+            *met += usize::from(*seconds <= within_s);
+        }
+    }
+
+    /// A prompt of so many rows is on target if it is computed within so many seconds. Those that are due sooner come first.
+    pub(crate) fn prompt(&mut self, rows: usize, within_s: f64) {
+        self.queued += rows;
+        for ((met, seconds), (_, prompts)) in self.met.iter_mut().zip(&self.seconds).zip(&self.sizes) {
+            let passes = self.queued.div_ceil((*prompts).max(1));
+            *met += usize::from(passes as f64 * seconds <= within_s);
+        }
+    }
+
+    /// The size with which most targets are met; of several the nearest to `place`, smaller ones first.
+    fn best(&self, place: usize) -> usize {
+        let most = self.met.iter().copied().max().unwrap_or(0);
+        let best = |&at: &usize| self.met[at] == most;
+        (0..=place).rev().find(best).or_else(|| (place..CHOICES).find(best)).unwrap_or(place)
+    }
 }
 
 /// What the speculation of one round took and brought.
@@ -95,10 +153,18 @@ pub(super) struct Steering {
     sized: bool,
     /// A first token would come too late if passes were not filled.
     hurried: bool,
+    /// Rows of a pass that latency targets ask for.
+    targeted: Option<usize>,
     displaced: Displaced,
     account: Account,
     /// Seconds of draft plans that a round waited for, since the last verify pass.
     drafted_s: f64,
+    /// The same in the mean of rounds.
+    draft_s: f64,
+    /// Sequences that decoded as the last round began.
+    sequences: usize,
+    /// Blocks of target KV are short: proposals get none.
+    pub(super) kv_short: bool,
 }
 
 impl Steering {
@@ -108,6 +174,10 @@ impl Steering {
             sizes: Sizes::of(partitions, max_pass_rows),
             sized: true,
             hurried: false,
+            targeted: None,
+            draft_s: 0.0,
+            sequences: 0,
+            kv_short: false,
             displaced: Displaced::default(),
             account: Account::default(),
             drafted_s: 0.0,
@@ -130,7 +200,8 @@ impl Steering {
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
     pub(super) fn look(&mut self, waiting: &Waiting, costs: Option<&PartitionCosts>) -> Displaced {
         self.displaced = Displaced::default();
-        self.hurried = false;
+        (self.hurried, self.targeted) = (false, None);
+        self.sequences = waiting.sequences;
         if let Some(PartitionCosts { verify, .. }) = costs {
             // The smallest size, whatever share stood before: what fits decides on the share, and the share on the size.
             let smallest = self.smallest_size();
@@ -149,8 +220,34 @@ impl Steering {
                 let most = if bound { 1.0 } else { MOST_DISPLACED };
                 self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(most) };
             }
+            let on_target = &waiting.on_target;
+            if self.sized && on_target.held > 0 {
+                let place = 1 + Sizes::place(self.displaced.share);
+                self.targeted = Some(on_target.sizes[on_target.best(place)].0);
+                self.hurried = false;
+            }
         }
         self.displaced
+    }
+
+    /// Looks at blocks of target KV. Proposals that would need one more are not worth their drafting where the tokens to come need all that are
+    /// left: they find none, or are cut before anybody is preempted.
+    pub(super) fn look_at_kv(&mut self, free: usize, running: usize) {
+        self.kv_short = KV_SHORT * free < running;
+    }
+
+    /// To count the targets that passes of each size would meet.
+    pub(super) fn on_target(&self, costs: Option<&PartitionCosts>) -> OnTarget {
+        let Some(PartitionCosts { verify, .. }) = costs.filter(|_| self.sized) else {
+            return OnTarget::default();
+        };
+        let [small, middle, large] = self.sizes.by_share;
+        let sizes = [self.sizes.tight, small, middle, large, self.max_pass_rows];
+        OnTarget {
+            sizes: sizes.map(|size| (size, size.saturating_sub(self.sequences).max(size / LEAST_PREFILL))),
+            seconds: sizes.map(|size| self.draft_s + verify.seconds(size, Reach::NONE)),
+            ..OnTarget::default()
+        }
     }
 
     /// What a row of this round displaces.
@@ -168,6 +265,13 @@ impl Steering {
         }
     }
 
+    /// Seconds until so many rows of prompts are computed beside those that decode.
+    pub(super) fn prefill_s(&self, rows: usize, costs: &PartitionCosts) -> f64 {
+        let others = self.sequences;
+        let fits = self.prefill_rows(others).min(self.max_pass_rows.saturating_sub(others)).max(1);
+        rows.div_ceil(fits) as f64 * costs.verify.seconds(others + rows.min(fits), Reach::NONE)
+    }
+
     /// Rows of a pass that prompts fill while few wait.
     pub(super) fn smallest_size(&self) -> usize {
         self.sizes.at(0.0)
@@ -175,7 +279,11 @@ impl Steering {
 
     /// Rows of a pass beside which somebody decodes.
     fn pass_rows(&self) -> usize {
-        if self.sized && !self.hurried { self.sizes.at(self.displaced.share) } else { self.max_pass_rows }
+        match self.targeted {
+            _ if !self.sized || self.hurried => self.max_pass_rows,
+            Some(rows) => rows,
+            None => self.sizes.at(self.displaced.share),
+        }
     }
 
     /// May anything be proposed in this round?
@@ -196,6 +304,7 @@ impl Steering {
     /// A verify pass ended: what speculation took beyond plain decoding is held against what it brought.
     pub(super) fn verified(&mut self, round: &Speculated, costs: &PartitionCosts) {
         let drafted_s = std::mem::take(&mut self.drafted_s);
+        self.draft_s += NEW_TIME * (drafted_s - self.draft_s);
         let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
         let without_s = seconds(round.rows - round.proposals.min(round.rows));
         let rows_s = self.displaced.price(seconds(round.rows) - without_s, round.proposals);
@@ -216,6 +325,7 @@ impl Steering {
             displaced_share: self.displaced.share,
             credit_s: self.account.balance_s,
             suspended: self.account.suspended,
+            kv_short: self.kv_short,
         }
     }
 }
@@ -258,6 +368,8 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::cost::{AttentionCost, PassCost};
 
@@ -281,7 +393,13 @@ mod tests {
         let costs = costs();
         let mut steering = Steering::new(std::slice::from_ref(&costs), 2048);
         let mut rows = |due_s| {
-            let waiting = Waiting { prompt_rows: 1000, sequences: 10, most: None, due: (1000, due_s) };
+            let waiting = Waiting {
+                prompt_rows: 1000,
+                sequences: 10,
+                most: None,
+                due: (1000, due_s),
+                on_target: OnTarget::default(),
+            };
             steering.look(&waiting, Some(&costs));
             (steering.view(true).pass_rows, steering.prefill_rows(10))
         };
@@ -290,6 +408,47 @@ mod tests {
         // 1,000 rows take more than 0.1 s.
         assert_eq!(rows(0.05), (2048, usize::MAX));
         assert_eq!(rows(10.0), (size, prefill));
+    }
+
+    #[test]
+    fn blocks_are_short_where_the_tokens_of_a_round_need_what_is_free() {
+        let mut steering = Steering::new(&[costs()], 512);
+        let mut short = |free, running| {
+            steering.look_at_kv(free, running);
+            steering.view(true).kv_short
+        };
+        assert!(short(0, 1) && short(4, 17) && short(0, 64));
+        assert!(!short(0, 0) && !short(4, 16) && !short(1000, 64));
+    }
+
+    #[test]
+    fn passes_are_as_small_as_targets_of_those_that_decode_ask_for() {
+        // Sizes are chosen among the points of the table.
+        let time = |i: u32| (32 * i as usize, Duration::from_micros(2000 + 3200 * u64::from(i)));
+        let verify = PassCost::new(&(1..=64).map(time).collect::<Vec<_>>(), AttentionCost::default());
+        let costs = PartitionCosts { verify, ..costs() };
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 2048);
+        let mut rows = |within_s: Option<f64>, due_s: f64| {
+            let mut on_target = steering.on_target(Some(&costs));
+            if let Some(within_s) = within_s {
+                (0..4).for_each(|_| on_target.decodes(within_s));
+            }
+            (0..3).for_each(|_| on_target.prompt(1000, due_s));
+            let waiting =
+                Waiting { prompt_rows: 9000, sequences: 4, most: None, due: (1000, due_s), on_target };
+            steering.look(&waiting, Some(&costs));
+            steering.view(true).pass_rows
+        };
+        let untargeted = rows(None, 100.0);
+        let tight = costs.verify.best_size(2048, TIGHT);
+        assert!(tight < untargeted, "{tight} {untargeted}");
+        let tight_s = costs.verify.seconds(tight, Reach::NONE);
+        assert_eq!(rows(Some(1.1 * tight_s), 100.0), tight);
+        // Nothing is left to save, or all is well: as without targets.
+        assert_eq!(rows(Some(0.5 * tight_s), 100.0), untargeted);
+        assert_eq!(rows(Some(10.0), 100.0), untargeted);
+        // Four decode on target in short passes alone, and no pass computes three prompts in time.
+        assert_eq!(rows(Some(1.1 * tight_s), 0.05), tight);
     }
 
     /// One sequence, `proposals` of which so many were accepted, each drafted in a step of a millisecond.

@@ -189,6 +189,8 @@ sent_and_read! {
         pub credit_s: f64,
         /// Nothing is proposed, since speculation lost what it may lose.
         pub suspended: bool,
+        /// The target's KV is short: proposals get no further blocks.
+        pub kv_short: bool,
     }
 
     /// Blocks of a KV pool.
@@ -270,12 +272,13 @@ sent_and_read! {
 
 impl fmt::Display for SteeringRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SteeringRow { pass_rows, displaced_share, credit_s, suspended } = *self;
+        let SteeringRow { pass_rows, displaced_share, credit_s, suspended, kv_short } = *self;
         if suspended {
             return f.write_str("speculation suspended: it lost more than it may");
         }
         let (displaced, credit_ms) = (100.0 * displaced_share, 1e3 * credit_s.max(0.0));
-        write!(f, "passes of {pass_rows} rows, {displaced:.0} % displaced, credit {credit_ms:.0} ms")
+        write!(f, "passes of {pass_rows} rows, {displaced:.0} % displaced, credit {credit_ms:.0} ms")?;
+        f.write_str(if kv_short { ", KV short" } else { "" })
     }
 }
 

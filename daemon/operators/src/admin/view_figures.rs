@@ -59,8 +59,8 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 }
 
 fn steering(view: SteeringView) -> Option<SteeringRow> {
-    let SteeringView { decides, pass_rows, displaced_share, credit_s, suspended } = view;
-    decides.then_some(SteeringRow { pass_rows, displaced_share, credit_s, suspended })
+    let SteeringView { decides, pass_rows, displaced_share, credit_s, suspended, kv_short } = view;
+    decides.then_some(SteeringRow { pass_rows, displaced_share, credit_s, suspended, kv_short })
 }
 
 fn pool(pool: PoolView) -> PoolRow {

@@ -82,9 +82,9 @@ function meter(name, words, parts) {
   return element("div", { className: "meter" }, element("span", {}, name, element("span", { textContent: words })), bar);
 }
 
-function steering({ pass_rows, displaced_share, credit_s, suspended }) {
+function steering({ pass_rows, displaced_share, credit_s, suspended, kv_short }) {
   const words = suspended ? "speculation suspended: it lost more than it may"
-    : `${count(pass_rows)} rows, ${share(displaced_share)} displaced, credit ${time(Math.max(credit_s, 0))}`;
+    : `${count(pass_rows)} rows, ${share(displaced_share)} displaced, credit ${time(Math.max(credit_s, 0))}${kv_short ? ", KV short" : ""}`;
   return meter("Pass", words, [[displaced_share, "prune"]]);
 }
 
