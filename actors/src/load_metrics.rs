@@ -4,7 +4,7 @@
 
 use metrics::{Counter, Gauge, Unit, describe_counter, describe_gauge};
 
-use faser_engine::{K_LIMIT, LoadView, PoolView};
+use faser_engine::{CANDIDATES, K_LIMIT, LoadView, PoolView};
 
 use crate::meter::Meter;
 
@@ -14,7 +14,7 @@ type Value<T, V = LoadView> = fn(&V) -> T;
 /// A counter or gauge: its name, vLLM's names for it, what it shows, and its value.
 type Declared<T> = (&'static str, &'static [&'static str], &'static str, Value<T>);
 
-const COUNTERS: [Declared<u64>; 25] = [
+const COUNTERS: [Declared<u64>; 30] = [
     ("faser_requests_submitted_total", &[], "requests taken", |view| view.totals.submitted),
     ("faser_requests_refused_total", &[], "requests refused by the engine", |view| view.totals.refused),
     ("faser_requests_finished_total", &[], "requests ended by a stop token or their length", |view| {
@@ -102,8 +102,23 @@ const COUNTERS: [Declared<u64>; 25] = [
         "chunks drafted past the frontier that were cancelled by a rejection in front of them",
         |view| view.totals.chunks_cancelled,
     ),
-    ("faser_overlapped_passes_total", &[], "verify passes beside which the draft lane drafted on", |view| {
+    ("faser_overlapped_passes_total", &[], "verify passes beside which the draft lane was to work", |view| {
         view.totals.overlapped_passes
+    }),
+    ("faser_outcomes_drafted_total", &[], "branches drafted for verdicts yet to come", |view| {
+        view.totals.outcomes_drafted
+    }),
+    ("faser_outcome_verdicts_total", &[], "verdicts on chunks for which branches had been drafted", |view| {
+        view.totals.outcome_verdicts
+    }),
+    ("faser_outcome_hits_total", &[], "those that found their proposals at hand", |view| {
+        view.totals.outcome_hits
+    }),
+    ("faser_outcomes_taken_total", &[], "those that found them on a branch", |view| {
+        view.totals.outcomes_taken
+    }),
+    ("faser_draft_steps_cancelled_total", &[], "draft steps of cancelled chunks that no lane ran", |view| {
+        view.totals.draft_steps_cancelled
     }),
     (
         "faser_pruning_passes_total",
@@ -237,6 +252,7 @@ pub(crate) struct LoadMetrics {
     /// Of the target, and of the draft; as declared.
     pools: [Vec<Gauge>; 2],
     chunks_by_length: [Counter; K_LIMIT + 1],
+    recovered_by_rank: [Counter; CANDIDATES + 1],
     accepted_per_position: [Counter; K_LIMIT],
     proposed_per_position: [Counter; K_LIMIT],
     /// By vLLM's name.
@@ -300,6 +316,11 @@ impl LoadMetrics {
                 ("k", "faser_chunks_by_length_total"),
                 "verified chunks, by their number of proposals k",
             ),
+            recovered_by_rank: by_place(
+                meter,
+                ("rank", "faser_recovered_tokens_by_rank_total"),
+                "recovered tokens that the draft's candidates were known for, by their rank among them, counted from 0; the last: none of them",
+            ),
             accepted_per_position: by_place(
                 meter,
                 ("position", "faser_spec_decode_num_accepted_tokens_per_pos_total"),
@@ -329,7 +350,12 @@ impl LoadMetrics {
         let accepted = accepted.flat_map(|counters| counters.iter().zip(totals.accepted_per_position));
         let proposed = self.proposed_per_position.iter().zip(totals.proposed_per_position);
         let lengths = self.chunks_by_length.iter().zip(totals.chunks_by_length);
-        accepted.chain(proposed).chain(lengths).for_each(|(counter, value)| counter.absolute(value));
+        let recovered = self.recovered_by_rank.iter().zip(totals.recovered_ranks);
+        accepted
+            .chain(proposed)
+            .chain(lengths)
+            .chain(recovered)
+            .for_each(|(counter, value)| counter.absolute(value));
     }
 }
 

@@ -18,6 +18,8 @@ const ROWS_AHEAD: usize = 64;
 const MOST_LONG_PLANS: usize = 8;
 /// Share of displaced rows up to which a round may have more than one: where more prompts wait, those come first.
 const MOST_DISPLACED: f64 = 0.2;
+/// Of so many draft plans one tells the draft's candidates, where nothing is prepared by them.
+const RANKS_EVERY: u64 = 16;
 /// Rows of one sequence that nobody minds: what a round commits, and a step.
 const SHORT: usize = 2 * K_LIMIT;
 
@@ -313,7 +315,9 @@ impl Engine {
         self.draft_pool.take_copies(&mut plan.copies);
         plan.partition = execution.partition();
         plan.alternatives = self.pruning.wants_alternatives();
-        plan.candidates = self.planner.prepares();
+        // Where nothing is prepared, now and then: how often the target's token is one of them is to be known before.
+        let prepares = self.planner.execution() != Execution::Serial || plan.step.is_multiple_of(RANKS_EVERY);
+        plan.candidates = prepares && self.planner.prepares();
         Some(plan)
     }
 

@@ -9,7 +9,7 @@
 //!        +-----------------------------------------------------------------------------------------------------------+
 //! ```
 //!
-//! Overlapped execution: while the verify lane is busy, the draft lane drafts on past the frontier, few steps at a time.
+//! Overlapped execution: while the verify lane is busy, the draft lane prepares for its verdicts; see `outcomes.rs`.
 //! When the pass ends, the round may find all the proposals it wants; then it verifies them at once, and only what is
 //! missing is drafted before. Which of the two it is, is decided anew for every verify pass.
 

@@ -168,6 +168,8 @@ sent_and_read! {
         pub acceptance_by_position: Vec<Option<f64>>,
         /// Share of verify passes beside which the draft lane was to work.
         pub overlapped: Option<f64>,
+        /// Share of the verdicts for which branches had been drafted that found their proposals at hand.
+        pub outcome_hits: Option<f64>,
         /// Share of verify passes with a pruning checkpoint.
         pub pruning: Option<f64>,
         /// Chunks not sent yet, or being drafted, that a rejection in front of them cancelled, per second.

@@ -46,6 +46,7 @@ pub(super) fn figures(then: &LoadView, now: &LoadView, window: Duration, replica
         k_histogram,
         acceptance_by_position: (0..LENGTHS - 1).map(by_position).collect(),
         overlapped: share(grown(|totals| totals.overlapped_passes), passes),
+        outcome_hits: share(grown(|totals| totals.outcome_hits), grown(|totals| totals.outcome_verdicts)),
         pruning: share(grown(|totals| totals.pruning_passes), passes),
         chunks_cancelled_per_s: per_s(|totals| totals.chunks_cancelled),
         rows_pruned_per_s: per_s(|totals| totals.rows_pruned),

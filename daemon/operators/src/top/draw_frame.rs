@@ -330,14 +330,20 @@ pub(super) fn lanes(frame: &mut Frame<'_>, area: Rect, state: &State, figures: &
     let inner = framed(frame, area, title);
     let [words, picture] = Layout::horizontal([Constraint::Length(14), Constraint::Min(0)]).areas(inner);
     let busy = |name: &str, share: f64| Line::from(format!("{name:<7} {:>4}", percent(Some(share))));
-    let overlapped = Line::from(vec![
-        Span::raw(percent(figures.overlapped)),
-        dim(" of passes overlapped, "),
-        Span::raw(rate(figures.chunks_cancelled_per_s)),
-        dim(" chunks/s cancelled, "),
-        Span::raw(rate(figures.rows_pruned_per_s)),
-        dim(" rows/s pruned"),
-    ]);
+    // Said where there are any.
+    let hits =
+        figures.outcome_hits.map(|hits| [Span::raw(percent(Some(hits))), dim(" of verdicts prepared for, ")]);
+    let overlapped = Line::from_iter(
+        [Span::raw(percent(figures.overlapped)), dim(" of passes overlapped, ")]
+            .into_iter()
+            .chain(hits.into_iter().flatten())
+            .chain([
+                Span::raw(rate(figures.chunks_cancelled_per_s)),
+                dim(" chunks/s cancelled, "),
+                Span::raw(rate(figures.rows_pruned_per_s)),
+                dim(" rows/s pruned"),
+            ]),
+    );
     let text = vec![busy("verify", figures.verify_busy), busy("draft", figures.draft_busy)];
     frame.render_widget(Paragraph::new(text), words);
     let nothing = Lanes::default();

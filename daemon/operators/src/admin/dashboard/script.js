@@ -55,7 +55,7 @@ function tiles({ total }) {
     tile("Running", count(total.running), `${count(total.waiting)} waiting`, "verify", total.running),
     tile("Acceptance", share(total.acceptance), `${few(total.tokens_per_chunk)} tokens per chunk`, "ahead", total.acceptance, 1),
     tile("Passes/s", rate(total.passes_per_s), `${total.rows_per_pass == null ? "–" : total.rows_per_pass.toFixed(1)} rows each`, "verify", total.passes_per_s),
-    tile("Overlapped", share(total.overlapped), `${rate(total.chunks_cancelled_per_s)} chunks/s cancelled`, "ahead", total.overlapped, 1),
+    tile("Overlapped", share(total.overlapped), total.outcome_hits == null ? `${rate(total.chunks_cancelled_per_s)} chunks/s cancelled` : `${share(total.outcome_hits)} of verdicts prepared for`, "ahead", total.overlapped, 1),
     tile("Pruned rows/s", rate(total.rows_pruned_per_s), `${share(total.pruning)} of passes have pruning checkpoints`, "prune", total.rows_pruned_per_s),
   );
 }
