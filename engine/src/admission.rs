@@ -123,6 +123,7 @@ impl Engine {
             frontier: sequence.tokens.len(),
             unsent: sequence.proposals.len(),
             drafting: drafting.filter(|_| sequence.draft_out.is_some()),
+            taken: None,
             rejected: false,
         });
         sequence.evict((&self.target_pool, &self.draft_pool));

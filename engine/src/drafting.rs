@@ -316,8 +316,8 @@ impl Engine {
         plan.partition = execution.partition();
         plan.alternatives = self.pruning.wants_alternatives();
         // Where nothing is prepared, now and then: how often the target's token is one of them is to be known before.
-        let prepares = self.planner.execution() != Execution::Serial || plan.step.is_multiple_of(RANKS_EVERY);
-        plan.candidates = prepares && self.planner.prepares();
+        let overlapped = self.planner.execution() != Execution::Serial;
+        plan.candidates = needs.keeps_proposals && (overlapped || plan.step.is_multiple_of(RANKS_EVERY));
         Some(plan)
     }
 

@@ -49,6 +49,11 @@ impl LaneBook {
         self.steps
     }
 
+    /// The number that the next plan will have.
+    pub(crate) fn next_step(&self) -> u64 {
+        self.steps + 1
+    }
+
     /// The plan that is out.
     pub(crate) fn outstanding(&self) -> Option<u64> {
         self.outstanding

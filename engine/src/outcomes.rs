@@ -24,7 +24,7 @@ use crate::sequence::{DraftOut, Proposal, Sequence, SequenceKv};
 use crate::survival::Source;
 
 /// Probability below which an outcome is not looked at.
-const LEAST_ODDS: f32 = 0.02;
+const LEAST_ODDS: f32 = 0.01;
 
 /// A verdict that may come, and what was drafted for it.
 #[derive(Debug)]
@@ -39,13 +39,15 @@ pub(crate) struct Outcome {
     pub(crate) proposals: VecDeque<Proposal>,
     /// Its chunk, while that is out.
     pub(crate) out: Option<DraftOut>,
+    /// The draft plan that it is in, and its place there.
+    planned: (u64, usize),
 }
 
 impl Outcome {
     /// One of nothing yet, in this pool.
     fn empty(pool: &BlockPool) -> Outcome {
         let kv = SequenceKv::empty(pool, 0);
-        Outcome { at: 0, token: 0, kv, proposals: VecDeque::new(), out: None }
+        Outcome { at: 0, token: 0, kv, proposals: VecDeque::new(), out: None, planned: (0, 0) }
     }
 }
 
@@ -83,8 +85,8 @@ pub(crate) struct Ranks {
     counts: [f32; CANDIDATES + 1],
 }
 
-/// Before anything was seen: of the demo pair's draft (docs/results), with the weight of so many rejections.
-const FIRST_RANKS: [f32; CANDIDATES] = [0.38, 0.14, 0.07];
+/// Before anything was seen: as of the demo pair at temperature 0.7 (docs/results), with the weight of so many rejections.
+const FIRST_RANKS: [f32; CANDIDATES] = [0.32, 0.15, 0.12];
 const FIRST_WEIGHT: f32 = 32.0;
 /// Share of the counts that a rejection leaves.
 const FADES: f32 = 1.0 - 1.0 / 1024.0;
@@ -153,9 +155,10 @@ impl Sequence {
     }
 
     /// Its verdict has come: `next` stands behind its committed tokens. If that was prepared for, those proposals are its own now, with their KV; all
-    /// else that was prepared is over.
-    pub(crate) fn adopt(&mut self, at: usize, next: TokenId, spent: &mut Spent) -> bool {
+    /// else that was prepared is over. The draft plan of the branch that it takes, and its place there.
+    pub(crate) fn adopt(&mut self, at: usize, next: TokenId, spent: &mut Spent) -> Option<(u64, usize)> {
         let found = self.outcomes.iter().position(|outcome| (outcome.at, outcome.token) == (at, next));
+        let taken = found.map(|found| self.outcomes[found].planned);
         if let Some(found) = found {
             let outcome = &mut self.outcomes[found];
             std::mem::swap(&mut self.draft, &mut outcome.kv);
@@ -164,7 +167,7 @@ impl Sequence {
             self.epoch += 1;
         }
         self.end_outcomes(spent);
-        found.is_some()
+        taken
     }
 
     /// All that was prepared is over.
@@ -307,6 +310,7 @@ impl Engine {
         let chunk = plan.chunks.len();
         (outcome.at, outcome.token, outcome.kv.computed) = (at, token, at);
         outcome.out = Some(DraftOut { end: at + 1, chunk });
+        outcome.planned = (self.draft_lane.next_step(), chunk);
         self.draft_lane.admit(seq, || sequence.admission());
         let rows = plan.tokens.len()..plan.tokens.len() + 1;
         plan.tokens.push(token);
@@ -323,5 +327,22 @@ impl Engine {
         });
         sequence.outcomes.push(outcome);
         self.totals.outcomes_drafted += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_become_what_is_seen() {
+        let mut ranks = Ranks::default();
+        let [first, ..] = ranks.shares();
+        assert!((first - FIRST_RANKS[0]).abs() < 1e-6);
+        for seen in 0..4000 {
+            ranks.observe((seen % 5 == 0).then_some(1));
+        }
+        let [first, second, third] = ranks.shares();
+        assert!(first < 0.01 && third < 0.01 && (0.18..0.22).contains(&second), "{first} {second} {third}");
     }
 }

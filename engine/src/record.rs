@@ -98,6 +98,8 @@ pub struct ChunkRecord {
     pub cancelled: bool,
     /// It prepared for a verdict that had yet to come.
     pub outcome: bool,
+    /// That verdict came.
+    pub taken: bool,
 }
 
 impl ChunkRecord {
@@ -232,6 +234,7 @@ impl Recorder {
         }
         let by = self.judged;
         for &moved in engine.epoch_moves() {
+            moved.taken.into_iter().for_each(|(step, chunk)| self.take_outcome(step, chunk));
             self.mark(now, Mark::EpochMoved { moved, by: by.filter(|_| moved.rejected) });
         }
         for command in commands {
@@ -316,6 +319,15 @@ impl Recorder {
             pass.chunks.get_mut(cancelled.chunk).into_iter().for_each(|chunk| chunk.cancelled = true);
         }
         self.mark(now, Mark::ChunkCancelled(cancelled));
+    }
+
+    /// A verdict has picked an outcome, of a draft plan that is out or was not long ago.
+    fn take_outcome(&mut self, step: u64, chunk: usize) {
+        let kept = self.record.passes.iter_mut().rev();
+        let mut drafts = self.out[LaneKind::Draft as usize].iter_mut().chain(kept);
+        let pass = drafts.find(|pass| (pass.lane, pass.step) == (LaneKind::Draft, step));
+        let chunk = pass.and_then(|pass| pass.chunks.get_mut(chunk));
+        chunk.into_iter().for_each(|chunk| chunk.taken = true);
     }
 
     fn drafted(&mut self, ended: Duration, plan: &DraftPlan) {

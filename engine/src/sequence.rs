@@ -216,6 +216,8 @@ pub(crate) struct Committed {
     pub(crate) cancelled: Option<CancelledDrafts>,
     /// Whether its proposals for what came were at hand, where any had been prepared.
     pub(crate) hit: Option<bool>,
+    /// The branch that took the place of what was drafted, by its draft plan and its place there.
+    pub(crate) taken: Option<(u64, usize)>,
     /// Which of the draft's next candidates came in the place of what was rejected, counted from 0; [`CANDIDATES`] if none did.
     pub(crate) rank: Option<usize>,
     pub(crate) ended: Option<FinishReason>,
@@ -633,12 +635,11 @@ impl Sequence {
         if rejected {
             let (epoch, drafting) = (self.epoch, self.draft_out.is_some());
             done.cancelled = Some(CancelledDrafts { epoch, frontier: end + sent, unsent, drafting });
-            if !self.adopt(at, next, spent) {
+            done.taken = self.adopt(at, next, spent);
+            if done.taken.is_none() {
                 self.reject(spent);
-                done.hit = prepared.then_some(false);
-            } else {
-                done.hit = Some(true);
             }
+            done.hit = prepared.then_some(done.taken.is_some());
         } else {
             done.hit = prepared.then_some(!self.proposals.is_empty() || self.draft_out.is_some());
             self.end_outcomes(spent);

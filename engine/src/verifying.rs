@@ -303,14 +303,15 @@ impl Engine {
         if let Some(hit) = done.hit {
             self.totals.outcome_verdicts += 1;
             self.totals.outcome_hits += u64::from(hit);
-            self.totals.outcomes_taken += u64::from(hit && done.cancelled.is_some());
+            self.totals.outcomes_taken += u64::from(done.taken.is_some());
         }
         if let Some(rank) = done.rank {
             self.totals.recovered_ranks[rank.min(CANDIDATES)] += 1;
         }
         if let Some(CancelledDrafts { epoch, frontier, unsent, drafting }) = done.cancelled {
             let drafting = step.filter(|_| drafting);
-            let moved = EpochMove { seq, epoch, frontier, unsent, drafting, rejected: true };
+            let moved =
+                EpochMove { seq, epoch, frontier, unsent, drafting, taken: done.taken, rejected: true };
             self.moves.push(moved);
             self.totals.chunks_cancelled += u64::from(moved.cancelled());
         }

@@ -167,6 +167,8 @@ pub struct EpochMove {
     pub unsent: usize,
     /// The draft plan that was working on more, if one was.
     pub drafting: Option<u64>,
+    /// What stands in their place from now on: the branch that was prepared for this verdict, by its draft plan and its place there.
+    pub taken: Option<(u64, usize)>,
     /// A verdict rejected what was proposed before them. Otherwise the sequence lost its KV.
     pub rejected: bool,
 }

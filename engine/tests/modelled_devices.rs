@@ -146,7 +146,9 @@ fn an_oracle_drafts_what_is_right_and_pays_for_that_alone() {
     let workload = workload(4.0, Faults::default(), 5);
     let brought = |oracle: bool, policy: Policy| {
         let roofline = device();
-        let config = config(policy, &roofline);
+        let mut config = config(policy, &roofline);
+        // What is prepared for verdicts that an oracle never gets is time lost.
+        config.tuning.mechanisms.overlap = false;
         let device = workload.device(16, roofline);
         let device = if oracle { device.with_oracle() } else { device };
         Simulation::new(config, device).expect("the configuration is sound").run(workload.happenings())
@@ -205,7 +207,9 @@ fn an_easy_text_is_found_out_within_twenty_passes() {
         let lengths = lengths_alone(0.95, policy.clone());
         let settled = &lengths[20..lengths.len() - 2];
         let mean = settled.iter().sum::<usize>() as f64 / settled.len() as f64;
-        assert!(mean > 10.0, "{policy}: {lengths:?}");
+        // What was prepared under the pass before is verified as it is: it may be less than would have been drafted, and costs no time.
+        let least = if policy == Policy::Faser { 8.0 } else { 10.0 };
+        assert!(mean > least, "{policy}: {lengths:?}");
         let found = lengths.iter().position(|&k| k >= 10).unwrap_or(lengths.len());
         assert!(found < 20, "{policy}: {lengths:?}");
     }

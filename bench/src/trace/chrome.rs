@@ -231,6 +231,11 @@ fn words_of(lane: LaneKind, chunk: &ChunkRecord) -> String {
     }
     words += if chunk.tested { ", tested" } else { "" };
     words += if chunk.cancelled { ", cancelled" } else { "" };
+    words += match (chunk.outcome, chunk.taken) {
+        (false, _) => "",
+        (true, false) => ", an outcome that did not come",
+        (true, true) => ", the outcome that came",
+    };
     words
 }
 

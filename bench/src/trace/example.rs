@@ -41,7 +41,15 @@ fn pass(lane: LaneKind, step: u64, (began, ended): (u64, u64), chunk: ChunkRecor
 pub(super) fn example() -> Record {
     let verify = ChunkRecord { accepted: 2, next: true, ..chunk(9, 4, 3) };
     let unfinished = ChunkRecord { proposals: 0, cancelled: true, ..chunk(13, 1, 1) };
-    let moved = EpochMove { seq: SEQ, epoch: 3, frontier: 13, unsent: 1, drafting: Some(7), rejected: true };
+    let moved = EpochMove {
+        seq: SEQ,
+        epoch: 3,
+        frontier: 13,
+        unsent: 1,
+        drafting: Some(7),
+        taken: None,
+        rejected: true,
+    };
     let cancelled = CancelledChunk { lane: LaneKind::Draft, step: 7, seq: SEQ, chunk: 0 };
     let usage = Usage { output_tokens: 9, ..Usage::default() };
     Record {

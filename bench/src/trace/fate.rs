@@ -46,7 +46,10 @@ impl<'a> Fates<'a> {
     /// What became of the `nth` proposal of a draft chunk.
     pub(super) fn of_drafted(&self, chunk: &ChunkRecord, nth: usize) -> Fate {
         let place = chunk.start + chunk.rows + nth;
-        let key = (chunk.seq, chunk.epoch);
+        let key = (chunk.seq, chunk.epoch + u32::from(chunk.taken));
+        if chunk.outcome && !chunk.taken {
+            return self.cancelled(chunk).map_or(Fate::Unused, Fate::Cancelled);
+        }
         let verified = self.verified.get(&key).map_or(&[][..], Vec::as_slice);
         // One that was pruned may have been sent again.
         if let Some(chunk) = verified.iter().rev().find(|c| c.proposed(LaneKind::Verify).contains(&place)) {
@@ -76,7 +79,10 @@ impl<'a> Fates<'a> {
 
     /// The verify pass that cancelled a draft chunk, or a part of it; also one that was left before it had brought anything.
     pub(super) fn cancelled(&self, chunk: &ChunkRecord) -> Option<u64> {
-        let (moved, by) = self.rejections.get(&(chunk.seq, chunk.epoch))?;
+        let (moved, by) = self.rejections.get(&(chunk.seq, chunk.epoch + u32::from(chunk.taken)))?;
+        if chunk.outcome && !chunk.taken {
+            return Some(*by);
+        }
         let last = chunk.start + chunk.rows + chunk.proposals.max(1) - 1;
         (chunk.k > 0 && last >= moved.frontier).then_some(*by)
     }

@@ -411,3 +411,33 @@ proptest! {
         prop_assert!(pool.view().whole());
     }
 }
+
+#[test]
+fn a_fork_shares_whole_blocks_copies_the_one_it_parts_in_and_takes_all_or_nothing() {
+    let pool = BlockPool::new(5, SIZE, true);
+    let mut own = pool.table(3);
+    assert!(own.grow(10));
+    own.register(&tokens(10), 8);
+    let mut branch = pool.table(0);
+    // Room for a sixth block is not there.
+    assert!(!own.fork(9, 6 * SIZE, &mut branch));
+    assert!(branch.is_empty());
+    assert!(own.fork(9, 13, &mut branch));
+    let (ids, others) = (own.ids(10), branch.ids(13));
+    assert_eq!(others[..2], ids[..2]);
+    assert!(others[2] != ids[2] && pool.free() == 0);
+    let mut copies = Vec::new();
+    pool.take_copies(&mut copies);
+    assert_eq!(copies, [BlockCopy { from: ids[2], to: others[2] }]);
+    // It goes on as the sequence would, in the cache too.
+    drop(own);
+    assert_eq!((pool.free(), branch.cached_tokens()), (1, 8));
+    branch.register(&tokens(13), 12);
+    branch.clear();
+    assert_eq!((pool.free(), pool.cached_tokens(&tokens(13), 3)), (5, 12));
+    // At a border nothing is copied.
+    let own = pool.table_for_prefix(&tokens(9), 3);
+    assert!(own.fork(8, 9, &mut branch));
+    pool.take_copies(&mut copies);
+    assert_eq!((copies.len(), branch.ids(9).len()), (1, 3));
+}

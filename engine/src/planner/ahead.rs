@@ -9,14 +9,14 @@ use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::request::K_LIMIT;
 
 /// Gain, as a share of a round's tokens, above which preparing is begun, and below which it ends.
-const BEGIN_ABOVE: f64 = 0.03;
-const END_BELOW: f64 = 0.015;
+const BEGIN_ABOVE: f64 = 0.02;
+const END_BELOW: f64 = 0.01;
 
 /// Where preparing could not win more than this share of a round it is not looked at.
 const LEAST_DRAFT_SHARE: f64 = 0.02;
 
 /// Share of a pass that is filled: what is late has everybody wait.
-const USED_SHARE: f64 = 0.9;
+const USED_SHARE: f64 = 0.97;
 
 /// The golden ratio's fraction: its multiples are spread evenly over 0 to 1.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
@@ -237,5 +237,50 @@ impl Candidate {
         let ready = ready.min(self.useful);
         let survivals = (1..=ready as i32).map(|i| self.typical.powi(i));
         Candidate { ready, expected: survivals.sum(), survival: self.typical.powi(ready as i32), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::AttentionCost;
+
+    fn odds(probabilities: &[f32], past: bool) -> Vec<Odds> {
+        let of = |(index, &probability)| Odds {
+            index,
+            probability,
+            typical: 0.8,
+            weight: 1.0,
+            context: 100,
+            past,
+            own: false,
+        };
+        probabilities.iter().enumerate().map(of).collect()
+    }
+
+    #[test]
+    fn where_rows_are_free_all_are_prepared_for_and_where_they_cost_the_likeliest_deep() {
+        let odds = odds(&[0.5, 0.1, 0.1, 0.05], false);
+        let with = |row_us, left_s| {
+            let draft = PassCost::linear(1000, row_us, AttentionCost::default());
+            prepare(&odds, left_s, 64, 1e-3, &draft)
+        };
+        // Nearly all of 10 ms.
+        assert_eq!(with(0, 0.01), Preparing { past: false, count: 4, steps: 9 });
+        let few = with(1000, 0.01);
+        assert!(few.count < 4 && few.steps > 1, "{few:?}");
+        assert_eq!(with(0, 0.0005), Preparing::default());
+    }
+
+    #[test]
+    fn a_step_past_the_frontiers_is_taken_for_what_it_brings() {
+        let draft = PassCost::linear(1000, 0, AttentionCost::default());
+        let of = |known: f32, unknown: f32| {
+            let mut all = odds(&[known], false);
+            all.extend(odds(&[unknown], true));
+            prepare(&all, 0.01, 64, 1e-3, &draft)
+        };
+        assert_eq!(of(0.5, 0.01), Preparing { past: false, count: 1, steps: 9 });
+        assert_eq!(of(0.3, 0.3), Preparing { past: true, count: 2, steps: 8 });
     }
 }

@@ -250,4 +250,40 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn candidates_are_what_is_drawn_without_those_before() {
+        const VOCABULARY: usize = 300;
+        let values: Vec<f32> = (0..VOCABULARY).map(|i| ((i * 7919) % 613) as f32 / 60.0).collect();
+        let logits = crate::Tensor::from_rows(VOCABULARY, &values);
+        let lane = crate::Lane::new(&crate::Partition { cores: vec![0] }, crate::Isa::Portable).unwrap();
+        let plain = Sampling { seed: 11, ..Sampling::default() };
+        for sampling in [
+            plain.clone(),
+            Sampling { temperature: 0.0, ..plain.clone() },
+            Sampling { temperature: 0.6, top_k: 40, min_p: 0.01, ..plain.clone() },
+            Sampling { logit_bias: vec![(5, 4.0)], min_tokens: 2, ends: vec![7], ..plain.clone() },
+            Sampling { banned: vec![vec![612 % 300]], ..plain },
+        ] {
+            let history = History::new(1, &[3], &sampling);
+            let row = SampleRow {
+                row: 0,
+                position: 1,
+                sampling: &sampling,
+                history: &history,
+                since: &[],
+                allowed: None,
+            };
+            let mut drawn = [0];
+            sample(&lane, logits.view(1), &[row], &mut drawn);
+            let mut found = [[0; CANDIDATES]];
+            candidates(&lane, logits.view(1), &[row], &drawn, &mut found);
+            let mut without = sampling.clone();
+            for candidate in found[0] {
+                without.banned.push(drawn.to_vec());
+                sample(&lane, logits.view(1), &[SampleRow { sampling: &without, ..row }], &mut drawn);
+                assert_eq!(candidate, drawn[0], "{sampling:?}");
+            }
+        }
+    }
 }
