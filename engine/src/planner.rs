@@ -393,6 +393,7 @@ impl Planner {
     /// whether `past` sequences should have a step past their frontiers first.
     pub(crate) fn outcomes(&self, odds: &[Odds], left: Duration, most: usize, past: usize) -> Preparing {
         let costs = self.partitions.get(self.execution.partition().0);
+        let costs = costs.filter(|_| self.steering.speculates());
         costs.map_or_else(Preparing::default, |costs| {
             let past_s = costs.draft.seconds(past, Reach::NONE);
             ahead::prepare(odds, left.as_secs_f64(), most, past_s, &costs.draft)

@@ -24,7 +24,7 @@ fn backlog(partitions: &[PartitionCosts], acceptance: f64) -> Vec<Moment> {
     let costs = DeviceCosts::Tables(truth.collect());
     let config = EngineConfig { partitions: partitions.to_vec(), ..config(Policy::Faser) };
     let device = SimDevice::new(7, VOCABULARY, acceptance, config.block_size, costs);
-    let requests = (0..60).map(|seq| request(seq, vec![seq as u32 % VOCABULARY; 8], 100));
+    let requests = (0..150).map(|seq| request(seq, vec![seq as u32 % VOCABULARY; 8], 100));
     let mut moments = Vec::new();
     let simulation = Simulation::new(config, device).expect("the configuration is sound");
     simulation.run_seen(at_once(requests), |_, engine, commands| {
