@@ -85,7 +85,7 @@ pub(crate) struct Ranks {
     counts: [f32; CANDIDATES + 1],
 }
 
-/// Before anything was seen: as of the demo pair at temperature 0.7 (docs/results), with the weight of so many rejections.
+/// Before anything was seen: as of the demo pair at temperature 0.7 (docs/results/2026-11-25-outcomes.md), with the weight of so many rejections.
 const FIRST_RANKS: [f32; CANDIDATES] = [0.32, 0.15, 0.12];
 const FIRST_WEIGHT: f32 = 32.0;
 /// Share of the counts that a rejection leaves.
