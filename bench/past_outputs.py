@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """What past outputs bring: requests that resemble one another, the demo pair, with and without memory for what was said before.
 
-    cargo build --release && python3 bench/past_outputs.py [--requests 200] [--binary PATH]
+    cargo build --release && python3 bench/past_outputs.py [--requests 200] [--mixed] [--binary PATH]
 
 The prompts are held-out ones of the demo pair, each asked four times and these in a fixed order of chance: as it is, with a title in
 front, without its last words, and as it is again. Every second round of them is sampled (temperature 0.7, a seed each), the others are greedy. One stream.
 Each way has a daemon of its own; they take turns, request by request, so that they meet the same machine, and their texts have to be the same. Times are of whole
 requests over HTTP. Standard library alone.
+
+With --mixed a third of the prompts are new, a third have been asked before, and a third come with a prediction: the text that will come, every twelfth word of
+it another one. So each source has requests that suit it best.
 """
 import argparse, http.client, json, os, random, re, sys, tempfile, time
 import restart
@@ -36,6 +39,27 @@ def requests(number):
     return bodies
 
 
+def mixed(number, port):
+    """A third new, a third with a prediction, a third asked before; `port` is a daemon's that may tell what will come."""
+    with open(os.path.join(restart.ROOT, "models/rustdoc/heldout_prompts.json")) as file:
+        prompts = [entry["prompt"] for entry in json.load(file)]
+    bodies = []
+    for place in range(number):
+        kind = place % 3
+        # Those asked before are sixteen, again and again; new ones are told apart by a title that no other has.
+        prompt = prompts[place // 3 % (16 if kind == 2 else len(prompts))]
+        prompt = f"# Chapter {place}\n\n{prompt}" if kind < 2 else prompt
+        body = {"prompt": prompt, "max_tokens": 128, "temperature": 0, "seed": place, "include_metrics": True}
+        if kind == 1:
+            status, answer = restart.ask(port, "POST", "/v1/completions", json.dumps({**body, "speculation": {"mode": "off"}}), 600)
+            assert status == 200, answer
+            words = json.loads(answer)["choices"][0]["text"].split(" ")
+            edited = ["another" if at % 12 == 11 else word for at, word in enumerate(words)]
+            body["prediction"] = {"type": "content", "content": " ".join(edited)}
+        bodies.append(body)
+    return bodies
+
+
 def metric(port, name):
     text = restart.ask(port, "GET", "/metrics")[1].decode()
     return sum(float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.M))
@@ -44,6 +68,7 @@ def metric(port, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--binary", default=os.path.join(restart.ROOT, "target/release/faser"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +82,8 @@ def main():
                 daemons[way] = restart.Daemon(args.binary, port, ["-c", config], folder)
                 daemons[way].until_ready()
         took = {way: [0.0, 0, 0, 0, 0, 0] for way in WAYS}
-        for place, body in enumerate(requests(args.requests)):
+        bodies = mixed(args.requests, daemons["no speculation"].port) if args.mixed else requests(args.requests)
+        for place, body in enumerate(bodies):
             texts = set()
             for way, (_, speculation) in WAYS.items():
                 asked = json.dumps({**body, "speculation": speculation})

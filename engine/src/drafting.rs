@@ -299,11 +299,11 @@ impl Engine {
             }
         }
         self.running = running;
-        self.leave_ahead(plan, execution)
+        self.send_drafts(plan, execution)
     }
 
     /// A draft plan leaves, if anything is in it.
-    pub(crate) fn leave_ahead(&mut self, mut plan: DraftPlan, execution: Execution) -> Option<DraftPlan> {
+    pub(crate) fn send_drafts(&mut self, mut plan: DraftPlan, execution: Execution) -> Option<DraftPlan> {
         if plan.chunks.is_empty() {
             self.spent.0 = plan;
             return None;

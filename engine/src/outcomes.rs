@@ -226,7 +226,7 @@ impl Engine {
             }
         }
         self.scratch = scratch;
-        self.leave_ahead(plan, execution)
+        self.send_drafts(plan, execution)
     }
 
     /// The branches that could be drafted now, and their odds, likeliest first.
