@@ -294,8 +294,8 @@ fn no_end_is_drawn_before_there_are_enough_tokens_of_output() {
 
 #[test]
 #[should_panic(expected = "tokens before position 5")]
-fn a_history_that_does_not_reach_the_position_is_refused() {
-    let sampling = Sampling::default();
+fn a_history_that_is_read_and_does_not_reach_the_position_is_refused() {
+    let sampling = Sampling { presence_penalty: 0.5, ..Sampling::default() };
     let row = SampleRow {
         row: 0,
         position: 5,

@@ -37,7 +37,7 @@ impl SampleRow<'_> {
 /// Draws one token for each of `rows`. Logits that are not finite are never drawn; token 0 if none is finite.
 ///
 /// # Panics
-/// If `out` is not as long as `rows`, a row does not exist, or `history` and `since` do not reach exactly to `position`.
+/// If `out` is not as long as `rows`, a row does not exist, or `history` is read and with `since` does not reach exactly to `position`.
 pub fn sample(lane: &Lane, logits: View<'_>, rows: &[SampleRow<'_>], out: &mut [u32]) {
     assert_eq!(out.len(), rows.len(), "sample: length of out");
     let out = crate::memory::SharedMut::new(out);
@@ -170,7 +170,7 @@ fn adjusted(logits: &[f32], first: u32, row: &SampleRow<'_>, buffer: &mut [f32])
 /// leaves out by itself, for a device that has to be told.
 ///
 /// # Panics
-/// If `history` and `since` do not reach exactly to `position`.
+/// If `history` is read and with `since` does not reach exactly to `position`.
 #[must_use]
 pub fn mask_of(row: &SampleRow<'_>, vocabulary: usize) -> Option<Vec<u32>> {
     let SampleRow { position, sampling, history, since, allowed, .. } = *row;
