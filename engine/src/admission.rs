@@ -1,8 +1,9 @@
 //! Who runs: admission by priority, and in order of arrival among equals, as KV allows; and preemption by recompute when it runs short.
 
+use crate::branch::SequenceKv;
 use crate::engine::Engine;
 use crate::request::{K_LIMIT, SeqId};
-use crate::sequence::{Sequence, SequenceKv};
+use crate::sequence::Sequence;
 use crate::view::EpochMove;
 
 impl Engine {

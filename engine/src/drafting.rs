@@ -1,5 +1,6 @@
 //! The draft stage: who drafts how far, and which draft KV has to be caught up with first.
 
+use crate::branch::DraftOut;
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
@@ -7,7 +8,7 @@ use crate::planner::{Batch, Candidate, Execution, PassShape, Waiting};
 use crate::policy::Lengths;
 use crate::portfolio::{Choices, Prospects};
 use crate::request::{K_LIMIT, SeqId};
-use crate::sequence::{DraftOut, Sequence};
+use crate::sequence::Sequence;
 use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
 use crate::view::Totals;

@@ -20,11 +20,11 @@ use rustc_hash::FxHashMap;
 
 use crate::api::{Command, Event, FinishReason, Refusal};
 use crate::blocks::BlockPool;
+use crate::branch::{Branch, Spent};
 use crate::config::{EngineConfig, EngineError, Tuning};
 use crate::cost::PartitionCosts;
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
-use crate::outcomes::{Branch, Ranks, Spent};
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
 use crate::planner::{Candidate, Execution, Odds, PassShape, Planner};
 use crate::portfolio::{Path, Worth};
@@ -32,7 +32,7 @@ use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
 use crate::suffix::PastOutputs;
-use crate::survival::{Calibration, Learned, PerSource, Source};
+use crate::survival::{Calibration, Learned, PerSource, Ranks, Source};
 use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.

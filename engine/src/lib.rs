@@ -6,6 +6,7 @@
 mod admission;
 mod api;
 mod blocks;
+mod branch;
 mod config;
 pub mod cost;
 mod counts;

@@ -13,114 +13,16 @@
 //!
 //! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there, and then the steps of all branches together.
 
-use std::collections::VecDeque;
-
-use crate::blocks::BlockPool;
+use crate::branch::{Branch, DraftOut, Spent};
 use crate::engine::Engine;
-use crate::plan::{CANDIDATES, DraftChunk, DraftPlan, StopRule};
+use crate::plan::{DraftChunk, DraftPlan, StopRule};
 use crate::planner::{Execution, Odds, Preparing};
-use crate::request::{SeqId, TokenId};
-use crate::sequence::{DraftOut, Proposal, Sequence, SequenceKv};
+use crate::request::{CANDIDATES, SeqId, TokenId};
+use crate::sequence::Sequence;
 use crate::survival::Source;
 
 /// Probability below which an outcome is not looked at.
 const LEAST_ODDS: f32 = 0.01;
-
-/// A verdict that may come, and what was drafted for it.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    /// Position of the token that comes behind the accepted prefix.
-    pub(crate) at: usize,
-    /// That token.
-    pub(crate) token: TokenId,
-    /// The branch's KV in the draft's pool.
-    pub(crate) kv: SequenceKv,
-    /// What was drafted behind the token.
-    pub(crate) proposals: VecDeque<Proposal>,
-    /// Its chunk, while that is out.
-    pub(crate) out: Option<DraftOut>,
-    /// The draft plan that it is in, and its place there.
-    planned: (u64, usize),
-}
-
-impl Outcome {
-    /// One of nothing yet, in this pool.
-    fn empty(pool: &BlockPool) -> Outcome {
-        let kv = SequenceKv::empty(pool, 0);
-        Outcome { at: 0, token: 0, kv, proposals: VecDeque::new(), out: None, planned: (0, 0) }
-    }
-}
-
-/// Outcomes that are over: their buffers are used again, their chunks are cancelled.
-#[derive(Debug, Default)]
-pub(crate) struct Spent {
-    buffers: Vec<Outcome>,
-    /// Places in the draft plan that is out of chunks that nobody waits for any more.
-    pub(crate) cancelled: Vec<usize>,
-}
-
-impl Spent {
-    /// An outcome is over.
-    pub(crate) fn take_back(&mut self, mut outcome: Outcome) {
-        self.cancelled.extend(outcome.out.take().map(|out| out.chunk));
-        outcome.kv.give_up();
-        outcome.proposals.clear();
-        self.buffers.push(outcome);
-    }
-
-    fn next(&mut self, pool: &BlockPool) -> Outcome {
-        self.buffers.pop().unwrap_or_else(|| Outcome::empty(pool))
-    }
-
-    /// The buffers belong to a pool that is gone.
-    pub(crate) fn forget(&mut self) {
-        *self = Spent::default();
-    }
-}
-
-/// How often the target's token is one of the draft's next candidates, where it is not the proposal: of the first, the second, and so on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ranks {
-    /// Counts that fade, of each rank and of none of them.
-    counts: [f32; CANDIDATES + 1],
-}
-
-/// Before anything was seen: as of the demo pair at temperature 0.7 (docs/results/2026-11-25-outcomes.md), with the weight of so many rejections.
-const FIRST_RANKS: [f32; CANDIDATES] = [0.32, 0.15, 0.12];
-const FIRST_WEIGHT: f32 = 32.0;
-/// Share of the counts that a rejection leaves.
-const FADES: f32 = 1.0 - 1.0 / 1024.0;
-
-impl Default for Ranks {
-    fn default() -> Ranks {
-        let mut counts = [0.0; CANDIDATES + 1];
-        counts.iter_mut().zip(FIRST_RANKS).for_each(|(count, share)| *count = FIRST_WEIGHT * share);
-        counts[CANDIDATES] = FIRST_WEIGHT * (1.0 - FIRST_RANKS.iter().sum::<f32>());
-        Ranks { counts }
-    }
-}
-
-impl Ranks {
-    /// A proposal was rejected: the target's token was the candidate of this rank, or none.
-    pub(crate) fn observe(&mut self, rank: Option<usize>) {
-        self.counts.iter_mut().for_each(|count| *count *= FADES);
-        self.counts[rank.unwrap_or(CANDIDATES).min(CANDIDATES)] += 1.0;
-    }
-
-    /// Probability of each rank.
-    pub(crate) fn shares(&self) -> [f32; CANDIDATES] {
-        let all: f32 = self.counts.iter().sum();
-        std::array::from_fn(|rank| self.counts[rank] / all)
-    }
-}
-
-/// An outcome that could be prepared.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Branch {
-    seq: SeqId,
-    /// Where it parts; none of the sequence's own drafts, which go on.
-    parts: Option<(usize, TokenId)>,
-}
 
 impl Sequence {
     /// Calls `visit` with the probability of each verdict on its chunk of `sent` proposals for which there is or could be a candidate: how many proposals are
@@ -327,22 +229,5 @@ impl Engine {
         });
         sequence.outcomes.push(outcome);
         self.totals.outcomes_drafted += 1;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_become_what_is_seen() {
-        let mut ranks = Ranks::default();
-        let [first, ..] = ranks.shares();
-        assert!((first - FIRST_RANKS[0]).abs() < 1e-6);
-        for seen in 0..4000 {
-            ranks.observe((seen % 5 == 0).then_some(1));
-        }
-        let [first, second, third] = ranks.shares();
-        assert!(first < 0.01 && third < 0.01 && (0.18..0.22).contains(&second), "{first} {second} {third}");
     }
 }

@@ -7,14 +7,12 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 
 use crate::blocks::{BlockCopy, BlockId};
-use crate::request::{SeqId, TokenId};
+use crate::request::{CANDIDATES, SeqId, TokenId};
 use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, confidence_bin};
 
 /// Top-k alternatives of the draft that a proposal is compared with inside a verify pass, itself mostly among them.
 pub const ALTERNATIVES: usize = 8;
-/// Candidates of the draft beside each of its proposals, for outcomes to be prepared.
-pub const CANDIDATES: usize = 3;
 
 /// A lane's word on a sequence it is about to see: its whole history, from which samplers take penalties.
 #[derive(Clone, Debug)]

@@ -27,114 +27,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::{Emitted, EmittedTokens, FinishReason, Origin};
-use crate::blocks::{BlockPool, BlockTable};
+use crate::blocks::BlockPool;
+use crate::branch::{DraftOut, Outcome, Proposal, SequenceKv, Spent};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
-use crate::outcomes::{Outcome, Ranks, Spent};
-use crate::plan::{
-    Admission, Alternatives, CANDIDATES, CancelledChunk, Candidates, Drafted, LaneKind, Verdict,
-};
+use crate::plan::{Admission, CancelledChunk, Drafted, LaneKind, Verdict};
 use crate::portfolio::{Foreseen, Offers, Path, Prices, Prospects, Worth};
-use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
+use crate::request::{CANDIDATES, Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::suffix::{Owner, PastOutputs};
-use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Source, confidence_bin};
+use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Ranks, Source, confidence_bin};
 use crate::usage::{Tried, Usage};
 use crate::view::{RequestState, RequestView};
-
-/// The KV of one sequence in one pool.
-#[derive(Debug)]
-pub(crate) struct SequenceKv {
-    /// Blocks held.
-    pub(crate) table: BlockTable,
-    /// Leading tokens, committed or (in the draft's pool) proposed, whose KV is there.
-    pub(crate) computed: usize,
-}
-
-impl SequenceKv {
-    /// Nothing held.
-    pub(crate) fn empty(pool: &BlockPool, salt: u128) -> SequenceKv {
-        SequenceKv { table: pool.table(salt), computed: 0 }
-    }
-
-    /// The beginning of `tokens` that is cached under the same salt, in whole blocks.
-    pub(crate) fn from_cache(pool: &BlockPool, tokens: &[TokenId], salt: u128) -> SequenceKv {
-        let table = pool.table_for_prefix(tokens, salt);
-        SequenceKv { computed: table.cached_tokens(), table }
-    }
-
-    /// What is cached behind those too, to the token; see [`BlockTable::copy_tail`].
-    pub(crate) fn copy_tail(&mut self) {
-        self.computed = self.table.copy_tail();
-    }
-
-    /// What is there of committed tokens is for others from now on, to the token; what comes later once it fills a block.
-    fn share(&mut self, committed: &[TokenId]) {
-        self.table.register_part(committed, self.computed.min(committed.len()));
-    }
-
-    /// Gives all up. What is there of committed tokens stays in the prefix cache, to the token.
-    fn leave(&mut self, committed: &[TokenId]) {
-        self.table.leave(committed, self.computed.min(committed.len()));
-        self.computed = 0;
-    }
-
-    /// Gives all up, and leaves nothing to others that they do not have.
-    pub(crate) fn give_up(&mut self) {
-        self.table.clear();
-        self.computed = 0;
-    }
-
-    /// Notes that the KV of `computed` tokens is there; full blocks of committed ones enter the prefix cache.
-    pub(crate) fn advance(&mut self, committed: &[TokenId], computed: usize) {
-        self.computed = computed;
-        self.table.register(committed, computed.min(committed.len()));
-    }
-}
-
-/// A token that may come next and is not verified yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Proposal {
-    pub(crate) token: TokenId,
-    pub(crate) source: Source,
-    pub(crate) alternatives: Alternatives,
-    /// What the draft would have drawn in its place, in order.
-    pub(crate) candidates: Candidates,
-    pub(crate) confidence: f32,
-    /// What confidence alone says of its acceptance.
-    pub(crate) calibrated: f32,
-    /// Probability of acceptance, given that all before it is accepted.
-    pub(crate) acceptance: f32,
-}
-
-impl Proposal {
-    /// What a draft lane proposed, as its request's level and the table of acceptance by confidence see it.
-    fn drafted(drafted: &Drafted, level: &Level, table: &AcceptanceTable) -> Proposal {
-        let calibrated = table[confidence_bin(drafted.confidence)];
-        Proposal {
-            token: drafted.token,
-            source: Source::Draft,
-            alternatives: drafted.alternatives.clone(),
-            candidates: drafted.candidates.clone(),
-            confidence: drafted.confidence,
-            calibrated,
-            acceptance: level.acceptance(calibrated),
-        }
-    }
-
-    /// It cost no draft step, and no lane has looked at it.
-    pub(crate) fn is_free(&self) -> bool {
-        self.source != Source::Draft
-    }
-}
-
-/// A draft chunk that is out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DraftOut {
-    /// Position of its first proposal; the end of its rows.
-    pub(crate) end: usize,
-    /// Its place among the plan's chunks.
-    pub(crate) chunk: usize,
-}
 
 /// A verify chunk that is out.
 #[derive(Clone, Copy, Debug)]

@@ -7,6 +7,7 @@
 use std::ops::{Index, IndexMut};
 
 use crate::counts::Counts;
+use crate::request::CANDIDATES;
 
 /// Bins of confidence. Their borders are even in probability.
 pub const CONFIDENCE_BINS: usize = 16;
@@ -250,6 +251,42 @@ fn bounded(probability: f32) -> f32 {
     probability.clamp(HOPELESS, CERTAIN)
 }
 
+/// How often the target's token is one of the draft's next candidates, where it is not the proposal: of the first, the second, and so on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ranks {
+    /// Counts that fade, of each rank and of none of them.
+    counts: [f32; CANDIDATES + 1],
+}
+
+/// Before anything was seen: as of the demo pair at temperature 0.7 (docs/results/2026-11-25-outcomes.md), with the weight of so many rejections.
+const FIRST_RANKS: [f32; CANDIDATES] = [0.32, 0.15, 0.12];
+const FIRST_WEIGHT: f32 = 32.0;
+/// Share of the counts that a rejection leaves.
+const FADES: f32 = 1.0 - 1.0 / 1024.0;
+
+impl Default for Ranks {
+    fn default() -> Ranks {
+        let mut counts = [0.0; CANDIDATES + 1];
+        counts.iter_mut().zip(FIRST_RANKS).for_each(|(count, share)| *count = FIRST_WEIGHT * share);
+        counts[CANDIDATES] = FIRST_WEIGHT * (1.0 - FIRST_RANKS.iter().sum::<f32>());
+        Ranks { counts }
+    }
+}
+
+impl Ranks {
+    /// A proposal was rejected: the target's token was the candidate of this rank, or none.
+    pub(crate) fn observe(&mut self, rank: Option<usize>) {
+        self.counts.iter_mut().for_each(|count| *count *= FADES);
+        self.counts[rank.unwrap_or(CANDIDATES).min(CANDIDATES)] += 1.0;
+    }
+
+    /// Probability of each rank.
+    pub(crate) fn shares(&self) -> [f32; CANDIDATES] {
+        let all: f32 = self.counts.iter().sum();
+        std::array::from_fn(|rank| self.counts[rank] / all)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,5 +341,17 @@ mod tests {
         for (confidence, bin) in [(-1.0, 0), (0.0, 0), (0.999, 15), (1.0, 15), (7.0, 15), (f32::NAN, 0)] {
             assert_eq!(confidence_bin(confidence), bin);
         }
+    }
+
+    #[test]
+    fn ranks_become_what_is_seen() {
+        let mut ranks = Ranks::default();
+        let [first, ..] = ranks.shares();
+        assert!((first - FIRST_RANKS[0]).abs() < 1e-6);
+        for seen in 0..4000 {
+            ranks.observe((seen % 5 == 0).then_some(1));
+        }
+        let [first, second, third] = ranks.shares();
+        assert!(first < 0.01 && third < 0.01 && (0.18..0.22).contains(&second), "{first} {second} {third}");
     }
 }

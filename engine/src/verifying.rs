@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use crate::api::{Command, FinishReason};
+use crate::branch::Proposal;
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
-use crate::plan::{
-    CANDIDATES, CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan,
-};
+use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan};
 use crate::planner::{Batch, Leaving, PassShape, Speculated};
 use crate::pruning::Prospect;
-use crate::request::SeqId;
-use crate::sequence::Proposal;
+use crate::request::{CANDIDATES, SeqId};
 use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
 use crate::source::RoundPasses;
 use crate::survival::Source;

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::plan::CANDIDATES;
-use crate::request::{K_LIMIT, SeqId};
+use crate::request::{CANDIDATES, K_LIMIT, SeqId};
 use crate::usage::Usage;
 
 /// A snapshot: gauges of this moment and totals since the start.

@@ -12,7 +12,7 @@
 use super::kv::Origin;
 use super::phrases::Phrases;
 use super::random::{mix, normal, uniform};
-use crate::plan::CANDIDATES;
+use crate::request::CANDIDATES;
 
 /// A class of texts.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -10,8 +10,8 @@ use super::kv::{Origin, Prefix, SimLane};
 use super::lanes::PlanOut;
 use super::random::{mix, uniform};
 use super::roofline::Work;
-use crate::plan::{CANDIDATES, Candidates, DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
-use crate::request::{SeqId, TokenId};
+use crate::plan::{Candidates, DraftPlan, Drafted, Test, Verdict, VerifyChunk, VerifyPlan};
+use crate::request::{CANDIDATES, SeqId, TokenId};
 
 /// The simulated device.
 #[derive(Clone, Debug)]
