@@ -318,7 +318,7 @@ impl Engine {
         plan.alternatives = self.pruning.wants_alternatives();
         // Where nothing is prepared, now and then: how often the target's token is one of them is to be known before.
         let overlapped = self.planner.execution() != Execution::Serial;
-        plan.candidates = needs.keeps_proposals && (overlapped || plan.step.is_multiple_of(RANKS_EVERY));
+        plan.candidates = needs.keeps_proposals && (overlapped || plan.step % RANKS_EVERY == 1);
         Some(plan)
     }
 
@@ -411,6 +411,9 @@ impl Engine {
         let outcome = &plan.outcome;
         if !outcome.proposals.is_empty() {
             self.planner.drafted();
+        }
+        if outcome.proposals.iter().any(|drafted| !drafted.candidates.is_empty()) {
+            self.ranks.told();
         }
         self.totals.draft_passes += 1;
         self.totals.draft_time += outcome.took;

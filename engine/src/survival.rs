@@ -256,6 +256,8 @@ fn bounded(probability: f32) -> f32 {
 pub(crate) struct Ranks {
     /// Counts that fade, of each rank and of none of them.
     counts: [f32; CANDIDATES + 1],
+    /// Candidates have been told: not every lane can.
+    told: bool,
 }
 
 /// Before anything was seen: as of the demo pair at temperature 0.7 (docs/results/2026-11-25-outcomes.md), with the weight of so many rejections.
@@ -269,7 +271,7 @@ impl Default for Ranks {
         let mut counts = [0.0; CANDIDATES + 1];
         counts.iter_mut().zip(FIRST_RANKS).for_each(|(count, share)| *count = FIRST_WEIGHT * share);
         counts[CANDIDATES] = FIRST_WEIGHT * (1.0 - FIRST_RANKS.iter().sum::<f32>());
-        Ranks { counts }
+        Ranks { counts, told: false }
     }
 }
 
@@ -280,10 +282,15 @@ impl Ranks {
         self.counts[rank.unwrap_or(CANDIDATES).min(CANDIDATES)] += 1.0;
     }
 
-    /// Probability of each rank.
+    /// The lane tells candidates.
+    pub(crate) fn told(&mut self) {
+        self.told = true;
+    }
+
+    /// Probability of each rank; none of any where no lane tells candidates.
     pub(crate) fn shares(&self) -> [f32; CANDIDATES] {
         let all: f32 = self.counts.iter().sum();
-        std::array::from_fn(|rank| self.counts[rank] / all)
+        std::array::from_fn(|rank| if self.told { self.counts[rank] / all } else { 0.0 })
     }
 }
 
@@ -346,6 +353,8 @@ mod tests {
     #[test]
     fn ranks_become_what_is_seen() {
         let mut ranks = Ranks::default();
+        assert_eq!(ranks.shares(), [0.0; CANDIDATES], "nobody has told a candidate");
+        ranks.told();
         let [first, ..] = ranks.shares();
         assert!((first - FIRST_RANKS[0]).abs() < 1e-6);
         for seen in 0..4000 {
