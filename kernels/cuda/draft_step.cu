@@ -21,6 +21,7 @@ struct DraftStepArgs {
     const u32 *tokens; // per sample
     const float *confidence; // per sample
     const u32 *top; // [samples][TOP], or null
+    const u32 *next; // [samples][CANDIDATES], or null
     const u32 *sample_count;
     const u32 *of_plan; // [chunk of that pass]: chunk here; null: the same
     // The chunks of the plan.
@@ -29,6 +30,7 @@ struct DraftStepArgs {
     u32 *proposals; // [chunk][STEPS]
     float *confidences; // [chunk][STEPS]
     u32 *alternatives; // [chunk][STEPS][TOP]
+    u32 *candidates; // [chunk][STEPS][CANDIDATES]
     u32 *proposal_counts; // [chunk]
     // The next pass; null `chunks`: none yet, more is to be drawn first.
     Chunk *chunks;
@@ -41,7 +43,7 @@ struct DraftStepArgs {
     u32 chunk_count, tiles_each, tile_queries;
 };
 
-static constexpr u32 THREADS = 1024, STEPS = 16, TOP = 8, BINS = 16;
+static constexpr u32 THREADS = 1024, STEPS = 16, TOP = 8, CANDIDATES = 3, BINS = 16;
 
 DEVICE void record(const DraftStepArgs &a, u32 i) {
     const u32 chunk = a.samples[i].chunk, c = a.of_plan ? a.of_plan[chunk] : chunk, token = a.tokens[i];
@@ -52,6 +54,9 @@ DEVICE void record(const DraftStepArgs &a, u32 i) {
     a.confidences[place] = confidence;
     if (a.top) {
         for (u32 t = 0; t < TOP; t++) a.alternatives[place * TOP + t] = a.top[i * TOP + t];
+    }
+    if (a.next) {
+        for (u32 t = 0; t < CANDIDATES; t++) a.candidates[place * CANDIDATES + t] = a.next[i * CANDIDATES + t];
     }
     // As the engine's: out of range and NaN go to the nearest end.
     const float scaled = confidence * (float)BINS;

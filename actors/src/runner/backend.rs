@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use faser_engine::{
-    ALTERNATIVES, Admission, BlockCopy, BlockId, DraftPlan, Drafted, PartitionId, SeqId, TokenId,
+    ALTERNATIVES, Admission, BlockCopy, BlockId, Candidates, DraftPlan, Drafted, PartitionId, SeqId, TokenId,
 };
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::{CANDIDATES, Logprobs};
@@ -240,7 +240,7 @@ pub struct Draw<'a> {
     pub confidence: bool,
     /// The likeliest tokens in each place are.
     pub alternatives: bool,
-    /// What would have been drawn without what was drawn is, if the device can tell.
+    /// What would have been drawn without what was drawn is.
     pub candidates: bool,
 }
 
@@ -255,7 +255,7 @@ pub struct PassOutputs {
     pub confidence: Vec<f32>,
     /// The likeliest tokens in each place, if those are.
     pub top: Vec<[TokenId; TOP_TOKENS]>,
-    /// What would have been drawn without the token drawn in each place, in order, if that is and the device can tell.
+    /// What would have been drawn without the token drawn in each place, in order, if that is; [`NO_CANDIDATE`] where no more was left.
     pub candidates: Vec<[TokenId; CANDIDATES]>,
     /// Log-probabilities in each place whose request wants them; nothing at all if none does.
     pub logprobs: Vec<Option<Logprobs>>,
@@ -354,6 +354,14 @@ impl<'a> Piece<'a> {
     pub fn since(&self, offset: usize) -> usize {
         self.since + offset - self.drawn_from
     }
+}
+
+/// No token: a device had no more to tell.
+const NO_CANDIDATE: TokenId = TokenId::MAX;
+
+/// The candidates of a place, as many as there are.
+pub(super) fn candidates_of(found: &[TokenId]) -> Candidates {
+    found.iter().copied().filter(|token| *token != NO_CANDIDATE).collect()
 }
 
 impl PassOutputs {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use faser_engine::{Alternatives, BlockId, Candidates, DraftChunk, DraftPlan, Drafted, K_LIMIT, TokenId};
 use faser_models::{BlockSpec, ForcedToken};
 
-use super::backend::{Begins, Draw, LaneBackend, PassOutputs, PassRows, Piece};
+use super::backend::{Begins, Draw, LaneBackend, PassOutputs, PassRows, Piece, candidates_of};
 use super::masks::Masks;
 use super::sequences::Sequences;
 use crate::cancellation::{CancelSource, Cancelled};
@@ -314,7 +314,7 @@ impl<B: LaneBackend> DraftRunner<B> {
                 let top = self.outputs.top.get(place).filter(|_| free);
                 let alternatives = top.map_or_else(Alternatives::new, |top| Alternatives::from(*top));
                 let next = self.outputs.candidates.get(place).filter(|_| free);
-                let candidates = next.map_or_else(Candidates::new, |next| Candidates::from(*next));
+                let candidates = next.map_or_else(Candidates::new, |next| candidates_of(next));
                 job.drew(piece.chunk, Drafted { token, confidence, alternatives, candidates });
                 // What else comes from the same pass does not know of it, nor do others what an outcome would bring.
                 if job.unknown.is_empty() && !job.plan.chunks[piece.chunk].outcome {

@@ -214,7 +214,12 @@ pub(crate) fn pair_of(spec: &SyntheticSpec, dtype: Dtype) -> Pair {
 
 /// A target whose draft is often right.
 pub(crate) fn often_right(dtype: Dtype) -> Pair {
-    pair_of(&SyntheticSpec { residual_scale: 0.1, ..spec() }, dtype)
+    pair_of(&often_right_spec(), dtype)
+}
+
+/// That of [`often_right`].
+pub(crate) fn often_right_spec() -> SyntheticSpec {
+    SyntheticSpec { residual_scale: 0.1, ..spec() }
 }
 
 impl Pair {

@@ -82,6 +82,7 @@ fn plan(random: &mut Random, step: u64, sequences: &[Sequence], stops: bool) -> 
         step,
         partition: PartitionId(random.between(0, PARTITIONS - 1)),
         alternatives: random.chance(50),
+        candidates: random.chance(50),
         ..DraftPlan::default()
     };
     for (number, sequence) in (0u64..).zip(sequences) {
@@ -113,6 +114,7 @@ struct Tally {
     plans: usize,
     proposals: usize,
     stopped: usize,
+    candidates: usize,
 }
 
 /// Plans until the first sequence is full or there were enough, each carried out by both.
@@ -120,12 +122,16 @@ fn run(lanes: &mut Lanes, seed: u64, stops: bool, tally: &mut Tally) {
     let random = &mut Random(seed);
     let mut sequences = Vec::new();
     let mut admit = Vec::new();
+    // Whose candidates are those of the tokens that are left, where the CPU cuts anew.
+    let mut cut = Vec::new();
     let mut requests: Vec<Arc<LaneRequest>> = Vec::new();
     for number in 0..SEQUENCES as u64 {
         let history: Vec<TokenId> = (0..random.between(1, 20)).map(|_| random.token()).collect();
         let prompt_len = random.between(1, history.len());
         admit.push(Admission { seq: SeqId(number), prompt_len, tokens: history.clone().into() });
-        requests.push(Arc::new(random.sampling().into()));
+        let sampling = random.sampling();
+        cut.push(sampling.top_k > 0 || sampling.top_p < 1.0 || sampling.min_p > 0.0);
+        requests.push(Arc::new(sampling.into()));
         sequences.push(Sequence { history, computed: 0 });
     }
     let free = lanes.device.memory().expect("a GPU").0;
@@ -143,6 +149,13 @@ fn run(lanes: &mut Lanes, seed: u64, stops: bool, tally: &mut Tally) {
             (gpu.token, &gpu.alternatives) == (cpu.token, &cpu.alternatives)
                 && (gpu.confidence - cpu.confidence).abs() < 1e-4
         };
+        let mut found = gpu.outcome.proposals.iter().zip(&cpu.outcome.proposals);
+        for (cut, &count) in cut.iter().zip(&cpu.outcome.counts) {
+            for (gpu, cpu) in found.by_ref().take(count).filter(|_| !cut) {
+                assert_eq!(gpu.candidates, cpu.candidates, "seed {seed}, plan {step}");
+                tally.candidates += gpu.candidates.len();
+            }
+        }
         let mut proposals = cpu.outcome.proposals.iter();
         assert!(gpu.outcome.proposals.iter().zip(proposals.clone()).all(same), "{gpu:?}\n{cpu:?}");
         assert_eq!(gpu.outcome.proposals.len(), proposals.len());
@@ -182,7 +195,10 @@ fn drafts_are_the_cpus_and_the_host_waits_once_for_each_plan() {
             }
         }
         println!("{tally:?}");
-        assert!(tally.proposals > 6 * PLANS && tally.stopped > PLANS / 4, "{tally:?}");
+        assert!(
+            tally.proposals > 6 * PLANS && tally.stopped > PLANS / 4 && tally.candidates > PLANS,
+            "{tally:?}"
+        );
     });
     let Some(report) = report else { return };
     // Plans that prefill alone fetch nothing.

@@ -6,21 +6,30 @@ use std::sync::Arc;
 use faser_actors::Dtype;
 use faser_kernels::cuda::{CudaError, Gpu};
 use faser_models::cuda::CudaModel;
-use faser_models::{HeadKind, Shard, WeightSource, synthetic};
+use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{HeadKind, Shard, WeightSource};
 
-use crate::cases::{BLOCK_KINDS, HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, pair, spec, with_head};
+use crate::cases::{
+    BLOCK_KINDS, HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, often_right, often_right_spec, pair, spec,
+    with_head,
+};
 use crate::cuda_drafts::reported;
 use crate::cuda_fake;
-use crate::rig::{OnGpu, Pair, Random, Rig, shares};
-use crate::runs::{Tally, run};
+use crate::rig::{OnGpu, Pair, Random, Rig, Times, shares};
+use crate::runs::{Tally, run, run_timed};
 
 /// The pair with its weights on the fake GPU: the whole of it, and two splits.
 fn on_gpu() -> Pair {
-    let pair = pair(Dtype::F32);
+    put_on_gpu(pair(Dtype::F32), spec())
+}
+
+/// The same of another pair, of this spec.
+fn put_on_gpu(pair: Pair, spec: SyntheticSpec) -> Pair {
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
-    let source = WeightSource::Synthetic(spec());
+    let draft_layers = spec.draft_layers;
+    let source = WeightSource::Synthetic(spec);
     let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).expect("memory");
-    let draft = target.first_layers(spec().draft_layers);
+    let draft = target.first_layers(draft_layers);
     let cuda = OnGpu {
         target: Arc::new(target),
         draft: Some(Arc::new(draft)),
@@ -54,6 +63,24 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
         let used = |what: &str| report.contains(&format!("{what} on {sms} SMs"));
         assert!(used("launches") && used("products"), "{sms}: {report}");
     }
+}
+
+#[test]
+fn what_is_prepared_for_verdicts_changes_no_text_on_a_gpu() {
+    let name = "cuda_tokens::what_is_prepared_for_verdicts_changes_no_text_on_a_gpu";
+    let report = cuda_fake::inside(name, &[], || {
+        let gpu = put_on_gpu(often_right(Dtype::F32), often_right_spec());
+        let cpu = Pair { cuda: None, ..gpu.clone() };
+        let mut tally = Tally::default();
+        for seed in 1..=40 {
+            run_timed(&cpu, &gpu, seed, Times::Told, &mut tally);
+        }
+        println!("{tally:?}");
+        assert!(tally.outcomes > 30 && tally.outcomes_taken > 1 && tally.devices_lost > 0, "{tally:?}");
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("memory left 0\n") && report.contains("graphs left 0\n"), "{report}");
+    assert!(report.contains("runs of candidates "), "{report}");
 }
 
 /// The same target with a head on its hidden states, which was never trained.

@@ -10,9 +10,10 @@ use faser_actors::{
     CancelSource, CpuFeatures, CpuLaneSpec, CudaFeatures, CudaLaneSpec, DraftWork, Isa, LaneRequest,
     MASK_PATIENCE, PassLimits, VerifyWork,
 };
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
-    Admission, CancelledChunk, Command, DraftPlan, Engine, EngineConfig, Event, FinishReason, LaneKind,
-    PartitionId, Request, SeqId, Test, TokenId, Usage, VerifyPlan,
+    Admission, CancelledChunk, Command, DraftPlan, DraftSource, Engine, EngineConfig, Event, FinishReason,
+    LaneKind, PartitionId, Policy, Request, SeqId, Test, TokenId, Usage, VerifyPlan,
 };
 use faser_kernels::cuda::{Gpu, Share, SharePair};
 use faser_models::cuda::{CudaFeaturePages, CudaModel};
@@ -68,6 +69,42 @@ pub(crate) struct Stream {
 pub(crate) enum Plan {
     Draft(DraftWork),
     Verify(VerifyWork),
+}
+
+/// What plans take.
+#[derive(Clone, Copy)]
+pub(crate) enum Times {
+    /// Anything.
+    Any,
+    /// What the cost tables of [`have_it_prepare`] say.
+    Told,
+}
+
+const DRAFT_US: u64 = 100;
+const VERIFY_US: u64 = 3000;
+
+impl Times {
+    /// What the next plan takes.
+    pub(crate) fn of(self, plan: Option<&Plan>, random: &mut Random) -> Duration {
+        Duration::from_micros(match (self, plan) {
+            (Times::Told, Some(Plan::Draft(work))) => {
+                DRAFT_US * work.plan.chunks.iter().map(|c| c.steps).max().unwrap_or(1).max(1) as u64
+            }
+            (Times::Told, _) => VERIFY_US,
+            (Times::Any, _) => random.below(3000),
+        })
+    }
+}
+
+/// Makes it a config of a draft model for whose verdicts it pays to prepare.
+pub(crate) fn have_it_prepare(config: &mut EngineConfig) {
+    let cost = |us| PassCost::linear(us, 1, AttentionCost::default());
+    let costs = PartitionCosts { draft: cost(DRAFT_US), verify: cost(VERIFY_US) };
+    config.partitions = vec![costs; PARTITIONS];
+    config.draft = DraftSource::model(config.draft.needs().blocks);
+    config.tuning.policy = Policy::Faser;
+    config.tuning.mechanisms.overlap = true;
+    config.max_pass_rows = config.max_pass_rows.max(16);
 }
 
 /// What is cancelled in the middle of a plan: what the engine has said, and what clients cancel just then.

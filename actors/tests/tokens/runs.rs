@@ -1,12 +1,10 @@
 //! Cases on a pair that is split or on a GPU, with everything that may happen around a request.
 
-use std::time::Duration;
-
 use faser_actors::Logprobs;
 use faser_engine::{Event, FinishReason};
 
 use crate::cases::{BLOCK, solo};
-use crate::rig::{Pair, Random, Rig};
+use crate::rig::{Pair, Random, Rig, Times, have_it_prepare};
 
 /// What happened over all cases.
 #[derive(Debug, Default)]
@@ -23,6 +21,8 @@ pub(crate) struct Tally {
     pub(crate) penalties: usize,
     pub(crate) restricted: usize,
     pub(crate) logprobs: usize,
+    pub(crate) outcomes: u64,
+    pub(crate) outcomes_taken: u64,
 }
 
 /// How many there are, all within rounding of the whole model's.
@@ -39,9 +39,17 @@ fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
 /// Runs the cases of a seed on `other`: each gets the tokens that it gets of `pair` alone and without speculation, and log-probabilities
 /// within rounding, where they can be had.
 pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
+    run_timed(pair, other, seed, Times::Any, tally);
+}
+
+/// The same, by a clock of which plans take so much.
+pub(crate) fn run_timed(pair: &Pair, other: &Pair, seed: u64, times: Times, tally: &mut Tally) {
     let random = &mut Random(seed);
     let (mut config, mut cases) = (random.config(), random.cases());
     config.draft = pair.draft_source(config.draft);
+    if matches!(times, Times::Told) {
+        have_it_prepare(&mut config);
+    }
     random.want_more(&mut cases);
     let mut rig = Rig::new(other, &config);
     rig.disturb(Some(random.next()), random.chance(40).then_some(seed));
@@ -57,7 +65,8 @@ pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
             rig.tell(Event::DeviceReady);
         } else {
             let next = random.between(0, rig.plans.len().saturating_sub(1));
-            if !rig.work(next, Duration::from_micros(random.below(3000))) && to_come.len() == 0 {
+            let took = times.of(rig.plans.get(next), random);
+            if !rig.work(next, took) && to_come.len() == 0 {
                 break;
             }
         }
@@ -68,6 +77,8 @@ pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
     tally.rejected += totals.draft_tokens - totals.accepted_tokens;
     tally.pruned += totals.rows_pruned;
     tally.cancelled_inside += rig.cancelled_inside;
+    tally.outcomes += totals.outcomes_drafted;
+    tally.outcomes_taken += totals.outcomes_taken;
     for case in &cases {
         let (found, expected) = (case.outcome(&mut rig), solo(pair, case));
         match found.reason {

@@ -5,19 +5,16 @@
 //!
 //! `FASER_CASES` sets the number of cases (1000), `FASER_SEED` the first case's seed (1; case i has seed + i).
 
-use std::time::Duration;
-
 use faser_actors::Dtype;
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, Policy, RoundPasses, SpeculationMode,
-    TokenId, Tuning,
+    DraftSource, EngineConfig, Event, FinishReason, Handling, K_LIMIT, RoundPasses, SpeculationMode, TokenId,
+    Tuning,
 };
 use faser_models::HeadKind;
 
 use crate::cases::{BLOCK, BLOCK_KINDS, Case, END, GRAMMARS, Got, often_right, pair, solo, with_head};
-use crate::rig::{PARTITIONS, Pair, Plan, Random, Rig};
+use crate::rig::{Pair, Plan, Random, Rig, Times, have_it_prepare};
 
 /// From this many cases on, everything that is meant to happen must have happened.
 const ENOUGH_CASES: u64 = 100;
@@ -148,13 +145,7 @@ fn what_is_prepared_for_verdicts_changes_no_text() {
         let _replay = Replay { seed };
         let random = &mut Random(seed);
         let mut config = random.config();
-        let cost = |us| PassCost::linear(us, 1, AttentionCost::default());
-        let costs = PartitionCosts { draft: cost(DRAFT_US), verify: cost(VERIFY_US) };
-        config.partitions = vec![costs; PARTITIONS];
-        config.draft = DraftSource::model(config.draft.needs().blocks);
-        config.tuning.policy = Policy::Faser;
-        config.tuning.mechanisms.overlap = true;
-        config.max_pass_rows = config.max_pass_rows.max(16);
+        have_it_prepare(&mut config);
         let pair = random.one_of(&pairs);
         run_case_on(&pair, &config, Times::Told, random, &mut tally);
     }
@@ -165,18 +156,6 @@ fn what_is_prepared_for_verdicts_changes_no_text() {
         assert!(counts.iter().all(|count| *count > 0), "the test shows less than it says: {tally:?}");
     }
 }
-
-/// What plans take.
-#[derive(Clone, Copy)]
-enum Times {
-    /// Anything.
-    Any,
-    /// What the cost tables of [`what_is_prepared_for_verdicts_changes_no_text`] say.
-    Told,
-}
-
-const DRAFT_US: u64 = 100;
-const VERIFY_US: u64 = 3000;
 
 /// Names the case when it fails.
 struct Replay {
@@ -335,13 +314,7 @@ fn in_a_batch(
             tally.overlapped += u64::from(rig.plans.len() == 2);
             let next = random.between(0, rig.plans.len().saturating_sub(1));
             tally.chunked_prefills += rig.plans.get(next).map_or(0, prefill_chunks);
-            let took = Duration::from_micros(match (times, rig.plans.get(next)) {
-                (Times::Told, Some(Plan::Draft(work))) => {
-                    DRAFT_US * work.plan.chunks.iter().map(|c| c.steps).max().unwrap_or(1).max(1) as u64
-                }
-                (Times::Told, _) => VERIFY_US,
-                (Times::Any, _) => random.below(3000),
-            });
+            let took = times.of(rig.plans.get(next), random);
             if !rig.work(next, took) && !waiting {
                 break;
             }

@@ -1,7 +1,7 @@
 //! Launches of the sampler.
 
 use super::launch::{Launch, Ptr, strided};
-use crate::sampling::{GREEDY_BELOW, Logprobs, MAX_TOP_LOGPROBS, Sampling, logprob};
+use crate::sampling::{CANDIDATES, GREEDY_BELOW, Logprobs, MAX_TOP_LOGPROBS, Sampling, logprob};
 
 /// Logits of a part: what one block looks at.
 pub const LOGITS_CHUNK: u32 = 4096;
@@ -331,6 +331,43 @@ impl TopTokensArgs {
         Launch::new("top_tokens", [strided(most_rows, sms, 4), 1, 1], 512, self)
     }
 }
+
+/// The [`CANDIDATES`] tokens that would be drawn in each row without the one that was.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CandidatesArgs {
+    /// f32 `[samples][vocabulary]`, processed; of all tokens.
+    pub logits: Ptr,
+    /// [`LogitStats`] of them.
+    pub stats: Ptr,
+    /// What [`NucleusArgs`] left; null where no sequence has top-k or top-p.
+    pub least: Ptr,
+    /// [`super::Sample`]s.
+    pub samples: Ptr,
+    /// [`Sampler`] of each chunk.
+    pub samplers: Ptr,
+    /// u32 per sample: what was drawn.
+    pub tokens: Ptr,
+    /// u32 `[samples][CANDIDATES]`; [`super::NOTHING`] where no more is left.
+    pub out: Ptr,
+    /// u32: how many samples there are.
+    pub count: Ptr,
+    /// The vocabulary.
+    pub vocabulary: u32,
+    /// Parts of a row.
+    pub parts: u32,
+}
+
+impl CandidatesArgs {
+    /// One block for a row.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<CandidatesArgs> {
+        Launch::new("candidates", [strided(most_rows, sms, 4), 1, 1], 512, self)
+    }
+}
+
+// The kernel's number.
+const _: () = assert!(CANDIDATES == 3);
 
 /// What of log-probabilities a chunk wants, in device memory.
 #[repr(C)]

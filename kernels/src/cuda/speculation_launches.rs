@@ -160,6 +160,8 @@ pub struct DraftStepArgs {
     pub confidence: Ptr,
     /// u32 `[samples][TOP_TOKENS]`, or null.
     pub top: Ptr,
+    /// u32 `[samples][CANDIDATES]`, or null.
+    pub next: Ptr,
     /// u32: how many samples there are.
     pub sample_count: Ptr,
     /// u32 per chunk of that pass: its number here; null: the same.
@@ -174,6 +176,8 @@ pub struct DraftStepArgs {
     pub confidences: Ptr,
     /// u32 `[chunk][STEPS][TOP_TOKENS]`; written if there is `top`.
     pub alternatives: Ptr,
+    /// u32 `[chunk][STEPS][CANDIDATES]`; written if there is `next`.
+    pub candidates: Ptr,
     /// u32 per chunk: how many proposals it has; 0 to begin with.
     pub proposal_counts: Ptr,
     /// [`super::Chunk`]s of the next pass, in the same order; null: more is drawn before there is one.
@@ -214,4 +218,4 @@ impl DraftStepArgs {
 }
 
 // The kernel's numbers.
-const _: () = assert!(TOP_TOKENS == 8 && size_of::<DraftState>() == 88 && size_of::<DraftStepArgs>() == 184);
+const _: () = assert!(TOP_TOKENS == 8 && size_of::<DraftState>() == 88 && size_of::<DraftStepArgs>() == 200);

@@ -56,6 +56,7 @@ macro_rules! each_op {
                  sampling_cases::a_row_without_a_finite_logit_gives_token_0];
             confidence (Confidence) ["confidence"] [sampling_cases::confidence_and_top_tokens_are_the_cpus];
             top_tokens (TopTokens) ["top_tokens"] [];
+            candidates (Candidates) ["candidates"] [sampling_cases::candidates_are_the_cpus];
             logprobs (Logprobs) ["logprobs"] [sampling_cases::logprobs_are_the_cpus];
             draft_step () ["draft_step"] [drafting_cases::steps_record_proposals_and_go_on_with_those_that_may];
             features () ["features"] [drafting_cases::features_are_read_where_they_were_written];

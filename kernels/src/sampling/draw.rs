@@ -66,7 +66,7 @@ pub fn candidates(
     assert_eq!((tokens.len(), out.len()), (rows.len(), rows.len()), "candidates: tokens and places per row");
     let out = crate::memory::SharedMut::new(out);
     let isa = lane.supported();
-    lane.for_each(Op::Sample, rows.len(), CANDIDATES * logits.cols(), |i, scratch| {
+    lane.for_each(Op::Candidates, rows.len(), CANDIDATES * logits.cols(), |i, scratch| {
         // SAFETY: each row is one item, done once.
         let place = unsafe { out.part(i, 1) };
         let row = &rows[i];

@@ -9,6 +9,7 @@ use faser_kernels::cuda::{
     LogitStats, LogitStatsArgs, LogprobFound, Ptr, QkvArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
+use faser_kernels::sampling::CANDIDATES;
 use faser_kernels::{BlockId, Dtype};
 
 use super::along::MarkovBuffers;
@@ -161,12 +162,14 @@ impl CudaSizes {
     pub(super) fn step_bytes(&self) -> (usize, usize) {
         let chunks = CudaSizes::bucket(self.max_chunks);
         let each = 512 + 4 * self.table_stride().next_power_of_two();
-        (chunks * each + (4 << 10), chunks * (DraftStepArgs::STEPS * 4 * (2 + TOP_TOKENS) + 4) + (4 << 10))
+        let place = 4 * (2 + TOP_TOKENS + CANDIDATES);
+        let drafted = chunks * (DraftStepArgs::STEPS * place + 4) + (4 << 10);
+        (chunks * each + (4 << 10), drafted)
     }
 
     /// What comes back: a few integers per sample and chunk, margins.
     pub(super) fn output_bytes(&self) -> usize {
-        let sample = 64 + size_of::<LogprobFound>() + 4 * self.max_prune_checkpoints;
+        let sample = 64 + 4 * CANDIDATES + size_of::<LogprobFound>() + 4 * self.max_prune_checkpoints;
         self.logit_rows() * sample + self.max_chunks * 48 + 16 * self.max_prune_checkpoints + (4 << 10)
     }
 

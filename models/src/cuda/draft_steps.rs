@@ -11,11 +11,12 @@ use faser_kernels::cuda::{
     AttentionArgs, Chunk, CudaError, DraftState, DraftStepArgs, Ptr, Sample, Sampler, Tile,
 };
 use faser_kernels::ops::TOP_TOKENS;
+use faser_kernels::sampling::CANDIDATES;
 
 use super::buffers::StepBuffers;
 use super::pass::Work;
 use super::staged::{RowArrays, Staged, Steps, Tail, plan_attention};
-use super::{CudaPasses, CudaSizes, DrawInput, Drawn};
+use super::{Beside, CudaPasses, CudaSizes, DrawInput, Drawn};
 
 /// A chunk of a draft plan.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +38,8 @@ pub struct DraftInput<'a> {
     pub adjusts: bool,
     /// Whether top-k or top-p of any leaves tokens out.
     pub restricts: bool,
-    /// Whether proposals come with the likeliest tokens in their place.
-    pub alternatives: bool,
+    /// What proposals come with.
+    pub beside: Beside,
 }
 
 /// Proposals of a chunk.
@@ -50,6 +51,8 @@ pub struct DraftedChunk<'a> {
     pub confidence: &'a [f32],
     /// [`TOP_TOKENS`] for each; none if they were not asked for.
     pub alternatives: &'a [u32],
+    /// [`CANDIDATES`] for each, [`NOTHING`](faser_kernels::cuda::NOTHING) where no more is left; none if they were not asked for.
+    pub candidates: &'a [u32],
 }
 
 const STEPS: usize = DraftStepArgs::STEPS;
@@ -91,7 +94,9 @@ impl CudaPasses {
         let (confidences, confidences_at) = arena.reserve::<f32>(places * STEPS);
         let (counts_of, counts_at) = arena.reserve::<u32>(places);
         let (top, top_at) =
-            arena.reserve::<u32>(if draft.alternatives { places * STEPS * TOP_TOKENS } else { 0 });
+            arena.reserve::<u32>(if draft.beside.alternatives { places * STEPS * TOP_TOKENS } else { 0 });
+        let (next, next_at) =
+            arena.reserve::<u32>(if draft.beside.candidates { places * STEPS * CANDIDATES } else { 0 });
 
         let arena = &mut buffers.input;
         arena.clear();
@@ -133,12 +138,13 @@ impl CudaPasses {
             step: arena.put(&[0u32]),
             chunk_count: count,
             tiles_each,
-            alternatives: draft.alternatives,
+            beside: draft.beside,
             proposals: Some(proposals_at),
             confidences: Some(confidences_at),
-            top: draft.alternatives.then_some(top_at),
+            top: draft.beside.alternatives.then_some(top_at),
+            candidates: draft.beside.candidates.then_some(next_at),
             counts: Some(counts_at),
-            outcome: [proposals, confidences, top, counts_of],
+            outcome: [proposals, confidences, top, next, counts_of],
         };
         self.lane.send(&mut buffers.input)?;
         self.lane.clear(counts_of, places * size_of::<u32>())
@@ -167,14 +173,13 @@ impl CudaPasses {
         self.pass.tail.samples = bucket.min(self.sizes.logit_rows());
         // Of earlier draws on this lane nothing is left to be read.
         self.output.clear();
-        let work = Work::Step { tail: self.pass.tail, alternatives: steps.alternatives };
+        let work = Work::Step { tail: self.pass.tail, beside: steps.beside };
         self.captured(work, |passes| {
             passes.embed(steps.row_tokens)?;
             passes.begin_with_passed_on(passes.pass.rows.chunk_of)?;
             passes.run_layers(0..passes.model.config.layers.len())?;
             passes.finish()?;
-            let drawn =
-                passes.draw(&DrawInput { alternatives: steps.alternatives, ..DrawInput::default() })?;
+            let drawn = passes.draw(&DrawInput { beside: steps.beside, ..DrawInput::default() })?;
             let (samples, count) = (passes.pass.tail.sample_rows, passes.pass.sample_count());
             passes.record_from(Some(&drawn), (samples, count, Ptr::NULL), true)
         })
@@ -193,13 +198,14 @@ impl CudaPasses {
             None => buffers.cancelled.ptr(),
             Some(group) => group.flags_of_first(&mut self.lane, &buffers.cancelled, places)?,
         };
-        let [proposals, confidences, alternatives, proposal_counts] = steps.outcome;
+        let [proposals, confidences, alternatives, candidates, proposal_counts] = steps.outcome;
         let rows = steps.pass.rows;
         let args = DraftStepArgs {
             samples,
             tokens: drawn.map_or(Ptr::NULL, |drawn| drawn.on_device),
             confidence: drawn.map_or(Ptr::NULL, |drawn| drawn.confidence_at),
-            top: drawn.filter(|_| steps.alternatives).map_or(Ptr::NULL, |drawn| drawn.top_at),
+            top: drawn.filter(|_| steps.beside.alternatives).map_or(Ptr::NULL, |drawn| drawn.top_at),
+            next: drawn.filter(|_| steps.beside.candidates).map_or(Ptr::NULL, |drawn| drawn.candidates_at),
             sample_count,
             of_plan,
             states: steps.states,
@@ -207,6 +213,7 @@ impl CudaPasses {
             proposals,
             confidences,
             alternatives,
+            candidates,
             proposal_counts,
             chunks: if last { rows.chunks } else { Ptr::NULL },
             row_tokens: steps.row_tokens,
@@ -271,10 +278,15 @@ impl CudaPasses {
 
     /// The proposals of a chunk, when they were fetched and waited for.
     pub fn drafted(&self, chunk: usize) -> DraftedChunk<'_> {
-        let none = DraftedChunk { tokens: &[], confidence: &[], alternatives: &[] };
+        let none = DraftedChunk { tokens: &[], confidence: &[], alternatives: &[], candidates: &[] };
         let Some(buffers) = &self.steps else { return none };
         let Steps {
-            proposals: Some(tokens), confidences: Some(confidence), counts: Some(counts), top, ..
+            proposals: Some(tokens),
+            confidences: Some(confidence),
+            counts: Some(counts),
+            top,
+            candidates,
+            ..
         } = buffers.staged
         else {
             return none;
@@ -286,6 +298,8 @@ impl CudaPasses {
             confidence: &outcome.get::<f32>(confidence)[first..][..count],
             alternatives: top
                 .map_or(&[], |top| &outcome.get::<u32>(top)[first * TOP_TOKENS..][..count * TOP_TOKENS]),
+            candidates: candidates
+                .map_or(&[], |next| &outcome.get::<u32>(next)[first * CANDIDATES..][..count * CANDIDATES]),
         }
     }
 }

@@ -29,6 +29,7 @@ use super::CudaModel;
 use super::along::StepsAlong;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
+use super::sampler::Beside;
 use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
 use crate::block::last_seen;
@@ -492,7 +493,7 @@ pub(super) enum Work {
     /// Some layers.
     Layers { from: usize, to: usize },
     /// A draft step from embedding to the next pass.
-    Step { tail: Tail, alternatives: bool },
+    Step { tail: Tail, beside: Beside },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,10 +1,11 @@
 //! The end of a pass: tokens drawn, what comes back.
 
 use faser_kernels::cuda::{
-    AdjustArgs, Arena, Chunk, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs, LogitStatsArgs,
-    LogprobFound, LogprobsArgs, NOTHING, NucleusArgs, Place, Ptr, Sample, TopTokensArgs,
+    AdjustArgs, Arena, CandidatesArgs, Chunk, ConfidenceArgs, CudaError, DeviceBuffer, DrawArgs,
+    LogitStatsArgs, LogprobFound, LogprobsArgs, NOTHING, NucleusArgs, Place, Ptr, Sample, TopTokensArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
+use faser_kernels::sampling::CANDIDATES;
 
 use super::along::Samples;
 use super::buffers::mask_words;
@@ -16,19 +17,30 @@ pub struct Drawn {
     pub(super) on_device: Ptr,
     pub(super) confidence_at: Ptr,
     pub(super) top_at: Ptr,
+    pub(super) candidates_at: Ptr,
     samples: usize,
     tokens: Place,
     confidence: Option<Place>,
     top: Option<Place>,
+    candidates: Option<Place>,
     logprobs: Option<(Ptr, Place)>,
     left: Option<Place>,
+}
+
+/// What is told of a place beside the token that is drawn there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Beside {
+    /// The likeliest tokens.
+    pub alternatives: bool,
+    /// What would be drawn without that token, on a lane that drafts.
+    pub candidates: bool,
 }
 
 /// How tokens are drawn, beside what samplers say.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DrawInput<'a> {
-    /// The likeliest tokens in each place are wanted.
-    pub alternatives: bool,
+    /// What else is wanted of each place.
+    pub beside: Beside,
     /// Masks of tokens that may be drawn, a bit each, of the whole vocabulary: those of a chunk's samples one after the other.
     pub masks: &'a [u32],
     /// Which of them is that of a chunk's sample with no proposal before it (others count from there); [`NOTHING`] if the chunk has none. Nothing at
@@ -47,13 +59,14 @@ impl CudaPasses {
     /// # Panics
     /// If there are more masks than rows get tokens.
     pub fn draw(&mut self, how: &DrawInput<'_>) -> Result<Drawn, CudaError> {
-        let alternatives = how.alternatives;
+        let Beside { alternatives, candidates } = how.beside;
         let pass = self.pass;
         let (drafts, wants_logprobs) = (self.sampling.confidence, pass.wishes != Ptr::NULL);
         let most = pass.tail.samples;
         let (on_device, tokens) = self.output.reserve::<u32>(most);
         let confidence = drafts.then(|| self.output.reserve::<f32>(most));
         let top = alternatives.then(|| self.output.reserve::<u32>(most * TOP_TOKENS));
+        let candidates = candidates.then(|| self.output.reserve::<u32>(most * CANDIDATES));
         let logprobs = wants_logprobs.then(|| self.output.reserve::<LogprobFound>(most));
         let left = pass.compacted.then(|| self.output.reserve::<Chunk>(pass.chunk_count));
         if let Some((to, _)) = left {
@@ -65,10 +78,12 @@ impl CudaPasses {
             on_device,
             confidence_at: ptr(confidence),
             top_at: ptr(top),
+            candidates_at: ptr(candidates),
             samples: pass.samples.min(most),
             tokens,
             confidence: place(confidence),
             top: place(top),
+            candidates: place(candidates),
             logprobs,
             left: left.map(|(_, place)| place),
         };
@@ -164,6 +179,22 @@ impl CudaPasses {
             let args = TopTokensArgs { logits: plain, out, rows: count, vocabulary };
             self.lane.launch(&args.launch(most, sms))?;
         }
+        if drawn.candidates.is_some() {
+            let out = of_first(drawn.candidates_at, CANDIDATES * size_of::<u32>());
+            let args = CandidatesArgs {
+                logits,
+                stats,
+                least,
+                samples,
+                samplers,
+                tokens,
+                out,
+                count,
+                vocabulary,
+                parts,
+            };
+            self.lane.launch(&args.launch(most, sms))?;
+        }
         if let Some((out, _)) = drawn.logprobs {
             let (logits, stats) = (plain, plain_stats);
             let out = of_first(out, size_of::<LogprobFound>());
@@ -222,6 +253,12 @@ impl CudaPasses {
     /// The likeliest tokens in each place, [`TOP_TOKENS`] for a sample; none if they were not asked for.
     pub fn top(&self, drawn: &Drawn) -> &[u32] {
         drawn.top.map_or(&[], |place| &self.output.get(place)[..drawn.samples * TOP_TOKENS])
+    }
+
+    /// What would be drawn in each place without that token, [`CANDIDATES`] for a sample, [`NOTHING`] where no more is left; none if they were not asked
+    /// for.
+    pub fn candidates(&self, drawn: &Drawn) -> &[u32] {
+        drawn.candidates.map_or(&[], |place| &self.output.get(place)[..drawn.samples * CANDIDATES])
     }
 
     /// What is found of log-probabilities, in the order of the samples; of no meaning where none are wanted, nothing if nobody wants any.

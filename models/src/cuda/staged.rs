@@ -2,6 +2,8 @@
 
 use faser_kernels::cuda::{AttentionPlan, Place, Ptr};
 
+use super::sampler::Beside;
+
 /// The pass under way: where its arrays are, and its size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Staged {
@@ -39,13 +41,14 @@ pub(super) struct Steps {
     pub(super) step: Ptr,
     pub(super) chunk_count: usize,
     pub(super) tiles_each: u32,
-    pub(super) alternatives: bool,
+    pub(super) beside: Beside,
     pub(super) proposals: Option<Place>,
     pub(super) confidences: Option<Place>,
     pub(super) top: Option<Place>,
+    pub(super) candidates: Option<Place>,
     pub(super) counts: Option<Place>,
-    /// Where those are: proposals, confidences, alternatives, counts.
-    pub(super) outcome: [Ptr; 4],
+    /// Where those are: proposals, confidences, alternatives, candidates, counts.
+    pub(super) outcome: [Ptr; 5],
 }
 
 /// All that layers take of a pass.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use faser_kernels::cuda::{Chunk, DraftState, Gpu, NOTHING, Ptr, Sampler, Share};
 use faser_kernels::{BlockId, Dtype, Sampling};
 use faser_models::cuda::{
-    CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DraftChunkInput, DraftInput, DrawInput, PassInput,
+    Beside, CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DraftChunkInput, DraftInput, DrawInput,
+    PassInput,
 };
 use faser_models::rounding::Distance;
 use faser_models::{BlockSpec, ModelConfig, Shard, WeightSource, fitted};
@@ -152,7 +153,8 @@ impl Lanes {
             acceptance: [1.0; 16],
         };
         let chunks = [DraftChunkInput { state, table: head_table, sampler: greedy() }];
-        let input = DraftInput { chunks: &chunks, adjusts: false, restricts: false, alternatives: false };
+        let input =
+            DraftInput { chunks: &chunks, adjusts: false, restricts: false, beside: Beside::default() };
         draft.begin_draft(&input).unwrap();
         let tokens = &text[computed..known];
         let Rows { positions, chunk_of, chunks } = rows(tokens.len(), computed, true);

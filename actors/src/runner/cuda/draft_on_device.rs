@@ -3,15 +3,16 @@
 //! Steps follow one another on the device, which draws, applies the stop rules and writes the next pass. The host asks for a step while the one
 //! before it runs, and for none when it hears that no sequence goes on: at most one step is asked for in vain, and it has no rows.
 
-use faser_engine::{Alternatives, BlockId, DraftChunk, DraftPlan, Drafted, K_LIMIT};
+use faser_engine::{Alternatives, BlockId, Candidates, DraftChunk, DraftPlan, Drafted, K_LIMIT};
 use faser_kernels::cuda::{CudaError, DraftState, DraftStepArgs};
 use faser_kernels::ops::TOP_TOKENS;
-use faser_models::cuda::{self, CudaPasses, DraftInput, DrawInput};
+use faser_kernels::sampling::CANDIDATES;
+use faser_models::cuda::{self, Beside, CudaPasses, DraftInput, DrawInput};
 
 use super::counts::CudaSequence;
 use super::{ASK_EVERY, CudaBackend};
 use crate::cancellation::Cancelled;
-use crate::runner::backend::{Begins, LaneBackend, PassRows, Piece};
+use crate::runner::backend::{Begins, LaneBackend, PassRows, Piece, candidates_of};
 use crate::runner::sequences::Sequences;
 
 impl CudaBackend {
@@ -44,11 +45,13 @@ impl CudaBackend {
     fn drafted(&self, number: usize) -> Vec<Drafted> {
         let drafted = self.passes.drafted(number);
         let mut alternatives = drafted.alternatives.chunks_exact(TOP_TOKENS);
+        let mut candidates = drafted.candidates.chunks_exact(CANDIDATES);
         let found = drafted.tokens.iter().zip(drafted.confidence);
         let one = |(&token, &confidence)| {
             let alternatives =
                 alternatives.next().map_or_else(Alternatives::new, |top| top.iter().copied().collect());
-            Drafted { token, confidence, alternatives, ..Drafted::default() }
+            let candidates = candidates.next().map_or_else(Candidates::new, candidates_of);
+            Drafted { token, confidence, alternatives, candidates }
         };
         found.map(one).collect()
     }
@@ -70,12 +73,7 @@ impl CudaBackend {
             }
             chunks.push(cuda::DraftChunkInput { state: state(chunk), table, sampler: sequence.sampler() });
         }
-        self.passes.begin_draft(&DraftInput {
-            chunks: &chunks,
-            adjusts,
-            restricts,
-            alternatives: plan.alternatives,
-        })
+        self.passes.begin_draft(&DraftInput { chunks: &chunks, adjusts, restricts, beside: beside(plan) })
     }
 
     /// The rows of committed tokens; the last row of a chunk that drafts brings its first proposal.
@@ -124,9 +122,7 @@ impl CudaBackend {
         let mut drawn = None;
         if rows.pieces.iter().any(|piece| piece.drawn_from < piece.rows) {
             self.passes.finish()?;
-            drawn = Some(
-                self.passes.draw(&DrawInput { alternatives: plan.alternatives, ..DrawInput::default() })?,
-            );
+            drawn = Some(self.passes.draw(&DrawInput { beside: beside(plan), ..DrawInput::default() })?);
         }
         if plan.chunks.iter().any(|chunk| chunk.steps > 0) {
             self.passes.record(drawn.as_ref(), last)?;
@@ -180,6 +176,11 @@ fn ask(cancelled: &mut Cancelled, passes: &CudaPasses, plan: &DraftPlan, layers:
     for chunk in cancelled.chunks()[before..].iter().filter(|chunk| **chunk < plan.chunks.len()) {
         passes.stop_drafting(*chunk);
     }
+}
+
+/// What is told of each place beside its proposal.
+fn beside(plan: &DraftPlan) -> Beside {
+    Beside { alternatives: plan.alternatives, candidates: plan.candidates }
 }
 
 /// What the device has to know of a chunk.

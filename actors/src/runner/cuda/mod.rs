@@ -13,7 +13,7 @@ use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, 
 use faser_kernels::sampling::mask_of;
 use faser_models::BlockSpec;
 use faser_models::cuda::{
-    CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
+    Beside, CudaFeaturePages, CudaModel, CudaPasses, CudaSizes, DrawInput, Drawn, PassInput, PruneCheckpoint,
 };
 
 use super::backend::{Begins, Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
@@ -318,7 +318,8 @@ impl LaneBackend for CudaBackend {
 
     fn draw(&mut self, rows: &PassRows<'_>, sequences: &Sequences<CudaSequence>, how: &Draw<'_>) {
         let (masks, mask_of) = self.masks(rows, sequences, how);
-        let input = DrawInput { alternatives: how.alternatives, masks: &masks, mask_of: &mask_of };
+        let beside = Beside { alternatives: how.alternatives, candidates: how.candidates };
+        let input = DrawInput { beside, masks: &masks, mask_of: &mask_of };
         self.drawn = Some(self.passes.draw(&input).or_lost());
         self.passes.fetch().or_lost();
     }
@@ -349,6 +350,7 @@ impl LaneBackend for CudaBackend {
         in_order(places, self.passes.tokens(&drawn), &mut outputs.tokens);
         in_order(places, self.passes.confidence(&drawn), &mut outputs.confidence);
         in_order(places, self.passes.top(&drawn).as_chunks().0, &mut outputs.top);
+        in_order(places, self.passes.candidates(&drawn).as_chunks().0, &mut outputs.candidates);
         let found = self.passes.logprobs(&drawn);
         let left = rows.pieces.iter().zip(&outputs.rows).zip(&self.wants_logprobs);
         let wanted = left.flat_map(|((piece, &left), &wants)| {

@@ -6,6 +6,7 @@ use faser_kernels::cuda::{
     Chunk, DraftState, DraftStepArgs, Element, FeaturesArgs, NOTHING, PassOnArgs, Ptr, Sample, Tile,
 };
 use faser_kernels::ops::TOP_TOKENS;
+use faser_kernels::sampling::CANDIDATES;
 
 const STEPS: usize = DraftStepArgs::STEPS;
 /// Values that a kernel must not leave; bf16 has them.
@@ -144,6 +145,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
         let (proposals, counts_of) = (bench.words(&vec![0; n * STEPS]), bench.words(&vec![0; n]));
         let confidences = bench.floats(&vec![0.0; n * STEPS]);
         let alternatives = bench.words(&vec![0; n * STEPS * TOP_TOKENS]);
+        let candidates = bench.words(&vec![0; n * STEPS * CANDIDATES]);
         let chunks = bench.memory(&vec![Chunk::default(); n], Chunk::default());
         let rows = [0; 3].map(|_| bench.words(&vec![0; n]));
         let samples = bench.memory(&vec![Sample::default(); n], Sample::default());
@@ -166,6 +168,8 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 })
                 .collect();
             let top: Vec<u32> = (0..drawing.len() * TOP_TOKENS).map(|_| random.below(5000) as u32).collect();
+            // Of each place the first three of those, so that what is kept of one says what is kept of the other.
+            let next: Vec<u32> = top.chunks(TOP_TOKENS).flat_map(|top| &top[..CANDIDATES]).copied().collect();
             let flags: Vec<u32> =
                 all.iter().map(|chunk| u32::from(chunk.cancelled || random.below(30) == 0)).collect();
             let args = DraftStepArgs {
@@ -173,6 +177,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 tokens: bench.lasting(&tokens),
                 confidence: bench.lasting(&confidence),
                 top: if alternatives_wanted { bench.lasting(&top) } else { Ptr::NULL },
+                next: if alternatives_wanted { bench.lasting(&next) } else { Ptr::NULL },
                 sample_count: if at == 0 {
                     bench.lasting(&[drawing.len() as u32])
                 } else {
@@ -184,6 +189,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 proposals: proposals.ptr(),
                 confidences: confidences.ptr(),
                 alternatives: alternatives.ptr(),
+                candidates: candidates.ptr(),
                 proposal_counts: counts_of.ptr(),
                 chunks: chunks.ptr(),
                 row_tokens,
@@ -238,6 +244,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
         }
         let (counts_read, proposals_read) = (counts_of.read(), proposals.read());
         let (confidences_read, alternatives_read) = (confidences.read(), alternatives.read());
+        let candidates_read = candidates.read();
         for (c, chunk) in all.iter().enumerate() {
             let count = chunk.drafted.len();
             assert_eq!(counts_read[c] as usize, count);
@@ -246,6 +253,7 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 assert_eq!(proposals_read[place], *token);
                 assert_eq!(confidences_read[place].to_bits(), confidence.to_bits());
                 assert_eq!(alternatives_read[place * TOP_TOKENS..][..TOP_TOKENS], *top);
+                assert_eq!(candidates_read[place * CANDIDATES..][..CANDIDATES], top[..CANDIDATES]);
             }
             full += usize::from(count > 0 && count == chunk.state.steps as usize);
             stopped += usize::from(!chunk.cancelled && count > 0 && count < chunk.state.steps as usize);

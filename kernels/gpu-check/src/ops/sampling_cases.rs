@@ -5,11 +5,12 @@ use super::case_bench::{Bench, Memory};
 use super::reference::{Random, lane};
 use faser_kernels::collective::part;
 use faser_kernels::cuda::{
-    AdjustArgs, ConfidenceArgs, CountArgs, DrawArgs, LogitStats, LogitStatsArgs, LogprobFound, LogprobWish,
-    LogprobsArgs, NOTHING, NucleusArgs, PickArgs, Ptr, Sample, Sampler, TopTokensArgs,
+    AdjustArgs, CandidatesArgs, ConfidenceArgs, CountArgs, DrawArgs, LogitStats, LogitStatsArgs,
+    LogprobFound, LogprobWish, LogprobsArgs, NOTHING, NucleusArgs, PickArgs, Ptr, Sample, Sampler,
+    TopTokensArgs,
 };
 use faser_kernels::ops::{self, TOP_TOKENS};
-use faser_kernels::sampling::{LogprobRow, Logprobs, mask_of};
+use faser_kernels::sampling::{CANDIDATES, LogprobRow, Logprobs, mask_of};
 use faser_kernels::{History, Isa, SampleRow, Sampling, Tensor};
 use std::ops::Range;
 
@@ -235,7 +236,7 @@ impl Pass {
     fn on_device(&self, bench: &Bench<'_>, order: i32) -> Vec<u32> {
         let staged = self.stage(bench, order);
         let logits = bench.floats(&self.logits);
-        let (best, parts) = staged.best(bench, order, logits.ptr(), 0..self.vocabulary, true);
+        let Found { best, parts, .. } = staged.best(bench, order, logits.ptr(), 0..self.vocabulary, true);
         for (found, expected) in logits.read().iter().zip(self.adjusted()) {
             assert!(
                 found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
@@ -257,7 +258,7 @@ impl Pass {
             let own = part(self.vocabulary, rank, ranks);
             let rows = self.logits.chunks(self.vocabulary).flat_map(|row| &row[own.clone()]);
             let logits = bench.floats(&rows.copied().collect::<Vec<f32>>());
-            let (best, parts) = staged.best(bench, order, logits.ptr(), own.clone(), false);
+            let Found { best, parts, .. } = staged.best(bench, order, logits.ptr(), own.clone(), false);
             let keys = bench.memory(&vec![0u64; n], 5);
             bench.run(&PickArgs::keys(best, keys.ptr(), count, parts).launch(staged.most(), 1), order);
             // A place more than there are samples, as in a bucket.
@@ -271,14 +272,22 @@ impl Pass {
     }
 }
 
+/// What is found of logits: the best of each part, what nucleus left, and how many parts a row has.
+struct Found {
+    best: Ptr,
+    stats: Ptr,
+    least: Ptr,
+    parts: u32,
+}
+
 impl Staged {
     /// Samples that there may be.
     fn most(&self) -> u32 {
         self.n as u32 + 1
     }
 
-    /// Adjusts the logits of some tokens, and draws: the best of each part, and how many parts a row has.
-    fn best(&self, bench: &Bench<'_>, order: i32, logits: Ptr, own: Range<usize>, cuts: bool) -> (Ptr, u32) {
+    /// Adjusts the logits of some tokens, and draws.
+    fn best(&self, bench: &Bench<'_>, order: i32, logits: Ptr, own: Range<usize>, cuts: bool) -> Found {
         let Staged { n, masks, mask_of, mask_words, samples, samplers, proposals, count } = *self;
         let (first, vocabulary, most) = (own.start as u32, own.len() as u32, self.most());
         let adjust = AdjustArgs {
@@ -309,7 +318,7 @@ impl Staged {
             DrawArgs { logits, stats, least, samples, samplers, best, count, vocabulary, parts, first_token };
         bench.run(&args.launch(most), order);
         let _ = (found.read(), least_of.read(), best_of.read());
-        (best, parts)
+        Found { best, stats, least, parts }
     }
 }
 
@@ -342,6 +351,70 @@ pub(super) fn tokens_are_the_cpus(bench: &Bench<'_>) {
         drawn += expected.len();
     }
     assert!(drawn > 100);
+}
+
+/// Candidates of rows that only top-k may cut, which leaves as many tokens as it says.
+pub(super) fn candidates_are_the_cpus(bench: &Bench<'_>) {
+    let mut random = Random::new(8);
+    let (mut none_left, mut cut) = (0, 0);
+    for case in 0..40 {
+        let vocabulary = [5, 33, 300, 4100, 9000][case % 5];
+        let mut pass = Pass::random(&mut random, vocabulary, 1 + case % 3);
+        for (sampling, ..) in &mut pass.chunks {
+            (sampling.top_k, sampling.top_p, sampling.min_p) = ([0, 0, 2, 3][random.below(4)], 1.0, 0.0);
+        }
+        let (order, staged, drawn) = (bench.order(case), pass.stage(bench, bench.order(case)), pass.on_cpu());
+        let logits = bench.floats(&pass.logits);
+        let Found { stats, least, parts, .. } = staged.best(bench, order, logits.ptr(), 0..vocabulary, true);
+        let Staged { n, samples, samplers, count, .. } = staged;
+        let out = bench.words(&vec![7; n * CANDIDATES]);
+        let args = CandidatesArgs {
+            logits: logits.ptr(),
+            stats,
+            least,
+            samples,
+            samplers,
+            tokens: bench.lasting(&drawn),
+            out: out.ptr(),
+            count,
+            vocabulary: vocabulary as u32,
+            parts,
+        };
+        bench.run(&args.launch(staged.most(), 1), order);
+        let found = out.read();
+
+        // What is left of each row, drawn from with the same noise and nothing cut.
+        let (histories, mut left) = (pass.histories(), pass.adjusted());
+        let mut plain: Vec<Sampling> = Vec::new();
+        for (row, logits) in pass.rows(&histories).iter().zip(left.chunks_mut(vocabulary)) {
+            let Sampling { top_k, temperature, seed, .. } = *row.sampling;
+            if top_k > 0 && temperature > 0.0 {
+                let mut order: Vec<usize> =
+                    (0..vocabulary).filter(|token| logits[*token].is_finite()).collect();
+                order.sort_by(|a, b| (logits[*b] + 0.0).total_cmp(&(logits[*a] + 0.0)).then(a.cmp(b)));
+                order.iter().skip(top_k as usize).for_each(|token| logits[*token] = f32::NEG_INFINITY);
+                cut += 1;
+            }
+            plain.push(Sampling { temperature, seed, ..Sampling::default() });
+        }
+        let rows: Vec<SampleRow<'_>> = pass
+            .rows(&histories)
+            .iter()
+            .zip(&plain)
+            .map(|(row, sampling)| SampleRow { sampling, ..*row })
+            .collect();
+        let mut expected = vec![[0; CANDIDATES]; n];
+        let tensor = Tensor::from_rows(vocabulary, &left);
+        ops::candidates(&lane(Isa::Portable, 1), tensor.view(n), &rows, &drawn, &mut expected);
+        for ((row, logits), expected) in left.chunks(vocabulary).enumerate().zip(&mut expected) {
+            let others = |(token, z): &(usize, &f32)| z.is_finite() && *token != drawn[row] as usize;
+            let others = logits.iter().enumerate().filter(others).count();
+            expected.iter_mut().skip(others).for_each(|token| *token = NOTHING);
+            none_left += CANDIDATES.saturating_sub(others);
+        }
+        assert_eq!(found, expected.concat(), "case {case}, vocabulary {vocabulary}");
+    }
+    assert!(none_left > 20 && cut > 20, "{none_left} {cut}");
 }
 
 pub(super) fn ranks_with_parts_of_the_tokens_draw_the_same(bench: &Bench<'_>) {
