@@ -198,16 +198,12 @@ impl EngineConfig {
     /// Chunks that a draft plan may have: one for each sequence, or as many outcomes as are worth looking at where few run.
     pub fn draft_chunks(&self) -> usize {
         let most = self.tuning.max_running;
-        if self.draft.needs().keeps_proposals {
-            most.max(OUTCOME_CHUNKS).min(self.max_pass_rows)
-        } else {
-            most
-        }
+        if self.draft.needs().goes_on() { most.max(OUTCOME_CHUNKS).min(self.max_pass_rows) } else { most }
     }
 
     /// A tuning as the planner goes by it: nobody works beside a pass who cannot go on from proposals that it verifies.
     pub(crate) fn deciding(&self, tuning: &Tuning) -> Tuning {
-        let overlap = tuning.mechanisms.overlap && self.draft.needs().keeps_proposals;
+        let overlap = tuning.mechanisms.overlap && self.draft.needs().goes_on();
         Tuning { mechanisms: Mechanisms { overlap, ..tuning.mechanisms }, ..tuning.clone() }
     }
 

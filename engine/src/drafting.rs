@@ -42,7 +42,7 @@ impl Engine {
         }
         let tables = self.calibrations.tables();
         let prices = self.planner.prices(self.running.len());
-        let goes_on = !self.config.draft.needs().hidden_states;
+        let goes_on = self.config.draft.needs().goes_on();
         let free = (self.looks_up(), self.past.as_ref().filter(|_| self.recalls()));
         let mut choices = [Choices::default(); 2];
         let (mut tried, mut offered) = (false, false);
@@ -268,19 +268,29 @@ impl Engine {
         plan
     }
 
-    /// The plan of those that draft, or one that only catches up, by so many rows.
-    fn plan_drafts(&mut self, execution: Execution, only_catches_up: Option<usize>) -> Option<DraftPlan> {
-        let wish = Wish {
-            execution,
+    /// A wish for such drafts.
+    pub(crate) fn wish(&self, drafts: Drafts) -> Wish {
+        Wish {
+            drafts,
+            keeps_proposals: self.config.draft.needs().keeps_proposals,
             break_even_survival: self.planner.break_even_survival(),
             weighs: self.planner.policy().traits().predicts,
             table: self.calibrations[Source::Draft].table(),
-            only_catches_up: only_catches_up.is_some(),
-        };
+        }
+    }
+
+    /// The plan of those that draft, or one that only catches up, by so many rows.
+    fn plan_drafts(&mut self, execution: Execution, only_catches_up: Option<usize>) -> Option<DraftPlan> {
+        let wish = self.wish(match execution {
+            _ if only_catches_up.is_some() => Drafts::Nothing,
+            Execution::Serial => Drafts::Wanted,
+            Execution::Overlapped(_) => Drafts::PastFrontiers,
+        });
         let mut plan = std::mem::take(&mut self.spent.0);
         plan.clear();
         let running = std::mem::take(&mut self.running);
-        let mut rows_left = wish.rows(self.config.max_pass_rows);
+        let sequences = running.iter().filter_map(|seq| self.sequences.get(seq));
+        let mut rows_left = wish.rows(sequences, self.config.max_pass_rows);
         let long_rows = || self.long_rows(&running, MOST_LONG_PLANS * self.config.max_pass_rows);
         let mut long_rows_left = only_catches_up
             .or_else(|| Some(long_rows()?.saturating_sub(self.caught_up)))
@@ -318,13 +328,13 @@ impl Engine {
         plan.alternatives = self.pruning.wants_alternatives();
         // Where nothing is prepared, now and then: how often the target's token is one of them is to be known before.
         let overlapped = self.planner.execution() != Execution::Serial;
-        plan.candidates = needs.keeps_proposals && (overlapped || plan.step % RANKS_EVERY == 1);
+        plan.candidates = needs.goes_on() && (overlapped || plan.step % RANKS_EVERY == 1);
         Some(plan)
     }
 
     /// Adds the chunk of one sequence, if it has anything to draft or to catch up with, and rows and blocks for it. Without
     /// blocks the sequence goes on without proposals: speculation never pushes anyone out.
-    fn add_draft_chunk(
+    pub(crate) fn add_draft_chunk(
         &mut self,
         seq: SeqId,
         wish: &Wish,
@@ -337,8 +347,9 @@ impl Engine {
             return;
         }
         let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
-        let k = if wish.only_catches_up { 0 } else { wish.steps(sequence).min(room) };
-        let catches_up = wish.only_catches_up && sequence.wants_drafts() && self.long_way(sequence) > 0;
+        let k = wish.steps(sequence).min(room);
+        let catches_up =
+            wish.drafts == Drafts::Nothing && sequence.wants_drafts() && self.long_way(sequence) > 0;
         if k == 0 && sequence.decoding() && !catches_up {
             return;
         }
@@ -357,12 +368,13 @@ impl Engine {
         let k = if needs.block.is_none_or(|block| missing + block.rows <= most) { k } else { 0 };
         let rows = if k > 0 { missing } else { missing - 1 }.min(most);
         // In a single pass each proposal after the first has a row.
-        let masked = needs.passes == RoundPasses::One;
+        let masked = needs.passes.is_one();
         let most = if masked && needs.block.is_none() { *rows_left - rows + 1 } else { k };
         let steps = if rows == missing { k.min(most) } else { 0 };
         let behind = needs.rows_behind(steps);
         let covered = start + rows + behind;
-        if rows == 0 || !self.make_draft_room(seq, covered, steps > 0 || catches_up) {
+        let evicts = !matches!(wish.drafts, Drafts::Behind(_)) && (steps > 0 || catches_up);
+        if rows == 0 || !self.make_draft_room(seq, covered, evicts) {
             return;
         }
         *rows_left -= rows + if masked { behind } else { 0 };
@@ -378,7 +390,7 @@ impl Engine {
             steps,
             stop: StopRule {
                 acceptance: sequence.acceptance_table(&wish.table),
-                survival: sequence.survival(),
+                survival: wish.survival(sequence),
                 below: wish.floor(weight),
             },
             table: sequence.draft.table.append_ids(covered, &mut plan.blocks),
@@ -421,7 +433,7 @@ impl Engine {
         // The lane may have stopped early: what was timed is what came back.
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let PassShape { rows, sequences, .. } = self.draft_shape;
-        let masked = plan.passes == RoundPasses::One;
+        let masked = plan.passes.is_one();
         let keeps_proposals = self.config.draft.needs().keeps_proposals;
         // Where rows are masks, those of a few proposals do not look like many that catch up.
         let caught_up: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();
@@ -455,44 +467,79 @@ impl Engine {
     }
 }
 
+/// What the chunks of a draft plan draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drafts {
+    /// What the round wants.
+    Wanted,
+    /// Nothing: those that are far behind catch up.
+    Nothing,
+    /// Under a verify pass: a step past the frontier, once.
+    PastFrontiers,
+    /// Under a verify pass: so many steps behind what there is, for the outcome that all of it is accepted.
+    Behind(usize),
+}
+
 /// What a draft plan goes by.
-struct Wish {
-    execution: Execution,
+pub(crate) struct Wish {
+    pub(crate) drafts: Drafts,
+    keeps_proposals: bool,
     break_even_survival: f32,
     /// Tokens count by what their sequence's latency targets make of them.
     weighs: bool,
-    /// It is of sequences that are far behind, and drafts nothing.
-    only_catches_up: bool,
     table: AcceptanceTable,
 }
 
 impl Wish {
     /// Draft steps to ask for now.
     fn steps(&self, sequence: &Sequence) -> usize {
-        match self.execution {
-            Execution::Serial => {
+        match self.drafts {
+            Drafts::Nothing => 0,
+            Drafts::Wanted => {
                 let wanted = sequence.wanted.min(sequence.useful_proposals());
                 wanted.saturating_sub(sequence.proposals.len())
             }
-            // A step past the frontier, once.
-            Execution::Overlapped(_) => {
-                let past = sequence.proposals.len() > sequence.verify_out.map_or(0, |out| out.proposals);
-                sequence.room_ahead().min(usize::from(!past))
+            Drafts::PastFrontiers => {
+                let sent = sequence.verify_out.map_or(0, |out| out.proposals);
+                let there = sequence.proposals.len() > sent;
+                // A branch begins with the KV of the proposals before it.
+                let kv = self.keeps_proposals || sequence.draft.computed >= sequence.tokens.len() + sent;
+                sequence.room_ahead().min(usize::from(!there || !kv))
             }
+            Drafts::Behind(steps) => steps.min(sequence.room_ahead()),
         }
     }
 
     /// Rows to catch up with at most.
-    fn rows(&self, most: usize) -> usize {
-        match self.execution {
-            Execution::Serial => most,
-            Execution::Overlapped(_) => most.min(ROWS_AHEAD),
+    fn rows<'a>(&self, sequences: impl Iterator<Item = &'a Sequence>, most: usize) -> usize {
+        match self.drafts {
+            Drafts::Wanted | Drafts::Nothing => most,
+            Drafts::PastFrontiers | Drafts::Behind(_) => {
+                let sent = |sequence: &Sequence| sequence.verify_out.map_or(0, |out| out.proposals);
+                let sent = if self.keeps_proposals { 0 } else { sequences.map(sent).sum() };
+                most.min(ROWS_AHEAD + sent)
+            }
+        }
+    }
+
+    /// Survival of what stands before the first that is drafted.
+    fn survival(&self, sequence: &Sequence) -> f32 {
+        match self.drafts {
+            Drafts::Wanted | Drafts::Nothing | Drafts::PastFrontiers => sequence.survival(),
+            // That it is accepted is what is prepared for.
+            Drafts::Behind(_) => 1.0,
         }
     }
 
     /// Survival below which nothing further is drafted, for a sequence whose tokens count so many times.
     fn floor(&self, weight: f32) -> f32 {
         self.break_even_survival / weight
+    }
+
+    /// The rule by which drafting for an outcome ends.
+    pub(crate) fn stop_of_outcome(&self, sequence: &Sequence) -> StopRule {
+        let below = self.floor(1.0);
+        StopRule { acceptance: sequence.acceptance_table(&self.table), survival: 1.0, below }
     }
 }
 

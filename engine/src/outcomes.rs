@@ -11,11 +11,13 @@
 //! not fall with temperature. Each branch has a block table of its own: whole blocks are shared up to where it parts, the one that it parts in is copied.
 //! The verdict picks its branch, whose proposals stand at once, and ends all others: in the table, in the queue, and between two steps on the lane.
 //!
-//! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there, and then the steps of all branches together.
+//! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there (and the KV of the proposals, of a draft that
+//! proposes in one pass), and then the steps of all branches together.
 
 use crate::branch::{Branch, DraftOut, Spent};
+use crate::drafting::{Drafts, Wish};
 use crate::engine::Engine;
-use crate::plan::{DraftChunk, DraftPlan, StopRule};
+use crate::plan::{DraftChunk, DraftPlan};
 use crate::planner::{Execution, Odds, Preparing};
 use crate::request::{CANDIDATES, SeqId, TokenId};
 use crate::sequence::Sequence;
@@ -83,6 +85,7 @@ impl Engine {
     pub(crate) fn list_odds(&self, lengths: &[usize], odds: &mut Vec<Odds>) {
         odds.clear();
         let ranks = self.ranks.shares();
+        let without_kv = !self.config.draft.needs().keeps_proposals;
         let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
         for (index, (sequence, &k)) in decoding.zip(lengths).enumerate() {
             if self.draft_room(sequence) == 0 || sequence.room_ahead() == 0 {
@@ -93,7 +96,8 @@ impl Engine {
             let known = sequence.proposals.len();
             sequence.verdicts(k, &ranks, &mut |accepted, rank, probability| {
                 if probability >= LEAST_ODDS {
-                    let (past, own) = (rank.is_some() && accepted == known, rank.is_none() && k == known);
+                    let past = without_kv || rank.is_some() && accepted == known;
+                    let own = rank.is_none() && k == known;
                     odds.push(Odds { index, probability, typical, weight, context, past, own });
                 }
             });
@@ -111,8 +115,8 @@ impl Engine {
         self.list_branches(&mut scratch.odds, &mut scratch.branches);
         let left = self.verify_due.saturating_sub(self.now);
         let most = self.config.draft_chunks();
-        let sequences = self.running.len();
-        let Preparing { past, count, steps } = self.planner.outcomes(&scratch.odds, left, most, sequences);
+        let rows = self.rows_past_frontiers();
+        let Preparing { past, count, steps } = self.planner.outcomes(&scratch.odds, left, most, rows);
         if past && let Some(plan) = self.plan_draft(execution) {
             self.scratch = scratch;
             return Some(plan);
@@ -120,15 +124,26 @@ impl Engine {
         self.prepared = true;
         let mut plan = std::mem::take(&mut self.spent.0);
         plan.clear();
+        let wish = self.wish(Drafts::Behind(steps));
+        let mut rows_left = self.config.max_pass_rows;
         for odds in scratch.odds.iter().filter(|odds| !odds.past).take(count) {
             let Branch { seq, parts } = scratch.branches[odds.index];
             match parts {
-                None => self.add_own_steps(seq, steps, &mut plan),
-                Some((at, token)) => self.add_branch(seq, at, token, steps, &mut plan),
+                None => self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut 0), &mut plan),
+                Some(parts) => self.add_branch(seq, parts, &wish, &mut rows_left, &mut plan),
             }
         }
         self.scratch = scratch;
         self.send_drafts(plan, execution)
+    }
+
+    /// Rows of a step of each sequence past its frontier.
+    fn rows_past_frontiers(&self) -> usize {
+        if self.config.draft.needs().keeps_proposals {
+            return self.running.len();
+        }
+        let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        sequences.filter_map(|sequence| Some(1 + sequence.verify_out?.proposals)).sum()
     }
 
     /// The branches that could be drafted now, and their odds, likeliest first.
@@ -136,6 +151,7 @@ impl Engine {
         odds.clear();
         branches.clear();
         let ranks = self.ranks.shares();
+        let without_kv = !self.config.draft.needs().keeps_proposals;
         for (&seq, sequence) in self.running.iter().filter_map(|seq| Some((seq, self.sequences.get(seq)?))) {
             let Some(out) =
                 sequence.verify_out.filter(|_| sequence.decoding() && sequence.draft_out.is_none())
@@ -152,10 +168,12 @@ impl Engine {
                 let proposal = sequence.proposals.get(accepted);
                 let token = |rank| proposal.and_then(|proposal| proposal.candidates.get(rank).copied());
                 let parts = rank.and_then(token).map(|token| (at, token));
-                let past = rank.is_some() && proposal.is_none();
+                // What was sent has no KV yet, or nothing is known of what could come behind it.
+                let unread = without_kv && sequence.draft.computed < context + sent;
+                let past = unread || rank.is_some() && proposal.is_none();
                 let possible = match rank {
                     None => sequence.room_ahead() > 0,
-                    Some(_) if past => sequence.room_ahead() > 1,
+                    Some(_) if past => sequence.room_ahead() > 1 && sequence.useful_behind(at) > 0,
                     Some(_) => {
                         parts.is_some() && sequence.draft.computed >= at && sequence.useful_behind(at) > 0
                     }
@@ -171,44 +189,26 @@ impl Engine {
         Odds::sort(odds);
     }
 
-    /// The sequence's own drafts go on.
-    fn add_own_steps(&mut self, seq: SeqId, steps: usize, plan: &mut DraftPlan) {
-        let floor = self.planner.break_even_survival();
-        let table = self.calibrations[Source::Draft].table();
-        let Some(sequence) = self.sequences.get_mut(&seq) else { return };
-        let (start, known) = (sequence.draft.computed, sequence.known());
-        let rows = known - start.min(known);
-        let context = self.config.speculation.draft_context;
-        let steps = steps.min(sequence.room_ahead()).min(context.saturating_add(1).saturating_sub(known));
-        if rows != 1 || steps == 0 || !sequence.draft.table.grow(known + steps - 1) {
-            return;
-        }
-        sequence.draft_out = Some(DraftOut { end: known, chunk: plan.chunks.len() });
-        self.draft_lane.admit(seq, || sequence.admission());
-        plan.chunks.push(DraftChunk {
-            seq,
-            epoch: sequence.epoch,
-            start,
-            rows: sequence.append_known(start, rows, &mut plan.tokens),
-            steps,
-            stop: StopRule { acceptance: sequence.acceptance_table(&table), survival: 1.0, below: floor },
-            table: sequence.draft.table.append_ids(known + steps - 1, &mut plan.blocks),
-            features: 0..0,
-            outcome: false,
-        });
-    }
-
     /// A branch, if the pool has blocks for it: it pushes nobody out.
-    fn add_branch(&mut self, seq: SeqId, at: usize, token: TokenId, steps: usize, plan: &mut DraftPlan) {
-        let floor = self.planner.break_even_survival();
-        let table = self.calibrations[Source::Draft].table();
+    fn add_branch(
+        &mut self,
+        seq: SeqId,
+        (at, token): (usize, TokenId),
+        wish: &Wish,
+        rows_left: &mut usize,
+        plan: &mut DraftPlan,
+    ) {
+        let Drafts::Behind(steps) = wish.drafts else { return };
+        let one = self.config.draft.needs().passes.is_one();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         let context = self.config.speculation.draft_context;
         let steps = steps.min(sequence.useful_behind(at)).min(context.saturating_sub(at));
+        let steps = if one { steps.min(*rows_left) } else { steps };
         let mut outcome = self.outcomes.next(&self.draft_pool);
         if steps == 0 || !sequence.draft.table.fork(at, at + steps, &mut outcome.kv.table) {
             return self.outcomes.take_back(outcome);
         }
+        *rows_left = rows_left.saturating_sub(if one { steps } else { 1 });
         let chunk = plan.chunks.len();
         (outcome.at, outcome.token, outcome.kv.computed) = (at, token, at);
         outcome.out = Some(DraftOut { end: at + 1, chunk });
@@ -222,7 +222,7 @@ impl Engine {
             start: at,
             rows,
             steps,
-            stop: StopRule { acceptance: sequence.acceptance_table(&table), survival: 1.0, below: floor },
+            stop: wish.stop_of_outcome(sequence),
             table: outcome.kv.table.append_ids(at + steps, &mut plan.blocks),
             features: 0..0,
             outcome: true,

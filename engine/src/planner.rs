@@ -390,13 +390,14 @@ impl Planner {
     }
 
     /// Of these verdicts, likeliest first, how many to prepare for, `most` of them, and how deep, if so much time is left of the pass that is out; and
-    /// whether `past` sequences should have a step past their frontiers first.
-    pub(crate) fn outcomes(&self, odds: &[Odds], left: Duration, most: usize, past: usize) -> Preparing {
+    /// whether sequences should have a step past their frontiers first, which has so many rows.
+    pub(crate) fn outcomes(&self, odds: &[Odds], left: Duration, most: usize, past_rows: usize) -> Preparing {
         let costs = self.partitions.get(self.execution.partition().0);
         let costs = costs.filter(|_| self.steering.speculates());
         costs.map_or_else(Preparing::default, |costs| {
-            let past_s = costs.draft.seconds(past, Reach::NONE);
-            ahead::prepare(odds, left.as_secs_f64(), most, past_s, &costs.draft)
+            let past_s = costs.draft.seconds(past_rows, Reach::NONE);
+            let drafting = ahead::Drafting { needs: &self.needs, costs: &costs.draft };
+            ahead::prepare(odds, left.as_secs_f64(), most, past_s, drafting)
         })
     }
 
@@ -475,7 +476,7 @@ impl Planner {
     /// A draft plan was timed: the tables learn, unless catching up dominated it. A single pass is looked up by its rows, a step by its sequences.
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
-        if self.needs.passes == RoundPasses::One {
+        if self.needs.passes.is_one() {
             if let Some(costs) = self.partitions.get_mut(shape.partition.0) {
                 costs.draft.observe(rows, shape.reach, took);
             }

@@ -436,7 +436,7 @@ impl Sequence {
         if let Some(outcome) = self.outcomes.iter_mut().find(|o| o.out.is_some_and(|out| out.chunk == chunk))
         {
             outcome.out = None;
-            outcome.kv.computed = outcome.at + drafted.len();
+            outcome.kv.computed = outcome.at + if with_kv { drafted.len() } else { drafted.len().min(1) };
             outcome.proposals.extend(drafted.iter().map(|drafted| Proposal::drafted(drafted, level, table)));
             return true;
         }

@@ -66,7 +66,7 @@ pub struct SourceNeeds {
     pub passes: RoundPasses,
     /// Blocks of a KV pool of its own, which catches up with the text: 0 if it has none.
     pub blocks: usize,
-    /// The KV of what it proposes is that of the text if it is accepted: it can go on from there, also while a verify pass runs.
+    /// The KV of what it proposes is that of the text if it is accepted.
     pub keeps_proposals: bool,
     /// Each of its rows begins with the target's hidden states of the token before: it goes on behind the last token that the target has
     /// computed, and nowhere else.
@@ -83,6 +83,11 @@ impl RoundPasses {
 }
 
 impl SourceNeeds {
+    /// Whether it can go on from proposals while the target verifies them, and from other tokens in their places: outcomes can be prepared.
+    pub fn goes_on(&self) -> bool {
+        self.passes != RoundPasses::None && !self.hidden_states
+    }
+
     /// Most proposals of a round.
     pub fn most_proposals(&self) -> usize {
         self.block.map_or(K_LIMIT, |block| block.proposals)
@@ -176,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_can_go_on_from_its_proposals_keeps_them() {
+    fn models_go_on_from_proposals_and_one_keeps_their_kv() {
         let all = [
             DraftSource::Lookup,
             DraftSource::Model { blocks: 4 },
@@ -187,11 +192,10 @@ mod tests {
         ];
         for source in all {
             assert_eq!(source.drafts(), source != DraftSource::Lookup);
-            assert_eq!(
-                source.needs().keeps_proposals,
-                matches!(source, DraftSource::Model { .. }),
-                "{source}"
-            );
+            let (model, one_pass) =
+                (matches!(source, DraftSource::Model { .. }), matches!(source, DraftSource::OnePass { .. }));
+            assert_eq!(source.needs().keeps_proposals, model, "{source}");
+            assert_eq!(source.needs().goes_on(), model || one_pass, "{source}");
         }
         assert_eq!(
             (DraftSource::model(0), DraftSource::model(3)),

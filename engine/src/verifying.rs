@@ -11,7 +11,6 @@ use crate::planner::{Batch, Leaving, PassShape, Speculated};
 use crate::pruning::Prospect;
 use crate::request::{CANDIDATES, SeqId};
 use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
-use crate::source::RoundPasses;
 use crate::survival::Source;
 use crate::view::EpochMove;
 
@@ -150,7 +149,7 @@ impl Engine {
     /// Adds `committed` rows of a sequence and as many of `k` proposals as get a block: they push nobody out. How many those
     /// are.
     fn add_chunk(&mut self, seq: SeqId, committed: usize, k: usize, plan: &mut VerifyPlan) -> usize {
-        let masked = self.config.draft.needs().passes == RoundPasses::One;
+        let masked = self.config.draft.needs().passes.is_one();
         let Some(sequence) = self.sequences.get_mut(&seq) else { return 0 };
         let start = sequence.target.computed;
         let fits = sequence.target.table.capacity().saturating_sub(sequence.tokens.len());
@@ -225,7 +224,12 @@ impl Engine {
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         let PassShape { rows, reach, .. } = self.verify_shape;
         let most = self.config.draft_chunks();
-        let leaving = Leaving { odds: &scratch.odds, most, rows, reach, draft_busy: self.draft_lane.busy() };
+        let past_rows = match self.config.draft.needs().keeps_proposals {
+            true => scratch.candidates.len(),
+            false => scratch.lengths.iter().map(|k| 1 + k).sum(),
+        };
+        let draft_busy = self.draft_lane.busy();
+        let leaving = Leaving { odds: &scratch.odds, most, rows, reach, past_rows, draft_busy };
         let execution = self.planner.execute(&batch, &leaving);
         self.verify_shape.partition = execution.partition();
     }

@@ -96,12 +96,14 @@ impl Times {
     }
 }
 
-/// Makes it a config of a draft model for whose verdicts it pays to prepare.
+/// Makes it a config of a draft model, step by step or in one pass, for whose verdicts it pays to prepare.
 pub(crate) fn have_it_prepare(config: &mut EngineConfig) {
     let cost = |us| PassCost::linear(us, 1, AttentionCost::default());
     let costs = PartitionCosts { draft: cost(DRAFT_US), verify: cost(VERIFY_US) };
     config.partitions = vec![costs; PARTITIONS];
-    config.draft = DraftSource::model(config.draft.needs().blocks);
+    if !config.draft.needs().goes_on() {
+        config.draft = DraftSource::model(config.draft.needs().blocks);
+    }
     config.tuning.policy = Policy::Faser;
     config.tuning.mechanisms.overlap = true;
     config.max_pass_rows = config.max_pass_rows.max(16);

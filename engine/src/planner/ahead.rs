@@ -7,6 +7,7 @@
 use super::budget::{Batch, Budget, Candidate};
 use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::request::K_LIMIT;
+use crate::source::{RoundPasses, SourceNeeds};
 
 /// Gain, as a share of a round's tokens, above which preparing is begun, and below which it ends.
 const BEGIN_ABOVE: f64 = 0.02;
@@ -60,12 +61,47 @@ impl Odds {
     }
 }
 
+/// What drafting costs on a partition, for a source that needs this.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drafting<'a> {
+    pub(super) needs: &'a SourceNeeds,
+    pub(super) costs: &'a PassCost,
+}
+
+impl Drafting<'_> {
+    /// Seconds of so many proposals for each of some chunks, all of one row, behind so many tokens in all.
+    fn seconds(&self, chunks: usize, proposals: usize, context: usize) -> f64 {
+        let pass_s = |rows| self.costs.seconds(rows, Reach::single(context));
+        match self.needs.passes {
+            _ if proposals == 0 => 0.0,
+            RoundPasses::One => pass_s(chunks * (1 + self.needs.rows_behind(proposals))),
+            _ => proposals as f64 * pass_s(chunks),
+        }
+    }
+
+    /// The most proposals for each, at most `most`, in so many seconds.
+    fn depth(&self, chunks: usize, context: usize, left_s: f64, most: usize) -> usize {
+        match self.needs.passes {
+            RoundPasses::One => {
+                (1..=most).rev().find(|k| self.seconds(chunks, *k, context) <= left_s).unwrap_or(0)
+            }
+            _ => ((left_s / self.seconds(chunks, 1, context)) as usize).min(most),
+        }
+    }
+}
+
 /// How many of the likeliest verdicts to prepare for, `most` of them, and how many steps deep, in so many seconds: few of them deep, or many less so,
 /// whichever has more proposals ready in the mean; and whether a step past the frontiers, which takes `past_s`, is worth it.
-pub(super) fn prepare(odds: &[Odds], left_s: f64, most: usize, past_s: f64, draft: &PassCost) -> Preparing {
+pub(super) fn prepare(
+    odds: &[Odds],
+    left_s: f64,
+    most: usize,
+    past_s: f64,
+    drafting: Drafting<'_>,
+) -> Preparing {
     let left_s = USED_SHARE * left_s;
-    let without = breadth_and_depth(odds.iter().filter(|odds| !odds.past), left_s, most, false, draft);
-    let with = breadth_and_depth(odds.iter(), left_s - past_s, most, true, draft);
+    let without = breadth_and_depth(odds.iter().filter(|odds| !odds.past), left_s, most, false, drafting);
+    let with = breadth_and_depth(odds.iter(), left_s - past_s, most, true, drafting);
     let past = with.0 > without.0;
     let (_, (count, steps)) = if past { with } else { without };
     Preparing { past, count, steps }
@@ -77,21 +113,22 @@ fn breadth_and_depth<'a>(
     left_s: f64,
     most: usize,
     past: bool,
-    draft: &PassCost,
+    drafting: Drafting<'_>,
 ) -> (f64, (usize, usize)) {
     let (mut best, mut chosen) = (0.0, (0, 0));
     let (mut context, mut mass, mut typical, mut own) = (0, 0.0, 0.0, 0.0);
+    let mut steps = K_LIMIT;
     for (before, odds) in odds.take(most).enumerate() {
         context += odds.context;
         let counts = f64::from(odds.probability * odds.weight);
         mass += counts;
         typical += counts * f64::from(odds.typical);
         own += if odds.own && !past { counts } else { 0.0 };
-        let steps = (left_s / draft.seconds(before + 1, Reach::single(context))) as usize;
+        // More of them are never deeper.
+        steps = drafting.depth(before + 1, context, left_s, steps);
         if steps == 0 {
             break;
         }
-        let steps = steps.min(K_LIMIT);
         let ready = |steps| run_length(typical / mass, steps);
         let value = (mass - own) * ready(steps) + own * ready(steps - 1);
         if value > best {
@@ -128,6 +165,8 @@ pub(crate) struct Leaving<'a> {
     /// Rows of the pass.
     pub(crate) rows: usize,
     pub(crate) reach: Reach,
+    /// Rows of a step of each sequence past its frontier.
+    pub(crate) past_rows: usize,
     /// The draft lane is at work on what was begun under the pass before.
     pub(crate) draft_busy: bool,
 }
@@ -156,7 +195,8 @@ impl Ahead {
         let (goodput, depth) = budget.goodput(&bare, whole);
         let pass_s = whole.verify.seconds(leaving.rows, leaving.reach);
         let context: usize = batch.candidates.iter().map(|candidate| candidate.context).sum();
-        let draft_s = depth as f64 * whole.draft.seconds(sequences, Reach::single(context));
+        let needs = budget.needs();
+        let draft_s = Drafting { needs, costs: &whole.draft }.seconds(sequences, depth, context);
         let seconds = draft_s + pass_s;
         if draft_s < LEAST_DRAFT_SHARE * seconds {
             return None;
@@ -189,9 +229,10 @@ impl Ahead {
         let context: usize = batch.candidates.iter().map(|candidate| candidate.context).sum();
         let pass_s = whole.verify.seconds(leaving.rows, leaving.reach);
         let longer_s = costs.verify.seconds(leaving.rows, leaving.reach);
-        let past_s = costs.draft.seconds(batch.candidates.len(), Reach::single(context));
+        let past_s = costs.draft.seconds(leaving.past_rows, Reach::single(context));
+        let drafting = Drafting { needs: budget.needs(), costs: &costs.draft };
         let Preparing { past, count, steps } =
-            prepare(leaving.odds, longer_s, leaving.most, past_s, &costs.draft);
+            prepare(leaving.odds, longer_s, leaving.most, past_s, drafting);
         if count == 0 {
             return 0.0;
         }
@@ -258,12 +299,24 @@ mod tests {
         probabilities.iter().enumerate().map(of).collect()
     }
 
+    const MODEL: SourceNeeds = SourceNeeds {
+        passes: RoundPasses::EachProposal,
+        blocks: 1,
+        keeps_proposals: true,
+        hidden_states: false,
+        block: None,
+    };
+
+    fn of_model(costs: &PassCost) -> Drafting<'_> {
+        Drafting { needs: &MODEL, costs }
+    }
+
     #[test]
     fn where_rows_are_free_all_are_prepared_for_and_where_they_cost_the_likeliest_deep() {
         let odds = odds(&[0.5, 0.1, 0.1, 0.05], false);
         let with = |row_us, left_s| {
             let draft = PassCost::linear(1000, row_us, AttentionCost::default());
-            prepare(&odds, left_s, 64, 1e-3, &draft)
+            prepare(&odds, left_s, 64, 1e-3, of_model(&draft))
         };
         // Nearly all of 10 ms.
         assert_eq!(with(0, 0.01), Preparing { past: false, count: 4, steps: 9 });
@@ -278,9 +331,24 @@ mod tests {
         let of = |known: f32, unknown: f32| {
             let mut all = odds(&[known], false);
             all.extend(odds(&[unknown], true));
-            prepare(&all, 0.01, 64, 1e-3, &draft)
+            prepare(&all, 0.01, 64, 1e-3, of_model(&draft))
         };
         assert_eq!(of(0.5, 0.01), Preparing { past: false, count: 1, steps: 9 });
         assert_eq!(of(0.3, 0.3), Preparing { past: true, count: 2, steps: 8 });
+    }
+
+    #[test]
+    fn of_one_pass_all_are_as_deep_as_its_rows_fit() {
+        let needs = SourceNeeds { passes: RoundPasses::One, keeps_proposals: false, ..MODEL };
+        let odds = odds(&[0.4, 0.3], true);
+        let with = |row_us, left_s| {
+            let costs = PassCost::linear(1000, row_us, AttentionCost::default());
+            prepare(&odds, left_s, 64, 1e-3, Drafting { needs: &needs, costs: &costs })
+        };
+        // A step past the frontiers, and a pass: depth is free as long as rows are.
+        assert_eq!(with(0, 0.0025), Preparing { past: true, count: 2, steps: K_LIMIT });
+        // Eight rows.
+        assert_eq!(with(125, 0.00315), Preparing { past: true, count: 2, steps: 4 });
+        assert_eq!(with(0, 0.0015), Preparing::default());
     }
 }

@@ -101,6 +101,11 @@ impl Budget {
         Budget { needs, ..Budget::default() }
     }
 
+    /// What its source needs.
+    pub(super) fn needs(&self) -> &SourceNeeds {
+        &self.needs
+    }
+
     /// Speculative lengths before drafting, from what is typical of each sequence; what is ready already is not drafted
     /// again.
     ///
@@ -162,7 +167,7 @@ impl Budget {
             batch.candidates.iter().map(|candidate| f64::from(candidate.expected * candidate.weight)).sum();
         let mut pass = Pass::new(batch, costs, ready, expected);
         let mut draft = DraftTime { passes: self.needs.passes, ..DraftTime::default() };
-        let masked = self.needs.passes == RoundPasses::One;
+        let masked = self.needs.passes.is_one();
         self.survivals.clear();
         self.survivals.extend(batch.candidates.iter().map(|candidate| candidate.survival));
         let mut best = pass.choice(0.0, 0);
@@ -256,7 +261,7 @@ struct DraftTime {
 impl DraftTime {
     /// One proposal more for some sequences, by so many rows, behind so many tokens.
     fn deepen(&mut self, rows: usize, reach: Reach, costs: &PassCost) {
-        if self.passes == RoundPasses::One {
+        if self.passes.is_one() {
             self.rows += rows;
             self.reach = Reach { kv: self.reach.kv.max(reach.kv), rows: self.reach.rows + reach.rows };
             self.seconds = costs.seconds(self.rows, self.reach);
