@@ -220,12 +220,6 @@ impl Engine {
         if missing > SHORT { missing } else { 0 }
     }
 
-    /// Does the round want proposals that are not there?
-    pub(crate) fn wants_drafts(&self) -> bool {
-        let mut sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
-        sequences.any(Sequence::wants_drafts)
-    }
-
     /// Rows of a plan that only catches up, in front of the round's drafts: where sequences that want proposals are so far behind that all their
     /// rows are more than a plan takes, but not more than the time of a round and the account allow. Else they would catch up over as many rounds as that is
     /// plans, and decode without proposals meanwhile.
@@ -322,6 +316,7 @@ impl Engine {
         let needs = self.config.draft.needs();
         (plan.passes, plan.block_rows) = (needs.passes, needs.block.map_or(0, |block| block.rows));
         self.draft_shape = shape_of(&plan, execution);
+        self.draft_due = self.now + self.planner.predicted_draft(&self.draft_shape).unwrap_or_default();
         plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
         self.draft_pool.take_copies(&mut plan.copies);
         plan.partition = execution.partition();
@@ -495,6 +490,7 @@ impl Wish {
     fn steps(&self, sequence: &Sequence) -> usize {
         match self.drafts {
             Drafts::Nothing => 0,
+            Drafts::Wanted if sequence.asked => 0,
             Drafts::Wanted => {
                 let wanted = sequence.wanted.min(sequence.useful_proposals());
                 wanted.saturating_sub(sequence.proposals.len())

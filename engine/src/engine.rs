@@ -1,17 +1,18 @@
 //! The engine: one `handle`, which takes an event and says what to do next.
 //!
-//! Serial execution: draft steps for all that speculate, then one verify pass for everyone, then again. A round stands at
-//! one of two stages, and a plan may be out on the stage's lane:
+//! Plans for the two lanes leave independently. Where a sequence stands is its own affair (`sequence.rs` draws it); what is decided here is when a pass
+//! leaves, whenever the verify lane is free:
 //!
 //! ```text
-//!   Stage::Draft --plan--> (draft lane busy) --DraftDone--> Stage::Verify --plan--> (verify lane busy) --VerifyDone--+
-//!        ^  nobody speculates: straight on to Verify                                                                 |
-//!        +-----------------------------------------------------------------------------------------------------------+
+//!   the draft lane is idle   sequences whose verdict came since they were asked are asked now: those that want proposals, at the
+//!                            price of everybody's waiting, are drafted for, and the pass waits; if none does it leaves
+//!   it drafts what they want the pass waits
+//!   it still prepares for    the pass waits if somebody wants what comes, and it comes sooner than it could be drafted anew;
+//!   verdicts that have come  else it leaves, and who has nothing yet rides with its anchor
 //! ```
-//!
-//! Overlapped execution: while the verify lane is busy, the draft lane prepares for its verdicts; see `outcomes.rs`.
-//! When the pass ends, the round may find all the proposals it wants; then it verifies them at once, and only what is
-//! missing is drafted before. Which of the two it is, is decided anew for every verify pass.
+//! A pass takes everybody who can be verified: with proposals, or with the anchor alone, which costs a row and brings a token. While it
+//! runs, the draft lane may prepare for its verdicts, on its part of a partition: see `outcomes.rs`. Then the next round finds some or all of its
+//! proposals ready. Whether it does is decided anew for every pass.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -37,12 +38,6 @@ use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestVie
 
 /// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
 const DEVICE_LOSSES_FORGIVEN: u32 = 2;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Draft,
-    Verify,
-}
 
 /// Buffers of planning, kept from round to round.
 #[derive(Debug, Default)]
@@ -94,8 +89,9 @@ pub struct Engine {
     pub(crate) outcomes: Spent,
     /// Outcomes of the pass that is out have been planned.
     pub(crate) prepared: bool,
-    /// When the pass that is out is expected to end.
+    /// When the plans that are out are expected to end.
     pub(crate) verify_due: Duration,
+    pub(crate) draft_due: Duration,
     /// The plans that are out, as the cost tables see them.
     /// Sequences that ended before their limit: by a stop token, or cancelled.
     pub(crate) ended_early: u64,
@@ -114,7 +110,6 @@ pub struct Engine {
     /// Epochs that ended since the event came.
     pub(crate) moves: Vec<EpochMove>,
     pub(crate) now: Duration,
-    stage: Stage,
     device: Device,
 }
 
@@ -148,6 +143,7 @@ impl Engine {
             outcomes: Spent::default(),
             prepared: false,
             verify_due: Duration::ZERO,
+            draft_due: Duration::ZERO,
             ended_early: 0,
             caught_up: 0,
             draft_shape: PassShape::default(),
@@ -162,7 +158,6 @@ impl Engine {
             cancelled_chunks: Vec::new(),
             moves: Vec::with_capacity(config.tuning.max_running),
             now: Duration::ZERO,
-            stage: Stage::Draft,
             device: Device::Up,
             config,
         })
@@ -189,6 +184,18 @@ impl Engine {
         if self.idle() {
             self.assert_pools_whole();
         }
+        if cfg!(debug_assertions) {
+            self.check();
+        }
+    }
+
+    /// Looks that every sequence stands where the lanes' plans say, and that nobody is held up: where somebody runs, a lane works.
+    fn check(&self) {
+        let check = |seq, waits| self.sequences[seq].check(waits, &self.draft_lane, &self.verify_lane);
+        self.running.iter().for_each(|seq| check(seq, false));
+        self.waiting.iter().for_each(|seq| check(seq, true));
+        let works = self.draft_lane.busy() || self.verify_lane.busy();
+        assert!(self.running.is_empty() || works, "{} sequences run, and no lane works", self.running.len());
     }
 
     /// What it was built from; of its partitions the latest costs that it was told, not what it has learned since.
@@ -405,7 +412,6 @@ impl Engine {
 
     fn device_lost(&mut self, out: &mut Vec<Command>) {
         self.device = Device::Away;
-        self.stage = Stage::Draft;
         self.cancelled_chunks.clear();
         self.outcomes.forget();
         self.draft_lane.forget();
@@ -444,33 +450,52 @@ impl Engine {
         if self.verify_lane.busy() {
             return self.draft_ahead(out);
         }
-        if self.caught_up > 0 && !self.draft_lane.busy() {
-            // What was done only caught up: the round's drafts are yet to come.
-            self.stage = Stage::Draft;
-        }
-        if self.stage == Stage::Draft {
-            self.admit_waiting();
-            self.plan_round();
-            if self.draft_lane.busy() {
-                // What was begun under the last pass: worth waiting for only if someone wants more than is there.
-                if self.wants_drafts() {
-                    return;
-                }
-            } else {
-                self.stage = Stage::Verify;
-                if let Some(plan) = self.plan_draft(Execution::Serial) {
-                    return out.push(Command::Draft(plan));
-                }
-            }
-        } else if self.draft_lane.busy() {
+        let drafting = self.draft_lane.busy();
+        if drafting && self.draft_shape.partition == Execution::Serial.partition() {
+            // It was planned for the pass that is to leave.
             return;
-        } else {
-            // Who came while drafts were made is in their pass already, and cancellations may have emptied the batch.
-            self.admit_waiting();
         }
-        self.stage = Stage::Draft;
+        let asks = self.running.is_empty() || self.running.iter().any(|seq| !self.sequences[seq].asked);
+        self.admit_waiting();
+        if asks {
+            self.plan_round();
+            if drafting && self.worth_waiting_for() {
+                return;
+            }
+            let plan = if drafting { None } else { self.plan_draft(Execution::Serial) };
+            if let Some(plan) = plan {
+                if self.caught_up == 0 {
+                    self.ask_all();
+                }
+                return out.push(Command::Draft(plan));
+            }
+        }
+        // Who came while others' drafts were made is in their pass already.
+        self.ask_all();
         out.extend(self.plan_verify().map(Command::Verify));
         self.draft_ahead(out);
+    }
+
+    /// Everybody has been asked what to draft.
+    fn ask_all(&mut self) {
+        for seq in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.asked = true;
+            }
+        }
+    }
+
+    /// Is what the draft lane still prepares, for verdicts that have come, wanted by anybody, and there sooner than it could be drafted anew?
+    fn worth_waiting_for(&self) -> bool {
+        let running = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        let missing = |sequence: &Sequence| sequence.wanted.saturating_sub(sequence.proposals.len());
+        let wanting = running.filter(|sequence| sequence.wants_drafts());
+        let (sequences, steps) =
+            wanting.fold((0, 0), |(n, steps), sequence| (n + 1, missing(sequence).max(steps)));
+        let anew = PassShape { rows: sequences, sequences, steps, ..PassShape::default() };
+        // What is late is expected to be so late again.
+        let comes = self.draft_due.abs_diff(self.now);
+        sequences > 0 && self.planner.predicted_draft(&anew).is_none_or(|anew| comes <= anew)
     }
 
     /// Has the draft lane prepare for the verdicts of the pass that is out, if that was decided on.
@@ -521,7 +546,7 @@ mod tests {
     use super::*;
     use crate::config::SpeculationBounds;
     use crate::cost::PassCost;
-    use crate::plan::Verdict;
+    use crate::plan::{Drafted, Verdict};
     use crate::policy::{Mechanisms, Policy};
     use crate::request::K_LIMIT;
     use crate::source::DraftSource;
@@ -685,6 +710,78 @@ mod tests {
         // The first has four tokens, and the others had to go.
         let view = engine.view();
         assert_eq!((view.running, view.waiting, view.target_pool.free), (1, 2, 2), "{view:?}");
+    }
+
+    /// An engine whose draft lane has just got its first branches, and the pass that is out, whose first proposal is rejected for the draft's next
+    /// candidate.
+    fn preparing() -> (Engine, VerifyPlan) {
+        const US: Duration = Duration::from_micros(1);
+        let cost = |us| PassCost::linear(us, 1, crate::cost::AttentionCost::default());
+        let costs = PartitionCosts { draft: cost(100), verify: cost(3000) };
+        let config = EngineConfig {
+            partitions: vec![costs.clone(), costs],
+            tuning: Tuning { policy: Policy::Faser, k_max: Some(4), ..config().tuning },
+            ..config()
+        };
+        let mut engine = Engine::new(config).expect("a valid config");
+        let (mut now, mut pass) = (Duration::ZERO, None);
+        let mut commands = Vec::new();
+        let submit = Event::Submit(Request::new(SeqId(1), [1, 2, 3], 60));
+        engine.handle(now, submit, &mut commands);
+        for _ in 0..100 {
+            let mut next = Vec::new();
+            for command in std::mem::take(&mut commands) {
+                match command {
+                    Command::Verify(plan) => pass = Some((plan, now)),
+                    Command::Draft(mut plan) => {
+                        if plan.chunks.iter().any(|chunk| chunk.outcome) {
+                            let (mut plan, _) = pass.expect("a pass is out");
+                            plan.outcome.verdicts = vec![Verdict { next: Some(8), ..Verdict::default() }];
+                            return (engine, plan);
+                        }
+                        for chunk in &plan.chunks {
+                            let candidates = [8, 7, 6].into_iter().collect();
+                            let drafted =
+                                Drafted { token: 9, confidence: 0.6, candidates, ..Drafted::default() };
+                            plan.outcome.proposals.extend(vec![drafted; chunk.steps]);
+                            plan.outcome.counts.push(chunk.steps);
+                        }
+                        plan.outcome.took = 100 * US;
+                        now += plan.outcome.took;
+                        engine.handle(now, Event::DraftDone(plan), &mut next);
+                    }
+                    _ => {}
+                }
+            }
+            if next.is_empty()
+                && let Some((mut plan, left)) = pass.take()
+            {
+                plan.outcome.took = 3000 * US;
+                now = now.max(left + plan.outcome.took);
+                let of = |chunk: &crate::plan::VerifyChunk| Verdict {
+                    accepted: chunk.proposals.min(1),
+                    next: chunk.sample.then_some(8),
+                    ..Verdict::default()
+                };
+                plan.outcome.verdicts = plan.chunks.iter().map(of).collect();
+                engine.handle(now, Event::VerifyDone(plan), &mut next);
+            }
+            commands = next;
+        }
+        panic!("nothing was prepared");
+    }
+
+    #[test]
+    fn a_pass_waits_for_what_was_prepared_no_longer_than_drafting_anew_would_take() {
+        let leaves = |late_us| {
+            let (mut engine, pass) = preparing();
+            let (mut commands, due) = (Vec::new(), engine.draft_due);
+            engine.handle(due + Duration::from_micros(late_us), Event::VerifyDone(pass), &mut commands);
+            assert_eq!(engine.view().totals.outcomes_taken, 1, "the branch that came is still drafted");
+            commands.iter().any(|command| matches!(command, Command::Verify(_)))
+        };
+        assert!(!leaves(50), "what comes now is worth a moment");
+        assert!(leaves(5000), "the draft lane is late, and nobody knows for how long");
     }
 
     #[test]

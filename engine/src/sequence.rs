@@ -12,6 +12,22 @@
 //! ```
 //! Prefill and decode differ only in how many committed tokens await their target KV: in decode it is one, the anchor.
 //!
+//! In decode each of these steps is a sequence's own; others may be elsewhere:
+//!
+//! ```text
+//!              asked, and nothing pays: it rides with its anchor
+//!            +---------------------------------------------------+
+//!            |                                                   v
+//!   anchor --+--> drafting --> proposals ready ----------> in a verify pass --verdict--+--> anchor
+//!     ^             |  ^              ^                      | outcomes are drafted    |
+//!     |             |  |              |                      v                         |
+//!     |             |  +--------------|--- the branch that came is still drafted <-----+
+//!     |             |                 +--- a branch, or what was drafted behind it <---+
+//!     +-------------+ its drafts come too late, or none do
+//! ```
+//! It is asked once between two verdicts. A pass that waits for no drafts takes it from any of them. `check` holds this after every event, in debug
+//! builds.
+//!
 //! Positions of a sequence that decodes, while both lanes work on it:
 //!
 //! ```text
@@ -80,6 +96,8 @@ pub(crate) struct Sequence {
     pub(crate) tries: bool,
     /// Proposals the round wants it to have.
     pub(crate) wanted: usize,
+    /// It was asked since its last verdict what to draft, and is not asked again before the next.
+    pub(crate) asked: bool,
     pub(crate) usage: Usage,
     /// Devices that failed while this sequence ran on them.
     pub(crate) device_losses: u32,
@@ -175,6 +193,7 @@ impl Sequence {
             foreseen: None,
             tries: false,
             wanted: 0,
+            asked: false,
             device_losses: 0,
             cacheable: !request.whole_prompt,
             admitted: false,
@@ -285,7 +304,7 @@ impl Sequence {
 
     /// Does the round want proposals of it that are not there?
     pub(crate) fn wants_drafts(&self) -> bool {
-        self.wanted.min(self.useful_proposals()) > self.proposals.len()
+        !self.asked && self.wanted.min(self.useful_proposals()) > self.proposals.len()
     }
 
     /// Tokens that it may get yet.
@@ -491,6 +510,7 @@ impl Sequence {
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent, .. }) = self.verify_out.take() else { return done };
+        self.asked = false;
         // What was not in the pass to its end counts as not sent.
         let verified = sent.saturating_sub(verdict.forbidden + verdict.pruned);
         let accepted = verdict.accepted.min(verified);
@@ -587,6 +607,27 @@ impl Sequence {
         done.ended.is_some()
     }
 
+    /// Looks that where it stands goes with what is out on the lanes. Nothing is out for a sequence that waits.
+    ///
+    /// # Panics
+    /// If not.
+    pub(crate) fn check(&self, waits: bool, draft: &LaneBook, verify: &LaneBook) {
+        let (seq, drafting) = (self.id, self.draft_out.is_some());
+        let branches = self.outcomes.iter().filter(|outcome| outcome.out.is_some()).count();
+        assert!(!drafting && branches == 0 || draft.busy(), "{seq} is drafted for by nobody");
+        assert!(self.verify_out.is_none() || verify.busy(), "{seq} is verified by nobody");
+        assert!(self.outcomes.is_empty() || self.verify_out.is_some(), "{seq} prepares for no verdict");
+        assert!(self.proposals.is_empty() || self.decoding(), "{seq} has proposals and no anchor");
+        let idle = !drafting && self.verify_out.is_none() && self.proposals.is_empty();
+        assert!(!waits || idle && self.target.table.is_empty(), "{seq} waits, and has something");
+        if let Some(VerifyOut { end, proposals, .. }) = self.verify_out {
+            assert!(
+                end <= self.tokens.len() && proposals <= self.proposals.len(),
+                "{seq} is beyond its text"
+            );
+        }
+    }
+
     /// Its chunks of the plans that are out, which nobody waits for once it is cancelled or preempted.
     pub(crate) fn chunks_out(
         &self,
@@ -625,6 +666,7 @@ impl Sequence {
         self.outcomes.clear();
         self.draft_out = None;
         self.verify_out = None;
+        self.asked = false;
         self.epoch += 1;
     }
 }

@@ -287,6 +287,7 @@ impl Engine {
             return;
         };
         let Some(next) = verdict.next else {
+            sequence.asked = false;
             if let Some(VerifyOut { end, .. }) = sequence.verify_out.take() {
                 // The row of an anchor comes again with that of the token after it.
                 sequence.target.advance(&sequence.tokens, end - usize::from(verdict.late));
