@@ -11,6 +11,7 @@ mod cuda_shards;
 mod cuda_tokens;
 mod distribution;
 mod one_pass;
+mod outcome_hits;
 mod rank_group;
 mod rig;
 mod runs;
