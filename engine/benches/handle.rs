@@ -8,12 +8,24 @@ use load::Load;
 
 fn handle(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("handle");
-    for policy in [Policy::Fixed { k: 4 }, Policy::Budget, Policy::Faser] {
-        for sequences in [64, 256] {
-            let mut load = Load::new(sequences, policy.clone());
-            group.bench_function(format!("{policy}/{sequences}"), |bencher| {
+    for (policy, step_us, kept_bytes, name) in [
+        (Policy::Fixed { k: 4 }, 1500, 0, "fixed:4"),
+        (Policy::Budget, 1500, 0, "budget"),
+        (Policy::Faser, 1500, 0, "faser"),
+        // So dear that outcomes are prepared.
+        (Policy::Faser, 6000, 0, "faser, preparing"),
+        (Policy::Faser, 1500, 1 << 20, "faser, past outputs"),
+    ] {
+        for sequences in [8, 64, 256] {
+            let mut load = Load::new(sequences, policy.clone(), step_us, kept_bytes);
+            group.bench_function(format!("{name}/{sequences}"), |bencher| {
                 bencher.iter_custom(|iterations| (0..iterations).map(|_| load.step()).sum());
             });
+            let totals = load.totals();
+            println!(
+                "{name}/{sequences}: {} outcomes in {} passes",
+                totals.outcomes_drafted, totals.target_passes
+            );
         }
     }
     group.finish();

@@ -356,6 +356,8 @@ impl BlockTable {
         if own > self.pool.free() {
             return false;
         }
+        // As much as this one will ever have, so that it never grows; no more, for the two may change places.
+        other.blocks.reserve_exact(self.blocks.capacity());
         let state = &mut *self.pool.state.borrow_mut();
         for &id in &self.blocks[..whole] {
             state.hold(id);

@@ -8,7 +8,7 @@ pub type TokenId = u32;
 /// The largest speculative length any policy or request may ask for.
 pub const K_LIMIT: usize = 16;
 /// Candidates of the draft beside each of its proposals, for outcomes to be prepared.
-pub const CANDIDATES: usize = 3;
+pub const CANDIDATES: usize = 8;
 
 /// One token stream. The caller chooses it and never uses it twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -8,11 +8,19 @@ use load::Load;
 
 #[test]
 fn a_decision_in_the_steady_state_allocates_nothing() {
-    for policy in [Policy::Off, Policy::Fixed { k: 4 }, Policy::Budget, Policy::Faser] {
+    // The last has draft steps so dear that outcomes are prepared.
+    for (policy, step_us) in [
+        (Policy::Off, 1500),
+        (Policy::Fixed { k: 4 }, 1500),
+        (Policy::Budget, 1500),
+        (Policy::Faser, 1500),
+        (Policy::Faser, 6000),
+    ] {
         for sequences in [1, 64] {
-            let mut load = Load::new(sequences, policy.clone());
+            let mut load = Load::new(sequences, policy.clone(), step_us, 1 << 20);
             // Outputs are far from their ends: nobody comes and nobody goes. Buffers grow until lengths and pruning have settled.
-            for _ in 0..200 {
+            // Of branches there are as many buffers as were ever needed together.
+            for _ in 0..if sequences == 1 { 1500 } else { 200 } {
                 load.step();
             }
             let counted = allocation_counter::measure(|| {
@@ -20,7 +28,10 @@ fn a_decision_in_the_steady_state_allocates_nothing() {
                     load.step();
                 }
             });
-            assert_eq!(counted.count_total, 0, "{policy} with {sequences} sequences");
+            assert_eq!(counted.count_total, 0, "{policy} with {sequences} sequences, {step_us} us a step");
+            let totals = load.totals();
+            let prepares = step_us > 1500 && sequences == 1;
+            assert!(!prepares || totals.outcomes_drafted > 1000, "{policy} with {sequences}: {totals:?}");
         }
     }
 }

@@ -14,7 +14,7 @@ struct CandidatesArgs {
     u32 vocabulary, parts;
 };
 
-static constexpr u32 CANDIDATES = 3;
+static constexpr u32 CANDIDATES = 8;
 
 KERNEL(512, 64) candidates(CandidatesArgs a) {
     __shared__ u64 shared[32];

@@ -43,7 +43,7 @@ struct DraftStepArgs {
     u32 chunk_count, tiles_each, tile_queries;
 };
 
-static constexpr u32 THREADS = 1024, STEPS = 16, TOP = 8, CANDIDATES = 3, BINS = 16;
+static constexpr u32 THREADS = 1024, STEPS = 16, TOP = 8, CANDIDATES = 8, BINS = 16;
 
 DEVICE void record(const DraftStepArgs &a, u32 i) {
     const u32 chunk = a.samples[i].chunk, c = a.of_plan ? a.of_plan[chunk] : chunk, token = a.tokens[i];

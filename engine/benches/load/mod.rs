@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
-    Alternatives, Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, Event, Learned, Policy,
-    Request, SeqId, SpeculationBounds, Tuning, Verdict, VerifyPlan,
+    Alternatives, CANDIDATES, Candidates, Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig,
+    Event, Learned, Policy, Request, SeqId, SpeculationBounds, Totals, Tuning, Verdict, VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -19,8 +19,9 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// With so many sequences running, past their prefill, and the outputs of as many that have ended.
-    pub(crate) fn new(sequences: usize, policy: Policy) -> Load {
+    /// With so many sequences running, past their prefill; draft steps take so long. Of past outputs, all alike, so many bytes are kept: then there is a long
+    /// offer for everybody in every round.
+    pub(crate) fn new(sequences: usize, policy: Policy, step_us: u64, kept_bytes: usize) -> Load {
         let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
         let engine = Engine::new(EngineConfig {
             block_size: 16,
@@ -29,11 +30,11 @@ impl Load {
             max_pass_rows: 2048,
             max_context: 8192,
             partitions: vec![
-                PartitionCosts { draft: cost(1500, 2), verify: cost(20_000, 20) },
-                PartitionCosts { draft: cost(1800, 4), verify: cost(21_000, 25) },
+                PartitionCosts { draft: cost(step_us, 2), verify: cost(20_000, 20) },
+                PartitionCosts { draft: cost(step_us * 6 / 5, 4), verify: cost(21_000, 25) },
             ],
             target_layers: 64,
-            speculation: SpeculationBounds { suffix_bytes: 1 << 20, ..SpeculationBounds::default() },
+            speculation: SpeculationBounds { suffix_bytes: kept_bytes, ..SpeculationBounds::default() },
             prefix_cache: false,
             learned: Learned::default(),
             tuning: Tuning { max_running: sequences, max_waiting: sequences, policy, ..Tuning::default() },
@@ -59,6 +60,11 @@ impl Load {
         let prompt = vec![self.next_seq as u32; 32];
         let request = Request::new(SeqId(self.next_seq), prompt, max_new_tokens);
         self.handle(Event::Submit(request));
+    }
+
+    /// What it has done.
+    pub(crate) fn totals(&self) -> Totals {
+        self.engine.view().totals
     }
 
     /// Handles one result; the time that took.
@@ -88,12 +94,15 @@ impl Load {
 
 fn drafted(mut plan: DraftPlan) -> Event {
     let alternatives: Alternatives = if plan.alternatives { (0..8).collect() } else { Alternatives::new() };
+    // The third is what comes after a rejection.
+    let candidates: Candidates =
+        if plan.candidates { (7..).take(CANDIDATES).collect() } else { Candidates::new() };
     for chunk in &plan.chunks {
         let proposal = |i| Drafted {
             token: (i % 7) as u32,
             confidence: 0.8,
             alternatives: alternatives.clone(),
-            ..Drafted::default()
+            candidates: candidates.clone(),
         };
         plan.outcome.proposals.extend((0..chunk.steps).map(proposal));
         plan.outcome.counts.push(chunk.steps);

@@ -367,7 +367,7 @@ impl CandidatesArgs {
 }
 
 // The kernel's number.
-const _: () = assert!(CANDIDATES == 3);
+const _: () = assert!(CANDIDATES == 8);
 
 /// What of log-probabilities a chunk wants, in device memory.
 #[repr(C)]

@@ -50,7 +50,7 @@ pub fn sample(lane: &Lane, logits: View<'_>, rows: &[SampleRow<'_>], out: &mut [
 }
 
 /// How many tokens [`candidates`] finds in each row.
-pub const CANDIDATES: usize = 3;
+pub const CANDIDATES: usize = 8;
 
 /// What [`sample`] would draw in each row without the token that it drew, `tokens`, then without that one too, and so on.
 ///
