@@ -8,16 +8,16 @@ use load::Load;
 
 fn handle(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("handle");
-    for (policy, step_us, kept_bytes, name) in [
-        (Policy::Fixed { k: 4 }, 1500, 0, "fixed:4"),
-        (Policy::Budget, 1500, 0, "budget"),
-        (Policy::Faser, 1500, 0, "faser"),
+    for (policy, step_us, repeats, name) in [
+        (Policy::Fixed { k: 4 }, 1500, false, "fixed:4"),
+        (Policy::Budget, 1500, false, "budget"),
+        (Policy::Faser, 1500, false, "faser"),
         // So dear that outcomes are prepared.
-        (Policy::Faser, 6000, 0, "faser, preparing"),
-        (Policy::Faser, 1500, 1 << 20, "faser, past outputs"),
+        (Policy::Faser, 6000, false, "faser, preparing"),
+        (Policy::Faser, 1500, true, "faser, repeating"),
     ] {
         for sequences in [8, 64, 256] {
-            let mut load = Load::new(sequences, policy.clone(), step_us, kept_bytes);
+            let mut load = Load::new(sequences, policy.clone(), step_us, repeats);
             group.bench_function(format!("{name}/{sequences}"), |bencher| {
                 bencher.iter_custom(|iterations| (0..iterations).map(|_| load.step()).sum());
             });

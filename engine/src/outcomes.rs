@@ -25,6 +25,8 @@ use crate::survival::Source;
 
 /// Probability below which an outcome is not looked at.
 const LEAST_ODDS: f32 = 0.01;
+/// So many times as many outcomes are looked at as a plan has chunks: some of them need a step first.
+const LOOKED_AT: usize = 2;
 
 impl Sequence {
     /// Calls `visit` with the probability of each verdict on its chunk of `sent` proposals for which there is or could be a candidate: how many proposals are
@@ -102,7 +104,7 @@ impl Engine {
                 }
             });
         }
-        Odds::sort(odds);
+        Odds::keep_likeliest(odds, LOOKED_AT * self.config.draft_chunks());
     }
 
     /// What the draft lane does next for the verdicts of the pass that is out: a step past the frontiers, if the candidates there are worth it; then the
@@ -186,7 +188,7 @@ impl Engine {
                 }
             });
         }
-        Odds::sort(odds);
+        Odds::keep_likeliest(odds, LOOKED_AT * self.config.draft_chunks());
     }
 
     /// A branch, if the pool has blocks for it: it pushes nobody out.

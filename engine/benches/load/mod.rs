@@ -15,13 +15,15 @@ pub(crate) struct Load {
     engine: Engine,
     commands: Vec<Command>,
     next_seq: u64,
+    /// Of proposals, if texts do not repeat themselves.
+    next_token: Option<u32>,
     results: VecDeque<Event>,
 }
 
 impl Load {
-    /// With so many sequences running, past their prefill; draft steps take so long. Of past outputs, all alike, so many bytes are kept: then there is a long
-    /// offer for everybody in every round.
-    pub(crate) fn new(sequences: usize, policy: Policy, step_us: u64, kept_bytes: usize) -> Load {
+    /// With so many sequences running, past their prefill; draft steps take so long. Texts that repeat themselves have long offers for everybody in
+    /// every round, of their own text and of past outputs.
+    pub(crate) fn new(sequences: usize, policy: Policy, step_us: u64, repeats: bool) -> Load {
         let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
         let engine = Engine::new(EngineConfig {
             block_size: 16,
@@ -34,7 +36,10 @@ impl Load {
                 PartitionCosts { draft: cost(step_us * 6 / 5, 4), verify: cost(21_000, 25) },
             ],
             target_layers: 64,
-            speculation: SpeculationBounds { suffix_bytes: kept_bytes, ..SpeculationBounds::default() },
+            speculation: SpeculationBounds {
+                suffix_bytes: if repeats { 1 << 20 } else { 0 },
+                ..SpeculationBounds::default()
+            },
             prefix_cache: false,
             learned: Learned::default(),
             tuning: Tuning { max_running: sequences, max_waiting: sequences, policy, ..Tuning::default() },
@@ -43,6 +48,7 @@ impl Load {
             engine: engine.expect("a sound config"),
             commands: Vec::new(),
             next_seq: 0,
+            next_token: (!repeats).then_some(1000),
             results: VecDeque::new(),
         };
         for _ in 0..sequences {
@@ -80,7 +86,7 @@ impl Load {
         let mut ended = 0;
         for command in self.commands.drain(..) {
             match command {
-                Command::Draft(plan) => self.results.push_back(drafted(plan)),
+                Command::Draft(plan) => self.results.push_back(drafted(plan, &mut self.next_token)),
                 Command::Verify(plan) => self.results.push_back(verified(plan)),
                 Command::Finish { .. } => ended += 1,
                 Command::Emit { .. } | Command::Reject { .. } | Command::CancelChunk(_) => {}
@@ -92,19 +98,22 @@ impl Load {
     }
 }
 
-fn drafted(mut plan: DraftPlan) -> Event {
+fn drafted(mut plan: DraftPlan, next: &mut Option<u32>) -> Event {
     let alternatives: Alternatives = if plan.alternatives { (0..8).collect() } else { Alternatives::new() };
     // The third is what comes after a rejection.
     let candidates: Candidates =
         if plan.candidates { (7..).take(CANDIDATES).collect() } else { Candidates::new() };
     for chunk in &plan.chunks {
-        let proposal = |i| Drafted {
-            token: (i % 7) as u32,
+        let mut proposal = |i| Drafted {
+            token: next.as_mut().map_or((i % 7) as u32, |next| {
+                *next += 1;
+                *next
+            }),
             confidence: 0.8,
             alternatives: alternatives.clone(),
             candidates: candidates.clone(),
         };
-        plan.outcome.proposals.extend((0..chunk.steps).map(proposal));
+        plan.outcome.proposals.extend((0..chunk.steps).map(&mut proposal));
         plan.outcome.counts.push(chunk.steps);
     }
     plan.outcome.took = Duration::from_millis(2);

@@ -52,12 +52,17 @@ pub(crate) struct Preparing {
 }
 
 impl Odds {
-    /// The likeliest first.
-    pub(crate) fn sort(odds: &mut [Odds]) {
-        odds.sort_unstable_by(|a, b| {
+    /// Keeps the `most` likeliest, the likeliest first.
+    pub(crate) fn keep_likeliest(odds: &mut Vec<Odds>, most: usize) {
+        let likelier = |a: &Odds, b: &Odds| {
             let by = |odds: &Odds| odds.probability * odds.weight;
             by(b).total_cmp(&by(a)).then(a.index.cmp(&b.index))
-        });
+        };
+        if odds.len() > most {
+            odds.select_nth_unstable_by(most, likelier);
+            odds.truncate(most);
+        }
+        odds.sort_unstable_by(likelier);
     }
 }
 
