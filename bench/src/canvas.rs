@@ -81,15 +81,15 @@ impl Canvas {
     /// A rectangle with diagonal stripes.
     pub(crate) fn hatch(&mut self, area: Area, colour: Colour, stripe: Colour) {
         self.fill(area, colour);
-        let Area { left, top, width, height } = area;
-        let mut at = 0.0;
-        while at < width + height {
-            // From the upper or right edge down to the left or lower one.
-            let (right, low) = (at.min(width), at.min(height));
-            let (from, to) = ((left + right, top + at - right), (left + at - low, top + low));
-            self.line(from, to, 1, stripe);
-            at += 4.0;
+        let Colour(id) = stripe;
+        let pattern = format!(r#"<pattern id="stripes-{id:06x}""#);
+        if !self.svg.contains(&pattern) {
+            let _ = writeln!(
+                self.svg,
+                r#"{pattern} width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="1" height="4" fill="{stripe}"/></pattern>"#
+            );
         }
+        self.rectangle(area, format_args!(r#"fill="url(#stripes-{id:06x})""#));
     }
 
     /// Text from its upper left corner.
@@ -126,6 +126,16 @@ mod tests {
         {
             assert!((round_step(rough) - round).abs() < 1e-12, "{rough}");
         }
+    }
+
+    #[test]
+    fn stripes_of_a_colour_are_defined_once() {
+        let mut canvas = Canvas::new(40, 30);
+        let area = Area { left: 1.0, top: 2.0, width: 10.0, height: 5.0 };
+        (0..3).for_each(|_| canvas.hatch(area, Colour::WHITE, Colour(0xbe)));
+        let svg = canvas.svg();
+        let count = |words| svg.matches(words).count();
+        assert_eq!((count("<pattern id=\"stripes-0000be\""), count("url(#stripes-0000be)")), (1, 3));
     }
 
     #[test]
