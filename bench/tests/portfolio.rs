@@ -20,6 +20,7 @@ fn spec(acceptance: Acceptance, drafts: Drafts) -> SimSpec {
         mechanisms: Mechanisms::default(),
         drafts,
         draft_sms: vec![16],
+        draft_apart: false,
         kv_tokens: 32_768,
         max_running: 32,
         max_pass_rows: 512,

@@ -21,6 +21,7 @@ fn spec() -> SimSpec {
         mechanisms: Mechanisms::default(),
         drafts: Drafts::Steps,
         draft_sms: vec![16],
+        draft_apart: false,
         kv_tokens: 32_768,
         max_running: 32,
         max_pass_rows: 512,

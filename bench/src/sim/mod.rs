@@ -202,6 +202,8 @@ pub struct SimSpec {
     pub drafts: Drafts,
     /// SMs of the draft lane in each partition.
     pub draft_sms: Vec<usize>,
+    /// The draft is on a GPU of its own, and there are no partitions.
+    pub draft_apart: bool,
     /// What policies that predict may use.
     pub mechanisms: Mechanisms,
     /// Tokens whose KV fits.
@@ -438,6 +440,7 @@ impl SimSpec {
             seed: self.seed,
         };
         let roofline = Roofline::new(self.hardware, self.pair, &self.draft_sms);
+        let roofline = if self.draft_apart { roofline.with_draft_apart() } else { roofline };
         let free = bound.is_some_and(Bound::drafts_for_nothing);
         let roofline = if free { roofline.with_free_drafts() } else { roofline };
         let config = EngineConfig {
@@ -515,6 +518,7 @@ impl fmt::Display for SimSpec {
         } else {
             String::new()
         };
+        let joined = if self.draft_apart { format!("{joined}, the draft on one more") } else { joined };
         write!(
             f,
             "{} for {}{precision} on {} x {}{joined}, draft step {step}, {requests}, KV for {kv_tokens} tokens, {} s, seed {seed}",

@@ -47,6 +47,7 @@ Examples:
   faser sim --batches 1,8,64 --policy fixed:6 --policy faser    constant batches instead of arrivals
   faser sim --arrivals swing --rates 3 --policy fixed:6 --policy faser --bounds    how much is left for any policy to gain
   faser sim --rates 4 --policy fixed:6 --policy length --policy +trim --policy +overlap --policy +partition --policy +prune
+  faser sim --pair llama3 --tp 4 --draft-placement own --batches 1,8,32 --policy budget --policy faser    a GPU more for the draft
   faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
   faser sim --lengths longbench --cached-prompts 0.8 --rates 2 --preset eager-drafts      prompts that mostly begin alike
   faser sim --preset eager-drafts --replay conversation_trace.jsonl --replay-speed 0.5 --duration 600     Mooncake's trace
@@ -98,6 +99,9 @@ pub struct SimArgs {
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
+    /// Where the draft is: on the target's first GPU, or alone on one more, which has no partitions.
+    #[arg(long, value_name = "WHERE", value_parser = ["first", "own"], default_value = "first")]
+    pub draft_placement: String,
     /// Tokens whose KV fits; without it the preset's, or what the device has beside the weights.
     #[arg(long, value_name = "N")]
     pub kv_tokens: Option<usize>,
@@ -393,6 +397,7 @@ impl SimArgs {
                 (false, None, _) => Drafts::Steps,
             },
             draft_sms: self.draft_sms.clone(),
+            draft_apart: self.draft_placement == "own",
             mechanisms: Mechanisms { sizing: !self.full_passes, ..Mechanisms::default() },
             kv_tokens,
             max_running: self.max_running,
@@ -677,6 +682,7 @@ mod tests {
             "--replay a.csv --batches 2",
             "--replay-speed 2",
             "--plot rates.png",
+            "--draft-placement here",
             "--one-pass --passes nvlink",
             "--block 8",
             "--head --block 1",

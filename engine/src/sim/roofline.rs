@@ -73,6 +73,8 @@ pub struct Roofline {
     /// What a draft step takes beyond its roofline, on any part of the device: nothing waits for memory meanwhile.
     draft_wait_s: f64,
     free_drafts: bool,
+    /// The draft lane has a GPU of its own, and a memory.
+    apart: bool,
 }
 
 impl Roofline {
@@ -83,10 +85,17 @@ impl Roofline {
             (share, 1.0 - share)
         };
         let shares = [(1.0, 1.0)].into_iter().chain(draft_sms.iter().map(split)).collect();
-        let mut roofline = Roofline { hardware, pair, shares, draft_wait_s: 0.0, free_drafts: false };
+        let mut roofline =
+            Roofline { hardware, pair, shares, draft_wait_s: 0.0, free_drafts: false, apart: false };
         let alone = roofline.draft(0, Load { rows: 1, ..Load::default() });
         roofline.draft_wait_s = (pair.draft_step_s - alone.seconds).max(0.0);
         roofline
+    }
+
+    /// The same device, with one GPU more, on which the draft is alone: both lanes always have all that is theirs.
+    #[must_use]
+    pub fn with_draft_apart(self) -> Roofline {
+        Roofline { shares: vec![(1.0, 1.0); 2], apart: true, ..self }
     }
 
     /// The same device, on which draft passes take no time and nothing of the memory's bandwidth.
@@ -104,7 +113,8 @@ impl Roofline {
             return work;
         }
         let seconds = work.seconds + self.draft_wait_s;
-        Work { seconds, bandwidth: work.bandwidth * work.seconds / seconds }
+        let bandwidth = if self.apart { 0.0 } else { work.bandwidth * work.seconds / seconds };
+        Work { seconds, bandwidth }
     }
 
     pub(super) fn verify(&self, partition: usize, load: Load) -> Work {
@@ -248,6 +258,22 @@ mod tests {
 
     fn rows(rows: usize) -> Load {
         Load { rows, ..Load::default() }
+    }
+
+    #[test]
+    fn a_draft_apart_takes_nothing_from_the_target() {
+        let (hardware, pair) = (Hardware::H100, Pair::QWEN3);
+        let beside = Roofline::new(hardware, pair, &[16]);
+        let apart = beside.clone().with_draft_apart();
+        let rows = |rows| Load { rows, ..Load::default() };
+        let [beside, apart] = [beside, apart].map(|roofline| roofline.tables());
+        assert_eq!(apart.len(), 2);
+        let verify_s = |tables: &[PartitionCosts], place: usize| tables[place].verify.seconds(8, Reach::NONE);
+        assert!((verify_s(&apart, 1) - verify_s(&apart, 0)).abs() < 1e-9);
+        assert!(verify_s(&beside, 1) > 1.02 * verify_s(&apart, 1), "contention");
+        let draft = Roofline::new(hardware, pair, &[16]).with_draft_apart().draft(1, rows(8));
+        assert_eq!(draft.bandwidth, 0.0);
+        assert_eq!(draft.seconds, Roofline::new(hardware, pair, &[]).draft(0, rows(8)).seconds);
     }
 
     #[test]
