@@ -56,7 +56,7 @@ pub use lane::LANE_BUCKETS;
 pub use latency::LATENCY_BUCKETS;
 pub use message::Look;
 pub use meter::MetricNames;
-pub use profile::{ProfileSpec, profile};
+pub use profile::{ProfileSpec, glance, profile};
 pub use recording::{LONGEST_RECORDING, Recent, RecordingError, Seen};
 pub use replicas::{ReplicaStream, Replicas};
 pub use runner::{

@@ -70,6 +70,17 @@ pub fn profile(
     costs.collect()
 }
 
+/// Measures passes of one row on the whole device, and nothing else: a few passes, by which tables of an earlier start can be judged.
+///
+/// # Errors
+/// As [`profile`].
+pub fn glance(spec: &ProfileSpec<'_>) -> Result<PartitionCosts, ServiceError> {
+    let spec = ProfileSpec { max_rows: 1, max_context: 2, ..*spec };
+    let drafts = spec.device.draft().is_some();
+    let draft = if drafts { spec.lane(0, true)? } else { PassCost::nothing() };
+    Ok(PartitionCosts { draft, verify: spec.lane(0, false)? })
+}
+
 impl ProfileSpec<'_> {
     /// What the first rank measures of a lane on a partition; the others do what it does.
     fn lane(&self, place: usize, drafts: bool) -> Result<PassCost, ServiceError> {

@@ -5,10 +5,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use faser_actors::{ProfileSpec, profile};
+use faser_actors::{DeviceSpec, ProfileSpec, glance, profile};
 use faser_config::device::Machine;
 use faser_config::{Config, CostCache, ModelSource};
-use faser_engine::cost::PartitionCosts;
+use faser_engine::cost::{PartitionCosts, Reach};
 use serde_json::{Value, json};
 
 use self::file::{CachedCosts, CostFile};
@@ -99,7 +99,10 @@ pub fn tables(
         partitions: spec.device.partitions().len(),
         again: config.profile,
     };
-    let (partitions, source) = cache.read_or_measure(SystemTime::now(), measure)?;
+    // Nobody builds on a GPU.
+    let shared = matches!(spec.device, DeviceSpec::Cpu(_));
+    let now = || if shared { glance(spec).ok() } else { None };
+    let (partitions, source) = cache.read_or_measure(SystemTime::now(), now, measure)?;
     Ok(CostTables { partitions, source, learned: Some(LearnedFile::new(&folder, &key, &samples)) })
 }
 
@@ -136,6 +139,20 @@ fn weights(source: &ModelSource) -> Result<([Weights; 2], [String; 2]), LoadErro
     Ok((weights, [key::sample(&target)?, key::sample(&draft)?]))
 }
 
+/// A machine does not become faster: tables that say more than so many times what a pass takes now were measured while it was busy.
+const BUSY: f64 = 1.4;
+/// Tables that are no older are not looked at again: what the machine does now it did then.
+const YOUNG: Duration = Duration::from_secs(600);
+
+/// The lane that a pass of one row shows to be much faster than cached tables say, what they say of it, and what it takes now.
+fn busy_then(cached: &PartitionCosts, now: &PartitionCosts) -> Option<(&'static str, Duration, Duration)> {
+    let lanes = [("draft", &cached.draft, &now.draft), ("verify", &cached.verify, &now.verify)];
+    lanes.into_iter().find_map(|(lane, cached, now)| {
+        let [said, takes] = [cached, now].map(|cost| cost.seconds(1, Reach::NONE));
+        (said > BUSY * takes).then(|| (lane, Duration::from_secs_f64(said), Duration::from_secs_f64(takes)))
+    })
+}
+
 struct Cache<'a> {
     folder: &'a Path,
     key: &'a Value,
@@ -148,6 +165,7 @@ impl Cache<'_> {
     fn read_or_measure(
         &self,
         now: SystemTime,
+        glance: impl FnOnce() -> Option<PartitionCosts>,
         measure: impl FnOnce() -> Result<Vec<PartitionCosts>, LoadError>,
     ) -> Result<(Vec<PartitionCosts>, CostSource), LoadError> {
         let file = CostFile::new(self.folder, self.key);
@@ -156,7 +174,17 @@ impl Cache<'_> {
             Ok(Some(CachedCosts { partitions, measured })) => {
                 // A clock that was set back makes no table younger than new.
                 let age = now.duration_since(measured).unwrap_or_default();
-                return Ok((partitions, CostSource::Read { file: file.path, age }));
+                let old = partitions.first().filter(|_| age > YOUNG);
+                let busy = old.and_then(|cached| busy_then(cached, &glance()?));
+                let Some((lane, said, takes)) = busy else {
+                    return Ok((partitions, CostSource::Read { file: file.path, age }));
+                };
+                tracing::info!(
+                    lane,
+                    ?said,
+                    ?takes,
+                    "the machine was busy when cached cost tables were measured: a pass of one row is faster now; measuring anew"
+                );
             }
             Ok(None) => {}
             Err(why) => {

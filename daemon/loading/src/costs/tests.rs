@@ -36,11 +36,22 @@ pub(super) fn costs(ns: u64) -> PartitionCosts {
     PartitionCosts { draft: cost(ns / 10), verify: cost(ns) }
 }
 
-/// A start at `now` that would measure `ns`.
+/// A start at `now` that would measure `ns`, and does not look before.
 fn start(folder: &Path, again: bool, now: SystemTime, ns: u64) -> CostTables {
+    looking_start(folder, again, now, None, ns)
+}
+
+/// A start at which passes of one row take as those of these tables, as far as it looks.
+fn looking_start(
+    folder: &Path,
+    again: bool,
+    now: SystemTime,
+    seen: Option<PartitionCosts>,
+    ns: u64,
+) -> CostTables {
     let key = json!({"device": "a cpu"});
     let cache = Cache { folder, key: &key, partitions: 1, again };
-    let (partitions, source) = cache.read_or_measure(now, || Ok(vec![costs(ns)])).unwrap();
+    let (partitions, source) = cache.read_or_measure(now, || seen, || Ok(vec![costs(ns)])).unwrap();
     CostTables { partitions, source, learned: None }
 }
 
@@ -63,6 +74,23 @@ fn a_second_start_reads_what_the_first_measured_unless_told_to_measure() {
     let fourth = start(&folder.0.join("deep/er"), false, before, 4000);
     assert_eq!(fourth.partitions, [costs(3000)]);
     assert!(matches!(fourth.source, CostSource::Read { age: Duration::ZERO, .. }), "{:?}", fourth.source);
+}
+
+#[test]
+fn tables_of_a_busy_machine_are_measured_anew_when_it_is_not() {
+    let (folder, now) = (Folder::new("busy"), SystemTime::now());
+    let hours = |hours: u32| now + hours * Duration::from_secs(3600);
+    let start = |at, seen, ns| looking_start(&folder.0, false, at, seen, ns).partitions;
+    assert_eq!(start(now, None, 10_000), [costs(10_000)]);
+    assert_eq!(start(now, Some(costs(1)), 1), [costs(10_000)], "just measured");
+    // As fast, a little faster, or slower: the machine is busy now.
+    for seen in [10_000, 8_000, 50_000] {
+        assert_eq!(start(hours(1), Some(costs(seen)), 20_000), [costs(10_000)]);
+    }
+    // One lane is enough.
+    let faster_draft = PartitionCosts { draft: costs(6_000).draft, ..costs(10_000) };
+    assert_eq!(start(hours(2), Some(faster_draft), 6_000), [costs(6_000)]);
+    assert_eq!(start(hours(9), Some(costs(6_000)), 1), [costs(6_000)]);
 }
 
 #[test]
@@ -95,7 +123,8 @@ fn a_folder_that_cannot_be_written_is_no_error() {
 fn what_cannot_be_measured_is_an_error_and_nothing_is_kept() {
     let (folder, key) = (Folder::new("failed"), json!(1));
     let cache = Cache { folder: &folder.0, key: &key, partitions: 1, again: false };
-    let failed = cache.read_or_measure(SystemTime::now(), || Err(LoadError::PlanUnfit("test".to_owned())));
+    let failed =
+        cache.read_or_measure(SystemTime::now(), || None, || Err(LoadError::PlanUnfit("test".to_owned())));
     assert!(failed.is_err());
     assert!(!folder.0.exists());
 }
