@@ -14,7 +14,8 @@ mkdir -p "$out" || exit 1
 
 site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null)
 path=${LD_LIBRARY_PATH:-}
-for library in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2; do
+# Those of CUDA 12 are for drivers before 580.
+for library in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnvrtc.so.12 libcublasLt.so.12 libnccl.so.2; do
     found=
     for folder in $(echo "$path" | tr ':' ' ') "$site"/nvidia/*/lib /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib \
         /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/lib/python3*/site-packages/nvidia/*/lib \
@@ -29,13 +30,6 @@ for library in libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13 libnccl.so.2; do
         *":${found:-$path}:"*) ;;
         *) path=$path${path:+:}$found ;;
     esac
-done
-# Programs look for NCCL without its number, and wheels do not have that name.
-for folder in $(echo "$path" | tr ':' ' '); do
-    [ -e "$folder/libnccl.so.2" ] || continue
-    mkdir -p "$out/nccl" && ln -sf "$folder/libnccl.so.2" "$out/nccl/libnccl.so"
-    path=$path:$(cd "$out/nccl" && pwd)
-    break
 done
 LD_LIBRARY_PATH=$path
 export LD_LIBRARY_PATH

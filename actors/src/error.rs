@@ -48,6 +48,13 @@ pub enum ServiceError {
     NoSystem,
 }
 
+impl ServiceError {
+    /// Whether the next try in this process would fail too.
+    pub(crate) fn lasts(&self) -> bool {
+        matches!(self, ServiceError::Cuda(CudaError::Lost { .. }))
+    }
+}
+
 /// Why a request was not taken. Nothing is left behind by a request that was not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {

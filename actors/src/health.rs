@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use metrics::{Gauge, Unit};
+use tokio::sync::watch;
 
 use crate::meter::Meter;
 
@@ -24,7 +25,7 @@ pub enum DeviceStatus {
         /// What felled the one before.
         reason: String,
     },
-    /// It failed too often; a person has to look.
+    /// It failed too often, or is lost for as long as this process lives.
     GivenUp {
         /// What felled it last.
         reason: String,
@@ -39,7 +40,7 @@ impl fmt::Display for DeviceStatus {
                 write!(f, "stalled: the {lane} lane has brought no result for {seconds} s")
             }
             DeviceStatus::Rebuilding { reason } => write!(f, "being rebuilt: {reason}"),
-            DeviceStatus::GivenUp { reason } => write!(f, "given up after repeated failures: {reason}"),
+            DeviceStatus::GivenUp { reason } => write!(f, "given up: {reason}"),
         }
     }
 }
@@ -51,6 +52,7 @@ pub(crate) struct Health {
     given_up: Gauge,
     /// Of each of `LANES`.
     stalled: [Gauge; LANES.len()],
+    ended: watch::Sender<bool>,
 }
 
 const LANES: [&str; 2] = ["draft", "verify"];
@@ -67,7 +69,7 @@ impl Health {
             given_up: meter.shows(
                 "faser_device_given_up",
                 Unit::Count,
-                "1 once the device has failed too often: a person has to look, and restart the daemon",
+                "1 once the device is given up: it has failed too often, or is lost to this process; the daemon ends with its last one",
             ),
             stalled: LANES.map(|lane| {
                 meter.with("lane", lane).shows(
@@ -76,6 +78,7 @@ impl Health {
                     "1 while the lane has owed a result for too long",
                 )
             }),
+            ended: watch::Sender::default(),
         }
     }
 
@@ -86,7 +89,9 @@ impl Health {
             let stalled = matches!(status, DeviceStatus::Stalled { lane, .. } if lane == *name);
             gauge.set(f64::from(u8::from(stalled)));
         }
+        let ended = matches!(status, DeviceStatus::GivenUp { .. });
         *self.lock() = status;
+        self.ended.send_replace(ended);
     }
 
     pub(crate) fn get(&self) -> DeviceStatus {
@@ -99,6 +104,12 @@ impl Health {
 
     pub(crate) fn given_up(&self) -> bool {
         matches!(*self.lock(), DeviceStatus::GivenUp { .. })
+    }
+
+    /// Waits until it is.
+    pub(crate) async fn until_given_up(&self) {
+        // It ends with the word: the sender is here.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, DeviceStatus> {

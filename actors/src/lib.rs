@@ -48,7 +48,9 @@ pub use device::{
 pub use drill::{Drill, DrillFault};
 pub use error::{ServiceError, SubmitError, TuneError};
 pub use failures::WatchdogConfig;
-pub use faser_kernels::cuda::{CudaError, GpuInfo, check_libraries, nccl_version, probe_one};
+pub use faser_kernels::cuda::{
+    CudaError, GpuInfo, libraries, nccl_library, nccl_version, prepare_environment, probe_one,
+};
 pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
 pub use faser_kernels::{Dtype, Isa, KV_BLOCK_MULTIPLE, Sampling};
 pub use health::DeviceStatus;

@@ -161,6 +161,13 @@ impl Replicas {
         !self.0.draining.load(Ordering::SeqCst) && self.services().any(Service::ready)
     }
 
+    /// Waits until no replica is left: every device is given up.
+    pub async fn until_given_up(&self) {
+        for service in self.services() {
+            service.until_given_up().await;
+        }
+    }
+
     /// What the devices are doing.
     pub fn statuses(&self) -> Vec<DeviceStatus> {
         self.services().map(Service::status).collect()

@@ -317,6 +317,11 @@ impl Service {
         self.0.health.given_up()
     }
 
+    /// Waits until there will be none.
+    pub(crate) async fn until_given_up(&self) {
+        self.0.health.until_given_up().await;
+    }
+
     /// Leading tokens of a prompt whose KV is there under this salt; 0 if the dispatcher has more to do than to look.
     pub(crate) async fn cached_tokens(&self, tokens: &Arc<[TokenId]>, salt: u128) -> usize {
         let (answer, cached) = oneshot::channel();

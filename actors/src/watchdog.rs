@@ -5,7 +5,7 @@
 //!   [building] -----> [serving] <--> [stalled] ------------------------+
 //!       ^                                                              v
 //!       +---- back-off <---- [lost] <----------------------------------+
-//!                               | more than max_failures in failure_window
+//!                               | more than max_failures in failure_window, or lost for as long as this process lives
 //!                               v
 //!                           [given up]
 //! ```
@@ -128,10 +128,7 @@ impl Watchdog {
         loop {
             self.failures_counted().increment(1);
             let Some(back_off) = failures.note(Instant::now()) else {
-                tracing::error!(reason, "the device is given up");
-                self.health.set(DeviceStatus::GivenUp { reason: reason.clone() });
-                self.tell(Message::DeviceGivenUp { reason }).await;
-                return None;
+                return self.give_up(reason).await;
             };
             tracing::warn!(reason, back_off_ms = back_off.as_millis() as u64, "the device is being rebuilt");
             tokio::select! {
@@ -141,9 +138,17 @@ impl Watchdog {
             generation += 1;
             match self.raise(generation).await {
                 Ok(charge) => return Some(charge),
+                Err(error) if error.lasts() => return self.give_up(error.to_string()).await,
                 Err(error) => reason = error.to_string(),
             }
         }
+    }
+
+    async fn give_up(&self, reason: String) -> Option<Charge> {
+        tracing::error!(reason, "the device is given up");
+        self.health.set(DeviceStatus::GivenUp { reason: reason.clone() });
+        self.tell(Message::DeviceGivenUp { reason }).await;
+        None
     }
 
     /// Builds a device and puts it to work.

@@ -21,6 +21,8 @@ fn main() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == grammars::COMMAND) {
         std::process::exit(grammars::run());
     }
+    // Before there are threads that could read the environment.
+    faser_actors::prepare_environment();
     let system = actix_web::rt::System::new();
     match run(&system, Cli::parse()) {
         // Before the system is dropped: that waits for threads, also for one that is still loading weights.

@@ -4,6 +4,7 @@
 //! bound ──► loading ──► serving ──signal──► draining ──► ended
 //!              └────────────signal─────────────────────────┘        a second signal ends any of them at once
 //! ```
+//! When every device is given up it drains too, which takes no time, and ends with a status of its own: a new process may have them again.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -36,6 +37,8 @@ use crate::systemd::{self, Sockets, Status, notify};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
 const FLUSH_TIMEOUT_S: u64 = 2;
+/// The exit status when no device is left: EX_TEMPFAIL of sysexits.h. Service managers start the daemon again.
+const NO_DEVICE: i32 = 75;
 /// Lanes get this long to leave what they are at, when sequences are broken off.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// A reload under way when a signal ends the daemon gets this long.
@@ -43,8 +46,8 @@ const RELOAD_PATIENCE: Duration = Duration::from_secs(1);
 /// Histograms collect samples until somebody folds them into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Serves until a signal ends it; returns the exit status. SIGHUP has `reload` look at the config file again. Needs a running actix
-/// System, and no other threads yet.
+/// Serves until a signal ends it, or until no device is left; returns the exit status. SIGHUP has `reload` look at the config file again.
+/// Needs a running actix System, and no other threads yet.
 ///
 /// # Errors
 /// The port cannot be had, or the models cannot be served.
@@ -87,7 +90,8 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let telling = keep_telling(&status, &pairs, &kept);
     let signal = loop {
         tokio::select! {
-            signal = signals.next() => break signal,
+            signal = signals.next() => break Some(signal),
+            () = pairs.until_given_up() => break None,
             () = hangups.next() => {
                 let (reload, pairs, status) = (Arc::clone(&reload), pairs.clone(), Rc::clone(&status));
                 // Beside the signals: it asks dispatchers, and one that hangs must not hold up the end.
@@ -95,8 +99,20 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
             }
         }
     };
-    let drain_timeout = in_force(&reload, drain_timeout).await;
-    tracing::info!(signal = signal.name, active = pairs.active(), ?drain_timeout, "draining");
+    let active = pairs.active();
+    let (drain_timeout, exit_status) = match signal {
+        Some(signal) => {
+            let drain_timeout = in_force(&reload, drain_timeout).await;
+            tracing::info!(signal = signal.name, active, ?drain_timeout, "draining");
+            (drain_timeout, 0)
+        }
+        None => {
+            let devices = pairs.status();
+            tracing::error!(devices, active, exit_status = NO_DEVICE, "no device is left: the daemon ends");
+            // The streams have ended with their devices; they are still being told so.
+            (Duration::from_secs(FLUSH_TIMEOUT_S), NO_DEVICE)
+        }
+    };
     app.start_draining();
     status.stopping(drain_timeout + STOP_TIMEOUT + 3 * Duration::from_secs(FLUSH_TIMEOUT_S));
     tokio::select! {
@@ -105,7 +121,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
                 admin.stop(true).await;
             }
             tracing::info!("ended");
-            Ok(0)
+            Ok(exit_status)
         }
         signal = signals.next() => {
             tracing::warn!(signal = signal.name, "ended at once, with sequences in flight");

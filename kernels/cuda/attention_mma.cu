@@ -21,10 +21,10 @@ struct AttentionArgs {
     float scale, soft_cap; // no cap: 0
 };
 
-static constexpr u32 THREADS = 128, POSITIONS = 64, STAGES = 3;
+static constexpr u32 THREADS = 128, POSITIONS = 64;
 static constexpr float LOG2_E = 1.442695041f, LN_2 = 0.6931471806f;
 
-template <u32 DIM, u32 QUERIES> struct Attention {
+template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
     static constexpr u32 ROW = DIM + 8; // padded: the eight rows of a matrix lie in different banks
     static constexpr u32 TILE = POSITIONS * ROW; // keys of a stage; so many values follow
     static constexpr u32 OF_QUERIES = QUERIES / 16, OF_POSITIONS = 4 / OF_QUERIES;
@@ -230,3 +230,7 @@ KERNEL(128, 168) attention_mma_64_64(AttentionArgs a) { Attention<64, 64>::run(a
 KERNEL(128, 200) attention_mma_128_16(AttentionArgs a) { Attention<128, 16>::run(a); }
 KERNEL(128, 200) attention_mma_128_32(AttentionArgs a) { Attention<128, 32>::run(a); }
 KERNEL(128, 216) attention_mma_128_64(AttentionArgs a) { Attention<128, 64>::run(a); }
+// Where a block has no shared memory for three stages.
+KERNEL(128, 200) attention_mma_128_16_two(AttentionArgs a) { Attention<128, 16, 2>::run(a); }
+KERNEL(128, 200) attention_mma_128_32_two(AttentionArgs a) { Attention<128, 32, 2>::run(a); }
+KERNEL(128, 216) attention_mma_128_64_two(AttentionArgs a) { Attention<128, 64, 2>::run(a); }

@@ -5,7 +5,7 @@ mod cuda_fake;
 use cuda_fake::inside;
 use faser_kernels::cuda::{
     Arena, CompactRowsArgs, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Event, Flags, Gpu,
-    Product, Ptr, Share, Upload, probe,
+    Product, Ptr, Share, Upload, libraries, nccl_library, probe,
 };
 use std::sync::Arc;
 
@@ -37,10 +37,98 @@ fn a_gpu_is_found_and_described() {
 
 #[test]
 fn an_old_driver_is_refused_with_its_version() {
-    inside("an_old_driver_is_refused_with_its_version", &[("FASER_FAKE_VERSION", "12040")], || {
+    inside("an_old_driver_is_refused_with_its_version", &[("FASER_FAKE_VERSION", "12020")], || {
         let refusal = probe().unwrap_err().to_string();
-        assert!(refusal.contains("CUDA 12.4") && refusal.contains("580"), "{refusal}");
+        assert!(refusal.contains("CUDA 12.2") && refusal.contains("550"), "{refusal}");
     });
+}
+
+#[test]
+fn a_driver_of_cuda_12_takes_libraries_of_cuda_12_alone() {
+    let name = "a_driver_of_cuda_12_takes_libraries_of_cuda_12_alone";
+    inside(name, &[("FASER_FAKE_VERSION", "12040"), ("FASER_FAKE_LIBRARIES", "12")], || {
+        let gpu = open();
+        let found: Vec<_> = libraries()
+            .unwrap()
+            .iter()
+            .map(|found| (found.name, found.version.clone(), found.asked))
+            .collect();
+        let wanted = [
+            ("driver of CUDA", "12.4", "libcuda.so.1"),
+            ("NVRTC", "12.0", "libnvrtc.so.12"),
+            ("cublasLt", "12.0.0", "libcublasLt.so.12"),
+        ];
+        assert_eq!(found, wanted.map(|(name, version, asked)| (name, version.to_owned(), asked)));
+        // Streams of partitions came with 12.5.
+        let refusal = Share::split(&gpu, 16).err().expect("no partitions").to_string();
+        assert!(refusal.contains("12.4") && refusal.contains("12.5"), "{refusal}");
+    });
+}
+
+#[test]
+fn libraries_of_a_newer_cuda_than_the_drivers_are_refused() {
+    let name = "libraries_of_a_newer_cuda_than_the_drivers_are_refused";
+    inside(name, &[("FASER_FAKE_VERSION", "12040"), ("FASER_FAKE_LIBRARIES", "13")], || {
+        let refusal = Gpu::open(0, None).unwrap_err().to_string();
+        assert!(refusal.contains("NVRTC 13.0") && refusal.contains("nvidia-cuda-nvrtc-cu12"), "{refusal}");
+    });
+}
+
+#[test]
+fn libraries_are_found_by_the_names_that_wheels_have() {
+    inside("libraries_are_found_by_the_names_that_wheels_have", &[], || {
+        let found = libraries().unwrap();
+        assert_eq!(
+            found.iter().map(|found| found.asked).collect::<Vec<_>>(),
+            ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"]
+        );
+        assert!(
+            found.iter().all(|found| found.file.contains("/libcuda.so.1")),
+            "one file with all names: {found:?}"
+        );
+        assert_eq!(
+            nccl_library().unwrap().to_string().split(" at ").next(),
+            Some("NCCL 2.30.3 (libnccl.so.2")
+        );
+    });
+}
+
+#[test]
+fn a_driver_that_does_not_start_says_what_to_do() {
+    let name = "a_driver_that_does_not_start_says_what_to_do";
+    for (code, advice) in [
+        ("802", "nvidia-fabricmanager"),
+        ("803", "reboot after an update"),
+        ("804", "cuda-compat"),
+        ("999", "/dev/nvidia-uvm"),
+        ("34", "stubs"),
+        ("805", "nvidia-cuda-mps-control"),
+        ("3", "nvidia-smi"),
+    ] {
+        inside(name, &[("FASER_FAKE_INIT", code), ("ADVICE", advice)], || {
+            let (refusal, advice) = (probe().unwrap_err().to_string(), std::env::var("ADVICE").unwrap());
+            assert!(refusal.contains("does not start") && refusal.contains(&advice), "{refusal}");
+        });
+    }
+}
+
+#[test]
+fn splits_that_differ_and_green_contexts_that_are_missing_are_errors_and_leave_the_whole() {
+    let name = "splits_that_differ_and_green_contexts_that_are_missing_are_errors_and_leave_the_whole";
+    for (variable, value) in [("FASER_FAKE_GREEN", "none"), ("FASER_FAKE_GREEN", "uneven")] {
+        let report = inside(name, &[(variable, value)], || {
+            let gpu = open();
+            match Share::split(&gpu, 16) {
+                Err(error) => assert!(error.to_string().contains("SMs cannot be split"), "{error}"),
+                Ok(pair) => {
+                    assert_eq!((pair.draft.sms(), pair.verify.sms()), (18, 112), "two SMs are in neither")
+                }
+            }
+            whole(&gpu).wait(&mut || {}).unwrap();
+        });
+        let Some(report) = report else { return };
+        assert_eq!(reported(&report, "streams left"), 0);
+    }
 }
 
 #[test]

@@ -255,7 +255,13 @@ fn nccl_that_is_too_old_or_not_there_is_refused_with_what_to_do() {
     // On this machine as it is.
     match nccl_version() {
         Ok(version) => assert!(version >= 21_800),
-        Err(CudaError::NoNccl) => assert!(CudaError::NoNccl.to_string().contains("ln -s libnccl.so.2")),
+        Err(CudaError::Library(error)) => {
+            let words = error.to_string();
+            assert!(
+                words.contains("NCCL is not found (as libnccl.so.2") && words.contains("pip install"),
+                "{words}"
+            );
+        }
         Err(other) => assert!(matches!(other, CudaError::OldNccl { .. }), "{other}"),
     }
 }

@@ -4,6 +4,7 @@
 
 mod fake_gpu;
 
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use faser_tests::{
@@ -98,10 +99,10 @@ fn one(client: &Client, body: &Value) -> Seen {
             Err(refusal) => {
                 assert_eq!((refusal.status, refusal.header("retry-after")), (503, Some("1")), "{refusal:?}");
                 seen.refusals += 1;
-                if seen.refusals == TRIES {
+                std::thread::sleep(Duration::from_millis(500));
+                if seen.refusals == TRIES || TcpStream::connect(&client.address).is_err() {
                     return Seen { error: Some(refusal.error()), ..seen };
                 }
-                std::thread::sleep(Duration::from_millis(500));
             }
         }
     }
@@ -131,17 +132,8 @@ impl Outcome {
         (of("count"), of("sum"))
     }
 
-    /// What is there of every text is right, and who has not all of it was told so.
     fn check(&self, expected: &[String]) {
-        for (seen, expected) in self.seen.iter().zip(expected) {
-            match &seen.error {
-                None => assert_eq!(&seen.text, expected),
-                Some(error) => {
-                    assert!(expected.starts_with(&seen.text), "{:?} of {expected:?}", seen.text);
-                    assert!(error["message"].as_str().is_some_and(|words| words.len() > 20), "{error}");
-                }
-            }
-        }
+        right_or_told(&self.seen, expected);
     }
 
     /// A row of the table.
@@ -159,6 +151,59 @@ impl Outcome {
             self.seen.len() - self.whole(),
         )
     }
+}
+
+/// What is there of every text is right, and who has not all of it was told so.
+fn right_or_told(seen: &[Seen], expected: &[String]) {
+    for (seen, expected) in seen.iter().zip(expected) {
+        match &seen.error {
+            None => assert_eq!(&seen.text, expected),
+            Some(error) => {
+                assert!(expected.starts_with(&seen.text), "{:?} of {expected:?}", seen.text);
+                assert!(error["message"].as_str().is_some_and(|words| words.len() > 20), "{error}");
+            }
+        }
+    }
+}
+
+/// What came of a fault that leaves no device: the daemon has ended.
+struct Ended {
+    seen: Vec<Seen>,
+    status: Option<i32>,
+    output: String,
+    took: Duration,
+}
+
+impl Ended {
+    /// Everybody was told, and then it ended with the status for that.
+    fn check(&self, expected: &[String]) {
+        right_or_told(&self.seen, expected);
+        let errors: Vec<&Value> = self.seen.iter().filter_map(|seen| seen.error.as_ref()).collect();
+        assert!(!errors.is_empty(), "{}", self.output);
+        let told = |error: &&Value| error["code"] == "device_failed" || error["code"] == "not_ready";
+        assert!(errors.iter().all(told), "{errors:?}");
+        assert_eq!(self.status, Some(75), "{}", self.output);
+        for words in ["the device is given up", "no device is left: the daemon ends", "exit_status=75"] {
+            assert!(self.output.contains(words), "{words}: {}", self.output);
+        }
+    }
+
+    fn row(&self, fault: &str, seed: u64) -> String {
+        let whole = self.seen.iter().filter(|seen| seen.error.is_none()).count();
+        let (all, took) = (self.seen.len(), self.took.as_secs_f64());
+        format!(
+            "| {fault}, ended with status 75 after {took:.2} s | {seed} | | | | {whole} of {all} | {} | | |",
+            all - whole
+        )
+    }
+}
+
+/// Clients on a daemon whose only device fails for good.
+fn run_to_the_end(server: &Server, clients: Clients) -> Ended {
+    let begun = Instant::now();
+    let seen = clients.ask(server.client(), || ());
+    let status = server.wait().code();
+    Ended { seen, status, output: server.output(), took: begun.elapsed() }
 }
 
 /// Clients on a daemon with a fault; afterwards nothing is left of them, and the daemon ends when it is told to.
@@ -224,12 +269,24 @@ fn one_of_two_given_up(seed: u64) -> Outcome {
 /// Fewer on the fake GPU: fibers are slow.
 const GPU_CLIENTS: Clients = Clients { count: 4, tokens: 24 };
 
-/// The GPU is lost in the middle of a pass. None, which is said past the harness, where the fake one cannot be built.
-fn gpu_is_lost(seed: u64) -> Option<Outcome> {
+/// A GPU is lost in the middle of a pass. None, which is said past the harness, where fake ones cannot be built.
+fn with_a_lost_gpu(seed: u64, device: &str) -> Option<Server> {
     let lose = format!("pick_tokens:{}", Seeded(seed).between(20, 30));
-    let variables = fake_gpu::variables("gpu_is_lost", &[("FASER_FAKE_LOSE", &lose)])?;
-    let yaml = format!("{PAIR}device: {{kind: 'cuda:0', partitions: []}}\n");
-    Some(run(&Server::start_with(&yaml, &variables), GPU_CLIENTS))
+    let variables = [("FASER_FAKE_LOSE", lose.as_str()), ("FASER_FAKE_GPUS", "2")];
+    let variables = fake_gpu::variables("with_a_lost_gpu", &variables)?;
+    Some(Server::start_with(&format!("{PAIR}device: {{{device}, partitions: []}}\n"), &variables))
+}
+
+fn the_gpu_is_lost(seed: u64) -> Option<Ended> {
+    Some(run_to_the_end(&with_a_lost_gpu(seed, "kind: 'cuda:0'")?, GPU_CLIENTS))
+}
+
+fn one_of_two_gpus_is_lost(seed: u64) -> Option<Outcome> {
+    Some(run(&with_a_lost_gpu(seed, "kind: cuda, replicas: 2")?, GPU_CLIENTS))
+}
+
+fn the_only_device_is_given_up(seed: u64) -> Ended {
+    run_to_the_end(&on(GROUP, &falls_for(seed, 5)), CLIENTS)
 }
 
 /// SIGTERM while the device is being rebuilt: what the clients saw, and what the daemon did.
@@ -276,32 +333,36 @@ fn five_rebuilds_in_a_row_end_well_or_with_a_word() {
 }
 
 #[test]
-fn a_gpu_that_is_lost_costs_time_and_no_text() {
-    let Some(outcome) = gpu_is_lost(5) else { return };
-    outcome.check(&expected(GPU_CLIENTS));
-    assert_eq!((outcome.whole(), outcome.recoveries().0), (4, 1.0), "{}", outcome.output);
-    assert!(outcome.output.contains("LAUNCH_FAILED"), "{}", outcome.output);
+fn a_lost_gpu_ends_the_daemon_when_everybody_was_told() {
+    let Some(ended) = the_gpu_is_lost(5) else { return };
+    ended.check(&expected(GPU_CLIENTS));
+    for words in ["GPU 0 is lost to this process", "LAUNCH_FAILED"] {
+        assert!(ended.output.contains(words), "{words}: {}", ended.output);
+    }
+    assert_eq!(ended.output.matches("the device is being rebuilt").count(), 1, "{}", ended.output);
 }
 
 #[test]
-fn a_device_that_is_given_up_is_said_to_be_and_clients_are_told() {
-    let server = on(GROUP, &falls_for(6, 5));
-    let client = server.client();
-    let seen = CLIENTS.ask(client, || ());
-    let errors: Vec<&Value> = seen.iter().filter_map(|seen| seen.error.as_ref()).collect();
-    assert!(!errors.is_empty());
-    let told = |error: &&Value| error["code"] == "device_failed" || error["code"] == "not_ready";
-    assert!(errors.iter().all(told), "{errors:?}");
-    let ready = client.get("/ready");
-    assert_eq!((ready.status, ready.header("retry-after")), (503, Some("1")), "{ready:?}");
-    assert!(ready.json()["status"].as_str().is_some_and(|words| words.contains("given up")), "{ready:?}");
-    let refused = client.post("/v1/completions", &json!({"prompt": "x"}));
-    assert_eq!((refused.status, &refused.error()["code"]), (503, &json!("not_ready")), "{refused:?}");
-    let metrics = Metrics::scrape(client);
-    assert_eq!((metrics.value("faser_device_given_up"), metrics.value("faser_ready")), (1.0, 0.0));
-    assert_eq!((metrics.value("faser_device_failures_total"), metrics.blocks_in_use()), (6.0, 0.0));
-    assert!(server.output().contains("the device is given up"), "{}", server.output());
-    server.stop();
+fn what_a_lost_gpu_had_goes_on_on_the_other() {
+    let Some(outcome) = one_of_two_gpus_is_lost(5) else { return };
+    outcome.check(&expected(GPU_CLIENTS));
+    assert_eq!((outcome.whole(), outcome.recoveries().0), (4, 0.0), "{}", outcome.output);
+    let metrics = &outcome.metrics;
+    assert_eq!(
+        (metrics.sum("faser_device_given_up"), metrics.value("faser_replicas_ready")),
+        (1.0, 1.0),
+        "{}",
+        outcome.output
+    );
+    assert!(metrics.value("faser_requests_moved_total") > 0.0, "{}", outcome.output);
+    assert!(outcome.output.contains("is lost to this process"), "{}", outcome.output);
+}
+
+#[test]
+fn a_device_that_cannot_be_built_ends_the_daemon_when_everybody_was_told() {
+    let ended = the_only_device_is_given_up(6);
+    ended.check(&expected(CLIENTS));
+    assert_eq!(ended.output.matches("the device is being rebuilt").count(), 5, "{}", ended.output);
 }
 
 #[test]
@@ -357,12 +418,18 @@ fn table() {
         row("a rank panics mid-pass", &panics(seed), &all);
         row("a rank hangs for 5 s, deadline 2 s", &hangs(seed, 5000), &all);
         row("a rank hangs for 60 s, deadline 2 s", &hangs(seed, 60_000), &all);
-        if let Some(outcome) = gpu_is_lost(seed) {
-            row("the (fake) GPU is lost", &outcome, &few);
+        if let Some(ended) = the_gpu_is_lost(seed) {
+            ended.check(&few);
+            println!("{}", ended.row("the only (fake) GPU is lost", seed));
+        }
+        if let Some(outcome) = one_of_two_gpus_is_lost(seed) {
+            row("1 of 2 (fake) GPUs is lost", &outcome, &few);
         }
         row("4 of 5 rebuilds fail", &builds_fail(seed, GROUP, 4), &all);
         row("5 devices in a row are lost", &rebuilt_five_times(seed), &all);
-        row("the only device is given up", &builds_fail(seed, GROUP, 5), &all);
+        let ended = the_only_device_is_given_up(seed);
+        ended.check(&all);
+        println!("{}", ended.row("the only device is given up", seed));
         row("1 of 2 replicas is given up", &one_of_two_given_up(seed), &all);
         let (seen, took, _) = terminated_in_a_rebuild(seed, 30);
         let whole = seen.iter().zip(&all).filter(|(seen, text)| seen.text == **text).count();

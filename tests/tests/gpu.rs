@@ -128,20 +128,6 @@ fn a_head_proposes_on_a_gpu_what_it_proposes_on_the_cpu() {
 }
 
 #[test]
-fn a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on() {
-    let lose = [("FASER_FAKE_LOSE", "pick_tokens:25")];
-    let name = "a_gpu_that_is_lost_is_opened_again_and_the_streams_go_on";
-    let Some(variables) = variables(name, &lose) else { return };
-    let speculation = "speculation: {policy: 'fixed:3'}\n";
-    let expected = texts(&Server::start(&format!("{PAIR}{CPU}{speculation}")));
-    let server = Server::start_with(&format!("{PAIR}{GPU}{speculation}"), &variables);
-    assert_eq!(texts(&server), expected);
-    let metrics = wait_until_idle(server.client());
-    assert_eq!(metrics.value("faser_device_failures_total"), 1.0, "{}", server.output());
-    assert!(server.output().contains("LAUNCH_FAILED"), "{}", server.output());
-}
-
-#[test]
 fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
     let name = "a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do";
     let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
@@ -150,8 +136,8 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
     for (device, ranks) in [
         ("{kind: cuda, tensor_parallel: 2, partitions: [16]}", "verify on 116 SMs over 2 ranks"),
         (
-            "{kind: 'cuda:1,0', tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}",
-            "draft on 16 SMs over 2 ranks, verify on 116 SMs over 2 ranks",
+            "{kind: 'cuda:1,0', tensor_parallel: 2, draft_tensor_parallel: 2}",
+            "draft on 132 SMs over 2 ranks, verify on 132 SMs over 2 ranks",
         ),
         ("{kind: cuda, replicas: 2, partitions: [16]}", "of replica 1: draft on 16 SMs, verify on 116 SMs"),
     ] {
@@ -174,6 +160,11 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
             "{kind: 'cuda:0', draft_tensor_parallel: 2}",
             ("FASER_FAKE_GPUS", "2"),
             ["among the target's", "at most `device.tensor_parallel`"],
+        ),
+        (
+            "{kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}",
+            ("FASER_FAKE_GPUS", "2"),
+            ["`device.partitions`", "for ever"],
         ),
         (
             "{kind: cuda, tensor_parallel: 2}",
@@ -440,5 +431,67 @@ fn check_and_generate_use_the_gpu_and_refusals_name_the_key() {
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{device}: {err}");
         assert!(parts.iter().all(|part| err.replace("MiB", "GiB").contains(part)), "{device}: {err}");
+    }
+}
+
+/// Starts on a machine that is not as it should be; the texts are the CPU's all the same.
+#[test]
+fn a_day_that_begins_badly_serves_all_the_same_and_says_what_is_missing() {
+    let name = "a_day_that_begins_badly_serves_all_the_same_and_says_what_is_missing";
+    let speculation = "speculation: {policy: 'fixed:3'}\n";
+    let expected = texts(&Server::start(&format!("{PAIR}{CPU}{speculation}")));
+    let no_partitions = "serving without these partitions of the SMs";
+    for (made, words) in [
+        (&[("FASER_FAKE_GREEN", "none")][..], &[no_partitions, "NOT_SUPPORTED"][..]),
+        (&[("FASER_FAKE_GREEN", "uneven")], &[no_partitions, "would become 18"]),
+        (
+            &[("FASER_FAKE_VERSION", "12040"), ("FASER_FAKE_LIBRARIES", "12")],
+            &[no_partitions, "came with 12.5", "driver of CUDA 12.4", "NVRTC 12.0 (libnvrtc.so.12"],
+        ),
+        (
+            &[("FASER_FAKE_CAPABILITY", "89"), ("FASER_FAKE_SHARED", "101376")],
+            &["compute capability 8.9", "NVRTC 13.0 (libnvrtc.so.13"],
+        ),
+    ] {
+        let Some(variables) = variables(name, made) else { return };
+        let yaml = format!("{PAIR}device: {{kind: 'cuda:0'}}\n{speculation}");
+        let server = Server::start_with(&yaml, &variables);
+        assert_eq!(texts(&server), expected, "{made:?}");
+        let output = server.output();
+        assert!(words.iter().all(|words| output.contains(words)), "{made:?}: {output}");
+        server.stop();
+    }
+    // What the config names is had or refused.
+    for green in ["none", "uneven"] {
+        let Some(variables) = variables(name, &[("FASER_FAKE_GREEN", green)]) else { return };
+        let output = run(&["check"], &Config::new(&format!("{PAIR}{GPU}{speculation}")), &variables);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && err.contains("`device.partitions`"), "{green}: {err}");
+    }
+    let Some(variables) = variables(name, &[("FASER_FAKE_INIT", "802")]) else { return };
+    let output = run(&["check"], &Config::new(&format!("{PAIR}{GPU}{speculation}")), &variables);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && err.contains("nvidia-fabricmanager"), "{err}");
+}
+
+#[test]
+fn kernels_are_loaded_before_they_are_launched_and_nothing_is_left() {
+    let name = "kernels_are_loaded_before_they_are_launched_and_nothing_is_left";
+    let config = Config::new(&format!("{PAIR}{GPU}speculation: {{policy: 'fixed:3'}}\n"));
+    let report = config.folder().join("report");
+    let Some(variables) = variables(name, &[("FASER_FAKE_REPORT", &report.display().to_string())]) else {
+        return;
+    };
+    let output = run(&["generate", "--max-tokens", "8", "hello"], &config, &variables);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = fs::read_to_string(report).expect("the last device was closed");
+    for line in [
+        "launches of kernels not loaded 0",
+        "CUDA_DEVICE_MAX_CONNECTIONS at cuInit 32",
+        "green contexts left 0",
+        "graphs left 0",
+        "memory left 0",
+    ] {
+        assert!(report.lines().any(|found| found == line), "{line}: {report}");
     }
 }

@@ -77,6 +77,17 @@ fn the_service_is_hardly_exposed() {
 }
 
 #[test]
+fn a_daemon_without_a_device_is_started_again() {
+    let service = std::fs::read_to_string(root().join("configs/faser.service")).expect("the unit");
+    let set = |key: &str| service.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    assert_eq!(set("Restart"), Some("on-failure"));
+    // What would take one of the daemon's exit statuses for a success, or keep it from being a reason.
+    for key in ["SuccessExitStatus", "RestartPreventExitStatus", "RestartForceExitStatus"] {
+        assert_eq!(set(key), None, "{key}");
+    }
+}
+
+#[test]
 fn the_drop_in_changes_the_type_alone() {
     let path = root().join("configs/faser.service.d/notify-reload.conf");
     let text = std::fs::read_to_string(path).expect("the drop-in");

@@ -19,7 +19,7 @@ use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::runner::{CudaBackend, CudaFeatures, CudaLaneSpec};
 
-/// Brings the weights to a GPU, the target's first, then the draft's if there is one. Called again when a GPU was lost.
+/// Brings the weights to a GPU, the target's first, then the draft's if there is one.
 pub type CudaWeights =
     Arc<dyn Fn(&Arc<Gpu>, &mut dyn FnMut(Progress)) -> Result<Vec<CudaModel>, ModelError> + Send + Sync>;
 
@@ -81,18 +81,19 @@ impl CudaDevice {
     }
 
     /// The GPU with its weights. One that was opened before is taken as it is if its context still answers: then what failed was ours, and
-    /// nothing on it has changed. A context that an error of a kernel has made useless is let go, and with the last use of it the driver
-    /// ends it; the GPU is opened on a new one, and the weights are copied again.
+    /// nothing on it has changed. A context that no longer answers is not opened anew: cublasLt, NCCL and green contexts hold it too, so
+    /// that letting go of it would not end it ("the process must be terminated and relaunched", CUDA's Driver API on 700 and 719).
     ///
     /// # Errors
-    /// The GPU cannot be opened, has not the memory that was planned with, or does not take the weights.
+    /// The GPU cannot be opened, has not the memory that was planned with, does not take the weights, or is lost: [`CudaError::Lost`].
     pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Arc<OnGpu>, ServiceError> {
         let source = &self.0.source;
         let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(there) = opened.as_ref().filter(|there| there.gpu.memory().is_ok()) {
+        if let Some(there) = opened.as_ref() {
+            let lost = |why| CudaError::Lost { ordinal: source.info.ordinal, why: Box::new(why) };
+            there.gpu.memory().map_err(lost)?;
             return Ok(there.clone());
         }
-        *opened = None;
         let gpu = source.open()?;
         let (free_bytes, _) = gpu.memory()?;
         source.device.check_free(free_bytes as u64)?;
@@ -158,9 +159,12 @@ impl OnGpu {
             CudaError::Split { problem } => refuse(problem),
             other => other,
         })?;
-        match pair.draft.sms() {
-            got if got == sms => Ok(pair),
-            got => Err(refuse(format!("{sms} for drafting would become {got} on this GPU"))),
+        match (pair.draft.sms(), pair.verify.sms()) {
+            (draft, verify) if draft == sms && draft + verify == self.gpu.info().sms => Ok(pair),
+            (draft, verify) => Err(refuse(format!(
+                "{sms} for drafting of {} would become {draft}, and {verify} for verifying",
+                self.gpu.info().sms
+            ))),
         }
     }
 }
@@ -182,6 +186,29 @@ impl CudaSpec {
         let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
         if drafts_later { Err(no_group("draft", &draft)) } else { whole_group("draft", &draft) }?;
         Ok(ranks)
+    }
+
+    /// As `open`, but a partition that cannot be had is left out: which those are, and what is wrong with the first.
+    ///
+    /// # Errors
+    /// As [`CudaSpec::open`], but for partitions.
+    pub fn open_without_what_cannot_be_split(
+        &mut self,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Option<(Vec<u32>, String)>, ServiceError> {
+        let asked = std::mem::take(&mut self.draft_sms);
+        let ranks = self.open(progress)?;
+        let mut left_out: Option<(Vec<u32>, String)> = None;
+        for sms in asked {
+            match ranks.iter().try_for_each(|rank| rank.shares(&[sms]).map(drop)) {
+                Ok(()) => self.draft_sms.push(sms),
+                Err(CudaError::Split { problem }) => {
+                    left_out.get_or_insert((Vec::new(), problem)).0.push(sms)
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(left_out)
     }
 
     pub(super) fn partitions(&self) -> Vec<LaneSizes> {

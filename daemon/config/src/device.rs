@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use faser_actors::{CudaError, GpuInfo, Isa, check_libraries, nccl_version, probe_one};
+use faser_actors::{CudaError, GpuInfo, Isa, libraries, nccl_version, probe_one};
 use faser_topology::CpuDevice;
 
 use crate::{Config, ConfigError, DeviceKind};
@@ -90,7 +90,7 @@ impl fmt::Display for Machine {
 pub fn choose(config: &Config) -> Result<Chosen, ConfigError> {
     choose_with(config, |ordinal| {
         let gpu = probe_one(ordinal)?;
-        check_libraries()?;
+        libraries()?;
         if config.device.tensor_parallel > 1 {
             nccl_version()?;
         }
@@ -181,6 +181,10 @@ mod tests {
             ("model: {draft_dtype: int8}", "`model.draft_dtype`"),
             ("kv: {block_size: 32}", "block_size"),
             ("device: {draft_tensor_parallel: 2}", "device.draft_tensor_parallel"),
+            (
+                "device: {tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}",
+                "`device.partitions: []`",
+            ),
         ] {
             let Ok(Chosen::Cpu { why: Some(why) }) = chosen(text, true) else { panic!("{text}") };
             assert!(why.contains(problem), "{why}");

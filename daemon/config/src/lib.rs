@@ -100,6 +100,12 @@ impl Config {
         })
     }
 
+    /// SMs for drafting on each partition behind the first, as the config names them; `None`: those that are sensible for the GPU. Where
+    /// the draft is split too there are none: its lane takes turns with the target's.
+    pub fn draft_sms(&self) -> Option<&[u32]> {
+        if self.device.draft_tensor_parallel > 1 { Some(&[]) } else { self.device.partitions.as_deref() }
+    }
+
     /// Whether a pair can be held on GPUs as the config says, whichever they are.
     pub fn fits_gpus(&self) -> Result<(), CudaError> {
         let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
@@ -116,6 +122,14 @@ impl Config {
         if self.device.draft_tensor_parallel > self.device.tensor_parallel {
             return unfit(
                 "on GPUs the draft's ranks are among the target's: set `device.draft_tensor_parallel` to at most `device.tensor_parallel`",
+            );
+        }
+        if self.device.draft_tensor_parallel > 1
+            && self.device.partitions.as_ref().is_some_and(|list| !list.is_empty())
+        {
+            return unfit(
+                "`device.partitions` lets draft and target run at the same time, and two groups of NCCL at once on the same GPUs may wait \
+                 for each other for ever: write `device.partitions: []`, or leave `device.draft_tensor_parallel` at 1",
             );
         }
         Ok(())

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
+    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
+    libraries, nccl_library,
 };
 use faser_config::Config;
 use faser_config::device::{Chosen, Machine};
@@ -241,7 +242,7 @@ fn on_gpus(
         memory_bytes: gpus.iter().map(|gpu| gpu.memory_bytes).min().unwrap_or(0),
         utilization: config.device.gpu_memory_utilization,
     };
-    let (asked, kv) = (config.device.partitions.as_deref(), request(config, bounds));
+    let (asked, kv) = (config.draft_sms(), request(config, bounds));
     let placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
     let kernel_cache = costs::folder(config).map(|folder| folder.join("kernels"));
     let source = |(rank, info): (usize, &GpuInfo)| -> Result<CudaDevice, LoadError> {
@@ -256,14 +257,31 @@ fn on_gpus(
             weights: weights.on_gpu(Shard { rank, ranks }, draft_shard),
         }))
     };
+    let nccl =
+        (ranks > 1).then(nccl_library).transpose().map_err(|error| refused(CudaError::from(error).into()))?;
+    for library in libraries().into_iter().flatten().chain(nccl) {
+        tracing::info!("loaded {library}");
+    }
+    let mut draft_sms = placement.draft_sms;
     let mut devices = Vec::with_capacity(config.device.replicas);
     for own in gpus.chunks(ranks) {
         let ranks = own.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
-        let (draft_sms, rank_deadline) = (placement.draft_sms.clone(), config.device.rank_deadline);
-        let spec = CudaSpec { ranks, draft_sms, rank_deadline };
-        spec.open(&mut |progress| watch("weights", progress)).map_err(refused)?;
-        devices.push(DeviceSpec::Cuda(spec));
+        let mut spec =
+            CudaSpec { ranks, draft_sms: draft_sms.clone(), rank_deadline: config.device.rank_deadline };
+        let progress = &mut |progress| watch("weights", progress);
+        if asked.is_some() {
+            spec.open(progress).map_err(refused)?;
+        } else if let Some((splits, why)) =
+            spec.open_without_what_cannot_be_split(progress).map_err(refused)?
+        {
+            tracing::warn!(?splits, why, "serving without these partitions of the SMs");
+            draft_sms.clone_from(&spec.draft_sms);
+        }
+        devices.push(spec);
     }
+    // All replicas have the partitions that each can have.
+    devices.iter_mut().for_each(|spec| spec.draft_sms.clone_from(&draft_sms));
+    let mut devices: Vec<DeviceSpec> = devices.into_iter().map(DeviceSpec::Cuda).collect();
     let ordinals = gpus.iter().map(|gpu| gpu.ordinal).collect();
     Ok(Placed {
         device: devices.remove(0),

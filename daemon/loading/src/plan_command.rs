@@ -204,7 +204,7 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
     let gpus = |usable: Vec<usize>| PlanDevices::Gpus {
         usable,
         utilization: config.device.gpu_memory_utilization,
-        draft_sms: config.device.partitions.clone(),
+        draft_sms: config.draft_sms().map(<[u32]>::to_vec),
     };
     let cpu = || PlanDevices::Cpu { threads: config.device.threads };
     let unfit = config.fits_gpus().err().map(|error| error.to_string());

@@ -312,6 +312,13 @@ impl Pairs {
         true
     }
 
+    /// Waits until no device of any is left that could serve.
+    pub async fn until_given_up(&self) {
+        for served in self.iter() {
+            served.service.until_given_up().await;
+        }
+    }
+
     /// Waits, at most for `wait`, until there are no requests; says how many are left.
     pub async fn idle(&self, wait: Duration) -> usize {
         join_all(self.iter().map(|served| served.service.idle(wait))).await.into_iter().sum()

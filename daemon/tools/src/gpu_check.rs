@@ -227,7 +227,7 @@ pub(super) const CHECKS: &[Entry] = &[
         checks::illegal_address,
     ),
     entry("tokens", "requests get the CPU's tokens from a service in f32", 70, checks::tokens),
-    entry("lost", "a service goes on after a kernel's illegal memory access", 70, checks::lost),
+    entry("lost", "a service is told of a GPU that is lost, and gives it up", 70, checks::lost),
     entry("nccl", "two ranks sum and gather, and one that is lost is noticed", 60, checks::nccl),
     entry("rates", "copies, reads and bf16 products on some of the SMs", 60, checks::rates),
     entry("products", "products on a split: right, without TF32, and how fast", 120, checks::products),

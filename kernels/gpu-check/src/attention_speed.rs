@@ -65,6 +65,9 @@ impl Shape {
         }
         lane.launch(&FillArgs::new(Element::F32, q.ptr(), total * heads * HEAD_DIM, 2, 1.0).launch(sms))?;
         let queries = AttentionArgs::tile_queries(element, HEAD_DIM as u32, (rows * group) as u32);
+        let stages = AttentionArgs::stages(element, HEAD_DIM as u32, gpu.info().block_shared_bytes);
+        let stages =
+            stages.ok_or_else(|| CudaError::Unfit("a block has too little shared memory".to_owned()))?;
         let mut tiles = Vec::new();
         Tile::cover(vec![rows as u32; sequences], group as u32, queries, &mut tiles);
         let chunk =
@@ -106,7 +109,7 @@ impl Shape {
                 scale: (HEAD_DIM as f32).sqrt().recip(),
                 soft_cap: 0.0,
             };
-            lane.launch(&args.launch(element, queries, tiles.len() as u32))?;
+            lane.launch(&args.launch(element, queries, stages, tiles.len() as u32))?;
             args.merge(element, count, total as u32, sms).map_or(Ok(()), |merge| lane.launch(&merge))
         })?;
         Ok(((sequences * context * KV_HEADS * HEAD_DIM * 2 * 2) as f64, took))

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::{CheckResult, Report, Setting};
 use faser_kernels::cuda::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, NcclRankSlot, Share, nccl_group, nccl_version,
-    probe,
+    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, NcclRankSlot, Share, nccl_group, nccl_library,
+    nccl_version, probe,
 };
 
 const RANKS: usize = 2;
@@ -43,13 +43,13 @@ struct Found {
 pub fn nccl(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let version = match nccl_version() {
         Ok(version) => version,
-        Err(missing @ CudaError::NoNccl) => {
+        Err(CudaError::Library(missing)) => {
             report.no_meaning(missing.to_string());
             return Ok(());
         }
         Err(error) => return Err(error.into()),
     };
-    report.says(format!("NCCL {}.{}.{}", version / 10_000, version / 100 % 100, version % 100));
+    report.says(nccl_library()?.to_string());
     let other = probe()?.iter().map(|gpu| gpu.ordinal).find(|other| *other != setting.ordinal);
     if other.is_none() && version < TOGETHER {
         report.no_meaning("there is one GPU, and two ranks on one take NCCL 2.30.3");

@@ -6,9 +6,8 @@ use super::launch::{BLOCK_SIZE, Element, Launch, NOTHING, Ptr, strided};
 pub const ATTENTION_SPLITS: u32 = 16;
 /// Shortest split, in positions.
 const SHORTEST: u32 = 256;
-/// Positions of a stage of the tensor-core kernel, and its stages.
+/// Positions of a stage of the tensor-core kernel.
 const POSITIONS: u32 = 64;
-const STAGES: u32 = 3;
 
 /// A tile of queries of one chunk, in device memory. A query is a head of a row: `row * group + head`, counted in the chunk and the
 /// heads of one key head.
@@ -135,22 +134,31 @@ impl AttentionArgs {
         }
     }
 
-    /// Dynamic shared memory of a block, in bytes.
-    #[must_use]
-    pub fn shared_bytes(element: Element, head_dim: u32) -> u32 {
+    /// Dynamic shared memory of a block with so many stages, in bytes.
+    fn shared_bytes(element: Element, head_dim: u32, stages: u32) -> u32 {
         if !Self::on_tensor_cores(element, head_dim) {
             return 0;
         }
-        let stages = STAGES * 2 * POSITIONS * (head_dim + 8) * 2;
+        let stages = stages * 2 * POSITIONS * (head_dim + 8) * 2;
         stages.max(64 * (head_dim + 4) * 4 + 64 * 8)
     }
 
-    /// A block for a split of a tile and key head. `queries` is that of [`AttentionArgs::tile_queries`].
+    /// How many stages of keys and values are under way where a block may have `most_shared` bytes: three, or two where three of 128
+    /// elements do not fit (the 99 KiB of compute capability 8.6, 8.9 and 12). None if not even they do.
+    #[must_use]
+    pub fn stages(element: Element, head_dim: u32, most_shared: u32) -> Option<u32> {
+        let fits = |stages: &u32| Self::shared_bytes(element, head_dim, *stages) <= most_shared;
+        let counts: &[u32] = if head_dim == 128 { &[3, 2] } else { &[3] };
+        counts.iter().copied().find(fits)
+    }
+
+    /// A block for a split of a tile and key head. `queries` is that of [`AttentionArgs::tile_queries`], `stages` that of
+    /// [`AttentionArgs::stages`], on which no number depends.
     ///
     /// # Panics
     /// If a size is none of what the kernels take.
     #[must_use]
-    pub fn launch(self, element: Element, queries: u32, tiles: u32) -> Launch<AttentionArgs> {
+    pub fn launch(self, element: Element, queries: u32, stages: u32, tiles: u32) -> Launch<AttentionArgs> {
         let dim = self.head_dim;
         assert!(self.split.is_multiple_of(POSITIONS), "attention: splits of {}", self.split);
         assert!(dim <= 256, "attention: a head of {dim}");
@@ -158,6 +166,9 @@ impl AttentionArgs {
         assert!(self.heads.is_multiple_of(self.kv_heads), "attention: {} over {}", self.heads, self.kv_heads);
         let tensor = Self::on_tensor_cores(element, dim);
         let kernel = match (dim, queries) {
+            (128, 16) if tensor && stages == 2 => "attention_mma_128_16_two",
+            (128, 32) if tensor && stages == 2 => "attention_mma_128_32_two",
+            (128, 64) if tensor && stages == 2 => "attention_mma_128_64_two",
             (32, 16) if tensor => "attention_mma_32_16",
             (32, 32) if tensor => "attention_mma_32_32",
             (32, 64) if tensor => "attention_mma_32_64",
@@ -171,7 +182,7 @@ impl AttentionArgs {
             _ => panic!("attention: tiles of {queries} queries of {dim}"),
         };
         let mut launch = Launch::new(kernel, [self.splits, self.kv_heads, tiles], 128, self);
-        launch.shared_bytes = Self::shared_bytes(element, dim);
+        launch.shared_bytes = Self::shared_bytes(element, dim, stages);
         launch
     }
 

@@ -1,8 +1,9 @@
 //! Sources to cubins by NVRTC, which needs no GPU; cached on disk by what went in. And what ptxas says of each kernel.
 
+use super::libraries::{LibraryError, Nvrtc, nvrtc_table};
 use super::sources::File;
 use cudarc::nvrtc::{result, sys};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,12 +11,9 @@ use std::path::{Path, PathBuf};
 /// Why there is no cubin.
 #[derive(Debug, thiserror::Error)]
 pub enum NvrtcError {
-    /// The library is not there.
-    #[error(
-        "CUDA kernels cannot be compiled: libnvrtc is not found (install the CUDA 13 toolkit or `pip install \
-         nvidia-cuda-nvrtc`, and put its folder into LD_LIBRARY_PATH)"
-    )]
-    Missing,
+    /// The library is not there, or does not fit.
+    #[error("CUDA kernels cannot be compiled: {0}")]
+    Library(#[from] LibraryError),
     /// The compiler refused a file.
     #[error("{file}.cu does not compile for {arch}:\n{log}")]
     Refused {
@@ -63,6 +61,7 @@ impl Cubin {
 
 /// Compiles for one architecture.
 pub struct Compiler {
+    nvrtc: &'static Nvrtc,
     arch: String,
     version: (i32, i32),
     cache: Option<PathBuf>,
@@ -74,15 +73,12 @@ impl Compiler {
     /// # Errors
     /// If NVRTC is not on this machine.
     pub fn new(arch: &str, cache: Option<&Path>) -> Result<Compiler, NvrtcError> {
-        // SAFETY: loading the library runs nothing but its initialisers. Without this probe a later call would panic.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(NvrtcError::Missing);
-        }
+        let nvrtc = nvrtc_table()?;
         let mut version = (0, 0);
         // SAFETY: two places for two numbers.
-        let status = unsafe { sys::nvrtcVersion(&raw mut version.0, &raw mut version.1) };
+        let status = unsafe { (nvrtc.nvrtcVersion)(&raw mut version.0, &raw mut version.1) };
         call("nvrtcVersion", status)?;
-        Ok(Compiler { arch: arch.into(), version, cache: cache.map(Path::to_path_buf) })
+        Ok(Compiler { nvrtc, arch: arch.into(), version, cache: cache.map(Path::to_path_buf) })
     }
 
     /// The file compiled, or as it was kept.
@@ -117,14 +113,22 @@ impl Compiler {
 
     fn build(&self, file: &File, source: &str, options: &[String]) -> Result<Cubin, NvrtcError> {
         let text = CString::new(source).expect("sources have no NUL");
-        let program = result::create_program(&text, Some(c"prelude.cuh"))
-            .map_err(|source| NvrtcError::Call { call: "nvrtcCreateProgram", source })?;
-        let program = Program(program);
-        let options: Vec<&str> = options.iter().map(String::as_str).collect();
-        // SAFETY: the program was just created, and is destroyed when dropped, below.
-        let compiled = unsafe { result::compile_program(program.0, &options) };
+        let (nvrtc, mut raw, none) = (self.nvrtc, std::ptr::null_mut(), std::ptr::null());
+        // SAFETY: a place for a handle; source and name end with a NUL; there are no headers.
+        let created = unsafe {
+            (nvrtc.nvrtcCreateProgram)(&raw mut raw, text.as_ptr(), c"prelude.cuh".as_ptr(), 0, none, none)
+        };
+        call("nvrtcCreateProgram", created)?;
+        let program = Program { nvrtc, raw };
+        let options: Vec<CString> = options
+            .iter()
+            .map(|option| CString::new(option.as_str()).expect("options have no NUL"))
+            .collect();
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program was just created, and is destroyed when dropped, below; the options outlive the call.
+        let compiled = unsafe { (nvrtc.nvrtcCompileProgram)(raw, options.len() as c_int, options.as_ptr()) };
         let log = program.log()?;
-        match compiled {
+        match compiled.result() {
             Ok(()) => Ok(Cubin { bytes: program.cubin()?, log }),
             Err(result::NvrtcError(sys::nvrtcResult::NVRTC_ERROR_COMPILATION)) => {
                 Err(NvrtcError::Refused { file: file.name, arch: self.arch.clone(), log })
@@ -148,27 +152,37 @@ fn call(call: &'static str, status: sys::nvrtcResult) -> Result<(), NvrtcError> 
     status.result().map_err(|source| NvrtcError::Call { call, source })
 }
 
-struct Program(sys::nvrtcProgram);
+struct Program {
+    nvrtc: &'static Nvrtc,
+    raw: sys::nvrtcProgram,
+}
 
 impl Program {
     fn log(&self) -> Result<String, NvrtcError> {
+        let mut size = 0;
         // SAFETY: the program lives.
-        let log = unsafe { result::get_program_log(self.0) };
-        let log = log.map_err(|source| NvrtcError::Call { call: "nvrtcGetProgramLog", source })?;
-        if log.is_empty() {
-            return Ok(String::new());
-        }
-        // SAFETY: NVRTC ends the log with a NUL that it counts.
-        Ok(unsafe { CStr::from_ptr(log.as_ptr()) }.to_string_lossy().into_owned())
+        call("nvrtcGetProgramLogSize", unsafe {
+            (self.nvrtc.nvrtcGetProgramLogSize)(self.raw, &raw mut size)
+        })?;
+        let mut log = vec![0u8; size];
+        // SAFETY: the buffer has the size that was asked for.
+        call("nvrtcGetProgramLog", unsafe {
+            (self.nvrtc.nvrtcGetProgramLog)(self.raw, log.as_mut_ptr().cast::<c_char>())
+        })?;
+        // Its NUL is counted; an empty log may have none.
+        let text = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy);
+        Ok(text.map_or_else(|_| String::new(), |text| text.into_owned()))
     }
 
     fn cubin(&self) -> Result<Vec<u8>, NvrtcError> {
         let mut size = 0;
         // SAFETY: the program lives.
-        call("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut size) })?;
+        call("nvrtcGetCUBINSize", unsafe { (self.nvrtc.nvrtcGetCUBINSize)(self.raw, &raw mut size) })?;
         let mut bytes = vec![0u8; size];
         // SAFETY: the buffer has the size that was asked for.
-        call("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(self.0, bytes.as_mut_ptr().cast::<c_char>()) })?;
+        call("nvrtcGetCUBIN", unsafe {
+            (self.nvrtc.nvrtcGetCUBIN)(self.raw, bytes.as_mut_ptr().cast::<c_char>())
+        })?;
         Ok(bytes)
     }
 }
@@ -176,7 +190,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once. A failure leaks it, no more.
-        let _ = unsafe { result::destroy_program(self.0) };
+        let _ = unsafe { (self.nvrtc.nvrtcDestroyProgram)(&raw mut self.raw) };
     }
 }
 

@@ -9,6 +9,7 @@ mod attention_launches;
 mod compile;
 mod device;
 mod launch;
+mod libraries;
 mod matmul_launches;
 mod row_launches;
 mod sampling_launches;
@@ -19,9 +20,10 @@ pub use attention_launches::*;
 pub use compile::{Compiler, Cubin, KernelUsage, NvrtcError, usages};
 pub use device::{
     Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclRankSlot, Place, Plain,
-    Product, Share, SharePair, Upload, check_libraries, nccl_group, nccl_version, probe, probe_one,
+    Product, Share, SharePair, Upload, nccl_group, nccl_version, prepare_environment, probe, probe_one,
 };
 pub use launch::*;
+pub use libraries::{LibraryError, LoadedLibrary, libraries, nccl_library};
 pub use matmul_launches::*;
 pub use row_launches::*;
 pub use sampling_launches::*;

@@ -11,6 +11,7 @@ inline float at(const Layout &layout, const void *matrix, size_t row, size_t col
 }
 } // namespace fake
 extern "C" {
+size_t cublasLtGetVersion() { return fake::number("FASER_FAKE_LIBRARIES", 13) * 10000; }
 int cublasLtCreate(void **handle) { *handle = (void *)1; return 0; }
 int cublasLtDestroy(void *) { return 0; }
 int cublasLtMatrixLayoutCreate(void **layout, int type, uint64_t rows, uint64_t columns, int64_t leading) { *layout = new fake::Layout{type, rows, columns, leading}; return 0; }

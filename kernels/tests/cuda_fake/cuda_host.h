@@ -243,7 +243,12 @@ template <class T> T __shfl_sync(unsigned, T v, int from) { return emu::shuffle(
 template <class T> T __shfl_up_sync(unsigned, T v, unsigned d) { unsigned l = emu::current->number % 32; return emu::shuffle(v, l < d ? l : l - d); }
 inline unsigned __ballot_sync(unsigned, int set) { return emu::ballot(set); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-template <class T> T atomicAdd(T *p, T v) { T old = *p; *p += v; return old; }
+template <class T> T atomicAdd(T *p, T v) {
+    static_assert(sizeof(T) == 4, "shared memory has no addition of 64 bits: it would spin");
+    T old = *p;
+    *p += v;
+    return old;
+}
 template <class T> T atomicOr(T *p, T v) { T old = *p; *p |= v; return old; }
 template <class T> T atomicMin(T *p, T v) { T old = *p; *p = v < old ? v : old; return old; }
 inline float __uint_as_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }

@@ -8,8 +8,10 @@
 // run up to it; nothing else orders streams. Every GPU has streams and
 // memory of its own, and a thread must be bound to the one that it asks.
 //
-// By the environment: FASER_FAKE_GPUS (how many), FASER_FAKE_MEMORY (bytes of each), FASER_FAKE_SMS, FASER_FAKE_VERSION, FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
-// run of that kernel, until nobody retains its context any more), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed).
+// By the environment: FASER_FAKE_GPUS (how many), FASER_FAKE_MEMORY (bytes of each), FASER_FAKE_SMS, FASER_FAKE_SHARED (most of a block's bytes), FASER_FAKE_CAPABILITY (90 for 9.0), FASER_FAKE_GREEN=none|uneven
+// (no green contexts, or splits with two SMs more and two lost), FASER_FAKE_VERSION, FASER_FAKE_LIBRARIES (for which CUDA NVRTC and cublasLt are), FASER_FAKE_INIT (what cuInit returns),
+// FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
+// run of that kernel, for as long as the process lives: libraries keep its context), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed).
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -19,17 +21,17 @@
 #include <unistd.h>
 
 namespace fake {
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719,
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, NOT_SUPPORTED_HERE = 801, LAUNCH_FAILED = 719,
        CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 // What work returns that waits for another GPU: it stays the first of its stream.
 enum { NOT_YET = -1 };
 using Work = std::function<int()>;
-struct Green { unsigned sms; unsigned streams; };
+struct Green { unsigned sms, streams, graphs; };
 struct Graph { std::vector<Work> work; Green *green; unsigned sms; bool broken; };
 struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captures; int device; bool running; };
 // How often it was recorded, up to which of those its stream has come.
 struct Event { unsigned asked, reached; Stream *stream; int device; };
-struct Function { std::string name; size_t args; unsigned shared; };
+struct Function { std::string name; size_t args; unsigned shared; bool loaded; };
 struct Resource { int type; unsigned char padding[92]; unsigned sms, least, alignment; unsigned char more[36]; };
 struct Block { char *all; size_t bytes; int device; };
 struct Device { size_t used, left; unsigned retained; int lost; };
@@ -46,9 +48,10 @@ static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
 static size_t pinned, most_pinned;
 static std::map<void *, size_t> pinned_blocks;
 static size_t product_rows;
-static unsigned copies, fetches, events_left, graphs_left, graphs_captured, graphs_launched, graph_launches;
+static unsigned opened, greens_left, unloaded_launches, copies, fetches, events_left, graphs_left, graphs_captured, graphs_launched, graph_launches;
 // Of NCCL: communicators that were made and are left, calls.
 static unsigned comms_made, comms_left, reduced, gathered;
+static std::string connections = "unset";
 static thread_local Graph *capturing; // of this thread
 
 inline size_t number(const char *name, size_t otherwise) {
@@ -58,6 +61,7 @@ inline size_t number(const char *name, size_t otherwise) {
 inline int device_count() { return std::min<size_t>(number("FASER_FAKE_GPUS", 1), 16); }
 inline Device &here() { return devices[bound - 1]; }
 inline size_t memory() { return number("FASER_FAKE_MEMORY", size_t(1) << 30); }
+inline unsigned most_shared() { return number("FASER_FAKE_SHARED", 232448); }
 inline unsigned sms() { return number("FASER_FAKE_SMS", 132); }
 // Whether a variable KERNEL:N names this kernel and this time.
 inline bool named(const char *variable, const std::string &kernel, unsigned time) {
@@ -138,34 +142,47 @@ inline bool inside(uint64_t at, size_t bytes) {
     --found;
     return found->second.device == bound - 1 && at + bytes <= found->first + found->second.bytes;
 }
+// A call that came with a later driver is no symbol of this one.
+inline void needs(size_t version, const char *call) {
+    if (number("FASER_FAKE_VERSION", 13000) >= version) return;
+    fprintf(stderr, "fake driver: %s came with %zu\n", call, version);
+    abort();
+}
 } // namespace fake
 #define LOCKED std::lock_guard<std::recursive_mutex> guard(fake::lock)
+#define NEEDS(version) fake::needs(version, __func__)
 #define UNCAPTURED if (fake::breaks()) return fake::CAPTURE_UNSUPPORTED
 #define BOUND LOCKED; if (!fake::bound) return fake::INVALID_CONTEXT; if (fake::here().lost) return fake::here().lost
 
 extern "C" {
 int cuDriverGetVersion(int *version) { *version = fake::number("FASER_FAKE_VERSION", 13000); return 0; }
-int cuInit(unsigned) { return 0; }
+int cuInit(unsigned) {
+    LOCKED;
+    const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    fake::connections = connections ? connections : "unset";
+    return fake::number("FASER_FAKE_INIT", 0);
+}
 int cuDeviceGetCount(int *count) { *count = fake::device_count(); return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < fake::device_count() ? 0 : 101; }
 int cuDeviceGetName(char *name, int length, int) { snprintf(name, length, "fake GPU"); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = fake::memory(); return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int) {
-    *value = attribute == 16 ? fake::sms() : attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : 0;
+    const int capability = fake::number("FASER_FAKE_CAPABILITY", 90);
+    *value = attribute == 16 ? fake::sms() : attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 97 ? fake::most_shared() : 0;
     return 0;
 }
-int cuDevicePrimaryCtxRetain(void **context, int device) { LOCKED; *context = (void *)(intptr_t)(device + 1); fake::devices[device].retained++; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { LOCKED; *context = (void *)(intptr_t)(device + 1); fake::opened += !fake::devices[device].retained++; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) {
     LOCKED;
     fake::Device &own = fake::devices[device];
     if (--own.retained) return 0;
-    // The context ends: its memory goes, and what was wrong with it.
+    // Its memory goes; what was wrong with it stays, as where others retain it.
     for (auto at = fake::blocks.begin(); at != fake::blocks.end();) {
         if (at->second.device != device) { ++at; continue; }
         free(at->second.all);
         at = fake::blocks.erase(at);
     }
-    own.left = own.used, own.used = 0, own.lost = 0;
+    own.left = own.used, own.used = 0;
     size_t left = 0;
     for (auto &each : fake::devices) {
         if (each.retained) return 0;
@@ -177,7 +194,8 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     fprintf(file, "memory left %zu\nstreams left %zu\ncopies %u\nmost pinned memory %zu\n", left, fake::streams.size(), fake::copies, fake::most_pinned);
     fprintf(file, "rows of products %zu\nfetches %u\ngraphs left %u\ngraphs captured %u\ngraphs launched %u\nlaunches by graphs %u\n", fake::product_rows, fake::fetches, fake::graphs_left, fake::graphs_captured,
             fake::graphs_launched, fake::graph_launches);
-    fprintf(file, "events left %u\n", fake::events_left);
+    fprintf(file, "events left %u\ncontexts opened %u\ngreen contexts left %u\nlaunches of kernels not loaded %u\n", fake::events_left, fake::opened, fake::greens_left, fake::unloaded_launches);
+    fprintf(file, "CUDA_DEVICE_MAX_CONNECTIONS at cuInit %s\n", fake::connections.c_str());
     fprintf(file, "communicators made %u\ncommunicators left %u\nall-reduces %u\nall-gathers %u\n", fake::comms_made, fake::comms_left, fake::reduced, fake::gathered);
     for (auto &entry : fake::launches_by_sms) fprintf(file, "launches on %u SMs %u\n", entry.first, entry.second);
     for (auto &entry : fake::products_by_sms) fprintf(file, "products on %u SMs %u\n", entry.first, entry.second);
@@ -280,33 +298,45 @@ int cuMemcpy2DAsync_v2(const Rows *given, void *stream) {
 
 // ---- green contexts and streams
 int cuDeviceGetDevResource(int, fake::Resource *resource, int type) {
+    NEEDS(12040);
     memset(resource, 0, sizeof *resource);
     resource->type = type, resource->sms = fake::sms(), resource->least = 8, resource->alignment = 8;
     return type == 1 ? 0 : fake::INVALID_VALUE;
 }
 int cuDevSmResourceSplitByCount(fake::Resource *first, unsigned *groups, const fake::Resource *all, fake::Resource *rest, unsigned, unsigned least) {
-    const unsigned count = (least + 7) / 8 * 8;
+    NEEDS(12040);
+    const char *green = getenv("FASER_FAKE_GREEN");
+    if (green && !strcmp(green, "none")) return fake::NOT_SUPPORTED_HERE;
+    const bool uneven = green && !strcmp(green, "uneven");
+    const unsigned count = (least + 7) / 8 * 8 + 2 * uneven;
     if (*groups != 1 || count > all->sms) return fake::INVALID_VALUE;
     *first = *rest = *all;
-    first->sms = count, rest->sms = all->sms - count;
+    first->sms = count, rest->sms = all->sms - count - 2 * uneven;
     return 0;
 }
 int cuDevResourceGenerateDesc(void **description, fake::Resource *resource, unsigned count) {
+    NEEDS(12040);
     *description = (void *)(uintptr_t)resource->sms;
     return count == 1 && resource->sms ? 0 : fake::INVALID_VALUE;
 }
 int cuGreenCtxCreate(void **context, void *description, int, unsigned flags) {
+    NEEDS(12040);
     BOUND;
-    *context = new fake::Green{(unsigned)(uintptr_t)description, 0};
+    *context = new fake::Green{(unsigned)(uintptr_t)description, 0, 0};
+    fake::greens_left++;
     return flags == 1 ? 0 : fake::INVALID_VALUE;
 }
 int cuGreenCtxDestroy(void *context) {
     LOCKED;
-    if (((fake::Green *)context)->streams) return fake::INVALID_VALUE;
-    delete (fake::Green *)context;
+    auto *green = (fake::Green *)context;
+    // What streams or graphs need stays, and is counted at the end.
+    if (green->streams || green->graphs) return fake::INVALID_VALUE;
+    delete green;
+    fake::greens_left--;
     return 0;
 }
 int cuGreenCtxStreamCreate(void **stream, void *context, unsigned flags, int) {
+    NEEDS(12050);
     BOUND;
     auto *green = (fake::Green *)context;
     green->streams++;
@@ -396,11 +426,19 @@ int cuGraphInstantiateWithFlags(void **instance, void *graph, unsigned long long
     BOUND;
     if (flags) return fake::INVALID_VALUE;
     *instance = new fake::Graph(*(fake::Graph *)graph);
+    if (((fake::Graph *)graph)->green) ((fake::Graph *)graph)->green->graphs++;
     fake::graphs_left++, fake::graphs_captured++;
     return 0;
 }
 int cuGraphDestroy(void *graph) { LOCKED; delete (fake::Graph *)graph; return 0; }
-int cuGraphExecDestroy(void *instance) { LOCKED; delete (fake::Graph *)instance; fake::graphs_left--; return 0; }
+int cuGraphExecDestroy(void *instance) {
+    LOCKED;
+    auto *graph = (fake::Graph *)instance;
+    if (graph->green) graph->green->graphs--;
+    delete graph;
+    fake::graphs_left--;
+    return 0;
+}
 int cuGraphLaunch(void *instance, void *stream) {
     BOUND;
     UNCAPTURED;
@@ -420,12 +458,13 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
     BOUND;
     const size_t args = faser_args_size(name);
     if (!args || !strstr((const char *)module, name)) return fake::NOT_FOUND;
-    *function = new fake::Function{name, args, 48u << 10}; // lives with the process, as a module's would with the module
+    *function = new fake::Function{name, args, 48u << 10, false}; // lives with the process, as a module's would with the module
     return 0;
 }
+int cuFuncLoad(void *function) { NEEDS(12040); BOUND; UNCAPTURED; ((fake::Function *)function)->loaded = true; return 0; }
 int cuFuncGetAttribute(int *value, int, void *) { *value = 0; return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) {
-    if (attribute != 8 || value > 232448) return fake::INVALID_VALUE;
+    if (attribute != 8 || value > (int)fake::most_shared()) return fake::INVALID_VALUE;
     ((fake::Function *)function)->shared = value;
     return 0;
 }
@@ -433,6 +472,8 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     BOUND;
     auto *f = (fake::Function *)function;
     if (ty != 1 || tz != 1 || !x || !y || !z || y > 65535 || z > 65535 || shared > f->shared) return fake::INVALID_VALUE;
+    // Loaded lazily, which the real driver may stop every stream for.
+    fake::unloaded_launches += !f->loaded;
     if (fake::named("FASER_FAKE_REFUSE", f->name, ++fake::launches[f->name])) return fake::OUT_OF_RESOURCES;
     fake::launches_by_sms[((fake::Stream *)stream)->sms]++;
     const char *bytes = (const char *)parameters[0];

@@ -6,8 +6,15 @@ mod library;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The names under which cudarc looks for each library first.
-const NAMES: [&str; 4] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so", "libnccl.so"];
+/// The names of the driver's package, and of toolkits and wheels for CUDA 13 and 12.
+const NAMES: [&str; 6] = [
+    "libcuda.so.1",
+    "libnvrtc.so.13",
+    "libnvrtc.so.12",
+    "libcublasLt.so.13",
+    "libcublasLt.so.12",
+    "libnccl.so.2",
+];
 
 /// A folder with the fake under all its names.
 ///

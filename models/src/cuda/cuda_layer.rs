@@ -97,7 +97,8 @@ impl CudaPasses {
             scale: attention.scale,
             soft_cap: attention.soft_cap.unwrap_or(0.0),
         };
-        self.lane.launch(&args.launch(element, pass.tile_queries, pass.tile_count as u32))?;
+        let stages = self.model.attention_stages();
+        self.lane.launch(&args.launch(element, pass.tile_queries, stages, pass.tile_count as u32))?;
         if let Some(merge) = args.merge(element, pass.counts, bucket, sms) {
             self.lane.launch(&merge)?;
         }

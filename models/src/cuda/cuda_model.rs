@@ -175,6 +175,12 @@ impl CudaModel {
         layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(head)
     }
 
+    /// Stages of keys and values that attention has under way on this GPU.
+    pub(super) fn attention_stages(&self) -> u32 {
+        let (dim, most) = (self.config.head_dim as u32, self.gpu.info().block_shared_bytes);
+        AttentionArgs::stages(self.element, dim, most).expect("a model that does not fit was refused")
+    }
+
     /// Whether the logits of a row, of a head that proposes a block, depend on the token drawn before it, or the head says how sure it is.
     pub(super) fn follows(&self) -> bool {
         let follows = |of_head: &HeadParts<_, _, _>| of_head.markov.is_some() || of_head.surety.is_some();
@@ -305,11 +311,11 @@ fn fits(gpu: &Gpu, config: &ModelConfig, element: Element) -> Result<(), CudaErr
         return unfit(format!("a vocabulary of {vocab} tokens has no sampler on a GPU: at most {}", 1 << 19));
     }
     let most = gpu.info().block_shared_bytes;
-    let needed = AttentionArgs::shared_bytes(element, dim);
-    if needed > most {
+    if AttentionArgs::stages(element, dim, most).is_none() {
         let name = &gpu.info().name;
         return unfit(format!(
-            "attention over heads of {dim} needs {needed} bytes of shared memory for a block, and {name} has {most}: use another GPU or the CPU"
+            "attention over heads of {dim} needs more shared memory for a block than the {most} bytes that {name} has: use another GPU or \
+             the CPU"
         ));
     }
     Ok(())

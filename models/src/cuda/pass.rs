@@ -115,8 +115,15 @@ pub struct CudaPasses {
     pub(super) known: Vec<KnownChunk>,
     /// The order of the samples, where rows of blocks depend on one another.
     pub(super) along: StepsAlong,
-    /// Last: they go when the lane has been waited for.
     pub(super) graphs: Graphs,
+}
+
+impl Drop for CudaPasses {
+    fn drop(&mut self) {
+        // Graphs go before the streams and partitions that they were captured on, and not while one of them runs.
+        let _ = self.lane.wait(&mut || {});
+        self.graphs = Graphs::default();
+    }
 }
 
 impl CudaPasses {

@@ -5,6 +5,7 @@ use super::reference::{Random, bf16, close, lane};
 use faser_kernels::cuda::{AttentionArgs, Chunk, Element, NOTHING, Ptr, Tile};
 use faser_kernels::ops::{AttentionShape, attention, store_kv};
 use faser_kernels::{Dtype, Isa, KvCache, KvShape, Rows, Tensor};
+use std::ops::RangeInclusive;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -104,8 +105,23 @@ impl Case {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
-    /// Launches with the tile size of `most` queries; the rows of `out`.
+    /// The counts of stages that kernels have for it and a block has room for.
+    fn stages(&self, bench: &Bench<'_>) -> RangeInclusive<u32> {
+        let dim = self.head_dim as u32;
+        let most = AttentionArgs::stages(self.element, dim, bench.0.most_shared()).expect("two stages fit");
+        let both = dim == 128 && AttentionArgs::on_tensor_cores(self.element, dim);
+        if both { 2..=most } else { most..=most }
+    }
+
+    /// Launches with the tile size of `most` queries; the rows of `out`, which have the same bits whatever the number of stages.
     fn run(&self, bench: &Bench<'_>, world: &World, order: i32, most: u32) -> Vec<f32> {
+        let mut found = self.stages(bench).map(|stages| self.run_in(bench, world, order, most, stages));
+        let first = found.next().expect("a count of stages");
+        found.for_each(|other| assert_eq!(other, first, "{self:?}: the number of stages changes numbers"));
+        first
+    }
+
+    fn run_in(&self, bench: &Bench<'_>, world: &World, order: i32, most: u32, stages: u32) -> Vec<f32> {
         let Case { element, kv_heads, group, head_dim, split, .. } = *self;
         let (heads, n) = (kv_heads * group, world.positions.len());
         let queries = AttentionArgs::tile_queries(element, head_dim as u32, most);
@@ -148,7 +164,7 @@ impl Case {
             scale: self.scale(),
             soft_cap: self.soft_cap.unwrap_or(0.0),
         };
-        bench.run(&args.launch(element, queries, tiles.len() as u32), order);
+        bench.run(&args.launch(element, queries, stages, tiles.len() as u32), order);
         if let Some(merge) = args.merge(element, bench.count(n), n as u32, 2) {
             bench.run(&merge, order);
         }

@@ -48,6 +48,8 @@ pub trait Executor {
     fn load(&self, from: Ptr, to: &mut [u8]);
     /// Orders in which threads can be run, where that is to choose.
     fn orders(&self) -> &'static [i32];
+    /// Shared memory that a block may have, in bytes.
+    fn most_shared(&self) -> u32;
     /// Runs a launch in one order, to its end.
     ///
     /// # Errors

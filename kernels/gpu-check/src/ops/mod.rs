@@ -121,6 +121,10 @@ impl Executor for OnGpu {
         &[0]
     }
 
+    fn most_shared(&self) -> u32 {
+        self.lane.borrow().gpu().info().block_shared_bytes
+    }
+
     fn run(&self, launch: &Launch<AnyArgs>, _order: i32) -> Result<(), String> {
         let mut lane = self.lane.borrow_mut();
         let done = lane.launch(launch).and_then(|()| lane.wait(&mut || {}));

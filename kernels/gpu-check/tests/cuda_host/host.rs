@@ -106,6 +106,10 @@ impl Executor for Host {
         &[0, 1, 2]
     }
 
+    fn most_shared(&self) -> u32 {
+        u32::MAX
+    }
+
     fn run(&self, launch: &Launch<AnyArgs>, order: i32) -> Result<(), String> {
         self.entered(launch, launch.args.start(), order)
     }

@@ -3,15 +3,19 @@
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
+use crate::cuda::libraries::{Lt, lt_table};
 use crate::cuda::{Element, Ptr};
-use cudarc::cublaslt::{result, sys};
+use cudarc::cublaslt::sys;
 use cudarc::driver::sys::CUstream;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
+/// The call that finds an algorithm.
+const HEURISTIC: &str = "cublasLtMatmulAlgoGetHeuristic";
 /// What NVIDIA recommends for compute capability 9.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
@@ -51,6 +55,7 @@ struct Shape {
 
 /// A handle, its workspace, and what was chosen.
 pub(super) struct Blas {
+    lt: &'static Lt,
     handle: sys::cublasLtHandle_t,
     workspace: DeviceBuffer,
     chosen: HashMap<Shape, Chosen>,
@@ -63,8 +68,10 @@ impl Blas {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Blas, CudaError> {
         gpu.bind()?;
         let workspace = DeviceBuffer::zeroed(gpu, WORKSPACE_BYTES, "the workspace of cublasLt")?;
-        let handle = result::create_handle().in_call("cublasLtCreate")?;
-        Ok(Blas { handle, workspace, chosen: HashMap::new() })
+        let (lt, mut handle) = (lt_table()?, std::ptr::null_mut());
+        // SAFETY: a place for a handle.
+        unsafe { (lt.cublasLtCreate)(&raw mut handle) }.in_call("cublasLtCreate")?;
+        Ok(Blas { lt, handle, workspace, chosen: HashMap::new() })
     }
 
     /// `partition` is its number and its SMs.
@@ -85,7 +92,7 @@ impl Blas {
             outputs,
         };
         if !self.chosen.contains_key(&shape) {
-            self.chosen.insert(shape, Chosen::new(self.handle, &shape, product.bias, partition.1)?);
+            self.chosen.insert(shape, Chosen::new(self.lt, self.handle, &shape, product.bias, partition.1)?);
         }
         let chosen = &self.chosen[&shape];
         if shape.bias {
@@ -99,19 +106,19 @@ impl Blas {
         // SAFETY: descriptors and layouts are those of the shape and live as long as this; the pointers are device memory of the
         // caller's, as large as the shape says; alpha and beta are read at once.
         unsafe {
-            result::matmul(
+            (self.lt.cublasLtMatmul)(
                 self.handle,
                 chosen.description,
                 (&raw const alpha).cast(),
-                (&raw const beta).cast(),
                 product.w.0 as *const c_void,
-                chosen.weights.0,
+                chosen.weights.raw,
                 product.x.0 as *const c_void,
-                chosen.inputs.0,
+                chosen.inputs.raw,
+                (&raw const beta).cast(),
                 out,
-                chosen.outputs.0,
+                chosen.outputs.raw,
                 out,
-                chosen.outputs.0,
+                chosen.outputs.raw,
                 &raw const chosen.algorithm,
                 self.workspace.ptr().0 as *mut c_void,
                 self.workspace.bytes(),
@@ -126,29 +133,38 @@ impl Drop for Blas {
     fn drop(&mut self) {
         self.chosen.clear();
         // SAFETY: created above; its owner has waited for what used it.
-        let _ = unsafe { result::destroy_handle(self.handle) };
+        let _ = unsafe { (self.lt.cublasLtDestroy)(self.handle) };
     }
 }
 
 /// Column-major, as cublasLt has it: row-major `[rows][columns]` is `columns` by `rows`.
-struct Layout(sys::cublasLtMatrixLayout_t);
+struct Layout {
+    lt: &'static Lt,
+    raw: sys::cublasLtMatrixLayout_t,
+}
 
 impl Layout {
-    fn new(bf16: bool, columns: usize, rows: usize) -> Result<Layout, CudaError> {
+    fn new(lt: &'static Lt, bf16: bool, columns: usize, rows: usize) -> Result<Layout, CudaError> {
         let number = if bf16 { sys::cudaDataType_t::CUDA_R_16BF } else { sys::cudaDataType_t::CUDA_R_32F };
-        let layout = result::create_matrix_layout(number, columns as u64, rows as u64, columns as i64);
-        layout.in_call("cublasLtMatrixLayoutCreate").map(Layout)
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a place for a layout.
+        unsafe {
+            (lt.cublasLtMatrixLayoutCreate)(&raw mut raw, number, columns as u64, rows as u64, columns as i64)
+        }
+        .in_call("cublasLtMatrixLayoutCreate")?;
+        Ok(Layout { lt, raw })
     }
 }
 
 impl Drop for Layout {
     fn drop(&mut self) {
         // SAFETY: created above, destroyed once.
-        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+        let _ = unsafe { (self.lt.cublasLtMatrixLayoutDestroy)(self.raw) };
     }
 }
 
 struct Chosen {
+    lt: &'static Lt,
     description: sys::cublasLtMatmulDesc_t,
     weights: Layout,
     inputs: Layout,
@@ -157,17 +173,29 @@ struct Chosen {
 }
 
 impl Chosen {
-    fn new(handle: sys::cublasLtHandle_t, shape: &Shape, bias: Ptr, sms: u32) -> Result<Chosen, CudaError> {
+    fn new(
+        lt: &'static Lt,
+        handle: sys::cublasLtHandle_t,
+        shape: &Shape,
+        bias: Ptr,
+        sms: u32,
+    ) -> Result<Chosen, CudaError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let Shape { bf16, rows, inputs, outputs, .. } = *shape;
         // Not the fast kind of f32: that one rounds to TF32.
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        let description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F);
+        let mut description = std::ptr::null_mut();
+        // SAFETY: a place for a description.
+        unsafe {
+            (lt.cublasLtMatmulDescCreate)(&raw mut description, compute, sys::cudaDataType_t::CUDA_R_32F)
+        }
+        .in_call("cublasLtMatmulDescCreate")?;
         let mut chosen = Chosen {
-            description: description.in_call("cublasLtMatmulDescCreate")?,
-            weights: Layout::new(bf16, inputs, outputs)?,
-            inputs: Layout::new(bf16, inputs, rows)?,
-            outputs: Layout::new(false, outputs, rows)?,
+            lt,
+            description,
+            weights: Layout::new(lt, bf16, inputs, outputs)?,
+            inputs: Layout::new(lt, bf16, inputs, rows)?,
+            outputs: Layout::new(lt, false, outputs, rows)?,
             algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
         };
         chosen.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
@@ -180,39 +208,58 @@ impl Chosen {
             )?;
             chosen.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &sys::cudaDataType_t::CUDA_R_32F)?;
         }
-        let preference = result::create_matmul_pref().in_call("cublasLtMatmulPreferenceCreate")?;
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: a place for a preference.
+        unsafe { (lt.cublasLtMatmulPreferenceCreate)(&raw mut preference) }
+            .in_call("cublasLtMatmulPreferenceCreate")?;
         let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let bytes: usize = WORKSPACE_BYTES;
-        // SAFETY: all of these were just created; the preference is destroyed once.
-        let found = unsafe {
-            let set = result::set_matmul_pref_attribute(
+        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        let mut count = 0;
+        // SAFETY: all of these were just created; the preference is destroyed once; a place for one result and a number.
+        let asked = unsafe {
+            let set = (lt.cublasLtMatmulPreferenceSetAttribute)(
                 preference,
                 most,
                 (&raw const bytes).cast(),
                 size_of::<usize>(),
             );
-            let found = set.and_then(|()| {
-                result::get_matmul_algo_heuristic(
+            let asked = set.in_call("cublasLtMatmulPreferenceSetAttribute").and_then(|()| {
+                (lt.cublasLtMatmulAlgoGetHeuristic)(
                     handle,
                     chosen.description,
-                    chosen.weights.0,
-                    chosen.inputs.0,
-                    chosen.outputs.0,
-                    chosen.outputs.0,
+                    chosen.weights.raw,
+                    chosen.inputs.raw,
+                    chosen.outputs.raw,
+                    chosen.outputs.raw,
                     preference,
+                    1,
+                    found.as_mut_ptr(),
+                    &raw mut count,
                 )
+                .in_call(HEURISTIC)
             });
-            let _ = result::destroy_matmul_pref(preference);
-            found
+            let _ = (lt.cublasLtMatmulPreferenceDestroy)(preference);
+            asked
         };
-        chosen.algorithm = found.in_call("cublasLtMatmulAlgoGetHeuristic")?.algo;
+        asked?;
+        if count == 0 {
+            return Err(CudaError::Blas {
+                call: HEURISTIC,
+                code: "no algorithm for this product".to_owned(),
+            });
+        }
+        // SAFETY: one was found.
+        let found = unsafe { found.assume_init() };
+        found.state.in_call(HEURISTIC)?;
+        chosen.algorithm = found.algo;
         Ok(chosen)
     }
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CudaError> {
         // SAFETY: the description lives, and copies the value, whose size the attribute has.
         unsafe {
-            result::set_matmul_desc_attribute(
+            (self.lt.cublasLtMatmulDescSetAttribute)(
                 self.description,
                 attribute,
                 std::ptr::from_ref(value).cast(),
@@ -226,16 +273,19 @@ impl Chosen {
 impl Drop for Chosen {
     fn drop(&mut self) {
         // SAFETY: created above, destroyed once.
-        let _ = unsafe { result::destroy_matmul_desc(self.description) };
+        let _ = unsafe { (self.lt.cublasLtMatmulDescDestroy)(self.description) };
     }
 }
 
-trait InCall<T> {
-    fn in_call(self, call: &'static str) -> Result<T, CudaError>;
+trait InCall {
+    fn in_call(self, call: &'static str) -> Result<(), CudaError>;
 }
 
-impl<T> InCall<T> for Result<T, result::CublasError> {
-    fn in_call(self, call: &'static str) -> Result<T, CudaError> {
-        self.map_err(|error| CudaError::Blas { call, code: format!("{:?}", error.0) })
+impl InCall for sys::cublasStatus_t {
+    fn in_call(self, call: &'static str) -> Result<(), CudaError> {
+        match self {
+            sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+            code => Err(CudaError::Blas { call, code: format!("{code:?}") }),
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! A communicator of NCCL: one rank's end of a group, never waited on by a call of its own.
 
 use super::error::CudaError;
+use crate::cuda::libraries::{Nccl, nccl_table};
 use crate::cuda::{Element, Ptr};
 use cudarc::driver::sys::CUstream;
-use cudarc::nccl::{result, sys};
+use cudarc::nccl::sys;
 use std::ffi::{CStr, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// As NCCL counts: the oldest that has all calls made here in the form they are made.
 const LEAST_VERSION: u32 = 21_800;
@@ -32,7 +32,10 @@ pub(super) struct Failed {
 }
 
 /// A communicator; freed by [`Communicator::abort`], which every owner must call.
-pub(super) struct Communicator(sys::ncclComm_t);
+pub(super) struct Communicator {
+    nccl: &'static Nccl,
+    raw: sys::ncclComm_t,
+}
 
 // SAFETY: NCCL's handles may be used from any thread, by one at a time: their owner sees to it.
 unsafe impl Send for Communicator {}
@@ -42,14 +45,9 @@ unsafe impl Send for Communicator {}
 /// # Errors
 /// It is not there, or too old; says what to do.
 pub fn nccl_version() -> Result<u32, CudaError> {
-    // SAFETY: loading the library runs nothing but its initialisers. Without this look the first call would panic.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(CudaError::NoNccl);
-    }
-    // A symbol that is missing panics in cudarc.
-    let version = catch_unwind(AssertUnwindSafe(result::get_nccl_version));
-    let version = version.map_err(|_| CudaError::Broken("libnccl.so has no ncclGetVersion".to_owned()))?;
-    let version = version.map_err(|error| failed("ncclGetVersion", error.0))?;
+    let (nccl, mut version) = (nccl_table()?, 0);
+    // SAFETY: a place for a number.
+    state(nccl, "ncclGetVersion", unsafe { (nccl.ncclGetVersion)(&raw mut version) })?;
     let version = u32::try_from(version).unwrap_or(0);
     if version < LEAST_VERSION {
         return Err(CudaError::OldNccl { version });
@@ -60,7 +58,10 @@ pub fn nccl_version() -> Result<u32, CudaError> {
 /// What the ranks of a new group find each other by.
 pub(super) fn unique_id() -> Result<sys::ncclUniqueId, CudaError> {
     nccl_version()?;
-    Ok(result::get_uniqueid().map_err(|error| failed("ncclGetUniqueId", error.0))?)
+    let (nccl, mut id) = (nccl_table()?, sys::ncclUniqueId { internal: [0; 128] });
+    // SAFETY: a place for an id.
+    state(nccl, "ncclGetUniqueId", unsafe { (nccl.ncclGetUniqueId)(&raw mut id) })?;
+    Ok(id)
 }
 
 impl Communicator {
@@ -71,6 +72,8 @@ impl Communicator {
         ranks: usize,
         most_blocks: u32,
     ) -> Result<Communicator, Failed> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let nccl = nccl_table().map_err(|error| Failed { call: CALL, code: error.to_string() })?;
         let mut config = sys::ncclConfig_t {
             size: size_of::<sys::ncclConfig_t>(),
             magic: CONFIG_MAGIC,
@@ -97,10 +100,10 @@ impl Communicator {
         let mut raw: sys::ncclComm_t = std::ptr::null_mut();
         // SAFETY: places for a handle and a config, which NCCL copies; the GPU's context is current.
         let code = unsafe {
-            sys::ncclCommInitRankConfig(&raw mut raw, ranks as c_int, id, rank as c_int, &raw mut config)
+            (nccl.ncclCommInitRankConfig)(&raw mut raw, ranks as c_int, id, rank as c_int, &raw mut config)
         };
-        let communicator = Communicator(raw);
-        match state("ncclCommInitRankConfig", code) {
+        let communicator = Communicator { nccl, raw };
+        match state(nccl, CALL, code) {
             Ok(_) => Ok(communicator),
             Err(failed) => {
                 communicator.abort();
@@ -113,9 +116,9 @@ impl Communicator {
     pub(super) fn state(&self) -> Result<State, Failed> {
         let mut code = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator lives; a place for a code.
-        let asked = unsafe { sys::ncclCommGetAsyncError(self.0, &raw mut code) };
-        state("ncclCommGetAsyncError", asked)?;
-        state("a collective", code)
+        let asked = unsafe { (self.nccl.ncclCommGetAsyncError)(self.raw, &raw mut code) };
+        state(self.nccl, "ncclCommGetAsyncError", asked)?;
+        state(self.nccl, "a collective", code)
     }
 
     /// Queues a sum over the ranks, in place.
@@ -129,17 +132,17 @@ impl Communicator {
         let (from, to) = (at.0 as *const c_void, at.0 as *mut c_void);
         // SAFETY: device memory of the caller's, as long as he says; the stream lives.
         let code = unsafe {
-            sys::ncclAllReduce(
+            (self.nccl.ncclAllReduce)(
                 from,
                 to,
                 len,
                 number(element),
                 sys::ncclRedOp_t::ncclSum,
-                self.0,
+                self.raw,
                 stream.cast(),
             )
         };
-        state("ncclAllReduce", code)
+        state(self.nccl, "ncclAllReduce", code)
     }
 
     /// Queues a gathering of `len` numbers of each rank.
@@ -153,15 +156,16 @@ impl Communicator {
     ) -> Result<State, Failed> {
         let (from, to) = (own.0 as *const c_void, all.0 as *mut c_void);
         // SAFETY: as above; `all` has place for all ranks'.
-        let code = unsafe { sys::ncclAllGather(from, to, len, number(element), self.0, stream.cast()) };
-        state("ncclAllGather", code)
+        let code =
+            unsafe { (self.nccl.ncclAllGather)(from, to, len, number(element), self.raw, stream.cast()) };
+        state(self.nccl, "ncclAllGather", code)
     }
 
     /// Ends it, and what it has queued: its kernels leave their stream. No other rank is waited for.
     pub(super) fn abort(self) {
-        if !self.0.is_null() {
+        if !self.raw.is_null() {
             // SAFETY: joined above, and ended once: this is the last use of it.
-            let _ = unsafe { result::comm_abort(self.0) };
+            let _ = unsafe { (self.nccl.ncclCommAbort)(self.raw) };
         }
     }
 }
@@ -173,17 +177,17 @@ fn number(element: Element) -> sys::ncclDataType_t {
     }
 }
 
-fn state(call: &'static str, code: sys::ncclResult_t) -> Result<State, Failed> {
+fn state(nccl: &Nccl, call: &'static str, code: sys::ncclResult_t) -> Result<State, Failed> {
     match code {
         sys::ncclResult_t::ncclSuccess => Ok(State::Ready),
         sys::ncclResult_t::ncclInProgress => Ok(State::Under),
-        code => Err(failed(call, code)),
+        code => Err(failed(nccl, call, code)),
     }
 }
 
-fn failed(call: &'static str, code: sys::ncclResult_t) -> Failed {
+fn failed(nccl: &Nccl, call: &'static str, code: sys::ncclResult_t) -> Failed {
     // SAFETY: NCCL returns a string of its own, or null.
-    let words = unsafe { sys::ncclGetLastError(std::ptr::null_mut()).as_ref() };
+    let words = unsafe { (nccl.ncclGetLastError)(std::ptr::null_mut()).as_ref() };
     // SAFETY: as above; it ends with a NUL.
     let words = words.map(|words| unsafe { CStr::from_ptr(words) }.to_string_lossy().trim().to_owned());
     let words =

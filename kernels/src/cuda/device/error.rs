@@ -1,6 +1,7 @@
 //! What can go wrong with a GPU, in words that say what to do.
 
-use crate::cuda::NvrtcError;
+use crate::cuda::libraries::nccl_words;
+use crate::cuda::{LibraryError, NvrtcError};
 use crate::{CollectiveError, Dtype};
 use cudarc::driver::sys::CUresult;
 
@@ -9,15 +10,21 @@ use cudarc::driver::sys::CUresult;
 pub enum CudaError {
     /// The driver's library is not there.
     #[error(
-        "there is no CUDA driver on this machine: libcuda.so.1 is not found (install NVIDIA's driver, 580 or later; in a container \
+        "there is no CUDA driver on this machine: libcuda.so.1 is not found (install NVIDIA's driver, 550 or later; in a container \
          start it with the GPUs passed through, such as `--gpus all`)"
     )]
     NoDriver,
     /// The driver is too old for the library calls made here.
-    #[error("the CUDA driver is too old: it speaks CUDA {}.{}, and 13.0 is needed (update NVIDIA's driver to 580 or later)", version / 1000, version % 1000 / 10)]
+    #[error("the CUDA driver is too old: it speaks CUDA {}.{}, and 12.4 is needed (update NVIDIA's driver to 550 or later)", version / 1000, version % 1000 / 10)]
     OldDriver {
         /// As the driver counts: 12040 is 12.4.
         version: i32,
+    },
+    /// The driver is there and cannot be used as the machine is.
+    #[error("the CUDA driver does not start ({code:?}): {}", advice(*code))]
+    Init {
+        /// What `cuInit` returned.
+        code: CUresult,
     },
     /// There is a driver, and no GPU.
     #[error(
@@ -42,22 +49,9 @@ pub enum CudaError {
         /// Major and minor.
         capability: (u32, u32),
     },
-    /// A library that passes need is not there.
-    #[error(
-        "{library} is not found: install the CUDA 13 toolkit or `pip install {package}`, and put its folder into LD_LIBRARY_PATH"
-    )]
-    NoLibrary {
-        /// Its name.
-        library: &'static str,
-        /// The wheel it is in.
-        package: &'static str,
-    },
-    /// Models cannot be split over GPUs.
-    #[error(
-        "libnccl.so is not found, by which models are split over GPUs: install NCCL (`pip install nvidia-nccl-cu13`) and put its folder \
-         into LD_LIBRARY_PATH; where it has libnccl.so.2 alone, as the wheel, make the link there: `ln -s libnccl.so.2 libnccl.so`"
-    )]
-    NoNccl,
+    /// A library that passes need is not there, or does not fit the driver.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
     /// NCCL is too old for the calls made here.
     #[error("NCCL {} is too old: 2.18 or later is needed (`pip install -U nvidia-nccl-cu13`)", nccl_words(*version))]
     OldNccl {
@@ -109,6 +103,14 @@ pub enum CudaError {
     /// This GPU cannot run this model.
     #[error("{0}")]
     Unfit(String),
+    /// An error of a kernel or of the hardware has ended the context, and CUDA gives this process no other one.
+    #[error("GPU {ordinal} is lost to this process, a new one may open it again: {why}")]
+    Lost {
+        /// Which GPU.
+        ordinal: usize,
+        /// What its context says to every call.
+        why: Box<CudaError>,
+    },
     /// A call of the driver failed.
     #[error("the CUDA driver failed in {call}: {code:?}")]
     Driver {
@@ -130,9 +132,34 @@ pub enum CudaError {
     Broken(String),
 }
 
-/// A version of NCCL as people write it.
-fn nccl_words(version: u32) -> String {
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+/// What to do about an error of `cuInit`.
+fn advice(code: CUresult) -> &'static str {
+    match code {
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY => {
+            "the GPUs are joined by NVSwitch and wait for the fabric manager: install nvidia-fabricmanager of the driver's own version, \
+             `systemctl enable --now nvidia-fabricmanager`, and see that `nvidia-smi -q` says Fabric: Completed"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "libcuda and the kernel module are of different versions: reboot after an update of the driver; in a container take \
+             libcuda from the host, not from the image"
+        }
+        CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "a libcuda for forward compatibility is found first, which only data-centre GPUs take: take the folder of cuda-compat out of \
+             LD_LIBRARY_PATH"
+        }
+        CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            "libcuda is the toolkit's, which is for linking alone: take its folder `stubs` out of LD_LIBRARY_PATH"
+        }
+        CUresult::CUDA_ERROR_MPS_CONNECTION_FAILED => {
+            "the MPS daemon does not answer: start `nvidia-cuda-mps-control -d`, or unset CUDA_MPS_PIPE_DIRECTORY"
+        }
+        CUresult::CUDA_ERROR_UNKNOWN => {
+            "most often /dev/nvidia-uvm is not there or may not be opened: load the module (`nvidia-modprobe -u -c 0`), in a container \
+             pass all of /dev/nvidia*, under systemd start after nvidia-persistenced; also after a suspend, and when a GPU has fallen \
+             off the bus (`dmesg | grep -i xid`)"
+        }
+        _ => "see whether `nvidia-smi` works here, and `dmesg | grep -i nvrm`",
+    }
 }
 
 /// Names the call of a driver's result.

@@ -1,8 +1,8 @@
 //! An opened GPU: its primary context, and every kernel of the table loaded into it.
 
 use super::error::{CudaError, Named};
-use super::probe::{GpuInfo, check_libraries, probe_one};
-use crate::cuda::{Compiler, File, files};
+use super::probe::{GpuInfo, probe_one};
+use crate::cuda::{Compiler, File, files, libraries};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -40,7 +40,7 @@ impl Gpu {
     /// There is no such GPU, a library is missing, or the kernels do not compile or load.
     pub fn open(ordinal: usize, cache: Option<&Path>) -> Result<Arc<Gpu>, CudaError> {
         let info = probe_one(ordinal)?;
-        check_libraries()?;
+        libraries()?;
         let compiler = Compiler::new(&info.arch(), cache)?;
         let device = result::device::get(info.ordinal as i32).named("cuDeviceGet")?;
         // SAFETY: the device is there; what is retained is released when this is dropped.
@@ -88,6 +88,9 @@ impl Gpu {
                 if file.name == "attention_mma" {
                     self.take_all_shared_memory(function)?;
                 }
+                // Not at its first launch, in the middle of serving, which would wait for both lanes.
+                // SAFETY: as above.
+                unsafe { sys::cuFuncLoad(function) }.named("cuFuncLoad")?;
                 to.functions.insert(kernel.name, function);
             }
         }

@@ -21,6 +21,6 @@ pub use error::CudaError;
 pub use gpu::Gpu;
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
 pub use nccl_group::{NcclRankSlot, nccl_group};
-pub use probe::{GpuInfo, check_libraries, probe, probe_one};
+pub use probe::{GpuInfo, prepare_environment, probe, probe_one};
 pub use sms::{Share, SharePair};
 pub use upload::Upload;

@@ -1,11 +1,12 @@
 //! Which GPUs there are: asked without ever panicking, on machines with and without CUDA.
 
 use super::error::{CudaError, Named};
+use crate::cuda::libraries::cuda_of_driver;
 use cudarc::driver::{result, sys};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The oldest driver that knows every call made here, and the cubins that NVRTC 13 makes.
-const LEAST_VERSION: i32 = 13_000;
+/// The oldest driver that knows every call made here but those that partition SMs.
+const LEAST_VERSION: i32 = 12_040;
 
 /// A GPU, before anything was asked of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +48,18 @@ pub fn probe() -> Result<Vec<GpuInfo>, CudaError> {
     catch_unwind(AssertUnwindSafe(list)).unwrap_or_else(|panic| Err(CudaError::Broken(words_of(&*panic))))
 }
 
+/// Has CUDA give every stream a hardware queue of its own, as far as there are some, lest lanes on SMs of their own wait for each other in a
+/// queue that they share. CUDA reads it when it is initialised; who has set it himself is not overruled. Nothing happens in a process that
+/// has other threads: they might read the environment meanwhile.
+pub fn prepare_environment() {
+    const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+    if alone && std::env::var_os(CONNECTIONS).is_none() {
+        // SAFETY: no other thread is there. 32 is the most that CUDA has.
+        unsafe { std::env::set_var(CONNECTIONS, "32") };
+    }
+}
+
 /// The GPU of that number.
 ///
 /// # Errors
@@ -61,32 +74,15 @@ pub fn probe_one(ordinal: usize) -> Result<GpuInfo, CudaError> {
     Ok(gpu)
 }
 
-/// Whether all libraries are there that passes need, beside the driver.
-///
-/// # Errors
-/// Names the first that is not.
-pub fn check_libraries() -> Result<(), CudaError> {
-    // SAFETY: as in `probe`.
-    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
-        return Err(CudaError::NoLibrary { library: "libnvrtc.so.13", package: "nvidia-cuda-nvrtc" });
-    }
-    // SAFETY: as in `probe`.
-    if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
-        return Err(CudaError::NoLibrary { library: "libcublasLt.so.13", package: "nvidia-cublas" });
-    }
-    Ok(())
-}
-
 fn list() -> Result<Vec<GpuInfo>, CudaError> {
-    let mut version = 0;
-    // SAFETY: a place for a number; this call needs no initialisation.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) }.named("cuDriverGetVersion")?;
+    let version = cuda_of_driver()
+        .ok_or_else(|| CudaError::Broken("libcuda.so.1 does not tell its version".to_owned()))?;
     if version < LEAST_VERSION {
         return Err(CudaError::OldDriver { version });
     }
     match result::init() {
         Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => return Err(CudaError::NoGpu),
-        initialised => initialised.named("cuInit")?,
+        initialised => initialised.map_err(|error| CudaError::Init { code: error.0 })?,
     }
     let count = usize::try_from(result::device::get_count().named("cuDeviceGetCount")?).unwrap_or(0);
     if count == 0 {

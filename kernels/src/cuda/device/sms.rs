@@ -47,6 +47,9 @@ impl Resource {
     }
 }
 
+/// `cuGreenCtxStreamCreate` came with this driver.
+const STREAMS_SINCE: u32 = 12_050;
+
 const SMS: sys::CUdevResourceType = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
 
 impl Share {
@@ -66,18 +69,29 @@ impl Share {
         if sms == 0 || sms >= all_sms {
             return problem(format!("{sms} for drafting of {all_sms} leaves nothing on one side"));
         }
+        let version = gpu.info().cuda_version;
+        if version < STREAMS_SINCE {
+            return problem(format!(
+                "the driver speaks CUDA {}.{}, and streams on a part of the SMs came with 12.5 (NVIDIA's driver 555)",
+                version / 1000,
+                version % 1000 / 10
+            ));
+        }
         gpu.bind()?;
         let (mut all, mut first, mut rest) = (Resource::empty(), Resource::empty(), Resource::empty());
         let mut groups = 1;
+        let refused = |error: CudaError| CudaError::Split {
+            problem: format!("{sms} for drafting of {all_sms}: {error}"),
+        };
         // SAFETY: places for three resources, each with room to spare; the split reads the first, which has been filled in.
-        let split = unsafe {
+        unsafe {
             sys::cuDeviceGetDevResource(gpu.device, &raw mut all.known, SMS)
-                .named("cuDeviceGetDevResource")?;
+                .named("cuDeviceGetDevResource")
+                .map_err(refused)?;
             let (to, from, left) = (&raw mut first.known, &raw const all.known, &raw mut rest.known);
             sys::cuDevSmResourceSplitByCount(to, &raw mut groups, from, left, 0, sms)
-        };
-        if let Err(error) = split.result() {
-            return problem(format!("{sms} for drafting of {all_sms}: {:?}", error.0));
+                .named("cuDevSmResourceSplitByCount")
+                .map_err(refused)?;
         }
         if groups != 1 || rest.sms() == 0 {
             return problem(format!(
@@ -85,7 +99,8 @@ impl Share {
                 first.sms()
             ));
         }
-        Ok(SharePair { draft: Share::green(gpu, &mut first)?, verify: Share::green(gpu, &mut rest)? })
+        let draft = Share::green(gpu, &mut first).map_err(refused)?;
+        Ok(SharePair { draft, verify: Share::green(gpu, &mut rest).map_err(refused)? })
     }
 
     fn green(gpu: &Arc<Gpu>, resource: &mut Resource) -> Result<Arc<Share>, CudaError> {
