@@ -78,7 +78,12 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
         draft: Some(facts.1),
         weights: Arc::new(weights),
     });
-    DeviceSpec::Cuda(CudaSpec { ranks: vec![device], draft_sms: draft_sms.to_vec(), rank_deadline: PATIENCE })
+    DeviceSpec::Cuda(CudaSpec {
+        ranks: vec![device],
+        apart: None,
+        draft_sms: draft_sms.to_vec(),
+        rank_deadline: PATIENCE,
+    })
 }
 
 /// The target over `target` GPUs, the draft over the first `draft` of them.
@@ -107,7 +112,7 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
         })
     };
     let ranks = (0..target).map(rank).collect();
-    DeviceSpec::Cuda(CudaSpec { ranks, draft_sms: vec![16], rank_deadline: deadline })
+    DeviceSpec::Cuda(CudaSpec { ranks, apart: None, draft_sms: vec![16], rank_deadline: deadline })
 }
 
 fn spec(device: DeviceSpec) -> ServiceSpec {

@@ -123,7 +123,11 @@ fn bad_configs_are_refused_with_file_line_and_advice() {
         ("server:\n  listen: nowhere\n", &["faser.yaml:2", "`server.listen`", "127.0.0.1:8000"]),
         ("device:\n  kind: tpu\n", &["faser.yaml:2", "`device.kind`", "cpu"]),
         ("device:\n  kind: cuda:first\n", &["faser.yaml:2", "`device.kind`", "`cuda:0`"]),
-        ("device:\n  draft_placement: own\n", &["`device.draft_placement` is for `faser plan`"]),
+        (
+            "device:\n  kind: cpu\n  draft_placement: own\n",
+            &["`device.draft_placement: own`", "by the CPU", "leave it out"],
+        ),
+        ("device:\n  draft_placement: replicated\n", &["`device.draft_placement` is for `faser plan`"]),
         ("device:\n  draft_placement: here\n", &["faser.yaml:2", "`first`, `replicated`, `own`"]),
         ("topology: {host: {cores: 2, memory: 1GiB}}\n", &["`topology` is for `faser plan`"]),
         ("topology:\n  host: {cores: 2}\n", &["faser.yaml:2", "`topology.host.cores`", "cores and memory"]),

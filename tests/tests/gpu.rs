@@ -42,16 +42,20 @@ fn texts(server: &Server) -> Vec<String> {
 struct Costs(Config);
 
 impl Costs {
-    /// Has them measured, then writes others into the file.
-    fn new(variables: &[(&str, OsString)]) -> Costs {
+    /// Has them measured on this device, which has partitions of these sizes, then writes others into the file.
+    fn new(device: &str, sizes: [&str; 2], variables: &[(&str, OsString)]) -> Costs {
         let costs = Costs(Config::new(""));
-        let yaml = format!("{PAIR}{GPU}speculation: {{policy: faser, {}}}\n", costs.cache());
+        let yaml = format!("{PAIR}{device}speculation: {{policy: faser, {}}}\n", costs.cache());
         let output = run(&["check"], &Config::new(&yaml), variables);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{err}");
         // Both partitions have been timed.
-        for line in ["on 132 + 132 SMs: verify pass", "on 116 + 16 SMs: verify pass"] {
-            assert!(out.contains(line), "{line:?} in {out}");
+        for size in sizes {
+            let line = format!("on {size} SMs: verify pass");
+            assert!(
+                out.matches(&line).count() == sizes.iter().filter(|other| **other == size).count(),
+                "{line:?} in {out}"
+            );
         }
         let files = fs::read_dir(costs.0.folder().join("costs")).expect("costs were cached");
         let files: Vec<_> =
@@ -82,7 +86,7 @@ impl Costs {
 fn every_policy_streams_the_cpus_text() {
     let Some(variables) = variables("every_policy_streams_the_cpus_text", &[]) else { return };
     let expected = texts(&Server::start(&format!("{PAIR}{CPU}speculation: {{policy: off}}\n")));
-    let costs = Costs::new(&variables);
+    let costs = Costs::new(GPU, ["132 + 132", "116 + 16"], &variables);
     for policy in ["off", "fixed:4", "faser"] {
         let speculation = format!("speculation: {{policy: '{policy}', {}}}\n", costs.cache());
         let server = Server::start_with(&format!("{PAIR}{GPU}{speculation}"), &variables);
@@ -95,6 +99,36 @@ fn every_policy_streams_the_cpus_text() {
         assert!(output.contains("device: cuda:0, fake GPU, 132 SMs of compute capability 9.0"), "{output}");
         assert_eq!(output.contains("cost tables"), policy == "faser", "{output}");
         server.stop();
+    }
+}
+
+#[test]
+fn a_draft_on_a_gpu_of_its_own_prepares_for_verdicts_and_changes_no_text() {
+    let name = "a_draft_on_a_gpu_of_its_own_prepares_for_verdicts_and_changes_no_text";
+    let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let expected = texts(&Server::start(&format!("{PAIR}{CPU}speculation: {{policy: off}}\n")));
+    let device = "device: {kind: 'cuda:0', draft_placement: own}\n";
+    let costs = Costs::new(device, ["132 + 132"; 2], &variables);
+    for policy in ["fixed:4", "faser"] {
+        let speculation = format!("speculation: {{policy: '{policy}', {}}}\n", costs.cache());
+        let server = Server::start_with(&format!("{PAIR}{device}{speculation}"), &variables);
+        assert_eq!(texts(&server), expected, "{policy}");
+        let metrics = wait_until_idle(server.client());
+        assert!(metrics.value("faser_spec_decode_num_draft_tokens_total") > 0.0, "{policy}");
+        let output = server.output();
+        assert!(output.contains("device: cuda:0,1, fake GPU"), "{output}");
+        server.stop();
+    }
+    for (device, parts) in [
+        ("{kind: cuda, draft_placement: own, partitions: [16]}", ["`device.partitions`", "leave"]),
+        ("{kind: 'cuda:0,1,2', draft_placement: own}", ["one more for the draft", "is 2"]),
+        ("{kind: 'cuda:1', draft_placement: own}", ["cuda:1,2", "no GPU 2"]),
+    ] {
+        let yaml = format!("{PAIR}device: {device}\nspeculation: {{policy: 'fixed:2'}}\n");
+        let output = run(&["check"], &Config::new(&yaml), &variables);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{device}: {err}");
+        assert!(parts.iter().all(|part| err.contains(part)), "{device}: {err}");
     }
 }
 

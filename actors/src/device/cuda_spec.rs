@@ -44,7 +44,10 @@ pub struct CudaSource {
 pub struct CudaSpec {
     /// A GPU for each rank of the target, with its shard; the first of them may have shards of the draft.
     pub ranks: Vec<CudaDevice>,
-    /// SMs of the draft lane on each partition behind the first, which is the whole GPU for both lanes. The verify lane has the rest.
+    /// The GPU that has the draft alone, as what its source calls the target; none of the ranks has a draft then, or a head.
+    pub apart: Option<CudaDevice>,
+    /// SMs of the draft lane on each partition behind the first, which is the whole GPU for both lanes. The verify lane has the rest. Where the draft is
+    /// apart: one, of all SMs, and the verify lane has all of its own.
     pub draft_sms: Vec<u32>,
     /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
     pub rank_deadline: Duration,
@@ -176,6 +179,7 @@ impl CudaSpec {
     /// As [`CudaDevice::open`]; a partition cannot be had, or the shards are not those of whole groups.
     pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Arc<OnGpu>>, ServiceError> {
         let ranks = self.ranks.iter().map(|device| device.open(progress)).collect::<Result<Vec<_>, _>>()?;
+        self.open_apart(progress)?;
         for rank in &ranks {
             rank.shares(&self.draft_sms)?;
         }
@@ -183,9 +187,17 @@ impl CudaSpec {
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
         whole_group("target", &target)?;
+        if self.apart.is_some() && !draft.is_empty() {
+            return Err(ServiceError::Contradiction("the draft is apart, and on a rank too".to_owned()));
+        }
         let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
         if drafts_later { Err(no_group("draft", &draft)) } else { whole_group("draft", &draft) }?;
         Ok(ranks)
+    }
+
+    /// The GPU that has the draft alone, if one has.
+    fn open_apart(&self, progress: &mut dyn FnMut(Progress)) -> Result<Option<Arc<OnGpu>>, ServiceError> {
+        self.apart.as_ref().map(|device| device.open(progress)).transpose()
     }
 
     /// As `open`, but a partition that cannot be had is left out: which those are, and what is wrong with the first.
@@ -203,7 +215,7 @@ impl CudaSpec {
             match ranks.iter().try_for_each(|rank| rank.shares(&[sms]).map(drop)) {
                 Ok(()) => self.draft_sms.push(sms),
                 Err(CudaError::Split { problem }) => {
-                    left_out.get_or_insert((Vec::new(), problem)).0.push(sms)
+                    left_out.get_or_insert((Vec::new(), problem)).0.push(sms);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -213,8 +225,8 @@ impl CudaSpec {
 
     pub(super) fn partitions(&self) -> Vec<LaneSizes> {
         let sms = self.ranks.first().map_or(0, |first| first.source().info.sms);
-        let split =
-            |&draft: &u32| LaneSizes { draft: draft as usize, verify: (sms - draft.min(sms)) as usize };
+        let left = |draft: u32| if self.apart.is_some() { sms } else { sms - draft.min(sms) };
+        let split = |&draft: &u32| LaneSizes { draft: draft as usize, verify: left(draft) as usize };
         let whole = LaneSizes { draft: sms as usize, verify: sms as usize };
         [whole].into_iter().chain(self.draft_sms.iter().map(split)).collect()
     }
@@ -227,6 +239,12 @@ impl CudaSpec {
         let drafts = ranks.iter().filter(|rank| rank.draft.is_some()).count();
         let mut draft_slots = slots(drafts, self.rank_deadline)?.into_iter();
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
+        if let Some(apart) = self.open_apart(&mut |_| {})? {
+            let shares = apart.shares(&self.draft_sms)?.into_iter().map(|pair| pair.draft).collect();
+            let sizes = limits.cuda_draft(engine);
+            let spec = CudaLaneSpec { shares, sizes, drafts: true, features: None };
+            draft.push(opened(apart.target.clone(), spec, None));
+        }
         for (number, rank) in ranks.iter().enumerate() {
             let shares = rank.shares(&self.draft_sms)?;
             let spec = |lane: fn(&SharePair) -> &Arc<Share>, sizes, drafts| CudaLaneSpec {
@@ -262,6 +280,11 @@ impl CudaSpec {
         };
         let pages = pages(&ranks, lane.blocks())?;
         let mut models = Vec::new();
+        if let Some(apart) = self.open_apart(&mut |_| {})?.filter(|_| lane.drafts) {
+            let share = apart.shares(&self.draft_sms)?[lane.place].draft.clone();
+            let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: true, features: None };
+            models.push((apart.target.clone(), spec));
+        }
         for (number, rank) in ranks.iter().enumerate() {
             let SharePair { draft, verify } = rank.shares(&self.draft_sms)?[lane.place].clone();
             let of_lane = if lane.drafts { rank.draft.clone() } else { Some(rank.target.clone()) };

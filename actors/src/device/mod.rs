@@ -43,7 +43,8 @@ impl DeviceSpec {
         match self {
             DeviceSpec::Cpu(spec) => of_all_ranks(spec.draft.iter().map(|shard| ModelFacts::of(shard))),
             DeviceSpec::Cuda(spec) => {
-                of_all_ranks(spec.ranks.iter().filter_map(|rank| rank.source().draft.clone()))
+                let apart = spec.apart.iter().map(|device| device.source().target.clone());
+                of_all_ranks(apart.chain(spec.ranks.iter().filter_map(|rank| rank.source().draft.clone())))
             }
         }
     }

@@ -124,6 +124,18 @@ impl Config {
                 "on GPUs the draft's ranks are among the target's: set `device.draft_tensor_parallel` to at most `device.tensor_parallel`",
             );
         }
+        if self.device.draft_placement == DraftPlace::Own {
+            if self.device.draft_tensor_parallel > 1 {
+                return unfit(
+                    "a draft on a GPU of its own is whole: leave `device.draft_tensor_parallel` at 1",
+                );
+            }
+            if self.device.partitions.is_some() {
+                return unfit(
+                    "where the draft has a GPU of its own (`device.draft_placement: own`) no SMs are shared: leave `device.partitions` out",
+                );
+            }
+        }
         if self.device.draft_tensor_parallel > 1
             && self.device.partitions.as_ref().is_some_and(|list| !list.is_empty())
         {
@@ -259,9 +271,14 @@ pub struct DeviceConfig {
 }
 
 impl DeviceConfig {
+    /// GPUs of a replica: one for each rank, and the draft's own behind them, if it has one.
+    pub fn gpus_each(&self) -> usize {
+        self.tensor_parallel + usize::from(self.draft_placement == DraftPlace::Own)
+    }
+
     /// The GPUs that are asked for, if GPUs are: those of a replica's ranks stand together.
     pub fn gpus(&self) -> Vec<usize> {
-        let count = self.tensor_parallel * self.replicas;
+        let count = self.gpus_each() * self.replicas;
         match &self.kind {
             DeviceKind::Cuda(listed) if listed.len() > 1 => listed.clone(),
             DeviceKind::Cuda(listed) => listed.iter().flat_map(|first| *first..first + count).collect(),

@@ -180,14 +180,16 @@ fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, 
         DeviceKind::Cpu => partitions.is_some().then_some("partitions"),
         DeviceKind::Cuda(_) => first_given(&[("threads", threads.is_some()), ("isa", isa.is_some())]),
     };
+    let each = tensor_parallel + usize::from(draft_placement == Some("own"));
     if let DeviceKind::Cuda(gpus) = &kind
         && gpus.len() > 1
-        && gpus.len() != tensor_parallel * replicas
+        && gpus.len() != each * replicas
     {
+        let more = if each > tensor_parallel { ", and one more for the draft," } else { "" };
         let problem = format!(
-            "names {} GPUs, and `device.tensor_parallel` times `device.replicas` is {}: make them the same, or name the first GPU alone",
+            "names {} GPUs, and `device.tensor_parallel`{more} times `device.replicas` is {}: make them the same, or name the first GPU alone",
             gpus.len(),
-            tensor_parallel * replicas
+            each * replicas
         );
         return Err(fields.wrong("kind", problem));
     }

@@ -265,6 +265,17 @@ impl Weights {
             Ok([target].into_iter().chain(draft).collect())
         })
     }
+
+    /// How a GPU gets the draft alone, whole.
+    pub(crate) fn draft_on_gpu(&self) -> CudaWeights {
+        let weights = self.clone();
+        Arc::new(move |gpu, progress| {
+            let draft = weights.draft.iter();
+            draft
+                .map(|source| CudaModel::load(gpu, source, Shard::WHOLE, weights.draft_dtype, progress))
+                .collect()
+        })
+    }
 }
 
 /// A draft model that reads other tokens than the target would be right by chance alone. Its mask token is its own.

@@ -143,7 +143,7 @@ fn refuse_plans_only(config: &Config) -> Result<(), LoadError> {
     let only = [
         ("topology", config.topology.is_some()),
         ("model.shape", matches!(config.model.source, ModelSource::Shape { .. })),
-        ("device.draft_placement", device.draft_placement != DraftPlace::First),
+        ("device.draft_placement", device.draft_placement == DraftPlace::Replicated),
     ];
     let found = only.into_iter().find_map(|(key, given)| given.then_some(key));
     found.map_or(Ok(()), |key| Err(LoadError::PlanOnly(key)))

@@ -11,7 +11,9 @@ use faser_config::device::{Chosen, Machine};
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
 use faser_models::{Features, Model, ModelConfig, Scratch, Shard, on_nodes};
-use faser_topology::{CpuDevice, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu};
+use faser_topology::{
+    CpuDevice, DraftPlace, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu,
+};
 
 use crate::config_pair::{OnHost, Watch, Weights};
 use crate::costs;
@@ -58,6 +60,9 @@ pub(crate) fn stage(
 ) -> Result<Staged, LoadError> {
     match chosen {
         Chosen::Cpu { why } => {
+            if config.device.draft_placement == DraftPlace::Own {
+                return Err(LoadError::ApartOnCpu(why.map_or_else(String::new, |why| format!(" ({why})"))));
+            }
             if let Some(why) = &why {
                 tracing::info!(%why, "running on the CPU");
             }
@@ -215,8 +220,12 @@ fn on_gpus(
         Ok(ModelFacts { config: config.clone(), dtype, weight_bytes })
     };
     // What a rank has of both models; the first has most.
+    let apart = draft.as_ref().filter(|_| config.device.draft_placement == DraftPlace::Own);
+    if apart.is_some_and(|draft| draft.head.is_some()) {
+        return Err(LoadError::HeadApart);
+    }
     let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
-        let draft = draft.as_ref().filter(|_| rank < draft_ranks);
+        let draft = draft.as_ref().filter(|_| rank < draft_ranks && apart.is_none());
         let draft_shard = Shard { rank, ranks: draft_ranks };
         let draft = draft.map(|draft| facts(draft, draft_shard, weights.draft_dtype)).transpose()?;
         Ok((facts(&target, Shard { rank, ranks }, weights.dtype)?, draft))
@@ -243,7 +252,15 @@ fn on_gpus(
         utilization: config.device.gpu_memory_utilization,
     };
     let (asked, kv) = (config.draft_sms(), request(config, bounds));
-    let placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
+    let mut placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
+    let of_apart = apart.map(|draft| facts(draft, Shard::WHOLE, weights.draft_dtype)).transpose()?;
+    if let Some(draft) = &of_apart {
+        let alone = footprint(draft, 1, limits.cuda_draft(bounds));
+        let KvPools { target_blocks, kv_bytes, .. } = place_on_gpu(&device, None, &alone, None, &kv)?.pools;
+        placement.pools.draft_blocks = target_blocks;
+        placement.pools.kv_bytes += kv_bytes;
+        placement.draft_sms = vec![device.sms];
+    }
     let kernel_cache = costs::folder(config).map(|folder| folder.join("kernels"));
     let source = |(rank, info): (usize, &GpuInfo)| -> Result<CudaDevice, LoadError> {
         let (target, draft) = of_rank(rank)?;
@@ -264,10 +281,21 @@ fn on_gpus(
     }
     let mut draft_sms = placement.draft_sms;
     let mut devices = Vec::with_capacity(config.device.replicas);
-    for own in gpus.chunks(ranks) {
-        let ranks = own.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
-        let mut spec =
-            CudaSpec { ranks, draft_sms: draft_sms.clone(), rank_deadline: config.device.rank_deadline };
+    for own in gpus.chunks(config.device.gpus_each()) {
+        let (of_ranks, of_draft) = own.split_at(ranks);
+        let ranks = of_ranks.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
+        let apart = of_draft.first().zip(of_apart.clone()).map(|(info, draft)| {
+            CudaDevice::new(CudaSource {
+                info: info.clone(),
+                device: device.clone(),
+                kernel_cache: kernel_cache.clone(),
+                target: draft,
+                draft: None,
+                weights: weights.draft_on_gpu(),
+            })
+        });
+        let rank_deadline = config.device.rank_deadline;
+        let mut spec = CudaSpec { ranks, apart, draft_sms: draft_sms.clone(), rank_deadline };
         let progress = &mut |progress| watch("weights", progress);
         if asked.is_some() {
             spec.open(progress).map_err(refused)?;

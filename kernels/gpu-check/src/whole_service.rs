@@ -143,6 +143,7 @@ impl Pair {
         });
         Ok(DeviceSpec::Cuda(CudaSpec {
             ranks: vec![device],
+            apart: None,
             draft_sms: vec![SPLIT],
             rank_deadline: RANK_DEADLINE,
         }))

@@ -171,7 +171,7 @@ impl Program {
         })?;
         // Its NUL is counted; an empty log may have none.
         let text = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy);
-        Ok(text.map_or_else(|_| String::new(), |text| text.into_owned()))
+        Ok(text.map_or_else(|_| String::new(), std::borrow::Cow::into_owned))
     }
 
     fn cubin(&self) -> Result<Vec<u8>, NvrtcError> {
