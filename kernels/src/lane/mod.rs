@@ -20,7 +20,7 @@ pub use times::{Op, OpTime, OpTimes};
 pub(crate) use worker_scratch::Scratch;
 
 /// Work a job must have before helpers are called: less is done sooner alone.
-const WORTH_SHARING_NS: usize = 4000;
+const WORTH_SHARING_NS: usize = 2000;
 /// Least work of a claim.
 const PORTION_NS: usize = 1000;
 

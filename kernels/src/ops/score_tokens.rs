@@ -7,7 +7,7 @@
 use super::matmul::{OverPanels, over_panels};
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, View};
-use crate::simd::{AHEAD, Product, Simd, multiply};
+use crate::simd::{Ask, Product, Simd, Steps, multiply};
 use crate::{Lane, Op};
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
@@ -106,6 +106,9 @@ impl OverPanels for Score<'_> {
     }
 }
 
+/// Bytes that weights are asked for ahead of their use.
+const AHEAD: usize = 12 * 1024;
+
 /// The first `P` of `tokens`; `P`, for the caller to go on.
 ///
 /// # Safety
@@ -119,7 +122,7 @@ unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
     tokens: &[u32],
     out: &mut [f32],
 ) -> usize {
-    let steps = packed.len() / Q::WORDS;
+    let count = packed.len() / Q::WORDS;
     let weights_per_word = size_of::<u32>() / size_of::<Q::Weight>();
     let mut starts = [weights.as_ptr(); P];
     for (start, token) in starts.iter_mut().zip(tokens) {
@@ -127,9 +130,11 @@ unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
         let panel = &weights[token / PANEL * panel_len..][..panel_len];
         *start = panel[token % PANEL / S::LANES * S::LANES * weights_per_word..].as_ptr();
     }
-    // SAFETY: `packed` is `steps` steps of one row; so are the panels (sliced above), and vectors divide a panel.
-    let [sums] =
-        unsafe { multiply::<S, Q, 1, P, 1>(s, steps, packed.as_ptr(), 1, starts, PANEL * Q::WEIGHTS, AHEAD) };
+    let ask = Ask { at: starts.map(|start| start.cast::<u8>().wrapping_add(AHEAD)), stride: 4 * PANEL };
+    let (activations, panel_stride) = (packed.as_ptr(), PANEL * Q::WEIGHTS);
+    let steps = Steps { count, activations, stride: 1, weights: starts, panel_stride, ask };
+    // SAFETY: `packed` is `count` steps of one row; so are the panels (sliced above), and vectors divide a panel.
+    let [sums] = unsafe { multiply::<S, Q, 1, P, 1>(s, steps) };
     for ((out, [sum]), token) in out.iter_mut().zip(sums).zip(tokens) {
         let mut lanes = [0.0; 16];
         // SAFETY: the array holds 16, a vector at most that.

@@ -1,9 +1,10 @@
 //! The inner loop of matmul and of attention's scores: a few rows times a few vectors of outputs.
 //!
 //! Each output element is one accumulator, added to in the order of its inputs: how many rows or vectors are done
-//! together changes nothing.
+//! together changes nothing, nor does a stop between two steps, with the sums in memory.
 
 use super::Simd;
+use crate::memory::PANEL;
 use half::bf16;
 
 /// How one step multiplies: a step is [`Product::INPUTS`] consecutive inputs.
@@ -18,11 +19,13 @@ pub(crate) trait Product<S: Simd> {
     const WORDS: usize;
     /// Most rows to do at once on a machine with 32 registers.
     const MOST_ROWS: usize;
+    /// Most rows to do at once with two panels there.
+    const MOST_ROWS_OF_TWO: usize;
 
     /// Lays a row of activations out: every `stride`th word from `slot`. What a last step lacks is zero.
     fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize);
 
-    /// Adds a step. Word `w` of row `r` is at `activations[w * stride + r]`. Weights so many bytes `ahead` are asked for; 0: none.
+    /// Adds a step. Word `w` of row `r` is at `activations[w * stride + r]`. Memory is asked for beside each row of words of the weights.
     ///
     /// # Safety
     /// Pointers are valid for what `R` rows, and `V` vectors of each of `P` panels, read. [`DotBf16`] needs `S::DOTS`.
@@ -32,8 +35,93 @@ pub(crate) trait Product<S: Simd> {
         activations: *const f32,
         stride: usize,
         weights: [*const Self::Weight; P],
-        ahead: usize,
+        ask: Ask<P>,
     );
+
+    /// Adds steps, and those behind them, to sums in memory, `[R][P][V]` vectors.
+    ///
+    /// # Safety
+    /// As for [`multiply`]; `sums` are valid for that, and nobody else's.
+    #[inline(always)]
+    unsafe fn add_steps<const R: usize, const P: usize, const V: usize>(
+        s: S,
+        both: [Steps<Self::Weight, P>; 2],
+        sums: *mut f32,
+    ) {
+        let mut held = [[[s.splat(0.0); V]; P]; R];
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (i, sum) in held.as_flattened_mut().as_flattened_mut().iter_mut().enumerate() {
+                *sum = s.load(sums.add(i * S::LANES));
+            }
+            for steps in both {
+                run::<S, Self, R, P, V>(s, steps, &mut held);
+            }
+            for (i, sum) in held.as_flattened().as_flattened().iter().enumerate() {
+                s.store(sums.add(i * S::LANES), *sum);
+            }
+        }
+    }
+}
+
+/// Memory to ask for while products run.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<const P: usize> {
+    /// Where, beside the first row of words of each panel.
+    pub(crate) at: [*const u8; P],
+    /// Bytes further for the next row of words; 0: nothing is asked for.
+    pub(crate) stride: usize,
+}
+
+impl<const P: usize> Ask<P> {
+    /// For nothing.
+    pub(crate) const NOTHING: Ask<P> = Ask { at: [std::ptr::null(); P], stride: 0 };
+
+    /// As many cache lines as `V` vectors of words are, for each panel.
+    #[inline(always)]
+    pub(super) fn row<S: Simd, const V: usize>(self, s: S, row: usize) {
+        if self.stride > 0 {
+            for at in self.at {
+                for line in 0..(V * S::LANES * size_of::<u32>()).div_ceil(64) {
+                    s.prefetch(at.wrapping_add(row * self.stride + 64 * line));
+                }
+            }
+        }
+    }
+
+    /// Some rows of words further.
+    #[inline(always)]
+    pub(super) fn on(self, rows: usize) -> Ask<P> {
+        Ask { at: self.at.map(|at| at.wrapping_add(rows * self.stride)), ..self }
+    }
+}
+
+/// Consecutive steps: where their operands are, and what is asked for meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) struct Steps<W, const P: usize> {
+    /// How many.
+    pub(crate) count: usize,
+    pub(crate) activations: *const f32,
+    /// Words from an activation's word to the next.
+    pub(crate) stride: usize,
+    pub(crate) weights: [*const W; P],
+    /// Weights from a panel's step to the next.
+    pub(crate) panel_stride: usize,
+    pub(crate) ask: Ask<P>,
+}
+
+impl<W, const P: usize> Steps<W, P> {
+    /// Behind the first step of `Q`. Wrapping arithmetic: behind the last step it may point past the end.
+    #[inline(always)]
+    pub(super) fn next<S: Simd, Q: Product<S, Weight = W> + ?Sized>(self) -> Self {
+        Steps {
+            count: self.count - 1,
+            activations: self.activations.wrapping_add(Q::WORDS * self.stride),
+            weights: self.weights.map(|panel| panel.wrapping_add(self.panel_stride)),
+            ask: self.ask.on(Q::WEIGHTS * size_of::<W>() / size_of::<u32>()),
+            ..self
+        }
+    }
 }
 
 /// bf16 weights times bf16 activations, two inputs in one instruction.
@@ -48,6 +136,7 @@ impl<S: Simd> Product<S> for DotBf16 {
     const INPUTS: usize = 2;
     const WORDS: usize = 1;
     const MOST_ROWS: usize = 14;
+    const MOST_ROWS_OF_TWO: usize = 6;
 
     #[inline(always)]
     fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
@@ -70,11 +159,11 @@ impl<S: Simd> Product<S> for DotBf16 {
         activations: *const f32,
         _: usize,
         weights: [*const bf16; P],
-        ahead: usize,
+        ask: Ask<P>,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let weights = load_words::<S, _, P, V>(s, weights, 0, ahead);
+            let weights = load_words::<S, _, P, V>(s, weights, 0, ask);
             for (r, sums) in sums.iter_mut().enumerate() {
                 let pair = s.splat_u32((*activations.add(r)).to_bits());
                 for (sums, weights) in sums.iter_mut().zip(&weights) {
@@ -92,6 +181,7 @@ impl<S: Simd> Product<S> for FmaBf16 {
     const INPUTS: usize = 2;
     const WORDS: usize = 2;
     const MOST_ROWS: usize = 12; // widened weights take registers too
+    const MOST_ROWS_OF_TWO: usize = 4;
 
     #[inline(always)]
     fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
@@ -105,11 +195,11 @@ impl<S: Simd> Product<S> for FmaBf16 {
         activations: *const f32,
         stride: usize,
         weights: [*const bf16; P],
-        ahead: usize,
+        ask: Ask<P>,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let pairs = load_words::<S, _, P, V>(s, weights, 0, ahead);
+            let pairs = load_words::<S, _, P, V>(s, weights, 0, ask);
             let high = s.splat_u32(0xffff_0000);
             // Loops, not `map`: a closure would be compiled without the instruction set.
             let mut widened = [[s.splat(0.0); V]; P];
@@ -134,6 +224,7 @@ impl<S: Simd> Product<S> for FmaF32 {
     const INPUTS: usize = 1;
     const WORDS: usize = 1;
     const MOST_ROWS: usize = 14;
+    const MOST_ROWS_OF_TWO: usize = 6;
 
     #[inline(always)]
     fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
@@ -147,12 +238,12 @@ impl<S: Simd> Product<S> for FmaF32 {
         activations: *const f32,
         _: usize,
         weights: [*const f32; P],
-        ahead: usize,
+        ask: Ask<P>,
     ) {
         let mut loaded = [[s.splat(0.0); V]; P];
         // SAFETY: the caller's promise.
         unsafe {
-            let words = load_words::<S, _, P, V>(s, weights, 0, ahead);
+            let words = load_words::<S, _, P, V>(s, weights, 0, ask);
             for (loaded, words) in loaded.iter_mut().zip(&words) {
                 for (loaded, word) in loaded.iter_mut().zip(words) {
                     *loaded = s.of_bits(*word);
@@ -163,10 +254,7 @@ impl<S: Simd> Product<S> for FmaF32 {
     }
 }
 
-/// Bytes that a matrix's weights are asked for ahead of their use.
-pub(crate) const AHEAD: usize = 12 * 1024;
-
-/// `V` vectors of words of each panel, `skip` words on; asks for those `ahead` of them.
+/// `V` vectors of a row of words of each panel; asks for memory beside them.
 ///
 /// # Safety
 /// Pointers are valid for reading that.
@@ -174,17 +262,13 @@ pub(crate) const AHEAD: usize = 12 * 1024;
 pub(super) unsafe fn load_words<S: Simd, W, const P: usize, const V: usize>(
     s: S,
     panels: [*const W; P],
-    skip: usize,
-    ahead: usize,
+    row: usize,
+    ask: Ask<P>,
 ) -> [[S::I; V]; P] {
+    ask.row::<S, V>(s, row);
     let mut words = [[s.splat_u32(0); V]; P];
     for (words, panel) in words.iter_mut().zip(panels) {
-        let panel = panel.cast::<u32>().wrapping_add(skip);
-        if ahead > 0 {
-            for line in 0..(V * S::LANES * size_of::<u32>()).div_ceil(64) {
-                s.prefetch(panel.cast::<u8>().wrapping_add(ahead + 64 * line));
-            }
-        }
+        let panel = panel.cast::<u32>().wrapping_add(row * PANEL);
         for (v, word) in words.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
             *word = unsafe { s.load_u32(panel.add(v * S::LANES)) };
@@ -220,27 +304,34 @@ fn lay_f32(row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
     words.zip(row.iter().copied().chain(std::iter::once(0.0))).for_each(|(word, x)| *word = x);
 }
 
-/// `R` rows of packed activations (`stride` words apart from step's word to word) times `V` vectors of each of `P` panels,
-/// whose steps are `panel_stride` weights apart; weights so many bytes `ahead` are asked for.
+/// `R` rows of packed activations times `V` vectors of each of `P` panels.
 ///
 /// # Safety
-/// Pointers are valid for `steps` steps of that; [`DotBf16`] needs `S::DOTS`.
+/// Pointers are valid for so many steps of that; [`DotBf16`] needs `S::DOTS`.
 #[inline(always)]
 pub(crate) unsafe fn multiply<S: Simd, Q: Product<S>, const R: usize, const P: usize, const V: usize>(
     s: S,
-    steps: usize,
-    mut activations: *const f32,
-    stride: usize,
-    mut weights: [*const Q::Weight; P],
-    panel_stride: usize,
-    ahead: usize,
+    steps: Steps<Q::Weight, P>,
 ) -> [[[S::F; V]; P]; R] {
     let mut sums = [[[s.splat(0.0); V]; P]; R];
-    for _ in 0..steps {
-        // SAFETY: the caller's promise; wrapping arithmetic, so that the last step may point past the end.
-        unsafe { Q::step(s, &mut sums, activations, stride, weights, ahead) };
-        activations = activations.wrapping_add(Q::WORDS * stride);
-        weights = weights.map(|panel| panel.wrapping_add(panel_stride));
-    }
+    // SAFETY: the caller's promise.
+    unsafe { run::<S, Q, R, P, V>(s, steps, &mut sums) };
     sums
+}
+
+/// Adds steps to sums in registers.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn run<S: Simd, Q: Product<S> + ?Sized, const R: usize, const P: usize, const V: usize>(
+    s: S,
+    mut steps: Steps<Q::Weight, P>,
+    sums: &mut [[[S::F; V]; P]; R],
+) {
+    while steps.count > 0 {
+        // SAFETY: the caller's promise.
+        unsafe { Q::step(s, sums, steps.activations, steps.stride, steps.weights, steps.ask) };
+        steps = steps.next::<S, Q>();
+    }
 }

@@ -29,12 +29,13 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[u32]) {
     let Strip { job, rows, strip, fresh, scratch } = strip;
     let steps = job.w.in_features().div_ceil(BLOCKS * BLOCK);
     let count = rows.len().div_ceil(TILE);
-    let [packed, sums] = scratch.floats([count * steps * WORDS, count * 2 * SUMS]);
+    let [packed, sums, room] =
+        scratch.floats([count * steps * WORDS, count * 2 * SUMS, job.w.in_features()]);
     if fresh {
         for (rows, packed) in blocks(rows.clone(), TILE).zip(packed.chunks_exact_mut(steps * WORDS)) {
             packed.fill(0.0);
             for (slot, row) in rows.enumerate() {
-                lay(s, job.x.row(row), packed, slot);
+                lay(s, job.row(s, row, room), packed, slot);
             }
         }
     }

@@ -17,12 +17,13 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[bf16]) 
     let steps = job.w.in_features().div_ceil(DEPTH);
     let block = steps * TILE * DEPTH;
     let pairs = rows.len().saturating_sub(TILE).div_ceil(2 * TILE);
-    let [packed, sums] = scratch.floats([rows.len().div_ceil(TILE) * block / 2, pairs.max(1) * 4 * SUMS]);
+    let packed_len = rows.len().div_ceil(TILE) * block / 2;
+    let [packed, sums, room] = scratch.floats([packed_len, pairs.max(1) * 4 * SUMS, job.w.in_features()]);
     let packed = halves(packed);
     if fresh {
         for (rows, packed) in blocks(rows.clone(), TILE).zip(packed.chunks_exact_mut(block)) {
             for (slot, row) in rows.enumerate() {
-                lay(s, job.x.row(row), packed, slot);
+                lay(s, job.row(s, row, room), packed, slot);
             }
         }
     }
