@@ -10,6 +10,7 @@ use crate::lane::Scratch;
 use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
 use crate::simd::{
     Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, exp, multiply,
+    packed_words,
 };
 use crate::{Lane, Op};
 use half::bf16;
@@ -127,7 +128,7 @@ struct Item<'a> {
 /// State of the online softmax of all queries, in scratch.
 struct State<'a> {
     queries: usize,
-    /// Packed for the product: `[steps * words][queries]`.
+    /// Packed for the product.
     q: &'a mut [f32],
     /// `[queries][TILE]`: scores, then their exponentials.
     scores: &'a mut [f32],
@@ -152,10 +153,11 @@ unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
     scratch: &mut Scratch,
 ) {
     let kv = item.kv.shape();
-    let (steps, value_dim) = (kv.head_dim / Q::INPUTS, kv.value_dim());
+    let value_dim = kv.value_dim();
     let queries = item.count * item.group();
+    let words = packed_words::<S, Q>(kv.head_dim);
     let [q, scores, sums, largest, total] =
-        scratch.floats([steps * Q::WORDS * queries, queries * TILE, queries * value_dim, queries, queries]);
+        scratch.floats([words * queries, queries * TILE, queries * value_dim, queries, queries]);
     let mut state = State { queries, q, scores, sums, largest, total };
     state.sums.fill(0.0);
     state.total.fill(0.0);
@@ -270,7 +272,7 @@ impl Item<'_> {
         (head < self.kv.shape().kv_heads).then(|| (head, start..all.end.min(start + TILE)))
     }
 
-    /// Lays the queries side by side, as pairs of bf16 where the product takes them.
+    /// Lays the queries out for the product.
     #[inline(always)]
     fn pack_queries<S: Simd, Q: Product<S>>(&self, s: S, packed: &mut [f32]) {
         let head_dim = self.kv.shape().head_dim;
@@ -357,12 +359,13 @@ impl Item<'_> {
         state: &mut State<'_>,
     ) -> usize {
         let scale = s.splat(self.shape.scale);
-        let (activations, stride) = (state.q[query..].as_ptr(), state.queries);
+        let (activations, chunk_stride) = (state.q[query * Q::CHUNK..].as_ptr(), state.queries * Q::CHUNK);
         let panel_stride = self.kv.shape().block_size * Q::INPUTS;
         let mut first = 0;
         while first < POSITIONS {
             let weights = keys.map(|keys| keys.wrapping_add(first * Q::INPUTS));
-            let steps = Steps { count, activations, stride, weights, panel_stride, ask: Ask::NOTHING };
+            let ask = Ask::NOTHING;
+            let steps = Steps { count, activations, place: 0, chunk_stride, weights, panel_stride, ask };
             // SAFETY: the caller's promise.
             let scores = unsafe { multiply::<S, Q, R, P, 1>(s, steps) };
             for (r, scores) in scores.into_iter().enumerate() {

@@ -5,7 +5,7 @@
 //! block the dot product of whole numbers becomes an f32, exactly (it is below 2^19), and `fused(dot, weight scale * activation
 //! scale, sum)` goes on with the output's chain. Every operation here is the same on all sets, so the bits are.
 
-use super::panel::{Ask, Steps, load_words};
+use super::panel::{Ask, Steps, load_words, part};
 use super::{Product, Simd};
 use crate::memory::{BLOCK, BLOCKS, SCALE_UNIT};
 
@@ -23,6 +23,7 @@ impl<S: Simd> Product<S> for DotInt8 {
     const INPUTS: usize = BLOCKS * BLOCK;
     const WEIGHTS: usize = SCALES + 1;
     const WORDS: usize = OFFSETS + BLOCKS;
+    const CHUNK: usize = OFFSETS + BLOCKS;
     const MOST_ROWS: usize = 12;
     const MOST_ROWS_OF_TWO: usize = 5;
 
@@ -31,14 +32,13 @@ impl<S: Simd> Product<S> for DotInt8 {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        stride: usize,
         weights: [*const u32; P],
         ask: Ask<P>,
     ) {
         for block in 0..BLOCKS {
             // SAFETY: the caller's promise.
             unsafe {
-                let at = Block { block, activations, stride, weights, ask };
+                let at = Block { block, activations, weights, ask };
                 let dots = at.dots::<S, R, V>(s);
                 let scales = at.scales::<S, V>(s);
                 for (r, (sums, dots)) in sums.iter_mut().zip(&dots).enumerate() {
@@ -62,9 +62,9 @@ impl<S: Simd> Product<S> for DotInt8 {
     ) {
         for mut steps in both {
             while steps.count > 0 {
-                let Steps { activations, stride, weights, ask, .. } = steps;
+                let Steps { activations, weights, ask, .. } = steps;
                 for block in 0..BLOCKS {
-                    let at = Block { block, activations, stride, weights, ask };
+                    let at = Block { block, activations, weights, ask };
                     // SAFETY: the caller's promise.
                     unsafe { at.add::<S, R, V>(s, sums) };
                 }
@@ -74,16 +74,16 @@ impl<S: Simd> Product<S> for DotInt8 {
     }
 
     #[inline(always)]
-    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        let steps = packed.chunks_exact_mut(<Self as Product<S>>::WORDS * stride);
-        for (step, inputs) in steps.zip(row.chunks(<Self as Product<S>>::INPUTS)) {
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        let size = <Self as Product<S>>::CHUNK;
+        for (step, to) in packed.chunks_exact_mut(rows * size).enumerate() {
+            let to = &mut to[slot * size..][..size];
             for block in 0..BLOCKS {
-                let quantised = quantise(s, inputs.get(block * BLOCK..).unwrap_or_default());
-                for (w, four) in quantised.bytes.as_chunks::<4>().0.iter().enumerate() {
-                    step[(block * WORDS + w) * stride + slot] = f32::from_bits(u32::from_le_bytes(*four));
-                }
-                step[(SCALES + block) * stride + slot] = quantised.scale;
-                step[(OFFSETS + block) * stride + slot] = f32::from_bits(quantised.offset.cast_unsigned());
+                let quantised = quantise(s, part(row, (step * BLOCKS + block) * BLOCK, BLOCK));
+                let words = quantised.bytes.as_chunks::<4>().0.iter().zip(&mut to[block * WORDS..]);
+                words.for_each(|(four, word)| *word = f32::from_bits(u32::from_le_bytes(*four)));
+                to[SCALES + block] = quantised.scale;
+                to[OFFSETS + block] = f32::from_bits(quantised.offset.cast_unsigned());
             }
         }
     }
@@ -93,7 +93,6 @@ impl<S: Simd> Product<S> for DotInt8 {
 struct Block<const P: usize> {
     block: usize,
     activations: *const f32,
-    stride: usize,
     weights: [*const u32; P],
     ask: Ask<P>,
 }
@@ -104,7 +103,7 @@ impl<const P: usize> Block<P> {
     #[inline(always)]
     unsafe fn word(&self, word: usize, row: usize) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { *self.activations.add(word * self.stride + row) }
+        unsafe { *self.activations.add(row * (OFFSETS + BLOCKS) + word) }
     }
 
     /// The dot products of whole numbers.

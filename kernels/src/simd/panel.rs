@@ -17,15 +17,17 @@ pub(crate) trait Product<S: Simd> {
     const WEIGHTS: usize = Self::INPUTS;
     /// Words of a row's packed activations in a step.
     const WORDS: usize;
+    /// Words of a row that lie together, before those of the next row: whole steps.
+    const CHUNK: usize = 16;
     /// Most rows to do at once on a machine with 32 registers.
     const MOST_ROWS: usize;
     /// Most rows to do at once with two panels there.
     const MOST_ROWS_OF_TWO: usize;
 
-    /// Lays a row of activations out: every `stride`th word from `slot`. What a last step lacks is zero.
-    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize);
+    /// Lays a row of activations out in the place `slot` of so many `rows`, `[chunk][row][CHUNK]` words. What it lacks is zero.
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize);
 
-    /// Adds a step. Word `w` of row `r` is at `activations[w * stride + r]`. Memory is asked for beside each row of words of the weights.
+    /// Adds a step. Word `w` of row `r` is at `activations[r * CHUNK + w]`. Memory is asked for beside each row of words of the weights.
     ///
     /// # Safety
     /// Pointers are valid for what `R` rows, and `V` vectors of each of `P` panels, read. [`DotBf16`] needs `S::DOTS`.
@@ -33,7 +35,6 @@ pub(crate) trait Product<S: Simd> {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        stride: usize,
         weights: [*const Self::Weight; P],
         ask: Ask<P>,
     );
@@ -101,9 +102,11 @@ impl<const P: usize> Ask<P> {
 pub(crate) struct Steps<W, const P: usize> {
     /// How many.
     pub(crate) count: usize,
+    /// The first word of the first row, and its place in its chunk.
     pub(crate) activations: *const f32,
-    /// Words from an activation's word to the next.
-    pub(crate) stride: usize,
+    pub(crate) place: usize,
+    /// Words from a chunk of the rows to the next.
+    pub(crate) chunk_stride: usize,
     pub(crate) weights: [*const W; P],
     /// Weights from a panel's step to the next.
     pub(crate) panel_stride: usize,
@@ -114,9 +117,16 @@ impl<W, const P: usize> Steps<W, P> {
     /// Behind the first step of `Q`. Wrapping arithmetic: behind the last step it may point past the end.
     #[inline(always)]
     pub(super) fn next<S: Simd, Q: Product<S, Weight = W> + ?Sized>(self) -> Self {
+        let place = self.place + Q::WORDS;
+        let (place, words) = if place < Q::CHUNK {
+            (place, Q::WORDS)
+        } else {
+            (0, self.chunk_stride + Q::WORDS - Q::CHUNK)
+        };
         Steps {
             count: self.count - 1,
-            activations: self.activations.wrapping_add(Q::WORDS * self.stride),
+            activations: self.activations.wrapping_add(words),
+            place,
             weights: self.weights.map(|panel| panel.wrapping_add(self.panel_stride)),
             ask: self.ask.on(Q::WEIGHTS * size_of::<W>() / size_of::<u32>()),
             ..self
@@ -139,15 +149,19 @@ impl<S: Simd> Product<S> for DotBf16 {
     const MOST_ROWS_OF_TWO: usize = 6;
 
     #[inline(always)]
-    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        let mut words = packed.iter_mut().skip(slot).step_by(stride);
-        for chunk in row.chunks(S::LANES) {
-            let mut rounded = [bf16::ZERO; 16];
-            // SAFETY: the array holds 16, a vector at most that.
-            unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
-            let pairs = rounded.chunks_exact(2).take(chunk.len().div_ceil(2));
-            for (pair, word) in pairs.zip(&mut words) {
-                *word = f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        const INPUTS: usize = 32;
+        let size = <Self as Product<S>>::CHUNK;
+        for (chunk, to) in packed.chunks_exact_mut(rows * size).enumerate() {
+            let to = &mut to[slot * size..][..size];
+            let inputs = part(row, chunk * INPUTS, INPUTS);
+            if inputs.len() < INPUTS {
+                to.fill(0.0);
+            }
+            let to = to.as_mut_ptr().cast::<bf16>();
+            for (i, inputs) in inputs.chunks(S::LANES).enumerate() {
+                // SAFETY: a chunk's words are 32 bf16, of which vectors are parts.
+                unsafe { s.store_bf16(to.add(i * S::LANES), s.load_some(inputs)) };
             }
         }
     }
@@ -157,7 +171,6 @@ impl<S: Simd> Product<S> for DotBf16 {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        _: usize,
         weights: [*const bf16; P],
         ask: Ask<P>,
     ) {
@@ -165,7 +178,7 @@ impl<S: Simd> Product<S> for DotBf16 {
         unsafe {
             let weights = load_words::<S, _, P, V>(s, weights, 0, ask);
             for (r, sums) in sums.iter_mut().enumerate() {
-                let pair = s.splat_u32((*activations.add(r)).to_bits());
+                let pair = s.splat_u32((*activations.add(r * <Self as Product<S>>::CHUNK)).to_bits());
                 for (sums, weights) in sums.iter_mut().zip(&weights) {
                     for (sum, weight) in sums.iter_mut().zip(weights) {
                         *sum = s.dot_pairs(*sum, pair, *weight);
@@ -184,8 +197,8 @@ impl<S: Simd> Product<S> for FmaBf16 {
     const MOST_ROWS_OF_TWO: usize = 4;
 
     #[inline(always)]
-    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        lay_f32(row, packed, slot, stride);
+    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        lay_f32(row, packed, slot, rows, <Self as Product<S>>::CHUNK);
     }
 
     #[inline(always)]
@@ -193,7 +206,6 @@ impl<S: Simd> Product<S> for FmaBf16 {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        stride: usize,
         weights: [*const bf16; P],
         ask: Ask<P>,
     ) {
@@ -208,13 +220,13 @@ impl<S: Simd> Product<S> for FmaBf16 {
                     *widened = s.of_bits(s.shift_left::<16>(*pair));
                 }
             }
-            multiply_add(s, sums, activations, &widened);
+            multiply_add(s, sums, activations, <Self as Product<S>>::CHUNK, &widened);
             for (widened, pairs) in widened.iter_mut().zip(&pairs) {
                 for (widened, pair) in widened.iter_mut().zip(pairs) {
                     *widened = s.of_bits(s.and_u32(*pair, high));
                 }
             }
-            multiply_add(s, sums, activations.add(stride), &widened);
+            multiply_add(s, sums, activations.add(1), <Self as Product<S>>::CHUNK, &widened);
         }
     }
 }
@@ -227,8 +239,8 @@ impl<S: Simd> Product<S> for FmaF32 {
     const MOST_ROWS_OF_TWO: usize = 6;
 
     #[inline(always)]
-    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        lay_f32(row, packed, slot, stride);
+    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        lay_f32(row, packed, slot, rows, <Self as Product<S>>::CHUNK);
     }
 
     #[inline(always)]
@@ -236,7 +248,6 @@ impl<S: Simd> Product<S> for FmaF32 {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        _: usize,
         weights: [*const f32; P],
         ask: Ask<P>,
     ) {
@@ -249,7 +260,7 @@ impl<S: Simd> Product<S> for FmaF32 {
                     *loaded = s.of_bits(*word);
                 }
             }
-            multiply_add(s, sums, activations, &loaded);
+            multiply_add(s, sums, activations, <Self as Product<S>>::CHUNK, &loaded);
         }
     }
 }
@@ -278,17 +289,18 @@ pub(super) unsafe fn load_words<S: Simd, W, const P: usize, const V: usize>(
 }
 
 /// # Safety
-/// `activations` is valid for reading `R` words.
+/// `activations` is valid for reading `R` words, so many `apart`.
 #[inline(always)]
 unsafe fn multiply_add<S: Simd, const R: usize, const P: usize, const V: usize>(
     s: S,
     sums: &mut [[[S::F; V]; P]; R],
     activations: *const f32,
+    apart: usize,
     weights: &[[S::F; V]; P],
 ) {
     for (r, sums) in sums.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        let x = s.splat(unsafe { *activations.add(r) });
+        let x = s.splat(unsafe { *activations.add(r * apart) });
         for (sums, weights) in sums.iter_mut().zip(weights) {
             for (sum, weight) in sums.iter_mut().zip(weights) {
                 *sum = s.mul_add(x, *weight, *sum);
@@ -297,11 +309,27 @@ unsafe fn multiply_add<S: Simd, const R: usize, const P: usize, const V: usize>(
     }
 }
 
-/// As they are; an odd last input gets a zero beside it.
+/// As they are, in chunks of so many words.
 #[inline(always)]
-fn lay_f32(row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-    let words = packed.iter_mut().skip(slot).step_by(stride);
-    words.zip(row.iter().copied().chain(std::iter::once(0.0))).for_each(|(word, x)| *word = x);
+fn lay_f32(row: &[f32], packed: &mut [f32], slot: usize, rows: usize, size: usize) {
+    for (chunk, to) in packed.chunks_exact_mut(rows * size).enumerate() {
+        let inputs = part(row, chunk * size, size);
+        let (to, lacking) = to[slot * size..][..size].split_at_mut(inputs.len());
+        to.copy_from_slice(inputs);
+        lacking.fill(0.0);
+    }
+}
+
+/// `len` numbers of a row, or what is left of it.
+#[inline(always)]
+pub(super) fn part(row: &[f32], from: usize, len: usize) -> &[f32] {
+    let rest = row.get(from..).unwrap_or_default();
+    &rest[..len.min(rest.len())]
+}
+
+/// Words of a packed row of so many inputs: whole chunks.
+pub(crate) fn packed_words<S: Simd, Q: Product<S>>(inputs: usize) -> usize {
+    (inputs.div_ceil(Q::INPUTS) * Q::WORDS).next_multiple_of(Q::CHUNK)
 }
 
 /// `R` rows of packed activations times `V` vectors of each of `P` panels.
@@ -331,7 +359,7 @@ unsafe fn run<S: Simd, Q: Product<S> + ?Sized, const R: usize, const P: usize, c
 ) {
     while steps.count > 0 {
         // SAFETY: the caller's promise.
-        unsafe { Q::step(s, sums, steps.activations, steps.stride, steps.weights, steps.ask) };
+        unsafe { Q::step(s, sums, steps.activations, steps.weights, steps.ask) };
         steps = steps.next::<S, Q>();
     }
 }

@@ -1,14 +1,14 @@
 //! A strip of outputs for some rows: packs activations, chooses kernels by the number of rows, and writes the results.
 //!
-//! Activations are packed in blocks of up to 14 rows, and inside a block the rows' words for one input lie side by side. One
-//! block goes through the weights from end to end, with its sums in registers. Several would wait for memory in the first and
-//! calculate in the others; so all of them go through a run of a panel before the next run, which they ask for meanwhile,
-//! each for its part. So reading and arithmetic go on at the same time.
+//! Activations are packed in blocks of up to 14 rows, and inside a block in chunks: a cache line of each row. One block goes
+//! through the weights from end to end. Several would wait for memory in the first and calculate in the others; so all of them
+//! go through a run of a panel before the next run, which they ask for meanwhile, each for its part: reading and arithmetic go
+//! on at the same time.
 
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, SharedRows, View};
 use crate::ops::Norm;
-use crate::simd::{Ask, Product, Simd, Steps};
+use crate::simd::{Ask, Product, Simd, Steps, packed_words};
 use std::ops::Range;
 
 /// What becomes of the old content of an output.
@@ -80,7 +80,7 @@ pub(super) struct Strip<'a> {
 pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strip: Strip<'_>, weights: &[Q::Weight]) {
     let Strip { job, rows, strip, fresh, scratch } = strip;
     let steps = job.w.in_features().div_ceil(Q::INPUTS);
-    let words_per_row = steps * Q::WORDS;
+    let words_per_row = packed_words::<S, Q>(job.w.in_features());
     let padded = padded_rows::<S, Q>(rows.len());
     let [packed, sums, room] =
         scratch.floats([padded * words_per_row, padded * STRIP, job.w.in_features()]);
@@ -143,7 +143,7 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
     #[inline(always)]
     unsafe fn several<Q: Product<S, Weight = W>>(&self, packed: &[f32], sums: &mut [f32]) {
         let blocks = || row_blocks::<S, Q>(self.rows.clone());
-        let (of, words_per_row) = (blocks().count(), self.steps * Q::WORDS);
+        let (of, words_per_row) = (blocks().count(), packed_words::<S, Q>(self.job.w.in_features()));
         // Even runs, as the next one is asked for in step with this one.
         let runs = self.steps.div_ceil((RUN / step_bytes::<S, Q>()).max(1));
         for first in self.outputs.clone().step_by(PANEL) {
@@ -267,9 +267,11 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
         let part = |from: usize, count: usize, beyond: usize| {
             let weights = starts.map(|panel| panel.wrapping_add(from * panel_stride));
             let at = weights.map(|panel| panel.cast::<u8>().wrapping_add(beyond));
-            let activations = packed.as_ptr().wrapping_add(from * Q::WORDS * R);
+            let (chunk, place) = (from * Q::WORDS / Q::CHUNK, from * Q::WORDS % Q::CHUNK);
+            let chunk_stride = R * Q::CHUNK;
+            let activations = packed.as_ptr().wrapping_add(chunk * chunk_stride + place);
             let ask = Ask { at, stride: row_bytes / blocks };
-            Steps { count, activations, stride: R, weights, panel_stride, ask }
+            Steps { count, activations, place, chunk_stride, weights, panel_stride, ask }
         };
         let count = steps.len();
         // The end of a panel asks for the beginning of what comes next: if two are read side by side that is behind both.
@@ -347,16 +349,16 @@ fn padded_rows<S: Simd, Q: Product<S>>(rows: usize) -> usize {
 /// Packs `rows` for `Q`, block after block; `room` is for one row.
 #[inline(always)]
 fn pack<S: Simd, Q: Product<S>>(s: S, job: &Job<'_>, rows: Range<usize>, to: &mut [f32], room: &mut [f32]) {
-    let words_per_row = job.w.in_features().div_ceil(Q::INPUTS) * Q::WORDS;
+    let words_per_row = packed_words::<S, Q>(job.w.in_features());
     let mut rest = to;
     for (rows, size) in row_blocks::<S, Q>(rows) {
         let (block, tail) = std::mem::take(&mut rest).split_at_mut(size * words_per_row);
         for slot in 0..size {
-            if let Some(row) = rows.clone().nth(slot) {
-                Q::lay(s, job.row(s, row, room), block, slot, size);
-            } else {
-                block.iter_mut().skip(slot).step_by(size).for_each(|word| *word = 0.0);
-            }
+            let row = match rows.clone().nth(slot) {
+                Some(row) => job.row(s, row, room),
+                None => &[],
+            };
+            Q::lay(s, row, block, slot, size);
         }
         rest = tail;
     }
