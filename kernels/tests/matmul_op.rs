@@ -212,8 +212,8 @@ fn a_norm_before_it_and_an_activation_behind_it_are_those_of_their_ops() {
                     matmul_normed(&lane, x, norm, &matrix, Some(&bias), out.view_mut(rows));
                     assert_eq!(bits(&out, rows), bits(&projected, rows), "{what}");
                     let (mut between, mut out) = (Tensor::zeros(rows, outputs), Tensor::zeros(rows, width));
-                    let (to, after) = (between.view_mut(rows), out.view_mut(rows));
-                    matmul_activated(&lane, x, norm, &matrix, Some(&bias), Activation::Silu, to, after);
+                    let (to, then) = (between.view_mut(rows), (Activation::Silu, out.view_mut(rows)));
+                    matmul_activated(&lane, x, norm, &matrix, Some(&bias), to, then);
                     assert_eq!(bits(&out, rows), bits(&activated, rows), "{what}");
                 }
             });

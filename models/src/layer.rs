@@ -147,7 +147,7 @@ impl Layer {
         // It may be wide enough for layers that have more.
         let (mlp, activated) = (mlp.view_mut(n).columns(0..inputs.out_features()), activated.view_mut(n));
         let bias = inputs_bias.as_ref();
-        ops::matmul_activated(at.lane, x.view(n), norm, inputs, bias, activation, mlp, activated);
+        ops::matmul_activated(at.lane, x.view(n), norm, inputs, bias, mlp, (activation, activated));
     }
 }
 

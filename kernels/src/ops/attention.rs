@@ -9,8 +9,7 @@ use super::activate::capped;
 use crate::lane::Scratch;
 use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
 use crate::simd::{
-    Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, exp, multiply,
-    packed_words,
+    Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, exp, multiply, packed_words,
 };
 use crate::{Lane, Op};
 use half::bf16;

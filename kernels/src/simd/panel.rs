@@ -118,11 +118,8 @@ impl<W, const P: usize> Steps<W, P> {
     #[inline(always)]
     pub(super) fn next<S: Simd, Q: Product<S, Weight = W> + ?Sized>(self) -> Self {
         let place = self.place + Q::WORDS;
-        let (place, words) = if place < Q::CHUNK {
-            (place, Q::WORDS)
-        } else {
-            (0, self.chunk_stride + Q::WORDS - Q::CHUNK)
-        };
+        let (place, words) =
+            if place < Q::CHUNK { (place, Q::WORDS) } else { (0, self.chunk_stride + Q::WORDS - Q::CHUNK) };
         Steps {
             count: self.count - 1,
             activations: self.activations.wrapping_add(words),

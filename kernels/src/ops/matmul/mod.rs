@@ -20,7 +20,7 @@ use crate::{Isa, Lane};
 use half::bf16;
 use std::ops::Range;
 pub use strip::Write;
-use strip::{Job, STRIP, Strip, compute};
+use strip::{Job, STRIP, Strips, compute};
 
 /// Most rows whose packed activations stay in a core's cache while it goes through its strips.
 fn slab(isa: Isa) -> usize {
@@ -52,8 +52,8 @@ pub fn matmul_normed(
     run(lane, &job(x, Some(norm), w, bias, out, Write::Replace), None);
 }
 
-/// [`matmul_normed`] to `projected`, then [`activate`](super::activate) to `out`, with the same bits: a worker activates what it has just
-/// computed.
+/// [`matmul_normed`] to `projected`, then this [`activate`](super::activate), to `out`, with the same bits: a worker activates what it has
+/// just computed.
 ///
 /// # Panics
 /// As both of them.
@@ -63,9 +63,8 @@ pub fn matmul_activated(
     norm: Norm<'_>,
     w: &Matrix,
     bias: Option<&Vector>,
-    activation: Activation,
     mut projected: ViewMut<'_>,
-    out: ViewMut<'_>,
+    (activation, out): (Activation, ViewMut<'_>),
 ) {
     let (outputs, width) = (w.out_features(), out.cols());
     let gated = outputs == 2 * width;
@@ -120,34 +119,39 @@ fn run(lane: &Lane, job: &Job<'_>, activated: Option<Activated<'_>>) {
     let item_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);
     lane.run(crate::Op::Matmul, slabs * strips, item_ns, &|queue, scratch| {
         let mut packed = None;
-        while let Some(range) = queue.next() {
-            for item in range {
-                let (slab, strip) = (item / strips, item % strips);
+        while let Some(mut items) = queue.next() {
+            while !items.is_empty() {
+                // Of one slab: consecutive strips.
+                let slab = items.start / strips;
+                let end = items.end.min((slab + 1) * strips);
                 let rows = slab * slab_rows..x.rows().min((slab + 1) * slab_rows);
-                for strip in [Some(strip), gated.then_some(strips + strip)].into_iter().flatten() {
+                let first = items.start % strips * STRIP..(end - slab * strips) * STRIP;
+                let second = gated.then_some(strips * STRIP + first.start..strips * STRIP + first.end);
+                for outputs in [Some(first.clone()), second].into_iter().flatten() {
                     let fresh = packed.replace(slab) != Some(slab);
-                    let strip = Strip { job, rows: rows.clone(), strip, fresh, scratch };
-                    // SAFETY: it is a strip of this matrix, and of one item, done once.
-                    unsafe { over_panels(isa, w, strip) };
+                    let outputs = outputs.start..outputs.end.min(w.out_features());
+                    let strips = Strips { job, rows: rows.clone(), outputs, fresh, scratch };
+                    // SAFETY: they are strips of this matrix, and of items that are done once.
+                    unsafe { over_panels(isa, w, strips) };
                 }
                 if let Some(activated) = activated {
-                    // SAFETY: the item's strips are done, and nobody else's.
-                    unsafe { activated.strip(isa, job, rows, strip) };
+                    // SAFETY: the items' strips are done, and nobody else's.
+                    unsafe { activated.columns(isa, job, rows, first) };
                 }
+                items.start = end;
             }
         }
     });
 }
 
 impl Activated<'_> {
-    /// Activates a strip of some rows.
+    /// Activates some columns of some rows.
     ///
     /// # Safety
-    /// No other worker has this strip, nor those that it is the gates of.
-    unsafe fn strip(self, isa: Supported, job: &Job<'_>, rows: Range<usize>, strip: usize) {
-        let width = self.out.cols;
-        let first = strip * STRIP;
-        let len = STRIP.min(width - first);
+    /// No other worker has these columns, nor those that they are the gates of.
+    unsafe fn columns(self, isa: Supported, job: &Job<'_>, rows: Range<usize>, columns: Range<usize>) {
+        let (width, first) = (self.out.cols, columns.start);
+        let len = columns.end.min(width) - first;
         for row in rows {
             // SAFETY: the caller's promise.
             unsafe {
@@ -159,7 +163,7 @@ impl Activated<'_> {
     }
 }
 
-impl OverPanels for Strip<'_> {
+impl OverPanels for Strips<'_> {
     #[inline(always)]
     unsafe fn in_vectors<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
         // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! A strip of outputs for some rows: packs activations, chooses kernels by the number of rows, and writes the results.
+//! Strips of outputs for some rows: packs activations, chooses kernels by the number of rows, and writes the results.
 //!
 //! Activations are packed in blocks of up to 14 rows, and inside a block in chunks: a cache line of each row. One block goes
 //! through the weights from end to end. Several would wait for memory in the first and calculate in the others; so all of them
@@ -20,7 +20,7 @@ pub enum Write {
     Add,
 }
 
-/// Outputs of a strip, what one worker does at a time: two panels.
+/// Outputs of a strip, the least that one worker does at a time: two panels.
 pub(super) const STRIP: usize = 2 * PANEL;
 
 /// A matmul.
@@ -62,32 +62,31 @@ impl Job<'_> {
     }
 }
 
-/// One strip for one slab of rows.
-pub(super) struct Strip<'a> {
+/// Consecutive strips for one slab of rows.
+pub(super) struct Strips<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) rows: Range<usize>,
-    pub(super) strip: usize,
+    /// From the first strip's first one on.
+    pub(super) outputs: Range<usize>,
     /// Whether the activations of these rows must be packed first.
     pub(super) fresh: bool,
     pub(super) scratch: &'a mut Scratch,
 }
 
-/// Computes a strip for some rows; packs their activations first if they are `fresh`.
+/// Computes strips for some rows; packs their activations first if they are `fresh`.
 ///
 /// # Safety
-/// `weights` are those of the job's matrix, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strip.
+/// `weights` are those of the job's matrix, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strips.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strip: Strip<'_>, weights: &[Q::Weight]) {
-    let Strip { job, rows, strip, fresh, scratch } = strip;
+pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strips: Strips<'_>, weights: &[Q::Weight]) {
+    let Strips { job, rows, outputs, fresh, scratch } = strips;
     let steps = job.w.in_features().div_ceil(Q::INPUTS);
     let words_per_row = packed_words::<S, Q>(job.w.in_features());
     let padded = padded_rows::<S, Q>(rows.len());
-    let [packed, sums, room] =
-        scratch.floats([padded * words_per_row, padded * STRIP, job.w.in_features()]);
+    let [packed, sums, room] = scratch.floats([padded * words_per_row, padded * STRIP, job.w.in_features()]);
     if fresh {
         pack::<S, Q>(s, job, rows.clone(), packed, room);
     }
-    let outputs = strip * STRIP..job.w.out_features().min((strip + 1) * STRIP);
     let blocks = Blocks { s, job, weights, steps, rows, outputs };
     // SAFETY: rows are packed and have room for sums; the rest is the caller's promise.
     unsafe {
@@ -102,7 +101,7 @@ pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strip: Strip<'_>, wei
 /// Bytes of a panel's run: the first cache holds it, the next one and the rows' activations for it.
 const RUN: usize = 8 * 1024;
 
-/// The blocks of rows of a strip.
+/// The blocks of rows of some strips.
 struct Blocks<'a, S, W> {
     s: S,
     job: &'a Job<'a>,
@@ -115,7 +114,7 @@ struct Blocks<'a, S, W> {
 /// What a block goes through at once.
 struct Part {
     rows: Range<usize>,
-    /// Of the strip.
+    /// Of the strips.
     outputs: Range<usize>,
     /// From the first step on sums are zero, and after the last one they are finished.
     steps: Range<usize>,
@@ -127,16 +126,16 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
     /// All of one block.
     ///
     /// # Safety
-    /// `packed` is the block, `sums` has its rows times a strip; weights are packed for `Q`; the strip is this worker's alone.
+    /// `packed` is the block, `sums` has its rows times a strip; weights are packed for `Q`; the strips are this worker's alone.
     #[inline(always)]
     unsafe fn one<Q: Product<S, Weight = W>>(&self, packed: &[f32], sums: &mut [f32]) {
         let Blocks { rows, outputs, steps, .. } = self;
         let part = Part { rows: rows.clone(), outputs: outputs.clone(), steps: 0..*steps, share: (0, 1) };
         // SAFETY: the caller's promise.
-        unsafe { self.part::<Q>(block_size::<S, Q>(rows.len()), part, packed, sums) };
+        unsafe { self.part::<Q>(block_size::<S, Q>(rows.len()), &part, packed, sums) };
     }
 
-    /// All of several blocks.
+    /// All of several blocks, which are of more rows than go through two panels.
     ///
     /// # Safety
     /// As for [`Blocks::one`], with all blocks.
@@ -157,7 +156,7 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
                     let packed = &packed[start * words_per_row..(start + size) * words_per_row];
                     let sums = &mut sums[start * PANEL..(start + size) * PANEL];
                     // SAFETY: the caller's promise.
-                    unsafe { self.part::<Q>(size, part, packed, sums) };
+                    unsafe { self.part::<Q>(size, &part, packed, sums) };
                     start += size;
                 }
             }
@@ -169,7 +168,13 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
     /// # Safety
     /// As for [`Blocks::one`].
     #[inline(always)]
-    unsafe fn part<Q: Product<S, Weight = W>>(&self, size: usize, part: Part, packed: &[f32], sums: &mut [f32]) {
+    unsafe fn part<Q: Product<S, Weight = W>>(
+        &self,
+        size: usize,
+        part: &Part,
+        packed: &[f32],
+        sums: &mut [f32],
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             if S::REGISTERS >= 32 && S::LANES == 4 {
@@ -219,7 +224,7 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
     #[inline(always)]
     unsafe fn tiles<Q: Product<S, Weight = W>, const R: usize, const P: usize, const V: usize>(
         &self,
-        part: Part,
+        part: &Part,
         packed: &[f32],
         sums: &mut [f32],
     ) {
@@ -228,8 +233,10 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
         let tile_outputs = if P == 1 { V * S::LANES } else { P * PANEL };
         let tile_sums = R * P * V * S::LANES;
         let weights_per_word = size_of::<u32>() / size_of::<W>();
-        let tiles = part.outputs.clone().step_by(tile_outputs).zip(sums.chunks_exact_mut(tile_sums));
-        for (first, sums) in tiles {
+        for first in part.outputs.clone().step_by(tile_outputs) {
+            // Panels follow one another in the same place: several blocks have one at a time.
+            let sums =
+                &mut sums[if P == 1 { (first - part.outputs.start) % PANEL * R } else { 0 }..][..tile_sums];
             let mut starts = [self.weights.as_ptr(); P];
             for (p, start) in starts.iter_mut().enumerate() {
                 // Beyond the last panel the last one is computed again, and not written.
@@ -241,10 +248,10 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
                 sums.fill(0.0);
             }
             // SAFETY: the panels hold the steps (sliced above), `packed` too (the caller's promise).
-            unsafe { self.add::<Q, R, P, V>(&part, packed, starts, sums.as_mut_ptr()) };
+            unsafe { self.add::<Q, R, P, V>(part, packed, starts, sums.as_mut_ptr()) };
             if part.steps.end == self.steps {
-                // SAFETY: this strip's outputs are this worker's.
-                unsafe { self.finish::<P, V>(&part, first, sums) };
+                // SAFETY: these outputs are this worker's.
+                unsafe { self.finish::<P, V>(part, first, sums) };
             }
         }
     }
