@@ -121,7 +121,7 @@ fn splits_that_differ_and_green_contexts_that_are_missing_are_errors_and_leave_t
             match Share::split(&gpu, 16) {
                 Err(error) => assert!(error.to_string().contains("SMs cannot be split"), "{error}"),
                 Ok(pair) => {
-                    assert_eq!((pair.draft.sms(), pair.verify.sms()), (18, 112), "two SMs are in neither")
+                    assert_eq!((pair.draft.sms(), pair.verify.sms()), (18, 112), "two SMs are in neither");
                 }
             }
             whole(&gpu).wait(&mut || {}).unwrap();

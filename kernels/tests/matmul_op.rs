@@ -3,7 +3,9 @@
 #[path = "../gpu-check/src/ops/reference.rs"]
 mod reference;
 
-use faser_kernels::ops::{Write, matmul};
+use faser_kernels::ops::{
+    Activation, Norm, Write, activate, matmul, matmul_activated, matmul_normed, rms_norm,
+};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -177,6 +179,45 @@ fn every_number_of_rows_gives_the_same_bits_with_enough_work_to_share() {
                 }
             }
         });
+    }
+}
+
+#[test]
+fn a_norm_before_it_and_an_activation_behind_it_are_those_of_their_ops() {
+    // Strips whole and not, with and without gates, alone and shared; rows of one block and of several.
+    let shapes = [(64, 256, false), (300, 256, true), (301, 45, true), (301, 100, false), (130, 640, true)];
+    for (inputs, width, gated) in shapes {
+        let outputs = if gated { 2 * width } else { width };
+        let mut random = Random::new((inputs * width) as u64);
+        let (x, w) = (random.tensor(70, inputs), random.numbers(outputs * inputs));
+        let (weight, bias) = (random.numbers(inputs), random.numbers(outputs));
+        let [weight, bias] = [&weight, &bias].map(|numbers| Vector::new(Source::F32(numbers)));
+        for dtype in [Dtype::Bf16, Dtype::F32, Dtype::Int8] {
+            let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
+            on_each_isa(|isa| {
+                for (rows, workers) in [(1, 1), (5, 2), (17, 2), (70, 3)] {
+                    let lane = lane(isa, workers);
+                    let what = format!("{isa} {dtype} {rows} rows, {inputs} to {outputs}");
+                    let x = x.view(rows);
+                    let (mut normed, mut projected) =
+                        (Tensor::zeros(rows, inputs), Tensor::zeros(rows, outputs));
+                    let mut activated = Tensor::zeros(rows, width);
+                    rms_norm(&lane, x, &weight, 1e-5, normed.view_mut(rows), Write::Replace);
+                    let to = projected.view_mut(rows);
+                    matmul(&lane, normed.view(rows), &matrix, Some(&bias), to, Write::Replace);
+                    activate(&lane, projected.view(rows), Activation::Silu, activated.view_mut(rows));
+
+                    let norm = Norm { weight: &weight, eps: 1e-5 };
+                    let mut out = Tensor::zeros(rows, outputs);
+                    matmul_normed(&lane, x, norm, &matrix, Some(&bias), out.view_mut(rows));
+                    assert_eq!(bits(&out, rows), bits(&projected, rows), "{what}");
+                    let (mut between, mut out) = (Tensor::zeros(rows, outputs), Tensor::zeros(rows, width));
+                    let (to, then) = (between.view_mut(rows), (Activation::Silu, out.view_mut(rows)));
+                    matmul_activated(&lane, x, norm, &matrix, Some(&bias), to, then);
+                    assert_eq!(bits(&out, rows), bits(&activated, rows), "{what}");
+                }
+            });
+        }
     }
 }
 

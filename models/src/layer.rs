@@ -1,6 +1,6 @@
 //! One decoder layer on the CPU: attention branch, then MLP branch, each added to the residual stream.
 
-use faser_kernels::ops::{self, AttentionShape, Write};
+use faser_kernels::ops::{self, AttentionShape, Norm, Write};
 use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector, ViewMut};
 
 use crate::block::first;
@@ -71,7 +71,7 @@ impl Layer {
             (None, Some(HeadScratch { block: Some(block), .. })) => {
                 self.open_block(block.queries, at, x, normed, qkv);
             }
-            _ => self.attention.open(at, x, normed, qkv),
+            _ => self.attention.open(at, x, qkv),
         }
         for (norm, columns) in [(&self.q_norm, queries.clone()), (&self.k_norm, keys.clone())] {
             if let Some(weight) = norm {
@@ -140,22 +140,25 @@ impl Layer {
     /// The MLP branch up to its down projection: `scratch.x` to `scratch.activated`.
     pub(crate) fn activate(&self, at: &At<'_>, scratch: &mut Scratch) {
         let n = at.rows.positions.len();
-        let Scratch { x, normed, mlp, activated, .. } = scratch;
-        self.mlp.open(at, x, normed, mlp);
-        let mlp = mlp.view(n).columns(0..self.mlp.inputs.out_features());
-        ops::activate(at.lane, mlp, at.spec.mlp.kind.activation().0, activated.view_mut(n));
+        let Scratch { x, mlp, activated, .. } = scratch;
+        let Branch { norm_before: weight, inputs, inputs_bias, .. } = &self.mlp;
+        let norm = Norm { weight, eps: at.config.rms_eps };
+        let activation = at.spec.mlp.kind.activation().0;
+        // It may be wide enough for layers that have more.
+        let (mlp, activated) = (mlp.view_mut(n).columns(0..inputs.out_features()), activated.view_mut(n));
+        let bias = inputs_bias.as_ref();
+        ops::matmul_activated(at.lane, x.view(n), norm, inputs, bias, mlp, (activation, activated));
     }
 }
 
 impl Branch {
-    /// The residual stream `x`, normalised in `normed`, to the branch's projections `out`.
-    fn open(&self, at: &At<'_>, x: &Tensor, normed: &mut Tensor, out: &mut Tensor) {
+    /// The residual stream `x`, normalised, to the branch's projections `out`.
+    fn open(&self, at: &At<'_>, x: &Tensor, out: &mut Tensor) {
         let n = at.rows.positions.len();
-        let eps = at.config.rms_eps;
-        ops::rms_norm(at.lane, x.view(n), &self.norm_before, eps, normed.view_mut(n), Write::Replace);
+        let norm = Norm { weight: &self.norm_before, eps: at.config.rms_eps };
         // It may be wide enough for layers that have more.
-        let (normed, out) = (normed.view(n), out.view_mut(n).columns(0..self.inputs.out_features()));
-        ops::matmul(at.lane, normed, &self.inputs, self.inputs_bias.as_ref(), out, Write::Replace);
+        let out = out.view_mut(n).columns(0..self.inputs.out_features());
+        ops::matmul_normed(at.lane, x.view(n), norm, &self.inputs, self.inputs_bias.as_ref(), out);
     }
 
     /// Projects what the branch computed, `from`, back, and adds it to the residual stream `x`; `sum` is room for it where it has a norm of

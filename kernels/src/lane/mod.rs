@@ -12,6 +12,7 @@ use crate::isa::Supported;
 use crate::{Isa, KernelError};
 use faser_topology::Partition;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use thread_pool::ThreadPool;
@@ -20,9 +21,9 @@ pub use times::{Op, OpTime, OpTimes};
 pub(crate) use worker_scratch::Scratch;
 
 /// Work a job must have before helpers are called: less is done sooner alone.
-const WORTH_SHARING_NS: usize = 4000;
-/// Least work of a claim.
-const PORTION_NS: usize = 1000;
+const WORTH_SHARING_NS: usize = 2000;
+/// Least work of a claim, and the most if that is not very little of a job.
+const PORTION_NS: Range<usize> = 1000..8000;
 
 /// A lane and its workers. It may move to another thread, but only one thread at a time uses it.
 pub struct Lane {
@@ -129,8 +130,9 @@ impl Lane {
             None
         } else {
             // Small portions even out workers that were late or disturbed; each is still worth a claim.
-            let portion = (items / ((helpers + 1) * 8)).max(PORTION_NS / item_ns.max(1));
-            let queue = WorkQueue::new(items, portion);
+            let of = |ns: usize| ns / item_ns.max(1);
+            let (least, most) = (of(PORTION_NS.start), of(PORTION_NS.end).max(items / ((helpers + 1) * 8)));
+            let queue = WorkQueue::new(items, least, most, helpers + 1);
             Some(self.pool.run(&|scratch| job(&queue, scratch), &mut scratch))
         };
         let total = begin.elapsed();

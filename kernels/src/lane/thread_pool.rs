@@ -191,28 +191,43 @@ pub(super) fn pin(core: usize) -> bool {
     unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) == 0 }
 }
 
-/// The work queue of a job: items `0..items`, claimed `portion` at a time.
+/// The work queue of a job: items `0..items`, claimed in portions that become smaller, so that claims are few and workers end
+/// together.
 pub(crate) struct WorkQueue {
     next: AtomicUsize,
     items: usize,
-    portion: usize,
+    /// The smallest portion, and the largest.
+    least: usize,
+    most: usize,
+    /// What part of the items that are left a claim is.
+    part: usize,
 }
 
 impl WorkQueue {
-    pub(crate) fn new(items: usize, portion: usize) -> WorkQueue {
-        WorkQueue { next: AtomicUsize::new(0), items, portion: portion.max(1) }
+    /// For so many workers, who claim from `least` to `most` items.
+    pub(crate) fn new(items: usize, least: usize, most: usize, workers: usize) -> WorkQueue {
+        let least = least.max(1);
+        WorkQueue { next: AtomicUsize::new(0), items, least, most: most.max(least), part: 2 * workers }
     }
 
     /// All items in one claim.
     pub(crate) fn whole(items: usize) -> WorkQueue {
-        WorkQueue::new(items, items)
+        WorkQueue::new(items, items, items, 1)
     }
 
     /// The next items to do; `None` when all are taken.
     pub(crate) fn next(&self) -> Option<Range<usize>> {
         // Relaxed: only the counter itself is shared; results are published when the job ends.
-        let start = self.next.fetch_add(self.portion, Ordering::Relaxed);
-        (start < self.items).then(|| start..(start + self.portion).min(self.items))
+        let mut start = self.next.load(Ordering::Relaxed);
+        while start < self.items {
+            let left = self.items - start;
+            let end = start + (left / self.part).clamp(self.least, self.most).min(left);
+            match self.next.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(start..end),
+                Err(now) => start = now,
+            }
+        }
+        None
     }
 }
 
@@ -221,10 +236,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_cover_all_items_in_order() {
-        let queue = WorkQueue::new(7, 3);
-        let ranges: Vec<_> = std::iter::from_fn(|| queue.next()).collect();
-        assert_eq!(ranges, [0..3, 3..6, 6..7]);
+    fn claims_cover_all_items_in_order_and_become_smaller() {
+        let claims = |queue: WorkQueue| std::iter::from_fn(|| queue.next()).collect::<Vec<_>>();
+        assert_eq!(claims(WorkQueue::new(7, 3, 3, 2)), [0..3, 3..6, 6..7]);
+        assert_eq!(
+            claims(WorkQueue::new(20, 2, 4, 2)),
+            [0..4, 4..8, 8..11, 11..13, 13..15, 15..17, 17..19, 19..20]
+        );
+        let whole = WorkQueue::whole(9);
+        assert_eq!((whole.next(), whole.next()), (Some(0..9), None));
         assert_eq!(WorkQueue::whole(0).next(), None);
     }
 }

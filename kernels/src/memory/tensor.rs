@@ -173,6 +173,17 @@ impl<'a> ViewMut<'a> {
         &mut self.data[start..start + self.cols]
     }
 
+    /// The same, for a while.
+    pub(crate) fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { data: &mut *self.data, ..*self }
+    }
+
+    /// The same, to read.
+    pub(crate) fn as_view(&self) -> View<'_> {
+        let ViewMut { ref data, rows, cols, first, stride } = *self;
+        View { data, rows, cols, first, stride }
+    }
+
     /// Row `to` becomes row `from`; panics beyond the rows of the view.
     pub(crate) fn copy_row(&mut self, from: usize, to: usize) {
         let [from, to] = [from, to].map(|r| r * self.stride + self.first);

@@ -3,6 +3,7 @@
 //! activate: the activation of an MLP: `out = f(gate) * up` where the columns of `x` are `gate | up`, or `out = f(x)` where there is no gate.
 //! soft_cap: `x = cap tanh(x / cap)`, in place: no logit is larger than `cap` (Gemma 2).
 
+use crate::isa::Supported;
 use crate::memory::{View, ViewMut};
 use crate::simd::{Kernel, Simd, dispatch, exp, tanh};
 use crate::{Lane, Op};
@@ -93,21 +94,28 @@ pub fn activate(lane: &Lane, x: View<'_>, activation: Activation, out: ViewMut<'
     lane.for_each(Op::Activate, rows, cols / 4, |r, _| {
         let (gate, up) = x.row(r).split_at(cols);
         // SAFETY: each row is one item, done once.
-        let row = Row { gate, up, out: unsafe { out.row(r) } };
-        match activation {
-            Activation::Silu => dispatch(isa, Activate::<0>(row)),
-            Activation::GeluTanh => dispatch(isa, Activate::<1>(row)),
-            Activation::Gelu => dispatch(isa, Activate::<2>(row)),
-            Activation::ReluSquared => dispatch(isa, Activate::<3>(row)),
-        }
+        Row { gate, up, out: unsafe { out.row(r) } }.activate(isa, activation);
     });
 }
 
-struct Row<'a> {
-    gate: &'a [f32],
+/// A row, or some columns of it.
+pub(super) struct Row<'a> {
+    pub(super) gate: &'a [f32],
     /// Empty without a gate.
-    up: &'a [f32],
-    out: &'a mut [f32],
+    pub(super) up: &'a [f32],
+    pub(super) out: &'a mut [f32],
+}
+
+impl Row<'_> {
+    /// Activates it.
+    pub(super) fn activate(self, isa: Supported, activation: Activation) {
+        match activation {
+            Activation::Silu => dispatch(isa, Activate::<0>(self)),
+            Activation::GeluTanh => dispatch(isa, Activate::<1>(self)),
+            Activation::Gelu => dispatch(isa, Activate::<2>(self)),
+            Activation::ReluSquared => dispatch(isa, Activate::<3>(self)),
+        }
+    }
 }
 
 /// With the function of this place among all.

@@ -8,7 +8,9 @@
 use super::activate::capped;
 use crate::lane::Scratch;
 use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
-use crate::simd::{DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, exp, multiply};
+use crate::simd::{
+    Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, exp, multiply, packed_words,
+};
 use crate::{Lane, Op};
 use half::bf16;
 use std::ops::Range;
@@ -61,11 +63,14 @@ pub fn attention(
     assert!(shape.window != Some(0), "attention: an empty window");
     assert!(shape.sinks.is_none_or(|sinks| sinks.len() == shape.heads), "attention: number of sinks");
     let context: usize = rows.positions.iter().map(|position| *position as usize + 1).sum();
-    // Fewer rows per item when there are too few items for the workers.
-    let rows_per_item = (count * kv_heads / (4 * lane.workers())).clamp(1, ROWS);
+    // Fewer rows per item when there are too few items for the workers. Rows of one sequence cost alike and share its keys: an
+    // item for each worker is enough.
+    let alike = rows.table_of.windows(2).all(|pair| pair[0] == pair[1]);
+    let items = if alike { lane.workers() } else { 4 * lane.workers() };
+    let rows_per_item = (count * kv_heads / items).clamp(1, ROWS);
     let chunks = count.div_ceil(rows_per_item);
-    // At some 150 GFLOP/s: products with keys and with values.
-    let item_ns = 4 * context * shape.heads * head_dim / 150 / (chunks * kv_heads).max(1);
+    // At some 60 GFLOP/s: products with keys and with values, softmax between them.
+    let item_ns = 4 * context * shape.heads * head_dim / 60 / (chunks * kv_heads).max(1);
     let out = out.share();
     let isa = lane.supported();
     lane.for_each(Op::Attention, chunks * kv_heads, item_ns, |item, scratch| {
@@ -122,7 +127,7 @@ struct Item<'a> {
 /// State of the online softmax of all queries, in scratch.
 struct State<'a> {
     queries: usize,
-    /// Packed for the product: `[steps * words][queries]`.
+    /// Packed for the product.
     q: &'a mut [f32],
     /// `[queries][TILE]`: scores, then their exponentials.
     scores: &'a mut [f32],
@@ -147,10 +152,11 @@ unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
     scratch: &mut Scratch,
 ) {
     let kv = item.kv.shape();
-    let (steps, value_dim) = (kv.head_dim / Q::INPUTS, kv.value_dim());
+    let value_dim = kv.value_dim();
     let queries = item.count * item.group();
+    let words = packed_words::<S, Q>(kv.head_dim);
     let [q, scores, sums, largest, total] =
-        scratch.floats([steps * Q::WORDS * queries, queries * TILE, queries * value_dim, queries, queries]);
+        scratch.floats([words * queries, queries * TILE, queries * value_dim, queries, queries]);
     let mut state = State { queries, q, scores, sums, largest, total };
     state.sums.fill(0.0);
     state.total.fill(0.0);
@@ -265,7 +271,7 @@ impl Item<'_> {
         (head < self.kv.shape().kv_heads).then(|| (head, start..all.end.min(start + TILE)))
     }
 
-    /// Lays the queries side by side, as pairs of bf16 where the product takes them.
+    /// Lays the queries out for the product.
     #[inline(always)]
     fn pack_queries<S: Simd, Q: Product<S>>(&self, s: S, packed: &mut [f32]) {
         let head_dim = self.kv.shape().head_dim;
@@ -340,26 +346,27 @@ impl Item<'_> {
     /// `R` queries with [`POSITIONS`] keys of each of `P` pages, the first of them at `at` in the tile; returns `R`.
     ///
     /// # Safety
-    /// As for [`attend`]; `keys` are valid for `steps` steps.
+    /// As for [`attend`]; `keys` are valid for `count` steps.
     #[inline(always)]
     unsafe fn score_some<S: Simd, Q: Product<S>, const R: usize, const P: usize>(
         &self,
         s: S,
-        steps: usize,
+        count: usize,
         keys: [*const Q::Weight; P],
         at: usize,
         query: usize,
         state: &mut State<'_>,
     ) -> usize {
         let scale = s.splat(self.shape.scale);
-        let (packed, stride) = (state.q[query..].as_ptr(), state.queries);
+        let (activations, chunk_stride) = (state.q[query * Q::CHUNK..].as_ptr(), state.queries * Q::CHUNK);
         let panel_stride = self.kv.shape().block_size * Q::INPUTS;
         let mut first = 0;
         while first < POSITIONS {
-            let keys = keys.map(|keys| keys.wrapping_add(first * Q::INPUTS));
+            let weights = keys.map(|keys| keys.wrapping_add(first * Q::INPUTS));
+            let ask = Ask::NOTHING;
+            let steps = Steps { count, activations, place: 0, chunk_stride, weights, panel_stride, ask };
             // SAFETY: the caller's promise.
-            let scores =
-                unsafe { multiply::<S, Q, R, P, 1>(s, steps, packed, stride, keys, panel_stride, 0) };
+            let scores = unsafe { multiply::<S, Q, R, P, 1>(s, steps) };
             for (r, scores) in scores.into_iter().enumerate() {
                 for (p, [scores]) in scores.into_iter().enumerate() {
                     let to = (query + r) * TILE + at + p * POSITIONS + first;
@@ -430,7 +437,12 @@ impl Item<'_> {
     ) {
         let mut query = 0;
         while query < state.queries {
-            let count = if state.queries - query >= 4 { 4 } else { 1 };
+            let count = match state.queries - query {
+                6.. if S::REGISTERS >= 32 => 6,
+                4.. => 4,
+                2.. => 2,
+                _ => 1,
+            };
             let seen = |i| self.seen(query + i, tile);
             let start = (0..count).map(|i| seen(i).start).max().unwrap_or(0);
             let end = (0..count).map(|i| seen(i).end).min().unwrap_or(0);
@@ -441,11 +453,15 @@ impl Item<'_> {
                         self.add_range::<S, T, 1>(s, values, tile, seen(i), query + i, state);
                     }
                 } else {
-                    // What all four see together; before and after it each alone, so that every query's order stays.
+                    // What all see together; before and after it each alone, so that every query's order stays.
                     for i in 0..count {
                         self.add_range::<S, T, 1>(s, values, tile, seen(i).start..start, query + i, state);
                     }
-                    self.add_range::<S, T, 4>(s, values, tile, start..end, query, state);
+                    match count {
+                        6 => self.add_range::<S, T, 6>(s, values, tile, start..end, query, state),
+                        4 => self.add_range::<S, T, 4>(s, values, tile, start..end, query, state),
+                        _ => self.add_range::<S, T, 2>(s, values, tile, start..end, query, state),
+                    }
                     for i in 0..count {
                         self.add_range::<S, T, 1>(s, values, tile, end..seen(i).end, query + i, state);
                     }

@@ -50,6 +50,27 @@ pub fn rms_norm_heads(lane: &Lane, x: ViewMut<'_>, weight: &Vector, eps: f32) {
     });
 }
 
+/// A norm in front of another op: what [`rms_norm`] makes of each row.
+#[derive(Clone, Copy)]
+pub struct Norm<'a> {
+    /// As long as a row.
+    pub weight: &'a Vector,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl Norm<'_> {
+    /// `row`, normalised, in `out`.
+    #[inline(always)]
+    pub(super) fn write<S: Simd>(self, s: S, row: &[f32], out: &mut [f32]) {
+        let inverse = inverse(s, row, self.eps);
+        let inputs = row.chunks(S::LANES).zip(self.weight.as_slice().chunks(S::LANES));
+        for ((x, weight), out) in inputs.zip(out.chunks_mut(S::LANES)) {
+            s.store_some(out, s.mul(s.mul(s.load_some(x), inverse), s.load_some(weight)));
+        }
+    }
+}
+
 struct Normalise<'a> {
     x: &'a mut [f32],
     weight: &'a [f32],

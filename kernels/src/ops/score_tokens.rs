@@ -7,7 +7,7 @@
 use super::matmul::{OverPanels, over_panels};
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, View};
-use crate::simd::{AHEAD, Product, Simd, multiply};
+use crate::simd::{Ask, Product, Simd, Steps, multiply, packed_words};
 use crate::{Lane, Op};
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
@@ -56,18 +56,18 @@ struct Score<'a> {
 impl OverPanels for Score<'_> {
     #[inline(always)]
     unsafe fn in_vectors<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
-        let steps = self.x.len().div_ceil(Q::INPUTS);
-        let [packed] = self.scratch.floats([steps * Q::WORDS]);
+        let [packed] = self.scratch.floats([packed_words::<S, Q>(self.x.len())]);
         Q::lay(s, self.x, packed, 0, 1);
         let (mut tokens, mut out) = (self.tokens, self.out);
         let panels = (weights, self.panel_len);
+        let steps = self.x.len().div_ceil(Q::INPUTS);
         while !tokens.is_empty() {
             // SAFETY: `packed` is a row laid out for `Q`; the rest is the caller's promise.
             let done = unsafe {
                 match tokens.len() {
-                    8.. if S::REGISTERS >= 32 => together::<S, Q, 8>(s, packed, panels, tokens, out),
-                    4.. => together::<S, Q, 4>(s, packed, panels, tokens, out),
-                    _ => together::<S, Q, 1>(s, packed, panels, tokens, out),
+                    8.. if S::REGISTERS >= 32 => together::<S, Q, 8>(s, (packed, steps), panels, tokens, out),
+                    4.. => together::<S, Q, 4>(s, (packed, steps), panels, tokens, out),
+                    _ => together::<S, Q, 1>(s, (packed, steps), panels, tokens, out),
                 }
             };
             tokens = &tokens[done..];
@@ -106,20 +106,22 @@ impl OverPanels for Score<'_> {
     }
 }
 
+/// Bytes that weights are asked for ahead of their use.
+const AHEAD: usize = 12 * 1024;
+
 /// The first `P` of `tokens`; `P`, for the caller to go on.
 ///
 /// # Safety
-/// `packed` is a row and `weights` are a matrix laid out for `Q`, with all tokens in it; [`crate::simd::DotBf16`] needs
+/// `packed` is a row of `count` steps and `weights` are a matrix, laid out for `Q`, with all tokens in it; [`crate::simd::DotBf16`] needs
 /// `S::DOTS`.
 #[inline(always)]
 unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
     s: S,
-    packed: &[f32],
+    (packed, count): (&[f32], usize),
     (weights, panel_len): (&[Q::Weight], usize),
     tokens: &[u32],
     out: &mut [f32],
 ) -> usize {
-    let steps = packed.len() / Q::WORDS;
     let weights_per_word = size_of::<u32>() / size_of::<Q::Weight>();
     let mut starts = [weights.as_ptr(); P];
     for (start, token) in starts.iter_mut().zip(tokens) {
@@ -127,9 +129,12 @@ unsafe fn together<S: Simd, Q: Product<S>, const P: usize>(
         let panel = &weights[token / PANEL * panel_len..][..panel_len];
         *start = panel[token % PANEL / S::LANES * S::LANES * weights_per_word..].as_ptr();
     }
-    // SAFETY: `packed` is `steps` steps of one row; so are the panels (sliced above), and vectors divide a panel.
-    let [sums] =
-        unsafe { multiply::<S, Q, 1, P, 1>(s, steps, packed.as_ptr(), 1, starts, PANEL * Q::WEIGHTS, AHEAD) };
+    let ask = Ask { at: starts.map(|start| start.cast::<u8>().wrapping_add(AHEAD)), stride: 4 * PANEL };
+    let (activations, panel_stride) = (packed.as_ptr(), PANEL * Q::WEIGHTS);
+    let (place, chunk_stride) = (0, Q::CHUNK);
+    let steps = Steps { count, activations, place, chunk_stride, weights: starts, panel_stride, ask };
+    // SAFETY: `packed` is `count` steps of one row; so are the panels (sliced above), and vectors divide a panel.
+    let [sums] = unsafe { multiply::<S, Q, 1, P, 1>(s, steps) };
     for ((out, [sum]), token) in out.iter_mut().zip(sums).zip(tokens) {
         let mut lanes = [0.0; 16];
         // SAFETY: the array holds 16, a vector at most that.

@@ -5,9 +5,9 @@
 //! block the dot product of whole numbers becomes an f32, exactly (it is below 2^19), and `fused(dot, weight scale * activation
 //! scale, sum)` goes on with the output's chain. Every operation here is the same on all sets, so the bits are.
 
-use super::panel::load_words;
+use super::panel::{Ask, Steps, load_words, part};
 use super::{Product, Simd};
-use crate::memory::{BLOCK, BLOCKS, PANEL, SCALE_UNIT};
+use crate::memory::{BLOCK, BLOCKS, SCALE_UNIT};
 
 /// int8 weights times int8 activations.
 pub(crate) struct DotInt8;
@@ -23,52 +23,26 @@ impl<S: Simd> Product<S> for DotInt8 {
     const INPUTS: usize = BLOCKS * BLOCK;
     const WEIGHTS: usize = SCALES + 1;
     const WORDS: usize = OFFSETS + BLOCKS;
-    const MOST_ROWS: usize = 8;
+    const CHUNK: usize = OFFSETS + BLOCKS;
+    const MOST_ROWS: usize = 12;
+    const MOST_ROWS_OF_TWO: usize = 5;
 
     #[inline(always)]
     unsafe fn step<const R: usize, const P: usize, const V: usize>(
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        stride: usize,
         weights: [*const u32; P],
-        ahead: usize,
+        ask: Ask<P>,
     ) {
         for block in 0..BLOCKS {
-            let mut dots = [[[s.splat_u32(0); V]; P]; R];
-            // SAFETY: the caller's promise: all words below are of this step.
+            // SAFETY: the caller's promise.
             unsafe {
-                let word = |w: usize, r: usize| *activations.add(w * stride + r);
-                if !S::SIGNED {
-                    for (r, dots) in dots.iter_mut().enumerate() {
-                        *dots = [[s.splat_u32(word(OFFSETS + block, r).to_bits()); V]; P];
-                    }
-                }
-                for w in block * WORDS..(block + 1) * WORDS {
-                    let mut four = load_words::<S, _, P, V>(s, weights, w * PANEL, ahead);
-                    if S::SIGNED {
-                        for four in four.as_flattened_mut() {
-                            *four = s.xor_u32(*four, s.splat_u32(0x8080_8080)); // 128 less
-                        }
-                    }
-                    for (r, dots) in dots.iter_mut().enumerate() {
-                        let x = s.splat_u32(word(w, r).to_bits());
-                        for (dots, four) in dots.iter_mut().zip(&four) {
-                            for (dot, four) in dots.iter_mut().zip(four) {
-                                *dot = s.dot_bytes(*dot, *four, x);
-                            }
-                        }
-                    }
-                }
-                let pairs = load_words::<S, _, P, V>(s, weights, SCALES * PANEL, ahead);
-                let mut scales = [[s.splat(0.0); V]; P];
-                for (scales, pairs) in scales.iter_mut().zip(&pairs) {
-                    for (scale, pair) in scales.iter_mut().zip(pairs) {
-                        *scale = one_of(s, *pair, block);
-                    }
-                }
+                let at = Block { block, activations, weights, ask };
+                let dots = at.dots::<S, R, V>(s);
+                let scales = at.scales::<S, V>(s);
                 for (r, (sums, dots)) in sums.iter_mut().zip(&dots).enumerate() {
-                    let x = s.splat(word(SCALES + block, r));
+                    let x = s.splat(at.word(SCALES + block, r));
                     for ((sums, dots), scales) in sums.iter_mut().zip(dots).zip(&scales) {
                         for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
                             *sum = s.fused(s.to_f32(*dot), s.mul(*scale, x), *sum);
@@ -79,19 +53,130 @@ impl<S: Simd> Product<S> for DotInt8 {
         }
     }
 
+    /// The dot products of a block take the registers: sums stay in memory.
     #[inline(always)]
-    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        let steps = packed.chunks_exact_mut(<Self as Product<S>>::WORDS * stride);
-        for (step, inputs) in steps.zip(row.chunks(<Self as Product<S>>::INPUTS)) {
-            for block in 0..BLOCKS {
-                let quantised = quantise(s, inputs.get(block * BLOCK..).unwrap_or_default());
-                for (w, four) in quantised.bytes.as_chunks::<4>().0.iter().enumerate() {
-                    step[(block * WORDS + w) * stride + slot] = f32::from_bits(u32::from_le_bytes(*four));
+    unsafe fn add_steps<const R: usize, const P: usize, const V: usize>(
+        s: S,
+        both: [Steps<u32, P>; 2],
+        sums: *mut f32,
+    ) {
+        for mut steps in both {
+            while steps.count > 0 {
+                let Steps { activations, weights, ask, .. } = steps;
+                for block in 0..BLOCKS {
+                    let at = Block { block, activations, weights, ask };
+                    // SAFETY: the caller's promise.
+                    unsafe { at.add::<S, R, V>(s, sums) };
                 }
-                step[(SCALES + block) * stride + slot] = quantised.scale;
-                step[(OFFSETS + block) * stride + slot] = f32::from_bits(quantised.offset.cast_unsigned());
+                steps = steps.next::<S, Self>();
             }
         }
+    }
+
+    #[inline(always)]
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        let size = <Self as Product<S>>::CHUNK;
+        for (step, to) in packed.chunks_exact_mut(rows * size).enumerate() {
+            let to = &mut to[slot * size..][..size];
+            for block in 0..BLOCKS {
+                let quantised = quantise(s, part(row, (step * BLOCKS + block) * BLOCK, BLOCK));
+                let words = quantised.bytes.as_chunks::<4>().0.iter().zip(&mut to[block * WORDS..]);
+                words.for_each(|(four, word)| *word = f32::from_bits(u32::from_le_bytes(*four)));
+                to[SCALES + block] = quantised.scale;
+                to[OFFSETS + block] = f32::from_bits(quantised.offset.cast_unsigned());
+            }
+        }
+    }
+}
+
+/// One block of a step.
+struct Block<const P: usize> {
+    block: usize,
+    activations: *const f32,
+    weights: [*const u32; P],
+    ask: Ask<P>,
+}
+
+impl<const P: usize> Block<P> {
+    /// # Safety
+    /// The step has that word, and the row.
+    #[inline(always)]
+    unsafe fn word(&self, word: usize, row: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { *self.activations.add(row * (OFFSETS + BLOCKS) + word) }
+    }
+
+    /// The dot products of whole numbers.
+    ///
+    /// # Safety
+    /// Pointers are valid for what `R` rows, and `V` vectors of each panel, read.
+    #[inline(always)]
+    unsafe fn dots<S: Simd, const R: usize, const V: usize>(&self, s: S) -> [[[S::I; V]; P]; R] {
+        let mut dots = [[[s.splat_u32(0); V]; P]; R];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !S::SIGNED {
+                for (r, dots) in dots.iter_mut().enumerate() {
+                    *dots = [[s.splat_u32(self.word(OFFSETS + self.block, r).to_bits()); V]; P];
+                }
+            }
+            // Unrolled, the loop would want more registers than there are.
+            for w in self.block * WORDS..std::hint::black_box((self.block + 1) * WORDS) {
+                let mut four = load_words::<S, _, P, V>(s, self.weights, w, self.ask);
+                if S::SIGNED {
+                    for four in four.as_flattened_mut() {
+                        *four = s.xor_u32(*four, s.splat_u32(0x8080_8080)); // 128 less
+                    }
+                }
+                for (r, dots) in dots.iter_mut().enumerate() {
+                    let x = s.splat_u32(self.word(w, r).to_bits());
+                    for (dots, four) in dots.iter_mut().zip(&four) {
+                        for (dot, four) in dots.iter_mut().zip(four) {
+                            *dot = s.dot_bytes(*dot, *four, x);
+                        }
+                    }
+                }
+            }
+        }
+        dots
+    }
+
+    /// Adds the block to sums in memory.
+    ///
+    /// # Safety
+    /// As for [`Block::dots`]; `sums` are `[R][P][V]` vectors, and nobody else's.
+    #[inline(always)]
+    unsafe fn add<S: Simd, const R: usize, const V: usize>(&self, s: S, sums: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let dots = self.dots::<S, R, V>(s);
+            let scales = self.scales::<S, V>(s);
+            for (r, dots) in dots.iter().enumerate() {
+                let x = s.splat(self.word(SCALES + self.block, r));
+                let scales = scales.as_flattened();
+                for (i, (dot, scale)) in dots.as_flattened().iter().zip(scales).enumerate() {
+                    let sum = sums.add((r * P * V + i) * S::LANES);
+                    s.store(sum, s.fused(s.to_f32(*dot), s.mul(*scale, x), s.load(sum)));
+                }
+            }
+        }
+    }
+
+    /// The weights' scales.
+    ///
+    /// # Safety
+    /// As for [`Block::dots`].
+    #[inline(always)]
+    unsafe fn scales<S: Simd, const V: usize>(&self, s: S) -> [[S::F; V]; P] {
+        let mut scales = [[s.splat(0.0); V]; P];
+        // SAFETY: the caller's promise.
+        let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, SCALES, self.ask) };
+        for (scales, pairs) in scales.iter_mut().zip(&pairs) {
+            for (scale, pair) in scales.iter_mut().zip(pairs) {
+                *scale = one_of(s, *pair, self.block);
+            }
+        }
+        scales
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) use int8::DotInt8;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use int8::{one_of, quantise};
 pub(crate) use math::{exp, ln, minus_ln_one_minus, tanh};
-pub(crate) use panel::{AHEAD, DotBf16, FmaBf16, FmaF32, Product, multiply};
+pub(crate) use panel::{Ask, DotBf16, FmaBf16, FmaF32, Product, Steps, multiply, packed_words};
 
 /// `LANES` f32 or u32 at once. Methods are inlined into the function that [`dispatch()`] compiled for the instruction set.
 ///

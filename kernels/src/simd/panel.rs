@@ -1,9 +1,10 @@
 //! The inner loop of matmul and of attention's scores: a few rows times a few vectors of outputs.
 //!
 //! Each output element is one accumulator, added to in the order of its inputs: how many rows or vectors are done
-//! together changes nothing.
+//! together changes nothing, nor does a stop between two steps, with the sums in memory.
 
 use super::Simd;
+use crate::memory::PANEL;
 use half::bf16;
 
 /// How one step multiplies: a step is [`Product::INPUTS`] consecutive inputs.
@@ -16,13 +17,17 @@ pub(crate) trait Product<S: Simd> {
     const WEIGHTS: usize = Self::INPUTS;
     /// Words of a row's packed activations in a step.
     const WORDS: usize;
+    /// Words of a row that lie together, before those of the next row: whole steps.
+    const CHUNK: usize = 16;
     /// Most rows to do at once on a machine with 32 registers.
     const MOST_ROWS: usize;
+    /// Most rows to do at once with two panels there.
+    const MOST_ROWS_OF_TWO: usize;
 
-    /// Lays a row of activations out: every `stride`th word from `slot`. What a last step lacks is zero.
-    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize);
+    /// Lays a row of activations out in the place `slot` of so many `rows`, `[chunk][row][CHUNK]` words. What it lacks is zero.
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize);
 
-    /// Adds a step. Word `w` of row `r` is at `activations[w * stride + r]`. Weights so many bytes `ahead` are asked for; 0: none.
+    /// Adds a step. Word `w` of row `r` is at `activations[r * CHUNK + w]`. Memory is asked for beside each row of words of the weights.
     ///
     /// # Safety
     /// Pointers are valid for what `R` rows, and `V` vectors of each of `P` panels, read. [`DotBf16`] needs `S::DOTS`.
@@ -30,10 +35,100 @@ pub(crate) trait Product<S: Simd> {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        stride: usize,
         weights: [*const Self::Weight; P],
-        ahead: usize,
+        ask: Ask<P>,
     );
+
+    /// Adds steps, and those behind them, to sums in memory, `[R][P][V]` vectors.
+    ///
+    /// # Safety
+    /// As for [`multiply`]; `sums` are valid for that, and nobody else's.
+    #[inline(always)]
+    unsafe fn add_steps<const R: usize, const P: usize, const V: usize>(
+        s: S,
+        both: [Steps<Self::Weight, P>; 2],
+        sums: *mut f32,
+    ) {
+        let mut held = [[[s.splat(0.0); V]; P]; R];
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (i, sum) in held.as_flattened_mut().as_flattened_mut().iter_mut().enumerate() {
+                *sum = s.load(sums.add(i * S::LANES));
+            }
+            for steps in both {
+                run::<S, Self, R, P, V>(s, steps, &mut held);
+            }
+            for (i, sum) in held.as_flattened().as_flattened().iter().enumerate() {
+                s.store(sums.add(i * S::LANES), *sum);
+            }
+        }
+    }
+}
+
+/// Memory to ask for while products run.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<const P: usize> {
+    /// Where, beside the first row of words of each panel.
+    pub(crate) at: [*const u8; P],
+    /// Bytes further for the next row of words; 0: nothing is asked for.
+    pub(crate) stride: usize,
+}
+
+impl<const P: usize> Ask<P> {
+    /// For nothing.
+    pub(crate) const NOTHING: Ask<P> = Ask { at: [std::ptr::null(); P], stride: 0 };
+
+    /// As many cache lines as `V` vectors of words are, for each panel.
+    #[inline(always)]
+    pub(super) fn row<S: Simd, const V: usize>(self, s: S, row: usize) {
+        if self.stride > 0 {
+            for at in self.at {
+                for line in 0..(V * S::LANES * size_of::<u32>()).div_ceil(64) {
+                    s.prefetch(at.wrapping_add(row * self.stride + 64 * line));
+                }
+            }
+        }
+    }
+
+    /// Some rows of words further.
+    #[inline(always)]
+    pub(super) fn on(self, rows: usize) -> Ask<P> {
+        Ask { at: self.at.map(|at| at.wrapping_add(rows * self.stride)), ..self }
+    }
+}
+
+/// Consecutive steps: where their operands are, and what is asked for meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) struct Steps<W, const P: usize> {
+    /// How many.
+    pub(crate) count: usize,
+    /// The first word of the first row, and its place in its chunk.
+    pub(crate) activations: *const f32,
+    pub(crate) place: usize,
+    /// Words from a chunk of the rows to the next.
+    pub(crate) chunk_stride: usize,
+    pub(crate) weights: [*const W; P],
+    /// Weights from a panel's step to the next.
+    pub(crate) panel_stride: usize,
+    pub(crate) ask: Ask<P>,
+}
+
+impl<W, const P: usize> Steps<W, P> {
+    /// Behind the first step of `Q`. Wrapping arithmetic: behind the last step it may point past the end.
+    #[inline(always)]
+    pub(super) fn next<S: Simd, Q: Product<S, Weight = W> + ?Sized>(self) -> Self {
+        let place = self.place + Q::WORDS;
+        let (place, words) =
+            if place < Q::CHUNK { (place, Q::WORDS) } else { (0, self.chunk_stride + Q::WORDS - Q::CHUNK) };
+        Steps {
+            count: self.count - 1,
+            activations: self.activations.wrapping_add(words),
+            place,
+            weights: self.weights.map(|panel| panel.wrapping_add(self.panel_stride)),
+            ask: self.ask.on(Q::WEIGHTS * size_of::<W>() / size_of::<u32>()),
+            ..self
+        }
+    }
 }
 
 /// bf16 weights times bf16 activations, two inputs in one instruction.
@@ -48,17 +143,22 @@ impl<S: Simd> Product<S> for DotBf16 {
     const INPUTS: usize = 2;
     const WORDS: usize = 1;
     const MOST_ROWS: usize = 14;
+    const MOST_ROWS_OF_TWO: usize = 6;
 
     #[inline(always)]
-    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        let mut words = packed.iter_mut().skip(slot).step_by(stride);
-        for chunk in row.chunks(S::LANES) {
-            let mut rounded = [bf16::ZERO; 16];
-            // SAFETY: the array holds 16, a vector at most that.
-            unsafe { s.store_bf16(rounded.as_mut_ptr(), s.load_some(chunk)) };
-            let pairs = rounded.chunks_exact(2).take(chunk.len().div_ceil(2));
-            for (pair, word) in pairs.zip(&mut words) {
-                *word = f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16);
+    fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        const INPUTS: usize = 32;
+        let size = <Self as Product<S>>::CHUNK;
+        for (chunk, to) in packed.chunks_exact_mut(rows * size).enumerate() {
+            let to = &mut to[slot * size..][..size];
+            let inputs = part(row, chunk * INPUTS, INPUTS);
+            if inputs.len() < INPUTS {
+                to.fill(0.0);
+            }
+            let to = to.as_mut_ptr().cast::<bf16>();
+            for (i, inputs) in inputs.chunks(S::LANES).enumerate() {
+                // SAFETY: a chunk's words are 32 bf16, of which vectors are parts.
+                unsafe { s.store_bf16(to.add(i * S::LANES), s.load_some(inputs)) };
             }
         }
     }
@@ -68,15 +168,14 @@ impl<S: Simd> Product<S> for DotBf16 {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        _: usize,
         weights: [*const bf16; P],
-        ahead: usize,
+        ask: Ask<P>,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let weights = load_words::<S, _, P, V>(s, weights, 0, ahead);
+            let weights = load_words::<S, _, P, V>(s, weights, 0, ask);
             for (r, sums) in sums.iter_mut().enumerate() {
-                let pair = s.splat_u32((*activations.add(r)).to_bits());
+                let pair = s.splat_u32((*activations.add(r * <Self as Product<S>>::CHUNK)).to_bits());
                 for (sums, weights) in sums.iter_mut().zip(&weights) {
                     for (sum, weight) in sums.iter_mut().zip(weights) {
                         *sum = s.dot_pairs(*sum, pair, *weight);
@@ -92,10 +191,11 @@ impl<S: Simd> Product<S> for FmaBf16 {
     const INPUTS: usize = 2;
     const WORDS: usize = 2;
     const MOST_ROWS: usize = 12; // widened weights take registers too
+    const MOST_ROWS_OF_TWO: usize = 4;
 
     #[inline(always)]
-    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        lay_f32(row, packed, slot, stride);
+    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        lay_f32(row, packed, slot, rows, <Self as Product<S>>::CHUNK);
     }
 
     #[inline(always)]
@@ -103,13 +203,12 @@ impl<S: Simd> Product<S> for FmaBf16 {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        stride: usize,
         weights: [*const bf16; P],
-        ahead: usize,
+        ask: Ask<P>,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let pairs = load_words::<S, _, P, V>(s, weights, 0, ahead);
+            let pairs = load_words::<S, _, P, V>(s, weights, 0, ask);
             let high = s.splat_u32(0xffff_0000);
             // Loops, not `map`: a closure would be compiled without the instruction set.
             let mut widened = [[s.splat(0.0); V]; P];
@@ -118,13 +217,13 @@ impl<S: Simd> Product<S> for FmaBf16 {
                     *widened = s.of_bits(s.shift_left::<16>(*pair));
                 }
             }
-            multiply_add(s, sums, activations, &widened);
+            multiply_add(s, sums, activations, <Self as Product<S>>::CHUNK, &widened);
             for (widened, pairs) in widened.iter_mut().zip(&pairs) {
                 for (widened, pair) in widened.iter_mut().zip(pairs) {
                     *widened = s.of_bits(s.and_u32(*pair, high));
                 }
             }
-            multiply_add(s, sums, activations.add(stride), &widened);
+            multiply_add(s, sums, activations.add(1), <Self as Product<S>>::CHUNK, &widened);
         }
     }
 }
@@ -134,10 +233,11 @@ impl<S: Simd> Product<S> for FmaF32 {
     const INPUTS: usize = 1;
     const WORDS: usize = 1;
     const MOST_ROWS: usize = 14;
+    const MOST_ROWS_OF_TWO: usize = 6;
 
     #[inline(always)]
-    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-        lay_f32(row, packed, slot, stride);
+    fn lay(_: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
+        lay_f32(row, packed, slot, rows, <Self as Product<S>>::CHUNK);
     }
 
     #[inline(always)]
@@ -145,28 +245,24 @@ impl<S: Simd> Product<S> for FmaF32 {
         s: S,
         sums: &mut [[[S::F; V]; P]; R],
         activations: *const f32,
-        _: usize,
         weights: [*const f32; P],
-        ahead: usize,
+        ask: Ask<P>,
     ) {
         let mut loaded = [[s.splat(0.0); V]; P];
         // SAFETY: the caller's promise.
         unsafe {
-            let words = load_words::<S, _, P, V>(s, weights, 0, ahead);
+            let words = load_words::<S, _, P, V>(s, weights, 0, ask);
             for (loaded, words) in loaded.iter_mut().zip(&words) {
                 for (loaded, word) in loaded.iter_mut().zip(words) {
                     *loaded = s.of_bits(*word);
                 }
             }
-            multiply_add(s, sums, activations, &loaded);
+            multiply_add(s, sums, activations, <Self as Product<S>>::CHUNK, &loaded);
         }
     }
 }
 
-/// Bytes that a matrix's weights are asked for ahead of their use.
-pub(crate) const AHEAD: usize = 12 * 1024;
-
-/// `V` vectors of words of each panel, `skip` words on; asks for those `ahead` of them.
+/// `V` vectors of a row of words of each panel; asks for memory beside them.
 ///
 /// # Safety
 /// Pointers are valid for reading that.
@@ -174,17 +270,13 @@ pub(crate) const AHEAD: usize = 12 * 1024;
 pub(super) unsafe fn load_words<S: Simd, W, const P: usize, const V: usize>(
     s: S,
     panels: [*const W; P],
-    skip: usize,
-    ahead: usize,
+    row: usize,
+    ask: Ask<P>,
 ) -> [[S::I; V]; P] {
+    ask.row::<S, V>(s, row);
     let mut words = [[s.splat_u32(0); V]; P];
     for (words, panel) in words.iter_mut().zip(panels) {
-        let panel = panel.cast::<u32>().wrapping_add(skip);
-        if ahead > 0 {
-            for line in 0..(V * S::LANES * size_of::<u32>()).div_ceil(64) {
-                s.prefetch(panel.cast::<u8>().wrapping_add(ahead + 64 * line));
-            }
-        }
+        let panel = panel.cast::<u32>().wrapping_add(row * PANEL);
         for (v, word) in words.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
             *word = unsafe { s.load_u32(panel.add(v * S::LANES)) };
@@ -194,17 +286,18 @@ pub(super) unsafe fn load_words<S: Simd, W, const P: usize, const V: usize>(
 }
 
 /// # Safety
-/// `activations` is valid for reading `R` words.
+/// `activations` is valid for reading `R` words, so many `apart`.
 #[inline(always)]
 unsafe fn multiply_add<S: Simd, const R: usize, const P: usize, const V: usize>(
     s: S,
     sums: &mut [[[S::F; V]; P]; R],
     activations: *const f32,
+    apart: usize,
     weights: &[[S::F; V]; P],
 ) {
     for (r, sums) in sums.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        let x = s.splat(unsafe { *activations.add(r) });
+        let x = s.splat(unsafe { *activations.add(r * apart) });
         for (sums, weights) in sums.iter_mut().zip(weights) {
             for (sum, weight) in sums.iter_mut().zip(weights) {
                 *sum = s.mul_add(x, *weight, *sum);
@@ -213,34 +306,57 @@ unsafe fn multiply_add<S: Simd, const R: usize, const P: usize, const V: usize>(
     }
 }
 
-/// As they are; an odd last input gets a zero beside it.
+/// As they are, in chunks of so many words.
 #[inline(always)]
-fn lay_f32(row: &[f32], packed: &mut [f32], slot: usize, stride: usize) {
-    let words = packed.iter_mut().skip(slot).step_by(stride);
-    words.zip(row.iter().copied().chain(std::iter::once(0.0))).for_each(|(word, x)| *word = x);
+fn lay_f32(row: &[f32], packed: &mut [f32], slot: usize, rows: usize, size: usize) {
+    for (chunk, to) in packed.chunks_exact_mut(rows * size).enumerate() {
+        let inputs = part(row, chunk * size, size);
+        let (to, lacking) = to[slot * size..][..size].split_at_mut(inputs.len());
+        to.copy_from_slice(inputs);
+        lacking.fill(0.0);
+    }
 }
 
-/// `R` rows of packed activations (`stride` words apart from step's word to word) times `V` vectors of each of `P` panels,
-/// whose steps are `panel_stride` weights apart; weights so many bytes `ahead` are asked for.
+/// `len` numbers of a row, or what is left of it.
+#[inline(always)]
+pub(super) fn part(row: &[f32], from: usize, len: usize) -> &[f32] {
+    let rest = row.get(from..).unwrap_or_default();
+    &rest[..len.min(rest.len())]
+}
+
+/// Words of a packed row of so many inputs: whole chunks.
+pub(crate) fn packed_words<S: Simd, Q: Product<S>>(inputs: usize) -> usize {
+    (inputs.div_ceil(Q::INPUTS) * Q::WORDS).next_multiple_of(Q::CHUNK)
+}
+
+/// `R` rows of packed activations times `V` vectors of each of `P` panels.
 ///
 /// # Safety
-/// Pointers are valid for `steps` steps of that; [`DotBf16`] needs `S::DOTS`.
+/// Pointers are valid for so many steps of that; [`DotBf16`] needs `S::DOTS`.
 #[inline(always)]
 pub(crate) unsafe fn multiply<S: Simd, Q: Product<S>, const R: usize, const P: usize, const V: usize>(
     s: S,
-    steps: usize,
-    mut activations: *const f32,
-    stride: usize,
-    mut weights: [*const Q::Weight; P],
-    panel_stride: usize,
-    ahead: usize,
+    steps: Steps<Q::Weight, P>,
 ) -> [[[S::F; V]; P]; R] {
     let mut sums = [[[s.splat(0.0); V]; P]; R];
-    for _ in 0..steps {
-        // SAFETY: the caller's promise; wrapping arithmetic, so that the last step may point past the end.
-        unsafe { Q::step(s, &mut sums, activations, stride, weights, ahead) };
-        activations = activations.wrapping_add(Q::WORDS * stride);
-        weights = weights.map(|panel| panel.wrapping_add(panel_stride));
-    }
+    // SAFETY: the caller's promise.
+    unsafe { run::<S, Q, R, P, V>(s, steps, &mut sums) };
     sums
+}
+
+/// Adds steps to sums in registers.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline(always)]
+unsafe fn run<S: Simd, Q: Product<S> + ?Sized, const R: usize, const P: usize, const V: usize>(
+    s: S,
+    mut steps: Steps<Q::Weight, P>,
+    sums: &mut [[[S::F; V]; P]; R],
+) {
+    while steps.count > 0 {
+        // SAFETY: the caller's promise.
+        unsafe { Q::step(s, sums, steps.activations, steps.weights, steps.ask) };
+        steps = steps.next::<S, Q>();
+    }
 }

@@ -1,4 +1,4 @@
-//! Where the time of a whole pass of a synthetic model goes on the CPU lane:
+//! Where the time of a whole pass of a model, mostly a synthetic one, goes on the CPU lane:
 //! `cargo run --release -p faser-models --example pass_speed -- --help`
 //!
 //! A pass is what verification needs: all layers, the logits of all rows, and a token sampled greedily for each. Beside it stands the
@@ -13,11 +13,12 @@ mod pass_workload;
 mod speed_figures;
 
 use std::error::Error;
+use std::path::Path;
 
 use clap::Parser;
 use faser_kernels::{CpuDevice, Lane};
-use faser_models::Model;
 use faser_models::synthetic::{SyntheticSpec, pair};
+use faser_models::{Model, Shard, WeightSource};
 
 use options::{Case, Options};
 use pass_workload::{Memory, Timing, Workload};
@@ -49,7 +50,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// The synthetic model of a preset, or the one in a folder.
 fn make(options: &Options) -> Result<Model, Box<dyn Error>> {
+    let folder = Path::new(&options.model);
+    if folder.is_dir() {
+        let source = WeightSource::folder(folder)?;
+        return Ok(Model::load(&source, Shard::WHOLE, options.dtype, &mut |_| {})?);
+    }
     let spec = SyntheticSpec::preset(&options.model)?;
     let (model, _) = pair(&spec, options.dtype, &mut |progress| {
         eprint!("\rmaking weights: {} %", 100 * progress.done_bytes / progress.total_bytes);

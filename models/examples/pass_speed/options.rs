@@ -3,10 +3,10 @@
 use clap::{Parser, ValueEnum};
 use faser_kernels::{Dtype, Isa};
 
-/// Times whole passes of a synthetic model, and the read bandwidth they are bound by.
+/// Times whole passes of a model, and the read bandwidth they are bound by.
 #[derive(Parser)]
 pub(crate) struct Options {
-    /// Shape: 1.1b (TinyLlama's), 110m or tiny.
+    /// Shape: 1.1b (TinyLlama's), 110m or tiny; or a model's folder.
     #[arg(long, default_value = "1.1b")]
     pub(crate) model: String,
     /// What the matrices are held in: bf16, int8 or f32.

@@ -4,7 +4,7 @@
 //! added.
 
 use super::amx_strip::{Tiles, blocks};
-use super::strip::{STRIP, Strip};
+use super::strip::Strips;
 use crate::memory::{BLOCK, BLOCKS, PANEL};
 use crate::simd::amx::{ForBytes, SUMS, TILE, products_of_bytes};
 use crate::simd::{Simd, one_of, quantise};
@@ -20,28 +20,28 @@ const ROWS: usize = BLOCKS * BLOCK / 4 + 1;
 /// Steps of a panel that all rows go through before the next: they stay in the cache.
 const RUN: usize = 16;
 
-/// Computes a strip for some rows; packs their activations first if they are `fresh`.
+/// Computes strips for some rows; packs their activations first if they are `fresh`.
 ///
 /// # Safety
-/// `S::TILES` is true; `weights` are those of the job's matrix. No other worker has the strip.
+/// `S::TILES` is true; `weights` are those of the job's matrix. No other worker has the strips.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[u32]) {
-    let Strip { job, rows, strip, fresh, scratch } = strip;
+pub(super) unsafe fn compute<S: Simd>(s: S, strips: Strips<'_>, weights: &[u32]) {
+    let Strips { job, rows, outputs, fresh, scratch } = strips;
     let steps = job.w.in_features().div_ceil(BLOCKS * BLOCK);
     let count = rows.len().div_ceil(TILE);
-    let [packed, sums] = scratch.floats([count * steps * WORDS, count * 2 * SUMS]);
+    let [packed, sums, room] = scratch.floats([count * steps * WORDS, count * 2 * SUMS, job.w.in_features()]);
     if fresh {
         for (rows, packed) in blocks(rows.clone(), TILE).zip(packed.chunks_exact_mut(steps * WORDS)) {
             packed.fill(0.0);
             for (slot, row) in rows.enumerate() {
-                lay(s, job.x.row(row), packed, slot);
+                lay(s, job.row(s, row, room), packed, slot);
             }
         }
     }
-    let tiles = Tiles { s, job, weights, end: job.w.out_features().min((strip + 1) * STRIP) };
+    let tiles = Tiles { s, job, weights, end: outputs.end };
     // SAFETY: `TILES` is true, and tiles are used for nothing else below.
     let _set_up = unsafe { ForBytes::set_up() };
-    for first in (strip * STRIP..tiles.end).step_by(PANEL) {
+    for first in outputs.step_by(PANEL) {
         tiles.soon_written(&rows, first..tiles.end.min(first + PANEL));
         sums.fill(0.0);
         for step in (0..steps).step_by(RUN) {

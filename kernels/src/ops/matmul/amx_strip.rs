@@ -1,37 +1,38 @@
-//! A strip of outputs in AMX's tiles, and bf16 there: blocks of 16 rows, two of them at a time where there are as many.
+//! Strips of outputs in AMX's tiles, and bf16 there: blocks of 16 rows, two of them at a time where there are as many.
 
-use super::strip::{Job, STRIP, Strip};
+use super::strip::{Job, Strips};
 use crate::memory::{DEPTH, PANEL};
 use crate::simd::Simd;
 use crate::simd::amx::{SUMS, TILE, one_block, two_blocks};
 use half::bf16;
 use std::ops::Range;
 
-/// Computes a strip for some rows; packs their activations first if they are `fresh`.
+/// Computes strips for some rows; packs their activations first if they are `fresh`.
 ///
 /// # Safety
-/// `S::TILES` is true; `weights` are those of the job's matrix. No other worker has the strip.
+/// `S::TILES` is true; `weights` are those of the job's matrix. No other worker has the strips.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Simd>(s: S, strip: Strip<'_>, weights: &[bf16]) {
-    let Strip { job, rows, strip, fresh, scratch } = strip;
+pub(super) unsafe fn compute<S: Simd>(s: S, strips: Strips<'_>, weights: &[bf16]) {
+    let Strips { job, rows, outputs, fresh, scratch } = strips;
     let steps = job.w.in_features().div_ceil(DEPTH);
     let block = steps * TILE * DEPTH;
     let pairs = rows.len().saturating_sub(TILE).div_ceil(2 * TILE);
-    let [packed, sums] = scratch.floats([rows.len().div_ceil(TILE) * block / 2, pairs.max(1) * 4 * SUMS]);
+    let packed_len = rows.len().div_ceil(TILE) * block / 2;
+    let [packed, sums, room] = scratch.floats([packed_len, pairs.max(1) * 4 * SUMS, job.w.in_features()]);
     let packed = halves(packed);
     if fresh {
         for (rows, packed) in blocks(rows.clone(), TILE).zip(packed.chunks_exact_mut(block)) {
             for (slot, row) in rows.enumerate() {
-                lay(s, job.x.row(row), packed, slot);
+                lay(s, job.row(s, row, room), packed, slot);
             }
         }
     }
     let (sums, _) = sums.as_chunks_mut();
-    let tiles = Tiles { s, job, weights, end: job.w.out_features().min((strip + 1) * STRIP) };
+    let tiles = Tiles { s, job, weights, end: outputs.end };
     let alone = rows.start + pairs * 2 * TILE;
     // SAFETY: blocks are packed above, for `steps`; the rest is the caller's promise.
     unsafe {
-        for first in (strip * STRIP..tiles.end).step_by(PANEL) {
+        for first in outputs.step_by(PANEL) {
             tiles.pairs(first, rows.start..rows.end.min(alone), packed, sums);
             if alone < rows.end {
                 tiles.alone(first, &(alone..rows.end), packed[pairs * 2 * block..].as_ptr(), &mut sums[0]);
@@ -69,12 +70,12 @@ pub(crate) fn halves(words: &mut [f32]) -> &mut [bf16] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
 }
 
-/// A strip of outputs, and the matrix's weights.
+/// Strips of outputs, and the matrix's weights.
 pub(super) struct Tiles<'a, S, W> {
     pub(super) s: S,
     pub(super) job: &'a Job<'a>,
     pub(super) weights: &'a [W],
-    /// End of the strip's outputs.
+    /// End of the strips' outputs.
     pub(super) end: usize,
 }
 

@@ -11,17 +11,20 @@ mod amx_int8;
 pub(super) mod amx_strip;
 mod strip;
 
+use super::Norm;
+use super::activate::{Activation, Row, activate};
 use crate::isa::Supported;
-use crate::memory::{Matrix, Panels, Vector, View, ViewMut};
+use crate::memory::{Matrix, Panels, SharedRows, Vector, View, ViewMut};
 use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes};
 use crate::{Isa, Lane};
 use half::bf16;
+use std::ops::Range;
 pub use strip::Write;
-use strip::{Job, STRIP, Strip, compute};
+use strip::{Job, STRIP, Strips, compute};
 
 /// Most rows whose packed activations stay in a core's cache while it goes through its strips.
 fn slab(isa: Isa) -> usize {
-    if isa == Isa::Amx { 128 } else { 56 }
+    if isa == Isa::Amx { 128 } else { 64 }
 }
 
 /// Multiplies each row of `x` by the matrix.
@@ -30,36 +33,137 @@ fn slab(isa: Isa) -> usize {
 /// If the columns of `x` are not the matrix's inputs, those of `out` not its outputs, rows differ, or the
 /// bias has another length.
 pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: ViewMut<'_>, write: Write) {
-    let (rows, inputs, outputs) = (x.rows(), w.in_features(), w.out_features());
+    run(lane, &job(x, None, w, bias, out, write), None);
+}
+
+/// [`rms_norm`](super::rms_norm), then [`matmul`], with the same bits: each worker normalises what it packs, so that nothing is
+/// written for others to read.
+///
+/// # Panics
+/// As [`matmul`]; if the norm is not as long as a row of `x`.
+pub fn matmul_normed(
+    lane: &Lane,
+    x: View<'_>,
+    norm: Norm<'_>,
+    w: &Matrix,
+    bias: Option<&Vector>,
+    out: ViewMut<'_>,
+) {
+    run(lane, &job(x, Some(norm), w, bias, out, Write::Replace), None);
+}
+
+/// [`matmul_normed`] to `projected`, then this [`activate`](super::activate), to `out`, with the same bits: a worker activates what it has
+/// just computed.
+///
+/// # Panics
+/// As both of them.
+pub fn matmul_activated(
+    lane: &Lane,
+    x: View<'_>,
+    norm: Norm<'_>,
+    w: &Matrix,
+    bias: Option<&Vector>,
+    mut projected: ViewMut<'_>,
+    (activation, out): (Activation, ViewMut<'_>),
+) {
+    let (outputs, width) = (w.out_features(), out.cols());
+    let gated = outputs == 2 * width;
+    if gated && !width.is_multiple_of(STRIP) {
+        // A strip is of both.
+        matmul_normed(lane, x, norm, w, bias, projected.reborrow());
+        return activate(lane, projected.as_view(), activation, out);
+    }
+    assert_eq!((out.rows(), outputs), (x.rows(), if gated { 2 * width } else { width }), "matmul: activated");
+    let activated = Activated { activation, gated, out: out.share() };
+    run(lane, &job(x, Some(norm), w, bias, projected, Write::Replace), Some(activated));
+}
+
+/// What becomes of the outputs of a matmul.
+#[derive(Clone, Copy)]
+struct Activated<'a> {
+    activation: Activation,
+    /// The second half of the outputs are what those of the first half are gates of.
+    gated: bool,
+    out: SharedRows<'a>,
+}
+
+/// Looks at the shapes.
+fn job<'a>(
+    x: View<'a>,
+    norm: Option<Norm<'a>>,
+    w: &'a Matrix,
+    bias: Option<&'a Vector>,
+    out: ViewMut<'a>,
+    write: Write,
+) -> Job<'a> {
+    let (inputs, outputs) = (w.in_features(), w.out_features());
     assert_eq!(x.cols(), inputs, "matmul: columns of x and inputs of w");
-    assert_eq!((out.rows(), out.cols()), (rows, outputs), "matmul: shape of out");
+    assert!(norm.is_none_or(|norm| norm.weight.len() == inputs), "matmul: length of the norm");
+    assert_eq!((out.rows(), out.cols()), (x.rows(), outputs), "matmul: shape of out");
     let bias = bias.map(Vector::as_slice);
     assert!(bias.is_none_or(|bias| bias.len() == outputs), "matmul: length of the bias");
-    let job = Job { x, w, bias, out: out.share(), write };
-    // Items go slab by slab, each through all strips.
+    Job { x, norm, w, bias, out: out.share(), write }
+}
+
+fn run(lane: &Lane, job: &Job<'_>, activated: Option<Activated<'_>>) {
+    let Job { x, w, .. } = *job;
+    let (rows, inputs) = (x.rows(), w.in_features());
+    // Items go slab by slab, each through all strips; a strip that is activated goes with those that it is the gates of.
     let isa = lane.supported();
     let slabs = rows.div_ceil(slab(isa.isa()));
     let slab_rows = rows.div_ceil(slabs.max(1));
-    let strips = outputs.div_ceil(STRIP);
+    let gated = activated.is_some_and(|activated| activated.gated);
+    let strips = w.out_features().div_ceil(STRIP) / if gated { 2 } else { 1 };
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
-    let weights = STRIP * inputs;
-    let strip_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);
-    lane.run(crate::Op::Matmul, slabs * strips, strip_ns, &|queue, scratch| {
+    let weights = STRIP * inputs * if gated { 2 } else { 1 };
+    let item_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);
+    lane.run(crate::Op::Matmul, slabs * strips, item_ns, &|queue, scratch| {
         let mut packed = None;
-        while let Some(range) = queue.next() {
-            for item in range {
-                let (slab, strip) = (item / strips, item % strips);
-                let rows = slab * slab_rows..rows.min((slab + 1) * slab_rows);
-                let fresh = packed.replace(slab) != Some(slab);
-                let strip = Strip { job: &job, rows, strip, fresh, scratch };
-                // SAFETY: it is a strip of this matrix, and one item, done once.
-                unsafe { over_panels(isa, w, strip) };
+        while let Some(mut items) = queue.next() {
+            while !items.is_empty() {
+                // Of one slab: consecutive strips.
+                let slab = items.start / strips;
+                let end = items.end.min((slab + 1) * strips);
+                let rows = slab * slab_rows..x.rows().min((slab + 1) * slab_rows);
+                let first = items.start % strips * STRIP..(end - slab * strips) * STRIP;
+                let second = gated.then_some(strips * STRIP + first.start..strips * STRIP + first.end);
+                for outputs in [Some(first.clone()), second].into_iter().flatten() {
+                    let fresh = packed.replace(slab) != Some(slab);
+                    let outputs = outputs.start..outputs.end.min(w.out_features());
+                    let strips = Strips { job, rows: rows.clone(), outputs, fresh, scratch };
+                    // SAFETY: they are strips of this matrix, and of items that are done once.
+                    unsafe { over_panels(isa, w, strips) };
+                }
+                if let Some(activated) = activated {
+                    // SAFETY: the items' strips are done, and nobody else's.
+                    unsafe { activated.columns(isa, job, rows, first) };
+                }
+                items.start = end;
             }
         }
     });
 }
 
-impl OverPanels for Strip<'_> {
+impl Activated<'_> {
+    /// Activates some columns of some rows.
+    ///
+    /// # Safety
+    /// No other worker has these columns, nor those that they are the gates of.
+    unsafe fn columns(self, isa: Supported, job: &Job<'_>, rows: Range<usize>, columns: Range<usize>) {
+        let (width, first) = (self.out.cols, columns.start);
+        let len = columns.end.min(width) - first;
+        for row in rows {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let gate = job.out.part(row, first, len);
+                let up = if self.gated { job.out.part(row, width + first, len) } else { &mut [] };
+                Row { gate, up, out: self.out.part(row, first, len) }.activate(isa, self.activation);
+            }
+        }
+    }
+}
+
+impl OverPanels for Strips<'_> {
     #[inline(always)]
     unsafe fn in_vectors<S: Simd, Q: Product<S>>(self, s: S, weights: &[Q::Weight]) {
         // SAFETY: the caller's promise.

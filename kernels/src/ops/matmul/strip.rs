@@ -1,12 +1,14 @@
-//! A strip of outputs for a block of rows: packs activations, chooses kernels by the number of rows, and writes the
-//! results.
+//! Strips of outputs for some rows: packs activations, chooses kernels by the number of rows, and writes the results.
 //!
-//! Activations are packed in row blocks of up to 14 rows, and inside a block the rows' words for one input lie side by
-//! side.
+//! Activations are packed in blocks of up to 14 rows, and inside a block in chunks: a cache line of each row. One block goes
+//! through the weights from end to end. Several would wait for memory in the first and calculate in the others; so all of them
+//! go through a run of a panel before the next run, which they ask for meanwhile, each for its part: reading and arithmetic go
+//! on at the same time.
 
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, SharedRows, View};
-use crate::simd::{AHEAD, Product, Simd, multiply};
+use crate::ops::Norm;
+use crate::simd::{Ask, Product, Simd, Steps, packed_words};
 use std::ops::Range;
 
 /// What becomes of the old content of an output.
@@ -18,12 +20,14 @@ pub enum Write {
     Add,
 }
 
-/// Outputs of a strip, what one worker does at a time: two panels.
+/// Outputs of a strip, the least that one worker does at a time: two panels.
 pub(super) const STRIP: usize = 2 * PANEL;
 
 /// A matmul.
 pub(super) struct Job<'a> {
     pub(super) x: View<'a>,
+    /// In front of it.
+    pub(super) norm: Option<Norm<'a>>,
     pub(super) w: &'a Matrix,
     pub(super) bias: Option<&'a [f32]>,
     pub(super) out: SharedRows<'a>,
@@ -31,6 +35,15 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Row `r` of what is multiplied; `room` is for one row.
+    #[inline(always)]
+    pub(super) fn row<'r, S: Simd>(&'r self, s: S, r: usize, room: &'r mut [f32]) -> &'r [f32] {
+        let row = self.x.row(r);
+        let Some(norm) = self.norm else { return row };
+        norm.write(s, row, room);
+        room
+    }
+
     /// Adds bias and old value to `len` sums and stores them.
     ///
     /// # Safety
@@ -49,99 +62,181 @@ impl Job<'_> {
     }
 }
 
-/// One strip for one slab of rows.
-pub(super) struct Strip<'a> {
+/// Consecutive strips for one slab of rows.
+pub(super) struct Strips<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) rows: Range<usize>,
-    pub(super) strip: usize,
+    /// From the first strip's first one on.
+    pub(super) outputs: Range<usize>,
     /// Whether the activations of these rows must be packed first.
     pub(super) fresh: bool,
     pub(super) scratch: &'a mut Scratch,
 }
 
-/// Computes a strip for some rows; packs their activations first if they are `fresh`.
+/// Computes strips for some rows; packs their activations first if they are `fresh`.
 ///
 /// # Safety
-/// `weights` are those of the job's matrix, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strip.
+/// `weights` are those of the job's matrix, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strips.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strip: Strip<'_>, weights: &[Q::Weight]) {
-    let Strip { job, rows, strip, fresh, scratch } = strip;
+pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strips: Strips<'_>, weights: &[Q::Weight]) {
+    let Strips { job, rows, outputs, fresh, scratch } = strips;
     let steps = job.w.in_features().div_ceil(Q::INPUTS);
-    let words_per_row = steps * Q::WORDS;
-    let [packed] = scratch.floats([packed_len::<S, Q>(rows.len(), words_per_row)]);
+    let words_per_row = packed_words::<S, Q>(job.w.in_features());
+    let padded = padded_rows::<S, Q>(rows.len());
+    let [packed, sums, room] = scratch.floats([padded * words_per_row, padded * STRIP, job.w.in_features()]);
     if fresh {
-        pack::<S, Q>(s, job.x, rows.clone(), words_per_row, packed);
+        pack::<S, Q>(s, job, rows.clone(), packed, room);
     }
-    let tile = Tiles { s, job, weights, steps, strip };
-    let (mut row, mut start) = (rows.start, 0);
-    while row < rows.end {
-        let size = block_size::<S, Q>(rows.end - row);
-        let rows = row..rows.end.min(row + size);
-        let block = &packed[start..start + size * words_per_row];
-        // SAFETY: `block` is `steps` steps of `size` rows; the strip is this worker's.
-        unsafe {
-            if S::REGISTERS >= 32 && S::LANES == 4 {
-                // Short vectors: with few rows a whole panel at once, so that its memory is read in one run.
-                match size {
-                    1 => tile.strip::<Q, 1, 1, 8>(block, rows),
-                    2 => tile.strip::<Q, 2, 1, 8>(block, rows),
-                    4 => tile.strip::<Q, 4, 1, 4>(block, rows),
-                    6 => tile.strip::<Q, 6, 1, 4>(block, rows),
-                    8 => tile.strip::<Q, 8, 1, 2>(block, rows),
-                    12 => tile.strip::<Q, 12, 1, 2>(block, rows),
-                    _ => tile.strip::<Q, 14, 1, 2>(block, rows),
-                }
-            } else if S::REGISTERS >= 32 {
-                match size {
-                    1 => tile.strip::<Q, 1, 2, 2>(block, rows),
-                    2 => tile.strip::<Q, 2, 2, 2>(block, rows),
-                    4 => tile.strip::<Q, 4, 2, 2>(block, rows),
-                    6 => tile.strip::<Q, 6, 1, 2>(block, rows),
-                    8 => tile.strip::<Q, 8, 1, 2>(block, rows),
-                    12 => tile.strip::<Q, 12, 1, 2>(block, rows),
-                    _ => tile.strip::<Q, 14, 1, 2>(block, rows),
-                }
-            } else {
-                match size {
-                    1 => tile.strip::<Q, 1, 1, 4>(block, rows),
-                    2 => tile.strip::<Q, 2, 1, 4>(block, rows),
-                    4 => tile.strip::<Q, 4, 1, 2>(block, rows),
-                    _ => tile.strip::<Q, 6, 1, 2>(block, rows),
-                }
-            }
+    let blocks = Blocks { s, job, weights, steps, rows, outputs };
+    // SAFETY: rows are packed and have room for sums; the rest is the caller's promise.
+    unsafe {
+        if padded == block_size::<S, Q>(blocks.rows.len()) {
+            blocks.one::<Q>(packed, sums);
+        } else {
+            blocks.several::<Q>(packed, sums);
         }
-        (row, start) = (row + size, start + size * words_per_row);
     }
 }
 
-/// The tiles of a strip: as many outputs as fit in registers together.
-struct Tiles<'a, S, W> {
+/// Bytes of a panel's run: the first cache holds it, the next one and the rows' activations for it.
+const RUN: usize = 8 * 1024;
+
+/// The blocks of rows of some strips.
+struct Blocks<'a, S, W> {
     s: S,
     job: &'a Job<'a>,
     weights: &'a [W],
     steps: usize,
-    strip: usize,
+    rows: Range<usize>,
+    outputs: Range<usize>,
 }
 
-impl<S: Simd, W: Copy> Tiles<'_, S, W> {
-    /// All tiles of `P` panels by `V` vectors, for a block of `R` packed rows of which `rows` are real.
+/// What a block goes through at once.
+struct Part {
+    rows: Range<usize>,
+    /// Of the strips.
+    outputs: Range<usize>,
+    /// From the first step on sums are zero, and after the last one they are finished.
+    steps: Range<usize>,
+    /// Which block of how many it is: they ask for the next steps together.
+    share: (usize, usize),
+}
+
+impl<S: Simd, W: Copy> Blocks<'_, S, W> {
+    /// All of one block.
     ///
     /// # Safety
-    /// `packed` is `steps` steps of `R` rows; `weights` are packed for `Q`; the strip is this worker's alone.
+    /// `packed` is the block, `sums` has its rows times a strip; weights are packed for `Q`; the strips are this worker's alone.
     #[inline(always)]
-    unsafe fn strip<Q: Product<S, Weight = W>, const R: usize, const P: usize, const V: usize>(
+    unsafe fn one<Q: Product<S, Weight = W>>(&self, packed: &[f32], sums: &mut [f32]) {
+        let Blocks { rows, outputs, steps, .. } = self;
+        let part = Part { rows: rows.clone(), outputs: outputs.clone(), steps: 0..*steps, share: (0, 1) };
+        // SAFETY: the caller's promise.
+        unsafe { self.part::<Q>(block_size::<S, Q>(rows.len()), &part, packed, sums) };
+    }
+
+    /// All of several blocks, which are of more rows than go through two panels.
+    ///
+    /// # Safety
+    /// As for [`Blocks::one`], with all blocks.
+    #[inline(always)]
+    unsafe fn several<Q: Product<S, Weight = W>>(&self, packed: &[f32], sums: &mut [f32]) {
+        let blocks = || row_blocks::<S, Q>(self.rows.clone());
+        let (of, words_per_row) = (blocks().count(), packed_words::<S, Q>(self.job.w.in_features()));
+        // Even runs, as the next one is asked for in step with this one.
+        let runs = self.steps.div_ceil((RUN / step_bytes::<S, Q>()).max(1));
+        for first in self.outputs.clone().step_by(PANEL) {
+            let outputs = first..self.outputs.end.min(first + PANEL);
+            for run in 0..runs {
+                let steps = self.steps * run / runs..self.steps * (run + 1) / runs;
+                let mut start = 0;
+                for (block, (rows, size)) in blocks().enumerate() {
+                    let part =
+                        Part { rows, outputs: outputs.clone(), steps: steps.clone(), share: (block, of) };
+                    let packed = &packed[start * words_per_row..(start + size) * words_per_row];
+                    let sums = &mut sums[start * PANEL..(start + size) * PANEL];
+                    // SAFETY: the caller's promise.
+                    unsafe { self.part::<Q>(size, &part, packed, sums) };
+                    start += size;
+                }
+            }
+        }
+    }
+
+    /// A part of a block of `size` rows.
+    ///
+    /// # Safety
+    /// As for [`Blocks::one`].
+    #[inline(always)]
+    unsafe fn part<Q: Product<S, Weight = W>>(
         &self,
+        size: usize,
+        part: &Part,
         packed: &[f32],
-        rows: Range<usize>,
+        sums: &mut [f32],
     ) {
-        let outputs = self.job.w.out_features();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if S::REGISTERS >= 32 && S::LANES == 4 {
+                // Short vectors: with few rows a whole panel at once, so that its memory is read in one run.
+                match size {
+                    1 => self.tiles::<Q, 1, 1, 8>(part, packed, sums),
+                    2 => self.tiles::<Q, 2, 1, 8>(part, packed, sums),
+                    4 => self.tiles::<Q, 4, 1, 4>(part, packed, sums),
+                    6 => self.tiles::<Q, 6, 1, 4>(part, packed, sums),
+                    8 => self.tiles::<Q, 8, 1, 2>(part, packed, sums),
+                    12 => self.tiles::<Q, 12, 1, 2>(part, packed, sums),
+                    _ => self.tiles::<Q, 14, 1, 2>(part, packed, sums),
+                }
+            } else if S::REGISTERS >= 32 {
+                // Few rows are few chains of additions: two panels at once do not wait for each other.
+                let two = size <= Q::MOST_ROWS_OF_TWO;
+                match size {
+                    1 => self.tiles::<Q, 1, 2, 2>(part, packed, sums),
+                    2 => self.tiles::<Q, 2, 2, 2>(part, packed, sums),
+                    3 => self.tiles::<Q, 3, 2, 2>(part, packed, sums),
+                    4 => self.tiles::<Q, 4, 2, 2>(part, packed, sums),
+                    5 if two => self.tiles::<Q, 5, 2, 2>(part, packed, sums),
+                    6 if two => self.tiles::<Q, 6, 2, 2>(part, packed, sums),
+                    5 => self.tiles::<Q, 5, 1, 2>(part, packed, sums),
+                    6 => self.tiles::<Q, 6, 1, 2>(part, packed, sums),
+                    7 => self.tiles::<Q, 7, 1, 2>(part, packed, sums),
+                    8 => self.tiles::<Q, 8, 1, 2>(part, packed, sums),
+                    10 => self.tiles::<Q, 10, 1, 2>(part, packed, sums),
+                    12 => self.tiles::<Q, 12, 1, 2>(part, packed, sums),
+                    _ => self.tiles::<Q, 14, 1, 2>(part, packed, sums),
+                }
+            } else {
+                match size {
+                    1 => self.tiles::<Q, 1, 1, 4>(part, packed, sums),
+                    2 => self.tiles::<Q, 2, 1, 4>(part, packed, sums),
+                    4 => self.tiles::<Q, 4, 1, 2>(part, packed, sums),
+                    _ => self.tiles::<Q, 6, 1, 2>(part, packed, sums),
+                }
+            }
+        }
+    }
+
+    /// A part in tiles, as many outputs as fit in registers together: `P` panels by `V` vectors, for `R` packed rows.
+    ///
+    /// # Safety
+    /// As for [`Blocks::one`]; `packed` has `R` rows.
+    #[inline(always)]
+    unsafe fn tiles<Q: Product<S, Weight = W>, const R: usize, const P: usize, const V: usize>(
+        &self,
+        part: &Part,
+        packed: &[f32],
+        sums: &mut [f32],
+    ) {
         let panel_len = self.job.w.panel_len();
-        let last_panel = outputs.div_ceil(PANEL) - 1;
-        let end = outputs.min((self.strip + 1) * STRIP);
+        let last_panel = self.job.w.out_features().div_ceil(PANEL) - 1;
         let tile_outputs = if P == 1 { V * S::LANES } else { P * PANEL };
+        let tile_sums = R * P * V * S::LANES;
         let weights_per_word = size_of::<u32>() / size_of::<W>();
-        let mut first = self.strip * STRIP;
-        while first < end {
+        for first in part.outputs.clone().step_by(tile_outputs) {
+            // Panels follow one another in the same place: several blocks have one at a time.
+            let sums =
+                &mut sums[if P == 1 { (first - part.outputs.start) % PANEL * R } else { 0 }..][..tile_sums];
             let mut starts = [self.weights.as_ptr(); P];
             for (p, start) in starts.iter_mut().enumerate() {
                 // Beyond the last panel the last one is computed again, and not written.
@@ -149,38 +244,87 @@ impl<S: Simd, W: Copy> Tiles<'_, S, W> {
                 let weights = &self.weights[panel * panel_len..(panel + 1) * panel_len];
                 *start = weights[first % PANEL * weights_per_word..].as_ptr();
             }
-            // SAFETY: the panels hold `steps` steps (sliced above), `packed` too (the caller's promise).
-            let sums = unsafe {
-                multiply::<S, Q, R, P, V>(
-                    self.s,
-                    self.steps,
-                    packed.as_ptr(),
-                    R,
-                    starts,
-                    PANEL * Q::WEIGHTS,
-                    AHEAD,
-                )
-            };
-            for (sums, row) in sums.iter().zip(rows.clone()) {
-                for (p, sums) in sums.iter().enumerate() {
-                    for (v, sum) in sums.iter().enumerate() {
-                        let output = first + p * PANEL + v * S::LANES;
-                        if output < end {
-                            // SAFETY: this strip's outputs are this worker's.
-                            unsafe { self.job.finish(self.s, row, output, S::LANES.min(end - output), *sum) };
-                        }
-                    }
+            if part.steps.start == 0 {
+                sums.fill(0.0);
+            }
+            // SAFETY: the panels hold the steps (sliced above), `packed` too (the caller's promise).
+            unsafe { self.add::<Q, R, P, V>(part, packed, starts, sums.as_mut_ptr()) };
+            if part.steps.end == self.steps {
+                // SAFETY: these outputs are this worker's.
+                unsafe { self.finish::<P, V>(part, first, sums) };
+            }
+        }
+    }
+
+    /// Adds the steps of a part to the sums of a tile.
+    ///
+    /// # Safety
+    /// As for [`Blocks::one`]; panels begin at `starts`.
+    #[inline(always)]
+    unsafe fn add<Q: Product<S, Weight = W>, const R: usize, const P: usize, const V: usize>(
+        &self,
+        part: &Part,
+        packed: &[f32],
+        starts: [*const W; P],
+        sums: *mut f32,
+    ) {
+        let Part { steps, share: (block, blocks), .. } = part;
+        let (panel_stride, step_bytes) = (PANEL * Q::WEIGHTS, step_bytes::<S, Q>());
+        let row_bytes = PANEL * size_of::<u32>();
+        let part = |from: usize, count: usize, beyond: usize| {
+            let weights = starts.map(|panel| panel.wrapping_add(from * panel_stride));
+            let at = weights.map(|panel| panel.cast::<u8>().wrapping_add(beyond));
+            let (chunk, place) = (from * Q::WORDS / Q::CHUNK, from * Q::WORDS % Q::CHUNK);
+            let chunk_stride = R * Q::CHUNK;
+            let activations = packed.as_ptr().wrapping_add(chunk * chunk_stride + place);
+            let ask = Ask { at, stride: row_bytes / blocks };
+            Steps { count, activations, place, chunk_stride, weights, panel_stride, ask }
+        };
+        let count = steps.len();
+        // The end of a panel asks for the beginning of what comes next: if two are read side by side that is behind both.
+        let (ahead, last) = if *blocks > 1 {
+            (count * step_bytes * (blocks + block) / blocks, 0)
+        } else {
+            let last = (RUN / step_bytes).clamp(1, count);
+            (last * step_bytes, last)
+        };
+        let behind = ahead + (P - 1) * self.steps * step_bytes;
+        let both = [part(steps.start, count - last, ahead), part(steps.end - last, last, behind)];
+        // SAFETY: the caller's promise.
+        unsafe { Q::add_steps::<R, P, V>(self.s, both, sums) };
+    }
+
+    /// Writes the finished sums of a tile.
+    ///
+    /// # Safety
+    /// The outputs are this worker's.
+    #[inline(always)]
+    unsafe fn finish<const P: usize, const V: usize>(&self, part: &Part, first: usize, sums: &[f32]) {
+        for (sums, row) in sums.chunks_exact(P * V * S::LANES).zip(part.rows.clone()) {
+            for (i, sums) in sums.chunks_exact(S::LANES).enumerate() {
+                let output = first + i / V * PANEL + i % V * S::LANES;
+                if output < part.outputs.end {
+                    let len = S::LANES.min(part.outputs.end - output);
+                    // SAFETY: the caller's promise.
+                    unsafe { self.job.finish(self.s, row, output, len, self.s.load_some(sums)) };
                 }
             }
-            first += tile_outputs;
         }
     }
 }
 
+/// Bytes of a panel's step.
+fn step_bytes<S: Simd, Q: Product<S>>() -> usize {
+    PANEL * Q::WEIGHTS * size_of::<Q::Weight>()
+}
+
 /// Sizes of row blocks there are kernels for: as many as the machine has registers for.
 fn block_sizes<S: Simd, Q: Product<S>>() -> &'static [usize] {
-    let all: &[usize] = if S::REGISTERS < 32 { &[1, 2, 4, 6] } else { &[1, 2, 4, 6, 8, 12, 14] };
-    let most = if S::REGISTERS < 32 { 6 } else { Q::MOST_ROWS };
+    let (all, most): (&[usize], usize) = match (S::REGISTERS, S::LANES) {
+        (32.., 16) => (&[1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14], Q::MOST_ROWS),
+        (32.., _) => (&[1, 2, 4, 6, 8, 12, 14], Q::MOST_ROWS),
+        _ => (&[1, 2, 4, 6], 6),
+    };
     &all[..all.iter().filter(|size| **size <= most).count()]
 }
 
@@ -193,32 +337,36 @@ fn block_size<S: Simd, Q: Product<S>>(rows: usize) -> usize {
     sizes.iter().copied().find(|size| *size >= wanted).unwrap_or(largest)
 }
 
-/// Words the packed `rows` take.
-fn packed_len<S: Simd, Q: Product<S>>(rows: usize, words_per_row: usize) -> usize {
-    let mut left = rows;
-    let mut len = 0;
-    while left > 0 {
-        let size = block_size::<S, Q>(left);
-        len += size * words_per_row;
-        left = left.saturating_sub(size);
-    }
-    len
+/// The rows of each block, and its size.
+fn row_blocks<S: Simd, Q: Product<S>>(rows: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+    let mut first = rows.start;
+    std::iter::from_fn(move || {
+        let size = (first < rows.end).then(|| block_size::<S, Q>(rows.end - first))?;
+        let block = first..rows.end.min(first + size);
+        first += size;
+        Some((block, size))
+    })
 }
 
-/// Packs `rows` of `x` for `Q`, block after block.
+/// Rows that all blocks have, padding included.
+fn padded_rows<S: Simd, Q: Product<S>>(rows: usize) -> usize {
+    row_blocks::<S, Q>(0..rows).map(|(_, size)| size).sum()
+}
+
+/// Packs `rows` for `Q`, block after block; `room` is for one row.
 #[inline(always)]
-fn pack<S: Simd, Q: Product<S>>(s: S, x: View<'_>, rows: Range<usize>, words_per_row: usize, to: &mut [f32]) {
-    let (mut row, mut rest) = (rows.start, to);
-    while row < rows.end {
-        let size = block_size::<S, Q>(rows.end - row);
+fn pack<S: Simd, Q: Product<S>>(s: S, job: &Job<'_>, rows: Range<usize>, to: &mut [f32], room: &mut [f32]) {
+    let words_per_row = packed_words::<S, Q>(job.w.in_features());
+    let mut rest = to;
+    for (rows, size) in row_blocks::<S, Q>(rows) {
         let (block, tail) = std::mem::take(&mut rest).split_at_mut(size * words_per_row);
         for slot in 0..size {
-            if row + slot >= rows.end {
-                block.iter_mut().skip(slot).step_by(size).for_each(|word| *word = 0.0);
-            } else {
-                Q::lay(s, x.row(row + slot), block, slot, size);
-            }
+            let row = match rows.clone().nth(slot) {
+                Some(row) => job.row(s, row, room),
+                None => &[],
+            };
+            Q::lay(s, row, block, slot, size);
         }
-        (row, rest) = (row + size, tail);
+        rest = tail;
     }
 }
