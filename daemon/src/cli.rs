@@ -15,6 +15,7 @@ use faser_tools::compare::CompareArgs;
 use faser_tools::generate::GenerateArgs;
 #[cfg(feature = "gpu-check")]
 use faser_tools::gpu_check::GpuCheckArgs;
+use faser_tools::pair_args::PairArgs;
 use faser_tools::sim::SimArgs;
 use serde_json::Value;
 
@@ -25,6 +26,7 @@ Examples:
   faser ctl status                                what does the running daemon do?
   faser top                                       the same, live
   faser check -c my.yaml                          is this config right, and does it fit this machine?
+  faser serve model.gguf                          a GGUF file, or a model's folder, without a config
   faser plan -c configs/plans/h100x8.yaml         which GPUs would hold what, and would it fit?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
   faser bench --concurrency 1,4,16 --k 0,4        what speculation brings on this machine
@@ -75,16 +77,20 @@ pub enum Command {
 /// `faser serve`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Without -c the demo pair is served. configs/laptop.yaml has every key with its default.
+Without -c and MODEL the demo pair is served. configs/laptop.yaml has every key with its default.
 
 Examples:
   faser serve
+  faser serve model.gguf --draft small.gguf       a pair without a config file
   faser serve --policy off                        plain decoding, to compare
   faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines; needs API keys")]
 pub struct ServeArgs {
     /// Config file (YAML).
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Models in its place.
+    #[command(flatten)]
+    pub pair: PairArgs,
     /// Address and port instead of server.listen; port 0 takes a free one.
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<String>,
@@ -115,11 +121,15 @@ What does not fit is refused with what would, and exit status 1. docs/plans.md h
 Examples:
   faser plan                                      the demo pair on this machine
   faser plan -c configs/plans/h100x8.yaml
+  faser plan model.gguf
   faser plan -c my.yaml --json | jq '.plan.devices'")]
 pub struct PlanArgs {
     /// Config file (YAML); without it the demo pair is planned for.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Models in its place.
+    #[command(flatten)]
+    pub pair: PairArgs,
     /// Print one JSON object: topology, models, plan or refusal.
     #[arg(long)]
     pub json: bool,
@@ -159,7 +169,10 @@ impl ServeArgs {
         let flag = |key, flag, value: &Option<String>| Some((key, flag, Value::from(value.as_deref()?)));
         let listen = flag("server.listen", "--listen", &self.listen);
         let policy = flag("speculation.policy", "--policy", &self.policy);
-        ConfigSource { file: self.config.clone(), flags: listen.into_iter().chain(policy).collect() }
+        ConfigSource {
+            file: self.config.clone(),
+            flags: self.pair.flags().into_iter().chain(listen).chain(policy).collect(),
+        }
     }
 
     /// The config that `document` is.
@@ -232,7 +245,8 @@ mod tests {
             "faser generate",
             "faser generate --k 17 x",
             "faser generate --prompts a.json b",
-            "faser serve x",
+            "faser serve x -c y.yaml",
+            "faser serve --draft x",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

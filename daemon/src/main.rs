@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::Parser;
 use faser::cli::{Cli, Command};
 use faser::{manual, serve};
-use faser_config::{Config, LogConfig};
+use faser_config::LogConfig;
 use faser_loading::plan_command;
 use faser_openai::grammars;
 use faser_operators::ctl::socket_client::CtlError;
@@ -52,7 +52,7 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Plan(args) => {
-            let reports = plan_command::plan_all(&Config::read(args.config)?)?;
+            let reports = plan_command::plan_all(&args.pair.read(args.config)?)?;
             let text = match &reports[..] {
                 [only] if args.json => serde_json::to_string_pretty(only)?,
                 several if args.json => serde_json::to_string_pretty(several)?,

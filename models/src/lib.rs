@@ -10,6 +10,7 @@ mod config;
 pub mod cuda;
 mod error;
 mod features;
+mod gguf;
 mod layer;
 mod layer_spec;
 mod load;
@@ -29,6 +30,7 @@ pub use config::{
 pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
 pub use features::Features;
+pub use gguf::check_gguf;
 pub use layer_spec::{AttentionSpec, BesideEmbedding, LayerSpec, Mlp, MlpSpec, Norms};
 pub use load::{Progress, WeightSource};
 pub use model::{Model, Pass};

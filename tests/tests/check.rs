@@ -308,3 +308,36 @@ fn other_draft(config: &Config) {
     file.resize(file.len() + end, 0);
     fs::write(folder.join("model.safetensors"), file).expect("model.safetensors can be written");
 }
+
+#[test]
+fn a_gguf_file_is_a_model_wherever_a_folder_is() {
+    let file = "models/tests/golden/gguf/model.gguf";
+    let output = faser_with(&["check", file, "--draft", file]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in [
+        "model on",
+        "Llama, 2 layers, hidden 256",
+        "target: GGUF 3, llama; tensors: 5 of F32",
+        "draft: GGUF 3",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    // As target and draft, and the same text without one.
+    let texts = ["2", "0"].map(|k| {
+        let models = ["generate", "--target", file, "--draft", file];
+        let output = faser_with(&[&models[..], &["--k", k, "--max-tokens", "12", "--json", "the"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+        said["runs"][0]["text"].as_str().expect("a text").to_owned()
+    });
+    assert_eq!(texts[0], texts[1]);
+
+    let config = Config::new("model: {target: demo}\n");
+    let whole = fs::read(root().join(file)).expect("a file of the repository");
+    let cut = config.folder().join("cut.gguf");
+    fs::write(&cut, &whole[..whole.len() / 2]).expect("a file can be written");
+    let path = cut.to_str().expect("a path in UTF-8");
+    refused(&faser_with(&["check", path]), "cut off", &["cut.gguf", "truncated"]);
+    refused(&faser_with(&["plan", path]), "cut off", &["cut.gguf", "truncated"]);
+}

@@ -180,6 +180,15 @@ pub(crate) fn target_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     Ok(config)
 }
 
+/// What a model is called that nobody has named: as its folder, or as its GGUF file less what every such file's name ends in.
+pub(crate) fn model_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let Some(stem) = name.strip_suffix(".gguf").filter(|_| path.is_file()) else { return name };
+    // Of several parts the first is given.
+    let whole = stem.rsplit_once("-00001-of-").filter(|(_, count)| count.len() == 5);
+    whole.map_or(stem, |(whole, _)| whole).to_owned()
+}
+
 fn in_folders(
     target_dir: &Path,
     draft_dir: Option<&Path>,
@@ -198,13 +207,13 @@ fn in_folders(
     let mut tokens = is_head.then(|| tokenizer.vocab_size());
     if let (Some(dir), Some(draft)) = (draft_dir, &draft)
         && !is_head
-        && dir.join("tokenizer.json").is_file()
+        && Tokenizer::is_in(dir)
     {
         same_tokens(&tokenizer, &Tokenizer::load(dir, draft)?, draft.mask_token)?;
         tokens = Some(tokenizer.vocab_size());
     }
     draft = draft.map(|draft| fitted(&target, draft, tokens)).transpose()?;
-    let name = target_dir.file_name().unwrap_or(target_dir.as_os_str()).to_string_lossy().into_owned();
+    let name = model_name(target_dir);
     let folder =
         |dir: &Path, config: &ModelConfig| WeightSource::Folder(dir.to_owned(), Box::new(config.clone()));
     let drafts = draft_dir.zip(draft.as_ref()).map(|(dir, config)| folder(dir, config));
@@ -287,12 +296,10 @@ fn same_tokens(target: &Tokenizer, draft: &Tokenizer, mask: Option<u32>) -> Resu
         let most = target.vocab_size().max(draft.vocab_size()) as u32;
         return match (0..most).find(other) {
             None => Ok(()),
-            Some(id) => {
-                Err(ModelError::Pair(format!("token {id} is another one in their tokenizer.json files")))
-            }
+            Some(id) => Err(ModelError::Pair(format!("token {id} is another one in their tokenizers"))),
         };
     }
-    let problem = "their tokenizer.json files turn the same text into different tokens";
+    let problem = "their tokenizers turn the same text into different tokens";
     Err(ModelError::Pair(problem.to_owned()))
 }
 

@@ -17,7 +17,7 @@ use faser_topology::{
 };
 use serde::Serialize;
 
-use crate::config_pair::target_config;
+use crate::config_pair::{model_name, target_config};
 use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
 use crate::locate;
@@ -287,8 +287,7 @@ fn named(dir: &Path, notes: &mut Vec<String>) -> Result<NamedShape, LoadError> {
     if !config.check_headers(dir)? {
         notes.push(format!("{} has no weights: planned by its config.json alone", dir.display()));
     }
-    let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
-    Ok(NamedShape { name, config })
+    Ok(NamedShape { name: model_name(dir), config })
 }
 
 /// One model, ready to be asked what shards of it take.

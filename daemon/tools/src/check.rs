@@ -15,17 +15,23 @@ use faser_openai::access::Access;
 use faser_terminal::Display;
 use faser_topology::Node;
 
+use crate::pair_args::PairArgs;
+
 /// `faser check`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 It loads the models, so a file that is missing, cut off or of the wrong shape is found here.
 
-Example:
-  faser check -c configs/laptop.yaml")]
+Examples:
+  faser check -c configs/laptop.yaml
+  faser check model.gguf                          what is in this file?")]
 pub struct CheckArgs {
     /// Config file (YAML); without it every default is checked.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Models in its place.
+    #[command(flatten)]
+    pub pair: PairArgs,
     /// Measure what passes cost anew, also if an earlier start has cached it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
@@ -37,7 +43,7 @@ impl CheckArgs {
     /// # Errors
     /// The file is wrong.
     pub fn load_config(&self) -> Result<Config, ConfigError> {
-        Config::read(self.config.clone())?.profiled(self.profile)
+        self.pair.read(self.config.clone())?.profiled(self.profile)
     }
 }
 

@@ -20,6 +20,8 @@ use faser_openai::text_sequence::{Ending, Finish, Piece, Span};
 use faser_terminal::{Display, print, println};
 use serde_json::{Value, json};
 
+use crate::pair_args::flags;
+
 /// `faser generate`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -28,6 +30,7 @@ Text goes to standard output, figures to standard error (with --json everything 
 Examples:
   faser generate \"impl Iterator for\" --max-tokens 200
   faser generate --chat \"What does Vec::drain do?\" --temperature 0.7 --seed 1
+  faser generate --target model.gguf \"fn main() {\"
   faser generate --k 0 \"fn main() {\"               without speculation: the same text, slower
   faser generate --prompts models/rustdoc/heldout_prompts.json --json")]
 pub struct GenerateArgs {
@@ -37,6 +40,12 @@ pub struct GenerateArgs {
     /// Config file (YAML); without it the demo pair is used.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// A model's folder or GGUF file, in the place of a config file.
+    #[arg(long, value_name = "MODEL", conflicts_with = "config")]
+    pub target: Option<PathBuf>,
+    /// The draft model's folder or GGUF file; without it there is none.
+    #[arg(long, value_name = "MODEL", requires = "target")]
+    pub draft: Option<PathBuf>,
     /// Continue each prompt of a JSON file, one after the other: a list of strings, or of objects with a `prompt`.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
@@ -79,8 +88,9 @@ impl GenerateArgs {
     /// The file or a flag is wrong.
     pub fn load_config(&self) -> Result<Config, ConfigError> {
         let policy = self.k.map(|k| if k == 0 { "off".to_owned() } else { format!("fixed:{k}") });
-        let flags =
-            policy.into_iter().map(|policy| ("speculation.policy", "--k", Value::from(policy))).collect();
+        let policy = policy.map(|policy| ("speculation.policy", "--k", Value::from(policy)));
+        let pair = flags(self.target.as_deref(), self.draft.as_deref(), "--target");
+        let flags = pair.into_iter().chain(policy).collect();
         let document = ConfigSource { file: self.config.clone(), flags }.document()?;
         Config::from_document(&document)?.one(self.model.as_deref())?.profiled(self.profile)
     }

@@ -6,6 +6,7 @@ pub mod compare;
 pub mod generate;
 #[cfg(feature = "gpu-check")]
 pub mod gpu_check;
+pub mod pair_args;
 pub mod sim;
 pub mod target_args;
 

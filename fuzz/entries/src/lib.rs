@@ -11,7 +11,7 @@ use faser_config::changes::changed;
 use faser_config::raw::Document;
 use faser_models::{
     ChatTemplate, Conversation, Detokenizer, GrammarCompiler, GrammarSource, GrammarVocabulary, LastTurn,
-    ModelConfig, Shard, Tokenizer, check_header,
+    ModelConfig, Shard, Tokenizer, check_gguf, check_header,
 };
 use faser_openai::errors::ApiError;
 use faser_openai::stop::StopMatcher;
@@ -32,10 +32,11 @@ const LONGEST_MESSAGE: usize = 4096;
 pub type Entry = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const ENTRIES: [Entry; 6] = [
+pub const ENTRIES: [Entry; 7] = [
     ("config", config),
     ("requests", requests),
     ("checkpoint", checkpoint),
+    ("gguf", gguf),
     ("chat_template", chat_template),
     ("tokenizer", tokenizer),
     ("grammars", grammars),
@@ -123,6 +124,19 @@ pub fn checkpoint(data: &[u8]) {
     {
         assert!(config.weight_bytes(Shard::WHOLE, Dtype::Bf16).is_ok_and(|bytes| bytes > 0));
         assert!(config.kv_bytes_per_token(Dtype::Bf16) > 0);
+    }
+}
+
+/// A GGUF file.
+///
+/// # Panics
+/// A tensor lies outside of its file, or a refusal says nothing.
+pub fn gguf(data: &[u8]) {
+    match check_gguf(Path::new("x.gguf"), data) {
+        Ok((config, places)) => {
+            assert!(config.vocab > 0 && places.iter().all(|place| data.get(place.clone()).is_some()));
+        }
+        Err(problem) => assert!(!problem.to_string().is_empty()),
     }
 }
 

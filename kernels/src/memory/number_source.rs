@@ -1,6 +1,7 @@
 //! Numbers as they lie in a checkpoint, read piece by piece in the type that is wanted.
 
 use super::buffer::Element;
+use super::quantised_blocks::{Blocks, GROUP};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -40,10 +41,14 @@ pub enum Source<'a> {
     F16(&'a [f16]),
     /// Bytes of a file, at any alignment: what is asked for is read there, nothing is copied in between.
     File(Stored, &'a [u8]),
+    /// Whole blocks of quantised numbers in a file, widened where they are asked for. Bytes behind the last whole block are none of it.
+    Blocks(Blocks, &'a [u8]),
     /// So many numbers that are made when they are asked for.
     Made(usize, &'a Make<'a>),
     /// Some rows and columns of another source.
     Part(&'a Source<'a>, Slice),
+    /// All rows of another source, in another order.
+    Reordered(&'a Source<'a>, PairedRows),
 }
 
 /// Some rows and columns of a row-major matrix.
@@ -66,6 +71,33 @@ impl Slice {
     pub fn new(width: usize, rows: Range<usize>, cols: Range<usize>) -> Slice {
         assert!(cols.end <= width, "columns {cols:?} of {width}");
         Slice { first: rows.start * width + cols.start, rows: rows.len(), cols: cols.len(), stride: width }
+    }
+}
+
+/// Rows of heads whose rotary pairs lie beside each other, read in the order of heads whose halves make the pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairedRows {
+    /// Numbers of a row.
+    cols: usize,
+    /// Rows of a head.
+    head: usize,
+}
+
+impl PairedRows {
+    /// Heads of so many rows, each of `cols` numbers.
+    ///
+    /// # Panics
+    /// If either is zero, or `head` is odd.
+    #[must_use]
+    pub fn new(cols: usize, head: usize) -> PairedRows {
+        assert!(cols > 0 && head > 0 && head.is_multiple_of(2), "heads of {head} rows of {cols}");
+        PairedRows { cols, head }
+    }
+
+    /// Where a row lies.
+    fn stored(self, row: usize) -> usize {
+        let (within, half) = (row % self.head, self.head / 2);
+        row - within + within % half * 2 + within / half
     }
 }
 
@@ -93,8 +125,10 @@ impl Source<'_> {
             Source::Bf16(x) => x.len(),
             Source::F16(x) => x.len(),
             Source::File(stored, x) => x.len() / stored.bytes(),
+            Source::Blocks(blocks, x) => x.len() / blocks.bytes() * blocks.numbers(),
             Source::Made(len, _) => *len,
             Source::Part(_, slice) => slice.rows * slice.cols,
+            Source::Reordered(whole, _) => whole.len(),
         }
     }
 
@@ -107,16 +141,16 @@ impl Source<'_> {
     /// Size where they are, in bytes; numbers that are made count as f32.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        (self.len() * self.bytes_of_one()) as u64
-    }
-
-    fn bytes_of_one(&self) -> usize {
-        match self {
+        let of_one = match self {
             Source::F32(_) | Source::Made(..) => 4,
             Source::Bf16(_) | Source::F16(_) => 2,
             Source::File(stored, _) => stored.bytes(),
-            Source::Part(whole, _) => whole.bytes_of_one(),
-        }
+            Source::Blocks(_, x) => return x.len() as u64,
+            Source::Part(whole, _) | Source::Reordered(whole, _) => {
+                return whole.bytes() * self.len() as u64 / whole.len().max(1) as u64;
+            }
+        };
+        (self.len() * of_one) as u64
     }
 
     /// The first that is infinite or no number, with its place; none of those that are made is.
@@ -148,7 +182,24 @@ impl Source<'_> {
                     }
                 }
             }
+            Source::Blocks(blocks, x) => {
+                // Those of a block go bad together.
+                let (numbers, bytes) = (blocks.numbers(), blocks.bytes());
+                return (range.start / numbers..range.end.div_ceil(numbers)).find_map(|block| {
+                    let value = blocks.scale_not_finite(&x[block * bytes..(block + 1) * bytes])?;
+                    Some(((block * numbers).max(range.start), value))
+                });
+            }
             Source::Made(..) => None,
+            Source::Reordered(whole, order) => {
+                let cols = order.cols;
+                return (range.start / cols..range.end.div_ceil(cols)).find_map(|row| {
+                    let (at, stored) = (row * cols, order.stored(row) * cols);
+                    let (start, end) = (range.start.max(at) - at, range.end.min(at + cols) - at);
+                    let (place, value) = whole.not_finite_in(stored + start..stored + end)?;
+                    Some((at + place - stored, value))
+                });
+            }
             Source::Part(whole, Slice { first, rows, cols, stride }) => {
                 return (0..*rows).find_map(|row| {
                     let start = first + row * stride;
@@ -183,6 +234,28 @@ impl Source<'_> {
                     Stored::F16 => {
                         convert(to, x.as_chunks().0, |x| T::from_f32(f16::from_le_bytes(*x).to_f32()));
                     }
+                }
+            }
+            Source::Blocks(blocks, x) => {
+                let (mut rest, mut at) = (to, range.start);
+                while !rest.is_empty() {
+                    let (group, skipped) = (at / GROUP, at % GROUP);
+                    let mut widened = [0.0; GROUP];
+                    blocks.widen(x, group, &mut widened);
+                    let (run, tail) = rest.split_at_mut((GROUP - skipped).min(rest.len()));
+                    convert(run, &widened[skipped..], |x| T::from_f32(*x));
+                    at += run.len();
+                    rest = tail;
+                }
+            }
+            Source::Reordered(whole, order) => {
+                let (mut rest, mut at) = (to, range.start);
+                while !rest.is_empty() {
+                    let (row, col) = (at / order.cols, at % order.cols);
+                    let (run, tail) = rest.split_at_mut((order.cols - col).min(rest.len()));
+                    whole.read(order.stored(row) * order.cols + col, run);
+                    at += run.len();
+                    rest = tail;
                 }
             }
             Source::Made(len, make) => {
@@ -302,6 +375,46 @@ mod tests {
         let mut read = [bf16::ZERO; 4];
         narrow.read(0, &mut read);
         assert_eq!(read.map(bf16::to_f32), [35.0, 36.0, 45.0, 46.0]);
+    }
+
+    #[test]
+    fn quantised_numbers_are_read_from_any_place() {
+        // Two blocks: a scale of 0.5 and of 2, and the bytes from 0 on.
+        let block =
+            |scale: f32| f16::from_f32(scale).to_le_bytes().into_iter().chain(0..32_u8).collect::<Vec<u8>>();
+        let bytes = [block(0.5), block(2.0)].concat();
+        let source = Source::Blocks(Blocks::Q8_0, &bytes);
+        assert_eq!((source.len(), source.bytes(), source.first_not_finite()), (64, 68, None));
+        let mut read = [0.0; 4];
+        source.read_f32(30, &mut read);
+        assert_eq!(read, [15.0, 15.5, 0.0, 2.0]);
+        let part = Source::Part(&source, Slice::new(16, 1..3, 4..8));
+        let mut read = [0.0; 8];
+        part.read_f32(0, &mut read);
+        assert_eq!(read, [10.0, 10.5, 11.0, 11.5, 8.0, 10.0, 12.0, 14.0]);
+        assert_eq!(part.bytes(), 8);
+        let bad = [block(0.5), block(f32::INFINITY)].concat();
+        assert_eq!(Source::Blocks(Blocks::Q8_0, &bad).first_not_finite(), Some((32, f32::INFINITY)));
+    }
+
+    #[test]
+    fn paired_rows_are_read_as_halves() {
+        // Two heads of four rows, three numbers each; pairs of a head lie beside each other.
+        let values: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        let whole = Source::F32(&values);
+        let source = Source::Reordered(&whole, PairedRows::new(3, 4));
+        let mut read = [0.0; 24];
+        source.read_f32(0, &mut read);
+        let rows: Vec<f32> = read.iter().step_by(3).map(|x| x / 3.0).collect();
+        assert_eq!(rows, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
+        let mut across = [0.0; 4];
+        source.read_f32(2, &mut across);
+        assert_eq!(across, [2.0, 6.0, 7.0, 8.0]);
+        let mut bad = values.clone();
+        bad[7] = f32::NAN;
+        let whole = Source::F32(&bad);
+        let (place, _) = Source::Reordered(&whole, PairedRows::new(3, 4)).first_not_finite().unwrap();
+        assert_eq!(place, 4);
     }
 
     #[test]

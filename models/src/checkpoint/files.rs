@@ -1,4 +1,4 @@
-//! The safetensors files of a model directory, mapped into memory: one, or the shards that an index names.
+//! The weight files of a model: of a directory the safetensors files, mapped into memory, one or the shards that an index names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::ModelError;
 use crate::config::Keys;
+use crate::gguf;
 
 use super::folder::{check_pointer, why_not};
 
@@ -44,17 +45,17 @@ impl Files {
     }
 }
 
-/// The safetensors files of a model directory, in a fixed order.
+/// The safetensors files of a model directory, or the parts of a GGUF file, in a fixed order.
 ///
 /// # Errors
 /// There are none, or the index that should name them is damaged.
 pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    Ok(find(dir)?.0)
+    if gguf::is_gguf(dir) { gguf::paths(dir) } else { Ok(find(dir)?.0) }
 }
 
 /// Whether `dir` has weights at all.
 pub(crate) fn has_weights(dir: &Path) -> bool {
-    [SINGLE, INDEX].iter().any(|file| dir.join(file).exists())
+    gguf::is_gguf(dir) || [SINGLE, INDEX].iter().any(|file| dir.join(file).exists())
 }
 
 /// The paths, and the catalogue. transformers, too, prefers the single file if there is an index as well.

@@ -9,7 +9,6 @@ use crate::ModelError;
 
 /// What the file in the place of one that is kept elsewhere begins with.
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
-const GGUF: &[u8] = b"GGUF";
 
 /// Why `dir` is no folder of a model, if that can be told: it is looked at when a file of it is missing.
 pub(crate) fn why_not(dir: &Path) -> Option<ModelError> {
@@ -20,19 +19,16 @@ pub(crate) fn why_not(dir: &Path) -> Option<ModelError> {
                 "is not there: if `{name}` is the name of a model on the Hugging Face hub, download it (`hf download {name} --local-dir FOLDER`) and give the folder"
             ),
             None => {
-                "is not there: give a model's folder, with config.json, tokenizer.json and safetensors files"
+                "is not there: give a model's folder, with config.json, tokenizer.json and safetensors files, or a GGUF file"
                     .to_owned()
             }
         });
     }
     if dir.is_file() {
         let folder = dir.parent().map_or_else(String::new, |folder| folder.display().to_string());
-        return said(match begins(dir, GGUF) || named(dir, "gguf") {
-            true => of_gguf("is a GGUF file"),
-            false => format!(
-                "is a file: give the folder that it lies in ({folder}), with config.json and tokenizer.json beside it"
-            ),
-        });
+        return said(format!(
+            "is a file: give the folder that it lies in ({folder}), with config.json and tokenizer.json beside it"
+        ));
     }
     let Ok(entries) = fs::read_dir(dir) else { return None };
     let names: Vec<String> =
@@ -50,7 +46,10 @@ pub(crate) fn why_not(dir: &Path) -> Option<ModelError> {
     } else if has("adapter_config.json") || has("adapter_model.safetensors") {
         "is a LoRA adapter, which is served merged alone: merge it into its base model (`merge_and_unload` of peft) and give that folder".to_owned()
     } else if any("gguf") && !any("safetensors") {
-        of_gguf("holds GGUF files")
+        let mut files: Vec<&String> = names.iter().filter(|name| named(Path::new(name), "gguf")).collect();
+        files.sort();
+        let first = files.first().map_or_else(|| dir.to_owned(), |name| dir.join(name));
+        format!("holds GGUF files: give one of them, such as {}", first.display())
     } else if !any("safetensors") && names.iter().any(|name| is_torch(name)) {
         "holds weights for PyTorch alone (pytorch_model.bin), which can run code when they are read: take the safetensors files of the same model, or convert them (`save_pretrained` of transformers writes them)".to_owned()
     } else if !has("tokenizer.json") && has("tokenizer.model") && has("config.json") && any("safetensors") {
@@ -59,12 +58,6 @@ pub(crate) fn why_not(dir: &Path) -> Option<ModelError> {
         return None;
     };
     said(problem)
-}
-
-fn of_gguf(what: &str) -> String {
-    format!(
-        "{what}: such are not read, give the folder of the same model in Hugging Face's format (config.json, tokenizer.json, safetensors files)"
-    )
 }
 
 /// What is wrong with a small file that was to be a large one: it only says where that is kept. And with what is no file at all, such as a pipe, on
@@ -164,7 +157,7 @@ mod tests {
         for (number, (files, part)) in [
             (&[][..], "is empty"),
             (&["adapter_config.json", "adapter_model.safetensors"], "LoRA adapter"),
-            (&["qwen-q4.gguf"], "GGUF"),
+            (&["qwen-q4.gguf"], "give one of them, such as "),
             (&["models--a--b/snapshots/123/config.json"], "models--a--b/snapshots/123"),
             (&["refs/main", "snapshots/456/config.json"], "snapshots/456"),
             (&["pytorch_model.bin", "tokenizer.json"], "save_pretrained"),
@@ -182,7 +175,7 @@ mod tests {
         let dir = Folder::of("weights", &["model.safetensors", "tokenizer.json"]);
         assert!(said(&dir.path().join("model.safetensors")).contains("is a file: give the folder"));
         fs::write(dir.path().join("weights"), b"GGUF\x03").unwrap();
-        assert!(said(&dir.path().join("weights")).contains("is a GGUF file"));
+        assert!(said(&dir.path().join("weights")).contains("truncated"));
         assert!(
             said(&dir.path().join("Qwen/Qwen3-0.6B")).contains("hf download Qwen/Qwen3-0.6B --local-dir")
         );

@@ -7,14 +7,18 @@ use super::head_spec::of_head;
 use super::json_keys::{Keys, MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 use super::{ModelConfig, generation_config, rope_config};
 use crate::checkpoint::{check_pointer, has_head_of_its_own, why_not};
+use crate::gguf::{self, Gguf, Parts};
 use crate::{LayerSpec, ModelError};
 
 impl ModelConfig {
-    /// Reads and checks `config.json` of a model directory, and `generation_config.json` if it is there.
+    /// Reads and checks `config.json` of a model directory, and `generation_config.json` if it is there; or the metadata of a GGUF file.
     ///
     /// # Errors
     /// Names the file and the key when a value is missing, impossible, or asks for something this crate does not do.
     pub fn load(dir: &Path) -> Result<ModelConfig, ModelError> {
+        if gguf::is_gguf(dir) {
+            return gguf::config(&Gguf::read(&Parts::map(dir)?)?);
+        }
         let path = dir.join("config.json");
         if !path.exists()
             && let Some(why) = why_not(dir)

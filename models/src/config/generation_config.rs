@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::json_keys::Keys;
 use crate::ModelError;
+use crate::gguf::{self, Gguf, Parts};
 
 /// What a request samples by where it says nothing itself. `None`: the API's own default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -48,11 +49,14 @@ impl GenerationDefaults {
         repetition_penalty: None,
     };
 
-    /// Reads `generation_config.json` of a model directory; nothing is said if it is not there.
+    /// Reads `generation_config.json` of a model directory, or what a GGUF file has of it; nothing is said if it is not there.
     ///
     /// # Errors
     /// A value that no request could ask for.
     pub fn load(dir: &Path) -> Result<GenerationDefaults, ModelError> {
+        if gguf::is_gguf(dir) {
+            return GenerationDefaults::from_keys(&gguf::sampling(&Gguf::read(&Parts::map(dir)?)?.metadata)?);
+        }
         let keys = Keys::read_if_present(&dir.join("generation_config.json"))?;
         keys.as_ref().map_or(Ok(GenerationDefaults::default()), GenerationDefaults::from_keys)
     }

@@ -1,6 +1,7 @@
 //! Makes a model of named tensors: which there are, in what order, and which of them are fused; the same for every source and device.
 
 mod cut;
+mod open_files;
 mod tensors;
 mod weight_sizes;
 mod weight_source;

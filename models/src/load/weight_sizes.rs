@@ -6,8 +6,9 @@ use std::sync::Arc;
 use faser_kernels::{Dtype, Make, Matrix, Source};
 use serde_json::Value;
 
+use super::open_files::open_files;
 use super::{Packer, Tensors, load};
-use crate::checkpoint::{Checkpoint, Files, has_weights};
+use crate::checkpoint::has_weights;
 use crate::config::Keys;
 use crate::model::Parts;
 use crate::{ModelConfig, ModelError, Shard};
@@ -30,7 +31,8 @@ impl ModelConfig {
         counted(self, shard, &mut Shapes, Held::Panels(dtype))
     }
 
-    /// Looks that the safetensors files of `dir` hold a model of this shape, by their headers alone; false if there are no such files.
+    /// Looks that the safetensors files of `dir`, or the GGUF file that it is, hold a model of this shape, by their headers alone; false if
+    /// there are no such files.
     ///
     /// # Errors
     /// They are there, and damaged or of another shape.
@@ -43,9 +45,8 @@ impl ModelConfig {
     /// # Errors
     /// They are not, or damaged, or of another shape.
     pub fn check_weights(&self, dir: &Path) -> Result<(), ModelError> {
-        let files = Files::map(dir)?;
-        let mut checkpoint = Checkpoint::new(&files)?;
-        counted(self, Shard::WHOLE, &mut checkpoint, Held::Panels(Dtype::F32)).map(|_| ())
+        open_files(dir, self, |tensors| counted(self, Shard::WHOLE, tensors, Held::Panels(Dtype::F32)))?;
+        Ok(())
     }
 }
 

@@ -4,16 +4,17 @@ use std::path::{Path, PathBuf};
 
 use faser_kernels::Dtype;
 
+use super::open_files::open_files;
 use super::tensors::Tensors;
 use super::{CpuPacker, Progress, load};
-use crate::checkpoint::{Checkpoint, Files};
 use crate::synthetic::{Synthetic, SyntheticSpec};
 use crate::{Model, ModelConfig, ModelError, Shard};
 
 /// What a model is made of, whatever device it is for.
 #[derive(Clone, Debug)]
 pub enum WeightSource {
-    /// A directory of safetensors weights (`model.safetensors`, or the files of `model.safetensors.index.json`), and the shape of the model.
+    /// A directory of safetensors weights (`model.safetensors`, or the files of `model.safetensors.index.json`) or a GGUF file, and the shape
+    /// of the model.
     Folder(PathBuf, Box<ModelConfig>),
     /// The target of a synthetic pair: see [`crate::synthetic`].
     Synthetic(SyntheticSpec),
@@ -22,7 +23,7 @@ pub enum WeightSource {
 }
 
 impl WeightSource {
-    /// A directory, of the shape that its config.json says.
+    /// A directory, of the shape that its config.json says, or a GGUF file.
     ///
     /// # Errors
     /// As [`ModelConfig::load`].
@@ -62,7 +63,7 @@ impl WeightSource {
         let config = self.config()?;
         shard.check(&config)?;
         match self {
-            WeightSource::Folder(dir, _) => load(config, &mut Checkpoint::new(&Files::map(dir)?)?),
+            WeightSource::Folder(dir, whole) => open_files(dir, whole, |tensors| load(config, tensors)),
             WeightSource::Synthetic(spec) => load(config, &mut Synthetic::new(spec, dtype)?),
             WeightSource::SyntheticDraft(spec) => {
                 let alone = SyntheticSpec { layers: spec.draft_layers, ..spec.clone() };

@@ -7,6 +7,7 @@ mod catch_panic;
 mod chat_template;
 mod detokenizer;
 mod generation_block;
+mod gguf_text;
 mod grammar;
 mod jinja;
 mod long;

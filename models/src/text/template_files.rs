@@ -1,12 +1,14 @@
-//! Where a model directory keeps its chat templates and the names of its special tokens.
+//! Where a model directory, or a GGUF file, keeps its chat templates and the names of its special tokens.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::gguf_text::templates;
 use super::tokenizer_files::NAMED;
 use crate::ModelError;
 use crate::config::Keys;
+use crate::gguf::{Gguf, Parts, is_gguf};
 
 /// The template that is taken when nothing else is said.
 const DEFAULT: &str = "default";
@@ -27,6 +29,12 @@ pub(super) struct TemplateFiles {
 impl TemplateFiles {
     /// Reads `chat_template.jinja` with `additional_chat_templates/tool_use.jinja`, or `chat_template` in `tokenizer_config.json`.
     pub(super) fn read(dir: &Path) -> Result<TemplateFiles, ModelError> {
+        if is_gguf(dir) {
+            let found = templates(&Gguf::read(&Parts::map(dir)?)?.metadata)?;
+            let source = found.plain.ok_or_else(|| ModelError::NoChatTemplate { path: dir.to_owned() })?;
+            let (path, with_tools, tokens) = (dir.to_owned(), found.with_tools, found.marks);
+            return Ok(TemplateFiles { path, source, with_tools, tokens });
+        }
         let config = dir.join("tokenizer_config.json");
         let keys = Keys::read_if_present(&config)?;
         let mut tokens = Map::new();

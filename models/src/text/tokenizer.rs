@@ -1,4 +1,4 @@
-//! Text to token ids and back: a model directory's `tokenizer.json`, or plain bytes for synthetic models.
+//! Text to token ids and back: a model directory's `tokenizer.json`, what a GGUF file has of one, or plain bytes for synthetic models.
 
 use std::path::Path;
 
@@ -6,9 +6,11 @@ use tokenizers::{DecoderWrapper, ModelWrapper};
 
 use super::bytes;
 use super::catch_panic::catch_panic;
+use super::gguf_text::tokenizer_json;
 use super::long::{Encoded, Long, is_long};
 use super::tokenizer_files::as_transformers;
 use crate::checkpoint::{check_pointer, why_not};
+use crate::gguf::{Gguf, Metadata, Parts, is_gguf};
 use crate::{ModelConfig, ModelError};
 
 /// Words that each thread keeps the tokens of; the longest of them take 8 KiB each.
@@ -44,12 +46,15 @@ pub(super) enum Piece {
 
 impl Tokenizer {
     /// Loads `tokenizer.json` of a model directory, as transformers does: with what the files beside it say of added and special tokens, and
-    /// what the class of the model's family makes of it.
+    /// what the class of the model's family makes of it. Of a GGUF file it is what its metadata say.
     ///
     /// # Errors
     /// The file is missing or not a tokenizer, or it has token ids that the model (`vocab_size` in
     /// config.json) has not.
     pub fn load(dir: &Path, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
+        if is_gguf(dir) {
+            return Tokenizer::of_gguf(&Gguf::read(&Parts::map(dir)?)?.metadata, config);
+        }
         let path = dir.join("tokenizer.json");
         if !path.exists()
             && let Some(why) = why_not(dir)
@@ -62,21 +67,38 @@ impl Tokenizer {
         let changed = as_transformers(&mut json, dir, config)?;
         let bytes = if changed { json.to_string().into_bytes() } else { bytes };
         drop(json);
-        let tokenizer = Tokenizer::from_json(&bytes, &path)?;
+        Tokenizer::of_model(&bytes, &path, config)
+    }
+
+    /// That of the metadata of a GGUF file.
+    pub(crate) fn of_gguf(metadata: &Metadata<'_>, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
+        let json = tokenizer_json(metadata)?;
+        Tokenizer::of_model(json.to_string().as_bytes(), metadata.path(), config)
+    }
+
+    /// Whether a model's directory, or its GGUF file, has a tokenizer.
+    #[must_use]
+    pub fn is_in(dir: &Path) -> bool {
+        is_gguf(dir) || dir.join("tokenizer.json").is_file()
+    }
+
+    /// Reads a `tokenizer.json` whose ids the model has to have.
+    fn of_model(bytes: &[u8], path: &Path, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
+        let tokenizer = Tokenizer::from_json(bytes, path)?;
         if tokenizer.vocab > config.vocab {
             let problem = format!(
-                "has token ids up to {}, but `vocab_size` in config.json is {}: the two files are not of the same model",
+                "has token ids up to {}, but the model's `vocab_size` is {}: tokenizer and weights are not of the same model",
                 tokenizer.vocab - 1,
                 config.vocab
             );
-            return Err(ModelError::Format { path, problem });
+            return Err(ModelError::format(path, &problem));
         }
         if let Some(id) = tokenizer.encode("", true)?.into_iter().find(|id| *id as usize >= config.vocab) {
             let problem = format!(
-                "its post_processor adds the token {id}, but `vocab_size` in config.json is {}",
+                "its post_processor adds the token {id}, but the model's `vocab_size` is {}",
                 config.vocab
             );
-            return Err(ModelError::Format { path, problem });
+            return Err(ModelError::format(path, &problem));
         }
         Ok(tokenizer)
     }

@@ -11,7 +11,7 @@ use crate::config::Keys;
 use crate::{Architecture, ModelConfig, ModelError};
 
 /// How Qwen's class splits texts.
-const QWEN_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(super) const QWEN_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Tokens that have a name in every tokenizer of transformers.
 pub(super) const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -137,7 +137,12 @@ fn has_byte_level(tokenizer: &Value) -> bool {
 
 fn llama(tokenizer: &mut Value, config: Option<&Keys>) -> Result<(), ModelError> {
     let flag = |name: &str, default| config.map_or(Ok(default), |config| config.flag(name, default));
-    let (prefix, legacy) = (flag("add_prefix_space", true)?, flag("legacy", false)?);
+    metaspace(tokenizer, flag("add_prefix_space", true)?, flag("legacy", false)?);
+    Ok(())
+}
+
+/// SentencePiece's rules: a space is a letter, one may stand in front of a text, and of each text behind a mark in `legacy` ones.
+pub(super) fn metaspace(tokenizer: &mut Value, prefix: bool, legacy: bool) {
     let scheme = match (prefix, legacy) {
         (false, _) => "never",
         (true, true) => "always",
@@ -160,7 +165,6 @@ fn llama(tokenizer: &mut Value, config: Option<&Keys>) -> Result<(), ModelError>
     {
         tokenizer["model"][name] = value;
     }
-    Ok(())
 }
 
 fn qwen2(tokenizer: &mut Value, config: Option<&Keys>) -> Result<(), ModelError> {

@@ -14,7 +14,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::template_files::TemplateFiles;
 use crate::config::Keys;
+use crate::gguf::is_gguf;
 use crate::{ModelError, Tokenizer};
 
 /// How a model writes calls.
@@ -31,11 +33,19 @@ pub enum CallFormat {
 }
 
 impl CallFormat {
-    /// The format that the chat template of a model directory writes calls in; none if it knows no calls, or others.
+    /// The format that the chat template of a model directory or a GGUF file writes calls in; none if it knows no calls, or others.
     ///
     /// # Errors
     /// A file cannot be read, or is no JSON.
     pub fn of_model(dir: &Path) -> Result<Option<CallFormat>, ModelError> {
+        if is_gguf(dir) {
+            let found = match TemplateFiles::read(dir) {
+                Err(ModelError::NoChatTemplate { .. }) => return Ok(None),
+                found => found?,
+            };
+            let sources = [Some(found.source), found.with_tools];
+            return Ok(sources.iter().flatten().find_map(|source| CallFormat::of_template(source)));
+        }
         let mut sources = Vec::new();
         for name in ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"] {
             let file = dir.join(name);

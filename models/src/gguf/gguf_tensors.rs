@@ -1,0 +1,78 @@
+//! The tensors of a GGUF model by the names and in the layout that checkpoints have.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+use faser_kernels::{PairedRows, Source};
+
+use super::rope_factors::FACTORS;
+use super::tensor_names::in_gguf;
+use super::{Gguf, Stored};
+use crate::load::Tensors;
+use crate::{Architecture, ModelConfig, ModelError};
+
+/// Sources over the mapped files, which note what was asked for.
+pub(crate) struct GgufTensors<'a> {
+    gguf: &'a Gguf<'a>,
+    sources: HashMap<&'a str, Source<'a>>,
+    asked: RefCell<HashSet<&'a str>>,
+    /// Rows of a head, where those of q and k are stored in another order.
+    paired: Option<usize>,
+}
+
+impl<'a> GgufTensors<'a> {
+    /// Of a model of this shape. llama.cpp turns neighbours of a head of a Llama, where checkpoints turn its halves: its converter reorders
+    /// the rows of q and k.
+    pub(crate) fn new(gguf: &'a Gguf<'a>, config: &ModelConfig) -> GgufTensors<'a> {
+        let sources = gguf.tensors.iter().map(|(name, tensor)| (*name, tensor.source())).collect();
+        let paired = matches!(config.architecture, Architecture::Llama | Architecture::Mistral);
+        let paired = paired.then_some(config.head_dim);
+        GgufTensors { gguf, sources, asked: RefCell::default(), paired }
+    }
+
+    fn stored(&self, name: &str) -> Option<(&'a str, &'a Stored<'a>)> {
+        let theirs = in_gguf(name)?;
+        self.gguf.tensors.get_key_value(theirs.as_str()).map(|(name, tensor)| (*name, tensor))
+    }
+}
+
+impl Tensors for GgufTensors<'_> {
+    fn total_bytes(&self) -> u64 {
+        let read = self.gguf.tensors.iter().filter(|(name, _)| **name != FACTORS);
+        read.map(|(_, tensor)| tensor.data.len() as u64).sum()
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
+        let missing = || {
+            let own = in_gguf(name).unwrap_or_else(|| name.to_owned());
+            let problem = format!("there is no tensor `{own}`, which the metadata ask for ({reason})");
+            ModelError::format(self.gguf.metadata.path(), &problem)
+        };
+        let (own, tensor) = self.stored(name).ok_or_else(missing)?;
+        self.asked.borrow_mut().insert(own);
+        if tensor.shape != shape {
+            let problem = format!(
+                "tensor `{own}` has shape {:?}, and {shape:?} follows from the metadata ({reason})",
+                tensor.shape
+            );
+            return Err(ModelError::format(tensor.path, &problem));
+        }
+        let source = self.sources.get(own).ok_or_else(missing)?;
+        let is_turned = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
+        Ok(match self.paired.filter(|_| is_turned) {
+            Some(head) => Source::Reordered(source, PairedRows::new(shape[1..].iter().product(), head)),
+            None => *source,
+        })
+    }
+
+    fn finish(&self, _tied: bool) -> Result<(), ModelError> {
+        let asked = self.asked.borrow();
+        let left = self.gguf.tensors.iter().filter(|(name, _)| **name != FACTORS && !asked.contains(*name));
+        let Some((name, tensor)) = left.min_by_key(|(name, _)| **name) else { return Ok(()) };
+        let problem = format!(
+            "tensor `{}` has no place in the model that the metadata describe",
+            name.chars().take(100).flat_map(char::escape_debug).collect::<String>()
+        );
+        Err(ModelError::format(tensor.path, &problem))
+    }
+}

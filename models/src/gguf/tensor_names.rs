@@ -1,0 +1,52 @@
+//! Which tensor of a GGUF file is which of a checkpoint's.
+
+use crate::load::{EMBEDDING, HEAD};
+
+/// Tensors of no layer: theirs, and ours.
+const WHOLE: [(&str, &str); 3] =
+    [("token_embd.weight", EMBEDDING), ("output.weight", HEAD), ("output_norm.weight", "model.norm.weight")];
+
+/// Tensors of a layer, less `.weight` or `.bias`.
+const OF_LAYER: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// The name in a GGUF file of a tensor of ours; none if such files have no name for it.
+pub(super) fn in_gguf(ours: &str) -> Option<String> {
+    if let Some((theirs, _)) = WHOLE.iter().find(|(_, known)| *known == ours) {
+        return Some((*theirs).to_owned());
+    }
+    let (layer, rest) = ours.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, kind) = rest.rsplit_once('.')?;
+    let (theirs, _) = OF_LAYER.iter().find(|(_, known)| *known == module)?;
+    Some(format!("blk.{layer}.{theirs}.{kind}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_of_layers_and_of_none_have_names() {
+        for (ours, theirs) in [
+            ("model.embed_tokens.weight", Some("token_embd.weight")),
+            ("lm_head.weight", Some("output.weight")),
+            ("model.layers.11.self_attn.q_proj.bias", Some("blk.11.attn_q.bias")),
+            ("model.layers.0.post_attention_layernorm.weight", Some("blk.0.ffn_norm.weight")),
+            ("model.layers.0.self_attn.sinks", None),
+            ("fc.weight", None),
+        ] {
+            assert_eq!(in_gguf(ours).as_deref(), theirs, "{ours}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The tensors of a model's files: of a folder, or of a GGUF file.
+
+use std::path::Path;
+
+use super::tensors::Tensors;
+use crate::checkpoint::{Checkpoint, Files};
+use crate::gguf::{Gguf, GgufTensors, Parts, is_gguf};
+use crate::{ModelConfig, ModelError};
+
+/// Maps the files of `path`, reads their headers, and hands their tensors to `load`; `config` is the whole model's.
+pub(super) fn open_files<T>(
+    path: &Path,
+    config: &ModelConfig,
+    load: impl FnOnce(&mut dyn Tensors) -> Result<T, ModelError>,
+) -> Result<T, ModelError> {
+    if is_gguf(path) {
+        let parts = Parts::map(path)?;
+        let gguf = Gguf::read(&parts)?;
+        return load(&mut GgufTensors::new(&gguf, config));
+    }
+    load(&mut Checkpoint::new(&Files::map(path)?)?)
+}
