@@ -53,9 +53,11 @@ DEVICE void record(const DraftStepArgs &a, u32 i) {
     a.proposals[place] = token;
     a.confidences[place] = confidence;
     if (a.top) {
+#pragma unroll 1 // else all places are held at once
         for (u32 t = 0; t < TOP; t++) a.alternatives[place * TOP + t] = a.top[i * TOP + t];
     }
     if (a.next) {
+#pragma unroll 1
         for (u32 t = 0; t < CANDIDATES; t++) a.candidates[place * CANDIDATES + t] = a.next[i * CANDIDATES + t];
     }
     // As the engine's: out of range and NaN go to the nearest end.
