@@ -196,7 +196,7 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
             ["among the target's", "at most `device.tensor_parallel`"],
         ),
         (
-            "{kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}",
+            "{kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: []}",
             ("FASER_FAKE_GPUS", "2"),
             ["`device.partitions`", "for ever"],
         ),
@@ -377,7 +377,7 @@ fn answer_alike(chats: bool, servers: impl IntoIterator<Item = (String, Server)>
     }
 }
 
-const TWO: &str = "device: {kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}\n";
+const TWO: &str = "device: {kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: []}\n";
 
 #[test]
 fn log_probabilities_grammars_and_masks_are_on_a_gpu_as_on_cores() {

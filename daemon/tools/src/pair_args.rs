@@ -73,9 +73,9 @@ mod tests {
     fn a_model_stands_in_the_place_of_a_config() {
         let here = std::env::current_dir().unwrap();
         for (line, target, draft) in [
-            ("faser x.gguf", here.join("x.gguf"), None),
-            ("faser /m/demo --draft d.gguf", "/m/demo".into(), Some(here.join("d.gguf"))),
-            ("faser demo", here.join("demo"), None),
+            ("faser serve x.gguf", here.join("x.gguf"), None),
+            ("faser serve /m/demo --draft d.gguf", "/m/demo".into(), Some(here.join("d.gguf"))),
+            ("faser serve demo", here.join("demo"), None),
         ] {
             match source(line).unwrap() {
                 ModelSource::Directories { target: found, draft: found_draft } => {
@@ -84,8 +84,8 @@ mod tests {
                 other => panic!("{line}: {other:?}"),
             }
         }
-        assert!(matches!(source("faser").unwrap(), ModelSource::Demo { draft: true }));
-        for wrong in ["faser x.gguf -c a.yaml", "faser --draft x.gguf", "faser a b"] {
+        assert!(matches!(source("faser serve").unwrap(), ModelSource::Demo { draft: true }));
+        for wrong in ["faser serve x.gguf -c a.yaml", "faser serve --draft x.gguf", "faser serve a b"] {
             assert!(source(wrong).is_err(), "{wrong}");
         }
     }

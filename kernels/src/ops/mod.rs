@@ -16,18 +16,20 @@ mod rope;
 mod score_tokens;
 mod store_kv;
 mod sum_rows;
+mod write;
 
 pub use crate::sampling::{TOP_TOKENS, candidates, confidence, logprobs, sample, top_tokens};
 pub use across_ranks::{all_gather, all_reduce};
 pub use activate::{Activation, activate, soft_cap};
 pub use attention::{AttentionShape, attention};
 pub use copy_rows::{compact_rows, embed, embed_part, gather_rows};
-pub use matmul::{Write, matmul, matmul_activated, matmul_normed};
+pub use matmul::{matmul, matmul_activated, matmul_normed};
 pub use rms_norm::{Norm, rms_norm, rms_norm_heads};
 pub use rope::rope;
 pub use score_tokens::score_tokens;
 pub use store_kv::store_kv;
 pub use sum_rows::sum_rows;
+pub use write::Write;
 
 /// Every op, for a macro that makes something of each: its name, `(Slot)` in the times of a CPU lane if it runs there, its `["source"]`s in
 /// `kernels/cuda`, and the `[module::case]`s of `kernels/gpu-check/src/ops` that hold those against the CPU's.

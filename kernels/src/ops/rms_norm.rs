@@ -1,7 +1,7 @@
 //! rms_norm: `out = x / sqrt(mean(x^2) + eps) * weight`, row by row (Zhang and Sennrich 2019), or `out +=` it: a norm behind a branch; and
 //! the same for each head of a row, in place (the QK norm of Qwen3).
 
-use super::Write;
+use super::write::Write;
 use crate::memory::{Vector, View, ViewMut};
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::{Lane, Op};

@@ -22,4 +22,5 @@ pub use draft_steps::{DraftChunkInput, DraftInput, DraftedChunk};
 pub use feature_buffers::CudaFeaturePages;
 pub use pass::{CudaPasses, PassInput};
 pub use penalties::{Bias, HistoryChange};
-pub use sampler::{Beside, DrawInput, Drawn};
+pub use sampler::{DrawInput, Drawn};
+pub use staged::Beside;

@@ -29,8 +29,7 @@ use super::CudaModel;
 use super::along::StepsAlong;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
-use super::sampler::Beside;
-use super::staged::{KnownChunk, RowArrays, Staged, Tail, plan_attention};
+use super::staged::{Beside, KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
 use crate::block::last_seen;
 

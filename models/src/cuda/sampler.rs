@@ -9,6 +9,7 @@ use faser_kernels::sampling::CANDIDATES;
 
 use super::along::Samples;
 use super::buffers::mask_words;
+use super::staged::Beside;
 use super::{CudaPasses, PruneCheckpoint};
 
 /// What was drawn, to be read when the pass was fetched and waited for.
@@ -25,15 +26,6 @@ pub struct Drawn {
     candidates: Option<Place>,
     logprobs: Option<(Ptr, Place)>,
     left: Option<Place>,
-}
-
-/// What is told of a place beside the token that is drawn there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Beside {
-    /// The likeliest tokens.
-    pub alternatives: bool,
-    /// What would be drawn without that token, on a lane that drafts.
-    pub candidates: bool,
 }
 
 /// How tokens are drawn, beside what samplers say.

@@ -2,8 +2,6 @@
 
 use faser_kernels::cuda::{AttentionPlan, Place, Ptr};
 
-use super::sampler::Beside;
-
 /// The pass under way: where its arrays are, and its size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Staged {
@@ -30,6 +28,15 @@ pub(super) struct Staged {
     pub(super) test_rows: Ptr,
     pub(super) scores: Ptr,
     pub(super) test_len: usize,
+}
+
+/// What is told of a place beside the token that is drawn there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Beside {
+    /// The likeliest tokens.
+    pub alternatives: bool,
+    /// What would be drawn without that token, on a lane that drafts.
+    pub candidates: bool,
 }
 
 /// The draft plan under way.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use faser_actors::{DeviceSpec, ProfileSpec, glance, profile};
+use faser_actors::{ProfileSpec, glance, profile};
 use faser_config::device::Machine;
 use faser_config::{Config, CostCache, ModelSource};
 use faser_engine::cost::{PartitionCosts, Reach};
@@ -100,7 +100,7 @@ pub fn tables(
         again: config.profile,
     };
     // Nobody builds on a GPU.
-    let shared = matches!(spec.device, DeviceSpec::Cpu(_));
+    let shared = spec.device.measures_alone().is_none();
     let now = || if shared { glance(spec).ok() } else { None };
     let (partitions, source) = cache.read_or_measure(SystemTime::now(), now, measure)?;
     Ok(CostTables { partitions, source, learned: Some(LearnedFile::new(&folder, &key, &samples)) })

@@ -15,11 +15,11 @@ use super::Norm;
 use super::activate::{Activation, Row, activate};
 use crate::isa::Supported;
 use crate::memory::{Matrix, Panels, SharedRows, Vector, View, ViewMut};
+use crate::ops::write::Write;
 use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes};
 use crate::{Isa, Lane};
 use half::bf16;
 use std::ops::Range;
-pub use strip::Write;
 use strip::{Job, STRIP, Strips, compute};
 
 /// Most rows whose packed activations stay in a core's cache while it goes through its strips.

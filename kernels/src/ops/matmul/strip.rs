@@ -8,17 +8,9 @@
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, SharedRows, View};
 use crate::ops::Norm;
+use crate::ops::write::Write;
 use crate::simd::{Ask, Product, Simd, Steps, packed_words};
 use std::ops::Range;
-
-/// What becomes of the old content of an output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
-    /// Overwritten.
-    Replace,
-    /// Added to.
-    Add,
-}
 
 /// Outputs of a strip, the least that one worker does at a time: two panels.
 pub(super) const STRIP: usize = 2 * PANEL;
