@@ -196,7 +196,7 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
             ["among the target's", "at most `device.tensor_parallel`"],
         ),
         (
-            "{kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: []}",
+            "{kind: cuda, tensor_parallel: 2, draft_tensor_parallel: 2, partitions: [16]}",
             ("FASER_FAKE_GPUS", "2"),
             ["`device.partitions`", "for ever"],
         ),
