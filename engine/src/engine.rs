@@ -92,11 +92,11 @@ pub struct Engine {
     /// When the plans that are out are expected to end.
     pub(crate) verify_due: Duration,
     pub(crate) draft_due: Duration,
-    /// The plans that are out, as the cost tables see them.
     /// Sequences that ended before their limit: by a stop token, or cancelled.
     pub(crate) ended_early: u64,
     /// Rows of draft plans of this round that only caught up.
     pub(crate) caught_up: usize,
+    /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
     pub(crate) pruning: Pruning,

@@ -83,7 +83,7 @@ impl Sequence {
 }
 
 impl Engine {
-    /// Fills `odds` with the verdicts of a pass about to leave for which something could be prepared, and `hits` with nothing.
+    /// Fills `odds` with the verdicts of a pass about to leave for which something could be prepared.
     pub(crate) fn list_odds(&self, lengths: &[usize], odds: &mut Vec<Odds>) {
         odds.clear();
         let ranks = self.ranks.shares();
@@ -141,11 +141,9 @@ impl Engine {
 
     /// Rows of a step of each sequence past its frontier.
     fn rows_past_frontiers(&self) -> usize {
-        if self.config.draft.needs().keeps_proposals {
-            return self.running.len();
-        }
         let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
-        sequences.filter_map(|sequence| Some(1 + sequence.verify_out?.proposals)).sum()
+        let sent = sequences.filter_map(|sequence| Some(sequence.verify_out?.proposals));
+        self.config.draft.needs().rows_past(sent)
     }
 
     /// The branches that could be drafted now, and their odds, likeliest first.

@@ -88,6 +88,11 @@ impl SourceNeeds {
         self.passes != RoundPasses::None && !self.hidden_states
     }
 
+    /// Rows of a step past what each of some sequences has sent to verification: where its KV is not kept, that comes along.
+    pub fn rows_past(&self, sent: impl Iterator<Item = usize>) -> usize {
+        sent.map(|proposals| 1 + if self.keeps_proposals { 0 } else { proposals }).sum()
+    }
+
     /// Most proposals of a round.
     pub fn most_proposals(&self) -> usize {
         self.block.map_or(K_LIMIT, |block| block.proposals)

@@ -224,10 +224,7 @@ impl Engine {
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         let PassShape { rows, reach, .. } = self.verify_shape;
         let most = self.config.draft_chunks();
-        let past_rows = match self.config.draft.needs().keeps_proposals {
-            true => scratch.candidates.len(),
-            false => scratch.lengths.iter().map(|k| 1 + k).sum(),
-        };
+        let past_rows = self.config.draft.needs().rows_past(scratch.lengths.iter().copied());
         let draft_busy = self.draft_lane.busy();
         let leaving = Leaving { odds: &scratch.odds, most, rows, reach, past_rows, draft_busy };
         let execution = self.planner.execute(&batch, &leaving);

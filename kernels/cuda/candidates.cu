@@ -37,22 +37,10 @@ KERNEL(512, 64) candidates(CandidatesArgs a) {
             const float z = a.logits[(size_t)i * a.vocabulary + token];
             if (token == drawn || !finite(z) || z < floor || key_of(z, token) < least) continue;
             const float value = s.greedy ? z : __fadd_rn(__fmul_rn(z, s.inverse), noise(keys, token));
-            u64 key = key_of(value + 0.0f, token);
-            if (key <= own[CANDIDATES - 1]) continue;
-#pragma unroll
-            for (u32 c = 0; c < CANDIDATES; c++) {
-                const u64 other = own[c];
-                own[c] = key > other ? key : other;
-                key = key > other ? other : key;
-            }
+            keep_best(own, key_of(value + 0.0f, token));
         }
         for (u32 c = 0; c < CANDIDATES; c++) {
-            const u64 best = block_max(own[0], shared);
-            if (best && own[0] == best) { // keys are all different: one thread gives its best away
-#pragma unroll
-                for (u32 j = 0; j + 1 < CANDIDATES; j++) own[j] = own[j + 1];
-                own[CANDIDATES - 1] = 0;
-            }
+            const u64 best = take_best(own, shared);
             if (threadIdx.x == 0) a.out[(size_t)i * CANDIDATES + c] = best ? token_of(best) : NOTHING;
         }
     }

@@ -134,6 +134,26 @@ DEVICE u64 block_max(u64 x, u64 *shared) {
     for (u32 w = 0; w < blockDim.x / WARP; w++) largest = shared[w] > largest ? shared[w] : largest;
     return largest;
 }
+// Puts a key among the best that a thread keeps, the best first; 0 is none.
+template <u32 N> DEVICE void keep_best(u64 (&best)[N], u64 key) {
+    if (key <= best[N - 1]) return;
+#pragma unroll
+    for (u32 i = 0; i < N; i++) {
+        const u64 other = best[i];
+        best[i] = key > other ? key : other;
+        key = key > other ? other : key;
+    }
+}
+// The best of all threads', which the one that has it gives away; 0 if none is left. Keys are all different; `shared` has a place for each warp.
+template <u32 N> DEVICE u64 take_best(u64 (&best)[N], u64 *shared) {
+    const u64 first = block_max(best[0], shared);
+    if (first && best[0] == first) {
+#pragma unroll
+        for (u32 i = 0; i + 1 < N; i++) best[i] = best[i + 1];
+        best[N - 1] = 0;
+    }
+    return first;
+}
 // How many threads of the block before this one have `set`; `total` is how many have it of all. `shared` has a place for each warp.
 DEVICE u32 block_rank(bool set, u32 *shared, u32 &total) {
     const u32 votes = __ballot_sync(~0u, set);

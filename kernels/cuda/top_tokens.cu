@@ -17,24 +17,12 @@ KERNEL(512, 64) top_tokens(TopTokensArgs a) {
         u64 own[TOP] = {};
         for (u32 token = threadIdx.x; token < a.vocabulary; token += blockDim.x) {
             const float z = a.logits[(size_t)r * a.vocabulary + token] + 0.0f;
-            u64 key = finite(z) ? key_of(z, token) : 0;
-            if (key <= own[TOP - 1]) continue;
-#pragma unroll
-            for (u32 i = 0; i < TOP; i++) {
-                const u64 other = own[i];
-                own[i] = key > other ? key : other;
-                key = key > other ? other : key;
-            }
+            keep_best(own, finite(z) ? key_of(z, token) : 0);
         }
         u64 first = 0;
         for (u32 i = 0; i < TOP; i++) {
-            const u64 best = block_max(own[0], shared);
+            const u64 best = take_best(own, shared);
             if (i == 0) first = best;
-            if (best && own[0] == best) { // keys are all different: one thread gives its best away
-#pragma unroll
-                for (u32 j = 0; j + 1 < TOP; j++) own[j] = own[j + 1];
-                own[TOP - 1] = 0;
-            }
             if (threadIdx.x == 0) a.out[(size_t)r * TOP + i] = token_of(best ? best : first);
         }
     }

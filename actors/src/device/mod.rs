@@ -108,6 +108,11 @@ impl DeviceSpec {
         }
     }
 
+    /// Whether other processes may take of its time, so that passes were slow once and are not always.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, DeviceSpec::Cpu(_))
+    }
+
     /// What the draft lane and the verify lane have of each partition, in words.
     pub fn lanes(&self) -> Vec<(String, String)> {
         match self {

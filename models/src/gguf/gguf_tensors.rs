@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use faser_kernels::{PairedRows, Source};
 
+use super::header::shown;
 use super::rope_factors::FACTORS;
 use super::tensor_names::in_gguf;
 use super::{Gguf, Stored};
@@ -69,10 +70,8 @@ impl Tensors for GgufTensors<'_> {
         let asked = self.asked.borrow();
         let left = self.gguf.tensors.iter().filter(|(name, _)| **name != FACTORS && !asked.contains(*name));
         let Some((name, tensor)) = left.min_by_key(|(name, _)| **name) else { return Ok(()) };
-        let problem = format!(
-            "tensor `{}` has no place in the model that the metadata describe",
-            name.chars().take(100).flat_map(char::escape_debug).collect::<String>()
-        );
+        let problem =
+            format!("tensor `{}` has no place in the model that the metadata describe", shown(name));
         Err(ModelError::format(tensor.path, &problem))
     }
 }

@@ -439,6 +439,6 @@ impl<'a> List<'a> {
 }
 
 /// A name as an error shows it.
-fn shown(name: &str) -> String {
+pub(super) fn shown(name: &str) -> String {
     name.chars().take(100).flat_map(char::escape_debug).collect()
 }

@@ -92,7 +92,7 @@ impl<'a> Gguf<'a> {
                 let data = &file[tensor.bytes];
                 match tensors.entry(tensor.name) {
                     Entry::Occupied(known) => {
-                        let name = tensor.name.escape_debug();
+                        let name = header::shown(tensor.name);
                         let problem = format!("tensor `{name}` is in {} as well", known.get().path.display());
                         return Err(ModelError::format(path, &problem));
                     }

@@ -99,9 +99,7 @@ pub fn tables(
         partitions: spec.device.partitions().len(),
         again: config.profile,
     };
-    // Nobody builds on a GPU.
-    let shared = spec.device.measures_alone().is_none();
-    let now = || if shared { glance(spec).ok() } else { None };
+    let now = || if spec.device.is_shared() { glance(spec).ok() } else { None };
     let (partitions, source) = cache.read_or_measure(SystemTime::now(), now, measure)?;
     Ok(CostTables { partitions, source, learned: Some(LearnedFile::new(&folder, &key, &samples)) })
 }
