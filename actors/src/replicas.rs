@@ -401,13 +401,13 @@ impl Inner {
 
     fn words(&self) -> String {
         if let [only] = &self.replicas[..] {
-            return only.service.status().to_string();
+            return only.service.words();
         }
         let mut words = String::new();
         for (number, replica) in self.replicas.iter().enumerate() {
             let parted = if number == 0 { "" } else { "; " };
             // Writing to a string cannot fail.
-            let _ = write!(words, "{parted}replica {number}: {}", replica.service.status());
+            let _ = write!(words, "{parted}replica {number}: {}", replica.service.words());
         }
         words
     }
