@@ -173,6 +173,16 @@ impl Replicas {
         self.services().map(Service::status).collect()
     }
 
+    /// What each is doing, in words: that its draft is retired too.
+    pub fn words(&self) -> Vec<String> {
+        self.services().map(Service::words).collect()
+    }
+
+    /// The draft of a replica is retired.
+    pub fn draft_retired(&self) -> bool {
+        self.services().any(|service| service.draft_retired().is_some())
+    }
+
     /// What they are doing, on one line.
     pub fn status(&self) -> String {
         self.0.words()
