@@ -181,6 +181,9 @@ impl Engine {
         }
         self.advance(out);
         out.extend(self.cancelled_chunks.drain(..).map(Command::CancelChunk));
+        if !self.draft_lane.busy() && !self.verify_lane.busy() {
+            self.planner.idle();
+        }
         if self.idle() {
             self.assert_pools_whole();
         }
@@ -342,7 +345,8 @@ impl Engine {
             return;
         }
         self.totals.submitted += 1;
-        let lookup = looks_up.then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
+        let lookup = looks_up
+            .then(|| Lookup::new(request.prediction.clone(), request.prompt.len(), request.max_new_tokens));
         let pools = (&self.target_pool, &self.draft_pool);
         let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);

@@ -89,7 +89,7 @@ pub(crate) struct Sequence {
     /// Where prompt-lookup copies from; none if it does not propose.
     pub(crate) lookup: Option<Lookup>,
     /// What free sources offered last.
-    offers: Offers,
+    pub(crate) offers: Offers,
     /// What was foreseen of what it took of that, or left.
     foreseen: Option<Foreseen>,
     /// It goes without what they offer in this round, and tries the draft.
