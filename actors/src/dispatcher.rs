@@ -157,25 +157,14 @@ impl FrontierDispatcher {
                 self.end_recording();
             }
         }
+        // Lanes first: they wait for it.
+        commands.iter_mut().for_each(|command| self.send_plan(command, ended));
         // Before anyone hears of it: who has seen a stream end finds it in the figures.
         self.publish_load();
         let mut refused = None;
         for command in commands.drain(..) {
             match command {
-                Command::Draft(plan) => {
-                    let requests = self.requests_of(&plan.admit);
-                    self.to_lane(|device| {
-                        let lane =
-                            device.draft.as_ref().ok_or("there is no draft model, but a draft plan")?;
-                        lane.send(DraftWork { plan, requests: requests? }, ended)
-                    });
-                }
-                Command::Verify(plan) => {
-                    let requests = self.requests_of(&plan.admit);
-                    self.to_lane(|device| {
-                        device.verify.send(VerifyWork { plan, requests: requests? }, ended)
-                    });
-                }
+                Command::Draft(_) | Command::Verify(_) => {}
                 Command::CancelChunk(chunk) => self.cancel_chunk(chunk),
                 Command::Emit { seq, tokens } => {
                     let (latencies, count) = (&self.latencies, tokens.len());
@@ -199,7 +188,26 @@ impl FrontierDispatcher {
             }
         }
         self.commands = commands;
+        self.engine.tidy_up();
         refused
+    }
+
+    /// Sends a plan, if it is one, to its lane.
+    fn send_plan(&mut self, command: &mut Command, ended: Option<Instant>) {
+        match command {
+            Command::Draft(plan) => {
+                let (requests, plan) = (self.requests_of(&plan.admit), std::mem::take(plan));
+                self.to_lane(|device| {
+                    let lane = device.draft.as_ref().ok_or("there is no draft model, but a draft plan")?;
+                    lane.send(DraftWork { plan, requests: requests? }, ended)
+                });
+            }
+            Command::Verify(plan) => {
+                let (requests, plan) = (self.requests_of(&plan.admit), std::mem::take(plan));
+                self.to_lane(|device| device.verify.send(VerifyWork { plan, requests: requests? }, ended));
+            }
+            _ => {}
+        }
     }
 
     /// Does what an operator asks. Whoever asked may have gone: then nobody hears of it.

@@ -192,6 +192,15 @@ impl Engine {
         }
     }
 
+    /// Does what can wait until the commands of [`Engine::handle`] have been carried out. Whoever does not call it finds it done by the next rounds.
+    pub fn tidy_up(&mut self) {
+        for seq in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.keep_grams();
+            }
+        }
+    }
+
     /// Looks that every sequence stands where the lanes' plans say, and that nobody is held up: where somebody runs, a lane works.
     fn check(&self) {
         let check = |seq, waits| self.sequences[seq].check(waits, &self.draft_lane, &self.verify_lane);

@@ -24,6 +24,8 @@ const VERY_NEAR: usize = 8;
 const PROMISED: usize = 4;
 /// Tokens of an output that there is room for from the beginning; for more it is made.
 const ROOM: usize = 4000;
+/// So many tokens are looked through one by one, if it came to that.
+const LATE: usize = 64;
 /// Agreement beyond this is not told apart.
 const LONGEST: usize = CONFIDENCE_BINS - 1;
 
@@ -41,8 +43,9 @@ pub(crate) struct Lookup {
     prediction: Arc<[TokenId]>,
     /// The place behind the first occurrence in the prediction.
     predicted: FxHashMap<Gram, u32>,
-    /// The place behind the last occurrence in the sequence's own text.
+    /// The place behind the last occurrence in the sequence's own text, as far as it is kept.
     seen: LastSeen,
+    kept: usize,
     prompt_len: usize,
     /// Tokens of the sequence that have been followed.
     followed: usize,
@@ -130,19 +133,38 @@ impl Lookup {
             predicted.entry(gram(window)).or_insert(place);
         }
         let (seen, cursor) = (LastSeen::of(prompt_len + max_new_tokens.min(ROOM)), None);
-        Lookup { prediction, predicted, seen, prompt_len, followed: 0, cursor, left: None }
+        Lookup { prediction, predicted, seen, kept: 0, prompt_len, followed: 0, cursor, left: None }
     }
 
     /// Takes in the tokens that are new.
     pub(crate) fn follow(&mut self, tokens: &[TokenId]) {
+        if self.followed - self.kept > LATE {
+            self.keep(tokens);
+        }
         while self.followed < tokens.len() {
             self.followed += 1;
             let known = &tokens[..self.followed];
             if self.followed >= self.prompt_len {
                 self.step(known, self.followed == tokens.len());
             }
-            self.seen.insert(known);
         }
+    }
+
+    /// Keeps where the grams of what was followed stand, so that they are not looked for in the text itself. It can wait until nobody waits for it.
+    pub(crate) fn keep(&mut self, tokens: &[TokenId]) {
+        while self.kept < self.followed {
+            self.kept += 1;
+            self.seen.insert(&tokens[..self.kept]);
+        }
+    }
+
+    /// The place behind the last occurrence of the last tokens of `known` before those.
+    fn seen_before(&self, known: &[TokenId]) -> Option<u32> {
+        let last: &[TokenId; GRAM] = known.last_chunk()?;
+        let since = &known[self.kept.saturating_sub(GRAM - 1)..known.len() - 1];
+        let latest = since.windows(GRAM).rposition(|window| window == last);
+        let latest = latest.map(|place| self.kept.saturating_sub(GRAM - 1) + place + GRAM);
+        latest.map(|place| place as u32).or_else(|| self.seen.get(gram(last)))
     }
 
     /// Moves the cursor over the last of `known`. Its place in the sequence's own text is looked for behind the `latest` token alone: what was found
@@ -171,14 +193,13 @@ impl Lookup {
             left.since += 1;
         }
         let long_enough = |cursor: &Cursor| cursor.source == Source::Text && cursor.matched >= GRAM;
+        let predicted = || self.predicted.get(&gram(known.last_chunk()?)).copied();
+        let seen = || latest.then(|| self.seen_before(known))?;
         self.cursor = self
             .returned(known)
             .or(kept)
-            .or_else(|| self.found(known, |gram| self.predicted.get(&gram).copied(), Source::Prediction))
-            .or_else(|| {
-                let found = latest.then(|| self.found(known, |gram| self.seen.get(gram), Source::Text));
-                found.flatten().filter(long_enough)
-            })
+            .or_else(|| self.found(known, predicted()?, Source::Prediction))
+            .or_else(|| self.found(known, seen()?, Source::Text).filter(long_enough))
             .or_else(|| self.replaced());
     }
 
@@ -198,13 +219,8 @@ impl Lookup {
     }
 
     /// The place behind the same last tokens, anywhere in a text.
-    fn found(
-        &self,
-        known: &[TokenId],
-        place: impl Fn(Gram) -> Option<u32>,
-        source: Source,
-    ) -> Option<Cursor> {
-        let next = place(gram(known.last_chunk()?))? as usize;
+    fn found(&self, known: &[TokenId], place: u32, source: Source) -> Option<Cursor> {
+        let next = place as usize;
         let matched = (0..LONGEST.min(next)).take_while(|back| {
             let own = known.len().checked_sub(back + 1).map(|place| &known[place]);
             own.is_some() && self.at(known, next - 1 - back, source) == own
@@ -264,7 +280,10 @@ mod tests {
         let mut lookup = Lookup::new(prediction.into(), prompt.len(), 0);
         let tokens = [prompt, output].concat();
         // Token by token, and all at once, must be the same.
-        (prompt.len()..=tokens.len()).for_each(|end| lookup.follow(&tokens[..end]));
+        (prompt.len()..=tokens.len()).for_each(|end| {
+            lookup.follow(&tokens[..end]);
+            lookup.keep(&tokens[..end]);
+        });
         let (mut offered, mut at_once) = (Offered::new(), Offered::new());
         lookup.offer(&tokens, 4, &mut offered);
         let mut other = Lookup::new(prediction.into(), prompt.len(), 100);

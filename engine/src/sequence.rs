@@ -374,6 +374,11 @@ impl Sequence {
         }
     }
 
+    /// Has prompt-lookup find the text up to here.
+    pub(crate) fn keep_grams(&mut self) {
+        self.lookup.iter_mut().for_each(|lookup| lookup.keep(&self.tokens));
+    }
+
     /// Asks the free sources what they offer, if it could have any of it: its own text, and past outputs.
     pub(crate) fn ask_for_offers(&mut self, (looks_up, past): (bool, Option<&PastOutputs>)) -> bool {
         let (useful, owner) = (self.useful_proposals(), self.owner());

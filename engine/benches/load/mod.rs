@@ -83,6 +83,7 @@ impl Load {
         let begin = Instant::now();
         self.engine.handle(Duration::ZERO, black_box(event), &mut self.commands);
         let took = begin.elapsed();
+        self.engine.tidy_up();
         let mut ended = 0;
         for command in self.commands.drain(..) {
             match command {
