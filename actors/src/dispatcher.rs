@@ -161,28 +161,14 @@ impl FrontierDispatcher {
                 self.end_recording();
             }
         }
+        // Lanes first: they wait for it.
+        commands.iter_mut().for_each(|command| self.send_plan(command, ended));
         // Before anyone hears of it: who has seen a stream end finds it in the figures.
         self.publish_load();
         let mut refused = None;
         for command in commands.drain(..) {
             match command {
-                Command::Draft(plan) => {
-                    let requests = self.requests_of(&plan.admit);
-                    self.to_lane(|device| {
-                        let lane = device.draft.as_ref();
-                        let lane = lane.ok_or_else(|| ours("there is no draft model, but a draft plan"))?;
-                        let sent = lane.send(DraftWork { plan, requests: requests.map_err(ours)? }, ended);
-                        sent.map_err(|reason| (lane.part(), reason))
-                    });
-                }
-                Command::Verify(plan) => {
-                    let requests = self.requests_of(&plan.admit);
-                    self.to_lane(|device| {
-                        let sent =
-                            device.verify.send(VerifyWork { plan, requests: requests.map_err(ours)? }, ended);
-                        sent.map_err(ours)
-                    });
-                }
+                Command::Draft(_) | Command::Verify(_) => {}
                 Command::CancelChunk(chunk) => self.cancel_chunk(chunk),
                 Command::Emit { seq, tokens } => {
                     let (latencies, count) = (&self.latencies, tokens.len());
@@ -206,7 +192,31 @@ impl FrontierDispatcher {
             }
         }
         self.commands = commands;
+        self.engine.tidy_up();
         refused
+    }
+
+    /// Sends a plan, if it is one, to its lane.
+    fn send_plan(&mut self, command: &mut Command, ended: Option<Instant>) {
+        match command {
+            Command::Draft(plan) => {
+                let (requests, plan) = (self.requests_of(&plan.admit), std::mem::take(plan));
+                self.to_lane(|device| {
+                    let lane = device.draft.as_ref();
+                    let lane = lane.ok_or_else(|| ours("there is no draft model, but a draft plan"))?;
+                    let sent = lane.send(DraftWork { plan, requests: requests.map_err(ours)? }, ended);
+                    sent.map_err(|reason| (lane.part(), reason))
+                });
+            }
+            Command::Verify(plan) => {
+                let (requests, plan) = (self.requests_of(&plan.admit), std::mem::take(plan));
+                self.to_lane(|device| {
+                    let work = VerifyWork { plan, requests: requests.map_err(ours)? };
+                    device.verify.send(work, ended).map_err(ours)
+                });
+            }
+            _ => {}
+        }
     }
 
     /// Does what an operator asks. Whoever asked may have gone: then nobody hears of it.

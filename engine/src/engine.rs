@@ -181,11 +181,23 @@ impl Engine {
         }
         self.advance(out);
         out.extend(self.cancelled_chunks.drain(..).map(Command::CancelChunk));
+        if !self.draft_lane.busy() && !self.verify_lane.busy() {
+            self.planner.idle();
+        }
         if self.idle() {
             self.assert_pools_whole();
         }
         if cfg!(debug_assertions) {
             self.check();
+        }
+    }
+
+    /// Does what can wait until the commands of [`Engine::handle`] have been carried out. Whoever does not call it finds it done by the next rounds.
+    pub fn tidy_up(&mut self) {
+        for seq in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.keep_grams();
+            }
         }
     }
 
@@ -349,7 +361,8 @@ impl Engine {
             return;
         }
         self.totals.submitted += 1;
-        let lookup = looks_up.then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
+        let lookup = looks_up
+            .then(|| Lookup::new(request.prediction.clone(), request.prompt.len(), request.max_new_tokens));
         let pools = (&self.target_pool, &self.draft_pool);
         let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);

@@ -93,7 +93,7 @@ pub(crate) struct Sequence {
     /// Where prompt-lookup copies from; none if it does not propose.
     pub(crate) lookup: Option<Lookup>,
     /// What free sources offered last.
-    offers: Offers,
+    pub(crate) offers: Offers,
     /// What was foreseen of what it took of that, or left.
     foreseen: Option<Foreseen>,
     /// It goes without what they offer in this round, and tries the draft.
@@ -385,6 +385,11 @@ impl Sequence {
             prompt_len: self.usage.prompt_tokens,
             tokens: self.tokens.as_slice().into(),
         }
+    }
+
+    /// Has prompt-lookup find the text up to here.
+    pub(crate) fn keep_grams(&mut self) {
+        self.lookup.iter_mut().for_each(|lookup| lookup.keep(&self.tokens));
     }
 
     /// Asks the free sources what they offer, if it could have any of it: its own text, and past outputs.

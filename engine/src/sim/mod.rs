@@ -161,6 +161,7 @@ impl Simulation {
             }
             self.recorder.before(now, &event);
             self.engine.handle(now, event, &mut commands);
+            self.engine.tidy_up();
             self.recorder.after(now, &self.engine, &commands);
             seen(now, &self.engine, &commands);
             for command in commands.drain(..) {
