@@ -235,7 +235,7 @@ impl EngineConfig {
         tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
         let traits = tuning.policy.traits();
         // A policy outlives the draft that it was made for.
-        if traits.drafts && !traits.lookup && self.draft == DraftSource::Lookup {
+        if traits.drafts && !traits.lookup && !self.draft.drafts() && !self.draft.is_retired() {
             return Err(EngineError::Policy(format!("policy {} needs a draft model", tuning.policy)));
         }
         let k = tuning.policy.k_max().min(tuning.k_cap());

@@ -253,7 +253,7 @@ impl Engine {
     pub fn proposes(&self, mode: SpeculationMode) -> Result<(), Refusal> {
         let Tuning { policy, mechanisms, .. } = &self.tuning;
         let why = match mode {
-            SpeculationMode::Draft if self.config.draft == DraftSource::Retired => {
+            SpeculationMode::Draft if self.config.draft.is_retired() => {
                 "the draft is retired until the server is restarted, because its device is lost"
             }
             SpeculationMode::Draft if !self.config.draft.drafts() => {

@@ -162,6 +162,11 @@ impl DraftSource {
         }
     }
 
+    /// Whether there was a draft, whose device is lost for good.
+    pub fn is_retired(self) -> bool {
+        self == DraftSource::Retired
+    }
+
     /// Whether the draft lane has anything to do.
     pub fn drafts(self) -> bool {
         self.needs().passes != RoundPasses::None
