@@ -23,7 +23,7 @@ use crate::api::{Command, Event, FinishReason, Refusal};
 use crate::blocks::BlockPool;
 use crate::branch::{Branch, Spent};
 use crate::config::{EngineConfig, EngineError, Tuning};
-use crate::cost::PartitionCosts;
+use crate::cost::{PartitionCosts, PassCost};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
@@ -32,12 +32,10 @@ use crate::portfolio::{Path, Worth};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
+use crate::source::DraftSource;
 use crate::suffix::PastOutputs;
 use crate::survival::{Calibration, Learned, PerSource, Ranks, Source};
 use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
-
-/// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
-const DEVICE_LOSSES_FORGIVEN: u32 = 2;
 
 /// Buffers of planning, kept from round to round.
 #[derive(Debug, Default)]
@@ -172,7 +170,9 @@ impl Engine {
             Event::Cancel(seq) => self.cancel(seq, out),
             Event::DraftDone(plan) => self.drafted(plan),
             Event::VerifyDone(plan) => self.verified(plan, out),
-            Event::DeviceLost => self.device_lost(out),
+            Event::DeviceLost => self.device_lost(LaneKind::Verify, out),
+            Event::DraftLost => self.device_lost(LaneKind::Draft, out),
+            Event::DraftRetired => self.draft_retired(out),
             Event::DeviceReady => self.device = Device::Up,
             Event::Tune(tuning) => self.tune(tuning),
             Event::Profiled(partitions) => self.profiled(partitions),
@@ -228,6 +228,10 @@ impl Engine {
         self.planner.tune(&self.config.deciding(&tuning));
         self.pruning.want(tuning.mechanisms.prune && tuning.policy.traits().prunes);
         self.tuning = tuning;
+        self.limit_k();
+    }
+
+    fn limit_k(&mut self) {
         let limit = self.k_limit();
         self.sequences.values_mut().for_each(|sequence| sequence.limit_k(limit));
     }
@@ -249,6 +253,9 @@ impl Engine {
     pub fn proposes(&self, mode: SpeculationMode) -> Result<(), Refusal> {
         let Tuning { policy, mechanisms, .. } = &self.tuning;
         let why = match mode {
+            SpeculationMode::Draft if self.config.draft == DraftSource::Retired => {
+                "the draft is retired until the server is restarted, because its device is lost"
+            }
             SpeculationMode::Draft if !self.config.draft.drafts() => {
                 "there is no draft model here (`model.draft: none`)"
             }
@@ -423,7 +430,8 @@ impl Engine {
         out.push(Command::Finish { seq, reason, usage: sequence.usage });
     }
 
-    fn device_lost(&mut self, out: &mut Vec<Command>) {
+    /// The device is gone, by the fault of a lane: that of a draft on a device of its own ends no sequence.
+    fn device_lost(&mut self, fault: LaneKind, out: &mut Vec<Command>) {
         self.device = Device::Away;
         self.cancelled_chunks.clear();
         self.outcomes.forget();
@@ -432,8 +440,7 @@ impl Engine {
         while let Some(&youngest) = self.running.last() {
             self.preempt(youngest);
             let Some(sequence) = self.sequences.get_mut(&youngest) else { continue };
-            sequence.device_losses += 1;
-            if sequence.device_losses > DEVICE_LOSSES_FORGIVEN {
+            if !sequence.survives_loss(fault) {
                 self.totals.failed += 1;
                 self.finish(youngest, FinishReason::DeviceFailed, out);
             }
@@ -446,8 +453,23 @@ impl Engine {
         }
     }
 
+    /// From now on it is an engine without a draft, and all that its draft had is gone.
+    fn draft_retired(&mut self, out: &mut Vec<Command>) {
+        if self.device == Device::GivenUp {
+            return;
+        }
+        self.config.draft = DraftSource::Retired;
+        self.config.partitions.iter_mut().for_each(|costs| costs.draft = PassCost::nothing());
+        self.planner.drafts_by(self.config.draft.needs());
+        self.planner.profiled(&self.config.partitions);
+        self.planner.tune(&self.config.deciding(&self.tuning));
+        // Pools are made anew, by that source, and so is what sequences hold of them.
+        self.device_lost(LaneKind::Draft, out);
+        self.limit_k();
+    }
+
     fn device_given_up(&mut self, out: &mut Vec<Command>) {
-        self.device_lost(out);
+        self.device_lost(LaneKind::Verify, out);
         self.device = Device::GivenUp;
         while let Some(&seq) = self.waiting.front() {
             self.totals.failed += 1;
@@ -558,11 +580,9 @@ mod tests {
 
     use super::*;
     use crate::config::SpeculationBounds;
-    use crate::cost::PassCost;
     use crate::plan::{Drafted, Verdict};
     use crate::policy::{Mechanisms, Policy};
     use crate::request::K_LIMIT;
-    use crate::source::DraftSource;
 
     fn config() -> EngineConfig {
         EngineConfig {

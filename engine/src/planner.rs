@@ -162,6 +162,11 @@ impl Planner {
         self.steering.profiled(partitions);
     }
 
+    /// Decides for another source from now on.
+    pub(crate) fn drafts_by(&mut self, needs: SourceNeeds) {
+        (self.needs, self.budget) = (needs, Budget::new(needs));
+    }
+
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
     }

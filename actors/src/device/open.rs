@@ -121,7 +121,7 @@ pub(super) fn lanes_of<B: LaneBackend + 'static>(draft: Vec<Open<B>>, verify: Ve
     });
     let others = others.collect();
     let verify = leading(first_verify, verifying, VerifyRunner::set_cancel_source, VerifyRunner::run);
-    DeviceBuild { draft: first_draft, verify, others }
+    DeviceBuild { draft: first_draft, draft_apart: false, verify, others }
 }
 
 fn drafting<B: LaneBackend>(backend: B) -> DraftRunner<B> {
