@@ -24,6 +24,8 @@ const VERY_NEAR: usize = 8;
 const PROMISED: usize = 4;
 /// Tokens of an output that there is room for from the beginning; for more it is made.
 const ROOM: usize = 4000;
+/// Slots that a gram may be in.
+const PROBES: usize = 16;
 /// So many tokens are looked through one by one, if it came to that.
 const LATE: usize = 64;
 /// Agreement beyond this is not told apart.
@@ -83,20 +85,22 @@ impl LastSeen {
         LastSeen { slots: vec![Seen::default(); (2 * tokens.max(16)).next_power_of_two()] }
     }
 
-    /// Where a gram is, or could be put; and the part of its hash that is kept.
+    /// Where a gram is, or could be put; and the part of its hash that is kept. Where too many are near, another one makes way: whoever writes texts
+    /// for that wins no time.
     fn slot(&self, gram: Gram) -> (usize, u32) {
         // Fibonacci hashing: the upper bits of the product depend on all of them.
         let hash = gram.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let (mut slot, tag) =
-            ((hash >> (u64::BITS - self.slots.len().trailing_zeros())) as usize, (hash >> 20) as u32);
-        while self.slots[slot].place > 0 && self.slots[slot].tag != tag {
-            slot = (slot + 1) & (self.slots.len() - 1);
-        }
-        (slot, tag)
+        let first = (hash >> (u64::BITS - self.slots.len().trailing_zeros())) as usize;
+        let tag = (hash >> 20) as u32;
+        let mut near = (first..first + PROBES).map(|slot| slot & (self.slots.len() - 1));
+        let fits = |slot: &usize| self.slots[*slot].place == 0 || self.slots[*slot].tag == tag;
+        (near.find(fits).unwrap_or(first), tag)
     }
 
     fn get(&self, gram: Gram) -> Option<u32> {
-        Some(self.slots[self.slot(gram).0].place).filter(|place| *place > 0)
+        let (slot, tag) = self.slot(gram);
+        let seen = self.slots[slot];
+        (seen.place > 0 && seen.tag == tag).then_some(seen.place)
     }
 
     /// The last gram of a text, of which the others are known.
@@ -304,6 +308,23 @@ mod tests {
         assert_eq!(offered(&[1, 2, 3, 4, 9, 1, 2, 3], &[], &[]), (vec![4, 9, 1, 2], Some(3)));
         // The latest place wins.
         assert_eq!(offered(&[1, 2, 3, 4, 1, 2, 3, 5, 6], &[], &[1, 2, 3]), (vec![5, 6, 1, 2], Some(3)));
+    }
+
+    #[test]
+    fn texts_whose_grams_all_come_to_lie_in_one_place_take_no_longer() {
+        // Of these the hashes have their upper bits in common.
+        let mut seen = LastSeen::of(1 << 12);
+        let one = seen.slot(0).0;
+        let alike: Vec<Gram> = (0..10_000_000).filter(|gram| seen.slot(*gram).0 == one).take(500).collect();
+        assert_eq!(alike.len(), 500);
+        for (place, gram) in (1..).zip(&alike) {
+            let (slot, tag) = seen.slot(*gram);
+            seen.slots[slot] = Seen { tag, place };
+        }
+        assert_eq!(seen.slots.iter().filter(|seen| seen.place > 0).count(), PROBES);
+        assert_eq!(seen.get(alike[499]), Some(500));
+        let found = alike.iter().filter(|gram| seen.get(**gram).is_some()).count();
+        assert_eq!(found, PROBES);
     }
 
     #[test]
