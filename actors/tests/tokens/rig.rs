@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CancelSource, CpuFeatures, CpuLaneSpec, CudaFeatures, CudaLaneSpec, DraftWork, Isa, LaneRequest,
-    MASK_PATIENCE, PassLimits, VerifyWork,
+    CancelSource, CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaFeatures, CudaLaneSpec, DraftWork,
+    Isa, LaneRequest, MASK_PATIENCE, PassLimits, VerifyWork,
 };
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
@@ -334,7 +334,13 @@ fn runners(
             })
             .collect();
         let draft = (!drafts.is_empty()).then(|| {
-            let mut run = crate::rank_group::cuda_draft(drafts, cancelled(LaneKind::Draft));
+            let mut run = if config.speculation.draft_copies > 1 {
+                let lane = |(model, spec)| CudaBackend::new(model, &spec).expect("a lane");
+                let lanes = drafts.into_iter().map(lane).collect();
+                crate::rank_group::copies(lanes, &|| cancelled(LaneKind::Draft))
+            } else {
+                Box::new(crate::rank_group::cuda_draft(drafts, cancelled(LaneKind::Draft)))
+            };
             Box::new(move |mut work: DraftWork| {
                 // Each plan on the next partition, whatever the engine thinks of them: that must not show.
                 let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
@@ -374,6 +380,11 @@ fn runners(
     };
     let draft = (!drafts.is_empty()).then(|| {
         let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows, false);
+        if config.speculation.draft_copies > 1 {
+            let lane = |_| CpuBackend::new(drafts[0].clone(), &spec).expect("a lane");
+            let lanes = (0..config.speculation.draft_copies).map(lane);
+            return crate::rank_group::copies(lanes.collect(), &|| cancelled(LaneKind::Draft));
+        }
         Box::new(crate::rank_group::draft(&drafts, &spec, cancelled(LaneKind::Draft))) as Draft
     });
     let spec = spec(config.target_blocks, limits.verify_logit_rows, true);

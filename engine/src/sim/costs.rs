@@ -69,9 +69,8 @@ impl DeviceCosts {
     /// Where several ranks have the draft, each has a part: the longest is how long it takes.
     pub(super) fn draft_plan(&self, plan: &DraftPlan, wanted: &dyn Fn(usize) -> bool) -> Work {
         let ranks = plan.chunks.iter().map(|chunk| chunk.rank + 1).max().unwrap_or(1);
-        let parts = (0..ranks).map(|rank| {
-            self.draft_part(plan, &|place| wanted(place) && plan.chunks[place].rank == rank)
-        });
+        let parts = (0..ranks)
+            .map(|rank| self.draft_part(plan, &|place| wanted(place) && plan.chunks[place].rank == rank));
         parts.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap_or_default()
     }
 

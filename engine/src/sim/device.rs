@@ -114,7 +114,11 @@ impl SimDevice {
             self.drafts.push(SimLane::new(self.block_size));
         }
         let known = |seq: &SeqId| self.drafts.iter().any(|lane| lane.knows(*seq));
-        assert!(plan.retire.iter().all(known), "{:?} are retired, and no lane knows all of them", plan.retire);
+        assert!(
+            plan.retire.iter().all(known),
+            "{:?} are retired, and no lane knows all of them",
+            plan.retire
+        );
         for (rank, lane) in self.drafts.iter_mut().enumerate() {
             lane.open_part(plan, rank);
         }
