@@ -17,7 +17,7 @@ use faser_engine::{
 };
 use faser_kernels::cuda::{Gpu, Share, SharePair};
 use faser_models::cuda::{CudaFeaturePages, CudaModel};
-use faser_models::{Features, Model};
+use faser_models::{Features, Model, Shard};
 use faser_topology::Partition;
 
 /// Partitions of the rig's device, all alike.
@@ -32,6 +32,17 @@ pub(crate) struct Pair {
     pub(crate) cuda: Option<OnGpu>,
     /// Its shards, if it is split over groups.
     pub(crate) shards: Option<crate::rank_group::Shards>,
+}
+
+impl Pair {
+    /// Ranks that each have the draft whole.
+    pub(crate) fn draft_copies(&self) -> usize {
+        let on_gpus = self.cuda.iter().flat_map(|gpu| std::iter::once(gpu).chain(&gpu.others));
+        let on_gpus = on_gpus.filter_map(|rank| Some(rank.draft.as_ref()?.shard()));
+        let on_cpu = self.shards.iter().flat_map(|shards| shards.draft.iter().map(|draft| draft.shard()));
+        let shards: Vec<Shard> = on_gpus.chain(on_cpu).collect();
+        if shards.iter().all(|shard| *shard == Shard::WHOLE) { shards.len().max(1) } else { 1 }
+    }
 }
 
 /// The pair on a GPU, and the shares of its partitions; or a rank's shards of it.
