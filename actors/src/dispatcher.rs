@@ -8,7 +8,7 @@ use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler};
 use faser_engine::{Admission, CancelledChunk, Command, Engine, Event, LaneKind, Refusal, SeqId};
 
 use crate::error::SubmitError;
-use crate::failures::{Fault, Faults};
+use crate::failures::{Fault, Faults, Part};
 use crate::gpu_actor::Device;
 use crate::lane::LaneDone;
 use crate::latency::{Latencies, RequestClock};
@@ -115,9 +115,13 @@ impl FrontierDispatcher {
         self.tell(Event::DeviceReady, None);
     }
 
-    fn device_lost(&mut self) {
+    fn device_lost(&mut self, part: Part) {
         self.device = DeviceState::Lost;
-        self.tell(Event::DeviceLost, None);
+        let lost = match part {
+            Part::Target => Event::DeviceLost,
+            Part::Draft => Event::DraftLost,
+        };
+        self.tell(lost, None);
     }
 
     fn device_given_up(&mut self, reason: String) {
@@ -157,25 +161,14 @@ impl FrontierDispatcher {
                 self.end_recording();
             }
         }
+        // Lanes first: they wait for it.
+        commands.iter_mut().for_each(|command| self.send_plan(command, ended));
         // Before anyone hears of it: who has seen a stream end finds it in the figures.
         self.publish_load();
         let mut refused = None;
         for command in commands.drain(..) {
             match command {
-                Command::Draft(plan) => {
-                    let requests = self.requests_of(&plan.admit);
-                    self.to_lane(|device| {
-                        let lane =
-                            device.draft.as_ref().ok_or("there is no draft model, but a draft plan")?;
-                        lane.send(DraftWork { plan, requests: requests? }, ended)
-                    });
-                }
-                Command::Verify(plan) => {
-                    let requests = self.requests_of(&plan.admit);
-                    self.to_lane(|device| {
-                        device.verify.send(VerifyWork { plan, requests: requests? }, ended)
-                    });
-                }
+                Command::Draft(_) | Command::Verify(_) => {}
                 Command::CancelChunk(chunk) => self.cancel_chunk(chunk),
                 Command::Emit { seq, tokens } => {
                     let (latencies, count) = (&self.latencies, tokens.len());
@@ -199,7 +192,31 @@ impl FrontierDispatcher {
             }
         }
         self.commands = commands;
+        self.engine.tidy_up();
         refused
+    }
+
+    /// Sends a plan, if it is one, to its lane.
+    fn send_plan(&mut self, command: &mut Command, ended: Option<Instant>) {
+        match command {
+            Command::Draft(plan) => {
+                let (requests, plan) = (self.requests_of(&plan.admit), std::mem::take(plan));
+                self.to_lane(|device| {
+                    let lane = device.draft.as_ref();
+                    let lane = lane.ok_or_else(|| ours("there is no draft model, but a draft plan"))?;
+                    let sent = lane.send(DraftWork { plan, requests: requests.map_err(ours)? }, ended);
+                    sent.map_err(|reason| (lane.part(), reason))
+                });
+            }
+            Command::Verify(plan) => {
+                let (requests, plan) = (self.requests_of(&plan.admit), std::mem::take(plan));
+                self.to_lane(|device| {
+                    let work = VerifyWork { plan, requests: requests.map_err(ours)? };
+                    device.verify.send(work, ended).map_err(ours)
+                });
+            }
+            _ => {}
+        }
     }
 
     /// Does what an operator asks. Whoever asked may have gone: then nobody hears of it.
@@ -304,13 +321,18 @@ impl FrontierDispatcher {
     }
 
     /// Gives a plan to the device. A device that does not take it has failed, as far as the engine is concerned.
-    fn to_lane(&self, send: impl FnOnce(&Device) -> Result<(), String>) {
+    fn to_lane(&self, send: impl FnOnce(&Device) -> Result<(), (Part, String)>) {
         if let DeviceState::Up(device) = &self.device
-            && let Err(reason) = send(device)
+            && let Err((part, reason)) = send(device)
         {
-            self.links.faults.report(Fault { generation: device.generation, reason });
+            self.links.faults.report(Fault { generation: device.generation, part, reason });
         }
     }
+}
+
+/// Nothing is served while this stands.
+fn ours(reason: impl Into<String>) -> (Part, String) {
+    (Part::Target, reason.into())
 }
 
 impl Actor for FrontierDispatcher {
@@ -328,7 +350,8 @@ impl Handler<Message> for FrontierDispatcher {
         match message {
             Message::Submit(submit) => self.submit(*submit),
             Message::CancelsWaiting => {} // taken below, as after every message
-            Message::DeviceLost => self.device_lost(),
+            Message::DeviceLost(part) => self.device_lost(part),
+            Message::DraftRetired => drop(self.tell(Event::DraftRetired, None)),
             Message::DeviceReady(device) => self.device_ready(device),
             Message::DeviceGivenUp { reason } => self.device_given_up(reason),
             Message::Probe { tokens, salt, answer } => {

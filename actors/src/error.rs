@@ -6,6 +6,8 @@ use faser_kernels::cuda::CudaError;
 use faser_models::ModelError;
 use faser_topology::TopologyError;
 
+use crate::failures::Part;
+
 /// Why a service, or one of its lanes, cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
@@ -35,6 +37,9 @@ pub enum ServiceError {
         /// What it died of.
         reason: String,
     },
+    /// The draft's device, which has it alone.
+    #[error("the draft's own device: {0}")]
+    DraftDevice(#[source] Box<ServiceError>),
     /// The operating system gave no thread.
     #[error("no thread for {name}: {source}; raise the limit on threads (ulimit -u)")]
     Thread {
@@ -51,7 +56,18 @@ pub enum ServiceError {
 impl ServiceError {
     /// Whether the next try in this process would fail too.
     pub(crate) fn lasts(&self) -> bool {
-        matches!(self, ServiceError::Cuda(CudaError::Lost { .. }))
+        match self {
+            ServiceError::DraftDevice(error) => error.lasts(),
+            error => matches!(error, ServiceError::Cuda(CudaError::Lost { .. })),
+        }
+    }
+
+    /// What of the device has failed.
+    pub(crate) fn part(&self) -> Part {
+        match self {
+            ServiceError::DraftDevice(_) => Part::Draft,
+            _ => Part::Target,
+        }
     }
 }
 

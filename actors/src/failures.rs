@@ -12,10 +12,20 @@ const LONGEST_BACK_OFF: Duration = Duration::from_secs(5);
 /// one per plan it could not hand over. The first of a generation decides; what does not fit would only repeat it.
 const FAULTS_CAPACITY: usize = 8;
 
+/// What of a device has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// What nothing is served without.
+    Target,
+    /// The draft's device, where it has one of its own: the target goes on without it.
+    Draft,
+}
+
 /// A device has failed.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) generation: u64,
+    pub(crate) part: Part,
     pub(crate) reason: String,
 }
 

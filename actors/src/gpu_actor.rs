@@ -7,7 +7,7 @@ use std::time::Duration;
 use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 
 use crate::error::ServiceError;
-use crate::failures::Faults;
+use crate::failures::{Faults, Part};
 use crate::lane::{Build, Follow, LaneDone, LaneEnd, LaneQueue, LaneThread, Pulse, Work};
 use crate::meter::Meter;
 use crate::runner::{DraftWork, VerifyWork};
@@ -22,9 +22,20 @@ pub(crate) type DeviceFactory = Arc<dyn Fn() -> Result<DeviceBuild, ServiceError
 pub(crate) struct DeviceBuild {
     /// None if there is no draft model.
     pub(crate) draft: Option<Build<DraftWork>>,
+    /// The draft has a device of its own, which is opened where its lane is built: the others can do without it.
+    pub(crate) draft_apart: bool,
     pub(crate) verify: Build<VerifyWork>,
     /// The ranks after the first, if the models are split over a group.
     pub(crate) others: Vec<RankBuild>,
+}
+
+impl DeviceBuild {
+    /// The same device, without its draft.
+    pub(crate) fn without_draft(mut self) -> DeviceBuild {
+        self.draft = None;
+        self.others.iter_mut().for_each(|rank| rank.draft = None);
+        self
+    }
 }
 
 /// How to make the lanes of a rank after the first: for the models that have a shard there.
@@ -52,21 +63,28 @@ pub(crate) struct GpuActor {
 impl GpuActor {
     /// Opens the device and builds its lanes, each on its own thread; waits until they can take work: seconds, if the KV memory is
     /// large. Every generation has its own lanes and its own empty KV memory. One actor for each rank; the first one's device leads to
-    /// the lanes of all.
+    /// the lanes of all. If it drafts no more, its draft lanes are left out.
     pub(crate) fn build(
         factory: &DeviceFactory,
-        generation: u64,
+        (generation, drafts): (u64, bool),
         results: &Recipient<LaneDone>,
         faults: &Faults,
         meter: &Meter,
     ) -> Result<Vec<GpuActor>, ServiceError> {
         let plan = factory()?;
+        let plan = if drafts { plan } else { plan.without_draft() };
         let spawn = Spawn { generation, results, faults, meter };
-        let mut draft = spawn.lane_of(plan.draft.as_ref())?;
-        let mut verify = spawn.lane(&plan.verify)?;
+        let drafting = if plan.draft_apart { Part::Draft } else { Part::Target };
+        let mut draft = spawn.lane_of(plan.draft.as_ref(), drafting)?;
+        if let Some(draft) = draft.as_mut().filter(|_| plan.draft_apart) {
+            // The next try comes at once where this one fails: the target's memory is not taken before.
+            draft.wait_until_built()?;
+        }
+        let mut verify = spawn.lane(&plan.verify, Part::Target)?;
         let mut others = Vec::with_capacity(plan.others.len());
         for rank in &plan.others {
-            others.push((spawn.lane_of(rank.draft.as_ref())?, spawn.lane_of(rank.verify.as_ref())?));
+            let draft = spawn.lane_of(rank.draft.as_ref(), drafting)?;
+            others.push((draft, spawn.lane_of(rank.verify.as_ref(), Part::Target)?));
         }
         for (follows_draft, follows_verify) in &others {
             if let (Some(draft), Some(follows)) = (&mut draft, follows_draft) {
@@ -99,7 +117,7 @@ impl GpuActor {
     }
 
     fn own<W: Work>(&mut self, lane: Option<LaneThread<W>>) -> Result<(), ServiceError> {
-        if let Some(lane) = lane {
+        if let Some(mut lane) = lane {
             lane.wait_until_built()?;
             self.pulses.push((W::LANE, lane.pulse()));
             self.lanes.push(lane.end);
@@ -122,13 +140,17 @@ struct Spawn<'a> {
 }
 
 impl Spawn<'_> {
-    fn lane<W: Work>(&self, build: &Build<W>) -> Result<LaneThread<W>, ServiceError> {
+    fn lane<W: Work>(&self, build: &Build<W>, part: Part) -> Result<LaneThread<W>, ServiceError> {
         let (results, faults) = (self.results.clone(), self.faults.clone());
-        LaneThread::spawn(self.generation, build.clone(), results, faults, self.meter)
+        LaneThread::spawn(self.generation, part, build.clone(), results, faults, self.meter)
     }
 
-    fn lane_of<W: Work>(&self, build: Option<&Build<W>>) -> Result<Option<LaneThread<W>>, ServiceError> {
-        build.map(|build| self.lane(build)).transpose()
+    fn lane_of<W: Work>(
+        &self,
+        build: Option<&Build<W>>,
+        part: Part,
+    ) -> Result<Option<LaneThread<W>>, ServiceError> {
+        build.map(|build| self.lane(build, part)).transpose()
     }
 }
 

@@ -50,6 +50,9 @@ pub(crate) struct Health {
     status: Mutex<DeviceStatus>,
     ready: Gauge,
     given_up: Gauge,
+    draft_retired: Gauge,
+    /// Why, once it is.
+    no_draft: Mutex<Option<String>>,
     /// Of each of `LANES`.
     stalled: [Gauge; LANES.len()],
     ended: watch::Sender<bool>,
@@ -71,6 +74,12 @@ impl Health {
                 Unit::Count,
                 "1 once the device is given up: it has failed too often, or is lost to this process; the daemon ends with its last one",
             ),
+            draft_retired: meter.shows(
+                "faser_draft_retired",
+                Unit::Count,
+                "1 once the draft is retired: its own device has failed too often, or is lost to this process; the target serves on without",
+            ),
+            no_draft: Mutex::default(),
             stalled: LANES.map(|lane| {
                 meter.with("lane", lane).shows(
                     "faser_lane_stalled",
@@ -92,6 +101,17 @@ impl Health {
         let ended = matches!(status, DeviceStatus::GivenUp { .. });
         *self.lock() = status;
         self.ended.send_replace(ended);
+    }
+
+    /// The draft's device will not come back.
+    pub(crate) fn retire_draft(&self, reason: String) {
+        *self.no_draft.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+        self.draft_retired.set(1.0);
+    }
+
+    /// Why there is no draft any more, if it is retired.
+    pub(crate) fn draft_retired(&self) -> Option<String> {
+        self.no_draft.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn get(&self) -> DeviceStatus {
@@ -132,16 +152,20 @@ mod tests {
             [
                 "faser_ready",
                 "faser_device_given_up",
+                "faser_draft_retired",
                 "faser_lane_stalled{lane=draft}",
                 "faser_lane_stalled{lane=verify}",
             ]
             .map(|name| ledger.gauged(name))
         };
-        assert_eq!(said(DeviceStatus::Serving), [1.0, 0.0, 0.0, 0.0]);
-        assert_eq!(said(DeviceStatus::Stalled { lane: "verify", seconds: 31 }), [0.0, 0.0, 0.0, 1.0]);
-        assert_eq!(said(DeviceStatus::Stalled { lane: "draft", seconds: 31 }), [0.0, 0.0, 1.0, 0.0]);
-        assert_eq!(said(DeviceStatus::GivenUp { reason: "x".to_owned() }), [0.0, 1.0, 0.0, 0.0]);
-        assert_eq!(said(DeviceStatus::Serving), [1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(said(DeviceStatus::Serving), [1.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(said(DeviceStatus::Stalled { lane: "verify", seconds: 31 }), [0.0, 0.0, 0.0, 0.0, 1.0]);
+        assert_eq!(said(DeviceStatus::Stalled { lane: "draft", seconds: 31 }), [0.0, 0.0, 0.0, 1.0, 0.0]);
+        assert_eq!(said(DeviceStatus::GivenUp { reason: "x".to_owned() }), [0.0, 1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(said(DeviceStatus::Serving), [1.0, 0.0, 0.0, 0.0, 0.0]);
+        health.retire_draft("lost".to_owned());
+        assert_eq!(said(DeviceStatus::Serving), [1.0, 0.0, 1.0, 0.0, 0.0]);
+        assert_eq!(health.draft_retired().as_deref(), Some("lost"));
         assert_eq!(ledger.undescribed(), [""; 0]);
     }
 }

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::cancellation::CancelList;
 use crate::error::ServiceError;
-use crate::failures::{Fault, Faults};
+use crate::failures::{Fault, Faults, Part};
 use crate::meter::Meter;
 use crate::runner::{DraftWork, VerifyWork};
 
@@ -138,6 +138,7 @@ pub(crate) struct LaneQueue<W> {
     orders: SyncSender<Order<W>>,
     pulse: Arc<Pulse>,
     cancels: Arc<CancelList>,
+    part: Part,
     followers: Vec<Follower<W>>,
 }
 
@@ -153,6 +154,7 @@ impl<W> Clone for LaneQueue<W> {
             orders: self.orders.clone(),
             pulse: self.pulse.clone(),
             cancels: self.cancels.clone(),
+            part: self.part,
             followers: self.followers.clone(),
         }
     }
@@ -183,6 +185,11 @@ impl<W: Work> LaneQueue<W> {
         give(&self.orders, &self.pulse, Order { work, after, queued }, W::LANE)
     }
 
+    /// What fails with it.
+    pub(crate) fn part(&self) -> Part {
+        self.part
+    }
+
     /// Nobody waits any more for what plan `step` brings for its chunk at this place.
     pub(crate) fn cancel(&self, step: u64, chunk: usize) {
         let others = self.followers.iter().map(|follower| &follower.cancels);
@@ -199,7 +206,8 @@ fn give<W>(orders: &SyncSender<Order<W>>, pulse: &Pulse, order: Order<W>, lane: 
 pub(crate) struct LaneThread<W> {
     pub(crate) queue: LaneQueue<W>,
     pub(crate) end: LaneEnd,
-    built: Receiver<Result<(), ServiceError>>,
+    /// None once that is known.
+    built: Option<Receiver<Result<(), ServiceError>>>,
 }
 
 /// A lane's thread, and word of its end.
@@ -219,9 +227,10 @@ impl LaneEnd {
 }
 
 impl<W: Work> LaneThread<W> {
-    /// Starts the thread, which begins to build its `Run`.
+    /// Starts the thread, which begins to build its `Run`. What fails with it is `part` of a device.
     pub(crate) fn spawn(
         generation: u64,
+        part: Part,
         build: Build<W>,
         results: Recipient<LaneDone>,
         faults: Faults,
@@ -234,7 +243,7 @@ impl<W: Work> LaneThread<W> {
         let cancels = Arc::new(CancelList::default());
         let list = cancels.clone();
         let times = W::COUNTS.then(|| Times::new(&meter.with("lane", W::LANE)));
-        let lane = LaneLoop { generation, results, faults, pulse: pulse.clone(), times };
+        let lane = LaneLoop { generation, part, results, faults, pulse: pulse.clone(), times };
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
             .spawn(move || {
@@ -252,17 +261,22 @@ impl<W: Work> LaneThread<W> {
                 }
             })
             .map_err(|source| ServiceError::Thread { name: W::THREAD, source })?;
-        let queue = LaneQueue { orders, pulse, cancels, followers: Vec::new() };
-        Ok(LaneThread { queue, end: LaneEnd { thread, ended }, built })
+        let queue = LaneQueue { orders, pulse, cancels, part, followers: Vec::new() };
+        Ok(LaneThread { queue, end: LaneEnd { thread, ended }, built: Some(built) })
     }
 
     /// Waits until the lane can take work.
-    pub(crate) fn wait_until_built(&self) -> Result<(), ServiceError> {
-        self.built.recv().unwrap_or_else(|_| {
+    pub(crate) fn wait_until_built(&mut self) -> Result<(), ServiceError> {
+        let Some(built) = self.built.take() else { return Ok(()) };
+        let built = built.recv().unwrap_or_else(|_| {
             Err(ServiceError::Lane {
                 lane: W::LANE,
                 reason: "its thread ended while it was being built".to_owned(),
             })
+        });
+        built.map_err(|error| match self.queue.part {
+            Part::Target => error,
+            Part::Draft => ServiceError::DraftDevice(Box::new(error)),
         })
     }
 
@@ -279,6 +293,7 @@ impl<W: Work> LaneThread<W> {
 
 struct LaneLoop {
     generation: u64,
+    part: Part,
     results: Recipient<LaneDone>,
     faults: Faults,
     pulse: Arc<Pulse>,
@@ -298,7 +313,7 @@ impl LaneLoop {
                 Ok(outcome) => outcome,
                 Err(panic) => {
                     let reason = format!("the {} lane panicked: {}", W::LANE, words_of(&*panic));
-                    self.faults.report(Fault { generation: self.generation, reason });
+                    self.faults.report(Fault { generation: self.generation, part: self.part, reason });
                     return;
                 }
             };

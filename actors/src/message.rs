@@ -9,6 +9,7 @@ use faser_engine::cost::PartitionCosts;
 use faser_engine::{EngineError, Learned, LoadView, Request, RequestView, SeqId, TokenId, Tuning};
 
 use crate::error::SubmitError;
+use crate::failures::Part;
 use crate::gpu_actor::Device;
 use crate::recording::{Recent, RecordAnswer, Seen};
 
@@ -18,8 +19,10 @@ pub(crate) enum Message {
     Submit(Box<Submit>),
     /// A client is gone: its id is in the `CancelSet`.
     CancelsWaiting,
-    /// The device is gone: from now on its results are late.
-    DeviceLost,
+    /// The device is gone, because this part of it failed: from now on its results are late.
+    DeviceLost(Part),
+    /// The draft's device will not come back: the next one has no draft lane.
+    DraftRetired,
     /// A fresh device is there.
     DeviceReady(Device),
     /// There will be no device any more.

@@ -173,6 +173,16 @@ impl Replicas {
         self.services().map(Service::status).collect()
     }
 
+    /// What each is doing, in words: that its draft is retired too.
+    pub fn words(&self) -> Vec<String> {
+        self.services().map(Service::words).collect()
+    }
+
+    /// The draft of a replica is retired.
+    pub fn draft_retired(&self) -> bool {
+        self.services().any(|service| service.draft_retired().is_some())
+    }
+
     /// What they are doing, on one line.
     pub fn status(&self) -> String {
         self.0.words()
@@ -401,13 +411,13 @@ impl Inner {
 
     fn words(&self) -> String {
         if let [only] = &self.replicas[..] {
-            return only.service.status().to_string();
+            return only.service.words();
         }
         let mut words = String::new();
         for (number, replica) in self.replicas.iter().enumerate() {
             let parted = if number == 0 { "" } else { "; " };
             // Writing to a string cannot fail.
-            let _ = write!(words, "{parted}replica {number}: {}", replica.service.status());
+            let _ = write!(words, "{parted}replica {number}: {}", replica.service.words());
         }
         words
     }

@@ -155,6 +155,7 @@ impl Service {
         let watchdog = Watchdog {
             config: spec.watchdog,
             factory,
+            drafts: true,
             dispatcher: dispatcher.clone(),
             health: health.clone(),
             requests: requests.clone(),
@@ -305,6 +306,21 @@ impl Service {
     /// What the device is doing.
     pub fn status(&self) -> DeviceStatus {
         self.0.health.get()
+    }
+
+    /// Why the draft is retired, if it is: its own device is lost for good, and all goes on without it.
+    pub fn draft_retired(&self) -> Option<String> {
+        self.0.health.draft_retired()
+    }
+
+    /// What the device is doing, and that its draft is retired, on one line.
+    pub fn words(&self) -> String {
+        match (self.status(), self.draft_retired()) {
+            (DeviceStatus::Serving, Some(why)) => {
+                format!("serving without its draft, which is retired until the daemon is restarted: {why}")
+            }
+            (status, _) => status.to_string(),
+        }
     }
 
     /// The device serves.

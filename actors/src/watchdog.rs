@@ -5,6 +5,7 @@
 //!   [building] -----> [serving] <--> [stalled] ------------------------+
 //!       ^                                                              v
 //!       +---- back-off <---- [lost] <----------------------------------+
+//!                               |  \ the same of the draft's own device alone: it is retired, and the next device is built without
 //!                               | more than max_failures in failure_window, or lost for as long as this process lives
 //!                               v
 //!                           [given up]
@@ -22,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::dispatcher::FrontierDispatcher;
 use crate::error::ServiceError;
-use crate::failures::{Failures, Fault, Faults, WatchdogConfig};
+use crate::failures::{Failures, Fault, Faults, Part, WatchdogConfig};
 use crate::gpu_actor::{Attach, Device, DeviceFactory, GpuActor, Release};
 use crate::health::{DeviceStatus, Health};
 use crate::lane::Pulse;
@@ -45,7 +46,7 @@ struct Charge {
 
 /// Why a watch over a device ended.
 enum Ended {
-    Fault(String),
+    Fault(Part, String),
     DispatcherGone,
     Stop,
 }
@@ -54,6 +55,8 @@ enum Ended {
 pub(crate) struct Watchdog {
     pub(crate) config: WatchdogConfig,
     pub(crate) factory: DeviceFactory,
+    /// The draft is not retired.
+    pub(crate) drafts: bool,
     pub(crate) dispatcher: Addr<FrontierDispatcher>,
     pub(crate) health: Arc<Health>,
     pub(crate) requests: Arc<Requests>,
@@ -73,7 +76,7 @@ impl Watchdog {
             "faser_device_recovery_seconds",
             "from the notice that a device has failed to the moment that another one serves",
         );
-        let mut failures = Failures::new(self.config.clone());
+        let mut failures = [Part::Target, Part::Draft].map(|_| Failures::new(self.config.clone()));
         let mut charge = match self.raise(0).await {
             Ok(charge) => {
                 // Nobody waits for it only if the start was abandoned; then `stop` ends the watch.
@@ -86,8 +89,8 @@ impl Watchdog {
             }
         };
         loop {
-            let reason = match self.watch(&charge).await {
-                Ended::Fault(reason) => reason,
+            let (part, reason) = match self.watch(&charge).await {
+                Ended::Fault(part, reason) => (part, reason),
                 Ended::DispatcherGone => {
                     let reason = "the dispatcher has stopped; restart the daemon".to_owned();
                     tracing::error!(reason);
@@ -99,10 +102,10 @@ impl Watchdog {
             };
             let failed = Instant::now();
             self.health.set(DeviceStatus::Rebuilding { reason: reason.clone() });
-            self.tell(Message::DeviceLost).await;
+            self.tell(Message::DeviceLost(part)).await;
             let generation = charge.generation;
             release(charge).await;
-            let Some(next) = self.replace(generation, reason, &mut failures).await else { return };
+            let Some(next) = self.replace(generation, (part, reason), &mut failures).await else { return };
             charge = next;
             let took = failed.elapsed();
             recovery.record(took);
@@ -122,26 +125,45 @@ impl Watchdog {
     async fn replace(
         &mut self,
         mut generation: u64,
-        mut reason: String,
-        failures: &mut Failures,
+        (mut part, mut reason): (Part, String),
+        failures: &mut [Failures; 2],
     ) -> Option<Charge> {
+        let mut lasts = false;
         loop {
             self.failures_counted().increment(1);
-            let Some(back_off) = failures.note(Instant::now()) else {
+            let noted = failures[part as usize].note(Instant::now()).filter(|_| !lasts);
+            if let Some(back_off) = noted {
+                tracing::warn!(
+                    reason,
+                    back_off_ms = back_off.as_millis() as u64,
+                    "the device is being rebuilt"
+                );
+                tokio::select! {
+                    () = tokio::time::sleep(back_off) => {}
+                    _ = &mut self.stop => return None,
+                }
+            } else if part == Part::Draft {
+                self.retire_draft(reason).await;
+            } else {
                 return self.give_up(reason).await;
-            };
-            tracing::warn!(reason, back_off_ms = back_off.as_millis() as u64, "the device is being rebuilt");
-            tokio::select! {
-                () = tokio::time::sleep(back_off) => {}
-                _ = &mut self.stop => return None,
             }
             generation += 1;
             match self.raise(generation).await {
                 Ok(charge) => return Some(charge),
-                Err(error) if error.lasts() => return self.give_up(error.to_string()).await,
-                Err(error) => reason = error.to_string(),
+                Err(error) => (part, lasts, reason) = (error.part(), error.lasts(), error.to_string()),
             }
         }
+    }
+
+    /// From now on devices are built without a draft.
+    async fn retire_draft(&mut self, reason: String) {
+        tracing::error!(
+            reason,
+            "the draft is retired, because its own device is lost: all goes on without it, slower; restart the daemon to have it back"
+        );
+        self.health.retire_draft(reason);
+        self.drafts = false;
+        self.tell(Message::DraftRetired).await;
     }
 
     async fn give_up(&self, reason: String) -> Option<Charge> {
@@ -154,9 +176,9 @@ impl Watchdog {
     /// Builds a device and puts it to work.
     async fn raise(&self, generation: u64) -> Result<Charge, ServiceError> {
         let (factory, results) = (self.factory.clone(), self.dispatcher.clone().recipient());
-        let (faults, meter) = (self.faults.clone(), self.meter.clone());
+        let (faults, meter, drafts) = (self.faults.clone(), self.meter.clone(), self.drafts);
         let built = tokio::task::spawn_blocking(move || {
-            GpuActor::build(&factory, generation, &results, &faults, &meter)
+            GpuActor::build(&factory, (generation, drafts), &results, &faults, &meter)
         });
         let device_died = |reason: String| ServiceError::Lane { lane: "device's", reason };
         let actors = built.await.map_err(|panic| device_died(panic.to_string()))??;
@@ -179,7 +201,9 @@ impl Watchdog {
         loop {
             tokio::select! {
                 fault = self.reported.recv() => match fault {
-                    Some(fault) if fault.generation == charge.generation => return Ended::Fault(fault.reason),
+                    Some(fault) if fault.generation == charge.generation => {
+                        return Ended::Fault(fault.part, fault.reason);
+                    }
                     Some(_) => {} // a late word on a device that is gone
                     None => return Ended::Stop,
                 },

@@ -115,6 +115,30 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
     DeviceSpec::Cuda(CudaSpec { ranks, apart: None, draft_sms: vec![16], rank_deadline: deadline })
 }
 
+/// The target on the first GPU, the draft on the second alone.
+fn on_own_gpus() -> DeviceSpec {
+    let (target, draft) = models();
+    let gpu = |place, model: &Model, source: fn(SyntheticSpec) -> WeightSource| {
+        let info = probe_one(place).expect("a fake GPU is there");
+        let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 };
+        CudaDevice::new(CudaSource {
+            info,
+            device,
+            kernel_cache: None,
+            target: ModelFacts::of(model),
+            draft: None,
+            weights: Arc::new(move |gpu, progress| {
+                CudaModel::load(gpu, &source(pair()), Shard::WHOLE, Dtype::F32, progress)
+                    .map(|model| vec![model])
+            }),
+        })
+    };
+    let ranks = vec![gpu(0, &target, WeightSource::Synthetic)];
+    let apart = gpu(1, &draft, WeightSource::SyntheticDraft);
+    let draft_sms = vec![apart.source().info.sms];
+    DeviceSpec::Cuda(CudaSpec { ranks, apart: Some(apart), draft_sms, rank_deadline: PATIENCE })
+}
+
 fn spec(device: DeviceSpec) -> ServiceSpec {
     ServiceSpec {
         device,
@@ -323,6 +347,37 @@ fn a_gpu_that_is_lost_is_given_up_at_once_and_every_request_is_told() {
             report.lines().find_map(|line| line.strip_prefix("contexts opened ")?.parse::<usize>().ok())
         };
         assert_eq!(opened(&report), ranks.parse().ok(), "{report}");
+    }
+}
+
+/// The draft alone runs this kernel, so that it is its GPU that is lost, or whose launch is refused.
+#[test]
+fn a_draft_gpu_that_is_lost_is_retired_and_one_that_fails_for_once_is_not() {
+    let name = "a_draft_gpu_that_is_lost_is_retired_and_one_that_fails_for_once_is_not";
+    for (variable, for_good) in [("FASER_FAKE_LOSE", "yes"), ("FASER_FAKE_REFUSE", "no")] {
+        let variables = [GPUS, (variable, "confidence:9"), ("FOR_GOOD", for_good)];
+        let report = cuda_fake::inside(name, &variables, || {
+            in_system(async {
+                let for_good = std::env::var("FOR_GOOD").as_deref() == Ok("yes");
+                let expected = tokens(spec(on_cpu())).await;
+                let service = Service::start(spec(on_own_gpus())).await.expect("a service");
+                assert_eq!(tokens_of(&service).await, expected);
+                assert!(service.ready(), "{}", service.words());
+                let (before, retired) = (service.view(), service.draft_retired());
+                assert_eq!(before.draft_pool.total == 0, for_good);
+                let words = ["the draft's own device", "GPU 1 is lost to this process"];
+                let said = retired.as_ref().is_some_and(|why| words.iter().all(|words| why.contains(words)));
+                assert_eq!((retired.is_some(), said), (for_good, for_good), "{retired:?}");
+                assert_eq!(tokens_of(&service).await, expected);
+                let more = service.view().totals.draft_passes - before.totals.draft_passes;
+                assert_eq!(more == 0, for_good, "{more} draft passes more");
+                service.stop().await;
+            });
+        });
+        let Some(report) = report else { return };
+        // A GPU that was built anew would have been opened again.
+        assert!(report.contains("contexts opened 2\n"), "{report}");
+        assert!(report.contains("streams left 0\n"), "{report}");
     }
 }
 

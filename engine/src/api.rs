@@ -21,6 +21,12 @@ pub enum Event {
     VerifyDone(VerifyPlan),
     /// The device is gone, with its KV memory and all plans on it. Sequences wait, to be recomputed.
     DeviceLost,
+    /// The draft's device, where it has one of its own, is gone and takes the target's along. All wait as for a lost device, but that this
+    /// ends nobody: under whom it is lost too often goes on without a draft.
+    DraftLost,
+    /// The draft's device will not come back: nothing is drafted from now on. As [`Event::DraftLost`] where a device is there, and the one that
+    /// comes next has no draft lane.
+    DraftRetired,
     /// A fresh device with empty KV memory is there.
     DeviceReady,
     /// Somebody wants it to decide otherwise from now on; see [`EngineConfig::tunable`](crate::EngineConfig::tunable).

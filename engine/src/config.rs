@@ -253,7 +253,8 @@ impl EngineConfig {
         }
         tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
         let traits = tuning.policy.traits();
-        if traits.drafts && !traits.lookup && !self.draft.drafts() {
+        // A policy outlives the draft that it was made for.
+        if traits.drafts && !traits.lookup && self.draft == DraftSource::Lookup {
             return Err(EngineError::Policy(format!("policy {} needs a draft model", tuning.policy)));
         }
         let k = tuning.policy.k_max().min(tuning.k_cap());

@@ -45,17 +45,29 @@ impl Engine {
         let goes_on = self.config.draft.needs().goes_on();
         let free = (self.looks_up(), self.past.as_ref().filter(|_| self.recalls()));
         let mut choices = [Choices::default(); 2];
-        let (mut tried, mut offered) = (false, false);
-        self.scratch.paths.clear();
+        let mut paths = std::mem::take(&mut self.scratch.paths);
+        paths.clear();
+        let mut offered = false;
         for &seq in &self.running {
-            let Some(sequence) = self.sequences.get_mut(&seq) else { continue };
-            if !sequence.decoding() || !sequence.ask_for_offers(free) {
-                continue;
+            if let Some(sequence) = self.sequences.get_mut(&seq)
+                && sequence.decoding()
+                && sequence.ask_for_offers(free)
+            {
+                offered |= sequence.offers.any();
+                paths.push((seq, Default::default(), false));
             }
-            let Some(sequence) = self.sequences.get(&seq) else { continue };
+        }
+        // Where nothing is offered there is nothing to choose.
+        if !offered {
+            self.scratch.paths = paths;
+            return;
+        }
+        let mut tried = false;
+        for (seq, paths, tries) in &mut paths {
+            let Some(sequence) = self.sequences.get(seq) else { continue };
             let candidate = self.candidate(sequence, prices[0].draft);
-            let tries = !tried && candidate.ready == 0 && self.planner.draft_due(&candidate);
-            tried |= tries;
+            *tries = !tried && candidate.ready == 0 && self.planner.draft_due(&candidate);
+            tried |= *tries;
             let prospects = Prospects {
                 survival: candidate.survival,
                 room: candidate.useful - candidate.ready,
@@ -63,24 +75,20 @@ impl Engine {
                 goes_on,
                 weight: candidate.weight,
             };
-            let paths = prices.map(|prices| sequence.path(&prospects, &tables, &self.worth, &prices));
-            choices.iter_mut().zip(&paths).for_each(|(choices, path)| choices.add(path));
-            offered |= paths.iter().any(|path| path.offer.is_some());
-            self.scratch.paths.push((seq, paths, tries));
-        }
-        if !offered {
-            return;
+            *paths = prices.map(|prices| sequence.path(&prospects, &tables, &self.worth, &prices));
+            choices.iter_mut().zip(paths).for_each(|(choices, path)| choices.add(path));
         }
         let [shared, joining] =
             choices.map(|choices| choices.worth(self.planner.drafting_cost(&choices.drafting)));
         let chosen = usize::from(joining > shared);
-        for (seq, paths, tries) in &self.scratch.paths {
+        for (seq, paths, tries) in &paths {
             let Some(sequence) = self.sequences.get_mut(seq) else { continue };
             sequence.tries = *tries;
             if !tries {
                 sequence.take_offer(&paths[chosen], &tables, &prices[chosen]);
             }
         }
+        self.scratch.paths = paths;
     }
 
     /// Decides on the round that begins: how many proposals every running sequence should have.

@@ -23,7 +23,7 @@ use crate::api::{Command, Event, FinishReason, Refusal};
 use crate::blocks::BlockPool;
 use crate::branch::{Branch, Spent};
 use crate::config::{EngineConfig, EngineError, Tuning};
-use crate::cost::PartitionCosts;
+use crate::cost::{PartitionCosts, PassCost};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
@@ -32,12 +32,10 @@ use crate::portfolio::{Path, Worth};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
 use crate::sequence::Sequence;
+use crate::source::DraftSource;
 use crate::suffix::PastOutputs;
 use crate::survival::{Calibration, Learned, PerSource, Ranks, Source};
 use crate::view::{CalibrationView, EpochMove, LoadView, RequestState, RequestView, Totals};
-
-/// Device failures that a sequence is carried over; at the next one it is given up, lest one request fell every device.
-const DEVICE_LOSSES_FORGIVEN: u32 = 2;
 
 /// Buffers of planning, kept from round to round.
 #[derive(Debug, Default)]
@@ -173,7 +171,9 @@ impl Engine {
             Event::Cancel(seq) => self.cancel(seq, out),
             Event::DraftDone(plan) => self.drafted(plan),
             Event::VerifyDone(plan) => self.verified(plan, out),
-            Event::DeviceLost => self.device_lost(out),
+            Event::DeviceLost => self.device_lost(LaneKind::Verify, out),
+            Event::DraftLost => self.device_lost(LaneKind::Draft, out),
+            Event::DraftRetired => self.draft_retired(out),
             Event::DeviceReady => self.device = Device::Up,
             Event::Tune(tuning) => self.tune(tuning),
             Event::Profiled(partitions) => self.profiled(partitions),
@@ -182,11 +182,23 @@ impl Engine {
         }
         self.advance(out);
         out.extend(self.cancelled_chunks.drain(..).map(Command::CancelChunk));
+        if !self.draft_lane.busy() && !self.verify_lane.busy() {
+            self.planner.idle();
+        }
         if self.idle() {
             self.assert_pools_whole();
         }
         if cfg!(debug_assertions) {
             self.check();
+        }
+    }
+
+    /// Does what can wait until the commands of [`Engine::handle`] have been carried out. Whoever does not call it finds it done by the next rounds.
+    pub fn tidy_up(&mut self) {
+        for seq in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.keep_grams();
+            }
         }
     }
 
@@ -217,6 +229,10 @@ impl Engine {
         self.planner.tune(&self.config.deciding(&tuning));
         self.pruning.want(tuning.mechanisms.prune && tuning.policy.traits().prunes);
         self.tuning = tuning;
+        self.limit_k();
+    }
+
+    fn limit_k(&mut self) {
         let limit = self.k_limit();
         self.sequences.values_mut().for_each(|sequence| sequence.limit_k(limit));
     }
@@ -238,6 +254,9 @@ impl Engine {
     pub fn proposes(&self, mode: SpeculationMode) -> Result<(), Refusal> {
         let Tuning { policy, mechanisms, .. } = &self.tuning;
         let why = match mode {
+            SpeculationMode::Draft if self.config.draft == DraftSource::Retired => {
+                "the draft is retired until the server is restarted, because its device is lost"
+            }
             SpeculationMode::Draft if !self.config.draft.drafts() => {
                 "there is no draft model here (`model.draft: none`)"
             }
@@ -348,7 +367,8 @@ impl Engine {
             return;
         }
         self.totals.submitted += 1;
-        let lookup = looks_up.then(|| Lookup::new(request.prediction.clone(), request.prompt.len()));
+        let lookup = looks_up
+            .then(|| Lookup::new(request.prediction.clone(), request.prompt.len(), request.max_new_tokens));
         let pools = (&self.target_pool, &self.draft_pools[0]);
         let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);
@@ -416,7 +436,8 @@ impl Engine {
         out.push(Command::Finish { seq, reason, usage: sequence.usage });
     }
 
-    fn device_lost(&mut self, out: &mut Vec<Command>) {
+    /// The device is gone, by the fault of a lane: that of a draft on a device of its own ends no sequence.
+    fn device_lost(&mut self, fault: LaneKind, out: &mut Vec<Command>) {
         self.device = Device::Away;
         self.cancelled_chunks.clear();
         self.outcomes.forget();
@@ -425,8 +446,7 @@ impl Engine {
         while let Some(&youngest) = self.running.last() {
             self.preempt(youngest);
             let Some(sequence) = self.sequences.get_mut(&youngest) else { continue };
-            sequence.device_losses += 1;
-            if sequence.device_losses > DEVICE_LOSSES_FORGIVEN {
+            if !sequence.survives_loss(fault) {
                 self.totals.failed += 1;
                 self.finish(youngest, FinishReason::DeviceFailed, out);
             }
@@ -439,8 +459,23 @@ impl Engine {
         }
     }
 
+    /// From now on it is an engine without a draft, and all that its draft had is gone.
+    fn draft_retired(&mut self, out: &mut Vec<Command>) {
+        if self.device == Device::GivenUp {
+            return;
+        }
+        self.config.draft = DraftSource::Retired;
+        self.config.partitions.iter_mut().for_each(|costs| costs.draft = PassCost::nothing());
+        self.planner.drafts_by(self.config.draft.needs());
+        self.planner.profiled(&self.config.partitions);
+        self.planner.tune(&self.config.deciding(&self.tuning));
+        // Pools are made anew, by that source, and so is what sequences hold of them.
+        self.device_lost(LaneKind::Draft, out);
+        self.limit_k();
+    }
+
     fn device_given_up(&mut self, out: &mut Vec<Command>) {
-        self.device_lost(out);
+        self.device_lost(LaneKind::Verify, out);
         self.device = Device::GivenUp;
         while let Some(&seq) = self.waiting.front() {
             self.totals.failed += 1;
@@ -552,11 +587,9 @@ mod tests {
 
     use super::*;
     use crate::config::SpeculationBounds;
-    use crate::cost::PassCost;
     use crate::plan::{Drafted, Verdict};
     use crate::policy::{Mechanisms, Policy};
     use crate::request::K_LIMIT;
-    use crate::source::DraftSource;
 
     fn config() -> EngineConfig {
         EngineConfig {

@@ -22,6 +22,12 @@ const NEAR: usize = 64;
 const VERY_NEAR: usize = 8;
 /// What a prediction's beginning counts for, in tokens that agreed.
 const PROMISED: usize = 4;
+/// Tokens of an output that there is room for from the beginning; for more it is made.
+const ROOM: usize = 4000;
+/// Slots that a gram may be in.
+const PROBES: usize = 16;
+/// So many tokens are looked through one by one, if it came to that.
+const LATE: usize = 64;
 /// Agreement beyond this is not told apart.
 const LONGEST: usize = CONFIDENCE_BINS - 1;
 
@@ -39,8 +45,9 @@ pub(crate) struct Lookup {
     prediction: Arc<[TokenId]>,
     /// The place behind the first occurrence in the prediction.
     predicted: FxHashMap<Gram, u32>,
-    /// The place behind the last occurrence in the sequence's own text.
-    seen: FxHashMap<Gram, u32>,
+    /// The place behind the last occurrence in the sequence's own text, as far as it is kept.
+    seen: LastSeen,
+    kept: usize,
     prompt_len: usize,
     /// Tokens of the sequence that have been followed.
     followed: usize,
@@ -57,6 +64,62 @@ struct Cursor {
     matched: usize,
 }
 
+/// The place behind the last occurrence of each gram of a text. Sequences have many, and they are in nobody's cache: a gram is found by one read
+/// of memory, mostly.
+#[derive(Debug)]
+struct LastSeen {
+    /// A power of two of them, at most half of them taken.
+    slots: Vec<Seen>,
+}
+
+/// A part of a gram's hash, and the place behind it; 0 in a slot that is free.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    tag: u32,
+    place: u32,
+}
+
+impl LastSeen {
+    /// For a text of so many tokens.
+    fn of(tokens: usize) -> LastSeen {
+        LastSeen { slots: vec![Seen::default(); (2 * tokens.max(16)).next_power_of_two()] }
+    }
+
+    /// Where a gram is, or could be put; and the part of its hash that is kept. Where too many are near, another one makes way: whoever writes texts
+    /// for that wins no time.
+    fn slot(&self, gram: Gram) -> (usize, u32) {
+        // Fibonacci hashing: the upper bits of the product depend on all of them.
+        let hash = gram.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let first = (hash >> (u64::BITS - self.slots.len().trailing_zeros())) as usize;
+        let tag = (hash >> 20) as u32;
+        let mut near = (first..first + PROBES).map(|slot| slot & (self.slots.len() - 1));
+        let fits = |slot: &usize| self.slots[*slot].place == 0 || self.slots[*slot].tag == tag;
+        (near.find(fits).unwrap_or(first), tag)
+    }
+
+    fn get(&self, gram: Gram) -> Option<u32> {
+        let (slot, tag) = self.slot(gram);
+        let seen = self.slots[slot];
+        (seen.place > 0 && seen.tag == tag).then_some(seen.place)
+    }
+
+    /// The last gram of a text, of which the others are known.
+    fn insert(&mut self, text: &[TokenId]) {
+        if 2 * text.len() > self.slots.len() {
+            *self = LastSeen::of(2 * text.len());
+            (GRAM..text.len()).for_each(|end| self.put(&text[..end]));
+        }
+        self.put(text);
+    }
+
+    fn put(&mut self, text: &[TokenId]) {
+        if let Some(last) = text.last_chunk() {
+            let (slot, tag) = self.slot(gram(last));
+            self.slots[slot] = Seen { tag, place: text.len() as u32 };
+        }
+    }
+}
+
 /// Where the prediction was left.
 #[derive(Clone, Copy, Debug)]
 struct Left {
@@ -66,33 +129,51 @@ struct Left {
 }
 
 impl Lookup {
-    /// Of a sequence whose first `prompt_len` tokens are its prompt.
-    pub(crate) fn new(prediction: Arc<[TokenId]>, prompt_len: usize) -> Lookup {
+    /// Of a sequence whose first `prompt_len` tokens are its prompt, and which gets `max_new_tokens` at most.
+    pub(crate) fn new(prediction: Arc<[TokenId]>, prompt_len: usize, max_new_tokens: usize) -> Lookup {
         let mut predicted = FxHashMap::default();
         let windows = prediction.windows(GRAM).filter_map(|window| window.first_chunk());
         for (place, window) in (GRAM as u32..).zip(windows) {
             predicted.entry(gram(window)).or_insert(place);
         }
-        let (seen, cursor) = (FxHashMap::default(), None);
-        Lookup { prediction, predicted, seen, prompt_len, followed: 0, cursor, left: None }
+        let (seen, cursor) = (LastSeen::of(prompt_len + max_new_tokens.min(ROOM)), None);
+        Lookup { prediction, predicted, seen, kept: 0, prompt_len, followed: 0, cursor, left: None }
     }
 
     /// Takes in the tokens that are new.
     pub(crate) fn follow(&mut self, tokens: &[TokenId]) {
+        if self.followed - self.kept > LATE {
+            self.keep(tokens);
+        }
         while self.followed < tokens.len() {
             self.followed += 1;
             let known = &tokens[..self.followed];
             if self.followed >= self.prompt_len {
-                self.step(known);
-            }
-            if let Some(last) = known.last_chunk() {
-                self.seen.insert(gram(last), self.followed as u32);
+                self.step(known, self.followed == tokens.len());
             }
         }
     }
 
-    /// Moves the cursor over the last of `known`.
-    fn step(&mut self, known: &[TokenId]) {
+    /// Keeps where the grams of what was followed stand, so that they are not looked for in the text itself. It can wait until nobody waits for it.
+    pub(crate) fn keep(&mut self, tokens: &[TokenId]) {
+        while self.kept < self.followed {
+            self.kept += 1;
+            self.seen.insert(&tokens[..self.kept]);
+        }
+    }
+
+    /// The place behind the last occurrence of the last tokens of `known` before those.
+    fn seen_before(&self, known: &[TokenId]) -> Option<u32> {
+        let last: &[TokenId; GRAM] = known.last_chunk()?;
+        let since = &known[self.kept.saturating_sub(GRAM - 1)..known.len() - 1];
+        let latest = since.windows(GRAM).rposition(|window| window == last);
+        let latest = latest.map(|place| self.kept.saturating_sub(GRAM - 1) + place + GRAM);
+        latest.map(|place| place as u32).or_else(|| self.seen.get(gram(last)))
+    }
+
+    /// Moves the cursor over the last of `known`. Its place in the sequence's own text is looked for behind the `latest` token alone: what was found
+    /// behind one before it would be found there again.
+    fn step(&mut self, known: &[TokenId], latest: bool) {
         if self.followed == self.prompt_len && !self.prediction.is_empty() {
             self.cursor = Some(Cursor { source: Source::Prediction, next: 0, matched: PROMISED });
             return;
@@ -116,11 +197,13 @@ impl Lookup {
             left.since += 1;
         }
         let long_enough = |cursor: &Cursor| cursor.source == Source::Text && cursor.matched >= GRAM;
+        let predicted = || self.predicted.get(&gram(known.last_chunk()?)).copied();
+        let seen = || latest.then(|| self.seen_before(known))?;
         self.cursor = self
             .returned(known)
             .or(kept)
-            .or_else(|| self.found(known, &self.predicted, Source::Prediction))
-            .or_else(|| self.found(known, &self.seen, Source::Text).filter(long_enough))
+            .or_else(|| self.found(known, predicted()?, Source::Prediction))
+            .or_else(|| self.found(known, seen()?, Source::Text).filter(long_enough))
             .or_else(|| self.replaced());
     }
 
@@ -140,8 +223,8 @@ impl Lookup {
     }
 
     /// The place behind the same last tokens, anywhere in a text.
-    fn found(&self, known: &[TokenId], places: &FxHashMap<Gram, u32>, source: Source) -> Option<Cursor> {
-        let next = *places.get(&gram(known.last_chunk()?))? as usize;
+    fn found(&self, known: &[TokenId], place: u32, source: Source) -> Option<Cursor> {
+        let next = place as usize;
         let matched = (0..LONGEST.min(next)).take_while(|back| {
             let own = known.len().checked_sub(back + 1).map(|place| &known[place]);
             own.is_some() && self.at(known, next - 1 - back, source) == own
@@ -198,13 +281,16 @@ mod tests {
         prediction: &[TokenId],
         output: &[TokenId],
     ) -> (Vec<TokenId>, Option<usize>) {
-        let mut lookup = Lookup::new(prediction.into(), prompt.len());
+        let mut lookup = Lookup::new(prediction.into(), prompt.len(), 0);
         let tokens = [prompt, output].concat();
         // Token by token, and all at once, must be the same.
-        (prompt.len()..=tokens.len()).for_each(|end| lookup.follow(&tokens[..end]));
+        (prompt.len()..=tokens.len()).for_each(|end| {
+            lookup.follow(&tokens[..end]);
+            lookup.keep(&tokens[..end]);
+        });
         let (mut offered, mut at_once) = (Offered::new(), Offered::new());
         lookup.offer(&tokens, 4, &mut offered);
-        let mut other = Lookup::new(prediction.into(), prompt.len());
+        let mut other = Lookup::new(prediction.into(), prompt.len(), 100);
         other.follow(&tokens);
         other.offer(&tokens, 4, &mut at_once);
         assert_eq!(offered, at_once);
@@ -222,6 +308,23 @@ mod tests {
         assert_eq!(offered(&[1, 2, 3, 4, 9, 1, 2, 3], &[], &[]), (vec![4, 9, 1, 2], Some(3)));
         // The latest place wins.
         assert_eq!(offered(&[1, 2, 3, 4, 1, 2, 3, 5, 6], &[], &[1, 2, 3]), (vec![5, 6, 1, 2], Some(3)));
+    }
+
+    #[test]
+    fn texts_whose_grams_all_come_to_lie_in_one_place_take_no_longer() {
+        // Of these the hashes have their upper bits in common.
+        let mut seen = LastSeen::of(1 << 12);
+        let one = seen.slot(0).0;
+        let alike: Vec<Gram> = (0..10_000_000).filter(|gram| seen.slot(*gram).0 == one).take(500).collect();
+        assert_eq!(alike.len(), 500);
+        for (place, gram) in (1..).zip(&alike) {
+            let (slot, tag) = seen.slot(*gram);
+            seen.slots[slot] = Seen { tag, place };
+        }
+        assert_eq!(seen.slots.iter().filter(|seen| seen.place > 0).count(), PROBES);
+        assert_eq!(seen.get(alike[499]), Some(500));
+        let found = alike.iter().filter(|gram| seen.get(**gram).is_some()).count();
+        assert_eq!(found, PROBES);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 mod ahead;
 mod budget;
+mod overhead;
 mod steering;
 
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::source::{RoundPasses, SourceNeeds};
 use crate::view::SteeringView;
 use ahead::Ahead;
 use budget::Budget;
+use overhead::Overhead;
 use steering::Steering;
 
 pub(crate) use ahead::{Leaving, Odds, Preparing};
@@ -104,6 +106,7 @@ pub(crate) struct Planner {
     needs: SourceNeeds,
     budget: Budget,
     ahead: Ahead,
+    overhead: Overhead,
     steering: Steering,
     /// Of the round's verify pass, without proposals.
     rows: usize,
@@ -147,6 +150,7 @@ impl Planner {
             needs,
             budget: Budget::new(needs),
             ahead: Ahead::default(),
+            overhead: Overhead::default(),
         };
         planner.tune(tuning);
         planner
@@ -165,6 +169,11 @@ impl Planner {
     pub(crate) fn profiled(&mut self, partitions: &[PartitionCosts]) {
         self.partitions = divided(partitions.to_vec(), self.copies);
         self.steering.profiled(partitions);
+    }
+
+    /// Decides for another source from now on.
+    pub(crate) fn drafts_by(&mut self, needs: SourceNeeds) {
+        (self.needs, self.budget) = (needs, Budget::new(needs));
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -375,27 +384,27 @@ impl Planner {
 
     /// Decides on the execution of a verify pass that is about to leave. While the draft lane works on what was begun under
     /// the pass before, no other partition than that one's is looked at.
-    pub(crate) fn execute(&mut self, batch: &Batch<'_>, leaving: &Leaving<'_>) -> Execution {
-        if !self.policy.traits().overlaps || !self.mechanisms.overlap {
-            return self.execution;
-        }
-        if !self.steering.speculates() {
+    pub(crate) fn execute(&mut self, batch: &Batch<'_>, leaving: Option<&Leaving<'_>>) -> Execution {
+        let Some(leaving) = leaving.filter(|_| self.steering.speculates()) else {
             self.execution = Execution::Serial;
             return self.execution;
-        }
+        };
         let now = match self.execution {
             Execution::Serial => None,
             Execution::Overlapped(partition) => Some(partition.0),
         };
         let only = self.partition;
-        let place = self.ahead.partition(batch, leaving, &self.partitions, (now, only), &mut self.budget);
+        let more_s = self.overhead.more_s();
+        let place =
+            self.ahead.partition(batch, leaving, &self.partitions, (now, only, more_s), &mut self.budget);
         self.execution = place.map_or(Execution::Serial, |place| Execution::Overlapped(PartitionId(place)));
         self.execution
     }
 
-    /// Whether verdicts may be prepared for at all.
-    pub(crate) fn prepares(&self) -> bool {
-        self.policy.traits().overlaps && self.mechanisms.overlap && self.partitions.len() > 1
+    /// Whether it is to be looked at if verdicts of the next pass, of so many sequences, should be prepared for.
+    pub(crate) fn looks_ahead(&mut self, sequences: usize) -> bool {
+        let may = self.policy.traits().overlaps && self.mechanisms.overlap && self.partitions.len() > 1;
+        may && (self.execution != Execution::Serial || self.ahead.looks(sequences))
     }
 
     /// Of these verdicts, likeliest first, how many to prepare for, `most` of them, and how deep, if so much time is left of the pass that is out; and
@@ -444,9 +453,15 @@ impl Planner {
         }
     }
 
-    /// A verify pass was timed: the tables learn. What they said before, if there are any.
-    pub(crate) fn timed_verify(&mut self, shape: &PassShape, took: Duration) -> Option<Duration> {
+    /// A verify pass was timed, and is done now: the tables learn. What they said before, if there are any.
+    pub(crate) fn timed_verify(
+        &mut self,
+        shape: &PassShape,
+        took: Duration,
+        now: Duration,
+    ) -> Option<Duration> {
         observe(&mut self.verify_s, took.as_secs_f64());
+        self.overhead.round(now, took, shape.partition != PartitionId(0));
         let predicted = self.predicted_verify(shape)?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
         costs.verify.observe(shape.rows, shape.reach, took);
@@ -479,7 +494,13 @@ impl Planner {
     pub(crate) fn waited_for_drafts(&mut self, shape: &PassShape, took: Duration) {
         if shape.partition == PartitionId(0) {
             self.steering.drafted(took.as_secs_f64());
+            self.overhead.drafted(took);
         }
+    }
+
+    /// No lane has work now.
+    pub(crate) fn idle(&mut self) {
+        self.overhead.idle();
     }
 
     /// A draft plan was timed: the tables learn, unless catching up dominated it. A single pass is looked up by its rows, a step by its sequences.

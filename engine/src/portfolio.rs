@@ -52,6 +52,11 @@ impl Offers {
         [&self.lookup, &self.suffix]
     }
 
+    /// Is anything offered?
+    pub(crate) fn any(&self) -> bool {
+        self.all().iter().any(|offer| !offer.proposals.is_empty())
+    }
+
     /// Learns from what came in their place.
     pub(crate) fn learn(
         &self,

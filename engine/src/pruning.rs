@@ -127,7 +127,7 @@ impl Pruning {
             return PruneMode::Watch;
         }
         let gain = |checkpoint: &PruneCheckpoint| {
-            prospects.iter().map(|prospect| checkpoint.best(prospect, row_cost).1).sum::<f64>()
+            prospects.iter().map(|prospect| checkpoint.gain(prospect, row_cost)).sum::<f64>()
         };
         let gains = self.checkpoints.iter().map(gain).enumerate();
         match gains.max_by(|a, b| a.1.total_cmp(&b.1)) {
@@ -186,28 +186,28 @@ impl Margins {
 }
 
 impl PruneCheckpoint {
-    /// The bin from which on everything is best pruned, and the tokens, time counted as such, that this brings in the mean. `BINS`,
-    /// and 0, if nothing is.
-    fn best(&self, prospect: &Prospect, row_cost: f64) -> (usize, f64) {
+    /// The tokens, time counted as such, that it brings in the mean to prune from each bin on.
+    fn gains(&self, prospect: &Prospect, row_cost: f64) -> [f64; BINS] {
         let saved = prospect.rows as f64 * self.left * row_cost;
         // Tokens that pruning a right one loses are more than its rows are worth; the wrong ones' rows are won.
         let right = f64::from(prospect.acceptance) * (saved - f64::from(prospect.at_stake)) * self.right.each;
         let wrong = f64::from(1.0 - prospect.acceptance) * saved * self.wrong.each;
-        let mut best = (BINS, 0.0);
-        for bin in (1..BINS).rev() {
-            let gain = right * self.right.from[bin] + wrong * self.wrong.from[bin];
-            if gain > best.1 {
-                best = (bin, gain);
-            }
-        }
-        best
+        std::array::from_fn(|bin| right * self.right.from[bin] + wrong * self.wrong.from[bin])
+    }
+
+    /// The most that pruning from some bin on brings; 0 if nothing is won. The first bin, of proposals in the lead, is never pruned.
+    fn gain(&self, prospect: &Prospect, row_cost: f64) -> f64 {
+        let [_, gains @ ..] = self.gains(prospect, row_cost);
+        // Comparisons that compile to a maximum.
+        gains.into_iter().fold(0.0, |best, gain| if gain > best { gain } else { best })
     }
 
     fn max_margin(&self, prospect: &Prospect, row_cost: f64) -> f32 {
-        match self.best(prospect, row_cost).0 {
-            BINS => f32::INFINITY,
-            bin => ENDS[bin - 1],
-        }
+        let gains = self.gains(prospect, row_cost);
+        let best = (1..BINS).rev().fold((0.0, f32::INFINITY), |best, bin| {
+            if gains[bin] > best.0 { (gains[bin], ENDS[bin - 1]) } else { best }
+        });
+        best.1
     }
 }
 

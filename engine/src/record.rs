@@ -208,7 +208,7 @@ impl Recorder {
             Event::Submit(request) => self.mark(at, Mark::Arrived(request.seq)),
             Event::DraftDone(plan) => self.drafted(at, plan),
             Event::VerifyDone(plan) => self.verified(at, plan),
-            Event::DeviceLost => {
+            Event::DeviceLost | Event::DraftLost => {
                 self.out = [None, None];
                 self.mark(at, Mark::DeviceLost);
             }
@@ -217,6 +217,7 @@ impl Recorder {
             | Event::Tune(_)
             | Event::Profiled(_)
             | Event::ForgetOutputs
+            | Event::DraftRetired
             | Event::DeviceGivenUp => {}
         }
     }

@@ -55,6 +55,10 @@ use crate::survival::{AcceptanceTable, Calibration, Level, PerSource, Ranks, Sou
 use crate::usage::{Tried, Usage};
 use crate::view::{RequestState, RequestView};
 
+/// Failures by one lane's fault that a sequence is carried over as if nothing had been. At the next one of the whole device it is given up, lest one
+/// request fell every device; of a draft on a device of its own it goes on without.
+const LOSSES_FORGIVEN: u32 = 2;
+
 /// A verify chunk that is out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VerifyOut {
@@ -89,7 +93,7 @@ pub(crate) struct Sequence {
     /// Where prompt-lookup copies from; none if it does not propose.
     pub(crate) lookup: Option<Lookup>,
     /// What free sources offered last.
-    offers: Offers,
+    pub(crate) offers: Offers,
     /// What was foreseen of what it took of that, or left.
     foreseen: Option<Foreseen>,
     /// It goes without what they offer in this round, and tries the draft.
@@ -99,8 +103,6 @@ pub(crate) struct Sequence {
     /// It was asked since its last verdict what to draft, and is not asked again before the next.
     pub(crate) asked: bool,
     pub(crate) usage: Usage,
-    /// Devices that failed while this sequence ran on them.
-    pub(crate) device_losses: u32,
     /// May KV of the prefix cache stand for its rows?
     pub(crate) cacheable: bool,
     /// Has it ever been admitted?
@@ -113,6 +115,8 @@ pub(crate) struct Sequence {
     max_new_tokens: usize,
     stop_tokens: Arc<[TokenId]>,
     k_max: usize,
+    /// Devices that were lost under it, by the lane whose fault that was.
+    losses: [u32; 2],
 }
 
 /// Bounds of what a token of one sequence may count for, in those of a sequence without a target.
@@ -194,7 +198,7 @@ impl Sequence {
             tries: false,
             wanted: 0,
             asked: false,
-            device_losses: 0,
+            losses: [0; 2],
             cacheable: !request.whole_prompt,
             admitted: false,
             keeps_nothing: false,
@@ -251,7 +255,16 @@ impl Sequence {
 
     /// May the draft model work for it?
     pub(crate) fn drafts(&self) -> bool {
-        self.speculates() && self.handling.mode.drafts()
+        self.speculates()
+            && self.handling.mode.drafts()
+            && self.losses[LaneKind::Draft as usize] <= LOSSES_FORGIVEN
+    }
+
+    /// A device was lost under it, by the fault of this lane. False if that was too often; after too many of the draft's it is not drafted for.
+    pub(crate) fn survives_loss(&mut self, fault: LaneKind) -> bool {
+        let losses = &mut self.losses[fault as usize];
+        *losses += 1;
+        fault == LaneKind::Draft || *losses <= LOSSES_FORGIVEN
     }
 
     /// Who may see its output.
@@ -372,6 +385,11 @@ impl Sequence {
             prompt_len: self.usage.prompt_tokens,
             tokens: self.tokens.as_slice().into(),
         }
+    }
+
+    /// Has prompt-lookup find the text up to here.
+    pub(crate) fn keep_grams(&mut self) {
+        self.lookup.iter_mut().for_each(|lookup| lookup.keep(&self.tokens));
     }
 
     /// Asks the free sources what they offer, if it could have any of it: its own text, and past outputs.

@@ -9,6 +9,8 @@ use crate::request::K_LIMIT;
 pub enum DraftSource {
     /// Nothing: prompt-lookup is all there is.
     Lookup,
+    /// Nothing any more: the device of the draft that there was is lost for good.
+    Retired,
     /// A model of its own, one token after the other.
     Model {
         /// Blocks of its KV pool.
@@ -143,7 +145,7 @@ impl DraftSource {
     pub fn needs(self) -> SourceNeeds {
         let own = |passes, blocks| SourceNeeds { passes, blocks, ..SourceNeeds::default() };
         match self {
-            DraftSource::Lookup => own(RoundPasses::None, 0),
+            DraftSource::Lookup | DraftSource::Retired => own(RoundPasses::None, 0),
             DraftSource::Model { blocks } => {
                 SourceNeeds { keeps_proposals: true, ..own(RoundPasses::EachProposal, blocks) }
             }
@@ -170,6 +172,7 @@ impl fmt::Display for DraftSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             DraftSource::Lookup => "no draft",
+            DraftSource::Retired => "a draft that is retired",
             DraftSource::Model { .. } => "a draft model",
             DraftSource::OnePass { .. } => "a draft that proposes in one pass",
             DraftSource::Head { .. } => "a head on the target's hidden states",
@@ -189,6 +192,7 @@ mod tests {
     fn models_go_on_from_proposals_and_one_keeps_their_kv() {
         let all = [
             DraftSource::Lookup,
+            DraftSource::Retired,
             DraftSource::Model { blocks: 4 },
             DraftSource::one_pass(4),
             DraftSource::head(4),
@@ -196,7 +200,7 @@ mod tests {
             DraftSource::block_head(4, ProposedBlock { rows: 5, proposals: 4 }),
         ];
         for source in all {
-            assert_eq!(source.drafts(), source != DraftSource::Lookup);
+            assert_eq!(source.drafts(), source.needs().blocks > 0);
             let (model, one_pass) =
                 (matches!(source, DraftSource::Model { .. }), matches!(source, DraftSource::OnePass { .. }));
             assert_eq!(source.needs().keeps_proposals, model, "{source}");

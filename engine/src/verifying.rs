@@ -215,7 +215,9 @@ impl Engine {
 
     /// Decides on the execution of the pass in the making.
     fn execute(&mut self, scratch: &mut Scratch) {
-        if self.planner.prepares() {
+        scratch.odds.clear();
+        let looks = self.planner.looks_ahead(scratch.candidates.len());
+        if looks {
             self.list_odds(&scratch.lengths, &mut scratch.odds);
         }
         // The next round is taken to have as much prefill as this one.
@@ -227,7 +229,7 @@ impl Engine {
         let past_rows = self.config.draft.needs().rows_past(scratch.lengths.iter().copied());
         let draft_busy = self.draft_lane.busy();
         let leaving = Leaving { odds: &scratch.odds, most, rows, reach, past_rows, draft_busy };
-        let execution = self.planner.execute(&batch, &leaving);
+        let execution = self.planner.execute(&batch, looks.then_some(&leaving));
         self.verify_shape.partition = execution.partition();
     }
 
@@ -245,7 +247,7 @@ impl Engine {
         let saved: f64 = plan.outcome.verdicts.iter().map(|verdict| self.share_left(&plan, verdict)).sum();
         let shape = PassShape { rows: self.verify_shape.rows - saved as usize, ..self.verify_shape };
         // A pass of late chunks alone only waits.
-        let timed = (shape.rows > 0).then(|| self.planner.timed_verify(&shape, took)).flatten();
+        let timed = (shape.rows > 0).then(|| self.planner.timed_verify(&shape, took, self.now)).flatten();
         if let Some(predicted) = timed {
             self.totals.predicted_verify_time += predicted;
             self.totals.verify_time_error += predicted.abs_diff(took);

@@ -249,7 +249,12 @@ fn offers(config: &EngineConfig, mode: SpeculationMode) -> bool {
     }
 }
 
-fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)> {
+/// Whether the draft's device fails for good, and when, in us.
+type DraftLoss = Option<(u64, bool)>;
+
+const REBUILD: Duration = Duration::from_micros(1500);
+
+fn happenings(clients: &[Client], failures: &[u64], draft: DraftLoss) -> Vec<(Duration, Happening)> {
     let mut all = Vec::new();
     for (seq, client) in (0..).zip(clients) {
         let request = Request {
@@ -261,15 +266,17 @@ fn happenings(clients: &[Client], failures: &[u64]) -> Vec<(Duration, Happening)
         all.push((client.at, Happening::Arrival(request)));
         all.extend(client.leaves_after.map(|after| (client.at + after, Happening::Cancel(SeqId(seq)))));
     }
-    let rebuild = Duration::from_micros(1500);
+    let rebuild = REBUILD;
     all.extend(failures.iter().map(|&at| (Duration::from_micros(at), Happening::DeviceLost { rebuild })));
+    let draft_lost = |(at, for_good)| (Duration::from_micros(at), Happening::DraftLost { rebuild, for_good });
+    all.extend(draft.map(draft_lost));
     all
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Invariants 1 to 3: under any load, in any configuration, with cancellations, preemptions and lost devices, what
+    /// Invariants 1 to 3: under any load, in any configuration, with cancellations, preemptions, lost devices and lost drafts, what
     /// is emitted is the one right text or, for who left early, its beginning; and both pools are whole afterwards.
     #[test]
     fn everyone_gets_the_right_text(
@@ -277,15 +284,18 @@ proptest! {
         config in configs(),
         acceptance in 0.0..=1.0f64,
         failures in prop::collection::btree_set(0..200_000u64, 0..2),
+        draft in prop::option::weighted(0.3, (0..200_000u64, any::<bool>())),
     ) {
         let failures: Vec<u64> = failures.into_iter().collect();
-        let report = run(&config, acceptance, happenings(&clients, &failures));
+        let report = run(&config, acceptance, happenings(&clients, &failures, draft));
         let device = device(&config, acceptance);
         prop_assert!(report.view.target_pool.whole() && report.view.draft_pool.whole());
         for (seq, client) in (0..).zip(&clients) {
             let outcome = &report.outcomes[&SeqId(seq)];
             let mode = client.handling.mode;
-            prop_assert_eq!(matches!(outcome.refusal, Some(Refusal::Mode { .. })), !offers(&config, mode));
+            let retired = draft.filter(|&(at, for_good)| for_good && client.at > Duration::from_micros(at) + REBUILD);
+            let offered = offers(&config, mode) && (mode != SpeculationMode::Draft || retired.is_none());
+            prop_assert_eq!(matches!(outcome.refusal, Some(Refusal::Mode { .. })), !offered);
             if outcome.refusal.is_some() {
                 continue;
             }
@@ -313,7 +323,7 @@ proptest! {
             prop_assert!(mode.looks_up() || usage.proposed == drafted + recalled);
         }
         // The same events bring the same commands.
-        prop_assert_eq!(run(&config, acceptance, happenings(&clients, &failures)), report);
+        prop_assert_eq!(run(&config, acceptance, happenings(&clients, &failures, draft)), report);
     }
 }
 

@@ -5,7 +5,11 @@ mod fake_gpu;
 use std::{ffi::OsString, fs, process::Output};
 
 use fake_gpu::variables;
-use faser_tests::{Config, Server, metrics::wait_until_idle, rules::root};
+use faser_tests::{
+    Config, Server,
+    metrics::{Metrics, wait_until_idle},
+    rules::root,
+};
 use serde_json::{Value, json};
 
 const PAIR: &str = "\
@@ -149,6 +153,38 @@ fn a_draft_on_a_gpu_of_its_own_prepares_for_verdicts_and_changes_no_text() {
         assert_eq!(output.status.code(), Some(1), "{device}: {err}");
         assert!(parts.iter().all(|part| err.contains(part)), "{device}: {err}");
     }
+}
+
+/// The draft alone runs the kernel in which its GPU is lost.
+#[test]
+fn a_draft_gpu_that_is_lost_costs_speed_and_never_a_text() {
+    let name = "a_draft_gpu_that_is_lost_costs_speed_and_never_a_text";
+    let lost = [("FASER_FAKE_GPUS", "2"), ("FASER_FAKE_LOSE", "confidence:5")];
+    let Some(variables) = variables(name, &lost) else { return };
+    let expected = texts(&Server::start(&format!("{PAIR}{CPU}speculation: {{policy: off}}\n")));
+    let device = "device: {kind: 'cuda:0', draft_placement: own}\n";
+    let server =
+        Server::start_with(&format!("{PAIR}{device}speculation: {{policy: 'fixed:4'}}\n"), &variables);
+    assert_eq!(texts(&server), expected);
+    let passes = |metrics: &Metrics| metrics.value("faser_passes_total{lane=\"draft\"}");
+    let before = wait_until_idle(server.client());
+    assert!(passes(&before) > 0.0 && before.value("faser_draft_retired") == 1.0, "{}", server.output());
+    assert_eq!((before.value("faser_ready"), before.value("faser_device_given_up")), (1.0, 0.0));
+    let ready = server.client().get("/ready");
+    let said = ready.json()["replicas"][0]["status"].to_string();
+    assert!(ready.status == 200 && said.contains("serving without its draft"), "{} {said}", ready.status);
+    assert_eq!(texts(&server), expected, "without a draft");
+    assert_eq!(passes(&wait_until_idle(server.client())), passes(&before));
+    let body = json!({"prompt": [1, 2, 3], "max_tokens": 2, "speculation": {"mode": "draft"}});
+    let refused = server.client().post("/v1/completions", &body);
+    let why = refused.json()["error"]["message"].to_string();
+    assert!(refused.status == 400 && why.contains("the draft is retired"), "{} {why}", refused.status);
+    let output = server.output();
+    assert!(
+        output.contains("the draft is retired") && output.contains("GPU 1 is lost to this process"),
+        "{output}"
+    );
+    server.stop();
 }
 
 #[test]

@@ -179,8 +179,16 @@ impl CudaSpec {
     /// # Errors
     /// As [`CudaDevice::open`]; a partition cannot be had, or the shards are not those of whole groups.
     pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Arc<OnGpu>>, ServiceError> {
+        let ranks = self.open_ranks(progress)?;
+        if self.open_apart(progress)?.is_some() && ranks.iter().any(|rank| rank.draft.is_some()) {
+            return Err(ServiceError::Contradiction("the draft is apart, and on a rank too".to_owned()));
+        }
+        Ok(ranks)
+    }
+
+    /// As `open`, but without the GPU that has the draft alone, which may be lost.
+    fn open_ranks(&self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Arc<OnGpu>>, ServiceError> {
         let ranks = self.ranks.iter().map(|device| device.open(progress)).collect::<Result<Vec<_>, _>>()?;
-        self.open_apart(progress)?;
         for rank in &ranks {
             rank.shares(&self.draft_sms)?;
         }
@@ -188,9 +196,6 @@ impl CudaSpec {
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
         whole_group("target", &target)?;
-        if self.apart.is_some() && !draft.is_empty() {
-            return Err(ServiceError::Contradiction("the draft is apart, and on a rank too".to_owned()));
-        }
         if copies(&draft) == Some(ranks.len()) {
             return Ok(ranks);
         }
@@ -236,7 +241,7 @@ impl CudaSpec {
     }
 
     pub(super) fn build(&self, engine: &EngineConfig) -> Result<DeviceBuild, ServiceError> {
-        let ranks = self.open(&mut |_| {})?;
+        let ranks = self.open_ranks(&mut |_| {})?;
         let limits = PassLimits::of(engine);
         let mut verify_slots = slots(ranks.len(), self.rank_deadline)?.into_iter();
         let pages = pages(&ranks, engine.target_blocks)?;
@@ -245,11 +250,15 @@ impl CudaSpec {
         as_many_copies(&drafts, engine)?;
         let mut draft_slots = slots(if copies { 1 } else { drafts.len() }, self.rank_deadline)?.into_iter();
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
-        if let Some(apart) = self.open_apart(&mut |_| {})? {
-            let shares = apart.shares(&self.draft_sms)?.into_iter().map(|pair| pair.draft).collect();
-            let sizes = limits.cuda_draft(engine);
-            let spec = CudaLaneSpec { shares, sizes, drafts: true, features: None };
-            draft.push(opened(apart.target.clone(), spec, None));
+        if let Some(apart) = self.apart.clone() {
+            let (draft_sms, sizes) = (self.draft_sms.clone(), limits.cuda_draft(engine));
+            // Opened with its lane: if it cannot be, the others are well.
+            draft.push(Box::new(move || {
+                let apart = apart.open(&mut |_| {})?;
+                let shares = apart.shares(&draft_sms)?.into_iter().map(|pair| pair.draft).collect();
+                let spec = CudaLaneSpec { shares, sizes, drafts: true, features: None };
+                CudaBackend::new(apart.target.clone(), &spec)
+            }) as Open<CudaBackend>);
         }
         for (number, rank) in ranks.iter().enumerate() {
             let shares = rank.shares(&self.draft_sms)?;
@@ -266,7 +275,7 @@ impl CudaSpec {
             let spec = spec(|pair| &pair.verify, limits.cuda_verify(engine), false);
             verify.push(opened(rank.target.clone(), spec, verify_slots.next().flatten()));
         }
-        Ok(lanes_of(draft, copies, verify))
+        Ok(DeviceBuild { draft_apart: self.apart.is_some(), ..lanes_of(draft, copies, verify) })
     }
 
     /// One lane on one partition, to be timed: that of each rank.

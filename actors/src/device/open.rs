@@ -140,7 +140,7 @@ pub(super) fn lanes_of<B: LaneBackend + 'static>(
     let verify = leading(first_verify, verifying, VerifyRunner::set_cancel_source, |runner, work| {
         Event::VerifyDone(runner.run(work))
     });
-    DeviceBuild { draft: first_draft, verify, others }
+    DeviceBuild { draft: first_draft, draft_apart: false, verify, others }
 }
 
 fn drafting<B: LaneBackend>(backend: B) -> DraftRunner<B> {

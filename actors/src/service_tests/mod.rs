@@ -5,6 +5,7 @@ mod fault_tests;
 mod groups;
 mod recording_tests;
 mod replica_tests;
+mod retired_draft;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};

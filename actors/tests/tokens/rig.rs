@@ -178,6 +178,8 @@ pub(crate) struct Rig {
     pub(crate) cancelled_inside: u64,
     /// Proposals that a grammar kept out of their pass.
     pub(crate) forbidden: u64,
+    /// There is no draft any more.
+    pub(crate) retired: bool,
 }
 
 impl Rig {
@@ -198,6 +200,7 @@ impl Rig {
             checkpoints: None,
             cancelled_inside: 0,
             forbidden: 0,
+            retired: false,
         }
     }
 
@@ -215,18 +218,20 @@ impl Rig {
         self.tell(Event::Submit(request));
     }
 
-    /// Tells the engine something, and keeps what it asks for. A lost device takes its plans and its memory along.
+    /// Tells the engine something, and keeps what it asks for. A device that is lost takes its plans and its memory along.
     pub(crate) fn tell(&mut self, event: Event) {
-        if matches!(event, Event::DeviceLost) {
+        if matches!(event, Event::DeviceLost | Event::DraftLost | Event::DraftRetired) {
             self.plans.clear();
             self.cancelled.borrow_mut().by_engine.clear();
             (self.draft, self.verify) = runners(&self.pair, &self.config, &self.cancelled);
         }
+        self.retired |= matches!(event, Event::DraftRetired);
         let mut commands = Vec::new();
         self.engine.handle(Duration::ZERO, event, &mut commands);
         for command in commands {
             match command {
                 Command::Draft(plan) => {
+                    assert!(!self.retired, "a draft plan leaves, and the draft is retired");
                     let requests = self.requests_of(&plan.admit);
                     self.plans.push_back(Plan::Draft(DraftWork { plan, requests }));
                 }

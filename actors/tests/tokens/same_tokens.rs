@@ -1,5 +1,5 @@
 //! Invariant 1: what is emitted for a request depends on (prompt, parameters, seed) alone. Random requests in random
-//! batches on random engines, which are told to decide otherwise in the middle, with arrivals, cancellations, preemptions and lost devices in between, with rows pruned at
+//! batches on random engines, which are told to decide otherwise in the middle, with arrivals, cancellations, preemptions, lost devices and lost or retired drafts in between, with rows pruned at
 //! random between any two layers and clients that go in the middle of a pass: each must get, bit for bit, the tokens of its
 //! solo run without speculation.
 //!
@@ -31,6 +31,8 @@ struct Tally {
     preemptions: u64,
     cancellations: u64,
     devices_lost: u64,
+    drafts_lost: u64,
+    drafts_retired: u64,
     prefix_hits: u64,
     /// Requests whose cached prefix ended inside a block.
     parted_hits: u64,
@@ -118,13 +120,14 @@ fn a_draft_that_is_the_target_is_never_rejected() {
         let _replay = Replay { seed };
         let random = &mut Random(seed);
         let (mut config, mut cases) = (random.config(), random.cases());
-        // What prompt-lookup proposes may be wrong; a change of the tuning may have some of it nevertheless.
+        // What prompt-lookup proposes may be wrong; a change of the tuning may have some of it nevertheless. So may past outputs.
         config.tuning.mechanisms.lookup = false;
         // Behind mask tokens the target knows no more than any other model.
         config.draft = DraftSource::model(config.draft.needs().blocks);
         random.want_more(&mut cases);
         in_a_batch(&pair, &config, &cases, Times::Any, random, &mut tally);
-        assert_eq!(tally.rejected, tally.prompt_lookup - tally.prompt_lookup_accepted, "{tally:?}");
+        let free = tally.prompt_lookup + tally.suffix - tally.prompt_lookup_accepted - tally.suffix_accepted;
+        assert_eq!(tally.rejected, free, "{tally:?}");
     }
     println!(
         "{cases} cases, seeds from {first_seed}: {} proposals accepted, none that was drafted rejected",
@@ -293,6 +296,9 @@ fn in_a_batch(
     let mut to_come = cases.iter();
     let disturbed = random.chance(40);
     let mut device_may_fail = random.chance(20);
+    // By coins of its own: cases without it are as they were.
+    let coins = &mut Random(seed.rotate_left(32));
+    let draft_may_fail = config.draft.drafts() && coins.chance(15);
     let tuned = random.chance(30);
     loop {
         let waiting = to_come.len() > 0;
@@ -309,6 +315,15 @@ fn in_a_batch(
             device_may_fail = false;
             tally.devices_lost += 1;
             rig.tell(Event::DeviceLost);
+            rig.tell(Event::DeviceReady);
+        } else if draft_may_fail && coins.chance(6) {
+            // As often as it pleases: nobody is given up for it.
+            tally.drafts_lost += 1;
+            rig.tell(Event::DraftLost);
+            if coins.chance(40) {
+                tally.drafts_retired += u64::from(!rig.retired);
+                rig.tell(Event::DraftRetired);
+            }
             rig.tell(Event::DeviceReady);
         } else {
             tally.overlapped += u64::from(rig.plans.len() == 2);
@@ -412,6 +427,8 @@ impl Tally {
             ("preemptions", self.preemptions),
             ("cancellations", self.cancellations),
             ("lost devices", self.devices_lost),
+            ("lost drafts", self.drafts_lost),
+            ("retired drafts", self.drafts_retired),
             ("prefix cache hits", self.prefix_hits),
             ("prefix cache hits that end inside a block", self.parted_hits),
             ("chunked prefills", self.chunked_prefills),

@@ -122,11 +122,7 @@ pub(super) async fn ready(app: web::Data<App>, request: HttpRequest) -> HttpResp
 
 /// What each replica is doing.
 fn replicas(served: &Served) -> Vec<ReplicaStatus> {
-    let statuses = served.service.statuses();
-    (0..)
-        .zip(statuses)
-        .map(|(replica, status)| ReplicaStatus { replica, status: status.to_string() })
-        .collect()
+    (0..).zip(served.service.words()).map(|(replica, status)| ReplicaStatus { replica, status }).collect()
 }
 
 /// Which faser this is, as vLLM tells its own.

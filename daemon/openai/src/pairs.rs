@@ -284,9 +284,10 @@ impl Pairs {
         self.iter().all(|served| served.service.ready())
     }
 
-    /// What their devices do, on one line; of several only those that do not serve, unless all do.
+    /// What their devices do, on one line; of several only those that do not serve, or without a draft, unless all do.
     pub fn status(&self) -> String {
-        let troubled: Vec<&Arc<Served>> = self.iter().filter(|served| !served.service.ready()).collect();
+        let in_trouble = |served: &&Arc<Served>| !served.service.ready() || served.service.draft_retired();
+        let troubled: Vec<&Arc<Served>> = self.iter().filter(in_trouble).collect();
         match troubled.as_slice() {
             _ if !self.several() => self.first().service.status(),
             [] => "serving".to_owned(),

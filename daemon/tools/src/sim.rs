@@ -303,7 +303,9 @@ impl SimArgs {
             return wrong("--error must be above 0, and --noise at least 0");
         }
         if self.head && self.draft_placement == "replicated" {
-            return wrong("--draft-placement replicated is for draft models: a head reads what one GPU has of the target");
+            return wrong(
+                "--draft-placement replicated is for draft models: a head reads what one GPU has of the target",
+            );
         }
         if !positive(self.launches) {
             return wrong("--launches must be above 0");

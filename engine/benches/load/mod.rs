@@ -73,16 +73,17 @@ impl Load {
         self.engine.view().totals
     }
 
-    /// Handles one result; the time that took.
+    /// Handles one result; the time that took the engine.
     pub(crate) fn step(&mut self) -> Duration {
         let event = self.results.pop_front().expect("a plan is out");
-        let begin = Instant::now();
-        self.handle(event);
-        begin.elapsed()
+        self.handle(event)
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) -> Duration {
+        let begin = Instant::now();
         self.engine.handle(Duration::ZERO, black_box(event), &mut self.commands);
+        let took = begin.elapsed();
+        self.engine.tidy_up();
         let mut ended = 0;
         for command in self.commands.drain(..) {
             match command {
@@ -95,6 +96,7 @@ impl Load {
         for _ in 0..ended {
             self.submit(8000);
         }
+        took
     }
 }
 

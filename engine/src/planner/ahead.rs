@@ -158,9 +158,17 @@ fn run_length(acceptance: f64, proposals: usize) -> f64 {
     acceptance * (1.0 - acceptance.powi(proposals as i32)) / (1.0 - acceptance)
 }
 
+/// Passes that are not looked at where preparing was far from paying, unless the batch changes.
+const LOOK_AGAIN_AFTER: u32 = 7;
+/// By so much of itself.
+const CHANGED: f64 = 0.125;
+
 /// Looks at a round whose verify pass is about to leave. Its buffers are kept.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
+    /// Passes that are not looked at any more, and the sequences of the one that was.
+    skips: u32,
+    sequences: usize,
     /// The sequences as they would be if nothing were prepared.
     bare: Vec<Candidate>,
     /// The sequences as they would be if some found theirs.
@@ -186,18 +194,26 @@ pub(crate) struct Leaving<'a> {
 }
 
 impl Ahead {
+    /// Is a pass of so many sequences to be looked at, where nothing is prepared now?
+    pub(super) fn looks(&mut self, sequences: usize) -> bool {
+        self.skips = self.skips.saturating_sub(1);
+        let changed = self.sequences.abs_diff(sequences) as f64 > CHANGED * self.sequences as f64;
+        self.skips == 0 || changed
+    }
+
     /// The place in `partitions`, not the first, that gains most; none if none gains enough. `now` is what stands; with `only` no other is
-    /// looked at.
+    /// looked at; an overlapped round takes `more_s` longer beyond its passes.
     pub(super) fn partition(
         &mut self,
         batch: &Batch<'_>,
         leaving: &Leaving<'_>,
         partitions: &[PartitionCosts],
-        (now, only): (Option<usize>, Option<usize>),
+        (now, only, more_s): (Option<usize>, Option<usize>, f64),
         budget: &mut Budget,
     ) -> Option<usize> {
         let whole = partitions.first()?;
         let sequences = batch.candidates.len();
+        (self.skips, self.sequences) = (1 + LOOK_AGAIN_AFTER, sequences);
         self.bare.clear();
         self.bare.extend(batch.candidates.iter().map(|candidate| Candidate {
             ready: 0,
@@ -215,17 +231,21 @@ impl Ahead {
         if draft_s < LEAST_DRAFT_SHARE * seconds {
             return None;
         }
-        let mut best = (0.0, None);
+        let (mut best, mut highest) = ((0.0, None), 0.0_f64);
         for (place, costs) in partitions.iter().enumerate().skip(1) {
             // What the draft lane has begun it ends where it began it.
             if leaving.draft_busy && now != Some(place) || only.is_some_and(|only| only != place) {
                 continue;
             }
-            let gain = self.gain(batch, leaving, costs, goodput, whole, budget);
+            let gain = self.gain(batch, leaving, costs, goodput, whole, budget) - goodput * more_s;
             let bar = if now == Some(place) { END_BELOW } else { BEGIN_ABOVE };
             if gain > best.0 && gain > bar * goodput * seconds {
                 best = (gain, Some(place));
             }
+            highest = highest.max(gain);
+        }
+        if leaving.draft_busy || highest > END_BELOW * goodput * seconds {
+            self.skips = 0;
         }
         best.1
     }

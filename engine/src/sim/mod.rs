@@ -61,6 +61,13 @@ pub enum Happening {
         /// Time until the fresh device is ready.
         rebuild: Duration,
     },
+    /// The draft's device fails, and all is rebuilt after `rebuild`: without a draft, if it is lost `for_good`.
+    DraftLost {
+        /// Time until the fresh device is ready.
+        rebuild: Duration,
+        /// It does not come back.
+        for_good: bool,
+    },
     /// A lane becomes slow, for a while.
     SlowLane {
         /// Which.
@@ -146,7 +153,7 @@ impl Simulation {
             if let Event::Submit(request) = &event {
                 self.report.arrived(request.seq, now);
             }
-            if matches!(event, Event::DeviceLost) {
+            if matches!(event, Event::DeviceLost | Event::DraftLost | Event::DraftRetired) {
                 self.device.lose();
                 for (at, late) in self.lanes.lose(now) {
                     self.push(at, Due::Engine(Box::new(late)));
@@ -154,6 +161,7 @@ impl Simulation {
             }
             self.recorder.before(now, &event);
             self.engine.handle(now, event, &mut commands);
+            self.engine.tidy_up();
             self.recorder.after(now, &self.engine, &commands);
             seen(now, &self.engine, &commands);
             for command in commands.drain(..) {
@@ -184,6 +192,13 @@ impl Simulation {
             Happening::Cancel(seq) => self.push(at, Due::Engine(Box::new(Event::Cancel(seq)))),
             Happening::DeviceLost { rebuild } => {
                 self.push(at, Due::Engine(Box::new(Event::DeviceLost)));
+                self.push(at + rebuild, Due::Engine(Box::new(Event::DeviceReady)));
+            }
+            Happening::DraftLost { rebuild, for_good } => {
+                self.push(at, Due::Engine(Box::new(Event::DraftLost)));
+                if for_good {
+                    self.push(at + rebuild, Due::Engine(Box::new(Event::DraftRetired)));
+                }
                 self.push(at + rebuild, Due::Engine(Box::new(Event::DeviceReady)));
             }
             Happening::SlowLane { lane, factor, lasts } => {

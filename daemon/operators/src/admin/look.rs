@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use actix_web::rt::time::timeout;
 use actix_web::web;
-use faser_actors::{DeviceStatus, LaneSizes, Look, Seen};
+use faser_actors::{LaneSizes, Look, Seen};
 use faser_engine::LoadView;
 use faser_openai::app::App;
 use faser_openai::errors::ApiError;
@@ -104,14 +104,13 @@ impl Admin {
             .earlier(place)
             .unwrap_or_else(|| (self.started.elapsed(), vec![LoadView::default(); service.count()]));
         let (mut sum_then, mut sum) = (LoadView::default(), LoadView::default());
-        for (number, status) in service.statuses().into_iter().enumerate() {
+        for (number, state) in service.words().into_iter().enumerate() {
             let cursor = seen.as_mut().map(|seen| {
                 seen.resize(service.count(), Seen::default());
                 &mut seen[number]
             });
             let before = then.get(number).cloned().unwrap_or_default();
-            let (replica, view, look) =
-                self.replica(served, number, &status, (&before, window), cursor).await;
+            let (replica, view, look) = self.replica(served, number, state, (&before, window), cursor).await;
             snapshot.slowest.extend(look.iter().flat_map(|look| requests(number_of_pair, number, look)));
             if number == 0 {
                 (sum_then, sum) = (before, view);
@@ -136,7 +135,7 @@ impl Admin {
         &self,
         served: &Served,
         number: usize,
-        status: &DeviceStatus,
+        state: String,
         (then, window): (&LoadView, Duration),
         seen: Option<&mut Seen>,
     ) -> (ReplicaView, LoadView, Option<Look>) {
@@ -155,8 +154,9 @@ impl Admin {
             timeline = Some(Timeline::new(look.now, recent));
         }
         let figures = figures(then, &view, window, 1);
+        let draft_retired = served.service.replica(number).and_then(faser_actors::Service::draft_retired);
         let replica =
-            ReplicaView { replica: number, state: status.to_string(), answers, policy, figures, timeline };
+            ReplicaView { replica: number, state, draft_retired, answers, policy, figures, timeline };
         (replica, view, look)
     }
 

@@ -117,6 +117,9 @@ sent_and_read! {
         pub replica: usize,
         /// What its device does: `serving`, or what is wrong.
         pub state: String,
+        /// Why its draft is retired: its own device is lost until the daemon is restarted. None if it is not.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub draft_retired: Option<String>,
         /// Its dispatcher answers; otherwise what is here is from its last event.
         pub answers: bool,
         /// The policy that its engine decides by; none if it does not answer.

@@ -95,6 +95,13 @@ pub(super) fn status(value: &Value) -> String {
         }
         row("target KV", pool(total.target_kv));
         row("draft KV", pool(total.draft_kv));
+        for ReplicaView { replica, draft_retired, .. } in &now.replicas {
+            if let Some(why) = draft_retired {
+                let of =
+                    if now.replicas.len() > 1 { format!(" of replica {replica}") } else { String::new() };
+                row("draft", format!("retired{of} until the daemon is restarted: {why}"));
+            }
+        }
         for ReplicaView { replica, state, figures, .. } in
             now.replicas.iter().filter(|_| now.replicas.len() > 1)
         {

@@ -134,6 +134,9 @@ fn header(frame: &mut Frame<'_>, area: Rect, state: &State) {
                 words.push_str(&format!(", policy {}", policy.value("policy").as_str().unwrap_or_default()));
             }
         }
+        if status.replicas.iter().any(|replica| replica.draft_retired.is_some()) {
+            words.push_str(", draft retired");
+        }
         // Why nothing is taken says more than what would be.
         if status.state != "serving" {
             words = format!(" {}", status.detail);

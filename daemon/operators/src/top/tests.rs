@@ -62,6 +62,16 @@ fn has(text: &str, words: &[&str]) {
 }
 
 #[test]
+fn a_draft_that_is_retired_is_said() {
+    let mut value = snapshot(2);
+    assert!(!shown(&state(2), (100, 36)).contains("retired"));
+    value["replicas"][1]["draft_retired"] = json!("GPU 1 is lost");
+    let mut state = State::new(Duration::from_secs(1));
+    state.take(came(&value));
+    has(&shown(&state, (100, 36)), &["serving", "policy faser, draft retired"]);
+}
+
+#[test]
 fn a_frame_has_all_figures() {
     let text = shown(&state(1), (100, 36));
     has(&text, &["faser", "serving", "rustdoc on cpu, policy faser", "0.1.0 up 12 min", "every 1.0 s"]);

@@ -135,9 +135,10 @@ function badge(words, kind) {
   byId("state").className = "badge " + kind;
 }
 
-function header({ state, detail, model, policy, uptime_s, version, total }) {
+function header({ state, detail, model, policy, uptime_s, version, total, replicas }) {
+  const retired = (replicas ?? []).some(r => r.draft_retired) ? ", draft retired" : "";
   badge(state, state === "serving" ? "good" : state === "not-ready" ? "bad" : "warn");
-  byId("detail").textContent = state === "serving" ? model.name + (policy ? `, policy ${policy.policy}` : "") : detail;
+  byId("detail").textContent = state === "serving" ? model.name + (policy ? `, policy ${policy.policy}` : "") + retired : detail;
   byId("about").textContent = `${version} · up ${time(uptime_s)}`;
   document.title = state === "serving" ? `${rate(total.output_tokens_per_s)} tokens/s · faser` : `${state} · faser`;
 }
